@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from perfmodel.topology import build_cluster as topology
     from perfmodel.topology.model import Topology
     from perfmodel.torch_modules.capture import Capture, capture
-    from perfmodel.torch_modules.times.ddp_steps import record_steps
+    from perfmodel.torch_modules.ddp_steps import record_steps
     from perfmodel.training.plan.step_builder import StepBuilder
     from perfmodel.training.plan.step_plan import (
         Collective,
@@ -136,7 +136,7 @@ _HOMES = {
     "plan": "perfmodel.api.functions:plan",
     "plan_scenario": "perfmodel.api.functions:plan",
     "read_profile": "perfmodel.calibrate:read_profile",
-    "record_steps": "perfmodel.torch_modules.times.ddp_steps:record_steps",
+    "record_steps": "perfmodel.torch_modules.ddp_steps:record_steps",
     "run": "perfmodel.api.functions:run",
     "run_sweep": "perfmodel.api.functions:sweep",
     "simulate": "perfmodel.simulate",

@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.collectives.algorithms import chain, ring, tree
-from perfmodel.collectives.timing.clocks.stepped_clocks import SteppedClocks
-from perfmodel.collectives.timing.clocks.tree_clocks import TreeClocks
-from perfmodel.collectives.timing.clocks.variable_rate import Clocks
 from perfmodel.collectives.timing.path_classes import heaviest_rows
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
+from perfmodel.collectives.timing.stepped_clocks import SteppedClocks, TreeClocks
 from perfmodel.collectives.timing.unrolled import prepare_phases
+from perfmodel.collectives.timing.variable_rate import Clocks
 from perfmodel.compiled_loops import compilation
 from perfmodel.simulate.flow.transfers import PreparedPhases, cycle_s
 from perfmodel.simulate.sharing.max_min import max_min_rates

@@ -50,8 +50,7 @@ def capture(
     is large. Needs PyTorch: pip install 'perfmodel[torch]'.
     """
     from perfmodel.torch_modules.capture import capture as run_capture
-    from perfmodel.torch_modules.given.hub_module import hub_module, is_configuration
-    from perfmodel.torch_modules.given.user_function import call_function
+    from perfmodel.torch_modules.given_module import call_function, hub_module, is_configuration
 
     if is_configuration(function):
         _refuse({"--measure": measure}, "FILE.py:FUNCTION: CONFIG has no weights")

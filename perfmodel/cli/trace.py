@@ -27,7 +27,7 @@ from perfmodel.cli.output import (
 from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
-    from perfmodel.traces.others.execution_trace import ExecutionTrace
+    from perfmodel.traces.execution_trace import ExecutionTrace
 
 TRACE_EXAMPLES = (
     "perfmodel trace rank0.json.gz rank1.json.gz -o out",
@@ -85,8 +85,8 @@ def trace(
     by shape, operations, collectives; with times, if the profiler's traces stand behind them. -o
     with --topology drafts a scenario from one alone, whose times are estimated.
     """
-    from perfmodel.traces.others.execution_trace import is_execution_trace
-    from perfmodel.traces.others.inspector import is_inspector
+    from perfmodel.traces.execution_trace import is_execution_trace
+    from perfmodel.traces.inspector import is_inspector
 
     flags = {"-o": output, "--gpu": gpu, "--batch": batch, "--model": model, "--set": set_}
     files = [path for path in traces if path.is_file()]
@@ -140,8 +140,7 @@ def _analyse(
 ) -> None:
     """Sum up traces of a profiler, print that, and write it where it is asked for."""
     from perfmodel.report.trace import FILES, trace_lines
-    from perfmodel.traces.export import to_json
-    from perfmodel.traces.run import analyse_traces
+    from perfmodel.traces.run import analyse_traces, to_json
 
     if output is not None:
         inputs = {f"the trace {path}": path for path in traces if path.is_file()}
@@ -163,7 +162,7 @@ MOST_OPERATORS = 15
 def _print_executed(paths: list[Path], json: bool) -> None:
     from dataclasses import asdict
 
-    from perfmodel.traces.others.execution_trace import (
+    from perfmodel.traces.execution_trace import (
         pair_files,
         read_execution_trace,
         with_times,
@@ -277,7 +276,7 @@ def _print_inspected(paths: list[Path], json: bool) -> None:
     from dataclasses import asdict
 
     from perfmodel.report.common import quantities
-    from perfmodel.traces.others.inspector import read_inspector
+    from perfmodel.traces.inspector import read_inspector
 
     sizes = read_inspector(paths)
     if json:

@@ -26,7 +26,7 @@ OWNED = frozenset({"reduce_scatter", "all_gather", "scatter", "gather"})
 COLLECTIVES = ("all_reduce", "all_to_all", "broadcast", "reduce", *sorted(OWNED))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Phase:
     """One traffic pattern, repeated: edge e carries `nbytes[e]` in each repeat that it works in.
 

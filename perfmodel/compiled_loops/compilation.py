@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from perfmodel.compiled_loops.cycle_times import slowest_cycle
-from perfmodel.compiled_loops.fair_shares import fill
-from perfmodel.compiled_loops.heaviest_paths import heaviest
-from perfmodel.compiled_loops.stepped_sends import least_end, step_rings, step_trees
-from perfmodel.compiled_loops.tree_sends import keep_sent, least_tree_end, send_over_trees
+from perfmodel.compiled_loops.link_loads import fill, heaviest, slowest_cycle
+from perfmodel.compiled_loops.sends import (
+    keep_sent,
+    least_end,
+    least_tree_end,
+    send_over_trees,
+    step_rings,
+    step_trees,
+)
 
 PAYS = 400
 """Changes of rates that were followed (about a millisecond each) from which on loading pays."""

@@ -1,4 +1,4 @@
-"""Measured corrections: factors on the costs that the library's file and datasheets give.
+"""Measured corrections of a machine's collectives, and how far predictions of them are off.
 
 Factors apply to the launch, to each step by its kind of hop, and to the bytes on the wire. A
 residual, which depends smoothly on the size, applies to the whole time.
@@ -6,8 +6,18 @@ residual, which depends smoothly on the size, applies to the whole time.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from perfmodel.files import FileModel, load_document, write_atomically
+from perfmodel.topology.model import Topology
+from perfmodel.units import parse_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +50,148 @@ class Corrections:
     script that waits for each adds."""
     residual: Callable[[CollectiveContext], float] | None = None
     """Factor on the time of a collective in its context."""
+
+
+Band = Literal["latency", "buckets", "bandwidth"]
+"""Below 256 KiB; 256 KiB to 64 MiB, where gradient buckets lie; above."""
+
+Familiarity = Literal["several", "few", "new"]
+"""How many sweeps of the same kind of machine and collective were recorded."""
+
+BANDS: tuple[tuple[Band, float], ...] = (
+    ("latency", parse_bytes("256 KiB")),
+    ("buckets", parse_bytes("64 MiB") + 1),
+    ("bandwidth", float("inf")),
+)
+"""Name of a band and the size at which the next one begins; bytes."""
+
+SEVERAL = 3
+"""Sweeps from which on a kind of machine is well known."""
+
+SOCKETS = (0.6, 2.0)
+"""Least width of these factors over TCP from 256 KiB on. One thread moves 1.0 to 2.1 GB/s on hosts
+that were recorded (``nccl.yaml``, sockets), and clouds let some connections carry half of their
+limit: of 354 runs of ResNet-50 on EC2 (Pollux) 88 % lie between steps with these factors."""
+
+Factors = tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(ge=1)]]
+
+
+class Spread(FileModel):
+    """Contents of ``spread.yaml``, which ``reports.validation --spread`` writes."""
+
+    perfmodel: Literal[1] = 1
+    kind: Literal["spread"] = "spread"
+    source: str
+    probability: float
+    factors: Mapping[Familiarity, Mapping[Band, Factors]]
+    seen: Mapping[str, Annotated[int, Field(ge=1)]]
+    """Sweeps by kind of machine and collective."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Spread:
+        bands = {name for name, _ in BANDS}
+        for familiarity in ("several", "few", "new"):
+            if set(self.factors.get(familiarity, {})) != bands:
+                raise ValueError(f"factors of {familiarity!r} for {', '.join(sorted(bands))}")
+        return self
+
+
+def band_of(nbytes: float) -> Band:
+    """Band of size that a message falls into.
+
+    Examples
+    --------
+    >>> [band_of(n) for n in (262143, 262144, 2**26, 2**26 + 1)]
+    ['latency', 'buckets', 'buckets', 'bandwidth']
+    """
+    return next(name for name, end in BANDS if nbytes < end)
+
+
+def kind_of_machine(topology: Topology) -> str:
+    """Generation of the GPUs, what joins those of a host, and what joins hosts.
+
+    Two machines of the same kind are driven by the same constants of the model.
+    """
+    host = [topology.arcs.kinds[index] for index in range(topology.host_arcs)]
+    ends = {name for index in range(topology.host_arcs) for name in topology.arcs.names[index]}
+    switched = any(topology.devices[name].kind == "nvswitch" for name in ends)
+    if topology.gpus_per_host == 1:
+        inside = "one GPU per host"
+    elif "nvlink" in host:
+        inside = "NVSwitch" if switched else "NVLink"
+    else:
+        inside = "PCIe with P2P" if topology.gpu_p2p else "PCIe"
+    network = topology.network if topology.hosts > 1 else "one host"
+    return f"{topology.gpu.generation}, {inside}, {network}"
+
+
+def spread_key(topology: Topology, op: str) -> str:
+    """Key of a kind of machine and collective in ``seen``."""
+    return f"{kind_of_machine(topology)}, {op}"
+
+
+@lru_cache(maxsize=4)
+def load_spread(path: Path | None = None) -> Spread:
+    """Read the shipped spread, or another file of its shape.
+
+    Raises `InputError`: everything that is wrong in the file, with lines.
+    """
+    shipped = Path(__file__).parent / "nccl" / "spread.yaml"
+    return load_document(Spread, path or shipped)
+
+
+def familiarity(spread: Spread, topology: Topology, op: str) -> Familiarity:
+    """How well the recorded sweeps know a machine and a collective.
+
+    A known machine with another collective is at best known from few sweeps.
+    """
+    same = spread.seen.get(spread_key(topology, op), 0)
+    if same >= SEVERAL:
+        return "several"
+    kind = kind_of_machine(topology) + ", "
+    return "few" if any(key.startswith(kind) for key in spread.seen) else "new"
+
+
+def datasheet_interval_s(
+    topology: Topology, op: str, nbytes: float, time_s: float
+) -> tuple[float, float]:
+    """80 % interval of a time that was predicted from datasheets alone: low and high; seconds.
+
+    `nbytes` are as nccl-tests counts them, `time_s` is the prediction.
+    """
+    low, high = spread_factors(topology, op, nbytes)
+    return low * time_s, high * time_s
+
+
+def spread_factors(topology: Topology, op: str, nbytes: float) -> tuple[float, float]:
+    """Factors on a predicted time between which eight of ten measured times lie."""
+    return factors_by_band(topology, op)[band_of(nbytes)]
+
+
+def factors_by_band(topology: Topology, op: str) -> Mapping[Band, tuple[float, float]]:
+    """Return `spread_factors` of each band of sizes."""
+    spread = load_spread()
+    factors = spread.factors[familiarity(spread, topology, op)]
+    if topology.network != "tcp" or topology.hosts == 1:
+        return factors
+    low, high = SOCKETS
+    return {
+        band: (own[0], own[1]) if band == "latency" else (min(own[0], low), max(own[1], high))
+        for band, own in factors.items()
+    }
+
+
+def write_spread(spread: Spread, path: Path) -> None:
+    """Write the spread as YAML, whole or not at all."""
+    from ruamel.yaml import YAML
+
+    yaml = YAML()
+    yaml.width = 120
+    yaml.default_flow_style = None
+    text = io.StringIO()
+    text.write(
+        "# How far measured times lie from datasheet predictions: factors on the predicted time\n"
+        "# that hold 80 %. Made by reports.validation --spread FILE; do not edit by hand.\n"
+    )
+    yaml.dump(spread.model_dump(mode="json"), text)
+    write_atomically(path, text.getvalue())

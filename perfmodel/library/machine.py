@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from perfmodel.arrays import RankGroup
-from perfmodel.library.channels.channels import Rings, rings_over
+from perfmodel.library.channels import Rings, rings_over
 from perfmodel.library.corrections import Corrections
 from perfmodel.library.model import CommLibrary, library_on
 from perfmodel.library.settings import MOST_CHANNELS, LibrarySettings
@@ -77,7 +77,7 @@ class Machine:
     """From a profile: factors on the costs of the library."""
     fitted: bool = False
     """Whether its numbers were fitted to measured times of collectives alone, as
-    `simulate.uncontended.timer` has them: rates of ranks and of chunk sizes, which sockets lack."""
+    `simulate.uncontended` has them: rates of ranks and of chunk sizes, which sockets lack."""
     decides_on: Machine | None = None
     """The machine by whose links NCCL searches its channels; default: this one."""
     shared: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)

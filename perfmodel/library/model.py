@@ -266,6 +266,8 @@ class CommLibrary(FileModel):
     description: str
     workers: int = Field(ge=1)
     workers_source: str
+    nccl_tuner: bool = False
+    """Whether NCCL's tuner chooses algorithm, protocol and channels."""
     host_staged: bool = False
     algorithms: dict[str, str] = {}
     algorithms_source: str = ""

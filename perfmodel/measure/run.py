@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.errors import Fault, InputError, MeasurementError, PerfmodelError
+from perfmodel.measure import status as rank_status
 from perfmodel.measure.environment import (
     describe_machine,
     describe_other_load,
     describe_versions,
     read_cpu_time,
     read_load,
+    require_memory,
 )
 from perfmodel.measure.job import MeasurementJob, make_schedules, require_devices, require_torch
-from perfmodel.measure.memory_check import require_memory
-from perfmodel.measure.processes import status as rank_status
 from perfmodel.measure.record import Measurement, MeasurementRow
 
 Progress = Callable[[int, int], None]
@@ -92,7 +92,7 @@ def _run_backend(
     versions: dict[str, str],
 ) -> tuple[list[MeasurementRow], str] | None:
     if job.backend == "device":
-        from perfmodel.measure.gpu.backend import describe_gpu, measure_device
+        from perfmodel.measure.gpu_backend import describe_gpu, measure_device
 
         torch = require_devices(job.backend, 1)
         require_memory(job, schedules, torch)
@@ -100,7 +100,7 @@ def _run_backend(
         versions |= {"cuda": str(torch.version.cuda)}
         return measure_device(job, torch, "cuda", progress)
     if job.backend == "nccl":
-        from perfmodel.measure.gpu.backend import describe_gpu
+        from perfmodel.measure.gpu_backend import describe_gpu
 
         local = int(os.environ.get("LOCAL_WORLD_SIZE", job.ranks))
         torch = require_devices(job.backend, local)
@@ -111,7 +111,7 @@ def _run_backend(
         require_memory(job, schedules)
     if under_torchrun():
         return _run_as_group_member(job, progress)
-    from perfmodel.measure.processes.launcher import run_processes
+    from perfmodel.measure.launcher import run_processes
 
     return run_processes(job, progress)
 
@@ -143,8 +143,8 @@ def _run_as_group_member(
     """Run this process's rank of a group that torchrun has started."""
     import torch.distributed as dist
 
-    from perfmodel.measure.processes.launcher import join_group
-    from perfmodel.measure.processes.worker import measure_rank
+    from perfmodel.measure.launcher import join_group
+    from perfmodel.measure.worker import measure_rank
 
     size, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
     if size != job.ranks:

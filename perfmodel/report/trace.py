@@ -23,10 +23,9 @@ from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import WORK, work_of
 from perfmodel.report.common.quantities import duration
 from perfmodel.report.run.kineto import to_kineto
-from perfmodel.traces.export import to_json
 from perfmodel.traces.rebuild.layer_profile import BucketTimes
 from perfmodel.traces.rebuild.scenario_files import MACHINE, MODEL, SCENARIO
-from perfmodel.traces.run import TraceAnalysis
+from perfmodel.traces.run import TraceAnalysis, to_json
 from perfmodel.workload.model import ITEM_BYTES
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from perfmodel.files import csv_text
-from perfmodel.library.prediction_error import BANDS
+from perfmodel.library.corrections import BANDS
 from perfmodel.report.common.document import (
     Block,
     Bullets,

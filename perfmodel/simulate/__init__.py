@@ -44,7 +44,7 @@ are that differ and share links.
 ===========  =====================================  ==============================================
 model        module                                 held by
 ===========  =====================================  ==============================================
-reference    simulate/reference/                    theory: tests/simulate/reference/
+reference    simulate/reference.py                  theory: tests/simulate/reference/
                                                     test_network, test_shared_links
 recurrence   collectives/timing/recurrence.py       = reference: tests/simulate/reference/
                                                     test_network; tests/collectives/timing
@@ -63,7 +63,8 @@ message      simulate/message/network.py            = reference: tests/simulate/
 sockets      simulate/sockets/network.py            = reference where nothing queues, and
                                                     measurements: tests/simulate/sockets/
                                                     test_network, test_alike_ranks (who stands
-                                                    for whom), tests/validate/trainings
+                                                    for whom), tests/reports/
+                                                    validation/trainings
 rank vector  simulate/ranks/rank_vectors.py         = reference, a process for each rank: tests/
                                                     simulate/reference/test_plan_processes
 surrogate    studies/tune/surrogate.py              = reference: tests/studies/tune/test_run
@@ -72,8 +73,8 @@ engine       simulate/engine/plan_run.py            = reference on random plans:
 ===========  =====================================  ==============================================
 
 Costs are from ``reports/benchmarks``. Max-min filling is written three times: to be read
-(`reference/shared_links.py`), for arrays (`sharing/max_min.py`), and for the linked lists of the
-message kernel (`message/kernel/link_sharing.py`).
+(`reference.py`), for arrays (`sharing/max_min.py`), and for the linked lists of the
+message kernel (`message/link_sharing.py`).
 """
 
 from __future__ import annotations

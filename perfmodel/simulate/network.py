@@ -16,13 +16,75 @@ import simpy
 
 from perfmodel.arrays import FloatArray, IntArray, RankGroup
 from perfmodel.errors import PerfmodelError, SimulationError
-from perfmodel.library.lowering.link_bytes import LinkBytes, add_traffic
-from perfmodel.library.lowering.lowered import LoweredCollective, Stage
+from perfmodel.library.lowering.lower import lower_message
+from perfmodel.library.lowering.lowered import LinkBytes, LoweredCollective, Stage, add_traffic
+from perfmodel.library.lowering.rerouting import reroute
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.flow.approximation import ApproximationNote
-from perfmodel.simulate.uncontended.changed_machine import ReroutedCollectives
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Topology
+
+
+@dataclass
+class ReroutedCollectives:
+    """Collectives lowered on the machine of `timer`, over the routes of the present machine.
+
+    Parameters
+    ----------
+    timer : UncontendedTimer
+        Of the machine on which the run began.
+    machine : Machine
+        The present one.
+    """
+
+    timer: UncontendedTimer
+    machine: Machine
+    _rerouted: dict[LoweredCollective, LoweredCollective] = field(default_factory=dict)
+    _legs: dict[LoweredCollective, tuple[Stage, ...]] = field(default_factory=dict)
+    _messages: dict[tuple[int, int, int], LoweredCollective] = field(default_factory=dict)
+
+    def message(self, src: int, dst: int, nbytes: int) -> LoweredCollective:
+        """Return a point-to-point message lowered on the first machine (see `now`)."""
+        key = (src, dst, nbytes)
+        if key not in self._messages:
+            self._messages[key] = lower_message(self.timer.machine, src, dst, nbytes)
+        return self._messages[key]
+
+    def now(self, lowered: LoweredCollective) -> LoweredCollective:
+        """Return a collective lowered on the first machine, rerouted on the present one.
+
+        Raises
+        ------
+        TopologyError
+            Two ranks that have to communicate cannot reach each other any more.
+        """
+        if self.machine is self.timer.machine:
+            return lowered
+        if lowered not in self._rerouted:
+            self._rerouted[lowered] = reroute(lowered, self.machine)
+        return self._rerouted[lowered]
+
+    def legs(self, lowered: LoweredCollective) -> tuple[Stage, ...]:
+        """Return the legs of a collective lowered on the first machine, rerouted.
+
+        Raises
+        ------
+        TopologyError
+            Two ranks that have to communicate cannot reach each other any more.
+        """
+        legs = self.timer.legs(lowered)
+        if self.machine is self.timer.machine:
+            return legs
+        if lowered not in self._legs:
+            self._legs[lowered] = reroute(replace(lowered, stages=legs), self.machine).stages
+        return self._legs[lowered]
+
+    def become(self, machine: Machine) -> None:
+        """Reroute on another machine from now on."""
+        self.machine = machine
+        self._rerouted.clear()
+        self._legs.clear()
+
 
 LAST_IN_INSTANT = 2
 """SimPy priority after NORMAL (1): whatever else happens at a time happens before."""

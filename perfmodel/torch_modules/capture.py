@@ -12,16 +12,19 @@ from typing import Any
 
 from perfmodel.errors import ExecutorUnavailable, Fault, InputError
 from perfmodel.files import validate_document, write_atomically
-from perfmodel.torch_modules.given.batches import describe_sample, loss_function, sample_count
-from perfmodel.torch_modules.given.wrapped_module import inner_module, plain_name
-from perfmodel.torch_modules.kept_tensors import kept_by_layers
-from perfmodel.torch_modules.layer_groups import LayerGroup, group_layers
-from perfmodel.torch_modules.layer_work import escaping_storages, layer_fields
-from perfmodel.torch_modules.model_document import write_document
-from perfmodel.torch_modules.times.layer_timer import MeasuredLayers, measure_layers
-from perfmodel.torch_modules.trace.operators import Operator
-from perfmodel.torch_modules.trace.step_recorder import StepTrace
-from perfmodel.torch_modules.trace.step_trace import Precision, trace_step
+from perfmodel.torch_modules.layer_groups import LayerGroup, group_layers, write_document
+from perfmodel.torch_modules.layer_timer import MeasuredLayers, measure_layers
+from perfmodel.torch_modules.layer_work import escaping_storages, kept_by_layers, layer_fields
+from perfmodel.torch_modules.operators import Operator
+from perfmodel.torch_modules.step_recorder import StepTrace
+from perfmodel.torch_modules.step_trace import Precision, trace_step
+from perfmodel.torch_modules.wrapped_module import (
+    describe_sample,
+    inner_module,
+    loss_function,
+    plain_name,
+    sample_count,
+)
 from perfmodel.workload.memory.blocks import block_of
 from perfmodel.workload.model import Workload
 from perfmodel.workload.readers.parameter_file import make_workload

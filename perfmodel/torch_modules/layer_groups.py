@@ -7,11 +7,13 @@ between two repeated blocks, are layers of their own, so that blocks can be reco
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from perfmodel.torch_modules.trace.operators import Operator
-from perfmodel.torch_modules.trace.step_recorder import StepTrace
+from perfmodel.torch_modules.operators import Operator
+from perfmodel.torch_modules.step_recorder import StepTrace
 from perfmodel.workload.kernels.shapes import Attention
 from perfmodel.workload.memory.blocks import block_of
 
@@ -155,3 +157,35 @@ def _assign_parameters(groups: Sequence[LayerGroup], trace: StepTrace) -> None:
 def layer_of_place(groups: Sequence[LayerGroup]) -> Mapping[int, int]:
     """Index of the layer of each operator."""
     return {place: index for index, group in enumerate(groups) for place in group.places}
+
+
+def write_document(document: Mapping[str, Any], comments: Sequence[str]) -> str:
+    """Write the document as YAML that is read and edited by people: a line per tensor and layer."""
+    lines = [f"# {' '.join(comment.split())}" for comment in comments]
+    for name, value in document.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            lines.append(f"{name}:")
+            lines += [f"  - {_flow(each)}" for each in value]
+        else:
+            lines.append(f"{name}: {_flow(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _flow(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_flow(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_flow, value)) + "]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str) and not _is_plain(value):
+        return json.dumps(value, ensure_ascii=False)
+    return str(value)
+
+
+def _is_plain(text: str) -> bool:
+    """Whether YAML reads a text as itself without quotes."""
+    letters = all(letter.isalnum() or letter in "._-/ " for letter in text)
+    reserved = {"true", "false", "null", "yes", "no", "on", "off", "y", "n", "inf", "nan"}
+    first = text[:1].isalpha() or (text[:1].isdigit() and text.endswith(" B"))
+    return letters and first and text == text.strip() and text.lower() not in reserved

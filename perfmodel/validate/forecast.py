@@ -17,8 +17,7 @@ from perfmodel.calibrate.transfer.fit import fit_profile
 from perfmodel.errors import PerfmodelError
 from perfmodel.library.machine import make_machine, observed_time_s
 from perfmodel.library.model import CommLibrary, load_library
-from perfmodel.simulate.uncontended.repetition import hidden_s
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer, hidden_s
 from perfmodel.studies.run.collective import collective_rows
 from perfmodel.validate.sweeps.match import Matched, Unmatched, match, one_line
 from perfmodel.validate.sweeps.read import Sweep

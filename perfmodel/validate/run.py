@@ -12,7 +12,7 @@ import numpy as np
 
 from perfmodel.calibrate import Profile
 from perfmodel.files import as_json, attributes
-from perfmodel.library.prediction_error import datasheet_interval_s
+from perfmodel.library.corrections import datasheet_interval_s
 from perfmodel.studies.sweep.executor import count_cores, map_unordered
 from perfmodel.validate.forecast import (
     Forecast,

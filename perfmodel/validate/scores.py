@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.library.prediction_error import BANDS, Band, band_of, kind_of_machine
+from perfmodel.library.corrections import BANDS, Band, band_of, kind_of_machine
 from perfmodel.validate.forecast import Interval, Mode, SweepPrediction
 
 MODES: tuple[Mode, ...] = (

@@ -28,10 +28,9 @@ from perfmodel.calibrate.transfer.gaussian_process import (
 from perfmodel.calibrate.transfer.noise_model import FactorCovariance, fit_noise
 from perfmodel.calibrate.transfer.priors import Priors, tails_of
 from perfmodel.errors import PerfmodelError
-from perfmodel.library.corrections import CollectiveContext
+from perfmodel.library.corrections import CollectiveContext, kind_of_machine
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
-from perfmodel.library.prediction_error import kind_of_machine
 from perfmodel.validate.sweeps.match import Matched, match
 from perfmodel.validate.sweeps.read import Sweep, read_sweeps
 from reports.validation.refit.numbers import library_without

@@ -11,7 +11,7 @@ from oracle.machines import crossbar, two_level_node, uneven, with_credits
 from oracle.scenes import Launch, Scene, Stream, collective, message, ring_way
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.faults import degrade_links, remove_links
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology

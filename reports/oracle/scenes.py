@@ -18,13 +18,12 @@ from perfmodel.collectives.algorithms import linear, ring
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.library.lowering.edge_routing import edges_between
 from perfmodel.library.lowering.edges import Edges
-from perfmodel.library.lowering.link_bytes import add_traffic
 from perfmodel.library.lowering.lower import lower_collective, lower_message
-from perfmodel.library.lowering.lowered import LoweredCollective, Stage
+from perfmodel.library.lowering.lowered import LoweredCollective, Stage, add_traffic
 from perfmodel.library.lowering.rings import stages_of
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.engine import network_class
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.testing import closed_forms
 
 Floats = NDArray[np.float64]

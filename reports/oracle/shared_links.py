@@ -15,7 +15,7 @@ from oracle.machines import crossbar, two_level_node, wires, with_credits
 from oracle.scenes import Launch, Route, Scene, Stream, collective, flow, ring_way
 from perfmodel.files import validate_document
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.faults import degrade_links
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology

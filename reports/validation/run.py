@@ -10,7 +10,7 @@ from typing import Any
 
 from perfmodel.calibrate import Profile
 from perfmodel.files import as_json, attributes
-from perfmodel.library.prediction_error import BANDS, Spread
+from perfmodel.library.corrections import BANDS, Spread
 from perfmodel.validate import scores
 from perfmodel.validate.forecast import Mode, Pair, SweepPrediction
 from perfmodel.validate.run import (

@@ -21,7 +21,7 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.message.network import MessageNetwork
 from perfmodel.simulate.sharing.max_min import max_min_rates
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology
 

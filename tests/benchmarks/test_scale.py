@@ -24,7 +24,7 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.scenario import load_scenario
 from perfmodel.simulate.engine.engine import simulate
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run import run_scenario
 from perfmodel.testing import closed_forms
 

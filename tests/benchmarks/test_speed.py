@@ -16,7 +16,7 @@ from perfmodel.scenario import ClusterSize, Scenario, load_scenario
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.message.network import MessageNetwork
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.job_plan import plan_step, price_layers
 from perfmodel.studies.run.resolve.machine import machine
 from perfmodel.studies.run.resolve.training_job import TrainingJob, resolve_workload

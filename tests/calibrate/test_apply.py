@@ -6,7 +6,7 @@ import pytest
 from perfmodel.calibrate import Profile, fit, read_profile
 from perfmodel.calibrate.apply import apply
 from perfmodel.errors import InputError
-from perfmodel.library.lowering.protocol_costs import wire_factor
+from perfmodel.library.lowering.protocols import wire_factor
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.measure.record import Measurement

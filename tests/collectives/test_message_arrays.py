@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.collectives.catalog import ALGORITHMS, make
-from perfmodel.collectives.dependencies import messages, unroll
-from perfmodel.collectives.message_arrays import flat_messages
+from perfmodel.collectives.dependencies import flat_messages, messages, unroll
 from perfmodel.collectives.schedule import Round, Schedule
 from perfmodel.errors import ScheduleError
 

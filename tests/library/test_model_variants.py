@@ -10,9 +10,9 @@ import pytest
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.machine import make_machine, observed_time_s
 from perfmodel.library.model import CommLibrary, Variant, library_on, load_library, protocols_of
-from perfmodel.library.nccl.hardware import hardware
+from perfmodel.library.nccl.host_graph import hardware
 from perfmodel.library.settings import LibrarySettings
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology
 

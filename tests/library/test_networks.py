@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.library.channels.channels import rings_over, serving_nics
+from perfmodel.library.channels import rings_over, serving_nics
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.lowering.protocols import protocol_parameters
 from perfmodel.library.machine import make_machine

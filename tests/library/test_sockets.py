@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfmodel.library.corrections import SOCKETS, load_spread, spread_factors
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import SocketCosts, load_library
 from perfmodel.library.nccl.communicator import system_of, tree_threshold
-from perfmodel.library.prediction_error import SOCKETS, load_spread, spread_factors
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.library.transport import ring_rate_Bps, socket_counts
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.model import Sockets, Topology
 from perfmodel.topology.routing.router import Router

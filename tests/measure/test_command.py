@@ -98,7 +98,7 @@ def test_a_topology_of_ones_own_is_said_without_the_folders_of_this_machine(aske
 
 def test_sizes_beyond_memory_are_refused_beforehand(monkeypatch):
     pytest.importorskip("torch", reason="without it, that is said first")
-    monkeypatch.setattr("perfmodel.measure.memory_check.free_memory_bytes", lambda: 10 << 30)
+    monkeypatch.setattr("perfmodel.measure.environment.free_memory_bytes", lambda: 10 << 30)
     result = CliRunner().invoke(app, ["measure", "ring", "-e", "4 TiB"])
     assert result.exit_code == 2
     # data, the buffer worked on, the library's and a quarter of scratch; four ranks of them
@@ -154,7 +154,7 @@ def test_importing_measure_does_not_import_torch():
     package = Path(perfmodel.__file__).parent
     files = [path.relative_to(package) for path in (package / "measure").rglob("*.py")]
     names = [".".join(path.with_suffix("").parts) for path in files if path.stem != "__init__"]
-    assert "measure.processes.launcher" in names
+    assert "measure.launcher" in names
     code = "".join(f"import perfmodel.{name}\n" for name in names)
     code += "import sys; assert 'torch' not in sys.modules"
     root = Path(perfmodel.__file__).parents[1]

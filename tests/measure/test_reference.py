@@ -8,7 +8,7 @@ import pytest
 from perfmodel.collectives import catalog
 from perfmodel.collectives.algorithms import ring
 from perfmodel.errors import DataMismatch
-from perfmodel.measure.processes.p2p import find_staged_moves, largest_scratch
+from perfmodel.measure.p2p import find_staged_moves, largest_scratch
 from perfmodel.measure.reference import (
     MOST_WINDOWS,
     WINDOW_ELEMENTS,

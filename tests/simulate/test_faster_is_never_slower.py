@@ -25,7 +25,7 @@ from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.engine.engine import Fidelity, on_network
 from perfmodel.simulate.network import Network
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.collective import collective_rows
 from perfmodel.topology.model import Sockets, Topology
 from perfmodel.topology.templates.build import build_topology

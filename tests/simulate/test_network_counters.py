@@ -20,7 +20,7 @@ from perfmodel.simulate.network import (
     sum_counters,
     zero_counters,
 )
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.faults import remove_links
 from perfmodel.topology.templates.build import build_topology
 

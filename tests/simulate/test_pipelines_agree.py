@@ -19,7 +19,7 @@ from perfmodel.library.model import load_library
 from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.message.network import MessageNetwork
 from perfmodel.simulate.sharing.duty_cycle import fill_and_drain_rates
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.faults import degrade_links, remove_links
 from perfmodel.topology.templates.build import build_topology
 

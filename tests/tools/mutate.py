@@ -145,6 +145,7 @@ def caught(mutant: Mutant, checkout: Path) -> bool:
     try:
         for paths in test_paths(mutant.path):
             command = [sys.executable, "-P", "-m", "pytest", "-qx", "-p", "no:cacheprovider"]
+            command += ["-m", "not benchmarks"]
             try:
                 done = subprocess.run(
                     [*command, *paths],

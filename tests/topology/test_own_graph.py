@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import perfmodel as pm
 from perfmodel.errors import InputError
 from perfmodel.files import list_shipped
-from perfmodel.library.channels.ring_search import local_rings
+from perfmodel.library.ring_search import local_rings
 from perfmodel.topology.graph_files import read_topology, write_graph
 from perfmodel.topology.model import Topology
 from perfmodel.topology.own_graph import topology_of

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from perfmodel.cli.app import app
 from perfmodel.errors import InputError
 from perfmodel.torch_modules.capture import capture
-from perfmodel.torch_modules.given.hub_module import hub_module
+from perfmodel.torch_modules.given_module import hub_module
 from perfmodel.workload.memory.activations import activation_bytes
 from tests.workload.saved.saved_tensors import CudaKernels, saved_bytes
 

@@ -12,7 +12,7 @@ import torch
 
 from perfmodel.errors import InputError
 from perfmodel.torch_modules.capture import capture
-from perfmodel.torch_modules.times.ddp_steps import record_steps
+from perfmodel.torch_modules.ddp_steps import record_steps
 from perfmodel.workload import load_workload, read_layer_times
 
 

@@ -348,7 +348,7 @@ def test_a_product_that_is_no_batch_of_products_is_shared_by_rows() -> None:
 def test_wrapped_modules_have_recorded_steps_of_the_same_names(
     group: None, plain: Capture, tmp_path: Path
 ) -> None:
-    from perfmodel.torch_modules.times.ddp_steps import record_steps
+    from perfmodel.torch_modules.ddp_steps import record_steps
 
     del group
     model = DistributedDataParallel(with_blocks(checkpoint_wrapper))

@@ -28,7 +28,7 @@ from perfmodel.measure.job import MeasurementJob
 from perfmodel.measure.record import write_measurement
 from perfmodel.measure.run import measure
 from perfmodel.torch_modules.capture import capture
-from perfmodel.torch_modules.times.ddp_steps import rebuilt_order, record_steps
+from perfmodel.torch_modules.ddp_steps import rebuilt_order, record_steps
 
 WIDTH, LAYERS, BATCH, STEPS, CAP_MB = 320, 6, 128, 10, 1
 ROUNDS = 2

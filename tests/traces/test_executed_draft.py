@@ -13,7 +13,7 @@ from perfmodel.cli.app import app
 from perfmodel.errors import InputError
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.traces.others.execution_trace import read_execution_trace
+from perfmodel.traces.execution_trace import read_execution_trace
 from perfmodel.traces.rebuild.executed_model import read_executed_model
 from perfmodel.traces.rebuild.executed_scenario import draft_scenario, write_draft
 from perfmodel.workload import load_workload

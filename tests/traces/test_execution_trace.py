@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from perfmodel.cli.app import app
 from perfmodel.errors import InputError
 from perfmodel.scenario import load_scenario
-from perfmodel.traces.others.execution_trace import (
+from perfmodel.traces.execution_trace import (
     is_execution_trace,
     read_execution_trace,
     with_times,

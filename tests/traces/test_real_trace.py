@@ -19,8 +19,7 @@ from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.traces.rebuild.recorded_machine import fit_links
-from perfmodel.traces.rebuild.replay import Comparison
-from perfmodel.traces.run import TraceAnalysis, analyse_traces
+from perfmodel.traces.run import Comparison, TraceAnalysis, analyse_traces
 from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.workload import load_workload, read_layer_times

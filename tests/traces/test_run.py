@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from perfmodel.cli.app import build_app
 from perfmodel.errors import InputError
-from perfmodel.traces.export import to_json
-from perfmodel.traces.run import analyse_traces, read_ranks
+from perfmodel.traces.run import analyse_traces, read_ranks, to_json
 from tests.traces.kineto.made_trace import WIDTH, MadeTrace
 
 SAMPLES = Path(os.environ.get("PERFMODEL_SAMPLES", "no such folder"))

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from perfmodel.library.prediction_error import (
+from perfmodel.library.corrections import (
     Spread,
     band_of,
     datasheet_interval_s,

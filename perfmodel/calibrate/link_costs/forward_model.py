@@ -1,6 +1,6 @@
 """Times of measured collectives as functions of the machine's numbers that are to be fitted.
 
-A time is that of `perfmodel.simulate.uncontended.timer` on the machine with these numbers: a fit
+A time is that of `perfmodel.simulate.uncontended` on the machine with these numbers: a fit
 solves for the numbers that predictions use, and measurements on 4 ranks inform about 2 or 8.
 """
 
@@ -19,13 +19,13 @@ from perfmodel.calibrate.parameters import Parameter, Values
 from perfmodel.calibrate.profile import Rows
 from perfmodel.errors import Fault, InputError, ScheduleError
 from perfmodel.library.lowering.edges import HOP_KINDS
-from perfmodel.library.lowering.protocol_costs import (
+from perfmodel.library.lowering.protocols import (
     chunk_bytes,
     reduced_bytes,
 )
 from perfmodel.library.machine import Machine
 from perfmodel.measure.record import Measurement
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 
 
 def observations_of(

@@ -16,7 +16,7 @@ from perfmodel.calibrate.link_costs.least_squares import (
     solve,
 )
 from perfmodel.calibrate.parameters import Parameter, Values
-from perfmodel.library.lowering.protocol_costs import chunk_bytes
+from perfmodel.library.lowering.protocols import chunk_bytes
 
 COLLINEAR = 1e-3
 """A parameter is not identifiable if others explain all of its effect but for this share."""

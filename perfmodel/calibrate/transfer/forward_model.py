@@ -24,8 +24,7 @@ from perfmodel.library.lowering.edges import HOP_KINDS
 from perfmodel.library.lowering.lower import apply_corrections
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine, observed_time_s
-from perfmodel.simulate.uncontended.repetition import hidden_s
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer, hidden_s
 from perfmodel.topology.arcs import Arcs
 from perfmodel.topology.model import Topology
 

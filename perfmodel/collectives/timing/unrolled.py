@@ -76,8 +76,8 @@ class UnrolledPhases:
             self._firsts.append(self._firsts[-1] + phase.repeat)
             self._done.append(self._done[-1] + phase.active)
         self.steps, self.sends = self._firsts[-1], self._done[-1]
-        self._working: dict[int, tuple[IntArray, IntArray]] = {}
-        self._contiguous: dict[int, ContiguousPhase] = {}
+        self._working: dict[Phase, tuple[IntArray, IntArray]] = {}
+        self._contiguous: dict[Phase, ContiguousPhase] = {}
         self.spare: list[Any] = []  # arrays of clocks that have ended, for those that begin
         self.folds: list[Any] = []  # see `clocks.ring_folds`
 
@@ -151,21 +151,21 @@ class UnrolledPhases:
 
     def contiguous(self, phase: Phase) -> ContiguousPhase:
         """Arrays of a phase for compiled loops."""
-        if id(phase) not in self._contiguous:
-            self._contiguous[id(phase)] = ContiguousPhase(
+        if phase not in self._contiguous:
+            self._contiguous[phase] = ContiguousPhase(
                 np.ascontiguousarray(self.feeders),
                 np.ascontiguousarray(phase.nbytes, dtype=np.float64),
                 np.ascontiguousarray(phase.first),
                 np.ascontiguousarray(phase.active),
                 self._begins(phase)[0],
             )
-        return self._contiguous[id(phase)]
+        return self._contiguous[phase]
 
     def _begins(self, phase: Phase) -> tuple[IntArray, IntArray]:
-        if id(phase) not in self._working:
+        if phase not in self._working:
             begins = np.argsort(phase.first, kind="stable")
-            self._working[id(phase)] = (begins, phase.first[begins])
-        return self._working[id(phase)]
+            self._working[phase] = (begins, phase.first[begins])
+        return self._working[phase]
 
 
 def prepare_phases(phases: Sequence[Phase], credits: int) -> UnrolledPhases:

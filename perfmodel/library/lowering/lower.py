@@ -21,8 +21,8 @@ from perfmodel.library.corrections import CollectiveContext, Corrections
 from perfmodel.library.lowering.edge_routing import edges_between
 from perfmodel.library.lowering.edges import HOP_KINDS
 from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule, LoweredCollective, Stage
-from perfmodel.library.lowering.protocol_costs import chunk_bytes
 from perfmodel.library.lowering.protocols import (
+    chunk_bytes,
     protocol_parameters,
     usable_protocols,
     with_protocol,
@@ -37,7 +37,7 @@ from perfmodel.library.lowering.rings import (
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import Protocol, own_algorithm
 from perfmodel.library.nccl.communicator import channels_of
-from perfmodel.library.nccl.lowering.dispatch import (
+from perfmodel.library.nccl.dispatch import (
     NCCL_USUAL,
     allowed_protocols,
     chosen_algorithm,
@@ -160,12 +160,12 @@ def _channels(
     machine: Machine, op: str, name: str, protocol: str, nbytes: int, group: RankGroup
 ) -> int:
     """Channels on which NCCL runs a ring or an all-to-all; nothing else asks for them."""
-    if machine.library.name == "nccl" and op == "all_to_all":
+    if machine.library.nccl_tuner and op == "all_to_all":
         return channels_of(system_on(machine, group), "ring", machine.settings)
-    if machine.library.name != "nccl" or name != "ring" or op not in NCCL_ALGORITHMS:
-        return 1
-    system = system_on(machine, group)
-    return channels_used(system, op, name, protocol, nbytes, machine.settings)
+    if machine.library.nccl_tuner and name == "ring" and op in NCCL_ALGORITHMS:
+        system = system_on(machine, group)
+        return channels_used(system, op, name, protocol, nbytes, machine.settings)
+    return 1
 
 
 def whole_items(nbytes: int) -> int:
@@ -181,7 +181,7 @@ def _candidate(
     machine: Machine, op: str, nbytes: int, group: RankGroup, algorithm: str | None
 ) -> Candidate:
     """What is tried: what the user names, the library's choice, or what it usually runs."""
-    nccl = machine.library.name == "nccl"
+    nccl = machine.library.nccl_tuner
     if algorithm is None and nccl and op in NCCL_ALGORITHMS:
         return chosen_algorithm(machine, op, nbytes, group)
     own = None if algorithm else own_algorithm(machine.library, op, nbytes, len(group))
@@ -196,7 +196,7 @@ def _layer(
     machine: Machine, op: str, name: str, nbytes: int, group: RankGroup, root: int
 ) -> Callable[[str], LaidSchedule]:
     """Function from a protocol to the algorithm laid on links."""
-    layer = find_layer(op, name) if machine.library.name == "nccl" else None
+    layer = find_layer(op, name) if machine.library.nccl_tuner else None
     if layer is not None:
         row = find_algorithm(op, name)
         return lambda protocol: layer(machine, op, row, nbytes, group, protocol)
@@ -220,7 +220,7 @@ def lower_message(machine: Machine, src: int, dst: int, nbytes: int) -> LoweredC
 
     NCCL sends short ones by LL.
     """
-    nccl = machine.library.name == "nccl"
+    nccl = machine.library.nccl_tuner
     ends = np.array([src]), np.array([dst])
     edges = edges_between(machine.topology, machine.router, *ends, relayed=nccl)
     protocols = protocol_parameters(machine.library, "send", "direct")

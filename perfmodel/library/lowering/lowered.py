@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise, repeat
+from typing import NamedTuple
 
-from perfmodel.arrays import FloatArray
+import numpy as np
+
+from perfmodel.arrays import FloatArray, IntArray, sending_s
 from perfmodel.collectives.schedule import Phase, Schedule
 from perfmodel.library.lowering.edges import Edges
 
@@ -13,7 +16,7 @@ ITEM_BYTES = 4
 """Chunks are cut at 4-byte elements; a size that is not whole elements is rounded up."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Stage:
     """Consecutive phases of a schedule over the same edges; stages follow one another.
 
@@ -34,7 +37,7 @@ class Stage:
     the bytes of the phases."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LoweredCollective:
     """One collective on links, with all that its protocol adds."""
 
@@ -91,3 +94,70 @@ class LaidSchedule:
     laid: Laid
     shared: bool = False
     """Whether machines alike lay the very same schedule (`Machine.recent`)."""
+
+
+Crossings = tuple[float, IntArray, IntArray]
+"""Load of some edges, links that they use, and how often they cross each."""
+
+
+class LinkBytes(NamedTuple):
+    """Bytes of a collective on the links that it uses, all others having none.
+
+    Arrays have shape (links used,).
+    """
+
+    links: IntArray
+    wire_bytes: FloatArray
+    payload_bytes: FloatArray
+
+
+def stage_bytes(lowered: LoweredCollective, stage: Stage) -> FloatArray:
+    """Wire bytes of each edge in a whole stage; shape (edges,)."""
+    payload = sum((p.nbytes * p.active for p in stage.phases), np.zeros(len(stage.edges)))
+    return payload * lowered.wire_factor
+
+
+def add_traffic(
+    bytes_on_arc: FloatArray, lowered: LoweredCollective, times: int = 1, *, payload: bool = False
+) -> None:
+    """Add `times` the bytes of a collective on each link: on the wire, or of payload."""
+    for stage in lowered.stages:
+        edges, nbytes = stage.edges, times * stage_bytes(lowered, stage)
+        if payload:
+            nbytes /= lowered.wire_factor * stage.load
+        spread = np.repeat(nbytes, np.diff(edges.pointers))
+        bytes_on_arc += np.bincount(edges.arcs, weights=spread, minlength=len(bytes_on_arc))
+
+
+def link_times_s(capacity_Bps: FloatArray, lowered: LoweredCollective) -> FloatArray:
+    """Time in which each link carries the bytes of a collective; seconds, shape (links,)."""
+    nbytes = np.zeros(len(capacity_Bps))
+    add_traffic(nbytes, lowered)
+    return sending_s(nbytes, capacity_Bps)
+
+
+def alike_bytes(lowered: LoweredCollective) -> float | None:
+    """Payload of every edge of a collective on so many that it is kept once; None of others."""
+    phases, stages = lowered.schedule.phases, lowered.stages
+    if len(phases) != 1 or len(stages) != 1 or len(phases[0].nbytes) != len(stages[0].edges):
+        return None
+    nbytes, active = phases[0].nbytes, phases[0].active
+    equal = nbytes.strides == active.strides == (0,) and len(nbytes) > 0
+    return float(nbytes[0] * active[0]) if equal else None
+
+
+def count_crossings(stage: Stage) -> list[Crossings]:
+    """How often edges of a stage cross each link, those of one load together."""
+    lengths, arcs = np.diff(stage.edges.pointers), stage.edges.arcs
+    loads = stage.load[:1] if stage.load.strides == (0,) else np.unique(stage.load)
+    if len(loads) == 1:
+        return [(float(loads[0]), *_counted(arcs))]
+    return [
+        (load, *_counted(arcs[np.repeat(stage.load == load, lengths)])) for load in loads.tolist()
+    ]
+
+
+def _counted(arcs: IntArray) -> tuple[IntArray, IntArray]:
+    times = np.bincount(arcs)
+    used = np.flatnonzero(times)
+    return used, times[used]

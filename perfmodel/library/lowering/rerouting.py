@@ -17,8 +17,7 @@ from perfmodel.arrays import IntArray, RankGroup
 from perfmodel.library.lowering.edge_routing import reroute_edges
 from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
-from perfmodel.library.lowering.protocol_costs import caps_Bps, step_latency_s
-from perfmodel.library.lowering.protocols import protocol_parameters
+from perfmodel.library.lowering.protocols import caps_Bps, protocol_parameters, step_latency_s
 from perfmodel.library.machine import Machine
 from perfmodel.topology.model import Topology
 
@@ -82,10 +81,10 @@ class MovedEdges:
     Entries hold the edges whose ids are their keys, so that no id is used again.
     """
 
-    _on_host: dict[tuple[int, int], tuple[Edges, Edges | None]] = field(default_factory=dict)
-    _on_hosts: dict[
-        tuple[tuple[int, ...], RankGroup], tuple[tuple[Edges, ...], tuple[Edges, ...] | None]
-    ] = field(default_factory=dict)
+    _on_host: dict[tuple[Edges, int], Edges | None] = field(default_factory=dict)
+    _on_hosts: dict[tuple[tuple[Edges, ...], RankGroup], tuple[Edges, ...] | None] = field(
+        default_factory=dict
+    )
 
     def translate(
         self, lowered: LoweredCollective, topology: Topology, source: int, target: int
@@ -94,15 +93,15 @@ class MovedEdges:
 
         None: it leaves its host, or links of the two hosts differ.
         """
-        moved: dict[int, Edges] = {}
+        moved: dict[Edges, Edges] = {}
         for edges in _distinct_edges(lowered):
-            key = id(edges), target
+            key = edges, target
             if key not in self._on_host:
-                self._on_host[key] = edges, _translated(edges, topology, source, target)
-            moved_edges = self._on_host[key][1]
+                self._on_host[key] = _translated(edges, topology, source, target)
+            moved_edges = self._on_host[key]
             if moved_edges is None:
                 return None
-            moved[id(edges)] = moved_edges
+            moved[edges] = moved_edges
         return _over(lowered, moved)
 
     def to_hosts(
@@ -119,29 +118,28 @@ class MovedEdges:
         `group`.
         """
         own = tuple(_distinct_edges(lowered))
-        ids = tuple(map(id, own))
-        unknown = [other for other in others if (ids, other) not in self._on_hosts]
+        unknown = [other for other in others if (own, other) not in self._on_hosts]
         if unknown:
             moved = _edges_on_hosts(own, machine, group, unknown)
             for other, moved_edges in zip(unknown, moved, strict=True):
-                self._on_hosts[ids, other] = own, moved_edges
-        of_others = (self._on_hosts[ids, other][1] for other in others)
+                self._on_hosts[own, other] = moved_edges
+        of_others = (self._on_hosts[own, other] for other in others)
         return [
             None
             if moved_edges is None
-            else _over(lowered, dict(zip(ids, moved_edges, strict=True)))
+            else _over(lowered, dict(zip(own, moved_edges, strict=True)))
             for moved_edges in of_others
         ]
 
 
 def _distinct_edges(lowered: LoweredCollective) -> list[Edges]:
-    return list({id(stage.edges): stage.edges for stage in lowered.stages}.values())
+    return list(dict.fromkeys(stage.edges for stage in lowered.stages))
 
 
-def _over(lowered: LoweredCollective, edges: Mapping[int, Edges]) -> LoweredCollective:
-    """A collective over other edges, by the ids of its own."""
+def _over(lowered: LoweredCollective, edges: Mapping[Edges, Edges]) -> LoweredCollective:
+    """A collective over other edges, by its own."""
     stages = (
-        Stage(s.phases, edges[id(s.edges)], s.latency_s, s.cap_Bps, s.load) for s in lowered.stages
+        Stage(s.phases, edges[s.edges], s.latency_s, s.cap_Bps, s.load) for s in lowered.stages
     )
     return replace(lowered, stages=tuple(stages))
 

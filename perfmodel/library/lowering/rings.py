@@ -13,7 +13,7 @@ from perfmodel.arrays import IntArray, RankGroup, rank_array
 from perfmodel.collectives.catalog import ALGORITHMS, ROOTED, make
 from perfmodel.collectives.schedule import Phase, Schedule
 from perfmodel.errors import Fault, InputError, ScheduleError
-from perfmodel.library.channels.channels import Rings, group_by_host
+from perfmodel.library.channels import Rings, group_by_host
 from perfmodel.library.lowering.edge_routing import edges_between, edges_of_names
 from perfmodel.library.lowering.edges import Edges, select_edges
 from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
@@ -79,7 +79,7 @@ def lay_directly(machine: Machine, schedule: Schedule, group: RankGroup) -> Laid
             edges = edges_of_names(machine.topology, machine.router, *names)
         else:
             ends = ranks[src], ranks[dst]
-            relayed = machine.library.name == "nccl" and schedule.collective in SINGLE_SENDS
+            relayed = machine.library.nccl_tuner and schedule.collective in SINGLE_SENDS
             edges = _edges_between(machine, *ends, relayed=relayed)
         laid.append((phases, edges))
     return LaidSchedule(schedule, tuple(laid))

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.library.nccl.hardware import hardware
-from perfmodel.library.nccl.search.graphs import (
+from perfmodel.library.nccl.graphs import (
     Graph,
     collnet_graph,
     nvls_graph,
     ring_graph,
     tree_graph,
 )
-from perfmodel.library.nccl.search.host_graph import RANK, Host, host_of
+from perfmodel.library.nccl.host_graph import RANK, Host, hardware, host_of
 from perfmodel.library.settings import MOST_CHANNELS, LibrarySettings
 from perfmodel.library.transport import Vendor
 from perfmodel.topology.model import Topology

@@ -17,9 +17,14 @@ from perfmodel.library.nccl.communicator import (
     system_of,
     threshold_algorithm,
 )
-from perfmodel.library.nccl.constants import Constants, constants_of
-from perfmodel.library.nccl.cost_model import Case, algorithm_GBps, latency_us
-from perfmodel.library.nccl.search.host_graph import RANK
+from perfmodel.library.nccl.cost_model import (
+    Case,
+    Constants,
+    algorithm_GBps,
+    constants_of,
+    latency_us,
+)
+from perfmodel.library.nccl.host_graph import RANK
 from perfmodel.library.settings import LibrarySettings
 
 _LEAST_TRAFFIC = 32 * 1024

@@ -39,7 +39,7 @@ from perfmodel.simulate.network import (
     run_until,
     schedule_last,
 )
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 
 __all__ = ["Fidelity", "Run", "Surroundings", "simulate"]
@@ -69,7 +69,7 @@ def network_class(name: str) -> Callable[..., Network]:
 
         return MessageNetwork
     if name == "reference":
-        from perfmodel.simulate.reference.network import ReferenceNetwork
+        from perfmodel.simulate.reference import ReferenceNetwork
 
         return ReferenceNetwork
     if name == "sockets":
@@ -292,7 +292,7 @@ def _run_reference(
     stretch: Stretch | None,
     surroundings: Surroundings,
 ) -> Run:
-    from perfmodel.simulate.reference.plan_processes import PlanProcesses
+    from perfmodel.simulate.reference import PlanProcesses
 
     if surroundings.background_jobs or surroundings.processes:
         beside = "other jobs" if surroundings.background_jobs else "processes of one's own"

@@ -22,7 +22,7 @@ from perfmodel.simulate.engine.background import Change, Traffic, schedule_chang
 from perfmodel.simulate.engine.loop_records import LoopRecords, LoopRun, Message
 from perfmodel.simulate.flow.stream_network import StreamNetwork
 from perfmodel.simulate.network import FreeNetwork, Network, run_until
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.training.plan.loop_plan import Exchange, LoopPlan, Worker
 
 Stretch = Callable[[int, int, int], float]
@@ -73,7 +73,7 @@ def simulate_loops(
     if fidelity == "flow":
         network = StreamNetwork(env, timer, quantum_s=quantum_s)
     elif fidelity == "reference":
-        from perfmodel.simulate.reference.network import ReferenceNetwork
+        from perfmodel.simulate.reference import ReferenceNetwork
 
         network = ReferenceNetwork(env, timer)
     loops = _Loops(env, network, plan, rounds, stretch, tracked)

@@ -22,28 +22,24 @@ from numpy.typing import NDArray
 from perfmodel.collectives.catalog import ROOTED
 from perfmodel.errors import SimulationError, TopologyError
 from perfmodel.simulate.engine.background import CollectiveArrivals
-from perfmodel.simulate.engine.collective_meetings import (
-    CollectiveMeetings,
-    Member,
-    collective_text,
-)
 from perfmodel.simulate.engine.outcome import TaskExecution
-from perfmodel.simulate.engine.rank_class import (
-    ComputeResource,
-    Participants,
-    Work,
-    class_factor,
-    participants_of,
-)
 from perfmodel.simulate.engine.task_graph import (
+    CollectiveMeetings,
+    ComputeResource,
+    Member,
+    Participants,
     StepState,
     StreamState,
+    Work,
     begin_step,
+    class_factor,
+    collective_text,
+    participants_of,
     semaphores_of,
     task_graph,
 )
 from perfmodel.simulate.network import Network
-from perfmodel.simulate.uncontended.messages import MESSAGES, root_in
+from perfmodel.simulate.uncontended import MESSAGES, root_in
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
 
 Stretch = Callable[[int, int], float | NDArray[np.float64]]

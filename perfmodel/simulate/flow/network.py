@@ -2,7 +2,7 @@
 
 Edges share links max-min fairly with all other active edges, of their own collective and of others.
 At given rates the times of all sends follow from a recurrence over edges
-(`perfmodel.collectives.timing.clocks.variable_rate`); each rank proceeds from stage to stage by
+(`perfmodel.collectives.timing.variable_rate`); each rank proceeds from stage to stage by
 itself.
 When rates change, bytes already sent stay sent. The cost is a few events per collective, whatever
 the number of ranks, at two simplifications: an edge has one rate while it sends, whatever else is
@@ -14,6 +14,7 @@ their speeds, the library's credits and the algorithm. Elsewhere see decision 00
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -23,16 +24,17 @@ import simpy
 from perfmodel.arrays import FloatArray, RankGroup
 from perfmodel.compiled_loops.compilation import Effort
 from perfmodel.errors import SimulationError
+from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.flow.alike_collectives import JoinedCollectives
-from perfmodel.simulate.flow.approximation import NOTES, ApproximationNote, Why, why_approximate
-from perfmodel.simulate.flow.link_shares import (
+from perfmodel.simulate.flow.alike_collectives import (
+    JoinedCollectives,
     SharesMet,
     alone_Bps,
     solve_at_once,
     solve_in_turns,
 )
+from perfmodel.simulate.flow.approximation import NOTES, ApproximationNote, Why, why_approximate
 from perfmodel.simulate.flow.streams import Arrival, Streams, begin_streams, stream_stage
 from perfmodel.simulate.flow.transfers import Collective, sort_key
 from perfmodel.simulate.network import (
@@ -47,8 +49,8 @@ from perfmodel.simulate.network import (
     succeed_at,
 )
 from perfmodel.simulate.sharing.between_collectives import LinkSet, LinkSets, LinkUsers
-from perfmodel.simulate.sharing.classed_legs import TimedLeg
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.sharing.duty_cycle import TimedLeg
+from perfmodel.simulate.uncontended import UncontendedTimer
 
 Job = Collective | Streams
 
@@ -62,7 +64,7 @@ class FlowNetwork(Network):
 
     instead_of_sockets: bool = False
     """Whether messages on sockets would be nearer to what the library does."""
-    _uncounted: dict[int, tuple[LoweredCollective, int]] = field(default_factory=dict, init=False)
+    _uncounted: Counter[LoweredCollective] = field(default_factory=Counter, init=False)
     _link_users: LinkUsers[Job] = field(init=False)
     _launching: dict[int, Sequence[LoweredCollective]] = field(default_factory=dict, init=False)
     """Collectives that have not sent anything yet, by the number of their launch."""
@@ -75,7 +77,7 @@ class FlowNetwork(Network):
     _approximated: dict[Why, None] = field(default_factory=dict, init=False)
     _groups: dict[int, tuple[tuple[RankGroup, ...], int]] = field(default_factory=dict, init=False)
     """Groups by id, with their numbers."""
-    _sent: dict[tuple[int, ...], tuple[TimedLeg, ...]] = field(default_factory=dict, init=False)
+    _sent: dict[tuple[Edges, ...], tuple[TimedLeg, ...]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,7 +88,7 @@ class FlowNetwork(Network):
     def counted(self) -> LinkCounters:
         """Bytes over each directed link: of collectives begun, and of streams until now."""
         self._count_streams()
-        for lowered, times in self._uncounted.values():
+        for lowered, times in self._uncounted.items():
             if self.machine is self.timer.machine:
                 count_bytes(self._counted, self.timer.link_bytes(lowered), times)
             else:
@@ -174,12 +176,12 @@ class FlowNetwork(Network):
         def begin(_: simpy.Event) -> None:
             for lowered in self._launching.pop(number):
                 now = self._rerouted.now(lowered)
-                self._uncounted[id(now)] = (now, self._uncounted.get(id(now), (now, 0))[1] + 1)
+                self._uncounted[now] += 1
                 if not now.stages:
                     landing.land(self.env.now)
                     continue
                 job = Collective(lowered, now, self._timer, self.env.now, landing.land)
-                self._sent.setdefault(tuple([id(leg.edges) for leg in job.legs]), job.legs)
+                self._sent.setdefault(tuple([leg.edges for leg in job.legs]), job.legs)
                 self._enter(job)
 
         return begin

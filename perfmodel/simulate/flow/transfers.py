@@ -9,25 +9,23 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray, sending_s
 from perfmodel.collectives.schedule import Phase
-from perfmodel.collectives.timing.clocks.stepped_clocks import SteppedClocks
-from perfmodel.collectives.timing.clocks.tree_clocks import TreeClocks
-from perfmodel.collectives.timing.clocks.variable_rate import (
+from perfmodel.collectives.timing.recurrence import ReadyTimes
+from perfmodel.collectives.timing.recurrence_steps import LinkRates
+from perfmodel.collectives.timing.stepped_clocks import SteppedClocks, TreeClocks
+from perfmodel.collectives.timing.unrolled import UnrolledPhases, prepare_phases
+from perfmodel.collectives.timing.variable_rate import (
     Clocks,
     CompletionTimes,
     OneStep,
     is_one_step,
 )
-from perfmodel.collectives.timing.recurrence import ReadyTimes
-from perfmodel.collectives.timing.recurrence_steps import LinkRates
-from perfmodel.collectives.timing.unrolled import UnrolledPhases, prepare_phases
 from perfmodel.compiled_loops.compilation import Effort, Loops
 from perfmodel.library.lowering.edges import Edges
-from perfmodel.library.lowering.link_bytes import stage_bytes
-from perfmodel.library.lowering.lowered import LoweredCollective, Stage
+from perfmodel.library.lowering.lowered import LoweredCollective, Stage, stage_bytes
 from perfmodel.simulate.flow.streams import SAME_RATE, Streams
 from perfmodel.simulate.network import LinkCounters, move_counts
-from perfmodel.simulate.sharing.classed_legs import TimedLeg
-from perfmodel.simulate.uncontended.timer import UncontendedTimer, participants, timed_phases
+from perfmodel.simulate.sharing.duty_cycle import TimedLeg
+from perfmodel.simulate.uncontended import UncontendedTimer, participants, timed_phases
 
 FEW_EDGES = 1024
 """Edges of rings up to which each is stepped through in compiled loops: what repeats in a ring is
@@ -43,16 +41,14 @@ AnyClocks = Clocks | SteppedClocks | TreeClocks | OneStep
 class Courses:
     """Phases prepared for being stepped through, once for all collectives that have them."""
 
-    _prepared: dict[tuple[int, ...], tuple[tuple[Phase, ...], UnrolledPhases]] = field(
-        default_factory=dict
-    )
+    _prepared: dict[tuple[int, tuple[Phase, ...]], UnrolledPhases] = field(default_factory=dict)
 
     def of(self, phases: tuple[Phase, ...], credits: int) -> UnrolledPhases:
         """Return phases over the same edges, prepared."""
-        key = (credits, *map(id, phases))
-        if key not in self._prepared:  # the entry holds the phases, so that their ids stay unique
-            self._prepared[key] = phases, prepare_phases(phases, credits)
-        return self._prepared[key][1]
+        key = credits, phases
+        if key not in self._prepared:
+            self._prepared[key] = prepare_phases(phases, credits)
+        return self._prepared[key]
 
 
 @dataclass(eq=False)
@@ -264,12 +260,12 @@ class PreparedPhase:
 class PreparedPhases:
     """Phases prepared once for all collectives that have them."""
 
-    _prepared: dict[int, PreparedPhase] = field(default_factory=dict)
+    _prepared: dict[Phase, PreparedPhase] = field(default_factory=dict)
 
     def of(self, phase: Phase) -> PreparedPhase:
         """Return a phase prepared."""
-        if id(phase) not in self._prepared:  # the entry holds it, so that its id stays unique
-            self._prepared[id(phase)] = PreparedPhase(
+        if phase not in self._prepared:
+            self._prepared[phase] = PreparedPhase(
                 phase,
                 np.ascontiguousarray(phase.nbytes, dtype=np.float64),
                 np.ascontiguousarray(phase.active),
@@ -277,7 +273,7 @@ class PreparedPhases:
                 np.bincount(phase.channel),
                 phase.repeat > 1 and not phase.first.any(),
             )
-        return self._prepared[id(phase)]
+        return self._prepared[phase]
 
 
 def cycle_s(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray, IntArray
-from perfmodel.collectives.message_arrays import FlatMessages
+from perfmodel.collectives.dependencies import FlatMessages
 from perfmodel.errors import SimulationError
 from perfmodel.library.lowering.lowered import LoweredCollective
 

@@ -5,12 +5,17 @@ All times count from the beginning of a busy period, in which the network is nev
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
 
+import numpy as np
 import simpy
 
-from perfmodel.collectives.message_arrays import flat_messages
+from perfmodel.arrays import FloatArray
+from perfmodel.collectives.dependencies import flat_messages
+from perfmodel.collectives.timing.recurrence import EdgePaces, fits, last_landing_s
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.lowering.rerouting import reroute
 from perfmodel.library.machine import Machine
@@ -18,12 +23,14 @@ from perfmodel.simulate.message.compile import (
     Columns,
     Routes,
     columns_of,
+    limits_Bps,
     routes_of,
     stream_columns,
     stream_routes,
     wire_shares,
 )
-from perfmodel.simulate.message.kernel.kernel_state import Kernel, Slot
+from perfmodel.simulate.message.kernel_state import Kernel, Slot
+from perfmodel.simulate.message.link_sharing import SAME_RATE
 from perfmodel.simulate.network import LinkCounters, move_counts, reroute_stream
 
 COMPILED_PAYS = 20_000
@@ -65,7 +72,9 @@ class KernelRuns:
     kernel: Kernel = field(init=False)
     _sends: int = field(default=0, init=False)
     _of_slot: dict[int, Run] = field(default_factory=dict, init=False)
-    _spare: dict[Any, tuple[object, list[Slot]]] = field(default_factory=dict, init=False)
+    _spare: dict[LoweredCollective | Stream, list[Slot]] = field(
+        default_factory=partial(defaultdict, list), init=False
+    )
 
     def __post_init__(self) -> None:
         self.kernel = Kernel(self.machine.topology.arcs.bandwidth_Bps)
@@ -80,7 +89,7 @@ class KernelRuns:
     def begin(self, run: Run) -> None:
         """Begin a run in the slot of a like one that has ended, or in a new one."""
         transfer = run.transfer
-        _, spare = self._spare.setdefault(_key(run), (transfer, []))
+        spare = self._spare[transfer]
         run.slot = spare.pop() if spare else self._add(self._columns(transfer))
         self._of_slot[run.slot.run] = run
         is_stream = isinstance(transfer, Stream)
@@ -93,7 +102,7 @@ class KernelRuns:
         ended = [self._of_slot.pop(number) for number in self.kernel.advance(until_s)]
         for run in ended:
             if run.slot is not None and not run.is_moved:
-                self._spare[_key(run)][1].append(run.slot)
+                self._spare[run.transfer].append(run.slot)
         return ended
 
     def become(self, machine: Machine, at_s: float, counted: LinkCounters, runs: list[Run]) -> None:
@@ -145,12 +154,107 @@ class KernelRuns:
         return columns
 
 
-def _key(run: Run) -> object:
-    """What runs have in common that can use each other's slots; kept with its object."""
-    return run.transfer if isinstance(run.transfer, Stream) else id(run.transfer)
-
-
 def _routes(transfer: LoweredCollective | Stream) -> Routes:
     if isinstance(transfer, LoweredCollective):
         return routes_of(transfer)
     return stream_routes(transfer.route, transfer.cap_Bps)
+
+
+MOST_PERIODS = 1024
+"""Busy periods that are kept of a machine."""
+
+
+@dataclass
+class SimulatedPeriods:
+    """When collectives ended that began together on an empty network, and remained alone.
+
+    Shared by all simulations of one machine. Entries hold the objects whose ids are their keys.
+    """
+
+    _ends_s: dict[Hashable, tuple[object, list[float]]] = field(default_factory=dict)
+
+    def find(self, machine: Machine, runs: list[Run]) -> list[float] | None:
+        """When each run ends, from the beginning of the period; seconds. None: not known."""
+        entry = self._ends_s.get(_period_key(machine, runs))
+        return None if entry is None else entry[1]
+
+    def keep(self, machine: Machine, runs: list[Run], ends_s: list[float]) -> None:
+        """Keep when each run ended."""
+        if len(self._ends_s) >= MOST_PERIODS:
+            self._ends_s.clear()
+        held = machine, [run.transfer for run in runs]
+        self._ends_s[_period_key(machine, runs)] = held, ends_s
+
+
+def _period_key(machine: Machine, runs: list[Run]) -> Hashable:
+    return id(machine), tuple((id(run.transfer), run.begin_s) for run in runs)
+
+
+@dataclass
+class BusyPeriod:
+    """From when the network begins to carry something until it is empty again."""
+
+    begin_s: float
+    runs: list[Run] = field(default_factory=list)  # all that began in its first instant
+    ends_s: dict[Run, float] = field(default_factory=dict)  # of those, from `begin_s`
+    has_begun: bool = False  # the first instant is over
+    is_recalled: bool = False  # its ends are known; the kernel is idle
+    is_undisturbed: bool = True  # nothing has begun or changed since the first instant
+
+
+def known_ends_s(
+    periods: SimulatedPeriods, machine: Machine, runs: list[Run], *, by_rounds: bool
+) -> list[float] | None:
+    """When each run of a period ends, from its beginning; seconds. None: to be simulated.
+
+    Raises `SimulationError` and `ScheduleError`: as `unshared_ends_s`.
+    """
+    ends_s = periods.find(machine, runs)
+    if ends_s is None and by_rounds:
+        ends_s = unshared_ends_s(machine, runs)
+        if ends_s is not None:
+            periods.keep(machine, runs, ends_s)
+    return ends_s
+
+
+def unshared_ends_s(machine: Machine, runs: Sequence[Run]) -> list[float] | None:
+    """When each run ends, in their own time; seconds.
+
+    None where a link cannot carry all edges over it at their limits, where sends queue for
+    connections, and for background traffic: the kernel simulates these.
+
+    Raises `SimulationError` and `ScheduleError`: as `last_landing_s`.
+    """
+    transfers = [run.transfer for run in runs]
+    carried = [lowered for lowered in transfers if isinstance(lowered, LoweredCollective)]
+    if machine.library.in_order or len(carried) < len(runs):
+        return None
+    if not all(fits(lowered.schedule, lowered.credits) for lowered in carried):
+        return None
+    capacity_Bps = machine.topology.arcs.bandwidth_Bps
+    routes = [routes_of(lowered) for lowered in carried]
+    limits = [limits_Bps(each, capacity_Bps) for each in routes]
+    if any((limit_Bps <= 0.0).any() for limit_Bps in limits):
+        return None
+    if _is_overbooked(routes, limits, capacity_Bps):
+        return None
+    return [
+        last_landing_s(lowered.schedule, _paces(lowered, each, limit_Bps), run.begin_s)
+        for run, lowered, each, limit_Bps in zip(runs, carried, routes, limits, strict=True)
+    ]
+
+
+def _is_overbooked(
+    routes: Sequence[Routes], limits: Sequence[FloatArray], capacity_Bps: FloatArray
+) -> bool:
+    """Whether any link cannot carry all edges that cross it at their limits."""
+    demand_Bps = np.zeros(len(capacity_Bps))
+    for each, limit_Bps in zip(routes, limits, strict=True):
+        spread = np.repeat(limit_Bps, np.diff(each.pointers))
+        demand_Bps += np.bincount(each.arcs, weights=spread, minlength=len(demand_Bps))
+    return bool((demand_Bps > capacity_Bps * (1.0 + SAME_RATE)).any())
+
+
+def _paces(lowered: LoweredCollective, routes: Routes, limit_Bps: FloatArray) -> EdgePaces:
+    stages = [stage.phases for stage in lowered.stages]
+    return EdgePaces(stages, wire_shares(lowered) / limit_Bps, routes.latency_s, lowered.credits)

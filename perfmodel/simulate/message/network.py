@@ -20,8 +20,14 @@ import simpy
 from perfmodel.errors import SimulationError
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.message.busy_period import BusyPeriod, SimulatedPeriods, known_ends_s
-from perfmodel.simulate.message.kernel_runs import KernelRuns, Run, Stream
+from perfmodel.simulate.message.kernel_runs import (
+    BusyPeriod,
+    KernelRuns,
+    Run,
+    SimulatedPeriods,
+    Stream,
+    known_ends_s,
+)
 from perfmodel.simulate.network import (
     LinkCounters,
     Network,

@@ -25,7 +25,7 @@ from perfmodel.simulate.network import (
     sum_counters,
     zero_counters,
 )
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.training.plan.step_plan import Collective, StepPlan, Task
 
 

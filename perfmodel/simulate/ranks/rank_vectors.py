@@ -34,7 +34,7 @@ from perfmodel.simulate.ranks.collective_times import (
     TimesAmongOthers,
 )
 from perfmodel.simulate.ranks.task_order import Node, execution_order, why_unsuited
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
 
 ALONE = Surroundings()

@@ -306,20 +306,17 @@ class LinkSharings:
     """Edges of jobs on their links, prepared once: jobs that repeat themselves meet again."""
 
     _hops: int = 0
-    _kept: dict[tuple[int, ...], tuple[tuple[Edges, ...], JobsOnLinks]] = field(
-        default_factory=dict
-    )
+    _kept: dict[tuple[Edges, ...], JobsOnLinks] = field(default_factory=dict)
 
     def of(self, shares: Sequence[Share]) -> JobsOnLinks:
         """Return all edges of some jobs on their links."""
-        key = tuple([id(share.stage.edges) for share in shares])
-        if key in self._kept:
-            return self._kept[key][1]
         parts = tuple([share.stage.edges for share in shares])
+        if parts in self._kept:
+            return self._kept[parts]
         jobs = JobsOnLinks.of(parts)
         self._hops += len(jobs.edges.link)
-        if self._hops <= MOST_HOPS:  # with the edges, so that no id is used again
-            self._kept[key] = parts, jobs
+        if self._hops <= MOST_HOPS:
+            self._kept[parts] = jobs
         return jobs
 
 

@@ -2,15 +2,185 @@
 
 from __future__ import annotations
 
+import gc
+import heapq
+import itertools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 
+import simpy
+
 from perfmodel.library.model import CommLibrary
-from perfmodel.simulate.sockets.connection import Cores
-from perfmodel.simulate.sockets.event_queue import EventQueue
+from perfmodel.simulate.network import schedule_last
+from perfmodel.simulate.sockets.link import Link
 from perfmodel.topology.model import Sockets
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Let Python's cycle collector rest, and set it as it was.
+
+    Messages leave no cycles behind, but a million rounds of ranks that the collector visits again
+    and again: it took up to half of the time.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@dataclass(slots=True)
+class EventQueue:
+    """Actions by time; of those at the same time, in order."""
+
+    env: simpy.Environment
+    now_s: float = field(default=0.0, init=False)
+    """Time of the action that is performed."""
+    _events: list[tuple[float, int, Callable[[], object]]] = field(default_factory=list, init=False)
+    _count: itertools.count[int] = field(default_factory=itertools.count, init=False)
+    _wake: simpy.Event | None = field(default=None, init=False)
+    _wake_s: float = field(default=0.0, init=False)
+
+    def next_order(self) -> int:
+        """Return a place in the order of actions at the same time."""
+        return next(self._count)
+
+    def at(self, time_s: float, action: Callable[[], object], order: int | None = None) -> None:
+        """Act at a time; of what happens at the same time, in order (default: of these calls)."""
+        order = next(self._count) if order is None else order
+        heapq.heappush(self._events, (time_s, order, action))
+        if self._wake is None or time_s < self._wake_s:
+            self._wait(time_s)
+
+    def _wait(self, time_s: float) -> None:
+        delay_s = max(0.0, time_s - self.env.now)
+        wake = schedule_last(self.env, self._advance, delay_s)
+        self._wake, self._wake_s = wake, time_s
+
+    def _advance(self, event: simpy.Event) -> None:
+        """Run to the next event of SimPy."""
+        if event is not self._wake:
+            return
+        self._wake_s = -math.inf  # events that are added meanwhile are seen below
+        with without_collector():
+            self._run()
+        self._wake = None
+        if self._events:
+            self._wait(self._events[0][0])
+
+    def _run(self) -> None:
+        events, env = self._events, self.env
+        while events and events[0][0] <= max(env.now, env.peek()):
+            self.now_s, _, action = heapq.heappop(events)
+            action()
+
+
+Schedule = Callable[[float, Callable[[], None]], None]
+"""Acts at a time, or now if that has passed."""
+
+
+@dataclass(slots=True)
+class Connection:
+    """One direction of the connection between two ranks."""
+
+    links: Sequence[Link]
+    latency_s: float
+    queue_bytes: float
+    """Most that the host's sockets put in its own queues at once, the device's included."""
+    own: int
+    """So many of the first links are the sender's host's, its device included."""
+    sent_s: float = field(default=0.0, init=False)
+    """When all data have left the sender's host."""
+    begun_s: float = field(default=0.0, init=False)
+    """When the last data that were sent begin to leave the last link."""
+    waiting: deque[Callable[[], None]] = field(default_factory=deque, init=False)
+    """What is to be sent after it, in order."""
+    rate_Bps: float = field(init=False)
+    """Rate of the slowest link."""
+
+    def __post_init__(self) -> None:
+        self.rate_Bps = min((link.rate_Bps for link in self.links), default=float("inf"))
+
+    def send(self, at_s: float, nbytes: float) -> float:
+        """Write data; return when all of them have arrived."""
+        first_s = last_s = at_s
+        for number, link in enumerate(self.links, start=1):
+            first_s, last_s = link.book(at_s, first_s, last_s, nbytes)
+            if number == self.own:
+                self.sent_s = last_s
+        self.begun_s = first_s
+        return last_s + self.latency_s
+
+    def send_ready(self, at_s: float) -> float:
+        """Write a ready message, whose size is negligible; return when it has arrived."""
+        at_s = max(at_s, self.sent_s)
+        most = self.queue_bytes
+        for number, link in enumerate(self.links):
+            if number >= self.own:
+                most = float("inf")
+            ahead = min(link.waiting_bytes(at_s), most)
+            if ahead:
+                most -= ahead
+                at_s += ahead / link.rate_Bps
+        return at_s + self.latency_s
+
+    def send_in_order(self, actions: Sequence[Callable[[], None]], schedule: Schedule) -> None:
+        """Do what sends something, in order, after all that waits already.
+
+        Each begins when what was sent before it begins to arrive, so that no more than one piece of
+        a message is ahead of what other connections send over the same links.
+        """
+        if not self.waiting and len(actions) == 1:
+            actions[0]()
+            return
+        idle = not self.waiting
+        self.waiting.extend(actions)
+        if idle:
+            self._send_next(schedule)
+
+    def _send_next(self, schedule: Schedule) -> None:
+        self.waiting.popleft()()
+        if self.waiting:
+            schedule(self.begun_s, lambda: self._send_next(schedule))
+
+
+@dataclass(slots=True)
+class Cores:
+    """Cores that all processes of a machine share; first come first served, one core a task.
+
+    A step's latency on an idle machine includes its work; here is only the wait for a core.
+    """
+
+    number: int | None
+    """None: every process has its own, so that nothing waits."""
+    speed: float = 1.0
+    _free_s: list[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._free_s = [0.0] * (self.number or 0)
+
+    def wait_s(self, at_s: float, work_s: float) -> float:
+        """Book work that arrives at a time, no earlier than any other; return how long it waits.
+
+        `work_s`: on a core of speed 1; seconds.
+        """
+        if not self._free_s or work_s <= 0:
+            return 0.0
+        start_s = max(at_s, self._free_s[0])
+        heapq.heapreplace(self._free_s, start_s + work_s / self.speed)
+        return start_s - at_s
+
+    def done_s(self, at_s: float, work_s: float) -> float:
+        """As `wait_s`, but return when the work is done."""
+        return at_s + self.wait_s(at_s, work_s) + work_s / self.speed
+
 
 PIECE_BYTES = 65536
 """Bytes that a receiver processes at once (Linux delivers TCP in pieces of 64 KiB at most)."""

@@ -27,11 +27,8 @@ from perfmodel.simulate.network import (
     count_collective,
 )
 from perfmodel.simulate.sockets.alike_ranks import Folding, fold, fold_pair, messages_of
-from perfmodel.simulate.sockets.connection import Connection, Cores
-from perfmodel.simulate.sockets.core_work import CoreWork
-from perfmodel.simulate.sockets.event_queue import EventQueue
-from perfmodel.simulate.sockets.rank_loops import RankLoops
-from perfmodel.simulate.sockets.wires import WiredCollective, Wires
+from perfmodel.simulate.sockets.core_work import Connection, Cores, CoreWork, EventQueue
+from perfmodel.simulate.sockets.rank_loops import RankLoops, WiredCollective, Wires
 
 TURN_BYTES, MOST_PIECES = 16384, 16
 """Pieces of a message whose connection shares links with other groups': they take turns. TCP's turn

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray, RankGroup
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.choose.mixtures import MixtureCandidate
 from perfmodel.studies.run.resolve.job_plan import price_layers
 from perfmodel.studies.run.resolve.training_job import gpu_spread

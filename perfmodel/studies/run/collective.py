@@ -25,10 +25,10 @@ from perfmodel.collectives.algorithms.own import (
 )
 from perfmodel.collectives.catalog import bus_factor, maker
 from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.library.corrections import datasheet_interval_s
 from perfmodel.library.lowering.lower import Algorithm, whole_items
 from perfmodel.library.machine import Machine, make_machine, observed_time_s
 from perfmodel.library.model import load_library
-from perfmodel.library.prediction_error import datasheet_interval_s
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.own_functions import check_function, name_of
 from perfmodel.simulate.engine.engine import (
@@ -40,8 +40,7 @@ from perfmodel.simulate.engine.engine import (
     uses_sockets,
 )
 from perfmodel.simulate.network import Network
-from perfmodel.simulate.uncontended.repetition import hidden_s
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer, hidden_s
 from perfmodel.studies.run.resolve.machine import check_message_size
 from perfmodel.studies.run.steps.routing_cost import describe_routing, hash_cost
 from perfmodel.topology.model import Topology

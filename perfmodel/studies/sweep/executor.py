@@ -162,7 +162,7 @@ def _map_on_processes(
     from joblib.externals.loky.backend import resource_tracker as loky_tracker
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-    from perfmodel.measure.processes.interrupts import shield_from_interrupt
+    from perfmodel.measure.status import shield_from_interrupt
 
     # loky replaces workers whose memory grew, and says so; nothing is lost by that.
     warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray, RankGroup
-from perfmodel.library.lowering.link_bytes import link_times_s
 from perfmodel.library.lowering.lower import lower_collective
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.steps.simulate_step import simulated_s
 
 AlgorithmProtocol = tuple[str, str]

@@ -12,10 +12,9 @@ from functools import cache
 
 import numpy as np
 
-from perfmodel.library.corrections import CollectiveContext, Corrections
+from perfmodel.library.corrections import BANDS, CollectiveContext, Corrections
 from perfmodel.library.machine import Machine
-from perfmodel.library.prediction_error import BANDS
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.tune.allreduce_times import TimeOf
 from perfmodel.studies.tune.caps import Groups, UniformPartition, assign_buckets, number
 from perfmodel.studies.tune.evaluator import Evaluator
@@ -165,7 +164,7 @@ def _differs_by_residual(evaluator: Evaluator, machine: Machine) -> bool:
 def smooth_residual(machine: Machine) -> Machine:
     """Return a machine whose residual changes gradually from band to band of sizes.
 
-    Intervals are known by band (`perfmodel.library.prediction_error`). A machine that is slow in
+    Intervals are known by band (`perfmodel.library.corrections`). A machine that is slow in
     all bands does not reduce 65 MiB quicker than 63 MiB, as the jump between two bands says, and no
     cap should be recommended because of such a jump.
     """

@@ -95,9 +95,8 @@ def _rank_files(folder: Path) -> dict[int, Path]:
         raise InputError(Fault("trace", text, allowed, str(folder)))
     missing = [rank for rank in range(max(files) + 1) if rank not in files]
     if missing:
-        text = f"no file of rank {missing[0]}" + (
-            f" and {len(missing) - 1} more" * (len(missing) > 1)
-        )
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        text = f"no file of rank {missing[0]}{more}"
         raise InputError(Fault("trace", text, allowed, str(folder)))
     return files
 

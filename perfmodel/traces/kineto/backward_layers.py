@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.traces.kineto.boundaries import Window
 from perfmodel.traces.kineto.collective_calls import element_type, elements_in
 from perfmodel.traces.kineto.event_table import MODULE, EventTable
-from perfmodel.traces.kineto.work import ACCUMULATE, EVALUATE, Owners
+from perfmodel.traces.kineto.work import ACCUMULATE, EVALUATE, Owners, Window
 from perfmodel.traces.model import Gradient, TracedLayer
 
 VIEWS = frozenset(

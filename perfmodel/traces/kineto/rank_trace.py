@@ -19,18 +19,25 @@ from perfmodel.traces.kineto.backward_layers import (
     read_gradients,
     read_pass,
 )
-from perfmodel.traces.kineto.boundaries import Window, find_windows
 from perfmodel.traces.kineto.collective_calls import read_calls
 from perfmodel.traces.kineto.event_stream import trace_fault
 from perfmodel.traces.kineto.event_table import FIRST_OPERATORS, MOST_SHAPED, EventTable, read_table
-from perfmodel.traces.kineto.fsdp_units import shard_gradients, union, version_of, waits_s
-from perfmodel.traces.kineto.gradient_sizes import copied_sizes, fill_buckets
+from perfmodel.traces.kineto.gradient_buckets import (
+    copied_sizes,
+    fill_buckets,
+    shard_gradients,
+    union,
+    version_of,
+    waits_s,
+)
 from perfmodel.traces.kineto.work import (
     COPY_IN,
     COPY_OUT,
     Owners,
+    Window,
     Work,
     estimate_slowdown,
+    find_windows,
     overlap_s,
     owners_of,
     work_of,
@@ -131,9 +138,11 @@ def _part(table: EventTable, owners: Owners, work: Work, window: Window) -> _Par
 
 def _alike(parts: list[_Part], path: Path) -> tuple[list[_Part], list[str]]:
     """Keep steps of the most frequent form; the others are named."""
-    shape = {id(part): (part.backward.size, len(part.backward.gradients)) for part in parts}
-    usual = Counter(shape.values()).most_common(1)[0][0]
-    usable = [shape[id(part)] == usual and len(part.work) > 0 for part in parts]
+    shapes = [(part.backward.size, len(part.backward.gradients)) for part in parts]
+    usual = Counter(shapes).most_common(1)[0][0]
+    usable = [
+        shape == usual and len(part.work) > 0 for part, shape in zip(parts, shapes, strict=True)
+    ]
     chosen = [part for part, is_usual in zip(parts, usable, strict=True) if is_usual]
     if not chosen:
         raise trace_fault(

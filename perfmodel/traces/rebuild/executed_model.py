@@ -19,11 +19,13 @@ from perfmodel.traces.kineto.event_stream import trace_fault
 from perfmodel.traces.rebuild.executed_operations import (
     ExecutedNodes,
     Operation,
+    Sharding,
     Storage,
     TensorInput,
+    in_units,
     read_nodes,
+    sharding_of,
 )
-from perfmodel.traces.rebuild.executed_units import Sharding, in_units, sharding_of
 from perfmodel.workload.readers.csv_tables import TRAINABLE
 
 AUTOGRAD, OPTIMIZER = "autograd::", "Optimizer.step#"

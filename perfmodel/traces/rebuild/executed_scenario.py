@@ -17,7 +17,7 @@ from perfmodel.files import write_atomically
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result.model import Result
-from perfmodel.traces.others.execution_trace import ExecutionTrace, read_execution_trace
+from perfmodel.traces.execution_trace import ExecutionTrace, read_execution_trace
 from perfmodel.traces.rebuild.executed_model import HOW, ExecutedModel, read_executed_model
 from perfmodel.traces.rebuild.scenario_files import MODEL, SCENARIO, dump_yaml
 from perfmodel.units import format_bytes

@@ -17,13 +17,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from perfmodel.collectives.message_arrays import flat_messages
+from perfmodel.collectives.dependencies import flat_messages
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.message.compile import columns_of
-from perfmodel.simulate.message.kernel.kernel_state import Kernel
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.message.kernel_state import Kernel
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.templates.build import build_topology
 
 RINGS = ((2, 1 << 20), (2, 16 << 20), (3, 16 << 20), (4, 1 << 20), (4, 16 << 20), (5, 16 << 20))

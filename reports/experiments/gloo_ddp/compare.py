@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfmodel.files.csv_rows import read_table
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from reports.validation.trainings.shaped_links import ShapedCluster, measured_links
 from reports.validation.trainings.testbed import models_of, predicted_s
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import PerfmodelError
+from perfmodel.library.corrections import kind_of_machine
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import CommLibrary
-from perfmodel.library.prediction_error import kind_of_machine
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.sweep.executor import count_cores, map_unordered
 from perfmodel.validate.forecast import Forecast, Mode, Task, Times, observed_s, predict
 from perfmodel.validate.run import WORTH_IT

@@ -1,7 +1,7 @@
 """The fitted numbers of a library model: those whose source in its file is ``fitted``.
 
 ``left_out.yaml`` has them as refitted without each family of machines. A family is a kind of
-machine (`perfmodel.library.prediction_error.kind_of_machine`): generation of GPU, what joins those
+machine (`perfmodel.library.corrections.kind_of_machine`): generation of GPU, what joins those
 of a host, and what joins hosts. The file is made by ``python reports/calibration/refit_nccl.py
 --write``, which fits the numbers to all recorded sweeps, and again to those of all other families.
 """

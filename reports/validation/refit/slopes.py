@@ -10,13 +10,12 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray
 from perfmodel.collectives.catalog import ALGORITHMS
-from perfmodel.library.lowering.protocol_costs import GROUPED
+from perfmodel.library.corrections import kind_of_machine
+from perfmodel.library.lowering.protocols import GROUPED
 from perfmodel.library.lowering.rings import SINGLE_SENDS
 from perfmodel.library.machine import Machine, make_machine, observed_time_s
 from perfmodel.library.model import CommLibrary, Variant, library_on
-from perfmodel.library.prediction_error import kind_of_machine
-from perfmodel.simulate.uncontended.repetition import hidden_s
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer, hidden_s
 from perfmodel.validate.sweeps.match import Matched
 from perfmodel.validate.sweeps.read import Sweep
 from reports.validation.refit.numbers import FittedNumber, with_numbers
@@ -35,7 +34,7 @@ class Observed:
     Parameters
     ----------
     id, table, family, op : str
-        `family` is the kind of machine (`perfmodel.library.prediction_error.kind_of_machine`).
+        `family` is the kind of machine (`perfmodel.library.corrections.kind_of_machine`).
     machine : Machine
     nbytes : tuple of int
     log_s : ndarray of float, shape (sizes,)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfmodel.library.prediction_error import (
+from perfmodel.library.corrections import (
     BANDS,
     SEVERAL,
     Familiarity,
@@ -108,7 +108,7 @@ def _pools(points: Sequence[DataPoint]) -> dict[Familiarity, list[DataPoint]]:
 
 
 def spread_of(points: Sequence[DataPoint], source: str) -> Spread:
-    """Make the table of `perfmodel.library.prediction_error` from the counted points."""
+    """Make the table of `perfmodel.library.corrections` from the counted points."""
     own = [p for p in points if p.mode == judged_mode(points) and p.counted]
     factors: dict[Familiarity, dict[str, Limits]] = {}
     for familiarity, pool in _pools(own).items():

@@ -9,12 +9,12 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Literal
 
+from perfmodel.library.corrections import kind_of_machine
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
-from perfmodel.library.prediction_error import kind_of_machine
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.simulate.engine.engine import simulate
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.machine import bound_machines
 from perfmodel.studies.run.result.model import Uncertainty
 from perfmodel.studies.run.steps.simulate_step import collective_s

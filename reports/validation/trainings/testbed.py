@@ -20,7 +20,7 @@ from perfmodel.files.csv_rows import Record, read_table
 from perfmodel.library.machine import Machine
 from perfmodel.scenario.strategies.ddp import CastHook
 from perfmodel.simulate.engine.engine import simulate
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.job_plan import host_work
 from perfmodel.training.ddp.options import DdpOptions, cap_bytes
 from perfmodel.training.ddp.step_plan import ddp_plan, unbucketed_plan

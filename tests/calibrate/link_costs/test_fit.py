@@ -17,7 +17,7 @@ from perfmodel.errors import InputError
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.measure.record import Measurement
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.templates.build import build_topology
 
 LAUNCH_S, ALPHA_S, RATE_BPS, GAMMA_BPS = 40e-6, 120e-6, 3.3e9, 9e9

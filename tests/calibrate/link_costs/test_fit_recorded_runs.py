@@ -11,7 +11,7 @@ from perfmodel.calibrate.apply import apply
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.measure.record import read_measurement
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.templates.build import build_topology
 
 MEASURED = Path(__file__).parents[3] / "reports" / "measured"

@@ -12,11 +12,11 @@ from perfmodel.calibrate import fit
 from perfmodel.calibrate.apply import apply
 from perfmodel.calibrate.parameters import Parameter
 from perfmodel.collectives.catalog import make
-from perfmodel.library.lowering.protocol_costs import chunk_bytes, reduced_bytes
+from perfmodel.library.lowering.protocols import chunk_bytes, reduced_bytes
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.measure.record import Measurement
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.templates.build import build_topology
 
 ALPHA_S, HOST_S, ALL_BPS, ONE_BPS = 300e-6, 190e-6, 3.2e9, 1.1e9

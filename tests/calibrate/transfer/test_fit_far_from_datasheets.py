@@ -14,8 +14,7 @@ from perfmodel.library.corrections import Corrections
 from perfmodel.library.machine import make_machine, observed_time_s
 from perfmodel.library.model import load_library
 from perfmodel.library.settings import LibrarySettings
-from perfmodel.simulate.uncontended.repetition import hidden_s
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer, hidden_s
 from perfmodel.validate.run import shipped_folder
 from perfmodel.validate.sweeps.match import match
 from perfmodel.validate.sweeps.read import read_sweeps

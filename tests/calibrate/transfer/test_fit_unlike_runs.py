@@ -19,7 +19,7 @@ from perfmodel.library.corrections import CollectiveContext
 from perfmodel.library.machine import make_machine, observed_time_s
 from perfmodel.library.model import load_library
 from perfmodel.library.settings import LibrarySettings
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from tests.calibrate.transfer.machines import SIZES, Row, dgx
 
 

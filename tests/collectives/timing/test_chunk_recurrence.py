@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from perfmodel.collectives.catalog import ALGORITHMS, make
 from perfmodel.collectives.dependencies import messages, unroll
 from perfmodel.collectives.schedule import Phase, Round, Schedule
-from perfmodel.collectives.timing.chunk_recurrence import EdgePaces, last_landing_s
+from perfmodel.collectives.timing.recurrence import EdgePaces, last_landing_s
 from perfmodel.errors import ScheduleError, SimulationError
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.machine import Machine

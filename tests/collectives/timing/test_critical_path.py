@@ -10,11 +10,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from perfmodel.collectives.algorithms import chain, ring
-from perfmodel.collectives.timing.clocks.variable_rate import Clocks
 from perfmodel.collectives.timing.critical_path import chains_s, ring_s, rings_s
 from perfmodel.collectives.timing.recurrence import TimedPhases, leg_ends
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
 from perfmodel.collectives.timing.unrolled import prepare_phases
+from perfmodel.collectives.timing.variable_rate import Clocks
 
 
 def stepped_s(

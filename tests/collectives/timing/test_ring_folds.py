@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.collectives.algorithms import ring
-from perfmodel.collectives.timing.clocks import ring_folds
-from perfmodel.collectives.timing.clocks.variable_rate import Clocks
+from perfmodel.collectives.timing import variable_rate as ring_folds
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
 from perfmodel.collectives.timing.unrolled import UnrolledPhases, prepare_phases
+from perfmodel.collectives.timing.variable_rate import Clocks
 
 RANKS, RINGS = 8, 4
 Rows = tuple[np.ndarray, np.ndarray]

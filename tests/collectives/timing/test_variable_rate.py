@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.collectives.algorithms import chain, ring
-from perfmodel.collectives.timing.clocks.variable_rate import Clocks
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
 from perfmodel.collectives.timing.unrolled import prepare_phases
+from perfmodel.collectives.timing.variable_rate import Clocks
 
 Change = tuple[float, np.ndarray, np.ndarray]
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import InputError, ScheduleError
-from perfmodel.library.channels.channels import rings_over
-from perfmodel.library.channels.ring_search import direct_nvlinks, hamiltonian_cycles
+from perfmodel.library.channels import rings_over
 from perfmodel.library.lowering.edges import HOP_KINDS
-from perfmodel.library.lowering.link_bytes import add_traffic
 from perfmodel.library.lowering.lower import lower_collective
+from perfmodel.library.lowering.lowered import add_traffic
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.library.ring_search import direct_nvlinks, hamiltonian_cycles
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.collective import collective_rows
 from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.model import Topology

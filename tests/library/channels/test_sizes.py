@@ -16,15 +16,15 @@ from perfmodel.collectives.timing import (
     recurrence_steps,
     unrolled,
 )
-from perfmodel.collectives.timing.clocks import ring_folds
-from perfmodel.library.lowering.link_bytes import add_traffic
+from perfmodel.collectives.timing import variable_rate as ring_folds
 from perfmodel.library.lowering.lower import lower_collective
+from perfmodel.library.lowering.lowered import add_traffic
 from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import load_library
 from perfmodel.scenario import load_scenario
 from perfmodel.simulate.engine import engine
-from perfmodel.simulate.sharing import link_patterns
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.sharing import link_uses as link_patterns
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run import run_scenario
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.training.plan import forward_backward

@@ -10,7 +10,7 @@ from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
 from perfmodel.library.settings import settings_of
 from perfmodel.library.transport import STAGED_LINKS
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.templates.build import build_topology
 

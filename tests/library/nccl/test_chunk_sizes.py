@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.library.nccl.chunk_sizes import (
+from perfmodel.library.nccl.trees import (
     collnet_bytes,
     nvls_bytes,
     nvls_tree_bytes,

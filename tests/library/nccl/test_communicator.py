@@ -10,8 +10,8 @@ import pytest
 
 from perfmodel.files import data_folder
 from perfmodel.library.nccl.communicator import channels_of, system_of
-from perfmodel.library.nccl.search.graphs import nvls_graph, ring_graph, tree_graph
-from perfmodel.library.nccl.search.host_graph import (
+from perfmodel.library.nccl.graphs import nvls_graph, ring_graph, tree_graph
+from perfmodel.library.nccl.host_graph import (
     Host,
     HostPath,
     capability_of,

@@ -5,10 +5,9 @@ import pytest
 
 from perfmodel.collectives import catalog
 from perfmodel.errors import DataMismatch
-from perfmodel.measure.gpu import backend as device_module
-from perfmodel.measure.gpu import microbenchmarks as probes_module
-from perfmodel.measure.gpu.backend import measure_device
-from perfmodel.measure.gpu.virtual_ranks import HostStreams, execute_on_streams
+from perfmodel.measure import gpu_backend as device_module
+from perfmodel.measure import gpu_microbenchmarks as probes_module
+from perfmodel.measure.gpu_backend import HostStreams, execute_on_streams, measure_device
 from perfmodel.measure.job import ITEM_BYTES, MeasurementJob
 from perfmodel.measure.reference import (
     Window,

@@ -3,7 +3,7 @@
 import pytest
 
 from perfmodel.collectives import catalog
-from perfmodel.measure.gpu.virtual_ranks import HostStreams, execute_on_streams
+from perfmodel.measure.gpu_backend import HostStreams, execute_on_streams
 from perfmodel.measure.reference import (
     make_moves,
 )

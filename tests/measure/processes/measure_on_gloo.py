@@ -42,9 +42,9 @@ def result_of(job, rank):
     import torch
     import torch.distributed as dist
 
+    from perfmodel.measure import status as at
     from perfmodel.measure.job import make_schedules
-    from perfmodel.measure.processes import status as at
-    from perfmodel.measure.processes.p2p import count_scratch, make_exchanges, run_exchanges
+    from perfmodel.measure.p2p import count_scratch, make_exchanges, run_exchanges
     from perfmodel.measure.reference import count_elements, make_moves
 
     schedule = list(make_schedules(job).values())[-1]
@@ -62,9 +62,9 @@ def result_of(job, rank):
 
 
 def main(rank, ranks, folder):
-    from perfmodel.measure.processes import status as at
-    from perfmodel.measure.processes.launcher import join_group
-    from perfmodel.measure.processes.worker import measure_rank
+    from perfmodel.measure import status as at
+    from perfmodel.measure.launcher import join_group
+    from perfmodel.measure.worker import measure_rank
 
     saved, rows = {}, {}
     for number, job in enumerate(jobs(ranks)):

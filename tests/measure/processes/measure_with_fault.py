@@ -12,8 +12,8 @@ import signal
 import sys
 import time
 
-from perfmodel.measure.processes import launcher
-from perfmodel.measure.processes import status as at
+from perfmodel.measure import launcher
+from perfmodel.measure import status as at
 
 FAULT = "BROKEN_RANK"
 """Environment variable that tells the started processes which of them breaks, how and when."""
@@ -46,7 +46,7 @@ def breaking_step(step, how, stage):
 
 def corrupt_results(stage):
     """Add one to the last element of the result of a schedule."""
-    from perfmodel.measure.processes import worker
+    from perfmodel.measure import worker
 
     make_exchanges, run_exchanges = worker.make_exchanges, worker.run_exchanges
     buffers = {}

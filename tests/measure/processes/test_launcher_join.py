@@ -2,9 +2,9 @@
 
 import pytest
 
+from perfmodel.measure import status as at
 from perfmodel.measure.job import MeasurementJob
-from perfmodel.measure.processes import status as at
-from perfmodel.measure.processes.launcher import join_group
+from perfmodel.measure.launcher import join_group
 
 torch = pytest.importorskip("torch", reason="virtual ranks are torch tensors")
 

@@ -2,7 +2,7 @@
 
 from perfmodel.collectives import catalog
 from perfmodel.collectives.algorithms import ring
-from perfmodel.measure.processes.p2p import count_scratch, largest_scratch
+from perfmodel.measure.p2p import count_scratch, largest_scratch
 from perfmodel.measure.reference import make_moves
 
 

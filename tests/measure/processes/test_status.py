@@ -1,6 +1,6 @@
 """Status of ranks, read by another process."""
 
-from perfmodel.measure.processes import status as at
+from perfmodel.measure import status as at
 
 
 def test_the_status_is_told_in_words():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from perfmodel.measure.job import MeasurementJob
-from perfmodel.measure.processes.worker import (
+from perfmodel.measure.worker import (
     MOST_REPEATS,
     PASSES,
     choose_repeats,

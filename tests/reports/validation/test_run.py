@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.library.prediction_error import datasheet_interval_s, load_spread
+from perfmodel.library.corrections import datasheet_interval_s, load_spread
 from reports.validation.__main__ import validate as report
 from reports.validation.pages.page import write_validation
 from reports.validation.run import to_json, validate

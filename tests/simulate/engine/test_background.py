@@ -11,9 +11,9 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.engine.background import BackgroundJob, Change, Traffic
 from perfmodel.simulate.engine.engine import Fidelity, simulate
-from perfmodel.simulate.engine.rank_class import participants_of
+from perfmodel.simulate.engine.task_graph import participants_of
 from perfmodel.simulate.ranks.jitter import Jitter, Variation
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.placement import place_plan
 from perfmodel.topology.faults import degrade_links, remove_links
 from perfmodel.topology.model import Topology

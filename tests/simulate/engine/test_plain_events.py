@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.engine.engine import simulate
-from perfmodel.simulate.engine.rank_class import Work
+from perfmodel.simulate.engine.task_graph import Work
 from perfmodel.topology.model import Topology
 from perfmodel.training.plan.step_plan import (
     Collective,

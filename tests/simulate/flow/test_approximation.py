@@ -21,7 +21,7 @@ from oracle.scenes import Scene
 
 from perfmodel.simulate.flow.approximation import NOTES
 from perfmodel.simulate.flow.network import FlowNetwork
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 
 EXACT = 1e-6
 STATED = {

@@ -9,8 +9,8 @@ import pytest
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.engine.engine import simulate
-from perfmodel.simulate.flow.link_shares import SharesMet
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.flow.alike_collectives import SharesMet
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Topology
 from perfmodel.training.plan.step_plan import (
     Collective,

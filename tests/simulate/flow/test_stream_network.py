@@ -18,7 +18,7 @@ from perfmodel.simulate.engine.background import Change, schedule_changes
 from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.flow.stream_network import StreamNetwork
 from perfmodel.simulate.network import Network, UnsuitedNetworkError
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.faults import degrade_links
 from perfmodel.topology.model import Topology
 from tests.conftest import switched

@@ -17,8 +17,8 @@ from perfmodel.collectives.catalog import ALGORITHMS
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.simulate.message.network import MessageNetwork
-from perfmodel.simulate.reference.network import ReferenceNetwork
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.reference import ReferenceNetwork
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.faults import degrade_links
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology

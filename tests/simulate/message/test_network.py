@@ -17,7 +17,7 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.message import kernel_runs
 from perfmodel.simulate.message.network import MessageNetwork
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.faults import degrade_links, find_arcs, remove_links
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology

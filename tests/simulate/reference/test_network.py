@@ -17,13 +17,13 @@ from perfmodel.collectives.catalog import ALGORITHMS, allows
 from perfmodel.errors import SimulationError
 from perfmodel.library.lowering.lowered import LoweredCollective, paths_of
 from perfmodel.library.machine import Machine
+from perfmodel.simulate import reference
 from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.flow.stream_network import StreamNetwork
 from perfmodel.simulate.message.network import MessageNetwork
 from perfmodel.simulate.network import Network
-from perfmodel.simulate.reference import network as reference
-from perfmodel.simulate.reference.network import ReferenceNetwork
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.reference import ReferenceNetwork
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.faults import remove_links
 from perfmodel.topology.model import Topology
 from tests.simulate.random_machines import machines, random_library, random_machine

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.library.lowering.lowered import Path
-from perfmodel.simulate.reference.shared_links import Flow, max_min_rates
+from perfmodel.simulate.reference import Flow, max_min_rates
 from perfmodel.simulate.sharing.max_min import max_min_rates as of_arrays
 
 LINKS = 6

@@ -15,7 +15,7 @@ from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.flow.streams import stream_stage
 from perfmodel.simulate.sharing import between_collectives
 from perfmodel.simulate.sharing.between_collectives import LinkSet, LinkUsers, Share, shared_rates
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Topology
 
 

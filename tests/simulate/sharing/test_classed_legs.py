@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfmodel.library.lowering.link_bytes import add_traffic
 from perfmodel.library.lowering.lower import lower_collective
+from perfmodel.library.lowering.lowered import add_traffic
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate.sharing.classed_legs import classed_leg
-from perfmodel.simulate.sharing.duty_cycle import StageRates
-from perfmodel.simulate.uncontended import timer as uncontended_timer
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate import uncontended as uncontended_timer
+from perfmodel.simulate.sharing.duty_cycle import StageRates, classed_leg
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.templates.build import build_topology
 
 MIB = 1 << 20

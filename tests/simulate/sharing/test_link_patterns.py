@@ -18,7 +18,7 @@ from perfmodel.collectives.timing.path_classes import EdgeClasses, classify, mix
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate.sharing import link_patterns
+from perfmodel.simulate.sharing import link_uses as link_patterns
 from perfmodel.simulate.sharing.duty_cycle import (
     StageRates,
     UseOrders,

@@ -21,7 +21,7 @@ from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.network import Network, UnsuitedNetworkError
 from perfmodel.simulate.sockets.alike_ranks import arcs_that_queue, fold, fold_pair
 from perfmodel.simulate.sockets.network import EXACTLY_ALIKE, SocketNetwork
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.collective import collective_rows
 from perfmodel.topology.model import Sockets
 from perfmodel.topology.templates.build import build_topology

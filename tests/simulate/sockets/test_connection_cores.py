@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate.sockets.connection import Cores
+from perfmodel.simulate.sockets.core_work import Cores
 from perfmodel.simulate.sockets.network import SocketNetwork
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Sockets, Topology
 
 Maker = Callable[..., Topology]

@@ -14,12 +14,12 @@ from perfmodel.collectives.algorithms import ring as gloo
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.simulate.engine.engine import uses_sockets
-from perfmodel.simulate.reference.network import ReferenceNetwork
-from perfmodel.simulate.sockets.connection import Connection
+from perfmodel.simulate.reference import ReferenceNetwork
+from perfmodel.simulate.sockets.core_work import Connection
 from perfmodel.simulate.sockets.link import Link
 from perfmodel.simulate.sockets.network import SocketNetwork
 from perfmodel.simulate.sockets.rank_loops import rank_rounds
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.collective import collective_rows
 from perfmodel.studies.tune.allreduce_times import AllReduceTimes
 from perfmodel.topology.model import Sockets, Topology

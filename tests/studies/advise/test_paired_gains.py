@@ -12,9 +12,8 @@ import pytest
 from scipy.interpolate import RegularGridInterpolator
 
 from perfmodel.arrays import Z80, FloatArray
-from perfmodel.library.corrections import CollectiveContext
+from perfmodel.library.corrections import CollectiveContext, spread_factors
 from perfmodel.library.machine import Corrections, Machine
-from perfmodel.library.prediction_error import spread_factors
 from perfmodel.report.advice import narrow_gains
 from perfmodel.scenario import change_scenario, load_scenario
 from perfmodel.studies.advise.model import Advice, Proposed, Trial, find_narrow_gains

@@ -16,8 +16,7 @@ from perfmodel.errors import InputError
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate.uncontended.repetition import hidden_s
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer, hidden_s
 from perfmodel.studies.run.collective import collective_rows, nominal_timer
 from perfmodel.studies.tune.allreduce_times import AllReduceTimes
 from perfmodel.topology.templates.build import build_topology

@@ -21,7 +21,7 @@ from perfmodel.scenario import load_scenario
 from perfmodel.simulate.engine.background import Traffic
 from perfmodel.simulate.engine.engine import Fidelity, simulate
 from perfmodel.simulate.flow.approximation import NOTES
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.collective import collective_rows
 from perfmodel.studies.run.resolve.placement import place_plan

@@ -12,13 +12,13 @@ import pytest
 
 from perfmodel.arrays import Z80
 from perfmodel.errors import InputError
+from perfmodel.library.corrections import spread_factors
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
-from perfmodel.library.prediction_error import spread_factors
 from perfmodel.scenario import load_scenario
+from perfmodel.simulate import before_corrections
 from perfmodel.simulate.sharing import duty_cycle
-from perfmodel.simulate.uncontended import before_corrections
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.resolve.machine import bound_machines
 from perfmodel.studies.run.result.model import Uncertainty

@@ -30,10 +30,13 @@ from perfmodel.traces.chakra.trace_nodes import (
     RECEIVE,
     SEND,
     TraceNode,
+    decode_varint,
+    encode_bytes,
     encode_trace,
+    encode_varint,
     read_trace,
+    signed,
 )
-from perfmodel.traces.chakra.wire import decode_varint, encode_bytes, encode_varint, signed
 from perfmodel.traces.chakra.write_plan import write_plan
 from perfmodel.training.plan.step_plan import Collective
 
@@ -190,7 +193,7 @@ def test_a_trace_of_another_program(tmp_path: Path) -> None:
     assert short.step_s == pytest.approx(1300e-6, rel=1e-9)
     long = simulate_trace(write(tmp_path, *[foreign(10**9)] * 4), topology)
     machine = make_machine(topology, load_library("nccl"))
-    from perfmodel.simulate.uncontended.timer import UncontendedTimer
+    from perfmodel.simulate.uncontended import UncontendedTimer
 
     alone = UncontendedTimer(machine).best("all_reduce", 10**9, range(4))[1]
     assert long.step_s == pytest.approx(600e-6 + alone, rel=1e-6)
@@ -254,6 +257,8 @@ DAMAGED = {
     "text": (b"hello world, this is no trace", "message 0"),
     "JSON": (b'{"schema": "1.1.1-chakra.0.0.4", "nodes": []}' * 4, "message 0"),
     "metadata alone": (encode_trace([]), "no nodes"),
+    "a node first": (encode_trace(foreign())[len(encode_trace([])) :], "no metadata at the begin"),
+    "a number for the version": (b"\x02\x08\x01" + encode_trace(foreign()), "no metadata"),
     "cut off": (encode_trace(foreign())[:-3], "it is cut off"),
     "long integer": (b"\xff" * 20, "cut off or too long"),
     "endless list": (_message(encode_bytes(5, b"\x01" * (1 << 21))), "integers in a list"),

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import nan
 
+from perfmodel.library.corrections import kind_of_machine, spread_factors
 from perfmodel.library.machine import Machine
-from perfmodel.library.prediction_error import kind_of_machine, spread_factors
 from perfmodel.scenario.sections.variants import WhatIf
 from perfmodel.scenario.strategies.servers import ParameterServerStrategy
 from perfmodel.studies.run.loops.loop_job import (

@@ -23,14 +23,13 @@ from perfmodel.library.lowering.lower import Algorithm, lower_collective, lower_
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import CommLibrary, load_library
-from perfmodel.library.prediction_error import band_of, factors_by_band
 from perfmodel.library.settings import LibrarySettings, settings_of
 from perfmodel.scenario import ClusterSize, LibrarySection, Scenario, WhatIf
 from perfmodel.scenario.relocated_errors import relocated_errors
 from perfmodel.scenario.sections.cluster import NodeSection
-from perfmodel.simulate.reference.network import MOST_SENDS
+from perfmodel.simulate.reference import MOST_SENDS
 from perfmodel.simulate.sockets.core_work import PIECE_BYTES
-from perfmodel.simulate.uncontended.messages import MESSAGES, message_pairs
+from perfmodel.simulate.uncontended import MESSAGES, message_pairs
 from perfmodel.studies.run.resolve.what_if import apply_what_if, what_if_of
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import MOST_GPUS, build_topology, with_usual_routing

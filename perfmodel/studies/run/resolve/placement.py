@@ -15,7 +15,7 @@ from perfmodel.scenario import ClusterSize, OtherJob, Scenario
 from perfmodel.scenario.sections.parallel import ParallelSection
 from perfmodel.scenario.strategies.servers import server_nodes
 from perfmodel.simulate.engine.background import BackgroundJob
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.job_plan import plan_step, price_layers
 from perfmodel.studies.run.resolve.training_job import TrainingJob, resolve_workload

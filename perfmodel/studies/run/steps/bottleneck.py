@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.result.model import Bottleneck, Relief, SizeResult
 from perfmodel.studies.run.result.usage import LinkEnds
 from perfmodel.studies.run.steps.reliefs import (

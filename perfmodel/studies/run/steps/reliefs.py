@@ -15,7 +15,7 @@ import numpy as np
 
 from perfmodel.scenario.sections.variants import WhatIf
 from perfmodel.simulate.engine.engine import BY_SENDS
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.what_if import BANDWIDTHS_INSIDE, BETWEEN_NODES, apply_what_if
 from perfmodel.studies.run.result.model import Relief, SizeResult

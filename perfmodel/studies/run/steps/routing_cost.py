@@ -12,10 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from perfmodel.arrays import FloatArray, sending_s
-from perfmodel.library.lowering.link_bytes import add_traffic, stage_bytes
-from perfmodel.library.lowering.lowered import LoweredCollective
+from perfmodel.library.lowering.lowered import LoweredCollective, add_traffic, stage_bytes
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.run.steps.simulate_step import timer_of
 from perfmodel.studies.run.steps.sized_job import SizedJob

@@ -15,7 +15,7 @@ from perfmodel.simulate.engine.background import Change
 from perfmodel.simulate.engine.engine import Fidelity, Surroundings, simulate, uses_sockets
 from perfmodel.simulate.engine.outcome import Run
 from perfmodel.simulate.ranks.jitter import SlowSteps, Variation
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import (
     ALWAYS_S,
     Disturbance,

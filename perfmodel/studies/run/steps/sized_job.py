@@ -16,7 +16,7 @@ from perfmodel.scenario import ClusterSize, Scenario, batch_per_gpu
 from perfmodel.scenario.relocated_errors import relocated_errors
 from perfmodel.simulate.engine.engine import BY_SENDS, Fidelity, has_shared_cores, uses_sockets
 from perfmodel.simulate.engine.outcome import Run
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance, process_at, resolve_events
 from perfmodel.studies.run.resolve.job_plan import host_memory, plan_loops, plan_step, price_layers
 from perfmodel.studies.run.resolve.machine import MachineEnsemble, check_message_size

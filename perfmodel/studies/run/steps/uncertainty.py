@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from perfmodel.library.corrections import kind_of_machine
 from perfmodel.library.machine import Machine
-from perfmodel.library.prediction_error import kind_of_machine
 from perfmodel.scenario.sections.variants import WhatIf
 from perfmodel.simulate.engine.engine import BY_SENDS, uses_sockets
 from perfmodel.studies.run.resolve.training_job import TrainingJob, gpu_spread

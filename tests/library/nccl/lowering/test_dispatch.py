@@ -10,12 +10,11 @@ import pytest
 
 from perfmodel.collectives.verify import verify
 from perfmodel.errors import InputError
-from perfmodel.library.lowering.link_bytes import add_traffic
 from perfmodel.library.lowering.lower import lower_collective, lower_message
-from perfmodel.library.lowering.lowered import LoweredCollective
+from perfmodel.library.lowering.lowered import LoweredCollective, add_traffic
 from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import load_library
-from perfmodel.library.nccl.lowering.trees import rails_of
+from perfmodel.library.nccl.trees import rails_of
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.topology.templates.build import build_topology
 

@@ -11,7 +11,7 @@ from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.machine import MOST_RECENT, Machine, make_machine
 from perfmodel.library.model import load_library
 from perfmodel.scenario.sections.variants import WhatIf
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.what_if import apply_what_if
 from perfmodel.topology.faults import remove_links
 from perfmodel.topology.templates.build import build_topology

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.library.nccl.hardware import hardware
-from perfmodel.library.nccl.search import graphs as search
-from perfmodel.library.nccl.search.host_graph import Host, HostPath, host_of
-from perfmodel.library.nccl.search.packing import Demand, channel_bound, pack_channels
+from perfmodel.library.nccl import graphs as search
+from perfmodel.library.nccl.host_graph import Host, HostPath, hardware, host_of
+from perfmodel.library.nccl.packing import Demand, channel_bound, pack_channels
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology
 

@@ -17,7 +17,7 @@ import pytest
 from perfmodel.files.csv_rows import read_table
 from perfmodel.simulate.engine.engine import on_network
 from perfmodel.simulate.network import Network
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from reports.validation.trainings.shaped_links import (
     Links,
     machine_of,

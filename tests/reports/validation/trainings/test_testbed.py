@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.files.csv_rows import read_table
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.training.ddp.buckets import ddp_buckets
 from reports.validation.run import records_folder
 from reports.validation.trainings import testbed

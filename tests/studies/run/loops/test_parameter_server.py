@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from perfmodel.errors import InputError
-from perfmodel.library.prediction_error import spread_factors
+from perfmodel.library.corrections import spread_factors
 from perfmodel.report.common.plain_text import render_terminal
 from perfmodel.report.run.export import to_json
 from perfmodel.report.run.page import report_html

@@ -15,7 +15,7 @@ from perfmodel.errors import InputError
 from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import load_library
 from perfmodel.scenario import WhatIf, load_scenario, scenario_digest, sizes
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.resolve.machine import build_ensemble, machine
 from perfmodel.studies.run.resolve.what_if import apply_what_if

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from perfmodel.cli.app import app
 from perfmodel.scenario import load_scenario
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.run import run_scenario
 from perfmodel.studies.run.steps.routing_cost import MUCH

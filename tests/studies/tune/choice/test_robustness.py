@@ -7,7 +7,7 @@ import math
 import pytest
 
 from perfmodel.scenario import load_scenario
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.tune.caps import as_bytes, with_cap
 from perfmodel.studies.tune.evaluator import make_evaluator

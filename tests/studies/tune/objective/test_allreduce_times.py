@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.scenario import load_scenario
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.tune.allreduce_times import AllReduceTimes
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.library.channels.ring_search import local_rings
 from perfmodel.library.nccl.communicator import system_of
+from perfmodel.library.ring_search import local_rings
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.studies.run.collective import collective_rows
 from perfmodel.topology.importers import ImportedTopology, import_file

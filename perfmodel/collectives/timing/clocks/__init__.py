@@ -1,1 +1,0 @@
-"""Sends over edges in progress, at rates that change."""

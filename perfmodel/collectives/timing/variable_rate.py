@@ -1,0 +1,320 @@
+"""When sends over some edges start and arrive, edge by edge, at rates that change in between.
+
+`Clocks` is the recurrence of `recurrence.py` with its state: it takes new rates in mid-transfer,
+and what was sent until then stays sent. `OneStep` is the same for a single send per edge. Times
+are seconds since the collective began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from perfmodel.arrays import FloatArray, IntArray, sending_s
+from perfmodel.collectives.schedule import Phase
+from perfmodel.collectives.timing.critical_path import pipelines_s
+from perfmodel.collectives.timing.recurrence_steps import (
+    LinkRates,
+    RecurrenceState,
+    advance,
+    average_rates,
+)
+from perfmodel.collectives.timing.unrolled import UnrolledPhases
+
+SAME = 1e-12
+"""Values this close are alike."""
+MOST_FOLDS = 16
+"""Folds of a course that are kept; the one used longest ago goes first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """Edges of a course that stand for all of its edges.
+
+    Parameters
+    ----------
+    course : UnrolledPhases
+        Of the edges that stand for others.
+    chosen : ndarray of int, shape (folded edges,), or slice
+        Which edges these are.
+    place : ndarray of int, shape (edges,), or slice
+        For each edge the one of `chosen` that stands for it.
+    """
+
+    course: UnrolledPhases
+    chosen: IntArray | slice
+    place: IntArray | slice
+
+    @property
+    def size(self) -> int:
+        """How many edges stand for all."""
+        return self.course.edges
+
+    def fits(self, rows: Sequence[FloatArray]) -> bool:
+        """Whether edges have the values of those that stand for them."""
+        return all(_same(row, row[self.chosen][self.place]) for row in rows)
+
+    def is_finer(self, other: Fold) -> bool:
+        """Whether edges that one edge stands for here have one that stands for them there."""
+        at = other.place
+        return not isinstance(at, slice) and np.array_equal(at, at[self.chosen][self.place])
+
+
+def fold(course: UnrolledPhases, rows: Sequence[FloatArray], before: Fold | None = None) -> Fold:
+    """Edges of rings that are unlike in what they send and in `rows`; all edges without rings.
+
+    `before`: edges that are unlike there are so here, too.
+    """
+    if course.order is None:
+        return Fold(course, slice(None), slice(None))
+    folds: list[Fold] = course.folds
+    for each in sorted(folds, key=lambda each: each.size):
+        if (before is None or each is before or each.is_finer(before)) and each.fits(rows):
+            break
+    else:
+        unlike = [] if before is None else [np.arange(before.size, dtype=float)[before.place]]
+        each = _find(course, course.order, [*rows, *unlike])
+    course.folds = [each, *(other for other in folds if other is not each)][:MOST_FOLDS]
+    return each
+
+
+def _find(course: UnrolledPhases, order: IntArray, rows: Sequence[FloatArray]) -> Fold:
+    table = np.stack([*(p.nbytes for p in course.phases), *rows])[:, order]
+    unlike: list[int] = []
+    equal: dict[bytes, int] = {}  # most rings that are alike are so to the bit
+    stands_for = np.empty(len(order), dtype=np.int64)  # by its place among those that are unlike
+    for ring, values in enumerate(np.ascontiguousarray(table.swapaxes(0, 1))):
+        bits = values.tobytes()
+        same = equal.get(bits, -1)
+        if same < 0:
+            same = next((at for at, i in enumerate(unlike) if _same(values, table[:, i])), -1)
+            if same < 0:
+                same = len(unlike)
+                unlike.append(ring)
+            equal[bits] = same
+        stands_for[ring] = same
+    periods = np.array([_period(table[:, ring]) for ring in unlike])
+    begins = np.cumsum(periods) - periods
+    around = np.arange(order.shape[1])
+    place = np.empty(order.size, dtype=np.int64)
+    place[order] = begins[stands_for][:, None] + around % periods[stands_for][:, None]
+    chosen = np.concatenate(
+        [order[ring, :period] for ring, period in zip(unlike, periods, strict=True)]
+    )
+    return Fold(_select(course, chosen, begins), chosen, place)
+
+
+def _select(course: UnrolledPhases, chosen: IntArray, begins: IntArray) -> UnrolledPhases:
+    """The phases of edges that stand for others, ring after ring, each fed by the one before it."""
+    names = ("src", "dst", "channel", "nbytes", "first", "active")
+    phases = tuple(
+        replace(p, **{name: getattr(p, name)[chosen] for name in names}) for p in course.phases
+    )
+    feeders = np.arange(len(chosen)) - 1
+    feeders[begins] = np.append(begins[1:], len(chosen)) - 1
+    return UnrolledPhases(phases, course.credits, feeders[:, None], None, begins)
+
+
+def _same(values: FloatArray, others: FloatArray) -> bool:
+    if np.array_equal(values, others):
+        return True
+    return bool((np.abs(values - others) <= SAME * np.abs(others)).all())
+
+
+def _period(rows: FloatArray) -> int:
+    """After how many edges the values of a ring come back."""
+    length: int = rows.shape[1]
+    small = [d for d in range(1, int(length**0.5) + 1) if length % d == 0]
+    for period in sorted({*small, *(length // d for d in small)}):
+        if period < length and _same(rows[:, period:], rows[:, :-period]):
+            return period
+    return length
+
+
+MOST_PACES = 16
+"""So many changes of rates are kept for sends that began before them; older ones are averaged,
+which is exact for what began before them all."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionTimes:
+    """How sends over some edges end."""
+
+    wire_s: float
+    """When the last byte has left."""
+    landed_s: FloatArray
+    """When the last send of each edge has arrived; 0 for edges that send nothing. Shape
+    (edges,)."""
+
+    @property
+    def last_s(self) -> float:
+        """When everything has arrived."""
+        return float(self.landed_s.max(initial=0.0))
+
+
+@dataclass
+class Clocks:
+    """Sends over some edges in progress; edges of rings that are alike are stepped through once."""
+
+    course: UnrolledPhases
+    begin_s: FloatArray
+    """When each edge may send at the earliest. Shape (edges,)."""
+    pace: LinkRates
+    """Until `change`."""
+    _fold: Fold = field(init=False)
+    _stand: RecurrenceState = field(init=False)  # of the edges that stand for others
+    _paces: list[LinkRates] = field(init=False)  # of these, too
+
+    def __post_init__(self) -> None:
+        begin_s, pace = np.array(self.begin_s, float), self.pace
+        self._fold = fold(self.course, (pace.rate_Bps, pace.latency_s, begin_s))
+        free = begin_s[self._fold.chosen]
+        self._stand = RecurrenceState(0, free, np.zeros((self.course.depth, len(free) + 1)))
+        self._paces = [replace(pace.chosen(self._fold.chosen), from_s=-np.inf)]
+
+    def change(self, now_s: float, rate_Bps: FloatArray, latency_s: FloatArray) -> None:
+        """From now on the edges have other rates and latencies; what is sent stays sent."""
+        self._run(self._stand, now_s)
+        self._unfold(fold(self.course, (rate_Bps, latency_s), self._fold))
+        earliest_s = float(self._stand.free.min())
+        paces = [p for p in self._paces if p.from_s < now_s]
+        while len(paces) > 1 and paces[1].from_s <= earliest_s:
+            paces = [replace(paces[1], from_s=-np.inf), *paces[2:]]
+        if len(paces) >= MOST_PACES:
+            paces = [average_rates(earliest_s, *paces[:3]), *paces[2:]]
+        chosen = self._fold.chosen
+        self._paces = [*paces, LinkRates(now_s, rate_Bps[chosen], latency_s[chosen])]
+
+    def _unfold(self, finer: Fold) -> None:
+        """Let other edges stand for all, more of them."""
+        before, self._fold = self._fold, finer
+        if finer is before or isinstance(before.place, slice):
+            return
+        at, stand = before.place[finer.chosen], self._stand
+        columns = np.append(at, len(stand.free))
+        self._stand = RecurrenceState(stand.step, stand.free[at], stand.delivered[:, columns])
+        self._paces = [pace.chosen(at) for pace in self._paces]
+
+    def ends(self) -> CompletionTimes:
+        """How the sends end if nothing changes any more."""
+        if self._stand.step == 0:
+            pieces = pieces_over_trees(self.course, self.begin_s, self._paces[-1])
+            if pieces is not None:
+                return pieces
+        stand = self._stand.copy()
+        self._run(stand, np.inf)
+        ends = ends_of(self._fold.course, stand)
+        return CompletionTimes(ends.wire_s, ends.landed_s[self._fold.place])
+
+    def least_wire_s(self) -> float:
+        """Least time at which the last byte can have left, without stepping through the sends.
+
+        Every edge still has to send what it has not sent, at its best rate so far at most.
+        """
+        course = self._fold.course
+        unsent = course.sends - course.sent(self._stand.step)
+        best_Bps = np.array([pace.rate_Bps for pace in self._paces]).max(axis=0)
+        nbytes = course.least_bytes
+        each_s = nbytes / best_Bps if best_Bps.all() else sending_s(nbytes, best_Bps)
+        least_s = self._stand.free + unsent * each_s
+        return float(least_s[course.sends > 0].max(initial=0.0))
+
+    def left(self) -> FloatArray:
+        """Share of its sends that each edge has not yet sent for certain; shape (edges,)."""
+        course = self._fold.course
+        unsent: FloatArray = 1.0 - course.sent(self._stand.step) / np.maximum(course.sends, 1)
+        return unsent[self._fold.place]
+
+    def _run(self, stand: RecurrenceState, until_s: float) -> None:
+        """Advance in place."""
+        advance(self._fold.course, stand, self._paces, until_s)
+
+
+def pieces_over_trees(
+    course: UnrolledPhases, begin_s: FloatArray, pace: LinkRates
+) -> CompletionTimes | None:
+    """How trees that begin at one rate end, without stepping; None if they have to be stepped."""
+    if pace.from_s > begin_s.min(initial=np.inf):
+        return None
+    if not course.pipelined or len(course.phases) > 1:
+        return None
+    if (begin_s != begin_s[0]).any() or (pace.rate_Bps <= 0).any():
+        return None
+    phase, credits = course.phases[0], course.credits
+    feeders = course.feeders
+    times = pipelines_s(phase, pace.rate_Bps, pace.latency_s, credits, feeders=feeders)
+    if times is None:
+        return None
+    landed_s = times[1] + begin_s[0]
+    return CompletionTimes(float((landed_s - pace.latency_s).max()), landed_s)
+
+
+def ends_of(course: UnrolledPhases, stand: RecurrenceState) -> CompletionTimes:
+    """How the sends ended."""
+    edges = np.arange(course.edges)
+    landed = stand.delivered[(course.sends - 1) % course.depth, edges]
+    works = course.sends > 0
+    return CompletionTimes(float(stand.free[works].max(initial=0.0)), np.where(works, landed, 0.0))
+
+
+@dataclass
+class OneStep:
+    """Edges each of which sends once. Times are seconds since the collective began.
+
+    Arrays have shape (edges,).
+    """
+
+    phase: Phase
+    """Of one repeat."""
+    begin_s: FloatArray
+    """When each edge may send at the earliest."""
+    rate_Bps: FloatArray
+    latency_s: FloatArray
+    """`rate_Bps` and `latency_s`: until `change`."""
+    _left_bytes: FloatArray = field(init=False)
+    _since_s: FloatArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._left_bytes = self.phase.nbytes * self.phase.active.astype(float)
+        self._since_s = np.array(self.begin_s, float)
+
+    def change(self, now_s: float, rate_Bps: FloatArray, latency_s: FloatArray) -> None:
+        """From now on the edges have other rates and latencies; what is sent stays sent."""
+        leave_s = self._leave_s()
+        under_way = leave_s > now_s
+        sent = self.rate_Bps * np.maximum(0.0, now_s - self._since_s)
+        self._left_bytes = np.where(under_way, np.maximum(0.0, self._left_bytes - sent), 0.0)
+        # What has left keeps the time at which it did, and the latency that it met.
+        self._since_s = np.where(under_way, np.maximum(self._since_s, now_s), leave_s)
+        self.rate_Bps = rate_Bps
+        self.latency_s = np.where(under_way, latency_s, self.latency_s)
+
+    def least_wire_s(self) -> float:
+        """When the last byte has left (see `Clocks.least_wire_s`)."""
+        return self.ends().wire_s
+
+    def ends(self) -> CompletionTimes:
+        """How the sends end if nothing changes any more."""
+        leave_s, works = self._leave_s(), self.phase.active > 0
+        landed_s = np.where(works, leave_s + self.latency_s, 0.0)
+        return CompletionTimes(float(leave_s[works].max(initial=0.0)), landed_s)
+
+    def left(self) -> FloatArray:
+        """Share of its bytes that each edge has not yet sent; shape (edges,)."""
+        whole = self.phase.nbytes * self.phase.active.astype(float)
+        share: FloatArray = np.divide(
+            self._left_bytes, whole, out=np.zeros(len(whole)), where=whole > 0
+        )
+        return share
+
+    def _leave_s(self) -> FloatArray:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            busy_s = self._left_bytes / self.rate_Bps
+        return self._since_s + np.where(self._left_bytes > 0, busy_s, 0.0)
+
+
+def is_one_step(phases: tuple[Phase, ...]) -> bool:
+    """Whether no edge sends more than once, and none waits for another."""
+    return len(phases) == 1 and phases[0].repeat == 1

@@ -1,0 +1,324 @@
+"""Loops over sends: of rings and chains step by step, and of trees."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfmodel.arrays import FloatArray, IntArray
+
+
+def step_rings(
+    rows: FloatArray,
+    free: FloatArray,
+    feeders: IntArray,
+    begin: int,
+    goal: int,
+    lag: int,
+    credits: int,
+    nbytes: FloatArray,
+    from_s: FloatArray,
+    rate_Bps: FloatArray,
+    latency_s: FloatArray,
+    until_s: float,
+) -> int:
+    """Go on in place from step `begin` to `goal`, while all of a step leaves by a time.
+
+    Parameters
+    ----------
+    rows : ndarray of float, shape (depth, edges + 1)
+        See `RecurrenceState.delivered`.
+    free : ndarray of float, shape (edges,)
+    feeders : ndarray of int, shape (edges, most feeders)
+    begin, goal, lag, credits : int
+    nbytes : ndarray of float, shape (edges,)
+    from_s : ndarray of float, shape (paces,)
+        When each pace begins.
+    rate_Bps, latency_s : ndarray of float, shape (paces, edges)
+        Rates are above zero.
+    until_s : float
+
+    Returns
+    -------
+    int
+        The step that was reached.
+    """
+    depth, edges, paces = len(rows), len(free), len(from_s)
+    start, end, arrived = np.empty(edges), np.empty(edges), np.empty(edges)
+    for number in range(begin, goal):
+        brought, credit = rows[(number - lag) % depth], rows[(number - credits) % depth]
+        first_s, last_s = np.inf, -np.inf
+        for edge in range(edges):
+            start_s = max(free[edge], credit[edge])
+            for column in range(feeders.shape[1]):
+                start_s = max(start_s, brought[feeders[edge, column]])
+            start[edge] = start_s
+            first_s = min(first_s, start_s)
+        pace_of_first = 0  # what was before all of these sends is skipped
+        while pace_of_first + 1 < paces and from_s[pace_of_first + 1] <= first_s:
+            pace_of_first += 1
+        for edge in range(edges):
+            since_s, unsent = start[edge], nbytes[edge]
+            for pace in range(pace_of_first, paces):
+                over_s = from_s[pace + 1] if pace + 1 < paces else np.inf
+                if over_s < since_s:
+                    continue
+                rate = rate_Bps[pace, edge]
+                finish_s = since_s + (unsent / rate if unsent > 0 else 0.0)
+                if finish_s <= over_s:
+                    end[edge] = finish_s
+                    arrived[edge] = finish_s + latency_s[pace, edge]
+                    break
+                unsent = max(0.0, unsent - (over_s - since_s) * rate)
+                since_s = over_s
+            last_s = max(last_s, end[edge])
+        if last_s > until_s:
+            return number
+        rows[number % depth, :edges] = arrived
+        free[:] = end
+    return max(begin, goal)
+
+
+def step_trees(  # noqa: C901  (numba caches a function without those that it calls)
+    rows: FloatArray,
+    free: FloatArray,
+    feeders: IntArray,
+    begins: IntArray,
+    first: IntArray,
+    active: IntArray,
+    done: IntArray,
+    begin: int,
+    goal: int,
+    first_step: int,
+    lag: int,
+    credits: int,
+    nbytes: FloatArray,
+    from_s: FloatArray,
+    rate_Bps: FloatArray,
+    latency_s: FloatArray,
+    until_s: float,
+) -> int:
+    """As `step_rings`, where not all edges work in each step.
+
+    Parameters
+    ----------
+    rows, free, feeders, begin, goal, credits, nbytes, from_s, rate_Bps, latency_s, until_s
+        As there.
+    begins : ndarray of int, shape (edges,)
+        Edges in the order in which they begin.
+    first, active, done : ndarray of int, shape (edges,)
+        In which step of the phase each begins, in how many it works, and what it has sent before.
+    first_step : int
+        Of the phase.
+    lag : int
+        Repeats after which a send is sent on.
+    """
+    depth, edges, paces = len(rows), len(free), len(from_s)
+    end, arrived = np.empty(edges), np.empty(edges)
+    low = high = 0
+    for number in range(begin, goal):
+        step, last_s = number - first_step, -np.inf
+        while high < edges and first[begins[high]] <= step:
+            high += 1
+        while low < high and first[begins[low]] + active[begins[low]] <= step:
+            low += 1
+        for place in range(low, high):
+            edge = begins[place]
+            if first[edge] + active[edge] <= step:
+                continue
+            send = done[edge] + step - first[edge]
+            start_s = max(free[edge], rows[(send - credits) % depth, edge])
+            for column in range(feeders.shape[1]):
+                start_s = max(start_s, rows[(send - lag) % depth, feeders[edge, column]])
+            since_s, unsent = start_s, nbytes[edge]
+            for pace in range(paces):
+                over_s = from_s[pace + 1] if pace + 1 < paces else np.inf
+                if over_s < since_s:
+                    continue
+                rate = rate_Bps[pace, edge]
+                finish_s = since_s + (unsent / rate if unsent > 0 else 0.0)
+                if finish_s <= over_s:
+                    end[place] = finish_s
+                    arrived[place] = finish_s + latency_s[pace, edge]
+                    break
+                unsent = max(0.0, unsent - (over_s - since_s) * rate)
+                since_s = over_s
+            last_s = max(last_s, end[place])
+        if last_s > until_s:
+            return number
+        for place in range(low, high):
+            edge = begins[place]
+            if first[edge] + active[edge] > step:
+                send = done[edge] + step - first[edge]
+                rows[send % depth, edge] = arrived[place]
+                free[edge] = end[place]
+    return max(begin, goal)
+
+
+def least_end(
+    free: FloatArray,
+    sends: IntArray,
+    done: IntArray,
+    first: IntArray,
+    active: IntArray,
+    step: int,
+    nbytes: FloatArray,
+    rate_Bps: FloatArray,
+) -> float:
+    """When the last byte leaves at the earliest (see `variable_rate.Clocks.least_wire_s`).
+
+    Parameters
+    ----------
+    free, first, active, done, rate_Bps
+        As for `step_trees`; `step` is counted from the first of the phase.
+    sends : ndarray of int, shape (edges,)
+        Of all phases.
+    nbytes : ndarray of float, shape (edges,)
+        Least that each edge sends at once.
+    """
+    least_s = 0.0
+    for edge in range(len(free)):
+        if sends[edge] == 0:
+            continue
+        unsent = sends[edge] - done[edge] - min(max(step - first[edge], 0), active[edge])
+        best_Bps = 0.0
+        for pace in range(len(rate_Bps)):
+            best_Bps = max(best_Bps, rate_Bps[pace, edge])
+        more_s = unsent * (nbytes[edge] / best_Bps) if unsent > 0 and nbytes[edge] > 0 else 0.0
+        least_s = max(least_s, free[edge] + more_s)
+    return least_s
+
+
+def send_over_trees(  # noqa: C901  (numba caches a function without those that it calls)
+    order: IntArray,
+    feeders: IntArray,
+    nbytes: FloatArray,
+    begin_s: FloatArray,
+    sent: IntArray,
+    left_s: FloatArray,
+    arrived_s: FloatArray,
+    credits: int,
+    from_s: FloatArray,
+    rate_Bps: FloatArray,
+    latency_s: FloatArray,
+) -> None:
+    """Work out in place when pieces leave and arrive (see `timing.clocks.tree_clocks`).
+
+    Parameters
+    ----------
+    order : ndarray of int, shape (edges,)
+        Edges, each after those that feed it.
+    feeders : ndarray of int, shape (edges, most feeders)
+    nbytes, begin_s : ndarray of float, shape (edges,)
+    sent : ndarray of int, shape (edges,)
+        Pieces of each edge in steps that have left: their times stay what they are.
+    left_s : ndarray of float, shape (edges, pieces)
+    arrived_s : ndarray of float, shape (edges + 1, pieces)
+        The last row is that of edges that nothing feeds.
+    credits : int
+    from_s, rate_Bps, latency_s
+        As for `stepped_sends.step_rings`.
+    """
+    paces, (edges, pieces) = len(from_s), left_s.shape
+    ready_s = np.empty(pieces)
+    for place in range(edges):
+        edge, pace = order[place], 0
+        done, leaves_s, arrives_s = sent[edge], left_s[edge], arrived_s[edge]
+        ready_s[done:] = arrived_s[feeders[edge, 0], done:]
+        for column in range(1, feeders.shape[1]):
+            if feeders[edge, column] < edges:
+                brought_s = arrived_s[feeders[edge, column]]
+                for piece in range(done, pieces):
+                    ready_s[piece] = max(ready_s[piece], brought_s[piece])
+        free_s = leaves_s[done - 1] if done > 0 else max(begin_s[edge], 0.0)
+        piece = done
+        while piece < pieces:  # those at paces that end
+            start_s = max(free_s, ready_s[piece])
+            if piece >= credits:
+                start_s = max(start_s, arrives_s[piece - credits])
+            while pace + 1 < paces and from_s[pace + 1] < start_s:
+                pace += 1
+            if pace + 1 == paces:
+                break
+            unsent = nbytes[edge]
+            for at in range(pace, paces):
+                over_s = from_s[at + 1] if at + 1 < paces else np.inf
+                free_s = start_s + (unsent / rate_Bps[at, edge] if unsent > 0 else 0.0)
+                if free_s <= over_s:
+                    arrives_s[piece] = free_s + latency_s[at, edge]
+                    break
+                unsent = max(0.0, unsent - (over_s - start_s) * rate_Bps[at, edge])
+                start_s = over_s
+            leaves_s[piece] = free_s
+            piece += 1
+        hold_s = nbytes[edge] / rate_Bps[paces - 1, edge] if nbytes[edge] > 0 else 0.0
+        flight_s, alone = latency_s[paces - 1, edge], min(max(piece, credits), pieces)
+        for number in range(piece, alone):
+            free_s = max(free_s, ready_s[number]) + hold_s
+            leaves_s[number], arrives_s[number] = free_s, free_s + flight_s
+        for number in range(alone, pieces):
+            waits_s = max(ready_s[number], arrives_s[number - credits])
+            free_s = max(free_s, waits_s) + hold_s
+            leaves_s[number], arrives_s[number] = free_s, free_s + flight_s
+
+
+def keep_sent(
+    sent: IntArray, left_s: FloatArray, begin_s: FloatArray, first: IntArray, until_s: float
+) -> float:
+    """Keep in place the steps that have left by a time; return when an edge was free first.
+
+    Parameters
+    ----------
+    sent, left_s, begin_s
+        As for `send_over_trees`.
+    first : ndarray of int, shape (edges,)
+        Step of the first piece of each edge.
+    until_s : float
+    """
+    edges, pieces = left_s.shape
+    earliest_s, step = np.inf, first.max() + pieces
+    for edge in range(edges):
+        count = sent[edge]
+        while count < pieces and first[edge] + count < step and left_s[edge, count] <= until_s:
+            count += 1
+        if count < pieces:
+            step = min(step, first[edge] + count)
+    for edge in range(edges):
+        count = max(0, min(step - first[edge], pieces))
+        sent[edge] = count
+        if count < pieces:
+            earliest_s = min(earliest_s, left_s[edge, count - 1] if count else begin_s[edge])
+    return earliest_s
+
+
+def least_tree_end(
+    sent: IntArray,
+    left_s: FloatArray,
+    begin_s: FloatArray,
+    nbytes: FloatArray,
+    from_s: FloatArray,
+    rate_Bps: FloatArray,
+) -> float:
+    """When the last byte leaves at the earliest: each edge has to send what it has not sent.
+
+    Parameters
+    ----------
+    sent, left_s, begin_s, nbytes, from_s, rate_Bps
+        As for `send_over_trees`.
+    """
+    paces, (edges, pieces) = len(from_s), left_s.shape
+    least_s = 0.0
+    for edge in range(edges):
+        since_s = left_s[edge, sent[edge] - 1] if sent[edge] > 0 else max(begin_s[edge], 0.0)
+        unsent = (pieces - sent[edge]) * nbytes[edge]
+        for pace in range(paces):
+            over_s = from_s[pace + 1] if pace + 1 < paces else np.inf
+            if unsent <= 0 or over_s < since_s:
+                continue
+            free_s = since_s + unsent / rate_Bps[pace, edge]
+            if free_s <= over_s:
+                since_s, unsent = free_s, 0.0
+            else:
+                unsent -= (over_s - since_s) * rate_Bps[pace, edge]
+                since_s = over_s
+        least_s = max(least_s, since_s)
+    return least_s

@@ -1,0 +1,383 @@
+"""One host as NCCL sees it: paths between GPUs and to NICs, at the speeds that NCCL assumes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from perfmodel.errors import TopologyError
+from perfmodel.files import FileModel, load_document
+from perfmodel.library.ring_search import direct_nvlinks
+from perfmodel.library.settings import LEVELS
+from perfmodel.library.transport import (
+    NVLINK_PATHS,
+    Vendor,
+    gdr_paths,
+    path_type_between,
+    peer_paths,
+    vendor_of,
+)
+from perfmodel.topology.model import Topology
+from perfmodel.topology.routing.router import Router
+
+
+class _Capability(FileModel):
+    source: str
+    of: dict[str, int]
+    consumer: dict[str, int]
+    consumer_names: tuple[str, ...]
+
+
+class _PerLane(FileModel):
+    source: str
+    GBps: dict[int, float]
+
+
+class _Pcie(FileModel):
+    source: str
+    GBps: tuple[float, ...]
+    intel_peer_overhead: float
+
+
+class _Numa(FileModel):
+    source: str
+    GBps: float
+
+
+class _Network(FileModel):
+    source: str
+    Gbps: tuple[float, ...]
+
+
+class Plugin(FileModel):
+    """A network plugin: latency of a hop, and on which GPUs writes are ordered.
+
+    Where 128-byte writes are not kept in order, only the Simple protocol is safe.
+    """
+
+    latency_us: dict[int, float]
+    since: str
+    ordered_from: int
+    source: str
+
+    def keeps_order(self, capability: int, release: tuple[float, ...]) -> bool:
+        """Whether a release may use LL and LL128 between hosts."""
+        return capability >= self.ordered_from or self._is_newer_than(release)
+
+    def _is_newer_than(self, release: tuple[float, ...]) -> bool:
+        return release < tuple(int(part) for part in self.since.split("."))
+
+    def stated_us(self, capability: int, release: tuple[float, ...]) -> float:
+        """Latency of a hop that a release reports for a GPU; microseconds."""
+        if self._is_newer_than(release):
+            return 0.0
+        listed = [at for at in self.latency_us if at <= capability]
+        return self.latency_us[max(listed, default=min(self.latency_us))]
+
+
+class _Channels(FileModel):
+    source: str
+    most: int
+    most_before: dict[str, int]
+    most_heads: int
+
+
+class Speeds(FileModel):
+    """Speeds that the search of channels tries, by compute capability; GB/s."""
+
+    source: str
+    up_to_sm8x: tuple[float, ...]
+    sm90: tuple[float, ...]
+    sm100: tuple[float, ...]
+
+    def of(self, capability: int) -> tuple[float, ...]:
+        """Speeds for a GPU, from fast to slow."""
+        if capability >= 100:
+            return self.sm100
+        return self.sm90 if capability >= 90 else self.up_to_sm8x
+
+
+class Hardware(FileModel):
+    """What NCCL takes hardware to be capable of (``hardware.yaml``)."""
+
+    perfmodel: int
+    sources: dict[str, str]
+    compute_capability: _Capability
+    nvlink_per_lane: _PerLane
+    pcie: _Pcie
+    between_amd_numa: _Numa
+    network: _Network
+    plugins: dict[str, Plugin]
+    channels: _Channels
+    speeds_within_host: Speeds
+    speeds_between_hosts: Speeds
+
+
+@cache
+def hardware() -> Hardware:
+    """NCCL's table of hardware."""
+    return load_document(Hardware, Path(__file__).with_name("hardware.yaml"))
+
+
+Pair = tuple[int, int]
+
+RANK = {name: rank for rank, name in enumerate((*LEVELS, "NET", "DIS"))}
+"""How far path types reach, near to far."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostPath:
+    """A path inside the host."""
+
+    type: str
+    """One of `perfmodel.library.settings.LEVELS`; the farther one where bytes are staged."""
+    arcs: tuple[int, ...]
+    """Links crossed."""
+    cost: float = 1.0
+    """What a byte is charged on each of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What NCCL knows of one host of a group of ranks.
+
+    GPUs and NICs are numbered from 0, in the order of ranks and of NICs.
+    """
+
+    capability: int
+    """Compute capability, 90 for sm90."""
+    cpu: Vendor
+    gpus: int
+    peers: Mapping[Pair, HostPath]
+    """Between two GPUs."""
+    outward: Mapping[Pair, HostPath]
+    inward: Mapping[Pair, HostPath]
+    """`outward` and `inward`: (GPU, NIC) and back; empty for a group on one host."""
+    nic_GBps: tuple[float, ...]
+    arc_GBps: Mapping[int, float]
+    """Capacity of each link that a path crosses."""
+    mesh: Mapping[Pair, float] | None
+    """GB/s of direct NVLinks; None behind an NVSwitch or without NVLink."""
+    nvlink_GBps: float
+    """Of one GPU."""
+    switched: bool
+    """Whether an NVSwitch joins the GPUs."""
+
+    def __hash__(self) -> int:
+        """By what costs little to compare: searches of equal hosts are looked up."""
+        return hash((self.capability, self.gpus, self.nic_GBps, frozenset(self.arc_GBps.items())))
+
+
+def capability_of(topology: Topology) -> int:
+    """Compute capability of the GPUs, 90 for sm90; 80 for generations that we do not know.
+
+    Some chips of a generation differ from its data-centre ones: they are recognised by name.
+    """
+    table, name = hardware().compute_capability, topology.gpu.name
+    generation = topology.gpu.generation
+    if name.lower().split("-")[0] in table.consumer_names and generation in table.consumer:
+        return table.consumer[generation]
+    return table.of.get(generation, 80)
+
+
+def host_of(
+    topology: Topology,
+    router: Router,
+    gpus: Sequence[str],
+    *,
+    between_hosts: bool,
+    release: tuple[float, float],
+    merging: bool = True,
+) -> Host:
+    """Look at one host.
+
+    `gpus`: the group's GPUs on that host. `between_hosts`: whether the group has ranks on other
+    hosts too, so that NICs matter. `release`: NCCL's version; NVLink of sm90 counts 20 GB/s a lane
+    before 2.23. `merging`: whether the ports of one adapter count as one NIC.
+    """
+    capability, cpu = capability_of(topology), vendor_of(topology)
+    ports = dict(_adapters(topology, _nics(router, gpus), merging)) if between_hosts else {}
+    peers = dict(_peer_paths(topology, router, gpus, cpu))
+    outward, inward = (
+        dict(_nic_paths(topology, router, gpus, tuple(ports), outward=out)) for out in (True, False)
+    )
+    lane = _lane_GBps(capability, release)
+    crossed = {
+        arc for paths in (peers, outward, inward) for path in paths.values() for arc in path.arcs
+    }
+    arcs = {arc: _arc_GBps(topology, arc, lane, cpu) for arc in crossed}
+    mesh = _mesh(topology, gpus, peers, arcs)
+    return Host(
+        capability=capability,
+        cpu=cpu,
+        gpus=len(gpus),
+        peers=peers,
+        outward=outward,
+        inward=inward,
+        nic_GBps=tuple(_port_GBps(topology, nic) * count for nic, count in ports.items()),
+        arc_GBps=arcs,
+        mesh=mesh,
+        nvlink_GBps=_nvlink_GBps(len(gpus), peers, arcs),
+        switched=mesh is None and bool(peers) and all(_is_nvlink(path) for path in peers.values()),
+    )
+
+
+def _mesh(
+    topology: Topology,
+    gpus: Sequence[str],
+    peers: Mapping[Pair, HostPath],
+    arcs: Mapping[int, float],
+) -> Mapping[Pair, float] | None:
+    """Direct NVLinks between GPUs; None behind an NVSwitch, without NVLink or without P2P."""
+    lanes = direct_nvlinks(topology, gpus)
+    if lanes is None or topology.reach.peer == "LOC":
+        return None
+    paths = ((pair, peers[pair]) for pair in lanes)
+    return {
+        pair: arcs[path.arcs[0]] for pair, path in paths if _is_nvlink(path) and len(path.arcs) == 1
+    }
+
+
+def _nvlink_GBps(gpus: int, peers: Mapping[Pair, HostPath], arcs: Mapping[int, float]) -> float:
+    """NVLinks of the GPU that has most."""
+    firsts = [
+        {path.arcs[0] for (a, _), path in peers.items() if a == g and _is_nvlink(path)}
+        for g in range(gpus)
+    ]
+    return max((sum(arcs[arc] for arc in first) for first in firsts), default=0.0)
+
+
+def _is_nvlink(path: HostPath) -> bool:
+    return path.type == "NVL"
+
+
+def _nics(router: Router, gpus: Sequence[str]) -> list[str]:
+    """NICs that the GPUs reach: each GPU's nearest first, in the order of their numbers."""
+    nearest = {router.nearest_nics(gpu)[0] for gpu in gpus if router.nearest_nics(gpu)}
+    every = {nic for gpu in gpus for nic in router.nearest_nics(gpu)}
+    near = sorted(nearest, key=router.nic_number)
+    return near + sorted(every - nearest, key=router.nic_number)
+
+
+def _adapters(topology: Topology, nics: Sequence[str], merging: bool) -> Iterator[tuple[str, int]]:
+    """One NIC of each adapter, and how many ports it has.
+
+    A PCIe switch with several NICs for each of its GPUs has adapters of several ports: an
+    assumption, since a topology does not say which NICs share a card. Source of the merging:
+    NVIDIA/nccl ``src/transport/net_ib`` (NCCL_IB_MERGE_NICS) and, for EFA, aws-ofi-nccl.
+    """
+    links, devices = topology.links, topology.devices
+    nics_below = dict[str, list[str]]()
+    for nic in nics:
+        parent = next((p for p in links[nic] if devices[p].host >= 0), nic)
+        nics_below.setdefault(parent, []).append(nic)
+    for parent, siblings in nics_below.items():
+        gpus = sum(devices[end].kind == "gpu" for end in links[parent])
+        even = merging and 0 < gpus < len(siblings) and len(siblings) % gpus == 0
+        ports = len(siblings) // gpus if even else 1
+        yield from ((nic, ports) for nic in siblings[::ports])
+
+
+def _peer_paths(
+    topology: Topology, router: Router, gpus: Sequence[str], cpu: Vendor
+) -> Iterator[tuple[Pair, HostPath]]:
+    direct = peer_paths(topology)
+    overhead = hardware().pcie.intel_peer_overhead
+    for a, src in enumerate(gpus):
+        for b, dst in enumerate(gpus):
+            if a == b:
+                continue
+            path_type = router.path_type(src, dst)
+            if path_type in direct or not topology.reach.memory:
+                arcs = router.route(src, dst)
+            else:  # through the host's memory
+                hub = router.nearest_cpu(src)
+                arcs = router.route(src, hub) + router.route(hub, dst)
+                path_type = path_type if RANK[path_type] >= RANK["PHB"] else "PHB"
+            taxed = path_type == "PHB" and cpu == "intel"
+            yield (a, b), HostPath(path_type, arcs, overhead if taxed else 1.0)
+
+
+def _nic_paths(
+    topology: Topology, router: Router, gpus: Sequence[str], nics: Sequence[str], *, outward: bool
+) -> Iterator[tuple[Pair, HostPath]]:
+    """Paths between GPUs and NICs: direct, through another GPU (PXN), or by the host's memory."""
+    direct = gdr_paths(topology)
+    relaying = outward and topology.reach.relay
+    for n, nic in enumerate(nics):
+        types = [path_type_between(router, gpu, nic) for gpu in gpus]
+        relays = [gpu for gpu, path_type in zip(gpus, types, strict=True) if path_type in direct]
+        for g, (gpu, path_type) in enumerate(zip(gpus, types, strict=True)):
+            ends = (gpu, nic) if outward else (nic, gpu)
+            if path_type in direct:
+                yield (g, n), HostPath(path_type, router.route(*ends))
+                continue
+            relay = _relay_gpu(router, gpu, relays) if relaying else None
+            if relay is not None:
+                arcs = router.route(gpu, relay) + router.route(relay, nic)
+                yield (g, n), HostPath("PXN", arcs)
+            else:
+                yield (g, n), _path_by_memory(router, gpu, ends, path_type)
+
+
+def _relay_gpu(router: Router, gpu: str, relays: Sequence[str]) -> str | None:
+    """First of the GPUs beside a NIC that this one reaches over NVLink."""
+    return next((peer for peer in relays if router.path_type(gpu, peer) in NVLINK_PATHS), None)
+
+
+def _path_by_memory(router: Router, gpu: str, ends: tuple[str, str], path_type: str) -> HostPath:
+    if path_type == "DIS":
+        return HostPath("DIS", ())
+    try:
+        cpu = router.nearest_cpu(gpu)
+    except TopologyError:
+        return HostPath(path_type, router.route(*ends))
+    arcs = router.route(ends[0], cpu) + router.route(cpu, ends[1])
+    return HostPath(path_type if RANK[path_type] >= RANK["PHB"] else "PHB", arcs)
+
+
+def _lane_GBps(capability: int, release: tuple[float, float]) -> float:
+    """NVLink of one lane; NVIDIA/nccl: 20.6 for sm90 since 2.23, 20 before."""
+    table = hardware().nvlink_per_lane.GBps
+    if capability == 90 and release < (2, 23):
+        return table[80]
+    return table[max((listed for listed in table if listed <= capability), default=min(table))]
+
+
+def _arc_GBps(topology: Topology, arc: int, lane_GBps: float, cpu: Vendor) -> float:
+    """Capacity that NCCL takes a link to have, by its kind; the link's own where it has no idea.
+
+    Of a link that was lost: what it had, as routes are those of before.
+    """
+    arcs = topology.arcs
+    own_Bps = arcs.bandwidth_Bps[arc] or topology.built.bandwidth_Bps[arc]
+    own, kind = float(own_Bps) / 1e9, arcs.kinds[arc]
+    if kind == "nvlink":
+        src, dst = arcs.names[arc]
+        lanes = sum(arcs.lanes[cable] for cable in topology.links[src][dst])
+        nominal = lanes * lane_GBps
+        return nominal if 0.7 < nominal / own < 1.4 else own
+    if kind == "pcie":
+        return min(hardware().pcie.GBps, key=lambda rate: max(rate / own, own / rate))
+    if kind == "upi":
+        return hardware().between_amd_numa.GBps if cpu == "amd" else own
+    return float("inf") if kind == "memory" else own
+
+
+def _port_GBps(topology: Topology, nic: str) -> float:
+    """Nominal rate of a NIC's cables: the next usual one above what they carry."""
+    built = topology.built
+    own = (
+        sum(
+            float(built.bandwidth_Bps[cable])
+            for cables in topology.links[nic].values()
+            for cable in cables
+            if built.kinds[cable] in {"ethernet", "infiniband"}
+        )
+        / 1e9
+    )
+    nominal = (rate / 8 for rate in hardware().network.Gbps if rate / 8 >= own * 0.999)
+    above = next(nominal, own)
+    return above if own > 0.6 * above else own

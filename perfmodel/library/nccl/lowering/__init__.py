@@ -1,1 +1,0 @@
-"""NCCL's own algorithms laid on channels, NICs and switches; `dispatch.find_layer`."""

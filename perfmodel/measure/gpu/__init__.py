@@ -1,1 +1,0 @@
-"""Backend ``device``: virtual ranks and microbenchmarks on one GPU; see `measure_device`."""

@@ -1,0 +1,326 @@
+"""Backend ``device``: virtual ranks and microbenchmarks on one GPU, timed by CUDA events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+from perfmodel.collectives.schedule import Schedule
+from perfmodel.measure.gpu_microbenchmarks import (
+    GpuUnderTest,
+    Microbenchmark,
+    copy_kernel,
+    make_microbenchmarks,
+    prepare_gpu,
+)
+from perfmodel.measure.job import MeasurementJob, make_schedules
+from perfmodel.measure.p2p import find_staged_moves, largest_scratch
+from perfmodel.measure.record import MeasurementRow, summarise_times
+from perfmodel.measure.reference import (
+    Move,
+    compare,
+    compute_expected,
+    count_elements,
+    describe_sampling,
+    fill,
+    make_moves,
+    read_whole_numbers,
+    window_slices,
+)
+from perfmodel.units import format_bytes
+
+
+class RankStreams(Protocol):
+    """Ordered queues of work, one per rank."""
+
+    def on(self, rank: int) -> AbstractContextManager[Any]:
+        """Return a context whose work goes into a rank's queue."""
+
+    def mark(self, rank: int) -> Any:
+        """Return an event that completes after all work now in the rank's queue."""
+
+    def wait(self, rank: int, event: Any) -> None:
+        """Let the rank's queue wait for an event."""
+
+
+class HostStreams:
+    """Queues that execute at once, in program order; for tests without a GPU."""
+
+    def on(self, rank: int) -> AbstractContextManager[Any]:  # noqa: ARG002
+        """Return an empty context."""
+        return nullcontext()
+
+    def mark(self, rank: int) -> Any:
+        """Do nothing: all work is complete."""
+
+    def wait(self, rank: int, event: Any) -> None:
+        """Do nothing: all work is complete."""
+
+
+class CudaStreams:
+    """A CUDA stream per rank."""
+
+    def __init__(self, torch: Any, ranks: int) -> None:
+        self._torch = torch
+        self.streams = [torch.cuda.Stream() for _ in range(ranks)]
+
+    def on(self, rank: int) -> AbstractContextManager[Any]:
+        """Return a context whose kernels go into the rank's stream."""
+        context: AbstractContextManager[Any] = self._torch.cuda.stream(self.streams[rank])
+        return context
+
+    def mark(self, rank: int) -> Any:
+        """Record an event on the rank's stream."""
+        return self.streams[rank].record_event()
+
+    def wait(self, rank: int, event: Any) -> None:
+        """Let the rank's stream wait for an event."""
+        self.streams[rank].wait_event(event)
+
+
+def execute_on_streams(
+    rounds: Sequence[Sequence[Move]],
+    buffers: Sequence[Any],
+    scratch: Sequence[Any],
+    streams: RankStreams,
+) -> None:
+    """Execute rounds between buffers of one device.
+
+    A copy runs on the receiver's stream, after the sender's work of earlier rounds. A rank writes
+    to its buffer only after the ranks that read its old content.
+
+    Parameters
+    ----------
+    rounds : sequence of sequences of Move
+    buffers, scratch : sequence of torch.Tensor, shape (ranks,)
+        `scratch` with `count_scratch` each.
+    streams : RankStreams
+    """
+    last_events = [streams.mark(rank) for rank in range(len(buffers))]
+    for moves in rounds:
+        last_events = _execute_round(moves, buffers, scratch, streams, last_events)
+
+
+def _execute_round(
+    moves: Sequence[Move],
+    buffers: Sequence[Any],
+    scratch: Sequence[Any],
+    streams: RankStreams,
+    last_events: list[Any],
+) -> list[Any]:
+    staged = {
+        id(move) for rank in {m.dst for m in moves} for move in find_staged_moves(moves, rank)
+    }
+    used = [0] * len(buffers)
+    merges, copy_events = [], []
+    for move in moves:
+        destination = buffers[move.dst][move.write]
+        if id(move) in staged:
+            begin = used[move.dst]
+            used[move.dst] += move.count
+            merges.append((move, scratch[move.dst][begin : used[move.dst]]))
+            destination = merges[-1][1]
+        if move.src != move.dst:
+            streams.wait(move.dst, last_events[move.src])
+        with streams.on(move.dst):
+            destination.copy_(buffers[move.src][move.read], non_blocking=True)
+        copy_events.append((move, streams.mark(move.dst)))
+    for move, event in copy_events:
+        if move.src != move.dst:
+            streams.wait(move.src, event)
+    for move, received in merges:
+        with streams.on(move.dst):
+            target = buffers[move.dst][move.write]
+            if move.reduce:
+                target.add_(received)
+            else:
+                target.copy_(received, non_blocking=True)
+    active = {move.dst for move in moves} | {move.src for move in moves}
+    return [
+        streams.mark(rank) if rank in active else last_events[rank]
+        for rank in range(len(last_events))
+    ]
+
+
+MOST_REPEATS, LEAST_REPEATS = 200, 8
+
+SHORTEST_S = 200e-6
+"""Shortest sample; shorter work is repeated within one. Events have a resolution of 0.5 us (CUDA
+runtime API, cudaEventElapsedTime)."""
+
+STREAMS = 32
+"""Streams in torch's pool, which it assigns in turn (c10/cuda/CUDAStream.cpp, kStreamsPerPool)."""
+
+Progress = Callable[[int, int], None]
+
+
+def describe_gpu(torch: Any) -> dict[str, str]:
+    """The first device by name, memory and capability, and how many there are."""
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": str(properties.name),
+        "gpus": str(torch.cuda.device_count()),
+        "gpu_memory": format_bytes(properties.total_memory),
+        "gpu_multiprocessors": str(properties.multi_processor_count),
+        "gpu_capability": f"{properties.major}.{properties.minor}",
+    }
+
+
+def measure_device(
+    job: MeasurementJob, torch: Any, device: str, progress: Progress | None = None
+) -> tuple[list[MeasurementRow], str]:
+    """Check the data of virtual ranks, then time them and the microbenchmarks.
+
+    Parameters
+    ----------
+    job : MeasurementJob
+    torch : module
+    device : str
+        "cuda"; "cpu" runs the same arithmetic without streams, for tests.
+    progress : callable, optional
+
+    Returns
+    -------
+    rows : list of MeasurementRow
+    note : str
+
+    Raises
+    ------
+    DataMismatch
+        A virtual rank ended with wrong data.
+    """
+    gpu = prepare_gpu(job, torch, device)
+    benchmarks = [*_schedule_benchmarks(job, gpu), *make_microbenchmarks(job, gpu)]
+    share_s = job.budget_s / len(benchmarks)
+    rows = []
+    for done, benchmark in enumerate(benchmarks, 1):
+        times_s = _sample_times(benchmark, gpu, share_s, job.repeats)
+        rows.append(summarise_times(benchmark.kind, benchmark.nbytes, times_s, benchmark.setting))
+        if progress is not None:
+            progress(done, len(benchmarks))
+    return rows, " ".join(_notes(job, gpu))
+
+
+def _notes(job: MeasurementJob, gpu: GpuUnderTest) -> Iterator[str]:
+    yield "copy reads and writes nbytes; reduce reads twice and writes nbytes."
+    yield "launch and synchronize: per kernel."
+    yield "Small sizes of schedule: as fast as the host can enqueue copies and waits."
+    sampling = describe_sampling(list(make_schedules(job).values()))
+    if sampling:
+        yield sampling
+    if job.ranks > STREAMS:
+        yield f"torch has {STREAMS} streams, which {job.ranks} virtual ranks share."
+    if copy_kernel() is None or not gpu.cuda:
+        yield "No blocks_copy rows: a copy by few thread blocks needs Triton and a GPU."
+
+
+def _schedule_benchmarks(job: MeasurementJob, gpu: GpuUnderTest) -> Iterator[Microbenchmark]:
+    """One execution of the schedule per size; its result is checked first."""
+    schedules = make_schedules(job)
+    streams: RankStreams = CudaStreams(gpu.torch, job.ranks) if gpu.cuda else HostStreams()
+    start, work, scratch = _allocate_rank_buffers(job, gpu, list(schedules.values()))
+    for nbytes, schedule in schedules.items():
+        rounds, count = make_moves(schedule), count_elements(schedule)
+
+        def reset(count: int = count) -> None:
+            for before, after in zip(start, work, strict=True):
+                after[:count].copy_(before[:count])
+
+        def once(rounds: Any = rounds) -> None:
+            _fork_streams(gpu, streams)
+            execute_on_streams(rounds, work, scratch, streams)
+            _join_streams(gpu, streams)
+
+        reset()
+        once()
+        _synchronize(gpu, (0,))
+        for window, expected in compute_expected(schedule, job.dtype):
+            slices = window_slices(schedule, window)
+            for rank, (buffer, numbers) in enumerate(zip(work, expected, strict=True)):
+                actual = read_whole_numbers(buffer, slices, numbers)
+                compare(schedule, rank, actual, numbers, window=window)
+        yield Microbenchmark("schedule", nbytes, once, f"{job.ranks} virtual ranks", before=reset)
+
+
+def _allocate_rank_buffers(
+    job: MeasurementJob, gpu: GpuUnderTest, schedules: Sequence[Schedule]
+) -> tuple[list[Any], ...]:
+    """Data, work buffer and scratch of each rank, for the largest of the schedules."""
+    dtype = getattr(gpu.torch, job.dtype)
+    count = max(count_elements(schedule) for schedule in schedules)
+    scratch_count = max(largest_scratch(make_moves(schedule)) for schedule in schedules)
+
+    def empty(count: int) -> list[Any]:
+        return [
+            gpu.torch.zeros(max(1, count), dtype=dtype, device=gpu.device) for _ in range(job.ranks)
+        ]
+
+    start, work, scratch = empty(count), empty(count), empty(scratch_count)
+    for rank, buffer in enumerate(start):
+        fill(buffer, job, rank)
+    return start, work, scratch
+
+
+def _fork_streams(gpu: GpuUnderTest, streams: RankStreams) -> None:
+    """Let all streams wait for the current stream, which holds the event that starts the clock."""
+    if isinstance(streams, CudaStreams):
+        for stream in streams.streams:
+            stream.wait_stream(gpu.torch.cuda.current_stream())
+
+
+def _join_streams(gpu: GpuUnderTest, streams: RankStreams) -> None:
+    """Let the current stream, which gets the event that stops the clock, wait for all streams."""
+    if isinstance(streams, CudaStreams):
+        for stream in streams.streams:
+            gpu.torch.cuda.current_stream().wait_stream(stream)
+
+
+# ---------------------------------------------------------------- timing
+
+
+def _sample_times(
+    benchmark: Microbenchmark, gpu: GpuUnderTest, share_s: float, repeats: int | None
+) -> list[float]:
+    """Warm up, then time as many samples as fit into `share_s`; seconds per execution."""
+    for _ in range(3):
+        rough_s = _time_runs(benchmark, gpu, 1)
+    runs = max(1, round(SHORTEST_S / max(rough_s * benchmark.inner, 1e-9)))
+    runs = min(runs, 1000) if benchmark.clock == "device" and not benchmark.once else 1
+    times_s: list[float] = []
+    deadline_s = time.monotonic() + share_s
+    limit = repeats or MOST_REPEATS
+    while len(times_s) < limit and (
+        repeats or len(times_s) < LEAST_REPEATS or time.monotonic() < deadline_s
+    ):
+        times_s.append(_time_runs(benchmark, gpu, runs))
+    return times_s
+
+
+def _time_runs(benchmark: Microbenchmark, gpu: GpuUnderTest, runs: int) -> float:
+    """Mean time of an execution over `runs` runs in a row, each of `benchmark.inner` executions."""
+    _synchronize(gpu, benchmark.devices)
+    if benchmark.before is not None:
+        benchmark.before()
+    if benchmark.clock == "device" and gpu.cuda:
+        begin, end = (gpu.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(runs):
+            benchmark.run()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1e-3 / (runs * benchmark.inner)
+    began_s = time.perf_counter()
+    for _ in range(runs):
+        benchmark.run()
+    if benchmark.clock != "enqueue":
+        _synchronize(gpu, benchmark.devices)
+    return (time.perf_counter() - began_s) / (runs * benchmark.inner)
+
+
+def _synchronize(gpu: GpuUnderTest, devices: Sequence[int]) -> None:
+    """Wait for all streams of these devices."""
+    if gpu.cuda:
+        for number in devices:
+            gpu.torch.cuda.synchronize(number)

@@ -1,0 +1,295 @@
+"""Start a process per rank, watch them, and end them in every case."""
+
+from __future__ import annotations
+
+import datetime as dt
+import multiprocessing as mp
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing import connection, resource_tracker
+from pathlib import Path
+from typing import Any
+
+from perfmodel.errors import DataMismatch, MeasurementError, PerfmodelError
+from perfmodel.measure import status as rank_status
+from perfmodel.measure.job import MeasurementJob
+from perfmodel.measure.record import MeasurementRow
+from perfmodel.measure.status import shield_from_interrupt
+
+Progress = Callable[[int, int], None]
+
+GRACE_S = 0.7
+"""Time after the first failure to wait for its cause: a dead rank makes its neighbours fail too."""
+
+START_S = 120.0
+"""Longest import of torch, from a cold disk or on a busy machine (assumption)."""
+
+LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
+
+
+@dataclass(slots=True)
+class _RankProcesses:
+    job: MeasurementJob
+    memory: Any
+    processes: list[Any] = field(default_factory=list)
+    pipes: list[Any] = field(default_factory=list)
+    answer: tuple[list[MeasurementRow], str] | None = None
+    ended: set[int] = field(default_factory=set)
+    dead: set[int] = field(default_factory=set)  # ended without a message
+    errors: dict[int, BaseException] = field(default_factory=dict)
+
+    def describe(self, rank: int) -> str:
+        """Describe what a rank is doing, or was doing when it died."""
+        return rank_status.describe_status(self.memory, rank)
+
+
+def run_processes(
+    job: MeasurementJob, progress: Progress | None = None
+) -> tuple[list[MeasurementRow], str]:
+    """Start a process per rank, let them measure, and end them in every case.
+
+    Returns
+    -------
+    rows : list of MeasurementRow
+    note : str
+
+    Raises
+    ------
+    DataMismatch
+        A rank ended with wrong data.
+    MeasurementError
+        A rank died, or no rank advanced for `job.timeout_s`; names it and what it was doing.
+    """
+    context = mp.get_context("spawn")
+    team = _RankProcesses(job, context.RawArray("q", rank_status.FIELDS * job.ranks))
+    with tempfile.TemporaryDirectory(prefix="perfmodel-") as folder:
+        try:
+            _start_processes(team, context, folder)
+            return _wait_for_answer(team, progress, Path(folder))
+        finally:
+            _end_processes(team)
+
+
+def _start_processes(team: _RankProcesses, context: Any, folder: str) -> None:
+    with shield_from_interrupt(resource_tracker.ensure_running):
+        for rank in range(team.job.ranks):
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(
+                target=_run_rank,
+                args=(team.job, rank, folder, team.memory, theirs),
+                name=f"rank {rank}",
+                daemon=True,
+            )
+            process.start()
+            theirs.close()
+            team.processes.append(process)
+            team.pipes.append(ours)
+
+
+def _end_processes(team: _RankProcesses) -> None:
+    for process in team.processes:
+        process.kill()
+    for process in team.processes:
+        process.join()
+        process.close()
+    for pipe in team.pipes:
+        pipe.close()
+
+
+# ---------------------------------------------------------------- watching
+
+
+def _wait_for_answer(
+    team: _RankProcesses, progress: Progress | None, folder: Path
+) -> tuple[list[MeasurementRow], str]:
+    last, advanced_s = rank_status.read_ticks(team.memory, team.job.ranks), time.monotonic()
+    while len(team.ended) < team.job.ranks:
+        _receive_messages(team, 0.1)
+        if team.errors or team.dead:
+            _raise_first_failure(team, folder)
+        now = rank_status.read_ticks(team.memory, team.job.ranks)
+        if now != last:
+            last, advanced_s = now, time.monotonic()
+        elif time.monotonic() - advanced_s > _allowed_silence_s(team.job, now):
+            raise MeasurementError(_describe_hang(team))
+        if progress is not None:
+            done, total = rank_status.read_progress(team.memory)
+            if total:
+                progress(done, total)
+    if team.answer is None:
+        raise MeasurementError("the ranks ended without an answer")
+    return team.answer
+
+
+def _allowed_silence_s(job: MeasurementJob, ticks: list[int]) -> float:
+    """Longest time without progress of any rank; longer while processes start."""
+    return job.timeout_s if min(ticks) > 0 else max(job.timeout_s, START_S)
+
+
+def _receive_messages(team: _RankProcesses, wait_s: float) -> None:
+    """Receive messages of ranks, waiting at most `wait_s` for the first."""
+    silent = team.ended | team.dead
+    waiting = {pipe: rank for rank, pipe in enumerate(team.pipes) if rank not in silent}
+    for pipe in connection.wait(list(waiting), timeout=wait_s):
+        rank = waiting[pipe]
+        try:
+            message = team.pipes[rank].recv()
+        except (EOFError, OSError):
+            team.processes[rank].kill()  # it has closed its end of the pipe: it is dead or will be
+            team.processes[rank].join()
+            team.dead.add(rank)
+            continue
+        team.ended.add(rank)
+        if isinstance(message, BaseException):
+            team.errors[rank] = message
+        elif message is not None:
+            team.answer = message
+
+
+def _raise_first_failure(team: _RankProcesses, folder: Path) -> None:
+    """Raise the first cause: the death of a rank, not the errors of ranks that waited for it."""
+    deadline_s = time.monotonic() + GRACE_S
+    while time.monotonic() < deadline_s and not team.dead and not _own_errors(team):
+        _receive_messages(team, 0.05)
+        time.sleep(0.02)
+    own_errors = _own_errors(team)
+    if own_errors and not team.dead:
+        raise own_errors[0]
+    if team.dead:
+        raise MeasurementError(
+            "\n".join(_describe_death(team, rank, folder) for rank in sorted(team.dead))
+        )
+    rank, error = next(iter(team.errors.items()))
+    raise MeasurementError(f"rank {rank} failed while {team.describe(rank)}: {error}")
+
+
+def _own_errors(team: _RankProcesses) -> list[BaseException]:
+    return [error for error in team.errors.values() if isinstance(error, PerfmodelError)]
+
+
+def _describe_death(team: _RankProcesses, rank: int, folder: Path) -> str:
+    code = team.processes[rank].exitcode
+    cause = f"exit code {code}"
+    if code is not None and code < 0:
+        cause = f"killed by {signal.Signals(-code).name}"
+    last_line = _read_last_line(folder / f"rank{rank}.log")
+    return f"rank {rank} died ({cause}) while {team.describe(rank)}{last_line}"
+
+
+def _read_last_line(log: Path) -> str:
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return f"; it said: {lines[-1]}" if lines else ""
+
+
+def _describe_hang(team: _RankProcesses) -> str:
+    ticks = rank_status.read_ticks(team.memory, team.job.ranks)
+    behind = [rank for rank, count in enumerate(ticks) if count == min(ticks)]
+    descriptions = [
+        f"rank {rank} ({team.describe(rank)}{_describe_stop(team.processes[rank])})"
+        for rank in behind
+    ]
+    others = [rank for rank in range(team.job.ranks) if rank not in behind]
+    message = (
+        f"no rank advanced for {team.job.timeout_s:g} s; furthest behind: {', '.join(descriptions)}"
+    )
+    if others:
+        furthest = max(others, key=lambda rank: ticks[rank])
+        message += f"; furthest ahead: rank {furthest} ({team.describe(furthest)})"
+    return message
+
+
+def _describe_stop(process: Any) -> str:
+    """Describe a process that a signal has stopped; empty if it runs, or without /proc."""
+    try:
+        stat = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return ", stopped by a signal" if stat.rpartition(")")[2].split()[0] in "Tt" else ""
+    except (OSError, IndexError):
+        return ""
+
+
+# ---------------------------------------------------------------- in the new process
+
+
+def _run_rank(job: MeasurementJob, rank: int, folder: str, memory: Any, pipe: Any) -> None:
+    """Run one rank in its process; send its result, or the error, through the pipe."""
+    _redirect_output(Path(folder) / f"rank{rank}.log")
+    threading.Thread(target=_exit_with_parent, args=(folder,), daemon=True).start()
+    status = rank_status.Status(memory, rank)
+    try:
+        join_group(job, status, Path(folder))
+        from perfmodel.measure.worker import measure_rank
+
+        answer = measure_rank(job, status, shared_clock=True)
+    except DataMismatch as error:
+        pipe.send(error)
+    except Exception as error:  # noqa: BLE001  (the parent must receive every error)
+        cause = error if isinstance(error, PerfmodelError) else RuntimeError(_first_line(error))
+        pipe.send(cause)
+    else:
+        pipe.send(answer if rank == 0 else None)
+    time.sleep(
+        GRACE_S
+    )  # neighbours must finish, or fail from the first cause, before this rank leaves
+    os._exit(0)  # threads of the library may still wait for neighbours
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+def _redirect_output(log: Path) -> None:
+    """Redirect stdout and stderr, on which libraries print, to a file."""
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+
+
+def _exit_with_parent(folder: str) -> None:
+    """End with the parent, even if it was killed and could neither end ranks nor clean up."""
+    parent = mp.parent_process()
+    if parent is not None:
+        parent.join()
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+
+def join_group(job: MeasurementJob, status: rank_status.Status, folder: Path | None) -> None:
+    """Join the process group: over a file in `folder`, or as torchrun's environment says."""
+    import torch
+    import torch.distributed as dist
+
+    status.stage(rank_status.JOIN)
+    status.step(rank_status.PREPARE)
+    torch.set_num_threads(1)
+    device = None
+    if job.backend == "nccl":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", status.rank)))
+        torch.cuda.set_device(device)
+    store = None
+    if folder is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)  # names of hosts may not resolve
+        # Typed as missing: torch adds it at run time.
+        store = getattr(dist, "FileStore")(str(folder / "store"), job.ranks)  # noqa: B009
+    dist.init_process_group(
+        job.backend,
+        store=store,
+        rank=status.rank,
+        world_size=job.ranks,
+        # With a device NCCL connects all ranks at once; otherwise a first exchange among a few of
+        # them would wait for the others (torch 2.13, batch_isend_irecv).
+        device_id=device,
+        # Longer than the parent's, which sees all ranks and names the one that hangs.
+        timeout=dt.timedelta(seconds=job.timeout_s * (3 if folder is not None else 1)),
+    )
+    status.step(rank_status.PREPARE)

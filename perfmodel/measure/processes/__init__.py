@@ -1,1 +1,0 @@
-"""Backends ``gloo`` and ``nccl``: a process per rank; see `run_processes`."""

@@ -1,0 +1,133 @@
+"""Status of each rank, in shared memory that the parent can read even after a rank has died."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, MutableSequence
+from contextlib import contextmanager
+from typing import Any
+
+from perfmodel.units import format_bytes
+
+STAGES = (
+    "starting Python and torch",
+    "joining the group",
+    "checking the data",
+    "warming up",
+    "timing",
+    "handing in its times",
+)
+START, JOIN, CHECK, WARM, TIME, COLLECT = range(len(STAGES))
+
+KINDS = ("schedule", "library")
+STEPS = (
+    "preparing",
+    "waiting at the barrier",
+    "before posting round",
+    "waiting for sends and receives of round",
+    "inside the library's collective",
+    "done",
+)
+PREPARE, BARRIER, BEFORE, POSTED, LIBRARY, DONE = range(len(STEPS))
+
+_TICKS, _STAGE, _NBYTES, _KIND, _REPEAT, _STEP, _ROUND, _PROGRESS, _TOTAL = range(9)
+FIELDS = 9
+
+
+class Status:
+    """One rank's status: a slice of shared memory, written at every step.
+
+    All ranks count the same steps, so the rank with the fewest steps is the one that others wait
+    for.
+    """
+
+    def __init__(self, memory: MutableSequence[int], rank: int) -> None:
+        self._memory = memory
+        self._base = rank * FIELDS
+        self.rank = rank
+        self.listener: Callable[[int, int], None] | None = None
+
+    def stage(self, stage: int) -> None:
+        """Enter a stage of the run."""
+        self._set(_STAGE, stage)
+        self._set(_STEP, PREPARE)
+
+    def item(self, nbytes: int, kind: int, repeat: int) -> None:
+        """Begin one execution."""
+        self._set(_NBYTES, nbytes)
+        self._set(_KIND, kind)
+        self._set(_REPEAT, repeat)
+        self.step(PREPARE)
+
+    def step(self, step: int, round_: int = 0) -> None:
+        """Reach a step of an execution."""
+        memory, base = self._memory, self._base
+        memory[base + _STEP] = step
+        memory[base + _ROUND] = round_
+        memory[base + _TICKS] += 1
+
+    def progress(self, done: int, total: int) -> None:
+        """Report the repeats done and their total, over all sizes."""
+        self._set(_PROGRESS, done)
+        self._set(_TOTAL, total)
+        if self.listener is not None:
+            self.listener(done, total)
+
+    def _set(self, field: int, value: int) -> None:
+        self._memory[self._base + field] = value
+
+    def __str__(self) -> str:
+        return describe_status(self._memory, self.rank)
+
+
+def describe_status(memory: Any, rank: int) -> str:
+    """Describe what a rank is doing, or was doing when it died."""
+    fields = memory[rank * FIELDS : (rank + 1) * FIELDS]
+    text = STAGES[fields[_STAGE]]
+    if fields[_STAGE] not in {CHECK, WARM, TIME} or not fields[_NBYTES]:
+        return text
+    text += (
+        f", {KINDS[fields[_KIND]]} of {format_bytes(fields[_NBYTES])}, repeat {fields[_REPEAT] + 1}"
+    )
+    text += f", {STEPS[fields[_STEP]]}"
+    return f"{text} {fields[_ROUND] + 1}" if fields[_STEP] in {BEFORE, POSTED} else text
+
+
+def read_ticks(memory: Any, ranks: int) -> list[int]:
+    """Read the number of steps that each rank has reached."""
+    return [memory[rank * FIELDS + _TICKS] for rank in range(ranks)]
+
+
+def read_progress(memory: Any) -> tuple[int, int]:
+    """Read the repeats done and their total, as reported by rank 0."""
+    return memory[_PROGRESS], memory[_TOTAL]
+
+
+def make_private_status(rank: int, ranks: int) -> Status:
+    """Make a status in private memory, for ranks that torchrun has started."""
+    return Status([0] * (FIELDS * ranks), rank)
+
+
+@contextmanager
+def shield_from_interrupt(*trackers: Callable[[], None]) -> Iterator[None]:
+    """Start processes and threads that ignore Ctrl-C: the parent ends them without tracebacks.
+
+    From their first instruction: what a process does about a signal once it runs is too late
+    for one that comes while it starts.
+
+    Parameters
+    ----------
+    trackers : callables
+        Start the resource trackers that the processes need; started later, some would unblock
+        the signal.
+    """
+    for ensure_running in trackers:
+        ensure_running()
+    if not hasattr(signal, "pthread_sigmask"):  # Windows, where no process group is signalled
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,1 +1,0 @@
-"""The message kernel: sends on shared links, event by event."""

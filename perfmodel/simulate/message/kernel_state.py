@@ -1,0 +1,345 @@
+"""The message kernel with its state: collectives are added and begun, and run to their ends."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.simulate.message import event_loop, link_sharing, numba_kernel, records
+from perfmodel.simulate.message.compile import (
+    POINTS_TO,
+    REFILLED,
+    SIZED_BY,
+    Columns,
+    Routes,
+    limits_Bps,
+    route_columns,
+)
+from perfmodel.simulate.message.records import (
+    BEGIN,
+    DTYPES,
+    FINISH,
+    INF,
+    KINDS,
+    LISTS,
+    Arc,
+    Clock,
+    Edge,
+    State,
+    make_rows,
+    to_array,
+    to_list,
+    write_column,
+)
+
+ROOM = 8
+"""Events, outdated ones included, for each that counts, from which on the others are removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The entries of a collective in the state, and what to restore before it runs again."""
+
+    spans: dict[str, range]
+    refill: Columns
+
+    @property
+    def run(self) -> int:
+        """Index of its run."""
+        return self.spans["runs"].start
+
+
+class Kernel:
+    """Simulates sends on the links of one machine.
+
+    `capacity_Bps`: shape (arcs,).
+    """
+
+    def __init__(self, capacity_Bps: FloatArray) -> None:
+        arcs = [Arc(capacity) for capacity in capacity_Bps.tolist()]
+        state: dict[str, Any] = {name: [] for name in LISTS}
+        state |= {"arcs": arcs, "clock": [Clock()]}
+        state |= {name: [0] * len(arcs) for name in ("touched", "to_freeze")}
+        self._state = State(**state)
+        self._sizes = dict.fromkeys(SIZED_BY, 0)
+        self._connections: dict[tuple[int, ...], int] = {}
+        self.is_compiled = False
+        self._set_events([])
+
+    def compile(self) -> None:
+        """Run compiled from now on. The results are the same bits.
+
+        Raises `ImportError`: numba is missing, or one that does not go with this NumPy.
+        """
+        if not self.is_compiled:
+            numba_kernel.compiled()
+            self._pack()
+
+    def try_compile(self) -> bool:
+        """Run compiled from now on if numba is installed and works; return whether it does."""
+        try:
+            self.compile()
+        except ImportError:
+            return False
+        return True
+
+    def add(self, columns: Columns) -> Slot:
+        """Add a collective."""
+        spans, numbered = self._extend(columns)
+        self._append("ended", np.zeros(len(spans["runs"]), np.int32))
+        self._set_events(self._events())
+        return Slot(spans, {name: numbered[name] for name in REFILLED})
+
+    def connections(self, columns: Columns) -> IntArray:
+        """Number the connection of each edge: one for all edges ever added over the same links."""
+        arcs, ends = columns["hops.arc"].tolist(), columns["routes.hop_end"].tolist()
+        routes = [tuple(arcs[a:b]) for a, b in itertools.pairwise([0, *ends])]
+        before = len(self._connections)
+        numbers = [self._connections.setdefault(route, len(self._connections)) for route in routes]
+        self._append("connections", make_rows("connections", {}, len(self._connections) - before))
+        return np.array(numbers, dtype=np.int64)[columns["edges.route"]]
+
+    def begin(self, slot: Slot, at_s: float, nbytes: float | None = None) -> None:
+        """Begin a collective at a time; `nbytes` replaces the size of its only send."""
+        for name, values in slot.refill.items():
+            self._fill(name, slot, values)
+        if nbytes is not None:
+            self._fill("sends.nbytes", slot, np.array([nbytes]))
+        if self._queued() >= self._clock("room"):
+            self._set_events(self._events())
+        code = slot.run * KINDS + BEGIN
+        if not self.is_compiled:
+            records.push(self._state, max(at_s, self.now_s), code)
+            return
+        view = {name: getattr(self._state, name).view(np.recarray) for name in ("events", "clock")}
+        numba_kernel.push(SimpleNamespace(**view), max(at_s, self.now_s), code)  # type: ignore[arg-type]
+
+    def restart(self) -> None:
+        """Set the clock to zero, when everything has ended."""
+        s, touched = self._state, int(self._clock("touched"))
+        if self.is_compiled:
+            s.arcs["is_touched"][s.touched[:touched]] = 0
+            s.routes["next_s"] = INF
+            s.clock["touched"], s.clock["now_s"] = 0, 0.0
+        else:
+            for number in s.touched[:touched]:
+                s.arcs[number].is_touched = 0
+            for route in s.routes:
+                route.next_s = INF
+            s.clock[0].touched, s.clock[0].now_s = 0, 0.0
+        self._set_events(s.events[:0])
+
+    def advance(self, until_s: float) -> list[int]:
+        """Run up to a time, or to the end of the instant in which some runs end; return these."""
+        while True:
+            if self.is_compiled:
+                arrays = numba_kernel.Arrays(*(getattr(self._state, name) for name in LISTS))
+                status = numba_kernel.compiled()(arrays, until_s)
+            else:
+                status = event_loop.advance(self._state, until_s)
+            if status != event_loop.CROWDED:
+                break
+            self._set_events(self._events())
+        if status != event_loop.SOME_ENDED:
+            return []
+        ended = self._state.ended[: int(self._clock("ended"))]
+        if self.is_compiled:
+            self._state.clock["ended"] = 0
+        else:
+            self._state.clock[0].ended = 0
+        return [int(run) for run in ended]
+
+    @property
+    def now_s(self) -> float:
+        """Time of the last event."""
+        return float(self._clock("now_s"))
+
+    @property
+    def landed(self) -> int:
+        """Sends that have arrived."""
+        return int(self._clock("landed"))
+
+    @property
+    def solved(self) -> int:
+        """Rates solved, each time counted for each edge."""
+        return int(self._clock("solved"))
+
+    @property
+    def may_be_stalled(self) -> bool:
+        """Whether some edge has had a rate of zero since the machine changed last."""
+        return bool(self._clock("stalled"))
+
+    def stalled_edges(self, slot: Slot) -> list[int]:
+        """Return the edges of a run, from 0, that are sending over a link that carries nothing."""
+        routes, name = self._state.routes, "limit_Bps"
+        limits_Bps = routes[name] if self.is_compiled else [route.limit_Bps for route in routes]
+        edges = enumerate(self._edges(slot))
+        return [at for at, edge in edges if edge.sending >= 0 and limits_Bps[edge.route] == 0.0]
+
+    def sends_left(self, slot: Slot) -> int:
+        """Return how many sends of a run have not landed."""
+        run = self._state.runs[slot.run]
+        return int(run["sends_left"] if self.is_compiled else run.sends_left)
+
+    def sent_bytes(self, slot: Slot, at_s: float) -> float:
+        """Return the bytes that a stream has sent by a time."""
+        (edge,) = self._edges(slot)
+        return float(edge.sent_bytes + edge.rate_Bps * max(0.0, at_s - edge.since_s))
+
+    def unsent_bytes(self, slot: Slot, at_s: float) -> FloatArray:
+        """Return the bytes that each edge of a run has not sent by a time; shape (edges,)."""
+        edges = self._edges(slot)
+        sends = self._state.sends[slot.spans["sends"].start : slot.spans["sends"].stop]
+        first = slot.spans["sends"].start
+        nbytes = sends["nbytes"] if self.is_compiled else [send.nbytes for send in sends]
+        total = np.concatenate([[0.0], np.cumsum(nbytes)])
+        elapsed_s = [max(0.0, at_s - edge.since_s) for edge in edges]
+        return np.array(
+            [
+                total[edge.tail - first]
+                - total[edge.head - first]
+                + (edge.sending >= 0) * (edge.unsent_bytes - edge.rate_Bps * s)
+                for edge, s in zip(edges, elapsed_s, strict=True)
+            ]
+        )
+
+    def become(
+        self, capacity_Bps: FloatArray, at_s: float, routes: Sequence[tuple[Slot, Routes]]
+    ) -> None:
+        """Change the links, and the routes of everything in progress.
+
+        `capacity_Bps`: shape (arcs,). `routes`: of everything in progress.
+        """
+        compiled = self.is_compiled
+        if compiled:
+            self._unpack()
+        s = self._state
+        s.clock[0].now_s = max(s.clock[0].now_s, at_s)
+        every = [number for slot, _ in routes for number in slot.spans["edges"]]
+        sending = [number for number in every if _is_on_wire(s, number)]
+        for number in sending:
+            link_sharing.set_rate(s, number, 0.0)  # which updates the bytes sent
+            link_sharing.leave_links(s, number)
+        for arc, capacity in zip(s.arcs, capacity_Bps.tolist(), strict=True):
+            arc.capacity_Bps = capacity
+        for slot, new in routes:
+            self._reroute(slot, new, limits_Bps(new, capacity_Bps))
+        s.clock[0].stalled = 0
+        for number in sending:
+            link_sharing.join_links(s, number)
+        self._set_events(s.events)
+        if compiled:
+            self._pack()
+
+    def _reroute(self, slot: Slot, new: Routes, limit_Bps: FloatArray) -> None:
+        """Replace the links of a collective's edges."""
+        columns = route_columns(new, limit_Bps)
+        route = columns.pop("edges.route") + self._sizes["routes"]
+        self._extend(columns)
+        self._fill("edges.route", slot, route)
+        self._fill("edges.latency_s", slot, new.latency_s)
+
+    def _extend(self, columns: Columns) -> tuple[dict[str, range], Columns]:
+        """Append entries to lists; return where they are, and their columns as numbered there."""
+        first = dict(self._sizes)
+        sizes = {group: len(columns[name]) for group, name in SIZED_BY.items() if name in columns}
+        numbered = dict(columns)
+        for name, target in POINTS_TO.items():
+            group = name.partition(".")[0]
+            if group in sizes:
+                values = columns.get(name, np.zeros(sizes[group], np.int64))
+                numbered[name] = np.where(values >= 0, values + first[target], -1)
+        for group, size in sizes.items():
+            self._append(group, make_rows(group, numbered, size))
+            self._sizes[group] += size
+        for name in ("flows", "to_freeze"):
+            self._append(name, np.zeros(sizes["routes"], np.int32))
+        return {group: range(first[group], self._sizes[group]) for group in sizes}, numbered
+
+    def _edges(self, slot: Slot) -> list[Edge]:
+        span = slot.spans["edges"]
+        edges = self._state.edges[span.start : span.stop]
+        return to_list("edges", edges) if self.is_compiled else edges
+
+    def _fill(self, name: str, slot: Slot, values: NDArray[Any]) -> None:
+        group = name.partition(".")[0]
+        span = slice(slot.spans[group].start, slot.spans[group].stop)
+        write_column(name, getattr(self._state, group), span, values)
+
+    def _append(self, name: str, new: NDArray[Any]) -> None:
+        values = getattr(self._state, name)
+        if self.is_compiled:
+            setattr(self._state, name, np.concatenate([values, new]))
+        else:
+            values.extend(to_list(name, new))
+
+    def _clock(self, name: str) -> float:
+        clock = self._state.clock
+        value: float = clock[name][0] if self.is_compiled else getattr(clock[0], name)
+        return value
+
+    def _queued(self) -> int:
+        return int(self._clock("queued")) if self.is_compiled else len(self._state.events)
+
+    def _events(self) -> list[tuple[float, int, int]] | NDArray[Any]:
+        events = self._state.events
+        return events[: self._queued()] if self.is_compiled else list(events)
+
+    def _set_events(self, events: list[tuple[float, int, int]] | NDArray[Any]) -> None:
+        """Remove outdated events, and make room for those of one instant."""
+        if self.is_compiled:
+            self._set_event_table(np.asarray(events, dtype=DTYPES["events"]))
+            return
+        routes = self._state.routes
+        live = sorted(
+            event
+            for event in events
+            if event[2] % KINDS != FINISH or routes[event[2] // KINDS].next_s == event[0]
+        )
+        self._state.events = live
+        self._state.clock[0].room = ROOM * (len(live) + len(routes)) + 1024
+
+    def _set_event_table(self, events: NDArray[Any]) -> None:
+        """`_set_events` of the compiled kernel."""
+        next_s = self._state.routes["next_s"]
+        number, kind = np.divmod(events["code"], KINDS)
+        is_live = kind != FINISH
+        finish = np.flatnonzero(~is_live)
+        is_live[finish] = next_s[number[finish]] == events["at_s"][finish]
+        live = events[is_live]
+        live = live[np.lexsort((live["order"], live["at_s"]))]
+        room = ROOM * (len(live) + len(next_s)) + 1024
+        table = np.zeros(room + len(self._state.edges) + 64, DTYPES["events"])
+        table[: len(live)] = live
+        self._state.events = table
+        self._state.clock["queued"], self._state.clock["room"] = len(live), room
+
+    def _pack(self) -> None:
+        """Convert lists of objects to arrays."""
+        events = self._state.events
+        self._state = State(*(to_array(name, getattr(self._state, name)) for name in LISTS))
+        self.is_compiled = True
+        self._state.clock["queued"] = len(events)
+        self._set_events(events)
+
+    def _unpack(self) -> None:
+        """Convert arrays to lists of objects."""
+        events = self._state.events[: self._queued()].tolist()
+        self._state = State(*(to_list(name, getattr(self._state, name)) for name in LISTS))
+        self.is_compiled = False
+        self._set_events(events)
+
+
+def _is_on_wire(s: State, number: int) -> bool:
+    """Whether an edge has a send on its links, and does not wait for its connection."""
+    edge = s.edges[number]
+    return bool(
+        edge.sending >= 0 and (edge.connection < 0 or s.connections[edge.connection].edge == number)
+    )

@@ -1,0 +1,371 @@
+"""Times of collectives with no other traffic.
+
+`UncontendedTimer` times the lowered candidates of a collective and takes the fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from perfmodel.arrays import FloatArray, RankGroup, sending_s
+from perfmodel.collectives.algorithms.chain import PIECE_BYTES
+from perfmodel.collectives.timing.recurrence import TimedPhases, legs_ends
+from perfmodel.library.lowering.lower import Algorithm, correct, lower_collective, lower_message
+from perfmodel.library.lowering.lowered import LinkBytes, LoweredCollective, Stage, stage_bytes
+from perfmodel.library.lowering.rerouting import MovedEdges, only_host, shape_of
+from perfmodel.library.machine import Machine
+from perfmodel.simulate.before_corrections import CollectiveKey, UncorrectedCollectives
+from perfmodel.simulate.sharing.duty_cycle import (
+    TimedLeg,
+    classed_leg,
+    is_steady,
+    joined_stages,
+    sooner_s,
+)
+
+MESSAGES = frozenset({"send", "send_recv"})
+"""Operations that are messages between pairs of ranks, all at once."""
+
+
+def message_pairs(op: str, group: RankGroup) -> list[tuple[int, int]]:
+    """Who sends to whom in "send", and in "send_recv" around the group."""
+    if op == "send":
+        return [(group[0], group[1])]
+    return [(group[at - 1], group[at]) for at in range(len(group))]
+
+
+def root_in(group: RankGroup, groups: tuple[RankGroup, ...], root: int) -> int:
+    """Return the root of one of several groups: the rank at the same place as in its own."""
+    if root in group:
+        return root
+    return next((group[own.index(root)] for own in groups if root in own), root)
+
+
+T = TypeVar("T")
+_Sample = tuple[RankGroup, LoweredCollective, float]
+"""A group, its collective as it was lowered, and its time in seconds."""
+
+MOST_SAMPLES = 32
+"""Groups of a shape that are lowered one by one because their routes share links in other ways."""
+HOPS_AT_ONCE = 1 << 22
+"""Hops of groups that are led over other hosts at once: a few times so many numbers."""
+
+
+@dataclass
+class UncontendedTimer:
+    """Times collectives alone on a machine, with a cache."""
+
+    machine: Machine
+    _best: dict[CollectiveKey, tuple[LoweredCollective, float]] = field(default_factory=dict)
+    _of_host: dict[Hashable, tuple[int, LoweredCollective, float]] = field(default_factory=dict)
+    _samples: dict[Hashable, list[_Sample]] = field(default_factory=dict)
+    _bound_s: dict[LoweredCollective, float] = field(default_factory=dict)
+    _timed_legs: dict[LoweredCollective, tuple[TimedLeg, ...]] = field(default_factory=dict)
+    _legs: dict[LoweredCollective, tuple[Stage, ...]] = field(default_factory=dict)
+    _of_legs: dict[tuple[TimedLeg, ...], Any] = field(default_factory=dict)
+    _shared: dict[Callable[[], Any], Any] = field(default_factory=dict)
+    _common: UncorrectedCollectives = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._common = UncorrectedCollectives(self.machine)
+
+    def on(self, machine: Machine) -> UncontendedTimer:
+        """Return a timer of another machine.
+
+        Of one that differs in measured corrections only, it shares schedules, routes and rates
+        with this timer, and works out times alone.
+        """
+        timer = UncontendedTimer(machine)
+        if machine.differs_in_corrections_only(self.machine):
+            timer._common = self._common
+        return timer
+
+    def best(
+        self,
+        op: str,
+        nbytes: int,
+        group: RankGroup,
+        root: int = 0,
+        algorithm: Algorithm | None = None,
+    ) -> tuple[LoweredCollective, float]:
+        """Return the fastest of the candidates of the library, and its time in seconds.
+
+        Of messages between several pairs, the slowest of them.
+        """
+        key = (op, nbytes, group, root, algorithm)
+        if op in MESSAGES and len(pairs := message_pairs(op, group)) > 1:
+            return max((self.best("send", nbytes, pair) for pair in pairs), key=lambda b: b[1])
+        if key not in self._best:
+            candidates = self._candidates(key)
+            timed = [(lowered, self.time_s(lowered)) for lowered in candidates]
+            self._best[key] = min(timed, key=lambda pair: pair[1])
+            for lowered in candidates:
+                if lowered is not self._best[key][0]:
+                    self._forget(lowered)
+        return self._best[key]
+
+    def _candidates(self, key: CollectiveKey) -> list[LoweredCollective]:
+        op, nbytes, group, _, _ = key
+        if op in MESSAGES:
+            return [lower_message(self.machine, group[0], group[1], nbytes)]
+        return [
+            correct(self.machine, lowered, nbytes, group) for lowered in self._common.lower(key)
+        ]
+
+    def lower(
+        self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int = 0
+    ) -> list[LoweredCollective]:
+        """Return the fastest lowered collective of each group of two ranks or more."""
+        several = [group for group in groups if len(group) > 1]
+        if op in MESSAGES:
+            several = [pair for group in several for pair in message_pairs(op, group)]
+            op, roots = "send", [0] * len(several)
+        else:
+            roots = [root_in(group, groups, root) for group in several]
+        self._lower_alike(op, nbytes, several, roots)
+        return [
+            self._on_host(op, nbytes, group, own_root)
+            for group, own_root in zip(several, roots, strict=True)
+        ]
+
+    def _lower_alike(
+        self, op: str, nbytes: int, groups: Sequence[RankGroup], roots: Sequence[int]
+    ) -> None:
+        """Lower groups over several hosts, those that differ in their hosts only at once."""
+        topology = self.machine.topology
+        if len(groups) < 2 or topology.dead:
+            return
+        by_shape: dict[Hashable, dict[RankGroup, int]] = {}
+        for group, root in zip(groups, roots, strict=True):
+            if only_host(topology, group) is None and (op, nbytes, group, root, None) not in (
+                self._best
+            ):
+                at = group.index(root) if root in group else None
+                key = (op, nbytes, at, shape_of(topology, group))
+                by_shape.setdefault(key, {})[group] = root
+        for shape, members in by_shape.items():
+            self._lower_shape(op, nbytes, members, self._samples.setdefault(shape, []))
+
+    def _lower_shape(
+        self, op: str, nbytes: int, members: dict[RankGroup, int], samples: list[_Sample]
+    ) -> None:
+        """Lower groups of one shape as others of it were; those with other courses one by one."""
+        for sample in samples:
+            self._move_best(op, nbytes, sample, members)
+        while members and len(samples) < MOST_SAMPLES:
+            group, root = next(iter(members.items()))
+            best = self.best(op, nbytes, group, root)
+            if op not in MESSAGES and not self._have_same_edges((op, nbytes, group, root, None)):
+                return  # another candidate may be better elsewhere: no sample for later calls
+            del members[group]
+            samples.append((group, *best))
+            self._move_best(op, nbytes, samples[-1], members)
+
+    def _move_best(
+        self, op: str, nbytes: int, sample: _Sample, members: dict[RankGroup, int]
+    ) -> None:
+        """Take a collective of one group for all groups on which it takes the same time."""
+        group, lowered, time_s = sample
+        hops = sum(len(stage.edges.arcs) for stage in lowered.stages)
+        others, at_once = list(members), max(1, HOPS_AT_ONCE // max(1, hops))
+        moved_edges = self.keep_laid(MovedEdges)
+        for begin in range(0, len(others), at_once):
+            part = others[begin : begin + at_once]
+            for other, moved in zip(
+                part, moved_edges.to_hosts(lowered, self.machine, group, part), strict=True
+            ):
+                if moved is not None:
+                    self._best[op, nbytes, other, members.pop(other), None] = moved, time_s
+
+    def _have_same_edges(self, key: CollectiveKey) -> bool:
+        """Whether all candidates go over the same edges, so that none is better elsewhere."""
+        candidates = self._common.lower(key)
+        return len({tuple(stage.edges for stage in each.stages) for each in candidates}) == 1
+
+    def _on_host(self, op: str, nbytes: int, group: RankGroup, root: int) -> LoweredCollective:
+        """Return the fastest lowered collective; that of another host where hosts are alike."""
+        topology = self.machine.topology
+        host = only_host(topology, group)
+        if host is None or (op, nbytes, group, root, None) in self._best:
+            return self.best(op, nbytes, group, root)[0]
+        offset = host * topology.gpus_per_host
+        at = group.index(root) if root in group else None
+        key = (op, nbytes, tuple(rank - offset for rank in group), at)
+        if key not in self._of_host:
+            self._of_host[key] = host, *self.best(op, nbytes, group, root)
+        source, lowered, time_s = self._of_host[key]
+        moved: LoweredCollective | None = lowered
+        if source != host:
+            moved = self.keep_laid(MovedEdges).translate(lowered, topology, source, host)
+        if moved is None:
+            return self.best(op, nbytes, group, root)[0]
+        self._best[op, nbytes, group, root, None] = moved, time_s
+        return moved
+
+    def _forget(self, lowered: LoweredCollective) -> None:
+        """Drop the cached arrays of a candidate that is not chosen, which may be large."""
+        for cache in (self._bound_s, self._timed_legs, self._legs):
+            cache.pop(lowered, None)
+
+    def forget(self) -> None:
+        """Drop what is cached of each collective; what sizes share stays.
+
+        That is arrays of every edge, a million of an all-to-all over 1,024 ranks.
+        """
+        own = (self._best, self._of_host, self._bound_s, self._timed_legs, self._legs)
+        for cache in (*own, self._of_legs):
+            cache.clear()
+        self._common.forget()
+
+    def time_s(self, lowered: LoweredCollective) -> float:
+        """Return the time of a whole collective without other traffic; seconds."""
+        last_s = max((leg.ends.last_s for leg in self.timed_legs(lowered)), default=0.0)
+        return lowered.launch_s + max(last_s, self.busiest_link_bound_s(lowered))
+
+    def timed_legs(self, lowered: LoweredCollective) -> tuple[TimedLeg, ...]:
+        """Return the legs of a collective without other traffic, each begun rank by rank."""
+        if lowered not in self._timed_legs:
+            leg = classed_leg(lowered, self._common.rates)
+            if leg is not None:
+                self._timed_legs[lowered] = (leg,)
+                return (leg,)
+            stages = self.legs(lowered)
+            rates = [self.rates(stage) for stage in stages]
+            parts = [
+                replace(timed_phases(lowered, s, r), classes=self._common.rates.classes(s))
+                for s, r in zip(stages, rates, strict=True)
+            ]
+            ends = legs_ends(parts, participants(lowered), credits=lowered.credits)
+            self._timed_legs[lowered] = tuple(
+                TimedLeg(s.edges, partial(_as_is, s, r), *e)
+                for s, r, e in zip(stages, rates, ends, strict=True)
+            )
+        return self._timed_legs[lowered]
+
+    def link_bytes(self, lowered: LoweredCollective) -> LinkBytes:
+        """Bytes of one of this timer's collectives on the links that it uses.
+
+        Found once for all machines that differ in measured corrections only.
+        """
+        return self._common.link_bytes(lowered)
+
+    def of_legs(self, legs: tuple[TimedLeg, ...], find: Callable[[tuple[TimedLeg, ...]], T]) -> T:
+        """What `find` returns for some legs of this timer; found once."""
+        if legs not in self._of_legs:
+            self._of_legs[legs] = find(legs)
+        stored: T = self._of_legs[legs]
+        return stored
+
+    def keep(self, make: Callable[[], T]) -> T:
+        """What `make` returned the first time: what all simulations on this machine share."""
+        return _once(self._shared, make)
+
+    def keep_laid(self, make: Callable[[], T]) -> T:
+        """As `keep`, for all machines that differ in measured corrections only."""
+        return _once(self._common.laid, make)
+
+    def busiest_link_bound_s(self, lowered: LoweredCollective) -> float:
+        """Return the least time in which the busiest link carries its bytes; seconds.
+
+        Zero where the rates of edges imply it. They do not where edges are active in some repeats
+        only, which get an average share, nor between legs that overlap, whose rates are solved one
+        by one.
+        """
+        if lowered not in self._bound_s:
+            implied = len(joined_stages(lowered.stages)) < 2 and all(map(is_steady, lowered.stages))
+            capacity_Bps = self.machine.topology.arcs.bandwidth_Bps
+            least_s = 0.0
+            if not implied:
+                times_s = sending_s(self._common.traffic(lowered), capacity_Bps)
+                least_s = float(times_s.max(initial=0.0))
+            self._bound_s[lowered] = least_s
+        return self._bound_s[lowered]
+
+    def legs(self, lowered: LoweredCollective) -> tuple[Stage, ...]:
+        """Return the stages of a collective, successive ones over the same edges joined.
+
+        Their phases say what a rank waits for in between (`Phase.drained`).
+        """
+        if lowered not in self._legs:
+            stages = joined_stages(lowered.stages)
+            self._legs[lowered] = tuple(
+                self._with_early_arrivals(lowered, stage) for stage in stages
+            )
+        return self._legs[lowered]
+
+    def _with_early_arrivals(self, lowered: LoweredCollective, stage: Stage) -> Stage:
+        """Lower the latencies of a stage by what pieces gain while the pipeline fills and drains.
+
+        A fluid edge has one rate, its share when all edges are active. The few pieces that travel
+        while the pipeline fills or drains share links with fewer others and arrive earlier; the
+        edge is busy for as long.
+        """
+        if len(stage.phases) != 1 or is_steady(stage) or not stage.phases[0].first.any():
+            return stage
+        ends_Bps = self._common.rates.fill_and_drain(stage)
+        usual_Bps = self.rates(stage)
+        wire_bytes = stage.phases[0].nbytes * lowered.wire_factor
+        gained_s = sooner_s(wire_bytes, usual_Bps, ends_Bps)
+        return replace(stage, latency_s=stage.latency_s - gained_s)
+
+    def rates(self, stage: Stage) -> FloatArray:
+        """Return the rate of each edge without other traffic; wire bytes per second."""
+        return self._common.rates.of(stage)
+
+
+def _once(results: dict[Callable[[], Any], Any], make: Callable[[], T]) -> T:
+    if make not in results:
+        results[make] = make()
+    stored: T = results[make]
+    return stored
+
+
+def _as_is(stage: Stage, rates_Bps: FloatArray) -> tuple[Stage, FloatArray]:
+    return stage, rates_Bps
+
+
+def timed_phases(lowered: LoweredCollective, stage: Stage, rates_Bps: FloatArray) -> TimedPhases:
+    """Return a stage with its edges at given wire rates."""
+    return TimedPhases(stage.phases, rates_Bps / lowered.wire_factor, stage.latency_s)
+
+
+def participants(lowered: LoweredCollective) -> int:
+    """Ranks of a collective, and the switches that take part."""
+    return lowered.schedule.ranks + lowered.schedule.switches
+
+
+def hidden_s(
+    timer: UncontendedTimer, lowered: LoweredCollective, op: str, group: RankGroup
+) -> float:
+    """Time of a broadcast or a reduction that overlaps with the next repetition; seconds.
+
+    nccl-tests starts the next one without waiting for the last, and divides the time of 20 by 20.
+    A rank of a chain is done when it has passed its last piece on, before the end of the chain is.
+    So the time in which a single piece passes along the chain counts once, not in each repetition.
+    """
+    schedule = lowered.schedule
+    hops = schedule.ranks - 1
+    if schedule.algorithm != "chain" or op not in {"broadcast", "reduce"} or hops < 2:
+        return 0.0
+    chains = 1 + max(int(phase.channel.max()) for phase in schedule.phases)
+    piece = min(schedule.nbytes, PIECE_BYTES * chains)
+    pieces = lower_collective(timer.machine, op, piece, group, algorithm="chain")
+    first = next((each for each in pieces if each.protocol == lowered.protocol), None)
+    if first is None:
+        return 0.0
+    travel_s = (timer.time_s(first) - first.launch_s) * (1 - 1 / hops)
+    slack_s = timer.time_s(lowered) - lowered.launch_s - _busy_s(timer, lowered)
+    return max(0.0, min(travel_s, slack_s))
+
+
+def _busy_s(timer: UncontendedTimer, lowered: LoweredCollective) -> float:
+    """Least time that the busiest edge needs for its bytes; seconds."""
+    return max(
+        float(np.max(stage_bytes(lowered, stage) / timer.rates(stage)))
+        for stage in timer.legs(lowered)
+    )

@@ -1,1 +1,0 @@
-"""Collectives with no other traffic: `timer.UncontendedTimer` takes the fastest candidate."""

@@ -1,0 +1,275 @@
+"""A module and its batch on fake tensors: shapes and data types without memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from copy import copy
+from dataclasses import is_dataclass
+from typing import Any
+
+from perfmodel.torch_modules.operators import fields_of
+from perfmodel.torch_modules.wrapped_module import plain_name
+
+
+def to_fake(value: Any, dtype: Any) -> Any:
+    """Return the value with a fake tensor of the same shape in place of each tensor.
+
+    Real numbers get `dtype`, unless it is None. Made under a fake mode.
+    """
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        real = value.is_floating_point() and dtype is not None
+        return torch.empty_strided(
+            tuple(value.shape), value.stride(), dtype=dtype if real else value.dtype, device="cpu"
+        )
+    if is_dataclass(value) and not isinstance(value, type | Mapping):
+        return _copied(value, {n: to_fake(each, dtype) for n, each in fields_of(value).items()})
+    if isinstance(value, Mapping):
+        items = {key: to_fake(each, dtype) for key, each in value.items()}
+        try:
+            return type(value)(items)  # type: ignore[call-arg]
+        except TypeError:
+            return items
+    if isinstance(value, list | tuple):
+        parts = [to_fake(each, dtype) for each in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
+def _copied(value: Any, fields: Mapping[str, Any]) -> Any:
+    """A dataclass with other values, which may be frozen, or not take all of its fields."""
+    copied = copy(value)
+    for name, each in fields.items():
+        object.__setattr__(copied, name, each)
+    return copied
+
+
+@contextmanager
+def fake_tensors(module: Any, dtype: Any) -> Iterator[dict[str, Any]]:
+    """Let the module have fake parameters and buffers; yields the parameters by name.
+
+    Tied parameters stay tied; the module has its own ones again afterwards.
+    """
+    import torch
+    from torch.nn.utils.stateless import _reparametrize_module
+
+    fakes: dict[int, Any] = {}
+    swapped: dict[str, Any] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if id(parameter) not in fakes:
+            fake = to_fake(parameter.data, dtype)
+            fakes[id(parameter)] = torch.nn.Parameter(
+                fake,
+                requires_grad=parameter.requires_grad
+                and (fake.is_floating_point() or fake.is_complex()),
+            )
+        swapped[name] = fakes[id(parameter)]
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        swapped[name] = fakes.setdefault(id(buffer), to_fake(buffer, dtype))
+    named = {plain_name(name): swapped[name] for name, _ in module.named_parameters()}
+    with _reparametrize_module(module, swapped):
+        yield named
+
+
+@contextmanager
+def own_attributes(module: Any) -> Iterator[None]:
+    """Let attributes of the module be as they were: ones that it caches in a step would be fake."""
+    before = [
+        (
+            part,
+            dict(part.__dict__),
+            {
+                name: copy(value)
+                for name, value in part.__dict__.items()
+                if isinstance(value, dict | list)
+            },
+        )
+        for part in module.modules()
+    ]
+    try:
+        yield
+    finally:
+        for part, values, contents in before:
+            part.__dict__.clear()
+            part.__dict__.update(values)
+            for name, content in contents.items():
+                values[name].clear()
+                add = values[name].update if isinstance(content, dict) else values[name].extend
+                add(content)
+
+
+@contextmanager
+def training_mode(module: Any) -> Iterator[None]:
+    """Put the module into training mode, and each part back into its own afterwards."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.train()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+@contextmanager
+def plain_parts(remarks: set[str], *, real: bool) -> Iterator[None]:
+    """Run what only speeds a step up, saves memory or needs a GPU as plain PyTorch.
+
+    `remarks`: gets a word for each kind of part that ran otherwise than the module says.
+    """
+    import torch
+
+    with ExitStack() as stack:
+        if set_stance := getattr(torch.compiler, "set_stance", None):
+            stack.enter_context(set_stance("force_eager"))
+        stack.enter_context(without_checkpoints(remarks))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        if not real:
+            stack.enter_context(whole_masks())
+            stack.enter_context(causal_masks(remarks))
+            stack.enter_context(without_autocast(remarks))
+            stack.enter_context(without_synchronised_norms(remarks))
+        yield
+
+
+@contextmanager
+def stepwise_recurrence(module: Any, remarks: set[str]) -> Iterator[None]:
+    """Let LSTM, GRU and RNN run step by step, not as one kernel of unknown operations."""
+    import torch
+
+    if not any(isinstance(part, torch.nn.RNNBase) for part in module.modules()):
+        yield
+        return
+    remarks.add("recurrence")
+    with torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=False):
+        yield
+
+
+@contextmanager
+def without_autocast(remarks: set[str]) -> Iterator[None]:
+    """Leave out autocast around and within the module: precision is a question to the scenario.
+
+    On fake tensors it would be that of CPUs, which casts other functions.
+    """
+    from unittest.mock import patch
+
+    import torch
+
+    enter: Any = torch.autocast.__enter__
+
+    def enter_disabled(self: Any) -> Any:
+        enabled, self._enabled = self._enabled, False
+        if enabled:
+            remarks.add("autocast")
+        try:
+            return enter(self)
+        finally:
+            self._enabled = enabled
+
+    devices = [name for name in ("cpu", "cuda") if torch.is_autocast_enabled(name)]
+    if devices:
+        remarks.add("autocast")
+    try:
+        for name in devices:
+            torch.set_autocast_enabled(name, False)
+        with patch.object(torch.autocast, "__enter__", enter_disabled):
+            yield
+    finally:
+        for name in devices:
+            torch.set_autocast_enabled(name, True)
+
+
+@contextmanager
+def without_synchronised_norms(remarks: set[str]) -> Iterator[None]:
+    """Run SyncBatchNorm, which CPUs do not have, as batch normalisation."""
+    from unittest.mock import patch
+
+    import torch
+
+    def forward(self: Any, x: Any) -> Any:
+        remarks.add("synchronised norm")
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        return torch.nn.functional.batch_norm(
+            x,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            training=True,
+            momentum=self.momentum or 0.0,
+            eps=self.eps,
+        )
+
+    with patch.object(torch.nn.SyncBatchNorm, "forward", forward):
+        yield
+
+
+@contextmanager
+def without_checkpoints(remarks: set[str]) -> Iterator[None]:
+    """Run what ``torch.utils.checkpoint`` wraps as it is.
+
+    Whether blocks are recomputed is a question to the scenario (``compute.recompute``).
+    """
+    from unittest.mock import patch
+
+    import torch.utils.checkpoint as checkpoints
+
+    class Plain:
+        @staticmethod
+        def apply(function: Any, _preserve: Any, *args: Any) -> Any:
+            remarks.add("checkpoint")
+            return function(*args)
+
+    def generator(*_args: Any, **_kwargs: Any) -> Iterator[None]:
+        remarks.add("checkpoint")
+        yield
+
+    with (
+        patch.object(checkpoints, "CheckpointFunction", Plain),
+        patch.object(checkpoints, "_checkpoint_without_reentrant_generator", generator),
+    ):
+        yield
+
+
+@contextmanager
+def whole_masks() -> Iterator[None]:
+    """Let transformers take masks to hide nothing, as batches of packed tokens do.
+
+    It looks at values of masks unless it sees fake tensors, and then gives attention a mask that
+    keeps it from kernels that a batch without padding runs.
+    """
+    import sys
+    from unittest.mock import patch
+
+    masks = sys.modules.get("transformers.masking_utils")
+    if masks is None or not hasattr(masks, "is_tracing"):
+        yield
+        return
+    with patch.object(masks, "is_tracing", lambda _tensor=None: False):
+        yield
+
+
+@contextmanager
+def causal_masks(remarks: set[str]) -> Iterator[None]:
+    """Let ``torch.nn.Transformer`` take square masks as causal.
+
+    It compares their values with a causal mask's, which fake tensors do not have.
+    """
+    from unittest.mock import patch
+
+    from torch.nn.modules import transformer
+
+    def is_causal(mask: Any, stated: bool | None = None, size: int | None = None) -> bool:
+        if stated is not None or mask is None:
+            return bool(stated)
+        tokens = mask.size(-2) if size is None else size
+        if tuple(mask.shape) != (tokens, tokens):
+            return False
+        remarks.add("mask")
+        return True
+
+    with patch.object(transformer, "_detect_is_causal_mask", is_causal):
+        yield

@@ -1,1 +1,0 @@
-"""What users give: a module and a batch, a function that makes them, a configuration."""

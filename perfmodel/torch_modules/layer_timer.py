@@ -1,0 +1,250 @@
+"""Times of layers on the device where the module is.
+
+A step that notes when each operator begins says how the time is shared among layers; steps without
+any of that say how long forward and backward are. On a GPU times are those of events.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.torch_modules.fake_module import training_mode
+from perfmodel.torch_modules.layer_groups import group_layers, layer_of_place
+from perfmodel.torch_modules.step_trace import Loss, kept_state, trace_step
+
+WARM_UP, REPEATS = 2, 5
+"""Steps before the clock runs, and steps of which the median counts."""
+
+COMMUNICATED_ELEMENTS = 2**24
+"""Elements of the all-reduce that runs beside a step: 64 MiB in fp32, as long as large buckets."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLayers:
+    """Seconds of one micro-batch.
+
+    Parameters
+    ----------
+    forward_s, backward_s : tuple of float
+        By layer.
+    optimizer_s : float, optional
+    slowdown : float, optional
+        Of compute while an all-reduce of the process group runs.
+    device : str
+    repeats : int
+    """
+
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    optimizer_s: float | None
+    slowdown: float | None
+    device: str
+    repeats: int
+
+
+def measure_layers(
+    model: Any,
+    batch: Any,
+    loss: Loss,
+    names: Sequence[str],
+    *,
+    optimizer: Callable[..., Any] | None = None,
+    autocast: str | None = None,
+) -> MeasuredLayers:
+    """Time forward and backward of each layer, and the optimizer.
+
+    `names`: of the layers, as captured.
+    `optimizer`: makes one from parameters, such as torch.optim.AdamW; it works on copies.
+    `autocast`: "bf16" or "fp16".
+    Raises `InputError`: a module on the meta device, or whose layers on real tensors are others.
+    """
+    device = _device_of(model)
+    batch = _moved(batch, device)
+    cast = _autocast(autocast, device)
+    with cast(), training_mode(model), kept_state(model):
+        totals = _total_times(model, batch, loss, device)
+        shares = _layer_shares(model, batch, loss, names, device)
+        slowdown = _slowdown(model, batch, loss, device, sum(totals))
+    forward_s, backward_s = (
+        tuple(total * share for share in part) for total, part in zip(totals, shares, strict=True)
+    )
+    optimizer_s = None if optimizer is None else _optimizer_s(model, optimizer, device)
+    return MeasuredLayers(forward_s, backward_s, optimizer_s, slowdown, device, REPEATS)
+
+
+def _device_of(model: Any) -> str:
+    kinds = {parameter.device.type for parameter in model.parameters()}
+    if kinds - {"cpu", "cuda"} or len(kinds) != 1:
+        text = f"a module on {' and '.join(sorted(kinds))}"
+        raise InputError(Fault("measure", text, "a module on one CPU or GPU, with real parameters"))
+    return str(kinds.pop())
+
+
+def _moved(batch: Any, device: str) -> Any:
+    if isinstance(batch, Mapping):
+        return {name: _moved(value, device) for name, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return type(batch)(_moved(value, device) for value in batch)
+    return batch.to(device) if hasattr(batch, "to") else batch
+
+
+def _autocast(precision: str | None, device: str) -> Callable[[], Any]:
+    import torch
+
+    if precision is None:
+        return nullcontext
+    if precision not in {"bf16", "fp16"}:
+        raise InputError(Fault("autocast", repr(precision), "'bf16' or 'fp16'"))
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float16
+    return lambda: torch.autocast(device, dtype)
+
+
+def _synchronize(device: str) -> None:
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def _total_times(model: Any, batch: Any, loss: Loss, device: str) -> tuple[float, float]:
+    """Median seconds of forward and of backward, without any recording."""
+    times: list[tuple[float, float]] = []
+    for _ in range(WARM_UP + REPEATS):
+        model.zero_grad(set_to_none=True)
+        _synchronize(device)
+        begin = time.perf_counter()
+        value = loss(model, batch)
+        _synchronize(device)
+        middle = time.perf_counter()
+        value.backward()
+        _synchronize(device)
+        times.append((middle - begin, time.perf_counter() - middle))
+    forward, backward = zip(*times[WARM_UP:], strict=True)
+    return statistics.median(forward), statistics.median(backward)
+
+
+def _layer_shares(
+    model: Any, batch: Any, loss: Loss, names: Sequence[str], device: str
+) -> tuple[list[float], list[float]]:
+    """Shares of forward and of backward that each layer takes, the medians of several steps."""
+    forward, backward = [], []
+    for _ in range(REPEATS):
+        trace = trace_step(model, batch, loss, precision="own", real=True, clock=_clock(device))
+        _synchronize(device)
+        groups = group_layers(trace)
+        own = [group.name for group in groups]
+        if own != list(names):
+            differing = next(
+                (a for a, b in zip(own, names, strict=False) if a != b), "their number"
+            )
+            text = f"layers on {device} that are not those captured ({differing})"
+            raise InputError(Fault("measure", text, "real=True, which captures real tensors"))
+        layers = layer_of_place(groups)
+        forward.append(_by_layer(trace.forward_marks, layers, len(groups), device))
+        backward.append(_by_layer(trace.backward_marks, layers, len(groups), device))
+    return _median_shares(forward), _median_shares(backward)
+
+
+def _clock(device: str) -> Callable[[], Any]:
+    if device != "cuda":
+        return time.perf_counter
+    import torch
+
+    def record() -> Any:
+        make: Callable[..., Any] = torch.cuda.Event
+        event = make(enable_timing=True)
+        event.record()
+        return event
+
+    return record
+
+
+def _by_layer(
+    marks: Sequence[tuple[int, Any]], layers: Mapping[int, int], count: int, device: str
+) -> list[float]:
+    """Seconds of each layer: from the begin of each of its operators to that of the next."""
+    seconds = [0.0] * count
+    for (place, begin), (_, end) in pairwise(marks):
+        took = begin.elapsed_time(end) / 1e3 if device == "cuda" else end - begin
+        seconds[layers.get(place, count - 1)] += took
+    return seconds
+
+
+def _median_shares(runs: Sequence[Sequence[float]]) -> list[float]:
+    medians = [statistics.median(times) for times in zip(*runs, strict=True)]
+    return [each / (sum(medians) or 1.0) for each in medians]
+
+
+def _optimizer_s(model: Any, make: Callable[..., Any], device: str) -> float:
+    """Median seconds of a step of the optimizer on copies of the trained parameters."""
+    import torch
+
+    copies = []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            copied = torch.nn.Parameter(parameter.detach().clone())
+            copied.grad = torch.full_like(copied, 1e-3)
+            copies.append(copied)
+    optimizer = make(copies)
+    times = []
+    for _ in range(WARM_UP + REPEATS):
+        _synchronize(device)
+        begin = time.perf_counter()
+        optimizer.step()
+        _synchronize(device)
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[WARM_UP:])
+
+
+def _slowdown(model: Any, batch: Any, loss: Loss, device: str, alone_s: float) -> float | None:
+    """Time of forward and backward beside all-reduces over that without; None without a group.
+
+    All ranks of the group call this at once, as they do everything else.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
+        return None
+    sent = torch.zeros(COMMUNICATED_ELEMENTS, device=device)
+    times = []
+    for _ in range(REPEATS):
+        with _all_reduces(sent, alone_s, device):
+            times.append(sum(_total_of_one(model, batch, loss, device)))
+    return statistics.median(times) / alone_s
+
+
+def _total_of_one(model: Any, batch: Any, loss: Loss, device: str) -> tuple[float]:
+    begin = time.perf_counter()
+    value = loss(model, batch)
+    value.backward()
+    if device == "cuda":
+        import torch
+
+        torch.cuda.current_stream().synchronize()
+    return (time.perf_counter() - begin,)
+
+
+@contextmanager
+def _all_reduces(sent: Any, at_least_s: float, device: str) -> Iterator[None]:
+    """Keep the process group busy for longer than a step takes, by rank 0's measure."""
+    import torch
+    import torch.distributed as dist
+
+    begin = time.perf_counter()
+    dist.all_reduce(sent)
+    _synchronize(device)
+    each_s = torch.tensor([time.perf_counter() - begin, at_least_s], device=device)
+    dist.broadcast(each_s, 0)
+    count = int(2 * float(each_s[1]) / max(float(each_s[0]), 1e-6)) + 1
+    works = [dist.all_reduce(sent, async_op=True) for _ in range(count)]
+    yield
+    for work in works:
+        work.wait()

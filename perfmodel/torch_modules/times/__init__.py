@@ -1,1 +1,0 @@
-"""Times of layers and of steps, measured where the module is."""

@@ -1,1 +1,0 @@
-"""One training step of a module on fake tensors: operators, kept tensors, order of gradients."""

@@ -1,1 +1,0 @@
-"""Records of other tools than PyTorch's profiler: Nsight Systems, NCCL's Inspector."""
