@@ -16,6 +16,7 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray, RankGroup
 from perfmodel.library.lowering.lower import lower_collective
+from perfmodel.library.lowering.lowered import link_times_s
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.steps.simulate_step import simulated_s
 

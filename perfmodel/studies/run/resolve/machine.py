@@ -18,7 +18,7 @@ from perfmodel.arrays import RankGroup
 from perfmodel.collectives.dependencies import messages_in
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import validate_document
-from perfmodel.library.corrections import CollectiveContext, Corrections
+from perfmodel.library.corrections import CollectiveContext, Corrections, band_of, factors_by_band
 from perfmodel.library.lowering.lower import Algorithm, lower_collective, lower_message
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine, make_machine
