@@ -37,7 +37,9 @@ def main() -> int:
         # pip may have raised a version for a tool's sake: say with which ones the suite runs
         subprocess.run([python, "-m", "pip", "freeze", "--exclude-editable"], check=True)
         arguments = sys.argv[1:] or ["-q", "-n", "auto", "--maxprocesses", "4"]
-        done = subprocess.run([python, "-m", "pytest", "-m", "not benchmarks", *arguments], cwd=ROOT, check=False)
+        done = subprocess.run(
+            [python, "-m", "pytest", "-m", "not benchmarks", *arguments], cwd=ROOT, check=False
+        )
         return done.returncode
 
 

@@ -80,6 +80,7 @@ def test_the_median_is_that_of_counted_large_sizes(found):
     assert to_json(found)["p90_abs_error"] == pytest.approx(errors[3])
 
 
+@pytest.mark.slow
 def test_other_sweeps_of_the_same_hardware_are_used(folder):
     """Shipped logs of two DGX H100 class hosts on InfiniBand stand for the unseen one."""
     small = folder.parent / "small"

@@ -23,6 +23,7 @@ def folder(root, rows=ROWS):
     return root
 
 
+@pytest.mark.slow
 def test_steps_and_peaks_are_those_of_the_scenario_with_the_fields_of_the_row(tmp_path):
     found = to_json(validate(folder(tmp_path)))
     two = predict("resnet50-dgx-a100", scale=None, cluster__nodes=2).main

@@ -99,6 +99,7 @@ def test_a_spread_is_written_and_what_is_not_predicted_is_named(folder, tmp_path
     assert load_spread(spread).seen["ampere, NVSwitch, one host, all_reduce"] == 1
 
 
+@pytest.mark.slow
 def test_the_program_refuses_what_is_wrong_in_words():
     command = [sys.executable, "-m", "reports.validation", "--data", "no-such-folder", "--json"]
     root = Path(__file__).parents[3]

@@ -120,6 +120,7 @@ def test_a_word_put_in_is_refused(text: str, data: st.DataObject) -> None:
         load_node(changed)
 
 
+@pytest.mark.slow
 @given(descriptions(), st.data())
 def test_a_word_left_out_changes_what_it_was_about_or_is_refused(
     text: str, data: st.DataObject
@@ -156,6 +157,7 @@ MAY_CHANGE = {
 }
 
 
+@pytest.mark.slow
 @given(descriptions(), st.data())
 def test_a_word_moved_changes_nothing_or_is_refused(text: str, data: st.DataObject) -> None:
     words = text.replace(",", " ,").split()
