@@ -104,6 +104,7 @@ def test_sends_at_rates_that_change(
     assert np.array_equal(some[1], same[1])
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(["trees", "chain"]),
@@ -157,6 +158,7 @@ def test_estimates_of_cycles(name: str, credits: int) -> None:
         assert plain > 0
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 60), st.integers(1, 3))
 def test_heaviest_paths(seed: int, edges: int, most: int) -> None:

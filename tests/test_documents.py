@@ -91,6 +91,7 @@ LONG = (
 ``tests/studies`` answers."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", sorted({*commands(needing=False)} - {*LONG}))
 def test_a_command_runs(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -107,6 +108,7 @@ def run_without_warnings(words: list[str], monkeypatch: pytest.MonkeyPatch) -> N
     assert "Warning" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_sample_of_events_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Links that are dead for a while: no division by zero, no NaN."""
     (events,) = (b for b in blocks("scenarios/README.md") if b.lines[0].startswith("events:"))
@@ -121,6 +123,7 @@ def test_the_sample_of_events_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     run_without_warnings(["run", str(file), "--json"], monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", sorted({*commands(needing=True), *LONG}))
 def test_a_command_that_needs_hardware_or_time_can_be_parsed(line: str) -> None:
     parse(line)
@@ -132,6 +135,7 @@ def marked_python(document: str) -> list[str]:
     return re.findall(r"<!-- runs -->\n```python\n(.*?)```", text, re.DOTALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("document", [d for d in DOCUMENTS if marked_python(d)])
 def test_python_that_is_marked_runs(document: str) -> None:
     """Later blocks have the names of earlier ones."""
@@ -162,6 +166,7 @@ def test_a_command_named_in_a_sentence_exists(document: str) -> None:
             assert match[1] in known, text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_a_file_that_is_named_exists(document: str) -> None:
     folder = (ROOT / document).parent

@@ -114,6 +114,7 @@ def cycle(arrows):
     return next((found for node in sorted(arrows) if (found := visit(node))), None)
 
 
+@pytest.mark.slow
 def test_every_module_has_a_layer():
     assert {layer(name) for name in graph()} - {None} <= set(LAYERS)
 
@@ -174,6 +175,7 @@ def test_heavy_libraries_are_imported_inside_functions(heavy):
         assert heavy not in names, path
 
 
+@pytest.mark.slow
 def test_a_run_imports_what_it_asks_for_alone():
     """Of readers of models, strategies and hosts: half of a small run was start-up."""
     code = "import sys, perfmodel.studies.run as _; print(*sys.modules)"

@@ -63,6 +63,7 @@ def wheel(tmp_path_factory):
     return built
 
 
+@pytest.mark.slow
 @CHECKOUT
 def test_the_wheel_holds_everything_that_is_shipped(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())

@@ -6,6 +6,7 @@ imported when they are asked for.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -85,8 +86,9 @@ class Shown:
 
     __slots__ = ()
 
+    @abstractmethod
     def _views(self) -> Views:
-        raise NotImplementedError
+        """Say with which functions of `report` this result shows itself."""
 
     def plot(self) -> go.Figure:
         """Draw the answer, as the first figure of the page."""

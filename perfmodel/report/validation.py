@@ -7,6 +7,7 @@ from pathlib import Path
 
 from perfmodel.files import csv_text
 from perfmodel.library.corrections import BANDS
+from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     Block,
     Bullets,
@@ -23,6 +24,7 @@ from perfmodel.report.common.plain_text import render_markdown
 from perfmodel.validate.forecast import Mode, SweepPrediction
 from perfmodel.validate.run import Validation, to_json
 from perfmodel.validate.scores import BAND_NAMES, LARGE, MODES, DataPoint, Score, by_sweep
+from perfmodel.validate.steps import StepComparison
 
 MODE_NAMES = {
     "left out": "family left out",
@@ -53,10 +55,10 @@ def signed(fraction: float) -> str:
 
     Examples
     --------
-    >>> [signed(f).replace(chr(160), " ") for f in (0.123, -0.0123)]
-    ['+12 %', '-1.2 %']
+    >>> signed(0.123).replace(chr(160), " ")
+    '+12 %'
     """
-    return ("+" if fraction >= 0 else "") + percent(fraction)
+    return quantities.signed(fraction, percent)
 
 
 def pair(score: Score | None) -> str:
@@ -110,6 +112,18 @@ def sweep_table(
     return Table(titles, rows)
 
 
+def step_table(steps: Sequence[StepComparison]) -> Table:
+    """Every recorded number of a step beside the predicted one and its interval."""
+    titles = ("step", "quantity", ">measured", ">predicted", ">80 % interval", ">error", "source")
+    rows = []
+    for step in steps:
+        ends = step.interval
+        interval = "-" if ends is None else f"{ends[0]:.4g} \N{EN DASH} {ends[1]:.4g}"
+        numbers = (f"{step.measured:.4g}", f"{step.predicted:.4g}", interval, signed(step.error))
+        rows.append((step.id, step.quantity, *numbers, step.source))
+    return Table(titles, rows)
+
+
 def omissions(predicted: Sequence[SweepPrediction], unmatched: Mapping[str, str]) -> Iterator[str]:
     """Sentences about what is not counted."""
     for prediction in predicted:
@@ -150,10 +164,6 @@ def headline(validation: Validation) -> str:
 
 def _sections(validation: Validation) -> list[Section | None]:
     """Tables that all forms of the report share."""
-    steps = [
-        (s.id, s.quantity, f"{s.measured:.4g}", f"{s.predicted:.4g}", signed(s.error), s.source)
-        for s in validation.steps
-    ]
     inside = [(MODE_NAMES[mode], percent(share)) for mode, share in validation.coverages.items()]
     return [
         table_section(
@@ -167,7 +177,7 @@ def _sections(validation: Validation) -> list[Section | None]:
         table_section(
             "Steps",
             "",
-            Table(("step", "quantity", ">measured", ">predicted", ">error", "source"), steps),
+            step_table(validation.steps),
         ),
         table_section(
             "Sweep by sweep",
@@ -201,7 +211,7 @@ def write_validation(validation: Validation, folder: Path) -> Path:
     ]
     parts = [
         *_sections(validation),
-        section("What is not counted, and why", "", Bullets(left_out or ["nothing"])),
+        section("What is not counted, and why", "", Bullets(left_out)) if left_out else None,
         table_section(
             "Sources and assumptions", "", Table(("sweep", "source", "assumptions"), sources)
         ),

@@ -143,6 +143,7 @@ def validate(
         matched, unmatched = match_all(sweeps_folder(folder))
         tasks = prediction_tasks(matched, sweeps_folder(folder), profile, transfer=transfer)
     outcomes = predict_sweeps(tasks, processes, progress)
+    sweeps = len(matched) + len(unmatched)
     predicted = pair_outcomes(matched, outcomes, unmatched)
     comparisons: list[StepComparison] = []
     for step in steps:
@@ -152,8 +153,15 @@ def validate(
         else:
             comparisons += compared
     where = "the records that ship with perfmodel" if data is None else f"folder {data.name}"
-    counts = f"{len(matched) + len(unmatched)} sweeps" + (f", {len(steps)} steps" if steps else "")
-    return Validation(f"{where}, {counts}", predicted, unmatched, comparisons)
+    counts = [_counted(sweeps, "sweep"), _counted(len(steps), "step")]
+    return Validation(", ".join([where, *filter(None, counts)]), predicted, unmatched, comparisons)
+
+
+def _counted(number: int, noun: str) -> str:
+    """How many of something; empty where there is none."""
+    if number == 0:
+        return ""
+    return f"1 {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def match_all(home: Path) -> tuple[list[Pair], dict[str, str]]:

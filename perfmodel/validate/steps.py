@@ -63,7 +63,7 @@ def read_steps(path: Path) -> list[RecordedStep]:
     for number, record in enumerate(read_table(path, faults), start=1):
         reader = RowReader(record, faults)
         measured = {name: value for name in SCALES if (value := reader.number(name)) is not None}
-        if not measured:
+        if not any(reader.text(name) for name in SCALES):
             reader.fault(" or ".join(SCALES), "nothing", "what was measured of the step")
         try:
             scenario = _read_scenario(reader, path.parent)

@@ -27,6 +27,7 @@ NIC Legend:
 """
 
 
+@pytest.mark.slow
 def test_what_is_written_runs_and_fits(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     done = CliRunner().invoke(

@@ -29,6 +29,7 @@ def result() -> Any:
     return pm.run(WHOLE)
 
 
+@pytest.mark.slow
 def test_all_ways_to_ask_give_one_answer(result: Any, tmp_path: Path) -> None:
     file = tmp_path / "asked.yaml"
     text = json.dumps({"perfmodel": 1, **WHOLE, "training": {"batch_per_gpu": 8}})
@@ -50,6 +51,7 @@ def test_all_ways_to_ask_give_one_answer(result: Any, tmp_path: Path) -> None:
         pm.run(sections)
 
 
+@pytest.mark.slow
 def test_a_field_given_in_python_resizes_the_curve_as_a_flag_does() -> None:
     asked = pm.run("resnet50-dgx-a100", cluster__nodes=1)
     assert [point.gpus for point in asked.points] == [1, 2, 4, 8]
@@ -91,6 +93,7 @@ def test_a_wrong_type_or_name_says_what_was_expected(call: Any, message: str) ->
     assert "--set" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_result_shows_itself(result: Any, tmp_path: Path) -> None:
     assert isinstance(result, pm.Result)
     assert len(repr(result)) < 300
@@ -113,6 +116,7 @@ def test_a_result_shows_itself(result: Any, tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(result)).main == result.main
 
 
+@pytest.mark.slow
 def test_a_comparison_takes_variations_labels_and_lists() -> None:
     hook = {"strategy.hook": "fp16"}
     pair = pm.compare({"=A1": WHOLE, "None": hook})

@@ -90,6 +90,7 @@ def test_collectives_of_a_step_are_those_between_ranks():
 # ---------------------------------------------------------------- in answers
 
 
+@pytest.mark.slow
 def test_collective_says_it(tmp_path):
     write_profile(PROFILE, tmp_path / "mine.yaml")
     words = "collective dgx-a100 --nodes 4 --fabric rail-optimised --json --profile"
@@ -100,6 +101,7 @@ def test_collective_says_it(tmp_path):
     assert any("1 KiB (measured from 4 KiB on)" in note for note in notes)
 
 
+@pytest.mark.slow
 def test_run_and_tune_say_it():
     scenario = load_scenario("resnet50-dgx-a100", ["model.name=resnet18"])
     result = run_scenario(scenario, profile=PROFILE)

@@ -193,6 +193,7 @@ def test_files_that_cannot_be_read(tmp_path):
         assert words in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "line", "words"),
     [
@@ -223,6 +224,7 @@ def test_a_good_topology(tmp_path):
     assert "no faults" in result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -247,6 +249,7 @@ def test_wrong_flags(args, words):
     assert words in lines[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "args",
     [
@@ -287,6 +290,7 @@ def document(*args):
     return json.loads(result.stdout)
 
 
+@pytest.mark.slow
 def test_run_prints_the_contract(scenario_file):
     answer = document("run", scenario_file())
     contract = {
@@ -315,11 +319,13 @@ def test_run_prints_the_contract(scenario_file):
     assert all(b["ready_s"] <= b["start_s"] <= b["end_s"] for b in answer["buckets"])
 
 
+@pytest.mark.slow
 def test_an_override_changes_the_answer(scenario_file):
     answer = document("run", scenario_file(), "--set", "strategy.bucket_caps=[1 MiB, 35 MiB]")
     assert [b["nbytes"] for b in answer["buckets"]] == [2052000, 38297600, 6408448]
 
 
+@pytest.mark.slow
 def test_run_writes_a_report(scenario_file, tmp_path):
     result = perf("run", scenario_file(), "-o", tmp_path / "out")
     assert result.exit_code == 0, result.stderr
@@ -329,6 +335,7 @@ def test_run_writes_a_report(scenario_file, tmp_path):
     assert "report.html" not in result.stdout
 
 
+@pytest.mark.slow
 def test_buckets(tmp_path):
     answer = document("buckets", "resnet18")
     assert [b["nbytes"] for b in answer["buckets"]] == [2052000, 28852224, 15853824]
@@ -379,6 +386,7 @@ def test_collective_prints_what_nccl_tests_would():
         assert row["busbw_Bps"] == pytest.approx(row["algbw_Bps"] * 2 * 7 / 8)
 
 
+@pytest.mark.slow
 def test_lists(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert {row["name"] for row in document("scenarios")["scenarios"]} == {
@@ -392,6 +400,7 @@ def test_lists(tmp_path, monkeypatch):
         assert perf(*command).exit_code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["scenario", "topology"])
 def test_schemas_are_schemas(kind):
     import jsonschema
@@ -407,6 +416,7 @@ def test_verify():
     assert {n: r["sends"] for n, r in ring.items()} == {n: 2 * (n - 1) * n for n in (2, 3, 4)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
@@ -446,6 +456,7 @@ def test_sizes_and_ranks():
 # ---------------------------------------------------------------- real processes
 
 
+@pytest.mark.slow
 def test_a_process_from_another_folder(tmp_path):
     done = shell("scenarios", "--json", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -491,6 +502,7 @@ def start(*args):
     return process
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_is_no_traceback():
     process = start("schema", "scenario")
     process.stdout.close()
@@ -500,6 +512,7 @@ def test_a_reader_that_leaves_is_no_traceback():
     assert stderr == ""
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_no_traceback():
     process = start("verify", "ring", "--ranks", "100..106")
     time.sleep(0.5)  # it would take longer

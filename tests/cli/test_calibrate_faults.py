@@ -38,6 +38,7 @@ def run(*words):
     return CliRunner().invoke(app, ["calibrate", *map(str, words)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "template", "words"),
     [
@@ -60,6 +61,7 @@ def test_another_machine_or_a_wrong_collective_is_refused_by_file(
     assert not (tmp_path / "p.yaml").exists()
 
 
+@pytest.mark.slow
 def test_doubts_are_told(tmp_path):
     one = written(tmp_path, "one.json", upto=2**18)
     disturbed = {"cpu": "some CPU", "cores": "64", "other_work": "5 % of the cores"}
@@ -104,6 +106,7 @@ def test_no_place_is_used_twice(tmp_path):
     assert not (tmp_path / "p").exists()
 
 
+@pytest.mark.slow
 def test_numbers_of_our_schedule_can_be_chosen(tmp_path):
     slow = json.loads((tmp_path / written(tmp_path, upto=2**20)).read_text())["rows"]
     for row in slow:

@@ -86,6 +86,7 @@ def test_scenarios_of_one_name_keep_their_paths(file: str, tmp_path: Path) -> No
     assert labels(file, file) == [file, f"{file} (2)"]
 
 
+@pytest.mark.slow
 def test_the_terminal_says_what_changed(file: str) -> None:
     shown = called(file, "--set", "what_if.network_bandwidth=4", "--attribute").stdout
     winner, first = shown.splitlines()[:2]
@@ -99,6 +100,7 @@ def test_the_terminal_says_what_changed(file: str) -> None:
         assert words in shown
 
 
+@pytest.mark.slow
 def test_the_folder_has_page_csv_and_json(file: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     hostile = "library.env={NCCL_ALGO: Ring}"

@@ -71,6 +71,7 @@ def scenario(tmp_path):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_file_is_no_folder(scenario, tmp_path, command):
     (tmp_path / "link").symlink_to(scenario)
@@ -81,6 +82,7 @@ def test_a_file_is_no_folder(scenario, tmp_path, command):
     assert scenario.read_text() == SCENARIO
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_folder_in_place_of_a_file(scenario, tmp_path, command):
     for name in COMMANDS[command][1]:
@@ -97,6 +99,7 @@ def test_a_folder_that_cannot_be_written(scenario, command):
     assert "a place that can be written" in named
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("link", ["itself", "symbolic", "hard"])
 def test_the_scenario_is_never_replaced(scenario, tmp_path, command, link):
@@ -119,6 +122,7 @@ def test_the_scenario_is_never_replaced(scenario, tmp_path, command, link):
             asked.rename(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_files_that_the_scenario_names_are_never_replaced(tmp_path, command):
     name = next(name for name in COMMANDS[command][1] if name.endswith(".csv"))
@@ -141,6 +145,7 @@ def test_a_store_is_never_replaced(scenario, tmp_path):
     assert "plan.csv would replace --store" in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_all_that_is_written_was_checked(scenario, tmp_path, command):
     """Files of the report are those that were looked at before the work."""
@@ -168,6 +173,7 @@ def test_an_imported_file_is_never_replaced(tmp_path):
     assert table.read_text() == before
 
 
+@pytest.mark.slow
 def test_faults_of_what_was_made_name_the_imported_file(tmp_path):
     """2,000 GPUs: the pattern of names that is too long stands in no file of the user."""
     gpus = "".join(

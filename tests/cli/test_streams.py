@@ -44,6 +44,7 @@ def perfmodel(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 @pytest.mark.parametrize("words", [QUICK, [*QUICK, "--json"]])
 def test_a_full_stdout_is_told(folder: Path, words: list[str]) -> None:
@@ -55,6 +56,7 @@ def test_a_full_stdout_is_told(folder: Path, words: list[str]) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_pipe_that_nobody_reads_ends_the_command_in_silence(folder: Path) -> None:
     read, write = os.pipe()
     os.close(read)
@@ -64,6 +66,7 @@ def test_a_pipe_that_nobody_reads_ends_the_command_in_silence(folder: Path) -> N
     assert done.stderr == b""
 
 
+@pytest.mark.slow
 def test_a_stdout_that_was_closed_before_the_start(folder: Path) -> None:
     code = "import os, sys; os.close(1); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     command = [sys.executable, "-c", code, "-P", "-c", "from perfmodel.cli import main; main()"]
@@ -75,6 +78,7 @@ def test_a_stdout_that_was_closed_before_the_start(folder: Path) -> None:
     assert done.stderr == b""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])
 def test_a_narrow_terminal_shows_the_answer(folder: Path, encoding: str) -> None:
     done = perfmodel(folder, QUICK, PYTHONIOENCODING=encoding)
@@ -92,6 +96,7 @@ def test_a_narrow_terminal_shows_a_message(folder: Path) -> None:
     assert b"\\u4e2d->" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_page_is_the_same_in_every_process(folder: Path) -> None:
     """Sets of names are hashed anew in each; none may order what is written."""
     pages = set()

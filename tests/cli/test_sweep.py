@@ -57,6 +57,7 @@ def called(*words: str, code: int = 0):
     return found
 
 
+@pytest.mark.slow
 def test_json_says_what_was_set_and_found(file: str) -> None:
     document = json.loads(called(file, "--json").stdout)
     assert document["question"] == "Which cap, and does it fit?"
@@ -106,6 +107,7 @@ def test_a_failing_variant_is_listed_and_the_code_says_so(file: str) -> None:
     assert document["variants"][1]["step_time_s"] is None
 
 
+@pytest.mark.slow
 def test_csv_reads_back_to_the_bit(file: str, tmp_path: Path) -> None:
     csv = tmp_path / "out" / "t.csv"
     document = json.loads(called(file, "--csv", str(csv), "--json").stdout)
@@ -116,6 +118,7 @@ def test_csv_reads_back_to_the_bit(file: str, tmp_path: Path) -> None:
     assert table["training.batch_per_gpu"].tolist() == [8, 100000, 8, 100000]
 
 
+@pytest.mark.slow
 def test_parquet_keeps_types_and_odd_values(file: str, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     path = tmp_path / "t.parquet"
@@ -146,6 +149,7 @@ def test_parquet_without_pyarrow_is_refused_before_any_work(file: str, monkeypat
     assert "pip install 'perfmodel[parquet]'" in shown.stderr
 
 
+@pytest.mark.slow
 def test_a_store_is_used_again(file: str, tmp_path: Path) -> None:
     store = str(tmp_path / "s.sqlite")
     assert "from the store" not in called(file, "--store", store).stderr
@@ -155,6 +159,7 @@ def test_a_store_is_used_again(file: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_profile_is_another_question(tmp_path: Path) -> None:
     words = ["resnet18-loopback-gloo", "--set", "sweep={grid: {seed: [1]}}", "--json"]
     words += ["--set", "profile=null", "--store", str(tmp_path / "s.sqlite")]
@@ -166,6 +171,7 @@ def test_a_profile_is_another_question(tmp_path: Path) -> None:
     assert measured["variants"][0]["step_time_s"] != plain["variants"][0]["step_time_s"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -197,6 +203,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     assert "--parquet: " in found.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["s.sqlite", "./s.sqlite", "link", "s.sqlite-wal", "s.sqlite-shm"])
 def test_a_table_never_replaces_the_store(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -221,6 +228,7 @@ def test_outputs_and_inputs_are_different_files(file: str, tmp_path: Path) -> No
     assert not Path(table).exists()
 
 
+@pytest.mark.slow
 def test_the_folder_has_page_csv_and_json(file: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shown = called(file, "-o", str(out))

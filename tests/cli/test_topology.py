@@ -45,6 +45,7 @@ def test_written_and_usable(table: Path, tmp_path: Path) -> None:
     assert command.exit_code == 0, command.output
 
 
+@pytest.mark.slow
 def test_a_scenario_runs_on_an_imported_host_and_fabric(table: Path, tmp_path: Path) -> None:
     fabric = tmp_path / "ib.txt"
     fabric.write_text(
@@ -91,6 +92,7 @@ def test_a_file_that_exists_is_kept_unless_forced(table: Path, tmp_path: Path) -
     assert list(tmp_path.glob(".mine*")) == [], "nothing half-written stays behind"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "said"),
     [

@@ -23,6 +23,7 @@ SMALL = (
 )
 
 
+@pytest.mark.slow
 def test_json_is_the_documented_contract() -> None:
     answer = RUN.invoke(app, ["tune", *SMALL, "--json", "--horovod"])
     assert answer.exit_code == 0
@@ -49,6 +50,7 @@ def test_the_terminal_says_what_to_paste() -> None:
     assert all("gradient_as_bucket_view=True" in line for line in pasted)
 
 
+@pytest.mark.slow
 def test_files_are_written(tmp_path: Path) -> None:
     answer = RUN.invoke(app, ["tune", *SMALL, "-o", str(tmp_path / "out")])
     assert answer.exit_code == 0
@@ -61,6 +63,7 @@ def test_files_are_written(tmp_path: Path) -> None:
     assert float(rows[0]["step_time_s"]) == data["curve"][0]["step_time_s"]
 
 
+@pytest.mark.slow
 def test_several_scenarios_share_a_cap(tmp_path: Path) -> None:
     other = "resnet50-dgx-a100"
     sets = ["--set", "scale=null", "--set", "model.name=resnet18", "--set", "cluster.nodes=2"]
@@ -90,6 +93,7 @@ def test_wrong_input_is_said_in_a_line(arguments: list[str], words: str) -> None
     assert "Traceback" not in answer.stderr
 
 
+@pytest.mark.slow
 def test_settings_of_another_strategy(tmp_path: Path) -> None:
     """The same contract on the terminal, as JSON and as a page."""
     horovod = [*SMALL, "--set", "strategy.kind=horovod"]
@@ -107,6 +111,7 @@ def test_settings_of_another_strategy(tmp_path: Path) -> None:
     assert found["own_words"][0] in said.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -19,6 +19,7 @@ def lines_of(*args: object) -> str:
     return str(result.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -63,6 +63,7 @@ def random_rounds(draw: st.DrawFn) -> list[Round]:
     return rounds
 
 
+@pytest.mark.slow
 @given(random_rounds())
 @settings(max_examples=300, deadline=None)
 def test_random_rounds(rounds: list[Round]) -> None:

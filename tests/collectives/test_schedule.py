@@ -28,6 +28,7 @@ ALGORITHMS: dict[str, Callable[..., Schedule]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("ranks", [*range(1, 18), 32])
 def test_data_is_right_for_every_size_of_group(name: str, ranks: int) -> None:

@@ -16,6 +16,7 @@ class Example(FileModel):
     size: int = 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "field", "words"),
     [

@@ -63,6 +63,7 @@ def same(text):
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: "/".join(path.parts[-2:]))
 def test_shipped_files_are_read_quickly_and_as_ruamel_reads_them(path):
     assert same(path.read_text(encoding="utf-8"))
@@ -207,6 +208,7 @@ NESTED = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(NESTED.filter(lambda value: isinstance(value, dict | list)), st.sampled_from([None, True]))
 def test_nested_documents_are_read_the_same(value, flow):
     import yaml
@@ -220,6 +222,7 @@ def test_json_is_read_the_same(value, indent):
     same(json.dumps(value, indent=indent))
 
 
+@pytest.mark.slow
 def test_a_users_file_is_read_quickly_up_to_as_many_levels_as_a_document_may_have(
     tmp_path, monkeypatch
 ):

@@ -46,6 +46,7 @@ def test_documents_one_after_another(tmp_path: Path) -> None:
     assert ratio < MOST
 
 
+@pytest.mark.slow
 def test_comments_of_an_xml(tmp_path: Path) -> None:
     def write(count: int) -> str:
         return f"{'<!--a-->' * count}<system>{'<!--a-->' * count}</system>"

@@ -175,6 +175,7 @@ def test_what_is_no_text_is_refused(tmp_path: Path, data: bytes, reason: str) ->
         read_pasted_text(path)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.text("ab ", max_size=90), max_size=30), st.integers(1, 40))
 def test_what_a_terminal_wraps_is_put_together_again(lines: list[str], width: int) -> None:

@@ -22,6 +22,7 @@ def fuzz(*flags):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", ["3"])
 def test_damaged_inputs_end_in_an_answer_or_a_message(seed):
     ended = fuzz("--inputs", "70", "--seed", seed)

@@ -74,6 +74,7 @@ def test_connections_are_those_of_the_adapter_or_the_user(
     assert socket_counts(costs(), sockets, LibrarySettings(env=env)) == expected
 
 
+@pytest.mark.slow
 @given(
     threads=st.integers(1, 20),
     each=st.integers(1, 80),

@@ -41,6 +41,7 @@ def asked(monkeypatch):
     return ask
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [
@@ -150,6 +151,7 @@ def test_without_torch_it_says_how_to_get_it(no_torch, backend):
     assert result.stdout == ""
 
 
+@pytest.mark.slow
 def test_importing_measure_does_not_import_torch():
     package = Path(perfmodel.__file__).parent
     files = [path.relative_to(package) for path in (package / "measure").rglob("*.py")]
@@ -161,6 +163,7 @@ def test_importing_measure_does_not_import_torch():
     subprocess.run([sys.executable, "-c", code], check=True, cwd=root, timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -29,6 +29,7 @@ from perfmodel.measure.reference import (
 from perfmodel.testing.closed_forms import IN_SWITCH
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8])
 @pytest.mark.parametrize("algorithm", sorted(set(catalog.ALGORITHMS["all_reduce"]) - IN_SWITCH))
 @pytest.mark.parametrize("dtype", ["int32", "int64"])

@@ -40,6 +40,7 @@ def same(made: list[dict[str, str]], kept: list[dict[str, str]]) -> None:
                 assert float(value) == wanted, key
 
 
+@pytest.mark.slow
 def test_one_bucket_study_again() -> None:
     case = bucket_study.case_of("ResNet-50", "10 Gbit/s, TCP")
     for name, made in (
@@ -50,6 +51,7 @@ def test_one_bucket_study_again() -> None:
         same(rows(made), [row for row in kept if (row["model"], row["network"]) == case.key[:2]])
 
 
+@pytest.mark.slow
 def test_one_upgrade_again() -> None:
     name = "100 Gbit/s"
     made = rows(network_upgrade.upgrades_csv({name: network_upgrade.upgraded(name)}))
@@ -57,6 +59,7 @@ def test_one_upgrade_again() -> None:
     same(made, [row for row in kept if row["network"] == name])
 
 
+@pytest.mark.slow
 def test_the_small_end_of_a_curve_again() -> None:
     name, (file, _) = next(iter(scaling_curves.CURVES.items()))
     few = ["scale.gpus=[1, 2, 4, 8]", "cluster.nodes=1"]

@@ -24,6 +24,7 @@ def stored(name: str) -> dict[str, object]:
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_shows_what_its_cells_give(name: str) -> None:
     from reports.notebooks.execute import execute, plain_texts

@@ -166,6 +166,7 @@ def test_the_band_of_bandwidth_is_that_of_the_times() -> None:
     assert band.y[: -count - 1 : -1] == pytest.approx([busbw / 3 for busbw in line.y])
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
 def test_the_pages_open_cleanly(browser: Browser, tmp_path: Path, width: int, scheme: str) -> None:

@@ -37,6 +37,7 @@ def key_of(row: dict[str, str]) -> tuple[str, ...]:
     return compare.net_of(row), row["model"], row["bucket_cap_mb"], row["accum"]
 
 
+@pytest.mark.slow
 def test_step_times_of_runs_that_nothing_was_fitted_to(tmp_path: Path) -> None:
     """Two cores for up to eight hosts; rounds differ by half a per cent.
 

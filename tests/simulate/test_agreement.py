@@ -51,12 +51,14 @@ def test_there_are_a_hundred_scenes_of_each_kind() -> None:
         assert sum(family.count for family in table.values()) >= 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", MUST_AGREE)
 def test_a_fluid_is_exact_where_it_must_be(family: str) -> None:
     wrong = [row for row in rows_of(family) if abs(row.difference) > SAME]
     assert not wrong
 
 
+@pytest.mark.slow
 def test_a_fluid_is_near_elsewhere() -> None:
     over = spread(row for family in NEED_NOT for row in rows_of(family))
     assert over
@@ -64,6 +66,7 @@ def test_a_fluid_is_near_elsewhere() -> None:
     assert over.p90 <= P90
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family", sorted({*MUST_AGREE, *NEED_NOT} - {"cable lost in mid-transfer"})
 )

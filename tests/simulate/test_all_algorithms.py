@@ -75,6 +75,7 @@ SEVERAL_HOSTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("op", "name", "template", "hosts"),
     [

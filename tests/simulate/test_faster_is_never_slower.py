@@ -106,6 +106,7 @@ MACHINES = (
 sizes = logarithmic(16, 2e6).map(lambda n: 4 * int(n / 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fidelity", get_args(Fidelity))
 @pytest.mark.parametrize("library", LIBRARIES)
 @given(
@@ -134,6 +135,7 @@ def test_any_library_at_any_fidelity(
     check(lambda **faster: timed(case, fidelity, **faster), factor, anomaly)
 
 
+@pytest.mark.slow
 @given(
     hosts=st.integers(2, 6),
     nbytes=sizes,
@@ -180,6 +182,7 @@ def check(
                 assert after_s >= before_s * (1 - MOST_FOR_A_LITTLE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nbytes", [1 << 20, 16 << 20])
 def test_gloo_over_all_rates_step_by_step(nbytes: int) -> None:
     """From 100 Mbit/s to 200 Gbit/s by 8 %: no jump, also where memory begins to count."""

@@ -46,6 +46,7 @@ def mesh(ranks: int, credits: int, rng: np.random.Generator) -> Machine:
     return Machine(drawn(links), with_credits(credits))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("op", "algorithm"), RANKS)
 def test_flow_equals_message(op: str, algorithm: str, seed: int) -> None:

@@ -41,6 +41,7 @@ def timed(
 
 
 # Message fidelity costs N^2 events: above 20 ranks every eleventh size will do.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fidelity", "ranks"),
     [
@@ -72,6 +73,7 @@ def test_one_slow_edge(
         assert found == pytest.approx(2 * 7 * step, rel=1e-9)
 
 
+@pytest.mark.slow
 @given(
     ranks=st.integers(2, 9),
     credits=st.sampled_from([1, 2, 5]),

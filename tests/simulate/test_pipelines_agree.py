@@ -82,6 +82,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("template", "hosts", "algorithm", "nbytes"), CASES)
 def test_flow_is_near_message(template: str, hosts: int, algorithm: str, nbytes: int) -> None:
     """Measured: 8 % too quick to 21 % too slow, up to 1 GiB; most within 5 %."""
@@ -117,6 +118,7 @@ def test_a_link_that_slows_down_slows_what_goes_over_it(hosts: int, algorithm: s
         assert 0.8 * message <= flow <= 1.25 * message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["tree", "nvls_tree", "collnet"])
 def test_a_lost_nic_leads_its_rail_through_another(algorithm: str) -> None:
     here = machine("dgx-h100", 2)

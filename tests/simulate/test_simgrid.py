@@ -31,6 +31,7 @@ def test_enough_was_asked() -> None:
     assert sum(row["source"].startswith("SimGrid") for row in RECORDED.values()) >= 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_shared_links(name: str) -> None:
     for scene, case in scenes(CASES, name):

@@ -100,6 +100,7 @@ def tune(document: Document, folder: Path) -> object:
     return TUNED[text]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("context", "name"), CASES)
 def test_every_field_acts_on_tune_or_is_refused(context: Context, name: str, folder: Path) -> None:
     document = document_of(context)

@@ -128,6 +128,7 @@ def test_numbers_that_no_link_has_are_refused() -> None:
 # ---------------------------------------------------------------- lost links
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(kind=st.sampled_from(["leaves", "tree"]), data=st.data())
 def test_routes_avoid_what_is_lost_and_stay_shortest(kind: str, data: st.DataObject) -> None:

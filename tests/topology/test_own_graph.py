@@ -77,6 +77,7 @@ def test_a_shipped_node_is_the_same_after_a_journey_through_json(node: str) -> N
     assert_same(alone, through_json(alone))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fabric", FABRICS)
 @pytest.mark.parametrize("node", ["dgx-a100", "v100-x8-25g", "azure-ndmi300x"])
 def test_a_cluster_is_the_same_after_a_journey_through_json(node: str, fabric: str) -> None:
@@ -88,6 +89,7 @@ def test_a_cluster_is_the_same_after_a_journey_through_json(node: str, fabric: s
     assert list(pm.collective(again, sizes=["1 MiB", "64 MiB"])) == list(before)
 
 
+@pytest.mark.slow
 def test_run_and_tune_give_the_same_bits_on_the_graph(tmp_path: Path) -> None:
     file = tmp_path / "cluster.json"
     write_graph(build_topology("v100-x8-25g", hosts=2, fabric="one-switch"), file)
@@ -156,6 +158,7 @@ def test_devices_forward_and_paths_are_the_shortest() -> None:
             assert len(router.route(name, other)) == lengths[src][dst]
 
 
+@pytest.mark.slow
 def test_a_large_mesh_has_a_ring_in_rank_order() -> None:
     """Rings over links are searched among few GPUs only: the search of a thousand never ended."""
     machine = topology_of(cycle(1100))
@@ -317,6 +320,7 @@ def graphs(draw: st.DrawFn) -> nx.Graph:
     return graph
 
 
+@pytest.mark.slow
 @pytest.mark.hypothesis
 @given(graphs(), st.sampled_from(["ring", "tree", "halving_doubling"]))
 def test_no_time_beats_the_minimum_cut(graph: nx.Graph, algorithm: str) -> None:

@@ -44,6 +44,7 @@ def decoder(tokens: dict[str, Any]) -> Capture:
     return capture(Decoder(), tokens)
 
 
+@pytest.mark.slow
 def test_a_residual_network_is_that_of_the_zoo(resnet: Capture) -> None:
     own, zoo = resnet.workload, build_model("resnet18")
     assert [(t.name, t.shape) for t in own.tensors] == [(t.name, t.shape) for t in zoo.tensors]
@@ -193,6 +194,7 @@ def test_checkpoints_run_as_plain_calls() -> None:
     assert "compute.recompute" in " ".join(checkpointed.notes)
 
 
+@pytest.mark.slow
 def test_a_transformer_of_torch_with_a_mask_is_captured() -> None:
     """It compares the mask with a causal one, whose values fake tensors do not have."""
     layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)

@@ -118,6 +118,7 @@ def written(folder: Path, kind: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_tensors_operations_and_kept_bytes_are_those_of_the_module(
     kind: str, tmp_path: Path
@@ -148,6 +149,7 @@ def loss_of(module: Any, batch: Any) -> Any:
     return answer[0].sum() if loss is None else loss
 
 
+@pytest.mark.slow
 def test_the_command_takes_a_configuration(tmp_path: Path) -> None:
     path, output = written(tmp_path, "opt"), tmp_path / "model.yaml"
     run = CliRunner().invoke(
@@ -187,6 +189,7 @@ def test_control_flow_on_data_runs_with_random_weights(tmp_path: Path) -> None:
     assert captured.forward_flops + captured.backward_flops == counter.get_total_flops()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "flags", "words"),
     [

@@ -16,6 +16,7 @@ from perfmodel.torch_modules.ddp_steps import record_steps
 from perfmodel.workload import load_workload, read_layer_times
 
 
+@pytest.mark.slow
 def test_measured_layers_are_read_as_times(tmp_path: Path) -> None:
     module = torch.nn.Sequential(
         torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 8)

@@ -62,6 +62,7 @@ def in_autocast() -> Any:
     return InAutocast()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "note"),
     [
@@ -141,6 +142,7 @@ def test_real_steps_are_not_those_of_a_wrapped_module() -> None:
             capture(DistributedDataParallel(Stack()), BATCH, **arguments)
 
 
+@pytest.mark.slow
 def test_a_compiled_module_is_measured_as_it_runs(plain: Capture) -> None:
     compiled = []
 
@@ -185,6 +187,7 @@ class Whole(Stack):
         return super().forward(**named)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [Stack, Whole])
 @pytest.mark.parametrize(
     "batch",
@@ -242,6 +245,7 @@ def test_outputs_may_be_a_dataclass() -> None:
     assert capture(Answer(), BATCH).backward_flops > 0
 
 
+@pytest.mark.slow
 def test_recurrence_has_its_operations() -> None:
     """PyTorch runs an LSTM on CPUs, and cuDNN on GPUs, in one kernel of unknown operations."""
 
@@ -286,6 +290,7 @@ def test_complex_parameters_are_pairs() -> None:
     assert "_fft_r2c" in " ".join(captured.notes)
 
 
+@pytest.mark.slow
 def test_attention_that_broadcasts_heads_is_not_fused() -> None:
     """No fused kernel has it: what is kept is what PyTorch keeps, scores and all."""
 

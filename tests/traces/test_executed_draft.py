@@ -71,6 +71,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_layers_and_parameters_are_those_of_the_module(recorded: Path, tmp_path: Path) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -95,6 +96,7 @@ def test_layers_and_parameters_are_those_of_the_module(recorded: Path, tmp_path:
     assert sum(bucket.nbytes for bucket in point.buckets) == 4 * workload.parameters
 
 
+@pytest.mark.slow
 def test_the_command_drafts_and_says_that_times_are_estimates(
     recorded: Path, tmp_path: Path
 ) -> None:

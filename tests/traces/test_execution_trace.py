@@ -40,6 +40,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_operations_and_collectives_of_a_real_step(recorded: Path) -> None:
     """Operations by PyTorch's counter; the one bucket has the elements of all parameters."""
@@ -207,6 +208,7 @@ DAMAGES: dict[str, Callable[[], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", DAMAGES)
 def test_damaged_and_foreign_files_are_refused(words: str, tmp_path: Path) -> None:
     path = written(tmp_path, DAMAGES[words]())

@@ -123,6 +123,7 @@ def describe(simulated: Comparison | None) -> str:
     return f"{simulated.error:+.1%} of {spread}"
 
 
+@pytest.mark.slow
 def test_a_calibrated_machine_steps_as_recorded(folder: Path, analysis: TraceAnalysis) -> None:
     """The second round; if another process of this machine came in between, the first as well."""
     texts = []
@@ -170,6 +171,7 @@ def test_units_of_fully_shard(folder: Path) -> None:
     assert 0.7 * low_s < sharded.comparison.simulated_s < 1.2 * high_s, describe(sharded.comparison)
 
 
+@pytest.mark.slow
 def test_copies_of_a_sharded_model(tmp_path: Path) -> None:
     """Hybrid sharding: four ranks hold two copies, of which each is split over two."""
     pytest.importorskip("torch", reason="runs PyTorch's profiler")
@@ -231,6 +233,7 @@ def test_recorded_times_are_in_the_file(recorded: dict[str, Any]) -> None:
     assert recorded["steps"] == STEPS
 
 
+@pytest.mark.slow
 def test_recorded_steps_are_reproduced(folder: Path, recorded: dict[str, Any]) -> None:
     path = folder / "recorded-scenario.yaml"
     path.write_text(

@@ -175,6 +175,7 @@ def test_a_folder_without_traces() -> None:
 # ---------------------------------------------------------------- of others
 
 
+@pytest.mark.slow
 @needs_samples
 def test_resnet50_on_two_gpus() -> None:
     """Its five buckets, to the element; 161 gradients that are those of the zoo's ResNet-50."""
@@ -190,6 +191,7 @@ def test_resnet50_on_two_gpus() -> None:
     assert abs(analysis.comparison.error) < 0.02
 
 
+@pytest.mark.slow
 @needs_samples
 def test_a_trace_with_nanoseconds_of_one_rank() -> None:
     analysis = analyse_traces([SAMPLES / "kineto_ns_rank0.json.gz"])

@@ -126,6 +126,7 @@ def test_an_optimizer_operation_by_operation_makes_copies(optimizer: str, copies
     assert add_temporaries(fused, memory(fused)).temporary_bytes == 0
 
 
+@pytest.mark.slow
 @given(
     name=st.sampled_from(["resnet18", "gpt2", "bert-base"]),
     batch=st.integers(1, 512),

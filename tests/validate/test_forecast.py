@@ -68,6 +68,7 @@ def test_sweeps_of_one_table_are_of_one_machine():
     assert partners(*own, [own, elsewhere]) == []
 
 
+@pytest.mark.slow
 def test_a_spike_out_of_place_does_not_go_into_a_profile():
     """A first row five times too long, beside one in place that is as long as its neighbours."""
     like = pair("aws_p5_2n_doeks_allreduce")
@@ -82,6 +83,7 @@ def test_a_spike_out_of_place_does_not_go_into_a_profile():
     assert second == pytest.approx(first, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_others_are_used_all_the_same_and_the_note_says_which():
     one = thin(pair("aws_p5_2n_allreduce"))
     like = thin(pair("aws_p5_2n_doeks_allreduce"))

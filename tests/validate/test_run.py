@@ -12,29 +12,12 @@ from perfmodel.validate.run import shipped_folder, to_json, validate
 from perfmodel.validate.scores import DataPoint, score
 from perfmodel.validate.sweeps.match import match
 from perfmodel.validate.sweeps.read import read_sweeps
-
-HEADER = (
-    "sweep_id,collective,gpu,nodes,gpus_per_node,nranks,intra_node,inter_node,"
-    "nic_count_per_node,nic_gbps,proc_model,trust"
-)
-ROWS = (
-    "one,all_reduce,A100-SXM4-80GB,1,8,8,NVLink3 NVSwitch,none,,,single process 8 GPUs,4",
-    "two,all_reduce,H100-SXM5-80GB,2,8,16,NVLink4 NVSwitch,InfiniBand NDR,8,400,1 GPU/process,5",
-    "vague,all_reduce,H100-SXM5-80GB,2,8,16,NVLink4 NVSwitch,InfiniBand,,,,4",
-    "old,all_reduce,H100-SXM5-80GB,1,8,8,NVLink4 NVSwitch,none,,,,2",
-    "odd,all_reduce,Gaudi 3,1,8,8,xGMI,none,,,,4",
-)
-TIMES = "size_bytes,time_us\n1024,40\n1048576,90\n268435456,2500\n"
+from tests.validate.small_records import HEADER, ROWS, TIMES, write_records
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    root = tmp_path_factory.mktemp("data")
-    (root / "nccl_sweeps").mkdir()
-    (root / "nccl_sweeps" / "META.csv").write_text("\n".join((HEADER, *ROWS)) + "\n")
-    for row in ROWS:
-        (root / "nccl_sweeps" / f"{row.partition(',')[0]}.csv").write_text(TIMES)
-    return root
+    return write_records(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +63,7 @@ def test_the_median_is_that_of_counted_large_sizes(found):
     assert to_json(found)["p90_abs_error"] == pytest.approx(errors[3])
 
 
+@pytest.mark.slow
 def test_other_sweeps_of_the_same_hardware_are_used(folder):
     """Shipped logs of two DGX H100 class hosts on InfiniBand stand for the unseen one."""
     small = folder.parent / "small"

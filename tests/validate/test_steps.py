@@ -23,6 +23,7 @@ def folder(root, rows=ROWS):
     return root
 
 
+@pytest.mark.slow
 def test_steps_and_peaks_are_those_of_the_scenario_with_the_fields_of_the_row(tmp_path):
     found = to_json(validate(folder(tmp_path)))
     two = predict("resnet50-dgx-a100", scale=None, cluster__nodes=2).main
@@ -38,7 +39,7 @@ def test_steps_and_peaks_are_those_of_the_scenario_with_the_fields_of_the_row(tm
     assert found["steps"][0]["error"] == pytest.approx(two.step_time_s / 0.1 - 1)
     errors = sorted(abs(step["error"]) for step in found["steps"] if step["quantity"] == "step_s")
     assert found["median_abs_error"] == pytest.approx(sum(errors) / 2)
-    assert found["data"].endswith("0 sweeps, 2 steps")
+    assert found["data"].endswith(", 2 steps")
 
 
 def test_a_scenario_beside_the_table_comes_first(tmp_path):
@@ -57,6 +58,25 @@ def test_every_fault_comes_with_its_row(tmp_path):
     assert "steps.csv:2: cluster.nodes: found 'x'" in done.output
     assert "steps.csv:3: step_s or peak_GB: found nothing" in done.output
     assert "steps.csv:3: scenario: found 'resnet51'" in done.output
+
+
+def test_a_wrong_number_is_told_once(tmp_path):
+    rows = "scenario,step_s\nresnet50-dgx-a100,0\n"
+    done = CliRunner().invoke(app, ["validate", "--data", str(folder(tmp_path, rows))])
+    assert done.exit_code == 2
+    assert "steps.csv:2: step_s: found '0'" in done.output
+    assert "found nothing" not in done.output
+
+
+def test_each_step_stands_beside_its_interval(tmp_path):
+    found = validate(folder(tmp_path, "scenario,step_s\nresnet50-dgx-a100,0.2\n"))
+    assert found.data.endswith(", 1 step")
+    (step,) = found.steps
+    write_validation(found, tmp_path / "out")
+    page = (tmp_path / "out" / "validation.md").read_text()
+    assert f"{step.interval[0]:.4g} \N{EN DASH} {step.interval[1]:.4g}" in page
+    assert "\N{MINUS SIGN}4" in page  # about half as long as 0.2 s
+    assert "not counted" not in page
 
 
 def test_what_cannot_be_predicted_is_named(tmp_path, monkeypatch):

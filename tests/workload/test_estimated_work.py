@@ -62,6 +62,7 @@ OF_ROWS = {name for name in zoo_names() if zoo_model(name).kind not in ("image",
 """Models whose samples have no size to change."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(UNLIKE))
 def test_models_unlike_those_of_the_shares_are_near_the_range(name: str, tmp_path: Path) -> None:
     is_image = zoo_model(name).kind == "image"
@@ -83,6 +84,7 @@ def family_ends() -> list[str]:
     return sorted({name for names in families.values() for name in (names[0], names[-1])})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", family_ends())
 def test_the_range_holds_the_activations_of_the_zoo(name: str, tmp_path: Path) -> None:
     """Of each family, at another size of sample than the shares were taken at."""
@@ -99,6 +101,7 @@ def test_the_range_holds_the_activations_of_the_zoo(name: str, tmp_path: Path) -
     assert "states no activations" in own.notes[0]
 
 
+@pytest.mark.slow
 def test_the_range_holds_most_where_weights_have_no_shapes(tmp_path: Path) -> None:
     inside = 0
     names = [name for name in zoo_names() if name not in OF_EXPERTS][::16]

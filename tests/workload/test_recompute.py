@@ -90,6 +90,7 @@ def test_selective_recomputation_saves_the_scores() -> None:
     assert kept(model, SELECTIVE) == kept(model, SELECTIVE, **unfused)
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(BLOCKS)), st.data())
 def test_more_blocks_take_more_time_and_no_more_memory(name: str, data: st.DataObject) -> None:
     model = build_model(name)

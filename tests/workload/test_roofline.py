@@ -229,6 +229,7 @@ def test_fused_chains_move_less_and_launch_less():
     assert fused.forward_kernels.sum() < eager.forward_kernels.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", zoo_names())
 def test_fusing_never_adds(name):
     workload = build_model(name, dtype="bf16")
@@ -319,6 +320,7 @@ def test_step_on_two_clocks():
     assert step_s(replace(made, backward_kernels=np.array([2, 20]))) == 29.0
 
 
+@pytest.mark.slow
 @given(st.integers(1, 512))
 def test_time_grows_with_the_batch_and_throughput_does_not_fall(batch):
     workload = build_model("resnet18")

@@ -99,6 +99,7 @@ def predicted(machine, op, nbytes, ranks):
 # ---------------------------------------------------------------- recovery
 
 
+@pytest.mark.slow
 def test_exact_times_give_back_every_number(topology, library):
     measured = [exact(4), exact(4, "all_gather"), exact(2)]
     values = found(fit(measured, topology, library))
@@ -133,6 +134,7 @@ def test_outliers_do_not_move_the_fit(topology, library):
     assert values == pytest.approx({BANDWIDTH: RATE_BPS, STEP: ALPHA_S}, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_truth_four_times_out_of_five(machine):
     clean = [exact(4, **BARE), exact(2, **BARE)]
     cases = observations_of(clean, machine, "library")
@@ -168,6 +170,7 @@ def test_a_fit_sees_the_times_that_predictions_will_have(template, library_name,
     assert forward.times_s(values) == pytest.approx(wanted, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_number_that_shrinks_to_nothing_is_not_told(topology, library):
     few = SIZES[::2]  # each takes its time, as such a number goes on shrinking
     measured = [
@@ -189,6 +192,7 @@ def two_rates(chunk, ranks):
     return ALPHA_S + ranks * ((chunk - slow) / 6e9 + slow / 1.5e9)
 
 
+@pytest.mark.slow
 def test_two_rates_give_a_breakpoint(topology, library, machine):
     profile = fit([exact(4, step=two_rates, **BARE)], topology, library)
     rates = [value for value in profile.fits[0].values if value.parameter == "bandwidth"]
@@ -203,6 +207,7 @@ def test_two_rates_give_a_breakpoint(topology, library, machine):
         assert predicted(here, "all_reduce", nbytes, 4) == pytest.approx(wanted, rel=0.05)
 
 
+@pytest.mark.slow
 def test_outliers_beside_a_knee_hide_neither_rate(topology, library):
     times = {n: time_s("all_reduce", 4, n, step=two_rates, **BARE) for n in SIZES}
     times[2**13] *= 4
@@ -217,6 +222,7 @@ def test_outliers_beside_a_knee_hide_neither_rate(topology, library):
     assert abs(max(off)) < 0.1
 
 
+@pytest.mark.slow
 def test_one_rate_with_noise_gives_no_breakpoint(topology, library):
     for seed in range(2):
         noise = np.exp(0.04 * np.random.default_rng(seed).standard_normal(len(SIZES)))
@@ -276,6 +282,7 @@ def test_the_network_is_told_and_pcie_is_not(library):
     assert "no measured time" in reasons(profile)["bandwidth", "pcie"].reason
 
 
+@pytest.mark.slow
 def test_one_collective_of_several_numbers_of_ranks_leaves_gamma_open(topology, library):
     lost = reasons(fit([exact(4), exact(2)], topology, library))
     assert "same share of the bytes is added" in lost["reduce", "ring"].reason
@@ -284,6 +291,7 @@ def test_one_collective_of_several_numbers_of_ranks_leaves_gamma_open(topology, 
 # ---------------------------------------------------------------- two kinds of rows
 
 
+@pytest.mark.slow
 def test_rows_of_the_library_and_of_our_schedule_are_fitted_apart(topology, library, machine):
     twice = measurement({n: 2 * time_s("all_reduce", 4, n) for n in SIZES}, what="schedule")
     profile = fit([exact(4), twice], topology, library)
@@ -298,6 +306,7 @@ def test_rows_of_the_library_and_of_our_schedule_are_fitted_apart(topology, libr
 # ---------------------------------------------------------------- draws
 
 
+@pytest.mark.slow
 def test_draws_scatter_as_the_covariance_says(topology, library):
     noise = np.exp(0.05 * np.random.default_rng(0).standard_normal(len(SIZES)))
     times = {n: time_s("all_reduce", 4, n, **BARE) * f for n, f in zip(SIZES, noise, strict=True)}
@@ -316,6 +325,7 @@ def test_draws_scatter_as_the_covariance_says(topology, library):
     assert (np.var(wider, axis=0) > np.var(logs, axis=0)).all()
 
 
+@pytest.mark.slow
 def test_a_profile_survives_its_file(topology, library, tmp_path):
     profile = fit([exact(4, step=two_rates), exact(2)], topology, library, name="there-and-back")
     write_profile(profile, tmp_path / "p.yaml")

@@ -55,6 +55,7 @@ def test_one_run_predicts_the_fresh_sizes_of_another(machine):
         assert np.median(errors(machine, profile, check, rows)) <= 0.10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "every"), [(2, 4), (4, 7)])  # more ranks were run at more sizes
 def test_intervals_hold_the_run_left_out_four_times_out_of_five(machine, ranks, every):
     first = read_measurement(MEASURED / f"gloo_ring_{ranks}_epyc.json")
@@ -74,6 +75,7 @@ def test_intervals_hold_the_run_left_out_four_times_out_of_five(machine, ranks, 
     assert 0.70 <= np.mean(held) <= 0.92
 
 
+@pytest.mark.slow
 def test_two_and_four_processes_on_two_cores_tell_of_eight(machine):
     known = [*runs(2, every=8), *runs(4, every=8)]
     profile = fit(known, machine.topology, machine.library)
@@ -89,6 +91,7 @@ def test_two_and_four_processes_on_two_cores_tell_of_eight(machine):
         assert np.median(errors(machine, profile, three, rows)) <= 0.45
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["epyc-2-cores-gloo", "epyc-2-cores-gloo-2-ranks"])
 def test_the_shipped_profiles_are_made_from_the_recorded_runs(machine, name):
     shipped = read_profile(name)

@@ -59,6 +59,7 @@ def machine():
     return Machine(build_topology("cpu-loopback"), load_library("gloo"))
 
 
+@pytest.mark.slow
 def test_two_numbers_of_ranks_tell_what_others_take(machine):
     profile = fit([measured(2), measured(4)], machine.topology, machine.library)
     values = {value.key: value.si for value in profile.fits[0].values}
@@ -72,6 +73,7 @@ def test_two_numbers_of_ranks_tell_what_others_take(machine):
             assert found == pytest.approx(time_s(ranks, nbytes), rel=0.02), (ranks, nbytes)
 
 
+@pytest.mark.slow
 def test_one_number_of_ranks_does_not_ask_for_it(machine):
     profile = fit([measured(4, 0.05)], machine.topology, machine.library)
     assert {value.parameter for value in profile.fits[0].values} == {"bandwidth", "step"}

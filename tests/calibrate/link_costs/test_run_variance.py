@@ -60,6 +60,7 @@ def test_many_runs_show_their_spread(machine):
     assert found.scatter == pytest.approx(0.03, rel=0.4)
 
 
+@pytest.mark.slow
 def test_one_run_has_the_usual_spread_and_says_so(machine):
     found = fit([run(0)], machine.topology, machine.library).fits[0]
     usual = shipped_cost_priors().runs
@@ -67,6 +68,7 @@ def test_one_run_has_the_usual_spread_and_says_so(machine):
     assert "one run; usual spread: own measurement" in found.run_spread.source
 
 
+@pytest.mark.slow
 def test_like_runs_narrow_the_spread_and_the_values(machine):
     alike = [run(seed, times=0.0, rates=0.0) for seed in range(6)]
     many = fit(alike, machine.topology, machine.library).fits[0]
@@ -76,6 +78,7 @@ def test_like_runs_narrow_the_spread_and_the_values(machine):
         assert more.high / more.low < few.high / few.low
 
 
+@pytest.mark.slow
 def test_intervals_hold_times_of_new_runs_four_times_out_of_five(machine):
     held = []
     for first in range(0, 60, 6):
@@ -97,6 +100,7 @@ def _times(machine, profile):
     return [known.best("all_reduce", n, range(4), 0, "ring")[1] for n in SIZES]
 
 
+@pytest.mark.slow
 def test_the_spread_survives_the_file(machine, tmp_path):
     profile = fit([run(0), run(1)], machine.topology, machine.library, name="p")
     write_profile(profile, tmp_path / "p.yaml")

@@ -281,6 +281,7 @@ def test_json_of_rccl_tests_in_both_shapes(tmp_path):
 WHOLE = "# Collective test starting: all_reduce_perf\n" + ranks(8, group=True) + NEW + UNITS + BODY
 
 
+@pytest.mark.slow
 @given(cut=st.integers(0, len(WHOLE)), noise=st.text(max_size=20))
 @settings(max_examples=150, deadline=None)
 def test_a_log_cut_anywhere_is_read_or_refused(cut, noise):
@@ -291,6 +292,7 @@ def test_a_log_cut_anywhere_is_read_or_refused(cut, noise):
     assert all(row.time_s > 0 and row.nbytes > 0 for sweep in found for row in sweep.rows)
 
 
+@pytest.mark.slow
 @given(
     field=st.sampled_from(["args", "env", "config", "results", "nccl_version"]),
     value=st.recursive(

@@ -33,6 +33,7 @@ WITHOUT_NUMBERS = {
 """Files that lack the facts, by how their names begin, and the reason."""
 
 
+@pytest.mark.slow
 def test_logs_and_matrices_are_read_unless_they_lack_the_facts() -> None:
     refusals = {}
     folders = ("nccltests", "nccltests2", "nccltests_blocks", "nccltests_pastes", "nvbw", "p2p")
@@ -93,6 +94,7 @@ def _told(path: Path) -> list[object]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", DAMAGED)
 def test_damaged_copies_are_read_right_or_refused(name: str, damage: str, tmp_path: Path) -> None:
@@ -119,6 +121,7 @@ def test_damaged_copies_are_read_right_or_refused(name: str, damage: str, tmp_pa
     assert _told(copy) == right
 
 
+@pytest.mark.slow
 def test_most_logs_are_read_whatever_the_width_of_the_terminal(tmp_path: Path) -> None:
     """Those that are refused are told why."""
     refusals = []

@@ -111,6 +111,7 @@ def test_a_slower_machine_is_found_to_be_slower_and_its_own_times_are_met():
     assert profile.transfer.median_abs < 0.02
 
 
+@pytest.mark.slow
 def test_what_was_fitted_on_two_machines_holds_for_eight():
     slower = {f"{p}/{hop}": 1.6 for p in ("ll", "ll128", "simple") for hop in ("network", "nvlink")}
     measured = Corrections(steps=slower)
@@ -190,6 +191,7 @@ def test_a_rate_that_was_measured_by_itself_moves_its_link():
     assert factors(both)["bandwidth", "nvlink"].si == pytest.approx(1.0, abs=0.01)
 
 
+@pytest.mark.slow
 def test_intervals_are_wider_where_nothing_was_measured():
     profile = fit([sweep(dgx(2), 1.2)])
     drawn = draws(profile, 40, seed=1)
@@ -215,6 +217,7 @@ def test_factors_that_trade_with_each_other_leave_measured_times_certain():
     assert np.log(high / low) < 4 * 1.2816 * EXPECTED.runs.small
 
 
+@pytest.mark.slow
 def test_intervals_hold_what_a_new_run_would_measure():
     """Runs drawn from the expected spread: 80 % of their times should lie inside; 70 to 90 do."""
     runs = EXPECTED.runs
@@ -248,6 +251,7 @@ def test_a_profile_file_gives_the_same_predictions(tmp_path):
     assert len(page) < 1_600_000
 
 
+@pytest.mark.slow
 def test_collectives_are_printed_with_an_interval_at_any_scale():
     profile = fit([sweep(dgx(2), 1.2)])
     (row,) = collective_rows(dgx(4), sizes=[2**26], profile=profile)

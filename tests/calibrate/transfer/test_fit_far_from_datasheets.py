@@ -88,6 +88,7 @@ def test_slow_links_are_followed_however_slow_they_are(slower):
     assert ratio(profile, other) == pytest.approx([slower, slower], rel=0.03)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(rate=st.floats(0.15, 1.2))
 def test_a_known_rate_is_recovered_at_sizes_that_were_not_measured(rate):
@@ -99,6 +100,7 @@ def test_a_known_rate_is_recovered_at_sizes_that_were_not_measured(rate):
     assert ratio(profile, other) == pytest.approx(expected, rel=0.06)
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(scale=st.floats(0.5, 3.0))
 @example(scale=3.0)
@@ -150,6 +152,7 @@ def test_intervals_are_wider_beyond_what_was_measured():
 # ---------------------------------------------------------------- one more row
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(
     stretch=st.floats(0.7, 1.6),
@@ -170,6 +173,7 @@ def test_a_size_that_was_measured_is_predicted_no_worse_than_without_it(stretch,
     assert off(rows) < off([row for row in rows if row.nbytes != SIZES[at]]) + 0.03
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sb_a100_1n_reduce", "sb_a100_1n_all_reduce"])
 def test_a_profile_meets_the_times_that_it_was_made_from(name):
     """Chains hide part of each other in nccl-tests: left out of the fit, 8 MiB were 31 % short."""

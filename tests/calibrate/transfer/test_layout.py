@@ -36,6 +36,7 @@ def log(folder: Path, hosts: int, each: int, busbw_GBps: float) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trays", "nodes"), [(18, 1), (9, 1), (36, 2)])
 def test_trays_of_a_rack_are_one_node(tmp_path: Path, trays: int, nodes: int) -> None:
     """Of four GPUs each: as coreweave/nccl-tests (pull request 43) lists those of a GB200 NVL72."""

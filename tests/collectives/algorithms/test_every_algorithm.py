@@ -35,6 +35,7 @@ def made(op: str, name: str, ranks: int, elements: int, **own: Any) -> Schedule:
     return catalog.make(op, name, ranks, elements * 4, **{**MANY_PIECES.get(name, {}), **own})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", range(1, 18))
 @pytest.mark.parametrize(("op", "name"), ALL)
 def test_data_is_right(op: str, name: str, ranks: int) -> None:
@@ -55,12 +56,14 @@ FEW_SENDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [33, 64])
 @pytest.mark.parametrize(("op", "name"), ALL)
 def test_data_is_right_on_dozens_of_ranks(op: str, name: str, ranks: int) -> None:
     verify(made(op, name, ranks, ranks + 1), orders=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [255, 256])
 @pytest.mark.parametrize(("op", "name"), FEW_SENDS)
 def test_data_is_right_on_hundreds_of_ranks(op: str, name: str, ranks: int) -> None:
@@ -75,6 +78,7 @@ def test_data_is_right_in_every_type_of_element(op: str, name: str, dtype: str) 
             verify(made(op, name, ranks, 29), orders=2, dtype=dtype)
 
 
+@pytest.mark.slow
 @given(
     which=st.sampled_from(ALL),
     ranks=st.integers(1, 12),

@@ -47,6 +47,7 @@ def swap_in_one_round(ranks: int, nbytes: int) -> pm.Schedule:
     return pm.Schedule.from_rounds(ranks, nbytes, [sends])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [ring, along_rows_and_columns, swap_in_one_round])
 def test_the_data_is_right(algorithm: Callable[[int, int], pm.Schedule]) -> None:
     rows = pm.verify(algorithm, ranks=range(2, 18))
@@ -57,6 +58,7 @@ def test_the_data_is_right(algorithm: Callable[[int, int], pm.Schedule]) -> None
     assert {row.op for row in rows} == {"all_reduce"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["plain", "nccl", "gloo", "mpi"])
 def test_both_fidelities_agree(library: str) -> None:
     machine = pm.topology(MACHINE, nodes=2, fabric="rail-optimised")

@@ -64,6 +64,7 @@ def test_trees_are_low_and_complementary(ranks: int) -> None:
     assert (inside[0] & inside[1]).sum() <= ranks % 2 + (ranks == 2)
 
 
+@pytest.mark.slow
 @given(
     size=st.integers(1, 4),
     number=st.integers(1, 5),

@@ -58,6 +58,7 @@ def message_by_message(schedule: Schedule, paces: EdgePaces, begin_s: float) -> 
     return max(landed, default=begin_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("op", "name"), PAIRS)
 def test_every_algorithm(op: str, name: str, switched_topology: Callable[..., Topology]) -> None:
     compared = 0
@@ -120,6 +121,7 @@ def scheduled(
     return replace(schedule, unroll=lambda: iter(parts)), [[phase] for phase in phases]
 
 
+@pytest.mark.slow
 @given(random_rounds(), st.integers(0, 10**6), st.integers(1, 3))
 @settings(max_examples=200, deadline=None)
 def test_random_rounds(

@@ -30,6 +30,7 @@ def stepped_s(
     return float((free if sent else delivered[-1]).max())
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -52,6 +53,7 @@ def test_the_heaviest_walk_is_the_time(
     assert actual == pytest.approx(stepped_s(hold, latency, repeat, credits, sent=sent), rel=1e-12)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),

@@ -287,6 +287,7 @@ V100_MESH = {
 """NVLinks of 8 V100 on DGX-1 and its kin, in lanes."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changed", [(0, 1), (0, 3), (2, 6), (6, 7)])
 @pytest.mark.parametrize("parts", [1, 2, 3, 8])
 def test_a_mesh_with_other_lanes_on_one_link_is_packed_full(

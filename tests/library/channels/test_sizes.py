@@ -58,6 +58,7 @@ SHORTCUTS = {
 """What has the threshold, and its values with the shortcut and without."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shortcut", SHORTCUTS)
 @settings(
     deadline=None,
@@ -85,6 +86,7 @@ def test_going_without_a_shortcut_changes_little(
     assert times_s[0] == pytest.approx(times_s[1], rel=MOST)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("template", "fabric", "algorithm"),
     [(t, f, "tree") for t in ("dgx-a100", "dgx-h100") for f in FABRICS]
@@ -115,6 +117,7 @@ def test_every_rail_carries_its_share_at_any_size(
         assert rails[0] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "batch"),
     [("resnet50-dgx-a100", 1), ("resnet50-dgx-a100", 12), ("bert-large-v100-25g", 2)],
@@ -157,6 +160,7 @@ LOCAL_EVENTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fabric", ["rail-optimised", "fat-tree"])
 @pytest.mark.parametrize("event", LOCAL_EVENTS)
 def test_an_event_beside_the_links_leaves_the_network_alone(event: str, fabric: str) -> None:

@@ -127,6 +127,7 @@ def test_hosts_share_an_oversubscribed_spine(hosts: int) -> None:
     assert together == pytest.approx(alone[0] / hosts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", template_names())
 def test_staged_copies_cross_a_memory_on_every_template(name: str) -> None:
     """Where a shipped machine stages traffic it says how fast its memory is."""

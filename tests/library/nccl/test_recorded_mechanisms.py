@@ -109,6 +109,7 @@ def test_a_ring_over_efa_before_hopper_has_one_chunk_under_way():
     assert errors(name, sizes, credits=4).max() < -0.3
 
 
+@pytest.mark.slow
 def test_no_nvls_tree_between_racks():
     """Two racks of GB200: 184 us for 8 B and 99.7 ms for 32 GiB, which a ring takes."""
     name = "oci_gb200_32n_allreduce"
@@ -189,6 +190,7 @@ def test_without_a_generation_of_its_own_a_gpu_is_as_quick_as_its_clock():
     assert spread(None) > 1.5
 
 
+@pytest.mark.slow
 def test_trees_of_64_gpus_pass_on_lines_as_they_come(monkeypatch):
     """Two racks of GB200, LL and LL128: steps that wait for their ends take up to 90 % longer."""
     name, sizes = "oci_gb200_32n_allreduce", [MIB // 2, 128 * MIB, 256 * MIB]

@@ -79,6 +79,7 @@ def two_runs(tmp_path_factory):
     return out, folder
 
 
+@pytest.mark.slow
 def test_a_run_writes_a_whole_file(two_runs):
     _, folder = two_runs
     path = folder / "m-1.json"
@@ -95,6 +96,7 @@ def test_a_run_writes_a_whole_file(two_runs):
     assert str(folder) not in text
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_is_named(tmp_path):
     path = tmp_path / "m.json"
     process = start_broken("crash:1:warming up", *SMALL, "--ranks", "2", "-o", str(path))
@@ -106,6 +108,7 @@ def test_a_rank_that_dies_is_named(tmp_path):
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_named():
     process = start_broken("hang:1:timing", *SMALL, "--ranks", "2", "--timeout", "4 s")
     code, out, err = finish(process)
@@ -117,6 +120,7 @@ def test_a_rank_that_hangs_is_named():
     assert out == ""
 
 
+@pytest.mark.slow
 def test_wrong_data_end_the_run():
     process = start_broken("corrupt:1:checking the data", *SMALL, "--ranks", "2")
     code, out, err = finish(process)
@@ -125,6 +129,7 @@ def test_wrong_data_end_the_run():
     assert out == ""
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_everything(tmp_path):
     path = tmp_path / "m.json"
     process = start("ring", "--ranks", "2", "--budget", "1 h", "-o", str(path))
@@ -139,6 +144,7 @@ def test_ctrl_c_ends_everything(tmp_path):
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_children_do_not_outlive_a_killed_parent(tmp_path):
     """And clean up in its place."""
     process = start("ring", "--ranks", "2", "--budget", "1 h", TMPDIR=str(tmp_path))
@@ -156,6 +162,7 @@ def test_children_do_not_outlive_a_killed_parent(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_under_torchrun_rank_0_writes(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -57,6 +57,7 @@ def group(request, tmp_path_factory):
     return data, json.loads((folder / "rows.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_data_are_right(group, name):
     data, _ = group

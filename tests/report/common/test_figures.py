@@ -19,6 +19,7 @@ def by_name(figure: object) -> dict[str, object]:
     return {trace.name: trace for trace in figure.data}  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_breakdown_adds_up_to_the_step(result: Result) -> None:
     figure = figures.draw_breakdown(result)
     total = sum(trace.y[-1] for trace in figure.data)

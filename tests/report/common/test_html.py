@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import plotly.graph_objects as go
+import pytest
 from plotly.basedatatypes import BaseTraceType
 
 import perfmodel.report
@@ -86,6 +87,7 @@ def is_trace(thing: object) -> bool:
     return isinstance(thing, type) and issubclass(thing, BaseTraceType)
 
 
+@pytest.mark.slow
 def test_the_bundle_draws_every_kind_of_trace() -> None:
     drawn = set(re.findall(r'moduleType:"trace",name:"(\w+)"', BUNDLE.read_text(encoding="utf-8")))
     used = {path: kinds_of_traces(path.read_text("utf-8")) for path in REPORT.rglob("*.py")}

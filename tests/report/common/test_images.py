@@ -33,6 +33,7 @@ def test_every_figure_of_the_page_has_a_file_name(result: Result) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @browser_there
 def test_images_are_drawn_on_white_with_title_and_legend(result: Result) -> None:
@@ -51,6 +52,7 @@ def test_images_are_drawn_on_white_with_title_and_legend(result: Result) -> None
     assert "resnet50 with ddp on example-a100 x 32, weak scaling" in svg
 
 
+@pytest.mark.slow
 def test_without_kaleido_it_says_what_to_install(
     result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,6 +62,7 @@ def test_without_kaleido_it_says_what_to_install(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_without_a_browser_it_says_so_and_writes_nothing(
     result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ def on_cpus(result: Result) -> Result:
     return replace(result, topology=topology, question="Is a GPU quicker?")
 
 
+@pytest.mark.slow
 def test_the_page_of_processes_on_cpus_has_no_gpus(on_cpus: Result) -> None:
     body = report_html(on_cpus).partition("plotly.js v")[0]
     own = body.replace("Is a GPU quicker?", "")

@@ -209,6 +209,7 @@ def test_points_are_bounded_and_keep_ends_and_what_is_asked(
     assert max(map(len, design.groups)) == {54: 1, 70: 2}.get(most, 3)
 
 
+@pytest.mark.slow
 def test_axes_that_mean_nothing_are_left_out(asked: Scenario) -> None:
     one_node = load_scenario("gpt2-xl-pcie-p2p")
     training = ["hook", "accumulate", "batch"]
@@ -232,6 +233,7 @@ def test_sliders_of_training_stand_where_the_scenario_does(everything: Design) -
     assert sections == ["none", "fp16", {"kind": "powersgd", "rank": 4}]
 
 
+@pytest.mark.slow
 def test_degrees_have_sliders_where_the_strategy_has_them() -> None:
     own = {
         "strategy": {"kind": "megatron", "accumulate": 4},
@@ -255,6 +257,7 @@ def test_degrees_have_sliders_where_the_strategy_has_them() -> None:
     assert stages == [1, {"stages": 2}]  # 4 stages of 2 GPUs are more than the host's 4
 
 
+@pytest.mark.slow
 def test_sizes_without_what_events_name_are_no_points() -> None:
     """Node 5 of 32 is slow: a page that shows 1, 2 or 4 nodes would show nothing."""
     here = load_scenario("straggler")
@@ -264,6 +267,7 @@ def test_sizes_without_what_events_name_are_no_points() -> None:
     assert gpu_axis(here, answer).points[0].value == 8
 
 
+@pytest.mark.slow
 def test_words_about_the_network_stand_only_where_it_can_be_moved(
     explored: Grid, answer: Result
 ) -> None:
@@ -342,6 +346,7 @@ def test_error_stated_is_that_of_simulations_held_out(asked: Scenario, explored:
     assert abs(guessed / simulated - 1) == pytest.approx(worst.error, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_interpolation_along_the_network_is_close(asked: Scenario) -> None:
     # The default's spacing, a factor of two in bandwidth. Where compute begins to hide all
     # communication there is a kink, which no smooth curve follows.

@@ -148,6 +148,7 @@ def plain(text: str) -> str:
     return text.replace("\xa0", " ")
 
 
+@pytest.mark.slow
 def test_opens_as_asked_and_asks_for_nothing(desk: Opened, file: Path, grid: Grid) -> None:
     seen = desk
     assert seen.complaints == []
@@ -161,6 +162,7 @@ def test_opens_as_asked_and_asks_for_nothing(desk: Opened, file: Path, grid: Gri
     assert seen.text("cap-value") == "25 MiB"
 
 
+@pytest.mark.slow
 def test_every_point_shows_the_grids_numbers(desk: Opened, grid: Grid) -> None:
     seen = desk
     asked = value_at(grid, grid.baseline, "step_time_s")
@@ -216,6 +218,7 @@ def test_between_points_numbers_are_marked_and_equal_to_pythons(desk: Opened, gr
     assert seen.text("step-change") == "as asked"
 
 
+@pytest.mark.slow
 def test_what_was_not_simulated_together_is_estimated_as_in_python(
     pages: Callable[..., Opened], result: Result, grid: Grid, tmp_path: Path
 ) -> None:
@@ -270,6 +273,7 @@ def test_keyboard_moves_sliders_and_page_keys_go_to_points(desk: Opened) -> None
     seen.page.locator("#explorer-reset").click()
 
 
+@pytest.mark.slow
 def test_fits_a_phone(pages: Callable[..., Opened], file: Path) -> None:
     seen = pages(file, viewport={"width": 390, "height": 844})
     assert seen.page.evaluate("document.documentElement.scrollWidth") <= 390
@@ -296,6 +300,7 @@ def test_on_paper_the_present_state_stays_and_sliders_go(desk: Opened) -> None:
     seen.page.emulate_media(media="screen")
 
 
+@pytest.mark.slow
 def test_hostile_names_stay_text(
     pages: Callable[..., Opened], result: Result, tmp_path: Path
 ) -> None:

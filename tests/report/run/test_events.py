@@ -88,6 +88,7 @@ def html_section(point: SizeResult) -> str:
     return render_block(section)
 
 
+@pytest.mark.slow
 def test_the_page_has_a_section_with_every_event_and_wait(disturbed: Result) -> None:
     page = plain(html_section(disturbed.main))
     for words in (

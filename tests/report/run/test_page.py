@@ -89,6 +89,7 @@ def hostile(result: Result) -> Result:
     )
 
 
+@pytest.mark.slow
 def test_page_fetches_nothing(page: str) -> None:
     reader = parsed(page)
     assert reader.fetched == []
@@ -139,6 +140,7 @@ def test_page_says_what_it_rests_on(page: str, result: Result) -> None:
     assert str(result.main.memory.capacity_bytes) not in text
 
 
+@pytest.mark.slow
 def test_page_says_how_much_of_the_peak_is_used(with_main: Callable[..., Result]) -> None:
     for mfu, words in ((0.25, "MFU 25 %: matrix products of the model"), (None, "")):
         text = " ".join(parsed(report_html(with_main(mfu=mfu))).text).replace(
@@ -148,6 +150,7 @@ def test_page_says_how_much_of_the_peak_is_used(with_main: Callable[..., Result]
         assert ("MFU" in text) == bool(words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 20])
 def test_of_several_counted_steps_page_says_that_one_is_drawn(
     with_main: Callable[..., Result], count: int
@@ -157,6 +160,7 @@ def test_of_several_counted_steps_page_says_that_one_is_drawn(
     assert (f"(mean of {count} steps; one of them is drawn)" in text) == (count > 1)
 
 
+@pytest.mark.slow
 def test_same_result_gives_the_same_bytes(page: str, result: Result) -> None:
     assert report_html(result) == page
 
@@ -184,6 +188,7 @@ def test_hostile_names_are_only_text_inside_figures(hostile: Result) -> None:
         assert "<script>" not in json.dumps(shown, default=str)
 
 
+@pytest.mark.slow
 def test_odd_results_are_drawn_too(result: Result, with_main: Callable[..., Result]) -> None:
     alone = replace(result, points=result.points[:1])
     assert "Only one size was asked for" in report_html(alone)
@@ -193,6 +198,7 @@ def test_odd_results_are_drawn_too(result: Result, with_main: Callable[..., Resu
     assert "relative to 8" in report_html(strong)
 
 
+@pytest.mark.slow
 def test_folder_holds_page_data_and_timeline(result: Result, tmp_path: Path) -> None:
     page = write_report(result, tmp_path / "new" / "folder")
     assert page == tmp_path / "new" / "folder" / "report.html"
@@ -213,6 +219,7 @@ def test_folder_holds_page_data_and_timeline(result: Result, tmp_path: Path) -> 
     assert json.loads((page.parent / "timeline.json").read_text())["traceEvents"]
 
 
+@pytest.mark.slow
 def test_ranks_that_differ_have_a_trace_each(tmp_path: Path) -> None:
     """Stages of a pipeline, by the numbers of their first ranks."""
     scenario = load_scenario("pipeline-straggler")
@@ -242,6 +249,7 @@ def test_a_number_that_is_not_finite_stops_the_page(with_main: Callable[..., Res
         report_html(with_main(step_time_s=float("nan")))
 
 
+@pytest.mark.slow
 def test_who_is_meant_stands_beside_a_bottleneck_that_is_an_event(
     with_main: Callable[..., Result],
 ) -> None:

@@ -23,6 +23,7 @@ def page_file(result: Result, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(result, tmp_path_factory.mktemp("report"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
 def test_page_opens_cleanly(browser: Browser, page_file: Path, width: int, height: int) -> None:
     page = browser.new_page(viewport={"width": width, "height": height})

@@ -99,6 +99,7 @@ def file(result: Result, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(replace(result, points=points), folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_text_is_readable(shown: Callable[..., Page], file: Path, scheme: str) -> None:
     page = shown(file, color_scheme=scheme)
@@ -109,6 +110,7 @@ def test_every_text_is_readable(shown: Callable[..., Page], file: Path, scheme: 
     assert paper == ("rgb(18, 23, 29)" if scheme == "dark" else "rgb(255, 255, 255)")
 
 
+@pytest.mark.slow
 def test_lines_of_figures_are_seen_in_the_dark(shown: Callable[..., Page], file: Path) -> None:
     page = shown(file, color_scheme="dark")
     strokes = page.eval_on_selector_all(
@@ -119,6 +121,7 @@ def test_lines_of_figures_are_seen_in_the_dark(shown: Callable[..., Page], file:
     assert "rgb(27, 36, 48)" not in strokes
 
 
+@pytest.mark.slow
 def test_intervals_are_seen_in_the_dark(shown: Callable[..., Page], file: Path) -> None:
     opacity = "all => Math.max(...all.map(e => Number(getComputedStyle(e).fillOpacity)))"
     for scheme, least, most in (("light", 0.1, 0.25), ("dark", 0.3, 0.4)):
@@ -126,6 +129,7 @@ def test_intervals_are_seen_in_the_dark(shown: Callable[..., Page], file: Path) 
         assert least < page.eval_on_selector_all("#figure-steptime .js-fill", opacity) < most
 
 
+@pytest.mark.slow
 def test_paper_is_white_whatever_the_screen(shown: Callable[..., Page], file: Path) -> None:
     page = shown(file, color_scheme="dark")
     page.emulate_media(media="print", color_scheme="dark")
@@ -144,6 +148,7 @@ EMPTY_BELOW = """() => [...document.querySelectorAll(".plot")]
     .filter((height) => height > 2)"""
 
 
+@pytest.mark.slow
 def test_figures_and_tables_fit_the_paper_and_come_back(
     shown: Callable[..., Page], file: Path
 ) -> None:
@@ -168,12 +173,14 @@ def test_figures_and_tables_fit_the_paper_and_come_back(
     assert printed.startswith(b"%PDF")
 
 
+@pytest.mark.slow
 def test_print_wastes_no_half_sheets(shown: Callable[..., Page], file: Path) -> None:
     """With figures as large as on the screen, of which half did not fit, these were 8 sheets."""
     printed = shown(file).pdf(format="A4")
     assert 3 <= len(re.findall(rb"/Type\s*/Page\b", printed)) <= 6
 
 
+@pytest.mark.slow
 def test_labels_of_figures_do_not_touch(shown: Callable[..., Page], file: Path) -> None:
     for width in (390, 1440):
         page = shown(file, viewport={"width": width, "height": 900})
@@ -212,6 +219,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
+@pytest.mark.slow
 def test_names_of_users_are_only_ever_text(browser: Browser, hostile: Path) -> None:
     page = browser.new_page()
     page.set_default_timeout(180_000)

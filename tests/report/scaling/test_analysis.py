@@ -177,6 +177,7 @@ def test_csv_holds_the_numbers_and_leaves_unknown_ones_empty(curve: Callable[...
     assert float(rows[1]["backward_s"]) == found.main.breakdown_s["backward"]
 
 
+@pytest.mark.slow
 def test_one_size_claims_nothing_about_scaling(result: Result) -> None:
     # 100 % "relative to itself" would be read as perfect scaling.
     alone = replace(result, points=result.points[-1:], efficiency_base=result.main.gpus)

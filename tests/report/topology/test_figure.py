@@ -172,6 +172,7 @@ def test_labels_never_touch_and_stay_in_order(halves: list[int], line: float) ->
         assert placed == [(labels[0].height, labels[0])]
 
 
+@pytest.mark.slow
 def test_page_is_written_and_other_formats_are_refused(tmp_path: Path) -> None:
     machine = build_topology("dgx-a100")
     page = write_topology(machine, tmp_path / "machine.html")
@@ -180,6 +181,7 @@ def test_page_is_written_and_other_formats_are_refused(tmp_path: Path) -> None:
         write_topology(machine, tmp_path / "machine.png")
 
 
+@pytest.mark.slow
 def test_a_page_lists_links_paths_and_sources_in_words_of_its_ranks() -> None:
     page = topology_html(build_topology("dgx-a100", hosts=2, fabric="rail-optimised"))
     for text in (

@@ -12,6 +12,7 @@ def test_a_rack_whose_paths_do_not_fit_has_no_section_of_them() -> None:
     assert "Paths inside a host" not in topology_html(build_topology("gb200-nvl72"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "present", "absent"),
     [

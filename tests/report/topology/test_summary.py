@@ -35,6 +35,7 @@ def test_path_matrix_of_a_dgx_a100() -> None:
     assert all(rows[i][j] == rows[j][i] for i in range(16) for j in range(16))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", template_names())
 def test_every_template_can_be_shown(name: str) -> None:
     topology = build_topology(name)

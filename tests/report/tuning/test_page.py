@@ -37,6 +37,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> TuneResult:
     return tune_scenario(load_scenario(path), horovod=True)
 
 
+@pytest.mark.slow
 def test_the_page_says_what_the_json_says(tuned: TuneResult) -> None:
     page, data = tuned_html(tuned), tuned_json(tuned)
     assert data["snippet"] in page
@@ -80,6 +81,7 @@ def test_slivers_between_good_caps_go_unsaid(tuned: TuneResult) -> None:
     assert all(low < high for low, high in spans)
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
 def test_page_opens_cleanly(

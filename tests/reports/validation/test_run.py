@@ -11,29 +11,12 @@ from perfmodel.library.corrections import datasheet_interval_s, load_spread
 from reports.validation.__main__ import validate as report
 from reports.validation.pages.page import write_validation
 from reports.validation.run import to_json, validate
-
-HEADER = (
-    "sweep_id,collective,gpu,nodes,gpus_per_node,nranks,intra_node,inter_node,"
-    "nic_count_per_node,nic_gbps,proc_model,trust"
-)
-ROWS = (
-    "one,all_reduce,A100-SXM4-80GB,1,8,8,NVLink3 NVSwitch,none,,,single process 8 GPUs,4",
-    "two,all_reduce,H100-SXM5-80GB,2,8,16,NVLink4 NVSwitch,InfiniBand NDR,8,400,1 GPU/process,5",
-    "vague,all_reduce,H100-SXM5-80GB,2,8,16,NVLink4 NVSwitch,InfiniBand,,,,4",
-    "old,all_reduce,H100-SXM5-80GB,1,8,8,NVLink4 NVSwitch,none,,,,2",
-    "odd,all_reduce,Gaudi 3,1,8,8,xGMI,none,,,,4",
-)
-TIMES = "size_bytes,time_us\n1024,40\n1048576,90\n268435456,2500\n"
+from tests.validate.small_records import write_records
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    root = tmp_path_factory.mktemp("data")
-    (root / "nccl_sweeps").mkdir()
-    (root / "nccl_sweeps" / "META.csv").write_text("\n".join((HEADER, *ROWS)) + "\n")
-    for row in ROWS:
-        (root / "nccl_sweeps" / f"{row.partition(',')[0]}.csv").write_text(TIMES)
-    return root
+    return write_records(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +82,7 @@ def test_a_spread_is_written_and_what_is_not_predicted_is_named(folder, tmp_path
     assert load_spread(spread).seen["ampere, NVSwitch, one host, all_reduce"] == 1
 
 
+@pytest.mark.slow
 def test_the_program_refuses_what_is_wrong_in_words():
     command = [sys.executable, "-m", "reports.validation", "--data", "no-such-folder", "--json"]
     root = Path(__file__).parents[3]

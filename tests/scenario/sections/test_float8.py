@@ -95,6 +95,7 @@ def test_libraries_follow_from_recipes(tmp_path):
     assert scenario(tmp_path).compute.fp8 is None
 
 
+@pytest.mark.slow
 def test_fp8_is_quicker_than_bf16_and_says_over_which_peak_mfu_is(tmp_path):
     narrow = run(scenario(tmp_path, tokens=4096))
     wide = run(scenario(tmp_path, precision="bf16", tokens=4096))

@@ -121,6 +121,7 @@ def test_one_worker_and_one_server_take_the_sum_of_their_times(
     assert ends[0] == pytest.approx(step_s - LATENCY_S - nbytes / LINK_Bps, rel=1e-9)
 
 
+@pytest.mark.slow
 @given(workers=st.integers(1, 12), servers=st.integers(1, 6))
 @FEW
 def test_synchronous_servers_take_what_their_busier_link_takes(workers: int, servers: int) -> None:
@@ -390,6 +391,7 @@ def test_bytes_are_counted_on_each_link() -> None:
     assert sent == pytest.approx(5 * 3 * 0.5e8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [4, 8])
 def test_solving_less_often_changes_little(workers: int) -> None:
     plan = loops(workers, 2, compute_s=0.1, pieces=8, overlap=True, each_s=0.01, apart_s=0.03)

@@ -57,6 +57,7 @@ def noted(scene: Scene) -> set[str]:
     return {note.why for note in network.notes}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", NEED_NOT)
 def test_whatever_is_off_is_flagged(family: str) -> None:
     for scene, row in played(family):

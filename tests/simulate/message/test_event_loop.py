@@ -97,6 +97,7 @@ def ends(
     return found
 
 
+@pytest.mark.slow
 @given(switches(), starts(), st.integers(1, 4), st.booleans(), st.sampled_from([None, 2e10]))
 @settings(max_examples=150, deadline=None)
 def test_the_kernel_is_the_reference(
@@ -123,6 +124,7 @@ def test_the_kernel_is_the_reference(
     assert ends(MessageNetwork, machine, begun) == pytest.approx(wanted, rel=1e-9)
 
 
+@pytest.mark.slow
 @given(
     switches(),
     starts(),

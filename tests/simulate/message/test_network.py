@@ -231,6 +231,7 @@ def test_goes_on_compiled_in_mid_run(
 SHARED = [("dgx-a100", "rail-optimised", "ring"), ("dgx-a100", "leaf-spine", "tree")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("node", "fabric", "algorithm"), SHARED)
 @COMPILED
 def test_how_long_it_takes_does_not_depend_on_when_it_begins(

@@ -187,6 +187,7 @@ def test_factors_have_mean_one_and_the_variation_asked_for(kind: Kind) -> None:
     assert stats.kstest(drawn[:20_000], distribution(kind, cv).cdf).pvalue > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["normal", "lognormal", "gamma", "exponential"])
 @pytest.mark.parametrize("ranks", [2, 8, 64])
 def test_the_step_waits_for_the_slowest(switched_topology: Maker, kind: Kind, ranks: int) -> None:

@@ -150,6 +150,7 @@ def test_traffic_without_an_end_is_counted_as_it_goes() -> None:
 # ---------------------------------------------------------------- quicker models
 
 
+@pytest.mark.slow
 @given(machines(), STARTS)
 def test_message_is_the_reference_on_any_graph(drawn: dict[str, Any], starts: list[Start]) -> None:
     machine = random_machine(**drawn)
@@ -178,6 +179,7 @@ EVEN = 840
 """Elements that 2 to 8 ranks, and channels of theirs, cut into equal chunks."""
 
 
+@pytest.mark.slow
 @given(machines(mesh=True), st.sampled_from(PAIRS), st.integers(1, 4))
 def test_flow_and_the_recurrence_are_the_reference_where_no_link_is_shared(
     drawn: dict[str, Any], pair: tuple[str, str], chunks: int
@@ -189,6 +191,7 @@ def test_flow_and_the_recurrence_are_the_reference_where_no_link_is_shared(
     assert recurrence_s == pytest.approx(expected, rel=SAME)
 
 
+@pytest.mark.slow
 @given(machines(mesh=True), st.sampled_from(PAIRS), st.integers(1, 100_000))
 def test_flow_is_near_where_chunks_are_unequal(
     drawn: dict[str, Any], pair: tuple[str, str], elements: int
@@ -201,6 +204,7 @@ def test_flow_is_near_where_chunks_are_unequal(
     assert flow_s == pytest.approx(expected, rel=near)
 
 
+@pytest.mark.slow
 @given(machines(in_order=True), STARTS)
 def test_message_is_the_reference_where_connections_are_in_order(
     drawn: dict[str, Any], starts: list[Start]
@@ -242,6 +246,7 @@ def streams_s(make: Make, machine: Machine, sent: Sequence[tuple[Any, ...]]) -> 
     return ends
 
 
+@pytest.mark.slow
 @given(machines(), STREAMS)
 def test_streams_are_those_of_the_reference(drawn: dict[str, Any], sent: list[Any]) -> None:
     machine = random_machine(**drawn)

@@ -105,6 +105,7 @@ PLANS = {
 }
 
 
+@pytest.mark.slow
 @given(st.fixed_dictionaries(PLANS), st.integers(1, 3), st.sampled_from([1.0, 1.4]))
 def test_the_engine_is_the_reference_send_by_send(
     drawn: dict[str, int], steps: int, slowdown: float
@@ -121,6 +122,7 @@ def test_the_engine_is_the_reference_send_by_send(
     assert len(found.arrivals) == len(expected.arrivals)
 
 
+@pytest.mark.slow
 @given(st.fixed_dictionaries(PLANS), st.integers(1, 3), st.sampled_from([1.0, 1.4]))
 def test_flow_is_the_reference_with_a_collective_at_a_time_and_links_of_their_own(
     drawn: dict[str, int], steps: int, slowdown: float
@@ -134,6 +136,7 @@ def test_flow_is_the_reference_with_a_collective_at_a_time_and_links_of_their_ow
     assert_same(found, expected)
 
 
+@pytest.mark.slow
 @given(
     st.fixed_dictionaries(PLANS),
     st.sampled_from(["step", "layer"]),
@@ -177,6 +180,7 @@ def test_a_bucket_that_is_ready_waits_for_those_before_it() -> None:
     assert first[0] == second[1]
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.floats(1e-5, 2e-3), st.floats(0.05, 3.0))
 def test_links_that_change_and_other_traffic(seed: int, at_s: float, by: float) -> None:
     plan, machine = random_plan(seed, 10, 1), random_machine(seed, RANKS)

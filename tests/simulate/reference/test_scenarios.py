@@ -96,6 +96,7 @@ def size(name: str, fields: dict[str, Any], fidelity: str) -> SizeResult:
     return pm.run(name, fields, fidelity=fidelity, with_first=False).points[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", SCENARIOS)
 def test_quicker_fidelities_are_the_reference(what: str) -> None:
     name, fields, near = SCENARIOS[what]
@@ -112,6 +113,7 @@ def test_quicker_fidelities_are_the_reference(what: str) -> None:
 SERVERS = {"cluster.nodes": 4, "events": [{"slow": {"ranks": [2], "by": 2}}]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
 def test_a_parameter_server_is_the_reference(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exactly up to 64 pushes a round; beyond, rates are solved 400 times a round at most."""

@@ -17,6 +17,7 @@ from perfmodel.topology.templates.build import build_topology
 MIB = 1 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fabric", ["leaf-spine", "fat-tree"])
 def test_times_are_those_edge_by_edge(fabric: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with bytes that channels share unevenly; rates and latencies of edges come when asked.

@@ -63,6 +63,7 @@ def stage_of(routes: list[list[int]], works: list[Spans]) -> Stage:
     return Stage(phases, edges, none, none + np.inf, none + 1.0)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(st.data())
 def test_shares_are_those_counted_repeat_by_repeat(data: st.DataObject) -> None:
@@ -93,6 +94,7 @@ def test_taking_turns_costs_nothing_and_meeting_half_the_time_a_third() -> None:
     assert duty_cycle_rates(np.array([6.0]), stage) == pytest.approx([4.0, 4.0, 6.0])
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(st.data())
 def test_pipelines_fill_and_drain_as_counted_in_their_first_and_last_repeats(

@@ -66,12 +66,14 @@ def water_filling(network: Network) -> list[Fraction | float]:
     return rates
 
 
+@pytest.mark.slow
 @given(networks())
 @settings(max_examples=300, deadline=None)
 def test_equal_to_exact_water_filling(network: Network) -> None:
     assert shared(network) == pytest.approx([float(r) for r in water_filling(network)], rel=1e-9)
 
 
+@pytest.mark.slow
 @given(networks())
 @settings(max_examples=200, deadline=None)
 def test_no_link_overflows_and_every_flow_has_a_bottleneck(network: Network) -> None:
@@ -95,6 +97,7 @@ def test_no_link_overflows_and_every_flow_has_a_bottleneck(network: Network) -> 
         assert capped or throttled
 
 
+@pytest.mark.slow
 @given(networks(), st.randoms())
 @settings(max_examples=200, deadline=None)
 def test_the_order_of_flows_does_not_change_a_bit(network: Network, random: object) -> None:

@@ -61,6 +61,7 @@ def period_of(machine: Machine, alike: float = EXACTLY_ALIKE, op: str = "all_red
     return folding and folding.period
 
 
+@pytest.mark.slow
 @given(
     machine=st.sampled_from(
         [
@@ -89,6 +90,7 @@ def test_some_stand_for_all(
     assert folded == pytest.approx(all_of_them, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [2, 3])
 @pytest.mark.parametrize("nbytes", [231_640, 272_396, 392_732, 574_680, 1_259_064])
 @pytest.mark.parametrize("hosts", [7, 14])
@@ -219,6 +221,7 @@ def test_ranks_that_are_nearly_alike(node: str, segment_bytes: int) -> None:
         assert timed(nearly, timer, nbytes, at_once) == pytest.approx(exact_s, rel=within)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("node", "hosts"),
     [
@@ -272,6 +275,7 @@ def test_more_sends_on_shared_cores_than_can_be_simulated_are_refused() -> None:
         collective_rows(topology, sizes=[256 * MIB], library="gloo")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [1, 2])
 def test_the_stated_difference_of_flow_holds(at_once: int) -> None:
     """`NOTES["sockets"]`: as far off as the worst machine, and not in the median."""

@@ -52,6 +52,7 @@ def test_slow_cores_take_longer_and_cores_of_one_s_own_never_wait() -> None:
     assert [own.wait_s(0.0, 3.0) for _ in range(9)] == [0.0] * 9
 
 
+@pytest.mark.slow
 @given(
     ranks=st.integers(2, 6),
     sizes=st.lists(st.integers(1, 100_000).map(lambda n: 4 * n), min_size=1, max_size=3),

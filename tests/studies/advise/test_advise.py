@@ -96,6 +96,7 @@ def advice(scenario: Scenario, progress: list[tuple[int, int]]) -> Advice:
     )
 
 
+@pytest.mark.slow
 def test_a_gain_is_that_of_a_run_with_the_change(scenario: Scenario, advice: Advice) -> None:
     """The interval is one of the ratio: errors that both runs share cancel in it."""
     best = advice.together[0]
@@ -411,6 +412,7 @@ def test_adapters_are_offered_on_top_of_what_the_scenario_imagines() -> None:
     assert factors == [[2.5, 5.0], [5.0, 10.0]]
 
 
+@pytest.mark.slow
 def test_no_number_of_advice_is_read_out_of_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every change gets another text, of words that once had a meaning."""
     words = ("buckets", "CUDA graphs", "gradients", "hook", "boards limited to 7 W", "network")

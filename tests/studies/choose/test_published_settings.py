@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from perfmodel.studies.sweep.executor import ALONE
 from reports.choices.published import answer, questions
 
@@ -17,6 +19,7 @@ def test_no_published_setting_is_quicker_by_more_than_the_interval():
     assert row["auto_s"] < INTERVAL * row["published_s"]
 
 
+@pytest.mark.slow
 def test_among_measured_settings_the_quickest_is_chosen():
     """GPT of 3.6 billion parameters on 64 A100: thirteen settings were measured (vTrain)."""
     question = next(each for each in questions(["GPT 3.6B"]) if each.gpus == 64)

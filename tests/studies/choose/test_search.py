@@ -58,6 +58,7 @@ def small(tmp_path):
     return load_scenario(str(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"strategy.micro_batch": 4}, ON_TWO, LARGE_MICRO_BATCHES])
 def test_equals_simulating_all_that_fits(small, changes):
     scenario = change_scenario(small, changes)
@@ -74,6 +75,7 @@ def test_equals_simulating_all_that_fits(small, changes):
         assert parts == search.listed
 
 
+@pytest.mark.slow
 def test_workers_find_what_one_process_finds(small, monkeypatch):
     """Also with steps that come in another order, and that a better one makes needless."""
     asked = []
@@ -118,6 +120,7 @@ def test_the_winner_gets_the_quickest_size_of_buckets(small):
     assert again.main.step_time_s == tuned.winner.step_time_s
 
 
+@pytest.mark.slow
 def test_run_answers_with_the_winner_and_its_sections_are_a_scenario(small):
     result = run_scenario(small)
     assert result.search is not None
@@ -128,6 +131,7 @@ def test_run_answers_with_the_winner_and_its_sections_are_a_scenario(small):
     assert pasted.search is None
 
 
+@pytest.mark.slow
 def test_no_plain_strategy_is_quicker(small):
     best_s = choose_mixture(small).winner.step_time_s
     for kind in ("ddp", "fsdp", "megatron"):
@@ -135,6 +139,7 @@ def test_no_plain_strategy_is_quicker(small):
         assert best_s <= run_scenario(plain).main.step_time_s * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_a_limit_of_simulations_says_what_may_be_left(small):
     one = choose_mixture(change_scenario(small, {"strategy.simulate": 1}))
     best = choose_mixture(small)
@@ -194,6 +199,7 @@ ONE_OF_TWO = {
 }
 
 
+@pytest.mark.slow
 def test_what_ifs_of_a_comparison_are_of_the_chosen_mixture(small, monkeypatch):
     searched = []
     choose = search_module.choose_mixture
@@ -210,6 +216,7 @@ def test_what_ifs_of_a_comparison_are_of_the_chosen_mixture(small, monkeypatch):
     assert silent.steps_s[0] < winner.step_time_s
 
 
+@pytest.mark.slow
 def test_sweeps_and_plans_search_for_each(small):
     """Each variant, and each candidate of a plan, is answered by its own quickest mixture."""
     base = change_scenario(small, ONE_OF_TWO)
@@ -234,6 +241,7 @@ def test_sweeps_and_plans_search_for_each(small):
     ]
 
 
+@pytest.mark.slow
 def test_experts_are_shared_by_as_many_gpus_as_is_quickest(small):
     """All that fits is simulated; two GPUs for the experts of each layer need too much memory."""
     megatron = {"kind": "megatron", "use_distributed_optimizer": True}
@@ -272,6 +280,7 @@ def test_sizes_that_sharding_states_are_tried_as_written(small):
     assert set(caps) == {50 * 2**20, 400e6}
 
 
+@pytest.mark.slow
 def test_tensor_options_are_those_of_mixtures_with_tensor_parallelism(small):
     """They are taken back where a mixture has none, and refused without a search."""
     overlapped = change_scenario(small, {"parallel.overlap": "asynchronous"})
@@ -315,6 +324,7 @@ MIXTURE_OF_EXPERTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "field",
     [

@@ -61,6 +61,7 @@ def networks() -> Comparison:
 # ---------------------------------------------------------------- what differs
 
 
+@pytest.mark.slow
 def test_sides_are_what_run_says(networks: Comparison, steps_alone: None) -> None:
     for side in networks.sides:
         scenario = load_scenario(side.label, OF_NETWORKS)
@@ -97,6 +98,7 @@ def test_the_asked_size_is_compared_and_no_smaller_one(tmp_path: Path) -> None:
     assert all(len(side.result.points) == 1 for side in comparison.sides)
 
 
+@pytest.mark.slow
 def test_what_acts_in_another_command_is_said(tmp_path: Path) -> None:
     """A plan's fields differ, and so do sizes of a curve; no step does."""
     changes = {
@@ -228,6 +230,7 @@ def test_a_faster_adapter_is_all_of_the_difference(networks: Comparison) -> None
     )
 
 
+@pytest.mark.slow
 def test_each_what_if_is_what_run_says(networks: Comparison, steps_alone: None) -> None:
     for what_if in networks.what_ifs:
         flags = [f"what_if.{name}={str(value).lower()}" for name, value in what_if.what_if.items()]
@@ -236,6 +239,7 @@ def test_each_what_if_is_what_run_says(networks: Comparison, steps_alone: None) 
             assert step_s == alone.step_time_s, what_if.what
 
 
+@pytest.mark.slow
 def test_what_ifs_come_on_top_of_a_sides_own(file: str) -> None:
     comparison = side_by_side(file, "what_if.compute=3", attribute=True)
     twice = next(
@@ -245,6 +249,7 @@ def test_what_ifs_come_on_top_of_a_sides_own(file: str) -> None:
     assert twice.steps_s[1] == six.step_time_s
 
 
+@pytest.mark.slow
 def test_only_what_ifs_that_make_sense(file: str) -> None:
     def words(*flags: str, node: str = "") -> list[str]:
         scenario = load_scenario(node or file, flags)
@@ -272,6 +277,7 @@ def test_only_what_ifs_that_make_sense(file: str) -> None:
     assert words(jobs)[-1] == "no other jobs"
 
 
+@pytest.mark.slow
 def test_steps_of_other_sizes_have_no_share_of_their_difference(file: str) -> None:
     comparison = side_by_side(file, "training.batch_per_gpu=64", attribute=True)
     assert all(what_if.shares == (None, None) for what_if in comparison.what_ifs)
@@ -294,6 +300,7 @@ def test_what_has_no_room_is_said(file: str) -> None:
     assert line.endswith("training.batch_per_gpu=100000 does not fit in memory.")
 
 
+@pytest.mark.slow
 def test_a_straggler_is_all_of_its_difference(file: str) -> None:
     comparison = side_by_side(file, "events=[{slow: {ranks: [0], by: 1.5}}]", attribute=True)
     by_name = {what_if.what: what_if for what_if in comparison.what_ifs}

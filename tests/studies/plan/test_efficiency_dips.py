@@ -27,6 +27,7 @@ def options_of(option, efficiencies):
     return options
 
 
+@pytest.mark.slow
 def test_another_algorithm_is_named_with_the_step_that_asking_for_it_makes(option, scenarios):
     options = options_of(option, {4: 0.76, 8: 0.90})
     by_size = {("p4d", nodes): each for nodes, each in scenarios.items()}

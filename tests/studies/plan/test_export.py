@@ -14,6 +14,7 @@ from perfmodel.errors import InputError
 from perfmodel.studies.plan.export import CSV_COLUMNS, plan_csv, probability_in_time, to_json
 
 
+@pytest.mark.slow
 def test_json_and_csv_say_the_same(planned):
     _, plan = planned
     document = json.loads(json.dumps(to_json(plan), allow_nan=False))

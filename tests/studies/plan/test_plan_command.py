@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from typer.testing import CliRunner
 
 from perfmodel.cli.app import app
@@ -13,6 +14,7 @@ def invoke(*arguments):
     return CliRunner().invoke(app, ["plan", *map(str, arguments)])
 
 
+@pytest.mark.slow
 def test_the_command_prints_answers(plan_file, tmp_path):
     done = invoke(plan_file(), "-j", 1, "--store", tmp_path / "steps.sqlite", "-o", tmp_path / "o")
     assert done.exit_code == 0, done.output

@@ -66,6 +66,7 @@ def text_of(page: str) -> str:
     return kept.replace("\N{NO-BREAK SPACE}", " ")
 
 
+@pytest.mark.slow
 def test_the_page_has_every_part(planned):
     _, plan = planned
     text = text_of(plan_html(plan))
@@ -246,6 +247,7 @@ def test_prices_that_differ_by_the_cent_are_told_apart():
 # ---------------------------------------------------------------- in a browser
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.parametrize(
     ("width", "scheme", "evil"),

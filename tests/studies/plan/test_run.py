@@ -85,6 +85,7 @@ def test_the_bill_by_hand(planned):
     assert rent.bill.energy_kWh == pytest.approx(16 * 0.4 * rent.wall_s / 3600)  # 400 W each
 
 
+@pytest.mark.slow
 def test_energy_of_limited_gpus_is_that_of_their_limit(planned):
     scenario, plan = planned
     limited = {
@@ -155,6 +156,7 @@ def test_an_upgrade_is_the_same_cluster_with_what_it_changes(planned):
     assert one.pays == "never", "a single node sends nothing over the network"
 
 
+@pytest.mark.slow
 def test_an_upgrade_may_be_of_the_storage(plan_file):
     sets = "plan.upgrades=[{name: s, set: {plan.failures.storage_bandwidth: 10 GB/s}}]"
     kept = "plan.candidates=[{name: a, node: dgx-a100, nodes: [1], price_per_gpu_hour: 1 USD/h}]"
@@ -167,6 +169,7 @@ def test_an_upgrade_may_be_of_the_storage(plan_file):
     assert 0 < only.saved_s < before.wall_s - before.work_s
 
 
+@pytest.mark.slow
 def test_an_upgrade_that_is_rented_is_paid_by_the_hour(plan_file):
     sets = "plan.upgrades=[{name: u, set: {what_if.compute: 2}, price_per_gpu_hour: 0.10 USD/h}]"
     kept = "plan.candidates=[{name: a, node: dgx-a100, nodes: [1], price_per_gpu_hour: 1 USD/h}]"
@@ -186,6 +189,7 @@ def test_the_example_has_the_numbers_that_it_says():
     assert plan.deadline == 10 * 86400
 
 
+@pytest.mark.slow
 def test_an_upgrade_that_cannot_be_says_why(plan_file):
     sets = "plan.upgrades=[{name: u, set: {library.algorithm: rign}}]"
     kept = "plan.candidates=[{name: a, node: dgx-a100, nodes: [1], price_per_gpu_hour: 1 USD/h}]"
@@ -196,6 +200,7 @@ def test_an_upgrade_that_cannot_be_says_why(plan_file):
     assert plan.usable
 
 
+@pytest.mark.slow
 def test_double_the_rent_is_double_the_cost(planned, plan_file):
     _, plan = planned
     from_file = load_scenario(plan_file())
@@ -208,6 +213,7 @@ def test_double_the_rent_is_double_the_cost(planned, plan_file):
         assert of(dear, "rented", nodes).wall_s == of(plan, "rented", nodes).wall_s
 
 
+@pytest.mark.slow
 def test_strong_scaling_is_measured_against_the_smallest_size(plan_file):
     scenario = load_scenario(
         plan_file(), ["training={global_batch: 128}", "plan.upgrades=[]", "plan.failures=null"]
@@ -220,6 +226,7 @@ def test_strong_scaling_is_measured_against_the_smallest_size(plan_file):
     assert not any("global batch" in line for line in plan.cautions)
 
 
+@pytest.mark.slow
 def test_a_size_that_does_not_fit_is_no_base_of_efficiency(plan_file):
     # 512 samples of 128 tokens per GPU do not fit in 16 GB, 128 do
     text = "plan.candidates=[{name: a, node: v100-x8-25g, fabric: leaf-spine, nodes: [1, 4]}]"
@@ -230,6 +237,7 @@ def test_a_size_that_does_not_fit_is_no_base_of_efficiency(plan_file):
     assert large.step.efficiency == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_what_energies_and_prices_leave_out_is_cautioned_of(planned, plan_file):
     _, plan = planned
     assert any("energy of rented, typo, full is" in line for line in plan.cautions)
@@ -245,6 +253,7 @@ def test_what_energies_and_prices_leave_out_is_cautioned_of(planned, plan_file):
     assert not any("energy of" in line for line in bare.cautions), "nothing beside it"
 
 
+@pytest.mark.slow
 def test_growing_batches_are_cautioned_of(planned, plan_file):
     _, plan = planned
     assert "64 to 128 samples" in plan.cautions[0]
@@ -255,6 +264,7 @@ def test_growing_batches_are_cautioned_of(planned, plan_file):
     assert "McCandlish" in wiser.cautions[0]
 
 
+@pytest.mark.slow
 def test_tokens_are_counted_by_the_models_sequences(plan_file):
     tokens = ["plan.target={tokens: 5_120_000_000}", "plan.upgrades=[]"]
     plan = plan_scenario(load_scenario(plan_file(), tokens), jobs=1)
@@ -286,6 +296,7 @@ def test_energy_that_costs_but_is_not_known_is_no_bill(plan_file):
     assert "give power.per_gpu" in plan.options[0].reason
 
 
+@pytest.mark.slow
 def test_the_same_plan_gives_the_same_bits(planned, plan_file):
     _, plan = planned
     again = plan_scenario(load_scenario(plan_file()), jobs=1)
@@ -303,6 +314,7 @@ def test_the_schema_knows_plans(planned):
             validate(content)
 
 
+@pytest.mark.slow
 def test_tight_memory_and_hashed_flows_are_told_of_a_candidate(planned, monkeypatch):
     """`run` says both; a plan says them of each candidate, and no answer names what is tight."""
     scenario, plan = planned

@@ -31,6 +31,7 @@ def answered(scenario: Scenario, plan: PlanResult, changes: dict[str, object]) -
     return option
 
 
+@pytest.mark.slow
 def test_failures_and_compute_are_what_the_plan_says_with_them(
     planned: tuple[Scenario, PlanResult],
 ) -> None:

@@ -55,6 +55,7 @@ def test_no_row_beats_the_bytes_of_a_link() -> None:
             assert row["time_s"] > row["nbytes"] / 240e9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["broadcast", "reduce"])
 def test_unlike_links_never_hide_more_than_there_is(op: str) -> None:
     """A single piece crosses slow links alone; what is left holds the bytes of the busiest."""
@@ -74,6 +75,7 @@ def test_a_row_is_one_of_many() -> None:
     assert row["time_s"] == pytest.approx(alone_s - overlap_s, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_all_reduce_times_beside_published_ones() -> None:
     """23 published nccl-tests runs, 1 MiB to 1 GiB, on the nearest template.
 
@@ -156,6 +158,7 @@ def test_what_was_not_measured_has_no_interval(
     assert (row["interval_s"] is not None) == told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_with_a_profile_run_tune_and_collective_answer_as_it_was_fitted(ranks: int) -> None:
     """On sockets, which have no rates of ranks, 64 MiB between two took 28 % less than the fit."""

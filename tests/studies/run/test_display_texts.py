@@ -276,6 +276,7 @@ def answers(name: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list_shipped("scenarios"))
 def test_no_number_of_a_run_is_read_out_of_a_text(
     name: str, renamed: Callable[[], Renaming], request: pytest.FixtureRequest
@@ -290,6 +291,7 @@ def test_no_number_of_a_run_is_read_out_of_a_text(
     assert found.keys() == expected.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields", [{}, {"strategy.hook": "fp16"}, {"strategy.accumulate": 2}], ids=str
 )

@@ -76,6 +76,7 @@ def test_ranks_of_a_tensor_group_hold_different_experts(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_both_legs_are_one_dimension(tmp_path: Path) -> None:
     """16 GPUs of two nodes: each token once to each node over InfiniBand, then over NVLink."""
     path = tmp_path / "experts.yaml"

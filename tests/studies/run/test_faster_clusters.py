@@ -46,6 +46,7 @@ later by the work of a message (R. L. Graham: see tests/simulate/test_faster_is_
 NODE = (Path(__file__).parents[3] / "topologies" / "shaped-ethernet.yaml").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("steps_alone")
 @pytest.mark.parametrize("cores", ["  cores: 2\n", ""])
 @pytest.mark.parametrize("hosts", [2, 4])
@@ -109,6 +110,7 @@ def step_of(ranks: int, buckets: list[tuple[float, int]], speed: float) -> StepP
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fidelity", get_args(Fidelity))
 @pytest.mark.parametrize("library", LIBRARIES)
 @given(
@@ -147,6 +149,7 @@ def test_quicker_gpus(
     assert after_s >= before_s / speed * (1 - 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("steps_alone")
 @pytest.mark.parametrize("fidelity", get_args(Fidelity))
 @pytest.mark.parametrize("library", ["gloo", "nccl", "mpi"])
@@ -175,6 +178,7 @@ def test_quicker_gpus_in_a_whole_answer(library: str, fidelity: Fidelity, tmp_pa
 # ---------------------------------------------------------------- two jobs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compute_s", [0.0, 5e-3, 40e-3])
 def test_two_jobs_on_sockets_share_a_narrow_link(compute_s: float) -> None:
     """Two whole DDP jobs of two hosts each, whose pairs meet on a trunk of 1 Gbit/s.
@@ -241,6 +245,7 @@ def choice_of(machine: Machine, nbytes: int) -> tuple[float, tuple[str, str, int
     return time_s, (lowered.schedule.algorithm, lowered.protocol, channels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", LIBRARIES)
 @given(
     case=st.sampled_from(
@@ -288,6 +293,7 @@ def with_nics(node: NodeSpec, nics: int) -> NodeSpec:
     return node.model_copy(update={"nodes": (*devices, added), "edges": (*others, joined)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fidelity", get_args(Fidelity))
 @pytest.mark.parametrize("library", LIBRARIES)
 @given(

@@ -34,6 +34,7 @@ def test_a_hidden_network_leaves_the_slowest_gpu_alone(nodes: int) -> None:
     )
 
 
+@pytest.mark.slow
 def test_shipped_spread_is_the_default_and_none_on_cpus() -> None:
     shipped, stated = (
         answer("resnet50-dgx-a100", "cluster.nodes=1", "scale=null", *more).main

@@ -144,6 +144,7 @@ def test_what_no_step_is_is_refused(fields: tuple[str, ...], field: str) -> None
         run_scenario(load_scenario("resnet50-dgx-a100", ("cluster.nodes=2", "scale=null", *fields)))
 
 
+@pytest.mark.slow
 def test_steps_that_vary_have_an_interval_that_holds_chance() -> None:
     answer = run_scenario(
         load_scenario(

@@ -37,6 +37,7 @@ def stated(line: str) -> tuple[str, str | None]:
     return match[1], match[2]
 
 
+@pytest.mark.slow
 def test_proposals_are_answers_of_the_scenarios_that_they_name() -> None:
     lines = answer(*NODE).memory.advice
     assert not answer(*NODE).memory.fits
@@ -68,6 +69,7 @@ def test_what_fits_comes_first_and_the_quickest_of_it() -> None:
     assert lines[0].startswith("compute.recompute: full")  # accumulation communicates no less
 
 
+@pytest.mark.slow
 def test_a_pair_is_proposed_where_nothing_suffices_alone() -> None:
     lines = answer(*DEEP).memory.advice
     assert "not enough alone" in lines[-1]

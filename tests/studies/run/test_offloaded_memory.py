@@ -43,6 +43,7 @@ def parameters_of(run_with: Any) -> float:
     return float(run_with().main.memory.parameters_bytes / 2)
 
 
+@pytest.mark.slow
 def test_all_gpus_of_a_host_share_its_memory(run_with: Any) -> None:
     """20 bytes of each parameter (ZeRO-Infinity, equation 2), whatever the number of GPUs."""
     results = [run_with(strategy=TO_CPU, cluster__gpus_per_node=gpus) for gpus in (1, 4, 8)]
@@ -71,6 +72,7 @@ def test_a_small_host_is_named_with_what_would_fit(run_with: Any) -> None:
     assert document["memory"]["host_capacity_bytes"] == 1e9
 
 
+@pytest.mark.slow
 def test_what_spares_the_host_is_proposed_though_it_takes_more_of_a_gpu(run_with: Any) -> None:
     node = {"extends": "dgx-a100", "host_memory": "1 MB"}
     section = {"kind": "zero", "stage": 1, "reduce_bucket_size": 1_000_000}
@@ -92,6 +94,7 @@ def test_unknown_memory_is_said_to_be_unchecked(run_with: Any) -> None:
     )
 
 
+@pytest.mark.slow
 def test_drives_hold_states_or_are_too_small(run_with: Any) -> None:
     drives = {"read": "25 GB/s", "write": "20 GB/s", "capacity": "10 TB"}
     section = TO_CPU | {"offload_optimizer": {"device": "nvme"}}

@@ -46,12 +46,14 @@ jobs:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("steps_alone")
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_is_what_running_the_scenario_says(name: str) -> None:
     compare(name, CASES[name])
 
 
+@pytest.mark.slow
 def test_a_step_beside_another_job_is_what_running_the_scenario_says(tmp_path: Path) -> None:
     path = tmp_path / "beside.yaml"
     path.write_text(BESIDE)

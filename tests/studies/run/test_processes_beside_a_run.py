@@ -27,6 +27,7 @@ def nothing(env: Any, network: Any) -> Any:
         yield env.timeout(1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fidelity", ["flow", "message"])
 def test_a_burst_costs_what_the_event_costs(fidelity: str) -> None:
     event = pm.run(ASKED, events=[{"traffic": TRAFFIC}], fidelity=fidelity, with_first=False).main
@@ -39,6 +40,7 @@ def test_a_burst_costs_what_the_event_costs(fidelity: str) -> None:
     assert process.disturbance.events[0].what == "process burst"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("event", "act"),
     [
@@ -82,6 +84,7 @@ def test_an_idle_process_changes_nothing() -> None:
     assert beside.interval_s == pytest.approx(alone.interval_s, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_result_names_them(tmp_path: Any) -> None:
     result = pm.run(ASKED, processes=[burst, nothing], scale={"nodes": [1]})
     assert "Beside the job run processes of your own: burst, nothing." in result.assumptions
@@ -95,6 +98,7 @@ def test_the_result_names_them(tmp_path: Any) -> None:
     assert [each["what"] for each in events] == ["process burst", "process nothing"]
 
 
+@pytest.mark.slow
 def test_beside_jitter_every_rank_is_simulated() -> None:
     jitter = {"jitter": {"cv": 0.02}}
     result = pm.run(ASKED, processes=[burst], events=[jitter], with_first=False, steps=5)

@@ -68,6 +68,7 @@ def scenario_of(row: dict[str, str], folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("steps_alone")
 @pytest.mark.parametrize(
     "wanted",
@@ -100,6 +101,7 @@ def test_a_scenario_says_what_the_validation_says(wanted: dict[str, str], tmp_pa
     assert found_s == pytest.approx(float(row["iter_ms_med"]) / 1e3, rel=0.03)
 
 
+@pytest.mark.slow
 def test_a_straggler_and_a_slow_link_as_events(tmp_path: Path) -> None:
     """`slow` also slows down what the process does beside sleeping: half a per cent here."""
     links = measured_links(read_table(FOLDER / "linkcal.csv", []))

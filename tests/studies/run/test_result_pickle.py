@@ -72,6 +72,7 @@ RESULTS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", RESULTS)
 def test_a_result_is_the_same_after_pickling(kind: str) -> None:
     make, shown = RESULTS[kind]

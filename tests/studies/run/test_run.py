@@ -187,6 +187,7 @@ def test_data_parallel_is_slower_than_ddp(tmp_path: Path) -> None:
     assert server.main.mode == "flow, 2 rank classes"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("steps_alone")
 def test_both_fidelities_answer_alike(tmp_path: Path) -> None:
     """Within 1 % of the step on two hosts of eight GPUs."""
@@ -283,6 +284,7 @@ LONG_SCENARIOS = {
 """Scenarios that take long as they ship, with what shortens them."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list_shipped("scenarios"))
 @pytest.mark.usefixtures("steps_alone")
 def test_every_shipped_scenario_answers(name: str) -> None:

@@ -43,6 +43,7 @@ GROUPS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", GROUPS)
 def test_smaller_sizes_of_a_curve_share_all_of_any_group(strategy: str) -> None:
     small = next(point for point in curve_of(strategy.format(16)).points if point.gpus == 4)

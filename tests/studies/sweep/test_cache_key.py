@@ -92,6 +92,7 @@ def test_the_version_is_that_of_source_and_data(tmp_path: Path, monkeypatch) -> 
         keys.model_version.cache_clear()
 
 
+@pytest.mark.slow
 def test_nothing_that_the_version_leaves_out_is_used_by_a_step() -> None:
     code = (
         "import sys, perfmodel.studies.run, perfmodel.studies.sweep.store; "

@@ -38,6 +38,7 @@ def alone() -> SweepResult:
     return run_sweep(tiny(grid=GRID), jobs=1)
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_same_bits(alone: SweepResult) -> None:
     assert run_sweep(alone.variants, jobs=2) == alone
     assert alone.failed == 0
@@ -62,6 +63,7 @@ def cluster():
         yield here
 
 
+@pytest.mark.slow
 def test_a_dask_cluster_gives_the_same_bits(alone: SweepResult, cluster) -> None:
     address = cluster.scheduler_address
     assert address.startswith("tcp://")
@@ -70,6 +72,7 @@ def test_a_dask_cluster_gives_the_same_bits(alone: SweepResult, cluster) -> None
         assert len(client.scheduler_info()["workers"]) == 2
 
 
+@pytest.mark.slow
 def test_a_cluster_keeps_a_store_too(alone: SweepResult, cluster, tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite"
     here = {"backend": "dask", "scheduler": cluster.scheduler_address, "store": path}
@@ -79,6 +82,7 @@ def test_a_cluster_keeps_a_store_too(alone: SweepResult, cluster, tmp_path: Path
     assert again.answers == alone.answers[:6]
 
 
+@pytest.mark.slow
 def test_no_scheduler_is_said_soon(monkeypatch) -> None:
     pytest.importorskip("distributed")
     from perfmodel.studies.sweep import executor
@@ -236,11 +240,13 @@ def test_no_more_cores_than_this_process_may_use(monkeypatch) -> None:
     assert count_cores() == 1
 
 
+@pytest.mark.slow
 def test_a_fit_may_ask_for_threads_of_linear_algebra() -> None:
     name = [("OPENBLAS_NUM_THREADS",), ("OMP_NUM_THREADS",)]
     assert list(map_unordered(os.getenv, name, jobs=2, threads=3)) == ["3", "3"]
 
 
+@pytest.mark.slow
 def test_results_come_as_they_are_ready() -> None:
     assert next(map_unordered(abs, iter_of(-3, -4), jobs=1)) == 3
     assert sorted(map_unordered(abs, iter_of(*range(-20, 0)), jobs=2)) == list(range(1, 21))
@@ -251,6 +257,7 @@ def iter_of(*numbers: int) -> list[tuple[int]]:
     return [(number,) for number in numbers]
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_said_and_no_traceback() -> None:
     with pytest.raises(SweepError, match=r"worker process was killed.*memory.*-j 1") as caught:
         list(map_unordered(signal.raise_signal, iter_of(signal.SIGKILL, signal.SIGKILL), jobs=2))
@@ -269,6 +276,7 @@ def finish_or_die(number: int, last: int) -> int:
     return number
 
 
+@pytest.mark.slow
 def test_what_was_finished_when_a_worker_is_killed_is_kept() -> None:
     kept: list[int] = []
     with pytest.raises(SweepError, match="a worker process was killed"):
@@ -276,6 +284,7 @@ def test_what_was_finished_when_a_worker_is_killed_is_kept() -> None:
     assert sorted(kept) == list(range(60))
 
 
+@pytest.mark.slow
 def test_a_dask_scheduler_that_dies_ends_the_sweep_with_a_sentence() -> None:
     distributed = pytest.importorskip("distributed")
     kept: list[int] = []
@@ -305,6 +314,7 @@ def slow(number: int) -> int:
     return number
 
 
+@pytest.mark.slow
 def test_progress_counts_to_the_end(alone: SweepResult, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     path = tmp_path / "s.sqlite"
@@ -401,6 +411,7 @@ print(sorted(map_unordered(interrupted, [(number,) for number in range(6)], jobs
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no masks of signals here")
 def test_no_worker_hears_ctrl_c() -> None:
     """In a process of its own, where no workers wait that another test has started."""
@@ -415,6 +426,7 @@ def test_no_worker_hears_ctrl_c() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 1, 2, 3, 4, 5]\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 def test_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:
     one, path = started(tmp_path)
@@ -427,6 +439,7 @@ def test_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:
     assert gone(one.pid)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     one, path = started(tmp_path)
@@ -437,6 +450,7 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     assert 2 <= count(path) < 400
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 def test_a_worker_that_is_killed_ends_the_sweep_with_a_sentence(tmp_path: Path) -> None:
     one, path = started(tmp_path)

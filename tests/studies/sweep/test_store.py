@@ -147,6 +147,7 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- several at once
 
 
+@pytest.mark.slow
 def test_two_processes_may_share_a_store(scenario_file: Path) -> None:
     path, alone = scenario_file.parent / "s.sqlite", scenario_file.parent / "alone.sqlite"
     code = (
@@ -203,6 +204,7 @@ print(kills)
 """
 
 
+@pytest.mark.slow
 def test_ten_kills_leave_the_same_store(scenario_file: Path, tmp_path: Path) -> None:
     """SIGKILL at any moment, ten times on the way to the end; the rows are the same bytes."""
     grid = "strategy.bucket_cap: [1 MiB, 2 MiB, 3 MiB, 4 MiB], what_if.compute: [1, 2, 3, 4, 5]"

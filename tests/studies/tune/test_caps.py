@@ -54,6 +54,7 @@ def partitions(draw: st.DrawFn) -> tuple[Workload, GradientOrder, tuple[int, ...
     return workload, gradients, tuple(sorted(ends | {len(gradients)}))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(partitions())
 def test_a_list_reaches_every_partition_in_pytorch(case: Any) -> None:
@@ -70,6 +71,7 @@ def test_a_list_reaches_every_partition_in_pytorch(case: Any) -> None:
     assert tuple(pasted) == caps
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(partitions())
 def test_whole_numbers_reach_what_is_said_to_be_reachable(case: Any) -> None:

@@ -47,6 +47,7 @@ def torch_groups(workload: Workload, cap: int, rebuilds: bool) -> tuple[tuple[in
     return tuple(map(tuple, found if rebuilds else reversed(found)))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(workloads(), st.booleans())
 def test_no_cap_makes_other_buckets(workload: Workload, rebuilds: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.tune.run import tune_scenario
@@ -18,6 +20,7 @@ def test_a_threshold_matters_on_a_slow_network() -> None:
     assert tuned.best.step_time_s == min(fusion.step_time_s for fusion in tuned.curve)
 
 
+@pytest.mark.slow
 def test_it_is_the_step_of_the_scenario_with_horovod() -> None:
     sets = ["scale=null", "model.name=resnet18", "cluster.nodes=2"]
     scenario = load_scenario("bucket-size-slow-ethernet", [*sets, "strategy.hook=fp16"])

@@ -81,6 +81,7 @@ def is_sound(found: TuneResult, scenario: Scenario) -> None:
 # ---------------------------------------------------------------- against all partitions
 
 
+@pytest.mark.slow
 @SMALL
 @given(ELEMENTS, st.data())
 def test_the_list_is_the_best_of_all_groups(
@@ -99,6 +100,7 @@ def test_the_list_is_the_best_of_all_groups(
     is_sound(found, scenario)
 
 
+@pytest.mark.slow
 @SMALL
 @given(ELEMENTS, st.data(), st.sampled_from([1.0, 1.3]), st.floats(1, 30))
 def test_the_surrogate_is_the_reference(
@@ -116,6 +118,7 @@ def test_the_surrogate_is_the_reference(
     assert evaluator.predict_step_s(groups) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.slow
 @SMALL
 @given(ELEMENTS, st.data())
 def test_slowed_compute_costs_no_percent(
@@ -129,6 +132,7 @@ def test_slowed_compute_costs_no_percent(
     is_sound(found, scenario)
 
 
+@pytest.mark.slow
 @settings(SMALL, max_examples=4)
 @given(st.lists(st.integers(1_000, 3_000_000), min_size=2, max_size=5), st.data())
 def test_two_workers_cost_no_percent(
@@ -142,6 +146,7 @@ def test_two_workers_cost_no_percent(
     is_sound(found, scenario)
 
 
+@pytest.mark.slow
 @settings(SMALL, max_examples=6)
 @given(st.lists(st.integers(1_000, 3_000_000), min_size=3, max_size=6), st.data())
 def test_two_dtypes_share_the_list(made: Made, elements: list[int], data: st.DataObject) -> None:
@@ -179,6 +184,7 @@ def test_what_the_recurrence_leaves_out_is_simulated(
 # ---------------------------------------------------------------- shipped scenarios
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [("model.name=resnet18",), ("model.name=vgg16", "cluster.nodes=4"), ("model.name=alexnet",)],
@@ -195,6 +201,7 @@ def test_no_cap_is_better_on_a_real_model(overrides: tuple[str, ...]) -> None:
         assert curve[cap].exposed_comm_s == pytest.approx(stepped.exposed_comm_s, rel=2e-2)
 
 
+@pytest.mark.slow
 def test_the_answer_is_what_running_the_scenario_says() -> None:
     scenario = load_scenario("bucket-size-slow-ethernet", ["scale=null"])
     found = tune_scenario(scenario)
@@ -209,6 +216,7 @@ def test_the_answer_is_what_running_the_scenario_says() -> None:
     assert found.default.step_time_s == run_scenario(scenario).main.step_time_s
 
 
+@pytest.mark.slow
 def test_the_scenarios_own_caps_are_compared_with() -> None:
     scenario = load_scenario(
         "bucket-size-slow-ethernet", ["scale=null", "strategy.bucket_cap=2 MiB"]

@@ -54,6 +54,7 @@ def numbers(text: str) -> list[int]:
     return [int(part) for part in text.replace(",", " ").split()]
 
 
+@pytest.mark.slow
 def test_the_buckets_are_those_intended(made: Made, tmp_path: Path) -> None:
     found = tuned(made)
     choices = (found.default, found.best_uniform, found.best_list, found.best_integer_list)
@@ -64,6 +65,7 @@ def test_the_buckets_are_those_intended(made: Made, tmp_path: Path) -> None:
     assert len(found.best_list.buckets) > 1
 
 
+@pytest.mark.slow
 def test_a_list_also_makes_the_first_buckets(made: Made, tmp_path: Path) -> None:
     found = tuned(made)
     real = real_buckets(tmp_path, [snippet(found, found.best_list), snippet(found, found.default)])

@@ -46,6 +46,7 @@ def test_part_of_a_board_keeps_the_links_of_the_whole() -> None:
 
 # rccl-tests all_reduce on MI300X: crickett-hpe/hpc-ai-envs pull request 30, 8 GPUs; ROCm/rccl pull
 # request 2078, two hosts with eight adapters of 400 Gbit/s each.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hosts", "nbytes", "recorded_s"), [(1, 2**23, 91.10e-6), (2, 2**31, 11.186e-3)]
 )
@@ -76,6 +77,7 @@ def test_fp8_of_amd_has_scales_of_tensors_and_rows_alone() -> None:
 
 
 # MLPerf Training v5.1, Llama 2 70B LoRA on 8 MI300X and on two such hosts.
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", ["1", "2"])
 def test_a_published_fine_tuning_on_amd_is_predicted(hosts: str) -> None:
     rows = [

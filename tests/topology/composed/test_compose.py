@@ -248,6 +248,7 @@ FIELDS = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.fixed_dictionaries({}, optional=FIELDS))
 def test_every_field_acts(fields: dict[str, object]) -> None:

@@ -175,6 +175,7 @@ def test_nvl72_has_four_rails() -> None:
     assert per_leaf == {18: 8}, "18 adapters of a rail per domain, one group per domain"
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     name=st.sampled_from(sorted(TEMPLATES)),

@@ -36,6 +36,7 @@ def middle_cut(graph: nx.Graph, dims: tuple[int, ...]) -> int:
     return nx.minimum_cut_value(routers, "low", "high")
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(dims=SIDES)
 def test_grids_are_those_of_networkx(dims: list[int]) -> None:

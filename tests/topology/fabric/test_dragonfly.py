@@ -172,6 +172,7 @@ BALANCED = {"radix": 7, "routers_per_group": 4, "hosts_per_router": 2}
 """Kim's balance: a = 2 p = 2 h."""
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(order=st.permutations(range(24)))
 def test_adaptive_rates_are_at_most_twice_the_best_and_never_less(order: list[int]) -> None:

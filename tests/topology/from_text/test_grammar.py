@@ -120,6 +120,7 @@ def test_a_word_put_in_is_refused(text: str, data: st.DataObject) -> None:
         load_node(changed)
 
 
+@pytest.mark.slow
 @given(descriptions(), st.data())
 def test_a_word_left_out_changes_what_it_was_about_or_is_refused(
     text: str, data: st.DataObject
@@ -156,6 +157,7 @@ MAY_CHANGE = {
 }
 
 
+@pytest.mark.slow
 @given(descriptions(), st.data())
 def test_a_word_moved_changes_nothing_or_is_refused(text: str, data: st.DataObject) -> None:
     words = text.replace(",", " ,").split()
@@ -164,3 +166,9 @@ def test_a_word_moved_changes_nothing_or_is_refused(text: str, data: st.DataObje
     to = data.draw(st.integers(0, len(others)))
     moved = parts_or_none(" ".join([*others[:to], words[at], *others[to:]]))
     assert moved is None or moved == parts_or_none(text)
+
+
+def test_a_count_begins_a_phrase_and_never_ends_one() -> None:
+    """The NICs behind GPUs without a count keep theirs."""
+    phrases = [(each.subject, each.text) for each in read_phrases("A100 2x 100GbE")]
+    assert phrases == [("gpus", "A100"), ("nic", "2x 100GbE")]

@@ -98,6 +98,7 @@ def test_no_file_and_a_folder(tmp_path: Path) -> None:
         import_file(tmp_path)
 
 
+@pytest.mark.slow
 def test_what_is_huge_is_not_read_whole(tmp_path: Path) -> None:
     path = tmp_path / "huge"
     with path.open("wb") as stream:
@@ -110,6 +111,7 @@ def test_what_is_huge_is_not_read_whole(tmp_path: Path) -> None:
     assert peak < 2**28
 
 
+@pytest.mark.slow
 def test_very_many_elements_are_refused(tmp_path: Path) -> None:
     many = "<system version='1'><cpu numaid='0'>" + "<pci/>" * 200_001 + "</cpu></system>"
     assert "more than 200,000 elements" in refused(tmp_path, many)
@@ -123,6 +125,7 @@ def test_other_encodings_and_line_ends_are_read(tmp_path: Path) -> None:
         assert import_file(path, gpu="T4").document["gpu"] == "t4"
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.one_of(st.binary(max_size=400), st.text(max_size=400).map(str.encode)))
 def test_any_bytes_are_read_or_refused(

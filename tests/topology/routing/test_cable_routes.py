@@ -66,6 +66,7 @@ def test_routes_lead_from_port_to_port_without_a_gap(shape: dict[str, object]) -
         assert all(a[1] == b[0] for a, b in pairwise(ends))
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(shape=st.sampled_from(SHAPES), flow=st.integers(0, 10**6), data=st.data())
 def test_one_flow_is_routed_by_name_as_among_many(
@@ -176,6 +177,7 @@ def test_even_traffic_fills_a_torus_to_its_bisection() -> None:
 # ---------------------------------------------------------------- as graphs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_flows_go_the_same_ways_in_the_graph_of_a_cluster(shape: dict[str, object]) -> None:
     """A topology, its graph as JSON, and the topology of that."""

@@ -203,6 +203,7 @@ CLUSTERS = {
 }
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(kind=st.sampled_from(sorted(CLUSTERS)), data=st.data(), flow=st.integers(0, 1 << 40))
 def test_fabric_routes_are_shortest_valid_and_repeatable(
@@ -227,6 +228,7 @@ def test_fabric_routes_are_shortest_valid_and_repeatable(
     assert Router(topology).route(src, dst, flow) == route
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["leaf-spine", "fat-tree"])
 def test_flows_spread_evenly_over_all_equal_ways(kind: str) -> None:
     """Every uplink of the leaf is used; counts within 5 standard deviations of equal shares."""
@@ -256,6 +258,7 @@ def _level(name: str) -> int:
     return max(i for i, head in enumerate(order) if name.startswith(head))
 
 
+@pytest.mark.slow
 def test_ways_do_not_depend_on_the_process() -> None:
     code = (
         "from perfmodel.topology.templates.build import build_topology;"

@@ -48,6 +48,7 @@ def assert_along_cables(graph: nx.Graph, paths: list[list[str]]) -> None:
 # ---------------------------------------------------------------- grids
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     kind=st.sampled_from(sorted(GRIDS)),

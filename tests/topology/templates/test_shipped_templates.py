@@ -66,6 +66,7 @@ def test_all_required_templates_ship() -> None:
     assert set(template_names()) >= REQUIRED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", template_names())
 def test_template_is_sound_and_every_gpu_reaches_every_other(name: str) -> None:
     assert check(name) == ()
@@ -80,6 +81,7 @@ def test_template_is_sound_and_every_gpu_reaches_every_other(name: str) -> None:
     assert next(iter(topology.graph.nodes)).startswith("n0/")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fabric", FABRIC_KINDS)
 @pytest.mark.parametrize("name", WITH_NICS)
 def test_two_hosts_are_joined_by_every_fabric(name: str, fabric: str) -> None:

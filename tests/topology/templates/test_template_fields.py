@@ -135,6 +135,7 @@ def gpu_document() -> Document:
 GPU_VALUES: dict[str, list[Any]] = {"generation": ["hopper", "volta"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*list_fields(GpuTable, gpu_document())])
 def test_every_field_of_a_gpu_acts(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -248,6 +249,7 @@ def times_on(document: Document) -> object:
     return topology.gpu, _arcs_of(topology), topology.arcs.kinds, topology.sockets, rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(list_fields(NodeSpec, dict(plain(parse_yaml(NODE))))))
 def test_every_field_of_a_host_acts_or_is_refused(name: str) -> None:
     document = dict(plain(parse_yaml(NODE)))

@@ -88,6 +88,7 @@ def test_attributes_of_all_kinds(tmp_path: Path) -> None:
     assert read_trace(path) == (node,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
@@ -130,6 +131,7 @@ def test_out_and_in_gives_the_same_step(tmp_path: Path, name: str, changes: list
     assert bare_s == pytest.approx(before.step_time_s, rel=0.1)
 
 
+@pytest.mark.slow
 def test_ranks_that_do_the_same_are_held_once(tmp_path: Path) -> None:
     """Reading eight of them takes little more memory than reading one; all are members."""
     nodes = [
@@ -266,6 +268,7 @@ DAMAGED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DAMAGED)
 def test_damaged_files(tmp_path: Path, kind: str) -> None:
     content, message = DAMAGED[kind]

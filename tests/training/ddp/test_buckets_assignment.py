@@ -47,6 +47,7 @@ def assignments(draw: st.DrawFn) -> tuple[list[ParameterTensor], list[int], list
     return tensors, caps, order, sparse
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(assignments())
 def test_equals_pytorch(
@@ -83,6 +84,7 @@ def fake_gpus() -> Any:
     return tensors, dist._compute_bucket_assignment_by_size
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     keys=st.lists(st.tuples(st.sampled_from(DTYPES), st.integers(0, 15)), min_size=1, max_size=60),

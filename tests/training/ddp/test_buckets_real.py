@@ -78,6 +78,7 @@ def numbers(text: str) -> list[int]:
     return [int(part) for part in text.replace(",", " ").split()]
 
 
+@pytest.mark.slow
 def test_every_mode_was_run(report: Any) -> None:
     assert set(report) == set(MODES)
 

@@ -60,6 +60,7 @@ MODES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["resnet50", "bert-base"])
 @pytest.mark.parametrize("options", MODES)
 @pytest.mark.parametrize("iteration", ["first", "steady"])

@@ -107,6 +107,7 @@ def test_sizes_of_buffer_and_bits() -> None:
     assert [bit_vector_bytes(n) for n in (61, 62, 161)] == [8, 16, 24]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(1, 300), st.sampled_from(["fp32", "fp16"])), max_size=30),
     st.integers(0, 600),

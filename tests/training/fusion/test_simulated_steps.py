@@ -20,6 +20,7 @@ def stepped(*sets: str, nodes: int = 8) -> tuple[StepEstimate, int]:
     return prepared.step(), prepared.job.workload.nbytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [2, 8])
 @pytest.mark.parametrize(
     "strategy",

@@ -37,6 +37,7 @@ def sized(tmp_path: Path, strategy: str, recompute: str = "selective") -> SizedJ
     return size_job(resolved, resolved.sizes[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy",
     [

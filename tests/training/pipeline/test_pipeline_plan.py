@@ -48,6 +48,7 @@ def free_step_s(plan: StepPlan, ranks: int) -> float:
     return run.step_ends_s[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap_p2p", [True, False])
 @pytest.mark.parametrize("kind", [kind for kind in SCHEDULES if kind != "sequential"])
 def test_simulated_bubble_is_the_published_one(kind: str, overlap_p2p: bool) -> None:
@@ -127,6 +128,7 @@ def test_jitter_of_each_rank_is_the_same_at_both_fidelities() -> None:
 seconds = st.integers(1, 9).map(float)
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(SCHEDULES)), st.integers(2, 4), st.data())
 @settings(max_examples=40)
 def test_engine_and_recurrence_agree(kind: str, stages: int, data: Any) -> None:
@@ -275,6 +277,7 @@ def gpt_pipeline(
     return pipeline_plan(schedule, parts, PipelineOptions(128 * 768 * 2, "bf16", **more)), parts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["1f1b", "interleaved", "zb_h1", "zb_v", "dualpipe"])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_megatron_in_a_pipeline(kind: str, overlap: bool) -> None:
@@ -331,6 +334,7 @@ def _computes(task: Any) -> bool:
     return isinstance(task.work, Compute) and task.stream == "compute"
 
 
+@pytest.mark.slow
 def test_many_micro_batches_make_few_tasks() -> None:
     """175B with 16 stages and 192 micro-batches: a task a pass, and messages."""
     schedule = make_schedule("1f1b", 16, 192)

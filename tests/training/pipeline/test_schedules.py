@@ -77,6 +77,7 @@ def our_order(schedule: PipelineSchedule) -> list[list[tuple[Any, ...]]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TORCH_CLASSES)
 def test_order_is_that_of_pytorch(kind: str) -> None:
     chunks = TORCH_CLASSES[kind][1]
@@ -129,6 +130,7 @@ def uniform(kind: str, stages: int, rounds: int, chunks: int) -> PipelineSchedul
     return make_schedule(kind, stages, rounds * stages, row.chunks or chunks)
 
 
+@pytest.mark.slow
 @given(counts, short, short, short)
 @settings(max_examples=40)
 @pytest.mark.parametrize("kind", [kind for kind in SCHEDULES if kind != "sequential"])

@@ -140,6 +140,7 @@ def test_a_step_takes_its_kernels_and_what_they_do_not_hide(
         assert step_s(plan, switched_topology) == pytest.approx(expected_s(asked), rel=1e-6)
 
 
+@pytest.mark.slow
 @given(
     shard=st.sampled_from(SHARDS),
     segments=st.integers(1, 20),

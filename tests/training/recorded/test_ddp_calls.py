@@ -120,6 +120,7 @@ def issued(plan: StepPlan) -> list[tuple[str, int, int, str | None]]:
     return planned_calls(plan)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_settled_step_issues_the_calls_of_a_real_one(
     recorded: tuple[int, dict[str, list[Call]]], name: str

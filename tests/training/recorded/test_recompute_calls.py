@@ -20,6 +20,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Call]]:
     return run_cases("tests.training.recorded.recompute_cases", 2, folder)
 
 
+@pytest.mark.slow
 def test_steps_with_recomputed_blocks(cases: dict[str, list[Call]]) -> None:
     real = {
         name: [call.issued for call in calls if call.phase.startswith("step 1")]

@@ -116,6 +116,7 @@ def held(calls: list[Call]) -> dict[str, list[int]]:
     return {name: json.loads(shape) for name, shape in rows}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALONE)
 def test_layers_call_what_parallelized_modules_call(
     name: str, alone: dict[str, list[Call]]
@@ -132,6 +133,7 @@ def test_layers_call_what_parallelized_modules_call(
     assert norms == shard.sequence_parallel * (2 * tensor_cases.LAYERS + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FSDP)
 def test_fully_sharded_layers_call_what_both_meshes_call(
     name: str, sharded: dict[str, list[Call]]

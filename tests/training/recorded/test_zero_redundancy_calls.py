@@ -35,6 +35,7 @@ def recorded(
     return ranks, run_cases("tests.training.recorded.zero_redundancy_cases", ranks, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "views"), [("each parameter", False), ("bucket views", True)])
 def test_plans_issue_what_pytorch_called(
     recorded: tuple[int, dict[str, list[Call]]], name: str, views: bool

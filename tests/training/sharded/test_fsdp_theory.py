@@ -98,6 +98,7 @@ DTYPES = st.sampled_from(["fp32", "bf16", "fp16"])
 ROWS = st.lists(st.integers(1, 50), min_size=1, max_size=6)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(ROWS, st.sampled_from([1, 2, 3]), st.sampled_from([2, 3, 4, 8]), DTYPES, DTYPES, st.data())
 def test_bytes_sent_are_those_of_the_published_formulas(
@@ -184,6 +185,7 @@ def longest_path_s(plan: StepPlan, collective_s: Callable[[Collective], float]) 
     return max(ends)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     ROWS,

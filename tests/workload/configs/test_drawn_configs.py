@@ -137,6 +137,7 @@ def compared(config: dict[str, Any], folder: Path) -> tuple[Any, Any]:
     return ours, module
 
 
+@pytest.mark.slow
 @settings(max_examples=16, deadline=None, suppress_health_check=list(HealthCheck))
 @given(config=configs())
 def test_tensors_are_those_of_the_module(config: dict[str, Any], tmp_path: Path) -> None:

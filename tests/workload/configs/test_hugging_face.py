@@ -43,6 +43,7 @@ DENSE_EXPERTS = ("llama4_text",)
 """Whose experts all read all tokens in transformers, weighed with zeros; here those asked for."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", CONFIGS)
 def test_tensors_operations_and_kept_bytes_are_those_of_the_module(
     label: str, tmp_path: Path
@@ -71,6 +72,7 @@ def test_tensors_operations_and_kept_bytes_are_those_of_the_module(
         assert casts < counted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["autocast", "bf16"])
 @pytest.mark.parametrize(
     "label",
@@ -116,6 +118,7 @@ def test_kept_bytes_with_fused_attention(label: str, mode: str, tmp_path: Path) 
     assert activation_bytes(ours, BATCH, "bf16") == pytest.approx(kept, rel=0.025)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "label",
     [
@@ -205,6 +208,7 @@ def seeing(kind: str, flat: bool) -> dict[str, Any]:
     return {**whole, "text_config": {**text, "model_type": f"{kind}_text"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "flat"),
     [

@@ -19,6 +19,7 @@ from perfmodel.workload.zoo.expert_settings import (
 from perfmodel.workload.zoo.expert_sizes import RoutedShape
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("experts", "ranks", "variation"),
     [(8, 8, 0.5), (64, 8, 1.0), (256, 64, 0.3), (8, 2, 2.0), (256, 32, 4.0)],

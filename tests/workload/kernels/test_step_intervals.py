@@ -34,6 +34,7 @@ def errors(seed: int, tails: int) -> list[float]:
     return list(shared + 0.05 * rng.standard_t(tails, TABLES * ROWS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tails", [2, 30])
 def test_eight_of_ten_steps_of_a_table_left_out_lie_inside(tails: int) -> None:
     """Whatever the tails, as widths are shares of errors and no standard deviation."""

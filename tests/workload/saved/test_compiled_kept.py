@@ -156,6 +156,7 @@ def gpt_of() -> Workload:
     return gpt("small", dtype="bf16", sequence_length=TOKENS, shape=shape, dropout=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "counted"),
     [

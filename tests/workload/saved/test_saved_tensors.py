@@ -163,6 +163,7 @@ def counted(pair: Pair, mode: str, batch: int, attention: str, recompute: Recomp
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["fp32", "autocast", "bf16"])
 @pytest.mark.parametrize(("make", "name", "batch", "size", "attention"), CASES)
 def test_kept_bytes_are_those_that_modules_save(

@@ -249,6 +249,7 @@ def test_every_model_has_a_golden():
     assert set(TENSORS) == set(zoo_names())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TENSORS)
 def test_tensors_are_those_of_the_published_model(name):
     workload = build_model(name)
@@ -260,6 +261,7 @@ def test_tensors_are_those_of_the_published_model(name):
 NOT_TRAINED = {"model.encoder.embed_positions.weight"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TENSORS)
 def test_every_tensor_stands_in_exactly_one_layer(name):
     """But for Whisper's positions of sounds, which are not trained."""
@@ -484,6 +486,7 @@ def test_llama_runs_beyond_its_published_context():
     assert build_model("llama2-7b", sequence_length=8192).sample.tokens == 8192
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TENSORS)
 def test_work_is_finite_and_no_layer_is_empty(name):
     for layer in build_model(name).layers:

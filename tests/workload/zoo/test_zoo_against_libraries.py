@@ -112,6 +112,7 @@ def decoder_config(hf, family, s):
 NAMES = ["bert-base", "bert-large", "gpt2", "gpt2-xl", *decoder_sizes.SHAPES, *t5.SHAPES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_tensors_and_buffers_of_hugging_face(name):
     make, _ = hugging_face(name)
@@ -144,6 +145,7 @@ def tiny(shape):
     return dataclasses.replace(shape, **sizes, positions=16, head_width=width)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shapes", "shape"),
     [

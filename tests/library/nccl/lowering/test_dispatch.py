@@ -53,6 +53,7 @@ def cables(found: dict[tuple[str, str], float], end: int) -> list[float]:
     return [n for ends, n in found.items() if "/nic" in ends[end] and "fabric" in ends[1 - end]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("template", "hosts", "algorithm"),
     [
@@ -190,6 +191,7 @@ def test_the_choice_is_nccls() -> None:
     assert chosen(h200, MiB, "broadcast")[0] == "chain"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
 def test_a_choice_that_cannot_be_laid_gives_way_to_the_next(op: str) -> None:
     """NVLS scatters over 32 GPUs at most; a rack of 72 goes by rings."""

@@ -79,6 +79,7 @@ def test_a_machine_that_has_lost_a_link_finds_its_own_way() -> None:
     assert lost not in again.stages[0].edges.arcs
 
 
+@pytest.mark.slow
 def test_chains_may_leave_the_tray_of_their_nic() -> None:
     """The GPUs of a rack are joined by NVLink alone: those of other trays reach no NIC of this."""
     topology = build_topology("gb200-nvl72", hosts=2, fabric="rail-optimised")

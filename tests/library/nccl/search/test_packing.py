@@ -43,6 +43,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", [1, 2])
 @pytest.mark.parametrize("cross_nic", [0, 2])
 @pytest.mark.parametrize(("name", "gpus"), SMALL)
@@ -53,6 +54,7 @@ def test_nothing_that_wins_is_left_out(name, gpus, cross_nic, hosts, monkeypatch
     assert graphs(looked_at, cross_nic) == short
 
 
+@pytest.mark.slow
 def test_little_is_searched_on_a_switched_domain(monkeypatch):
     """45.1 GB/s are 16 channels; no lower speed carries more, which takes no packing to know."""
     asked = []

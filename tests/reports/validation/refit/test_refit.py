@@ -85,6 +85,7 @@ def test_every_number_of_a_protocol_has_a_centre_and_of_a_variant_a_parent():
             assert all(parent != number.place for parent in number.parents)
 
 
+@pytest.mark.slow
 def test_a_fit_recovers_what_was_put_in(two_families):
     ampere = next(
         n
@@ -99,6 +100,7 @@ def test_a_fit_recovers_what_was_put_in(two_families):
     assert number_at(library, ampere.place) == pytest.approx(1.5 * ampere.value, rel=0.12)
 
 
+@pytest.mark.slow
 def test_a_family_left_out_has_no_say(two_families):
     """Whatever is recorded of the family, the refit without it is the same."""
     family = two_families[0].family
@@ -119,6 +121,7 @@ def test_a_family_left_out_has_no_say(two_families):
     assert not np.allclose(*kept)
 
 
+@pytest.mark.slow
 def test_the_shipped_refits_leave_out_each_family_that_counts():
     """Names of numbers exist, every family of a fitted sweep is there, and none moves a number so
     far that it must be of another place."""

@@ -163,6 +163,7 @@ def test_a_cell_that_is_no_number_is_named(tmp_path, change, text):
         assert any(text in reason for reason in strategies_in(folder)[0].left_out)
 
 
+@pytest.mark.slow
 def test_an_unnamed_network_widens_intervals_and_is_not_compared_where_it_decides(tmp_path):
     def compared(**changes):
         rows = [row(nodes="2", network="InfiniBand HDR", step_s="0.05", **changes)]
@@ -225,6 +226,7 @@ def test_every_table_weighs_the_same_and_open_rows_are_apart():
     assert len(document["rows"]) == 10
 
 
+@pytest.mark.slow
 def test_a_row_of_a_split_model_becomes_its_mixture():
     stated = read_step(
         row(
@@ -264,6 +266,7 @@ def test_kernels_by_hand_and_layer_norms_of_a_row():
     assert llama.parameters - nemotron.parameters == 4 * 512 * 1024 - (2 * 4 + 1) * 512
 
 
+@pytest.mark.slow
 def test_the_interval_of_a_long_step_follows_from_two_shorter_ones(monkeypatch):
     cells = row(accumulate="12", strategy="{kind: megatron}", step_s="0.05", parallel="{tensor: 2}")
     whole = predict_step(read_step(cells))
@@ -343,6 +346,7 @@ def all_steps(tables):
     return [(table.id, step.batch, step.predicted_s) for table in tables for step in table.steps]
 
 
+@pytest.mark.slow
 def test_all_rows_are_predicted_where_they_are_asked_for_and_those_of_the_sample_alike(tmp_path):
     folder = written(tmp_path, [*SPLIT, row(family="mamba", table="mine")])
     (some,), (whole,) = strategies_in(folder), strategies_in(folder, whole=True)
@@ -354,6 +358,7 @@ def test_all_rows_are_predicted_where_they_are_asked_for_and_those_of_the_sample
     assert list(whole.left_out.values()) == [1]  # the family that is none
 
 
+@pytest.mark.slow
 def test_long_setups_are_tables_of_their_own_until_their_answers_are_joined(tmp_path, monkeypatch):
     again = {**SPLIT[1], "step_s": "0.07"}
     folder = written(tmp_path, [*SPLIT, row(table="mine"), again, row(table="yours")])

@@ -92,6 +92,7 @@ def test_a_cell_that_means_nothing_is_named(column: str, text: str) -> None:
         llm_run(GPT3_XL | {column: text})
 
 
+@pytest.mark.slow
 def test_published_utilisation_of_gpt_like_models() -> None:
     """A100 and H100: half of the tables within 8 % in the median; none of these has a fit."""
     datasets = llm_datasets(records_folder() / "llm_steps.csv", [])

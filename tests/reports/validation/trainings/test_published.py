@@ -213,6 +213,7 @@ def test_errata_say_what_the_code_ran(tmp_path):
     assert plain.predicted / whole.predicted == pytest.approx((170 + 48) / 170, rel=0.1)
 
 
+@pytest.mark.slow
 def test_the_ddp_benchmark_in_its_own_columns():
     path = records_folder() / "ddp" / "pytorch_ddp_benchmark.csv"
     benchmark = ddp_benchmark_dataset(path, [])

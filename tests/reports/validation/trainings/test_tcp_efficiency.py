@@ -29,6 +29,7 @@ def scaled_error(single: Cells, several: Cells) -> float:
 
 
 # petuum/adaptdl (OSDI'21): ResNet-50 in fp32 on EC2 g4dn.12xlarge, pods of Kubernetes
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", ["28", "81", "200"])
 def test_resnet_on_ec2_as_pollux_measured(batch: str) -> None:
     table = [cells for cells in rows("pollux_imagenet") if cells["batch_per_gpu"] == batch]

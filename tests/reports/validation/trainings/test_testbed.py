@@ -64,6 +64,7 @@ def test_buckets_are_those_of_the_real_runs() -> None:
             assert [bucket.nbytes for bucket in found] == said
 
 
+@pytest.mark.slow
 def test_all_runs_within_one_percent_in_the_median_and_three_at_the_90th_percentile() -> None:
     """Of all 232: 0.19 and 0.75 %, at worst 4.9 %. A broken mechanism is seen here."""
     found = [error for _, error in errors()]

@@ -83,6 +83,7 @@ def test_parts_add_up_and_figures_agree(tmp_path: Path) -> None:
     assert sent == {"push": pytest.approx(BYTES), "pull": pytest.approx(BYTES)}
 
 
+@pytest.mark.slow
 def test_a_synchronous_step_is_bound_by_the_link_of_its_servers(tmp_path: Path) -> None:
     """Four workers, one server at 10 Gbit/s: 4 S / B into it and as much out of it."""
     result = answered(tmp_path, "strategy.overlap=false", "what_if.compute=1000")
@@ -137,6 +138,7 @@ def use_of_point(point: SizeResult) -> ServerUse:
     return point.server_use
 
 
+@pytest.mark.slow
 def test_a_straggler_holds_up_synchronous_workers_and_not_the_others(tmp_path: Path) -> None:
     slow = ("events=[{slow: {ranks: [2], by: 3}}]", "strategy.servers=4", "what_if.compute=0.1")
     together = answered(tmp_path, *slow)
@@ -160,6 +162,7 @@ def test_no_staleness_allowed_is_nearly_synchronous(tmp_path: Path) -> None:
     assert bounded.main.step_time_s == pytest.approx(together.main.step_time_s, rel=0.01)
 
 
+@pytest.mark.slow
 def test_servers_beside_workers_and_on_gpus(tmp_path: Path) -> None:
     beside = answered(tmp_path, "strategy.placement=colocated")
     assert [name.split(": ")[1] for name in use_of(beside).servers] == [
@@ -180,6 +183,7 @@ def test_servers_beside_workers_and_on_gpus(tmp_path: Path) -> None:
     assert gpu.main.memory.optimizer_bytes == 0
 
 
+@pytest.mark.slow
 def test_nodes_that_add_up_first_push_once(tmp_path: Path) -> None:
     several = ("cluster.node=v100-x8-25g", "cluster.gpus_per_node=4", "cluster.nodes=2")
     each = answered(tmp_path, *several)
@@ -201,6 +205,7 @@ def test_accumulating_pushes_once_for_several_micro_batches(tmp_path: Path) -> N
     assert twice.main.compute_s > 1.9 * once.main.compute_s
 
 
+@pytest.mark.slow
 def test_jitter_makes_asynchronous_workers_lose_less(tmp_path: Path) -> None:
     jitter = ("events=[{jitter: {cv: 0.1}}]", "strategy.servers=4", "training.batch_per_gpu=64")
     together = answered(tmp_path, *jitter)
@@ -215,6 +220,7 @@ def test_jitter_makes_asynchronous_workers_lose_less(tmp_path: Path) -> None:
     assert again.main.step_time_s == together.main.step_time_s
 
 
+@pytest.mark.slow
 def test_links_that_fail_and_unlike_gpus_count(tmp_path: Path) -> None:
     usual = answered(tmp_path)
     slow = answered(tmp_path, "events=[{degrade: {link: 'n4/nic0', by: 4}}]")
@@ -231,6 +237,7 @@ def test_links_that_fail_and_unlike_gpus_count(tmp_path: Path) -> None:
     assert use_of(mixed).slowest_s > 1.2 * use_of(mixed).fastest_s
 
 
+@pytest.mark.slow
 def test_one_worker_of_a_curve_has_its_server_too(tmp_path: Path) -> None:
     result = answered(tmp_path, "scale={gpus: [1, 2]}", "strategy.placement=colocated")
     assert [point.gpus for point in result.points] == [1, 2, 4]
@@ -268,6 +275,7 @@ def test_what_cannot_be_is_refused(
     assert any(field in fault.field and allowed in fault.allowed for fault in error.value.faults)
 
 
+@pytest.mark.slow
 def test_reports_tell_updates_and_staleness(tmp_path: Path) -> None:
     result = answered(tmp_path, "strategy.mode=asynchronous", "strategy.servers=2")
     text = shown(result)

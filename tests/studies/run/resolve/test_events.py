@@ -84,6 +84,7 @@ def test_the_slow_steps_are_slow_and_no_others(tmp_path: Path, quiet: Result) ->
     )
 
 
+@pytest.mark.slow
 def test_parts_of_a_step_still_add_up_to_the_mean(tmp_path: Path) -> None:
     result = answered(
         tmp_path,
@@ -100,6 +101,7 @@ def test_parts_of_a_step_still_add_up_to_the_mean(tmp_path: Path) -> None:
     assert all(event.costs_s > 0 for event in disturbance.events)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path: Path) -> None:
     event = "events:\n  - jitter: {{cv: 0.01, seed: {seed}}}\n"
     first, again, other = (
@@ -108,6 +110,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path: Path) 
     assert first == again != other
 
 
+@pytest.mark.slow
 def test_jitter_per_layer_costs_less_than_per_step(tmp_path: Path) -> None:
     per = {
         per: answered(tmp_path, f"events:\n  - jitter: {{cv: 0.01, per: {per}}}\n").main
@@ -212,6 +215,7 @@ PLACED = (
 )
 
 
+@pytest.mark.slow
 def test_sharding_beside_another_job_takes_as_long_message_by_message(tmp_path: Path) -> None:
     """Groups in nodes and across them, on a spine that another job shares: within 2 %."""
     text = TEXT.replace("resnet50", "resnet18").replace("nodes: 2", "nodes: 2, gpus_per_node: 2")
@@ -312,6 +316,7 @@ def test_the_bottleneck_is_a_link_of_the_job_itself(tmp_path: Path, quiet: Resul
     assert answered(tmp_path, other).main.bottleneck == quiet.main.bottleneck
 
 
+@pytest.mark.slow
 def test_what_is_lost_is_no_bottleneck(tmp_path: Path) -> None:
     text = TEXT.replace("v100-x8-25g", "dgx-a100").replace("batch_per_gpu: 64", "batch_per_gpu: 1")
     text = text.replace("{name: resnet50}", "{name: gpt2}").replace("one-switch", "rail-optimised")
@@ -353,6 +358,7 @@ def test_no_job_mixes_gpus_of_two_makers(tmp_path: Path) -> None:
         answered(tmp_path, "", text)
 
 
+@pytest.mark.slow
 def test_jitter_beside_gloo_jobs_is_refused_for_many_ranks(tmp_path: Path) -> None:
     text = TEXT.replace("nodes: 2", "nodes: 17, pool: 34")
     more = (
@@ -363,6 +369,7 @@ def test_jitter_beside_gloo_jobs_is_refused_for_many_ranks(tmp_path: Path) -> No
         answered(tmp_path, more, text)
 
 
+@pytest.mark.slow
 def test_jitter_beside_other_traffic_makes_vectors_of_many_ranks(tmp_path: Path) -> None:
     text = TEXT.replace("nodes: 2", "nodes: 17")
     traffic = "  - traffic: {from: n0/cpu0, to: n1/cpu0, rate: 1 GB/s}\n"

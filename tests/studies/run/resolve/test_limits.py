@@ -22,6 +22,7 @@ def test_clusters_have_a_largest_size():
         check_cluster_size(200_001, "cluster.nodes")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("op", "algorithm", "each"),
     [
@@ -41,6 +42,7 @@ def test_sends_are_counted_as_the_algorithm_makes_them(op, algorithm, each):
         check_message_size(dgx1, [(op, 1 << 20)] * (most + 1), algorithm=algorithm)
 
 
+@pytest.mark.slow
 def test_messages_between_stages_are_one_send_of_each_pair():
     """Those of 100,000 pairs, or around 50,000 groups of four."""
     dgx1 = Machine(build_topology("dgx1-v100"), load_library("nccl"))

@@ -32,6 +32,7 @@ def after_backward(request: pm.StepRequest) -> pm.StepPlan:
     return step.plan()
 
 
+@pytest.mark.slow
 @given(
     cap=st.sampled_from([None, 1 << 20, 10 << 20, 100 << 20]),
     nodes=st.sampled_from([1, 2]),
@@ -91,6 +92,7 @@ def test_a_step_is_the_sum_of_what_waits_for_each_other() -> None:
         assert main.buckets[0].nbytes == nbytes
 
 
+@pytest.mark.slow
 def test_the_result_goes_the_usual_way(tmp_path: Any) -> None:
     result = pm.run(ASKED, scale={"gpus": [1, 4]}, strategy=after_backward)
     assert result.strategy == "after_backward"
@@ -221,6 +223,7 @@ def test_a_split_model_is_refused() -> None:
         pm.run(ASKED, parallel={"tensor": 2}, strategy=after_backward)
 
 
+@pytest.mark.slow
 def test_the_strategy_of_the_scenario_does_not_matter() -> None:
     cluster = {"node": "dgx-a100", "nodes": 2, "fabric": "rail-optimised"}
     times = {

@@ -185,6 +185,7 @@ def test_times_of_a_file_become_shorter_too(small: Path) -> None:
 # ---------------------------------------------------------------- other machines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [2, 16])
 def test_four_times_25_gbit_is_100_gbit(nodes: int) -> None:
     """Two templates that were written one by one and differ in the adapter's rate alone."""
@@ -234,6 +235,7 @@ def test_more_bandwidth_never_takes_longer(factors: list[float], field: str, nby
 # ---------------------------------------------------------------- what happens
 
 
+@pytest.mark.slow
 def test_without_jitter_nothing_varies() -> None:
     few = "cluster.nodes=2"
     steady = asked("jitter", few, "what_if.jitter=false").main
@@ -244,6 +246,7 @@ def test_without_jitter_nothing_varies() -> None:
     assert asked("jitter", few).main.step_time_s > steady.step_time_s
 
 
+@pytest.mark.slow
 def test_without_events_everything_is_well() -> None:
     few = "cluster.nodes=8"
     well = asked("straggler", few, "what_if.events=false")

@@ -35,6 +35,7 @@ def point() -> SizeResult:
     return simulate_size(size_job(inputs, inputs.sizes[-1]), with_first=False)
 
 
+@pytest.mark.slow
 def test_degrees_leave_data_parallelism(point: SizeResult) -> None:
     assert point.mixture is not None
     assert (point.mixture.data, point.mixture.pipeline) == (DATA, STAGES)

@@ -34,6 +34,7 @@ def all_reduce_s(name: str, fabric: str, nbytes: int) -> float:
     return timer.best("all_reduce", nbytes, prepared.sized.allocation.own)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "fabric", "told"), FABRICS)
 def test_the_routing_is_named_where_it_matters(name: str, fabric: str, told: bool) -> None:
     scenario = load_scenario(name, ("scale=null", f"cluster.fabric={fabric}"))

@@ -55,6 +55,7 @@ def test_a_step_that_does_not_says_nothing(tmp_path: Path) -> None:
     assert not [line for line in run_scenario(network).assumptions if "Sensitive" in line]
 
 
+@pytest.mark.slow
 def test_tune_recommends_nothing_that_loses_when_messages_flip(
     eight_equal_buckets: Scenario,
 ) -> None:

@@ -19,6 +19,7 @@ def each() -> list[TuneResult]:
     return [tune_scenario(slow), tune_scenario(quick)]
 
 
+@pytest.mark.slow
 def test_no_cap_has_a_smaller_largest_regret(each: list[TuneResult]) -> None:
     found = choose_minimax_cap(each)
     caps = {point.bucket_cap_mb for tuned in each for point in tuned.curve}
@@ -38,6 +39,7 @@ def test_the_default_is_rated_as_well(each: list[TuneResult]) -> None:
     assert found.default.steps_s == tuple(tuned.default.step_time_s for tuned in each)
 
 
+@pytest.mark.slow
 def test_all_sizes_of_a_scenario() -> None:
     scenario = load_scenario("bucket-size-slow-ethernet", ["model.name=resnet18"])
     sizes = list_sizes(scenario)

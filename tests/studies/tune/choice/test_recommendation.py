@@ -33,6 +33,7 @@ def choices(draw: st.DrawFn) -> Choice:
 DEFAULT = Choice(None, None, STEP_S, 0.0, 0.1, (), (0.0, 0.0, 0.0))
 
 
+@pytest.mark.slow
 @given(st.lists(choices(), max_size=4), st.none() | choices())
 def test_nothing_is_recommended_that_may_be_slower(tuned: list[Choice], own: Choice | None) -> None:
     recommended = recommend(DEFAULT, own, tuned)
@@ -70,6 +71,7 @@ def caps_of(code: str) -> dict[str, Any]:
     return {} if found is None else {found[1]: eval(found[2])}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings"), SCENARIOS)
 def test_what_is_pasted_is_not_slower_when_it_is_simulated(
     name: str, settings: tuple[str, ...]
@@ -93,6 +95,7 @@ def test_what_is_pasted_is_not_slower_when_it_is_simulated(
             assert step_s <= result.default.step_time_s * (1 - WORTH)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings"), [SCENARIOS[0], *SCENARIOS[5:]])
 def test_words_and_code_agree(name: str, settings: tuple[str, ...]) -> None:
     result = tuned_of(name, settings)
@@ -114,6 +117,7 @@ def test_larger_clusters_earn_another_setting() -> None:
     assert len(to_paste(result)) >= 2
 
 
+@pytest.mark.slow
 def test_the_network_is_named_where_buckets_hide_little_of_it() -> None:
     """A bucket of 0.8 GB for 0.6 % of a step that waits for the network for most of its time."""
     text = headline(tuned_of("bert-large-v100-100g", ()))

@@ -24,6 +24,7 @@ from perfmodel.studies.tune.run import tune_scenario
 SMALL = ["scale=null", "model.name=resnet18"]
 
 
+@pytest.mark.slow
 def test_regrets_are_those_of_the_simulation_there() -> None:
     scenario = load_scenario("bucket-size-slow-ethernet", SMALL)
     found = tune_scenario(scenario)
@@ -108,6 +109,7 @@ def test_a_slow_machine_does_not_reduce_more_bytes_in_less_time(edge: int) -> No
     )
 
 
+@pytest.mark.slow
 def test_the_default_is_rated_as_it_is_simulated() -> None:
     scenario = load_scenario("bucket-size-slow-ethernet", SMALL)
     found = tune_scenario(scenario)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,6 +58,7 @@ def least_s(surrogate: StepSurrogate, cost: Callable[[int], float], all_cuts: Al
     return min(step_s(surrogate, cuts, cost) for cuts in all_cuts(len(surrogate.gradients)))
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(surrogates(most=11), costs())
 def test_without_slowdown_nothing_is_better(
@@ -88,6 +90,7 @@ def test_without_copies_slowed_compute_is_exact_too(
     assert abs(step_s(surrogate, found, cost) / least_s(surrogate, cost, all_cuts) - 1) < 1e-12
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(surrogates(most=9), costs(), st.data())
 def test_only_what_is_allowed_is_chosen(

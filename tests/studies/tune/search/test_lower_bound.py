@@ -38,6 +38,7 @@ MADE = settings(
 )
 
 
+@pytest.mark.slow
 @MADE
 @given(
     st.lists(st.integers(1_000, 4_000_000), min_size=2, max_size=5),
@@ -60,6 +61,7 @@ def test_no_list_is_below(
         assert prepared.step(options).step_time_s >= bound_s
 
 
+@pytest.mark.slow
 @MADE
 @given(st.data())
 def test_no_groups_of_strangers_are_below(made: Made, data: Any) -> None:

@@ -25,6 +25,7 @@ def small(*sets: str) -> Scenario:
     return load_scenario("bucket-size-slow-ethernet", [*SMALL, *sets])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TUNED)
 @pytest.mark.parametrize("nodes", [2, 8])
 def test_never_worse_than_the_defaults(kind: str, nodes: int) -> None:
@@ -41,6 +42,7 @@ def test_never_worse_than_the_defaults(kind: str, nodes: int) -> None:
     assert least_s >= 0.99 * best.step_time_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TUNED)
 def test_the_snippet_makes_the_step_that_was_promised(kind: str) -> None:
     slow = ("model.name=resnet50", "strategy.kind=" + kind)
@@ -56,12 +58,14 @@ def test_the_snippet_makes_the_step_that_was_promised(kind: str) -> None:
     assert len(settings_lines(tuned)) > 3
 
 
+@pytest.mark.slow
 def test_the_words_of_horovod_are_its_environment() -> None:
     tuned = tune_settings(small("strategy.kind=horovod"))
     assert tuned.own_words[0].startswith("HOROVOD_FUSION_THRESHOLD=")
     assert tuned.own_words[1].startswith("HOROVOD_CYCLE_TIME=")
 
 
+@pytest.mark.slow
 def test_the_scenarios_own_settings_are_tried_and_left_if_bad() -> None:
     """10 ms and more of waiting for each of 62 tensors alone."""
     bad = ("strategy.kind=horovod", "strategy.fusion_threshold=0 B", "strategy.cycle_time=10 ms")
@@ -73,6 +77,7 @@ def test_the_scenarios_own_settings_are_tried_and_left_if_bad() -> None:
     assert tuned.best.step_time_s < tuned.requested.step_time_s  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_not_recommended() -> None:
     """GPT-2 XL in units: whole on 16 GB it does not fit, block by block it does."""
     sets = (
@@ -91,6 +96,7 @@ def test_what_does_not_fit_is_not_recommended() -> None:
     assert tuned.best.fits
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_nothing_is_recommended() -> None:
     sets = (
         "scale=null",
@@ -125,6 +131,7 @@ GRIDS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(GRIDS, st.randoms(use_true_random=False))
 def test_the_search_is_never_worse_than_its_starts(grids: list[list[int]], draw: object) -> None:
     settings = [

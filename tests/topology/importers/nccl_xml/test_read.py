@@ -436,6 +436,7 @@ def test_ndv4_numbers_its_gpus_as_nvidia_smi_does(samples: Path) -> None:
     assert [router.nearest_cpu(gpu)[-1] for gpu in topology.ranks] == list("11003322")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "template", "apart"), SAME)
 def test_rings_of_an_import_take_as_long_as_those_of_our_template(
     samples: Path, name: str, template: str, apart: float

@@ -234,6 +234,7 @@ def trees(draw: st.DrawFn) -> dict[str, tuple[int, int, int]]:
     return {f"GPU{at}": draw(place) for at in range(count)}
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(trees())
 def test_any_tree_of_switches_comes_back(tree: dict[str, tuple[int, int, int]]) -> None:
