@@ -113,7 +113,7 @@ def test_json_has_a_row_for_every_run() -> None:
 
 
 def cells(text: str) -> str:
-    return text.replace("\N{NO-BREAK SPACE}", " ")
+    return text.replace("\N{NO-BREAK SPACE}", " ").replace("\N{MINUS SIGN}", "-")
 
 
 def test_tables_of_the_report() -> None:
