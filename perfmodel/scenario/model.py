@@ -1,17 +1,19 @@
-"""A scenario as a whole: its sections, its sizes, its digest."""
+"""A scenario as a whole: its sections, its sizes, its digest, and errors about its fields."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr
 
-from perfmodel.errors import InputError
+from perfmodel.errors import Fault, InputError
 from perfmodel.files import FileModel
 from perfmodel.scenario.sections.base import Name
 from perfmodel.scenario.sections.cluster import ClusterSection, LibrarySection
@@ -335,3 +337,48 @@ def scenario_digest(scenario: Scenario) -> str:
         _drop_unstated(job["model"], _LATER_SOURCES)
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+# ---------------------------------------------------------------- errors of lower layers
+
+_FIELD_OF_PARAMETER = {
+    "topology": "cluster.node",
+    "hosts": "cluster.nodes",
+    "gpus_per_host": "cluster.gpus_per_node",
+    "fabric": "cluster.fabric",
+    "library": "library.name",
+    "protocol": "library.protocol",
+    "env.NCCL_ALGO": "library.algorithm",
+    "env.NCCL_PROTO": "library.protocol",
+    "profile": "profile",
+    "precision": "compute.precision",
+    "batch": "training.batch_per_gpu",
+    "fidelity": "fidelity",
+}
+"""Fields of the scenario behind the parameters of the functions that read them."""
+
+
+@contextmanager
+def relocated_errors(
+    scenario: Scenario, section: str, also: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[None]:
+    """Add the scenario's file, line and field to errors of a lower layer.
+
+    Faults in another file (a node template, a model file) keep their place.
+    """
+    model = {"model": f"model.{scenario.model.source}"}
+    fields = _FIELD_OF_PARAMETER | model | dict(also)
+
+    def relocate(fault: Fault) -> Fault:
+        field = fault.field
+        if fault.file or field.startswith("--set "):
+            return fault
+        first, dot, _ = field.partition(".")
+        if not (dot and first in Scenario.model_fields):  # a lower layer's parameter
+            field = fields.get(field, f"{section}.{field}")
+        return scenario.origin.fault(field, fault.found, fault.allowed)
+
+    try:
+        yield
+    except InputError as error:
+        raise InputError(map(relocate, error.faults)) from error.__cause__

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from itertools import pairwise
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeGuard
 
-from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, StringConstraints
+from pydantic import (
+    BeforeValidator,
+    Field,
+    GetJsonSchemaHandler,
+    StringConstraints,
+    model_validator,
+)
 from pydantic_core import CoreSchema
 
 from perfmodel.files import Count, FileModel
@@ -20,29 +28,77 @@ Placement = Literal["packed", "spread", "random"]
 """Which of the free nodes a job gets: neighbours, evenly spread ones, or any (by `seed`)."""
 
 
+Rules = Iterable[tuple[object, str]]
+"""Rows of a mistake, whether it was made, and what is allowed instead."""
+
+
+def as_text(value: object) -> str:
+    """Write a value as a file has it: a switch as a word, a text in quotes."""
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def is_growing(numbers: Sequence[int]) -> bool:
+    """Whether each number is larger than the one before it."""
+    return all(before < after for before, after in pairwise(numbers))
+
+
+Row = tuple[object, str, object, str]
+"""Whether a mistake was made, its field, what was found there, and what is allowed."""
+
+
+def mistakes(rows: Iterable[Row]) -> Iterator[tuple[str, str, str]]:
+    """List field, what was found and what is allowed of the rows whose mistake was made."""
+    return ((field, str(found), allowed) for is_made, field, found, allowed in rows if is_made)
+
+
+def check_rows(*rows: tuple[object, str]) -> None:
+    """Raise what is allowed instead of the first mistake among some rows."""
+    for is_mistake, allowed in rows:
+        if is_mistake:
+            raise ValueError(allowed)
+
+
+class Section(FileModel):
+    """A section whose fields are checked together, by the rows of `_rules`."""
+
+    def _rules(self) -> Rules:
+        return ()
+
+    @model_validator(mode="after")
+    def _check_rules(self) -> Self:
+        check_rows(*self._rules())
+        return self
+
+
 def expand_name(key: str) -> BeforeValidator:
     """Take a name alone for a section that has it in the field `key`."""
     return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
 
 
-@dataclass(frozen=True)
-class OrCount:
-    """Annotation of a section: the JSON schema also accepts a whole number alone."""
+def is_whole_number(value: object) -> TypeGuard[int]:
+    """Whether a value of a file is a whole number: a switch is none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def expand_number(key: str) -> BeforeValidator:
+    """Take a whole number alone for a section that has it in the field `key`."""
+    return BeforeValidator(lambda value: {key: value} if is_whole_number(value) else value)
+
+
+@dataclass(frozen=True, eq=False)
+class OrAlone:
+    """Annotation of a section: the JSON schema also accepts what may stand for it alone."""
+
+    alone: Mapping[str, Any]
 
     def __get_pydantic_json_schema__(
         self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        return {"anyOf": [{"type": "integer", "minimum": 1}, handler(core_schema)]}
+        return {"anyOf": [self.alone, handler(core_schema)]}
 
 
-@dataclass(frozen=True)
-class OrName:
-    """Annotation of a section: the JSON schema also accepts a name alone."""
-
-    def __get_pydantic_json_schema__(
-        self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        return {"anyOf": [{"type": "string", "minLength": 1}, handler(core_schema)]}
+OR_COUNT = OrAlone({"type": "integer", "minimum": 1})
+OR_NAME = OrAlone({"type": "string", "minLength": 1})
 
 
 MOST_MICRO_STEPS = 4096
@@ -66,7 +122,7 @@ ElementsOrNone = Annotated[Index, BeforeValidator(_read_whole)]
 """Numbers of parameter elements; the second may be 0."""
 
 
-class StrategyModel(FileModel):
+class StrategyModel(Section):
     """What rules between sections ask of every strategy; a strategy states what differs.
 
     `keeps_masters`: its optimizer always keeps fp32 copies of the parameters.

@@ -9,7 +9,18 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema,
 
 from perfmodel.collectives.catalog import NCCL_ALGO_NAMES
 from perfmodel.files import Bandwidth, Bytes, FileModel, Latency, Nodes, Parts, Power
-from perfmodel.scenario.sections.base import Index, Name, OrName, Placement, expand_name
+from perfmodel.scenario.sections.base import (
+    OR_NAME,
+    Index,
+    Name,
+    Placement,
+    Rules,
+    Section,
+    check_rows,
+    expand_name,
+    expand_number,
+    is_whole_number,
+)
 from perfmodel.units import MOST_PARTS
 
 _SWITCH_WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
@@ -31,9 +42,9 @@ OnOff = Annotated[
 
 
 def _read_gpus(value: Any) -> Any:
-    whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_PARTS
-    if not whole and not (isinstance(value, str) and value.strip()):
-        raise ValueError("a number of GPUs, or as in '2 x rtx-4090'")
+    is_count = is_whole_number(value) and 1 <= value <= MOST_PARTS
+    is_words = isinstance(value, str) and value.strip()
+    check_rows((not is_count and not is_words, "a number of GPUs, or as in '2 x rtx-4090'"))
     return value
 
 
@@ -47,8 +58,8 @@ Gpus = Annotated[
 def _read_words(value: Any) -> Any:
     if isinstance(value, bool):
         return "on" if value else "none"
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError("words such as 'none', 'bridge', 'NVLink4' or '12 x 25 GB/s'")
+    is_words = isinstance(value, str) and value.strip()
+    check_rows((not is_words, "words such as 'none', 'bridge', 'NVLink4' or '12 x 25 GB/s'"))
     return value
 
 
@@ -59,13 +70,7 @@ LinkWords = Annotated[
 ]
 
 
-def _expand_nics(value: Any) -> Any:
-    if isinstance(value, str):
-        return {"text": value}
-    return {"count": value} if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-class NicSection(FileModel):
+class NicSection(Section):
     """NICs of a host; what is left out stays as in the template, or as is usual."""
 
     text: Name | None = Field(default=None, description="in words: '2 x 100 Gbit/s RoCE', '10 GbE'")
@@ -79,14 +84,12 @@ class NicSection(FileModel):
     mtu: Parts | None = Field(default=None, description="payload bytes of a packet")
     pcie: Name | None = Field(default=None, description="slot of each: 'gen4 x8'")
 
-    @model_validator(mode="after")
-    def _counted_once(self) -> NicSection:
-        if self.count is not None and self.per_socket is not None:
-            raise ValueError("count or per_socket: each says how many there are")
-        return self
+    def _rules(self) -> Rules:
+        both = self.count is not None and self.per_socket is not None
+        return ((both, "count or per_socket: each says how many there are"),)
 
 
-Nics = Annotated[NicSection, BeforeValidator(_expand_nics), OrName()]
+Nics = Annotated[NicSection, expand_name("text"), expand_number("count"), OR_NAME]
 
 
 class NvmeSection(FileModel):
@@ -97,7 +100,7 @@ class NvmeSection(FileModel):
     capacity: Bytes | None = Field(default=None, description="default: not checked")
 
 
-class NodeSection(FileModel):
+class NodeSection(Section):
     """A host: a template that it `extends` and what differs, or `gpus` and what joins them."""
 
     extends: Name | None = Field(default=None, description="a node template by name or file")
@@ -137,18 +140,25 @@ class NodeSection(FileModel):
     nics: Nics | None = None
     nic: Nics | None = Field(default=None, description="as `nics`, one unless `count` says more")
 
-    @model_validator(mode="after")
-    def _complete(self) -> NodeSection:
-        if self.extends is None and self.gpus is None:
-            raise ValueError("extends: a template, or gpus such as '2 x rtx-4090'")
-        if self.nics is not None and self.nic is not None:
-            raise ValueError("nic or nics: both say what the NICs are")
-        sockets, domains = self.sockets, self.numa_domains
-        if sockets is not None and domains is not None and domains % sockets:
-            raise ValueError(f"numa_domains that are a multiple of the {sockets} sockets")
-        if self.nvswitch and self.nvlink in ("none", "off", "bridge", "mesh"):
-            raise ValueError(f"nvswitch: off beside nvlink: {self.nvlink}")
-        return self
+    def _rules(self) -> Rules:
+        return (
+            (
+                self.extends is None and self.gpus is None,
+                "extends: a template, or gpus such as '2 x rtx-4090'",
+            ),
+            (
+                self.nics is not None and self.nic is not None,
+                "nic or nics: both say what the NICs are",
+            ),
+            (
+                (self.numa_domains or 0) % (self.sockets or 1),
+                f"numa_domains that are a multiple of the {self.sockets} sockets",
+            ),
+            (
+                self.nvswitch and self.nvlink in ("none", "off", "bridge", "mesh"),
+                f"nvswitch: off beside nvlink: {self.nvlink}",
+            ),
+        )
 
     def __str__(self) -> str:
         """Return what it is in few words: its name, its template, or its GPUs."""
@@ -184,11 +194,11 @@ Word = Annotated[
 
 
 def _check_processes(value: object) -> object:
-    if value == "per-host":
-        raise ValueError(
-            "'per-gpu', as DistributedDataParallel has them; one process that drives a host is "
-            "`perfmodel collective --one-process`, or strategy.kind: data_parallel"
-        )
+    allowed = (
+        "'per-gpu', as DistributedDataParallel has them; one process that drives a host is "
+        "`perfmodel collective --one-process`, or strategy.kind: data_parallel"
+    )
+    check_rows((value == "per-host", allowed))
     return value
 
 
@@ -268,7 +278,7 @@ class FabricSection(FileModel):
     )
 
 
-Fabric = Annotated[FabricSection, expand_name("kind"), OrName()]
+Fabric = Annotated[FabricSection, expand_name("kind"), OR_NAME]
 """A network between nodes, or its kind alone."""
 
 
@@ -281,7 +291,7 @@ class MixedSection(FileModel):
     gpu: Name = Field(description="a GPU of `topologies/gpus.yaml`, such as 'v100-sxm2-32gb'")
 
 
-class ClusterSection(FileModel):
+class ClusterSection(Section):
     """The hardware: a node template, how many of them, and the network between them."""
 
     node: Node = Field(
@@ -314,12 +324,8 @@ class ClusterSection(FileModel):
             return {"node": stated["graph"], **stated}
         return stated
 
-    @model_validator(mode="after")
-    def _check_graph(self) -> ClusterSection:
-        if self.graph is None:
-            return self
+    def _rules(self) -> Rules:
         own = {"graph"} if self.node != self.graph else {"graph", "node"}
         others = ", ".join(sorted(self.model_fields_set - own))
-        if others:
-            raise ValueError(f"graph alone, which says all of the machine, without {others}")
-        return self
+        allowed = f"graph alone, which says all of the machine, without {others}"
+        return ((self.graph is not None and others, allowed),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from perfmodel.files import (
     Bandwidth,
@@ -16,15 +16,23 @@ from perfmodel.files import (
     Nodes,
     Seconds,
 )
-from perfmodel.scenario.sections.base import Index, Name, OrName, Placement, expand_name
+from perfmodel.scenario.sections.base import (
+    OR_NAME,
+    Index,
+    Name,
+    Placement,
+    Rules,
+    Section,
+    check_rows,
+    expand_name,
+)
 from perfmodel.scenario.sections.model import ModelSection
 from perfmodel.scenario.strategies.ddp import DdpStrategy
 
 
 def _check_unique(numbers: tuple[int, ...]) -> tuple[int, ...]:
     twice = sorted({number for number in numbers if numbers.count(number) > 1})
-    if twice:
-        raise ValueError(f"each once, but {', '.join(map(str, twice))} is there again")
+    check_rows((twice, f"each once, but {', '.join(map(str, twice))} is there again"))
     return numbers
 
 
@@ -37,7 +45,7 @@ Indices = Annotated[tuple[Index, ...], Field(min_length=1), AfterValidator(_chec
 """Ranks, nodes or steps, counted from 0."""
 
 
-class SlowEvent(FileModel):
+class SlowEvent(Section):
     """GPUs whose work takes longer: a straggler."""
 
     ranks: Indices | None = Field(default=None, description="ranks of this job, counted from 0")
@@ -49,14 +57,12 @@ class SlowEvent(FileModel):
         default=None, description="counted steps in which they are slow; default: all"
     )
 
-    @model_validator(mode="after")
-    def _check_target(self) -> SlowEvent:
-        if (self.ranks is None) == (self.nodes is None):
-            raise ValueError("either 'ranks' or 'nodes', exactly one list")
-        return self
+    def _rules(self) -> Rules:
+        both = (self.ranks is None) == (self.nodes is None)
+        return ((both, "either 'ranks' or 'nodes', exactly one list"),)
 
 
-class JitterEvent(FileModel):
+class JitterEvent(Section):
     """Random variation of every GPU's work, the same on average."""
 
     kind: Literal["normal", "lognormal", "gamma", "exponential"] = "lognormal"
@@ -68,14 +74,12 @@ class JitterEvent(FileModel):
     )
     seed: Index | None = Field(default=None, description="default: the scenario's")
 
-    @model_validator(mode="after")
-    def _check_spread(self) -> JitterEvent:
-        if self.kind == "normal" and self.cv > 1 / 3:
-            raise ValueError("a cv of 1/3 at most with kind: normal, which would fall below zero")
-        return self
+    def _rules(self) -> Rules:
+        is_wide = self.kind == "normal" and self.cv > 1 / 3
+        return ((is_wide, "a cv of 1/3 at most with kind: normal, which would fall below zero"),)
 
 
-class DegradeEvent(FileModel):
+class DegradeEvent(Section):
     """A link that is slower than it should be."""
 
     link: Name = Field(
@@ -90,15 +94,18 @@ class DegradeEvent(FileModel):
     at: Start = None
     until: Seconds | None = None
 
-    @model_validator(mode="after")
-    def _check_change(self) -> DegradeEvent:
-        if self.to is not None and self.by is not None:
-            raise ValueError("'to' or 'by', not both")
-        if self.to is None and self.by is None and self.latency is None:
-            raise ValueError("'to' (a bandwidth), 'by' (a factor) or 'latency', at least one")
-        if self.until is not None and self.until <= (self.at or 0.0):
-            raise ValueError("'until' later than 'at'")
-        return self
+    def _rules(self) -> Rules:
+        return (
+            (self.to is not None and self.by is not None, "'to' or 'by', not both"),
+            (
+                self.to is None and self.by is None and self.latency is None,
+                "'to' (a bandwidth), 'by' (a factor) or 'latency', at least one",
+            ),
+            (
+                self.until is not None and self.until <= (self.at or 0.0),
+                "'until' later than 'at'",
+            ),
+        )
 
 
 class DownEvent(FileModel):
@@ -121,7 +128,7 @@ class LoseEvent(FileModel):
     )
 
 
-class TrafficEvent(FileModel):
+class TrafficEvent(Section):
     """Other traffic on the machine, such as an input pipeline or checkpoints."""
 
     from_: Name = Field(
@@ -134,19 +141,23 @@ class TrafficEvent(FileModel):
     every: Seconds | None = Field(default=None, description="from burst to burst; default: once")
     at: Seconds = Field(default=0.0, description="since the settled state began")
 
-    @model_validator(mode="after")
-    def _check_traffic(self) -> TrafficEvent:
-        if self.nbytes is None and self.rate is None:
-            raise ValueError("'rate' (a stream) or 'nbytes' (a burst), at least one")
-        if self.every is not None and (self.nbytes is None or self.every == 0):
-            raise ValueError("'every' above zero, and together with 'nbytes'")
-        return self
+    def _rules(self) -> Rules:
+        return (
+            (
+                self.nbytes is None and self.rate is None,
+                "'rate' (a stream) or 'nbytes' (a burst), at least one",
+            ),
+            (
+                self.every is not None and (self.nbytes is None or self.every == 0),
+                "'every' above zero, and together with 'nbytes'",
+            ),
+        )
 
 
 EVENT_KINDS = ("slow", "jitter", "degrade", "down", "lose", "traffic")
 
 
-class EventSection(FileModel):
+class EventSection(Section):
     """One event; the field that is set is its kind."""
 
     slow: SlowEvent | None = None
@@ -156,11 +167,9 @@ class EventSection(FileModel):
     lose: LoseEvent | None = None
     traffic: TrafficEvent | None = None
 
-    @model_validator(mode="after")
-    def _check_one_kind(self) -> EventSection:
-        if len(self.model_fields_set) != 1 or getattr(self, self.kind) is None:
-            raise ValueError(f"exactly one of {', '.join(map(repr, EVENT_KINDS))} per event")
-        return self
+    def _rules(self) -> Rules:
+        is_one = len(self.model_fields_set) == 1 and getattr(self, self.kind) is not None
+        return ((not is_one, f"exactly one of {', '.join(map(repr, EVENT_KINDS))} per event"),)
 
     @property
     def kind(self) -> str:
@@ -172,7 +181,7 @@ class OtherJob(FileModel):
     """Another DDP job on the same network, step after step; it computes as `compute` says."""
 
     name: Name | None = Field(default=None, description="default: its model's")
-    model: Annotated[ModelSection, expand_name("name"), OrName()] = Field(
+    model: Annotated[ModelSection, expand_name("name"), OR_NAME] = Field(
         description="as for this job; a name alone will do"
     )
     strategy: DdpStrategy = DdpStrategy()

@@ -6,10 +6,19 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema
 
 from perfmodel.files import Count, FileModel
-from perfmodel.scenario.sections.base import Name, Switch
+from perfmodel.scenario.sections.base import (
+    Name,
+    Row,
+    Rules,
+    Section,
+    Switch,
+    check_rows,
+    expand_number,
+    mistakes,
+)
 
 Dtype = Literal["fp32", "fp16", "bf16"]
 
@@ -20,17 +29,15 @@ _GROUPED = re.compile(r"\s*\d{1,3}(?:[,_]\d{3}){1,3}\s*", re.ASCII)
 
 
 def _parse_amount(value: object) -> object:
-    """Read a number with a letter, such as "50k"; others are left to be checked."""
-    if isinstance(value, str) and len(value) < 30 and _GROUPED.fullmatch(value):
-        value = re.sub("[,_]", "", value)
-    match = _AMOUNT.fullmatch(value) if isinstance(value, str) and len(value) < 30 else None
-    if match is None:
-        if isinstance(value, str):
-            raise ValueError("a whole number above zero, such as 50257, 50k or 32Ki")
+    """Read a number with a letter, such as "50k"; what is no text is left to be checked."""
+    if not isinstance(value, str):
         return value
+    text = value if len(value) < 30 else ""
+    match = _AMOUNT.fullmatch(re.sub("[,_]", "", text) if _GROUPED.fullmatch(text) else text)
+    if match is None:
+        raise ValueError("a whole number above zero, such as 50257, 50k or 32Ki")
     number = float(match[1]) * _SCALES[match[2]]
-    if number != int(number):
-        raise ValueError("a whole number, such as 50257 or 50k")
+    check_rows((number != int(number), "a whole number, such as 50257 or 50k"))
     return int(number)
 
 
@@ -69,12 +76,6 @@ def _usual_word(value: object) -> object:
     """Read a word in any case, and by another name that many have for it."""
     word = value.lower() if isinstance(value, str) else value
     return _SYNONYMS.get(word, word) if isinstance(word, str) else word
-
-
-def _expert_count(value: object) -> object:
-    """Read a number of experts alone as a section."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return {"count": value} if whole else value
 
 
 _WORD = BeforeValidator(_usual_word)
@@ -136,7 +137,7 @@ class TransformerSection(FileModel):
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.0, description="of embeddings, of what joins the stream, and of scores"
     )
-    experts: Annotated[ExpertShapeSection | None, BeforeValidator(_expert_count)] = Field(
+    experts: Annotated[ExpertShapeSection | None, expand_number("count")] = Field(
         default=None, description="a section, or their number alone"
     )
 
@@ -165,28 +166,68 @@ class TransformerSection(FileModel):
 
 def transformer_findings(section: TransformerSection) -> Iterator[tuple[str, str, str]]:
     """Find sizes that do not fit each other: field within it, what was found, what is allowed."""
-    heads, experts, hidden = section.head_count, section.experts, section.hidden
+    return mistakes((*_attention_rows(section), *_expert_rows(section)))
+
+
+def _attention_rows(section: TransformerSection) -> tuple[Row, ...]:
+    heads, hidden = section.head_count, section.hidden
     size = section.head_dim or USUAL_HEAD // 2
-    if section.heads is None and hidden > size and hidden % size:
-        yield "heads", "nothing", f"a number: heads of {size} do not divide hidden, {hidden}"
-    elif section.head_dim is None and section.hidden % heads:
-        yield "heads", str(heads), f"a divisor of hidden, {section.hidden}; or head_dim"
-    if section.kv_heads is not None and heads % section.kv_heads:
-        yield "kv_heads", str(section.kv_heads), f"a divisor of the {heads} heads"
-    if section.full_every is not None and section.window is None:
-        yield "full_every", str(section.full_every), "nothing without a window"
+    undivided = section.heads is None and hidden > size and hidden % size
+    return (
+        (
+            undivided,
+            "heads",
+            "nothing",
+            f"a number: heads of {size} do not divide hidden, {hidden}",
+        ),
+        (
+            not undivided and section.head_dim is None and hidden % heads,
+            "heads",
+            heads,
+            f"a divisor of hidden, {hidden}; or head_dim",
+        ),
+        (
+            heads % (section.kv_heads or 1),
+            "kv_heads",
+            section.kv_heads,
+            f"a divisor of the {heads} heads",
+        ),
+        (
+            section.full_every is not None and section.window is None,
+            "full_every",
+            section.full_every,
+            "nothing without a window",
+        ),
+    )
+
+
+def _expert_rows(section: TransformerSection) -> tuple[Row, ...]:
+    experts, layers = section.experts, section.layers
     if experts is None:
-        return
-    if not section.gated:
-        yield "mlp", repr(section.mlp), "'swiglu' or 'geglu' with experts"
-    if experts.top_k > experts.count:
-        yield "experts.top_k", str(experts.top_k), f"at most {experts.count}, the experts"
-    if experts.dense_first >= section.layers:
-        allowed = f"0 to {section.layers - 1}: some layers have experts"
-        yield "experts.dense_first", str(experts.dense_first), allowed
-    elif not any((i + 1) % experts.every == 0 for i in range(experts.dense_first, section.layers)):
-        allowed = f"at most {section.layers}: some layers have experts"
-        yield "experts.every", str(experts.every), allowed
+        return ()
+    have_experts = (at % experts.every == 0 for at in range(experts.dense_first + 1, layers + 1))
+    is_dense = experts.dense_first >= layers
+    return (
+        (not section.gated, "mlp", repr(section.mlp), "'swiglu' or 'geglu' with experts"),
+        (
+            experts.top_k > experts.count,
+            "experts.top_k",
+            experts.top_k,
+            f"at most {experts.count}, the experts",
+        ),
+        (
+            is_dense,
+            "experts.dense_first",
+            experts.dense_first,
+            f"0 to {layers - 1}: some layers have experts",
+        ),
+        (
+            not is_dense and not any(have_experts),
+            "experts.every",
+            experts.every,
+            f"at most {layers}: some layers have experts",
+        ),
+    )
 
 
 class ExpertsSection(FileModel):
@@ -259,7 +300,7 @@ NAMED = ("transformer", "config", "megatron")
 """Sources beside which `name` is what reports call the model."""
 
 
-class ModelSection(FileModel):
+class ModelSection(Section):
     """What is trained: a model of the zoo, or one that is stated by its sizes or in a file.
 
     `dtype` is that of parameters and gradients (default fp32; a configuration and a file may state
@@ -307,19 +348,23 @@ class ModelSection(FileModel):
         "see each other; default: one fills it",
     )
 
-    @model_validator(mode="after")
-    def _check_source(self) -> ModelSection:
+    def _rules(self) -> Rules:
         stated = [name for name in SOURCES if getattr(self, name) is not None]
-        sources = stated[1:] if len(stated) == 2 and stated[1] in NAMED else stated
-        if len(sources) != 1 or (len(stated) == 2 and stated[0] != "name"):
-            raise ValueError(
-                "either 'name' (of the zoo), 'transformer' (its sizes), 'config' (of Hugging "
-                "Face), 'megatron' (its arguments) or 'file' (of parameters), exactly one; beside "
-                "'transformer', 'config' or 'megatron', 'name' is what reports call it"
-            )
-        if self.tokens is not None and self.sequence_length is not None:
-            raise ValueError("'tokens' or 'sequence_length', which are the same, not both")
-        return self
+        is_named = len(stated) == 2 and stated[0] == "name" and stated[1] in NAMED
+        return (
+            (
+                len(stated) != 1 and not is_named,
+                (
+                    "either 'name' (of the zoo), 'transformer' (its sizes), 'config' (of Hugging "
+                    "Face), 'megatron' (its arguments) or 'file' (of parameters), exactly one; "
+                    "beside 'transformer', 'config' or 'megatron', 'name' is what reports call it"
+                ),
+            ),
+            (
+                self.tokens is not None and self.sequence_length is not None,
+                "'tokens' or 'sequence_length', which are the same, not both",
+            ),
+        )
 
     @property
     def source(self) -> str:

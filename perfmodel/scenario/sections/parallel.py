@@ -5,25 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from perfmodel.files import Count, FileModel
-from perfmodel.scenario.sections.base import Index, OrCount, Switch
+from perfmodel.scenario.sections.base import (
+    OR_COUNT,
+    Index,
+    Rules,
+    Section,
+    Switch,
+    check_rows,
+    expand_number,
+)
 
 DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
 """Dimensions of a mixture: tensor, context, expert, data, pipeline (names of Megatron-Core)."""
 DEFAULT_ORDER = "tp-cp-ep-dp-pp"
 """Megatron-Core's default: ranks of a tensor group are neighbours, those of a pipeline farthest."""
-
-
-def _expand_degree(key: str) -> BeforeValidator:
-    """Take a degree alone for a section that has it in the field `key`."""
-
-    def expand(value: object) -> object:
-        is_number = isinstance(value, int) and not isinstance(value, bool)
-        return {key: value} if is_number else value
-
-    return BeforeValidator(expand)
 
 
 TENSOR_FIELDS = frozenset({"sequence_parallel", "overlap", "parallel_loss"})
@@ -39,7 +37,7 @@ def _changed_fields(section: FileModel) -> list[str]:
     ]
 
 
-class ContextSection(FileModel):
+class ContextSection(Section):
     """Tokens of each sample over several GPUs."""
 
     degree: Count = 1
@@ -53,15 +51,14 @@ class ContextSection(FileModel):
         description="each GPU has an early and a late chunk of a causal sequence: equal work",
     )
 
-    @model_validator(mode="after")
-    def _check_idle(self) -> ContextSection:
-        unused = _changed_fields(self)
-        if self.degree == 1 and unused:
-            raise ValueError(f"{unused[0]!r} with 'degree' of 2 or more alone")
-        return self
+    def _rules(self) -> Rules:
+        return [
+            (self.degree == 1, f"{name!r} with 'degree' of 2 or more alone")
+            for name in _changed_fields(self)
+        ]
 
 
-class PipelineSection(FileModel):
+class PipelineSection(Section):
     """Layers over several stages, micro-batch by micro-batch (`strategy.accumulate` of them)."""
 
     stages: Count = 1
@@ -104,14 +101,17 @@ class PipelineSection(FileModel):
         default=None, description="micro-batches that a chunk runs in a row (interleaved)"
     )
 
-    @model_validator(mode="after")
-    def _check_idle(self) -> PipelineSection:
-        unused = _changed_fields(self)
-        if self.stages == 1 and unused:
-            raise ValueError(f"{unused[0]!r} with 'stages' of 2 or more alone")
-        if self.one_process and self.overlap_p2p is not None:
-            raise ValueError("no 'overlap_p2p' with schedule: sequential, where nothing overlaps")
-        return self
+    def _rules(self) -> Rules:
+        return (
+            *(
+                (self.stages == 1, f"{name!r} with 'stages' of 2 or more alone")
+                for name in _changed_fields(self)
+            ),
+            (
+                self.one_process and self.overlap_p2p is not None,
+                "no 'overlap_p2p' with schedule: sequential, where nothing overlaps",
+            ),
+        )
 
     @property
     def one_process(self) -> bool:
@@ -119,7 +119,7 @@ class PipelineSection(FileModel):
         return self.schedule == "sequential"
 
 
-class ParallelSection(FileModel):
+class ParallelSection(Section):
     """Degrees of model parallelism; what they leave of the GPUs are data-parallel ranks.
 
     `training.batch_per_gpu` counts the samples of a micro-batch of each data-parallel rank.
@@ -129,9 +129,9 @@ class ParallelSection(FileModel):
     sequence_parallel: Switch = Field(
         default=False, description="norms and additions on a share of the tokens of a tensor group"
     )
-    context: Annotated[ContextSection, _expand_degree("degree"), OrCount()] = ContextSection()
+    context: Annotated[ContextSection, expand_number("degree"), OR_COUNT] = ContextSection()
     expert: Count = Field(default=1, description="GPUs that share the experts of each layer")
-    pipeline: Annotated[PipelineSection, _expand_degree("stages"), OrCount()] = PipelineSection()
+    pipeline: Annotated[PipelineSection, expand_number("stages"), OR_COUNT] = PipelineSection()
     order: str = Field(
         default=DEFAULT_ORDER,
         description="which GPUs are neighbours: the first dimension varies fastest with the rank",
@@ -152,27 +152,30 @@ class ParallelSection(FileModel):
         description="the vocabulary is padded to a multiple of this times the tensor degree",
     )
 
-    @model_validator(mode="after")
-    def _check_one_process(self) -> ParallelSection:
-        if not self.pipeline.one_process:
-            return self
-        if self.tensor * self.context.degree * self.expert > 1:
-            raise ValueError(
-                "'tensor', 'context' and 'expert' of 1 with pipeline.schedule: sequential, where "
-                "one process runs whole layers"
-            )
-        if self.order != DEFAULT_ORDER:
-            raise ValueError(
-                "no 'order' with pipeline.schedule: sequential: the GPUs of a process are "
-                "neighbours"
-            )
-        return self
+    def _rules(self) -> Rules:
+        one_process = self.pipeline.one_process
+        return (
+            (
+                one_process and self.tensor * self.context.degree * self.expert > 1,
+                (
+                    "'tensor', 'context' and 'expert' of 1 with pipeline.schedule: sequential, "
+                    "where one process runs whole layers"
+                ),
+            ),
+            (
+                one_process and self.order != DEFAULT_ORDER,
+                (
+                    "no 'order' with pipeline.schedule: sequential: the GPUs of a process are "
+                    "neighbours"
+                ),
+            ),
+        )
 
     @field_validator("order")
     @classmethod
     def _check_order(cls, order: str) -> str:
-        if sorted(order.split("-")) != sorted(DIMENSIONS):
-            raise ValueError(f"each of {', '.join(DIMENSIONS)} once, as in {DEFAULT_ORDER}")
+        is_whole = sorted(order.split("-")) == sorted(DIMENSIONS)
+        check_rows((not is_whole, f"each of {', '.join(DIMENSIONS)} once, as in {DEFAULT_ORDER}"))
         return order
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections import Counter
@@ -10,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from perfmodel.errors import Fault, UnitError
 from perfmodel.files import Bandwidth, Bytes, FileModel, Nodes, Parts, Power, Seconds
-from perfmodel.scenario.sections.base import Name
+from perfmodel.scenario.sections.base import Name, Rules, Section, is_growing
 from perfmodel.scenario.sections.cluster import Fabric
 
 _MONEY = re.compile(
@@ -192,7 +191,7 @@ Changes = Annotated[dict[Name, Any], Field(min_length=1)]
 """Dotted fields of the scenario and their values, as ``--set`` would give them."""
 
 
-class TargetSection(FileModel):
+class TargetSection(Section):
     """How much there is to train: samples, tokens, or epochs over a data set.
 
     With `critical_batch` a large global batch needs more samples for the same result, as
@@ -214,15 +213,21 @@ class TargetSection(FileModel):
         description="global batch at which the target is known to suffice; default: a small one",
     )
 
-    @model_validator(mode="after")
-    def _check_amounts(self) -> TargetSection:
-        if sum(amount is not None for amount in (self.samples, self.tokens, self.epochs)) != 1:
-            raise ValueError("exactly one of 'samples', 'tokens' and 'epochs'")
-        if (self.epochs is None) != (self.dataset is None):
-            raise ValueError("'dataset' together with 'epochs', and only then")
-        if self.reference_batch is not None and self.critical_batch is None:
-            raise ValueError("'reference_batch' together with 'critical_batch' only")
-        return self
+    def _rules(self) -> Rules:
+        return (
+            (
+                (self.samples, self.tokens, self.epochs).count(None) != 2,
+                "exactly one of 'samples', 'tokens' and 'epochs'",
+            ),
+            (
+                (self.epochs is None) != (self.dataset is None),
+                "'dataset' together with 'epochs', and only then",
+            ),
+            (
+                self.reference_batch is not None and self.critical_batch is None,
+                "'reference_batch' together with 'critical_batch' only",
+            ),
+        )
 
 
 class PurchaseSection(FileModel):
@@ -235,7 +240,7 @@ class PurchaseSection(FileModel):
     )
 
 
-class PowerSection(FileModel):
+class PowerSection(Section):
     """What a candidate draws while it trains, and what electricity costs."""
 
     per_node: Power | None = Field(default=None, description="of a whole node under load")
@@ -252,14 +257,12 @@ class PowerSection(FileModel):
         default=None, description="default: energy costs nothing extra, as in a rent"
     )
 
-    @model_validator(mode="after")
-    def _check_amounts(self) -> PowerSection:
-        if self.per_node is not None and {"per_gpu", "factor"} & self.model_fields_set:
-            raise ValueError("'per_node', or 'per_gpu' and 'factor', not both")
-        return self
+    def _rules(self) -> Rules:
+        both = self.per_node is not None and {"per_gpu", "factor"} & self.model_fields_set
+        return ((both, "'per_node', or 'per_gpu' and 'factor', not both"),)
 
 
-class CandidateSection(FileModel):
+class CandidateSection(Section):
     """A cluster that might do: hardware, sizes, and what it costs."""
 
     name: Name
@@ -280,16 +283,17 @@ class CandidateSection(FileModel):
         description="fields of the scenario that differ, such as training.batch_per_gpu",
     )
 
-    @model_validator(mode="after")
-    def _check_price(self) -> CandidateSection:
-        if self.price_per_gpu_hour is not None and self.purchase is not None:
-            raise ValueError("'price_per_gpu_hour' (rented) or 'purchase' (bought), not both")
-        if any(b <= a for a, b in itertools.pairwise(self.nodes)):
-            raise ValueError("'nodes' that grow, such as [1, 2, 4, 8]")
-        return self
+    def _rules(self) -> Rules:
+        return (
+            (
+                self.price_per_gpu_hour is not None and self.purchase is not None,
+                "'price_per_gpu_hour' (rented) or 'purchase' (bought), not both",
+            ),
+            (not is_growing(self.nodes), "'nodes' that grow, such as [1, 2, 4, 8]"),
+        )
 
 
-class FailureSection(FileModel):
+class FailureSection(Section):
     """What breaks, and what is done about it: checkpoints and restarts.
 
     Default of `checkpoint_every`: the interval that wastes least (Daly 2006).
@@ -315,16 +319,20 @@ class FailureSection(FileModel):
         default=1000, description="trainings to simulate, for the spread of their wall time"
     )
 
-    @model_validator(mode="after")
-    def _check_checkpoint(self) -> FailureSection:
-        if (self.checkpoint_write is None) == (self.storage_bandwidth is None):
-            raise ValueError("either 'checkpoint_write' (a time) or 'storage_bandwidth'")
-        if self.checkpoint_size is not None and self.storage_bandwidth is None:
-            raise ValueError("'checkpoint_size' together with 'storage_bandwidth' only")
-        return self
+    def _rules(self) -> Rules:
+        return (
+            (
+                (self.checkpoint_write is None) == (self.storage_bandwidth is None),
+                "either 'checkpoint_write' (a time) or 'storage_bandwidth'",
+            ),
+            (
+                self.checkpoint_size is not None and self.storage_bandwidth is None,
+                "'checkpoint_size' together with 'storage_bandwidth' only",
+            ),
+        )
 
 
-class UpgradeSection(FileModel):
+class UpgradeSection(Section):
     """Something better that could be had for every candidate, and its price."""
 
     name: Name
@@ -340,12 +348,10 @@ class UpgradeSection(FileModel):
         default=None, description="more rent for each GPU"
     )
 
-    @model_validator(mode="after")
-    def _check_price(self) -> UpgradeSection:
+    def _rules(self) -> Rules:
         prices = (self.price, self.price_per_node, self.price_per_gpu_hour)
-        if sum(price is not None for price in prices) > 1:
-            raise ValueError("one of 'price', 'price_per_node' and 'price_per_gpu_hour'")
-        return self
+        allowed = "one of 'price', 'price_per_node' and 'price_per_gpu_hour'"
+        return ((prices.count(None) < 2, allowed),)
 
 
 class PlanSection(FileModel):

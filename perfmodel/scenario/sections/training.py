@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -10,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
 from perfmodel.files import Count, FileModel, Nodes, Seconds
-from perfmodel.scenario.sections.base import Index, Name, Switch
+from perfmodel.scenario.sections.base import Index, Name, Rules, Section, Switch, is_growing
 
 RECIPES: Mapping[str, tuple[str, ...]] = {
     "transformer_engine": ("delayed", "current", "blockwise", "mxfp8", "nvfp4"),
@@ -32,9 +31,11 @@ OF_LIBRARY: Mapping[str, str] = {
     "precompute_float8_dynamic_scale_for_fsdp": "torchao",
 }
 """Fields that one library has."""
+_OF_DELAYED = {"reduce_amax", "tp_only_amax_red", "amax_history_len"}
+_OF_ENDS = {"num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"}
 
 
-class Float8Section(FileModel):
+class Float8Section(Section):
     """Linear layers of repeated blocks in fp8; norms, embedding, head and mostly attention in bf16.
 
     Fields of Transformer Engine's recipes and of Megatron-Core, or of torchao and torchtitan.
@@ -100,40 +101,60 @@ class Float8Section(FileModel):
             return data if owner is None else {**data, "library": owner}
         return data
 
-    @model_validator(mode="after")
-    def _check_recipe(self) -> Float8Section:
-        if self.recipe not in RECIPES[self.library]:
-            recipes = ", ".join(map(repr, RECIPES[self.library]))
-            raise ValueError(f"a recipe of {self.library}: {recipes}")
-        for name in self.model_fields_set:
-            if OF_LIBRARY.get(name, self.library) != self.library:
-                raise ValueError(f"{name!r} with library: {OF_LIBRARY[name]} alone")
-        return self
+    @property
+    def agrees(self) -> bool:
+        """Whether all GPUs agree on greatest values after each pass."""
+        return self.recipe == "delayed" and self.reduce_amax
 
-    @model_validator(mode="after")
-    def _check_idle(self) -> Float8Section:
-        delayed = {"reduce_amax", "tp_only_amax_red", "amax_history_len"}
-        ends = {"num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"}
-        for name in sorted(self.model_fields_set):
-            if name in delayed and self.recipe != "delayed":
-                raise ValueError(f"{name!r} with recipe: delayed alone")
-            if name in ends and not self.first_last_layers_bf16:
-                raise ValueError(f"{name!r} with 'first_last_layers_bf16: true' alone")
-        if self.tp_only_amax_red and not self.reduce_amax:
-            raise ValueError("'tp_only_amax_red' with 'reduce_amax: true' alone")
-        if self.first_last_layers_bf16 and self.recipe == "delayed":
-            raise ValueError("'first_last_layers_bf16' with another recipe than delayed alone")
-        if self.fp8_param_gather and self.recipe == "mxfp8":
-            raise ValueError("'fp8_param_gather' with recipe: delayed, current or blockwise")
-        if self.enable_fsdp_float8_all_gather and self.recipe != "tensorwise":
-            raise ValueError("'enable_fsdp_float8_all_gather' with recipe: tensorwise alone")
-        precomputes = self.precompute_float8_dynamic_scale_for_fsdp
-        if precomputes and not self.enable_fsdp_float8_all_gather:
-            raise ValueError(
-                "'precompute_float8_dynamic_scale_for_fsdp' with "
-                "'enable_fsdp_float8_all_gather: true' alone"
-            )
-        return self
+    def _rules(self) -> Rules:
+        library, is_delayed = self.library, self.recipe == "delayed"
+        named = sorted(self.model_fields_set)
+        return (
+            (
+                self.recipe not in RECIPES[library],
+                f"a recipe of {library}: {', '.join(map(repr, RECIPES[library]))}",
+            ),
+            *(
+                (OF_LIBRARY[name] != library, f"{name!r} with library: {OF_LIBRARY[name]} alone")
+                for name in named
+                if name in OF_LIBRARY
+            ),
+            *(
+                (name in _OF_DELAYED and not is_delayed, f"{name!r} with recipe: delayed alone")
+                for name in named
+            ),
+            *(
+                (
+                    name in _OF_ENDS and not self.first_last_layers_bf16,
+                    f"{name!r} with 'first_last_layers_bf16: true' alone",
+                )
+                for name in named
+            ),
+            (
+                self.tp_only_amax_red and not self.reduce_amax,
+                "'tp_only_amax_red' with 'reduce_amax: true' alone",
+            ),
+            (
+                self.first_last_layers_bf16 and is_delayed,
+                "'first_last_layers_bf16' with another recipe than delayed alone",
+            ),
+            (
+                self.fp8_param_gather and self.recipe == "mxfp8",
+                "'fp8_param_gather' with recipe: delayed, current or blockwise",
+            ),
+            (
+                self.enable_fsdp_float8_all_gather and self.recipe != "tensorwise",
+                "'enable_fsdp_float8_all_gather' with recipe: tensorwise alone",
+            ),
+            (
+                self.precompute_float8_dynamic_scale_for_fsdp
+                and not self.enable_fsdp_float8_all_gather,
+                (
+                    "'precompute_float8_dynamic_scale_for_fsdp' with "
+                    "'enable_fsdp_float8_all_gather: true' alone"
+                ),
+            ),
+        )
 
 
 class MeasuredStep(FileModel):
@@ -178,7 +199,7 @@ RecomputeField = Annotated[
 ]
 
 
-class ComputeSection(FileModel):
+class ComputeSection(Section):
     """How long each layer takes: from the GPU's roofline, or from a file of measured times."""
 
     source: Literal["roofline", "file"] = "roofline"
@@ -257,31 +278,38 @@ class ComputeSection(FileModel):
         "of the layers (save_on_cpu); 'overlapped', beside them",
     )
 
-    @model_validator(mode="after")
-    def _check_times(self) -> ComputeSection:
-        if (self.source == "file") != (self.times is not None):
-            raise ValueError("'times' together with 'source: file', and only then")
-        if self.source == "file" and self.measured_step is not None:
-            raise ValueError("no 'measured_step' with 'source: file', whose times are measured")
-        if self.source == "file" and self.channels_last:
-            raise ValueError("no 'channels_last' with 'source: file', whose times have it")
-        if self.source == "file" and self.compiled:
-            raise ValueError("no 'compiled' with 'source: file', whose times have it")
-        return self
-
-    @model_validator(mode="after")
-    def _check_float8(self) -> ComputeSection:
-        if self.fp8 is not None and self.precision != "fp8":
-            raise ValueError("'fp8' with 'precision: fp8' alone")
-        if self.precision == "fp8" and self.source == "file":
-            raise ValueError("'source: roofline' with 'precision: fp8', whose casts are predicted")
+    def _rules(self) -> Rules:
+        from_file, in_fp8 = self.source == "file", self.precision == "fp8"
         recipe = None if self.fp8 is None else (self.fp8.library, self.fp8.recipe)
-        if recipe == ("torchao", "mxfp8") and not self.compiled:
-            raise ValueError("'compiled: true' with recipe mxfp8 of torchao")
-        return self
+        return (
+            (
+                from_file != (self.times is not None),
+                "'times' together with 'source: file', and only then",
+            ),
+            (
+                from_file and self.measured_step is not None,
+                "no 'measured_step' with 'source: file', whose times are measured",
+            ),
+            *(
+                (
+                    from_file and getattr(self, name),
+                    f"no {name!r} with 'source: file', whose times have it",
+                )
+                for name in ("channels_last", "compiled")
+            ),
+            (self.fp8 is not None and not in_fp8, "'fp8' with 'precision: fp8' alone"),
+            (
+                in_fp8 and from_file,
+                "'source: roofline' with 'precision: fp8', whose casts are predicted",
+            ),
+            (
+                recipe == ("torchao", "mxfp8") and not self.compiled,
+                "'compiled: true' with recipe mxfp8 of torchao",
+            ),
+        )
 
 
-class TrainingSection(FileModel):
+class TrainingSection(Section):
     """The batch: per GPU and growing with the cluster (weak), or global and fixed (strong).
 
     `batch_per_gpu` counts the samples of one forward pass; with `strategy.accumulate` a step
@@ -302,26 +330,23 @@ class TrainingSection(FileModel):
             return {**data, "scaling": "strong" if strong else "weak"}
         return data
 
-    @model_validator(mode="after")
-    def _check_batch(self) -> TrainingSection:
-        weak = self.scaling == "weak"
-        if weak != (self.global_batch is None) or weak == (self.batch_per_gpu is None):
-            required, other = ("batch_per_gpu", "global_batch")[:: 1 if weak else -1]
-            raise ValueError(f"{required!r} and no {other!r} with scaling: {self.scaling}")
-        return self
+    def _rules(self) -> Rules:
+        names = ("batch_per_gpu", "global_batch")
+        required, other = names if self.scaling == "weak" else names[::-1]
+        fits = getattr(self, required) is not None and getattr(self, other) is None
+        return ((not fits, f"{required!r} and no {other!r} with scaling: {self.scaling}"),)
 
 
-class ScaleSection(FileModel):
+class ScaleSection(Section):
     """Sizes of the scaling curve, growing, below that of the cluster, which is its last point."""
 
     gpus: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None
     nodes: Annotated[tuple[Nodes, ...], Field(min_length=1)] | None = None
 
-    @model_validator(mode="after")
-    def _check_growing(self) -> ScaleSection:
-        if (self.gpus is None) == (self.nodes is None):
-            raise ValueError("either 'gpus' or 'nodes', exactly one list")
-        sizes = self.gpus or self.nodes or ()
-        if any(b <= a for a, b in itertools.pairwise(sizes)):
-            raise ValueError("sizes that grow, such as [1, 2, 4, 8]")
-        return self
+    def _rules(self) -> Rules:
+        both = (self.gpus is None) == (self.nodes is None)
+        grows = is_growing(self.gpus or self.nodes or ())
+        return (
+            (both, "either 'gpus' or 'nodes', exactly one list"),
+            (not grows, "sizes that grow, such as [1, 2, 4, 8]"),
+        )

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from perfmodel.files import FileModel
-from perfmodel.scenario.sections.base import Switch
+from perfmodel.scenario.sections.base import Rules, Section, Switch, check_rows
 
 MOST_VARIANTS = 100_000
 """Most variants: at some ms each, more would take minutes to days and are taken for a mistake."""
@@ -20,12 +20,15 @@ _NOT_VARIED = ("perfmodel", "sweep", "plan")
 
 
 def _check_field(name: str) -> str:
-    if not _FIELD.fullmatch(name):
-        raise ValueError("a dotted field as for --set, such as 'strategy.bucket_cap'")
-    if name.partition(".")[0] in _NOT_VARIED:
-        raise ValueError(f"a field of the question, not of {name.partition('.')[0]!r}")
-    if name.partition(".")[0] == "scale":
-        raise ValueError("cluster.nodes or cluster.gpus_per_node: a variant is a whole cluster")
+    section = name.partition(".")[0]
+    check_rows(
+        (not _FIELD.fullmatch(name), "a dotted field as for --set, such as 'strategy.bucket_cap'"),
+        (section in _NOT_VARIED, f"a field of the question, not of {section!r}"),
+        (
+            section == "scale",
+            "cluster.nodes or cluster.gpus_per_node: a variant is a whole cluster",
+        ),
+    )
     return name
 
 
@@ -33,8 +36,7 @@ FieldName = Annotated[str, AfterValidator(_check_field)]
 
 
 def _check_not_empty(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    if not values:
-        raise ValueError("a list of one value or more")
+    check_rows((not values, "a list of one value or more"))
     return values
 
 
@@ -43,7 +45,7 @@ Values = Annotated[
 ]
 
 
-class SweepSection(FileModel):
+class SweepSection(Section):
     """Fields and their values, by dotted names as for ``--set``.
 
     Every combination of the values of `grid`, each with every position of `zip`, whose lists have
@@ -71,29 +73,37 @@ class SweepSection(FileModel):
             for field, values in getattr(self, section).items():
                 yield section, field, values
 
-    @model_validator(mode="after")
-    def _check_axes(self) -> SweepSection:
-        if not self.grid and not self.zip:
-            raise ValueError("'grid' or 'zip' with a field and its values")
+    def _rules(self) -> Rules:
         lengths = {field: len(values) for field, values in self.zip.items()}
-        if len(set(lengths.values())) > 1:
-            lengths_text = ", ".join(f"{field} has {count}" for field, count in lengths.items())
-            raise ValueError(f"lists of one length in 'zip', but {lengths_text}")
+        lengths_text = ", ".join(f"{field} has {count}" for field, count in lengths.items())
         names = [field for _, field, _ in self.axes]
-        for name in names:
-            nested = [other for other in names if other.startswith(f"{name}.")]
-            if names.count(name) > 1:
-                raise ValueError(f"each field once, but {name!r} is in 'grid' and in 'zip'")
-            if nested:
-                raise ValueError(f"fields apart from each other, but {nested[0]!r} is in {name!r}")
-        if self.size > MOST_VARIANTS:
-            factors = " x ".join(str(len(values)) for values in self.grid.values())
-            rows = f" x {next(iter(lengths.values()))} of zip" if lengths else ""
-            raise ValueError(
-                f"at most {MOST_VARIANTS:,} variants, but there are {self.size:,} "
-                f"({factors or 1}{rows})"
-            )
-        return self
+        nested = [
+            (inner, outer) for outer in names for inner in names if inner.startswith(f"{outer}.")
+        ]
+        factors = " x ".join(str(len(values)) for values in self.grid.values())
+        rows = f" x {min(lengths.values())} of zip" if lengths else ""
+        return (
+            (not names, "'grid' or 'zip' with a field and its values"),
+            (
+                len(set(lengths.values())) > 1,
+                f"lists of one length in 'zip', but {lengths_text}",
+            ),
+            *(
+                (names.count(name) > 1, f"each field once, but {name!r} is in 'grid' and in 'zip'")
+                for name in names
+            ),
+            *(
+                (True, f"fields apart from each other, but {inner!r} is in {outer!r}")
+                for inner, outer in nested
+            ),
+            (
+                self.size > MOST_VARIANTS,
+                (
+                    f"at most {MOST_VARIANTS:,} variants, but there are {self.size:,} "
+                    f"({factors or 1}{rows})"
+                ),
+            ),
+        )
 
 
 INFINITE = 1e9
@@ -104,19 +114,17 @@ _MOST = 1e9
 _LEAST = 1e-6
 
 
-def _parse_infinite(value: object) -> object:
-    if isinstance(value, str) and value != "infinite":
-        raise ValueError(f"{_FACTOR}, or 'infinite'")
-    return INFINITE if value == "infinite" else value
-
-
 _FACTOR = "a number without unit: a factor on what there is, such as 2"
 
 
+def _parse_infinite(value: object) -> object:
+    check_rows((isinstance(value, str) and value != "infinite", f"{_FACTOR}, or 'infinite'"))
+    return INFINITE if value == "infinite" else value
+
+
 def _refuse_quantity(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    raise ValueError(_FACTOR)
+    check_rows((isinstance(value, str), _FACTOR))
+    return value
 
 
 def _schema(least: float, *names: str, above: bool = False) -> WithJsonSchema:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_serializer, model_validator
+from pydantic import BeforeValidator, Field, model_serializer
 
 from perfmodel.files import Bytes, Count, FileModel
 from perfmodel.scenario.sections.base import (
     MOST_MICRO_STEPS,
+    OR_NAME,
     FloatType,
     Index,
     MicroSteps,
-    OrName,
+    Rules,
+    Section,
     StrategyModel,
     Switch,
+    is_growing,
 )
 
 
@@ -35,7 +37,7 @@ class CastHook(FileModel):
         return self.kind
 
 
-class PowerSgdHook(FileModel):
+class PowerSgdHook(Section):
     """``powerSGD_hook``, with the names of ``PowerSGDState``."""
 
     kind: Literal["powersgd"]
@@ -52,14 +54,13 @@ class PowerSgdHook(FileModel):
         default=None, description="fp16_compress_wrapper or bf16_compress_wrapper around it"
     )
 
-    @model_validator(mode="after")
-    def _check_start(self) -> PowerSgdHook:
-        if (self.use_error_feedback or self.warm_start) and self.start_iteration <= 1:
-            raise ValueError(
-                "a 'start_iteration' of 2 or more with 'use_error_feedback' or 'warm_start', as "
-                "PyTorch asks for: buckets are rebuilt after the first step"
-            )
-        return self
+    def _rules(self) -> Rules:
+        early = (self.use_error_feedback or self.warm_start) and self.start_iteration <= 1
+        allowed = (
+            "a 'start_iteration' of 2 or more with 'use_error_feedback' or 'warm_start', as "
+            "PyTorch asks for: buckets are rebuilt after the first step"
+        )
+        return ((early, allowed),)
 
 
 class TopKHook(FileModel):
@@ -86,7 +87,7 @@ class OneBitHook(FileModel):
     use_error_feedback: Switch = True
 
 
-class QuantizationHook(FileModel):
+class QuantizationHook(Section):
     """``quantization_pertensor_hook`` and ``quantization_perchannel_hook``: 8 bits, gathered."""
 
     kind: Literal["quantization_pertensor", "quantization_perchannel"]
@@ -99,11 +100,9 @@ class QuantizationHook(FileModel):
         """Elements that share a scale, where each channel has one."""
         return 512 if self.bucket_size is None else self.bucket_size
 
-    @model_validator(mode="after")
-    def _check_bucket_size(self) -> QuantizationHook:
-        if self.kind == "quantization_pertensor" and self.bucket_size is not None:
-            raise ValueError("no 'bucket_size' with 'quantization_pertensor', which has one scale")
-        return self
+    def _rules(self) -> Rules:
+        unused = self.kind == "quantization_pertensor" and self.bucket_size is not None
+        return ((unused, "no 'bucket_size' with 'quantization_pertensor', which has one scale"),)
 
 
 NO_HOOK = CastHook()
@@ -111,28 +110,29 @@ NO_HOOK = CastHook()
 Hook = CastHook | PowerSgdHook | TopKHook | OneBitHook | QuantizationHook
 
 
-BATCHED = "batched_powersgd"
+_POST_LOCAL = (
+    "'none': post-local SGD is 'strategy.kind: local_sgd' with 'warmup_steps', its hook and its "
+    "averaging together"
+)
+_REFUSED_HOOKS: Mapping[object, str] = {
+    "batched_powersgd": "'powersgd': batched_powerSGD_hook of torch 2.13 fails with an "
+    "AssertionError in _orthogonalize, which takes batches of matrices only",
+    **dict.fromkeys(("post_local_sgd", "post_localSGD", "postlocalsgd"), _POST_LOCAL),
+}
+"""What is allowed in place of hooks of PyTorch that have no section, by name."""
 
 
 def _name_alone(value: object) -> object:
     section = {"kind": value} if isinstance(value, str) else value
     if not isinstance(section, Mapping):
         return value
-    if section.get("kind") == BATCHED:
-        raise ValueError(
-            "'powersgd': batched_powerSGD_hook of torch 2.13 fails with an AssertionError in "
-            "_orthogonalize, which takes batches of matrices only"
-        )
-    if section.get("kind") in ("post_local_sgd", "post_localSGD", "postlocalsgd"):
-        raise ValueError(
-            "'none': post-local SGD is 'strategy.kind: local_sgd' with 'warmup_steps', its hook "
-            "and its averaging together"
-        )
+    if section.get("kind") in _REFUSED_HOOKS:
+        raise ValueError(_REFUSED_HOOKS[section["kind"]])
     return {"kind": "none", **section}
 
 
 HookSection = Annotated[
-    Annotated[Hook, Field(discriminator="kind")], BeforeValidator(_name_alone), OrName()
+    Annotated[Hook, Field(discriminator="kind")], BeforeValidator(_name_alone), OR_NAME
 ]
 """A hook by its `kind`, alone or with fields."""
 
@@ -191,36 +191,34 @@ class DdpStrategy(StrategyModel):
         default=None, description="layers run with cast copies of the parameters"
     )
 
-    @model_validator(mode="after")
-    def _check_caps(self) -> DdpStrategy:
-        if self.bucket_caps is not None and (self.bucket_cap or self.first_bucket):
-            raise ValueError("'bucket_caps', or 'bucket_cap' with 'first_bucket', not both")
-        return self
-
-    @model_validator(mode="after")
-    def _check_mixed_precision(self) -> DdpStrategy:
-        if self.mixed_precision is None:
-            return self
+    def _rules(self) -> Rules:
         looks = self.find_unused_parameters and not self.static_graph
-        if self.hook != NO_HOOK or self.accumulate > 1 or self.joined_gpus or looks:
-            raise ValueError(
-                "'mixed_precision' without 'hook', 'accumulate', 'joined_gpus' and "
-                "'find_unused_parameters', with which torch 2.13 fails"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_join(self) -> DdpStrategy:
-        if self.joined_gpus and not self.join:
-            raise ValueError("'join: true' with 'joined_gpus'")
-        if self.throw_on_early_termination and (self.joined_gpus or not self.join):
-            raise ValueError(
-                "'throw_on_early_termination' with 'join: true' and no 'joined_gpus': training "
-                "ends when the first GPU runs out of inputs"
-            )
-        if self.process_group_gpus is not None and self.join:
-            raise ValueError("'join' or 'process_group_gpus', not both")
-        return self
+        fails_mixed = self.hook != NO_HOOK or self.accumulate > 1 or self.joined_gpus or looks
+        return (
+            (
+                self.bucket_caps is not None and (self.bucket_cap or self.first_bucket),
+                "'bucket_caps', or 'bucket_cap' with 'first_bucket', not both",
+            ),
+            (
+                self.mixed_precision is not None and fails_mixed,
+                (
+                    "'mixed_precision' without 'hook', 'accumulate', 'joined_gpus' and "
+                    "'find_unused_parameters', with which torch 2.13 fails"
+                ),
+            ),
+            (self.joined_gpus and not self.join, "'join: true' with 'joined_gpus'"),
+            (
+                self.throw_on_early_termination and (self.joined_gpus or not self.join),
+                (
+                    "'throw_on_early_termination' with 'join: true' and no 'joined_gpus': training "
+                    "ends when the first GPU runs out of inputs"
+                ),
+            ),
+            (
+                self.process_group_gpus is not None and self.join,
+                "'join' or 'process_group_gpus', not both",
+            ),
+        )
 
 
 class ZeroRedundancyStrategy(StrategyModel):
@@ -291,18 +289,21 @@ class LocalSgdStrategy(StrategyModel):
                 return min(level.gpus, ranks)
         return None
 
-    @model_validator(mode="after")
-    def _check_levels(self) -> LocalSgdStrategy:
+    def _rules(self) -> Rules:
         periods = [*(level.period for level in self.levels), self.period]
-        sizes = [level.gpus for level in self.levels]
-        if any(b <= a for a, b in itertools.pairwise(periods)):
-            raise ValueError("'levels' of growing periods, all below 'period'")
-        if any(b <= a for a, b in itertools.pairwise(sizes)):
-            raise ValueError("'levels' of growing groups")
-        if self.accumulate > MOST_MICRO_STEPS:
-            raise ValueError(f"periods that repeat together after {MOST_MICRO_STEPS} steps at most")
-        if self.gradient_gpus is None:
-            with_ddp = {"bucket_cap", "gradient_as_bucket_view", "broadcast_buffers"}
-            for name in sorted(with_ddp & self.model_fields_set):
-                raise ValueError(f"no {name!r} without 'gradient_gpus': nothing has buckets")
-        return self
+        of_buckets = {"bucket_cap", "gradient_as_bucket_view", "broadcast_buffers"}
+        return (
+            (not is_growing(periods), "'levels' of growing periods, all below 'period'"),
+            (not is_growing([level.gpus for level in self.levels]), "'levels' of growing groups"),
+            (
+                self.accumulate > MOST_MICRO_STEPS,
+                f"periods that repeat together after {MOST_MICRO_STEPS} steps at most",
+            ),
+            *(
+                (
+                    self.gradient_gpus is None,
+                    f"no {name!r} without 'gradient_gpus': nothing has buckets",
+                )
+                for name in sorted(of_buckets & self.model_fields_set)
+            ),
+        )

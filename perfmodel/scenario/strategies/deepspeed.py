@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.files import Count, FileModel
+from perfmodel.files import Count
 from perfmodel.scenario.sections.base import (
     Elements,
     ElementsOrNone,
     Index,
     MicroSteps,
+    Rules,
+    Section,
     StrategyModel,
     Switch,
 )
@@ -36,7 +38,7 @@ _PINNED = (
 )
 
 
-class Offload(FileModel):
+class Offload(Section):
     """Where parts of a training lie outside of the GPUs."""
 
     device: Literal["cpu", "nvme"] = "cpu"
@@ -47,13 +49,10 @@ class Offload(FileModel):
         """Whether they lie on drives."""
         return self.device == "nvme"
 
-    @model_validator(mode="after")
-    def _check_device(self) -> Self:
+    def _rules(self) -> Rules:
         extra = sorted(self.model_fields_set - {"device", "pin_memory"})
-        if not self.nvme and extra:
-            names = ", ".join(f"'{name}'" for name in extra)
-            raise ValueError(f"no {names} with device: cpu: of nvme alone")
-        return self
+        names = ", ".join(map(repr, extra))
+        return ((extra and not self.nvme, f"no {names} with device: cpu: of nvme alone"),)
 
 
 class OffloadOptimizer(Offload):
@@ -134,24 +133,26 @@ class ZeroStrategy(StrategyModel):
     communication_data_type: Literal["fp32", "bf16", "fp16"] | None = None
     accumulate: MicroSteps = Field(default=1, description="gradient_accumulation_steps")
 
-    @model_validator(mode="after")
-    def _check_stage(self) -> ZeroStrategy:
-        others = STAGES_1_AND_2 if self.stage == 3 else STAGE_3
+    def _rules(self) -> Rules:
+        others, stages = (
+            (STAGES_1_AND_2, "stages 1 and 2") if self.stage == 3 else (STAGE_3, "stage 3")
+        )
         extra = sorted(self.model_fields_set.intersection(others))
-        if extra:
-            stages = "stages 1 and 2" if self.stage == 3 else "stage 3"
-            names = ", ".join(f"'{name}'" for name in extra)
-            raise ValueError(f"no {names} with stage {self.stage}: of {stages} alone")
-        if self.stage < 3 and self.offload_optimizer and self.offload_optimizer.device == "nvme":
-            raise ValueError(
-                "'offload_optimizer.device: cpu' with stages 1 and 2; nvme is stage 3's"
-            )
-        if self.offload_param and self.zero_hpz_partition_size > 1:
-            raise ValueError(
-                "'zero_hpz_partition_size: 1' with offload_param: second copies would "
-                "lie in host memory, too, which is not modelled"
-            )
-        return self
+        names = ", ".join(map(repr, extra))
+        return (
+            (extra, f"no {names} with stage {self.stage}: of {stages} alone"),
+            (
+                self.stage < 3 and self.offload_optimizer and self.offload_optimizer.nvme,
+                "'offload_optimizer.device: cpu' with stages 1 and 2; nvme is stage 3's",
+            ),
+            (
+                self.offload_param and self.zero_hpz_partition_size > 1,
+                (
+                    "'zero_hpz_partition_size: 1' with offload_param: second copies would "
+                    "lie in host memory, too, which is not modelled"
+                ),
+            ),
+        )
 
     def within(self, ranks: int) -> ZeroStrategy:
         """Return the strategy where a second copy lies on no more than all ranks.
@@ -205,12 +206,14 @@ class OneBitStrategy(StrategyModel):
         description="gradient_accumulation_steps, times 'local_steps' where there are several",
     )
 
-    @model_validator(mode="after")
-    def _check_local_steps(self) -> OneBitStrategy:
-        if self.local_steps > 1 and self.optimizer != "zero_one_adam":
-            raise ValueError("'local_steps' with 'optimizer: zero_one_adam' only")
-        if self.accumulate % self.local_steps:
-            raise ValueError(
-                "an 'accumulate' that 'local_steps' divides: it counts the micro-steps of them all"
-            )
-        return self
+    def _rules(self) -> Rules:
+        return (
+            (
+                self.local_steps > 1 and self.optimizer != "zero_one_adam",
+                "'local_steps' with 'optimizer: zero_one_adam' only",
+            ),
+            (
+                self.accumulate % self.local_steps,
+                "an 'accumulate' that 'local_steps' divides: it counts the micro-steps of them all",
+            ),
+        )

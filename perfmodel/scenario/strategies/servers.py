@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from perfmodel.files import Bandwidth, Bytes, Count
-from perfmodel.scenario.sections.base import Index, MicroSteps, StrategyModel, Switch
+from perfmodel.scenario.sections.base import Index, MicroSteps, Rules, StrategyModel, Switch
 
 
 class DataParallelStrategy(StrategyModel):
@@ -73,17 +73,26 @@ class ParameterServerStrategy(StrategyModel):
     )
     accumulate: MicroSteps = 1
 
-    @model_validator(mode="after")
-    def _check_mode(self) -> ParameterServerStrategy:
-        if (self.mode == "bounded") != (self.staleness is not None):
-            raise ValueError("'staleness' together with 'mode: bounded', and only then")
-        if self.split_above is not None and self.slice is not None:
-            raise ValueError("'split_above' or 'slice', not both")
-        if self.device == "gpu" and self.placement == "colocated" and self.servers is None:
-            raise ValueError("'servers', how many, with 'device: gpu' and 'placement: colocated'")
-        if self.device == "gpu" and (self.threads or self.memory_bandwidth):
-            raise ValueError("'threads' and 'memory_bandwidth' with 'device: cpu' only")
-        return self
+    def _rules(self) -> Rules:
+        on_gpu = self.device == "gpu"
+        return (
+            (
+                (self.mode == "bounded") != (self.staleness is not None),
+                "'staleness' together with 'mode: bounded', and only then",
+            ),
+            (
+                self.split_above is not None and self.slice is not None,
+                "'split_above' or 'slice', not both",
+            ),
+            (
+                on_gpu and self.placement == "colocated" and self.servers is None,
+                "'servers', how many, with 'device: gpu' and 'placement: colocated'",
+            ),
+            (
+                on_gpu and (self.threads or self.memory_bandwidth),
+                "'threads' and 'memory_bandwidth' with 'device: cpu' only",
+            ),
+        )
 
 
 def server_nodes(strategy: object) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -15,8 +15,10 @@ from perfmodel.scenario.sections.base import (
     Index,
     MicroSteps,
     Name,
+    Rules,
     StrategyModel,
     Switch,
+    as_text,
 )
 
 Units = Annotated[Index, BeforeValidator(lambda value: int(value) if value is True else value)]
@@ -115,35 +117,49 @@ class FsdpStrategy(StrategyModel):
         default=False, description="reductions have a communicator of their own (version 2)"
     )
 
+    def _field_rules(self) -> Iterable[tuple[str, object, str]]:
+        """Rows of a field, whether its value is refused, and what is allowed."""
+        first, others = self.version == 1, _FIELDS_OF_OTHER_VERSION[self.version]
+        return (
+            (
+                "reshard_after_forward",
+                first and self.regather_gpus is not None,
+                "true or false with version 1; a number of GPUs is for version 2",
+            ),
+            *((name, getattr(self, name) != only, text) for name, (only, text) in others.items()),
+            (
+                "forward_prefetch",
+                first and self.forward_prefetch > 1,
+                "0 or 1 with version 1, which has forward_prefetch=True",
+            ),
+            ("sync", first and self.sync == "shards", "'each' or 'last' with version 1"),
+            (
+                "wrap_elements",
+                self.wrap_elements is not None and self.wrap != "size",
+                "nothing without wrap: size",
+            ),
+            (
+                "reshard_after_backward",
+                not self.reshard_after_backward and self.sync != "last",
+                "true unless sync: last, as micro-steps that reduce free their units always",
+            ),
+            (
+                "reshard_root",
+                self.reshard_root and not self.reshard_after_forward,
+                "false with reshard_after_forward: false",
+            ),
+        )
+
     @model_validator(mode="after")
     def _check_fields(self) -> FsdpStrategy:
-        faults = [*self._version_faults(), *self._idle_faults()]
+        faults = [
+            Fault(name, as_text(getattr(self, name)), allowed)
+            for name, is_refused, allowed in self._field_rules()
+            if is_refused
+        ]
         if faults:
             raise FieldErrors(faults)
         return self
-
-    def _version_faults(self) -> Iterator[Fault]:
-        if self.version == 1 and self.regather_gpus is not None:
-            allowed = "true or false with version 1; a number of GPUs is for version 2"
-            yield Fault("reshard_after_forward", repr(self.regather_gpus), allowed)
-        for name, (value, allowed) in _FIELDS_OF_OTHER_VERSION[self.version].items():
-            if getattr(self, name) != value:
-                yield Fault(name, repr(getattr(self, name)), allowed)
-        if self.version == 1 and self.forward_prefetch > 1:
-            allowed = "0 or 1 with version 1, which has forward_prefetch=True"
-            yield Fault("forward_prefetch", repr(self.forward_prefetch), allowed)
-        if self.version == 1 and self.sync == "shards":
-            yield Fault("sync", "'shards'", "'each' or 'last' with version 1")
-
-    def _idle_faults(self) -> Iterator[Fault]:
-        """Find options that nothing would come of."""
-        if self.wrap_elements is not None and self.wrap != "size":
-            yield Fault("wrap_elements", repr(self.wrap_elements), "nothing without wrap: size")
-        if not self.reshard_after_backward and self.sync != "last":
-            allowed = "true unless sync: last, as micro-steps that reduce free their units always"
-            yield Fault("reshard_after_backward", "false", allowed)
-        if self.reshard_root and not self.reshard_after_forward:
-            yield Fault("reshard_root", "true", "false with reshard_after_forward: false")
 
     @property
     def unit_elements(self) -> int:
@@ -163,6 +179,11 @@ class FsdpStrategy(StrategyModel):
         """Ranks that hold a unit between them after forward; None where that is no number."""
         number = self.reshard_after_forward
         return None if isinstance(number, bool) else number
+
+    @property
+    def gathers_float8(self) -> bool:
+        """Whether it can gather parameters in fp8."""
+        return self.version == 2
 
     @property
     def regathers_recomputed(self) -> bool:
@@ -207,19 +228,21 @@ class MegatronStrategy(StrategyModel):
     )
     accumulate: MicroSteps = 1
 
-    @model_validator(mode="after")
-    def _check_overlap(self) -> MegatronStrategy:
-        if self.overlap_param_gather and not self.use_distributed_optimizer:
-            raise ValueError("'overlap_param_gather' with 'use_distributed_optimizer: true' alone")
-        if self.overlap_param_gather and not self.overlap_grad_reduce:
-            raise ValueError("'overlap_param_gather' with 'overlap_grad_reduce: true' alone")
-        if self.bucket_size is not None and not self.overlap_grad_reduce:
-            raise ValueError("'bucket_size' with 'overlap_grad_reduce: true' alone")
-        if self.num_distributed_optimizer_instances > 1 and not self.use_distributed_optimizer:
-            raise ValueError(
-                "'num_distributed_optimizer_instances' with 'use_distributed_optimizer: true' alone"
+    def _rules(self) -> Rules:
+        instances = self.num_distributed_optimizer_instances
+        return tuple(
+            (is_stated and not getattr(self, needed), f"{name!r} with '{needed}: true' alone")
+            for name, is_stated, needed in (
+                ("overlap_param_gather", self.overlap_param_gather, "use_distributed_optimizer"),
+                ("overlap_param_gather", self.overlap_param_gather, "overlap_grad_reduce"),
+                ("bucket_size", self.bucket_size is not None, "overlap_grad_reduce"),
+                (
+                    "num_distributed_optimizer_instances",
+                    instances > 1,
+                    "use_distributed_optimizer",
+                ),
             )
-        return self
+        )
 
     def bucket_elements(self, ranks: int) -> int | None:
         """Elements after which a bucket is closed; None: all are one bucket."""

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchema
 from pydantic_core import CoreSchema, core_schema
 
 from perfmodel.files import Count
-from perfmodel.scenario.sections.base import OrName, StrategyModel, Switch
+from perfmodel.scenario.sections.base import OR_NAME, StrategyModel, Switch
 from perfmodel.scenario.strategies.ddp import DdpStrategy, LocalSgdStrategy, ZeroRedundancyStrategy
 from perfmodel.scenario.strategies.deepspeed import OneBitStrategy, ZeroStrategy
 from perfmodel.scenario.strategies.fusion import HorovodStrategy, PriorityStrategy
@@ -185,7 +185,7 @@ StrategySection = Annotated[
         Field(discriminator="kind"),
     ],
     BeforeValidator(_ddp_unless_named),
-    OrName(),
+    OR_NAME,
 ]
 """The strategies by `kind`, which may stand alone; DDP without one. Each class has a row of the
 same kind in `perfmodel.training.strategies` (but `auto`, for which a study puts another in its

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from perfmodel.errors import TopologyError
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary
-from perfmodel.scenario.relocated_errors import relocated_errors
+from perfmodel.scenario.model import relocated_errors
 from perfmodel.scenario.sections.training import MeasuredStep
 from perfmodel.studies.run.resolve.training_job import TrainingJob, gpu_spread
 from perfmodel.studies.run.resolve.what_if import scale_layer_times, what_if_of

@@ -25,7 +25,7 @@ from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.library.settings import LibrarySettings, settings_of
 from perfmodel.scenario import ClusterSize, LibrarySection, Scenario, WhatIf
-from perfmodel.scenario.relocated_errors import relocated_errors
+from perfmodel.scenario.model import relocated_errors
 from perfmodel.scenario.sections.cluster import NodeSection
 from perfmodel.simulate.reference import MOST_SENDS
 from perfmodel.simulate.sockets.core_work import PIECE_BYTES

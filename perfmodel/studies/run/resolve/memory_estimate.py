@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from perfmodel.scenario.relocated_errors import relocated_errors
+from perfmodel.scenario.model import relocated_errors
 from perfmodel.studies.run.resolve.job_plan import NO_HOST_MEMORY, HostMemory, price_layers
 from perfmodel.studies.run.resolve.training_job import TrainingJob
 from perfmodel.studies.run.result.memory import Memory, unstated_memory

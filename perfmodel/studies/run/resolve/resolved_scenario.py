@@ -12,7 +12,7 @@ from perfmodel.errors import Fault, InputError, ScheduleError, allowed_names, de
 from perfmodel.files import collect_faults
 from perfmodel.own_functions import call_function, check_function, name_of
 from perfmodel.scenario import ClusterSize, Scenario, sizes
-from perfmodel.scenario.relocated_errors import relocated_errors
+from perfmodel.scenario.model import relocated_errors
 from perfmodel.scenario.strategies.ddp import DdpStrategy
 from perfmodel.simulate.engine.engine import Fidelity
 from perfmodel.studies.run.resolve.disturbance import Disturbance

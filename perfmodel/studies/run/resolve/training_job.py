@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.library.model import CommLibrary
 from perfmodel.scenario import ClusterSize, ModelSection, Scenario
-from perfmodel.scenario.relocated_errors import relocated_errors
+from perfmodel.scenario.model import relocated_errors
 from perfmodel.scenario.sections.model import ExpertsSection
 from perfmodel.scenario.sections.training import Float8Section, KeptResults, RecomputedBlocks
 from perfmodel.topology.model import Gpu

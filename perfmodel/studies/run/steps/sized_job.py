@@ -13,7 +13,7 @@ from perfmodel.errors import InputError, PerfmodelError, SimulationError, Topolo
 from perfmodel.garbage import no_collections
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, Scenario, batch_per_gpu
-from perfmodel.scenario.relocated_errors import relocated_errors
+from perfmodel.scenario.model import relocated_errors
 from perfmodel.simulate.engine.engine import BY_SENDS, Fidelity, has_shared_cores, uses_sockets
 from perfmodel.simulate.engine.outcome import Run
 from perfmodel.simulate.uncontended import UncontendedTimer
