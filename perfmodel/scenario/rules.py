@@ -117,8 +117,8 @@ def job_names_differ(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
 def events_fit(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
     """Check nodes and ranks that events name, as far as the file alone gives their number."""
     cluster = parts.cluster
-    ranks = cluster.gpus_per_node and cluster.nodes * cluster.gpus_per_node
-    limits = {"nodes": cluster.nodes, "ranks": ranks}
+    per_node = cluster.gpus_per_node
+    limits = {"nodes": cluster.nodes, "ranks": cluster.nodes * per_node if per_node else None}
     named = [(f"events.{at}.slow", event.slow) for at, event in enumerate(parts.events or ())]
     named += [(f"cluster.mixed.{at}", mixed) for at, mixed in enumerate(cluster.mixed)]
     mixed_nodes = [

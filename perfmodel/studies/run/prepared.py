@@ -23,7 +23,7 @@ from perfmodel.studies.run.steps.sized_job import (
     simulate_reported,
     size_job,
 )
-from perfmodel.studies.run.steps.step_parts import mean, parts_of_steps
+from perfmodel.studies.run.steps.step_parts import mean_parts
 from perfmodel.training.memory.use import StepOptions
 from perfmodel.training.plan.step_plan import StepPlan
 
@@ -140,12 +140,13 @@ def prepare(
 
 
 def _summarise(reported: ReportedRun) -> StepEstimate:
-    parts = parts_of_steps(reported.plan, reported.run, reported.counted_steps)
+    step_s = sum(reported.steps_s) / reported.counted
+    parts = mean_parts(reported.plan, reported.run, reported.counted_steps, step_s)
     return StepEstimate(
-        step_time_s=sum(reported.steps_s) / reported.counted,
-        exposed_comm_s=mean([part.exposed_s for part in parts]),
-        comm_s=mean([part.comm_s for part in parts]),
-        compute_s=mean([part.compute_s for part in parts]),
+        step_time_s=step_s,
+        exposed_comm_s=parts.exposed_s,
+        comm_s=parts.comm_s,
+        compute_s=parts.compute_s,
         run=reported.run,
         plan=reported.plan,
         steps=reported.steps,

@@ -186,6 +186,16 @@ class StepPlan:
     samples: int
     semaphores: tuple[tuple[str, int], ...] = ()
 
+    @property
+    def stream_kinds(self) -> dict[str, str]:
+        """Kind of each stream by its name."""
+        return {each.name: each.kind for each in self.streams}
+
+    @property
+    def groups_of(self) -> dict[str, tuple[range | tuple[int, ...], ...]]:
+        """Groups of each communicator by its name."""
+        return {each.name: each.groups for each in self.communicators}
+
 
 def follow_previous(tasks: list[Task], places: Sequence[int]) -> None:
     """Let tasks of a plan that has been rewritten wait for those of the step before it.

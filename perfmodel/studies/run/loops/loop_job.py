@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import product
 from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
 
 from perfmodel.arrays import Z80, FloatArray, round_bits
-from perfmodel.errors import InputError
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.loop_records import LoopRun
 from perfmodel.simulate.engine.loop_run import Stretch, simulate_loops
-from perfmodel.simulate.ranks.jitter import Jitter
 from perfmodel.studies.run.resolve.disturbance import Disturbance, background_traffic
 from perfmodel.studies.run.resolve.training_job import gpu_spread
 from perfmodel.studies.run.resolve.what_if import what_if_of
@@ -51,13 +51,14 @@ def loop_bounds(plan: LoopPlan, machine: Machine) -> LoopBounds:
     Where workers stay together, the slowest's computing bounds all; else links and servers bound
     the workers as if each made as many updates as any other.
     """
+    count, items = len(plan.workers), plan.items
     cycles_s = [
-        worker.scale * sum(item.duration_s for item in plan.items[worker.like])
+        max(
+            worker.scale * sum(item.duration_s for item in items[worker.like]),
+            sum(item.host_s for item in items[worker.like]),
+        )
         for worker in plan.workers
     ]
-    hosts_s = [sum(item.host_s for item in plan.items[worker.like]) for worker in plan.workers]
-    cycles_s = [max(pair) for pair in zip(cycles_s, hosts_s, strict=True)]
-    count = len(plan.workers)
     if plan.slack is not None:  # nobody makes more updates than the slowest, in the long run
         cycles_s = [max(cycles_s)] * count
     links_s = _link_demands_s(plan, machine)
@@ -81,15 +82,10 @@ def _link_demands_s(plan: LoopPlan, machine: Machine) -> FloatArray:
         pushed[exchange.server] += exchange.push_bytes
         pulled[exchange.server] += exchange.pull_bytes
     nbytes = np.zeros(len(topology.arcs))
-    for worker in plan.workers:
-        end = topology.ranks[worker.ranks[0]]
-        for number, server in enumerate(plan.servers):
-            if end == server.device:
-                continue
-            for src, dst, size in (
-                (end, server.device, pushed[number]),
-                (server.device, end, pulled[number]),
-            ):
+    for worker, (number, server) in product(plan.workers, enumerate(plan.servers)):
+        ends = topology.ranks[worker.ranks[0]], server.device
+        if ends[0] != ends[1]:
+            for (src, dst), size in ((ends, pushed[number]), (ends[::-1], pulled[number])):
                 np.add.at(nbytes, list(machine.router.route(src, dst)), size / len(plan.workers))
     rates = topology.arcs.bandwidth_Bps
     demands_s: FloatArray = np.divide(nbytes, rates, out=np.zeros(len(nbytes)), where=rates > 0)
@@ -117,29 +113,18 @@ MANY_PUSHES = 512
 """Pushes of a round from which as few rounds are counted as may be."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoopLength:
-    """How long a run is: rounds of an update of each worker, of which the last are counted."""
-
-    warm_up: int
-    counted: int
-
-    @property
-    def rounds(self) -> int:
-        """All rounds."""
-        return self.warm_up + self.counted
-
-
 @dataclass(frozen=True)
 class LoopJob:
     """The loops of a job on a machine.
 
+    `warm_up`, `counted`: rounds of an update of each worker, of which the last are counted.
     `settled_s`: when the counted rounds begin, from which times of disturbances count; seconds.
     """
 
     sized: SizedJob
     disturbances: tuple[Disturbance, ...]
-    length: LoopLength
+    warm_up: int
+    counted: int
     settled_s: float = 0.0
     launches: bool = True
     free: bool = False
@@ -151,11 +136,6 @@ class LoopJob:
         return self.free or not what_if_of(self.sized.job.scenario).communication
 
     @property
-    def fidelity(self) -> Literal["flow", "reference"]:
-        """Of the network that carries messages."""
-        return "reference" if self.sized.fidelity == "reference" else "flow"
-
-    @property
     def machine(self) -> Machine:
         """As it is at the start of the run."""
         return timer_of(self.sized.setup(), self.disturbances).machine
@@ -165,8 +145,7 @@ class LoopJob:
         plan = self.sized.loops_for(None, self.launches)
         gpus = list(dict.fromkeys(each.gpu for each in self.disturbances if each.gpu is not None))
         others = [self.sized.loops_for(gpu, self.launches).items[0] for gpu in gpus]
-        speeds = gpu_times(self.sized)
-        scales = dict(zip(self.sized.allocation.own, speeds, strict=True))
+        scales = dict(zip(self.sized.allocation.own, gpu_times(self.sized), strict=True))
         kinds = dict.fromkeys(scales, 0)
         for disturbance in self.disturbances:
             for rank in disturbance.ranks:
@@ -186,10 +165,8 @@ class LoopJob:
         plan = replace(plan, workers=workers, items=(*plan.items, *others))
         if plan.slack != 0:
             plan = replace(plan, workers=self._spread_out(plan))
-        exchanges = plan.exchanges
-        if self.idle_servers:
-            exchanges = tuple(replace(each, each_s=0.0, all_s=0.0) for each in exchanges)
-        return replace(plan, exchanges=exchanges)
+        idle = {"each_s": 0.0, "all_s": 0.0} if self.idle_servers else {}
+        return replace(plan, exchanges=tuple(replace(each, **idle) for each in plan.exchanges))
 
     def _spread_out(self, plan: LoopPlan) -> tuple[Worker, ...]:
         """Let workers begin at random times of a round.
@@ -200,78 +177,62 @@ class LoopJob:
         round_s = len(plan.workers) / loop_bounds(plan, self.machine).least_per_s
         phases = np.random.default_rng(self.sized.job.scenario.seed).random(len(plan.workers))
         starts_s = round_bits(phases * round_s).tolist()
-        return tuple(
-            replace(worker, start_s=start_s)
-            for worker, start_s in zip(plan.workers, starts_s, strict=True)
-        )
+        pairs = zip(plan.workers, starts_s, strict=True)
+        return tuple(replace(worker, start_s=start_s) for worker, start_s in pairs)
 
     def _name(self, worker: Worker) -> str:
-        ranks = self.sized.ensemble.likely.topology.ranks
-        gpu = ranks[worker.ranks[0]]
+        gpu = self.sized.ensemble.likely.topology.ranks[worker.ranks[0]]
         return gpu.partition("/")[0] if len(worker.ranks) > 1 else gpu
 
     def run(self) -> LoopRun:
         """Simulate."""
         plan, machine = self.plan(), self.machine
-        setup = self.sized.setup(self.settled_s)
-        pushes = len(plan.workers) * len(plan.exchanges)
+        fidelity: Literal["flow", "reference", "free"] = "flow"
+        if self.is_free or self.sized.fidelity == "reference":
+            fidelity = "free" if self.is_free else "reference"
         quantum_s = 0.0
-        if pushes > EXACT_PUSHES and not self.is_free:
+        if len(plan.workers) * len(plan.exchanges) > EXACT_PUSHES and not self.is_free:
             quantum_s = len(plan.workers) / loop_bounds(plan, machine).least_per_s / QUANTA
         return simulate_loops(
             plan,
             machine,
-            rounds=self.length.rounds,
-            fidelity="free" if self.is_free else self.fidelity,
+            rounds=self.warm_up + self.counted,
+            fidelity=fidelity,
             stretch=self._stretch(plan),
-            changes=list_changes(setup, self.disturbances),
-            traffic=tuple(background_traffic(self.disturbances, self.settled_s)),
+            changes=list_changes(self.sized.setup(self.settled_s), self.disturbances),
+            traffic=background_traffic(self.disturbances, self.settled_s),
             quantum_s=quantum_s,
             tracked=tracked_workers(plan),
         )
 
     def _stretch(self, plan: LoopPlan) -> Stretch | None:
-        jitters = [each.jitter for each in self.disturbances if each.jitter is not None]
+        """Return the factor on the work of the slowest GPU of a worker; None where none differs."""
+        drawn = [
+            (cache(partial(each.jitter.factors, self.sized.size.gpus)), each.jitter.per == "layer")
+            for each in self.disturbances
+            if each.jitter is not None
+        ]
         slow = [
-            (each, frozenset(step + self.length.warm_up for step in each.steps))
+            (each, frozenset(step + self.warm_up for step in each.steps))
             for each in self.disturbances
             if each.steps is not None
         ]
-        if not jitters and not slow:
-            return None
-        drawn = [_Draws(jitter, self.sized.size.gpus) for jitter in jitters]
         place = {rank: at for at, rank in enumerate(self.sized.allocation.own)}
 
         def factor(worker: int, iteration: int, item: int) -> float:
-            ranks = plan.workers[worker].ranks
-            by = [1.0] * len(ranks)
-            for disturbance, steps in slow:
-                if iteration in steps:
-                    by = [
-                        at * (disturbance.by if rank in disturbance.ranks else 1.0)
-                        for at, rank in zip(by, ranks, strict=True)
+            causes = [each for each, steps in slow if iteration in steps]
+            draws = [factors(iteration, item if layers else 0) for factors, layers in drawn]
+            return max(
+                math.prod(
+                    [
+                        *(each.by for each in causes if rank in each.ranks),
+                        *(float(of_ranks[place[rank]]) for of_ranks in draws),
                     ]
-            for draws in drawn:
-                of_ranks = draws.at(iteration, item)
-                by = [at * float(of_ranks[place[rank]]) for at, rank in zip(by, ranks, strict=True)]
-            return max(by)
+                )
+                for rank in plan.workers[worker].ranks
+            )
 
-        return factor
-
-
-@dataclass
-class _Draws:
-    """Factors of one jitter, of all ranks by iteration and item."""
-
-    jitter: Jitter
-    ranks: int
-    _cache: dict[tuple[int, int], FloatArray] = field(default_factory=dict)
-
-    def at(self, iteration: int, item: int) -> FloatArray:
-        key = (iteration, item if self.jitter.per == "layer" else 0)
-        if key not in self._cache:
-            self._cache[key] = self.jitter.factors(self.ranks, *key)
-        return self._cache[key]
+        return factor if drawn or slow else None
 
 
 def gpu_times(sized: SizedJob) -> list[float]:
@@ -289,15 +250,14 @@ def gpu_times(sized: SizedJob) -> list[float]:
     return list(round_bits(1.0 + spread * np.array(scores)[order]).tolist())
 
 
-def tracked_workers(plan: LoopPlan, most: int = 4) -> tuple[int, ...]:
+def tracked_workers(plan: LoopPlan) -> tuple[int, ...]:
     """Workers whose spans are worth drawing: a usual one, and the fastest and slowest kinds."""
-    speed = {
-        number: worker.scale * sum(item.duration_s for item in plan.items[worker.like])
+    speed = [
+        (worker.scale * sum(item.duration_s for item in plan.items[worker.like]), number)
         for number, worker in enumerate(plan.workers)
-    }
-    order = sorted(speed, key=lambda number: (speed[number], number))
-    chosen = dict.fromkeys([order[len(order) // 2], order[-1], order[0]])
-    return tuple(chosen)[:most]
+    ]
+    order = [number for _, number in sorted(speed)]
+    return tuple(dict.fromkeys([order[len(order) // 2], order[-1], order[0]]))
 
 
 # ---------------------------------------------------------------- length
@@ -315,26 +275,23 @@ def settle(sized: SizedJob, disturbances: tuple[Disturbance, ...]) -> LoopJob:
     if workers * len(plan.exchanges) > MANY_PUSHES:
         counted = FEWEST_ROUNDS
     steady = tuple(each for each in disturbances if not each.varies)
-    warm_up = warm_up_of(counted)
-    job = LoopJob(sized, steady, LoopLength(warm_up, counted))
-    scales = [worker.scale for worker in job.plan().workers]
+    job = LoopJob(sized, steady, warm_up_of(counted), counted)
     if plan.slack is None:  # a worker twice as slow makes half as many updates
+        scales = [worker.scale for worker in job.plan().workers]
         slowest = max(scales) * np.mean([1 / scale for scale in scales])
         counted = max(counted, min(20 * MOST_ROUNDS, math.ceil(SLOW_ITERATIONS * slowest)))
     for each in disturbances:
         if each.jitter is not None:
             needed = math.ceil((Z80 * each.jitter.cv / MEAN_WITHIN) ** 2 / workers)
             counted = max(counted, min(MOST_JITTER_ROUNDS, needed))
-    length = LoopLength(warm_up_of(counted), counted)
     if len(steady) == len(disturbances):
-        return LoopJob(sized, disturbances, length)
-    run = job.run()
-    ends_s = run.round_ends_s()
-    round_s = (ends_s[-1] - ends_s[warm_up - 1]) / (len(ends_s) - warm_up)
+        return LoopJob(sized, disturbances, warm_up_of(counted), counted)
+    ends_s = job.run().round_ends_s()
+    settled_s = ends_s[job.warm_up - 1]
+    round_s = (ends_s[-1] - settled_s) / (len(ends_s) - job.warm_up)
     timed = [replace(each, jitter=None) for each in disturbances]
     counted = max(counted, count_needed_steps(timed, round_s, None))
-    length = LoopLength(warm_up, counted)
-    return LoopJob(sized, disturbances, length, settled_s=ends_s[warm_up - 1])
+    return LoopJob(sized, disturbances, job.warm_up, counted, settled_s)
 
 
 def warm_up_of(counted: int) -> int:
@@ -344,13 +301,18 @@ def warm_up_of(counted: int) -> int:
 
 def check_pairs(sized: SizedJob, plan: LoopPlan) -> None:
     """Refuse more pairs of workers and servers than can be simulated in half a minute."""
-    pairs = len(plan.workers) * len(plan.servers)
-    most = MOST_LOOSE_PAIRS if plan.slack != 0 else MOST_PAIRS
+    workers, is_loose = len(plan.workers), plan.slack != 0
+    pairs, most = workers * len(plan.servers), MOST_LOOSE_PAIRS if is_loose else MOST_PAIRS
     if pairs > most:
-        request = f"{len(plan.servers):,} with {len(plan.workers):,} workers, {pairs:,} pairs"
-        allowed = f"at most {most:,} pairs: fewer servers or workers"
-        if plan.slack != 0 and pairs <= MOST_PAIRS:
-            allowed += f", or workers that stay together ({MOST_PAIRS:,} pairs)"
-        if sized.size.gpus_per_node > 1 and len(plan.workers) == sized.size.gpus:
-            allowed += ", or local_reduce: true, where a node is one worker"
-        raise InputError(sized.job.scenario.origin.fault("strategy.servers", request, allowed))
+        per_gpu = sized.size.gpus_per_node > 1 and workers == sized.size.gpus
+        ways = (
+            (True, "fewer servers or workers"),
+            (
+                is_loose and pairs <= MOST_PAIRS,
+                f"workers that stay together ({MOST_PAIRS:,} pairs)",
+            ),
+            (per_gpu, "local_reduce: true, where a node is one worker"),
+        )
+        allowed = f"at most {most:,} pairs: {', or '.join(text for helps, text in ways if helps)}"
+        request = f"{len(plan.servers):,} with {workers:,} workers, {pairs:,} pairs"
+        raise sized.job.scenario.fault("strategy.servers", request, allowed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
@@ -25,7 +25,7 @@ DRAWN_SERVERS = 2
 class LoopMetrics:
     """What a run tells, after its warm-up.
 
-    `job`: that was simulated; its length says which rounds count.
+    `job`: that was simulated; it says which rounds count.
     """
 
     job: LoopJob
@@ -39,7 +39,7 @@ class LoopMetrics:
     @cached_property
     def from_s(self) -> float:
         """When the counted rounds begin."""
-        return self.ends_s[self.job.length.warm_up - 1]
+        return self.ends_s[self.job.warm_up - 1]
 
     @cached_property
     def bounds(self) -> LoopBounds:
@@ -49,7 +49,7 @@ class LoopMetrics:
 
     def rounds_s(self) -> tuple[float, ...]:
         """Durations of the counted rounds."""
-        ends_s = self.ends_s[self.job.length.warm_up - 1 :]
+        ends_s = self.ends_s[self.job.warm_up - 1 :]
         return tuple(after - before for before, after in itertools.pairwise(ends_s))
 
     @property
@@ -65,14 +65,13 @@ class LoopMetrics:
         same, wherever the counted time begins.
         """
         length_s = self.run.length_s - self.from_s
-        rates = []
-        for updates_s in self.run.updates_s:
-            counted = [at for at in updates_s if at >= self.from_s]
-            if len(counted) > 2 and counted[-1] > counted[0]:
-                rates.append((len(counted) - 1) / (counted[-1] - counted[0]))
-            else:
-                rates.append(len(counted) / length_s)
-        return rates
+        counted = [[at for at in own_s if at >= self.from_s] for own_s in self.run.updates_s]
+        return [
+            (len(own_s) - 1) / (own_s[-1] - own_s[0])
+            if len(own_s) > 2 and own_s[-1] > own_s[0]
+            else len(own_s) / length_s
+            for own_s in counted
+        ]
 
     def step_s(self) -> float:
         """Time in which as many updates are made as there are workers; seconds.
@@ -89,56 +88,48 @@ class LoopMetrics:
     @cached_property
     def breakdown_s(self) -> dict[str, float]:
         """Where the mean worker's time goes, scaled to a step; the parts add up to it."""
-        shares = [self._shares(worker) for worker in range(len(self.run.plan.workers))]
-        step_s = self.step_s()
-        parts = dict.fromkeys(PARTS, 0.0)
-        for own in shares:
+        step_s, parts = self.step_s(), dict.fromkeys(PARTS, 0.0)
+        for own in self._shares:
             for name, share in own.items():
-                parts[name] += share * step_s / len(shares)
+                parts[name] += share * step_s / len(self._shares)
         parts["idle"] = max(0.0, step_s - sum(parts.values()))
         return parts
 
-    def _shares(self, worker: int) -> dict[str, float]:
-        """Shares of a worker's time by part; those of its complete iterations that count."""
-        iterations = self._counted_iterations(worker)
-        work, waits = self.run.work_s[worker], self.run.waits_s[worker]
-        rate = self.rates_per_s[worker]
-        shares: dict[str, float] = {}
-        for kind in dict.fromkeys(kind for at in iterations for kind in work[at]):
-            shares[kind] = rate * fmean(work[at].get(kind, 0.0) for at in iterations)
-        shares["exposed communication"] = rate * fmean(waits[at] for at in iterations)
+    @cached_property
+    def _shares(self) -> list[dict[str, float]]:
+        """Shares of each worker's time by part; those of its complete iterations that count."""
+        shares = []
+        for worker, rate in enumerate(self.rates_per_s):
+            done = len(self.run.work_s[worker])
+            first = sum(at < self.from_s for at in self.run.updates_s[worker])
+            counted = slice(min(first, max(0, done - 1)), done)
+            work, waits_s = self.run.work_s[worker][counted], self.run.waits_s[worker][counted]
+            own = {
+                kind: rate * fmean(each.get(kind, 0.0) for each in work)
+                for kind in dict.fromkeys(kind for each in work for kind in each)
+            }
+            shares.append(own | {"exposed communication": rate * fmean(waits_s)})
         return shares
-
-    def _counted_iterations(self, worker: int) -> Sequence[int]:
-        done = len(self.run.work_s[worker])
-        first = sum(at < self.from_s for at in self.run.updates_s[worker])
-        return range(min(first, max(0, done - 1)), done) or range(done)
 
     def worker_wait(self) -> float:
         """Mean share of a worker's time in which it waits for answers."""
-        workers = range(len(self.run.plan.workers))
-        return min(1.0, fmean(self._shares(at)["exposed communication"] for at in workers))
+        return min(1.0, fmean(each["exposed communication"] for each in self._shares))
 
     def communication(self, exposed_s: float) -> tuple[CommunicationUse, ...]:
         """Messages of an iteration by direction; waiting is shared out by their times under way."""
         exchanges = self.run.plan.exchanges
-        busy_s = {push: self.comm_s((push,)) for push in (True, False)}
-        total_s = sum(busy_s.values()) or 1.0
         pushed = sum(each.push_bytes for each in exchanges)
         pulled = sum(each.pull_bytes for each in exchanges)
+        rows = (
+            ("push", pushed, pushed, self.comm_s((True,))),
+            ("pull", pulled, 0.0, self.comm_s((False,))),
+        )
+        total_s = sum(busy_s for *_, busy_s in rows) or 1.0
         return tuple(
             CommunicationUse(
-                op,
-                len(exchanges),
-                round(nbytes),
-                sent,
-                busy_s[push],
-                exposed_s * busy_s[push] / total_s,
+                op, len(exchanges), round(nbytes), sent, busy_s, exposed_s * busy_s / total_s
             )
-            for op, push, nbytes, sent in (
-                ("push", True, pushed, pushed),
-                ("pull", False, pulled, 0.0),
-            )
+            for op, nbytes, sent, busy_s in rows
         )
 
     def comm_s(self, directions: tuple[bool, ...] = (True, False)) -> float:
@@ -155,7 +146,7 @@ class LoopMetrics:
             and message.start_s >= self.from_s
         ]
         iterations = {m.iteration for m in self.run.messages if m.worker == usual}
-        counted = max(1, len(iterations) - self.job.length.warm_up)
+        counted = max(1, len(iterations) - self.job.warm_up)
         return min(covered_s(under_way) / counted, self.step_s())
 
     # ------------------------------------------------------------ servers
@@ -177,20 +168,17 @@ class LoopMetrics:
 
     def staleness(self) -> Staleness:
         """How late gradients were, of those applied while rounds count."""
-        weights: dict[int, float] = {}
+        weights: dict[int, float] = defaultdict(float)
         for at_s, updates, nbytes in self.run.staleness:
             if at_s >= self.from_s:
-                weights[updates] = weights.get(updates, 0.0) + nbytes
-        total = sum(weights.values())
-        order = sorted(weights)
+                weights[updates] += nbytes
+        total, most = sum(weights.values()), max(weights)
         return Staleness(
-            mean=sum(updates * weights[updates] for updates in order) / total,
-            p50=_percentile(weights, 0.5),
-            p90=_percentile(weights, 0.9),
-            p99=_percentile(weights, 0.99),
-            most=order[-1],
-            histogram=_histogram(weights, order[-1]),
-            most_ahead=max(self.run.leads) if self.run.leads else None,
+            sum(updates * weights[updates] for updates in sorted(weights)) / total,
+            *(_percentile(weights, share) for share in (0.5, 0.9, 0.99)),
+            most,
+            histogram=_histogram(weights, most),
+            most_ahead=max(self.run.leads, default=None),
         )
 
     # ------------------------------------------------------------ timeline
@@ -233,11 +221,6 @@ def _percentile(weights: dict[int, float], share: float) -> int:
 
 def _histogram(weights: dict[int, float], most: int) -> tuple[tuple[int, int, float], ...]:
     """Shares by ranges of updates, of the same width."""
-    width = max(1, math.ceil((most + 1) / BARS))
-    total = sum(weights.values())
-    bars = []
-    for first in range(0, most + 1, width):
-        last = min(most, first + width - 1)
-        share = sum(weights.get(at, 0.0) for at in range(first, last + 1)) / total
-        bars.append((first, last, share))
-    return tuple(bars)
+    width, total = max(1, math.ceil((most + 1) / BARS)), sum(weights.values())
+    bars = [range(first, min(most + 1, first + width)) for first in range(0, most + 1, width)]
+    return tuple((bar[0], bar[-1], sum(weights.get(at, 0.0) for at in bar) / total) for bar in bars)

@@ -3,42 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import nan
 
-from perfmodel.library.corrections import kind_of_machine, spread_factors
+import numpy as np
+
+from perfmodel.arrays import FloatArray
+from perfmodel.library.corrections import spread_factors
 from perfmodel.library.machine import Machine
 from perfmodel.scenario.sections.variants import WhatIf
 from perfmodel.scenario.strategies.servers import ParameterServerStrategy
-from perfmodel.studies.run.loops.loop_job import (
-    EXACT_PUSHES,
-    QUANTA,
-    LoopBounds,
-    LoopJob,
-    LoopLength,
-    settle,
-)
-from perfmodel.studies.run.loops.loop_limits import loop_bottleneck, simulate_loop_reliefs
+from perfmodel.studies.run.loops.loop_job import EXACT_PUSHES, QUANTA, LoopJob, settle
 from perfmodel.studies.run.loops.loop_metrics import LoopMetrics
-from perfmodel.studies.run.resolve.training_job import gpu_spread
+from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.what_if import apply_what_if
 from perfmodel.studies.run.result.model import (
+    Bottleneck,
     DisturbanceCost,
-    EventCost,
+    Relief,
     SizeResult,
     Uncertainty,
     with_bottleneck,
 )
-from perfmodel.studies.run.result.usage import LinkUse, ServerUse
-from perfmodel.studies.run.steps.bottleneck import name_link
-from perfmodel.studies.run.steps.one_size import mfu_of, sum_link_uses
-from perfmodel.studies.run.steps.output_analysis import mean_interval_s
+from perfmodel.studies.run.result.usage import ServerUse
+from perfmodel.studies.run.steps.bottleneck import beside_communication, ends_of, name_link
+from perfmodel.studies.run.steps.one_size import cost_of, mfu_of, sum_link_uses
+from perfmodel.studies.run.steps.reliefs import (
+    COMMUNICATION,
+    HOST,
+    LATENCY,
+    LINKS,
+    MOST_OF_IT,
+    WORTH_NAMING,
+    WORTH_SEARCHING,
+    Part,
+    by_savings,
+    describe_parts,
+)
 from perfmodel.studies.run.steps.sized_job import SizedJob, locate_errors
-from perfmodel.studies.run.steps.uncertainty import chance_of_gpus, name_compute, step_interval
+from perfmodel.studies.run.steps.uncertainty import (
+    chance_of_job,
+    drawn_ends,
+    name_compute,
+    name_network,
+    scaled_ends,
+    with_chance,
+    with_interval,
+)
 from perfmodel.timeline import Timeline
 from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.servers.parameter_server import ServerOptions, server_bytes
-from perfmodel.workload.compute_spread import run_factors
 
 
 def simulate_loop_size(
@@ -57,32 +71,23 @@ def simulate_loop_size(
         point = _summarise(sized, metrics, first_s)
         if sized.disturbances and sized.is_main:
             point = replace(point, disturbance=_costs(metrics))
-        uncertainties = simulate_loop_uncertainties(metrics, point)
-        ends_s = step_interval(point.step_time_s, uncertainties)
-        point = replace(point, uncertainties=uncertainties, interval_s=ends_s)
-        point = replace(point, server_use=_with_interval(point))
+        point = with_interval(point, simulate_loop_uncertainties(metrics, point))
+        use, (low_s, high_s) = point.server_use, point.interval_s or (nan, nan)
+        assert use is not None
+        updates = use.updates_per_s * point.step_time_s
+        use = replace(use, updates_interval_per_s=(updates / high_s, updates / low_s))
+        point = replace(point, server_use=use)
         if not with_limits:
             return point
         reliefs = simulate_loop_reliefs(metrics)
-        bottleneck = loop_bottleneck(metrics, point, reliefs)
-        return replace(with_bottleneck(point, bottleneck), reliefs=reliefs)
-
-
-def _with_interval(point: SizeResult) -> ServerUse:
-    """Updates per second at both ends of the step's interval."""
-    use, (low_s, high_s) = point.server_use, point.interval_s or (nan, nan)
-    assert use is not None
-    per_s = use.updates_per_s * point.step_time_s
-    return replace(use, updates_interval_per_s=(per_s / high_s, per_s / low_s))
+        return with_bottleneck(point, loop_bottleneck(metrics, point, reliefs), reliefs)
 
 
 def _summarise(sized: SizedJob, metrics: LoopMetrics, first_s: float) -> SizeResult:
-    plan, step_s = metrics.run.plan, metrics.step_s()
-    machine = metrics.job.machine
-    breakdown_s = metrics.breakdown_s
-    rounds = metrics.job.length
-    use = _server_use(sized, metrics, machine)
+    run, job, plan, step_s = metrics.run, metrics.job, metrics.run.plan, metrics.step_s()
+    breakdown_s, machine = metrics.breakdown_s, job.machine
     exposed_s = breakdown_s["exposed communication"]
+    steps = len(run.update_times_s) / len(plan.workers)
     return SizeResult(
         gpus=sized.size.gpus,
         nodes=sized.size.nodes,
@@ -100,24 +105,18 @@ def _summarise(sized: SizedJob, metrics: LoopMetrics, first_s: float) -> SizeRes
         memory=sized.memory(),
         interval_s=None,
         buckets=(),
-        links=_link_uses(metrics, machine),
+        links=sum_link_uses(machine.topology, run.counted, steps, run.length_s / steps),
         timeline=Timeline(
             metrics.spans(),
             classes=(*(w.name for w in plan.workers), *(s.name for s in plan.servers)),
         ),
         mode=f"flow, {len(plan.workers)} workers and {len(plan.servers)} servers as processes, "
-        f"mean of {rounds.counted} rounds after {rounds.warm_up}",
+        f"mean of {job.counted} rounds after {job.warm_up}",
         communication=metrics.communication(exposed_s),
         mfu=mfu_of(sized, plan.samples / step_s),
         notes=_notes(plan),
-        server_use=use,
+        server_use=_server_use(sized, metrics, machine),
     )
-
-
-def _link_uses(metrics: LoopMetrics, machine: Machine) -> Sequence[LinkUse]:
-    run = metrics.run
-    steps = len(run.update_times_s) / len(run.plan.workers)
-    return sum_link_uses(machine.topology, run.counted, steps, run.length_s / steps)
 
 
 def _server_use(sized: SizedJob, metrics: LoopMetrics, machine: Machine) -> ServerUse:
@@ -125,79 +124,60 @@ def _server_use(sized: SizedJob, metrics: LoopMetrics, machine: Machine) -> Serv
     assert isinstance(options, ServerOptions)
     assert isinstance(section, ParameterServerStrategy)
     bounds, rates = metrics.bounds, metrics.rates_per_s
-    together = len(plan.workers) if plan.together else 1
+    workers, servers = len(plan.workers), len(plan.servers)
+    together = workers if plan.together else 1
+    bound_by = "computing"
+    if bounds.least_per_s != bounds.workers_per_s:
+        by_server = bounds.least_per_s == bounds.servers_per_s or bounds.link is None
+        link = name_link(machine.topology, bounds.link or 0)
+        bound_by = "the update at the busiest server" if by_server else link
+    optimizer = sized.job.scenario.compute.optimizer
     return ServerUse(
         mode=section.mode,
-        workers=len(plan.workers),
+        workers=workers,
         servers=tuple(f"{server.name}: {server.device}" for server in plan.servers),
-        updates_per_s=len(plan.workers) / metrics.step_s() / together,
+        updates_per_s=workers / metrics.step_s() / together,
         most_updates_per_s=bounds.least_per_s / together,
-        bound_by=_bound_by(bounds, machine),
+        bound_by=bound_by,
         staleness=metrics.staleness(),
         server_busy=metrics.server_busy,
         queue_wait_s=metrics.queue_wait_s(),
         worker_wait=metrics.worker_wait(),
         fastest_s=1 / max(rates),
         slowest_s=1 / min(rates),
-        server_bytes=server_bytes(
-            sized.job.workload,
-            options,
-            sized.job.scenario.compute.optimizer,
-            len(plan.servers),
-            len(plan.workers),
-        ),
+        server_bytes=server_bytes(sized.job.workload, options, optimizer, servers, workers),
     )
 
 
-def _bound_by(bounds: LoopBounds, machine: Machine) -> str:
-    if bounds.least_per_s == bounds.workers_per_s:
-        return "computing"
-    if bounds.least_per_s == bounds.servers_per_s or bounds.link is None:
-        return "the update at the busiest server"
-    return name_link(machine.topology, bounds.link)
-
-
 def _notes(plan: LoopPlan) -> tuple[str, ...]:
-    pushes = len(plan.workers) * len(plan.exchanges)
-    messages = f"{len(plan.exchanges):,} messages an iteration"
-    merged = "tensors of neighbouring layers for one server are one message where there are more"
-    notes = [f"A worker's gradients travel in {messages}; {merged}."]
-    if pushes > EXACT_PUSHES:
-        notes.append(
-            f"Rates of messages are solved at most {QUANTA:,} times in the time of a step: a "
-            f"message is late by {0.5 / QUANTA:.2%} of a step, on average."
-        )
-    return tuple(notes)
+    travel = (
+        f"A worker's gradients travel in {len(plan.exchanges):,} messages an iteration; tensors of "
+        "neighbouring layers for one server are one message where there are more."
+    )
+    rates = (
+        f"Rates of messages are solved at most {QUANTA:,} times in the time of a step: a message "
+        f"is late by {0.5 / QUANTA:.2%} of a step, on average."
+    )
+    are_many = len(plan.workers) * len(plan.exchanges) > EXACT_PUSHES
+    return (travel, rates) if are_many else (travel,)
 
 
 def _costs(metrics: LoopMetrics) -> DisturbanceCost:
     """Simulate the job without each of its disturbances."""
     job, step_s = metrics.job, metrics.step_s()
 
-    def without(*left_out: object) -> float:
-        rest = tuple(each for each in job.disturbances if each not in left_out)
-        length = job.length
+    def step_with_s(disturbances: Sequence[Disturbance]) -> float:
+        rest, length = tuple(disturbances), job
         if not any(each.varies for each in rest):
-            base = settle(job.sized, rest)
-            length = LoopLength(base.length.warm_up, base.length.counted)
-        other = LoopJob(job.sized, rest, length, job.settled_s)
-        return LoopMetrics(other, other.run()).step_s()
+            length = settle(job.sized, rest)
+        return _step_s(LoopJob(job.sized, rest, length.warm_up, length.counted, job.settled_s))
 
-    undisturbed_s = without(*job.disturbances)
-    alone = len(job.disturbances) == 1
-    events = []
-    for each in job.disturbances:
-        without_s = undisturbed_s if alone else without(each)
-        events.append(EventCost(each.description, without_s, step_s - without_s))
-    is_random = any(each.jitter for each in job.disturbances)
     rounds_s = metrics.rounds_s() if metrics.varies else (step_s,)
-    return DisturbanceCost(
-        steps_s=rounds_s,
-        undisturbed_s=undisturbed_s,
-        mean_interval_s=mean_interval_s(rounds_s) if is_random else None,
-        events=tuple(events),
-        waits=(),
-    )
+    return cost_of(job.disturbances, step_with_s, step_s, rounds_s)
+
+
+def _step_s(job: LoopJob) -> float:
+    return LoopMetrics(job, job.run()).step_s()
 
 
 # ---------------------------------------------------------------- interval
@@ -206,71 +186,31 @@ def _costs(metrics: LoopMetrics) -> DisturbanceCost:
 def simulate_loop_uncertainties(metrics: LoopMetrics, point: SizeResult) -> tuple[Uncertainty, ...]:
     """Simulate the ends of compute and network, without what varies from step to step.
 
-    Their ratios to a run without it are what counts, as for other strategies.
+    Their ratios to a run without it are what counts, as for other strategies. Compute is the times
+    of layers, and nothing of the servers; the network is bandwidth and latency of all links.
     """
-    base_s = _step_s(metrics.job) if metrics.varies else metrics.step_s()
-    ends = _LoopEnds(metrics.job, base_s, metrics.step_s())
-    compute = ends.of_compute()
-    parts = [compute, *_chance_of_gpus(ends, metrics, compute)]
-    if not metrics.job.is_free:
-        parts.append(ends.of_network())
-    cost = point.disturbance
-    if cost is not None and cost.mean_interval_s is not None:
-        parts.append(Uncertainty("chance", *cost.mean_interval_s, is_shared=False))
-    return tuple(part for part in parts if part.low_s != part.high_s)
+    sized, step_s = metrics.job.sized, metrics.step_s()
+    steady = tuple(each for each in metrics.job.disturbances if not each.varies)
+    job = replace(metrics.job, disturbances=steady)
+    base_s = _step_s(job) if metrics.varies else step_s
 
+    def steps_s(jobs: Iterable[SizedJob]) -> list[float]:
+        return [_step_s(replace(job, sized=each)) for each in jobs]
 
-def _step_s(job: LoopJob) -> float:
-    """Step without what varies; seconds."""
-    steady = tuple(each for each in job.disturbances if not each.varies)
-    settled = replace(job, disturbances=steady)
-    return LoopMetrics(settled, settled.run()).step_s()
-
-
-@dataclass(frozen=True, slots=True)
-class _LoopEnds:
-    """Simulates loops at the ends of their uncertain numbers.
-
-    `base_s`: step without what varies; `step_s`: as reported; seconds.
-    """
-
-    job: LoopJob
-    base_s: float
-    step_s: float
-
-    def of_compute(self) -> Uncertainty:
-        """Times of layers, and with them nothing of the servers."""
-        sized = self.job.sized
-        slower = (sized.with_compute(by) for by in sized.compute_spread)
-        return self._between(name_compute(sized.job), slower)
-
-    def of_network(self) -> Uncertainty:
-        """Bandwidth and latency of all links together."""
-        sized = self.job.sized
-        likely = sized.ensemble.likely
-        origin = f"network of {kind_of_machine(likely.topology)}"
-        if sized.ensemble.drawn:
-            from perfmodel.calibrate import interval_s
-
-            drawn_s = [self._end_s(self._on(machine)) for machine in sized.ensemble.drawn]
-            return self._relative(origin, *(interval_s(drawn_s, self.base_s) or (self.base_s,) * 2))
-        largest = int(max(each.push_bytes for each in self.job.plan().exchanges))
+    share, likely = step_s / base_s, sized.ensemble.likely
+    slower_s = steps_s(map(sized.with_compute, sized.compute_spread))
+    compute = scaled_ends(name_compute(sized.job), share, sorted(slower_s))
+    chance = chance_of_job(sized, step_s, compute)  # of the run alone, where nobody waits for all
+    parts = [compute, *(chance if metrics.run.plan.together else chance[-1:])]
+    if sized.ensemble.drawn and not job.is_free:
+        drawn_s = steps_s(map(sized.on_machine, sized.ensemble.drawn))
+        parts.append(drawn_ends(likely, share, drawn_s, base_s))
+    elif not job.is_free:
+        largest = int(max(each.push_bytes for each in job.plan().exchanges))
         factors = spread_factors(likely.topology, "all_reduce", largest)
-        return self._between(origin, (self._on(_slowed(likely, by)) for by in factors))
-
-    def _on(self, machine: Machine) -> SizedJob:
-        return self.job.sized.on_machine(machine)
-
-    def _end_s(self, sized: SizedJob) -> float:
-        return _step_s(replace(self.job, sized=sized))
-
-    def _between(self, origin: str, jobs: Iterable[SizedJob]) -> Uncertainty:
-        ends_s = sorted(self._end_s(sized) for sized in jobs)
-        return self._relative(origin, ends_s[0], ends_s[-1])
-
-    def _relative(self, origin: str, low_s: float, high_s: float) -> Uncertainty:
-        share = self.step_s / self.base_s
-        return Uncertainty(origin, low_s * share, high_s * share)
+        slowed_s = steps_s(sized.on_machine(_slowed(likely, by)) for by in factors)
+        parts.append(scaled_ends(name_network(likely), share, sorted(slowed_s)))
+    return with_chance(parts, point.disturbance)
 
 
 def _slowed(machine: Machine, by: float) -> Machine:
@@ -282,18 +222,91 @@ def _slowed(machine: Machine, by: float) -> Machine:
     return apply_what_if(what_if, machine)
 
 
-def _chance_of_gpus(
-    ends: _LoopEnds, metrics: LoopMetrics, compute: Uncertainty
-) -> tuple[Uncertainty, ...]:
-    """Speeds of the GPUs that it happens to get, where all wait for the slowest; and of the run."""
-    sized = ends.job.sized
-    gpu, count = sized.job.gpu, sized.size.gpus
-    if gpu.generation == "cpu":
-        return ()
-    if metrics.run.plan.together:
-        numbers = (count, gpu.name)
-        return chance_of_gpus(
-            ends.step_s, compute, sized.compute_spread, numbers, gpu_spread(sized.job)
-        )
-    quick, slow = run_factors()
-    return (Uncertainty(f"run on {count} x {gpu.name}", ends.step_s * quick, ends.step_s * slow),)
+# ---------------------------------------------------------------- what limits
+
+UPDATES = "updates"
+"""Name of the part that is the servers' own work."""
+
+LEAST_BUSY_SHARE = 0.25
+"""Share of the time that a link has to be busy for the kind of it to be tried."""
+
+
+def simulate_loop_reliefs(metrics: LoopMetrics) -> tuple[Relief, ...]:
+    """Simulate the loops without each limit that may matter; the one that saves most first.
+
+    These are the host's launches, servers' updates, and links of each kind that are busy.
+    """
+    job, step_s = metrics.job, metrics.step_s()
+    idle_s, waits_s = (metrics.breakdown_s[name] for name in ("idle", "exposed communication"))
+    reliefs: list[Relief] = []
+    if idle_s > WORTH_NAMING * step_s:
+        reliefs.append(_relief(metrics, replace(job, launches=False), HOST))
+    if waits_s <= WORTH_SEARCHING * step_s:
+        return by_savings(reliefs)
+    kinds, busy = job.machine.topology.arcs.kinds, _busy(metrics)
+    most_busy = {part: busy[kinds.among(part.kinds)].max(initial=0.0) for part in LINKS}
+    tried = [part for part in LINKS if most_busy[part] > LEAST_BUSY_SHARE]
+    of_waiting = [_relief(metrics, _without(job, part), part) for part in tried]
+    if max(metrics.server_busy) > WORTH_NAMING:
+        of_waiting.insert(0, _relief(metrics, replace(job, idle_servers=True), None))
+    if max((relief.saves_s for relief in of_waiting), default=0.0) < MOST_OF_IT * waits_s:
+        free = _relief(metrics, replace(job, free=True, idle_servers=True), COMMUNICATION)
+        of_waiting += [
+            _relief(metrics, _without(job, LATENCY), LATENCY),
+            replace(free, parts=(COMMUNICATION.name, UPDATES)),
+        ]
+    return by_savings([*reliefs, *of_waiting])
+
+
+def _busy(metrics: LoopMetrics) -> FloatArray:
+    """Share of the time in which each link is busy."""
+    arcs, run = metrics.job.machine.topology.arcs, metrics.run
+    rates = arcs.bandwidth_Bps
+    shares: FloatArray = np.divide(
+        run.counted.wire_bytes, rates * run.length_s, out=np.zeros(len(arcs)), where=rates > 0
+    )
+    return shares
+
+
+def _without(job: LoopJob, part: Part) -> LoopJob:
+    """Return the loops on a machine of which a part is no limit."""
+    machine = apply_what_if(WhatIf.model_validate(part.what_if), job.sized.ensemble.likely)
+    sized = job.sized.on_machine(machine)
+    disturbances = sized.moved_disturbances(machine, job.disturbances)
+    return replace(job, sized=sized, disturbances=disturbances)
+
+
+def _relief(metrics: LoopMetrics, job: LoopJob, part: Part | None) -> Relief:
+    """Simulate loops of which a part of the machine, or the servers' own work, is no limit."""
+    saves_s = metrics.step_s() - _step_s(job)
+    if part is None:
+        return Relief("servers that update in no time", (UPDATES,), {}, saves_s)
+    return Relief(describe_parts([part]), (part.name,), dict(part.what_if), saves_s)
+
+
+def loop_bottleneck(
+    metrics: LoopMetrics, point: SizeResult, reliefs: Sequence[Relief]
+) -> Bottleneck:
+    """Name what limits: "compute", the host, the servers' updates, an event, latency or a link.
+
+    It is what saves most where it is no limit, if that is more than 1 % of the step.
+    """
+    rival_s = max((relief.saves_s for relief in reliefs), default=0.0)
+    elsewhere = beside_communication(point, reliefs, rival_s)
+    if elsewhere is not None:
+        return elsewhere
+    name = reliefs[0].parts[0]
+    if name == UPDATES:
+        server = metrics.run.plan.servers[int(np.argmax(metrics.server_busy))]
+        updates = f"updates at {server.name} ({server.device})"
+        return Bottleneck("communication", updates, updates)
+    topology, shares, over = metrics.job.machine.topology, _busy(metrics), ""
+    kinds = next((part.kinds for part in LINKS if part.name == name), None)
+    if kinds is not None:
+        shares = np.where(topology.arcs.kinds.among(kinds), shares, -1.0)
+    else:
+        over = ("latency of messages" if name == LATENCY.name else "messages") + ", over "
+    busiest = int(np.argmax(shares))
+    ends = ends_of(topology, busiest)
+    text = f"{over}{name_link(topology, busiest)}"
+    return Bottleneck("communication", text, f"{over}{ends}", (ends,))

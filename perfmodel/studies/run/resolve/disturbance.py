@@ -6,8 +6,10 @@ So are processes of the user's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
 from typing import Any
 
 from perfmodel.errors import Fault, InputError, TopologyError, allowed_names, describe_type
@@ -22,6 +24,7 @@ from perfmodel.scenario import (
     SlowEvent,
     TrafficEvent,
 )
+from perfmodel.scenario.sections.events import JitterEvent
 from perfmodel.simulate.engine.background import BackgroundJob, Traffic
 from perfmodel.simulate.engine.own_processes import A_PROCESS, OwnProcess
 from perfmodel.simulate.ranks.jitter import Jitter
@@ -95,21 +98,37 @@ class Disturbance:
 
 def background_jobs(
     disturbances: Sequence[Disturbance], settled_s: float
-) -> Iterator[BackgroundJob]:
+) -> tuple[BackgroundJob, ...]:
     """List other jobs with their starts in seconds since the start of the run.
 
     A job that starts at 0 runs from the start of the run on, before the settled state.
     """
-    for disturbance in disturbances:
-        if (job := disturbance.background_job) is not None:
-            yield replace(job, start_s=settled_s + job.start_s if job.start_s else 0.0)
+    jobs = (each.background_job for each in disturbances if each.background_job is not None)
+    return tuple(
+        replace(job, start_s=settled_s + job.start_s if job.start_s else 0.0) for job in jobs
+    )
 
 
-def own_processes(disturbances: Sequence[Disturbance], settled_s: float) -> Iterator[OwnProcess]:
+def own_processes(disturbances: Sequence[Disturbance], settled_s: float) -> tuple[OwnProcess, ...]:
     """List processes of the user's, which begin with the settled state."""
-    for disturbance in disturbances:
-        if disturbance.process is not None:
-            yield replace(disturbance.process, start_s=settled_s)
+    processes = (each.process for each in disturbances if each.process is not None)
+    return tuple(replace(process, start_s=settled_s) for process in processes)
+
+
+def background_traffic(
+    disturbances: Sequence[Disturbance], settled_s: float
+) -> tuple[Traffic, ...]:
+    """List other traffic with its starts in seconds since the start of the run.
+
+    A steady stream that starts at 0 runs from the start of the run on.
+    """
+    flows = (flow for each in disturbances for flow in each.traffic)
+    return tuple(
+        flow
+        if flow.nbytes is None and flow.start_s == 0
+        else replace(flow, start_s=settled_s + flow.start_s)
+        for flow in flows
+    )
 
 
 COUNTED_STEPS = 20
@@ -133,11 +152,9 @@ def as_disturbances(processes: Any, steps: Any = None) -> tuple[Disturbance, ...
         faults.append(Fault("steps", describe_type(steps), "a whole number of steps, 1 or more"))
     if faults:
         raise InputError(faults)
+    owned = [OwnProcess(each, f"processes.{number}") for number, each in enumerate(listed)]
     return tuple(
-        Disturbance(f"process {own.name}", own.field, process=own, counted=counted)
-        for own in (
-            OwnProcess(function, f"processes.{number}") for number, function in enumerate(listed)
-        )
+        Disturbance(f"process {own.name}", own.field, process=own, counted=counted) for own in owned
     )
 
 
@@ -145,17 +162,6 @@ def process_at(disturbance: Disturbance, *, is_main: bool) -> Disturbance:
     """Return a process at one size; at smaller ones it may name devices that are not there."""
     assert disturbance.process is not None
     return replace(disturbance, process=replace(disturbance.process, strict=is_main))
-
-
-def background_traffic(disturbances: Sequence[Disturbance], settled_s: float) -> Iterator[Traffic]:
-    """List other traffic with its starts in seconds since the start of the run.
-
-    A steady stream that starts at 0 runs from the start of the run on.
-    """
-    for disturbance in disturbances:
-        for flow in disturbance.traffic:
-            steady = flow.nbytes is None and flow.start_s == 0
-            yield replace(flow, start_s=0.0 if steady else settled_s + flow.start_s)
 
 
 def join_names(names: Sequence[str], most: int = 4) -> str:
@@ -183,26 +189,32 @@ def resolve_events(
     Raises `InputError`: with the faults of all events.
     """
     resolver = _EventResolver(scenario, topology, ranks, gpus_per_node)
+    makers = {
+        f"events.{at}.{event.kind}": partial(resolver.resolve, at, event)
+        for at, event in enumerate(scenario.events)
+    }
+    makers |= {
+        f"cluster.mixed.{at}": partial(resolver.resolve_mixed, at)
+        for at in range(len(scenario.cluster.mixed))
+    }
     disturbances: list[Disturbance] = []
     faults: list[Fault] = []
-    makers: list[tuple[str, Callable[[], Disturbance]]] = [
-        (f"events.{at}.{event.kind}", lambda at=at, event=event: resolver.resolve(at, event))  # type: ignore[misc]
-        for at, event in enumerate(scenario.events)
-    ]
-    makers += [
-        (f"cluster.mixed.{at}", lambda at=at: resolver.resolve_mixed(at))  # type: ignore[misc]
-        for at in range(len(scenario.cluster.mixed))
-    ]
-    for name, make in makers:
+    for place, make in makers.items():
         try:
             disturbances.append(make())
         except InputError as error:
             faults += [
-                scenario.origin.fault(f"{name}.{f.field}", f.found, f.allowed) for f in error.faults
+                scenario.origin.fault(f"{place}.{f.field}", f.found, f.allowed)
+                for f in error.faults
             ]
     if faults and strict:
         raise InputError(faults)
     return tuple(disturbances)
+
+
+def _texts(*texts: tuple[object, str], joint: str = " ") -> str:
+    """Join the texts of what is stated: each comes with a value, which is None where it is not."""
+    return joint.join(text for value, text in texts if value is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,55 +227,52 @@ class _EventResolver:
     gpus_per_node: int
 
     def resolve(self, at: int, event: EventSection) -> Disturbance:
-        origin = f"events.{at}"
-        if event.slow is not None:
-            return self._resolve_slow(origin, event.slow)
-        if event.jitter is not None:
-            jitter = event.jitter
-            seed = (self.scenario.seed if jitter.seed is None else jitter.seed) + 1_000_003 * at
-            description = f"{jitter.kind} jitter of {100 * jitter.cv:g} % per {jitter.per}"
-            return Disturbance(
-                description, origin, jitter=Jitter(jitter.kind, jitter.cv, jitter.per, seed)
-            )
-        if event.degrade is not None:
-            return self._resolve_degrade(origin, event.degrade)
-        if event.down is not None:
-            return self._resolve_down(origin, event.down)
-        if event.lose is not None:
-            return self._resolve_lose(origin, event.lose)
-        assert event.traffic is not None
-        return self._resolve_traffic(origin, event.traffic)
+        makers: Mapping[str, Callable[[Any], Disturbance]] = {
+            "slow": self._slow,
+            "jitter": partial(self._jitter, at),
+            "degrade": self._degrade,
+            "down": self._down,
+            "lose": self._lose,
+            "traffic": self._traffic,
+        }
+        return replace(makers[event.kind](getattr(event, event.kind)), origin=f"events.{at}")
 
     # ------------------------------------------------------------ ranks
 
     def resolve_mixed(self, at: int) -> Disturbance:
         section = self.scenario.cluster.mixed[at]
-        ranks = self._ranks_of(section.nodes)
-        verb = "have" if len(section.nodes) > 1 else "has"
-        description = f"{join_names(self._node_names(section.nodes))} {verb} {section.gpu}"
+        ranks, names = self._of_nodes(section.nodes)
+        description = f"{join_names(names)} {'have' if len(names) > 1 else 'has'} {section.gpu}"
         return Disturbance(description, f"cluster.mixed.{at}", ranks, gpu=section.gpu)
 
-    def _resolve_slow(self, origin: str, slow: SlowEvent) -> Disturbance:
+    def _slow(self, slow: SlowEvent) -> Disturbance:
         if slow.nodes is not None:
-            ranks, names = self._ranks_of(slow.nodes), self._node_names(slow.nodes)
+            ranks, names = self._of_nodes(slow.nodes)
         else:
-            assert slow.ranks is not None
-            self._check_range("ranks", slow.ranks, len(self.ranks))
-            ranks = tuple(self.ranks[rank] for rank in slow.ranks)
+            listed = slow.ranks or ()
+            self._check_range("ranks", listed, len(self.ranks))
+            ranks = tuple(self.ranks[rank] for rank in listed)
             names = [self.topology.ranks[rank] for rank in ranks]
         steps = None if slow.steps is None else frozenset(slow.steps)
-        when = "" if steps is None else f" in step {join_names([str(s) for s in sorted(steps)])}"
+        when = f" in step {join_names(list(map(str, sorted(steps))))}" if steps else ""
         description = f"{join_names(names)} {slow.by:g} times slower{when}"
-        return Disturbance(description, origin, ranks, slow.by, steps=steps)
+        return Disturbance(description, "", ranks, slow.by, steps=steps)
 
-    def _ranks_of(self, nodes: Sequence[int]) -> tuple[int, ...]:
-        self._check_range("nodes", nodes, len(self.ranks) // self.gpus_per_node)
+    def _jitter(self, at: int, jitter: JitterEvent) -> Disturbance:
+        seed = (self.scenario.seed if jitter.seed is None else jitter.seed) + 1_000_003 * at
+        return Disturbance(
+            f"{jitter.kind} jitter of {100 * jitter.cv:g} % per {jitter.per}",
+            "",
+            jitter=Jitter(jitter.kind, jitter.cv, jitter.per, seed),
+        )
+
+    def _of_nodes(self, nodes: Sequence[int]) -> tuple[tuple[int, ...], list[str]]:
+        """Ranks of some nodes of the job, and what the nodes are called."""
         each = self.gpus_per_node
-        return tuple(self.ranks[node * each + gpu] for node in nodes for gpu in range(each))
-
-    def _node_names(self, nodes: Sequence[int]) -> list[str]:
-        firsts = [self.ranks[node * self.gpus_per_node] for node in nodes]
-        return [self.topology.ranks[rank].partition("/")[0] for rank in firsts]
+        self._check_range("nodes", nodes, len(self.ranks) // each)
+        ranks = [tuple(self.ranks[node * each : (node + 1) * each]) for node in nodes]
+        names = [self.topology.ranks[own[0]].partition("/")[0] for own in ranks]
+        return tuple(chain.from_iterable(ranks)), names
 
     def _check_range(self, field: str, numbers: Sequence[int], limit: int) -> None:
         faults = [
@@ -276,63 +285,67 @@ class _EventResolver:
 
     # ------------------------------------------------------------ links
 
-    def _resolve_degrade(self, origin: str, degrade: DegradeEvent) -> Disturbance:
+    def _degrade(self, degrade: DegradeEvent) -> Disturbance:
         arcs = find_arcs(self.topology, degrade.link)
-        numbers = self.topology.arcs
-        rates = {}
-        if degrade.to is not None:
-            most_Bps = float(numbers.bandwidth_Bps[list(arcs)].min())
-            if degrade.to >= most_Bps:
-                allowed = f"less than {format_bandwidth(most_Bps)}, its undisturbed bandwidth"
-                raise InputError(Fault("to", format_bandwidth(degrade.to), allowed))
-        if degrade.to is not None or degrade.by is not None:
-            rates = {
-                arc: degrade.to or float(numbers.bandwidth_Bps[arc]) / (degrade.by or 1.0)
-                for arc in arcs
-            }
-        delays = {} if degrade.latency is None else dict.fromkeys(arcs, degrade.latency)
-        until_s = math.inf if degrade.until is None else degrade.until
-        fault = LinkFault(ALWAYS_S if degrade.at is None else degrade.at, until_s, rates, delays)
-        details = [] if degrade.to is None else [f"at {format_bandwidth(degrade.to)}"]
-        details += [] if degrade.by is None else [f"{degrade.by:g} times slower"]
-        if degrade.latency is not None:
-            details.append(f"with {format_time(degrade.latency)} latency")
-        when = _format_start(degrade.at)
-        if degrade.until is not None:
-            when += f" until {format_time(degrade.until)}"
-        return Disturbance(f"{degrade.link} {' '.join(details)}{when}", origin, faults=(fault,))
+        now_Bps = dict(
+            zip(arcs, self.topology.arcs.bandwidth_Bps[list(arcs)].tolist(), strict=True)
+        )
+        if degrade.to is not None and degrade.to >= min(now_Bps.values()):
+            most = format_bandwidth(min(now_Bps.values()))
+            allowed = f"less than {most}, its undisturbed bandwidth"
+            raise InputError(Fault("to", format_bandwidth(degrade.to), allowed))
+        by = degrade.by or 1.0
+        changes_rate = degrade.to is not None or degrade.by is not None
+        fault = LinkFault(
+            ALWAYS_S if degrade.at is None else degrade.at,
+            math.inf if degrade.until is None else degrade.until,
+            {arc: degrade.to or rate / by for arc, rate in now_Bps.items() if changes_rate},
+            {} if degrade.latency is None else dict.fromkeys(arcs, degrade.latency),
+        )
+        text = _texts(
+            ("", degrade.link),
+            (degrade.to, f"at {format_bandwidth(degrade.to or 0.0)}"),
+            (degrade.by, f"{by:g} times slower"),
+            (degrade.latency, f"with {format_time(degrade.latency or 0.0)} latency"),
+            (degrade.at, f"from {format_time(degrade.at or 0.0)} on"),
+            (degrade.until, f"until {format_time(degrade.until or 0.0)}"),
+        )
+        return Disturbance(text, "", faults=(fault,))
 
-    def _resolve_down(self, origin: str, down: DownEvent) -> Disturbance:
+    def _down(self, down: DownEvent) -> Disturbance:
         arcs = find_arcs(self.topology, down.link)
-        faults = _link_faults(down.at, down.reroute_after, arcs, LinkFault(0.0, arcs=arcs))
-        description = f"{down.link} down{_format_failure(down.at, down.reroute_after)}"
-        return Disturbance(description, origin, faults=faults)
+        return _fail(f"{down.link} down", down, arcs, LinkFault(0.0, arcs=arcs))
 
-    def _resolve_lose(self, origin: str, lose: LoseEvent) -> Disturbance:
+    def _lose(self, lose: LoseEvent) -> Disturbance:
         devices = self.topology.devices
         if lose.nic not in devices or devices[lose.nic].kind != "nic":
-            fault = no_device(self.topology, lose.nic, "nic")
             nics = [name for name, device in devices.items() if device.kind == "nic"]
-            is_device = lose.nic in devices
-            allowed = f"a NIC: {allowed_names(nics, limit=8)}" if is_device else fault.allowed
+            allowed = no_device(self.topology, lose.nic, "nic").allowed
+            if lose.nic in devices:
+                allowed = f"a NIC: {allowed_names(nics, limit=8)}"
             raise InputError(Fault("nic", repr(lose.nic), allowed))
         arcs = find_arcs(self.topology, lose.nic)
-        faults = _link_faults(lose.at, lose.reroute_after, arcs, LinkFault(0.0, nodes=(lose.nic,)))
-        description = f"{lose.nic} lost{_format_failure(lose.at, lose.reroute_after)}"
-        return Disturbance(description, origin, faults=faults)
+        return _fail(f"{lose.nic} lost", lose, arcs, LinkFault(0.0, nodes=(lose.nic,)))
 
     # ------------------------------------------------------------ traffic
 
-    def _resolve_traffic(self, origin: str, traffic: TrafficEvent) -> Disturbance:
+    def _traffic(self, traffic: TrafficEvent) -> Disturbance:
         pairs = self._pair_devices(traffic)
-        every = "" if traffic.every is None else f" every {format_time(traffic.every)}"
-        amount = "" if traffic.nbytes is None else f"{_format_size(traffic.nbytes)}{every}"
-        rate = "" if traffic.rate is None else f"at most {format_bandwidth(traffic.rate)}"
+        nbytes = traffic.nbytes or 0.0
+        # with a decimal or a binary prefix, whichever is shorter
+        size = min(format_bandwidth(nbytes).removesuffix("/s"), format_bytes(nbytes), key=len)
+        burst = _texts(
+            (traffic.nbytes, size), (traffic.every, f"every {format_time(traffic.every or 0.0)}")
+        )
+        details = _texts(
+            (traffic.nbytes, burst),
+            (traffic.rate, f"at most {format_bandwidth(traffic.rate or 0.0)}"),
+            joint=", ",
+        )
         flows = f" ({len(pairs)} of them)" if len(pairs) > 1 else ""
-        details = ", ".join(part for part in (amount, rate) if part)
         return Disturbance(
             f"traffic {traffic.from_} to {traffic.to}{flows}: {details}",
-            origin,
+            "",
             traffic=tuple(
                 Traffic(src, dst, traffic.rate, traffic.nbytes, traffic.every, traffic.at)
                 for src, dst in pairs
@@ -343,16 +356,12 @@ class _EventResolver:
         """Pair senders with receivers in order, or all with the only one of the other side."""
         senders = find_devices(self.topology, traffic.from_, "from")
         receivers = find_devices(self.topology, traffic.to, "to")
-        if len(senders) == 1:
-            pairs = [(senders[0], dst) for dst in receivers]
-        elif len(receivers) == 1:
-            pairs = [(src, receivers[0]) for src in senders]
-        elif len(senders) == len(receivers):
-            pairs = list(zip(senders, receivers, strict=True))
-        else:
+        count = max(len(senders), len(receivers))
+        if {len(senders), len(receivers)} - {1, count}:
             allowed = f"one device, or as many as the {len(senders)} of 'from'"
             raise InputError(Fault("to", f"{traffic.to!r}, {len(receivers)} devices", allowed))
-        pairs = [(src, dst) for src, dst in pairs if src != dst]
+        sides = (each * count if len(each) == 1 else each for each in (senders, receivers))
+        pairs = [(src, dst) for src, dst in zip(*sides, strict=True) if src != dst]
         if not pairs:
             raise InputError(Fault("to", repr(traffic.to), "another device than 'from'"))
         router = Router(self.topology)
@@ -365,33 +374,22 @@ class _EventResolver:
         return pairs
 
 
-def _format_size(nbytes: float) -> str:
-    """Write a size with a decimal or a binary prefix, whichever is shorter."""
-    return min(format_bandwidth(nbytes).removesuffix("/s"), format_bytes(nbytes), key=len)
+def _fail(
+    text: str, event: DownEvent | LoseEvent, arcs: Sequence[int], dead: LinkFault
+) -> Disturbance:
+    """Links that carry nothing at first, and are routed around later.
 
-
-def _link_faults(
-    at_s: float | None, after_s: float, arcs: Sequence[int], dead: LinkFault
-) -> tuple[LinkFault, ...]:
-    """Faults of links that carry nothing at first, and are routed around later.
-
-    `at_s`: when they fail; default: before the job starts.
-    `after_s`: until they are routed around; seconds.
+    `text`: what fails.
     `arcs`: the links.
     `dead`: names the dead arcs or devices.
     """
-    if at_s is None:
-        return (replace(dead, from_s=ALWAYS_S),)
-    dead = replace(dead, from_s=at_s + after_s)
-    if after_s == 0:
-        return (dead,)
-    return (LinkFault(at_s, at_s + after_s, dict.fromkeys(arcs, 0.0)), dead)
-
-
-def _format_start(at_s: float | None) -> str:
-    return "" if at_s is None else f" from {format_time(at_s)} on"
-
-
-def _format_failure(at_s: float | None, after_s: float) -> str:
-    rerouting = "" if at_s is None else f", routed around after {format_time(after_s)}"
-    return f"{_format_start(at_s)}{rerouting}"
+    if event.at is None:  # before the job starts
+        return Disturbance(text, "", faults=(replace(dead, from_s=ALWAYS_S),))
+    around_s = event.at + event.reroute_after
+    at, after = format_time(event.at), format_time(event.reroute_after)
+    stands = LinkFault(event.at, around_s, dict.fromkeys(arcs, 0.0))
+    return Disturbance(
+        f"{text} from {at} on, routed around after {after}",
+        "",
+        faults=(*([stands] if event.reroute_after else []), replace(dead, from_s=around_s)),
+    )

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from perfmodel.errors import TopologyError
 from perfmodel.library.machine import Machine
@@ -17,7 +18,7 @@ from perfmodel.studies.run.resolve.what_if import scale_layer_times, what_if_of
 from perfmodel.topology.model import Drives, Gpu, Sockets
 from perfmodel.training.ddp.buckets import Iteration
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.memory.use import StepOptions, narrow_inputs
+from perfmodel.training.memory.use import narrow_inputs
 from perfmodel.training.parallel.mixture import Reduction, mix_step
 from perfmodel.training.pipeline.stage_workload import part_layers
 from perfmodel.training.plan.amax_reductions import add_amax_reductions
@@ -125,10 +126,14 @@ def host_memory(machine: Machine) -> HostMemory:
     link_Bps = min((float(rates[arc]) / number for arc, number in users.items()), default=None)
     total_Bps = sum(float(rates[list(route)].min()) for route in inside) or HOST_MEMORY_BPS
     drives = topology.drives
-    if drives is not None:
-        shares = (drives.read_Bps / len(gpus), drives.write_Bps / len(gpus))
-        drives = Drives(*shares, drives.capacity_bytes)
-    return HostMemory(link_Bps, total_Bps / len(gpus), drives, topology.host_memory_bytes)
+    shared = (
+        None
+        if drives is None
+        else replace(
+            drives, read_Bps=drives.read_Bps / len(gpus), write_Bps=drives.write_Bps / len(gpus)
+        )
+    )
+    return HostMemory(link_Bps, total_Bps / len(gpus), shared, topology.host_memory_bytes)
 
 
 # ---------------------------------------------------------------- plans
@@ -160,9 +165,12 @@ def plan_step(
     `collective_s`: time of collectives of all its ranks alone.
     `memory`: rates of the memory of the hosts.
     """
-    options, faster = job.options, what_if_of(job.scenario).compute
+    options, faster, compute = job.options, what_if_of(job.scenario).compute, job.scenario.compute
     slowest = slow_device(layer_times_, slowest_factor(ranks, gpu_spread(job)))
     gradients = [job.workload.tensors[tensor].nbytes for tensor in job.workload.ready_order]
+    # the optimizer on CPUs goes from tensor to tensor, PyTorch's default there
+    updated_bytes = optimizer_bytes(job.workload, compute.optimizer, "for-loop")
+    peak_flops = {name: rate * faster for name, rate in job.gpu.peak_flops.items()}
     host = host_work(
         job.library,
         job.gpu,
@@ -192,11 +200,11 @@ def plan_step(
         core=host.core,
         ranks_per_host=grid.replicas_per_host(ranks_per_host),
         host_link_Bps=memory.link_Bps,
-        host_optimizer_s=_host_optimizer_s(job, memory) / faster,
+        host_optimizer_s=updated_bytes / memory.memory_Bps / faster,
         host_memory_Bps=memory.memory_Bps * faster,
         drives=memory.drives,
-        optimizer=job.scenario.compute.optimizer,
-        gpu=_faster(job.gpu, faster),
+        optimizer=compute.optimizer,
+        gpu=replace(job.gpu, peak_flops=peak_flops),
         float8=job.float8,
     )
     if collective_s is not None:
@@ -217,19 +225,15 @@ def plan_step(
             request,
             plan_plain,
             options.accumulate,
-            _reduction(options),
+            Reduction(  # of strategies whose options say when, and in which dtype
+                getattr(options, "overlap_grad_reduce", True),
+                "fp32" if getattr(options, "grad_reduce_in_fp32", False) else None,
+            ),
             job.wide_precision,
             job.recompute,
             job.strategy.held_dtype(options),
             job.ddp_options if job.scenario.parallel.pipeline.one_process else None,
         )
-
-
-def _reduction(options: StepOptions) -> Reduction:
-    """When, and in which dtype, a strategy reduces gradients, where its options say so."""
-    in_fp32 = getattr(options, "grad_reduce_in_fp32", False)
-    overlaps = getattr(options, "overlap_grad_reduce", True)
-    return Reduction(overlaps, "fp32" if in_fp32 else None)
 
 
 def _offloaded(job: TrainingJob, times: LayerTimes, batch: int, memory: HostMemory) -> LayerTimes:
@@ -264,10 +268,10 @@ def plan_loops(
     """
     make = job.strategy.loops
     assert make is not None
-    if job.scenario.compute.offload_activations != "none":
-        text = repr(job.scenario.compute.offload_activations)
+    offloaded = job.scenario.compute.offload_activations
+    if offloaded != "none":
         allowed = f"'none' with strategy.kind: {job.scenario.strategy.kind}"
-        raise job.scenario.fault("compute.offload_activations", text, allowed)
+        raise job.scenario.fault("compute.offload_activations", repr(offloaded), allowed)
     request = StepRequest(
         workload=job.workload,
         times=layer_times_,
@@ -281,89 +285,72 @@ def plan_loops(
     return make(request, job.options)
 
 
-def _host_optimizer_s(job: TrainingJob, memory: HostMemory) -> float:
-    """Time of the optimizer on CPUs, which goes from tensor to tensor (PyTorch's default there)."""
-    moved = optimizer_bytes(job.workload, job.scenario.compute.optimizer, "for-loop")
-    return moved / memory.memory_Bps
-
-
-def _faster(gpu: Gpu, by: float) -> Gpu:
-    """Return the GPU with matrix products that take `by` times less time."""
-    return replace(gpu, peak_flops={name: rate * by for name, rate in gpu.peak_flops.items()})
-
-
 # ---------------------------------------------------------------- time of each layer of a job
 
 
 def price_layers(job: TrainingJob, batch: int) -> LayerTimes:
     """Time of each layer for one micro-batch."""
-    times = _as_is(job, batch)
-    if job.scenario.compute.cuda_graphs:
+    compute = job.scenario.compute
+    with relocated_errors(job.scenario, "compute"):
+        times = _unscaled_times(job, batch)
+        if compute.measured_step is not None:
+            times = _scale_to_measured(job, times, batch, compute.measured_step)
+    if compute.cuda_graphs:
         times = replace(times, launch_s=0.0)
     return scale_layer_times(what_if_of(job.scenario), times)
 
 
-def _as_is(job: TrainingJob, batch: int) -> LayerTimes:
-    compute = job.scenario.compute
-    with relocated_errors(job.scenario, "compute"):
-        if compute.source == "file":
-            path = job.scenario.origin.resolve("compute.times", compute.times or "")
-            read = read_layer_times(
-                path,
-                job.workload,
-                gpu=job.gpu,
-                batch=batch,
-                precision=compute.precision,
-                optimizer=compute.optimizer,
-                optimizer_kernels=compute.optimizer_kernels,
-                master_weights=compute.master_weights,
-            )
-            return _with_recompute(job, read)
-        times = _predict_layers(job, batch)
-        if compute.measured_step is None:
-            return times
-        return _scale_to_measured(job, times, batch, compute.measured_step)
+def _unscaled_times(job: TrainingJob, batch: int) -> LayerTimes:
+    """Time of each layer as a file has it, or as predicted; with what backward recomputes.
 
-
-def _with_recompute(job: TrainingJob, times: LayerTimes) -> LayerTimes:
-    """Add forward of what is recomputed to backward: so many blocks of each part of a pipeline."""
-    parts, mixture = None, job.mixture
+    So many blocks of each part of a pipeline are recomputed.
+    """
+    compute, mixture = job.scenario.compute, job.mixture
+    parts = None
     if job.recompute.blocks is not None and mixture.stages > 1:
         schedule = mixture.pipeline_schedule(job.options.accumulate)
         parts = part_layers(job.workload, schedule, mixture.partition)
-    return add_recompute(job.workload, times, job.recompute, parts)
-
-
-def _predict_layers(job: TrainingJob, batch: int) -> LayerTimes:
-    compute = job.scenario.compute
-    fused = compute.fused_attention
-    times = layer_times(
-        job.workload,
-        job.gpu,
+    read = _read_layers if compute.source == "file" else _predict_layers
+    times = read(
+        job,
         batch=batch,
         precision=compute.precision,
         optimizer=compute.optimizer,
         optimizer_kernels=compute.optimizer_kernels,
         master_weights=compute.master_weights,
+    )
+    return add_recompute(job.workload, times, job.recompute, parts)
+
+
+def _read_layers(job: TrainingJob, **settings: Any) -> LayerTimes:
+    path = job.scenario.origin.resolve("compute.times", job.scenario.compute.times or "")
+    return read_layer_times(path, job.workload, gpu=job.gpu, **settings)
+
+
+def _predict_layers(job: TrainingJob, **settings: Any) -> LayerTimes:
+    compute = job.scenario.compute
+    fused = compute.fused_attention
+    times = layer_times(
+        job.workload,
+        job.gpu,
         channels_last=compute.channels_last,
         fused_attention=fused if fused == "cudnn" else bool(fused),
         compiled=bool(compute.compiled),
         held_dtype=job.strategy.held_dtype(job.options),
         float8=job.float8,
         accumulate=job.options.accumulate,
+        **settings,
     )
-    if fused == "flash_1":
-        times = by_first_flash(job.workload, times)
-    return _with_recompute(job, times)
+    return by_first_flash(job.workload, times) if fused == "flash_1" else times
 
 
 def _scale_to_measured(
     job: TrainingJob, times: LayerTimes, batch: int, measured: MeasuredStep
 ) -> LayerTimes:
     """Scale predicted times by what a measured step took over its prediction."""
-    reference = times if batch == measured.batch else _predict_layers(job, measured.batch)
+    reference = times if batch == measured.batch else _unscaled_times(job, measured.batch)
     by = measured.time / step_s(reference)
+    low, high = measured_factors(batch, measured.batch)
+    spread = max(low, times.spread[0]), min(high, times.spread[1])
     source = f"{times.source}, scaled by {by:.3g} to the measured step"
-    spread = measured_factors(batch, measured.batch)
-    low, high = max(spread[0], times.spread[0]), min(spread[1], times.spread[1])
-    return replace(scale_times(times, by, source), spread=(low, high))
+    return replace(scale_times(times, by, source), spread=spread)

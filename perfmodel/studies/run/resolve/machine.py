@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +20,6 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.files import validate_document
 from perfmodel.library.corrections import CollectiveContext, Corrections, band_of, factors_by_band
 from perfmodel.library.lowering.lower import Algorithm, lower_collective, lower_message
-from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.library.settings import LibrarySettings, settings_of
@@ -73,87 +72,67 @@ def check_message_size(
     `simulations`: how often all of them are simulated.
     Raises `InputError`: says how many sends there would be and what to use instead.
     """
-    if len(machine.topology.ranks) < 2:
+    ranks = len(machine.topology.ranks)
+    if ranks < 2:
         return
-    group = range(len(machine.topology.ranks))
-    work_of: dict[tuple[str, int, Groups], tuple[int, float]] = {}
-    sends, work_s = 0, 0.0
     most = MOST_SENDS if fidelity == "reference" else MESSAGE_SENDS
+    work_of = cache(partial(_work_of, machine, algorithm))
     requested = list(collectives)
+    sends, work_s = 0, 0.0
     for number, (op, nbytes, *among) in enumerate(requested, 1):
-        groups = among[0] if among else (group,)
-        key = (op, nbytes, groups)
-        if key not in work_of:
-            lowered, copies = _sample(machine, op, nbytes, groups, algorithm)
-            each = messages_in(lowered.schedule) * copies
-            work_of[key] = (each, simulations * _sockets_s(machine, lowered, each))
-        sends += work_of[key][0]
-        work_s += work_of[key][1]
+        more, more_s = work_of(op, nbytes, among[0] if among else (range(ranks),))
+        sends, work_s = sends + more, work_s + simulations * more_s
         if work_s > MOST_SOCKETS_S if sockets else sends > most:
-            progress = f"{sends:,} sends in {number} of {len(requested)} collectives"
-            allowed = f"at most {most:,} sends"
-            if sockets:
-                progress += f", {work_s:.0f} s of CPU time"
-                allowed = f"at most {MOST_SOCKETS_S:.0f} s"
-            simulated = "" if by_cores else f"'{fidelity}' for "
-            why = "ranks that share cores" if by_cores else "ranks"
-            instead = "fewer ranks" if by_cores else "use 'flow', fewer ranks"
-            raise InputError(
-                Fault(
-                    field,
-                    f"{simulated}{len(group)} {why} ({progress})",
-                    f"{allowed}; {instead} or smaller buffers",
-                )
+            who = (
+                f"{ranks} ranks that share cores" if by_cores else f"'{fidelity}' for {ranks} ranks"
             )
+            time = f", {work_s:.0f} s of CPU time" if sockets else ""
+            progress = f"{sends:,} sends in {number} of {len(requested)} collectives{time}"
+            limit = f"{MOST_SOCKETS_S:.0f} s" if sockets else f"{most:,} sends"
+            instead = "fewer ranks" if by_cores else "use 'flow', fewer ranks"
+            allowed = f"at most {limit}; {instead} or smaller buffers"
+            raise InputError(Fault(field, f"{who} ({progress})", allowed))
 
 
-def _sample(
-    machine: Machine, op: str, nbytes: int, groups: Groups, algorithm: Algorithm | None
-) -> tuple[LoweredCollective, int]:
-    """One of the collectives of some groups, and how many like it there are."""
+def _work_of(
+    machine: Machine, algorithm: Algorithm | None, op: str, nbytes: int, groups: Groups
+) -> tuple[int, float]:
+    """Messages of a collective of some groups, and the CPU time of simulating them on sockets."""
     if op in MESSAGES:
         pairs = [pair for group in groups for pair in message_pairs(op, group)]
-        return lower_message(machine, *pairs[0], nbytes), len(pairs)
-    lowered = lower_collective(
-        machine, op, nbytes, groups[0], root=groups[0][0], algorithm=algorithm
-    )[0]
-    return lowered, len(groups)
-
-
-def _sockets_s(machine: Machine, lowered: LoweredCollective, messages: int) -> float:
-    """Estimate the CPU time of simulating a collective of so many messages on sockets; seconds."""
-    stages = lowered.stages
+        lowered, copies = lower_message(machine, *pairs[0], nbytes), len(pairs)
+    else:
+        root, copies = groups[0][0], len(groups)
+        lowered = lower_collective(machine, op, nbytes, groups[0], root=root, algorithm=algorithm)[
+            0
+        ]
+    messages, stages = messages_in(lowered.schedule) * copies, lowered.stages
     edges = sum(len(stage.edges) for stage in stages)
     links = sum(len(stage.edges.arcs) for stage in stages) / max(1, edges)
-    longest = max(
-        (float(np.max(phase.nbytes)) for stage in stages for phase in stage.phases), default=0.0
-    )
-    pieces = 0.0 if machine.topology.sockets.cores is None else longest / PIECE_BYTES
-    return messages * (SEND_S + LINK_S * links + PIECE_S * pieces)
+    sent = (float(np.max(phase.nbytes)) for stage in stages for phase in stage.phases)
+    pieces = max(sent, default=0.0) / PIECE_BYTES if machine.topology.sockets.cores else 0.0
+    return messages, messages * (SEND_S + LINK_S * links + PIECE_S * pieces)
 
 
 MOST_SHARED_WORK = 6_400
 """GPUs of all jobs of a scenario with several, times their number: each change of rates is followed
 by all of them, in simulations with and without each. Ten jobs of 64 V100s that train convolutions
 take 80 s of CPU time, five of 64 A100s that train transformers half a minute."""
-MOST_MEETINGS = 32_768
+MOST_CUBED_WORK = 32_768
 """GPUs of all jobs of a scenario with few, times the cube of their number. Two jobs on 4,096 GPUs
 take 11 s of CPU time (ResNet-50 beside VGG-16); transformers on 8,192 take minutes."""
 
 
 def most_sharing_gpus(jobs: int) -> int:
     """GPUs that some jobs on one network may have in all."""
-    return max(MOST_SHARED_WORK // jobs, MOST_MEETINGS // jobs**3)
+    return max(MOST_SHARED_WORK // jobs, MOST_CUBED_WORK // jobs**3)
 
 
 def check_sharing_jobs(scenario: Scenario, size: ClusterSize) -> None:
     """Refuse jobs that share a network among more GPUs than can be followed in minutes."""
-    if not scenario.jobs:
-        return
     nodes = [size.nodes, *(job.nodes for job in scenario.jobs)]
-    gpus = sum(nodes) * size.gpus_per_node
-    most = most_sharing_gpus(len(nodes))
-    if gpus > most:
+    gpus, most = sum(nodes) * size.gpus_per_node, most_sharing_gpus(len(nodes))
+    if scenario.jobs and gpus > most:
         largest = nodes.index(max(nodes))
         field = f"jobs.{largest - 1}.nodes" if largest else "cluster.nodes"
         request = f"{max(nodes):,} nodes, of {gpus:,} GPUs in {len(nodes)} jobs"
@@ -195,10 +174,16 @@ def machine(
 
 
 def _build(scenario: Scenario, node: NodeSpec, size: ClusterSize, hosts: int | None) -> Topology:
-    """Join nodes by the scenario's fabric."""
+    """Join nodes by the scenario's fabric.
+
+    Adaptive routing joins switches and cables of a fabric to one link, of which an event that names
+    one could only mean all: then the fabric keeps its own routing.
+    """
     fabric = _resolve_fabric(scenario)
+    events = [event.model_dump(exclude_none=True) for event in scenario.events]
+    names_cables = any("fabric/" in str(value) for event in events for value in event.values())
     with relocated_errors(scenario, "cluster"):
-        routed = fabric if _names_cables(scenario) else with_usual_routing(node, fabric)
+        routed = fabric if names_cables else with_usual_routing(node, fabric)
         return build_topology(
             node, hosts=hosts or size.nodes, fabric=routed, gpus_per_host=size.gpus_per_node
         )
@@ -208,9 +193,8 @@ def named_node(scenario: Scenario) -> str | NodeSection:
     """Return what `cluster.node` names, with the paths of files beside the scenario."""
     node, origin = scenario.cluster.node, scenario.origin
     if isinstance(node, str):
-        return origin.beside(
-            "cluster.node" if scenario.cluster.graph is None else "cluster.graph", node
-        )
+        field = "cluster.node" if scenario.cluster.graph is None else "cluster.graph"
+        return origin.beside(field, node)
     if node.extends is None:
         return node
     extended = origin.beside("cluster.node.extends", node.extends)
@@ -232,24 +216,15 @@ def _resolve_fabric(scenario: Scenario) -> FabricSpec | str | None:
     if section is None:
         return None
     fields = section.model_dump(exclude_none=True)
-    if section.kind.endswith((".yaml", ".yml")):
-        overridden = sorted(fields.keys() - {"kind"})
-        if overridden:
-            conflict = f"{', '.join(overridden)} beside the file {section.kind!r}"
-            allowed = "a file alone: it says all of its fabric"
-            raise InputError(scenario.origin.fault("cluster.fabric", conflict, allowed))
-        return scenario.origin.beside("cluster.fabric", section.kind)
-    with relocated_errors(scenario, "cluster.fabric"):
-        return validate_document(FabricSpec, fields)
-
-
-def _names_cables(scenario: Scenario) -> bool:
-    """Whether an event names a switch or a cable of the fabric.
-
-    Adaptive routing joins these to one link, of which an event could only mean all.
-    """
-    events = [event.model_dump(exclude_none=True) for event in scenario.events]
-    return any("fabric/" in str(value) for event in events for value in event.values())
+    if not section.kind.endswith((".yaml", ".yml")):
+        with relocated_errors(scenario, "cluster.fabric"):
+            return validate_document(FabricSpec, fields)
+    overridden = sorted(fields.keys() - {"kind"})
+    if overridden:
+        conflict = f"{', '.join(overridden)} beside the file {section.kind!r}"
+        allowed = "a file alone: it says all of its fabric"
+        raise scenario.fault("cluster.fabric", conflict, allowed)
+    return scenario.origin.beside("cluster.fabric", section.kind)
 
 
 def resolve_settings(scenario: Scenario) -> LibrarySettings:
@@ -259,59 +234,53 @@ def resolve_settings(scenario: Scenario) -> LibrarySettings:
         line and field.
     """
     section = scenario.library
-    env = dict(section.env)
-    if section.name != "nccl":
-        faults = list(_find_nccl_settings(scenario))
-        if faults:
-            raise InputError(faults)
-    else:
-        choices = {"NCCL_ALGO": section.algorithm, "NCCL_PROTO": section.protocol}
-        env = {name: choice for name, choice in choices.items() if choice != "auto"} | env
+    faults = list(_find_nccl_settings(scenario)) if section.name != "nccl" else []
+    if faults:
+        raise InputError(faults)
+    choices = {"NCCL_ALGO": section.algorithm, "NCCL_PROTO": section.protocol}
+    stated = {name: choice for name, choice in choices.items() if choice != "auto"}
+    env = stated | section.env if section.name == "nccl" else section.env
     with relocated_errors(scenario, "library"):
-        return settings_of(
-            version=section.version,
-            env=env,
-            fields=("library.version", "library.env"),
-        )
+        fields = ("library.version", "library.env")
+        return settings_of(version=section.version, env=env, fields=fields)
 
 
 def _find_nccl_settings(scenario: Scenario) -> Iterator[Fault]:
     """List settings that the library of a scenario, another than NCCL, does not have."""
     section = scenario.library
-    protocols = {"auto", *load_library(section.name).protocols}
-    rings = section.name == "plain"  # with the rings and the chunks of NCCL's
+    name, protocols = section.name, {"auto", *load_library(section.name).protocols}
     unused = {
         "algorithm": None if section.algorithm in {"auto", "ring"} else section.algorithm,
         "protocol": None if section.protocol in protocols else section.protocol,
-        "channels": None if rings else section.channels,
-        "credits": section.credits if section.name == "mpi" else None,  # its sends block
+        "channels": None if name == "plain" else section.channels,  # which has NCCL's rings
+        "credits": section.credits if name == "mpi" else None,  # its sends block
         "version": section.version,
         "env": next(iter(section.env), None),
     }
-    for name, value in unused.items():
+    for field, value in unused.items():
         if value is not None:
-            allowed = f"nothing for {section.name}, only for name: nccl"
-            yield scenario.origin.fault(f"library.{name}", repr(value), allowed)
+            allowed = f"nothing for {name}, only for name: nccl"
+            yield scenario.origin.fault(f"library.{field}", repr(value), allowed)
 
 
 def _load_library(section: LibrarySection) -> CommLibrary:
     """Load the library with the numbers that the scenario overrides."""
-    loaded = load_library(section.name)
+    loaded, credits = load_library(section.name), section.credits
     protocols = {
-        name: protocol.model_copy(update={"credits": section.credits or protocol.credits})
+        name: protocol.model_copy(update={"credits": credits or protocol.credits})
         for name, protocol in loaded.protocols.items()
         if section.protocol in {"auto", name}
     }
-    variants = loaded.variants
-    if section.credits is not None:  # for every machine
-        variants = tuple(each.model_copy(update={"credits": None}) for each in variants)
-    overrides = {"workers": section.workers, "host_step": section.host_step}
+    stated = {
+        "protocols": protocols or None,
+        "variants": None
+        if credits is None  # else they hold for every machine
+        else tuple(each.model_copy(update={"credits": None}) for each in loaded.variants),
+        "workers": section.workers,
+        "host_step": section.host_step,
+    }
     return loaded.model_copy(
-        update={
-            "protocols": protocols or loaded.protocols,
-            "variants": variants,
-            **{name: value for name, value in overrides.items() if value is not None},
-        }
+        update={name: value for name, value in stated.items() if value is not None}
     )
 
 
@@ -377,12 +346,10 @@ def bound_machines(machine: Machine) -> tuple[Machine, ...]:
     if machine.library.name != "nccl" or len(machine.topology.ranks) < 2:
         return ()
 
-    def scale_to(end: int) -> Machine:
-        factors_of = cache(lambda op: factors_by_band(machine.topology, op))
+    factors_of = cache(partial(factors_by_band, machine.topology))
 
-        def factor(context: CollectiveContext) -> float:
-            return factors_of(context.op)[band_of(context.nbytes)][end]
+    def factor(end: int, context: CollectiveContext) -> float:
+        return factors_of(context.op)[band_of(context.nbytes)][end]
 
-        return machine.with_corrections(machine.topology, Corrections(residual=factor))
-
-    return scale_to(0), scale_to(1)
+    ends = (Corrections(residual=partial(factor, end)) for end in (0, 1))
+    return tuple(machine.with_corrections(machine.topology, each) for each in ends)

@@ -19,8 +19,9 @@ from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.job_plan import plan_step, price_layers
 from perfmodel.studies.run.resolve.training_job import TrainingJob, resolve_workload
+from perfmodel.topology.model import Topology
 from perfmodel.training.plan.loop_plan import Exchange, LoopPlan, Server
-from perfmodel.training.plan.step_plan import Compute, StepPlan, Task
+from perfmodel.training.plan.step_plan import Compute, StepPlan
 from perfmodel.workload.model import Workload
 
 
@@ -48,6 +49,9 @@ def choose_hosts(
     return tuple(free[at] for at in sorted(drawn.tolist()))
 
 
+Ranks = range | tuple[int, ...]
+
+
 def place_plan(plan: StepPlan, ranks: range | tuple[int, ...]) -> StepPlan:
     """Return the plan on other ranks: its rank r becomes ``ranks[r]``.
 
@@ -60,27 +64,23 @@ def place_plan(plan: StepPlan, ranks: range | tuple[int, ...]) -> StepPlan:
         return plan
     rank_of = np.asarray(ranks, dtype=np.int64)
 
-    def place_group(members: range | tuple[int, ...]) -> tuple[int, ...]:
+    def place_group(members: Ranks) -> tuple[int, ...]:
         return tuple(rank_of[np.asarray(members, dtype=np.int64)].tolist())
-
-    def place_task(task: Task) -> Task:
-        work = task.work
-        if isinstance(work, Compute):
-            return task
-        return replace(task, work=replace(work, root=int(rank_of[work.root])))
 
     return replace(
         plan,
         classes=tuple(replace(each, ranks=place_group(each.ranks)) for each in plan.classes),
         communicators=tuple(
-            replace(each, groups=tuple(place_group(group) for group in each.groups))
+            replace(each, groups=tuple(map(place_group, each.groups)))
             for each in plan.communicators
         ),
-        tasks=tuple(place_task(task) for task in plan.tasks),
+        tasks=tuple(
+            task
+            if isinstance(task.work, Compute)
+            else replace(task, work=replace(task.work, root=int(rank_of[task.work.root])))
+            for task in plan.tasks
+        ),
     )
-
-
-Ranks = range | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +111,13 @@ def allocate_ranks(scenario: Scenario, size: ClusterSize) -> RankAllocation:
     free = list(range(count_hosts(scenario, size)))
     requests = [(size.nodes, scenario.cluster.placement)]
     requests += [(job.nodes, job.placement) for job in scenario.jobs]
-    allocated: list[Ranks] = []
-    own: tuple[int, ...] = ()
+    hosts: list[tuple[int, ...]] = []
     for number, (count, placement) in enumerate(requests):
-        hosts = choose_hosts(free, count, placement, scenario.seed + number)
-        own, assigned = own or hosts, set(hosts)
-        free = [host for host in free if host not in assigned]
-        allocated.append(_list_ranks(hosts, size.gpus_per_node))
+        hosts.append(choose_hosts(free, count, placement, scenario.seed + number))
+        free = sorted(set(free).difference(hosts[-1]))
+    own, *others = (_list_ranks(each, size.gpus_per_node) for each in hosts)
     apart = server_nodes(scenario.strategy)
-    return RankAllocation(allocated[0], tuple(allocated[1:]), tuple(free[:apart]) if apart else own)
+    return RankAllocation(own, tuple(others), tuple(free[:apart]) if apart else hosts[0])
 
 
 def _list_ranks(hosts: tuple[int, ...], gpus_per_host: int) -> Ranks:
@@ -137,9 +135,8 @@ def place_loops(plan: LoopPlan, allocation: RankAllocation, machine: Machine) ->
 
     Raises `InputError`: the hosts have no CPU.
     """
-    ranks = allocation.own
     workers = tuple(
-        replace(worker, ranks=tuple(ranks[rank] for rank in worker.ranks))
+        replace(worker, ranks=tuple(allocation.own[rank] for rank in worker.ranks))
         for worker in plan.workers
     )
     servers = tuple(
@@ -200,56 +197,44 @@ def resolve_other_jobs(
     allocation: RankAllocation,
 ) -> tuple[Disturbance, ...]:
     """Place the other jobs of a scenario on their ranks, as disturbances of the main job."""
-    names = _name_jobs(job.scenario.jobs, workloads)
-    return tuple(
-        _resolve_other_job(job, number, name, workload, machine, ranks)
-        for number, (name, workload, ranks) in enumerate(
-            zip(names, workloads, allocation.others, strict=True)
+    sections, topology = job.scenario.jobs, machine.topology
+    names = [each.name or own.name for each, own in zip(sections, workloads, strict=True)]
+    disturbances = []
+    for number, (section, workload) in enumerate(zip(sections, workloads, strict=True)):
+        name, ranks = names[number], allocation.others[number]
+        if section.name is None and names.count(name) > 1:  # as another job's model
+            name = f"{name} (job {number})"
+        step = _plan_other_job(job, section, workload, topology, len(ranks))
+        background = BackgroundJob(
+            replace(place_plan(step, ranks), name=name),
+            section.start,
+            job.scenario.compute.overlap_slowdown,
         )
-    )
+        nodes = f"{section.nodes} node{'s' if section.nodes > 1 else ''}"
+        text = f"job '{name}' on {nodes}, {section.placement}"
+        disturbances.append(Disturbance(text, f"jobs.{number}", background_job=background))
+    return tuple(disturbances)
 
 
-def _name_jobs(jobs: Sequence[OtherJob], workloads: Sequence[Workload]) -> list[str]:
-    """Give each job a unique name: its own, or its model's with a number if need be."""
-    plain = [job.name or workload.name for job, workload in zip(jobs, workloads, strict=True)]
-    return [
-        name if job.name is not None or plain.count(name) == 1 else f"{name} (job {number})"
-        for number, (job, name) in enumerate(zip(jobs, plain, strict=True))
-    ]
-
-
-def _resolve_other_job(
-    main: TrainingJob, number: int, name: str, workload: Workload, machine: Machine, ranks: Ranks
-) -> Disturbance:
-    section, topology = main.scenario.jobs[number], machine.topology
-    scenario = main.scenario.model_copy(
-        update={"strategy": section.strategy, "parallel": ParallelSection()}
-    )
+def _plan_other_job(
+    main: TrainingJob, section: OtherJob, workload: Workload, topology: Topology, ranks: int
+) -> StepPlan:
+    changed = {"strategy": section.strategy, "parallel": ParallelSection()}
     job = replace(
         main,
-        scenario=scenario,
+        scenario=main.scenario.model_copy(update=changed),
         workload=workload,
         gpu=topology.gpu,
         chosen=None,
         whole=None,
         own=None,
     )
-    batch = section.batch_per_gpu
-    times = price_layers(job, batch)
-    step = plan_step(
+    return plan_step(
         job,
-        times,
-        len(ranks),
-        batch,
+        price_layers(job, section.batch_per_gpu),
+        ranks,
+        section.batch_per_gpu,
         "steady",
         sockets=topology.sockets,
         ranks_per_host=topology.gpus_per_host,
     )
-    background = BackgroundJob(
-        replace(place_plan(step, ranks), name=name),
-        section.start,
-        scenario.compute.overlap_slowdown,
-    )
-    nodes = f"{section.nodes} node{'s' if section.nodes > 1 else ''}"
-    description = f"job '{name}' on {nodes}, {section.placement}"
-    return Disturbance(description, f"jobs.{number}", background_job=background)

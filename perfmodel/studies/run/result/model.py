@@ -179,14 +179,17 @@ class SizeResult:
         return None if self.limit in ("compute", "event") else next(iter(self.reliefs), None)
 
 
-def with_bottleneck(point: SizeResult, bottleneck: Bottleneck) -> SizeResult:
-    """Return the step with what limits it."""
+def with_bottleneck(
+    point: SizeResult, bottleneck: Bottleneck, reliefs: tuple[Relief, ...]
+) -> SizeResult:
+    """Return the step with what limits it, and what it saves without each of its limits."""
     return replace(
         point,
         bottleneck=bottleneck.text,
         bottleneck_path=bottleneck.path,
         limit=bottleneck.limit,
         limiting_links=bottleneck.links,
+        reliefs=reliefs,
     )
 
 

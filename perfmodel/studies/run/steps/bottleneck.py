@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray
 from perfmodel.simulate.uncontended import UncontendedTimer
@@ -22,6 +20,7 @@ from perfmodel.studies.run.steps.reliefs import (
     MOST_OF_IT,
     PARTS,
     WORTH_NAMING,
+    join_words,
 )
 from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
@@ -31,8 +30,6 @@ from perfmodel.training.plan.step_plan import Collective, StepPlan
 
 BETWEEN_HOSTS = frozenset({"ethernet", "infiniband"})
 
-_TIERS = ("leaf", "edge", "agg", "spine", "core")
-"""Switches of a fabric by the names that they begin with, from the hosts up."""
 _TIER_NAMES = {
     "leaf": "leaf switch",
     "edge": "edge switch",
@@ -40,15 +37,10 @@ _TIER_NAMES = {
     "spine": "spine",
     "core": "core",
 }
+"""Switches of a fabric by the names that they begin with, from the hosts up."""
 
-
-_AS_BUSY = 0.9
+_AS_BUSY_SHARE = 0.9
 """Share of the busiest link's time from which a link is as busy: what limits one limits both."""
-
-Ends = tuple[tuple[str, Device], tuple[str, Device]]
-"""Both devices of a link, each with its name."""
-ByKind = Mapping[str, tuple[str, Device]]
-"""The same by the kind of device; of two same_kind, the second."""
 
 
 def ends_of(topology: Topology, arc: int) -> LinkEnds:
@@ -71,18 +63,18 @@ def name_busiest(topology: Topology, busy_s: FloatArray) -> str:
     first, size = _blocks(topology, arc)
     if not size or first + topology.hosts * size > len(busy_s):
         return name_link(topology, arc)
-    parts = _parts_like(topology, arc, arc - (arc - first) % size, size)
-    busy = busy_s[first : first + topology.hosts * size].reshape(topology.hosts, size)
-    busy = busy[:, list(parts)]
-    used, as_busy = (busy > 0).any(axis=1), busy >= _AS_BUSY * busy_s[arc]
-    somewhere = as_busy.any(axis=0)
-    busiest = {part for part, is_so in zip(parts.values(), somewhere, strict=True) if is_so}
+    sort, start = _sort_of(topology, arc), arc - (arc - first) % size
+    alike = [at for at in range(size) if _sort_of(topology, start + at) == sort]
+    busy = busy_s[first : first + topology.hosts * size].reshape(topology.hosts, size)[:, alike]
+    used, as_busy = (busy > 0).any(axis=1), busy >= _AS_BUSY_SHARE * busy_s[arc]
+    somewhere = zip(alike, as_busy.any(axis=0), strict=True)
+    busiest = {name_link(topology, start + at) for at, is_so in somewhere if is_so}
     everywhere = bool(as_busy[used].any(axis=1).all())
-    if not everywhere or (np.count_nonzero(used) == 1 and len(busiest) == 1):
-        return name_link(topology, arc)
-    if len(busiest) == 1:
-        return re.sub(r"\bhost \d+", "each host", name_link(topology, arc))
-    return _PLURALS[_sort_of(topology, arc)]
+    if everywhere and len(busiest) > 1:
+        return _PLURALS[sort]
+    name = name_link(topology, arc)
+    several = everywhere and np.count_nonzero(used) > 1
+    return re.sub(r"\bhost \d+", "each host", name) if several else name
 
 
 def _blocks(topology: Topology, arc: int) -> tuple[int, int]:
@@ -97,16 +89,6 @@ def _blocks(topology: Topology, arc: int) -> tuple[int, int]:
         return 0, 0
     inside = {end for link in topology.arcs.names[: topology.host_arcs] for end in link}
     return topology.first_cable, 2 * sum(topology.devices[end].kind == "nic" for end in inside)
-
-
-def _parts_like(topology: Topology, arc: int, start: int, size: int) -> dict[int, str]:
-    """Links of a host that are of one sort with `arc`, by place in its block: the part of each."""
-    sort = _sort_of(topology, arc)
-    return {
-        place: name_link(topology, start + place)
-        for place in range(size)
-        if _sort_of(topology, start + place) == sort
-    }
 
 
 def _sort_of(topology: Topology, arc: int) -> str:
@@ -151,41 +133,34 @@ def name_link(topology: Topology, arc: int) -> str:
     "host 1's NIC"
     """
     src, dst = topology.arcs.names[arc]
-    kind = topology.arcs.kinds[arc]
-    ends = (src, topology.devices[src]), (dst, topology.devices[dst])
-    by_kind: ByKind = {device.kind: (name, device) for name, device in ends}
+    ends, kind = (topology.devices[src], topology.devices[dst]), topology.arcs.kinds[arc]
+    of_kind = {device.kind: device for device in ends}
+    nic = _part(topology, of_kind["nic"], "NIC") if "nic" in of_kind else ""
     if kind in BETWEEN_HOSTS:
-        if "nic" in by_kind:
-            return _part(topology, by_kind["nic"][1], "NIC")
-        return _trunk(src, dst)
-    host = _host(ends[0][1])
-    whole = {"upi": f"the link between {host}'s CPUs", "memory": f"{host}'s memory"}
-    if kind in whole:
-        return whole[kind]
-    if kind == "nvlink":
-        return f"NVLink of {_gpus(topology, by_kind, ends)}"
-    if kind == "c2c":
-        return f"the CPU's link (C2C) of {_gpus(topology, by_kind, ends)}"
-    return _on_pcie(topology, by_kind, ends)
+        return nic or _trunk(src, dst)
+    host, gpus = _host(ends[0]), _gpus(topology, ends)
+    texts = {
+        "upi": f"the link between {host}'s CPUs",
+        "memory": f"{host}'s memory",
+        "nvlink": f"NVLink of {gpus}",
+        "c2c": f"the CPU's link (C2C) of {gpus}",
+    }
+    if kind in texts:
+        return texts[kind]
+    if "gpu" in of_kind or nic:
+        return f"PCIe of {gpus if 'gpu' in of_kind else nic}"
+    switch = of_kind.get("pcie_switch")
+    return f"{host}'s PCIe" if switch is None else _part(topology, switch, "PCIe switch")
 
 
-def _on_pcie(topology: Topology, by_kind: ByKind, ends: Ends) -> str:
-    if "gpu" in by_kind:
-        return f"PCIe of {_gpus(topology, by_kind, ends)}"
-    if "nic" in by_kind:
-        return f"PCIe of {_part(topology, by_kind['nic'][1], 'NIC')}"
-    if "pcie_switch" in by_kind:
-        return _part(topology, by_kind["pcie_switch"][1], "PCIe switch")
-    return f"{_host(ends[0][1])}'s PCIe"
-
-
-def _gpus(topology: Topology, by_kind: ByKind, ends: Ends) -> str:
-    numbers = [_number(device.local) for _, device in ends if device.kind == "gpu"]
-    if len(numbers) == 2 and ends[0][1].host == ends[1][1].host:
-        return f"{_host(ends[0][1])}'s GPUs {numbers[0]} and {numbers[1]}"
-    if "gpu" not in by_kind:
-        return f"{_host(ends[0][1])}'s GPUs" if ends[0][1].host >= 0 else "the rack's GPUs"
-    return _part(topology, by_kind["gpu"][1], "GPU")
+def _gpus(topology: Topology, ends: tuple[Device, Device]) -> str:
+    """Name the GPUs at the ends of a link; all of a host where there is none."""
+    gpus, host = [device for device in ends if device.kind == "gpu"], ends[0].host
+    if len(gpus) == 2 and host == ends[1].host:
+        return f"{_host(ends[0])}'s GPUs {' and '.join(_number(gpu.local) for gpu in gpus)}"
+    if gpus:
+        return _part(topology, gpus[-1], "GPU")
+    return f"{_host(ends[0])}'s GPUs" if host >= 0 else "the rack's GPUs"
 
 
 def _part(topology: Topology, device: Device, name: str) -> str:
@@ -210,21 +185,13 @@ def _number(local: str) -> str:
 
 def _trunk(src: str, dst: str) -> str:
     """Name a link between two switches by the lower one and the tier above."""
-    ends = [(_tier(name), name) for name in (src, dst)]
-    (low, lower), (high, _) = sorted(ends, key=lambda end: _rank(end[0]))
-    if low not in _TIERS or high not in _TIERS:
+    local = {name: name.rpartition("/")[2] for name in (src, dst)}
+    tier_of = {name: re.sub(r"\d.*", "", own).rstrip("-_") for name, own in local.items()}
+    if not _TIER_NAMES.keys() >= set(tier_of.values()):
         return f"the cable between {src.removeprefix('fabric/')} and {dst.removeprefix('fabric/')}"
-    number = _number(lower.rpartition("/")[2])
-    direction = "up from" if src == lower else "down to"
-    return f"{_TIER_NAMES[high]}, {direction} {_TIER_NAMES[low]} {number}"
-
-
-def _tier(name: str) -> str:
-    return re.sub(r"\d.*", "", name.rpartition("/")[2]).rstrip("-_")
-
-
-def _rank(tier: str) -> int:
-    return _TIERS.index(tier) if tier in _TIERS else len(_TIERS)
+    lower, upper = sorted((src, dst), key=lambda name: list(_TIER_NAMES).index(tier_of[name]))
+    low, high = (_TIER_NAMES[tier_of[name]] for name in (lower, upper))
+    return f"{high}, {'up from' if src == lower else 'down to'} {low} {_number(local[lower])}"
 
 
 # ---------------------------------------------------------------- what limits a step
@@ -241,23 +208,19 @@ def name_bottleneck(
     costs more than any single limit; compute where that is no more than 1 % of the step. Of the
     links of a kind, it is the one that its bytes keep busy for longest, or all in hosts alike.
     """
-    elsewhere = beside_communication(point, reliefs, _rival_s(reliefs))
+    # Of an event's rivals, several limits together count for half.
+    shares = (each.saves_s * (MOST_OF_IT if len(each.parts) > 1 else 1.0) for each in reliefs)
+    elsewhere = beside_communication(point, reliefs, max(shares, default=0.0))
     if elsewhere is not None:
         return elsewhere
-    best = reliefs[0]
-    topology = timer_of(reported.setup, sized.disturbances).machine.topology
-
-    links: list[LinkEnds] = []
-
-    def by_ends(busy_s: FloatArray) -> str:
-        links.append(ends_of(topology, int(np.argmax(busy_s))))
-        return str(links[-1])
-
-    bought = partial(name_busiest, topology)
-    parts, ends = (list(_name_parts(sized, reported, best, name)) for name in (bought, by_ends))
-    listed = ", ".join(parts[:-1])
-    text = " and ".join(filter(None, [listed, parts[-1]]))
-    return Bottleneck("communication", text, " and ".join(ends), tuple(links))
+    timer = timer_of(reported.setup, sized.disturbances)
+    topology = timer.machine.topology
+    rows = _limits(reliefs[0], reported.plan, timer, _busy_s(sized, reported, timer))
+    links = [ends_of(topology, int(np.argmax(busy_s))) for _, busy_s in rows]
+    paths = [text.format(link) for (text, _), link in zip(rows, links, strict=True)]
+    texts = [text.format(name_busiest(topology, busy_s)) for text, busy_s in rows]
+    named = [link for (text, _), link in zip(rows, links, strict=True) if "{}" in text]
+    return Bottleneck("communication", join_words(texts), " and ".join(paths), tuple(named))
 
 
 def beside_communication(
@@ -279,73 +242,52 @@ def beside_communication(
     return None
 
 
-def _rival_s(reliefs: Sequence[Relief]) -> float:
-    """What an event has to cost to be named; several limits together count for half. Seconds."""
-    shares = (each.saves_s * (MOST_OF_IT if len(each.parts) > 1 else 1.0) for each in reliefs)
-    return max(shares, default=0.0)
+def _limits(
+    relief: Relief, plan: StepPlan, timer: UncontendedTimer, busy_s: FloatArray
+) -> list[tuple[str, FloatArray]]:
+    """Texts of the parts of a relief, each with a place for the busiest link of some.
 
-
-def _name_parts(
-    sized: SizedJob, reported: ReportedRun, relief: Relief, name: Callable[[FloatArray], str]
-) -> Iterator[str]:
-    """Name the parts of a relief: links by `name`, the rest over the busiest link.
-
-    `name`: of the busiest of links, from how long each is busy.
+    `busy_s`: how long each link is busy; that of the links that a text is about comes with it.
     """
-    timer = timer_of(reported.setup, sized.disturbances)
-    arcs = timer.machine.topology.arcs
-    busy_s, own = _busy_s(sized, reported, timer), timer.machine.library.name
-    algorithm, staged = _largest_collective(reported.plan, timer)
-
-    def over() -> str:
-        return "" if len(relief.parts) > 1 else f", over {name(busy_s)}"
-
+    kinds, own = timer.machine.topology.arcs.kinds, timer.machine.library.name
+    algorithm, staged = _largest_collective(plan, timer)
+    over = "" if len(relief.parts) > 1 else ", over {}"
+    rows = []
     for part in (PARTS[each] for each in relief.parts):
         if part in LINKS:
-            label = name(np.where(arcs.kinds.among(part.kinds), busy_s, -1.0))
-            copies = part is MEMORY and staged
-            yield f"staging in host memory, over {label}" if copies else label
+            text = "staging in host memory, over {}" if part is MEMORY and staged else "{}"
+            rows.append((text, np.where(kinds.among(part.kinds), busy_s, -1.0)))
         elif part is LATENCY:
-            yield f"latency of the {algorithm}'s steps{over()}"
+            rows.append((f"latency of the {algorithm}'s steps{over}", busy_s))
         else:
-            yield f"{_LIBRARIES.get(own, own)} itself{over()}"
+            rows.append((f"{_LIBRARIES.get(own, own)} itself{over}", busy_s))
+    return rows
 
 
 def _busy_s(sized: SizedJob, reported: ReportedRun, timer: UncontendedTimer) -> FloatArray:
-    """How long each link that carries bytes of this job is busy in a step; seconds."""
-    arcs = timer.machine.topology.arcs
-    nbytes = reported.run.counted.wire_bytes / reported.steps
-    usable = _find_own_links(sized, reported) & (arcs.bandwidth_Bps > 0)  # not dead ones
-    return np.divide(nbytes, arcs.bandwidth_Bps, out=np.zeros(len(arcs)), where=usable)
-
-
-def _find_own_links(sized: SizedJob, reported: ReportedRun) -> NDArray[np.bool_]:
-    """Links that carry bytes of this job, and not only of other jobs or traffic."""
-    run, disturbances = reported.run, sized.disturbances
+    """How long each link is busy in a step; 0 for those with bytes of others alone; seconds."""
+    arcs, run, disturbances = timer.machine.topology.arcs, reported.run, sized.disturbances
+    own_run = run
     if any(each.traffic or each.background_job for each in disturbances):
-        own = [
-            each
-            for each in disturbances
-            if not (each.traffic or each.background_job or each.jitter)
-        ]
-        run = simulate_steps(reported.setup, own, reported.steps if own else 1)[1]
-    return run.counted.wire_bytes > 0
+        own = [d for d in disturbances if not (d.traffic or d.background_job or d.jitter)]
+        own_run = simulate_steps(reported.setup, own, reported.steps if own else 1)[1]
+    nbytes = run.counted.wire_bytes / reported.steps
+    usable = (own_run.counted.wire_bytes > 0) & (arcs.bandwidth_Bps > 0)  # not dead ones
+    return np.divide(nbytes, arcs.bandwidth_Bps, out=np.zeros(len(arcs)), where=usable)
 
 
 def _largest_collective(plan: StepPlan, timer: UncontendedTimer) -> tuple[str, bool]:
     """Algorithm that moves most, and whether staging caps its slowest edge."""
-    groups = {c.name: c.groups for c in plan.communicators}
     works = [task.work for task in plan.tasks if isinstance(task.work, Collective)]
     moved = Counter[str]()
     for work in works:
         moved[work.op] += work.times * work.nbytes
     most = moved.most_common(1)[0][0]
     work = max((work for work in works if work.op == most), key=lambda work: work.nbytes)
-    group = max(groups[work.communicator], key=len)
+    group = max(plan.groups_of[work.communicator], key=len)
     lowered, _ = timer.best(work.op, work.nbytes, group, work.root)
-    staged = False
-    for stage in lowered.stages:
-        rates = timer.rates(stage)
-        slowest = int(np.argmin(rates))
-        staged = staged or bool(rates[slowest] >= stage.cap_Bps[slowest] * (1 - 1e-9))
+    slowest = [(stage, timer.rates(stage)) for stage in lowered.stages]
+    staged = any(
+        rates.min() >= stage.cap_Bps[int(np.argmin(rates))] * (1 - 1e-9) for stage, rates in slowest
+    )
     return lowered.schedule.algorithm, staged

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 
-from perfmodel.arrays import RankGroup
 from perfmodel.errors import TopologyError
 from perfmodel.library.machine import Machine
 from perfmodel.library.transport import local_path
@@ -15,20 +14,22 @@ from perfmodel.simulate.engine.outcome import TaskExecution
 from perfmodel.studies.run.result.usage import DimensionUse, MixtureUse, StageUse
 from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
 from perfmodel.studies.run.steps.step_parts import (
-    add_times,
+    collective_of,
     computes,
     executions_by_step,
+    exposed_by_name,
+    intervals_of,
+    is_communication,
     sum_sent_bytes,
+    window_of_passes,
 )
 from perfmodel.testing.pipeline_times import PassTimes, pass_spans
 from perfmodel.timeline import Span, covered_s, exposed_s
 from perfmodel.training.pipeline.pass_actions import PipelineSchedule
 from perfmodel.training.plan.step_plan import (
     DIMENSIONS,
-    Collective,
     Communicator,
     Compute,
-    Dimension,
     StepPlan,
     Task,
     dimension_of,
@@ -48,11 +49,10 @@ def mixture_use(sized: SizedJob, reported: ReportedRun, spans: Sequence[Span]) -
     mixture = sized.job.mixture
     if mixture.is_plain:
         return None
-    micro_batches = sized.job.options.accumulate
+    micro_batches, has_pipeline = sized.job.options.accumulate, mixture.stages > 1
     grid = mixture.grid(sized.size.gpus)
-    stages = _stage_uses(sized, reported.plan, spans) if mixture.stages > 1 else ()
     bubble = theory = None
-    if mixture.stages > 1:
+    if has_pipeline:
         bubble = _simulated_bubble(reported.plan, spans)
         theory = bubble_in_theory(reported.plan, mixture.pipeline_schedule(micro_batches))
     return MixtureUse(
@@ -62,12 +62,12 @@ def mixture_use(sized: SizedJob, reported: ReportedRun, spans: Sequence[Span]) -
         pipeline=grid.stages,
         data=grid.data,
         order="-".join(grid.order),
-        schedule=mixture.schedule if mixture.stages > 1 else None,
+        schedule=mixture.schedule if has_pipeline else None,
         micro_batches=micro_batches,
         bubble=bubble,
         bubble_in_theory=theory,
         dimensions=_dimension_uses(sized, reported),
-        stages=stages,
+        stages=_stage_uses(sized, reported.plan, spans) if has_pipeline else (),
     )
 
 
@@ -83,47 +83,35 @@ def bubble_in_theory(plan: StepPlan, schedule: PipelineSchedule) -> float:
     total = {"forward": 0.0, "backward": 0.0, "weights": 0.0}
     for task in plan.tasks:
         if task.kind in PASSES and isinstance(task.work, Compute):
-            total[_part_of_pass(task)] += task.work.duration_s
+            part = "weights" if task.role == "weight_gradient" else task.kind
+            total[part] += task.work.duration_s
     counts = sum(len(each) for each in schedule.actions) / (3 if schedule.splits_backward else 2)
-    times = PassTimes(*(each / counts for each in total.values()))
-    spans = pass_spans(schedule, times)
+    spans = pass_spans(schedule, PassTimes(*(each / counts for each in total.values())))
     length = max(float(stage[-1][1]) for stage in spans)
     busy = fmean(sum(float(end) - float(start) for start, end in stage) for stage in spans)
     return 1 - busy / length
 
 
-def _part_of_pass(task: Task) -> str:
-    return "weights" if task.role == "weight_gradient" else task.kind
-
-
 def _simulated_bubble(plan: StepPlan, spans: Sequence[Span]) -> float:
     """Mean over stages; messages between stages are no work of a stage."""
-    kinds = {stream.name: stream.kind for stream in plan.streams}
-    passes = [span for span in spans if span.kind in PASSES]
-    begin, end = min(span.start_s for span in passes), max(span.end_s for span in passes)
-    works: dict[str, list[tuple[float, float]]] = {each.name: [] for each in plan.classes}
-    for span in spans:
-        if kinds[span.stream] == "compute":
-            works[span.rank_class].append((span.start_s, span.end_s))
-    ranks = {each.name: len(each.ranks) for each in plan.classes}
-    waits = sum(
-        ranks[name] * exposed_s([(begin, end)], busy) for name, busy in works.items()
-    ) / sum(ranks.values())
-    return waits / (end - begin)
+    (begin, end), kinds = window_of_passes(spans), plan.stream_kinds
+    on_device = [span for span in spans if kinds[span.stream] == "compute"]
+    waits_s = sum(
+        len(each.ranks)
+        * exposed_s([(begin, end)], intervals_of(s for s in on_device if s.rank_class == each.name))
+        for each in plan.classes
+    ) / sum(len(each.ranks) for each in plan.classes)
+    return waits_s / (end - begin)
 
 
 def _stage_uses(sized: SizedJob, plan: StepPlan, spans: Sequence[Span]) -> tuple[StageUse, ...]:
-    kinds = {stream.name: stream.kind for stream in plan.streams}
-    passes = [span for span in spans if span.kind in PASSES]
-    begin, end = min(span.start_s for span in passes), max(span.end_s for span in passes)
+    window, kinds = window_of_passes(spans), plan.stream_kinds
     uses: dict[int, StageUse] = {}
-    by_class: dict[str, list[Span]] = defaultdict(list)
-    for span in spans:
-        by_class[span.rank_class].append(span)
     for name, stage in stage_of_classes(sized, plan).items():
-        compute = [(s.start_s, s.end_s) for s in by_class[name] if computes(s, kinds)]
-        comm = [(s.start_s, s.end_s) for s in by_class[name] if s.kind == "communication"]
-        waits_s = exposed_s([(begin, end)], [*compute, *comm])
+        own = [span for span in spans if span.rank_class == name]
+        compute = intervals_of(span for span in own if computes(span, kinds))
+        comm = intervals_of(span for span in own if span.kind == "communication")
+        waits_s = exposed_s([window], [*compute, *comm])
         use = StageUse(stage, name, covered_s(compute), exposed_s(comm, compute), waits_s)
         if stage not in uses or uses[stage].busy_s < use.busy_s:  # of its slowest ranks
             uses[stage] = use
@@ -133,12 +121,10 @@ def _stage_uses(sized: SizedJob, plan: StepPlan, spans: Sequence[Span]) -> tuple
 def stage_of_classes(sized: SizedJob, plan: StepPlan) -> dict[str, int]:
     """Stage that each class of a placed plan belongs to, the ranks of which may be a part of it."""
     numbers = sized.job.mixture.grid(sized.size.gpus).numbers
-    own = sized.allocation.own
     stage_of = {
-        own[rank]: stage
-        for stage, ranks in enumerate(numbers.tolist())
-        for replica in ranks
-        for rank in replica
+        sized.allocation.own[rank]: stage
+        for stage, ranks in enumerate(numbers)
+        for rank in ranks.ravel().tolist()
     }
     return {each.name: stage_of[each.ranks[0]] for each in plan.classes}
 
@@ -148,85 +134,60 @@ def stage_of_classes(sized: SizedJob, plan: StepPlan) -> dict[str, int]:
 
 def _dimension_uses(sized: SizedJob, reported: ReportedRun) -> tuple[DimensionUse, ...]:
     plan, steps = reported.plan, reported.counted_steps
-    by_step = executions_by_step(reported.run, steps)
-    dimension_of_task = _dimensions(plan)
-    exposed = _exposed_s(plan, by_step, dimension_of_task)
-    by_class: dict[tuple[str, str], list[Task]] = defaultdict(list)
-    for execution in by_step[steps[-1]]:
-        task = execution[0]
-        if isinstance(task.work, Collective):
-            by_class[dimension_of_task(task), task.rank_class].append(task)
-    used = {dimension for dimension, _ in by_class}
+    dimensions = {each.name: dimension_of(each) for each in plan.communicators}
+
+    def dimension_of_task(task: Task) -> str:
+        return dimensions[collective_of(task).communicator]
+
+    by_step, kinds = executions_by_step(reported.run, steps), plan.stream_kinds
+    exposed_s: dict[str, float] = defaultdict(float)  # of all steps, mean over ranks
+    ranks = sum(len(each.ranks) for each in plan.classes)
+    for executions in by_step.values():
+        own: dict[str, list[TaskExecution]] = defaultdict(list)
+        for execution in executions:
+            own[execution[0].rank_class].append(execution)
+        for each in plan.classes:
+            times_s = exposed_by_name((own[each.name],), kinds, each.name, dimension_of_task)
+            for dimension, time_s in times_s.items():
+                exposed_s[dimension] += time_s * len(each.ranks) / ranks
+    by_class: dict[str, dict[str, list[Task]]] = defaultdict(lambda: defaultdict(list))
+    for task, *_ in by_step[steps[-1]]:
+        if is_communication(task):
+            by_class[dimension_of_task(task)][task.rank_class].append(task)
     return tuple(
         _dimension_use(
             dimension,
             plan,
-            [tasks for (each, _), tasks in by_class.items() if each == dimension],
-            exposed[dimension] / len(steps),
+            by_class[dimension],
+            exposed_s[dimension] / len(steps),
             sized.ensemble.likely,
         )
         for dimension in DIMENSIONS
-        if dimension in used
+        if dimension in by_class
     )
-
-
-def _exposed_s(
-    plan: StepPlan,
-    by_step: Mapping[int, Sequence[TaskExecution]],
-    dimension_of_task: Callable[[Task], Dimension],
-) -> Mapping[str, float]:
-    """Exposed time by dimension, of all steps, mean over ranks."""
-    kinds = {stream.name: stream.kind for stream in plan.streams}
-    total: dict[str, float] = defaultdict(float)
-    ranks = sum(len(each.ranks) for each in plan.classes)
-    for executions in by_step.values():
-        own: dict[str, list[TaskExecution]] = defaultdict(list)
-        for each in executions:
-            own[each[0].rank_class].append(each)
-        for rank_class in plan.classes:
-            busy_s, exposed_s = defaultdict[str, float](float), defaultdict[str, float](float)
-            name = rank_class.name
-            add_times(own[name], kinds, name, dimension_of_task, busy_s, exposed_s)
-            for dimension, time_s in exposed_s.items():
-                total[dimension] += time_s * len(rank_class.ranks) / ranks
-    return total
-
-
-def _dimensions(plan: StepPlan) -> Callable[[Task], Dimension]:
-    """Dimension that a communication of a plan serves."""
-    dimensions = {each.name: dimension_of(each) for each in plan.communicators}
-
-    def dimension(task: Task) -> Dimension:
-        assert isinstance(task.work, Collective)
-        return dimensions[task.work.communicator]
-
-    return dimension
 
 
 def _dimension_use(
     dimension: str,
     plan: StepPlan,
-    classes: Iterable[Sequence[Task]],
+    tasks_of: Mapping[str, Sequence[Task]],
     exposed_s: float,
     machine: Machine,
 ) -> DimensionUse:
-    calls, sent_bytes = 0, 0.0
-    names: dict[str, None] = {}
-    for tasks in classes:
-        works = [task.work for task in tasks if isinstance(task.work, Collective)]
-        names |= dict.fromkeys(work.communicator for work in works)
-        calls = max(calls, sum(work.times for work in works))
-        sent_bytes = max(sent_bytes, sum_sent_bytes(plan, tasks, works))
+    """Sum up what some classes send in a dimension, of which the one that sends most counts."""
+    works_of = {name: [collective_of(task) for task in tasks] for name, tasks in tasks_of.items()}
+    names = {work.communicator for works in works_of.values() for work in works}
     called = [each for each in plan.communicators if each.name in names]
-    groups = [each.groups for each in called]
-    pairs = [pair for each in groups for pair in _neighbours(each[0])]
+    pairs = [
+        pair for each in called for pair in pairwise(list(each.groups[0][: MOST_NEIGHBOURS + 1]))
+    ]
     per_host = machine.topology.gpus_per_host
     crossing = sum(a // per_host != b // per_host for a, b in pairs)
     return DimensionUse(
         dimension=dimension,
         ranks=_group_ranks(called),
-        calls=calls,
-        sent_bytes=sent_bytes,
+        calls=max(sum(work.times for work in works) for works in works_of.values()),
+        sent_bytes=max(sum_sent_bytes(plan, name, works) for name, works in works_of.items()),
         exposed_s=exposed_s,
         links=tuple(dict.fromkeys(kind for pair in pairs for kind in _links(machine, *pair))),
         between_hosts=crossing / len(pairs) if pairs else 0.0,
@@ -240,11 +201,6 @@ def _group_ranks(communicators: Iterable[Communicator]) -> int:
         sizes[each.role] = max(sizes.get(each.role, 1), len(each.groups[0]))
     legs = sizes.pop("expert_rail", 1) * sizes.pop("expert_node", 1)
     return max(legs, *sizes.values(), 1)
-
-
-def _neighbours(group: RankGroup) -> Iterator[tuple[int, int]]:
-    members = list(group[: MOST_NEIGHBOURS + 1])
-    yield from pairwise(members)
 
 
 def _links(machine: Machine, source: int, target: int) -> Iterator[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import nan
 from statistics import fmean
@@ -27,7 +28,7 @@ from perfmodel.studies.run.result.model import (
     Wait,
     with_bottleneck,
 )
-from perfmodel.studies.run.result.usage import CommunicationUse, HotSpot, LinkUses
+from perfmodel.studies.run.result.usage import HotSpot, LinkUses
 from perfmodel.studies.run.steps.bottleneck import name_bottleneck
 from perfmodel.studies.run.steps.mixture_use import mixture_use
 from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP, mean_interval_s
@@ -43,21 +44,17 @@ from perfmodel.studies.run.steps.sized_job import (
 from perfmodel.studies.run.steps.step_parts import (
     busiest_class,
     communication_uses,
-    mean,
-    mean_breakdown,
-    parts_of_steps,
+    mean_parts,
 )
 from perfmodel.studies.run.steps.uncertainty import (
     describe_sensitivity,
     simulate_uncertainties,
-    step_interval,
+    with_interval,
 )
 from perfmodel.timeline import GroupOfClass, Span, Timeline
 from perfmodel.topology.arcs import LinkKinds
 from perfmodel.topology.model import Topology
-from perfmodel.training.ddp.buckets import Bucket
 from perfmodel.training.plan.step_plan import StepPlan
-from perfmodel.workload.model import Workload
 
 LISTED_HOSTS = 2
 """Hosts whose links a result lists one by one; all hosts have the same links."""
@@ -83,22 +80,17 @@ def simulate_size(
             point = replace(point, memory=replace(point.memory, advice=lines))
         if sized.disturbances and sized.is_main:
             point = replace(point, disturbance=simulate_costs(sized, reported))
-        uncertainties = simulate_uncertainties(sized, reported, point)
-        ends = None if uncertainties is None else step_interval(point.step_time_s, uncertainties)
-        point = replace(point, uncertainties=uncertainties, interval_s=ends)
-        return _add_limits(sized, reported, point) if with_limits else point
-
-
-def _add_limits(sized: SizedJob, reported: ReportedRun, point: SizeResult) -> SizeResult:
-    """Add what limits the step, and what its time is sensitive to."""
-    reliefs = simulate_reliefs(sized, reported, point)
-    bottleneck = name_bottleneck(sized, reported, point, reliefs)
-    notes = (
-        *point.notes,
-        *_describe_profile(sized, reported),
-        *describe_sensitivity(sized, reported),
-    )
-    return replace(with_bottleneck(point, bottleneck), reliefs=reliefs, notes=notes)
+        point = with_interval(point, simulate_uncertainties(sized, reported, point))
+        if not with_limits:
+            return point
+        reliefs = simulate_reliefs(sized, reported, point)
+        bottleneck = name_bottleneck(sized, reported, point, reliefs)
+        beyond, sensitive = (
+            _describe_profile(sized, reported),
+            describe_sensitivity(sized, reported),
+        )
+        point = replace(point, notes=(*point.notes, *beyond, *sensitive))
+        return with_bottleneck(point, bottleneck, reliefs)
 
 
 def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> SizeResult:
@@ -106,7 +98,7 @@ def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> S
     run, counted = reported.run, reported.counted
     topology = timer_of(reported.setup, sized.disturbances).machine.topology
     step_s = sum(reported.steps_s) / counted
-    parts = parts_of_steps(reported.plan, run, reported.counted_steps)
+    parts = mean_parts(reported.plan, run, reported.counted_steps, step_s)
     spans = _longest_step(reported)
     means = "" if counted == 1 else f", mean of {counted} steps"
     memory = sized.memory()
@@ -115,10 +107,10 @@ def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> S
         nodes=sized.size.nodes,
         step_time_s=step_s,
         first_step_time_s=first_step_s,
-        compute_s=mean([part.compute_s for part in parts]),
-        comm_s=mean([part.comm_s for part in parts]),
-        exposed_comm_s=mean([part.exposed_s for part in parts]),
-        breakdown_s=mean_breakdown(parts, step_s),
+        compute_s=parts.compute_s,
+        comm_s=parts.comm_s,
+        exposed_comm_s=parts.exposed_s,
+        breakdown_s=parts.breakdown_s,
         samples_per_s=reported.plan.samples / step_s,
         scaling_efficiency=1.0,
         bottleneck="",
@@ -127,23 +119,20 @@ def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> S
         memory=memory,
         hot_spot=find_hot_spot(sized, reported, spans, topology, memory),
         interval_s=None,
-        buckets=_own_buckets(spans)
-        if sized.job.own
-        else _time_buckets(spans, assign_buckets(sized.job), sized.job.workload),
+        buckets=_time_buckets(sized, spans),
         links=sum_link_uses(topology, run.counted, reported.steps, step_s),
         timeline=_timeline(reported.plan, spans),
-        communication=_communication(reported, spans),
+        communication=communication_uses(
+            reported.plan,
+            run,
+            reported.counted_steps,
+            busiest_class(spans, reported.plan.stream_kinds),
+        ),
         mfu=mfu_of(sized, reported.plan.samples / step_s),
         mixture=mixture_use(sized, reported, spans),
         mode=f"{sized.fidelity}, {reported.mode}{means}",
         notes=tuple(str(note) for note in run.notes),
     )
-
-
-def _communication(reported: ReportedRun, spans: Sequence[Span]) -> tuple[CommunicationUse, ...]:
-    kinds = {stream.name: stream.kind for stream in reported.plan.streams}
-    rank_class = busiest_class(spans, kinds)
-    return communication_uses(reported.plan, reported.run, reported.counted_steps, rank_class)
 
 
 def mfu_of(sized: SizedJob, samples_per_s: float) -> float | None:
@@ -189,51 +178,45 @@ def _timeline(plan: StepPlan, spans: tuple[Span, ...]) -> Timeline:
     """A timeline that says which ranks its classes and their groups are."""
     first_rank = {each.name: each.ranks[0] for each in plan.classes}
     used = dict.fromkeys((s.rank_class, s.communicator) for s in spans if s.communicator)
-    listed = {each.name: each.groups for each in plan.communicators}
+    listed = plan.groups_of
     groups = {
         (name, communicator): GroupOfClass(len(group), tuple(group[:RANKS_LISTED]))
         for name, communicator in used
         for group in listed[communicator]
         if first_rank[name] in group
     }
-    kinds = {stream.name: stream.kind for stream in plan.streams}
-    return Timeline(spans, first_rank, groups, kinds, tuple(first_rank))
+    return Timeline(spans, first_rank, groups, plan.stream_kinds, tuple(first_rank))
 
 
-def _time_buckets(
-    spans: tuple[Span, ...], buckets: tuple[Bucket, ...], workload: Workload
-) -> tuple[BucketTime, ...]:
-    reduced = {s.bucket: s for s in spans if s.kind == "communication" and s.bucket is not None}
-    return tuple(
-        BucketTime(
-            index=bucket.index,
-            nbytes=bucket.nbytes,
-            ready_s=reduced[bucket.index].ready_s,
-            start_s=reduced[bucket.index].start_s,
-            end_s=reduced[bucket.index].end_s,
-            parameters=tuple(workload.tensors[index].name for index in bucket.tensors),
+def _time_buckets(sized: SizedJob, spans: Sequence[Span]) -> tuple[BucketTime, ...]:
+    """Times of buckets: of the strategy's own, or of what a user's plan numbers as buckets."""
+    numbered: dict[int, list[Span]] = defaultdict(list)
+    for span in spans:
+        if span.kind == "communication" and span.bucket is not None:
+            numbered[span.bucket].append(span)
+    if sized.job.own:
+        return tuple(
+            _time_bucket(at, same[0].nbytes, same) for at, same in sorted(numbered.items())
         )
-        for bucket in buckets
-        if bucket.index in reduced
+    tensors = sized.job.workload.tensors
+    return tuple(
+        _time_bucket(
+            bucket.index,
+            bucket.nbytes,
+            numbered[bucket.index][-1:],
+            tuple(tensors[index].name for index in bucket.tensors),
+        )
+        for bucket in assign_buckets(sized.job)
+        if bucket.index in numbered
     )
 
 
-def _own_buckets(spans: Sequence[Span]) -> tuple[BucketTime, ...]:
-    """Collectives of one class that a user's plan numbers as buckets, whose parameters it has."""
-    numbered: dict[int, list[Span]] = {}
-    for span in spans:
-        if span.kind == "communication" and span.bucket is not None:
-            numbered.setdefault(span.bucket, []).append(span)
-    return tuple(
-        BucketTime(
-            index=index,
-            nbytes=same[0].nbytes,
-            ready_s=min(span.ready_s for span in same),
-            start_s=min(span.start_s for span in same),
-            end_s=max(span.end_s for span in same),
-            parameters=(),
-        )
-        for index, same in sorted(numbered.items())
+def _time_bucket(
+    index: int, nbytes: int, spans: Sequence[Span], parameters: tuple[str, ...] = ()
+) -> BucketTime:
+    ready_s, start_s = min(each.ready_s for each in spans), min(each.start_s for each in spans)
+    return BucketTime(
+        index, nbytes, ready_s, start_s, max(each.end_s for each in spans), parameters
     )
 
 
@@ -271,10 +254,10 @@ def find_hot_spot(
     if len(classes) < 2 or len(alone) != 1:
         return None
     (hot,) = alone
-    streams = {stream.name for stream in reported.plan.streams if stream.kind == "compute"}
-    busy_s: dict[str, float] = {each.name: 0.0 for each in reported.plan.classes}
+    kinds = reported.plan.stream_kinds
+    busy_s = dict.fromkeys((each.name for each in reported.plan.classes), 0.0)
     for span in spans:
-        if span.stream in streams:
+        if kinds[span.stream] == "compute":
             busy_s[span.rank_class] += span.end_s - span.start_s
     gpu = topology.ranks[hot.ranks[0]]
     others = [topology.ranks[rank] for each in classes if each is not hot for rank in each.ranks]
@@ -302,29 +285,45 @@ ROUNDING_S = 1e-12
 
 def simulate_costs(sized: SizedJob, reported: ReportedRun) -> DisturbanceCost:
     """Simulate the job without each of its disturbances, and find who waits for whom."""
-    undisturbed_s = _simulate_with(reported, ())
-    costs = []
-    for disturbance in sized.disturbances:
-        rest = tuple(other for other in sized.disturbances if other is not disturbance)
-        without_s = _simulate_with(reported, rest) if rest else undisturbed_s
-        costs.append(EventCost(disturbance.description, without_s, reported.step_s - without_s))
-    is_random = any(each.jitter for each in sized.disturbances)
+
+    def step_with_s(disturbances: Sequence[Disturbance]) -> float:
+        if any(each.varies for each in disturbances):
+            return reported.simulate_again(disturbances)
+        return simulate_steps(reported.setup, disturbances, SETTLED)[1].step_time_s
+
+    cost = cost_of(sized.disturbances, step_with_s, reported.step_s, reported.steps_s)
     jobs = [each.background_job for each in sized.disturbances if each.background_job]
-    return DisturbanceCost(
-        steps_s=reported.steps_s,
-        undisturbed_s=undisturbed_s,
-        mean_interval_s=mean_interval_s(reported.steps_s) if is_random else None,
-        events=tuple(costs),
-        waits=_find_waits(sized, reported, by_rank=is_random),
+    return replace(
+        cost,
+        waits=_find_waits(sized, reported, by_rank=cost.mean_interval_s is not None),
         jobs=tuple(_simulate_other_job(sized, reported, job) for job in jobs),
     )
 
 
-def _simulate_with(reported: ReportedRun, disturbances: tuple[Disturbance, ...]) -> float:
-    """Mean step with some of the disturbances, over the same steps; seconds."""
-    if any(each.varies for each in disturbances):
-        return reported.simulate_again(disturbances)
-    return simulate_steps(reported.setup, disturbances, SETTLED)[1].step_time_s
+def cost_of(
+    disturbances: Sequence[Disturbance],
+    step_with_s: Callable[[Sequence[Disturbance]], float],
+    step_s: float,
+    steps_s: tuple[float, ...],
+) -> DisturbanceCost:
+    """Compare the step with that without each of its disturbances, and without all of them.
+
+    `step_with_s`: the mean step with some of them. `step_s`: that with all; `steps_s`: the counted
+        steps; seconds.
+    """
+    undisturbed_s = step_with_s(())
+    rests = [[each for each in disturbances if each is not left_out] for left_out in disturbances]
+    without_s = [step_with_s(rest) if rest else undisturbed_s for rest in rests]
+    return DisturbanceCost(
+        steps_s=steps_s,
+        undisturbed_s=undisturbed_s,
+        mean_interval_s=mean_interval_s(steps_s) if any(d.jitter for d in disturbances) else None,
+        events=tuple(
+            EventCost(each.description, rest_s, step_s - rest_s)
+            for each, rest_s in zip(disturbances, without_s, strict=True)
+        ),
+        waits=(),
+    )
 
 
 def _simulate_other_job(
@@ -352,55 +351,48 @@ def _simulate_other_job(
 def _find_waits(sized: SizedJob, reported: ReportedRun, *, by_rank: bool) -> tuple[Wait, ...]:
     """Find who came last to each collective, over the counted steps.
 
-    `by_rank`: whether the last one is named as a rank of its class rather than as the class.
+    `by_rank`: whether the last one is named as a rank of its class rather than as the class. The
+        undisturbed ranks of the only class are named by their number; of several, as of the stages
+        of a pipeline, each keeps its name, or nobody knew which is meant.
     """
     ranks = sized.ensemble.likely.topology.ranks
     usual = [each.name for each in sized.plan_for(None).classes]
-    class_names = _name_classes(reported.plan, usual)
-
-    def name_last(meeting: CollectiveArrivals) -> str:
-        return ranks[meeting.last_rank] if by_rank else class_names[meeting.last]
-
-    meetings_of: dict[str, list[CollectiveArrivals]] = {}
-    for meeting in reported.run.arrivals:
-        if meeting.step in reported.counted_steps:
-            meetings_of.setdefault(meeting.name, []).append(meeting)
-    return tuple(_wait_of(name, each, name_last) for name, each in meetings_of.items())
-
-
-def _name_classes(plan: StepPlan, usual: Collection[str]) -> dict[str, str]:
-    """Name rank classes; undisturbed ranks of the only class (`usual`) by their number of GPUs.
-
-    Of several, as of the stages of a pipeline, each keeps its name, or nobody knew which is meant.
-    """
-    return {
+    class_names = {
         each.name: f"the other {len(each.ranks):,} GPUs"
-        if list(usual) == [each.name] and len(each.ranks) > 1
+        if usual == [each.name] and len(each.ranks) > 1
         else each.name
-        for each in plan.classes
+        for each in reported.plan.classes
     }
-
-
-def _wait_of(
-    name: str,
-    arrivals: Sequence[CollectiveArrivals],
-    name_last: Callable[[CollectiveArrivals], str],
-) -> Wait:
-    counts: dict[str, int] = {}
-    for meeting in arrivals:
-        if meeting.longest_s > ROUNDING_S:
-            last = name_last(meeting)
-            counts[last] = counts.get(last, 0) + 1
-    most_often = max(counts, key=lambda last: counts[last], default="")
-    return Wait(
-        collective=name,
-        bucket=arrivals[0].bucket,
-        last=most_often,
-        share=counts.get(most_often, 0) / len(arrivals),
-        waited_s=_round_to_zero(fmean([meeting.waited_s for meeting in arrivals])),
-        longest_s=_round_to_zero(max(meeting.longest_s for meeting in arrivals)),
+    counted: dict[str, list[CollectiveArrivals]] = defaultdict(list)
+    for arrivals in reported.run.arrivals:
+        if arrivals.step in reported.counted_steps:
+            counted[arrivals.name].append(arrivals)
+    return tuple(
+        _wait_of(
+            each,
+            [ranks[at.last_rank] if by_rank else class_names[at.last] for at in each],
+        )
+        for each in counted.values()
     )
 
 
-def _round_to_zero(wait_s: float) -> float:
-    return wait_s if wait_s > ROUNDING_S else 0.0
+def _wait_of(arrivals: Sequence[CollectiveArrivals], last: Sequence[str]) -> Wait:
+    """Sum up the arrivals at one collective; `last` came last to each."""
+    waited = zip(arrivals, last, strict=True)
+    counts = Counter(name for each, name in waited if each.longest_s > ROUNDING_S)
+    most_often, times = counts.most_common(1)[0] if counts else ("", 0)
+    mean_s, longest_s = (
+        wait_s if wait_s > ROUNDING_S else 0.0
+        for wait_s in (
+            fmean([each.waited_s for each in arrivals]),
+            max(each.longest_s for each in arrivals),
+        )
+    )
+    return Wait(
+        arrivals[0].name,
+        arrivals[0].bucket,
+        last=most_often,
+        share=times / len(arrivals),
+        waited_s=mean_s,
+        longest_s=longest_s,
+    )

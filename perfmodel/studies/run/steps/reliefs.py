@@ -21,7 +21,7 @@ from perfmodel.studies.run.resolve.what_if import BANDWIDTHS_INSIDE, BETWEEN_NOD
 from perfmodel.studies.run.result.model import Relief, SizeResult
 from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
-from perfmodel.studies.run.steps.step_parts import mean, parts_of_steps
+from perfmodel.studies.run.steps.step_parts import mean_parts
 from perfmodel.topology.arcs import Arcs
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 
@@ -80,6 +80,11 @@ PARTS: Mapping[str, Part] = {
 }
 
 
+def join_words(words: Sequence[str]) -> str:
+    """List words as a sentence does: "a, b and c"."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
 def describe_parts(parts: Sequence[Part]) -> str:
     """Describe a machine of which these parts are no limit.
 
@@ -89,8 +94,7 @@ def describe_parts(parts: Sequence[Part]) -> str:
     'infinitely fast network and PCIe, and no latency'
     """
     links = [part.name for part in parts if part in LINKS]
-    listed = " and ".join(filter(None, [", ".join(links[:-1]), *links[-1:]]))
-    fast = [f"infinitely fast {listed}"] if links else []
+    fast = [f"infinitely fast {join_words(links)}"] if links else []
     *first, last = [*fast, *(_TEXTS[part.name] for part in parts if part not in LINKS)]
     # "and" within the links asks for a comma before the next.
     return f"{', '.join(first)}{',' if ' and ' in first[0] else ''} and {last}" if first else last
@@ -110,10 +114,11 @@ def simulate_reliefs(
     waits_s = point.exposed_comm_s + point.breakdown_s["slowdown"]
     if point.exposed_comm_s > 0 and waits_s > WORTH_SEARCHING * step_s:
         reliefs += _relieve_communication(sized, reported)
-    return _by_savings(reliefs)
+    return by_savings(reliefs)
 
 
-def _by_savings(reliefs: Iterable[Relief]) -> tuple[Relief, ...]:
+def by_savings(reliefs: Iterable[Relief]) -> tuple[Relief, ...]:
+    """Return what saves most first."""
     return tuple(sorted(reliefs, key=lambda relief: -relief.saves_s))
 
 
@@ -138,7 +143,7 @@ def _relieve_communication(sized: SizedJob, reported: ReportedRun) -> list[Relie
         return _Search(sized, reported, sized.disturbances).reliefs()
     plan, run, mode = simulate_steps(setup, sized.steady_disturbances, sized.settled)
     steady = ReportedRun(plan, run, mode, setup, sized.settled, 1)
-    reliefs = _by_savings(_Search(sized, steady, sized.steady_disturbances).reliefs())
+    reliefs = by_savings(_Search(sized, steady, sized.steady_disturbances).reliefs())
     if not varies or not reliefs:
         return list(reliefs)
     alone = next((each for each in reliefs if len(each.parts) == 1), None)
@@ -207,8 +212,8 @@ class _Search:
         Communication takes as long as the busiest of the other kinds of link, at least; and links
         that are busy now here, now there, hold it up for about twice as long as one of them is.
         """
-        parts = parts_of_steps(self.reported.plan, self.reported.run, self.reported.counted_steps)
-        comm_s = mean([part.comm_s for part in parts])
+        run, step_s = self.reported.run, self.reported.step_s
+        comm_s = mean_parts(self.reported.plan, run, self.reported.counted_steps, step_s).comm_s
         most_s = {}
         for part in busy_s:
             left_s = max((busy_s[other] for other in busy_s if other is not part), default=0.0)

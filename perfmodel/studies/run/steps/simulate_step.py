@@ -93,9 +93,9 @@ def simulate_steps(
     plan, slow = _split_classes(setup, disturbances)
     timer = timer_of(setup, disturbances)
     changes = list_changes(setup, disturbances)
-    traffic = tuple(background_traffic(disturbances, setup.settled_s))
-    jobs = tuple(background_jobs(disturbances, setup.settled_s))
-    processes = tuple(own_processes(disturbances, setup.settled_s))
+    traffic = background_traffic(disturbances, setup.settled_s)
+    jobs = background_jobs(disturbances, setup.settled_s)
+    processes = own_processes(disturbances, setup.settled_s)
     jitters = [each.jitter for each in disturbances if each.jitter is not None]
     fidelity = "free" if free else setup.fidelity
     if jitters:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from perfmodel.simulate.engine.outcome import Run, TaskExecution
 from perfmodel.studies.run.result.usage import CommunicationUse
 from perfmodel.timeline import Span, covered_s, exposed, exposed_s
-from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task, has_stages
+from perfmodel.training.plan.step_plan import Collective, StepPlan, Task, has_stages
 
 PARTS = ("forward", "backward", "copies", "optimizer", "slowdown", "exposed communication", "idle")
 
 _PART_OF_KIND = {"copy": "copies"}
 
+Interval = tuple[float, float]
+
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """Where one step went; seconds."""
+    """Where one step went, or the mean one of several; seconds."""
 
     compute_s: float
     comm_s: float
@@ -27,12 +29,26 @@ class StepParts:
     breakdown_s: dict[str, float]
 
 
-def parts_of_steps(plan: StepPlan, run: Run, steps: range) -> list[StepParts]:
-    """Compute where each of some steps of a run went."""
+def mean_parts(plan: StepPlan, run: Run, steps: range, step_s: float) -> StepParts:
+    """Compute where some steps of a run went, on average; the rest of a step is idle.
+
+    Under jitter a rank may begin a step before the slowest one has ended the last. Then the parts
+    of a single step add up to more or less than its duration, so idle is worked out from the means.
+
+    `step_s`: the mean of these steps; seconds.
+    """
     by_step, ends = spans_by_step(run), (0.0, *run.step_ends_s)
-    kinds = {stream.name: stream.kind for stream in plan.streams}
-    split = _split_pipeline if has_stages(plan) else _split_step
-    return [split(by_step[at], kinds, ends[at + 1] - ends[at]) for at in steps]
+    parts = [_split_step(by_step[at], plan, ends[at + 1] - ends[at]) for at in steps]
+    means = {name: _mean(part.breakdown_s[name] for part in parts) for name in parts[0].breakdown_s}
+    if len(parts) > 1:
+        means["idle"] = 0.0
+        means["idle"] = max(0.0, step_s - sum(means.values()))
+    return StepParts(
+        _mean(part.compute_s for part in parts),
+        _mean(part.comm_s for part in parts),
+        _mean(part.exposed_s for part in parts),
+        means,
+    )
 
 
 def spans_by_step(run: Run) -> dict[int, list[Span]]:
@@ -43,53 +59,41 @@ def spans_by_step(run: Run) -> dict[int, list[Span]]:
     return by_step
 
 
-def mean(values: Sequence[float]) -> float:
-    """Return the mean over the counted steps."""
-    return sum(values) / len(values)
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed)
 
 
-def mean_breakdown(parts: list[StepParts], step_s: float) -> dict[str, float]:
-    """Mean of each part of a step; the rest is idle.
+def _split_step(spans: list[Span], plan: StepPlan, step_s: float) -> StepParts:
+    """Split the step of the class that computes longest, beside the communication of all.
 
-    Under jitter a rank may begin a step before the slowest one has ended the last. Then the parts
-    of a single step add up to more or less than its duration, so idle is worked out from the means.
+    Of a pipeline, by what that stage takes part in itself.
     """
-    means = {name: mean([p.breakdown_s[name] for p in parts]) for name in parts[0].breakdown_s}
-    if len(parts) > 1:
-        means["idle"] = 0.0
-        means["idle"] = max(0.0, step_s - sum(means.values()))
-    return means
-
-
-def _split_step(spans: list[Span], kinds: Mapping[str, str], step_s: float) -> StepParts:
+    kinds, is_pipeline = plan.stream_kinds, has_stages(plan)
     busiest = busiest_class(spans, kinds)
-    own = [span for span in spans if span.rank_class == busiest and computes(span, kinds)]
-    compute = [(span.start_s, span.end_s) for span in own]
-    comm = [(span.start_s, span.end_s) for span in spans if communicates(span, kinds)]
-    exposed = exposed_s(comm, compute)
+    own = [span for span in spans if span.rank_class == busiest]
+    kernels = [span for span in own if computes(span, kinds)]
+    compute = intervals_of(kernels)
+    comm = intervals_of(s for s in (own if is_pipeline else spans) if communicates(s, kinds))
+    breakdown_s = _break_down(kernels, exposed_s(comm, compute), step_s)
+    if is_pipeline:
+        waits_s = exposed_s([window_of_passes(spans)], [*compute, *comm])
+        bubble_s = min(waits_s, breakdown_s["idle"])
+        breakdown_s |= {"bubble": bubble_s, "idle": breakdown_s["idle"] - bubble_s}
     return StepParts(
-        covered_s(compute), covered_s(comm), exposed, _break_down(own, exposed, step_s)
+        covered_s(compute), covered_s(comm), breakdown_s["exposed communication"], breakdown_s
     )
 
 
-def _split_pipeline(spans: list[Span], kinds: Mapping[str, str], step_s: float) -> StepParts:
-    """Split the step of the stage that computes longest, by what it takes part in itself."""
-    busiest = busiest_class(spans, kinds)
-    parts = _split_step([s for s in spans if s.rank_class == busiest], kinds, step_s)
-    waits_s = min(stage_waits_s(spans, kinds)[busiest], parts.breakdown_s["idle"])
-    rest = parts.breakdown_s | {"bubble": waits_s, "idle": parts.breakdown_s["idle"] - waits_s}
-    return replace(parts, breakdown_s=rest)
+def intervals_of(spans: Iterable[Span]) -> list[Interval]:
+    """Return when spans begin and end."""
+    return [(span.start_s, span.end_s) for span in spans]
 
 
-def stage_waits_s(spans: Sequence[Span], kinds: Mapping[str, str]) -> dict[str, float]:
-    """Time that each class neither computes nor communicates while any stage runs passes."""
+def window_of_passes(spans: Iterable[Span]) -> Interval:
+    """Return when the first pass of all stages begins, and when the last one ends."""
     passes = [span for span in spans if span.kind in ("forward", "backward")]
-    begin, end = min(span.start_s for span in passes), max(span.end_s for span in passes)
-    works: dict[str, list[tuple[float, float]]] = {}
-    for span in spans:
-        if computes(span, kinds) or communicates(span, kinds):
-            works.setdefault(span.rank_class, []).append((span.start_s, span.end_s))
-    return {name: exposed_s([(begin, end)], intervals) for name, intervals in works.items()}
+    return min(span.start_s for span in passes), max(span.end_s for span in passes)
 
 
 def computes(span: Span, kinds: Mapping[str, str]) -> bool:
@@ -130,8 +134,6 @@ def _break_down(compute: list[Span], exposed: float, step_s: float) -> dict[str,
 
 # ---------------------------------------------------------------- what a step sends
 
-Interval = tuple[float, float]
-
 
 def ring_bytes(op: str, nbytes: float, ranks: int) -> float:
     """Bytes that each rank sends in an operation on a ring; the root, where there is one.
@@ -159,25 +161,44 @@ def communication_uses(
     `steps`: over which times are means. Where several operations are exposed together, they share
     that time, so that exposed times add up to the exposed communication of the step.
     """
-    kinds = {stream.name: stream.kind for stream in plan.streams}
     by_step = executions_by_step(run, steps)
+    tasks = [
+        task
+        for task, *_ in by_step[steps[-1]]
+        if task.rank_class == rank_class and is_communication(task)
+    ]
     if has_stages(plan):
         by_step = {
             at: [each for each in executions if each[0].rank_class == rank_class]
             for at, executions in by_step.items()
         }
-    tasks = [
-        each[0]
-        for each in by_step[steps[-1]]
-        if each[0].rank_class == rank_class and not isinstance(each[0].work, Compute)
-    ]
-    busy_s, exposed_s = defaultdict[str, float](float), defaultdict[str, float](float)
-    for executions in by_step.values():
-        add_times(executions, kinds, rank_class, op_of, busy_s, exposed_s)
-    return tuple(
-        _sum_up(op, tasks, plan, busy_s[op] / len(steps), exposed_s[op] / len(steps))
-        for op in dict.fromkeys(op_of(task) for task in tasks)
-    )
+    exposed_by_op_s = exposed_by_name(by_step.values(), plan.stream_kinds, rank_class, op_of)
+    uses = []
+    for op in dict.fromkeys(map(op_of, tasks)):
+        works = [collective_of(task) for task in tasks if op_of(task) == op]
+        busy_s = 0.0
+        for executions in by_step.values():
+            busy = [
+                (e[2], e[3]) for e in executions if is_communication(e[0]) and op_of(e[0]) == op
+            ]
+            busy_s += sum(end - start for start, end in exposed(busy, ()))
+        uses.append(
+            CommunicationUse(
+                op,
+                sum(work.times for work in works),
+                sum(work.times * work.nbytes for work in works),
+                sum_sent_bytes(plan, rank_class, works),
+                busy_s / len(steps),
+                exposed_by_op_s[op] / len(steps),
+            )
+        )
+    return tuple(uses)
+
+
+def _busy_s(executions: Sequence[TaskExecution], op: str) -> float:
+    """Time in which at least one call of an operation is in flight; seconds."""
+    busy = [(e[2], e[3]) for e in executions if is_communication(e[0]) and op_of(e[0]) == op]
+    return sum(end - start for start, end in exposed(busy, ()))
 
 
 def executions_by_step(run: Run, steps: range) -> dict[int, list[TaskExecution]]:
@@ -194,68 +215,64 @@ def is_communication(task: Task) -> bool:
     return isinstance(task.work, Collective)
 
 
+def collective_of(task: Task) -> Collective:
+    """Return what a communication sends."""
+    assert isinstance(task.work, Collective)
+    return task.work
+
+
 def op_of(task: Task) -> str:
     """Operation of a communication."""
-    assert isinstance(task.work, Collective)
-    return task.work.op
+    return collective_of(task).op
 
 
-def _sum_up(
-    op: str, tasks: Sequence[Task], plan: StepPlan, busy_s: float, exposed_s: float
-) -> CommunicationUse:
-    own = [task.work for task in tasks if isinstance(task.work, Collective) and op_of(task) == op]
-    calls = sum(work.times for work in own)
-    nbytes = sum(work.times * work.nbytes for work in own)
-    return CommunicationUse(op, calls, nbytes, sum_sent_bytes(plan, tasks, own), busy_s, exposed_s)
-
-
-def sum_sent_bytes(plan: StepPlan, tasks: Sequence[Task], works: Sequence[Collective]) -> float:
+def sum_sent_bytes(plan: StepPlan, rank_class: str, works: Sequence[Collective]) -> float:
     """Bytes that a rank sends in collectives on rings; of a message only the one that sends it.
 
-    `tasks`: of one class, whose ranks call the collectives.
+    `rank_class`: whose ranks call the collectives.
     """
-    if not works:
-        return 0.0
-    groups = {each.name: each.groups for each in plan.communicators}
-    own = frozenset(next(e.ranks for e in plan.classes if e.name == tasks[0].rank_class))
-    senders = {
-        name: any(group[0] in own for group in groups[name])
-        for name in {work.communicator for work in works if work.op == "send"}
+    groups = plan.groups_of
+    own = frozenset(next(each.ranks for each in plan.classes if each.name == rank_class))
+    receives_only = {
+        work.communicator
+        for work in works
+        if work.op == "send" and not any(group[0] in own for group in groups[work.communicator])
     }
     return sum(
-        work.times * ring_bytes(work.op, work.nbytes, len(groups[work.communicator][0]))
-        for work in works
-        if senders.get(work.communicator, True)
+        (
+            work.times * ring_bytes(work.op, work.nbytes, len(groups[work.communicator][0]))
+            for work in works
+            if work.communicator not in receives_only
+        ),
+        start=0.0,
     )
 
 
-def add_times(
-    executions: Sequence[TaskExecution],
+def exposed_by_name(
+    steps: Iterable[Sequence[TaskExecution]],
     kinds: Mapping[str, str],
     rank_class: str,
     name_of: Callable[[Task], str],
-    busy_s: dict[str, float],
-    exposed_s: dict[str, float],
-) -> None:
-    """Add the times of one step to those of each kind of communication.
+) -> dict[str, float]:
+    """Time in which communication is exposed to a class, of all steps, by what it is called.
 
-    `name_of`: the kind that a task is of.
+    `name_of`: the name that a task is counted under.
     """
-    comm = [(name_of(e[0]), (e[2], e[3])) for e in executions if is_communication(e[0])]
-    compute = [
-        (e[2], e[3])
-        for e in executions
-        if kinds[e[0].stream] == "compute"
-        and e[0].rank_class == rank_class
-        and not is_communication(e[0])
-    ]
-    for name in dict.fromkeys(name for name, _ in comm):
-        own = [interval for each, interval in comm if each == name]
-        busy_s[name] += sum(end - start for start, end in exposed(own, ()))
-    free = exposed([interval for _, interval in comm], compute)
-    for start, end, names in _shared(comm, free):
-        for name in names:
-            exposed_s[name] += (end - start) / len(names)
+    total_s = defaultdict[str, float](float)
+    for executions in steps:
+        comm = [(name_of(e[0]), (e[2], e[3])) for e in executions if is_communication(e[0])]
+        compute = [
+            (e[2], e[3])
+            for e in executions
+            if kinds[e[0].stream] == "compute"
+            and e[0].rank_class == rank_class
+            and not is_communication(e[0])
+        ]
+        free = exposed([interval for _, interval in comm], compute)
+        for start, end, names in _shared(comm, free):
+            for name in names:
+                total_s[name] += (end - start) / len(names)
+    return total_s
 
 
 def _shared(

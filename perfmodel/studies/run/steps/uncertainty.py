@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from perfmodel.scenario.sections.variants import WhatIf
 from perfmodel.simulate.engine.engine import BY_SENDS, uses_sockets
 from perfmodel.studies.run.resolve.training_job import TrainingJob, gpu_spread
 from perfmodel.studies.run.resolve.what_if import apply_what_if, what_if_of
-from perfmodel.studies.run.result.model import SizeResult, Uncertainty
+from perfmodel.studies.run.result.model import DisturbanceCost, SizeResult, Uncertainty
 from perfmodel.studies.run.steps.simulate_step import SimulationSetup, simulate_steps
 from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
 from perfmodel.units import format_time
@@ -37,6 +37,12 @@ Interval = tuple[float, float]
 def step_interval(step_s: float, uncertainties: Iterable[Uncertainty]) -> Interval:
     """80 % interval of a step; seconds."""
     return _around(step_s, [each.logs(step_s) for each in uncertainties])
+
+
+def with_interval(point: SizeResult, uncertainties: tuple[Uncertainty, ...] | None) -> SizeResult:
+    """Return the step with the uncertainties of its time, and the interval that they make."""
+    ends_s = None if uncertainties is None else step_interval(point.step_time_s, uncertainties)
+    return replace(point, uncertainties=uncertainties, interval_s=ends_s)
 
 
 def ratio_interval(
@@ -91,9 +97,9 @@ def _around(value: float, moves: Iterable[tuple[float, float]]) -> Interval:
 
 # ---------------------------------------------------------------- ends of the interval of a step
 
-BANDWIDTH, DELAY = 0.02, 0.03
+NEARBY_BANDWIDTH, NEARBY_DELAY = 0.02, 0.03
 """Shares by which the network of a machine may be off its data sheet without anybody noticing."""
-USUAL = 2.0
+MOST_TIMES_CHANGE = 2.0
 """Times the change of the network up to which a step may change."""
 
 
@@ -102,26 +108,75 @@ def simulate_uncertainties(
 ) -> tuple[Uncertainty, ...] | None:
     """Simulate the ends of compute, overlap and network; None where the network's are not known.
 
-    What varies from step to step is left out of these simulations: their ratios to one that leaves
-    it out, too, are what counts.
+    Numbers are at their ends one at a time, at fidelity "flow". What varies from step to step is
+    left out of these simulations: their ratios to one that leaves it out, too, are what counts.
 
     `point`: the result without an interval, where something varies from step to step.
     """
-    communicates = sized.size.gpus > 1 and what_if_of(sized.job.scenario).communication
-    if communicates and not sized.ensemble.alternatives:
+    job, ensemble, setup = sized.job, sized.ensemble, reported.setup
+    communicates = sized.size.gpus > 1 and what_if_of(job.scenario).communication
+    if communicates and not ensemble.alternatives:
         return None
-    ends = _StepEnds(sized, reported, _base_s(sized, reported))
-    compute = ends.of_compute()
-    parts = [compute]
-    if sized.job.gpu.generation != "cpu":
-        gpus, spread = (sized.size.gpus, sized.job.gpu.name), gpu_spread(sized.job)
-        parts += chance_of_gpus(reported.step_s, compute, sized.compute_spread, gpus, spread)
-    if communicates:
-        parts += [*ends.of_overlap(), ends.of_network()]
-    disturbance = None if point is None else point.disturbance
-    if disturbance is not None and disturbance.mean_interval_s is not None:
-        parts.append(Uncertainty("chance", *disturbance.mean_interval_s, is_shared=False))
-    return tuple(part for part in parts if part.low_s != part.high_s)
+    varies = reported.counted > 1 or setup.fidelity in BY_SENDS
+    base_s = _step_s(sized, setup) if varies else reported.step_s
+    share = reported.step_s / base_s
+
+    def between(origin: str, setups: Iterable[SimulationSetup]) -> Uncertainty:
+        return scaled_ends(origin, share, (_step_s(sized, each) for each in setups))
+
+    slower = (sized.with_compute(by).setup() for by in sized.compute_spread)
+    compute = between(name_compute(job), slower)
+    parts = [compute, *chance_of_job(sized, reported.step_s, compute)]
+    is_typical = job.scenario.compute.overlap_slowdown is None and job.gpu.overlap_slowdown != 1
+    if communicates and is_typical:  # of GPUs, and not stated
+        slowed = (replace(setup, slowdown=slowdown) for slowdown in overlap_slowdowns())
+        parts.append(between("overlap", slowed))
+    if communicates and ensemble.bounds:
+        parts.append(between(name_network(ensemble.likely), map(setup.on, ensemble.bounds)))
+    elif communicates:
+        drawn_s = [_step_s(sized, setup.on(drawn)) for drawn in ensemble.drawn]
+        parts.append(drawn_ends(ensemble.likely, share, drawn_s, base_s))
+    return with_chance(parts, None if point is None else point.disturbance)
+
+
+def scaled_ends(origin: str, share: float, ends_s: Iterable[float]) -> Uncertainty:
+    """Return ends in proportion to the reported step, which may vary or be one of messages.
+
+    `share`: of the reported step over the one that `ends_s` are the ends of; seconds.
+    """
+    low_s, high_s = ends_s
+    return Uncertainty(origin, low_s * share, high_s * share)
+
+
+def drawn_ends(
+    machine: Machine, share: float, drawn_s: Sequence[float], base_s: float
+) -> Uncertainty:
+    """Return the ends that steps on draws from a profile have; `share` is as in `scaled_ends`.
+
+    `drawn_s`, `base_s`: steps with drawn and with likely numbers; seconds.
+    """
+    from perfmodel.calibrate import interval_s
+
+    ends_s = interval_s(drawn_s, base_s) or (base_s, base_s)
+    return scaled_ends(name_network(machine), share, ends_s)
+
+
+def with_chance(
+    parts: Iterable[Uncertainty], disturbance: DisturbanceCost | None
+) -> tuple[Uncertainty, ...]:
+    """Return the uncertainties that have two ends, with that of what is random in the steps."""
+    ends_s = None if disturbance is None else disturbance.mean_interval_s
+    chance = () if ends_s is None else (Uncertainty("chance", *ends_s, is_shared=False),)
+    return tuple(part for part in (*parts, *chance) if part.low_s != part.high_s)
+
+
+def chance_of_job(sized: SizedJob, step_s: float, compute: Uncertainty) -> tuple[Uncertainty, ...]:
+    """Return the uncertainties of `chance_of_gpus` for the GPUs of a job; none for CPUs."""
+    gpu = sized.job.gpu
+    if gpu.generation == "cpu":
+        return ()
+    gpus, spread = (sized.size.gpus, gpu.name), gpu_spread(sized.job)
+    return chance_of_gpus(step_s, compute, sized.compute_spread, gpus, spread)
 
 
 def name_compute(job: TrainingJob) -> str:
@@ -131,55 +186,9 @@ def name_compute(job: TrainingJob) -> str:
     return f"compute of {on} in {compute.precision}, {compute.source}"
 
 
-@dataclass(frozen=True, slots=True)
-class _StepEnds:
-    """Simulates a job at the ends of its uncertain numbers, one at a time, at fidelity "flow"."""
-
-    sized: SizedJob
-    reported: ReportedRun
-    base_s: float
-
-    def of_compute(self) -> Uncertainty:
-        sized = self.sized
-        slower = (sized.with_compute(by).setup() for by in sized.compute_spread)
-        return self._between(name_compute(sized.job), slower)
-
-    def of_overlap(self) -> Iterable[Uncertainty]:
-        """Slowdown of compute beside collectives, where it is a typical one of GPUs."""
-        stated = self.sized.job.scenario.compute.overlap_slowdown is not None
-        if stated or self.sized.job.gpu.overlap_slowdown == 1:
-            return
-        setup = self.reported.setup
-        yield self._between(
-            "overlap", (replace(setup, slowdown=slowdown) for slowdown in overlap_slowdowns())
-        )
-
-    def of_network(self) -> Uncertainty:
-        ensemble, setup = self.sized.ensemble, self.reported.setup
-        origin = f"network of {kind_of_machine(ensemble.likely.topology)}"
-        if ensemble.bounds:
-            return self._between(origin, map(setup.on, ensemble.bounds))
-        from perfmodel.calibrate import interval_s
-
-        drawn_s = [_step_s(self.sized, setup.on(drawn)) for drawn in ensemble.drawn]
-        ends_s = interval_s(drawn_s, self.base_s) or (self.base_s, self.base_s)
-        return self._relative(origin, *ends_s)
-
-    def _between(self, origin: str, setups: Iterable[SimulationSetup]) -> Uncertainty:
-        low_s, high_s = (_step_s(self.sized, setup) for setup in setups)
-        return self._relative(origin, low_s, high_s)
-
-    def _relative(self, origin: str, low_s: float, high_s: float) -> Uncertainty:
-        """Ends in proportion to the reported step, which may vary or be one of messages."""
-        share = self.reported.step_s / self.base_s
-        return Uncertainty(origin, low_s * share, high_s * share)
-
-
-def _base_s(sized: SizedJob, reported: ReportedRun) -> float:
-    """Likely step without what varies, at the fidelity of the ends; seconds."""
-    if reported.counted == 1 and reported.setup.fidelity not in BY_SENDS:
-        return reported.step_s
-    return _step_s(sized, reported.setup)
+def name_network(machine: Machine) -> str:
+    """Origin of an uncertainty of the links of a machine."""
+    return f"network of {kind_of_machine(machine.topology)}"
 
 
 def _step_s(sized: SizedJob, setup: SimulationSetup) -> float:
@@ -191,6 +200,13 @@ def _step_s(sized: SizedJob, setup: SimulationSetup) -> float:
 # ---------------------------------------------------------------- small changes of the network
 
 
+_NEARBY = (
+    ("bandwidth", NEARBY_BANDWIDTH, ("network_bandwidth", "node_bandwidth")),
+    ("delay", NEARBY_DELAY, ("network_latency", "node_latency")),
+)
+"""Small changes: name, share, and the fields of a what-if that make them."""
+
+
 def nearby_machines(machine: Machine, fidelity: str) -> Mapping[str, tuple[Machine, float]]:
     """Machines that differ by little, with the share by which, where the order of events matters.
 
@@ -198,35 +214,28 @@ def nearby_machines(machine: Machine, fidelity: str) -> Mapping[str, tuple[Machi
     """
     if not uses_sockets(machine, fidelity):
         return {}
-    changes = {
+    return {
         f"{sign}{share:.0%} of {name}": (
-            WhatIf.model_validate(dict.fromkeys(fields, factor)),
+            apply_what_if(WhatIf.model_validate(dict.fromkeys(fields, factor)), machine),
             share,
         )
-        for name, share, fields in (
-            ("bandwidth", BANDWIDTH, ("network_bandwidth", "node_bandwidth")),
-            ("delay", DELAY, ("network_latency", "node_latency")),
-        )
+        for name, share, fields in _NEARBY
         for sign, factor in (("+", 1 + share), ("-", 1 - share))
     }
-    return {name: (apply_what_if(each, machine), share) for name, (each, share) in changes.items()}
 
 
 def describe_sensitivity(sized: SizedJob, reported: ReportedRun) -> tuple[str, ...]:
     """Say where the step moves by more than twice the change of its network."""
     if reported.counted > 1 or sized.size.gpus == 1 or not sized.is_main:
         return ()
-    moved = {}
+    moved = []
     for name, (machine, share) in nearby_machines(sized.ensemble.likely, sized.fidelity).items():
         setup = reported.setup.on(machine)
         step_s = simulate_steps(setup, sized.disturbances, sized.settled)[1].step_time_s
-        if abs(step_s / reported.step_s - 1) > USUAL * share:
-            moved[name] = step_s
-    if not moved:
-        return ()
-    steps = ", ".join(f"{format_time(step_s)} with {name}" for name, step_s in moved.items())
-    sentence = (
-        f"Sensitive: the step takes {steps} instead of {format_time(reported.step_s)}, because "
-        "messages then meet in another order. A real system may flip between both."
+        if abs(step_s / reported.step_s - 1) > MOST_TIMES_CHANGE * share:
+            moved.append(f"{format_time(step_s)} with {name}")
+    text = (
+        f"Sensitive: the step takes {', '.join(moved)} instead of {format_time(reported.step_s)}, "
+        "because messages then meet in another order. A real system may flip between both."
     )
-    return (sentence,)
+    return (text,) if moved else ()

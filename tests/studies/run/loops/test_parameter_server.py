@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -18,9 +17,9 @@ from perfmodel.report.run.page import report_html
 from perfmodel.report.run.text import result_lines, run_markdown
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.loops.one_loop_size import _LoopEnds
 from perfmodel.studies.run.result.model import Result, SizeResult, Uncertainty
 from perfmodel.studies.run.result.usage import ServerUse
+from perfmodel.studies.run.steps.uncertainty import scaled_ends
 
 TEXT = """# How many updates do four workers make?
 perfmodel: 1
@@ -128,9 +127,7 @@ def test_an_interval_is_that_of_what_bounds_the_step(tmp_path: Path) -> None:
 
 def test_ends_are_as_far_from_a_step_that_varies_as_from_one_that_does_not() -> None:
     """Ends are simulated without what varies; what is reported is the step with it."""
-    job: Any = None  # what is reported of an end needs none
-    ends = _LoopEnds(job, base_s=1.0, step_s=3.0)
-    assert ends._relative("network", 0.5, 2.0) == Uncertainty("network", 1.5, 6.0)
+    assert scaled_ends("network", 3.0, (0.5, 2.0)) == Uncertainty("network", 1.5, 6.0)
 
 
 def use_of_point(point: SizeResult) -> ServerUse:
