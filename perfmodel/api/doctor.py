@@ -142,12 +142,8 @@ def _version(name: str) -> str | None:
 
 def _extra(name: str, packages: tuple[str, ...], adds: str) -> Extra:
     versions = {package: _version(package) for package in packages}
-    return Extra(
-        name,
-        adds,
-        {package: version for package, version in versions.items() if version is not None},
-        tuple(package for package, version in versions.items() if version is None),
-    )
+    installed = {package: version for package, version in versions.items() if version is not None}
+    return Extra(name, adds, installed, tuple(p for p in packages if p not in installed))
 
 
 # ---------------------------------------------------------------- devices
@@ -182,10 +178,9 @@ def _gpus() -> tuple[tuple[str, ...], str]:
     by_nvml = _quietly(_ask_nvml, nothing)
     if not isinstance(by_nvml, str):
         return by_nvml, "NVML"
-    tool = shutil.which("nvidia-smi")
+    tool, no_lines = shutil.which("nvidia-smi"), tuple[str, ...]()
     if tool is None:
         return (), f"{by_nvml}; no nvidia-smi"
-    no_lines: tuple[str, ...] = ()
     lines = _quietly(lambda: _ask_tool(tool), no_lines)
     return lines, "nvidia-smi" if lines else f"{by_nvml}; nvidia-smi lists no GPU"
 
@@ -259,35 +254,47 @@ def _speed(port: Path) -> str:
 def _measurable(extras: tuple[Extra, ...], devices: Devices) -> dict[str, str]:
     """What could be measured here, and the command; of what cannot, what it needs."""
     with_torch = not next(extra for extra in extras if extra.name == "torch").missing
-    able = {}
-    if with_torch:
-        ranks = max(2, min(4, devices.cores or 2))
-        able["collectives between processes (gloo)"] = (
-            f"perfmodel measure ring --backend gloo --ranks {ranks} -o gloo.json"
-        )
-    if with_torch and devices.gpus:
-        able["one GPU: streams, copies, kernels"] = (
-            "perfmodel measure ring --backend device --ranks 4 -o gpu.json"
-        )
-    if with_torch and len(devices.gpus) > 1:
-        count = len(devices.gpus)
-        able["collectives between GPUs (NCCL)"] = (
-            f"torchrun --nproc-per-node {count} --no-python perfmodel measure ring --backend nccl "
-            f"--ranks {count} -o nccl.json"
-        )
-    if devices.gpus:
-        able["this machine as a topology"] = "perfmodel topology discover -o my-node.yaml"
-    return able
+    ranks, count = max(2, min(4, devices.cores or 2)), len(devices.gpus)
+    rows = (
+        (
+            with_torch,
+            "collectives between processes (gloo)",
+            f"perfmodel measure ring --backend gloo --ranks {ranks} -o gloo.json",
+        ),
+        (
+            with_torch and count,
+            "one GPU: streams, copies, kernels",
+            "perfmodel measure ring --backend device --ranks 4 -o gpu.json",
+        ),
+        (
+            with_torch and count > 1,
+            "collectives between GPUs (NCCL)",
+            (
+                f"torchrun --nproc-per-node {count} --no-python perfmodel measure ring "
+                f"--backend nccl --ranks {count} -o nccl.json"
+            ),
+        ),
+        (count, "this machine as a topology", "perfmodel topology discover -o my-node.yaml"),
+    )
+    return {what: command for is_able, what, command in rows if is_able}
 
 
 def _problems(packages: Mapping[str, str | None], devices: Devices) -> list[str]:
     missing = [name for name, version in packages.items() if version is None]
-    problems = [f"{name} is missing: pip install {name}" for name in missing]
-    if devices.gpus and devices.sees_gpus is False:
-        problems.append("there are GPUs, but this PyTorch sees none: install a build with CUDA")
-    if devices.gpus and not devices.has_nvml:
-        problems.append("there are GPUs, but no NVML: pip install 'perfmodel[nvml]'")
-    return problems
+    of_gpus = (
+        (
+            devices.sees_gpus is False,
+            "there are GPUs, but this PyTorch sees none: install a build with CUDA",
+        ),
+        (
+            not devices.has_nvml,
+            "there are GPUs, but no NVML: pip install 'perfmodel[nvml]'",
+        ),
+    )
+    return [
+        *(f"{name} is missing: pip install {name}" for name in missing),
+        *(text for is_so, text in of_gpus if is_so and devices.gpus),
+    ]
 
 
 # ---------------------------------------------------------------- in words
@@ -302,7 +309,8 @@ def describe_installation(installation: Installation) -> list[str]:
     versions = ", ".join(
         f"{name} {text or 'MISSING'}" for name, text in installation.packages.items()
     )
-    lines = [
+    problems = [f"  {line}" for line in installation.problems]
+    return [
         f"perfmodel {installation.perfmodel}, Python {installation.python}",
         f"on {installation.platform}",
         f"needs: {versions}",
@@ -320,12 +328,13 @@ def describe_installation(installation: Installation) -> list[str]:
         "can be measured here"
         if installation.measurable
         else "nothing can be measured here: extra torch",
+        *(
+            line
+            for name, command in installation.measurable.items()
+            for line in (f"  {name}", f"    {command}")
+        ),
+        *(["", "problems", *problems] if problems else []),
     ]
-    for name, command in installation.measurable.items():
-        lines += [f"  {name}", f"    {command}"]
-    if installation.problems:
-        lines += ["", "problems", *(f"  {line}" for line in installation.problems)]
-    return lines
 
 
 def _state(extra: Extra) -> str:

@@ -23,9 +23,10 @@ from perfmodel.traces.model import RankTrace
 from perfmodel.traces.rebuild.layer_profile import Profile, profile_ranks
 from perfmodel.traces.rebuild.scenario_files import MACHINE, MODEL, SCENARIO, rebuild, yaml_text
 from perfmodel.traces.run import read_ranks
+from perfmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from perfmodel.studies.run.result.memory import Memory
+    from perfmodel.studies.run.result.usage import Memory
 
 
 LARGEST_BATCH = 1024
@@ -89,51 +90,67 @@ def draft_scenario(answers: DraftAnswers, folder: Path = Path()) -> Draft:
     InputError
         A name or file that is not known, or a model that fits in no way that is tried.
     """
-    faults = []
-    if (answers.model is None) == (answers.config is None):
-        faults.append(Fault("model", "both, or neither", "--model NAME or --config FILE"))
-    if answers.nodes < 1:
-        faults.append(Fault("nodes", str(answers.nodes), "1 or more"))
-    if answers.nodes == 1 and answers.fabric is not None:
-        allowed = "nothing with one node, only with two or more"
-        faults.append(Fault("cluster.fabric", repr(answers.fabric), allowed))
+    rows = (
+        (
+            (answers.model is None) == (answers.config is None),
+            Fault("model", "both, or neither", "--model NAME or --config FILE"),
+        ),
+        (answers.nodes < 1, Fault("nodes", str(answers.nodes), "1 or more")),
+        (
+            answers.nodes == 1 and answers.fabric is not None,
+            Fault(
+                "cluster.fabric",
+                repr(answers.fabric),
+                "nothing with one node, only with two or more",
+            ),
+        ),
+    )
+    faults = [fault for is_made, fault in rows if is_made]
     if faults:
         raise InputError(faults)
-    content = _content(answers)
-    reason = "as you said"
+    content, reason = _content(answers), "as you said"
     if answers.strategy is None:
         content, batch, memory, reason = _first_that_fits(content, answers.batch_per_gpu)
     else:
         content["strategy"] = {"kind": answers.strategy}
         batch, memory = _largest_batch(content, answers.batch_per_gpu)
     content["training"] = {"batch_per_gpu": batch}
-    scenario = make_scenario(content)
-    as_written = _relative_files(content, folder)
-    text = _render(as_written, answers, reason, batch_said=answers.batch_per_gpu is not None)
-    return Draft(text, scenario, tuple(_notes(content, memory)))
+    used = f"{format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)}"
+    verdict = f"{'fits' if memory.fits else 'does not fit'}: {used}"
+    note = f"batch {batch} per GPU with {content['strategy']['kind']} {verdict}"
+    is_said = answers.batch_per_gpu is not None
+    text = _render(_relative_files(content, folder), answers, reason, batch_said=is_said)
+    return Draft(text, make_scenario(content), (note,))
 
 
 def _content(answers: DraftAnswers) -> dict[str, Any]:
-    """All sections but the strategy and the batch; files as seen from here."""
+    """All sections but the strategy and the batch; files as seen from here.
+
+    Optimizer and layout are those that such models are trained with.
+    """
+    from perfmodel.studies.run.resolve.training_job import resolve_workload
+
     node = load_node(answers.node)
-    gpu = load_gpu(node.gpu)
-    precision = answers.precision
-    if precision is None:
-        precision = next((p for p in ("bf16", "fp16") if p in gpu.peak_flops), "fp32")
+    known = load_gpu(node.gpu).peak_flops
+    usual = next((name for name in ("bf16", "fp16") if name in known), "fp32")
     cluster: dict[str, Any] = {"node": answers.node, "nodes": answers.nodes}
     if answers.nodes > 1:
         cluster["fabric"] = answers.fabric or _usual_fabric(node)
-    model = {"config": answers.config} if answers.model is None else {"name": answers.model}
     content: dict[str, Any] = {
-        "model": model,
-        "compute": {"precision": precision},
+        "model": {"config": answers.config} if answers.model is None else {"name": answers.model},
+        "compute": {"precision": usual if answers.precision is None else answers.precision},
         "cluster": cluster,
         "training": {"batch_per_gpu": 1},
     }
     smaller = [2**n for n in range(answers.nodes.bit_length()) if 2**n < answers.nodes]
     if smaller:
         content["scale"] = {"nodes": smaller}
-    content["compute"] |= _usual_training(make_scenario(content))
+    of_images = resolve_workload(make_scenario(content)).sample.is_image
+    content["compute"] |= (
+        {"optimizer": "sgd-momentum", "channels_last": True}
+        if of_images
+        else {"optimizer": "adamw"}
+    )
     return content
 
 
@@ -148,15 +165,6 @@ def relative_file(name: str, folder: Path) -> str:
     if not os.path.isfile(path):  # noqa: PTH113  (never raises)
         return name
     return Path(os.path.relpath(path, folder)).as_posix()
-
-
-def _usual_training(scenario: Scenario) -> dict[str, Any]:
-    """Optimizer and layout that such models are trained with."""
-    from perfmodel.studies.run.resolve.training_job import resolve_workload
-
-    if resolve_workload(scenario).sample.is_image:
-        return {"optimizer": "sgd-momentum", "channels_last": True}
-    return {"optimizer": "adamw"}
 
 
 def _relative_files(content: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -191,8 +199,6 @@ def _first_that_fits(
         smallest = memory
         if memory.fits:
             return changed, largest, memory, reason
-    from perfmodel.units import format_bytes
-
     assert smallest is not None
     needs, has = format_bytes(smallest.total_bytes), format_bytes(smallest.capacity_bytes)
     allowed = "more nodes (--nodes), a smaller model, or a section `parallel` (strategy: auto)"
@@ -215,20 +221,9 @@ def _memory(content: Mapping[str, Any], batch: int) -> Memory:
     from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
     from perfmodel.studies.run.steps.sized_job import size_job
 
-    sized_content = {**content, "training": {"batch_per_gpu": batch}}
-    sized_content.pop("scale", None)
+    sized_content = {**content, "training": {"batch_per_gpu": batch}, "scale": None}
     inputs = resolve_scenario(make_scenario(sized_content), None, None)
-    sized = size_job(inputs, inputs.sizes[-1])
-    return sized.memory()
-
-
-def _notes(content: Mapping[str, Any], memory: Memory) -> Iterator[str]:
-    from perfmodel.units import format_bytes
-
-    batch = content["training"]["batch_per_gpu"]
-    used = f"{format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)}"
-    verdict = "fits" if memory.fits else "does not fit"
-    yield f"batch {batch} per GPU with {content['strategy']['kind']} {verdict}: {used}"
+    return size_job(inputs, inputs.sizes[-1]).memory()
 
 
 # ---------------------------------------------------------------- the file
@@ -239,48 +234,57 @@ def _render(
 ) -> str:
     """Write the file, with what else each field may be."""
     name = answers.model or Path(answers.config or "").parent.name or "my model"
-    nodes = answers.nodes
-    count = "one" if nodes == 1 else str(nodes)
-    cluster, compute, model = content["cluster"], content["compute"], content["model"]
+    count = "one" if answers.nodes == 1 else str(answers.nodes)
+    cluster, compute = content["cluster"], content["compute"]
     source = "or {config: config.json}, {file: my-model.csv}; names: perfmodel models"
     batch = "as you said" if batch_said else "the largest power of two that fits"
-    lines = [
-        f"# How long is a training step of {name} on {count} {Path(answers.node).stem}?",
-        "perfmodel: 1",
-        _line(f"model: {_flow(model)}", source),
-        "compute:",
-        _line(f"  precision: {compute['precision']}", "of products: fp32, tf32, fp16, bf16, fp8"),
-        _line(f"  optimizer: {compute['optimizer']}", "sgd, sgd-momentum, adam, adamw"),
-    ]
-    chosen = {
-        "channels_last: true": "convolutions in NHWC; false is PyTorch's default",
-        "recompute: full": "activations again in backward: else it does not fit",
-    }
-    lines += [
-        _line(f"  {field}", why) for field, why in chosen.items() if field.split(":")[0] in compute
-    ]
-    lines += [
-        _line("  # compiled: true", "torch.compile"),
-        _line("  # measured_step: 93 ms at batch 256", MEASURED),
-        _line(f"strategy: {_flow(content['strategy'])}", f"{reason}; or zero, megatron, ..."),
-        "cluster:",
-        _line(f"  node: {_value(cluster['node'])}", "perfmodel topology list, or a file of yours"),
-        _line(f"  nodes: {nodes}", "hosts of this job"),
-    ]
-    if "fabric" in cluster:
-        lines.append(_line(f"  fabric: {cluster['fabric']}", COMMENTS["fabric"]))
-    lines.append(_line(f"training: {_flow(content['training'])}", batch))
-    if "scale" in content:
-        lines.append(_line(f"scale: {_flow(content['scale'])}", "smaller sizes of the curve"))
-    return "\n".join(lines) + "\n"
+    rows = (
+        (True, f"model: {_flow(content['model'])}", source),
+        (True, "compute:", ""),
+        (True, f"  precision: {compute['precision']}", "of products: fp32, tf32, fp16, bf16, fp8"),
+        (True, f"  optimizer: {compute['optimizer']}", "sgd, sgd-momentum, adam, adamw"),
+        (
+            "channels_last" in compute,
+            "  channels_last: true",
+            "convolutions in NHWC; false is PyTorch's default",
+        ),
+        (
+            "recompute" in compute,
+            "  recompute: full",
+            "activations again in backward: else it does not fit",
+        ),
+        (True, "  # compiled: true", "torch.compile"),
+        (
+            True,
+            "  # measured_step: 93 ms at batch 256",
+            "one step of yours on one such GPU narrows the interval",
+        ),
+        (True, f"strategy: {_flow(content['strategy'])}", f"{reason}; or zero, megatron, ..."),
+        (True, "cluster:", ""),
+        (
+            True,
+            f"  node: {_value(cluster['node'])}",
+            "perfmodel topology list, or a file of yours",
+        ),
+        (True, f"  nodes: {answers.nodes}", "hosts of this job"),
+        ("fabric" in cluster, f"  fabric: {cluster.get('fabric')}", COMMENTS["fabric"]),
+        (True, f"training: {_flow(content['training'])}", batch),
+        (
+            "scale" in content,
+            f"scale: {_flow(content.get('scale', {}))}",
+            "smaller sizes of the curve",
+        ),
+    )
+    question = f"# How long is a training step of {name} on {count} {Path(answers.node).stem}?"
+    lines = [_line(text, comment) for is_written, text, comment in rows if is_written]
+    return "\n".join([question, "perfmodel: 1", *lines]) + "\n"
 
 
 _COLUMN = 40
-MEASURED = "one step of yours on one such GPU narrows the interval"
 
 
 def _line(text: str, comment: str) -> str:
-    return f"{text:<{_COLUMN}}  # {comment}"
+    return f"{text:<{_COLUMN}}  # {comment}" if comment else text
 
 
 def _flow(section: Mapping[str, Any]) -> str:
@@ -436,16 +440,13 @@ def _other_machine(answers: TraceAnswers, trace: RankTrace, folder: Path) -> dic
 
 
 def _render_trace(content: Mapping[str, Any], trace: RankTrace) -> str:
-    question = f"How long is the step of {trace.path.name} on this machine, or on another?"
-    lines = [f"# {question}"]
+    lines = [f"# How long is the step of {trace.path.name} on this machine, or on another?"]
     for name, value in content.items():
-        if not isinstance(value, Mapping):
-            lines.append(f"{name}: {value}")
-            continue
-        lines.append(f"{name}:")
+        fields = value if isinstance(value, Mapping) else {}
+        lines.append(f"{name}:" if fields else f"{name}: {value}")
         lines += [
-            f"{_line(f'  {key}: {_value(each)}', COMMENTS.get(key, 'as recorded'))}"
-            for key, each in value.items()
+            _line(f"  {key}: {_value(each)}", COMMENTS.get(key, "as recorded"))
+            for key, each in fields.items()
         ]
     return "\n".join(lines) + "\n"
 

@@ -39,36 +39,10 @@ def showing(kind: type[T], result: Any) -> T:
     return kind(**{each.name: getattr(result, each.name) for each in fields(result)})
 
 
-def _page(html: str, path: str | Path | None) -> str | Path:
-    """Write a page and return its path, or return the page where there is no path."""
-    if path is None:
-        return html
-    from perfmodel.files import write_atomically
-
-    place = _place(path)
-    write_atomically(place, html)
-    return place
-
-
 def _place(path: object) -> Path:
     if not isinstance(path, str | Path):
         raise InputError(Fault("path", f"a {type(path).__name__}", "text or a Path"))
     return Path(path)
-
-
-def _notebook(blocks: Sequence[Block]) -> str:
-    """Write blocks as HTML for a notebook, which has a style of its own."""
-    from html import escape
-
-    from perfmodel.report.common.document import Paragraph
-    from perfmodel.report.common.html import render_block
-
-    return "\n".join(
-        f"<p><strong>{escape(block.text)}</strong></p>"
-        if isinstance(block, Paragraph) and block.role == "headline"
-        else render_block(block)
-        for block in blocks
-    )
 
 
 class Views(NamedTuple):
@@ -96,7 +70,13 @@ class Shown:
 
     def to_html(self, path: str | Path | None = None) -> str | Path:
         """Write the report, one page that works offline; without a path, return it."""
-        return _page(self._views().page(self), path)
+        page = self._views().page(self)
+        if path is None:
+            return page
+        from perfmodel.files import write_atomically
+
+        write_atomically(_place(path), page)
+        return Path(path)
 
     def __repr__(self) -> str:
         title, headline, *_ = self._views()
@@ -104,8 +84,18 @@ class Shown:
         return f"<{title}: {line}>"
 
     def _repr_html_(self) -> str:
-        """Show the answer in a notebook."""
-        return _notebook(self._views().lines(self))
+        """Show the answer in a notebook, which has a style of its own."""
+        from html import escape
+
+        from perfmodel.report.common.document import Paragraph
+        from perfmodel.report.common.html import render_block
+
+        return "\n".join(
+            f"<p><strong>{escape(block.text)}</strong></p>"
+            if isinstance(block, Paragraph) and block.role == "headline"
+            else render_block(block)
+            for block in self._views().lines(self)
+        )
 
 
 class RunResult(Shown, Result):
@@ -180,16 +170,16 @@ class RunResult(Shown, Result):
     def to_frame(self) -> pd.DataFrame:
         """One row per cluster size, with 80 % intervals; units in the column names."""
         table = self.summary
-        at = table.columns.get_loc("step_time_s")
+        at = list(table.columns).index("step_time_s")
         steps = [point.interval_s or (None, None) for point in self.points]
         ends = [point.scaling_efficiency_interval or (None, None) for point in self.points]
-        assert isinstance(at, int)
         table.insert(at + 1, "low_s", [low for low, _ in steps])
         table.insert(at + 2, "high_s", [high for _, high in steps])
-        table["scaling_efficiency_low"] = [low for low, _ in ends]
-        table["scaling_efficiency_high"] = [high for _, high in ends]
-        table["mfu"] = [point.mfu for point in self.points]
-        return table
+        return table.assign(
+            scaling_efficiency_low=[low for low, _ in ends],
+            scaling_efficiency_high=[high for _, high in ends],
+            mfu=[point.mfu for point in self.points],
+        )
 
 
 class BucketTuning(Shown, TuneResult):
@@ -213,15 +203,14 @@ class BucketTuning(Shown, TuneResult):
         import pandas as pd
 
         own = "bucket_cap_mb low_mb high_mb buckets step_time_s exposed_comm_s simulated"
-        rows = [
+        return pd.DataFrame(
             {
                 **attributes(point, own),
                 "regret": point.regrets[0],
                 "worst_regret": point.worst_regret,
             }
             for point in self.curve
-        ]
-        return pd.DataFrame(rows)
+        )
 
 
 class StrategyTuning(Shown, SettingsTuning):
@@ -246,13 +235,11 @@ class StrategyTuning(Shown, SettingsTuning):
         import pandas as pd
 
         return pd.DataFrame(
-            [
-                {
-                    **{name: dict(trial.values).get(name) for name in self.fields},
-                    **attributes(trial, "step_time_s exposed_comm_s memory_bytes fits"),
-                }
-                for trial in self.trials
-            ]
+            {
+                **{name: dict(trial.values).get(name) for name in self.fields},
+                **attributes(trial, "step_time_s exposed_comm_s memory_bytes fits"),
+            }
+            for trial in self.trials
         )
 
 
@@ -385,12 +372,7 @@ class CollectiveTimes(Shown, list[dict[str, Any]]):
         """One row per size, with the 80 % interval of the time (low_s, high_s)."""
         import pandas as pd
 
-        rows = [
-            {
-                **row,
-                "low_s": (row["interval_s"] or (None, None))[0],
-                "high_s": (row["interval_s"] or (None, None))[1],
-            }
-            for row in self
-        ]
-        return pd.DataFrame(rows).drop(columns="interval_s")
+        table = pd.DataFrame(list(self))
+        ends = [row["interval_s"] or (None, None) for row in self]
+        low_s, high_s = ([pair[end] for pair in ends] for end in (0, 1))
+        return table.assign(low_s=low_s, high_s=high_s).drop(columns="interval_s")

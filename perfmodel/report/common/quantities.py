@@ -6,8 +6,8 @@ import math
 import re
 from collections.abc import Callable, Sequence
 
-from perfmodel.studies.run.result.memory import Memory
 from perfmodel.studies.run.result.model import Result, SizeResult
+from perfmodel.studies.run.result.usage import Memory
 from perfmodel.units import TIMES
 
 _SPACE = "\N{NO-BREAK SPACE}"

@@ -11,8 +11,8 @@ from perfmodel.files import as_json, attributes
 from perfmodel.scenario import Scenario, scenario_digest
 from perfmodel.scenario.sections.plan import Money
 from perfmodel.studies.compare.model import Change
-from perfmodel.studies.run.result.memory import Memory
 from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.studies.run.result.usage import Memory
 from perfmodel.workload.sample import Sample
 
 Touches = Literal["nothing", "rounding", "training", "hardware"]

@@ -29,8 +29,8 @@ from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.loops.one_loop_size import simulate_loop_size
 from perfmodel.studies.run.prepared import PreparedSize
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
-from perfmodel.studies.run.result.memory import Memory
 from perfmodel.studies.run.result.model import Result, SizeResult
+from perfmodel.studies.run.result.usage import Memory
 from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.sized_job import size_job
 from perfmodel.studies.sweep.executor import check_backend, map_unordered

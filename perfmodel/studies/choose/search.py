@@ -23,8 +23,8 @@ from perfmodel.studies.choose.mixture_jobs import (
 )
 from perfmodel.studies.choose.mixtures import MixtureCandidate, list_mixtures
 from perfmodel.studies.choose.step_bound import StepBounds
-from perfmodel.studies.run.result.memory import Memory
 from perfmodel.studies.run.result.model import MixtureSearch, SimulatedMixture
+from perfmodel.studies.run.result.usage import Memory
 from perfmodel.studies.run.steps.sized_job import SizedJob, locate_errors
 from perfmodel.studies.sweep.executor import ALONE, Workers
 from perfmodel.training.strategies import STRATEGIES

@@ -27,7 +27,7 @@ from perfmodel.collectives.catalog import bus_factor, maker
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.library.corrections import datasheet_interval_s
 from perfmodel.library.lowering.lower import Algorithm, whole_items
-from perfmodel.library.machine import Machine, make_machine, observed_time_s
+from perfmodel.library.machine import make_machine, observed_time_s
 from perfmodel.library.model import load_library
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.own_functions import check_function, name_of
@@ -108,14 +108,14 @@ def collective_rows(
         timer = UncontendedTimer(apply(profile, nominal.machine, rows=profile_rows))
     machine = timer.machine
     named = find_named(op, algorithm)
-    drawn: list[Machine] = []
     size = len(topology.ranks)
     numbers_of = named if isinstance(named, str) else OWN if named else None
+    alternatives = []
     if profile and measured_at(profile, size, op, rows=profile_rows, algorithm=numbers_of):
-        drawn = [
-            apply(p, nominal.machine, rows=profile_rows) for p in draws(profile, DRAWS, seed=0)
+        drawn = draws(profile, DRAWS, seed=0)
+        alternatives = [
+            UncontendedTimer(apply(each, nominal.machine, rows=profile_rows)) for each in drawn
         ]
-    alternatives = [UncontendedTimer(other) for other in drawn]
     pairs = [(op, nbytes) for nbytes in all_sizes]
     sockets = named is None and uses_sockets(machine, fidelity)
     if fidelity in BY_SENDS:
@@ -162,8 +162,7 @@ def routing_notes(
     ranks = range(len(topology.ranks))
     if topology.hosts < 2 or len(ranks) < 2:
         return ()
-    named = find_named(op, algorithm)
-    lowered = nominal.best(op, nbytes, ranks, 0, named)[0]
+    lowered = nominal.best(op, nbytes, ranks, 0, find_named(op, algorithm))[0]
     return describe_routing(hash_cost(nominal, lowered), nbytes, op)
 
 
@@ -234,22 +233,21 @@ def _time_row(
 ) -> dict[str, Any]:
     env, timer = network.env, network.timer
     ranks = range(len(timer.machine.topology.ranks))
-    lowered = None
+    time_s, names = 0.0, ("none", "none")
     if len(ranks) > 1:
         lowered = timer.best(op, nbytes, ranks, 0, algorithm)[0]
         env.run(until=network.launch([lowered]))
-    time_s = 0.0
-    if lowered is not None:
         repeated_s = float(env.now) - hidden_s(timer, lowered, op, ranks)
         time_s = observed_time_s(timer.machine, repeated_s)
+        names = lowered.schedule.algorithm, lowered.protocol
     algbw_Bps = nbytes / time_s if time_s > 0 else 0.0
     return {
         "nbytes": nbytes,
         "time_s": time_s,
         "algbw_Bps": algbw_Bps,
         "busbw_Bps": algbw_Bps * bus_factor(op, len(ranks)),
-        "algorithm": lowered.schedule.algorithm if lowered else "none",
-        "protocol": lowered.protocol if lowered else "none",
+        "algorithm": names[0],
+        "protocol": names[1],
     }
 
 

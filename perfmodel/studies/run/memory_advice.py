@@ -10,7 +10,7 @@ from typing import Any
 from perfmodel.errors import PerfmodelError
 from perfmodel.files import FileModel
 from perfmodel.scenario import Scenario, batch_per_gpu, change_scenario
-from perfmodel.studies.run.result.memory import Memory
+from perfmodel.studies.run.result.usage import Memory
 from perfmodel.studies.run.steps.simulate_step import MANY_RANKS
 from perfmodel.studies.run.steps.sized_job import SizedJob, simulate_reported
 from perfmodel.training.strategies import STRATEGIES
@@ -64,16 +64,12 @@ def advise(sized: SizedJob, memory: Memory, step_s: float, *, timed: bool) -> tu
     fitting = [each for each in single if each.memory.fits]
     lines = [_verdict(each) for each in single if not each.memory.fits]
     if not fitting:
-        pairs = [
-            pair
-            for pair in combinations([each.changes[0] for each in single], 2)
-            if pair[0].about != pair[1].about
-        ]
-        both = list(_candidates(sized, pairs))
+        pairs = combinations([each.changes[0] for each in single], 2)
+        both = list(_candidates(sized, [(a, b) for a, b in pairs if a.about != b.about]))
         fitting = [each for each in both if each.memory.fits]
         if both and not fitting:
             least = min(both, key=lambda each: _needed_bytes(each.memory, sized.memory()))
-            lines = [*lines, f"no two of them suffice together: {_verdict(least)}"]
+            lines.append(f"no two of them suffice together: {_verdict(least)}")
     return (*_in_order(fitting, step_s, timed=timed), *lines, *memory.advice)
 
 
@@ -98,12 +94,14 @@ def _in_order(fitting: Sequence[Candidate], step_s: float, *, timed: bool) -> li
 def _verdict(candidate: Candidate) -> str:
     memory = candidate.memory
     of_all = f"{format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)}"
-    if memory.fits_gpu and memory.overfull:
-        too_small = " and ".join(memory.overfull)
-        return f"{candidate.text}: {of_all}, but more than the host's {too_small} can hold"
-    if not memory.fits:
-        return f"{candidate.text}: {of_all}, not enough alone"
-    return f"{candidate.text}: {of_all}, {'fits, but tightly' if memory.tight else 'fits'}"
+    too_small = f"but more than the host's {' and '.join(memory.overfull)} can hold"
+    verdicts = (
+        (memory.fits_gpu and memory.overfull, too_small),
+        (not memory.fits, "not enough alone"),
+        (memory.tight, "fits, but tightly"),
+        (True, "fits"),
+    )
+    return f"{candidate.text}: {of_all}, {next(text for holds, text in verdicts if holds)}"
 
 
 def _step_s(sized: SizedJob) -> float:
@@ -128,15 +126,11 @@ def _candidates(sized: SizedJob, changes: Sequence[tuple[Change, ...]]) -> Itera
             continue  # a change that this model, GPU or cluster does not allow
         scenario = changed.job.scenario
         setting = (scenario.strategy, scenario.compute, scenario.training)
-        if _is_lighter(memory, now) and setting not in strategies:
+        still_fits = memory.fits_gpu or not now.fits_gpu
+        is_lighter = still_fits and _needed_bytes(memory, now) < _needed_bytes(now, now)
+        if is_lighter and setting not in strategies:
             strategies.append(setting)
             yield Candidate(each, changed, memory)
-
-
-def _is_lighter(memory: Memory, now: Memory) -> bool:
-    """Whether it takes less of what there is too little of."""
-    still_fits = memory.fits_gpu or not now.fits_gpu
-    return still_fits and _needed_bytes(memory, now) < _needed_bytes(now, now)
 
 
 def _needed_bytes(memory: Memory, now: Memory) -> float:
@@ -148,25 +142,28 @@ def _needed_bytes(memory: Memory, now: Memory) -> float:
 
 def _changed(sized: SizedJob, changes: Sequence[Change]) -> SizedJob:
     scenario = sized.job.scenario
-    fields: dict[str, Any] = {}
-    for change in sorted(changes, key=lambda each: each.about != "strategy"):
-        fields |= change.fields
+    ordered = sorted(changes, key=lambda each: each.about != "strategy")
+    fields = {name: value for change in ordered for name, value in change.fields.items()}
     changed = change_scenario(scenario, fields)
     return sized.with_scenario(changed, batch_per_gpu(changed, sized.size.gpus))
 
 
 def _changes(sized: SizedJob) -> Iterator[Change]:
-    scenario = sized.job.scenario
-    yield from _strategy_changes(scenario)
-    for kind in ("selective", "operations", "full"):
-        if scenario.compute.recompute != kind:
-            text = f"compute.recompute: {kind}"
-            yield Change(text, {"compute.recompute": kind}, "recompute")
-    if scenario.compute.offload_activations == "none":
-        text = "compute.offload_activations: overlapped"
-        yield Change(text, {"compute.offload_activations": "overlapped"}, "offload")
-    if scenario.compute.precision in ("fp32", "tf32"):
-        yield Change("compute.precision: bf16", {"compute.precision": "bf16"}, "precision")
+    compute = sized.job.scenario.compute
+    yield from _strategy_changes(sized.job.scenario)
+    rows = (
+        *(("recompute", kind, "recompute") for kind in ("selective", "operations", "full")),
+        ("offload_activations", "overlapped", "offload"),
+        ("precision", "bf16", "precision"),
+    )
+    may_change = {
+        "offload_activations": compute.offload_activations == "none",
+        "precision": compute.precision in ("fp32", "tf32"),
+    }
+    for name, value, about in rows:
+        if may_change.get(name, getattr(compute, name) != value):
+            field = f"compute.{name}"
+            yield Change(f"{field}: {value}", {field: value}, about)
     smaller = _smaller_batch(sized)
     if smaller is not None:
         yield smaller
@@ -175,19 +172,17 @@ def _changes(sized: SizedJob) -> Iterator[Change]:
 def _strategy_changes(scenario: Scenario) -> Iterator[Change]:
     """Lighter settings of the strategy, and other strategies with theirs."""
     own = scenario.strategy
-    for kind, row in STRATEGIES.items():
-        for settings in row.lighter:
-            phrase = ", ".join(f"{name}: {_word(value)}" for name, value in settings.items())
-            if kind == own.kind:
-                fields = {f"strategy.{name}": value for name, value in settings.items()}
-                if any(_written(getattr(own, name)) != value for name, value in settings.items()):
-                    yield Change(f"strategy.{phrase}", fields, "strategy")
-                continue
-            section = {"kind": kind, **settings}
-            if own.accumulate > 1:
-                section["accumulate"] = own.accumulate
+    for kind, settings in (
+        (kind, each) for kind, row in STRATEGIES.items() for each in row.lighter
+    ):
+        phrase = ", ".join(f"{name}: {_word(value)}" for name, value in settings.items())
+        if kind != own.kind:
+            accumulate = {"accumulate": own.accumulate} if own.accumulate > 1 else {}
             text = f"strategy.kind: {kind}" + (f", {phrase}" if phrase else "")
-            yield Change(text, {"strategy": section}, "strategy")
+            yield Change(text, {"strategy": {"kind": kind, **settings, **accumulate}}, "strategy")
+        elif any(_written(getattr(own, name)) != value for name, value in settings.items()):
+            fields = {f"strategy.{name}": value for name, value in settings.items()}
+            yield Change(f"strategy.{phrase}", fields, "strategy")
 
 
 def _written(section: object) -> object:
@@ -210,9 +205,9 @@ def _smaller_batch(sized: SizedJob) -> Change | None:
         if sized.batch % batch:
             continue
         steps = now * sized.batch // batch
-        fields: dict[str, Any] = {"strategy.accumulate": steps}
-        if scenario.training.batch_per_gpu is not None:
-            fields["training.batch_per_gpu"] = batch
+        states_batch = scenario.training.batch_per_gpu is not None
+        fields = {"training.batch_per_gpu": batch} if states_batch else {}
+        fields["strategy.accumulate"] = steps
         text = f"{batch} samples per GPU at a time, {steps} times a step (strategy.accumulate)"
         change = Change(text, fields, "batch")
         if any(each.memory.fits for each in _candidates(sized, [(change,)])):

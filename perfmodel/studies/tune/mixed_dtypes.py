@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.scenario import ClusterSize, Scenario, change_scenario
 from perfmodel.scenario.strategies.ddp import DdpStrategy
-from perfmodel.scenario.strategies.fusion import HorovodStrategy
+from perfmodel.scenario.strategies.strategy import HorovodStrategy
 from perfmodel.studies.run.prepared import PreparedSize, prepare
 from perfmodel.studies.tune.caps import (
     Caps,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from perfmodel.scenario.strategies.fusion import HorovodStrategy
+from perfmodel.scenario.strategies.strategy import HorovodStrategy
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES
 

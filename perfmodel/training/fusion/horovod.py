@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.scenario.strategies.fusion import HorovodStrategy
+from perfmodel.scenario.strategies.strategy import HorovodStrategy
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.fusion.cycles import (
     Cycle,

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from perfmodel.scenario.strategies.fusion import PriorityStrategy
+from perfmodel.scenario.strategies.strategy import PriorityStrategy
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
 from perfmodel.training.plan.forward_backward import (

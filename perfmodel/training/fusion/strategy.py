@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfmodel.scenario.strategies.fusion import HorovodStrategy, PriorityStrategy
+from perfmodel.scenario.strategies.strategy import HorovodStrategy, PriorityStrategy
 from perfmodel.training.ddp.options import MIB
 from perfmodel.training.fusion.horovod import horovod_plan
 from perfmodel.training.fusion.priority import priority_plan

@@ -11,7 +11,7 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.files import validate_document
-from perfmodel.scenario.strategies.fusion import HorovodStrategy
+from perfmodel.scenario.strategies.strategy import HorovodStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.ddp.options import MIB
 from perfmodel.training.fusion.cycles import agreement_s, bit_vector_bytes, handed_over_s

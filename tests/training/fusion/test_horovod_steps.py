@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from perfmodel.scenario.strategies.fusion import HorovodStrategy
+from perfmodel.scenario.strategies.strategy import HorovodStrategy
 from perfmodel.training.fusion.cycles import buffer_bytes
 from perfmodel.training.fusion.horovod import horovod_plan
 from perfmodel.training.plan.step_plan import Collective

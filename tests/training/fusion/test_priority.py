@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.files import validate_document
-from perfmodel.scenario.strategies.fusion import PriorityStrategy
+from perfmodel.scenario.strategies.strategy import PriorityStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.fusion.priority import Partition, cut_bytes, priority_plan, send_order
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan

@@ -8,13 +8,12 @@ from dataclasses import asdict, replace
 from perfmodel.scenario.model import relocated_errors
 from perfmodel.studies.run.resolve.job_plan import NO_HOST_MEMORY, HostMemory, price_layers
 from perfmodel.studies.run.resolve.training_job import TrainingJob
-from perfmodel.studies.run.result.memory import Memory, unstated_memory
+from perfmodel.studies.run.result.usage import Memory
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.memory.use import (
     MemoryUse,
     Setup,
-    StepOptions,
     add_float8_copies,
     add_temporaries,
     add_waiting,
@@ -23,6 +22,9 @@ from perfmodel.training.memory.use import (
 from perfmodel.training.parallel.stage_memory import stage_memory
 from perfmodel.workload.kernels.float8_recipe import float8_casts
 from perfmodel.workload.readers.layer_times import read_measured_activations
+
+_OF_HOST = {"host_bytes", "drive_bytes", "waiting_bytes"}
+"""Parts of the memory of one GPU's training that lie in the host."""
 
 
 def estimate_memory(
@@ -39,11 +41,11 @@ def estimate_memory(
     Not stated where the strategy does not say what it keeps.
     `host`: whose memory and drives hold what `ranks_per_host` GPUs offload.
     """
-    compute, grid = job.scenario.compute, job.mixture.grid(ranks)
+    compute, options, grid = job.scenario.compute, job.options, job.mixture.grid(ranks)
     memory_of = job.strategy.memory
     capacity_bytes = min([job.gpu.memory_bytes, *(load_gpu(name).memory_bytes for name in others)])
     if memory_of is None:
-        return unstated_memory(capacity_bytes)
+        return Memory(capacity_bytes=capacity_bytes, is_stated=False)
     setup = Setup(
         workload=job.workload,
         precision=job.wide_precision,
@@ -52,7 +54,8 @@ def estimate_memory(
         ranks=grid.replicas,
         expert_copies=grid.expert_copies if grid.expert > 1 else None,
         batch_per_gpu=batch,
-        options=_of_one_gpu(job.options),
+        # of the part of a module that is on one of a process's GPUs
+        options=replace(options, layer_devices=()) if isinstance(options, DdpOptions) else options,
         fused_attention=bool(compute.fused_attention),
         recompute=job.recompute,
         offload=compute.offload_activations,
@@ -80,15 +83,14 @@ def estimate_memory(
         for share in job.workload.kept_range
     )
     if setup.activations_bytes is None and not job.workload.states_activations:
-        high += _most_activations_bytes(job, batch)
+        # Forward writes each byte that it keeps to memory once, in its time.
+        high += float(price_layers(job, batch).forward_s.sum()) * job.gpu.memory_Bps
     is_estimated = low < high
-    of_gpu = asdict(use)
-    del of_gpu["waiting_bytes"]
-    on_host = max(stage.host_bytes + stage.waiting_bytes for stage in stages)
-    of_gpu["host_bytes"] = ranks_per_host * on_host
-    of_gpu["drive_bytes"] = ranks_per_host * max(stage.drive_bytes for stage in stages)
+    of_gpu = {name: nbytes for name, nbytes in asdict(use).items() if name not in _OF_HOST}
     return Memory(
         **of_gpu,
+        host_bytes=ranks_per_host * max(each.host_bytes + each.waiting_bytes for each in stages),
+        drive_bytes=ranks_per_host * max(stage.drive_bytes for stage in stages),
         host_capacity_bytes=host.capacity_bytes,
         drive_capacity_bytes=host.drives.capacity_bytes if host.drives else None,
         stages_bytes=tuple(use.total_bytes for use in stages) if len(stages) > 1 else (),
@@ -101,19 +103,13 @@ def estimate_memory(
     )
 
 
-def _of_one_gpu(options: StepOptions) -> StepOptions:
-    """Options of the part of a module that is on one of a process's GPUs."""
-    return replace(options, layer_devices=()) if isinstance(options, DdpOptions) else options
-
-
 def _float8_copies(job: TrainingJob) -> float:
     """Bytes of fp8 that are kept per element of a weight."""
     if job.float8 is None:
         return 0
+    compiled = bool(job.scenario.compute.compiled)
     with relocated_errors(job.scenario, "compute"):
-        return float8_casts(
-            job.float8, job.gpu, compiled=bool(job.scenario.compute.compiled)
-        ).copies
+        return float8_casts(job.float8, job.gpu, compiled=compiled).copies
 
 
 STATE_ACTIVATIONS = (
@@ -129,8 +125,3 @@ def _measured_activations(job: TrainingJob) -> float | None:
         return None
     path = job.scenario.origin.resolve("compute.times", compute.times or "")
     return read_measured_activations(path)
-
-
-def _most_activations_bytes(job: TrainingJob, batch: int) -> float:
-    """Most that forward can keep in its time: each byte is written to memory once; bytes."""
-    return float(price_layers(job, batch).forward_s.sum()) * job.gpu.memory_Bps

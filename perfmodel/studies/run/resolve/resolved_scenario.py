@@ -24,7 +24,7 @@ from perfmodel.studies.run.resolve.machine import (
 )
 from perfmodel.studies.run.resolve.placement import count_hosts, load_other_workloads
 from perfmodel.studies.run.resolve.training_job import TrainingJob, resolve_share, resolve_workload
-from perfmodel.topology.model import Gpu, Topology
+from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.topology.templates.spec import NodeSpec
@@ -86,15 +86,18 @@ def resolve_scenario(
     `strategy`: a function of the user's, in place of the scenario's.
     Raises `InputError`: a name that does not resolve; names file, line and field.
     """
-    own = None
-    if strategy is not None:
-        scenario, own = without_strategy(scenario), make_strategy(strategy)
+    own = None if strategy is None else make_strategy(strategy)
+    if own is not None:
+        scenario = without_strategy(scenario)
     if scenario.strategy.kind == "auto":
         allowed = "a strategy that stands: perfmodel run, compare, sweep and plan choose it"
         raise scenario.fault("strategy.kind", "'auto'", allowed)
     checked = _check_fidelity(fidelity or scenario.fidelity)
     if profile is None and scenario.profile is not None:
-        profile = _read_profile(scenario, scenario.profile)
+        from perfmodel.calibrate import read_profile
+
+        with relocated_errors(scenario, "profile"):
+            profile = read_profile(scenario.origin.beside("profile", scenario.profile))
     node, workload, other_workloads = resolve_names(scenario)
     if isinstance(node, Topology):
         cluster = scenario.cluster.model_copy(update={"nodes": node.hosts})
@@ -142,33 +145,15 @@ def _check_master_weights(scenario: Scenario, workload: Workload) -> None:
 
 
 def _check_fidelity(name: str) -> Fidelity:
-    for allowed in get_args(Fidelity):
-        if name == allowed:
-            return allowed  # type: ignore[no-any-return]
-    raise InputError(Fault("fidelity", repr(name), allowed_names(get_args(Fidelity), name)))
-
-
-def _read_profile(scenario: Scenario, name: str) -> Profile:
-    from perfmodel.calibrate import read_profile
-
-    with relocated_errors(scenario, "profile"):
-        return read_profile(scenario.origin.beside("profile", name))
+    allowed: tuple[Fidelity, ...] = get_args(Fidelity)
+    if name not in allowed:
+        raise InputError(Fault("fidelity", repr(name), allowed_names(allowed, name)))
+    return allowed[allowed.index(name)]  # type: ignore[arg-type]
 
 
 def gpus_of(node: NodeSpec | Topology) -> int:
     """GPUs of one node."""
-    if isinstance(node, Topology):
-        return node.gpus_per_host
-    return len(build_topology(node).ranks)
-
-
-def _check_maker(gpu: Gpu, node: NodeSpec | Topology | None) -> None:
-    """Refuse GPUs of AMD and NVIDIA in one job: RCCL and NCCL do not speak to each other."""
-    if node is None:
-        return
-    own = node.gpu if isinstance(node, Topology) else load_gpu(node.gpu)
-    if gpu.amd != own.amd:
-        raise InputError(Fault("gpu", repr(gpu.name), f"a GPU of the maker of {own.name}"))
+    return node.gpus_per_host if isinstance(node, Topology) else len(build_topology(node).ranks)
 
 
 def _read_node(scenario: Scenario) -> NodeSpec | Topology:
@@ -199,10 +184,15 @@ def resolve_names(
         _check_master_weights(scenario, workload)
     with collect_faults(faults):
         other_workloads = load_other_workloads(scenario)
+    own = None
+    if node is not None:
+        own = node.gpu if isinstance(node, Topology) else load_gpu(node.gpu)
     for number, mixed in enumerate(scenario.cluster.mixed):
         fields = {"gpu": f"cluster.mixed.{number}.gpu"}
         with collect_faults(faults), relocated_errors(scenario, "cluster.mixed", fields):
-            _check_maker(load_gpu(mixed.gpu), node)
+            gpu = load_gpu(mixed.gpu)
+            if own is not None and gpu.amd != own.amd:  # RCCL and NCCL do not speak to each other
+                raise InputError(Fault("gpu", repr(gpu.name), f"a GPU of the maker of {own.name}"))
     if node is None or workload is None or faults:
         raise InputError(faults)
     return node, workload, other_workloads

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from perfmodel.library.model import CommLibrary
 from perfmodel.scenario import ClusterSize, ModelSection, Scenario
@@ -31,7 +33,6 @@ from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute
 from perfmodel.workload.model import Workload
 from perfmodel.workload.packed_documents import pack_documents
 from perfmodel.workload.shards.shard import Shard
-from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.expert_settings import ExpertSettings
 
 ONE_PROCESS_ORDER = ("pp", "tp", "cp", "ep", "dp")
@@ -113,11 +114,10 @@ _BETWEEN_RANKS = frozenset({"imbalance", "dispatcher", "dispatch_dtype", "tensor
 def expert_ranks_per_node(scenario: Scenario, size: ClusterSize) -> int | None:
     """Ranks of an expert group that share a node, where the group spans several."""
     parallel, mixture = scenario.parallel, mixture_of(scenario)
-    ranks = size.gpus // parallel.pipeline.stages
-    if mixture.expert_tensor not in {1, parallel.tensor}:  # refused where the model is read
-        return None
-    ranks //= mixture.expert_tensor  # each share of an expert has its group
-    if parallel.expert == 1 or not ranks or ranks % parallel.expert:
+    # each share of an expert has its group
+    ranks = size.gpus // parallel.pipeline.stages // mixture.expert_tensor
+    is_refused = mixture.expert_tensor not in {1, parallel.tensor}  # where the model is read
+    if is_refused or parallel.expert == 1 or not ranks or ranks % parallel.expert:
         return None
     shared = mixture.grid(size.gpus).expert_ranks_per_host(size.gpus_per_node)
     return shared if shared < parallel.expert and parallel.expert % shared == 0 else None
@@ -132,17 +132,15 @@ def resolve_share(scenario: Scenario, whole: Workload, size: ClusterSize) -> Wor
     shard, section = mixture_of(scenario).shard, scenario.model
     if shard.is_whole:
         return whole
-    fields = _SHARD_FIELDS | {"sequence_length": _length_field("model", section)}
-    with relocated_errors(scenario, "parallel", fields):
-        share = load_workload(
-            _stated_model(scenario, section, "model"),
-            dtype=section.dtype if section.file is None else None,
-            image_size=section.image_size,
-            sequence_length=section.length,
-            shard=shard,
-            experts=_expert_settings(section.experts, expert_ranks_per_node(scenario, size)),
-        )
-    return _with_fused_parts(scenario, _as_trained(scenario, section, "model", share))
+    return _load(
+        scenario,
+        section,
+        "model",
+        ("parallel", _SHARD_FIELDS),
+        dtype=section.dtype if section.file is None else None,
+        shard=shard,
+        experts=_expert_settings(section.experts, expert_ranks_per_node(scenario, size)),
+    )
 
 
 def resolve_workload(
@@ -154,55 +152,51 @@ def resolve_workload(
     `field`: where the model stands.
     Raises `InputError`: names file, line and field.
     """
-    section = model or scenario.model
-    parallel = scenario.parallel
+    section, parallel = model or scenario.model, scenario.parallel
     shares = model is None and (parallel.expert > 1 or parallel.tensor > 1)
     idle = _BETWEEN_RANKS if shares else frozenset[str]()
-    fields = {
-        "model": f"{field}.{section.source}",
-        "sequence_length": _length_field(field, section),
-    }
-    with relocated_errors(scenario, field, fields):
+    return _load(
+        scenario,
+        section,
+        field,
+        (field, {"model": f"{field}.{section.source}"}),
+        dtype=section.dtype,
+        experts=_expert_settings(section.experts, idle=idle),
+    )
+
+
+def _load(
+    scenario: Scenario,
+    section: ModelSection,
+    field: str,
+    place: tuple[str, Mapping[str, str]],
+    **options: Any,
+) -> Workload:
+    """Load a model as it is trained: packed, beside its adapters, with what is compiled fused.
+
+    `field`: where the model stands.
+    `place`: section of the scenario that faults of its loading are in, and fields of parameters.
+    """
+    length = f"{field}.{'sequence_length' if section.tokens is None else 'tokens'}"
+    with relocated_errors(scenario, place[0], {**place[1], "sequence_length": length}):
         workload = load_workload(
-            _stated_model(scenario, section, field),
-            dtype=section.dtype,
+            section_model(
+                section, lambda part, value: scenario.origin.resolve(f"{field}.{part}", value)
+            ),
             image_size=section.image_size,
             sequence_length=section.length,
-            experts=_expert_settings(section.experts, idle=idle),
+            **options,
         )
-    return _with_fused_parts(scenario, _as_trained(scenario, section, field, workload))
-
-
-def _as_trained(
-    scenario: Scenario, section: ModelSection, field: str, workload: Workload
-) -> Workload:
-    """Pack documents into sequences, and freeze the model beside its adapters."""
     with relocated_errors(scenario, field):
         if section.document_length is not None:
             workload = pack_documents(workload, section.document_length)
         if section.adapters is not None:
             workload = add_adapters(workload, Adapters(**section.adapters.model_dump()))
-    return workload
-
-
-def _stated_model(scenario: Scenario, section: ModelSection, field: str) -> str | Buildable:
-    return section_model(
-        section, lambda part, value: scenario.origin.resolve(f"{field}.{part}", value)
-    )
-
-
-def _length_field(field: str, section: ModelSection) -> str:
-    return f"{field}.{'sequence_length' if section.tokens is None else 'tokens'}"
-
-
-def _with_fused_parts(scenario: Scenario, workload: Workload) -> Workload:
-    """Leave nothing to fuse outside of what is compiled."""
-    if scenario.compute.compiled == "by_hand":
-        return fuse_by_hand(workload)
-    if scenario.compute.compiled != "blocks":
+    fused = {"by_hand": fuse_by_hand, "blocks": only_blocks_fuse}
+    if scenario.compute.compiled not in fused:
         return workload
-    with relocated_errors(scenario, "compute"):
-        return only_blocks_fuse(workload)
+    with relocated_errors(scenario, "compute"):  # nothing is left to fuse outside of it
+        return fused[str(scenario.compute.compiled)](workload)
 
 
 # ---------------------------------------------------------------- the job
@@ -269,9 +263,8 @@ class TrainingJob:
     def float8(self) -> Float8 | None:
         """How linear layers run in fp8; None where they do not."""
         compute = self.scenario.compute
-        if compute.precision != "fp8":
-            return None
-        return name_wide_blocks(self.workload, float8_of(compute.fp8))
+        in_fp8 = compute.precision == "fp8"
+        return name_wide_blocks(self.workload, float8_of(compute.fp8)) if in_fp8 else None
 
     @property
     def wide_precision(self) -> str:
@@ -312,12 +305,23 @@ def move_to_gpu(job: TrainingJob, name: str) -> TrainingJob:
     Raises `InputError`: no such GPU, or times that were measured on one GPU only.
     """
     compute = job.scenario.compute
-    if compute.source == "file":
-        allowed = "'roofline' with cluster.mixed: a file has the times of one GPU"
-        raise job.scenario.fault("compute.source", "'file'", allowed)
-    if compute.measured_step is not None:
-        allowed = "nothing with cluster.mixed: it is a step of one of its GPUs"
-        raise job.scenario.fault("compute.measured_step", "a step", allowed)
+    one_gpu = (
+        (
+            "source",
+            compute.source == "file",
+            "'file'",
+            "'roofline' with cluster.mixed: a file has the times of one GPU",
+        ),
+        (
+            "measured_step",
+            compute.measured_step is not None,
+            "a step",
+            "nothing with cluster.mixed: it is a step of one of its GPUs",
+        ),
+    )
+    for field, is_stated, found, allowed in one_gpu:
+        if is_stated:
+            raise job.scenario.fault(f"compute.{field}", found, allowed)
     return replace(job, gpu=load_gpu(name))
 
 

@@ -82,20 +82,16 @@ def filter_disturbances(
 
 def _scale_inside(what_if: WhatIf, topology: Topology) -> Topology:
     """Scale the links inside nodes, and copies through the hosts' memories."""
-    inside = {
-        kind: (_combined(what_if.node_bandwidth, getattr(what_if, name)), what_if.node_latency)
-        for kind, name in BANDWIDTHS_INSIDE.items()
-    }
+    every, inside = what_if.node_bandwidth, {}
+    for kind, name in BANDWIDTHS_INSIDE.items():
+        own = getattr(what_if, name)
+        faster = min(every * own, max(INFINITE, every, own))  # "infinite" is the most
+        inside[kind] = (faster, what_if.node_latency)
     scaled = _scale_links(topology, inside)
     copies = inside["memory"][0]
-    if copies != 1 and scaled.staging_Bps is not None:
-        scaled = replace(scaled, staging_Bps=scaled.staging_Bps * copies)
-    return scaled
-
-
-def _combined(faster: float, own: float) -> float:
-    """Product of two factors, where "infinite" is the most."""
-    return min(faster * own, max(INFINITE, faster, own))
+    if copies == 1 or scaled.staging_Bps is None:
+        return scaled
+    return replace(scaled, staging_Bps=scaled.staging_Bps * copies)
 
 
 def _scale_links(topology: Topology, factors: Mapping[str, tuple[float, float]]) -> Topology:
@@ -104,13 +100,12 @@ def _scale_links(topology: Topology, factors: Mapping[str, tuple[float, float]])
     changed = {kind: factors[kind] for kind in old.kinds.present() & factors.keys()}
     if all(pair == (1, 1) for pair in changed.values()):
         return topology
-    faster = {kind: factor for kind, (factor, _) in changed.items()}
-    longer = {kind: factor for kind, (_, factor) in changed.items()}
-    arcs = replace(
-        old,
-        bandwidth_Bps=_scaled(old.kinds, old.bandwidth_Bps, faster),
-        latency_s=_scaled(old.kinds, old.latency_s, longer),
+    values = (old.bandwidth_Bps, old.latency_s)
+    rates, delays = (
+        _scaled(old.kinds, own, {kind: pair[at] for kind, pair in changed.items()})
+        for at, own in enumerate(values)
     )
+    arcs = replace(old, bandwidth_Bps=rates, latency_s=delays)
     # built so from the start: routing and NCCL's search see the scaled rates, too
     return replace(topology, built=arcs, changed=None)
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from perfmodel.studies.run.result.memory import Memory
 from perfmodel.studies.run.result.usage import (
     CommunicationUse,
     HotSpot,
     LinkEnds,
     LinkUse,
+    Memory,
     MixtureUse,
     ServerUse,
 )
@@ -257,23 +257,24 @@ class Result:
         """One row per cluster size; units in the column names."""
         import pandas as pd
 
-        return pd.DataFrame([self._row(point) for point in self.points])
-
-    def _row(self, point: SizeResult) -> dict[str, Any]:
-        return {
-            "gpus": point.gpus,
-            "nodes": point.nodes,
-            "global_batch": point.global_batch,
-            "step_time_s": point.step_time_s,
-            "compute_s": point.compute_s,
-            "comm_s": point.comm_s,
-            "exposed_comm_s": point.exposed_comm_s,
-            "samples_per_s": point.samples_per_s,
-            "scaling_efficiency": point.scaling_efficiency,
-            "bottleneck": point.bottleneck,
-            "memory_bytes": point.memory.total_bytes,
-            "fits": point.memory.fits,
-        }
+        columns = [
+            "gpus",
+            "nodes",
+            "global_batch",
+            "step_time_s",
+            "compute_s",
+            "comm_s",
+            "exposed_comm_s",
+            "samples_per_s",
+            "scaling_efficiency",
+            "bottleneck",
+        ]
+        rows = [
+            {name: getattr(point, name) for name in columns}
+            | {"memory_bytes": point.memory.total_bytes, "fits": point.memory.fits}
+            for point in self.points
+        ]
+        return pd.DataFrame(rows)
 
     def _repr_html_(self) -> str:
         """Show the summary in a notebook."""

@@ -18,7 +18,6 @@ from perfmodel.simulate.network import LinkCounters
 from perfmodel.studies.run.memory_advice import advise
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.training_job import assign_buckets
-from perfmodel.studies.run.result.memory import Memory
 from perfmodel.studies.run.result.model import (
     BackgroundJobStep,
     BucketTime,
@@ -28,7 +27,7 @@ from perfmodel.studies.run.result.model import (
     Wait,
     with_bottleneck,
 )
-from perfmodel.studies.run.result.usage import HotSpot, LinkUses
+from perfmodel.studies.run.result.usage import HotSpot, LinkUses, Memory
 from perfmodel.studies.run.steps.bottleneck import name_bottleneck
 from perfmodel.studies.run.steps.mixture_use import mixture_use
 from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP, mean_interval_s

@@ -102,23 +102,23 @@ def busiest_stream_s(plan: StepPlan) -> float:
 
 
 def _needed_steps(disturbance: Disturbance, step_s: float, plan: StepPlan | None) -> int:
-    needed = [1]
-    if disturbance.jitter is not None and plan is not None:
-        needed.append(jitter_steps(disturbance.jitter.cv, plan))
-    if disturbance.moments_s:
-        needed.append(math.ceil(max(disturbance.moments_s) / step_s) + AFTER_LAST)
-    if disturbance.steps:
-        needed.append(max(disturbance.steps) + 1 + AFTER_LAST)
-    for flow in disturbance.traffic:
-        if flow.every_s is not None:
-            needed.append(math.ceil((flow.start_s + BURSTS * flow.every_s) / step_s))
-        elif flow.nbytes is not None:
-            needed.append(math.ceil(flow.start_s / step_s) + JOB_STEPS)
-    if disturbance.background_job is not None:
-        needed.append(math.ceil(disturbance.background_job.start_s / step_s) + JOB_STEPS)
-    if disturbance.process is not None:
-        needed.append(disturbance.counted)
-    return max(needed)
+    """Count the steps that one disturbance needs: beside a process those that are stated."""
+    jitter, job, steps = disturbance.jitter, disturbance.background_job, disturbance.steps
+    last_s = max(disturbance.moments_s, default=None)
+    return max(
+        disturbance.counted,
+        0 if jitter is None or plan is None else jitter_steps(jitter.cv, plan),
+        0 if last_s is None else math.ceil(last_s / step_s) + AFTER_LAST,
+        max(steps) + 1 + AFTER_LAST if steps else 0,
+        0 if job is None else math.ceil(job.start_s / step_s) + JOB_STEPS,
+        *(
+            math.ceil((flow.start_s + BURSTS * flow.every_s) / step_s)
+            if flow.every_s is not None
+            else math.ceil(flow.start_s / step_s) + JOB_STEPS
+            for flow in disturbance.traffic
+            if flow.every_s is not None or flow.nbytes is not None
+        ),
+    )
 
 
 def jitter_steps(cv: float, plan: StepPlan) -> int:

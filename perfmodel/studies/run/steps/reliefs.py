@@ -110,7 +110,9 @@ def simulate_reliefs(
     step_s = point.step_time_s
     reliefs: list[Relief] = []
     if point.breakdown_s["idle"] > WORTH_NAMING * step_s:
-        reliefs.append(_relieve_host(sized, reported))
+        setup = replace(reported.setup, plan_for=lambda gpu: sized.plan_for(gpu, launches=False))
+        saves_s = reported.step_s - reported.simulate_again(sized.disturbances, setup)
+        reliefs.append(Relief(describe_parts([HOST]), (HOST.name,), {}, saves_s))
     waits_s = point.exposed_comm_s + point.breakdown_s["slowdown"]
     if point.exposed_comm_s > 0 and waits_s > WORTH_SEARCHING * step_s:
         reliefs += _relieve_communication(sized, reported)
@@ -120,13 +122,6 @@ def simulate_reliefs(
 def by_savings(reliefs: Iterable[Relief]) -> tuple[Relief, ...]:
     """Return what saves most first."""
     return tuple(sorted(reliefs, key=lambda relief: -relief.saves_s))
-
-
-def _relieve_host(sized: SizedJob, reported: ReportedRun) -> Relief:
-    """Simulate the step as if launching kernels took no time."""
-    setup = replace(reported.setup, plan_for=lambda gpu: sized.plan_for(gpu, launches=False))
-    step_s = reported.simulate_again(sized.disturbances, setup)
-    return Relief(describe_parts([HOST]), (HOST.name,), {}, reported.step_s - step_s)
 
 
 def _relieve_communication(sized: SizedJob, reported: ReportedRun) -> list[Relief]:
@@ -146,23 +141,16 @@ def _relieve_communication(sized: SizedJob, reported: ReportedRun) -> list[Relie
     reliefs = by_savings(_Search(sized, steady, sized.steady_disturbances).reliefs())
     if not varies or not reliefs:
         return list(reliefs)
+    if setup is not reported.setup:  # savings are differences of steps of one fidelity
+        plan, run, mode = simulate_steps(setup, sized.disturbances, reported.steps)
+        reported = replace(reported, plan=plan, run=run, mode=mode, setup=setup)
+    whole = _Search(sized, reported, sized.disturbances)
     alone = next((each for each in reliefs if len(each.parts) == 1), None)
-    close = [
-        each
+    return [
+        whole.relieve(*(PARTS[name] for name in each.parts))
         for each in reliefs
         if each is alone or each.saves_s >= RIVAL_SHARE * reliefs[0].saves_s
     ]
-    whole = _Search(sized, _at_flow(sized, reported), sized.disturbances)
-    return [whole.relieve(*(PARTS[name] for name in each.parts)) for each in close]
-
-
-def _at_flow(sized: SizedJob, reported: ReportedRun) -> ReportedRun:
-    """Return the run at fidelity "flow": savings are differences of steps of one fidelity."""
-    if reported.setup.fidelity not in BY_SENDS:
-        return reported
-    setup = replace(reported.setup, fidelity="flow")
-    plan, run, mode = simulate_steps(setup, sized.disturbances, reported.steps)
-    return replace(reported, plan=plan, run=run, mode=mode, setup=setup)
 
 
 @dataclass
@@ -214,30 +202,32 @@ class _Search:
         """
         run, step_s = self.reported.run, self.reported.step_s
         comm_s = mean_parts(self.reported.plan, run, self.reported.counted_steps, step_s).comm_s
-        most_s = {}
-        for part in busy_s:
-            left_s = max((busy_s[other] for other in busy_s if other is not part), default=0.0)
-            most_s[part] = min(2 * busy_s[part], comm_s - left_s)
-        left_s = max(busy_s.values(), default=0.0)
-        return most_s | dict.fromkeys(others, comm_s - left_s)
+
+        def left_s(part: Part | None) -> float:
+            return max((busy_s[other] for other in busy_s if other is not part), default=0.0)
+
+        most_s = {part: min(2 * busy_s[part], comm_s - left_s(part)) for part in busy_s}
+        return most_s | dict.fromkeys(others, comm_s - left_s(None))
 
     def _relieve_together(self, order: Sequence[Part], free: Relief) -> Relief:
-        """Take limits away one after the other, until half of the wait is gone."""
-        enough_s = MOST_OF_IT * free.saves_s
-        for count in range(2, len(order) + 1):
-            relief = self.relieve(*order[:count])
-            if relief.saves_s >= enough_s:
-                return self._without_idle(list(order[:count]), relief, enough_s)
-        return free  # what is left is the library's own work
+        """Take limits away one after the other, until half of the wait is gone.
 
-    def _without_idle(self, parts: list[Part], relief: Relief, enough_s: float) -> Relief:
-        """Leave out what the others do not need."""
+        Then leave out those that the others do not need.
+        """
+        enough_s, parts = MOST_OF_IT * free.saves_s, list(order[:1])
+        relief = None
+        for part in order[1:]:
+            parts.append(part)
+            relief = self.relieve(*parts)
+            if relief.saves_s >= enough_s:
+                break
+        if relief is None or relief.saves_s < enough_s:
+            return free  # what is left is the library's own work
         for part in parts[:-1]:
             fewer = [each for each in parts if each is not part]
-            if len(fewer) > 1:
-                without = self.relieve(*fewer)
-                if without.saves_s >= enough_s:
-                    parts, relief = fewer, without
+            without = self.relieve(*fewer) if len(fewer) > 1 else None
+            if without is not None and without.saves_s >= enough_s:
+                parts, relief = fewer, without
         return relief
 
     def relieve(self, *parts: Part) -> Relief:
@@ -281,14 +271,13 @@ def _has_rates(plan: StepPlan, timer: UncontendedTimer) -> bool:
     protocols = timer.machine.library.protocols.values()
     if any(each.reduce_rate is not None or each.host_step > 0 for each in protocols):
         return True
-    groups = {c.name: c.groups for c in plan.communicators}
     works = [task.work for task in plan.tasks if isinstance(task.work, Collective)]
     largest = {work.op: work for work in sorted(works, key=lambda work: work.nbytes)}
     for work in largest.values():
-        group = max(groups[work.communicator], key=len)
-        if len(group) < 2:
-            continue
-        for stage in timer.best(work.op, work.nbytes, group, work.root)[0].stages:
-            if np.any(timer.rates(stage) >= stage.cap_Bps * (1 - 1e-9)):
-                return True
+        group = max(plan.groups_of[work.communicator], key=len)
+        stages = (
+            timer.best(work.op, work.nbytes, group, work.root)[0].stages if len(group) > 1 else ()
+        )
+        if any(np.any(timer.rates(stage) >= stage.cap_Bps * (1 - 1e-9)) for stage in stages):
+            return True
     return False

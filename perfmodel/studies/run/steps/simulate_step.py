@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -92,24 +94,19 @@ def simulate_steps(
     """
     plan, slow = _split_classes(setup, disturbances)
     timer = timer_of(setup, disturbances)
-    changes = list_changes(setup, disturbances)
-    traffic = background_traffic(disturbances, setup.settled_s)
-    jobs = background_jobs(disturbances, setup.settled_s)
-    processes = own_processes(disturbances, setup.settled_s)
+    around = Surroundings(
+        list_changes(setup, disturbances),
+        background_traffic(disturbances, setup.settled_s),
+        background_jobs(disturbances, setup.settled_s),
+        own_processes(disturbances, setup.settled_s),
+    )
     jitters = [each.jitter for each in disturbances if each.jitter is not None]
     fidelity = "free" if free else setup.fidelity
     if jitters:
-        from perfmodel.simulate.ranks.rank_vectors import simulate_ranks
-        from perfmodel.simulate.ranks.task_order import why_unsuited
-
-        reason = why_unsuited(plan)
-        if jobs and uses_sockets(timer.machine, fidelity):
-            reason = "other jobs keep cores busy on which messages wait"
-        if fidelity == "reference":
-            reason = "fidelity 'reference' has a process for each rank"
-        if processes:
-            reason = "processes see each collective begin"
+        reason = _why_single(plan, timer, fidelity, around)
         if reason is None:
+            from perfmodel.simulate.ranks.rank_vectors import simulate_ranks
+
             run = simulate_ranks(
                 plan,
                 timer.machine,
@@ -118,7 +115,7 @@ def simulate_steps(
                 overlap_slowdown=setup.slowdown,
                 timer=timer,
                 stretch=Variation(plan, jitters, slow),
-                surroundings=Surroundings(changes, traffic, jobs),
+                surroundings=around,
             )
             count = sum(len(each.ranks) for each in plan.classes)
             return plan, run, f"{count:,} ranks as vectors"
@@ -130,14 +127,35 @@ def simulate_steps(
         fidelity=fidelity,
         overlap_slowdown=setup.slowdown,
         timer=timer,
-        changes=changes,
-        traffic=traffic,
-        background_jobs=jobs,
-        processes=processes,
+        changes=around.changes,
+        traffic=around.traffic,
+        background_jobs=around.background_jobs,
+        processes=around.processes,
         stretch=Variation(plan, jitters, slow) if jitters or slow else None,
     )
     classes = len(plan.classes)
     return plan, run, f"{classes} rank class{'es' if classes > 1 else ''}"
+
+
+def _why_single(
+    plan: StepPlan,
+    timer: UncontendedTimer,
+    fidelity: Fidelity | Literal["free"],
+    around: Surroundings,
+) -> str | None:
+    """Say why ranks that differ need a process each; None where vectors of them are exact."""
+    from perfmodel.simulate.ranks.task_order import why_unsuited
+
+    on_sockets = uses_sockets(timer.machine, fidelity)
+    reasons = (
+        (around.processes, "processes see each collective begin"),
+        (fidelity == "reference", "fidelity 'reference' has a process for each rank"),
+        (
+            around.background_jobs and on_sockets,
+            "other jobs keep cores busy on which messages wait",
+        ),
+    )
+    return next((reason for applies, reason in reasons if applies), None) or why_unsuited(plan)
 
 
 # ---------------------------------------------------------------- ranks
@@ -148,29 +166,28 @@ def _split_classes(
 ) -> tuple[StepPlan, tuple[SlowSteps, ...]]:
     """Give disturbed ranks classes of their own, one per set of disturbances."""
     plan = setup.plan_for(None)
-    disturbances_of: dict[int, list[Disturbance]] = {}
+    causes_of: dict[int, list[Disturbance]] = defaultdict(list)
     for disturbance in disturbances:
         for rank in disturbance.ranks:
-            disturbances_of.setdefault(rank, []).append(disturbance)
+            causes_of[rank].append(disturbance)
     slow: list[SlowSteps] = []
     others = {each.gpu: setup.plan_for(each.gpu) for each in disturbances if each.gpu is not None}
-    for rank_class in plan.classes:
-        groups: dict[tuple[str, ...], tuple[list[int], list[Disturbance]]] = {}
-        for rank in rank_class.ranks if disturbances_of else ():
-            if rank in disturbances_of:
-                key = tuple(each.origin for each in disturbances_of[rank])
-                groups.setdefault(key, ([], disturbances_of[rank]))[0].append(rank)
-        parts = [_make_part(setup, ranks, causes, others) for ranks, causes in groups.values()]
+    for rank_class in plan.classes if causes_of else ():
+        alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        for rank in rank_class.ranks:
+            if rank in causes_of:
+                alike[tuple(each.origin for each in causes_of[rank])].append(rank)
+        parts = [_make_part(setup, own, causes_of[own[0]], others) for own in alike.values()]
         if parts:
             plan = split(plan, rank_class.name, parts)
             own = [replace(part, like=None) for part in parts]  # so that tasks stay the same ones
             others = {gpu: split(other, rank_class.name, own) for gpu, other in others.items()}
-        for part, (_, causes) in zip(parts, groups.values(), strict=True):
-            slow += [
-                SlowSteps(part.name, each.by, frozenset(s + setup.warm_up for s in each.steps))
-                for each in causes
-                if each.steps is not None
-            ]
+        slow += [
+            SlowSteps(part.name, each.by, frozenset(step + setup.warm_up for step in each.steps))
+            for part in parts
+            for each in causes_of[part.ranks[0]]
+            if each.steps is not None
+        ]
     return plan, tuple(slow)
 
 
@@ -180,10 +197,8 @@ def _make_part(
     causes: Sequence[Disturbance],
     others: Mapping[str, StepPlan],
 ) -> ClassPart:
-    scale, gpu = 1.0, None
-    for cause in causes:
-        scale *= 1.0 if cause.steps is not None else cause.by
-        gpu = cause.gpu or gpu
+    scale = math.prod((each.by for each in causes if each.steps is None), start=1.0)
+    gpu = next((each.gpu for each in reversed(causes) if each.gpu is not None), None)
     like = None if gpu is None else others[gpu]
     return ClassPart(name_ranks(setup.machine, ranks), tuple(ranks), scale, like)
 
@@ -225,25 +240,21 @@ def _split_into_ranks(
 
 def timer_of(setup: SimulationSetup, disturbances: Sequence[Disturbance]) -> UncontendedTimer:
     """Return the cached timer of collectives for the machine on which the job starts."""
-    early = [
-        each for each in disturbances if any(fault.from_s == ALWAYS_S for fault in each.faults)
-    ]
+    early = [d for d in disturbances if any(fault.from_s == ALWAYS_S for fault in d.faults)]
     key = tuple(each.origin for each in early)
     if key not in setup.timers:
         if len(setup.machine.topology.ranks) >= MANY_RANKS:
             gc.collect()  # machines of simulations before, which their events still hold
-        machine = _machine_at(setup.machine, early, ALWAYS_S)
-        setup.timers[key] = UncontendedTimer(machine)
+        setup.timers[key] = UncontendedTimer(_machine_at(setup.machine, early, ALWAYS_S))
     return setup.timers[key]
 
 
 def list_changes(setup: SimulationSetup, disturbances: Sequence[Disturbance]) -> tuple[Change, ...]:
     """List the changes of the machine, with times in seconds since the start of the run."""
-    moments: dict[float, list[str]] = {}
+    moments: dict[float, list[str]] = defaultdict(list)
     for disturbance in disturbances:
-        if disturbance.faults:
-            for at in disturbance.moments_s:
-                moments.setdefault(at, []).append(disturbance.description)
+        for at in disturbance.moments_s if disturbance.faults else ():
+            moments[at].append(disturbance.description)
     return tuple(
         Change(
             setup.settled_s + at,
@@ -255,6 +266,7 @@ def list_changes(setup: SimulationSetup, disturbances: Sequence[Disturbance]) ->
 
 
 def _machine_at(machine: Machine, disturbances: Sequence[Disturbance], at: float) -> Machine:
+    """Return the machine with the faults of a moment; of several on one link the slowest counts."""
     faults = [
         fault
         for disturbance in disturbances
@@ -263,25 +275,17 @@ def _machine_at(machine: Machine, disturbances: Sequence[Disturbance], at: float
     ]
     if not faults:
         return machine
-    topology = degrade_links(
-        machine.topology,
-        _slowest_rates([fault.bandwidth_Bps for fault in faults]),
-        {arc: at for fault in faults for arc, at in fault.latency_s.items()},
-    )
+    slowest_Bps: dict[int, float] = {}
+    for fault in faults:
+        for arc, rate_Bps in fault.bandwidth_Bps.items():
+            slowest_Bps[arc] = min(rate_Bps, slowest_Bps.get(arc, rate_Bps))
+    latency_s = {arc: delay_s for fault in faults for arc, delay_s in fault.latency_s.items()}
+    topology = degrade_links(machine.topology, slowest_Bps, latency_s)
     arcs = {arc for fault in faults for arc in fault.arcs}
     nodes = tuple(dict.fromkeys(node for fault in faults for node in fault.nodes))
     if arcs or nodes:
         topology = remove_links(topology, arcs=arcs, nodes=nodes)
     return replace(machine, topology=topology)
-
-
-def _slowest_rates(rates: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    """Merge the rates of several faults; on one link the slowest counts."""
-    slowest: dict[int, float] = {}
-    for each in rates:
-        for arc, rate_Bps in each.items():
-            slowest[arc] = min(rate_Bps, slowest.get(arc, rate_Bps))
-    return slowest
 
 
 # ---------------------------------------------------------------- one collective alone

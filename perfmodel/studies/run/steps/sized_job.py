@@ -8,8 +8,9 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
+from typing import Any
 
-from perfmodel.errors import InputError, PerfmodelError, SimulationError, TopologyError
+from perfmodel.errors import InputError, SimulationError, TopologyError
 from perfmodel.garbage import no_collections
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, Scenario, batch_per_gpu
@@ -32,7 +33,7 @@ from perfmodel.studies.run.resolve.placement import (
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario
 from perfmodel.studies.run.resolve.training_job import TrainingJob, move_to_gpu
 from perfmodel.studies.run.resolve.what_if import filter_disturbances, what_if_of
-from perfmodel.studies.run.result.memory import Memory
+from perfmodel.studies.run.result.usage import Memory
 from perfmodel.studies.run.steps.output_analysis import (
     MANY_TASKS,
     SETTLED,
@@ -111,11 +112,16 @@ class SizedJob:
         origins = {each.origin for each in disturbances}
         return tuple(each for each in self.disturbances_on(machine) if each.origin in origins)
 
+    def _changed(self, **attributes: Any) -> SizedJob:
+        """Return a copy with other attributes; it shares the caches that are not among them."""
+        other = copy(self)
+        for name, value in attributes.items():
+            setattr(other, name, value)
+        return other
+
     def with_options(self, options: StepOptions) -> SizedJob:
         """Return the same job with other options; times of collectives are shared."""
-        other = copy(self)
-        other.job, other._plans = replace(self.job, chosen=options), {}
-        return other
+        return self._changed(job=replace(self.job, chosen=options), _plans={})
 
     def with_scenario(
         self, scenario: Scenario, batch: int, share: Workload | None = None
@@ -125,18 +131,13 @@ class SizedJob:
         `batch`: per GPU and micro-batch.
         `share`: of the model, where the scenario splits it in another way.
         """
-        other = copy(self)
         workload = self.job.workload if share is None else share
-        other.job = replace(self.job, scenario=scenario, workload=workload)
-        other.batch = batch
-        other._plans, other._times = {}, {}
-        return other
+        job = replace(self.job, scenario=scenario, workload=workload)
+        return self._changed(job=job, batch=batch, _plans={}, _times={})
 
     def with_own_times(self) -> SizedJob:
         """Return the same job that keeps times of collectives to itself, as long as it lives."""
-        other = copy(self)
-        other._timers, other._alone = {}, {}
-        return other
+        return self._changed(_timers={}, _alone={})
 
     @property
     def compute_spread(self) -> tuple[float, float]:
@@ -145,23 +146,19 @@ class SizedJob:
 
     def with_compute(self, by: float) -> SizedJob:
         """Return the same job with times of layers `by` times as long; collectives are shared."""
-        other = copy(self)
-        other.compute, other._plans, other._loops = by, {}, {}
-        return other
+        return self._changed(compute=by, _plans={}, _loops={})
 
     def with_spread(self, spread: tuple[float, float]) -> SizedJob:
         """Return the same job with times of layers that are surer, or less sure, than predicted."""
-        other = copy(self)
-        other._times = {None: replace(self._layer_times(None), spread=spread)}
-        return other
+        return self._changed(_times={None: replace(self._layer_times(None), spread=spread)})
 
     def on_machine(self, machine: Machine) -> SizedJob:
-        """Return the same job on the machine with other numbers, at fidelity "flow"."""
-        other = copy(self)
-        other.ensemble, other.fidelity, other._timers = MachineEnsemble(machine), "flow", {}
-        other._alone = {}
-        other._loops = {}  # placed with the machine's own times
-        return other
+        """Return the same job on the machine with other numbers, at fidelity "flow".
+
+        Its loops are placed with the machine's own times.
+        """
+        ensemble = MachineEnsemble(machine)
+        return self._changed(ensemble=ensemble, fidelity="flow", _timers={}, _alone={}, _loops={})
 
     def plan_for(
         self, gpu: str | None, iteration: Iteration = "steady", launches: bool = True
@@ -265,32 +262,31 @@ class SizedJob:
 
     def check_message_count(self, steps: int) -> None:
         """Refuse more messages, where they are simulated one by one, than minutes allow."""
-        machine = self.ensemble.likely
+        machine, by_sends = self.ensemble.likely, self.fidelity in BY_SENDS
         sockets = uses_sockets(machine, self.fidelity)
-        by_cores = has_shared_cores(machine) and sockets
-        if self.fidelity in BY_SENDS or by_cores:
-            plan = self.plan_for(None)
-            groups = {
-                each.name: tuple(group for group in each.groups if len(group) > 1)
-                for each in plan.communicators
-            }
-            works = {t.work.key: t.work for t in plan.tasks if isinstance(t.work, Collective)}
-            sent = [
-                (work.op, work.nbytes, groups[work.communicator])
-                for work in works.values()
-                for _ in range(work.times)
-                if groups[work.communicator]
-            ] * steps
-            field = "fidelity" if self.fidelity in BY_SENDS else "cluster.nodes"
-            check_message_size(
-                machine,
-                sent,
-                field,
-                fidelity=self.fidelity,
-                sockets=sockets,
-                by_cores=field != "fidelity",
-                simulations=SIMULATIONS,
-            )
+        if not by_sends and not (sockets and has_shared_cores(machine)):
+            return
+        plan = self.plan_for(None)
+        groups = {
+            name: tuple(group for group in each if len(group) > 1)
+            for name, each in plan.groups_of.items()
+        }
+        works = {t.work.key: t.work for t in plan.tasks if isinstance(t.work, Collective)}
+        sent = [
+            (work.op, work.nbytes, groups[work.communicator])
+            for work in works.values()
+            for _ in range(work.times)
+            if groups[work.communicator]
+        ]
+        check_message_size(
+            machine,
+            sent * steps,
+            "fidelity" if by_sends else "cluster.nodes",
+            fidelity=self.fidelity,
+            sockets=sockets,
+            by_cores=not by_sends,
+            simulations=SIMULATIONS,
+        )
 
 
 def size_job(
@@ -321,17 +317,13 @@ def locate_errors(sized: SizedJob) -> Iterator[None]:
         with relocated_errors(sized.job.scenario, "library"):
             yield
     except SimulationError as error:
-        raise _explain_unreachable(sized, error) from error
-
-
-def _explain_unreachable(sized: SizedJob, error: SimulationError) -> PerfmodelError:
-    """Name the events that cut a device off, if the error is about that."""
-    cuts = [each for each in sized.disturbances if any(f.arcs or f.nodes for f in each.faults)]
-    if not cuts or not isinstance(error.__cause__, TopologyError):
-        return error
-    allowed = f"what leaves a way around it; {error}"
-    origin = sized.job.scenario.origin
-    return InputError(origin.fault(each.origin, each.description, allowed) for each in cuts)
+        cuts = [each for each in sized.disturbances if any(f.arcs or f.nodes for f in each.faults)]
+        if not cuts or not isinstance(error.__cause__, TopologyError):
+            raise
+        # these events cut a device off
+        origin, allowed = sized.job.scenario.origin, f"what leaves a way around it; {error}"
+        faults = [origin.fault(each.origin, each.description, allowed) for each in cuts]
+        raise InputError(faults) from error
 
 
 # ---------------------------------------------------------------- runs

@@ -53,9 +53,9 @@ def mean_parts(plan: StepPlan, run: Run, steps: range, step_s: float) -> StepPar
 
 def spans_by_step(run: Run) -> dict[int, list[Span]]:
     """Group the spans of a run by step."""
-    by_step: dict[int, list[Span]] = {}
+    by_step: dict[int, list[Span]] = defaultdict(list)
     for span in run.timeline.spans:
-        by_step.setdefault(span.step, []).append(span)
+        by_step[span.step].append(span)
     return by_step
 
 
@@ -173,26 +173,20 @@ def communication_uses(
             for at, executions in by_step.items()
         }
     exposed_by_op_s = exposed_by_name(by_step.values(), plan.stream_kinds, rank_class, op_of)
-    uses = []
-    for op in dict.fromkeys(map(op_of, tasks)):
+
+    def use_of(op: str) -> CommunicationUse:
         works = [collective_of(task) for task in tasks if op_of(task) == op]
-        busy_s = 0.0
-        for executions in by_step.values():
-            busy = [
-                (e[2], e[3]) for e in executions if is_communication(e[0]) and op_of(e[0]) == op
-            ]
-            busy_s += sum(end - start for start, end in exposed(busy, ()))
-        uses.append(
-            CommunicationUse(
-                op,
-                sum(work.times for work in works),
-                sum(work.times * work.nbytes for work in works),
-                sum_sent_bytes(plan, rank_class, works),
-                busy_s / len(steps),
-                exposed_by_op_s[op] / len(steps),
-            )
+        busy_s = sum(_busy_s(executions, op) for executions in by_step.values())
+        return CommunicationUse(
+            op,
+            sum(work.times for work in works),
+            sum(work.times * work.nbytes for work in works),
+            sum_sent_bytes(plan, rank_class, works),
+            busy_s / len(steps),
+            exposed_by_op_s[op] / len(steps),
         )
-    return tuple(uses)
+
+    return tuple(use_of(op) for op in dict.fromkeys(map(op_of, tasks)))
 
 
 def _busy_s(executions: Sequence[TaskExecution], op: str) -> float:

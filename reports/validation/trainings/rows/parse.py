@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from perfmodel.errors import InputError
-from perfmodel.scenario.strategies.fusion import HorovodStrategy
+from perfmodel.scenario.strategies.strategy import HorovodStrategy
 from perfmodel.topology.from_text.gpu_text import says_nothing
 from perfmodel.topology.from_text.match_template import HostText, read_host
 from perfmodel.training.ddp.options import FIRST_BUCKET_BYTES, DdpOptions, cap_bytes
