@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.errors import Fault, InputError, PerfmodelError
+from perfmodel.errors import Fault, InputError, PerfmodelError, raise_faults
 from perfmodel.files import write_atomically
 from perfmodel.scenario import Scenario, load_scenario, make_scenario
 from perfmodel.topology.templates.build import load_node
@@ -105,9 +105,7 @@ def draft_scenario(answers: DraftAnswers, folder: Path = Path()) -> Draft:
             ),
         ),
     )
-    faults = [fault for is_made, fault in rows if is_made]
-    if faults:
-        raise InputError(faults)
+    raise_faults(fault for is_made, fault in rows if is_made)
     content, reason = _content(answers), "as you said"
     if answers.strategy is None:
         content, batch, memory, reason = _first_that_fits(content, answers.batch_per_gpu)
@@ -169,38 +167,32 @@ def relative_file(name: str, folder: Path) -> str:
 
 def _relative_files(content: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Name files as seen from the folder of the scenario."""
-    cluster, model = dict(content["cluster"]), dict(content["model"])
-    cluster["node"] = relative_file(cluster["node"], folder)
-    if "config" in model:
-        model["config"] = relative_file(model["config"], folder)
+    cluster = content["cluster"] | {"node": relative_file(content["cluster"]["node"], folder)}
+    model = {
+        name: relative_file(value, folder) if name == "config" else value
+        for name, value in content["model"].items()
+    }
     return {**content, "cluster": cluster, "model": model}
 
 
 def _first_that_fits(
     content: dict[str, Any], batch: int | None
 ) -> tuple[dict[str, Any], int, Memory, str]:
-    smallest: Memory | None = None
-    cluster = content["cluster"]
+    cluster, memory = content["cluster"], None
     gpus = len(device_names(load_node(cluster["node"]), "gpu")) * int(cluster["nodes"])
-    for strategy, compute, reason in SPLITS:
-        if strategy["kind"] == "fsdp" and gpus == 1:
-            continue
-        changed = {
-            **content,
-            "strategy": dict(strategy),
-            "compute": {**content["compute"], **compute},
-        }
+    for strategy, compute, reason in SPLITS if gpus > 1 else SPLITS[:1]:
+        both = {**content["compute"], **compute}
+        changed = {**content, "strategy": dict(strategy), "compute": both}
         try:
             largest, memory = _largest_batch(changed, batch)
         except PerfmodelError:
-            if smallest is None:
+            if memory is None:
                 raise
             continue  # a model without repeated blocks has none to recompute
-        smallest = memory
         if memory.fits:
             return changed, largest, memory, reason
-    assert smallest is not None
-    needs, has = format_bytes(smallest.total_bytes), format_bytes(smallest.capacity_bytes)
+    assert memory is not None
+    needs, has = format_bytes(memory.total_bytes), format_bytes(memory.capacity_bytes)
     allowed = "more nodes (--nodes), a smaller model, or a section `parallel` (strategy: auto)"
     raise InputError(Fault("model", f"{needs} per GPU even with FSDP, of {has}", allowed))
 
@@ -416,12 +408,12 @@ def _check(text: str, output: Path) -> Scenario:
 
 
 def _renamed(document: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    content = {
-        key: dict(value) if isinstance(value, Mapping) else value for key, value in document.items()
+    return {
+        **document,
+        "model": {**document["model"], "file": names[MODEL]},
+        "compute": {**document["compute"], "times": names[MODEL]},
+        "cluster": {**document["cluster"], "node": names[MACHINE]},
     }
-    content["model"]["file"] = content["compute"]["times"] = names[MODEL]
-    content["cluster"]["node"] = names[MACHINE]
-    return content
 
 
 def _other_machine(answers: TraceAnswers, trace: RankTrace, folder: Path) -> dict[str, Any]:

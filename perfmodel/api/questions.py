@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast, runtime_checkable
 
-from perfmodel.errors import Fault, InputError, describe_type
+from perfmodel.errors import Fault, InputError, describe_type, raise_faults
 from perfmodel.scenario import Scenario, change_scenario, load_scenario, make_scenario
 
 if TYPE_CHECKING:
@@ -106,15 +106,19 @@ def _find(question: object) -> Scenario:
         return load_scenario(question)
     if isinstance(question, Mapping):
         return make_scenario(_plain(question))
-    raise InputError(Fault("scenario", describe_type(question), A_SCENARIO))
+    raise _refused("scenario", question, A_SCENARIO)
+
+
+def _refused(name: str, value: object, allowed: str) -> InputError:
+    """Return the error about an argument of another type."""
+    return InputError(Fault(name, describe_type(value), allowed))
 
 
 def _check_fields(fields: object) -> dict[str, Any]:
     if fields is None:
         return {}
     if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
-        allowed = "a mapping of dotted fields such as {'cluster.nodes': 4}"
-        raise InputError(Fault("fields", describe_type(fields), allowed))
+        raise _refused("fields", fields, "a mapping of dotted fields such as {'cluster.nodes': 4}")
     return dict(_plain(fields))
 
 
@@ -161,12 +165,12 @@ def as_columns(questions: Sequence[object], keywords: Fields) -> dict[str, Scena
     for at, (label, member) in enumerate(zip(labels, members, strict=True), 1):
         varies = isinstance(member, Mapping) and not is_whole(member)
         if varies and at == 1:
-            raise InputError(Fault("scenarios.0", describe_type(member), A_SCENARIO))
-        scenario = as_scenario(members[0] if varies else member, member if varies else None)
+            raise _refused("scenarios.0", member, A_SCENARIO)
+        changes = cast("Fields", member) if varies else {}
+        scenario = as_scenario(members[0] if varies else member, changes)
         scenario = as_scenario(scenario, keywords=keywords)
-        name = label or scenario.name
-        if varies and not label:
-            name = ", ".join(f"{field}={value}" for field, value in cast("Fields", member).items())
+        changed = ", ".join(f"{field}={value}" for field, value in changes.items())
+        name = label or changed or scenario.name
         columns[name if name not in columns else f"{name} ({at})"] = scenario
     return columns
 
@@ -191,8 +195,7 @@ def as_profile(profile: object) -> Profile | None:
         return profile
     if isinstance(profile, str | Path):
         return read_profile(str(profile))
-    allowed = "a name, a path or a Profile (perfmodel.read_profile)"
-    raise InputError(Fault("profile", describe_type(profile), allowed))
+    raise _refused("profile", profile, "a name, a path or a Profile (perfmodel.read_profile)")
 
 
 def as_topology(machine: object, nodes: int, fabric: Any, gpus: int | None) -> Topology:
@@ -201,20 +204,15 @@ def as_topology(machine: object, nodes: int, fabric: Any, gpus: int | None) -> T
     from perfmodel.topology.model import Topology
 
     if isinstance(machine, Topology):
-        extra = [
-            name
-            for name, value in (("nodes", nodes != 1), ("fabric", fabric), ("gpus_per_node", gpus))
-            if value
-        ]
-        if extra:
-            allowed = "nothing beside a Topology, which has its own"
-            raise InputError(Fault(name, "a value", allowed) for name in extra)
+        own = {"nodes": nodes != 1, "fabric": fabric, "gpus_per_node": gpus}
+        allowed = "nothing beside a Topology, which has its own"
+        raise_faults(Fault(name, "a value", allowed) for name, value in own.items() if value)
         return machine
     if isinstance(machine, str | Path) or is_graph(machine):
         with python_names():
             return build_cluster(machine, nodes=nodes, fabric=fabric, gpus_per_node=gpus)
     allowed = "a name such as 'dgx-a100', a path, a NetworkX graph or a Topology"
-    raise InputError(Fault("topology", describe_type(machine), allowed))
+    raise _refused("topology", machine, allowed)
 
 
 def as_sizes(sizes: object) -> list[int]:
@@ -224,8 +222,7 @@ def as_sizes(sizes: object) -> list[int]:
     sizes = _plain(sizes)
     listed = [sizes] if isinstance(sizes, int | str) else sizes
     if not isinstance(listed, Iterable):
-        allowed = "bytes, or text with a unit such as '1 MiB', or several"
-        raise InputError(Fault("sizes", describe_type(sizes), allowed))
+        raise _refused("sizes", sizes, "bytes, or text with a unit such as '1 MiB', or several")
     listed = list(listed)
     if not listed:
         raise InputError(Fault("sizes", "none", "one or more"))

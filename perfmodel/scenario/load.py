@@ -45,10 +45,8 @@ def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Sc
     path = find_file(str(name_or_path), "scenarios", field="SCENARIO")
     document = read_yaml(path)
     if not isinstance(document, Mapping):
-        type_text = "a list" if isinstance(document, list) else "one value"
-        raise InputError(
-            Fault("document", f"{type_text} only", "the fields of a scenario", str(path), 1)
-        )
+        found = "a list only" if isinstance(document, list) else "one value only"
+        raise InputError(Fault("document", found, "the fields of a scenario", str(path), 1))
     faults: list[Fault] = []
     content = copy.deepcopy(plain(document))
     flags = tuple(_apply_override(content, text, faults) for text in overrides)
@@ -60,11 +58,8 @@ def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Sc
         flags=tuple(flag for flag in flags if flag),
         content=content,
     )
-    if not origin.question:
-        faults.append(
-            Fault("question", "no comment", "a first line '# <the question>?'", str(path), 1)
-        )
-    return _validate_content(content, origin, faults)
+    question = Fault("question", "no comment", "a first line '# <the question>?'", str(path), 1)
+    return _validate_content(content, origin, faults if origin.question else [*faults, question])
 
 
 def make_scenario(content: Mapping[str, Any], name: str = "scenario") -> Scenario:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.files import FileModel
 from perfmodel.scenario.sections.base import Name
 from perfmodel.scenario.sections.cluster import ClusterSection, LibrarySection
@@ -180,23 +180,21 @@ def _smaller_sizes(
     origin, per_node = scenario.origin, whole.gpus_per_node
     if scale.nodes is not None:
         return tuple(ClusterSize(per_node * n, n, per_node) for n in scale.nodes if n < whole.nodes)
+    allowed = (
+        f"1 to {per_node}, or whole nodes of {per_node} up to the {whole.gpus} GPUs of this cluster"
+    )
     faults = [
-        origin.fault(f"scale.gpus.{at}", str(gpus), _allowed_gpus(per_node, whole.gpus))
+        origin.fault(f"scale.gpus.{at}", str(gpus), allowed)
         for at, gpus in enumerate(scale.gpus or ())
         if (gpus > per_node and gpus % per_node)
         or (gpus > whole.gpus and not is_resized_by_flag(origin))
     ]
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return tuple(
         ClusterSize(gpus, max(1, gpus // per_node), min(gpus, per_node))
         for gpus in scale.gpus or ()
         if gpus < whole.gpus
     )
-
-
-def _allowed_gpus(per_node: int, total: int) -> str:
-    return f"1 to {per_node}, or whole nodes of {per_node} up to the {total} GPUs of this cluster"
 
 
 def is_resized_by_flag(origin: SourceMap) -> bool:
@@ -260,26 +258,23 @@ def divisible_by(sizes: Sequence[int], steps: int, unit: str = "GPUs") -> str:
 _NOT_IN_DIGEST = frozenset({"sweep", "plan"})
 """Sections that other commands than `run` read."""
 
-_LATER_SOURCES: Mapping[str, object] = {
-    "transformer": None,
-    "config": None,
-    "megatron": None,
-    "tokens": None,
-    "adapters": None,
-    "document_length": None,
-}
+_LATER_SOURCES: Mapping[str, object] = dict.fromkeys(
+    ("transformer", "config", "megatron", "tokens", "adapters", "document_length")
+)
 """Newer fields of models, those of other jobs as well."""
 
-_LATER_SHAPES = (
-    "dims",
-    "dimensions",
-    "groups",
-    "routers_per_group",
-    "hosts_per_router",
-    "trunk_cables",
-    "global_cables",
+_LATER_SHAPES: Mapping[str, object] = dict.fromkeys(
+    (
+        "dims",
+        "dimensions",
+        "groups",
+        "routers_per_group",
+        "hosts_per_router",
+        "trunk_cables",
+        "global_cables",
+    )
 )
-"""Newer fields of fabrics, None where they are not stated."""
+"""Newer fields of fabrics."""
 
 _LATER_FIELDS: Mapping[str, Mapping[str, object]] = {
     "model": {"experts": None, **_LATER_SOURCES},
@@ -311,13 +306,6 @@ _LATER_FIELDS: Mapping[str, Mapping[str, object]] = {
 """Newer fields by section, with their defaults: scenarios without them keep their digests."""
 
 
-def _drop_unstated(section: dict[str, object], names: Iterable[str]) -> None:
-    """Take fields out of a section that nobody stated."""
-    for name in names:
-        if name in section and section[name] is None:
-            del section[name]
-
-
 def scenario_digest(scenario: Scenario) -> str:
     """SHA-256 of the canonical JSON of the fields that `run` reads.
 
@@ -328,13 +316,13 @@ def scenario_digest(scenario: Scenario) -> str:
         del content["what_if"]
     if scenario.parallel == ParallelSection():
         del content["parallel"]
-    for section, fields in _LATER_FIELDS.items():
+    sections = [(content[name], fields) for name, fields in _LATER_FIELDS.items()]
+    sections += [(job["model"], _LATER_SOURCES) for job in content["jobs"]]
+    sections.append((content["cluster"]["fabric"] or {}, _LATER_SHAPES))
+    for section, fields in sections:
         for name, default in fields.items():
-            if name in content[section] and content[section][name] == default:
-                del content[section][name]
-    _drop_unstated(content["cluster"]["fabric"] or {}, _LATER_SHAPES)
-    for job in content["jobs"]:
-        _drop_unstated(job["model"], _LATER_SOURCES)
+            if name in section and section[name] == default:
+                del section[name]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -366,8 +354,7 @@ def relocated_errors(
 
     Faults in another file (a node template, a model file) keep their place.
     """
-    model = {"model": f"model.{scenario.model.source}"}
-    fields = _FIELD_OF_PARAMETER | model | dict(also)
+    fields = {**_FIELD_OF_PARAMETER, "model": f"model.{scenario.model.source}", **also}
 
     def relocate(fault: Fault) -> Fault:
         field = fault.field

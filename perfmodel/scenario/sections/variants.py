@@ -127,12 +127,10 @@ def _refuse_quantity(value: object) -> object:
     return value
 
 
-def _schema(least: float, *names: str, above: bool = False) -> WithJsonSchema:
-    bound = "exclusiveMinimum" if above else "minimum"
-    number: dict[str, Any] = {"type": "number", bound: least, "maximum": _MOST}
-    return WithJsonSchema(
-        {"anyOf": [number, *({"const": name} for name in names)]} if names else number
-    )
+def _schema(least: float, *names: str) -> WithJsonSchema:
+    number: dict[str, Any] = {"type": "number", "minimum": least, "maximum": _MOST}
+    choices = [number, *({"const": name} for name in names)]
+    return WithJsonSchema({"anyOf": choices} if names else number)
 
 
 SpeedFactor = Annotated[

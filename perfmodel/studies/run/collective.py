@@ -24,7 +24,7 @@ from perfmodel.collectives.algorithms.own import (
     plan_own,
 )
 from perfmodel.collectives.catalog import bus_factor, maker
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, allowed_names, raise_faults
 from perfmodel.library.corrections import datasheet_interval_s
 from perfmodel.library.lowering.lower import Algorithm, whole_items
 from perfmodel.library.machine import make_machine, observed_time_s
@@ -218,8 +218,7 @@ def _check_arguments(sizes: Iterable[int], fidelity: str) -> None:
     names = get_args(Fidelity)
     if fidelity not in names:
         faults.append(Fault("fidelity", repr(fidelity), allowed_names(names, str(fidelity))))
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
 
 
 def _on_plain_network(

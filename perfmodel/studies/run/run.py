@@ -163,16 +163,16 @@ def name_machine(topology: Topology, size: ClusterSize) -> str:
 
 
 def _with_efficiency(point: SizeResult, base: SizeResult) -> SizeResult:
-    ideal = base.samples_per_s / base.gpus * point.gpus
-    efficiency = point.samples_per_s / ideal
-    interval = None
-    if point.uncertainties is not None and base.uncertainties is not None:
-        ratio = base.step_time_s / point.step_time_s
-        low, high = ratio_interval(
-            (base.step_time_s, base.uncertainties), (point.step_time_s, point.uncertainties)
-        )
-        interval = efficiency * low / ratio, efficiency * high / ratio
-    return replace(point, scaling_efficiency=efficiency, scaling_efficiency_interval=interval)
+    efficiency = point.samples_per_s / (base.samples_per_s / base.gpus * point.gpus)
+    point = replace(point, scaling_efficiency=efficiency)
+    if point.uncertainties is None or base.uncertainties is None:
+        return point
+    ratio = base.step_time_s / point.step_time_s
+    low, high = ratio_interval(
+        (base.step_time_s, base.uncertainties), (point.step_time_s, point.uncertainties)
+    )
+    interval = efficiency * low / ratio, efficiency * high / ratio
+    return replace(point, scaling_efficiency_interval=interval)
 
 
 def list_assumptions(job: TrainingJob, machine: Machine, ranks: int) -> tuple[str, ...]:

@@ -80,8 +80,8 @@ class LoopMetrics:
         """
         if self.varies:
             return fmean(self.rounds_s())
-        count = len(self.run.plan.workers)
-        return count / min(self.bounds.least_per_s, sum(self.rates_per_s))
+        most_per_s = min(self.bounds.least_per_s, sum(self.rates_per_s))
+        return len(self.run.plan.workers) / most_per_s
 
     # ------------------------------------------------------------ time of workers
 

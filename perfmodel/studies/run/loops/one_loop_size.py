@@ -67,8 +67,7 @@ def simulate_loop_size(
     with locate_errors(sized):
         job = settle(sized, sized.disturbances)
         metrics = LoopMetrics(job, job.run())
-        first_s = metrics.ends_s[0] if with_first else nan
-        point = _summarise(sized, metrics, first_s)
+        point = _summarise(sized, metrics, metrics.ends_s[0] if with_first else nan)
         if sized.disturbances and sized.is_main:
             point = replace(point, disturbance=_costs(metrics))
         point = with_interval(point, simulate_loop_uncertainties(metrics, point))

@@ -12,7 +12,14 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, TopologyError, allowed_names, describe_type
+from perfmodel.errors import (
+    Fault,
+    InputError,
+    TopologyError,
+    allowed_names,
+    describe_type,
+    raise_faults,
+)
 from perfmodel.files import collect_faults
 from perfmodel.own_functions import check_function
 from perfmodel.scenario import (
@@ -150,8 +157,7 @@ def as_disturbances(processes: Any, steps: Any = None) -> tuple[Disturbance, ...
     counted = COUNTED_STEPS if steps is None else steps
     if isinstance(counted, bool) or not isinstance(counted, int) or counted < 1:
         faults.append(Fault("steps", describe_type(steps), "a whole number of steps, 1 or more"))
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     owned = [OwnProcess(each, f"processes.{number}") for number, each in enumerate(listed)]
     return tuple(
         Disturbance(f"process {own.name}", own.field, process=own, counted=counted) for own in owned
@@ -280,8 +286,7 @@ class _EventResolver:
             for at, number in enumerate(numbers)
             if number >= limit
         ]
-        if faults:
-            raise InputError(faults)
+        raise_faults(faults)
 
     # ------------------------------------------------------------ links
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from perfmodel.arrays import RankGroup
 from perfmodel.collectives.dependencies import messages_in
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.files import validate_document
 from perfmodel.library.corrections import CollectiveContext, Corrections, band_of, factors_by_band
 from perfmodel.library.lowering.lower import Algorithm, lower_collective, lower_message
@@ -235,8 +235,7 @@ def resolve_settings(scenario: Scenario) -> LibrarySettings:
     """
     section = scenario.library
     faults = list(_find_nccl_settings(scenario)) if section.name != "nccl" else []
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     choices = {"NCCL_ALGO": section.algorithm, "NCCL_PROTO": section.protocol}
     stated = {name: choice for name, choice in choices.items() if choice != "auto"}
     env = stated | section.env if section.name == "nccl" else section.env

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from perfmodel.errors import Fault, InputError, ScheduleError, TopologyError
+from perfmodel.errors import Fault, InputError, ScheduleError, TopologyError, raise_faults
 from perfmodel.files import collect_faults
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, OtherJob, Scenario
@@ -185,8 +185,7 @@ def load_other_workloads(scenario: Scenario) -> tuple[Workload, ...]:
     for number, job in enumerate(scenario.jobs):
         with collect_faults(faults):
             workloads.append(resolve_workload(scenario, job.model, f"jobs.{number}.model"))
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return tuple(workloads)
 
 

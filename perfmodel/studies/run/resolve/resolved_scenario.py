@@ -8,7 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, get_args
 
-from perfmodel.errors import Fault, InputError, ScheduleError, allowed_names, describe_type
+from perfmodel.errors import (
+    Fault,
+    InputError,
+    ScheduleError,
+    allowed_names,
+    describe_type,
+    raise_faults,
+)
 from perfmodel.files import collect_faults
 from perfmodel.own_functions import call_function, check_function, name_of
 from perfmodel.scenario import ClusterSize, Scenario, sizes
@@ -66,8 +73,7 @@ class ResolvedScenario:
 
     def job_on(self, ensemble: MachineEnsemble) -> TrainingJob:
         """Return the training job with the GPU and the library of a machine."""
-        likely = ensemble.likely
-        gpu, library = likely.topology.gpu, likely.library
+        gpu, library = ensemble.likely.topology.gpu, ensemble.likely.library
         return TrainingJob(
             self.scenario, self.share, gpu, library, whole=self.workload, own=self.own
         )
@@ -126,14 +132,11 @@ def _check_groups(scenario: Scenario, gpus: int) -> None:
     groups = {name: getattr(section, name, None) for name in _GROUPS}
     for number, level in enumerate(getattr(section, "levels", None) or ()):
         groups[f"levels.{number}.gpus"] = level.gpus
-    faults = [
-        Fault(f"strategy.{name}", str(size), f"at most the {gpus} GPUs")
+    raise_faults(
+        scenario.origin.fault(f"strategy.{name}", str(size), f"at most the {gpus} GPUs")
         for name, size in groups.items()
         if size is not None and size > gpus
-    ]
-    if faults:
-        with relocated_errors(scenario, "strategy"):
-            raise InputError(faults)
+    )
 
 
 def _check_master_weights(scenario: Scenario, workload: Workload) -> None:

@@ -84,12 +84,9 @@ def simulate_size(
             return point
         reliefs = simulate_reliefs(sized, reported, point)
         bottleneck = name_bottleneck(sized, reported, point, reliefs)
-        beyond, sensitive = (
-            _describe_profile(sized, reported),
-            describe_sensitivity(sized, reported),
-        )
-        point = replace(point, notes=(*point.notes, *beyond, *sensitive))
-        return with_bottleneck(point, bottleneck, reliefs)
+        notes = [*point.notes, *_describe_profile(sized, reported)]
+        notes += describe_sensitivity(sized, reported)
+        return with_bottleneck(replace(point, notes=tuple(notes)), bottleneck, reliefs)
 
 
 def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> SizeResult:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 
 from perfmodel.arrays import Z80
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, raise_faults
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.training.plan.step_plan import Compute, StepPlan
 from perfmodel.units import format_time
@@ -86,8 +86,7 @@ def count_needed_steps(
         for other_s in [max(busiest_stream_s(each.background_job.plan), 1e-9)]
         if step_s > MOST_OTHER_STEPS * other_s
     ]
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return max((_needed_steps(each, step_s, plan) for each in disturbances), default=1)
 
 

@@ -171,8 +171,7 @@ class _Search:
         reliefs = self._relieve_singly(
             {part: min(free.saves_s, most_s[part]) for part in (LATENCY, *busy_s, *others)}
         )
-        best_s = max((relief.saves_s for relief in reliefs), default=0.0)
-        if best_s < MOST_OF_IT * free.saves_s:
+        if max((relief.saves_s for relief in reliefs), default=0.0) < MOST_OF_IT * free.saves_s:
             links = sorted(busy_s, key=lambda part: -busy_s[part])
             reliefs.append(self._relieve_together([*links, *others], free))
         return reliefs

@@ -7,6 +7,7 @@ It needs nothing but the topology, so that shapes, fabric files and listed cable
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
@@ -97,15 +98,14 @@ def _bytes_between_ports(
     lowered: LoweredCollective, first: int, ports: int
 ) -> dict[tuple[int, int], float]:
     """Bytes that go from one port of a host to another's; not those that end at a switch."""
-    between: dict[tuple[int, int], float] = {}
+    between: dict[tuple[int, int], float] = defaultdict(float)
     for stage in lowered.stages:
         edges, sent = stage.edges, stage_bytes(lowered, stage)
         on_cables = (edges.arcs >= first) & (edges.arcs < first + 2 * ports)
         owner = np.repeat(np.arange(len(edges)), np.diff(edges.pointers))[on_cables]
         port: Ints = (edges.arcs[on_cables] - first) // 2
         for at in np.flatnonzero(owner[1:] == owner[:-1]).tolist():
-            pair = int(port[at]), int(port[at + 1])
-            between[pair] = between.get(pair, 0.0) + float(sent[owner[at]])
+            between[int(port[at]), int(port[at + 1])] += float(sent[owner[at]])
     return between
 
 
