@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.errors import Fault, InputError, PerfmodelError, raise_faults
+from perfmodel.errors import Fault, InputError, PerfmodelError, failed, raise_faults
 from perfmodel.files import write_atomically
 from perfmodel.scenario import Scenario, load_scenario, make_scenario
 from perfmodel.topology.templates.build import load_node
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 LARGEST_BATCH = 1024
 """Samples per GPU up to which the batch is doubled while it fits."""
-FULL = 0.9
+MOST_MEMORY_SHARE = 0.9
 """Share of a GPU's memory that the batch may fill."""
 
 SPLITS: tuple[tuple[Mapping[str, Any], Mapping[str, Any], str], ...] = (
@@ -90,22 +90,22 @@ def draft_scenario(answers: DraftAnswers, folder: Path = Path()) -> Draft:
     InputError
         A name or file that is not known, or a model that fits in no way that is tried.
     """
-    rows = (
+    faults = failed(
         (
             (answers.model is None) == (answers.config is None),
-            Fault("model", "both, or neither", "--model NAME or --config FILE"),
+            "model",
+            "both, or neither",
+            "--model NAME or --config FILE",
         ),
-        (answers.nodes < 1, Fault("nodes", str(answers.nodes), "1 or more")),
+        (answers.nodes < 1, "nodes", str(answers.nodes), "1 or more"),
         (
             answers.nodes == 1 and answers.fabric is not None,
-            Fault(
-                "cluster.fabric",
-                repr(answers.fabric),
-                "nothing with one node, only with two or more",
-            ),
+            "cluster.fabric",
+            repr(answers.fabric),
+            "nothing with one node, only with two or more",
         ),
     )
-    raise_faults(fault for is_made, fault in rows if is_made)
+    raise_faults(faults)
     content, reason = _content(answers), "as you said"
     if answers.strategy is None:
         content, batch, memory, reason = _first_that_fits(content, answers.batch_per_gpu)
@@ -203,7 +203,11 @@ def _largest_batch(content: Mapping[str, Any], batch: int | None) -> tuple[int, 
     memory = _memory(content, best)
     while batch is None and best < LARGEST_BATCH:
         twice = _memory(content, 2 * best)
-        if not twice.fits or twice.tight or twice.total_bytes > FULL * twice.capacity_bytes:
+        if (
+            not twice.fits
+            or twice.tight
+            or twice.total_bytes > MOST_MEMORY_SHARE * twice.capacity_bytes
+        ):
             break
         best, memory = 2 * best, twice
     return best, memory

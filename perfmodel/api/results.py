@@ -175,11 +175,10 @@ class RunResult(Shown, Result):
         ends = [point.scaling_efficiency_interval or (None, None) for point in self.points]
         table.insert(at + 1, "low_s", [low for low, _ in steps])
         table.insert(at + 2, "high_s", [high for _, high in steps])
-        return table.assign(
-            scaling_efficiency_low=[low for low, _ in ends],
-            scaling_efficiency_high=[high for _, high in ends],
-            mfu=[point.mfu for point in self.points],
-        )
+        table["scaling_efficiency_low"] = [low for low, _ in ends]
+        table["scaling_efficiency_high"] = [high for _, high in ends]
+        table["mfu"] = [point.mfu for point in self.points]
+        return table
 
 
 class BucketTuning(Shown, TuneResult):
@@ -372,7 +371,9 @@ class CollectiveTimes(Shown, list[dict[str, Any]]):
         """One row per size, with the 80 % interval of the time (low_s, high_s)."""
         import pandas as pd
 
-        table = pd.DataFrame(list(self))
         ends = [row["interval_s"] or (None, None) for row in self]
-        low_s, high_s = ([pair[end] for pair in ends] for end in (0, 1))
-        return table.assign(low_s=low_s, high_s=high_s).drop(columns="interval_s")
+        rows = [
+            {**row, "low_s": low_s, "high_s": high_s}
+            for row, (low_s, high_s) in zip(self, ends, strict=True)
+        ]
+        return pd.DataFrame(rows).drop(columns="interval_s")

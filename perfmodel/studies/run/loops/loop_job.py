@@ -94,7 +94,7 @@ def _link_demands_s(plan: LoopPlan, machine: Machine) -> FloatArray:
 
 # ---------------------------------------------------------------- loops of a job
 
-UPDATES, FEWEST_ROUNDS, MOST_ROUNDS = 128, 4, 12
+COUNTED_UPDATES, FEWEST_ROUNDS, MOST_ROUNDS = 128, 4, 12
 """Updates of all workers together that are counted, and rounds of an update of each at least and at
 most: where nothing is random, all rounds are soon alike."""
 SLOW_ITERATIONS = 4
@@ -165,8 +165,10 @@ class LoopJob:
         plan = replace(plan, workers=workers, items=(*plan.items, *others))
         if plan.slack != 0:
             plan = replace(plan, workers=self._spread_out(plan))
-        idle = {"each_s": 0.0, "all_s": 0.0} if self.idle_servers else {}
-        return replace(plan, exchanges=tuple(replace(each, **idle) for each in plan.exchanges))
+        exchanges = plan.exchanges
+        if self.idle_servers:
+            exchanges = tuple(replace(each, each_s=0.0, all_s=0.0) for each in exchanges)
+        return replace(plan, exchanges=exchanges)
 
     def _spread_out(self, plan: LoopPlan) -> tuple[Worker, ...]:
         """Let workers begin at random times of a round.
@@ -271,7 +273,7 @@ def settle(sized: SizedJob, disturbances: tuple[Disturbance, ...]) -> LoopJob:
     plan = sized.loops_for(None)
     check_pairs(sized, plan)
     workers = len(plan.workers)
-    counted = min(MOST_ROUNDS, max(FEWEST_ROUNDS, math.ceil(UPDATES / workers)))
+    counted = min(MOST_ROUNDS, max(FEWEST_ROUNDS, math.ceil(COUNTED_UPDATES / workers)))
     if workers * len(plan.exchanges) > MANY_PUSHES:
         counted = FEWEST_ROUNDS
     steady = tuple(each for each in disturbances if not each.varies)

@@ -15,7 +15,7 @@ from perfmodel.studies.run.result.usage import CommunicationUse, Staleness
 from perfmodel.studies.run.steps.step_parts import PARTS
 from perfmodel.timeline import Span, covered_s
 
-BARS = 24
+MOST_BARS = 24
 """Bars of a histogram at most."""
 DRAWN_SERVERS = 2
 """Servers whose work is drawn."""
@@ -174,9 +174,11 @@ class LoopMetrics:
                 weights[updates] += nbytes
         total, most = sum(weights.values()), max(weights)
         return Staleness(
-            sum(updates * weights[updates] for updates in sorted(weights)) / total,
-            *(_percentile(weights, share) for share in (0.5, 0.9, 0.99)),
-            most,
+            mean=sum(updates * weights[updates] for updates in sorted(weights)) / total,
+            p50=_percentile(weights, 0.5),
+            p90=_percentile(weights, 0.9),
+            p99=_percentile(weights, 0.99),
+            most=most,
             histogram=_histogram(weights, most),
             most_ahead=max(self.run.leads, default=None),
         )
@@ -221,6 +223,6 @@ def _percentile(weights: dict[int, float], share: float) -> int:
 
 def _histogram(weights: dict[int, float], most: int) -> tuple[tuple[int, int, float], ...]:
     """Shares by ranges of updates, of the same width."""
-    width, total = max(1, math.ceil((most + 1) / BARS)), sum(weights.values())
+    width, total = max(1, math.ceil((most + 1) / MOST_BARS)), sum(weights.values())
     bars = [range(first, min(most + 1, first + width)) for first in range(0, most + 1, width)]
     return tuple((bar[0], bar[-1], sum(weights.get(at, 0.0) for at in bar) / total) for bar in bars)

@@ -151,7 +151,7 @@ def _check_fidelity(name: str) -> Fidelity:
     allowed: tuple[Fidelity, ...] = get_args(Fidelity)
     if name not in allowed:
         raise InputError(Fault("fidelity", repr(name), allowed_names(allowed, name)))
-    return allowed[allowed.index(name)]  # type: ignore[arg-type]
+    return allowed[allowed.index(name)]
 
 
 def gpus_of(node: NodeSpec | Topology) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from perfmodel.arrays import FloatArray
@@ -59,7 +59,7 @@ def scale_layer_times(what_if: WhatIf, times: LayerTimes) -> LayerTimes:
     faster = what_if.compute
     if faster == 1:
         return times
-    return scale_times(times, 1 / faster, f"{times.source}, {_format_factor(faster)} as fast")
+    return scale_times(times, 1 / faster, f"{times.source}, {_as_fast(faster)}")
 
 
 def filter_disturbances(
@@ -161,7 +161,7 @@ def own_rates(protocol: Protocol) -> dict[str, float]:
 
 def describe_what_if(what_if: WhatIf) -> tuple[str, ...]:
     """Describe the changes of a what-if in one sentence; none if it changes nothing."""
-    parts = [_TEXTS[name](value) for name, value in what_if.changes.items()]
+    parts = [_describe_change(name, value) for name, value in what_if.changes.items()]
     if not parts:
         return ()
     anew = "network_bandwidth" in what_if.changes
@@ -169,39 +169,38 @@ def describe_what_if(what_if: WhatIf) -> tuple[str, ...]:
     return (f"What if: {', '.join(parts)}{choice}.",)
 
 
-def _format_factor(factor: float) -> str:
-    return "infinitely" if factor >= INFINITE else f"{factor:g} times"
+def _as_fast(factor: float) -> str:
+    return "infinitely fast" if factor >= INFINITE else f"{factor:g} times as fast"
 
 
-def _faster(part: str) -> Callable[[float], str]:
-    return lambda factor: f"{part} {_format_factor(factor)} as fast".replace(
-        "infinitely as", "infinitely"
-    )
+def _describe_change(name: str, factor: float) -> str:
+    """Describe the value of a field: a rate, a time, or what there is none of."""
+    if name in _RATES:
+        return f"{_RATES[name]} {_as_fast(factor)}"
+    if name in _TIMES and factor:
+        return f"{_TIMES[name]} {factor:g} times as long"
+    return f"no {_TIMES.get(name) or _SWITCHES[name]}"
 
 
-def _longer(part: str) -> Callable[[float], str]:
-    return lambda factor: f"{part} {factor:g} times as long" if factor else f"no {part}"
-
-
-def _without(part: str) -> Callable[[float], str]:
-    return lambda _: f"no {part}"
-
-
-_TEXTS: Mapping[str, Callable[[float], str]] = {
-    "network_bandwidth": _faster("links between nodes"),
-    "network_latency": _longer("latency between nodes"),
-    "node_bandwidth": _faster("links inside nodes"),
-    "nvlink_bandwidth": _faster("NVLinks"),
-    "pcie_bandwidth": _faster("PCIe links"),
-    "cpu_bandwidth": _faster("links of CPUs"),
-    "memory_bandwidth": _faster("the hosts' memories"),
-    "node_latency": _longer("latency inside nodes"),
-    "launch": _longer("start of collectives"),
-    "library_rates": _faster("the library's own rates"),
-    "communication": _without("time for communication"),
-    "compute": _faster("compute"),
-    "jitter": _without("jitter"),
-    "events": _without("events"),
-    "jobs": _without("other jobs"),
+_RATES = {
+    "network_bandwidth": "links between nodes",
+    "node_bandwidth": "links inside nodes",
+    "nvlink_bandwidth": "NVLinks",
+    "pcie_bandwidth": "PCIe links",
+    "cpu_bandwidth": "links of CPUs",
+    "memory_bandwidth": "the hosts' memories",
+    "library_rates": "the library's own rates",
+    "compute": "compute",
 }
-"""Text for the value of each field."""
+_TIMES = {
+    "network_latency": "latency between nodes",
+    "node_latency": "latency inside nodes",
+    "launch": "start of collectives",
+}
+_SWITCHES = {
+    "communication": "time for communication",
+    "jitter": "jitter",
+    "events": "events",
+    "jobs": "other jobs",
+}
+"""What the fields of a what-if are about: rates, times, and what they switch off."""

@@ -29,7 +29,7 @@ JOB_STEPS = 20
 """Counted steps beside other jobs, whose steps begin and end at other times."""
 AFTER_LAST = 3
 """Counted steps after the last moment at which something begins or ends."""
-BURSTS = 3
+FEWEST_BURSTS = 3
 """Bursts of repeated traffic that the counted steps contain."""
 MOST_BURSTS = 100
 """Bursts of one sender in a step; more take minutes to simulate and equal a steady stream."""
@@ -111,7 +111,7 @@ def _needed_steps(disturbance: Disturbance, step_s: float, plan: StepPlan | None
         max(steps) + 1 + AFTER_LAST if steps else 0,
         0 if job is None else math.ceil(job.start_s / step_s) + JOB_STEPS,
         *(
-            math.ceil((flow.start_s + BURSTS * flow.every_s) / step_s)
+            math.ceil((flow.start_s + FEWEST_BURSTS * flow.every_s) / step_s)
             if flow.every_s is not None
             else math.ceil(flow.start_s / step_s) + JOB_STEPS
             for flow in disturbance.traffic

@@ -364,7 +364,7 @@ class ReportedRun:
 
     def simulate_again(
         self,
-        disturbances: tuple[Disturbance, ...],
+        disturbances: Sequence[Disturbance],
         setup: SimulationSetup | None = None,
         *,
         free: bool = False,
