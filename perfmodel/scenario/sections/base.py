@@ -1,4 +1,4 @@
-"""Types of fields that several sections share."""
+"""Types of fields that several sections share, and rows of rules between fields."""
 
 from __future__ import annotations
 

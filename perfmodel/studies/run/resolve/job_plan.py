@@ -126,14 +126,10 @@ def host_memory(machine: Machine) -> HostMemory:
     link_Bps = min((float(rates[arc]) / number for arc, number in users.items()), default=None)
     total_Bps = sum(float(rates[list(route)].min()) for route in inside) or HOST_MEMORY_BPS
     drives = topology.drives
-    shared = (
-        None
-        if drives is None
-        else replace(
-            drives, read_Bps=drives.read_Bps / len(gpus), write_Bps=drives.write_Bps / len(gpus)
-        )
-    )
-    return HostMemory(link_Bps, total_Bps / len(gpus), shared, topology.host_memory_bytes)
+    if drives is not None:
+        read_Bps, write_Bps = drives.read_Bps / len(gpus), drives.write_Bps / len(gpus)
+        drives = replace(drives, read_Bps=read_Bps, write_Bps=write_Bps)
+    return HostMemory(link_Bps, total_Bps / len(gpus), drives, topology.host_memory_bytes)
 
 
 # ---------------------------------------------------------------- plans

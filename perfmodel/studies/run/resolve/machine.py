@@ -264,17 +264,18 @@ def _find_nccl_settings(scenario: Scenario) -> Iterator[Fault]:
 
 def _load_library(section: LibrarySection) -> CommLibrary:
     """Load the library with the numbers that the scenario overrides."""
-    loaded, credits = load_library(section.name), section.credits
+    loaded = load_library(section.name)
     protocols = {
-        name: protocol.model_copy(update={"credits": credits or protocol.credits})
+        name: protocol.model_copy(update={"credits": section.credits or protocol.credits})
         for name, protocol in loaded.protocols.items()
         if section.protocol in {"auto", name}
     }
+    variants = loaded.variants
+    if section.credits is not None:  # for every machine
+        variants = tuple(each.model_copy(update={"credits": None}) for each in variants)
     stated = {
         "protocols": protocols or None,
-        "variants": None
-        if credits is None  # else they hold for every machine
-        else tuple(each.model_copy(update={"credits": None}) for each in loaded.variants),
+        "variants": variants,
         "workers": section.workers,
         "host_step": section.host_step,
     }
