@@ -175,98 +175,103 @@ def _with_efficiency(point: SizeResult, base: SizeResult) -> SizeResult:
     return replace(point, scaling_efficiency_interval=interval)
 
 
+_SPEEDS = "GPUs of one model differ in speed, by a standard deviation of {spread:.2g} of it; "
+_SENTENCES = (
+    (
+        "steps of unlike GPUs",
+        _SPEEDS + "the slowest of {ranks:,}, which a step waits for, takes {slowest:.3g} times as "
+        "long as a usual one.",
+    ),
+    (
+        "loops of unlike GPUs",
+        _SPEEDS + "the job's {ranks:,} are spread as so many are expected to be.",
+    ),
+    ("any", "Compute times come from {source}; the input pipeline never holds a GPU up."),
+    ("loops", "Copies to and from servers do not slow compute down."),
+    ("quick overlap", "Compute is as quick beside a collective as alone."),
+    (
+        "slow overlap",
+        "Compute takes {slow:.3g} times as long while a collective runs on the same GPU.",
+    ),
+    (
+        "fp8",
+        (
+            "{narrow} of {layers} layers multiply in fp8 ({recipe} scaling of {float8_library}); "
+            "attention, norms, embedding and the other layers run in bf16."
+        ),
+    ),
+    ("fp8", "MFU is over the dense peak of fp8, though some products run in bf16, at half of it."),
+    (
+        "loops",
+        (
+            "Messages use what links carry, over the NIC nearest to each GPU and to each server, "
+            "and wait for the links' latencies; a transport's own work on them is left out."
+        ),
+    ),
+    ("steps", "Communication is {library}{choice}."),
+    ("staging", "Traffic is staged in host memory, whose own bandwidth is taken as no limit."),
+    (
+        "steps",
+        "A collective starts when its last rank has reached it, and shares links max-min fairly.",
+    ),
+)
+"""What a model assumes, each with the kind of job that it is said of."""
+
+
 def list_assumptions(job: TrainingJob, machine: Machine, ranks: int) -> tuple[str, ...]:
     """List the assumptions of the model in sentences."""
+    loops, topology = job.strategy.loops is not None, machine.topology
+    everyone, float8 = range(len(topology.ranks)), job.float8
+    spread = gpu_spread(job) if ranks > 1 else 0.0
+    slow = job.scenario.compute.overlap_slowdown or topology.gpu.overlap_slowdown
+    # through host memory, of which the machine has no links
+    may_stage = not loops and len(everyone) > 1 and "memory" not in topology.arcs.kinds.present()
+    is_said = {
+        "any": True,
+        "loops": loops,
+        "steps": not loops,
+        "loops of unlike GPUs": loops and spread > 0,
+        "steps of unlike GPUs": not loops and spread > 0,
+        "quick overlap": not loops and slow == 1,
+        "slow overlap": not loops and slow != 1,
+        "fp8": float8 is not None,
+        "staging": may_stage and machine.rings(everyone).edges.staged,
+    }
+    from_file = job.scenario.compute.source == "file"
+    words = {
+        "spread": spread,
+        "ranks": ranks,
+        "slowest": slowest_factor(ranks, spread),
+        "source": "a file" if from_file else f"a roofline of {job.gpu.name}",
+        "slow": slow,
+        "library": machine.library.description,
+        "choice": _describe_choice(machine),
+    }
+    if float8 is not None:
+        words |= {
+            "narrow": len(float8_layers(job.workload, float8)),
+            "layers": len(job.workload.layers),
+            "recipe": float8.recipe,
+            "float8_library": float8.library.replace("_", " "),
+        }
     return (
         *describe_what_if(what_if_of(job.scenario)),
         *job.model.notes,
-        *_describe_speeds(job, ranks),
-        *_describe_compute(job, machine),
-        *_describe_float8(job),
-        *_describe_communication(job, machine),
+        *(text.format(**words) for kind, text in _SENTENCES if is_said[kind]),
         *job.strategy.assumptions,
         *job.strategy.remarks(job.options),
-        *machine.topology.assumptions,
+        *topology.assumptions,
     )
 
 
-# ---------------------------------------------------------------- compute
-
-SPEEDS = "GPUs of one model differ in speed, by a standard deviation of {spread:.2g} of it; "
-SPEEDS_OF_LOOPS = SPEEDS + "the job's {ranks:,} are spread as so many are expected to be."
-SPEEDS_OF_STEPS = SPEEDS + (
-    "the slowest of {ranks:,}, which a step waits for, takes {slowest:.3g} times as long as a "
-    "usual one."
-)
-FLOAT8 = (
-    (
-        "{narrow} of {layers} layers multiply in fp8 ({recipe} scaling of {library}); attention, "
-        "norms, embedding and the other layers run in bf16."
-    ),
-    "MFU is over the dense peak of fp8, though some products run in bf16, at half of it.",
-)
-
-
-def _describe_speeds(job: TrainingJob, ranks: int) -> tuple[str, ...]:
-    """Say how much longer than a usual GPU the slowest one is taken to compute."""
-    spread = gpu_spread(job)
-    if ranks == 1 or not spread:
-        return ()
-    text = SPEEDS_OF_STEPS if job.strategy.loops is None else SPEEDS_OF_LOOPS
-    return (text.format(spread=spread, ranks=ranks, slowest=slowest_factor(ranks, spread)),)
-
-
-def _describe_compute(job: TrainingJob, machine: Machine) -> tuple[str, ...]:
-    """Say where times of computing come from, and what collectives do to them."""
-    slow = job.scenario.compute.overlap_slowdown or machine.topology.gpu.overlap_slowdown
-    source = "a file" if job.scenario.compute.source == "file" else f"a roofline of {job.gpu.name}"
-    beside = f"Compute takes {slow:.3g} times as long while a collective runs on the same GPU."
-    if slow == 1:
-        beside = "Compute is as quick beside a collective as alone."
-    if job.strategy.loops is not None:
-        beside = "Copies to and from servers do not slow compute down."
-    return f"Compute times come from {source}; the input pipeline never holds a GPU up.", beside
-
-
-def _describe_float8(job: TrainingJob) -> tuple[str, ...]:
-    """Say which layers run in fp8, and what utilisation is counted over."""
-    if job.float8 is None:
-        return ()
-    numbers = {
-        "narrow": len(float8_layers(job.workload, job.float8)),
-        "layers": len(job.workload.layers),
-        "recipe": job.float8.recipe,
-        "library": job.float8.library.replace("_", " "),
-    }
-    return tuple(text.format(**numbers) for text in FLOAT8)
-
-
-# ---------------------------------------------------------------- communication
-
-CHOICE = "algorithm, protocol and channels of each collective as its own rules choose"
-STAGING = "Traffic is staged in host memory, whose own bandwidth is taken as no limit."
-RENDEZVOUS = (
-    "A collective starts when its last rank has reached it, and shares links max-min fairly."
-)
-MESSAGES = (
-    "Messages use what links carry, over the NIC nearest to each GPU and to each server, and wait "
-    "for the links' latencies; a transport's own work on them is left out."
-)
-
-
-def _describe_communication(job: TrainingJob, machine: Machine) -> tuple[str, ...]:
-    """Say what carries the job's bytes."""
-    if job.strategy.loops is not None:
-        return (MESSAGES,)
-    ranks, topology, settings = range(len(machine.topology.ranks)), machine.topology, ""
-    if machine.library.name == "nccl":
-        fixed = [f"{name}={value}" for name, value in sorted(machine.settings.env.items())]
-        within = f" within {', '.join(fixed)}" if fixed else ""
-        settings = "; ".join([f": {CHOICE}{within}", *machine.settings.notes()])
-    # through host memory, of which the machine has no links
-    may_stage = len(ranks) > 1 and "memory" not in topology.arcs.kinds.present()
-    staged = [STAGING] if may_stage and machine.rings(ranks).edges.staged else []
-    return f"Communication is {machine.library.description}{settings}.", *staged, RENDEZVOUS
+def _describe_choice(machine: Machine) -> str:
+    """Say that the library chooses the algorithm of a collective, where it has a choice."""
+    if machine.library.name != "nccl":
+        return ""
+    fixed = [f"{name}={value}" for name, value in sorted(machine.settings.env.items())]
+    within = f" within {', '.join(fixed)}" if fixed else ""
+    choice = "algorithm, protocol and channels of each collective as its own rules choose"
+    return "; ".join([f": {choice}{within}", *machine.settings.notes()])
 
 
 # ---------------------------------------------------------------- interval
