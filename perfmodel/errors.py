@@ -95,7 +95,7 @@ class InputError(PerfmodelError, ValueError):
 
 def failed(*checks: tuple[object, str, str, str]) -> list[Fault]:
     """Return the faults of checks that fail: whether one does, then field, found and allowed."""
-    return [Fault(*texts) for fails, *texts in checks if fails]
+    return [Fault(field, found, allowed) for fails, field, found, allowed in checks if fails]
 
 
 def raise_faults(faults: Iterable[Fault]) -> None:
