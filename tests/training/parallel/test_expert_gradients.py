@@ -13,7 +13,7 @@ from perfmodel.training.parallel.stage_memory import stage_memory
 from perfmodel.training.plan.builder import EXPERT_COPIES
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.training.sharded.megatron.strategy import megatron_memory, megatron_plan
-from perfmodel.training.sharded.zero.zero_passes import EVERYONE
+from perfmodel.training.sharded.sharding_step import EVERYONE
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload import load_workload
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE

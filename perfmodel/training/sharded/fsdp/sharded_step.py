@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.training.plan.builder import EXPERT_COPIES, TaskList
 from perfmodel.training.plan.step_plan import Op
-from perfmodel.training.sharded.fsdp.unit_sizes import UnitSizes, unit_sizes
-from perfmodel.training.sharded.fsdp.units import Moment, ShardUnit, walk_units, wrap_units
+from perfmodel.training.sharded.fsdp.units import Moment, SizedUnit, sized_units, walk_units
 from perfmodel.training.strategy import StepRequest
 
 RANKS = "ranks"
@@ -32,11 +30,14 @@ class ShardedStep:
     ----------
     request : StepRequest
     options : FsdpStrategy
-    sizes : UnitSizes
-    tasks : TaskList
+    shard_ranks : int
+        Ranks that each unit is split over.
+    units : tuple of SizedUnit
     walk : tuple of Moment
-    units : int
-        How many there are.
+    tasks : TaskList
+    free_events : deque of int
+        Version 1's queue of units that were freed, as the tasks after which they were. Those of the
+        previous step are negative.
     micro_batch : int
     whole : dict
         Units that are whole or on the way, with the gather after which they are. None: whole since
@@ -58,9 +59,6 @@ class ShardedStep:
         What gathers issued from now on wait for.
     held : int, optional
         Copy out of the newest gather of forward, which the gather after the next one waits for.
-    free_events : deque of int
-        Version 1's queue of units that were freed, as the tasks after which they were. Those of the
-        previous step are negative.
     host_waits : list of int
         Freed units that the host waits for before it goes on.
     carried : dict
@@ -69,41 +67,35 @@ class ShardedStep:
         Reductions whose input is kept.
     reduced : list of int
         Last task of each reduction of this micro-batch.
+    last_on : dict
+        Newest collective of each communicator.
+    newest_layer : int, optional
+        Newest task among the layers.
     """
 
     request: StepRequest
     options: FsdpStrategy
-    sizes: UnitSizes
+    shard_ranks: int
+    units: tuple[SizedUnit, ...]
+    walk: tuple[Moment[SizedUnit], ...]
     tasks: TaskList
-    walk: tuple[Moment, ...]
-    units: int
+    free_events: deque[int]
     micro_batch: int = 0
     whole: dict[str, int | None] = field(default_factory=dict)
     copied: set[str] = field(default_factory=set)
     regathered: set[str] = field(default_factory=set)
     prefetched: set[str] = field(default_factory=set)
-    views: list[tuple[ShardUnit, int]] = field(default_factory=list)
+    views: list[tuple[SizedUnit, int]] = field(default_factory=list)
     entered: set[str] = field(default_factory=set)
     layers_wait: list[int] = field(default_factory=list)
     gathers_wait: tuple[int, ...] = ()
     held: int | None = None
-    free_events: deque[int] = field(default_factory=deque)
     host_waits: list[int] = field(default_factory=list)
     carried: dict[int, list[int]] = field(default_factory=dict)
     reduce_inputs: deque[int] = field(default_factory=deque)
     reduced: list[int] = field(default_factory=list)
     last_on: dict[str, int] = field(default_factory=dict)
-    """Newest collective of each communicator."""
     newest_layer: int | None = None
-
-    @property
-    def shard_ranks(self) -> int:
-        """Ranks that each unit is split over."""
-        return self.options.shard_ranks(self.request.ranks)
-
-    def sharers(self, unit: ShardUnit) -> str:
-        """Communicator of the ranks that share a unit."""
-        return EXPERT_COPIES if unit.of_experts else SHARDS
 
     @property
     def is_last(self) -> bool:
@@ -115,49 +107,29 @@ class ShardedStep:
         """Whether this micro-batch reduces its gradients to shards."""
         return self.is_last or self.options.sync != "last"
 
-    @property
-    def marks(self) -> dict[str, Any]:
-        """What all tasks of this micro-batch are marked with."""
-        return {"micro_batch": self.micro_batch}
-
 
 def begin_step(request: StepRequest, options: FsdpStrategy, freed_before: int) -> ShardedStep:
     """Split the model into units and begin an empty list of tasks.
 
     `freed_before`: units that the previous step left in version 1's queue.
     """
-    units = wrap_units(
-        request.workload,
-        options.wrap,
-        options.unit_elements,
-        experts_apart=request.expert_copies is not None,
-    )
-    walk = walk_units(request.workload, units, by_layer=options.wrap == "layer")
     ranks = options.shard_ranks(request.ranks)
-    tasks = TaskList.of(request)
-    sizes = unit_sizes(
+    units = sized_units(
         request.workload, options, ranks, request.gathered_narrow, request.expert_copies
     )
-    return ShardedStep(
-        request,
-        options,
-        sizes,
-        tasks,
-        walk,
-        len(units),
-        free_events=deque(range(-freed_before, 0)),
-    )
+    walk = walk_units(request.workload, units, by_layer=options.wrap == "layer")
+    freed = deque(range(-freed_before, 0))
+    return ShardedStep(request, options, ranks, units, walk, TaskList.of(request), freed)
 
 
 def issue(step: ShardedStep, name: str, kernels: int) -> tuple[int, ...]:
     """Let the host issue kernels once all that it waits for has happened."""
     waits = list(dict.fromkeys(step.host_waits))
     step.host_waits.clear()
-    earlier = [event for event in waits if event < 0]
     after = [event for event in waits if event >= 0]
-    issued = step.tasks.issue(name, kernels, RANKS, after=after, **step.marks)
-    if earlier and issued and issued[0] not in after:
-        step.carried[issued[0]] = earlier
+    issued = step.tasks.issue(name, kernels, RANKS, after=after, micro_batch=step.micro_batch)
+    if len(after) < len(waits) and issued and issued[0] not in after:
+        step.carried[issued[0]] = [event for event in waits if event < 0]
     return issued
 
 
@@ -171,29 +143,45 @@ def run(
     layers: tuple[int, ...] = (),
 ) -> int:
     """Add a task among the layers, after all that these wait for."""
-    waits = dict.fromkeys((*after, *step.layers_wait))
-    step.layers_wait.clear()
     step.newest_layer = step.tasks.compute(
-        name, kind, duration_s, RANKS, after=waits, layers=layers, **step.marks
+        name,
+        kind,
+        duration_s,
+        RANKS,
+        after=dict.fromkeys((*after, *step.layers_wait)),
+        layers=layers,
+        micro_batch=step.micro_batch,
     )
+    step.layers_wait.clear()
     return step.newest_layer
 
 
 def copy_s(step: ShardedStep, nbytes: float, kernels: int = 1) -> float:
-    """Time of copies within the device; nothing for no bytes."""
+    """Return the time of copies within the device; nothing for no bytes."""
     return step.tasks.copy_s(nbytes, kernels) if nbytes else 0.0
+
+
+def copy(
+    step: ShardedStep, name: str, nbytes: float, *, issued_as: str = "", kernels: int = 1
+) -> int:
+    """Copy so many bytes among the layers.
+
+    `kernels`: that the host issues for it, under the name `issued_as`; default: that of the copy.
+    """
+    issued = issue(step, issued_as or name, kernels)
+    return run(step, name, "copy", copy_s(step, nbytes), after=issued)
 
 
 def beside(
     step: ShardedStep, name: str, duration_s: float, stream: str, after: Sequence[int]
 ) -> tuple[int, ...]:
-    """Add copies beside the layers; returns what follows them."""
+    """Add copies beside the layers; return what follows them."""
     if duration_s <= 0.0:
         return tuple(after)
-    waits = dict.fromkeys(after)
+    waits, micro_batch = dict.fromkeys(after), step.micro_batch
     return (
         step.tasks.compute(
-            name, "copy", duration_s, RANKS, after=waits, stream=stream, **step.marks
+            name, "copy", duration_s, RANKS, after=waits, stream=stream, micro_batch=micro_batch
         ),
     )
 
@@ -205,9 +193,9 @@ def communicate(
     nbytes: int,
     *,
     dtype: str,
-    communicator: str,
     stream: str,
     after: Iterable[int],
+    communicator: str = SHARDS,
     phase: str = "",
 ) -> int:
     """Add a collective, after the one that its communicator issued before.
@@ -215,21 +203,25 @@ def communicate(
     Reductions with a communicator of their own follow each other only.
     """
     queue = stream if step.options.separate_reduce else communicator
-    before = step.last_on.get(queue)
-    waits = dict.fromkeys((*after, *(() if before is None else (before,))))
+    before = [step.last_on[queue]] if queue in step.last_on else []
     step.last_on[queue] = step.tasks.collective(
         name,
         op,
         nbytes,
         RANKS,
         communicator=communicator,
-        after=waits,
+        after=dict.fromkeys((*after, *before)),
         stream=stream,
         key=" ".join(filter(None, (name, phase, str(step.micro_batch)))),
         dtype=dtype,
-        **step.marks,
+        micro_batch=step.micro_batch,
     )
     return step.last_on[queue]
+
+
+def sharers(unit: SizedUnit) -> str:
+    """Return the communicator of the ranks that share a unit."""
+    return EXPERT_COPIES if unit.of_experts else SHARDS
 
 
 def close_step(step: ShardedStep, end: int) -> None:
@@ -239,9 +231,3 @@ def close_step(step: ShardedStep, end: int) -> None:
     for index, events in step.carried.items():
         freed = [queue[event] for event in events if -event <= len(queue)]
         tasks[index] = replace(tasks[index], after_previous=tuple(at for at in freed if at >= 0))
-
-
-def unit_before(order: Sequence[ShardUnit], unit: ShardUnit) -> ShardUnit | None:
-    """The unit that stands before another one."""
-    place = next((at for at, each in enumerate(order) if each is unit), 0)
-    return order[place - 1] if place else None

@@ -38,10 +38,10 @@ from perfmodel.training.sharded.fsdp.sharded_step import (
     begin_step,
     close_step,
     communicate,
+    copy,
     copy_s,
     issue,
     run,
-    unit_before,
 )
 from perfmodel.training.sharded.fsdp.unit_traffic import (
     ADDED,
@@ -52,266 +52,15 @@ from perfmodel.training.sharded.fsdp.unit_traffic import (
     reduce,
     wait_for,
 )
-from perfmodel.training.sharded.fsdp.units import Moment, ShardUnit
+from perfmodel.training.sharded.fsdp.units import Moment, SizedUnit
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES
-
-
-def add_forward(step: ShardedStep) -> None:
-    """Add forward: each unit is gathered when it is entered, and freed when it is left."""
-    _follow_layers(step)
-    order = [moment.unit for moment in step.walk if moment.kind == "enter" and moment.unit]
-    entered = 0
-    step.views.clear()
-    for place, moment in enumerate(step.walk):
-        if moment.kind == "layers":
-            _add_layers(step, moment, backward=False)
-        elif moment.unit is not None and moment.kind == "enter":
-            entered += 1
-            _enter(step, moment.unit, order[entered:], place)
-        elif moment.unit is not None:
-            free_after_forward(step, moment.unit)
-    if step.held is not None:
-        step.gathers_wait, step.held = (step.held,), None
-
-
-def _follow_layers(step: ShardedStep) -> None:
-    """Let the first gathers of a pass wait for all that the layers wait for."""
-    newest = () if step.newest_layer is None else (step.newest_layer,)
-    step.gathers_wait = (*newest, *step.layers_wait)
-
-
-def _enter(step: ShardedStep, unit: ShardUnit, following: Sequence[ShardUnit], place: int) -> None:
-    if unit.name not in step.prefetched:
-        gather(step, unit, backward=False)
-        step.views.append((unit, place))
-    step.prefetched.discard(unit.name)
-    wait_for(step, unit, backward=False)
-    for ahead in following[: step.options.forward_prefetch]:
-        if ahead.name not in step.prefetched:
-            gather(step, ahead, backward=False)
-            step.prefetched.add(ahead.name)
-            step.views.append((ahead, place))
-
-
-def _add_layers(step: ShardedStep, moment: Moment, *, backward: bool) -> None:
-    workload, times = step.request.workload, step.request.times
-    kind = "backward" if backward else "forward"
-    at_most = max(1, step.request.segments // step.units)
-    for part in visit_segments(workload, times, moment.layers, at_most=at_most, backward=backward):
-        name = f"{kind} {part.name}"
-        duration_s, kernels = part.duration_s, part.kernels
-        if backward and step.micro_batch > 0 and step.options.sync == "last":
-            added = _gradient_bytes(step, part.tensors)
-            duration_s += copy_s(step, ADDED * added, len(part.tensors))
-            kernels += len(part.tensors)
-        run(step, name, kind, duration_s, after=issue(step, name, kernels), layers=part.indices)
-
-
-def _gradient_bytes(step: ShardedStep, tensors: Sequence[int]) -> int:
-    """Bytes of some gradients as backward makes them."""
-    members = [step.request.workload.tensors[tensor] for tensor in tensors]
-    return sum(each.numel * ITEM_BYTES[step.options.param_dtype or each.dtype] for each in members)
-
-
-# ---------------------------------------------------------------- backward
-
-
-def add_backward(step: ShardedStep) -> None:
-    """Add backward: units are gathered again, ahead of their layers, and reduced behind them."""
-    step.reduced = []
-    step.entered.clear()
-    order = [moment.unit for moment in step.walk if moment.kind == "leave" and moment.unit]
-    behind: list[ShardUnit] = []
-    for place in range(len(step.walk) - 1, -1, -1):
-        moment = step.walk[place]
-        if moment.kind == "layers":
-            _add_layers(step, moment, backward=True)
-        elif moment.unit is not None and moment.kind == "leave":
-            if moment.has_output_grad:
-                _enter_backward(step, moment.unit, order)
-        elif moment.unit is not None:
-            for unit in _units_left(step, moment.unit, place, behind):
-                _leave(step, unit, order)
-    for unit in behind:
-        _leave(step, unit, order)
-    _end_backward(step)
-
-
-def _units_left(
-    step: ShardedStep, unit: ShardUnit, place: int, behind: list[ShardUnit]
-) -> list[ShardUnit]:
-    """Units that backward has left when it comes to where forward entered `unit`.
-
-    Version 1 reduces a flat gradient once autograd comes to the views of it, which forward made
-    when it gathered the unit: with `forward_prefetch`, in the unit before. Version 2 waits for the
-    gradient of a unit's input; where that is not trained, for the end of backward (`behind`).
-    """
-    if step.options.version == 1:
-        return [each for each, viewed_at in reversed(step.views) if viewed_at == place]
-    moment = step.walk[place]
-    if not moment.is_first:
-        return []
-    if moment.has_input_grad:
-        return [unit]
-    behind.insert(0, unit)
-    return []
-
-
-def _enter_backward(step: ShardedStep, unit: ShardUnit, order: Sequence[ShardUnit]) -> None:
-    step.entered.add(unit.name)
-    if unit.name not in step.prefetched:
-        gather(step, unit, backward=True)
-    wait_for(step, unit, backward=True)
-    if step.options.backward_prefetch == "pre":
-        _gather_ahead(step, unit, order)
-
-
-def _gather_ahead(step: ShardedStep, unit: ShardUnit, order: Sequence[ShardUnit]) -> None:
-    """Gather the unit that forward left before this one."""
-    ahead = unit_before(order, unit)
-    if ahead is None or ahead.name in step.prefetched | step.entered:
-        return
-    gather(step, ahead, backward=True)
-    if step.options.version == 1:
-        step.prefetched.add(ahead.name)
-
-
-def _leave(step: ShardedStep, unit: ShardUnit, order: Sequence[ShardUnit]) -> None:
-    if step.options.version == 1:
-        _join_gradients(step, unit)
-    free_after_backward(step, unit)
-    if step.options.backward_prefetch == "post":
-        _gather_ahead(step, unit, order)
-    if step.reduces:
-        reduce(step, unit)
-
-
-def _join_gradients(step: ShardedStep, unit: ShardUnit) -> None:
-    """Copy gradients of a unit's views into the one of its flat parameter.
-
-    Forward takes its views by ``torch.split`` (``_get_unflat_views_unaligned`` in
-    torch/distributed/fsdp/_flat_param.py), whose backward is a ``cat`` of all gradients. Version 2
-    has gradients of its own parameters, and copies them where it reduces them (``chunk_cat``).
-    """
-    nbytes = step.sizes.gradient_bytes(unit)
-    if nbytes:
-        name = f"join gradients of {unit.name}"
-        run(step, name, "copy", copy_s(step, nbytes), after=issue(step, name, 1))
-
-
-def _end_backward(step: ShardedStep) -> None:
-    """Let whatever follows wait for all reductions of this micro-batch."""
-    step.layers_wait += step.reduced
-    step.layers_wait += step.reduce_inputs
-    step.reduce_inputs.clear()
-    step.prefetched.clear()
-
 
 BROADCAST_BYTES = 250 * 1024 * 1024
 """Pieces in which states are broadcast (``PARAM_BROADCAST_BUCKET_SIZE``, _init_utils.py)."""
 
 NORM_DTYPE = "fp32"
 """Version 1 computes norms in it (``_get_grad_norm`` in fully_sharded_data_parallel.py)."""
-
-
-def add_update(step: ShardedStep) -> int:
-    """Clip the gradients and update each rank's shard; returns the task that ends the step."""
-    if step.options.clip_norm:
-        _add_clipping(step)
-    times, options = step.request.times, step.options
-    issued = issue(step, "optimizer", times.optimizer_kernels)
-    duration_s = times.optimizer_s * _own_share(step)
-    if options.offload:
-        duration_s = step.request.host_optimizer_s * _own_share(step)
-    end = run(step, "optimizer", "optimizer", duration_s, after=issued)
-    end = add_scales(step, end)
-    if step.request.host_s > 0:
-        end = run(step, "end of the step", "copy", step.request.host_s, after=(end,))
-    return end
-
-
-def _own_share(step: ShardedStep) -> float:
-    """Share of the parameters that a rank updates: of experts more than of all others."""
-    sizes = step.sizes
-    units = {moment.unit.name: moment.unit for moment in step.walk if moment.unit}.values()
-    if not any(unit.of_experts for unit in units):
-        return 1 / step.shard_ranks
-    own = sum(sizes.reduced_elements(unit) / sizes.ranks_of(unit) for unit in units)
-    return own / sum(map(sizes.reduced_elements, units))
-
-
-def _add_clipping(step: ShardedStep) -> None:
-    """Add the norm of each shard, its sum over the shard group, and the scaling of gradients.
-
-    Of experts, whose norms add up over two groups, the sum is taken to take no longer.
-    """
-    units = [moment.unit for moment in step.walk if moment.kind == "enter" and moment.is_first]
-    sizes = step.sizes
-    shard = sum(sizes.kept_gradient_bytes(unit) / sizes.ranks_of(unit) for unit in units if unit)
-    issued = issue(step, "norm of gradients", 2)
-    squared = run(step, "norm of gradients", "copy", copy_s(step, shard / 2), after=issued)
-    numbers, dtype = 1, NORM_DTYPE
-    if step.options.version == 2:  # a norm of each parameter, in its own dtype
-        numbers, dtype = len(step.sizes.ready), step.sizes.own_dtype(next(filter(None, units)))
-    summed = communicate(
-        step,
-        "sum of norms",
-        "all_reduce",
-        numbers * ITEM_BYTES[dtype],
-        dtype=dtype,
-        communicator=SHARDS,
-        stream=REDUCTIONS,
-        after=(squared,),
-    )
-    step.layers_wait.append(summed)
-    run(step, "clip gradients", "copy", copy_s(step, shard), after=issue(step, "clip", 2))
-
-
-def add_broadcasts(step: ShardedStep) -> None:
-    """Broadcast rank 0's parameters and buffers, unit by unit, before the first step.
-
-    With copies, to the first rank of each shard group and then within (``_init_param_handle_from_
-    module`` in torch/distributed/fsdp/_init_utils.py). Assumption: all buffers are of the root.
-    """
-    units = [moment.unit for moment in step.walk if moment.kind == "leave" and moment.unit]
-    groups = [SHARDS] if step.shard_ranks == step.request.ranks else [COPIES, SHARDS]
-    for unit in dict.fromkeys(units):
-        pieces = _pieces(step, unit)
-        for communicator in groups:
-            for number, (nbytes, dtype) in enumerate(pieces):
-                _broadcast(step, f"broadcast {unit.name} {number}", nbytes, dtype, communicator)
-
-
-def _pieces(step: ShardedStep, unit: ShardUnit) -> list[tuple[int, str]]:
-    """Bytes and dtype of each broadcast of a unit's states."""
-    tensors = step.sizes.tensors(unit)
-    buffers = step.request.workload.buffers if unit.is_root else ()
-    return [
-        *((group.nbytes, group.dtype) for group in buffers),
-        *(
-            (sum(tensors[index].nbytes for index in piece), tensors[piece[0]].dtype)
-            for piece in assign_buckets(tensors, (BROADCAST_BYTES,))
-        ),
-    ]
-
-
-def _broadcast(step: ShardedStep, name: str, nbytes: int, dtype: str, communicator: str) -> None:
-    flat = run(step, f"flatten {name}", "copy", copy_s(step, nbytes), after=issue(step, name, 3))
-    sent = communicate(
-        step,
-        name,
-        "broadcast",
-        nbytes,
-        dtype=dtype,
-        communicator=communicator,
-        stream=GATHERS,
-        after=(flat,),
-        phase=communicator,
-    )
-    step.layers_wait.append(sent)
-    run(step, f"copy back {name}", "copy", copy_s(step, nbytes))
-
 
 STREAMS = (
     HOST,
@@ -344,10 +93,7 @@ def fsdp_plan(request: StepRequest, options: FsdpStrategy) -> StepPlan:
         name=f"FSDP{options.version}, {request.workload.name}",
         classes=(RankClass(RANKS, range(request.ranks)),),
         streams=STREAMS,
-        communicators=(
-            *communicators(request.ranks, step.shard_ranks, options.regather_gpus),
-            *_expert_copies(request),
-        ),
+        communicators=_communicators(request, step.shard_ranks, options.regather_gpus),
         samples=request.ranks * request.batch_per_gpu * options.accumulate,
     )
 
@@ -355,13 +101,230 @@ def fsdp_plan(request: StepRequest, options: FsdpStrategy) -> StepPlan:
 def _add_step(request: StepRequest, options: FsdpStrategy, freed_before: int) -> ShardedStep:
     step = begin_step(request, options, freed_before)
     if request.iteration == "first" and options.sync_module_states:
-        add_broadcasts(step)
+        _add_broadcasts(step)
     for micro_batch in range(options.accumulate):
         step.micro_batch = micro_batch
-        add_forward(step)
-        add_backward(step)
-    close_step(step, add_update(step))
+        _add_forward(step)
+        _add_backward(step)
+    close_step(step, _add_update(step))
     return step
+
+
+def _add_forward(step: ShardedStep) -> None:
+    """Add forward: each unit is gathered when it is entered, and freed when it is left.
+
+    Its first gathers wait for all that the layers wait for.
+    """
+    newest = () if step.newest_layer is None else (step.newest_layer,)
+    step.gathers_wait = (*newest, *step.layers_wait)
+    order = [each.unit for each in step.walk if each.kind == "enter" and each.unit]
+    entered = 0
+    step.views.clear()
+    for place, moment in enumerate(step.walk):
+        if moment.kind == "layers":
+            _add_layers(step, moment, backward=False)
+        elif moment.unit is not None and moment.kind == "enter":
+            entered += 1
+            _enter(step, moment.unit, order[entered:], place)
+        elif moment.unit is not None:
+            free_after_forward(step, moment.unit)
+    if step.held is not None:
+        step.gathers_wait, step.held = (step.held,), None
+
+
+def _enter(step: ShardedStep, unit: SizedUnit, following: Sequence[SizedUnit], place: int) -> None:
+    if unit.name not in step.prefetched:
+        gather(step, unit, backward=False)
+        step.views.append((unit, place))
+    step.prefetched.discard(unit.name)
+    wait_for(step, unit, backward=False)
+    for ahead in following[: step.options.forward_prefetch]:
+        if ahead.name not in step.prefetched:
+            gather(step, ahead, backward=False)
+            step.prefetched.add(ahead.name)
+            step.views.append((ahead, place))
+
+
+def _add_layers(step: ShardedStep, moment: Moment[SizedUnit], *, backward: bool) -> None:
+    """Add layers of a pass; without synchronisation their gradients are added up from then on."""
+    workload, times = step.request.workload, step.request.times
+    kind, adds = "forward", False
+    if backward:
+        kind, adds = "backward", step.micro_batch > 0 and step.options.sync == "last"
+    at_most = max(1, step.request.segments // len(step.units))
+    for part in visit_segments(workload, times, moment.layers, at_most=at_most, backward=backward):
+        name, duration_s, kernels = f"{kind} {part.name}", part.duration_s, part.kernels
+        if adds:
+            tensors = [workload.tensors[tensor] for tensor in part.tensors]
+            own = step.options.param_dtype
+            nbytes = sum(each.numel * ITEM_BYTES[own or each.dtype] for each in tensors)
+            duration_s += copy_s(step, ADDED * nbytes, len(tensors))
+            kernels += len(tensors)
+        run(step, name, kind, duration_s, after=issue(step, name, kernels), layers=part.indices)
+
+
+# ---------------------------------------------------------------- backward
+
+
+def _add_backward(step: ShardedStep) -> None:
+    """Add backward: units are gathered again, ahead of their layers, and reduced behind them.
+
+    Whatever follows waits for all reductions of the micro-batch.
+    """
+    step.reduced = []
+    step.entered.clear()
+    order = [each.unit for each in step.walk if each.kind == "leave" and each.unit]
+    behind: list[SizedUnit] = []
+    for place in reversed(range(len(step.walk))):
+        moment = step.walk[place]
+        if moment.kind == "layers":
+            _add_layers(step, moment, backward=True)
+        elif moment.unit is not None and moment.kind == "leave":
+            if moment.has_output_grad:
+                _enter_backward(step, moment.unit, order)
+        elif moment.unit is not None:
+            for unit in _units_left(step, moment.unit, place, behind):
+                _leave(step, unit, order)
+    for unit in behind:
+        _leave(step, unit, order)
+    step.layers_wait += (*step.reduced, *step.reduce_inputs)
+    step.reduce_inputs.clear()
+    step.prefetched.clear()
+
+
+def _units_left(
+    step: ShardedStep, unit: SizedUnit, place: int, behind: list[SizedUnit]
+) -> list[SizedUnit]:
+    """Units that backward has left when it comes to where forward entered `unit`.
+
+    Version 1 reduces a flat gradient once autograd comes to the views of it, which forward made
+    when it gathered the unit: with `forward_prefetch`, in the unit before. Version 2 waits for the
+    gradient of a unit's input; where that is not trained, for the end of backward (`behind`).
+    """
+    moment = step.walk[place]
+    if step.options.version == 1:
+        return [each for each, viewed_at in reversed(step.views) if viewed_at == place]
+    if moment.is_first and not moment.has_input_grad:
+        behind.insert(0, unit)
+    return [unit] if moment.is_first and moment.has_input_grad else []
+
+
+def _enter_backward(step: ShardedStep, unit: SizedUnit, order: Sequence[SizedUnit]) -> None:
+    step.entered.add(unit.name)
+    if unit.name not in step.prefetched:
+        gather(step, unit, backward=True)
+    wait_for(step, unit, backward=True)
+    if step.options.backward_prefetch == "pre":
+        _gather_ahead(step, unit, order)
+
+
+def _gather_ahead(step: ShardedStep, unit: SizedUnit, order: Sequence[SizedUnit]) -> None:
+    """Gather the unit that forward left before this one."""
+    place = order.index(unit)
+    if place and order[place - 1].name not in step.prefetched | step.entered:
+        gather(step, order[place - 1], backward=True)
+        if step.options.version == 1:
+            step.prefetched.add(order[place - 1].name)
+
+
+def _leave(step: ShardedStep, unit: SizedUnit, order: Sequence[SizedUnit]) -> None:
+    """Free a unit and reduce its gradients.
+
+    Version 1 copies gradients of a unit's views into the one of its flat parameter: forward takes
+    its views by ``torch.split`` (``_get_unflat_views_unaligned`` in
+    torch/distributed/fsdp/_flat_param.py), whose backward is a ``cat`` of all gradients. Version 2
+    has gradients of its own parameters, and copies them where it reduces them (``chunk_cat``).
+    """
+    if step.options.version == 1 and unit.gradient_bytes:
+        copy(step, f"join gradients of {unit.name}", unit.gradient_bytes)
+    free_after_backward(step, unit)
+    if step.options.backward_prefetch == "post":
+        _gather_ahead(step, unit, order)
+    if step.reduces:
+        reduce(step, unit)
+
+
+def _add_update(step: ShardedStep) -> int:
+    """Clip the gradients and update each rank's shard; return the task that ends the step."""
+    if step.options.clip_norm:
+        _add_clipping(step)
+    times, share = step.request.times, _own_share(step)
+    issued = issue(step, "optimizer", times.optimizer_kernels)
+    optimizer_s = step.request.host_optimizer_s if step.options.offload else times.optimizer_s
+    end = run(step, "optimizer", "optimizer", optimizer_s * share, after=issued)
+    end = add_scales(step, end)
+    if step.request.host_s > 0:
+        end = run(step, "end of the step", "copy", step.request.host_s, after=(end,))
+    return end
+
+
+def _own_share(step: ShardedStep) -> float:
+    """Share of the parameters that a rank updates: of experts more than of all others."""
+    units = {each.unit.name: each.unit for each in step.walk if each.unit}.values()
+    if not any(unit.of_experts for unit in units):
+        return 1 / step.shard_ranks
+    own = sum(unit.reduced_elements / unit.ranks for unit in units)
+    return own / sum(unit.reduced_elements for unit in units)
+
+
+def _add_clipping(step: ShardedStep) -> None:
+    """Add the norm of each shard, its sum over the shard group, and the scaling of gradients.
+
+    Of experts, whose norms add up over two groups, the sum is taken to take no longer.
+    """
+    entered = (each.unit for each in step.walk if each.kind == "enter" and each.is_first)
+    units = [unit for unit in entered if unit]
+    shard = sum(unit.kept_gradient_bytes / unit.ranks for unit in units)
+    squared = copy(step, "norm of gradients", shard / 2, kernels=2)
+    numbers, dtype = 1, NORM_DTYPE
+    if step.options.version == 2:  # a norm of each parameter, in its own dtype
+        numbers, dtype = len(step.request.workload.ready_order), units[0].own_dtype
+    summed = communicate(
+        step,
+        "sum of norms",
+        "all_reduce",
+        numbers * ITEM_BYTES[dtype],
+        dtype=dtype,
+        stream=REDUCTIONS,
+        after=(squared,),
+    )
+    step.layers_wait.append(summed)
+    copy(step, "clip gradients", shard, issued_as="clip", kernels=2)
+
+
+def _add_broadcasts(step: ShardedStep) -> None:
+    """Broadcast rank 0's parameters and buffers, unit by unit, before the first step.
+
+    With copies, to the first rank of each shard group and then within (``_init_param_handle_from_
+    module`` in torch/distributed/fsdp/_init_utils.py). Assumption: all buffers are of the root.
+    """
+    groups = [SHARDS] if step.shard_ranks == step.request.ranks else [COPIES, SHARDS]
+    left = (each.unit for each in step.walk if each.kind == "leave")
+    for unit in dict.fromkeys(unit for unit in left if unit):
+        buffers = step.request.workload.buffers if unit.is_root else ()
+        pieces = [(group.nbytes, group.dtype) for group in buffers]
+        for piece in assign_buckets(unit.parameters, (BROADCAST_BYTES,)):
+            members = [unit.parameters[index] for index in piece]
+            pieces.append((sum(each.nbytes for each in members), members[0].dtype))
+        for communicator in groups:
+            for number, (nbytes, dtype) in enumerate(pieces):
+                _broadcast(step, f"broadcast {unit.name} {number}", nbytes, dtype, communicator)
+
+
+def _broadcast(step: ShardedStep, name: str, nbytes: int, dtype: str, communicator: str) -> None:
+    sent = communicate(
+        step,
+        name,
+        "broadcast",
+        nbytes,
+        dtype=dtype,
+        communicator=communicator,
+        stream=GATHERS,
+        after=(copy(step, f"flatten {name}", nbytes, issued_as=name, kernels=3),),
+        phase=communicator,
+    )
+    step.layers_wait.append(sent)
+    run(step, f"copy back {name}", "copy", copy_s(step, nbytes))
 
 
 def group_faults(ranks: int, options: FsdpStrategy) -> Iterator[Fault]:
@@ -396,30 +359,26 @@ def _expert_faults(request: StepRequest, options: FsdpStrategy) -> Iterator[Faul
         yield Fault("reshard_after_forward", str(options.regather_gpus), allowed)
 
 
-def _expert_copies(request: StepRequest) -> tuple[Communicator, ...]:
-    """Ranks that share units of experts; placement puts their real groups in its place."""
-    copies = request.expert_copies or 1
-    if copies < 2:
-        return ()
-    return (Communicator(EXPERT_COPIES, (range(copies),), "expert_copies"),)
-
-
 def _divisors(number: int) -> str:
     divisors = [each for each in range(2, number) if number % each == 0]
     return f": {', '.join(map(str, divisors))}" if divisors else ", of which there is none"
 
 
-def communicators(
-    ranks: int, shard_ranks: int, regather_ranks: int | None
+def _communicators(
+    request: StepRequest, shard_ranks: int, regather_ranks: int | None
 ) -> tuple[Communicator, ...]:
     """Groups of neighbours that share shards, and of the holders of the same shard.
 
     Ranks stand in the order of a ``DeviceMesh`` of copies by shards: those of a shard group have
-    consecutive numbers, so that a node's GPUs are in one group where it is as large.
+    consecutive numbers, so that a node's GPUs are in one group where it is as large. Placement puts
+    the real groups in place of that of the ranks that share units of experts.
     """
+    ranks, copies = request.ranks, request.expert_copies or 1
     result = [Communicator(SHARDS, neighbours(ranks, shard_ranks))]
     if regather_ranks is not None:
         result.append(Communicator(REGATHERED, neighbours(ranks, regather_ranks)))
     if shard_ranks < ranks:
         result.append(Communicator(COPIES, strides(ranks, shard_ranks)))
+    if copies > 1:
+        result.append(Communicator(EXPERT_COPIES, (range(copies),), "expert_copies"))
     return tuple(result)

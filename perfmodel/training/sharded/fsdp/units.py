@@ -1,22 +1,28 @@
-"""Units of sharding, and the order in which forward enters and leaves them.
+"""Units of sharding: what they hold, their bytes, and the order in which forward enters them.
 
 A unit has parameters that are gathered, used and freed together.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.workload.memory.blocks import block_of
-from perfmodel.workload.model import Layer, ParameterTensor, Workload
+from perfmodel.workload.model import ITEM_BYTES, Layer, ParameterTensor, Workload
 
 ROOT = "root"
 """Name of the unit of all parameters that no wrapped module holds."""
+
+ALIGNED_BYTES = 16
+"""With ``use_orig_params`` (``_get_aligned_numel``, _flat_param.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,69 +80,64 @@ def wrap_units(
     members: dict[str, list[int]] = {}
     for index in range(len(workload.tensors)):
         members.setdefault(owner.get(index) or ROOT, []).append(index)
-    rest = members.pop(ROOT, [])
-    units = [
-        ShardUnit(name, tuple(indices), of_experts=shared.issuperset(indices))
-        for name, indices in members.items()
-    ]
-    return (*units, *([ShardUnit(ROOT, tuple(rest), is_root=True)] if rest else []))
+    if ROOT in members:
+        members[ROOT] = members.pop(ROOT)
+    return tuple(
+        ShardUnit(name, tuple(held), name == ROOT, name != ROOT and shared.issuperset(held))
+        for name, held in members.items()
+    )
 
 
 def _owners(workload: Workload, wrap: str | Sequence[str], least: int) -> Mapping[int, str | None]:
-    tensors = enumerate(workload.tensors)
+    names = [tensor.name for tensor in workload.tensors]
     if wrap == "model":
         return {}
-    if wrap == "layer":
-        named = {layer.name for layer in workload.layers}
-        trained = {tensor: layer.name for layer in workload.layers for tensor in layer.tensors}
-        return {index: innermost(named, tensor.name) for index, tensor in tensors} | trained
     if wrap == "block":
-        owners = {index: block_of(tensor.name) for index, tensor in tensors}
+        owners = {index: block_of(name) for index, name in enumerate(names)}
         if not any(owners.values()):
             allowed = f"'layer', 'size', 'model' or paths of modules: {workload.name} has no blocks"
             raise InputError(Fault("wrap", "'block'", allowed))
         return owners
-    wrapped = (
-        _modules_by_size(workload, least)
-        if isinstance(wrap, str)
-        else _modules_by_path(workload, wrap)
-    )
-    return {index: innermost(wrapped, tensor.name) for index, tensor in tensors}
+    if wrap == "layer":
+        wrapped: Collection[str] = {layer.name for layer in workload.layers}
+    else:
+        by_size = isinstance(wrap, str)
+        wrapped = _modules_by_size(workload, least) if by_size else _modules_by_path(names, wrap)
+    trained = {tensor: layer.name for layer in workload.layers for tensor in layer.tensors}
+    owners = {index: innermost(wrapped, name) for index, name in enumerate(names)}
+    return owners | trained if wrap == "layer" else owners
+
+
+def module_paths(name: str) -> list[str]:
+    """Return the paths of the modules that a name lies in, outermost first, and the name."""
+    parts = name.split(".")
+    return [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
 
 
 def innermost(modules: Collection[str], name: str) -> str | None:
-    """The innermost of some modules that a tensor or layer lies in; None where it is in none."""
-    parts = name.split(".")
-    paths = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-    return next((path for path in paths if path in modules), None)
+    """Return the innermost of some modules that a tensor or layer lies in, if there is one."""
+    return next((path for path in reversed(module_paths(name)) if path in modules), None)
 
 
-def _modules_by_path(workload: Workload, paths: Sequence[str]) -> frozenset[str]:
+def _modules_by_path(names: Sequence[str], paths: Sequence[str]) -> set[str]:
     """Modules whose path matches one of `paths`, name by name."""
-    names = [tensor.name.split(".")[:-1] for tensor in workload.tensors]
-    modules = {tuple(parts[:length]) for parts in names for length in range(1, len(parts) + 1)}
+    modules = {path for name in names for path in module_paths(name)[:-1]}
     matched: set[str] = set()
     faults = []
     for path in paths:
-        matches = {".".join(module) for module in modules if _matches(module, path.split("."))}
+        pattern = r"\.".join(
+            "[^.]+" if part == "*" else re.escape(part) for part in path.split(".")
+        )
+        matches = set(filter(re.compile(pattern).fullmatch, modules))
         matched |= matches
         if not matches:
-            allowed = f"paths of modules with parameters: {allowed_names(_patterns(modules), path)}"
+            split = (each.split(".") for each in modules)
+            patterns = {".".join("*" if p.isdecimal() else p for p in parts) for parts in split}
+            allowed = f"paths of modules with parameters: {allowed_names(sorted(patterns), path)}"
             faults.append(Fault("wrap", repr(path), allowed))
     if faults:
         raise InputError(faults)
-    return frozenset(matched)
-
-
-def _patterns(modules: Collection[tuple[str, ...]]) -> list[str]:
-    """Paths of modules, with ``*`` for numbers."""
-    return sorted({".".join("*" if part.isdecimal() else part for part in m) for m in modules})
-
-
-def _matches(module: Sequence[str], pattern: Sequence[str]) -> bool:
-    return len(module) == len(pattern) and all(
-        name in ("*", part) for part, name in zip(module, pattern, strict=True)
-    )
+    return matched
 
 
 def _modules_by_size(workload: Workload, least: int) -> frozenset[str]:
@@ -177,29 +178,130 @@ def _modules_by_size(workload: Workload, least: int) -> frozenset[str]:
     return frozenset(wrapped)
 
 
-# ---------------------------------------------------------------- elements as they travel
-
-Padding = Callable[[Sequence[ParameterTensor], int], int]
-"""Elements of some tensors, padded so that they can be split over so many ranks."""
+# ---------------------------------------------------------------- bytes
 
 
-def flat_elements(tensors: Sequence[ParameterTensor], ranks: int) -> int:
-    """Pad the flattened tensors together, as FSDP1 does (``_flat_param.py``)."""
-    return math.ceil(sum(tensor.numel for tensor in tensors) / ranks) * ranks
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SizedUnit(ShardUnit):
+    """A unit with its sizes; elements and bytes are over all ranks that share it, with padding.
+
+    `ranks`: that share it. `parameters`: it holds; of these `trained` have gradients and `narrow`
+        are gathered in fp8. `aligned`: elements of each with what is padded before the next one.
+    `elements`, `reduced_elements`: of parameters and of gradients; flat parameters have all or
+        none. `is_padded`: whether a flat gradient has to be padded before it can be reduced.
+    `own_dtype`: what its parameters are kept in. `gathered_dtype`: what layers have them in, those
+        aside that are fp8, and their gradients. `sent_dtype`: what they travel in: bytes, where
+        some are fp8 and others are not (``_get_param_all_gather_inputs`` and ``all_gather_dtype``
+        in torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py). `reduced_dtype`: what
+        gradients travel in.
+    `own_bytes`, `gathered_bytes`: of parameters as they are kept and as they travel.
+    `gradient_bytes`, `reduced_bytes`, `kept_gradient_bytes`: of gradients as backward makes them,
+        as they travel, and as the optimizer takes them.
+    """
+
+    ranks: int
+    parameters: tuple[ParameterTensor, ...]
+    trained: tuple[ParameterTensor, ...]
+    narrow: tuple[ParameterTensor, ...]
+    aligned: tuple[int, ...]
+    elements: int
+    reduced_elements: int
+    is_padded: bool
+    own_dtype: str
+    gathered_dtype: str
+    sent_dtype: str
+    reduced_dtype: str
+    own_bytes: int
+    gathered_bytes: int
+    gradient_bytes: int
+    reduced_bytes: int
+    kept_gradient_bytes: int
 
 
-def row_elements(tensors: Sequence[ParameterTensor], ranks: int) -> int:
-    """Pad the first dimension of each tensor, as FSDP2 does (``_fsdp_param.py``)."""
-    return sum(_padded_rows(tensor, ranks) for tensor in tensors)
+def sized_units(
+    workload: Workload,
+    options: FsdpStrategy,
+    ranks: int,
+    narrow: frozenset[int] = frozenset(),
+    expert_copies: int | None = None,
+) -> tuple[SizedUnit, ...]:
+    """Split a model that so many ranks share into units, and size them.
+
+    `narrow`: parameters that are gathered in fp8.
+    `expert_copies`: ranks that hold the same experts, where ranks share experts.
+    Raises `InputError`: as `wrap_units`.
+    """
+    apart, ready = expert_copies is not None, frozenset(workload.ready_order)
+    units = wrap_units(workload, options.wrap, options.unit_elements, experts_apart=apart)
+    return tuple(
+        _sized(unit, workload, options, ranks, expert_copies or ranks, ready, narrow)
+        for unit in units
+    )
 
 
-def _padded_rows(tensor: ParameterTensor, ranks: int) -> int:
-    rows = split_rows(tensor, ranks)
-    return math.ceil(rows / ranks) * ranks * (tensor.numel // max(rows, 1))
+def _sized(
+    unit: ShardUnit,
+    workload: Workload,
+    options: FsdpStrategy,
+    shard_ranks: int,
+    expert_ranks: int,
+    ready: frozenset[int],
+    narrow: frozenset[int],
+) -> SizedUnit:
+    ranks = expert_ranks if unit.of_experts else shard_ranks
+    tensors, trained, in_fp8 = (
+        tuple(workload.tensors[index] for index in unit.tensors if index in chosen)
+        for chosen in (unit.tensors, ready, narrow)
+    )
+    own = tensors[0].dtype
+    gathered = options.param_dtype or own
+    reduced = options.reduce_dtype or gathered
+    by = ALIGNED_BYTES // ITEM_BYTES[gathered]
+    *others, last = (tensor.numel for tensor in tensors)
+    aligned = (*(math.ceil(numel / by) * by for numel in others), last)
+
+    def padded(members: Sequence[ParameterTensor]) -> int:
+        if options.version == 2:  # the first dimension of each (``_fsdp_param.py``)
+            return sum(math.ceil(rows / ranks) * ranks * size for rows, size in row_sizes(members))
+        numels = aligned if options.use_orig_params else [each.numel for each in members]
+        return math.ceil(sum(numels) / shard_ranks) * shard_ranks  # as one (``_flat_param.py``)
+
+    def row_sizes(members: Sequence[ParameterTensor]) -> list[tuple[int, int]]:
+        rows = [split_rows(each, ranks) for each in members]
+        return [(n, each.numel // max(n, 1)) for n, each in zip(rows, members, strict=True)]
+
+    elements, narrow_elements = padded(tensors), padded(in_fp8) if in_fp8 else 0
+    flat = elements if trained else 0
+    gradients = flat if options.version == 1 else padded(trained)
+    sent = "fp8" if len(in_fp8) == len(tensors) else "uint8" if in_fp8 else gathered
+    wide_bytes = (elements - narrow_elements) * ITEM_BYTES[gathered]
+    return SizedUnit(
+        unit.name,
+        unit.tensors,
+        unit.is_root,
+        unit.of_experts,
+        ranks=ranks,
+        parameters=tensors,
+        trained=trained,
+        narrow=in_fp8,
+        aligned=aligned,
+        elements=elements,
+        reduced_elements=gradients,
+        is_padded=not options.use_orig_params and sum(each.numel for each in tensors) < elements,
+        own_dtype=own,
+        gathered_dtype=gathered,
+        sent_dtype=sent,
+        reduced_dtype=reduced,
+        own_bytes=elements * ITEM_BYTES[own],
+        gathered_bytes=wide_bytes + narrow_elements * ITEM_BYTES["fp8"],
+        gradient_bytes=gradients * ITEM_BYTES[gathered],
+        reduced_bytes=gradients * ITEM_BYTES[reduced],
+        kept_gradient_bytes=gradients * ITEM_BYTES[own],
+    )
 
 
 def split_rows(tensor: ParameterTensor, ranks: int) -> int:
-    """Length of the dimension that ranks split: the first one.
+    """Return the length of the dimension that ranks split: the first one.
 
     Of experts that are fewer than the ranks it is the second (``Shard(1)``, torchtitan's
     ``apply_fsdp``).
@@ -209,8 +311,14 @@ def split_rows(tensor: ParameterTensor, ranks: int) -> int:
     return tensor.shape[0] if tensor.shape else 1
 
 
+# ---------------------------------------------------------------- order
+
+
+UnitT = TypeVar("UnitT", bound=ShardUnit)
+
+
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(Generic[UnitT]):
     """A point of forward: a unit is entered or left, or layers run.
 
     `unit`: of "layers", the innermost unit that they lie in; None for a root without parameters.
@@ -220,7 +328,7 @@ class Moment:
     """
 
     kind: Literal["enter", "layers", "leave"]
-    unit: ShardUnit | None
+    unit: UnitT | None
     layers: tuple[int, ...] = ()
     has_input_grad: bool = False
     has_output_grad: bool = False
@@ -237,16 +345,15 @@ def walk_units(
 
     `by_layer`: units are layers, which lie in no other unit.
     """
-    chains = _Chains({unit.name: unit for unit in units}, workload, by_layer)
-    walk: list[Moment] = []
-    open_units: list[ShardUnit] = []
+    named = {unit.name: unit for unit in units}
+    walk: list[Moment[UnitT]] = []
+    open_units: list[UnitT] = []
     entered: set[str] = set()
     trained = False
 
-    def move_to(chain: Sequence[ShardUnit]) -> None:
-        same = 0
-        while same < min(len(chain), len(open_units)) and open_units[same] == chain[same]:
-            same += 1
+    def move_to(chain: Sequence[UnitT]) -> None:
+        pairs = zip(chain, open_units, strict=False)
+        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] is pair[1], pairs))
         while len(open_units) > same:
             walk.append(Moment("leave", open_units.pop(), has_output_grad=trained))
         for unit in chain[same:]:
@@ -256,46 +363,37 @@ def walk_units(
             open_units.append(unit)
 
     for index, layer in enumerate(workload.layers):
-        for chain in chains.of(layer, open_units):
+        for chain in _chains(named, workload, layer, open_units, by_layer):
             move_to(chain)
         inner = open_units[-1] if open_units else None
         trained = trained or bool(layer.tensors)
-        if walk and walk[-1].kind == "layers":
-            walk[-1] = Moment("layers", inner, (*walk[-1].layers, index))
-        else:
-            walk.append(Moment("layers", inner, (index,)))
+        before = walk.pop().layers if walk and walk[-1].kind == "layers" else ()
+        walk.append(Moment("layers", inner, (*before, index)))
     move_to(())
     return tuple(walk)
 
 
-@dataclass(frozen=True, slots=True)
-class _Chains:
-    """Units that layers lie in, outermost first."""
+def _chains(
+    units: Mapping[str, UnitT],
+    workload: Workload,
+    layer: Layer,
+    before: Sequence[UnitT],
+    by_layer: bool,
+) -> list[list[UnitT]]:
+    """Units that a layer needs, outermost first, for each of its tensors; of the largest last."""
 
-    units: Mapping[str, ShardUnit]
-    workload: Workload
-    by_layer: bool
+    def chain(name: str | None) -> list[UnitT]:
+        paths = (ROOT, *module_paths(name or ""))
+        return [units[path] for path in paths if path in units]
 
-    def of(self, layer: Layer, before: Sequence[ShardUnit]) -> list[list[ShardUnit]]:
-        """Chains that a layer needs, that of its largest tensor last."""
-        if self.by_layer:
-            root = self._chain(None)
-            unit = self.units.get(layer.name)
-            return [[*root, unit]] if unit else [list(before) or root]
-        if not layer.tensors:
-            name = innermost(self.units, layer.name)
-            inside_block = name is not None or block_of(layer.name) is None
-            return [self._chain(name) if inside_block else list(before)]
-        order = sorted(layer.tensors, key=lambda index: self.workload.tensors[index].numel)
-        names = dict.fromkeys(
-            innermost(self.units, self.workload.tensors[index].name) for index in order
-        )
-        largest = innermost(self.units, self.workload.tensors[order[-1]].name)
-        names.pop(largest)
-        return [self._chain(name) for name in (*names, largest)]
-
-    def _chain(self, name: str | None) -> list[ShardUnit]:
-        parts = [] if name is None else name.split(".")
-        paths = (".".join(parts[: length + 1]) for length in range(len(parts)))
-        inner = [self.units[path] for path in paths if path in self.units]
-        return [*([self.units[ROOT]] if ROOT in self.units else []), *inner]
+    if by_layer:
+        inside = layer.name in units
+        return [[*chain(None), units[layer.name]] if inside else list(before) or chain(None)]
+    if not layer.tensors:
+        name = innermost(units, layer.name)
+        inside = name is not None or block_of(layer.name) is None
+        return [chain(name) if inside else list(before)]
+    tensors = sorted((workload.tensors[i] for i in layer.tensors), key=lambda each: each.numel)
+    names = dict.fromkeys(innermost(units, each.name) for each in tensors)
+    largest = innermost(units, tensors[-1].name)
+    return [chain(name) for name in sorted(names, key=lambda name: name == largest)]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -52,10 +51,10 @@ def buffer_buckets(
     `expert_copies`: ranks that hold the same experts, where ranks share experts: these have buffers
     of their own, after the others (``expert_parallel_buffers``).
     """
-    trained = set(workload.ready_order)
+    trained = frozenset(workload.ready_order)
     if expert_copies is None:
         return _buffers(workload, options, ranks, trained, narrow)
-    experts = {tensor for tensor in trained if workload.tensors[tensor].of_experts}
+    experts = frozenset(tensor for tensor in trained if workload.tensors[tensor].of_experts)
     dense = _buffers(workload, options, ranks, trained - experts, narrow - experts)
     shared = _buffers(workload, options, expert_copies, experts, narrow & experts)
     return dense + tuple(
@@ -67,20 +66,22 @@ def _buffers(
     workload: Workload,
     options: MegatronStrategy,
     ranks: int,
-    trained: AbstractSet[int],
-    narrow: AbstractSet[int],
+    trained: frozenset[int],
+    narrow: frozenset[int],
 ) -> tuple[BufferBucket, ...]:
     """Buckets of some parameters, of which some are kept in fp8."""
     if not narrow:
         return _one_buffer(workload, options, ranks, trained)
     *first, last = _one_buffer(workload, options, ranks, narrow)
-    others = trained - narrow
-    tensors, starts, end = [*last.tensors], [*last.starts], last.elements
-    for bucket in _one_buffer(workload, options, ranks, others) if others else ():
-        tensors += bucket.tensors
-        starts += [end + start for start in bucket.starts]
-        end += bucket.elements
-    joined = BufferBucket(last.index, tuple(tensors), tuple(starts), end, last.elements)
+    joined = replace(last, narrow_elements=last.elements)
+    for bucket in _one_buffer(workload, options, ranks, trained - narrow):
+        end = joined.elements
+        joined = replace(
+            joined,
+            tensors=joined.tensors + bucket.tensors,
+            starts=(*joined.starts, *(end + start for start in bucket.starts)),
+            elements=end + bucket.elements,
+        )
     return (*(replace(each, narrow_elements=each.elements) for each in first), joined)
 
 
@@ -88,19 +89,17 @@ def _one_buffer(
     workload: Workload, options: MegatronStrategy, ranks: int, trained: Iterable[int]
 ) -> tuple[BufferBucket, ...]:
     """Buckets of the buffer of some parameters."""
-    pads = options.use_distributed_optimizer
-    least = options.bucket_elements(ranks)
-    divisor = math.lcm(options.shard_ranks(ranks), ALIGNED_END) if pads else 1
-    if pads and options.pad_buckets_for_high_nccl_busbw:
-        divisor = math.lcm(divisor, BUSBW_END)
+    least, aligned, divisor = options.bucket_elements(ranks), 1, 1
+    if options.use_distributed_optimizer:
+        busbw = BUSBW_END if options.pad_buckets_for_high_nccl_busbw else 1
+        aligned = ALIGNED_START
+        divisor = math.lcm(options.shard_ranks(ranks), ALIGNED_END, busbw)
     buckets: list[BufferBucket] = []
     members: list[tuple[int, int]] = []
-    end = 0
-    order = sorted(trained, reverse=True)
+    end, order = 0, sorted(trained, reverse=True)
     for tensor in order:
-        start = _padded(end, ALIGNED_START) if pads else end
-        members.append((tensor, start))
-        end = start + workload.tensors[tensor].numel
+        members.append((tensor, _padded(end, aligned)))
+        end = members[-1][1] + workload.tensors[tensor].numel
         if (least is not None and end >= least) or tensor == order[-1]:
             tensors, starts = zip(*members, strict=True)
             buckets.append(BufferBucket(len(buckets), tensors, starts, _padded(end, divisor)))

@@ -13,30 +13,16 @@ The order of events is that of Megatron-Core 0.16 (megatron/core/distributed):
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.strategies.sharded import MegatronStrategy
 from perfmodel.training.plan.builder import EXPERT_COPIES
-from perfmodel.training.plan.forward_backward import (
-    Segment,
-    backward_segments,
-    forward_segments,
-    visit_segments,
-)
+from perfmodel.training.plan.forward_backward import Segment, backward_segments, visit_segments
 from perfmodel.training.plan.step_plan import Communicator, Op, StepPlan, neighbours, strides
 from perfmodel.training.sharded.megatron.gradient_buffer import BufferBucket, buffer_buckets
-from perfmodel.training.sharded.zero.zero_passes import (
-    EVERYONE,
-    ShardingStep,
-    add_agreement,
-    add_collective,
-    add_segment,
-    add_update,
-    add_work,
-    begin_sharding_step,
-    finish_plan,
-)
+from perfmodel.training.sharded.sharding_step import EVERYONE, ShardingStep
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES, Workload
 
@@ -46,210 +32,43 @@ INSTANCE, TWINS = "optimizer instance", "holders of the same part"
 NORM_DTYPE = "fp32"
 
 
-@dataclass(slots=True)
-class _Sharing:
-    """What a step shares with the other ranks.
-
-    `fused`: parameters whose kernels add their gradients to the buffer.
-    `gathered`, `awaited`: buckets whose gather was sent, with its task, and that layers wait for
-        no more.
-    """
-
-    step: ShardingStep[MegatronStrategy]
-    buckets: tuple[BufferBucket, ...]
-    shard_ranks: int
-    fused: frozenset[int]
-    gathered: dict[int, int] = field(default_factory=dict)
-    awaited: set[int] = field(default_factory=set)
-    reduced: list[int] = field(default_factory=list)
-
-    @property
-    def splits(self) -> bool:
-        """Whether a rank updates a part of the parameters: an instance may be one rank."""
-        return self.step.options.use_distributed_optimizer and self.shard_ranks > 1
-
-    @property
-    def gradient_dtype(self) -> str:
-        """What the gradient buffer holds."""
-        return "fp32" if self.step.options.grad_reduce_in_fp32 else self.step.dtype
-
-    @property
-    def gradient_bytes(self) -> int:
-        """Bytes of an element of the gradient buffer."""
-        return ITEM_BYTES[self.gradient_dtype]
-
-    @property
-    def shards(self) -> str:
-        """Communicator of an optimizer instance."""
-        return INSTANCE if self.shard_ranks < self.step.request.ranks else EVERYONE
-
-    def sharers(self, bucket: BufferBucket) -> str:
-        """Communicator of the ranks that hold parts of a bucket's states."""
-        return EXPERT_COPIES if bucket.of_experts else self.shards
-
-    def shard_count(self, bucket: BufferBucket) -> int:
-        """Ranks that update parts of a bucket."""
-        if not bucket.of_experts:
-            return self.shard_ranks
-        copies = self.step.request.expert_copies
-        return self.step.options.shard_ranks(copies) if copies else 1
-
-
 def megatron_step(request: StepRequest, options: MegatronStrategy) -> StepPlan:
     """Return one step.
 
     Raises `InputError`: instances that do not divide the ranks.
     Raises `ScheduleError`: times that do not fit the workload.
     """
-    step = begin_sharding_step(request, options)
     shard_ranks = options.shard_ranks(request.ranks)
     buckets = buffer_buckets(
         request.workload, options, request.ranks, request.gathered_narrow, request.expert_copies
     )
-    _check_instances(request, options)
-    fused = _products(request.workload) if options.gradient_accumulation_fusion else frozenset()
-    sharing = _Sharing(step, buckets, shard_ranks, fused)
-    elements = sum(bucket.elements for bucket in buckets)
-    zeroed = elements * sharing.gradient_bytes / 2
-    add_work(step, "zero gradients", "copy", step.tasks.copy_s(zeroed, 1), 1)
-    for micro_batch in range(options.accumulate):
-        _add_forward(sharing, micro_batch)
-        _add_backward(sharing, micro_batch)
-    if not options.overlap_grad_reduce:
-        for bucket in buckets:
-            step.device_waits = (_add_reduction(sharing, bucket),)
-    step.device_waits = (*step.device_waits, *sharing.reduced)
-    end = _add_optimizer(sharing)
-    others = _instances(request.ranks, shard_ranks)
-    if any(bucket.of_experts for bucket in buckets):
-        copies = range(request.expert_copies or 1)
-        others += (Communicator(EXPERT_COPIES, (copies,), "expert_copies"),)
-    return finish_plan(step, end, "Megatron", others)
-
-
-def _check_instances(request: StepRequest, options: MegatronStrategy) -> None:
     instances = options.num_distributed_optimizer_instances
     if request.expert_copies is not None and instances > 1:
-        field = "strategy.num_distributed_optimizer_instances"
-        raise InputError(Fault(field, str(instances), "1 with parallel.expert of 2 or more"))
-
-
-def _instances(ranks: int, shard_ranks: int) -> tuple[Communicator, ...]:
-    if shard_ranks in (1, ranks):
-        return ()
-    instances = Communicator(INSTANCE, neighbours(ranks, shard_ranks))
-    return instances, Communicator(TWINS, strides(ranks, shard_ranks))
-
-
-# ---------------------------------------------------------------- forward
-
-
-def _add_forward(sharing: _Sharing, micro_batch: int) -> None:
-    """Add forward; in the first one modules wait for the gather of their parameters."""
-    step = sharing.step
-    workload, times = step.request.workload, step.request.times
-    if not (step.options.overlap_param_gather and sharing.splits) or micro_batch > 0:
-        for part in forward_segments(workload, times, at_most=step.resolution()):
-            add_segment(step, part, "forward", micro_batch)
-        return
-    owner = {tensor: bucket.index for bucket in sharing.buckets for tensor in bucket.tensors}
-    run: list[int] = []
-    for index, layer in enumerate(workload.layers):
-        fresh = {owner[tensor] for tensor in layer.tensors} - sharing.awaited
-        if fresh and run:
-            _add_layers(step, run)
-            run = []
-        for bucket in sorted(fresh, reverse=True):
-            _await_parameters(sharing, bucket)
-        run.append(index)
-    _add_layers(step, run)
-
-
-def _add_layers(step: ShardingStep[MegatronStrategy], layers: list[int]) -> None:
-    workload, times = step.request.workload, step.request.times
-    share = max(1, step.resolution() * len(layers) // len(workload.layers))
-    for part in visit_segments(workload, times, layers, at_most=share, backward=False):
-        add_segment(step, part, "forward", 0)
-
-
-def _await_parameters(sharing: _Sharing, index: int) -> None:
-    """Wait for a bucket of parameters, and send the next one."""
-    if index not in sharing.gathered:
-        _add_gather(sharing, index, ())
-    sharing.awaited.add(index)
-    step = sharing.step
-    step.device_waits = (*step.device_waits, sharing.gathered[index])
-    if index > 0 and index - 1 not in sharing.gathered:
-        _add_gather(sharing, index - 1, () if step.last is None else (step.last,))
-
-
-def _add_gather(sharing: _Sharing, index: int, after: tuple[int, ...]) -> None:
-    step, bucket = sharing.step, sharing.buckets[index]
-    issued = step.tasks.issue(f"gather bucket {index}", 1, "ranks", after=step.host_waits)
-    # parameters in fp8 and others are sent together, as bytes
-    wide = (bucket.elements - bucket.narrow_elements) * step.item_bytes
-    elements, dtype = bucket.elements, step.dtype
-    if bucket.narrow_elements:
-        elements, dtype = bucket.narrow_elements + wide, "uint8" if wide else "fp8"
-    sharing.gathered[index] = add_collective(
-        step,
-        f"gather bucket {index}",
-        "all_gather",
-        elements,
-        dtype=dtype,
-        after=(*issued, *after),
-        communicator=sharing.sharers(bucket),
-        bucket=index,
+        name = "strategy.num_distributed_optimizer_instances"
+        raise InputError(Fault(name, str(instances), "1 with parallel.expert of 2 or more"))
+    fused = _products(request.workload) if options.gradient_accumulation_fusion else frozenset()
+    step = _MegatronStep.begin(
+        request, options, buckets=buckets, shard_ranks=shard_ranks, fused=fused
     )
-
-
-# ---------------------------------------------------------------- backward
-
-
-def _add_backward(sharing: _Sharing, micro_batch: int) -> None:
-    """Add backward, in the last micro-batch with the reduction of each bucket that is complete."""
-    step = sharing.step
-    workload, times = step.request.workload, step.request.times
-    overlaps = step.options.overlap_grad_reduce and micro_batch == step.options.accumulate - 1
-    owner = {tensor: bucket.index for bucket in sharing.buckets for tensor in bucket.tensors}
-    last = {owner[tensor]: tensor for tensor in workload.ready_order}
-    missing = {bucket.index: len(bucket.tensors) for bucket in sharing.buckets}
-    for part in backward_segments(
-        workload,
-        times,
-        at_most=step.resolution(),
-        cut_after=set(last.values()) if overlaps else (),
-    ):
-        add_segment(step, part, "backward", micro_batch)
-        _add_to_buffer(sharing, part, micro_batch)
-        for tensor in part.tensors if overlaps else ():
-            missing[owner[tensor]] -= 1
-            if missing[owner[tensor]] == 0:
-                bucket = sharing.buckets[owner[tensor]]
-                sharing.reduced.append(_add_reduction(sharing, bucket))
-
-
-def _add_to_buffer(sharing: _Sharing, part: Segment, micro_batch: int) -> None:
-    """Add gradients to the buffer, or let the kernels that make them do it.
-
-    Such a kernel reads the buffer beside writing it.
-    """
-    step, tensors = sharing.step, sharing.step.request.workload.tensors
-    fused = [each for each in part.tensors if each in sharing.fused]
-    others = [each for each in part.tensors if each not in set(fused)]
-    nbytes = sum(tensors[each].numel * sharing.gradient_bytes for each in fused) / 2
-    for each in others:
-        added = 2 * sharing.gradient_bytes + step.item_bytes
-        nbytes += tensors[each].numel * added / 2
-    if part.tensors:
-        add_work(
-            step,
-            f"add {part.name}",
-            "copy",
-            step.tasks.copy_s(nbytes, len(others)),
-            len(others),
-            micro_batch,
-        )
+    zeroed = sum(bucket.elements for bucket in buckets) * step.gradient_bytes
+    step.copy("zero gradients", zeroed / 2, 1)
+    for micro_batch in range(options.accumulate):
+        step.micro_batch = micro_batch
+        step.add_forward()
+        step.add_backward()
+    if not options.overlap_grad_reduce:
+        for bucket in buckets:
+            step.device_waits = (step.add_reduction(bucket),)
+    step.device_waits += tuple(step.reduced)
+    step.micro_batch = 0
+    end, others = step.add_optimizer(), []
+    if 1 < shard_ranks < request.ranks:
+        others.append(Communicator(INSTANCE, neighbours(request.ranks, shard_ranks)))
+        others.append(Communicator(TWINS, strides(request.ranks, shard_ranks)))
+    if any(bucket.of_experts for bucket in buckets):
+        copies = range(request.expert_copies or 1)
+        others.append(Communicator(EXPERT_COPIES, (copies,), "expert_copies"))
+    return step.plan(end, "Megatron", others)
 
 
 def _products(workload: Workload) -> frozenset[int]:
@@ -263,56 +82,172 @@ def _products(workload: Workload) -> frozenset[int]:
     )
 
 
-def _add_reduction(sharing: _Sharing, bucket: BufferBucket) -> int:
-    """Scale a bucket and reduce it; return the last task."""
-    step, options = sharing.step, sharing.step.options
-    nbytes = bucket.elements * sharing.gradient_bytes
-    name, micro_batch = f"bucket {bucket.index}", options.accumulate - 1
-    if not options.average_in_collective:
-        add_work(step, f"scale {name}", "copy", step.tasks.copy_s(nbytes, 1), 1, micro_batch)
-    after = (*step.device_waits, *(() if step.last is None else (step.last,)))
-    op: Op = "reduce_scatter" if sharing.splits else "all_reduce"
-    sent = add_collective(
-        step,
-        f"reduce {name}",
-        op,
-        bucket.elements,
-        dtype=sharing.gradient_dtype,
-        after=after,
-        communicator=sharing.sharers(bucket) if sharing.splits or bucket.of_experts else EVERYONE,
-        bucket=bucket.index,
-        micro_batch=micro_batch,
-    )
-    if sharing.splits and sharing.shard_ranks < step.request.ranks and not bucket.of_experts:
-        sent = add_collective(
-            step,
-            f"add up {name}",
-            "all_reduce",
-            bucket.elements // sharing.shard_ranks,
-            dtype=sharing.gradient_dtype,
-            after=(sent,),
-            communicator=TWINS,
-            bucket=bucket.index,
-            micro_batch=micro_batch,
+@dataclass(slots=True, kw_only=True)
+class _MegatronStep(ShardingStep[MegatronStrategy]):
+    """A step under construction, with what it shares with the other ranks.
+
+    `shard_ranks`: ranks that hold all states between them.
+    `fused`: parameters whose kernels add their gradients to the buffer.
+    `gathered`, `awaited`: buckets whose gather was sent, with its task, and that layers wait for
+        no more.
+    `reduced`: reductions beside backward.
+    """
+
+    buckets: tuple[BufferBucket, ...]
+    shard_ranks: int
+    fused: frozenset[int]
+    gathered: dict[int, int] = field(default_factory=dict)
+    awaited: set[int] = field(default_factory=set)
+    reduced: list[int] = field(default_factory=list)
+
+    @property
+    def splits(self) -> bool:
+        """Whether a rank updates a part of the parameters: an instance may be one rank."""
+        return self.options.use_distributed_optimizer and self.shard_ranks > 1
+
+    @property
+    def gradient_dtype(self) -> str:
+        """What the gradient buffer holds."""
+        return "fp32" if self.options.grad_reduce_in_fp32 else self.dtype
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of an element of the gradient buffer."""
+        return ITEM_BYTES[self.gradient_dtype]
+
+    @property
+    def owner(self) -> dict[int, int]:
+        """Bucket of each parameter."""
+        return {tensor: each.index for each in self.buckets for tensor in each.tensors}
+
+    @property
+    def shards(self) -> str:
+        """Communicator of an optimizer instance."""
+        return INSTANCE if self.shard_ranks < self.request.ranks else EVERYONE
+
+    def add_forward(self) -> None:
+        """Add forward; in the first one modules wait for the gather of their parameters."""
+        if not (self.options.overlap_param_gather and self.splits) or self.micro_batch > 0:
+            self.forward()
+            return
+        owner = self.owner
+        run: list[int] = []
+        for index, layer in enumerate(self.request.workload.layers):
+            fresh = {owner[tensor] for tensor in layer.tensors} - self.awaited
+            if fresh and run:
+                self._add_layers(run)
+                run = []
+            for bucket in sorted(fresh, reverse=True):
+                self._await_parameters(bucket)
+            run.append(index)
+        self._add_layers(run)
+
+    def _add_layers(self, layers: Sequence[int]) -> None:
+        workload, times = self.request.workload, self.request.times
+        share = max(1, self.resolution * len(layers) // len(workload.layers))
+        for part in visit_segments(workload, times, layers, at_most=share, backward=False):
+            self.segment(part, "forward")
+
+    def _await_parameters(self, index: int) -> None:
+        """Wait for a bucket of parameters, and send the next one."""
+        if index not in self.gathered:
+            self._gather(index, ())
+        self.awaited.add(index)
+        self.device_waits += (self.gathered[index],)
+        if index > 0 and index - 1 not in self.gathered:
+            self._gather(index - 1, self.behind)
+
+    def _gather(self, index: int, after: tuple[int, ...]) -> None:
+        bucket, name = self.buckets[index], f"gather bucket {index}"
+        issued = self.tasks.issue(name, 1, "ranks", after=self.host_waits)
+        # parameters in fp8 and others are sent together, as bytes
+        wide = (bucket.elements - bucket.narrow_elements) * self.item_bytes
+        elements, dtype = bucket.elements, self.dtype
+        if bucket.narrow_elements:
+            elements, dtype = bucket.narrow_elements + wide, "uint8" if wide else "fp8"
+        self.gathered[index] = self.collective(
+            name,
+            "all_gather",
+            elements,
+            dtype=dtype,
+            after=(*issued, *after),
+            communicator=EXPERT_COPIES if bucket.of_experts else self.shards,
+            bucket=index,
         )
-    return sent
 
+    def add_backward(self) -> None:
+        """Add backward, in the last micro-batch with the reduction of each complete bucket."""
+        workload, owner = self.request.workload, self.owner
+        overlaps = self.options.overlap_grad_reduce
+        overlaps = overlaps and self.micro_batch == self.options.accumulate - 1
+        last = {owner[tensor]: tensor for tensor in workload.ready_order}
+        missing = [len(bucket.tensors) for bucket in self.buckets]
+        for part in backward_segments(
+            workload,
+            self.request.times,
+            at_most=self.resolution,
+            cut_after=set(last.values()) if overlaps else (),
+        ):
+            self.segment(part, "backward")
+            if part.tensors:
+                self._add_to_buffer(part)
+            for tensor in part.tensors if overlaps else ():
+                missing[owner[tensor]] -= 1
+                if missing[owner[tensor]] == 0:
+                    self.reduced.append(self.add_reduction(self.buckets[owner[tensor]]))
 
-def _add_optimizer(sharing: _Sharing) -> int:
-    """Agree on the norm, update a part, gather what is not gathered beside the next forward."""
-    step, options = sharing.step, sharing.step.options
-    part = sum(bucket.elements // sharing.shard_count(bucket) for bucket in sharing.buckets)
-    add_agreement(
-        step,
-        "gradient norm",
-        NORM_DTYPE,
-        part * sharing.gradient_bytes,
-        sharing.shards if sharing.splits else None,
-    )
-    end = add_update(step, part)
-    if not sharing.splits or options.overlap_param_gather:
+    def _add_to_buffer(self, part: Segment) -> None:
+        """Add gradients to the buffer, or let the kernels that make them do it.
+
+        Such a kernel reads the buffer beside writing it.
+        """
+        others = [tensor for tensor in part.tensors if tensor not in self.fused]
+        fused_bytes = (self.numel(part.tensors) - self.numel(others)) * self.gradient_bytes
+        added_bytes = self.numel(others) * (2 * self.gradient_bytes + self.item_bytes)
+        self.copy(f"add {part.name}", (fused_bytes + added_bytes) / 2, len(others))
+
+    def add_reduction(self, bucket: BufferBucket) -> int:
+        """Scale a bucket and reduce it; return the last task."""
+        name, splits = f"bucket {bucket.index}", self.splits
+        if not self.options.average_in_collective:
+            self.copy(f"scale {name}", bucket.elements * self.gradient_bytes, 1)
+        op: Op = "reduce_scatter" if splits else "all_reduce"
+        shards = self.shards if splits else EVERYONE
+        sent = self.collective(
+            f"reduce {name}",
+            op,
+            bucket.elements,
+            dtype=self.gradient_dtype,
+            after=(*self.device_waits, *self.behind),
+            communicator=EXPERT_COPIES if bucket.of_experts else shards,
+            bucket=bucket.index,
+        )
+        if splits and self.shard_ranks < self.request.ranks and not bucket.of_experts:
+            sent = self.collective(
+                f"add up {name}",
+                "all_reduce",
+                bucket.elements // self.shard_ranks,
+                dtype=self.gradient_dtype,
+                after=(sent,),
+                communicator=TWINS,
+                bucket=bucket.index,
+            )
+        return sent
+
+    def _part(self, bucket: BufferBucket) -> int:
+        """Elements of a bucket that a rank updates."""
+        copies = self.request.expert_copies
+        ranks = self.options.shard_ranks(copies) if copies else 1
+        return bucket.elements // (ranks if bucket.of_experts else self.shard_ranks)
+
+    def add_optimizer(self) -> int:
+        """Agree on the norm, update a part, gather what is not gathered beside the next forward."""
+        part = sum(map(self._part, self.buckets))
+        group = self.shards if self.splits else None
+        self.agree("gradient norm", NORM_DTYPE, part * self.gradient_bytes, group)
+        end = self.update(part)
+        if self.splits and not self.options.overlap_param_gather:
+            for bucket in self.buckets:
+                self._gather(bucket.index, (end,))
+                end = self.gathered[bucket.index]
         return end
-    for bucket in sharing.buckets:
-        _add_gather(sharing, bucket.index, (end,))
-        end = sharing.gathered[bucket.index]
-    return end

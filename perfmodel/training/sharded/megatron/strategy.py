@@ -14,7 +14,7 @@ from perfmodel.training.memory.use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.sharded.megatron.gradient_buffer import buffer_buckets, owned_elements
 from perfmodel.training.sharded.megatron.step_plan import megatron_step
-from perfmodel.training.sharded.zero.zero_passes import MASTER_BYTES
+from perfmodel.training.sharded.sharding_step import MASTER_BYTES
 from perfmodel.training.strategy import Setting, StepRequest, Strategy
 from perfmodel.workload.model import ITEM_BYTES, Workload
 
@@ -39,48 +39,40 @@ def megatron_memory(setup: Setup) -> MemoryUse:
     Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer, instances that
         do not divide the ranks.
     """
-    options = setup.options
+    options, workload = setup.options, setup.workload
     assert isinstance(options, MegatronStrategy)
     use = replicated(setup, grows=False)
     item = ITEM_BYTES[setup.trained[0].dtype]
     gradient_item = MASTER_BYTES if options.grad_reduce_in_fp32 else item
-    if setup.ranks == 1:  # of a replica split over GPUs, and of a plain model: the buffer, too
-        elements = sum(tensor.numel for tensor in setup.trained)
-        return replace(use, gradients_bytes=elements * gradient_item)
-    shard_ranks = options.shard_ranks(setup.ranks)
-    buckets = buffer_buckets(
-        setup.workload, options, setup.ranks, setup.gathered_narrow, setup.expert_copies
-    )
-    elements = sum(bucket.elements for bucket in buckets)
     trained = sum(tensor.numel for tensor in setup.trained)
-    fullest = trained
-    if options.use_distributed_optimizer:
-        dense = [bucket for bucket in buckets if not bucket.of_experts]
-        experts = [bucket for bucket in buckets if bucket.of_experts]
-        fullest = int(owned_elements(setup.workload, dense, shard_ranks).max())
-        if experts:
-            copies = options.shard_ranks(setup.expert_copies or 1)
-            fullest += int(owned_elements(setup.workload, experts, copies).max())
-    parameters = use.parameters_bytes
-    if options.use_distributed_optimizer:
-        parameters += (elements - trained) * item
+    if setup.ranks == 1:  # of a replica split over GPUs, and of a plain model: the buffer, too
+        return replace(use, gradients_bytes=trained * gradient_item)
+    ranks, copies = setup.ranks, setup.expert_copies
+    buckets = buffer_buckets(workload, options, ranks, setup.gathered_narrow, copies)
+    shard_ranks = options.shard_ranks(ranks)
+    elements = sum(bucket.elements for bucket in buckets)
+    use = replace(use, gradients_bytes=elements * gradient_item)
+    if not options.use_distributed_optimizer:
+        return use
+    fullest = 0
+    for of_experts, sharers in ((False, shard_ranks), (True, options.shard_ranks(copies or 1))):
+        held = [bucket for bucket in buckets if bucket.of_experts == of_experts]
+        fullest += int(owned_elements(workload, held, sharers).max())
     return replace(
         use,
-        parameters_bytes=parameters,
-        gradients_bytes=elements * gradient_item,
+        parameters_bytes=use.parameters_bytes + (elements - trained) * item,
         optimizer_bytes=use.optimizer_bytes * fullest / trained,
     )
 
 
 def _settings(_: Workload, section: MegatronStrategy) -> tuple[Setting, ...]:
     """What goes on beside backward and forward, and in pieces of which size."""
-    millions = (1, 5, 10, 20, 40, 80, 160, 320)
-    sizes = (None, *(n * 1_000_000 for n in millions))
     gathers = (False, True) if section.use_distributed_optimizer else (False,)
+    millions = (1, 5, 10, 20, 40, 80, 160, 320)
     return (
         Setting("overlap_grad_reduce", (False, True)),
         Setting("overlap_param_gather", gathers),
-        Setting("bucket_size", sizes, "elements"),
+        Setting("bucket_size", (None, *(n * 1_000_000 for n in millions)), "elements"),
     )
 
 

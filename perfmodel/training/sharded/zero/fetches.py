@@ -10,6 +10,8 @@ written after ``partitioned_param_swapper.py`` and ``__prefetch_nvme_param_parti
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,19 +20,26 @@ from typing import Literal
 
 from perfmodel.errors import Fault, InputError, PerfmodelError
 from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
+from perfmodel.training.sharded.fsdp.units import module_paths
 from perfmodel.workload.model import Workload
 
 
 @dataclass(frozen=True, slots=True)
-class DriveRead:
-    """Parts that are read; nothing waits for them yet."""
+class Fetch:
+    """An event of a micro-batch.
 
-    tensors: tuple[int, ...]
+    `kind`: "gather": `tensors` are gathered together; `secondary`: among the ranks that hold a
+        second copy between them. "arrive": the layers that follow wait for the gather of this
+        `number`. "layer": the layer of this `number` runs, forward or `backward`. "read": parts of
+        `tensors` are read from drives, and nothing waits for them yet. "wait": the host waits until
+        all reads are done.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class DriveWait:
-    """The host waits until all reads are done."""
+    kind: Literal["gather", "arrive", "layer", "read", "wait"]
+    tensors: tuple[int, ...] = ()
+    number: int = 0
+    secondary: bool = False
+    backward: bool = False
 
 
 class NoBufferError(PerfmodelError):
@@ -53,27 +62,27 @@ class DriveBuffers:
         """Whether a part is on a drive alone."""
         return tensor in self.tensors and tensor not in self.held
 
-    def fetch(self, tensors: Sequence[int]) -> list[DriveRead | DriveWait]:
+    def fetch(self, tensors: Sequence[int]) -> list[Fetch]:
         """Read the parts of a gather that are away, and wait for all reads if any are missing."""
         away = [each for each in tensors if self.is_away(each)]
         waits = bool(away) or any(self.held.get(each) == "on its way" for each in tensors)
-        reads: list[DriveRead | DriveWait] = [self.read(away)] if away else []
+        reads = [self.read(away)] if away else []
         if waits:
             self.held.update(dict.fromkeys(self.held, "there"))
-            reads.append(DriveWait())
+            reads.append(Fetch("wait"))
         return reads
 
-    def read(self, tensors: Sequence[int]) -> DriveRead:
+    def read(self, tensors: Sequence[int]) -> Fetch:
         """Begin to read parts. Raises `NoBufferError`: fewer buffers than parts."""
         if len(tensors) > self.free:
             raise NoBufferError
         self.free -= len(tensors)
         self.held.update(dict.fromkeys(tensors, "on its way"))
-        return DriveRead(tuple(tensors))
+        return Fetch("read", tuple(tensors))
 
     def ahead(
         self, queue: Iterable[tuple[int, int]], numel: Callable[[int], int], gathered: int
-    ) -> list[DriveRead]:
+    ) -> list[Fetch]:
         """Read what the queue has next: up to twice the elements that are being gathered."""
         chosen: list[int] = []
         considered = 0
@@ -92,35 +101,6 @@ class DriveBuffers:
 
 
 @dataclass(frozen=True, slots=True)
-class Gather:
-    """Parameters that are gathered together.
-
-    `secondary`: among the ranks that hold a second copy between them.
-    """
-
-    tensors: tuple[int, ...]
-    secondary: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """The layers that follow wait for the gather of this number."""
-
-    gather: int
-
-
-@dataclass(frozen=True, slots=True)
-class LayerRun:
-    """A layer runs."""
-
-    layer: int
-    backward: bool
-
-
-Fetch = Gather | Arrival | LayerRun | DriveRead | DriveWait
-
-
-@dataclass(frozen=True, slots=True)
 class _Visit:
     """A module whose hooks run: of a layer, or of a module that holds other modules."""
 
@@ -129,110 +109,78 @@ class _Visit:
     backward: bool
 
 
-@dataclass(slots=True)
-class FetchTrace:
-    """What is gathered, waited for and run in each micro-batch, and how much is whole at once.
-
-    `micro_batches`: in their order.
-    `most_live`: elements that are whole at once at most, without persistent ones.
-    """
-
-    micro_batches: tuple[tuple[Fetch, ...], ...]
-    most_live: int
-
-
 def persistent_tensors(workload: Workload, options: ZeroStrategy) -> tuple[int, ...]:
-    """Parameters that stay whole, being small."""
-    return tuple(
-        tensor
-        for tensor in range(len(workload.tensors))
-        if workload.tensors[tensor].numel <= options.stage3_param_persistence_threshold
-    )
+    """Return the parameters that stay whole, being small."""
+    threshold = options.stage3_param_persistence_threshold
+    return tuple(at for at, each in enumerate(workload.tensors) if each.numel <= threshold)
 
 
 def trace_fetches(
     workload: Workload, options: ZeroStrategy, on_drives: frozenset[int] = frozenset()
-) -> FetchTrace:
+) -> tuple[tuple[tuple[Fetch, ...], ...], int]:
     """Follow the modules of a step, and what is fetched and freed at each of them.
+
+    Returns the events of each micro-batch in their order, and how many elements are whole at once
+    at most, without persistent parameters.
 
     `on_drives`: parameters whose parts lie on drives.
     Raises `InputError`: too few buffers for these.
     """
-    offload = options.offload_param
     visits = tuple(_visits(workload))
-    if offload is None or not on_drives:
-        return _trace(workload, options, visits, DriveBuffers(on_drives, 0))
+    buffers = options.offload_param.buffer_count if options.offload_param and on_drives else 0
+
+    def trace(buffers: int) -> tuple[tuple[tuple[Fetch, ...], ...], int]:
+        coordinator = _Coordinator(workload, options, visits, DriveBuffers(on_drives, buffers))
+        if options.accumulate > 1:
+            coordinator.decide_releases()
+        batches = tuple(tuple(coordinator.micro_batch()) for _ in range(options.accumulate))
+        return batches, coordinator.most_live
+
+    def suffice(buffers: int) -> bool:
+        try:
+            trace(buffers)
+        except NoBufferError:
+            return False
+        return True
+
     try:
-        return _trace(workload, options, visits, DriveBuffers(on_drives, offload.buffer_count))
+        return trace(buffers)
     except NoBufferError:
-        least = _enough_buffers(workload, options, visits, on_drives)
+        least = bisect_left(range(len(on_drives)), True, lo=1, key=suffice)
         allowed = (
             f"{least} or more: a part keeps its buffer while its parameter is whole, which "
             "stage3_max_reuse_distance and stage3_prefetch_bucket_size decide"
         )
-        count = str(offload.buffer_count)
-        raise InputError(Fault("offload_param.buffer_count", count, allowed)) from None
-
-
-def _trace(
-    workload: Workload, options: ZeroStrategy, visits: Sequence[_Visit], drives: DriveBuffers
-) -> FetchTrace:
-    coordinator = _Coordinator(workload, options, visits, drives)
-    if options.accumulate > 1:
-        coordinator.decide_releases()
-    batches = tuple(tuple(coordinator.micro_batch()) for _ in range(options.accumulate))
-    return FetchTrace(batches, coordinator.most_live)
-
-
-def _enough_buffers(
-    workload: Workload, options: ZeroStrategy, visits: Sequence[_Visit], on_drives: frozenset[int]
-) -> int:
-    """Find a number of buffers that suffices, of which one less does not."""
-    too_few, enough = 0, len(on_drives)
-    while enough - too_few > 1:
-        middle = (too_few + enough) // 2
-        try:
-            _trace(workload, options, visits, DriveBuffers(on_drives, middle))
-            enough = middle
-        except NoBufferError:
-            too_few = middle
-    return enough
+        raise InputError(Fault("offload_param.buffer_count", str(buffers), allowed)) from None
 
 
 def _visits(workload: Workload) -> Iterator[_Visit]:
     """List modules in the order in which their hooks run: of forward, then of backward."""
-    forward: list[tuple[str, int | None]] = []
+    forward: list[tuple[int | None, bool]] = []  # a layer, or a holder, which is entered or left
     open_modules: list[str] = []
     holders = _holders(workload)
     for index, layer in enumerate(workload.layers):
-        path = [""] + [each for each in _prefixes(layer.name) if each in holders]
+        path = ["", *(each for each in module_paths(layer.name)[:-1] if each in holders)]
         while open_modules and open_modules[-1] not in path:
-            forward.append((f"/{open_modules.pop()}", None))
-        for name in path[len(open_modules) :]:
-            forward.append((name, None))
-            open_modules.append(name)
-        forward.append((layer.name, index))
-    forward += [(f"/{name}", None) for name in reversed(open_modules)]
+            open_modules.pop()
+            forward.append((None, True))
+        entered = path[len(open_modules) :]
+        open_modules += entered
+        forward += [*[(None, False)] * len(entered), (index, False)]
+    forward += [(None, True)] * len(open_modules)
     for backward in (False, True):
-        for name, at in reversed(forward) if backward else forward:
-            entered = name.startswith("/") == backward
+        for at, is_left in reversed(forward) if backward else forward:
             if at is not None:
-                tensors = tuple(sorted(workload.layers[at].tensors))
-                yield _Visit(tensors, at, backward)
-            elif entered:
+                yield _Visit(tuple(sorted(workload.layers[at].tensors)), at, backward)
+            elif is_left == backward:
                 yield _Visit((), None, backward)
-
-
-def _prefixes(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:end]) for end in range(1, len(parts))]
 
 
 def _holders(workload: Workload) -> set[str]:
     """Modules that hold others and are called: all but lists, whose members are numbered."""
     members: dict[str, set[str]] = {}
     for layer in workload.layers:
-        for prefix in _prefixes(layer.name):
+        for prefix in module_paths(layer.name)[:-1]:
             members.setdefault(prefix, set()).add(layer.name[len(prefix) + 1 :].split(".")[0])
     return {name for name, parts in members.items() if not all(map(str.isdecimal, parts))}
 
@@ -248,7 +196,7 @@ class _Coordinator:
     whole: set[int] = field(default_factory=set)
     inflight: dict[int, int] = field(default_factory=dict)
     copied: set[int] = field(default_factory=set)
-    gathers: list[Gather] = field(default_factory=list)
+    gathers: list[Fetch] = field(default_factory=list)
     fetched_for: dict[int, int] = field(default_factory=dict)
     queue: deque[tuple[int, int]] = field(default_factory=deque)
     live: int = 0
@@ -259,7 +207,7 @@ class _Coordinator:
 
     def __post_init__(self) -> None:
         self.whole = set(persistent_tensors(self.workload, self.options))
-        sizes = [sum(self._numel(tensor) for tensor in visit.tensors) for visit in self.visits]
+        sizes = (sum(map(self._numel, visit.tensors)) for visit in self.visits)
         self.before = list(accumulate(sizes, initial=0))
         for place, visit in enumerate(self.visits):
             for tensor in visit.tensors:
@@ -272,8 +220,7 @@ class _Coordinator:
         parameters are not whole yet, as those of the traced one before it are all freed.
         """
         self.whole = set()
-        for _ in self.micro_batch():
-            pass
+        deque(self.micro_batch(), maxlen=0)
         self.whole = set(persistent_tensors(self.workload, self.options))
         self.copied, self.gathers, self.inflight, self.most_live = set(), [], {}, 0
         for tensor in tuple(self.drives.held):
@@ -288,23 +235,21 @@ class _Coordinator:
         for place, visit in enumerate(self.visits):
             yield from self._fetch(place, visit)
             if visit.layer is not None:
-                yield LayerRun(visit.layer, visit.backward)
+                yield Fetch("layer", number=visit.layer, backward=visit.backward)
                 self._release(place + 1, visit)
 
     def _numel(self, tensor: int) -> int:
         return self.workload.tensors[tensor].numel
 
     def _fetch(self, place: int, visit: _Visit) -> Iterator[Fetch]:
-        missing = [each for each in visit.tensors if not self._has(each)]
-        if missing:
-            yield from self._gather(missing)
+        yield from self._gather([each for each in visit.tensors if not self._has(each)])
         for tensor in visit.tensors:
             if tensor in self.inflight:
                 number = self.inflight[tensor]
-                yield Arrival(number)
+                yield Fetch("arrive", number=number)
+                self.whole.update(self.gathers[number].tensors)
                 for each in self.gathers[number].tensors:
                     del self.inflight[each]
-                    self.whole.add(each)
         unfetched = {each for each in visit.tensors if self.fetched_for.get(each, -1) < place}
         dropped: set[int] = set()
         while self.queue and len(dropped) < len(unfetched):
@@ -334,33 +279,28 @@ class _Coordinator:
             if tensor not in ahead and not self._has(tensor):
                 ahead.append(tensor)
                 elements += self._numel(tensor)
-        if ahead:
-            yield from self._gather(ahead)
+        yield from self._gather(ahead)
 
     def _gather(self, tensors: Sequence[int]) -> Iterator[Fetch]:
         """Gather parameters together, or those with a second copy apart from the others."""
         yield from self.drives.fetch(tensors)
         self.live += sum(map(self._numel, tensors))
         self.most_live = max(self.most_live, self.live)
+        singly = self.options.stage3_allgather_sequential
         for secondary in (True, False):
             members = sorted(each for each in tensors if (each in self.copied) == secondary)
-            singly = self.options.stage3_allgather_sequential
             for group in [[each] for each in members] if singly else [members]:
                 if group:
-                    gather = Gather(tuple(group), secondary)
                     self.inflight.update(dict.fromkeys(group, len(self.gathers)))
-                    self.gathers.append(gather)
-                    yield gather
+                    self.gathers.append(Fetch("gather", tuple(group), secondary=secondary))
+                    yield self.gathers[-1]
 
     def _release(self, place: int, visit: _Visit) -> None:
         """Free the parameters of a module that are not used again soon."""
         if place not in self.releases:
-            self.releases[place] = tuple(
-                each for each in visit.tensors if self._is_released(each, place)
-            )
-        for tensor in self.releases[place]:
-            if tensor not in self.whole:
-                continue
+            freed = (each for each in visit.tensors if self._is_released(each, place))
+            self.releases[place] = tuple(freed)
+        for tensor in self.whole.intersection(self.releases[place]):
             self.whole.discard(tensor)
             self.drives.release(tensor)
             self.live -= self._numel(tensor)
@@ -369,11 +309,9 @@ class _Coordinator:
 
     def _is_released(self, tensor: int, place: int) -> bool:
         """Whether it is neither small, nor passed by the queue, nor used within some elements."""
-        if self._numel(tensor) <= self.options.stage3_param_persistence_threshold:
+        is_small = self._numel(tensor) <= self.options.stage3_param_persistence_threshold
+        if is_small or self.fetched_for.get(tensor, -1) > place:
             return False
-        if self.fetched_for.get(tensor, -1) > place:
-            return False
-        following = next((use for use in self.uses[tensor] if use >= place), None)
-        if following is None:
-            return True
-        return self.before[following] - self.before[place] >= self.options.stage3_max_reuse_distance
+        following = (use for use in self.uses[tensor] if use >= place)
+        apart = (self.before[use] - self.before[place] for use in following)
+        return next(apart, math.inf) >= self.options.stage3_max_reuse_distance

@@ -26,19 +26,18 @@ its own write does. Gradients were written in backward, beside it; the first rea
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.strategies.deepspeed import OffloadOptimizer, ZeroStrategy
-from perfmodel.training.sharded.zero.partition import part_elements, sub_groups
-from perfmodel.training.sharded.zero.zero_passes import (
+from perfmodel.training.sharded.sharding_step import (
     DRIVE_READS,
     DRIVE_WRITES,
     MASTER_BYTES,
     RANKS,
     ShardingStep,
-    add_update,
-    add_work,
 )
+from perfmodel.training.sharded.zero.partition import part_elements, sub_groups
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.kernels.device import kernel_constants
 from perfmodel.workload.model import ITEM_BYTES, Workload
@@ -54,13 +53,17 @@ SWAPPED_STATES = 3
 """Tensors of a sub-group that are read and written: parameters, and Adam's two moments."""
 
 
+SCALED_BYTES = 8
+"""Of an fp32 gradient that ``unscale_and_clip_grads`` reads and writes."""
+
+
 def swaps_states(elements: int) -> bool:
-    """Whether states of a sub-group's part lie on drives (``is_swappable_tensor``)."""
+    """Return whether states of a sub-group's part lie on drives (``is_swappable_tensor``)."""
     return elements * STATE_ITEM_BYTES >= LEAST_SWAPPED_BYTES
 
 
 def drive_tensors(workload: Workload, options: ZeroStrategy, ranks: int) -> frozenset[int]:
-    """Parameters whose parts lie on drives.
+    """Return the parameters whose parts lie on drives.
 
     Sub-groups stay in host memory while they fit into ``max_in_cpu`` elements, small parts always
     (``_create_fp16_partitions_with_defragmentation``, ``swappable_tensor``). Frozen parameters,
@@ -69,12 +72,10 @@ def drive_tensors(workload: Workload, options: ZeroStrategy, ranks: int) -> froz
     offload = options.offload_param
     if offload is None or not offload.nvme:
         return frozenset()
-    in_memory: set[int] = set()
-    end = 0
-    for group in sub_groups(workload, options, ranks):
-        end += part_elements(workload, group, ranks)
-        if end <= offload.max_in_cpu:
-            in_memory.update(group)
+    groups = sub_groups(workload, options, ranks)
+    ends = accumulate(part_elements(workload, group, ranks) for group in groups)
+    kept = (group for group, end in zip(groups, ends, strict=True) if end <= offload.max_in_cpu)
+    in_memory = frozenset(chain.from_iterable(kept))
     return frozenset(
         tensor
         for tensor, each in enumerate(workload.tensors)
@@ -94,19 +95,17 @@ def check_offload(request: StepRequest, options: ZeroStrategy) -> None:
 
 
 def _machine_faults(request: StepRequest, options: ZeroStrategy) -> Iterator[Fault]:
+    drives = (
+        "'device: cpu', or a node with `nvme: {read: 25 GB/s, write: 20 GB/s}`: the rates "
+        "of all drives of a host together"
+    )
     for name in ("offload_optimizer", "offload_param"):
         offload = getattr(options, name)
-        if offload is None:
-            continue
-        if request.host_link_Bps is None:
+        if offload and request.host_link_Bps is None:
             allowed = "a node whose topology connects GPUs with CPUs"
-            yield Fault(name, "device: nvme" if offload.nvme else "device: cpu", allowed)
-        if offload.nvme and request.drives is None:
-            allowed = (
-                "'device: cpu', or a node with `nvme: {read: 25 GB/s, write: 20 GB/s}`: the rates "
-                "of all drives of a host together"
-            )
-            yield Fault(name, "device: nvme", allowed)
+            yield Fault(name, f"device: {offload.device}", allowed)
+        if offload and offload.nvme and request.drives is None:
+            yield Fault(name, "device: nvme", drives)
     if options.offload_optimizer and request.optimizer not in ("adam", "adamw"):
         allowed = "'adam' or 'adamw' with strategy.offload_optimizer, as DeepSpeedCPUAdam is"
         yield Fault("compute.optimizer", repr(request.optimizer), allowed)
@@ -121,28 +120,21 @@ def _buffer_faults(request: StepRequest, options: ZeroStrategy) -> Iterator[Faul
             f"{buffers_needed(states)} or more: a sub-group has {SWAPPED_STATES} states and "
             "gradients, and so has each that is read or written beside it",
         )
-    if parts is None or not parts.nvme:
-        return
-    swapped = drive_tensors(request.workload, options, request.ranks)
-    largest = max(
-        (part_elements(request.workload, (each,), request.ranks) for each in swapped), default=0
-    )
-    if largest > parts.buffer_size:
+    workload, ranks = request.workload, request.ranks
+    swapped = drive_tensors(workload, options, ranks)
+    largest = max((part_elements(workload, (each,), ranks) for each in swapped), default=0)
+    if parts is not None and largest > parts.buffer_size:
         allowed = f"{largest:,} or more: the elements of the largest part"
         yield Fault("offload_param.buffer_size", f"{parts.buffer_size:,}", allowed)
 
 
 def buffers_needed(offload: OffloadOptimizer) -> int:
-    """Buffers of the sub-group that is updated, and of those that are read or written meanwhile."""
+    """Return the buffers of the sub-group that is updated, and of those that move meanwhile."""
     return (SWAPPED_STATES + 1) * (1 + offload.pipeline_read + offload.pipeline_write)
 
 
-SCALED_BYTES = 8
-"""Of an fp32 gradient that ``unscale_and_clip_grads`` reads and writes."""
-
-
 def host_bytes(item_bytes: int, optimizer: str) -> int:
-    """Bytes of host memory that a step reads and writes, per element of a rank's part.
+    """Return the bytes of host memory that a step moves, per element of a rank's part.
 
     Examples
     --------
@@ -154,35 +146,36 @@ def host_bytes(item_bytes: int, optimizer: str) -> int:
     return SCALED_BYTES + updated + MASTER_BYTES + item_bytes
 
 
-def own_gradient_seconds(step: ShardingStep[ZeroStrategy], elements: float, micro: int) -> float:
-    """Time of the copies of a rank's own gradients after a micro-batch, of stages 1 and 2."""
-    accumulate = step.options.accumulate if step.options.stage == 2 else 1
-    nbytes = 0.0
-    if accumulate > 1:  # down, and up before that from the second on
-        nbytes += step.item_bytes * elements * (1 + (micro > 0))
-    if micro == step.options.accumulate - 1:
-        nbytes += MASTER_BYTES * elements
-    return step.request.host_copy_s(nbytes)
+def own_gradient_seconds(step: ShardingStep[ZeroStrategy], elements: float) -> float:
+    """Return the time of the copies of own gradients after a micro-batch, of stages 1 and 2.
+
+    Where gradients of several micro-batches are added up, they go down, and from the second on up
+    before that.
+    """
+    adds = step.options.accumulate > 1 and step.options.stage == 2
+    down_and_up = step.item_bytes * elements * (1 + (step.micro_batch > 0)) if adds else 0.0
+    return step.request.host_copy_s(down_and_up + _last_bytes(step, elements))
 
 
-def part_seconds(step: ShardingStep[ZeroStrategy], elements: float, micro: int) -> float:
-    """Time of the copies of a rank's part of a bucket after its reduction, of stage 3."""
-    nbytes = 2 * step.item_bytes * elements
-    if micro == step.options.accumulate - 1:
-        nbytes += MASTER_BYTES * elements
-    return step.request.host_copy_s(nbytes)
+def part_seconds(step: ShardingStep[ZeroStrategy], elements: float) -> float:
+    """Return the time of the copies of a part of a bucket after its reduction, of stage 3."""
+    return step.request.host_copy_s(2 * step.item_bytes * elements + _last_bytes(step, elements))
+
+
+def _last_bytes(step: ShardingStep[ZeroStrategy], elements: float) -> float:
+    """Bytes of gradients that go down in fp32, after the last micro-batch alone."""
+    return MASTER_BYTES * elements if step.micro_batch == step.options.accumulate - 1 else 0.0
 
 
 def add_host_update(step: ShardingStep[ZeroStrategy], elements: float) -> int:
     """Update a rank's part on the CPUs and copy its parameters up, unless they lie on the host."""
-    request = step.request
-    moved = host_bytes(step.item_bytes, request.optimizer) * elements
-    seconds = moved / request.host_memory_Bps
-    updated = add_work(step, "optimizer on CPUs", "optimizer", seconds, 0)
+    moved = host_bytes(step.item_bytes, step.request.optimizer) * elements
+    updated_s = moved / step.request.host_memory_Bps
+    updated = step.work("optimizer on CPUs", "optimizer", updated_s, 0)
     if step.options.offload_param:
         return updated
     up_s = step.request.host_copy_s(step.item_bytes * elements)
-    return add_work(step, "copy parameters up", "copy", up_s, 1)
+    return step.work("copy parameters up", "copy", up_s, 1)
 
 
 def add_drive_task(
@@ -192,25 +185,23 @@ def add_drive_task(
     after: Sequence[int],
     *,
     write: bool = False,
-    micro_batch: int = 0,
 ) -> int:
     """Read or write a file, at this GPU's share of the drives' rate."""
     drives = step.request.drives
     assert drives is not None
-    rate_Bps = drives.write_Bps if write else drives.read_Bps
     return step.tasks.compute(
         name,
         "copy",
-        nbytes / rate_Bps,
+        nbytes / (drives.write_Bps if write else drives.read_Bps),
         RANKS,
         after=dict.fromkeys(after),
         stream=DRIVE_WRITES if write else DRIVE_READS,
-        micro_batch=micro_batch,
+        micro_batch=step.micro_batch,
     )
 
 
 def gradient_bytes(step: ShardingStep[ZeroStrategy], tensors: Sequence[int]) -> int:
-    """Bytes of a rank's fp32 gradients that go through drives: small parts stay in memory."""
+    """Return the bytes of a rank's fp32 gradients on drives: small parts stay in memory."""
     model, ranks = step.request.workload, step.request.ranks
     parts = (part_elements(model, (tensor,), ranks) for tensor in tensors)
     return sum(STATE_ITEM_BYTES * part for part in parts if swaps_states(part))
@@ -226,65 +217,49 @@ def add_grouped_update(
     options, workload, ranks = step.options, step.request.workload, step.request.ranks
     offload = options.offload_optimizer or OffloadOptimizer()
     parts = [part_elements(workload, group, ranks) for group in groups]
-    swapped = [offload.nvme and swaps_states(part) for part in parts]
+    swapped = [*(offload.nvme and swaps_states(part) for part in parts), False]
     on_drives = drive_tensors(workload, options, ranks)
     reading: int | None = None
-    writing: int | None = None
-    waits = tuple(written) + step.host_waits
-    end = -1
+    writing: tuple[int, ...] = ()
+    waits, end = (*written, *step.host_waits), -1
+
+    def read(number: int, after: Sequence[int]) -> int:
+        state_bytes = SWAPPED_STATES * STATE_ITEM_BYTES * parts[number]
+        nbytes = state_bytes + gradient_bytes(step, groups[number])
+        return add_drive_task(step, f"read states of sub-group {number}", nbytes, after)
+
     for number, (group, part) in enumerate(zip(groups, parts, strict=True)):
-        follows = number + 1 < len(groups) and swapped[number + 1]
+        follows = swapped[number + 1]
         if swapped[number]:
-            if reading is None:
-                reading = _add_read(step, number, group, part, waits)
-            step.device_waits = step.host_waits = (reading, *waits)
-            ahead = offload.pipeline_read and follows
-            reading = (
-                _add_read(
-                    step, number + 1, groups[number + 1], parts[number + 1], (reading, *waits)
-                )
-                if ahead
-                else None
-            )
+            reading = read(number, waits) if reading is None else reading
+            before = (reading, *waits)
+            step.device_waits = step.host_waits = before
+            reading = read(number + 1, before) if offload.pipeline_read and follows else None
         end = _add_one_update(step, part)
         away = [tensor for tensor in group if tensor in on_drives]
         if away:
             nbytes = step.item_bytes * part_elements(workload, away, ranks)
-            end = add_drive_task(
-                step, f"write parameters of sub-group {number}", nbytes, (end,), write=True
-            )
+            name = f"write parameters of sub-group {number}"
+            end = add_drive_task(step, name, nbytes, (end,), write=True)
         waits = (end,)
         if swapped[number]:
-            before = () if writing is None else (writing,)
             nbytes = SWAPPED_STATES * STATE_ITEM_BYTES * part
-            name = f"write states of sub-group {number}"
-            writing = add_drive_task(step, name, nbytes, (end, *before), write=True)
-            if offload.pipeline_write and follows:
-                waits = (end, *before)
-            else:
-                end, waits, writing = writing, (writing,), None
+            name, waits = f"write states of sub-group {number}", (end, *writing)
+            writing = (add_drive_task(step, name, nbytes, waits, write=True),)
+            if not (offload.pipeline_write and follows):
+                end = writing[0]
+                waits, writing = writing, ()
         step.device_waits = step.host_waits = waits
     step.device_waits = step.host_waits = ()
     return end
-
-
-def _add_read(
-    step: ShardingStep[ZeroStrategy],
-    number: int,
-    group: Sequence[int],
-    part: int,
-    after: Sequence[int],
-) -> int:
-    nbytes = SWAPPED_STATES * STATE_ITEM_BYTES * part + gradient_bytes(step, group)
-    return add_drive_task(step, f"read states of sub-group {number}", nbytes, after)
 
 
 def _add_one_update(step: ShardingStep[ZeroStrategy], part: int) -> int:
     """Update a sub-group where its states are, and bring its parameters to where they lie."""
     if step.options.offload_optimizer:
         return add_host_update(step, part)
-    end = add_update(step, part)
+    end = step.update(part)
     if step.options.offload_param:
         down_s = step.request.host_copy_s(step.item_bytes * part)
-        end = add_work(step, "copy parameters down", "copy", down_s, 1)
+        end = step.work("copy parameters down", "copy", down_s, 1)
     return end

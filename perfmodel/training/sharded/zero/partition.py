@@ -110,28 +110,16 @@ def gradient_buckets(
             elements = 0
         members[-1].append(tensor)
         elements += numel
-    return tuple(
-        _bucket(workload, options, layout, index, tensors) for index, tensors in enumerate(members)
-    )
-
-
-def _bucket(
-    workload: Workload,
-    options: ZeroStrategy,
-    layout: FlatPartition | None,
-    index: int,
-    tensors: Sequence[int],
-) -> GradientBucket:
-    elements = sum(workload.tensors[tensor].numel for tensor in tensors)
-    whole = layout is None or not (options.reduce_scatter and options.contiguous_gradients)
-    sendings = (
-        (Sending(elements),)
-        if layout is None or whole
-        else tuple(_to_owners(workload, options, layout, tensors))
-    )
-    return GradientBucket(
-        index, tuple(tensors), elements, elements > options.reduce_bucket_size, sendings
-    )
+    owned = layout if options.reduce_scatter and options.contiguous_gradients else None
+    buckets = []
+    for index, tensors in enumerate(members):
+        elements = sum(workload.tensors[tensor].numel for tensor in tensors)
+        sendings: tuple[Sending, ...] = (Sending(elements),)
+        if owned is not None:
+            sendings = tuple(_to_owners(workload, options, owned, tensors))
+        oversized = elements > options.reduce_bucket_size
+        buckets.append(GradientBucket(index, tuple(tensors), elements, oversized, sendings))
+    return tuple(buckets)
 
 
 def _to_owners(
@@ -154,10 +142,8 @@ def _to_owners(
             previous = rank
     for owner, sizes in pieces.items():
         elements = 0
-        for numel in sizes:
+        for number, numel in enumerate(sizes, 1):
             elements += numel
-            if elements > options.reduce_bucket_size:
+            if elements > options.reduce_bucket_size or (elements and number == len(sizes)):
                 yield Sending(elements, owner)
                 elements = 0
-        if elements:
-            yield Sending(elements, owner)

@@ -22,16 +22,14 @@ from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
 from perfmodel.training.plan.builder import COMPUTE
 from perfmodel.training.plan.forward_backward import visit_segments
 from perfmodel.training.plan.step_plan import Communicator, Op, StepPlan, neighbours
-from perfmodel.training.sharded.zero.fetches import (
-    Arrival,
-    DriveRead,
-    DriveWait,
-    Fetch,
-    Gather,
-    LayerRun,
-    persistent_tensors,
-    trace_fetches,
+from perfmodel.training.sharded.sharding_step import (
+    EVERYONE,
+    GATHERING,
+    RANKS,
+    REDUCTION,
+    ShardingStep,
 )
+from perfmodel.training.sharded.zero.fetches import Fetch, persistent_tensors, trace_fetches
 from perfmodel.training.sharded.zero.offload import (
     add_drive_task,
     add_grouped_update,
@@ -47,20 +45,6 @@ from perfmodel.training.sharded.zero.partition import (
     sub_groups,
 )
 from perfmodel.training.sharded.zero.sharded_states import sent_dtype
-from perfmodel.training.sharded.zero.zero_passes import (
-    EVERYONE,
-    GATHERING,
-    RANKS,
-    REDUCTION,
-    ShardingStep,
-    add_agreement,
-    add_collective,
-    add_segment,
-    add_update,
-    add_work,
-    begin_sharding_step,
-    finish_plan,
-)
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES, Workload
 
@@ -70,66 +54,29 @@ SECONDARY = "holders of second copies"
 """Communicator of the ranks that hold a second copy of the parameters between them."""
 
 
-@dataclass(slots=True)
-class _Gathering:
-    """A gather that is on its way.
-
-    `sent`: its collective; `copied_out`: after which its parameters can be used.
-    """
-
-    gather: Gather
-    sent: int
-    copied_out: int | None = None
-
-
-@dataclass(slots=True)
-class _Passes:
-    """Forward and backward of the step.
-
-    `run`: layers that have met no event since the last one.
-    `places`: of each gradient, its place in the order in which they get ready, and its bucket.
-    `pending`: the bucket that is being filled.
-    `blocked`: what the host waited for last, to copy parameters from its memory or to read them.
-    `reading`: the last read of parameters from drives.
-    `written`: writes of gradients to drives.
-    """
-
-    step: ShardingStep[ZeroStrategy]
-    buckets: Sequence[GradientBucket]
-    places: dict[int, tuple[int, int]]
-    gatherings: list[_Gathering] = field(default_factory=list)
-    run: list[int] = field(default_factory=list)
-    backward: bool = False
-    micro_batch: int = 0
-    pending: int = 0
-    reduced: int | None = None
-    blocked: tuple[int, ...] = ()
-    reading: int | None = None
-    written: list[int] = field(default_factory=list)
-
-
 def sharded_parameters_plan(request: StepRequest, options: ZeroStrategy) -> StepPlan:
     """Return one step of stage 3.
 
     Raises `ScheduleError`: times that do not fit the workload.
     """
-    step = begin_sharding_step(request, options)
-    workload = request.workload
+    workload, ranks = request.workload, request.ranks
     buckets = gradient_buckets(workload, options, None, gradient_order(workload))
-    order = enumerate((each, bucket) for bucket in buckets for each in bucket.tensors)
-    passes = _Passes(step, buckets, {each: (place, b.index) for place, (each, b) in order})
-    trace = trace_fetches(workload, options, drive_tensors(workload, options, request.ranks))
-    for micro_batch, fetches in enumerate(trace.micro_batches):
-        passes.micro_batch, passes.pending = micro_batch, 0
-        _add_micro_batch(passes, fetches)
-    end = _add_optimizer(step, passes.written)
-    holders = neighbours(request.ranks, options.zero_hpz_partition_size)
-    others = (Communicator(SECONDARY, holders),) if options.zero_hpz_partition_size > 1 else ()
-    return finish_plan(step, end, "ZeRO-3", others)
+    members = ((each, bucket.index) for bucket in buckets for each in bucket.tensors)
+    places = {each: (place, index) for place, (each, index) in enumerate(members)}
+    step = _Passes.begin(request, options, buckets=buckets, places=places)
+    batches, _ = trace_fetches(workload, options, drive_tensors(workload, options, ranks))
+    for micro_batch, fetches in enumerate(batches):
+        step.micro_batch, step.pending = micro_batch, 0
+        step.add_micro_batch(fetches)
+    step.micro_batch = 0
+    end = _add_optimizer(step)
+    holders = options.zero_hpz_partition_size
+    others = (Communicator(SECONDARY, neighbours(ranks, holders)),) if holders > 1 else ()
+    return step.plan(end, "ZeRO-3", others)
 
 
 def gradient_order(workload: Workload) -> tuple[int, ...]:
-    """Gradients in the order in which they get ready, weights before biases.
+    """Return gradients in the order in which they get ready, weights before biases.
 
     Stage 3 replaces PyTorch's linear function by its own (``memory_efficient_linear``), whose
     backward returns them in the order of its arguments.
@@ -137,249 +84,218 @@ def gradient_order(workload: Workload) -> tuple[int, ...]:
     return tuple(tensor for layer in reversed(workload.layers) for tensor in sorted(layer.tensors))
 
 
-def _add_micro_batch(passes: _Passes, fetches: Sequence[Fetch]) -> None:
-    for event in fetches:
-        if isinstance(event, LayerRun):
-            _add_layer(passes, event)
-            continue
-        _add_run(passes)
-        if isinstance(event, Gather):
-            _add_gather(passes, event)
-        elif isinstance(event, Arrival):
-            _add_arrival(passes, event)
-        else:
-            _add_drive_event(passes, event)
-    _add_run(passes)
-    _add_reduction(passes)
-    if passes.reduced is not None:
-        passes.step.host_waits = (passes.reduced,)
+@dataclass(slots=True, kw_only=True)
+class _Passes(ShardingStep[ZeroStrategy]):
+    """Forward and backward of the step.
 
+    `places`: of each gradient, its place in the order in which they get ready, and its bucket.
+    `gathered`: gathers so far, with their collectives.
+    `run`: layers that have met no event since the last one.
+    `pending`: the bucket that is being filled.
+    `blocked`: what the host waited for last, to copy parameters from its memory or to read them.
+    `reading`: the last read of parameters from drives.
+    `written`: writes of gradients to drives.
+    """
 
-def _add_layer(passes: _Passes, event: LayerRun) -> None:
-    """Add a layer to the run, which ends where the pass or the bucket does."""
-    if event.backward != passes.backward:
-        _add_run(passes)
-        passes.backward = event.backward
-    passes.run.append(event.layer)
-    tensors = passes.step.request.workload.layers[event.layer].tensors
-    if event.backward and any(passes.places[each][1] != passes.pending for each in tensors):
-        _add_run(passes)
+    buckets: Sequence[GradientBucket]
+    places: dict[int, tuple[int, int]]
+    gathered: list[tuple[Fetch, int]] = field(default_factory=list)
+    run: list[int] = field(default_factory=list)
+    backward: bool = False
+    pending: int = 0
+    reduced: int | None = None
+    blocked: tuple[int, ...] = ()
+    reading: tuple[int, ...] = ()
+    written: list[int] = field(default_factory=list)
 
+    def add_micro_batch(self, fetches: Sequence[Fetch]) -> None:
+        """Add the layers of a micro-batch and what happens between them."""
+        for event in fetches:
+            if event.kind == "layer":
+                self._layer(event)
+                continue
+            self._end_run()
+            if event.kind == "gather":
+                self._gather(event)
+            elif event.kind == "arrive":
+                self._arrive(event.number)
+            elif event.kind == "read":
+                nbytes = self.item_bytes * self._part(event.tensors)
+                after = (*self.host_waits, *self.blocked)
+                self.reading = (add_drive_task(self, "read parameters", nbytes, after),)
+            elif self.reading:
+                self.blocked = self.reading
+                self.host_waits += self.reading
+        self._end_run()
+        self._reduce()
+        if self.reduced is not None:
+            self.host_waits = (self.reduced,)
 
-def _add_run(passes: _Passes) -> None:
-    """Add the layers of the run as one task, then what their gradients cause."""
-    step, run, backward = passes.step, passes.run, passes.backward
-    if not run:
-        return
-    layers = list(reversed(run)) if backward else run
-    kind = "backward" if backward else "forward"
-    (part,) = visit_segments(
-        step.request.workload, step.request.times, layers, at_most=1, backward=backward
-    )
-    add_segment(step, part, kind, passes.micro_batch)
-    passes.run = []
-    if backward and part.tensors:
-        _add_gradients(passes, sorted(part.tensors, key=passes.places.__getitem__))
+    def _part(self, tensors: Sequence[int]) -> int:
+        """Elements of a rank's part of some parameters."""
+        return part_elements(self.request.workload, tensors, self.request.ranks)
 
+    def _layer(self, event: Fetch) -> None:
+        """Add a layer to the run, which ends where the pass or the bucket does."""
+        if event.backward != self.backward:
+            self._end_run()
+            self.backward = event.backward
+        self.run.append(event.number)
+        tensors = self.request.workload.layers[event.number].tensors
+        if event.backward and any(self.places[each][1] != self.pending for each in tensors):
+            self._end_run()
 
-# ---------------------------------------------------------------- parameters
+    def _end_run(self) -> None:
+        """Add the layers of the run as one task, then what their gradients cause."""
+        if not self.run:
+            return
+        backward, request = self.backward, self.request
+        layers = self.run[::-1] if backward else self.run
+        (part,) = visit_segments(
+            request.workload, request.times, layers, at_most=1, backward=backward
+        )
+        self.segment(part, "backward" if backward else "forward")
+        self.run = []
+        if backward and part.tensors:
+            self._gradients(sorted(part.tensors, key=self.places.__getitem__))
 
+    def _gather(self, gather: Fetch) -> None:
+        """Gather parameters, copied together first where there are several."""
+        options, ranks = self.options, self.request.ranks
+        elements = self._part(gather.tensors) * ranks
+        holders = options.zero_hpz_partition_size if gather.secondary else ranks
+        own_bytes = elements // holders * self.item_bytes
+        seconds = self.tasks.copy_s(own_bytes, 1) if len(gather.tensors) > 1 else 0.0
+        if options.offload_param:
+            seconds += self.request.host_copy_s(own_bytes)
+        name = f"gather {len(self.gathered)}"
+        copied = self._on_gathering_stream(
+            name, f"copy in {name}", seconds, 2, after=self.host_waits
+        )
+        if options.offload_param:  # `.to(device)` returns when the copy is done
+            self.host_waits = self.blocked = (copied,)
+        group = SECONDARY if gather.secondary else EVERYONE
+        sent = self.collective(name, "all_gather", elements, after=(copied,), communicator=group)
+        self.gathered.append((gather, sent))
 
-def _add_gather(passes: _Passes, gather: Gather) -> None:
-    """Gather parameters, copied together first where there are several."""
-    step, options = passes.step, passes.step.options
-    ranks = step.request.ranks
-    holders = options.zero_hpz_partition_size if gather.secondary else ranks
-    elements = part_elements(step.request.workload, gather.tensors, ranks) * ranks
-    number = len(passes.gatherings)
-    name = f"gather {number}"
-    stream = GATHERING if options.overlaps_backward else COMPUTE.name
-    issued = step.tasks.issue(name, 2, RANKS, after=step.host_waits)
-    own_bytes = elements // holders * step.item_bytes
-    seconds = step.tasks.copy_s(own_bytes, 1) if len(gather.tensors) > 1 else 0.0
-    if options.offload_param:
-        seconds += step.request.host_copy_s(own_bytes)
-    copied = step.tasks.compute(
-        f"copy in {name}",
-        "copy",
-        seconds,
-        RANKS,
-        after=dict.fromkeys((*issued, *step.host_waits)),
-        stream=stream,
-        micro_batch=passes.micro_batch,
-    )
-    if options.offload_param:  # `.to(device)` returns when the copy is done
-        step.host_waits = passes.blocked = (copied,)
-    sent = add_collective(
-        step,
-        name,
-        "all_gather",
-        elements,
-        dtype=step.dtype,
-        after=(copied,),
-        communicator=SECONDARY if gather.secondary else EVERYONE,
-        micro_batch=passes.micro_batch,
-    )
-    passes.gatherings.append(_Gathering(gather, sent))
+    def _arrive(self, number: int) -> None:
+        """Copy gathered parameters out, for which the next layer waits."""
+        gather, end = self.gathered[number]
+        kernels = len(gather.tensors)
+        if kernels > 1:
+            copied_s = self.tasks.copy_s(self.numel(gather.tensors) * self.item_bytes, kernels)
+            name = f"copy out gather {number}"
+            end = self._on_gathering_stream(name, name, copied_s, kernels, after=(end,))
+        self.device_waits += (end,)
 
-
-def _add_drive_event(passes: _Passes, event: DriveRead | DriveWait) -> None:
-    """Read parts of parameters, or let the host wait until all reads are done."""
-    step = passes.step
-    if isinstance(event, DriveWait):
-        if passes.reading is not None:
-            passes.blocked = (passes.reading,)
-            step.host_waits = (*step.host_waits, passes.reading)
-        return
-    workload, ranks = step.request.workload, step.request.ranks
-    nbytes = step.item_bytes * part_elements(workload, event.tensors, ranks)
-    passes.reading = add_drive_task(
-        step,
-        "read parameters",
-        nbytes,
-        (*step.host_waits, *passes.blocked),
-        micro_batch=passes.micro_batch,
-    )
-
-
-def _add_arrival(passes: _Passes, arrival: Arrival) -> None:
-    """Copy gathered parameters out, for which the next layer waits."""
-    step, gathering = passes.step, passes.gatherings[arrival.gather]
-    end = gathering.sent
-    if len(gathering.gather.tensors) > 1:
-        elements = step.numel(gathering.gather.tensors)
-        name, kernels = f"copy out gather {arrival.gather}", len(gathering.gather.tensors)
-        issued = step.tasks.issue(name, kernels, RANKS, after=step.host_waits)
-        end = step.tasks.compute(
+    def _on_gathering_stream(
+        self, issued_as: str, name: str, seconds: float, kernels: int, *, after: tuple[int, ...]
+    ) -> int:
+        """Copy beside the layers, or between them where nothing overlaps."""
+        issued = self.tasks.issue(issued_as, kernels, RANKS, after=self.host_waits)
+        return self.tasks.compute(
             name,
             "copy",
-            step.tasks.copy_s(elements * step.item_bytes, kernels),
+            seconds,
             RANKS,
-            after=dict.fromkeys((*issued, end)),
-            stream=GATHERING if step.options.overlaps_backward else COMPUTE.name,
-            micro_batch=passes.micro_batch,
+            after=dict.fromkeys((*issued, *after)),
+            stream=GATHERING if self.options.overlaps_backward else COMPUTE.name,
+            micro_batch=self.micro_batch,
         )
-    step.device_waits = (*step.device_waits, end)
 
+    def _gradients(self, tensors: Sequence[int]) -> None:
+        """Copy gradients into their buckets, each of which is reduced before the next is begun."""
+        remaining = list(tensors)
+        while remaining:
+            bucket = self.buckets[self.pending]
+            members = [each for each in remaining if self.places[each][1] == bucket.index]
+            if members and self.options.contiguous_gradients and not bucket.is_oversized:
+                nbytes = self.numel(members) * self.item_bytes
+                self._copy_beside(f"copy in bucket {bucket.index}", nbytes, len(members))
+            remaining = [each for each in remaining if self.places[each][1] != bucket.index]
+            if remaining:
+                self._reduce()
+                self.pending += 1
 
-# ---------------------------------------------------------------- gradients
-
-
-def _add_gradients(passes: _Passes, tensors: Sequence[int]) -> None:
-    """Copy gradients into their buckets, each of which is reduced before the next is begun."""
-    remaining = list(tensors)
-    while remaining:
-        bucket = passes.buckets[passes.pending]
-        members = [each for each in remaining if passes.places[each][1] == bucket.index]
-        if members and passes.step.options.contiguous_gradients and not bucket.is_oversized:
-            nbytes = passes.step.numel(members) * passes.step.item_bytes
-            _add_copy(passes, f"copy in bucket {bucket.index}", nbytes, len(members))
-        remaining = [each for each in remaining if passes.places[each][1] != bucket.index]
-        if remaining:
-            _add_reduction(passes)
-            passes.pending += 1
-
-
-def _add_reduction(passes: _Passes) -> None:
-    """Reduce the bucket to the owners of its parts."""
-    step, bucket = passes.step, passes.buckets[passes.pending]
-    options, ranks = step.options, step.request.ranks
-    part = part_elements(step.request.workload, bucket.tensors, ranks)
-    whole = options.contiguous_gradients and not options.reduce_scatter and not bucket.is_oversized
-    op: Op = "all_reduce" if whole else "reduce_scatter"
-    sent_elements = bucket.elements if whole else part * ranks
-    name, dtype = f"bucket {bucket.index}", sent_dtype(step)
-    sent_bytes = ITEM_BYTES[dtype]
-    copied = sent_elements * step.item_bytes * (1 if whole else 2)
-    if sent_bytes != step.item_bytes:
-        copied += sent_elements * (sent_bytes + step.item_bytes) // 2
-    ready = _add_copy(passes, f"average {name}", copied, 3)
-    sent = add_collective(
-        step,
-        f"{op.replace('_', '-')} {name}",
-        op,
-        sent_elements,
-        dtype=dtype,
-        after=(ready,),
-        bucket=bucket.index,
-        micro_batch=passes.micro_batch,
-    )
-    adds = 1.5 if passes.micro_batch > 0 else 1.0
-    passes.reduced = _add_copy(
-        passes, f"copy out {name}", int(adds * part * step.item_bytes), len(bucket.tensors), (sent,)
-    )
-    if options.offload_optimizer:
-        copied_s = part_seconds(step, part, passes.micro_batch)
-        passes.reduced = _add_copy(passes, f"{name} to host", 0, 0, more_s=copied_s)
-        if options.offload_optimizer.nvme and passes.micro_batch == options.accumulate - 1:
-            nbytes = gradient_bytes(step, bucket.tensors)
-            passes.written.append(
-                add_drive_task(
-                    step,
-                    f"write gradients of {name}",
-                    nbytes,
-                    (passes.reduced,),
-                    write=True,
-                    micro_batch=passes.micro_batch,
+    def _reduce(self) -> None:
+        """Reduce the bucket to the owners of its parts."""
+        options, bucket, item = self.options, self.buckets[self.pending], self.item_bytes
+        part = self._part(bucket.tensors)
+        whole = options.contiguous_gradients and not options.reduce_scatter
+        whole = whole and not bucket.is_oversized
+        op: Op = "all_reduce" if whole else "reduce_scatter"
+        elements = bucket.elements if whole else part * self.request.ranks
+        name, dtype = f"bucket {bucket.index}", sent_dtype(self)
+        copied = elements * item * (1 if whole else 2)
+        if ITEM_BYTES[dtype] != item:
+            copied += elements * (ITEM_BYTES[dtype] + item) // 2
+        ready = self._copy_beside(f"average {name}", copied, 3)
+        title = f"{op.replace('_', '-')} {name}"
+        sent = self.collective(
+            title, op, elements, dtype=dtype, after=(ready,), bucket=bucket.index
+        )
+        out = int((1.5 if self.micro_batch > 0 else 1.0) * part * item)
+        kernels = len(bucket.tensors)
+        self.reduced = self._copy_beside(f"copy out {name}", out, kernels, (sent,))
+        if options.offload_optimizer:
+            copied_s = part_seconds(self, part)
+            self.reduced = self._copy_beside(f"{name} to host", 0, 0, more_s=copied_s)
+            if options.offload_optimizer.nvme and self.micro_batch == options.accumulate - 1:
+                nbytes, title = gradient_bytes(self, bucket.tensors), f"write gradients of {name}"
+                self.written.append(
+                    add_drive_task(self, title, nbytes, (self.reduced,), write=True)
                 )
-            )
+
+    def _copy_beside(
+        self,
+        name: str,
+        nbytes: int,
+        kernels: int,
+        after: tuple[int, ...] = (),
+        *,
+        more_s: float = 0.0,
+    ) -> int:
+        """Copy on the reducing stream, which follows the computing one.
+
+        `more_s`: of copies to the host and back.
+        """
+        seconds = self.tasks.copy_s(nbytes, kernels) + more_s
+        if not self.options.overlaps_backward:
+            self.device_waits += after
+            return self.work(name, "copy", seconds, kernels)
+        return self.tasks.launch(
+            name,
+            "copy",
+            seconds,
+            kernels,
+            RANKS,
+            after=(*after, *self.behind),
+            stream=REDUCTION,
+            micro_batch=self.micro_batch,
+        )
 
 
-def _add_copy(
-    passes: _Passes,
-    name: str,
-    nbytes: int,
-    kernels: int,
-    after: tuple[int, ...] = (),
-    *,
-    more_s: float = 0.0,
-) -> int:
-    """Copy on the reducing stream, which follows the computing one.
-
-    `more_s`: of copies to the host and back.
-    """
-    step = passes.step
-    seconds = step.tasks.copy_s(nbytes, kernels) + more_s
-    if not step.options.overlaps_backward:
-        step.device_waits = (*step.device_waits, *after)
-        return add_work(step, name, "copy", seconds, kernels, passes.micro_batch)
-    return step.tasks.launch(
-        name,
-        "copy",
-        seconds,
-        kernels,
-        RANKS,
-        after=(*after, *(() if step.last is None else (step.last,))),
-        stream=REDUCTION,
-        micro_batch=passes.micro_batch,
-    )
-
-
-def _add_optimizer(step: ShardingStep[ZeroStrategy], written: Sequence[int]) -> int:
+def _add_optimizer(step: _Passes) -> int:
     """Agree on the gradients, update the parts, gather the persistent parameters."""
-    workload, ranks = step.request.workload, step.request.ranks
-    groups = sub_groups(workload, step.options, ranks)
+    workload, ranks, options = step.request.workload, step.request.ranks, step.options
+    groups = sub_groups(workload, options, ranks)
     parts = [part_elements(workload, group, ranks) for group in groups]
     if step.dtype == "fp16":
-        add_agreement(step, "overflow", OVERFLOW_DTYPE, sum(parts) * step.item_bytes)
+        step.agree("overflow", OVERFLOW_DTYPE, sum(parts) * step.item_bytes)
     for number, part in enumerate(parts):
-        add_agreement(step, f"norm of sub-group {number}", NORM_DTYPE, part * step.item_bytes)
-    if step.options.offload_param or step.options.uses_drives:
-        end = add_grouped_update(step, groups, written)
-    elif step.options.offload_optimizer:
+        step.agree(f"norm of sub-group {number}", NORM_DTYPE, part * step.item_bytes)
+    if options.offload_param or options.uses_drives:
+        end = add_grouped_update(step, groups, step.written)
+    elif options.offload_optimizer:
         end = add_host_update(step, sum(parts))
     else:
-        end = add_update(step, sum(parts))
-    for tensor in persistent_tensors(workload, step.options):
-        name = workload.tensors[tensor].name
+        end = step.update(sum(parts))
+    for tensor in persistent_tensors(workload, options):
+        name, part = workload.tensors[tensor].name, part_elements(workload, (tensor,), ranks)
         issued = step.tasks.issue(f"gather {name}", 1, RANKS)
-        part = part_elements(workload, (tensor,), ranks)
-        if step.options.offload_param:
-            up_s = step.request.host_copy_s(part * step.item_bytes)
+        if options.offload_param:
             step.device_waits = (end,)
-            end = add_work(step, f"copy {name} up", "copy", up_s, 1)
-        elements = part * ranks
-        end = add_collective(
-            step, f"gather {name}", "all_gather", elements, dtype=step.dtype, after=(*issued, end)
-        )
+            up_s = step.request.host_copy_s(part * step.item_bytes)
+            end = step.work(f"copy {name} up", "copy", up_s, 1)
+        end = step.collective(f"gather {name}", "all_gather", part * ranks, after=(*issued, end))
     return end

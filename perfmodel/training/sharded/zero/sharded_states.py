@@ -17,32 +17,20 @@ The order of events is that of DeepSpeed 0.19 (``deepspeed/runtime/zero/stage_1_
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from typing import Any
 
 from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
-from perfmodel.training.plan.forward_backward import backward_segments, forward_segments
+from perfmodel.training.plan.builder import COMPUTE
+from perfmodel.training.plan.forward_backward import backward_segments
 from perfmodel.training.plan.step_plan import Op, StepPlan
-from perfmodel.training.sharded.zero.offload import (
-    add_host_update,
-    own_gradient_seconds,
-)
+from perfmodel.training.sharded.sharding_step import RANKS, REDUCTION, ShardingStep
+from perfmodel.training.sharded.zero.offload import add_host_update, own_gradient_seconds
 from perfmodel.training.sharded.zero.partition import (
     FlatPartition,
     GradientBucket,
     gradient_buckets,
     partition,
-)
-from perfmodel.training.sharded.zero.zero_passes import (
-    RANKS,
-    REDUCTION,
-    ShardingStep,
-    add_agreement,
-    add_collective,
-    add_segment,
-    add_update,
-    add_work,
-    begin_sharding_step,
-    finish_plan,
 )
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES
@@ -50,163 +38,113 @@ from perfmodel.workload.model import ITEM_BYTES
 NORM_DTYPE, OVERFLOW_DTYPE = "fp32", "uint8"
 
 
-@dataclass(slots=True)
-class _Reducing:
-    """Reductions of one backward.
-
-    `pending`: the bucket that is being filled.
-    `ended`: last task of the reduction before.
-    """
-
-    layout: FlatPartition
-    micro_batch: int
-    ended: int | None = None
-    outputs: list[int] = field(default_factory=list)
-
-
 def sharded_states_plan(request: StepRequest, options: ZeroStrategy) -> StepPlan:
     """Return one step of stage 1 or 2.
 
     Raises `ScheduleError`: times that do not fit the workload.
     """
-    step = begin_sharding_step(request, options)
+    step = ShardingStep.begin(request, options)
     layout = partition(request.workload, options, request.ranks)
     for micro_batch in range(options.accumulate):
-        _add_forward(step, micro_batch)
-        reducing = _Reducing(layout, micro_batch)
+        step.micro_batch = micro_batch
+        step.forward()
         last = micro_batch == options.accumulate - 1
         if options.stage == 2 or (options.overlaps_backward and last):
-            _add_reducing_backward(step, reducing)
-        else:
-            _add_local_backward(step, micro_batch)
-            if last:
-                _add_reductions_after(step, reducing)
-                if options.offload_optimizer:
-                    _add_own_part(step, reducing)
-    end = _add_optimizer(step, layout)
-    return finish_plan(step, end, f"ZeRO-{options.stage}")
+            _add_reducing_backward(step, layout)
+            continue
+        _add_local_backward(step)
+        if last:
+            _add_reductions_after(step, layout)
+    step.micro_batch = 0
+    return step.plan(_add_optimizer(step, layout), f"ZeRO-{options.stage}")
 
 
 def sent_dtype(step: ShardingStep[ZeroStrategy]) -> str:
-    """What gradients travel in."""
+    """Return what gradients travel in."""
     return step.options.communication_data_type or step.dtype
 
 
-def _add_forward(step: ShardingStep[ZeroStrategy], micro_batch: int) -> None:
-    workload, times = step.request.workload, step.request.times
-    for part in forward_segments(workload, times, at_most=step.resolution()):
-        add_segment(step, part, "forward", micro_batch)
-
-
-def _add_local_backward(step: ShardingStep[ZeroStrategy], micro_batch: int) -> None:
+def _add_local_backward(step: ShardingStep[ZeroStrategy]) -> None:
     """Add backward whose gradients are added up on each rank."""
     workload, times = step.request.workload, step.request.times
-    for part in backward_segments(workload, times, at_most=step.resolution()):
-        add_segment(step, part, "backward", micro_batch)
-        if micro_batch > 0 and part.tensors:
+    for part in backward_segments(workload, times, at_most=step.resolution):
+        step.segment(part, "backward")
+        if step.micro_batch > 0 and part.tensors:
             nbytes = 1.5 * step.numel(part.tensors) * step.item_bytes
-            kernels = len(part.tensors)
-            add_work(
-                step,
-                f"add {part.name}",
-                "copy",
-                step.tasks.copy_s(nbytes, kernels),
-                kernels,
-                micro_batch,
-            )
+            step.copy(f"add {part.name}", nbytes, len(part.tensors))
 
 
-def _add_reductions_after(step: ShardingStep[ZeroStrategy], reducing: _Reducing) -> None:
+def _add_reductions_after(step: ShardingStep[ZeroStrategy], layout: FlatPartition) -> None:
     """Reduce all gradients after backward, in the order of the parameters."""
     workload = step.request.workload
-    order = sorted(workload.ready_order)
-    for bucket in gradient_buckets(workload, step.options, reducing.layout, order):
-        _add_copies_in(step, bucket.tensors, bucket, reducing.micro_batch)
-        _add_reduction(step, reducing, bucket)
+    ended: int | None = None
+    for bucket in gradient_buckets(workload, step.options, layout, sorted(workload.ready_order)):
+        _add_copies_in(step, bucket.tensors, bucket)
+        ended = _add_reduction(step, bucket, ended)
+    if step.options.offload_optimizer:
+        _add_own_part(step, layout)
 
 
-def _add_reducing_backward(step: ShardingStep[ZeroStrategy], reducing: _Reducing) -> None:
+def _add_reducing_backward(step: ShardingStep[ZeroStrategy], layout: FlatPartition) -> None:
     """Add the backward that sends a bucket when the next gradient does not fit into it."""
     workload, times = step.request.workload, step.request.times
-    buckets = gradient_buckets(workload, step.options, reducing.layout, workload.ready_order)
+    buckets = gradient_buckets(workload, step.options, layout, workload.ready_order)
     owner = {tensor: bucket for bucket in buckets for tensor in bucket.tensors}
     firsts = {bucket.tensors[0] for bucket in buckets[1:]}
-    current = buckets[0]
-    for part in backward_segments(workload, times, at_most=step.resolution(), cut_after=firsts):
-        add_segment(step, part, "backward", reducing.micro_batch)
+    current, ended = buckets[0], None
+    for part in backward_segments(workload, times, at_most=step.resolution, cut_after=firsts):
+        step.segment(part, "backward")
         for bucket in dict.fromkeys(owner[tensor] for tensor in part.tensors):
             if bucket is not current:
-                _add_reduction(step, reducing, current)
+                ended = _add_reduction(step, current, ended)
                 current = bucket
             members = [tensor for tensor in part.tensors if owner[tensor] is bucket]
-            _add_copies_in(step, members, bucket, reducing.micro_batch)
-    _add_reduction(step, reducing, current)
-    if step.options.overlaps_backward and reducing.ended is not None:
-        step.device_waits = step.host_waits = (reducing.ended,)
-    _add_own_part(step, reducing)
+            _add_copies_in(step, members, bucket)
+    ended = _add_reduction(step, current, ended)
+    if step.options.overlaps_backward and ended is not None:
+        step.device_waits = step.host_waits = (ended,)
+    _add_own_part(step, layout)
 
 
-def _add_own_part(step: ShardingStep[ZeroStrategy], reducing: _Reducing) -> None:
+def _add_own_part(step: ShardingStep[ZeroStrategy], layout: FlatPartition) -> None:
     """Copy a rank's own part of the gradients, or add it to that of the micro-batches before."""
-    if step.options.offload_optimizer:
-        elements, micro_batch = reducing.layout.part_elements, reducing.micro_batch
-        copied_s = own_gradient_seconds(step, elements, micro_batch)
-        kernels = max(1, len(step.request.workload.ready_order) // step.request.ranks)
-        add_work(step, "own gradients to host", "copy", copied_s, kernels, micro_batch)
-        return
-    nbytes = reducing.layout.part_elements * step.item_bytes
     kernels = max(1, len(step.request.workload.ready_order) // step.request.ranks)
-    adds = 1.5 if reducing.micro_batch > 0 else 1.0
-    add_work(
-        step,
-        "own gradients",
-        "copy",
-        step.tasks.copy_s(adds * nbytes, kernels),
-        kernels,
-        reducing.micro_batch,
-    )
+    if step.options.offload_optimizer:
+        copied_s = own_gradient_seconds(step, layout.part_elements)
+        step.work("own gradients to host", "copy", copied_s, kernels)
+    else:
+        adds = 1.5 if step.micro_batch > 0 else 1.0
+        step.copy("own gradients", adds * layout.part_elements * step.item_bytes, kernels)
 
 
 def _add_copies_in(
-    step: ShardingStep[ZeroStrategy],
-    tensors: list[int] | tuple[int, ...],
-    bucket: GradientBucket,
-    micro_batch: int,
+    step: ShardingStep[ZeroStrategy], tensors: Sequence[int], bucket: GradientBucket
 ) -> None:
     """Copy gradients into the bucket's buffer."""
     contiguous = step.options.contiguous_gradients or step.options.offload_optimizer
-    if not contiguous or bucket.is_oversized:
-        return
-    nbytes = step.numel(tensors) * step.item_bytes
-    add_work(
-        step,
-        f"copy in bucket {bucket.index}",
-        "copy",
-        step.tasks.copy_s(nbytes, len(tensors)),
-        len(tensors),
-        micro_batch,
-    )
+    if contiguous and not bucket.is_oversized:
+        nbytes = step.numel(tensors) * step.item_bytes
+        step.copy(f"copy in bucket {bucket.index}", nbytes, len(tensors))
 
 
 def _add_reduction(
-    step: ShardingStep[ZeroStrategy], reducing: _Reducing, bucket: GradientBucket
-) -> None:
-    """Average a bucket and send it, on the reducing stream or on the computing one."""
-    marks = {"bucket": bucket.index, "micro_batch": reducing.micro_batch}
-    name, before = f"bucket {bucket.index}", reducing.ended
-    after = [] if step.last is None else [step.last]
-    dtype = sent_dtype(step)
-    sent_bytes = ITEM_BYTES[dtype]
+    step: ShardingStep[ZeroStrategy], bucket: GradientBucket, before: int | None
+) -> int | None:
+    """Average a bucket and send it, on the reducing stream or on the computing one.
+
+    Returns the last task. `before`: that of the reduction before.
+    """
+    name, ended, after = f"bucket {bucket.index}", before, step.behind
+    dtype, item = sent_dtype(step), step.item_bytes
+    casts = 0 if ITEM_BYTES[dtype] == item else item + ITEM_BYTES[dtype]
     for sending in bucket.sendings:
         # divided in place, and copied together where it is sent by owners; then cast
-        copied = sending.elements * step.item_bytes * (2 if step.options.reduce_scatter else 1)
-        if sent_bytes != step.item_bytes:
-            copied += sending.elements * (step.item_bytes + sent_bytes) // 2
-        ready = _add_copy(step, f"average {name}", copied, 3, after, marks)
+        copied = sending.elements * item * (2 if step.options.reduce_scatter else 1)
+        copied += sending.elements * casts // 2
+        ready = _add_copy(step, f"average {name}", copied, 3, after, bucket.index)
         op: Op = "all_reduce" if sending.owner is None else "reduce"
         target = "" if sending.owner is None else f" to rank {sending.owner}"
-        sent = add_collective(
-            step,
+        sent = step.collective(
             f"{op.replace('_', '-')} {name}{target}",
             op,
             sending.elements,
@@ -214,13 +152,13 @@ def _add_reduction(
             after=(ready,),
             root=sending.owner or 0,
             bucket=bucket.index,
-            micro_batch=reducing.micro_batch,
         )
-        share = sending.elements * step.item_bytes // step.request.ranks
-        reducing.ended = _add_copy(step, f"copy out {name}", 2 * share, 2, [sent], marks)
-        after = [reducing.ended]
+        share = sending.elements * item // step.request.ranks
+        ended = _add_copy(step, f"copy out {name}", 2 * share, 2, (sent,), bucket.index)
+        after = (ended,)
     if step.options.overlaps_backward:
         step.device_waits = () if before is None else (before,)
+    return ended
 
 
 def _add_copy(
@@ -228,34 +166,25 @@ def _add_copy(
     name: str,
     nbytes: int,
     kernels: int,
-    after: list[int],
-    marks: dict[str, int],
+    after: tuple[int, ...],
+    bucket: int,
 ) -> int:
     """Copy beside the layers, or between them where nothing overlaps."""
+    marks: dict[str, Any] = {"bucket": bucket, "micro_batch": step.micro_batch}
     issued = step.tasks.issue(name, kernels, RANKS, after=step.host_waits, **marks)
+    marks["stream"] = REDUCTION if step.options.overlaps_backward else COMPUTE.name
     waits = dict.fromkeys((*issued, *after))
-    if step.options.overlaps_backward:
-        duration_s = step.tasks.copy_s(nbytes, kernels)
-        return step.tasks.compute(
-            name, "copy", duration_s, RANKS, after=waits, stream=REDUCTION, **marks
-        )
-    step.last = step.tasks.copy(name, nbytes, kernels, RANKS, after=waits, **marks)
-    return step.last
+    copied = step.tasks.copy(name, nbytes, kernels, RANKS, after=waits, **marks)
+    if not step.options.overlaps_backward:
+        step.last = copied
+    return copied
 
 
 def _add_optimizer(step: ShardingStep[ZeroStrategy], layout: FlatPartition) -> int:
     """Agree on the gradients, update a part of the parameters, gather all of them."""
     part = layout.part_elements
     if step.dtype != "fp32":
-        add_agreement(step, "overflow", OVERFLOW_DTYPE, part * step.item_bytes)
-    add_agreement(step, "gradient norm", NORM_DTYPE, part * step.item_bytes)
-    offloaded = step.options.offload_optimizer
-    updated = add_host_update(step, part) if offloaded else add_update(step, part)
-    return add_collective(
-        step,
-        "gather parameters",
-        "all_gather",
-        layout.elements,
-        dtype=step.dtype,
-        after=(updated,),
-    )
+        step.agree("overflow", OVERFLOW_DTYPE, part * step.item_bytes)
+    step.agree("gradient norm", NORM_DTYPE, part * step.item_bytes)
+    updated = add_host_update(step, part) if step.options.offload_optimizer else step.update(part)
+    return step.collective("gather parameters", "all_gather", layout.elements, after=(updated,))
