@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from perfmodel.scenario.strategies.ddp import (
     DdpStrategy,
+    MixedPrecisionSection,
     OneBitHook,
     PowerSgdHook,
     TopKHook,
 )
 from perfmodel.training.ddp.bucket_hooks import hook_bytes
-from perfmodel.training.ddp.buckets import ddp_buckets
-from perfmodel.training.ddp.mixed_precision import mixed_memory
-from perfmodel.training.ddp.options import DdpOptions, MixedPrecision
-from perfmodel.training.ddp.step_plan import ddp_plan
-from perfmodel.training.memory.use import MemoryUse, Setup, replicated
+from perfmodel.training.ddp.buckets import Bucket, ddp_buckets
+from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.ddp.step_plan import ddp_plan, kept_buffers
+from perfmodel.training.memory.use import MemoryUse, Setup, held_in_backward, replicated
 from perfmodel.training.strategy import Setting, Strategy
+from perfmodel.workload.model import ITEM_BYTES
 
 
 def ddp_memory(setup: Setup) -> MemoryUse:
@@ -33,13 +35,72 @@ def ddp_memory(setup: Setup) -> MemoryUse:
     if setup.ranks == 1:
         return replicated(setup)
     if options.mixed_precision is not None:
-        return mixed_memory(setup, options, ddp_buckets(setup.workload, options))
+        return _mixed_memory(setup, options, ddp_buckets(setup.workload, options))
     use = replicated(setup, grows=not options.gradient_as_bucket_view)
     ranks = options.ranks_of_group(setup.ranks)
     buckets = ddp_buckets(setup.workload, options)
     compressed = hook_bytes(options.hook, setup.workload, buckets, ranks)
     copies = 0.0 if options.gradient_as_bucket_view else use.gradients_bytes
     return replace(use, buckets_bytes=compressed + copies)
+
+
+def _mixed_memory(setup: Setup, options: DdpOptions, buckets: Sequence[Bucket]) -> MemoryUse:
+    """Add up what a GPU keeps: cast copies until their bucket is reduced, and gradients twice.
+
+    Copies and cast gradients come from the allocator's pools of their own streams, which keep what
+    is free at the fullest moment.
+    """
+    use, mixed = replicated(setup), options.mixed_precision
+    assert mixed is not None
+    workload, held = setup.workload, ITEM_BYTES[mixed.param_dtype]
+    trained = sum(tensor.numel for tensor in setup.trained)
+    copies_bytes = float(held) * sum(tensor.numel for tensor in workload.tensors)
+    activations = held_in_backward(setup)
+    in_backward = _gradients_in_backward(setup, options, buckets, mixed)
+    layers = zip(reversed(activations.of_layers), in_backward, strict=True)
+    moments = (
+        (activations.of_loss, copies_bytes, 0.0, 0.0),
+        *((held_bytes, copies_bytes - freed, *both) for held_bytes, (freed, *both) in layers),
+        (0.0, 0.0, 0.0, use.gradients_bytes),
+    )
+    fullest = max(moments, key=sum)
+    rest = sum(fullest) - use.gradients_bytes
+    buffers = kept_buffers(workload.buffers, mixed)
+    item = held + ITEM_BYTES[mixed.reduced_dtype] * mixed.casts_buckets
+    return replace(
+        use,
+        parameters_bytes=workload.nbytes + sum(group.nbytes for group in buffers),
+        gathered_bytes=min(fullest[1], max(0.0, rest)),
+        activations_bytes=max(0.0, rest - fullest[1]),
+        buckets_bytes=float(item * trained),
+        idle_bytes=copies_bytes - fullest[1] + use.gradients_bytes - fullest[3],
+    )
+
+
+def _gradients_in_backward(
+    setup: Setup, options: DdpOptions, buckets: Sequence[Bucket], mixed: MixedPrecisionSection
+) -> Iterator[tuple[float, float, float]]:
+    """For each layer of backward: bytes of copies freed, and of gradients not cast yet and cast."""
+    tensors, item = setup.workload.tensors, ITEM_BYTES[mixed.param_dtype]
+    apart = 0 if options.gradient_as_bucket_view else item
+    missing = [set(bucket.tensors) for bucket in buckets]
+    freed = narrow = wide = 0.0
+    launched = 0
+    for layer in reversed(setup.workload.layers):
+        narrow += apart * sum(tensors[index].numel for index in layer.tensors)
+        for members in missing:
+            members.difference_update(layer.tensors)
+        yield freed, narrow, wide
+        while launched < len(buckets) and not missing[launched]:
+            reduced = [tensors[index] for index in buckets[launched].tensors]
+            numel = sum(tensor.numel for tensor in reduced)
+            freed += item * numel
+            narrow -= apart * numel
+            wide += sum(tensor.nbytes for tensor in reduced)
+            launched += 1
+
+
+# ---------------------------------------------------------------- the row
 
 
 def ddp_options(section: DdpStrategy) -> DdpOptions:
@@ -60,15 +121,8 @@ def ddp_options(section: DdpStrategy) -> DdpOptions:
         join=section.join,
         throw_on_early_termination=section.throw_on_early_termination,
         joined_ranks=section.joined_gpus,
-        mixed_precision=_mixed_precision(section),
+        mixed_precision=section.mixed_precision,
     )
-
-
-def _mixed_precision(section: DdpStrategy) -> MixedPrecision | None:
-    mixed = section.mixed_precision
-    if mixed is None:
-        return None
-    return MixedPrecision(mixed.param_dtype, mixed.reduce_dtype, mixed.buffer_dtype)
 
 
 def _held_dtype(options: DdpOptions) -> str | None:
@@ -85,34 +139,46 @@ def _bucket_sizes(section: DdpStrategy, _: int) -> Setting | None:
 
 def _remarks(options: DdpOptions) -> tuple[str, ...]:
     hook = options.hook
-    lines = []
-    if isinstance(hook, PowerSgdHook) and hook.start_iteration:
-        lines.append(
-            f"PowerSGD has started: the {hook.start_iteration:,} steps before it reduce whole "
-            "buckets, as the first step does. It waits for the device in each bucket, so backward "
-            "does not overlap what it reduces."
-        )
-    if isinstance(hook, TopKHook | OneBitHook):
-        lines.append(
-            f"PyTorch has no hook {hook.kind!r}: its kernels read and write memory as often as "
-            "the algorithm needs, none measured."
-        )
-    if options.mixed_precision is not None:
-        lines.append(
-            "PyTorch's casts of parameters wait for no optimizer, which may still write what they "
-            "read; here they do."
-        )
-    if options.joined_ranks:
-        lines.append(
-            f"{options.joined_ranks} GPUs have run out of inputs: they reduce zeros, and their "
-            "samples do not count."
-        )
-    if options.layer_devices:
-        lines.append(
-            "One process drives the GPUs of a replica in turn; its copies from GPU to GPU take as "
-            "long as messages of the collective library."
-        )
-    return tuple(lines)
+    late = hook.start_iteration if isinstance(hook, PowerSgdHook) else 0
+    remarks = (
+        (
+            late,
+            (
+                f"PowerSGD has started: the {late:,} steps before it reduce whole buckets, as the "
+                "first step does. It waits for the device in each bucket, so backward does not "
+                "overlap what it reduces."
+            ),
+        ),
+        (
+            isinstance(hook, TopKHook | OneBitHook),
+            (
+                f"PyTorch has no hook {hook.kind!r}: its kernels read and write memory as often as "
+                "the algorithm needs, none measured."
+            ),
+        ),
+        (
+            options.mixed_precision,
+            (
+                "PyTorch's casts of parameters wait for no optimizer, which may still write what "
+                "they read; here they do."
+            ),
+        ),
+        (
+            options.joined_ranks,
+            (
+                f"{options.joined_ranks} GPUs have run out of inputs: they reduce zeros, and their "
+                "samples do not count."
+            ),
+        ),
+        (
+            options.layer_devices,
+            (
+                "One process drives the GPUs of a replica in turn; its copies from GPU to GPU take "
+                "as long as messages of the collective library."
+            ),
+        ),
+    )
+    return tuple(sentence for applies, sentence in remarks if applies)
 
 
 DDP = Strategy(
