@@ -43,11 +43,9 @@ def plan_parts(parts: Sequence[ModelPart], make: Callable[[ModelPart], StepPlan]
     plans = []
     for part in parts:
         likeness = _likeness(part)
-        if likeness in samples:
-            plans.append(PartPlan(_renamed(samples[likeness], part), part))
-        else:
-            samples[likeness] = PartPlan(make(part), part)
-            plans.append(samples[likeness])
+        is_alike = likeness in samples
+        plans.append(PartPlan(_renamed(samples[likeness], part) if is_alike else make(part), part))
+        samples.setdefault(likeness, plans[-1])
     return plans
 
 
@@ -72,15 +70,11 @@ def _numbered(workload: Workload) -> Mapping[str, str]:
     """Names of layers, tensors and their blocks, with the number of the block in the part."""
     numbers: dict[str, int] = {}
     names: dict[str, str] = {}
-    named = [layer.name for layer in workload.layers]
-    named += [tensor.name for tensor in workload.tensors]
-    for name in named:
-        block = block_of(name)
-        names[name] = name
+    for each in (*workload.layers, *workload.tensors):
+        block, names[each.name] = block_of(each.name), each.name
         if block is not None:
-            number = numbers.setdefault(block, len(numbers))
-            names[block] = f"block {number}"
-            names[name] = f"block {number}{name[len(block) :]}"
+            names[block] = f"block {numbers.setdefault(block, len(numbers))}"
+            names[each.name] = f"{names[block]}{each.name[len(block) :]}"
     return names
 
 
@@ -101,11 +95,10 @@ def _renamed(sample: PartPlan, part: ModelPart) -> StepPlan:
             return replace(task, name=name, work=replace(work, key=rename(work.key)))
         return task if name == task.name else replace(task, name=name, issues=issues)
 
-    plan = sample.plan
     return replace(
-        plan,
-        name=plan.name.replace(sample.part.workload.name, part.workload.name),
-        tasks=tuple(map(rename_task, plan.tasks)),
+        sample.plan,
+        name=sample.plan.name.replace(sample.part.workload.name, part.workload.name),
+        tasks=tuple(map(rename_task, sample.plan.tasks)),
     )
 
 

@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 
 from perfmodel.training.memory.use import MemoryRule, MemoryUse, Setup, kept_meanwhile
 from perfmodel.training.parallel.mixture import Mixture
-from perfmodel.training.pipeline.pass_actions import PassAction, StageActions
+from perfmodel.training.pipeline.pass_actions import StageActions
 from perfmodel.training.pipeline.stage_workload import part_workloads
-
-
-@dataclass(frozen=True, slots=True)
-class _PartMemory:
-    """Memory of one part of the model.
-
-    `use`: of its training with one micro-batch.
-    `kept_bytes`: of each micro-batch that waits for its backward.
-    """
-
-    use: MemoryUse
-    kept_bytes: float
-
-    @property
-    def in_hand_bytes(self) -> float:
-        """What the pass of a micro-batch holds beside what it keeps."""
-        return max(0.0, self.use.activations_bytes - self.kept_bytes)
 
 
 def stage_memory(setup: Setup, rule: MemoryRule, mixture: Mixture) -> tuple[MemoryUse, ...]:
@@ -50,31 +33,31 @@ def stage_memory(setup: Setup, rule: MemoryRule, mixture: Mixture) -> tuple[Memo
             ranks=copies * setup.ranks,
             expert_copies=setup.expert_copies and copies * setup.expert_copies,
         )
-        parts.append(_PartMemory(rule(part), kept_meanwhile(part)))
+        parts.append((rule(part), kept_meanwhile(part)))
     return tuple(
         _stage_use(
-            [parts[schedule.part(stage, chunk)] for chunk in range(schedule.chunks)],
-            schedule.actions[stage],
+            [parts[schedule.part(stage, chunk)] for chunk in range(schedule.chunks)], actions
         )
-        for stage in range(schedule.stages)
+        for stage, actions in enumerate(schedule.actions)
     )
 
 
-def _stage_use(chunks: Sequence[_PartMemory], actions: StageActions) -> MemoryUse:
-    """Add up the chunks of a stage; activations at the fullest moment of the schedule."""
+def _stage_use(chunks: Sequence[tuple[MemoryUse, float]], actions: StageActions) -> MemoryUse:
+    """Add up the chunks of a stage; activations at the fullest moment of the schedule.
+
+    `chunks`: what training each takes with one micro-batch, and what each micro-batch keeps of it
+        that waits for its backward.
+    """
+    uses, kept_bytes = zip(*chunks, strict=True)
     names = [each.name for each in fields(MemoryUse)]
-    sums: Mapping[str, float] = {
-        name: sum(getattr(chunk.use, name) for chunk in chunks) for name in names
-    }
+    total = MemoryUse(**{name: sum(getattr(use, name) for use in uses) for name in names})
+    in_hand = [max(0.0, use.activations_bytes - kept) for use, kept in chunks]
+    waiting = [use.waiting_bytes for use in uses]
     return replace(
-        MemoryUse(**sums),
-        activations_bytes=_most_bytes(
-            actions, [each.kept_bytes for each in chunks], [each.in_hand_bytes for each in chunks]
-        ),
-        waiting_bytes=_most_bytes(
-            actions, [each.use.waiting_bytes for each in chunks], [0.0] * len(chunks)
-        ),
-        temporary_bytes=max(chunk.use.temporary_bytes for chunk in chunks),
+        total,
+        activations_bytes=_most_bytes(actions, kept_bytes, in_hand),
+        waiting_bytes=_most_bytes(actions, waiting, [0.0] * len(uses)),
+        temporary_bytes=max(use.temporary_bytes for use in uses),
     )
 
 
@@ -91,10 +74,5 @@ def _most_bytes(
         in_flight[action.chunk] += action.kind == "forward"
         held_bytes = sum(n * each for n, each in zip(in_flight, kept_bytes, strict=True))
         most = max(most, held_bytes + in_hand_bytes[action.chunk])
-        in_flight[action.chunk] -= _frees(action)
+        in_flight[action.chunk] -= action.kind in ("backward", "weight_gradient")
     return most
-
-
-def _frees(action: PassAction) -> bool:
-    """Whether nothing needs a micro-batch's activations any more once a pass has ended."""
-    return action.kind in ("backward", "weight_gradient")
