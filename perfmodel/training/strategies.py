@@ -14,14 +14,14 @@ _ROWS: Mapping[str, str] = {
     "ddp": "ddp.strategy:DDP",
     "data_parallel": "servers.data_parallel:DATA_PARALLEL",
     "fsdp": "sharded.fsdp.strategy:FSDP",
-    "horovod": "fusion.strategy:HOROVOD",
-    "priority": "fusion.strategy:PRIORITY",
+    "horovod": "fusion.horovod:HOROVOD",
+    "priority": "fusion.priority:PRIORITY",
     "parameter_server": "servers.parameter_server:PARAMETER_SERVER",
     "zero": "sharded.zero.strategy:ZERO",
     "zero_redundancy": "sharded.redundancy:ZERO_REDUNDANCY",
     "megatron": "sharded.megatron.strategy:MEGATRON",
-    "local_sgd": "averaging.strategy:LOCAL_SGD",
-    "onebit": "onebit.strategy:ONEBIT",
+    "local_sgd": "local_sgd:LOCAL_SGD",
+    "onebit": "onebit:ONEBIT",
 }
 """Where each row stands in this package: a run imports the one that it trains with."""
 

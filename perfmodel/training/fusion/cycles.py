@@ -9,6 +9,7 @@ Gradients are handed over when backward has issued or computed them.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -68,22 +69,19 @@ def fuse_tensors(
     """
     waiting, fused = list(handed), []
     while waiting:
-        first = waiting.pop(0)
+        first, rest = waiting[0], iter(waiting[1:])
         members, size, skipped_bytes = [first], nbytes[first], 0
         skipped: list[int] = []
-        while waiting:
-            following = waiting[0]
-            fits = size + nbytes[following] <= limit
-            if fits and dtypes[following] == dtypes[first]:
+        for following in rest:
+            if size + nbytes[following] <= limit and dtypes[following] == dtypes[first]:
                 members.append(following)
                 size += nbytes[following]
-            else:
-                skipped_bytes += nbytes[following]
-                if size + skipped_bytes > limit:
-                    break
-                skipped.append(following)
-            waiting.pop(0)
-        waiting = skipped + waiting
+                continue
+            skipped.append(following)
+            skipped_bytes += nbytes[following]
+            if size + skipped_bytes > limit:
+                break
+        waiting = [*skipped, *rest]
         fused.append(tuple(members))
     return fused
 
@@ -125,11 +123,6 @@ class FusionRules:
     agreement_s: float
     reduction_s: Callable[[tuple[int, ...]], float] | None = None
 
-    @property
-    def period_s(self) -> float:
-        """Time from one idle cycle to the next; seconds."""
-        return max(self.cycle_s, self.agreement_s)
-
     def fused_bytes(self, members: Sequence[int]) -> int:
         """Bytes that one reduction carries: a tensor alone needs no buffer, and no padding."""
         if len(members) == 1:
@@ -164,8 +157,7 @@ def run_cycles(
         used = [member for cycle in cycles for members in cycle.fused for member in members]
         if used == order:
             break
-        order = used
-        cycles = _run_cycles(rules, handed_s, order)
+        order, cycles = used, _run_cycles(rules, handed_s, used)
     return cycles
 
 
@@ -174,13 +166,12 @@ def _run_cycles(
 ) -> tuple[Cycle, ...]:
     sizes = [padded(nbytes, rules.padding) for nbytes in rules.nbytes]
     rank = {member: place for place, member in enumerate(order)}
+    period_s = max(rules.cycle_s, rules.agreement_s)  # from one idle cycle to the next
     cycles: list[Cycle] = []
-    begin, tick_s, ended_s = 0, rules.period_s / 2, 0.0
+    begin, tick_s, ended_s = 0, period_s / 2, 0.0
     while begin < len(handed_s):
-        tick_s = _next_tick(tick_s, handed_s[begin], rules.period_s)
-        end = begin
-        while end < len(handed_s) and handed_s[end] <= tick_s:
-            end += 1
+        tick_s = _next_tick(tick_s, handed_s[begin], period_s)
+        end = bisect_right(handed_s, tick_s, lo=begin)
         members = sorted(range(begin, end), key=rank.__getitem__)
         fused = fuse_tensors(sizes, rules.dtypes, members, rules.limit)
         agreed_s = tick_s + rules.agreement_s
@@ -188,17 +179,15 @@ def _run_cycles(
         cycles.append(Cycle(end - 1, agreed_s, waits_s, tuple(fused)))
         ended_s = agreed_s
         if rules.reduction_s is not None:
-            ended_s += sum(rules.reduction_s(each) for each in fused)
+            ended_s += sum(map(rules.reduction_s, fused))
         begin, tick_s = end, max(tick_s + rules.cycle_s, ended_s)
     return tuple(cycles)
 
 
 def _next_tick(tick_s: float, handed_s: float, period_s: float) -> float:
     """First start of a cycle at which something has been handed over."""
-    if handed_s <= tick_s:
-        return tick_s
-    if period_s == 0:
-        return handed_s
+    if handed_s <= tick_s or period_s == 0:
+        return max(tick_s, handed_s)
     idle = -(-(handed_s - tick_s) // period_s)
     return max(handed_s, tick_s + idle * period_s)
 
@@ -272,20 +261,21 @@ def handed_over_s(request: StepRequest, options: HorovodStrategy) -> tuple[float
     gradients to the host, when the device has computed it.
     """
     times, tensors = request.times, request.workload.tensors
+    adds = options.accumulate > 1
     handed: list[float] = []
     now = 0.0
-    for index in range(len(request.workload.layers) - 1, -1, -1):
+    for index in reversed(range(len(request.workload.layers))):
         members = request.workload.layers[index].tensors
         if follows_device(request):
             now += times.backward_s[index]
-            if options.accumulate > 1:
+            if adds:
                 nbytes = sum(tensors[member].nbytes for member in members)
                 now += 1.5 * nbytes / times.copy_Bps + len(members) * request.kernel_s
             now += casts_s(request, options, members)
         else:
             casts = sum(is_cast(options, tensors[member].dtype) for member in members)
-            sums = len(members) if options.accumulate > 1 else 0
-            now += (times.backward_kernels[index] + sums + casts) * times.launch_s
+            kernels = times.backward_kernels[index] + (len(members) if adds else 0) + casts
+            now += kernels * times.launch_s
         handed += [float(now)] * len(members)
     return tuple(handed)
 
@@ -297,7 +287,8 @@ def follows_device(request: StepRequest) -> bool:
 
 def casts_s(request: StepRequest, options: HorovodStrategy, members: Iterable[int]) -> float:
     """Time to convert gradients to 16 bits, a kernel each."""
-    cast = [t for m in members if is_cast(options, (t := request.workload.tensors[m]).dtype)]
+    tensors = (request.workload.tensors[member] for member in members)
+    cast = [tensor for tensor in tensors if is_cast(options, tensor.dtype)]
     moved = sum((t.nbytes + t.numel * ITEM_BYTES["fp16"]) / 2 for t in cast)
     return moved / request.times.copy_Bps + len(cast) * request.kernel_s
 

@@ -10,13 +10,13 @@ cycle meanwhile (``ops/gloo_operations.cc``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.strategies.fusion import HorovodStrategy
-from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.ddp.options import MIB, DdpOptions
 from perfmodel.training.fusion.cycles import (
     Cycle,
     FusionRules,
@@ -30,6 +30,7 @@ from perfmodel.training.fusion.cycles import (
     is_cast,
     run_cycles,
 )
+from perfmodel.training.memory.use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
 from perfmodel.training.plan.forward_backward import (
     Segment,
@@ -42,13 +43,14 @@ from perfmodel.training.plan.forward_backward import (
 )
 from perfmodel.training.plan.step_plan import (
     Communicator,
+    Op,
     RankClass,
     StepPlan,
     Stream,
     neighbours,
     strides,
 )
-from perfmodel.training.strategy import StepRequest
+from perfmodel.training.strategy import Setting, StepRequest, Strategy
 from perfmodel.workload.model import ITEM_BYTES
 
 RANKS = "ranks"
@@ -57,23 +59,6 @@ GROUP, HOSTS, ACROSS = "data parallel", "hosts", "across hosts"
 
 THREAD, BUFFER = Stream("horovod thread", "host"), Stream("fusion buffer", "copy")
 COMM = Stream("comm", "comm")
-
-
-@dataclass(slots=True)
-class _Reducing:
-    """The backward that communicates, under construction.
-
-    `handed`, `ready`: by tensor, the tasks after which its hook runs, and its value is there.
-    `reduced`: last task of each reduction, with its tensors.
-    """
-
-    step: Step
-    options: HorovodStrategy
-    order: tuple[int, ...]
-    rules: FusionRules
-    handed: dict[int, int] = field(default_factory=dict)
-    ready: dict[int, int] = field(default_factory=dict)
-    reduced: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
 
 
 def horovod_plan(request: StepRequest, options: HorovodStrategy) -> StepPlan:
@@ -87,217 +72,234 @@ def horovod_plan(request: StepRequest, options: HorovodStrategy) -> StepPlan:
         raise InputError(Fault("strategy.allreduce", actual, "'flat', or library.name: nccl"))
     if request.bucket_copy_Bps is not None:
         request = replace(request, times=replace(request.times, copy_Bps=request.bucket_copy_Bps))
-    tasks = TaskList.of(request)
+    tasks, ranks, size = TaskList.of(request), request.ranks, request.ranks_per_host
     step = Step(request, DdpOptions(accumulate=options.accumulate), tasks, RANKS)
-    for micro_batch in range(step.last_micro_batch):
+    last = step.last_micro_batch
+    for micro_batch in range(last):
         add_forward(step, micro_batch)
         add_local_backward(step, micro_batch)
-    add_forward(step, step.last_micro_batch)
-    if request.ranks == 1:
-        add_local_backward(step, step.last_micro_batch)
-        add_optimizer(step, (), host_waits=True)
+    add_forward(step, last)
+    # reductions go host by host, but on a single one (operations.cc)
+    by_hosts = options.allreduce == "torus" and 1 < size < ranks
+    reduced: tuple[int, ...] = ()
+    communicators: tuple[Communicator, ...] = ()
+    if ranks == 1:
+        add_local_backward(step, last)
     else:
-        add_optimizer(step, _add_reducing_backward(step, options), host_waits=True)
+        reduced = _Reducing(step, options, by_hosts).add_backward()
+        communicators = (Communicator(GROUP, (range(ranks),)),)
+    if by_hosts:
+        hosts, across = neighbours(ranks, size), strides(ranks, size)
+        communicators = (Communicator(HOSTS, hosts), Communicator(ACROSS, across))
+    add_optimizer(step, reduced, host_waits=True)
     return tasks.plan(
         name=f"Horovod, {request.workload.name}, {request.iteration} iteration",
-        classes=(RankClass(RANKS, range(request.ranks)),),
+        classes=(RankClass(RANKS, range(ranks)),),
         streams=(HOST, COMPUTE, THREAD, BUFFER, COMM),
-        communicators=_communicators(request, options),
-        samples=request.ranks * request.batch_per_gpu * options.accumulate,
+        communicators=communicators,
+        samples=ranks * request.batch_per_gpu * options.accumulate,
     )
 
 
-def _communicators(request: StepRequest, options: HorovodStrategy) -> tuple[Communicator, ...]:
-    ranks, size = request.ranks, request.ranks_per_host
-    if ranks == 1:
-        return ()
-    if not _by_hosts(request, options):
-        return (Communicator(GROUP, (range(ranks),)),)
-    return (
-        Communicator(HOSTS, neighbours(ranks, size)),
-        Communicator(ACROSS, strides(ranks, size)),
-    )
+@dataclass(slots=True)
+class _Reducing:
+    """The backward that communicates, under construction.
 
+    `handed`, `ready`: by tensor, the tasks after which its hook runs, and its value is there.
+    `reduced`: last task of each reduction, with its tensors.
+    """
 
-def _by_hosts(request: StepRequest, options: HorovodStrategy) -> bool:
-    """Whether reductions go host by host; not on a single host (operations.cc)."""
-    return options.allreduce == "torus" and 1 < request.ranks_per_host < request.ranks
+    step: Step
+    options: HorovodStrategy
+    by_hosts: bool
+    handed: dict[int, int] = field(default_factory=dict)
+    ready: dict[int, int] = field(default_factory=dict)
+    reduced: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
 
+    def add_backward(self) -> tuple[int, ...]:
+        """Add backward and its reductions; return what the optimizer waits for.
 
-# ---------------------------------------------------------------- tasks
-
-
-def _add_reducing_backward(step: Step, options: HorovodStrategy) -> tuple[int, ...]:
-    """Add backward and its reductions; returns what the optimizer waits for."""
-    request = step.request
-    rules, order = fusion_rules(request, options), hand_over_order(request)
-    steady = request.iteration == "steady" and is_cached(request, options)
-    cycles = run_cycles(rules, handed_over_s(request, options), steady=steady)
-    reducing = _Reducing(step, options, order, rules)
-    parts = backward_segments(
-        request.workload,
-        request.times,
-        at_most=step.resolution(step.last_micro_batch),
-        cut_after=frozenset(order[member] for member in _last_members(cycles)),
-    )
-    following = 0
-    for part in parts:
-        _add_segment(reducing, part)
-        while following < len(cycles) and order[cycles[following].last] in reducing.ready:
-            _add_cycle(reducing, following, cycles[following])
-            following += 1
-    return _add_casts_back(reducing)
-
-
-def _last_members(cycles: Iterable[Cycle]) -> Iterator[int]:
-    """Positions where backward is cut, so that merging layers delays nothing."""
-    for cycle in cycles:
-        yield cycle.last
-        yield from map(max, cycle.fused)
-
-
-def _add_segment(reducing: _Reducing, part: Segment) -> None:
-    """Add backward of a segment, and what its hooks do."""
-    step, request, tasks = reducing.step, reducing.step.request, reducing.step.tasks
-    tensors = request.workload.tensors
-    cast = [t for t in part.tensors if is_cast(reducing.options, tensors[t].dtype)]
-    end = add_backward_segment(step, part, step.last_micro_batch, copy_kernels=len(cast))
-    issued = tasks.tasks[end].after
-    if cast:
-        end = tasks.compute(
-            f"compress {part.name}",
-            "copy",
-            casts_s(request, reducing.options, cast),
-            RANKS,
-            after=(end,),
-            micro_batch=step.last_micro_batch,
-            role="compress",
+        Backward is cut where a cycle or a reduction is complete, so that merging layers delays
+        nothing.
+        """
+        step, request = self.step, self.step.request
+        rules, order = fusion_rules(request, self.options), hand_over_order(request)
+        steady = request.iteration == "steady" and is_cached(request, self.options)
+        cycles = run_cycles(rules, handed_over_s(request, self.options), steady=steady)
+        cuts = {order[each] for cycle in cycles for each in (cycle.last, *map(max, cycle.fused))}
+        at_most, following = step.resolution(step.last_micro_batch), 0
+        for part in backward_segments(
+            request.workload, request.times, at_most=at_most, cut_after=cuts
+        ):
+            self._add_segment(part)
+            while following < len(cycles) and order[cycles[following].last] in self.ready:
+                self._add_cycle(following, cycles[following], rules, order)
+                following += 1
+        return tuple(
+            self._add_casts_back(number, *each) for number, each in enumerate(self.reduced)
         )
-    handed = end if follows_device(request) or not issued else issued[-1]
-    for tensor in part.tensors:
-        reducing.handed[tensor], reducing.ready[tensor] = handed, end
 
+    def _cast(self, tensors: Iterable[int]) -> list[int]:
+        """Those of some gradients that travel in 16 bits instead of their own dtype."""
+        everything = self.step.request.workload.tensors
+        return [each for each in tensors if is_cast(self.options, everything[each].dtype)]
 
-def _add_cycle(reducing: _Reducing, number: int, cycle: Cycle) -> None:
-    """Add a cycle: the wait until all have agreed, then its reductions one after the other."""
-    step = reducing.step
-    after = [reducing.handed[reducing.order[cycle.last]]]
-    if step.request.blocking_wait and reducing.reduced:
-        after.append(reducing.reduced[-1][0])
-    agreed = step.tasks.compute(
-        f"cycle {number}",
-        "wait",
-        cycle.waits_s,
-        RANKS,
-        after=after,
-        stream=THREAD.name,
-        micro_batch=step.last_micro_batch,
-    )
-    for members in cycle.fused:
-        _add_reduction(reducing, members, agreed)
-
-
-def _add_reduction(reducing: _Reducing, members: tuple[int, ...], agreed: int) -> None:
-    """Add copies into the buffer, the all-reduce, and copies out of it."""
-    step, tasks, number = reducing.step, reducing.step.tasks, len(reducing.reduced)
-    marks: dict[str, Any] = {"bucket": number, "micro_batch": step.last_micro_batch}
-    tensors = tuple(reducing.order[member] for member in members)
-    nbytes = reducing.rules.fused_bytes(members)
-    copied_s = copy_s(step.request, nbytes, len(members))
-    waits = {agreed: None, max(reducing.ready[tensor] for tensor in tensors): None}
-    if reducing.reduced:
-        waits[reducing.reduced[-1][0]] = None
-    end = -1
-    if copied_s > 0:
-        end = tasks.compute(
-            f"copy in buffer {number}",
-            "copy",
-            copied_s,
-            RANKS,
-            after=waits,
-            stream=BUFFER.name,
-            **marks,
-        )
-    marks_of_data = marks | {"dtype": reducing.rules.dtypes[members[0]]}
-    waits_of_data = (end,) if end >= 0 else tuple(waits)
-    end = _add_all_reduce(reducing, number, nbytes, waits_of_data, marks_of_data)
-    if copied_s > 0:
-        end = tasks.compute(
-            f"copy out buffer {number}",
-            "copy",
-            copied_s,
-            RANKS,
-            after=(end,),
-            stream=BUFFER.name,
-            role="copy_out",
-            **marks,
-        )
-    reducing.reduced.append((end, tensors))
-
-
-def _add_all_reduce(
-    reducing: _Reducing, number: int, nbytes: int, after: Sequence[int], marks: dict[str, Any]
-) -> int:
-    step, name = reducing.step, f"buffer {number}"
-    if not _by_hosts(step.request, reducing.options):
-        return step.tasks.collective(
-            f"all-reduce {name}",
-            "all_reduce",
-            nbytes,
-            RANKS,
-            communicator=GROUP,
-            key=name,
-            after=after,
-            **marks,
-        )
-    item = ITEM_BYTES[marks["dtype"]]
-    share = -(-nbytes // (item * step.request.ranks_per_host)) * item
-    nbytes = share * step.request.ranks_per_host  # padded, so that ranks can split it
-    scattered = step.tasks.collective(
-        f"reduce-scatter {name}",
-        "reduce_scatter",
-        nbytes,
-        RANKS,
-        communicator=HOSTS,
-        key=f"{name} reduce-scatter",
-        after=after,
-        **marks,
-    )
-    summed = step.tasks.collective(
-        f"all-reduce {name}",
-        "all_reduce",
-        share,
-        RANKS,
-        communicator=ACROSS,
-        key=name,
-        after=(scattered,),
-        **marks,
-    )
-    return step.tasks.collective(
-        f"all-gather {name}",
-        "all_gather",
-        nbytes,
-        RANKS,
-        communicator=HOSTS,
-        key=f"{name} all-gather",
-        after=(summed,),
-        **marks,
-    )
-
-
-def _add_casts_back(reducing: _Reducing) -> tuple[int, ...]:
-    """Convert gradients back, each once the host has waited for it; returns the last tasks."""
-    step = reducing.step
-    ends = []
-    for number, (reduced, members) in enumerate(reducing.reduced):
-        tensors = step.request.workload.tensors
-        cast = [m for m in members if is_cast(reducing.options, tensors[m].dtype)]
-        end = reduced
+    def _add_segment(self, part: Segment) -> None:
+        """Add backward of a segment, and what its hooks do."""
+        step, tasks, cast = self.step, self.step.tasks, self._cast(part.tensors)
+        end = add_backward_segment(step, part, step.last_micro_batch, copy_kernels=len(cast))
+        issued = tasks.tasks[end].after
         if cast:
-            name = f"decompress buffer {number}"
-            issued = step.tasks.issue(name, len(cast), RANKS, after=(reduced,))
-            cast_s = casts_s(step.request, reducing.options, cast)
-            after = dict.fromkeys((*issued, reduced))
-            end = step.tasks.compute(name, "copy", cast_s, RANKS, after=after)
-        ends.append(end)
-    return tuple(ends)
+            end = tasks.compute(
+                f"compress {part.name}",
+                "copy",
+                casts_s(step.request, self.options, cast),
+                RANKS,
+                after=(end,),
+                micro_batch=step.last_micro_batch,
+                role="compress",
+            )
+        handed = end if follows_device(step.request) or not issued else issued[-1]
+        self.handed |= dict.fromkeys(part.tensors, handed)
+        self.ready |= dict.fromkeys(part.tensors, end)
+
+    def _add_cycle(
+        self, number: int, cycle: Cycle, rules: FusionRules, order: Sequence[int]
+    ) -> None:
+        """Add a cycle: the wait until all have agreed, then its reductions one after the other."""
+        step, behind = self.step, [end for end, _ in self.reduced[-1:]]
+        agreed = step.tasks.compute(
+            f"cycle {number}",
+            "wait",
+            cycle.waits_s,
+            RANKS,
+            after=[
+                self.handed[order[cycle.last]],
+                *(behind if step.request.blocking_wait else ()),
+            ],
+            stream=THREAD.name,
+            micro_batch=step.last_micro_batch,
+        )
+        for members in cycle.fused:
+            tensors = tuple(order[member] for member in members)
+            nbytes, dtype = rules.fused_bytes(members), rules.dtypes[members[0]]
+            self.reduced.append((self._add_reduction(nbytes, dtype, tensors, agreed), tensors))
+
+    def _add_reduction(self, nbytes: int, dtype: str, tensors: tuple[int, ...], agreed: int) -> int:
+        """Add copies into the buffer, the all-reduce, and copies out of it; return the last."""
+        step, number = self.step, len(self.reduced)
+        marks: dict[str, Any] = {"bucket": number, "micro_batch": step.last_micro_batch}
+        copied_s = copy_s(step.request, nbytes, len(tensors))
+        behind = (end for end, _ in self.reduced[-1:])
+        ready = max(self.ready[tensor] for tensor in tensors)
+        waits = tuple(dict.fromkeys((agreed, ready, *behind)))
+
+        def copy(verb: str, after: tuple[int, ...], **more: Any) -> tuple[int, ...]:
+            if copied_s <= 0:
+                return after
+            name, marked = f"copy {verb} buffer {number}", marks | more
+            return (
+                step.tasks.compute(
+                    name, "copy", copied_s, RANKS, after=after, stream=BUFFER.name, **marked
+                ),
+            )
+
+        sent = self._add_all_reduce(nbytes, copy("in", waits), marks | {"dtype": dtype})
+        return copy("out", (sent,), role="copy_out")[0]
+
+    def _add_all_reduce(self, nbytes: int, after: tuple[int, ...], marks: dict[str, Any]) -> int:
+        """Add the all-reduce of a buffer: within hosts, across them and back, or of all at once."""
+        name, size = f"buffer {marks['bucket']}", self.step.request.ranks_per_host
+        item = ITEM_BYTES[marks["dtype"]]
+        share = -(-nbytes // (item * size)) * item
+        whole = share * size  # padded, so that ranks can split it
+        calls: tuple[tuple[Op, int, str, str], ...] = (("all_reduce", nbytes, GROUP, name),)
+        if self.by_hosts:
+            calls = (
+                ("reduce_scatter", whole, HOSTS, f"{name} reduce-scatter"),
+                ("all_reduce", share, ACROSS, name),
+                ("all_gather", whole, HOSTS, f"{name} all-gather"),
+            )
+        for op, sent, communicator, key in calls:
+            end = self.step.tasks.collective(
+                f"{op.replace('_', '-')} {name}",
+                op,
+                sent,
+                RANKS,
+                communicator=communicator,
+                key=key,
+                after=after,
+                **marks,
+            )
+            after = (end,)
+        return after[0]
+
+    def _add_casts_back(self, number: int, reduced: int, tensors: tuple[int, ...]) -> int:
+        """Convert gradients back, each once the host has waited for it; return the last task."""
+        step, cast, name = self.step, self._cast(tensors), f"decompress buffer {number}"
+        if not cast:
+            return reduced
+        issued = step.tasks.issue(name, len(cast), RANKS, after=(reduced,))
+        cast_s, after = casts_s(step.request, self.options, cast), (*issued, reduced)
+        return step.tasks.compute(name, "copy", cast_s, RANKS, after=dict.fromkeys(after))
+
+
+# ---------------------------------------------------------------- the row
+
+
+def horovod_memory(setup: Setup) -> MemoryUse:
+    """Add up what Horovod keeps on a GPU.
+
+    The fusion buffer has the whole threshold, however little is fused; compression adds a copy of
+    all gradients in 16 bits. Gradients alone travel in place.
+
+    Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
+    """
+    use, options = replicated(setup), setup.options
+    assert isinstance(options, HorovodStrategy)
+    if setup.ranks == 1:
+        return use
+    half = ITEM_BYTES["fp16"]
+    cast = [tensor for tensor in setup.trained if ITEM_BYTES[tensor.dtype] > half]
+    compressed = half * sum(tensor.numel for tensor in cast) if options.compression == "fp16" else 0
+    return replace(use, buckets_bytes=options.fusion_threshold + compressed)
+
+
+def horovod_settings(*_: object) -> tuple[Setting, ...]:
+    """What HOROVOD_AUTOTUNE tunes too, but for the cache (parameter_manager.cc)."""
+    thresholds = (0.0, *(float(mib * MIB) for mib in (1, 4, 16, 32, 64, 128, 256, 512)))
+    cycles = (0.5e-3, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3)
+    return (
+        Setting("fusion_threshold", thresholds, "bytes"),
+        Setting("cycle_time", cycles, "seconds"),
+        Setting("allreduce", ("flat", "torus")),
+    )
+
+
+def horovod_words(section: HorovodStrategy) -> tuple[str, ...]:
+    """Environment variables of a section."""
+    return (
+        f"HOROVOD_FUSION_THRESHOLD={round(section.fusion_threshold)}",
+        f"HOROVOD_CYCLE_TIME={section.cycle_time * 1e3:g}",
+        *(("HOROVOD_TORUS_ALLREDUCE=1",) if section.allreduce == "torus" else ()),
+    )
+
+
+HOROVOD = Strategy(
+    "Horovod",
+    horovod_plan,
+    horovod_memory,
+    assumptions=(
+        (
+            "Horovod: a cycle of the background thread has begun half a cycle before backward, the "
+            "mean of all that can be; with NCCL, issuing reductions takes the thread no time."
+        ),
+        (
+            "Horovod: ranks agree in each cycle by an all-reduce of a bit for each tensor, as long "
+            "as one of the controller's library on this network; HOROVOD_AUTOTUNE and "
+            "HOROVOD_HIERARCHICAL_ALLREDUCE (MPI between hosts) are not modelled."
+        ),
+    ),
+    settings=horovod_settings,
+    own_words=horovod_words,
+)

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from perfmodel.scenario.strategies.fusion import PriorityStrategy
 from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.memory.use import replicated
 from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
 from perfmodel.training.plan.forward_backward import (
     Segment,
@@ -38,7 +39,7 @@ from perfmodel.training.plan.step_plan import (
     StepPlan,
     Stream,
 )
-from perfmodel.training.strategy import StepRequest
+from perfmodel.training.strategy import Setting, StepRequest, Strategy
 from perfmodel.workload.model import ITEM_BYTES
 
 
@@ -84,8 +85,7 @@ def send_order(
     credit_bytes : float
         Bytes in flight at most, but for a single piece.
     """
-    by_time = sorted(range(len(partitions)), key=lambda index: partitions[index].ready_s)
-    arrivals = deque(by_time)
+    arrivals = deque(sorted(range(len(partitions)), key=lambda at: partitions[at].ready_s))
     waiting: list[tuple[int, int]] = []
     in_flight: deque[tuple[float, int]] = deque()
     flying_bytes, now, free_s = 0, 0.0, 0.0
@@ -118,7 +118,7 @@ def priority_plan(request: StepRequest, options: PriorityStrategy) -> StepPlan:
 
     Raises `ScheduleError`: times that do not fit the workload.
     """
-    tasks = TaskList.of(request)
+    tasks, ranks = TaskList.of(request), range(request.ranks)
     step = Step(request, DdpOptions(accumulate=options.accumulate), tasks, RANKS)
     ready = _add_backward(step)
     arrived = _add_pieces(step, options, ready) if request.ranks > 1 else {}
@@ -126,30 +126,26 @@ def priority_plan(request: StepRequest, options: PriorityStrategy) -> StepPlan:
     for micro_batch in range(step.last_micro_batch):
         add_local_backward(step, micro_batch)
         add_forward(step, micro_batch + 1)
-    group = Communicator(GROUP, (range(request.ranks),))
     return tasks.plan(
         name=f"{options.order} scheduling, {request.workload.name}",
-        classes=(RankClass(RANKS, range(request.ranks)),),
+        classes=(RankClass(RANKS, ranks),),
         streams=(HOST, COMPUTE, Stream("comm", "comm")),
-        communicators=(group,) if request.ranks > 1 else (),
+        communicators=(Communicator(GROUP, (ranks,)),) if request.ranks > 1 else (),
         samples=request.ranks * request.batch_per_gpu * options.accumulate,
     )
 
 
 def _segments(step: Step, *, backward: bool) -> tuple[Segment, ...]:
     """Layers of a pass, joined to segments, with their tensors."""
-    request = step.request
+    layers = range(len(step.request.workload.layers))
+    at_most = step.resolution(step.last_micro_batch)
     return visit_segments(
-        request.workload,
-        request.times,
-        range(len(request.workload.layers)),
-        at_most=step.resolution(step.last_micro_batch),
-        backward=backward,
+        step.request.workload, step.request.times, layers, at_most=at_most, backward=backward
     )
 
 
 def _add_backward(step: Step) -> dict[int, tuple[int, float]]:
-    """Add backward; returns for each tensor the task that ends its gradient, and when that is."""
+    """Add backward; return for each tensor the task that ends its gradient, and when that is."""
     ready: dict[int, tuple[int, float]] = {}
     now, end = 0.0, -1
     for part in _segments(step, backward=True):
@@ -165,26 +161,25 @@ def _add_backward(step: Step) -> dict[int, tuple[int, float]]:
 def _add_pieces(
     step: Step, options: PriorityStrategy, ready: dict[int, tuple[int, float]]
 ) -> dict[int, list[int]]:
-    """Add the all-reduces of all pieces in their order; returns those of each tensor."""
-    pieces = partitions_of(step.request, options, {t: at for t, (_, at) in ready.items()})
+    """Add the all-reduces of all pieces in their order; return those of each tensor."""
+    request = step.request
+    piece_s = cache(lambda nbytes: request.collective_s("all_reduce", nbytes, None))
+    pieces = partitions_of(request, options, {t: at for t, (_, at) in ready.items()})
     arrived: dict[int, list[int]] = {tensor: [] for tensor in ready}
-    for index in send_order(pieces, _piece_s(step.request), options.credit_bytes):
-        piece = pieces[index]
-        tensor = step.request.workload.tensors[piece.tensor]
-        name = tensor.name
-        arrived[piece.tensor].append(
-            step.tasks.collective(
-                f"all-reduce {name}, {piece.part}",
-                "all_reduce",
-                piece.nbytes,
-                RANKS,
-                communicator=GROUP,
-                key=f"{name} {piece.part}",
-                after=(ready[piece.tensor][0],),
-                micro_batch=step.last_micro_batch,
-                dtype=tensor.dtype,
-            )
+    for index in send_order(pieces, piece_s, options.credit_bytes):
+        piece, tensor = pieces[index], request.workload.tensors[pieces[index].tensor]
+        sent = step.tasks.collective(
+            f"all-reduce {tensor.name}, {piece.part}",
+            "all_reduce",
+            piece.nbytes,
+            RANKS,
+            communicator=GROUP,
+            key=f"{tensor.name} {piece.part}",
+            after=(ready[piece.tensor][0],),
+            micro_batch=step.last_micro_batch,
+            dtype=tensor.dtype,
         )
+        arrived[piece.tensor].append(sent)
     return arrived
 
 
@@ -209,27 +204,55 @@ def partitions_of(
     )
 
 
-def _piece_s(request: StepRequest) -> Callable[[int], float]:
-    return cache(lambda nbytes: request.collective_s("all_reduce", nbytes, None))
-
-
 def _add_updates_and_forward(step: Step, arrived: dict[int, list[int]]) -> None:
-    """Add for each segment its part of the optimizer, once its gradients are there, and forward."""
-    request, tasks = step.request, step.tasks
-    trained = sum(request.workload.tensors[t].nbytes for t in request.workload.ready_order)
+    """Add each segment's share of the optimizer, once its gradients are there, and forward."""
+    request, tasks, times = step.request, step.tasks, step.request.times
+    trained = step.nbytes(request.workload.ready_order)
     for part in _segments(step, backward=False):
         waits = [end for tensor in part.tensors for end in arrived.get(tensor, ())]
         if part.tensors:
-            _add_update(step, part, step.nbytes(part.tensors) / trained, waits)
+            name, share = f"update {part.name}", step.nbytes(part.tensors) / trained
+            kernels = max(1, round(times.optimizer_kernels * share))
+            issued = tasks.issue(name, kernels, RANKS, after=waits)
+            after = dict.fromkeys((*issued, *waits))
+            tasks.compute(name, "optimizer", times.optimizer_s * share, RANKS, after=after)
         name = f"forward {part.name}"
         tasks.launch(name, "forward", part.duration_s, part.kernels, RANKS, layers=part.indices)
 
 
-def _add_update(step: Step, part: Segment, share: float, waits: Sequence[int]) -> None:
-    """Update the parameters of a segment, in its share of the optimizer's kernels."""
-    times, name = step.request.times, f"update {part.name}"
-    kernels = max(1, round(times.optimizer_kernels * share))
-    issued = step.tasks.issue(name, kernels, RANKS, after=waits)
-    after: Iterable[int] = dict.fromkeys((*issued, *waits))
-    update_s = times.optimizer_s * share
-    step.tasks.compute(name, "optimizer", update_s, RANKS, after=after)
+# ---------------------------------------------------------------- the row
+
+
+def priority_settings(*_: object) -> tuple[Setting, ...]:
+    """The two numbers that ByteScheduler tunes, and P3's order against the usual one."""
+    pieces = (2e5, 1e6, 4e6, 16e6, 64e6, 256e6)
+    return (
+        Setting("partition_size", pieces, "bytes"),
+        Setting("credit", (None, *pieces), "bytes"),
+        Setting("order", ("priority", "fifo")),
+    )
+
+
+def priority_words(section: PriorityStrategy) -> tuple[str, ...]:
+    """Environment variables of ByteScheduler, which counts parameters."""
+    item = ITEM_BYTES["fp32"]
+    return (
+        f"BYTESCHEDULER_PARTITION={round(section.partition_size / item)}",
+        f"BYTESCHEDULER_CREDIT={round(section.credit_bytes / item)}",
+    )
+
+
+PRIORITY = Strategy(
+    "priority scheduling",
+    priority_plan,
+    replicated,
+    assumptions=(
+        (
+            "Priority scheduling: the order of pieces is decided with times of layers and "
+            "all-reduces that do not slow each other down; agreeing on it takes no time, and each "
+            "layer's update takes its share of the optimizer's."
+        ),
+    ),
+    settings=priority_settings,
+    own_words=priority_words,
+)

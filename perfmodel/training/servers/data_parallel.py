@@ -8,8 +8,8 @@ is a single operation; only GPU 0 runs the optimizer. From torch 2.13: torch/nn/
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from perfmodel.training.ddp.options import MIB, DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
@@ -30,12 +30,6 @@ NO_OPTIONS = DdpOptions(broadcast_buffers=False)
 """It has none; buffers are broadcast with the parameters."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    request: StepRequest
-    tasks: TaskList
-
-
 def data_parallel_plan(request: StepRequest, _options: DdpOptions = NO_OPTIONS) -> StepPlan:
     """Return one step of nn.DataParallel training; of plain training for one GPU.
 
@@ -46,28 +40,23 @@ def data_parallel_plan(request: StepRequest, _options: DdpOptions = NO_OPTIONS) 
     Raises `ScheduleError`: times that do not fit the workload.
     """
     workload, times, ranks = request.workload, request.times, request.ranks
+    batch = request.batch_per_gpu
     if ranks == 1:
         alone = StepRequest(
-            workload,
-            times,
-            1,
-            request.batch_per_gpu,
-            kernel_s=request.kernel_s,
-            segments=request.segments,
+            workload, times, 1, batch, kernel_s=request.kernel_s, segments=request.segments
         )
         return ddp_plan(alone, DdpOptions())
     tasks = TaskList.of(request)
-    step = _Step(request, tasks)
-    _add_forward(step)
-    _add_backward(step)
-    _add_reduction(step)
+    _add_forward(request, tasks)
+    _add_backward(request, tasks)
+    _add_reduction(request, tasks)
     return StepPlan(
         name=f"nn.DataParallel, {workload.name}",
         classes=(RankClass(FIRST, range(1)), RankClass(OTHERS, range(1, ranks))),
         streams=((HOST,) if times.launch_s > 0 else ()) + (COMPUTE, Stream("comm", "comm")),
         communicators=(Communicator(GROUP, (range(ranks),)),),
         tasks=tuple(tasks.tasks),
-        samples=ranks * request.batch_per_gpu,
+        samples=ranks * batch,
     )
 
 
@@ -77,16 +66,7 @@ def broadcast_pieces(tensors: Sequence[ParameterTensor]) -> tuple[tuple[int, str
     A piece is closed when one more tensor like its last would fill it (``take_tensors`` in
     torch/csrc/utils/tensor_flatten.cpp); each dtype has its own.
     """
-    pieces: list[tuple[int, str]] = []
-    filling: dict[str, int] = {}
-    for tensor in tensors:
-        filled = filling.get(tensor.dtype, 0) + tensor.nbytes
-        filling[tensor.dtype] = filled
-        if filled + tensor.nbytes >= COALESCED_BYTES:
-            pieces.append((filled, tensor.dtype))
-            filling[tensor.dtype] = 0
-    pieces += [(nbytes, dtype) for dtype, nbytes in filling.items()]
-    return tuple(piece for piece in pieces if piece[0])
+    return _pieces(tensors, closes_behind=True)
 
 
 def reduction_pieces(tensors: Sequence[ParameterTensor]) -> tuple[tuple[int, str], ...]:
@@ -95,24 +75,39 @@ def reduction_pieces(tensors: Sequence[ParameterTensor]) -> tuple[tuple[int, str
     A piece is closed before the tensor that would overfill it (``_take_tensors`` in
     torch/_utils.py, which is not the rule of the broadcast); each dtype has its own.
     """
+    return _pieces(tensors, closes_behind=False)
+
+
+def _pieces(
+    tensors: Sequence[ParameterTensor], *, closes_behind: bool
+) -> tuple[tuple[int, str], ...]:
     pieces: list[tuple[int, str]] = []
     filling: dict[str, int] = {}
     for tensor in tensors:
-        filled = filling.get(tensor.dtype, 0)
-        if filled and filled + tensor.nbytes > COALESCED_BYTES:
-            pieces.append((filled, tensor.dtype))
+        dtype, before = tensor.dtype, filling.get(tensor.dtype, 0)
+        filled = before + tensor.nbytes
+        if closes_behind and filled + tensor.nbytes >= COALESCED_BYTES:
+            pieces.append((filled, dtype))
             filled = 0
-        filling[tensor.dtype] = filled + tensor.nbytes
+        elif not closes_behind and filled > COALESCED_BYTES:
+            pieces.append((before, dtype))
+            filled = tensor.nbytes
+        filling[dtype] = filled
     pieces += [(nbytes, dtype) for dtype, nbytes in filling.items()]
     return tuple(piece for piece in pieces if piece[0])
 
 
 def _together(
-    step: _Step, name: str, op: Op, nbytes: int, ready: dict[str, int], dtype: str | None = None
+    tasks: TaskList,
+    name: str,
+    op: Op,
+    nbytes: int,
+    ready: Mapping[str, int],
+    dtype: str | None = None,
 ) -> dict[str, int]:
-    """Add a collective for both classes, each after its own task; returns its tasks by class."""
+    """Add a collective for both classes, each after its own task; return its tasks by class."""
     return {
-        rank_class: step.tasks.collective(
+        rank_class: tasks.collective(
             name,
             op,
             nbytes,
@@ -131,30 +126,30 @@ def _batch_bytes(request: StepRequest, elements: float) -> int:
     return round(request.ranks * request.batch_per_gpu * elements) * request.item_bytes
 
 
-def _add_forward(step: _Step) -> None:
-    inputs = _batch_bytes(step.request, step.request.workload.input_elements)
-    ready: dict[str, int] = {}
+def _add_forward(request: StepRequest, tasks: TaskList) -> None:
+    workload = request.workload
+    inputs, ready = _batch_bytes(request, workload.input_elements), dict[str, int]()
     if inputs:
-        ready = _together(step, "scatter inputs", "scatter", inputs, {})
-    pieces: list[tuple[int, str | None]] = [*broadcast_pieces(step.request.workload.tensors)]
-    if step.request.workload.buffer_bytes:
-        pieces.append((step.request.workload.buffer_bytes, None))
+        ready = _together(tasks, "scatter inputs", "scatter", inputs, {})
+    pieces: list[tuple[int, str | None]] = [*broadcast_pieces(workload.tensors)]
+    if workload.buffer_bytes:
+        pieces.append((workload.buffer_bytes, None))
     for number, (nbytes, dtype) in enumerate(pieces):
-        issued = step.tasks.issue(f"replicate {number}", 1 + step.request.ranks, FIRST)
-        before = (ready[FIRST],) if ready else ()
-        flat = step.tasks.copy(
-            f"flatten parameters {number}", nbytes, 1, FIRST, after=(*issued, *before)
-        )
+        issued = tasks.issue(f"replicate {number}", 1 + request.ranks, FIRST)
+        after = (*issued, *([ready[FIRST]] if ready else []))
+        flat = tasks.copy(f"flatten parameters {number}", nbytes, 1, FIRST, after=after)
         name = f"broadcast parameters {number}"
-        ready = _together(step, name, "broadcast", nbytes, {FIRST: flat}, dtype)
-    parts = forward_segments(
-        step.request.workload, step.request.times, at_most=step.request.segments
-    )
-    _add_layers(step, "forward", parts, ready, launches=step.request.ranks)
+        ready = _together(tasks, name, "broadcast", nbytes, {FIRST: flat}, dtype)
+    parts = forward_segments(workload, request.times, at_most=request.segments)
+    _add_layers(tasks, "forward", parts, ready, launches=request.ranks)
 
 
 def _add_layers(
-    step: _Step, kind: str, parts: Sequence[Segment], ready: Mapping[str, int], launches: int = 1
+    tasks: TaskList,
+    kind: str,
+    parts: Sequence[Segment],
+    ready: Mapping[str, int],
+    launches: int = 1,
 ) -> None:
     """Add layers of all GPUs, whose first kernels wait for what is `ready`.
 
@@ -164,68 +159,40 @@ def _add_layers(
         waits: tuple[int, ...] = (ready[rank_class],)
         for part in parts:
             name, kernels = f"{kind} {part.name}", part.kernels * launches
-            step.tasks.launch(name, kind, part.duration_s, kernels, rank_class, after=waits)
+            tasks.launch(name, kind, part.duration_s, kernels, rank_class, after=waits)
             waits = ()
 
 
-def _add_backward(step: _Step) -> None:
-    outputs = _batch_bytes(step.request, step.request.workload.output_elements)
-    ready = _newest(step)
+def _add_backward(request: StepRequest, tasks: TaskList) -> None:
+    outputs = _batch_bytes(request, request.workload.output_elements)
+    on_device = ((at, task) for at, task in enumerate(tasks.tasks) if task.stream == COMPUTE.name)
+    ready = {task.rank_class: at for at, task in on_device}  # the newest of each class
     if outputs:
-        gathered = _together(step, "gather outputs", "gather", outputs, ready)
-        ready = _together(step, "scatter gradient of outputs", "scatter", outputs, gathered)
-    parts = backward_segments(
-        step.request.workload, step.request.times, at_most=step.request.segments
-    )
-    _add_layers(step, "backward", parts, ready)
+        gathered = _together(tasks, "gather outputs", "gather", outputs, ready)
+        ready = _together(tasks, "scatter gradient of outputs", "scatter", outputs, gathered)
+    parts = backward_segments(request.workload, request.times, at_most=request.segments)
+    _add_layers(tasks, "backward", parts, ready)
 
 
-def _add_reduction(step: _Step) -> None:
-    """Reduce all gradients to GPU 0 once backward has ended, and let it run the optimizer."""
-    tensors = [step.request.workload.tensors[index] for index in step.request.workload.ready_order]
-    ready: dict[str, int] = {}
+def _add_reduction(request: StepRequest, tasks: TaskList) -> None:
+    """Reduce all gradients to GPU 0 once backward has ended, and let it run the optimizer.
+
+    The next step begins with GPU 0's first task on each device stream.
+    """
+    tensors = [request.workload.tensors[index] for index in request.workload.ready_order]
+    times, ready = request.times, dict[str, int]()
     for number, (nbytes, dtype) in enumerate(reduction_pieces(tensors)):
-        flat = {
-            rank_class: step.tasks.copy(
-                f"flatten gradients {number}",
-                nbytes,
-                1,
-                rank_class,
-                after=(ready[rank_class],) if ready else (),
-            )
-            for rank_class in (FIRST, OTHERS)
-        }
-        ready = _together(step, f"reduce gradients {number}", "reduce", nbytes, flat, dtype)
-    times = step.request.times
-    end = step.tasks.launch(
-        "optimizer",
-        "optimizer",
-        times.optimizer_s,
-        times.optimizer_kernels,
-        FIRST,
-        after=(ready[FIRST],),
-    )
-    for index in _firsts(step):
-        task = step.tasks.tasks[index]
-        step.tasks.tasks[index] = replace(task, after_previous=(end,))
-
-
-def _newest(step: _Step) -> dict[str, int]:
-    """Return the newest device task of each class."""
-    return {
-        task.rank_class: index
-        for index, task in enumerate(step.tasks.tasks)
-        if task.stream == COMPUTE.name
-    }
-
-
-def _firsts(step: _Step) -> Iterator[int]:
-    """Return GPU 0's first task on each device stream, with which the next step begins."""
-    streams = {HOST.name}
-    for index, task in enumerate(step.tasks.tasks):
-        if task.rank_class == FIRST and task.stream not in streams:
-            streams.add(task.stream)
-            yield index
+        name, flat = f"flatten gradients {number}", dict[str, int]()
+        for rank_class in (FIRST, OTHERS):
+            after = (ready[rank_class],) if ready else ()
+            flat[rank_class] = tasks.copy(name, nbytes, 1, rank_class, after=after)
+        ready = _together(tasks, f"reduce gradients {number}", "reduce", nbytes, flat, dtype)
+    kernels, after = times.optimizer_kernels, (ready[FIRST],)
+    end = tasks.launch("optimizer", "optimizer", times.optimizer_s, kernels, FIRST, after=after)
+    own = [(at, task) for at, task in enumerate(tasks.tasks) if task.rank_class == FIRST]
+    firsts = {task.stream: at for at, task in reversed(own) if task.stream != HOST.name}
+    for index in firsts.values():
+        tasks.tasks[index] = replace(tasks.tasks[index], after_previous=(end,))
 
 
 def data_parallel_memory(setup: Setup) -> MemoryUse:

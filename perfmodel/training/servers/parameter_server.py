@@ -74,28 +74,20 @@ def shard(
     """
     load = [0.0] * servers
     shards: list[Shard] = []
-
-    def assign(index: int, key: int, elements: int) -> None:
-        server = key * HASH_FACTOR % servers
-        if assignment == "greedy":
-            server = load.index(min(load))
-        add(index, server, elements)
-
-    def add(index: int, server: int, elements: int) -> None:
-        load[server] += elements * tensors[index].nbytes / max(1, tensors[index].numel)
-        shards.append(Shard(index, server, elements))
-
     key = 0
     for index, tensor in enumerate(tensors):
-        if slice_bytes is None and tensor.nbytes >= split_bytes and servers > 1:
-            for server, elements in enumerate(even_parts(tensor.numel, servers)):
-                add(index, server, elements)
-            key += 1
-            continue
-        slices = 1 if slice_bytes is None else max(1, -(-tensor.nbytes // int(slice_bytes)))
-        for elements in even_parts(tensor.numel, slices):
-            assign(index, key, elements)
-            key += 1
+        over_all = slice_bytes is None and tensor.nbytes >= split_bytes and servers > 1
+        slices = servers
+        if not over_all:
+            slices = 1 if slice_bytes is None else max(1, -(-tensor.nbytes // int(slice_bytes)))
+        for number, elements in enumerate(even_parts(tensor.numel, slices)):
+            server = number
+            if not over_all:
+                hashed = (key + number) * HASH_FACTOR % servers
+                server = load.index(min(load)) if assignment == "greedy" else hashed
+            load[server] += elements * tensor.nbytes / max(1, tensor.numel)
+            shards.append(Shard(index, server, elements))
+        key += 1 if over_all else slices
     return tuple(each for each in shards if each.elements)
 
 
@@ -151,19 +143,14 @@ class ServerOptions:
 
 def server_options(section: ParameterServerStrategy) -> ServerOptions:
     """Options from the section of a scenario."""
-    slack: dict[str, int | None] = {
-        "synchronous": 0,
-        "asynchronous": None,
-        "bounded": section.staleness,
-    }
+    slack = {"synchronous": 0, "asynchronous": None, "bounded": section.staleness}
+    on_cpu = section.device == "cpu"
     return ServerOptions(
         slack=slack[section.mode],
         together=section.mode == "synchronous",
         servers=section.servers,
         colocated=section.placement == "colocated",
-        rate_Bps=cpu_rate_Bps(section.threads, section.memory_bandwidth)
-        if section.device == "cpu"
-        else None,
+        rate_Bps=cpu_rate_Bps(section.threads, section.memory_bandwidth) if on_cpu else None,
         assignment=section.assignment,
         split_bytes=section.split_above or SPLIT_BYTES,
         slice_bytes=section.slice,
@@ -174,19 +161,15 @@ def server_options(section: ParameterServerStrategy) -> ServerOptions:
     )
 
 
+@cache
 def cpu_rate_Bps(threads: int | None = None, memory_Bps: float | None = None) -> float:
     """Memory that a server's threads read and write: what cores do, or the memory if it is less.
 
     `threads`, `memory_Bps`: by default those of `server_rates.yaml`; bytes per second.
     """
-    usual = _rates()
+    usual = read_yaml(Path(__file__).with_name("server_rates.yaml"))
     cores_Bps = (threads or int(usual["threads"])) * parse_bandwidth(usual["core"])
     return min(cores_Bps, memory_Bps or parse_bandwidth(usual["memory"]))
-
-
-@cache
-def _rates() -> dict[str, str]:
-    return dict(read_yaml(Path(__file__).with_name("server_rates.yaml")))
 
 
 # ---------------------------------------------------------------- plan
@@ -206,7 +189,11 @@ def parameter_server_loops(request: StepRequest, options: ServerOptions) -> Loop
 
     Raises `ScheduleError`: times that do not fit the workload.
     """
-    workers = _workers(request, options)
+    each = max(1, request.ranks // request.nodes) if options.local_reduce else 1
+    workers = tuple(
+        Worker(f"worker {number}", tuple(range(first, first + each)))
+        for number, first in enumerate(range(0, request.ranks, each))
+    )
     servers = options.count(request.nodes)
     pushes = max(1, min(MOST_OF_WORKER, MOST_PUSHES // len(workers)))
     segments = backward_segments(
@@ -229,14 +216,6 @@ def parameter_server_loops(request: StepRequest, options: ServerOptions) -> Loop
     )
 
 
-def _workers(request: StepRequest, options: ServerOptions) -> tuple[Worker, ...]:
-    each = max(1, request.ranks // request.nodes) if options.local_reduce else 1
-    return tuple(
-        Worker(f"worker {number}", tuple(range(first, first + each)))
-        for number, first in enumerate(range(0, request.ranks, each))
-    )
-
-
 def _parts(
     request: StepRequest,
     options: ServerOptions,
@@ -247,33 +226,34 @@ def _parts(
     """Cut what segments push by servers, and into slices as far as `pushes` of them allow."""
     tensors = request.workload.tensors
     order = sorted(request.workload.ready_order)  # keys are numbered as the model declares them
-    shards = shard(
-        [tensors[index] for index in order],
+    segment_of = {tensor: at for at, each in enumerate(segments) for tensor in each.tensors}
+    sent: dict[tuple[int, int], list[Shard]] = {}
+    for each in _shards([tensors[index] for index in order], servers, options):
+        sent.setdefault((segment_of[order[each.tensor]], each.server), []).append(each)
+    coarser = max(1, -(-sum(map(len, sent.values())) // pushes))
+    parts: list[_Part] = []
+    for key, shards in sorted(sent.items()):
+        elements = sum(each.elements for each in shards)
+        held = ((each.elements, tensors[order[each.tensor]]) for each in shards)
+        nbytes = sum(numel * tensor.nbytes / tensor.numel for numel, tensor in held)
+        pieces = 1 if options.slice_bytes is None else max(1, len(shards) // coarser)
+        parts += [
+            _Part(*key, piece, nbytes * piece / elements) for piece in even_parts(elements, pieces)
+        ]
+    return [part for part in parts if part.elements]
+
+
+def _shards(
+    tensors: Sequence[ParameterTensor], servers: int, options: ServerOptions
+) -> tuple[Shard, ...]:
+    """Assign every element of some tensors to a server, as the strategy says."""
+    return shard(
+        tensors,
         servers,
         assignment=options.assignment,
         split_bytes=options.split_bytes,
         slice_bytes=options.slice_bytes,
     )
-    segment_of = {tensor: at for at, each in enumerate(segments) for tensor in each.tensors}
-    slices: dict[tuple[int, int], int] = {}
-    elements: dict[tuple[int, int], int] = {}
-    sizes: dict[tuple[int, int], float] = {}
-    for each in shards:
-        tensor = tensors[order[each.tensor]]
-        key = segment_of[order[each.tensor]], each.server
-        slices[key] = slices.get(key, 0) + 1
-        elements[key] = elements.get(key, 0) + each.elements
-        sizes[key] = sizes.get(key, 0.0) + each.elements * tensor.nbytes / tensor.numel
-    sliced = options.slice_bytes is not None
-    coarser = max(1, -(-sum(slices.values()) // pushes))
-    parts: list[_Part] = []
-    for key in sorted(elements):
-        pieces = max(1, slices[key] // coarser) if sliced else 1
-        parts += [
-            _Part(*key, piece, sizes[key] * piece / elements[key])
-            for piece in even_parts(elements[key], pieces)
-        ]
-    return [part for part in parts if part.elements]
 
 
 def _exchange(
@@ -282,8 +262,12 @@ def _exchange(
     sent = part.nbytes
     if options.gradient_dtype is not None:
         sent = part.elements * ITEM_BYTES[options.gradient_dtype]
-    rate_Bps = options.rate_Bps or 2 * request.times.copy_Bps  # a copied byte is read and written
-    update_s = part.elements * _moved_per_element(request) / rate_Bps
+    workload = request.workload
+    trained = sum(workload.tensors[index].numel for index in workload.ready_order)
+    # the optimizer reads and writes memory in one pass; a copied byte is read and written
+    moved = optimizer_bytes(workload, request.optimizer, "fused") / max(1, trained)
+    rate_Bps = options.rate_Bps or 2 * request.times.copy_Bps
+    update_s = part.elements * moved / rate_Bps
     summed_s = (sent + (SUM_PASSES - 1) * part.nbytes) / rate_Bps
     each_s, all_s = (summed_s, update_s) if options.together else (update_s, 0.0)
     return Exchange(
@@ -297,13 +281,6 @@ def _exchange(
     )
 
 
-def _moved_per_element(request: StepRequest) -> float:
-    """Memory that the optimizer, in one pass, reads and writes for an element; bytes."""
-    workload = request.workload
-    elements = sum(workload.tensors[index].numel for index in workload.ready_order)
-    return optimizer_bytes(workload, request.optimizer, "fused") / max(1, elements)
-
-
 def _items(
     request: StepRequest,
     options: ServerOptions,
@@ -314,54 +291,45 @@ def _items(
     workload, times = request.workload, request.times
     coarse = 8 if options.accumulate <= MANY_MICRO_BATCHES else 1
     last, casts = options.accumulate - 1, options.gradient_dtype is not None
-    pushed = _pushed_by(options, len(segments), parts)
+    pushed = [
+        tuple(i for i, p in enumerate(parts) if p.segment == at) for at in range(len(segments))
+    ]
+    needs = pushed[::-1]
+    if not options.overlap:  # all are pushed after the last segment, and awaited before the first
+        everything = tuple(range(len(parts)))
+        pushed = [()] * (len(segments) - 1) + [everything]
+        needs = [everything, *pushed[:-1]]
     items: list[WorkItem] = []
     for micro_batch in range(options.accumulate):
-        if micro_batch == 0:
-            needs = pushed[::-1] if options.overlap else [pushed[-1], *pushed[:-1]]
-            items += [
-                _item(request, "forward", part, 0, needs=waits)
-                for part, waits in zip(_forward_like(request, segments), needs, strict=True)
-            ]
-        else:
-            items += [
-                _item(request, "forward", part, micro_batch)
-                for part in forward_segments(workload, times, at_most=coarse)
-            ]
-        if micro_batch == last:
-            items += [
-                _item(request, "backward", part, micro_batch, sends=sends, casts=casts)
-                for part, sends in zip(segments, pushed, strict=True)
-            ]
-        else:
-            items += [
-                _item(request, "backward", part, micro_batch)
-                for part in backward_segments(workload, times, at_most=coarse)
-            ]
+        is_first, is_last = micro_batch == 0, micro_batch == last
+        forward: Sequence[Segment] = (
+            _forward_like(request, segments)
+            if is_first
+            else forward_segments(workload, times, at_most=coarse)
+        )
+        backward = segments if is_last else backward_segments(workload, times, at_most=coarse)
+        waits = needs if is_first else [()] * len(forward)
+        sends = pushed if is_last else [()] * len(backward)
+        items += [
+            _item(request, "forward", part, micro_batch, needs=awaited)
+            for part, awaited in zip(forward, waits, strict=True)
+        ]
+        items += [
+            _item(request, "backward", part, micro_batch, sends=sent, casts=casts and is_last)
+            for part, sent in zip(backward, sends, strict=True)
+        ]
     return tuple(items)
-
-
-def _pushed_by(
-    options: ServerOptions, segments: int, parts: Sequence[_Part]
-) -> list[tuple[int, ...]]:
-    """Exchanges that begin after each segment of backward; without overlap all after the last."""
-    if not options.overlap:
-        return [()] * (segments - 1) + [tuple(range(len(parts)))]
-    return [
-        tuple(index for index, part in enumerate(parts) if part.segment == at)
-        for at in range(segments)
-    ]
 
 
 def _forward_like(request: StepRequest, segments: Sequence[Segment]) -> list[Segment]:
     """Forward of the same groups of layers as backward's segments, in the order of forward."""
-    groups: list[Segment] = []
-    first = 0
-    for segment in reversed(segments):
-        layers = range(first, first + segment.layers)
-        groups += visit_segments(request.workload, request.times, layers, at_most=1, backward=False)
-        first += segment.layers
-    return groups
+    return [
+        part
+        for segment in reversed(segments)
+        for part in visit_segments(
+            request.workload, request.times, segment.indices[::-1], at_most=1, backward=False
+        )
+    ]
 
 
 def _item(
@@ -377,21 +345,13 @@ def _item(
     duration_s, kernels = part.duration_s, part.kernels
     nbytes = sum(request.workload.tensors[tensor].nbytes for tensor in part.tensors)
     own = len(part.tensors) if kind == "backward" else 0
-    if own and micro_batch > 0:  # gradients are added up in place: two values read, one written
-        duration_s += 1.5 * nbytes / request.times.copy_Bps + own * request.kernel_s
-        kernels += own
-    if own and casts:  # half as much is written as is read
-        duration_s += 0.75 * nbytes / request.times.copy_Bps + own * request.kernel_s
-        kernels += own
-    return WorkItem(
-        f"{kind} {part.name}",
-        kind,
-        duration_s,
-        kernels * request.times.launch_s,
-        needs,
-        sends,
-        micro_batch,
-    )
+    # gradients are added up in place: two values read, one written; casts write half as much
+    for copies, applies in ((1.5, micro_batch > 0), (0.75, casts)):
+        if own and applies:
+            duration_s += copies * nbytes / request.times.copy_Bps + own * request.kernel_s
+            kernels += own
+    host_s = kernels * request.times.launch_s
+    return WorkItem(f"{kind} {part.name}", kind, duration_s, host_s, needs, sends, micro_batch)
 
 
 # ---------------------------------------------------------------- memory
@@ -426,13 +386,7 @@ def most_held(workload: Workload, options: ServerOptions, servers: int) -> float
     """Share of the trained parameters' elements that the fullest server has; 0 to 1."""
     tensors = [workload.tensors[index] for index in sorted(workload.ready_order)]
     held = [0] * servers
-    for each in shard(
-        tensors,
-        servers,
-        assignment=options.assignment,
-        split_bytes=options.split_bytes,
-        slice_bytes=options.slice_bytes,
-    ):
+    for each in _shards(tensors, servers, options):
         held[each.server] += each.elements
     return max(held) / max(1, sum(held))
 

@@ -18,9 +18,9 @@ from perfmodel.scenario.strategies.ddp import (
     QuantizationHook,
 )
 from perfmodel.testing.check_plan import check_plan
-from perfmodel.training.averaging.rounds import local_sgd_plan
 from perfmodel.training.ddp.options import DdpOptions, cap_bytes
 from perfmodel.training.ddp.step_plan import ddp_plan, start_plan
+from perfmodel.training.local_sgd import local_sgd_plan
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import Buffers

@@ -16,8 +16,7 @@ from perfmodel.scenario.strategies.ddp import AveragingLevel, LocalSgdStrategy
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.topology.templates.build import build_topology
-from perfmodel.training.averaging.rounds import local_sgd_plan
-from perfmodel.training.averaging.strategy import local_sgd_memory
+from perfmodel.training.local_sgd import local_sgd_memory, local_sgd_plan
 from perfmodel.training.memory.use import Setup
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.training.strategy import StepRequest

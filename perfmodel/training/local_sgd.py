@@ -17,10 +17,19 @@ from perfmodel.scenario.strategies.ddp import CastHook, LocalSgdStrategy
 from perfmodel.training.ddp.bucket_reduction import GROUP
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
+from perfmodel.training.ddp.strategy import ddp_memory
+from perfmodel.training.memory.use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.builder import COMPUTE, TaskList
 from perfmodel.training.plan.forward_backward import MANY_MICRO_BATCHES
-from perfmodel.training.plan.step_plan import Collective, Communicator, StepPlan, Stream, Task
-from perfmodel.training.strategy import StepRequest
+from perfmodel.training.plan.step_plan import (
+    Collective,
+    Communicator,
+    StepPlan,
+    Stream,
+    Task,
+    neighbours,
+)
+from perfmodel.training.strategy import StepRequest, Strategy
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor
 
 RANKS = "ranks"
@@ -43,7 +52,7 @@ def local_sgd_plan(request: StepRequest, options: LocalSgdStrategy) -> StepPlan:
     Raises `InputError`: groups that do not divide the ranks.
     """
     if request.iteration == "first" and options.warmup_steps and request.ranks > 1:
-        return ddp_plan(request, hooked(options))
+        return ddp_plan(request, _hooked(options))
     steps = 1 if request.iteration == "first" else options.accumulate
     single = _single_step(request, options, steps)
     groups = _groups(request.ranks, options, steps)
@@ -78,7 +87,7 @@ def _wrapped(options: LocalSgdStrategy) -> DdpOptions:
     )
 
 
-def hooked(options: LocalSgdStrategy) -> DdpOptions:
+def _hooked(options: LocalSgdStrategy) -> DdpOptions:
     """Options of DistributedDataParallel with the hook of post-local SGD."""
     return replace(_wrapped(options), hook=CastHook(kind="allreduce"))
 
@@ -92,31 +101,31 @@ def _consecutive(size: int, ranks: int, field: str) -> tuple[range, ...]:
     if ranks % size:
         allowed = f"a number that divides the {ranks} GPUs"
         raise InputError(Fault(f"strategy.{field}", str(size), allowed))
-    return tuple(range(first, first + size) for first in range(0, ranks, size))
+    return neighbours(ranks, size)
 
 
 def _single_step(request: StepRequest, options: LocalSgdStrategy, steps: int) -> StepPlan:
-    """One optimizer step of every rank, with the gradients of its group."""
+    """One optimizer step of every rank, with the gradients of its group.
+
+    Buckets are reduced in groups; buffers still come from rank 0 of all.
+    """
     if options.gradient_gpus is None or request.ranks == 1:
         fewest = SEGMENTS_PER_STEP if steps <= MANY_MICRO_BATCHES else 1
         at_most = max(fewest, request.segments // steps)
         alone = ddp_plan(replace(request, ranks=1, segments=at_most), _wrapped(options))
         return replace(alone, classes=(replace(alone.classes[0], ranks=range(request.ranks)),))
-    plan = ddp_plan(request, hooked(options))
-    return replace(plan, tasks=tuple(_in_group(task) for task in plan.tasks))
-
-
-def _in_group(task: Task) -> Task:
-    """Let buckets be reduced in groups; buffers still come from rank 0 of all."""
-    if isinstance(task.work, Collective) and task.bucket is not None:
-        return replace(task, work=replace(task.work, communicator=GRADIENTS))
-    return task
+    plan = ddp_plan(request, _hooked(options))
+    tasks = [*plan.tasks]
+    for at, task in enumerate(tasks):
+        if isinstance(task.work, Collective) and task.bucket is not None:
+            tasks[at] = replace(task, work=replace(task.work, communicator=GRADIENTS))
+    return replace(plan, tasks=tuple(tasks))
 
 
 def _groups(ranks: int, options: LocalSgdStrategy, steps: int) -> tuple[Communicator, ...]:
     if ranks == 1:
         return ()
-    sizes = {options.averaged_ranks(step, ranks) for step in range(steps)}
+    sizes = {options.averaged_ranks(step, ranks) for step in range(steps)} - {None}
     named = [
         Communicator(f"average of {size}", _consecutive(size, ranks, "levels"))
         for size in sorted(size for size in sizes if size is not None)
@@ -127,14 +136,10 @@ def _groups(ranks: int, options: LocalSgdStrategy, steps: int) -> tuple[Communic
     return (Communicator(GROUP, (range(ranks),)), Communicator(GRADIENTS, small), *named)
 
 
-def _first_device_task(tasks: Sequence[Task]) -> int:
-    return next(index for index, task in enumerate(tasks) if task.stream == COMPUTE.name)
-
-
 def _repeat(tasks: TaskList, single: Sequence[Task], step: int, ends: Sequence[int]) -> int:
-    """Append the tasks of a step after the last; returns the task that ends it."""
-    offset, first = len(tasks.tasks), _first_device_task(single)
-    (end,) = single[first].after_previous
+    """Append the tasks of a step after the last; return the task that ends it."""
+    offset = len(tasks.tasks)
+    first = next(index for index, task in enumerate(single) if task.stream == COMPUTE.name)
     for index, task in enumerate(single):
         work, after = task.work, tuple(offset + other for other in task.after)
         if isinstance(work, Collective):
@@ -142,19 +147,17 @@ def _repeat(tasks: TaskList, single: Sequence[Task], step: int, ends: Sequence[i
         if index == first:
             after = (*after, *ends[-1:])
         tasks.add(replace(task, work=work, after=after, after_previous=(), micro_batch=step))
-    return offset + end
+    return offset + single[first].after_previous[0]
 
 
 def _average(tasks: TaskList, request: StepRequest, step: int, group: str, after: int) -> int:
-    """Average the parameters of a group's ranks; returns the last task."""
+    """Average the parameters of a group's ranks; return the last task."""
     trained = [request.workload.tensors[i] for i in request.workload.ready_order]
     nbytes, dtype = averaged_bytes(trained)
-    joins = -(-len(trained) // TENSORS_PER_LAUNCH)
-    name = f"parameters, step {step}"
-    issued = tasks.issue(name, joins + 1, RANKS, micro_batch=step)
-    flat = tasks.copy(
-        f"flatten {name}", 2 * nbytes, joins + 1, RANKS, after=(*issued, after), micro_batch=step
-    )
+    kernels, name = 1 - (-len(trained) // TENSORS_PER_LAUNCH), f"parameters, step {step}"
+    issued = tasks.issue(name, kernels, RANKS, micro_batch=step)
+    joined, waits = f"flatten {name}", (*issued, after)
+    flat = tasks.copy(joined, 2 * nbytes, kernels, RANKS, after=waits, micro_batch=step)
     waited = tasks.wait(f"wait for {name}", RANKS, after=(flat,), micro_batch=step)
     end = tasks.collective(
         f"average {name}",
@@ -168,9 +171,8 @@ def _average(tasks: TaskList, request: StepRequest, step: int, group: str, after
         micro_batch=step,
     )
     if len({tensor.dtype for tensor in trained}) > 1:  # back to their own dtypes
-        end = tasks.copy(
-            f"convert {name}", nbytes, len(trained), RANKS, after=(end,), micro_batch=step
-        )
+        own, count = f"convert {name}", len(trained)
+        end = tasks.copy(own, nbytes, count, RANKS, after=(end,), micro_batch=step)
     return end
 
 
@@ -180,3 +182,38 @@ def averaged_bytes(trained: Sequence[ParameterTensor]) -> tuple[int, str]:
     if {"fp16", "bf16"} <= {tensor.dtype for tensor in trained}:
         dtype = max((dtype, "fp32"), key=lambda name: ITEM_BYTES[name])
     return ITEM_BYTES[dtype] * sum(tensor.numel for tensor in trained), dtype
+
+
+# ---------------------------------------------------------------- the row
+
+
+def local_sgd_memory(setup: Setup) -> MemoryUse:
+    """Add up what local SGD keeps on a GPU.
+
+    The flat copy of all parameters is made after the optimizer, where activations are gone: what
+    it takes beyond their room counts. The warm-up has the buckets of all gradients, too.
+    """
+    options = setup.options
+    assert isinstance(options, LocalSgdStrategy)
+    if setup.ranks == 1:
+        return replicated(setup)
+    with_buckets = options.gradient_gpus is not None or options.warmup_steps > 0
+    use = (
+        ddp_memory(replace(setup, options=_hooked(options))) if with_buckets else replicated(setup)
+    )
+    nbytes, _ = averaged_bytes(setup.trained)
+    return replace(use, gathered_bytes=max(0.0, nbytes - use.activations_bytes))
+
+
+def _remarks(options: LocalSgdStrategy) -> tuple[str, ...]:
+    steps = options.accumulate
+    warm_up = ""
+    if options.warmup_steps:
+        warm_up = f" The {options.warmup_steps:,} steps of the warm-up are not in it."
+    unit = "one optimizer step" if steps == 1 else f"a round of {steps:,} optimizer steps"
+    sentence = f"A step is {unit}, with the averages of parameters in it; its samples are of all."
+    rest = "How many more samples training needs with fewer averages is not modelled."
+    return (f"{sentence}{warm_up} {rest}",)
+
+
+LOCAL_SGD = Strategy("local SGD", local_sgd_plan, local_sgd_memory, remarks=_remarks)

@@ -17,8 +17,13 @@ from perfmodel.scenario.strategies.deepspeed import OneBitStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.testing.closed_forms import form
 from perfmodel.training.memory.use import Setup
-from perfmodel.training.onebit.step_plan import CompressedReduction, onebit_plan, padded_elements
-from perfmodel.training.onebit.strategy import ONEBIT, onebit_memory
+from perfmodel.training.onebit import (
+    ONEBIT,
+    CompressedReduction,
+    onebit_memory,
+    onebit_plan,
+    padded_elements,
+)
 from perfmodel.training.plan.builder import TaskList
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan
 from perfmodel.training.strategy import StepRequest
@@ -26,7 +31,7 @@ from perfmodel.workload.zoo import build_model
 from tests.training.recorded.run_cases import Call, planned_calls
 from tests.training.recorded.toy_workload import request
 
-RECORDED = Path(__file__).parents[1] / "recorded" / "onebit.json"
+RECORDED = Path(__file__).parent / "recorded" / "onebit.json"
 CASES: dict[str, Any] = json.loads(RECORDED.read_text(encoding="utf-8"))["cases"]
 
 
@@ -155,7 +160,7 @@ def test_what_deepspeed_does_not_train_is_refused() -> None:
 def compressed_times(ranks: int, elements: int = 1 << 20) -> dict[str, float]:
     """Seconds of each kind of work that the compressed reduction of a buffer computes."""
     tasks = TaskList(0.0, 0.0, 1e9)
-    CompressedReduction(tasks, "all", ranks, elements, "m", {}).add(())
+    CompressedReduction(tasks, ranks, elements, "m", {}).add(())
     return {t.name: t.work.duration_s for t in tasks.tasks if isinstance(t.work, Compute)}
 
 

@@ -31,10 +31,11 @@ from perfmodel.scenario.strategies.deepspeed import OneBitStrategy
 from perfmodel.training.ddp.bucket_reduction import GROUP
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
+from perfmodel.training.memory.use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
 from perfmodel.training.plan.forward_backward import Step, add_forward, add_local_backward
 from perfmodel.training.plan.step_plan import Communicator, Op, RankClass, StepPlan, Stream
-from perfmodel.training.strategy import StepRequest
+from perfmodel.training.strategy import StepRequest, Strategy
 from perfmodel.workload.model import ITEM_BYTES, Workload
 
 SCALE_BYTES = 4
@@ -67,79 +68,6 @@ def padded_elements(elements: int, ranks: int) -> int:
     """
     unit = ranks * (ranks * BITS // math.gcd(ranks, BITS))
     return -(-elements // unit) * unit
-
-
-@dataclass(frozen=True, slots=True)
-class CompressedReduction:
-    """A buffer of fp32 elements that all ranks average with one bit per element."""
-
-    tasks: TaskList
-    rank_class: str
-    ranks: int
-    elements: int
-    name: str
-    marks: dict[str, Any]
-
-    def add(self, after: Iterable[int]) -> int:
-        """Add its kernels and its four collectives; returns the last task."""
-        padded = padded_elements(self.elements, self.ranks)
-        part = padded // self.ranks
-        packed, scales = padded // BITS, SCALE_BYTES * self.ranks
-        moved = (ERROR_AND_SIGNS + STACKED) * padded
-        pads = padded != self.elements
-        compressed = self._compute(
-            "compress", moved + pads * PADDING * padded, ERROR_AND_SIGNS_KERNELS + 1 + pads, after
-        )
-        waited = self._wait("compressed", compressed)
-        sent = self._send("signs", "all_to_all", packed, "uint8", waited)
-        sent = self._send("scales", "all_gather", scales, "fp32", sent)
-        moved = (UNPACKED + SUM) * padded + ERROR_AND_SIGNS * part
-        averaged = self._compute(
-            "average", moved, UNPACKED_KERNELS + 1 + ERROR_AND_SIGNS_KERNELS, (sent,)
-        )
-        waited = self._wait("average", averaged)
-        sent = self._send("signs of parts", "all_gather", packed, "uint8", waited)
-        sent = self._send("scales of parts", "all_gather", scales, "fp32", sent)
-        moved = (STACKED + UNPACKED + COPY) * padded
-        return self._compute("decompress", moved, UNPACKED_KERNELS + 2, (sent,))
-
-    def _compute(self, verb: str, moved: float, kernels: int, after: Iterable[int]) -> int:
-        return add_passes(
-            self.tasks, f"{verb} {self.name}", moved, kernels, self.rank_class, after, self.marks
-        )
-
-    def _wait(self, buffer: str, after: int) -> int:
-        name = f"wait for {buffer} {self.name}"
-        return self.tasks.wait(name, self.rank_class, after=(after,), **self.marks)
-
-    def _send(self, sent: str, op: Op, nbytes: int, dtype: str, after: int) -> int:
-        key = f"{sent} of {self.name}"
-        return self.tasks.collective(
-            f"{op.replace('_', '-')} {key}",
-            op,
-            nbytes,
-            self.rank_class,
-            communicator=GROUP,
-            key=key,
-            after=(after,),
-            dtype=dtype,
-            **self.marks,
-        )
-
-
-def add_passes(
-    tasks: TaskList,
-    name: str,
-    moved: float,
-    kernels: int,
-    rank_class: str,
-    after: Iterable[int],
-    marks: dict[str, Any],
-    kind: str = "copy",
-) -> int:
-    """Add kernels that read and write so many bytes of device memory."""
-    duration_s = moved / (2 * tasks.copy_Bps) + kernels * tasks.kernel_s
-    return tasks.launch(name, kind, duration_s, kernels, rank_class, after=after, **marks)
 
 
 RANKS = "ranks"
@@ -183,16 +111,16 @@ def onebit_plan(request: StepRequest, options: OneBitStrategy) -> StepPlan:
     if request.ranks == 1:
         return ddp_plan(request, DdpOptions(accumulate=options.accumulate))
     warm = request.iteration == "first" and options.freeze_step > 0
-    steps = options.local_steps
-    tasks = TaskList.of(request)
+    steps, tasks = options.local_steps, TaskList.of(request)
     micro_batches = options.accumulate // steps
     step = Step(request, DdpOptions(accumulate=options.accumulate), tasks, RANKS)
     end = 0
     for number in range(steps):
-        for micro_batch in range(micro_batches):
-            add_forward(step, micro_batch + number * micro_batches)
-            _add_backward(step, number * micro_batches, micro_batch)
-        marks = {"micro_batch": (number + 1) * micro_batches - 1}
+        first = number * micro_batches
+        for micro_batch in range(first, first + micro_batches):
+            add_forward(step, micro_batch)
+            _add_backward(step, first, micro_batch)
+        marks = {"micro_batch": first + micro_batches - 1}
         ends = _add_warm_up_reductions(step, marks) if warm else ()
         end = _add_update(step, options, ends, marks, warm=warm, last=number == steps - 1)
     tasks.begin_after(end, (COMPUTE.name,))
@@ -224,36 +152,31 @@ def momentum_buffers(workload: Workload, options: OneBitStrategy) -> tuple[int, 
 
 def _add_backward(step: Step, first: int, micro_batch: int) -> None:
     """Add backward of a micro-batch; each optimizer step begins with gradients anew."""
-    if micro_batch or not first:
-        add_local_backward(step, first + micro_batch)
-        return
     before = len(step.tasks.tasks)
-    add_local_backward(step, 0)
-    for at in range(before, len(step.tasks.tasks)):
-        step.tasks.tasks[at] = replace(step.tasks.tasks[at], micro_batch=first)
+    add_local_backward(step, 0 if micro_batch == first else micro_batch)
+    added = step.tasks.tasks[before:]
+    step.tasks.tasks[before:] = [replace(task, micro_batch=micro_batch) for task in added]
 
 
 def _add_warm_up_reductions(step: Step, marks: dict[str, Any]) -> tuple[int, ...]:
     """All-reduce gradients in pieces, each flattened, divided and copied back."""
-    end: tuple[int, ...] = ()
+    tasks, end = step.tasks, tuple[int, ...]()
     for number, (elements, tensors, dtype) in enumerate(gradient_pieces(step.request.workload)):
-        nbytes = ITEM_BYTES[dtype] * elements
-        flat = add_passes(
-            step.tasks, f"flatten gradients {number}", 2 * nbytes, 1, RANKS, end, marks
-        )
-        sent = step.tasks.collective(
-            f"all-reduce gradients {number}",
+        nbytes, name = ITEM_BYTES[dtype] * elements, f"gradients {number}"
+        flat = add_passes(tasks, f"flatten {name}", 2 * nbytes, 1, end, marks)
+        sent = tasks.collective(
+            f"all-reduce {name}",
             "all_reduce",
             nbytes,
             RANKS,
             communicator=GROUP,
-            key=f"gradients {number}",
+            key=name,
             after=(flat,),
             dtype=dtype,
             **marks,
         )
-        name, kernels = f"copy gradients {number} back", 1 + tensors
-        end = (add_passes(step.tasks, name, 4 * nbytes, kernels, RANKS, (sent,), marks),)
+        copied = add_passes(tasks, f"copy {name} back", 4 * nbytes, 1 + tensors, (sent,), marks)
+        end = (copied,)
     return end
 
 
@@ -280,35 +203,31 @@ def _add_update(
     last: bool,
 ) -> int:
     """Add an optimizer step, with the exchange of momenta where it has one."""
-    workload, tasks = step.request.workload, step.tasks
-    trained = len(workload.ready_order)
-    is_flat = workload.tensors[workload.ready_order[0]].dtype == "fp16"
-    elements = sum(momentum_buffers(workload, options))
+    workload, tasks, kind = step.request.workload, step.tasks, options.optimizer
+    buffers, trained = momentum_buffers(workload, options), len(workload.ready_order)
+    elements, times = sum(buffers), trained if kind == "lamb" else len(buffers)
     own, kernels = _own_passes(options, warm=warm)
-    times = len(momentum_buffers(workload, options)) if options.optimizer != "lamb" else trained
-    if is_flat:
-        name, flat_kernels = "unscale gradients", FLAT_KERNELS * trained
-        end = add_passes(
-            tasks, name, FLAT * elements, flat_kernels, RANKS, after, marks, "optimizer"
+    if workload.tensors[workload.ready_order[0]].dtype == "fp16":
+        flat, flat_kernels = FLAT * elements, FLAT_KERNELS * trained
+        after = (
+            add_passes(tasks, "unscale gradients", flat, flat_kernels, after, marks, "optimizer"),
         )
-        after = (end,)
     exchanges = not warm and last
-    before = MOMENTUM if exchanges and options.optimizer != "zero_one_adam" else own
-    end = add_passes(
-        tasks, "optimizer", before * elements, kernels * times, RANKS, after, marks, "optimizer"
-    )
+    before = MOMENTUM if exchanges and kind != "zero_one_adam" else own
+    moved = before * elements
+    end = add_passes(tasks, "optimizer", moved, kernels * times, after, marks, "optimizer")
     if not exchanges:
         return end
-    for number, buffer in enumerate(momentum_buffers(workload, options)):
+    for number, buffer in enumerate(buffers):
         name = f"momenta {number}" if number else "momenta"
-        reduction = CompressedReduction(tasks, RANKS, step.request.ranks, buffer, name, marks)
-        end = reduction.add((end,))
-    rest = EXCHANGE if options.optimizer == "zero_one_adam" else own - MOMENTUM
-    if options.optimizer == "lamb" and tasks.launch_s > 0:
+        end = CompressedReduction(tasks, step.request.ranks, buffer, name, marks).add((end,))
+    rest, more = own - MOMENTUM, 0
+    if kind == "zero_one_adam":
+        rest, more = EXCHANGE, EXCHANGE_KERNELS * times
+    if kind == "lamb" and tasks.launch_s > 0:
         end = tasks.wait("read norms", RANKS, after=(end,), **marks)
         end = tasks.issue("read norms", LAMB_READS * trained, RANKS, after=(end,), **marks)[0]
-    more = EXCHANGE_KERNELS * times if options.optimizer == "zero_one_adam" else 0
-    return add_passes(tasks, "update", rest * elements, more, RANKS, (end,), marks, "optimizer")
+    return add_passes(tasks, "update", rest * elements, more, (end,), marks, "optimizer")
 
 
 def _own_passes(options: OneBitStrategy, *, warm: bool) -> tuple[float, int]:
@@ -319,3 +238,138 @@ def _own_passes(options: OneBitStrategy, *, warm: bool) -> tuple[float, int]:
         return MOMENTUM + VARIANCE + UPDATE, ADAM_KERNELS + 2
     local = LOCAL if options.optimizer == "zero_one_adam" else 0
     return MOMENTUM + UPDATE + local, ADAM_KERNELS + 2 * bool(local)
+
+
+# ---------------------------------------------------------------- the compressed all-reduce
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedReduction:
+    """A buffer of fp32 elements that all ranks average with one bit per element."""
+
+    tasks: TaskList
+    ranks: int
+    elements: int
+    name: str
+    marks: dict[str, Any]
+
+    def add(self, after: Iterable[int]) -> int:
+        """Add its kernels and its four collectives; return the last task."""
+        padded = padded_elements(self.elements, self.ranks)
+        packed, part, pads = padded // BITS, padded // self.ranks, padded != self.elements
+        moved = (ERROR_AND_SIGNS + STACKED) * padded + (PADDING * padded if pads else 0)
+        end = self._compute("compress", moved, ERROR_AND_SIGNS_KERNELS + 1 + pads, after)
+        end = self._exchange("compressed", "signs", "all_to_all", "scales", packed, end)
+        moved = (UNPACKED + SUM) * padded + ERROR_AND_SIGNS * part
+        kernels = UNPACKED_KERNELS + 1 + ERROR_AND_SIGNS_KERNELS
+        end = self._compute("average", moved, kernels, (end,))
+        whole = "signs of parts", "all_gather", "scales of parts"
+        end = self._exchange("average", *whole, packed, end)
+        moved = (STACKED + UNPACKED + COPY) * padded
+        return self._compute("decompress", moved, UNPACKED_KERNELS + 2, (end,))
+
+    def _compute(self, verb: str, moved: float, kernels: int, after: Iterable[int]) -> int:
+        return add_passes(self.tasks, f"{verb} {self.name}", moved, kernels, after, self.marks)
+
+    def _exchange(
+        self, buffer: str, signs: str, op: Op, scales: str, packed: int, after: int
+    ) -> int:
+        """Wait for a buffer on the host, then send its signs, and scales to all."""
+        name = f"wait for {buffer} {self.name}"
+        end = self.tasks.wait(name, RANKS, after=(after,), **self.marks)
+        calls: tuple[tuple[str, Op, int, str], ...] = (
+            (signs, op, packed, "uint8"),
+            (scales, "all_gather", SCALE_BYTES * self.ranks, "fp32"),
+        )
+        for sent, each, nbytes, dtype in calls:
+            key = f"{sent} of {self.name}"
+            end = self.tasks.collective(
+                f"{each.replace('_', '-')} {key}",
+                each,
+                nbytes,
+                RANKS,
+                communicator=GROUP,
+                key=key,
+                after=(end,),
+                dtype=dtype,
+                **self.marks,
+            )
+        return end
+
+
+def add_passes(
+    tasks: TaskList,
+    name: str,
+    moved: float,
+    kernels: int,
+    after: Iterable[int],
+    marks: dict[str, Any],
+    kind: str = "copy",
+) -> int:
+    """Add kernels that read and write so many bytes of device memory."""
+    duration_s = moved / (2 * tasks.copy_Bps) + kernels * tasks.kernel_s
+    return tasks.launch(name, kind, duration_s, kernels, RANKS, after=after, **marks)
+
+
+# ---------------------------------------------------------------- the row
+
+ERROR_BYTES = 4
+"""Errors, momenta and what is made of them are fp32."""
+PASSING = 3
+"""Tensors of the whole buffer beside it while it is compressed: the sum, signs and the error."""
+MORE_STATES = {"adam": 0, "zero_one_adam": 1, "lamb": 1}
+"""States beside Adam's two: what was not exchanged yet, or the fresh variance."""
+
+
+def onebit_memory(setup: Setup) -> MemoryUse:
+    """Add up what a GPU keeps: Adam's states, the errors of both exchanges, and fp32 gradients.
+
+    A model in fp16 has its gradients once more, flat and in fp32, when activations are gone; so do
+    tensors that compression needs.
+
+    Raises `InputError`: ranks or batch below 1, or parameters that these optimizers do not train.
+    """
+    options = setup.options
+    assert isinstance(options, OneBitStrategy)
+    use = replicated(setup)
+    if setup.ranks == 1:
+        return use
+    check_dtypes(setup.workload)
+    buffers = momentum_buffers(setup.workload, options)
+    elements = sum(buffers)
+    padded = [padded_elements(buffer, setup.ranks) for buffer in buffers]
+    errors = ERROR_BYTES * (sum(padded) + sum(padded) // setup.ranks)
+    states = ERROR_BYTES * elements * (2 + MORE_STATES[options.optimizer])
+    master = ERROR_BYTES * elements if setup.trained[0].dtype == "fp16" else 0
+    passing = PASSING * ERROR_BYTES * max(padded)
+    # the flat gradients; with LAMB the momenta of the step before
+    passing += master + (ERROR_BYTES * elements if options.optimizer == "lamb" else 0)
+    return replace(
+        use,
+        optimizer_bytes=states + master,
+        buckets_bytes=float(errors),
+        gathered_bytes=max(0.0, passing - use.activations_bytes),
+    )
+
+
+def _remarks(options: OneBitStrategy) -> tuple[str, ...]:
+    warm_up = f"The {options.freeze_step:,} steps of the warm-up all-reduce whole gradients after"
+    lines = [f"{warm_up} backward, as the first step does; a step here is one after them."]
+    if options.local_steps > 1:
+        lines.append(
+            f"A step is a round of {options.local_steps:,} optimizer steps with one exchange; its "
+            "samples are of all."
+        )
+    return tuple(lines)
+
+
+ONEBIT = Strategy(
+    "1-bit optimizers (DeepSpeed)",
+    onebit_plan,
+    onebit_memory,
+    remarks=_remarks,
+    assumptions=(
+        "1-bit optimizers follow DeepSpeed 0.14 over NCCL, in kernels of one operation, unmeasured",
+        "1-bit optimizers decay weights",
+    ),
+)
