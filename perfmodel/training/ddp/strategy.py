@@ -1,4 +1,9 @@
-"""DistributedDataParallel as a row of the table of strategies."""
+"""DistributedDataParallel as a row of the table of strategies, and with ZeroRedundancyOptimizer.
+
+PyTorch's ZeroRedundancyOptimizer is DDP with the optimizer's states split by parameter. Written
+after ``torch/distributed/optim/zero_redundancy_optimizer.py`` of torch 2.13: after its own update
+each rank broadcasts its parameters, one by one or in one buffer, and all wait for all.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +16,18 @@ from perfmodel.scenario.strategies.ddp import (
     OneBitHook,
     PowerSgdHook,
     TopKHook,
+    ZeroRedundancyStrategy,
 )
 from perfmodel.training.ddp.bucket_hooks import hook_bytes
+from perfmodel.training.ddp.bucket_reduction import GROUP
 from perfmodel.training.ddp.buckets import Bucket, ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.ddp.step_plan import ddp_plan, kept_buffers
+from perfmodel.training.ddp.step_plan import RANKS, ddp_plan, kept_buffers
 from perfmodel.training.memory.use import MemoryUse, Setup, held_in_backward, replicated
-from perfmodel.training.strategy import Setting, Strategy
-from perfmodel.workload.model import ITEM_BYTES
+from perfmodel.training.plan.builder import TaskList
+from perfmodel.training.plan.step_plan import Compute, StepPlan
+from perfmodel.training.strategy import Setting, StepRequest, Strategy
+from perfmodel.workload.model import ITEM_BYTES, ParameterTensor
 
 
 def ddp_memory(setup: Setup) -> MemoryUse:
@@ -191,4 +200,121 @@ DDP = Strategy(
     lighter=({"gradient_as_bucket_view": True},),
     bucket_sizes=_bucket_sizes,
     options=ddp_options,
+)
+
+
+# ---------------------------------------------------------------- ZeroRedundancyOptimizer
+
+
+def partition_parameters(
+    tensors: Sequence[ParameterTensor], ranks: int
+) -> tuple[tuple[int, ...], ...]:
+    """Give each parameter, the largest first, to the rank that has the fewest elements.
+
+    Returns the places of each rank's parameters (``_partition_parameters``).
+    """
+    owned: list[list[int]] = [[] for _ in range(ranks)]
+    sizes = [0] * ranks
+    for place in sorted(range(len(tensors)), key=lambda at: tensors[at].numel, reverse=True):
+        rank = sizes.index(min(sizes))
+        owned[rank].append(place)
+        sizes[rank] += tensors[place].numel
+    return tuple(map(tuple, owned))
+
+
+def zero_redundancy_plan(request: StepRequest, options: ZeroRedundancyStrategy) -> StepPlan:
+    """Return one step of DDP whose optimizer updates a part and broadcasts it.
+
+    All ranks take as long as the one with most parameters.
+
+    Raises `InputError`: a bad ready order.
+    Raises `ScheduleError`: times that do not fit the workload.
+    """
+    plan = ddp_plan(request, ddp_options(options.ddp))
+    if request.ranks == 1:
+        return plan
+    ranks = next(len(each.groups[0]) for each in plan.communicators if each.name == GROUP)
+    trained = [request.workload.tensors[index] for index in sorted(request.workload.ready_order)]
+    owned = partition_parameters(trained, ranks)
+    place = next(i for i, task in enumerate(plan.tasks) if task.kind == "optimizer")
+    end = max(i for task in plan.tasks for i in task.after_previous)
+    tasks = TaskList.of(request)
+    tasks.tasks = list(plan.tasks)
+    update = tasks.tasks[place]
+    assert isinstance(update.work, Compute)
+    share_s = update.work.duration_s * _fullest_share(trained, owned)
+    tasks.tasks[place] = replace(update, work=Compute(share_s))
+    follows = (_add_broadcasts(tasks, trained, owned, options, end),)
+    return replace(
+        plan,
+        name=f"ZeroRedundancyOptimizer, {plan.name}",
+        tasks=tuple(
+            replace(task, after_previous=follows) if task.after_previous == (end,) else task
+            for task in tasks.tasks
+        ),
+    )
+
+
+def _fullest_share(tensors: Sequence[ParameterTensor], owned: Sequence[Sequence[int]]) -> float:
+    most = max(sum(tensors[place].numel for place in places) for places in owned)
+    return most / sum(tensor.numel for tensor in tensors)
+
+
+def _add_broadcasts(
+    tasks: TaskList,
+    tensors: Sequence[ParameterTensor],
+    owned: Sequence[Sequence[int]],
+    options: ZeroRedundancyStrategy,
+    end: int,
+) -> int:
+    """Broadcast the parameters of one rank after the other; return the last task."""
+    last = end
+    for rank, places in enumerate(owned):
+        views = options.parameters_as_bucket_view
+        for group in [places] if views else [(place,) for place in places]:
+            members = [tensors[place] for place in group]
+            name = f"parameters of rank {rank}" if views else members[0].name
+            dtype = members[0].dtype if members else "fp32"
+            nbytes = sum(each.nbytes for each in members) or 4  # an empty buffer holds one element
+            issued = tasks.issue(f"broadcast {name}", 1, RANKS)
+            last = tasks.collective(
+                f"broadcast {name}",
+                "broadcast",
+                nbytes,
+                RANKS,
+                communicator=GROUP,
+                key=f"updated {name}",
+                after=dict.fromkeys((*issued, end)),
+                dtype=dtype,
+                root=rank,
+            )
+    return last
+
+
+def zero_redundancy_memory(setup: Setup) -> MemoryUse:
+    """Add up what DDP keeps, with the optimizer states of the fullest rank.
+
+    Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
+    """
+    options = setup.options
+    assert isinstance(options, ZeroRedundancyStrategy)
+    use = ddp_memory(replace(setup, options=ddp_options(options.ddp)))
+    trained = [setup.workload.tensors[index] for index in sorted(setup.workload.ready_order)]
+    share = _fullest_share(trained, partition_parameters(trained, setup.ranks))
+    return replace(use, optimizer_bytes=use.optimizer_bytes * share)
+
+
+def _zero_redundancy_words(section: ZeroRedundancyStrategy) -> tuple[str, ...]:
+    views = section.parameters_as_bucket_view
+    return (f"ZeroRedundancyOptimizer(parameters, parameters_as_bucket_view={views}, ...)",)
+
+
+ZERO_REDUNDANCY = Strategy(
+    "DistributedDataParallel with ZeroRedundancyOptimizer",
+    zero_redundancy_plan,
+    zero_redundancy_memory,
+    # bucket caps are tuned with ``kind: ddp``
+    settings=lambda *_: (Setting("parameters_as_bucket_view", (False, True)),),
+    own_words=_zero_redundancy_words,
+    lighter=({},),
 )

@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("torch")
 
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
-from perfmodel.training.sharded.fsdp.strategy import rank_shards
-from perfmodel.training.sharded.fsdp.units import sized_units
+from perfmodel.training.fsdp.strategy import rank_shards
+from perfmodel.training.fsdp.units import sized_units
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo import build_model
 from tests.training.recorded.toy_workload import workload

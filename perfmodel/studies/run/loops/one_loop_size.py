@@ -36,8 +36,8 @@ from perfmodel.studies.run.steps.output_analysis import mean_interval_s
 from perfmodel.studies.run.steps.sized_job import SizedJob, locate_errors
 from perfmodel.studies.run.steps.uncertainty import chance_of_gpus, name_compute, step_interval
 from perfmodel.timeline import Timeline
+from perfmodel.training.parameter_server import ServerOptions, server_bytes
 from perfmodel.training.plan.loop_plan import LoopPlan
-from perfmodel.training.servers.parameter_server import ServerOptions, server_bytes
 from perfmodel.workload.compute_spread import run_factors
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
+from perfmodel.training.fsdp.units import Moment, SizedUnit, sized_units, walk_units
 from perfmodel.training.plan.builder import EXPERT_COPIES, TaskList
 from perfmodel.training.plan.step_plan import Op
-from perfmodel.training.sharded.fsdp.units import Moment, SizedUnit, sized_units, walk_units
 from perfmodel.training.strategy import StepRequest
 
 RANKS = "ranks"

@@ -16,19 +16,20 @@ from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.memory.use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.step_plan import StepPlan
-from perfmodel.training.sharded.sharding_step import MASTER_BYTES
-from perfmodel.training.sharded.zero.fetches import persistent_tensors, trace_fetches
-from perfmodel.training.sharded.zero.offload import (
+from perfmodel.training.sharding_step import MASTER_BYTES
+from perfmodel.training.strategy import Setting, StepRequest, Strategy
+from perfmodel.training.zero.fetches import persistent_tensors, trace_fetches
+from perfmodel.training.zero.offload import (
     STATE_ITEM_BYTES,
     SWAPPED_STATES,
     check_offload,
     drive_tensors,
+    part_elements,
+    sub_groups,
     swaps_states,
 )
-from perfmodel.training.sharded.zero.partition import part_elements, partition, sub_groups
-from perfmodel.training.sharded.zero.sharded_parameters import sharded_parameters_plan
-from perfmodel.training.sharded.zero.sharded_states import sharded_states_plan
-from perfmodel.training.strategy import Setting, StepRequest, Strategy
+from perfmodel.training.zero.sharded_parameters import sharded_parameters_plan
+from perfmodel.training.zero.sharded_states import partition, sharded_states_plan
 from perfmodel.workload.memory import optimizer_state_bytes
 from perfmodel.workload.model import ITEM_BYTES, Workload
 

@@ -14,17 +14,7 @@ from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.training.ddp.buckets import assign_buckets
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
-from perfmodel.training.plan.builder import COMPUTE, EXPERT_COPIES, HOST
-from perfmodel.training.plan.forward_backward import visit_segments
-from perfmodel.training.plan.step_plan import (
-    Communicator,
-    RankClass,
-    StepPlan,
-    Stream,
-    neighbours,
-    strides,
-)
-from perfmodel.training.sharded.fsdp.sharded_step import (
+from perfmodel.training.fsdp.sharded_step import (
     AVERAGES,
     COPIES,
     GATHER_COPIES,
@@ -43,7 +33,7 @@ from perfmodel.training.sharded.fsdp.sharded_step import (
     issue,
     run,
 )
-from perfmodel.training.sharded.fsdp.unit_traffic import (
+from perfmodel.training.fsdp.unit_traffic import (
     ADDED,
     add_scales,
     free_after_backward,
@@ -52,7 +42,17 @@ from perfmodel.training.sharded.fsdp.unit_traffic import (
     reduce,
     wait_for,
 )
-from perfmodel.training.sharded.fsdp.units import Moment, SizedUnit
+from perfmodel.training.fsdp.units import Moment, SizedUnit
+from perfmodel.training.plan.builder import COMPUTE, EXPERT_COPIES, HOST
+from perfmodel.training.plan.forward_backward import visit_segments
+from perfmodel.training.plan.step_plan import (
+    Communicator,
+    RankClass,
+    StepPlan,
+    Stream,
+    neighbours,
+    strides,
+)
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES
 

@@ -4,7 +4,7 @@ The order of events is that of DeepSpeed 0.19 (``deepspeed/runtime/zero/stage3.p
 ``partitioned_param_coordinator.py``):
 
 - Parameters of a module are gathered before it, and ahead of it as the queue of later uses allows
-  (`perfmodel.training.sharded.zero.fetches`); several in one collective, whose result is copied out
+  (`perfmodel.training.zero.fetches`); several in one collective, whose result is copied out
   on the gathering stream. Collectives run one after the other in the order of their issue.
 - Gradients are copied into a bucket on the reducing stream (``__add_grad_to_ipg_bucket``). It is
   reduced once the next one does not fit, the last one at the end of each backward, for which the
@@ -22,30 +22,30 @@ from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
 from perfmodel.training.plan.builder import COMPUTE
 from perfmodel.training.plan.forward_backward import visit_segments
 from perfmodel.training.plan.step_plan import Communicator, Op, StepPlan, neighbours
-from perfmodel.training.sharded.sharding_step import (
+from perfmodel.training.sharding_step import (
     EVERYONE,
     GATHERING,
     RANKS,
     REDUCTION,
     ShardingStep,
 )
-from perfmodel.training.sharded.zero.fetches import Fetch, persistent_tensors, trace_fetches
-from perfmodel.training.sharded.zero.offload import (
+from perfmodel.training.strategy import StepRequest
+from perfmodel.training.zero.fetches import Fetch, persistent_tensors, trace_fetches
+from perfmodel.training.zero.offload import (
     add_drive_task,
     add_grouped_update,
     add_host_update,
     drive_tensors,
     gradient_bytes,
-    part_seconds,
-)
-from perfmodel.training.sharded.zero.partition import (
-    GradientBucket,
-    gradient_buckets,
     part_elements,
+    part_seconds,
     sub_groups,
 )
-from perfmodel.training.sharded.zero.sharded_states import sent_dtype
-from perfmodel.training.strategy import StepRequest
+from perfmodel.training.zero.sharded_states import (
+    GradientBucket,
+    gradient_buckets,
+    sent_dtype,
+)
 from perfmodel.workload.model import ITEM_BYTES, Workload
 
 NORM_DTYPE, OVERFLOW_DTYPE = "fp64", "uint8"

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
-from perfmodel.training.memory.use import MemoryUse, Setup, held_in_backward, replicated
-from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
-from perfmodel.training.sharded.fsdp.units import (
+from perfmodel.training.fsdp.step_plan import fsdp_plan
+from perfmodel.training.fsdp.units import (
     Moment,
     SizedUnit,
     sized_units,
     split_rows,
     walk_units,
 )
+from perfmodel.training.memory.use import MemoryUse, Setup, held_in_backward, replicated
 from perfmodel.training.strategy import Setting, Strategy
 from perfmodel.workload.kernels.device import kernel_constants
 from perfmodel.workload.memory.activations import BackwardBytes

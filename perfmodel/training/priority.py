@@ -1,7 +1,7 @@
 """Priority scheduling: one training step as a StepPlan.
 
 A step goes from backward to the forward that follows it: gradients are reduced piece by piece, in
-the order of `perfmodel.training.fusion.priority`; each layer is updated when its own gradients
+the order of `perfmodel.training.priority`; each layer is updated when its own gradients
 have arrived, and its forward runs at once, while those of later layers still travel.
 
 ByteScheduler (SOSP 2019) and P3 (arXiv 1905.03960) cut tensors to pieces and send, of all that is

@@ -20,7 +20,7 @@ from typing import Literal
 
 from perfmodel.errors import Fault, InputError, PerfmodelError
 from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
-from perfmodel.training.sharded.fsdp.units import module_paths
+from perfmodel.training.fsdp.units import module_paths
 from perfmodel.workload.model import Workload
 
 

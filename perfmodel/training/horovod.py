@@ -2,7 +2,7 @@
 
 The order of events is that of horovod 0.28.1. A hook hands each gradient over as soon as its kernel
 has been issued (``torch/optimizer.py``); a thread fuses, in cycles, what all ranks have handed over
-(`perfmodel.training.fusion.cycles`), and issues copies into the buffer, the all-reduce and copies
+(`perfmodel.training.horovod_cycles`), and issues copies into the buffer, the all-reduce and copies
 out of it, one reduction after the other on one stream (``ops/nccl_operations.cc``). ``step()``
 waits for all of them on the host. On CPUs the thread itself runs each all-reduce, and begins no
 cycle meanwhile (``ops/gloo_operations.cc``).
@@ -17,7 +17,7 @@ from typing import Any
 from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.strategies.fusion import HorovodStrategy
 from perfmodel.training.ddp.options import MIB, DdpOptions
-from perfmodel.training.fusion.cycles import (
+from perfmodel.training.horovod_cycles import (
     Cycle,
     FusionRules,
     casts_s,

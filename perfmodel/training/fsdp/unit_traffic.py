@@ -22,7 +22,7 @@ in _fsdp_collectives.py.
 
 from __future__ import annotations
 
-from perfmodel.training.sharded.fsdp.sharded_step import (
+from perfmodel.training.fsdp.sharded_step import (
     AVERAGES,
     COPIES,
     GATHER_COPIES,
@@ -39,7 +39,7 @@ from perfmodel.training.sharded.fsdp.sharded_step import (
     run,
     sharers,
 )
-from perfmodel.training.sharded.fsdp.units import SizedUnit
+from perfmodel.training.fsdp.units import SizedUnit
 from perfmodel.workload.model import ITEM_BYTES
 
 AMAX_KERNELS = 7

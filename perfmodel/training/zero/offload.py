@@ -30,14 +30,13 @@ from itertools import accumulate, chain
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.strategies.deepspeed import OffloadOptimizer, ZeroStrategy
-from perfmodel.training.sharded.sharding_step import (
+from perfmodel.training.sharding_step import (
     DRIVE_READS,
     DRIVE_WRITES,
     MASTER_BYTES,
     RANKS,
     ShardingStep,
 )
-from perfmodel.training.sharded.zero.partition import part_elements, sub_groups
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.kernels.device import kernel_constants
 from perfmodel.workload.model import ITEM_BYTES, Workload
@@ -55,6 +54,26 @@ SWAPPED_STATES = 3
 
 SCALED_BYTES = 8
 """Of an fp32 gradient that ``unscale_and_clip_grads`` reads and writes."""
+
+
+def part_elements(workload: Workload, tensors: Sequence[int], ranks: int) -> int:
+    """Elements of a rank's part of some parameters, each of them padded."""
+    return sum(-(-workload.tensors[tensor].numel // ranks) for tensor in tensors)
+
+
+def sub_groups(
+    workload: Workload, options: ZeroStrategy, ranks: int
+) -> tuple[tuple[int, ...], ...]:
+    """Parameters that the optimizer updates at once (``_create_fp16_sub_groups``)."""
+    groups: list[list[int]] = [[]]
+    elements = 0
+    for tensor in sorted(workload.ready_order):
+        groups[-1].append(tensor)
+        elements += part_elements(workload, (tensor,), ranks)
+        if elements >= options.sub_group_size:
+            groups.append([])
+            elements = 0
+    return tuple(tuple(group) for group in groups if group)
 
 
 def swaps_states(elements: int) -> bool:
