@@ -263,8 +263,9 @@ class CompressedReduction:
         moved = (UNPACKED + SUM) * padded + ERROR_AND_SIGNS * part
         kernels = UNPACKED_KERNELS + 1 + ERROR_AND_SIGNS_KERNELS
         end = self._compute("average", moved, kernels, (end,))
-        whole = "signs of parts", "all_gather", "scales of parts"
-        end = self._exchange("average", *whole, packed, end)
+        end = self._exchange(
+            "average", "signs of parts", "all_gather", "scales of parts", packed, end
+        )
         moved = (STACKED + UNPACKED + COPY) * padded
         return self._compute("decompress", moved, UNPACKED_KERNELS + 2, (end,))
 

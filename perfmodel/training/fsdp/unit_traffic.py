@@ -220,7 +220,9 @@ def reduce(step: ShardedStep, unit: SizedUnit) -> None:
     name = f"reduce {unit.name}"
     if second:
         gathered = (unit.gradient_bytes + nbytes) / 2
-        ready = (copy(step, f"copy in {name}", gathered, issued_as=name, kernels=3),)
+        ready: tuple[int, ...] = (
+            copy(step, f"copy in {name}", gathered, issued_as=name, kernels=3),
+        )
     else:
         behind = () if step.newest_layer is None else (step.newest_layer,)
         ready = (*issue(step, name, 3), *behind)

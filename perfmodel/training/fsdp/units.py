@@ -336,8 +336,8 @@ class Moment(Generic[UnitT]):
 
 
 def walk_units(
-    workload: Workload, units: Sequence[ShardUnit], *, by_layer: bool = False
-) -> tuple[Moment, ...]:
+    workload: Workload, units: Sequence[UnitT], *, by_layer: bool = False
+) -> tuple[Moment[UnitT], ...]:
     """List what forward meets, from the root that it enters first to the root that it leaves.
 
     A unit lies in another if its path does. A layer without parameters belongs to the innermost

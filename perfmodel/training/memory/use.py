@@ -51,7 +51,7 @@ class StepOptions(Protocol):
 def with_micro_batches(options: StepOptions, count: int) -> StepOptions:
     """Return options of a strategy with so many micro-batches per step."""
     if isinstance(options, StrategyModel):
-        return options.model_copy(update={"accumulate": count})  # type: ignore[return-value]
+        return options.model_copy(update={"accumulate": count})
     return replace(options, accumulate=count)  # type: ignore[type-var]
 
 

@@ -72,11 +72,12 @@ def _numbered(workload: Workload) -> Mapping[str, str]:
     """Names of layers, tensors and their blocks, with the number of the block in the part."""
     numbers: dict[str, int] = {}
     names: dict[str, str] = {}
-    for each in (*workload.layers, *workload.tensors):
-        block, names[each.name] = block_of(each.name), each.name
+    layers = [layer.name for layer in workload.layers]
+    for name in (*layers, *(tensor.name for tensor in workload.tensors)):
+        block, names[name] = block_of(name), name
         if block is not None:
             names[block] = f"block {numbers.setdefault(block, len(numbers))}"
-            names[each.name] = f"{names[block]}{each.name[len(block) :]}"
+            names[name] = f"{names[block]}{name[len(block) :]}"
     return names
 
 

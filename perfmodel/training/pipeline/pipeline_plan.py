@@ -89,8 +89,12 @@ def _cut_at_agreements(passes: StagePasses, chunk: int) -> list[tuple[list[Work]
     works: list[Work] = []
     for each in passes.regions[passes.part(chunk)].end:
         work = each.task.work
-        reduces = isinstance(work, Collective) and work.op == "all_reduce"
-        if reduces and each.task.bucket is None and work.nbytes <= AGREED_BYTES:
+        if (
+            isinstance(work, Collective)
+            and work.op == "all_reduce"
+            and each.task.bucket is None
+            and work.nbytes <= AGREED_BYTES
+        ):
             pieces.append((works, each))
             works = []
         else:

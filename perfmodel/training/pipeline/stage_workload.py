@@ -10,9 +10,10 @@ A part of a model as a workload of its own, with its times, and what passes betw
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -114,7 +115,7 @@ def _listed(blocks: int, parts: int, listed: Sequence[int]) -> Iterator[Fault]:
         yield Fault(f"{SECTION}.blocks_per_part", str(list(listed)), allowed)
 
 
-def _named(blocks: int, schedule: PipelineSchedule, fixed: Mapping[int, int]) -> tuple[int, ...]:
+def _named(blocks: int, schedule: PipelineSchedule, fixed: dict[int, int]) -> tuple[int, ...]:
     """As stated for the first and the last stage, the others as many each."""
     chunks = schedule.parts // schedule.stages
     names = {stage: "last" if stage else "first" for stage in fixed}
@@ -316,11 +317,12 @@ def part_times(times: LayerTimes, whole: Workload, part: Workload, mine: range) 
     share = updated / max(1, everything)
     saved = [layer.saved_elements + layer.stream_elements for layer in whole.layers]
     kept_share = sum(saved[layers]) / sum(saved) if sum(saved) else len(mine) / len(saved)
-    values = {name: getattr(times, name) for name in BY_LAYER}
+    values = ((name, getattr(times, name)) for name in BY_LAYER)
+    own: dict[str, Any] = {name: each[layers] for name, each in values if each is not None}
     return replace(
         times,
         optimizer_s=times.optimizer_s * share,
         optimizer_kernels=max(1, round(times.optimizer_kernels * share)),
         activation_bytes=times.activation_bytes * kept_share,
-        **{name: each if each is None else each[layers] for name, each in values.items()},
+        **own,
     )
