@@ -182,7 +182,9 @@ def test_a_run_imports_what_it_asks_for_alone():
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     unasked = (
         "perfmodel.workload.configs.family",
-        "perfmodel.training.sharded",
+        "perfmodel.training.fsdp",
+        "perfmodel.training.zero",
+        "perfmodel.training.megatron",
         "perfmodel.topology.composed.compose",
         "perfmodel.studies.run.loops",
         # libraries that take longer to load than a small run to simulate

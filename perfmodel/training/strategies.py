@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 _ROWS: Mapping[str, str] = {
     "ddp": "ddp.strategy:DDP",
-    "data_parallel": "servers.data_parallel:DATA_PARALLEL",
-    "fsdp": "sharded.fsdp.strategy:FSDP",
-    "horovod": "fusion.strategy:HOROVOD",
-    "priority": "fusion.strategy:PRIORITY",
-    "parameter_server": "servers.parameter_server:PARAMETER_SERVER",
-    "zero": "sharded.zero.strategy:ZERO",
-    "zero_redundancy": "sharded.redundancy:ZERO_REDUNDANCY",
-    "megatron": "sharded.megatron.strategy:MEGATRON",
-    "local_sgd": "averaging.strategy:LOCAL_SGD",
-    "onebit": "onebit.strategy:ONEBIT",
+    "data_parallel": "data_parallel:DATA_PARALLEL",
+    "fsdp": "fsdp.strategy:FSDP",
+    "horovod": "horovod:HOROVOD",
+    "priority": "priority:PRIORITY",
+    "parameter_server": "parameter_server:PARAMETER_SERVER",
+    "zero": "zero.strategy:ZERO",
+    "zero_redundancy": "ddp.strategy:ZERO_REDUNDANCY",
+    "megatron": "megatron:MEGATRON",
+    "local_sgd": "local_sgd:LOCAL_SGD",
+    "onebit": "onebit:ONEBIT",
 }
 """Where each row stands in this package: a run imports the one that it trains with."""
 

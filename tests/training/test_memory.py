@@ -14,11 +14,11 @@ from perfmodel.report.common import quantities
 from perfmodel.scenario.strategies.ddp import CastHook
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.studies.run.result.usage import Memory
+from perfmodel.training.data_parallel import data_parallel_memory
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.strategy import ddp_memory as memory
+from perfmodel.training.fsdp.strategy import fsdp_memory
 from perfmodel.training.memory.use import MemoryRule, Setup, add_temporaries, reserve_bytes
-from perfmodel.training.servers.data_parallel import data_parallel_memory
-from perfmodel.training.sharded.fsdp.memory import fsdp_memory
 from perfmodel.workload import Layer, ParameterTensor, Workload
 from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.memory.recompute import Recompute

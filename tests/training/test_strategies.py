@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel.scenario.strategies.strategy import StrategySection
 from perfmodel.testing.check_plan import check_plan
-from perfmodel.training.memory.use import Setup
+from perfmodel.training.memory.use import Setup, with_micro_batches
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import LayerTimes
@@ -78,3 +78,12 @@ def test_rows_answer_for_every_kind(kind: str, ranks: int) -> None:
     if strategy.buckets is not None:
         buckets = strategy.buckets(model, options)
         assert sorted(i for bucket in buckets for i in bucket.tensors) == sorted(model.ready_order)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "megatron", "fsdp", "zero", "horovod", "priority"])
+def test_any_options_can_have_other_micro_batches(kind: str) -> None:
+    """As each way of DualPipe has half of them, whatever holds a strategy's options."""
+    section = SECTIONS[kind](kind=kind, accumulate=8)
+    options = STRATEGIES[kind].options(section)
+    assert with_micro_batches(options, 4).accumulate == 4
+    assert options.accumulate == 8

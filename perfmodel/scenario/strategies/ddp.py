@@ -151,6 +151,16 @@ class MixedPrecisionSection(FileModel):
         default=None, description="that buffers are kept in; default: their own"
     )
 
+    @property
+    def reduced_dtype(self) -> str:
+        """What buckets are reduced in."""
+        return self.reduce_dtype or self.param_dtype
+
+    @property
+    def casts_buckets(self) -> bool:
+        """Whether buckets are converted before they are reduced."""
+        return self.reduced_dtype != self.param_dtype
+
 
 class DdpStrategy(StrategyModel):
     """DistributedDataParallel, with PyTorch's own names and defaults.

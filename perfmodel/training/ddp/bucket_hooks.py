@@ -19,9 +19,10 @@ from perfmodel.scenario.strategies.ddp import (
     QuantizationHook,
     TopKHook,
 )
-from perfmodel.training.ddp.bucket_reduction import CAST, BucketReduction
+from perfmodel.training.ddp.bucket_reduction import CALLBACK, CAST, BucketReduction
 from perfmodel.training.ddp.buckets import Bucket
-from perfmodel.training.ddp.power_sgd import kept_bytes, passing_bytes, reduce_factors
+from perfmodel.training.ddp.power_sgd import held_bytes, reduce_factors
+from perfmodel.training.plan.builder import COMPUTE
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES, Workload
 
@@ -41,16 +42,31 @@ OBSERVER_KERNELS = 24
 (``torch/ao/quantization/observer.py``)."""
 
 
-def largest_elements(hook: TopKHook, numel: int) -> int:
+def reduce_bucket(reduction: BucketReduction, hook: Hook) -> int:
+    """Reduce a bucket; return the task after which its gradients are reduced."""
+    match hook:
+        case CastHook():
+            return _reduce_whole(reduction, hook)
+        case PowerSgdHook():
+            return reduce_factors(reduction, hook)
+        case TopKHook():
+            return _reduce_largest(reduction, hook)
+        case OneBitHook():
+            return _reduce_signs(reduction, hook)
+        case QuantizationHook():
+            return _reduce_quantised(reduction, hook)
+
+
+def _largest_elements(hook: TopKHook, numel: int) -> int:
     """Elements of a bucket that are sent."""
     return max(1, math.ceil(hook.ratio * numel))
 
 
-def reduce_largest(reduction: BucketReduction, hook: TopKHook) -> int:
-    """Gather the largest elements and their places, and add them up; returns the last task."""
-    dtype, ranks = reduction.bucket.dtype, reduction.ranks
-    item, index = ITEM_BYTES[dtype], ITEM_BYTES[hook.index_dtype]
-    nbytes, chosen = reduction.bucket.nbytes, largest_elements(hook, reduction.numel)
+def _reduce_largest(reduction: BucketReduction, hook: TopKHook) -> int:
+    """Gather the largest elements and their places, and add them up."""
+    dtype, places_dtype, ranks = reduction.bucket.dtype, hook.index_dtype, reduction.ranks
+    item, index = ITEM_BYTES[dtype], ITEM_BYTES[places_dtype]
+    nbytes, chosen = reduction.bucket.nbytes, _largest_elements(hook, reduction.numel)
     # magnitudes, selection and sort; then the elements themselves, places in their dtype
     moved = 2 * nbytes + SELECT_PASSES * nbytes + SORT_PASSES * 2 * chosen * (item + 8)
     moved += chosen * (SECTOR_BYTES + item + 8 + index)
@@ -59,28 +75,25 @@ def reduce_largest(reduction: BucketReduction, hook: TopKHook) -> int:
         moved += 3 * nbytes + 2 * nbytes + chosen * SECTOR_BYTES
         kernels += 3
     ready = reduction.compress(moved, kernels)
-    values = reduction.send("values of", "all_gather", ranks * chosen * item, dtype, after=(ready,))
-    places = reduction.send(
-        "places of", "all_gather", ranks * chosen * index, hook.index_dtype, after=(values,)
-    )
-    scattered = ranks * chosen * (index + item + 2 * SECTOR_BYTES)
-    return reduction.call_back(
-        "add up", nbytes + scattered + 2 * nbytes, 2 + ranks, after=(values, places)
-    )
+    sent = ranks * chosen
+    values = reduction.send("values of", "all_gather", sent * item, dtype, after=(ready,))
+    places = reduction.send("places of", "all_gather", sent * index, places_dtype, after=(values,))
+    moved = nbytes + sent * (index + item + 2 * SECTOR_BYTES) + 2 * nbytes
+    return reduction.call_back("add up", moved, 2 + ranks, after=(values, places))
 
 
-def packed_bytes(numel: int) -> int:
+def _packed_bytes(numel: int) -> int:
     """Bytes of so many signs."""
     return -(-numel // 8)
 
 
-def reduce_signs(reduction: BucketReduction, hook: OneBitHook) -> int:
-    """Gather signs and a scale, and add them up; returns the last task.
+def _reduce_signs(reduction: BucketReduction, hook: OneBitHook) -> int:
+    """Gather signs and a scale, and add them up.
 
     All signs are read and added in one kernel, which is the fewest bytes.
     """
     nbytes, ranks = reduction.bucket.nbytes, reduction.ranks
-    packed = packed_bytes(reduction.numel)
+    packed = _packed_bytes(reduction.numel)
     moved, kernels = 2 * nbytes + packed, 2  # mean of magnitudes; signs into bits
     if hook.use_error_feedback:
         moved, kernels = moved + 3 * nbytes + 2 * nbytes, kernels + 2
@@ -90,70 +103,55 @@ def reduce_signs(reduction: BucketReduction, hook: OneBitHook) -> int:
     return reduction.call_back("add up", ranks * packed + nbytes, 1, after=(scales, signs))
 
 
-def quantised_channels(hook: QuantizationHook, numel: int) -> tuple[int, int]:
+def _quantised_channels(hook: QuantizationHook, numel: int) -> tuple[int, int]:
     """Scales of a bucket, and its elements with padding: a whole channel where none is needed."""
     if hook.kind == "quantization_pertensor":
         return 1, numel
     size = hook.channel_elements
-    padded = numel + size - numel % size
-    return padded // size, padded
+    channels = (numel + size - numel % size) // size
+    return channels, channels * size
 
 
-def reduce_quantised(reduction: BucketReduction, hook: QuantizationHook) -> int:
-    """Gather scales, then 8-bit elements, and add them up; returns the last task.
+def _reduce_quantised(reduction: BucketReduction, hook: QuantizationHook) -> int:
+    """Gather scales, then 8-bit elements, and add them up.
 
     Every operation is a pass of its own, per rank; with channels, operations of each channel are
     (``torch/distributed/algorithms/ddp_comm_hooks/quantization_hooks.py``). Python reads the
     scale, for which it waits.
     """
     ranks = reduction.ranks
-    channels, padded = quantised_channels(hook, reduction.numel)
-    per_channel = hook.kind == "quantization_perchannel"
-    pad = 2 * 4 * padded if per_channel else 0
-    ready = reduction.compress(reduction.bucket.nbytes + pad, OBSERVER_KERNELS + per_channel)
+    channels, padded = _quantised_channels(hook, reduction.numel)
+    pad, observers, quantisers, adders = 0, OBSERVER_KERNELS, 5, 1 + 4
+    if hook.kind == "quantization_perchannel":
+        pad, observers = 2 * 4 * padded, observers + 1
+        quantisers, adders = 4 * channels + 3, 1 + 3 * channels + 3
+    ready = reduction.compress(reduction.bucket.nbytes + pad, observers)
     reduction.hold_host((ready,))
-    scales = reduction.send(
-        "scales of", "all_gather", ranks * 2 * channels * 4, "fp32", after=(ready,)
-    )
+    scale_bytes = ranks * 2 * channels * 4
+    scales = reduction.send("scales of", "all_gather", scale_bytes, "fp32", after=(ready,))
     # division, rounding, zero point, clamp: 4 bytes read and written; then to 8 bits
-    quantised = reduction.call_back(
-        "quantise",
-        (4 * 8 + 5) * padded + ranks * padded,
-        (4 * channels + 3 if per_channel else 5) + ranks,
-        after=(scales,),
-    )
+    moved = (4 * 8 + 5) * padded + ranks * padded
+    quantised = reduction.call_back("quantise", moved, quantisers + ranks, after=(scales,))
     data = reduction.send("data of", "all_gather", ranks * padded, "uint8", after=(quantised,))
     # out of the gathered whole; to 32 bits, zero point, scale, sum; then the mean
-    each = 2 + 5 + 8 + 8 + 12
-    kernels = 1 + (3 * channels + 3 if per_channel else 4)
-    return reduction.call_back(
-        "add up",
-        4 * padded + ranks * each * padded + 8 * padded,
-        2 + ranks * kernels,
-        after=(data,),
-    )
+    moved = 4 * padded + ranks * (2 + 5 + 8 + 8 + 12) * padded + 8 * padded
+    return reduction.call_back("add up", moved, 2 + ranks * adders, after=(data,))
 
 
-def reduce_whole(reduction: BucketReduction, hook: CastHook) -> int:
-    """All-reduce a bucket, converted to 16 bits if the hook does; returns the last task."""
-    bucket = reduction.bucket
-    if hook.kind == "none":
-        return reduction.send("", "all_reduce", bucket.nbytes, bucket.dtype, after=reduction.ready)
+def _reduce_whole(reduction: BucketReduction, hook: CastHook) -> int:
+    """All-reduce a bucket, converted to 16 bits if the hook does."""
+    bucket, nbytes, dtype = reduction.bucket, reduction.bucket.nbytes, reduction.bucket.dtype
+    ready = reduction.ready
     if hook.kind == "allreduce":  # div_ in place (_allreduce_fut in default_hooks.py)
-        divided = reduction.compress(2 * bucket.nbytes, 1)
-        return reduction.send("", "all_reduce", bucket.nbytes, bucket.dtype, after=(divided,))
-    nbytes = ITEM_BYTES[hook.kind] * reduction.numel
-    converted = _convert(reduction, nbytes)
-    sent = reduction.send("", "all_reduce", nbytes, hook.kind, after=(converted,))
-    return reduction.step.tasks.copy(
-        f"decompress {reduction.name}",
-        (bucket.nbytes + nbytes) / 2,
-        1,
-        reduction.step.rank_class,
-        after=(sent,),
-        stream="hook",
-        **reduction.marks,
-    )
+        ready = (reduction.compress(2 * nbytes, 1),)
+    elif hook.kind != "none":
+        nbytes, dtype = ITEM_BYTES[hook.kind] * reduction.numel, hook.kind
+        ready = (_convert(reduction, nbytes),)
+    sent = reduction.send("", "all_reduce", nbytes, dtype, after=ready)
+    if hook.kind in ("none", "allreduce"):
+        return sent
+    name, moved = f"decompress {reduction.name}", (bucket.nbytes + nbytes) / 2
+    return reduction.copy(name, moved, 1, after=(sent,), stream=CALLBACK)
 
 
 def _convert(reduction: BucketReduction, nbytes: int) -> int:
@@ -172,26 +170,8 @@ def _convert(reduction: BucketReduction, nbytes: int) -> int:
             **reduction.marks,
         )
     issued = step.tasks.issue(name, 2, step.rank_class, **reduction.marks)
-    cast_bytes = (reduction.bucket.nbytes + nbytes) / 2 + nbytes
-    after = (*issued, *reduction.ready)
-    return step.tasks.copy(
-        name, cast_bytes, 2, step.rank_class, after=after, role="compress", **reduction.marks
-    )
-
-
-def reduce_bucket(reduction: BucketReduction, hook: Hook) -> int:
-    """Reduce a bucket; returns the task after which its gradients are reduced."""
-    match hook:
-        case CastHook():
-            return reduce_whole(reduction, hook)
-        case PowerSgdHook():
-            return reduce_factors(reduction, hook)
-        case TopKHook():
-            return reduce_largest(reduction, hook)
-        case OneBitHook():
-            return reduce_signs(reduction, hook)
-        case QuantizationHook():
-            return reduce_quantised(reduction, hook)
+    moved, after = (reduction.bucket.nbytes + nbytes) / 2 + nbytes, (*issued, *reduction.ready)
+    return reduction.copy(name, moved, 2, after=after, stream=COMPUTE.name, role="compress")
 
 
 def hook_at(hook: Hook, iteration: str) -> Hook:
@@ -233,22 +213,22 @@ def hook_bytes(hook: Hook, workload: Workload, buckets: Sequence[Bucket], ranks:
     for bucket in buckets:
         tensors = tuple(workload.tensors[index] for index in bucket.tensors)
         numel = sum(tensor.numel for tensor in tensors)
-        item = ITEM_BYTES[bucket.dtype]
         match hook:
             case CastHook():
-                staying.append(ITEM_BYTES[hook.kind] * numel if hook.kind in ITEM_BYTES else 0)
+                staying.append(ITEM_BYTES.get(hook.kind, 0) * numel)
             case PowerSgdHook():
-                staying.append(kept_bytes(hook, bucket, tensors))
-                passing.append(passing_bytes(hook, bucket, tensors))
+                kept, held = held_bytes(hook, bucket, tensors)
+                staying.append(kept)
+                passing.append(held)
             case TopKHook():
-                each = item + ITEM_BYTES[hook.index_dtype]
-                gathered = (ranks + 1) * largest_elements(hook, numel) * each
+                each = ITEM_BYTES[bucket.dtype] + ITEM_BYTES[hook.index_dtype]
+                gathered = (ranks + 1) * _largest_elements(hook, numel) * each
                 staying.append(gathered + bucket.nbytes * (1 + hook.use_error_feedback))
             case OneBitHook():
-                gathered = (ranks + 1) * packed_bytes(numel)
+                gathered = (ranks + 1) * _packed_bytes(numel)
                 staying.append(gathered + bucket.nbytes * (1 + hook.use_error_feedback))
             case QuantizationHook():
-                channels, padded = quantised_channels(hook, numel)
+                channels, padded = _quantised_channels(hook, numel)
                 # lists of gathered scales and bytes, the flat buffer, the sum
                 staying.append((ranks + 1) * 8 * channels + (2 * ranks + 1) * padded + 4 * padded)
     return float(sum(staying) + max(passing))

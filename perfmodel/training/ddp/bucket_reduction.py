@@ -63,32 +63,19 @@ class BucketReduction:
 
     def work_s(self, moved_bytes: float, kernels: int) -> float:
         """Device time of kernels that read and write so many bytes; seconds."""
-        request, tasks = self.step.request, self.step.tasks
-        moved_Bps = 2 * tasks.copy_Bps
-        if request.cast_Bps is not None:
-            moved_Bps = CAST_TRAFFIC * request.cast_Bps
+        tasks, cast_Bps = self.step.tasks, self.step.request.cast_Bps
+        moved_Bps = 2 * tasks.copy_Bps if cast_Bps is None else CAST_TRAFFIC * cast_Bps
         return moved_bytes / moved_Bps + kernels * tasks.kernel_s
 
-    def compress(
-        self, moved_bytes: float, kernels: int, *, after: Iterable[int] = (), more_s: float = 0.0
-    ) -> int:
+    def compress(self, moved_bytes: float, kernels: int, *, more_s: float = 0.0) -> int:
         """Run kernels before the first collective, in the order of backward.
 
         `more_s`: beyond what the bytes take; seconds.
         """
-        tasks, rank_class = self.step.tasks, self.step.rank_class
-        on_host = self.step.request.cast_Bps is not None
-        name = f"compress {self.name}"
-        issued = () if on_host else tasks.issue(name, kernels, rank_class, **self.marks)
-        return tasks.compute(
-            name,
-            "copy",
-            self.work_s(moved_bytes, kernels) + more_s,
-            rank_class,
-            after=dict.fromkeys((*issued, *self.ready, *after)),
-            stream=CAST if on_host else COMPUTE.name,
-            role="compress",
-            **self.marks,
+        stream = COMPUTE.name if self.step.request.cast_Bps is None else CAST
+        duration_s = self.work_s(moved_bytes, kernels) + more_s
+        return self._run(
+            "compress", duration_s, kernels, stream=stream, after=self.ready, role="compress"
         )
 
     def call_back(
@@ -101,26 +88,34 @@ class BucketReduction:
         more_s: float = 0.0,
     ) -> int:
         """Run kernels in a callback of a collective."""
-        tasks, rank_class = self.step.tasks, self.step.rank_class
+        duration_s = self.work_s(moved_bytes, kernels) + more_s
+        return self._run(name, duration_s, kernels, stream=CALLBACK, after=after)
+
+    def _run(
+        self, verb: str, duration_s: float, kernels: int, *, after: Iterable[int], **marks: Any
+    ) -> int:
+        """Run kernels, which the host issues unless it does the work itself."""
+        tasks, rank_class, name = self.step.tasks, self.step.rank_class, f"{verb} {self.name}"
         issued: tuple[int, ...] = ()
         if self.step.request.cast_Bps is None:
-            issued = tasks.issue(f"{name} {self.name}", kernels, rank_class, **self.marks)
+            issued = tasks.issue(name, kernels, rank_class, **self.marks)
+        waits = dict.fromkeys((*issued, *after))
         return tasks.compute(
-            f"{name} {self.name}",
-            "copy",
-            self.work_s(moved_bytes, kernels) + more_s,
-            rank_class,
-            after=dict.fromkeys((*issued, *after)),
-            stream=CALLBACK,
-            **self.marks,
+            name, "copy", duration_s, rank_class, after=waits, **marks, **self.marks
         )
+
+    def copy(
+        self, name: str, nbytes: float, kernels: int, *, after: Iterable[int], **marks: Any
+    ) -> int:
+        """Copy within the device."""
+        tasks, rank_class = self.step.tasks, self.step.rank_class
+        return tasks.copy(name, nbytes, kernels, rank_class, after=after, **marks, **self.marks)
 
     def send(self, name: str, op: Op, nbytes: int, dtype: str, *, after: Iterable[int]) -> int:
         """Run a collective with all ranks."""
         key = f"{name} {self.name}" if name else self.name
-        titles = {"all_reduce": "all-reduce", "all_gather": "all-gather"}
         return self.step.tasks.collective(
-            f"{titles[op]} {key}",
+            f"{op.replace('_', '-')} {key}",
             op,
             nbytes,
             self.step.rank_class,

@@ -86,20 +86,20 @@ def assign_buckets(
     Raises `InputError`: no tensors, no caps, or an order or flags of another length.
     """
     _check_assignment(tensors, caps_bytes, order, sparse)
+    in_order = range(len(tensors)) if order is None else order
     closed: list[tuple[int, ...]] = []
     filling: dict[str | _Key, list[int]] = {}
     filled_bytes: dict[str | _Key, int] = {}
     cap_position: dict[str | _Key, int] = {}
-    for index in range(len(tensors)) if order is None else order:
+    for index in in_order:
         if sparse is not None and sparse[index]:
             closed.append((index,))
             continue
-        tensor = tensors[index]
-        dtype = _SAME_STORAGE.get(tensor.dtype, tensor.dtype)
+        dtype = _SAME_STORAGE.get(tensors[index].dtype, tensors[index].dtype)
         key: str | _Key = dtype if devices is None else (dtype, devices[index])
         filling.setdefault(key, []).append(index)
-        filled_bytes[key] = filled_bytes.get(key, 0) + tensor.nbytes
-        position = cap_position.setdefault(key, 0)
+        filled_bytes[key] = filled_bytes.get(key, 0) + tensors[index].nbytes
+        position = cap_position.get(key, 0)
         if filled_bytes[key] >= caps_bytes[position]:
             closed.append(tuple(filling[key]))
             filling[key], filled_bytes[key] = [], 0
@@ -136,10 +136,8 @@ def _inserted(listed: list[_Key], keys: Iterable[_Key], slots: int) -> list[_Key
 
 def _hash(key: _Key) -> int:
     """Hash of a bucket's dtype and CUDA device (``BucketKey::hash``; c10/util/hash.h, Device.h)."""
-    dtype, device = key
-    seed = _CUDA << 16 | device
-    mixed = _SCALAR_TYPES[dtype] + 0x9E3779B9 + (seed << 6) + (seed >> 2)
-    return seed ^ mixed
+    seed = _CUDA << 16 | key[1]
+    return seed ^ (_SCALAR_TYPES[key[0]] + 0x9E3779B9 + (seed << 6) + (seed >> 2))
 
 
 def bucket_caps(options: DdpOptions) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
@@ -165,12 +163,11 @@ def gradient_order(workload: Workload) -> tuple[int, ...]:
 
     Raises `InputError`: a layer names a tensor that does not exist or that another layer has.
     """
-    order = workload.ready_order
-    indices = range(len(workload.tensors))
+    order, tensors = workload.ready_order, len(workload.tensors)
     faults = [
-        Fault("layers", f"tensor {index}", f"an index from 0 to {len(workload.tensors) - 1}")
+        Fault("layers", f"tensor {index}", f"an index from 0 to {tensors - 1}")
         for index in order
-        if index not in indices
+        if not 0 <= index < tensors
     ]
     if len(set(order)) < len(order):
         twice = sorted({index for index in order if order.count(index) > 1})
@@ -202,74 +199,58 @@ def ddp_buckets(
     tensors, default_order = _trained(model)
     devices = tensor_devices(model, options) if isinstance(model, Workload) else None
     initial, rebuilt = bucket_caps(options)
-    if iteration == "first" or rebuilt is None:
-        groups = _initial_groups(tensors, sorted(default_order), initial, sparse, devices)
+    if iteration == "first" or rebuilt is None:  # filled as registered, launched in the reverse
+        trained = sorted(default_order)
+        own = assign_buckets(
+            [tensors[index] for index in trained],
+            initial,
+            sparse=sparse and [sparse[index] for index in trained],
+            devices=devices and [devices[index] for index in trained],
+        )
+        groups = [tuple(trained[place] for place in group) for group in reversed(own)]
     else:
         order = _checked_order(default_order if ready_order is None else ready_order, default_order)
         # DDP_SET_LAST_BUCKET_CAP=1 fills from the end, so that the small bucket is launched last.
         step = -1 if options.set_last_bucket_cap else 1
-        groups = assign_buckets(tensors, rebuilt, order[::step], sparse=sparse, devices=devices)[
-            ::step
-        ]
+        filled = assign_buckets(tensors, rebuilt, order[::step], sparse=sparse, devices=devices)
+        groups = [*filled[::step]]
     return tuple(
         Bucket(
             index=index,
             nbytes=sum(tensors[member].nbytes for member in group),
-            tensors=tuple(group),
+            tensors=group,
             dtype=tensors[group[0]].dtype,
-            device=0 if devices is None else devices[group[0]],
+            device=devices[group[0]] if devices else 0,
         )
         for index, group in enumerate(groups)
     )
 
 
 def tensor_devices(workload: Workload, options: DdpOptions) -> list[int] | None:
-    """GPU of the process that each tensor is on: that of its layer; None: there is one."""
+    """Return the GPU of the process that each tensor is on: its layer's; None: there is one."""
     if not options.layer_devices:
         return None
-    devices = [0] * len(workload.tensors)
-    for layer, device in zip(workload.layers, options.layer_devices, strict=False):
-        for tensor in layer.tensors:
-            devices[tensor] = device
-    return devices
-
-
-def _initial_groups(
-    tensors: Sequence[ParameterTensor],
-    trained: Sequence[int],
-    caps_bytes: Sequence[int],
-    sparse: Sequence[bool] | None,
-    devices: Sequence[int] | None,
-) -> tuple[tuple[int, ...], ...]:
-    """Buckets as constructed: filled in registration order, launched in the reverse."""
-    flags = None if sparse is None else [sparse[index] for index in trained]
-    groups = assign_buckets(
-        [tensors[index] for index in trained],
-        caps_bytes,
-        sparse=flags,
-        devices=None if devices is None else [devices[index] for index in trained],
-    )
-    return tuple(tuple(trained[place] for place in group) for group in reversed(groups))
+    layers = zip(workload.layers, options.layer_devices, strict=False)
+    placed = {tensor: device for layer, device in layers for tensor in layer.tensors}
+    return [placed.get(tensor, 0) for tensor in range(len(workload.tensors))]
 
 
 def _trained(
     model: Workload | Sequence[ParameterTensor],
 ) -> tuple[Sequence[ParameterTensor], tuple[int, ...]]:
     """Tensors by index, and the order in which those that are trained get ready."""
-    if isinstance(model, Workload):
-        tensors: Sequence[ParameterTensor] = model.tensors
-        order = gradient_order(model) if model.layers else tuple(reversed(range(len(tensors))))
-    else:
-        tensors, order = model, tuple(reversed(range(len(model))))
+    tensors = model.tensors if isinstance(model, Workload) else model
+    order = tuple(reversed(range(len(tensors))))
+    if isinstance(model, Workload) and model.layers:
+        order = gradient_order(model)
     if not order:
         raise InputError(Fault("tensors", "none to train", "at least one parameter tensor"))
     return tensors, order
 
 
 def _checked_order(order: Sequence[int], trained: Sequence[int]) -> tuple[int, ...]:
+    missing, unknown = (sorted(set(a) - set(b)) for a, b in ((trained, order), (order, trained)))
     if sorted(order) != sorted(trained):
-        missing = sorted(set(trained) - set(order))
-        unknown = sorted(set(order) - set(trained))
         entries = f"{len(order)} entries (missing {missing[:8]}, unknown {unknown[:8]})"
         allowed = f"each of the {len(trained)} trained tensors exactly once"
         raise InputError(Fault("ready_order", entries, allowed))
@@ -282,14 +263,14 @@ def _check_assignment(
     order: Sequence[int] | None,
     sparse: Sequence[bool] | None,
 ) -> None:
-    faults = []
-    if not tensors:
-        faults.append(Fault("tensors", "none", "at least one parameter tensor"))
-    if not caps_bytes:
-        faults.append(Fault("caps_bytes", "none", "at least one cap"))
-    if sparse is not None and len(sparse) != len(tensors):
-        faults.append(Fault("sparse", f"{len(sparse)} flags", f"{len(tensors)}, one per tensor"))
-    if order is not None and any(not 0 <= index < len(tensors) for index in order):
-        faults.append(Fault("order", "an index out of range", f"0 to {len(tensors) - 1}"))
+    count, flags = len(tensors), len(tensors) if sparse is None else len(sparse)
+    outside = any(not 0 <= index < count for index in order or ())
+    rules = (
+        ("tensors", not tensors, "none", "at least one parameter tensor"),
+        ("caps_bytes", not caps_bytes, "none", "at least one cap"),
+        ("sparse", flags != count, f"{flags} flags", f"{count}, one per tensor"),
+        ("order", outside, "an index out of range", f"0 to {count - 1}"),
+    )
+    faults = [Fault(name, text, allowed) for name, is_wrong, text, allowed in rules if is_wrong]
     if faults:
         raise InputError(faults)

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.scenario.strategies.ddp import NO_HOOK, CastHook, Hook
+from perfmodel.scenario.strategies.ddp import NO_HOOK, CastHook, Hook, MixedPrecisionSection
+from perfmodel.training.plan.step_plan import neighbours
 from perfmodel.workload.model import ITEM_BYTES
 
 MIB = 1024 * 1024
@@ -25,28 +26,8 @@ ONE_ALL_REDUCE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class MixedPrecision:
-    """``_MixedPrecision`` of torch 2.13: what layers, reductions and buffers have.
-
-    `param_dtype`: of the copies of parameters that layers run with, and of their gradients.
-    `reduce_dtype`: that buckets are reduced in; None: `param_dtype`.
-    `buffer_dtype`: that all buffers are kept in, whole numbers too; None: their own.
-    """
-
-    param_dtype: str
-    reduce_dtype: str | None = None
-    buffer_dtype: str | None = None
-
-    @property
-    def reduced_dtype(self) -> str:
-        """What buckets are reduced in."""
-        return self.reduce_dtype or self.param_dtype
-
-    @property
-    def casts_buckets(self) -> bool:
-        """Whether buckets are converted before they are reduced."""
-        return self.reduced_dtype != self.param_dtype
+_Rule = tuple[str, bool, str, str]
+"""What is refused: the field, whether it is so, what was found and what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +77,7 @@ class DdpOptions:
     join: bool = False
     throw_on_early_termination: bool = False
     joined_ranks: int = 0
-    mixed_precision: MixedPrecision | None = None
+    mixed_precision: MixedPrecisionSection | None = None
     layer_devices: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -110,17 +91,74 @@ class DdpOptions:
             for name, cap in named
             if cap is not None and not (math.isfinite(cap) and cap > 0)
         ]
-        if self.caps_list_bytes is not None and not self.caps_list_bytes:
-            faults.append(Fault("caps_list_bytes", "an empty list", "at least one cap"))
-        if self.accumulate < 1:
-            faults.append(Fault("accumulate", repr(self.accumulate), "1 or more micro-batches"))
-        faults += self._join_faults()
-        faults += self._mixed_faults()
+        with_mixed = () if self.mixed_precision is None else self._refused_with_mixed_precision()
+        for name, is_refused, text, allowed in (*self._refused(), *with_mixed):
+            if is_refused:
+                faults.append(Fault(name, text, allowed))
         if faults:
             raise InputError(faults)
 
+    def _refused(self) -> tuple[_Rule, ...]:
+        group, joined, join = self.group_ranks, self.joined_ranks, self.join
+        return (
+            ("caps_list_bytes", self.caps_list_bytes == (), "an empty list", "at least one cap"),
+            ("accumulate", self.accumulate < 1, repr(self.accumulate), "1 or more micro-batches"),
+            (
+                "group_ranks",
+                group is not None and (group < 2 or join),
+                str(group),
+                "2 or more, and nothing with join: all ranks of a group would run out",
+            ),
+            ("joined_ranks", joined > 0 and not join, str(joined), "0 without join"),
+            (
+                "throw_on_early_termination",
+                self.throw_on_early_termination and (joined > 0 or not join),
+                "true",
+                "false without join, or with joined ranks: it ends training when one joins",
+            ),
+        )
+
+    def _refused_with_mixed_precision(self) -> tuple[_Rule, ...]:
+        """What fails in torch 2.13 with mixed precision (each was run)."""
+        with_mixed = "with mixed_precision"
+        return (
+            (
+                "hook",
+                self.hook != NO_HOOK,
+                f"{self.hook.kind!r} {with_mixed}",
+                "nothing: it has its own hook",
+            ),
+            (
+                "accumulate",
+                self.accumulate > 1,
+                f"{self.accumulate} {with_mixed}",
+                "1: under no_sync each forward adds hooks, and gradients are marked ready twice",
+            ),
+            (
+                "find_unused_parameters",
+                self.find_unused_parameters and not self.static_graph,
+                f"true {with_mixed}",
+                "false, or with static_graph: torch finds none of the cast parameters in the graph",
+            ),
+            (
+                "joined_ranks",
+                self.joined_ranks > 0,
+                f"{self.joined_ranks} {with_mixed}",
+                "0: ranks that have run out of inputs have no gradients to cast, and hang",
+            ),
+            (
+                "mixed_precision",
+                bool(self.layer_devices),
+                f"a module on several GPUs {with_mixed}",
+                (
+                    "nothing: torch casts on a stream of the first GPU, "
+                    "which the others do not wait for"
+                ),
+            ),
+        )
+
     def ranks_of_group(self, ranks: int) -> int:
-        """Ranks that reduce gradients with one another.
+        """Return the ranks that reduce gradients with one another.
 
         Raises `InputError`: ranks that cannot be split into groups.
         """
@@ -131,61 +169,8 @@ class DdpOptions:
         return size
 
     def groups(self, ranks: int) -> tuple[range, ...]:
-        """Ranks of each process group."""
-        size = self.ranks_of_group(ranks)
-        return tuple(range(first, first + size) for first in range(0, ranks, size))
-
-    def _join_faults(self) -> list[Fault]:
-        if self.group_ranks is not None and (self.group_ranks < 2 or self.join):
-            allowed = "2 or more, and nothing with join: all ranks of a group would run out"
-            return [Fault("group_ranks", str(self.group_ranks), allowed)]
-        if self.joined_ranks and not self.join:
-            return [Fault("joined_ranks", str(self.joined_ranks), "0 without join")]
-        if self.throw_on_early_termination and (self.joined_ranks or not self.join):
-            allowed = "false without join, or with joined ranks: it ends training when one joins"
-            return [Fault("throw_on_early_termination", "true", allowed)]
-        return []
-
-    def _mixed_faults(self) -> list[Fault]:
-        """What fails in torch 2.13 with mixed precision (each was run)."""
-        if self.mixed_precision is None:
-            return []
-        looks = self.find_unused_parameters and not self.static_graph
-        refused = (
-            ("hook", self.hook != NO_HOOK, repr(self.hook.kind), "nothing: it has its own hook"),
-            (
-                "accumulate",
-                self.accumulate > 1,
-                str(self.accumulate),
-                "1: under no_sync each forward adds hooks, and gradients are marked ready twice",
-            ),
-            (
-                "find_unused_parameters",
-                looks,
-                "true",
-                "false, or with static_graph: torch finds none of the cast parameters in the graph",
-            ),
-            (
-                "joined_ranks",
-                self.joined_ranks > 0,
-                str(self.joined_ranks),
-                "0: ranks that have run out of inputs have no gradients to cast, and hang",
-            ),
-            (
-                "mixed_precision",
-                bool(self.layer_devices),
-                "a module on several GPUs",
-                (
-                    "nothing: torch casts on a stream of the first GPU, "
-                    "which the others do not wait for"
-                ),
-            ),
-        )
-        return [
-            Fault(name, f"{text} with mixed_precision", allowed)
-            for name, is_refused, text, allowed in refused
-            if is_refused
-        ]
+        """Return the ranks of each process group."""
+        return neighbours(ranks, self.ranks_of_group(ranks))
 
     @property
     def has_hook(self) -> bool:

@@ -60,31 +60,16 @@ class Factors:
     """What becomes of a bucket: matrices, and the tensors that travel whole.
 
     `whole_tensors`: how many, of `whole_elements` together.
+    `p_elements`, `q_elements`: of all left and of all right factors.
+    `stacked`: matrices that are compressed together with others.
     """
 
     matrices: tuple[ThinMatrices, ...]
-    whole_tensors: int = 0
-    whole_elements: int = 0
-
-    @property
-    def p_elements(self) -> int:
-        """Of all left factors."""
-        return sum(each.p_elements for each in self.matrices)
-
-    @property
-    def q_elements(self) -> int:
-        """Of all right factors."""
-        return sum(each.q_elements for each in self.matrices)
-
-    @property
-    def elements(self) -> int:
-        """Of all matrices."""
-        return sum(each.elements for each in self.matrices)
-
-
-def wire_dtype(hook: PowerSgdHook, dtype: str) -> str:
-    """Return what the hook works and sends in."""
-    return hook.wrapper or dtype
+    whole_tensors: int
+    whole_elements: int
+    p_elements: int
+    q_elements: int
+    stacked: tuple[ThinMatrices, ...]
 
 
 def factorise(hook: PowerSgdHook, tensors: tuple[ParameterTensor, ...]) -> Factors:
@@ -107,28 +92,37 @@ def factorise(hook: PowerSgdHook, tensors: tuple[ParameterTensor, ...]) -> Facto
             shapes[rows, columns] += 1
         else:
             whole.append(tensor.numel)
-    matrices = []
-    for (rows, columns), count in shapes.items():
-        rank = min(rows, columns, hook.rank)
-        joined = hook.batch_tensors_with_same_shape
-        matrices += [ThinMatrices(count if joined else 1, rows, columns, rank)] * (
-            1 if joined else count
-        )
-    return Factors(tuple(matrices), len(whole), sum(whole))
+    joined = hook.batch_tensors_with_same_shape
+    matrices = tuple(
+        ThinMatrices(count if joined else 1, *shape, min(*shape, hook.rank))
+        for shape, count in shapes.items()
+        for _ in range(1 if joined else count)
+    )
+    return Factors(
+        matrices,
+        len(whole),
+        sum(whole),
+        sum(each.p_elements for each in matrices),
+        sum(each.q_elements for each in matrices),
+        tuple(each for each in matrices if each.count > 1),
+    )
 
 
 def reduce_factors(reduction: BucketReduction, hook: PowerSgdHook) -> int:
-    """Reduce a bucket by its factors; returns the last task."""
-    dtype = wire_dtype(hook, reduction.bucket.dtype)
-    factors = factorise(hook, reduction.tensors)
-    item = ITEM_BYTES[dtype]
+    """Reduce a bucket by its factors; return the last task."""
+    dtype = hook.wrapper or reduction.bucket.dtype
+    factors, item = factorise(hook, reduction.tensors), ITEM_BYTES[dtype]
     sent = _first_product(reduction, hook, factors, dtype)
     whole = item * factors.whole_elements
     sent = reduction.send("whole tensors of", "all_reduce", whole, dtype, after=(sent,))
     unpacked = 1 + factors.whole_tensors  # a division, and a copy per tensor
     sent = reduction.call_back("unpack", 4 * whole, unpacked, after=(sent,))
     sent = reduction.send("P of", "all_reduce", item * factors.p_elements, dtype, after=(sent,))
-    sent = _second_product(reduction, hook, factors, dtype, sent)
+    basis_s, basis = _orthogonalisation(reduction, hook, factors, dtype, of_rows=True)
+    products_s, products = _products(reduction, factors, dtype)
+    sent = reduction.call_back(
+        "multiply", 0, basis + products, after=(sent,), more_s=basis_s + products_s
+    )
     sent = reduction.send("Q of", "all_reduce", item * factors.q_elements, dtype, after=(sent,))
     return _decompress(reduction, hook, factors, dtype, sent)
 
@@ -136,44 +130,27 @@ def reduce_factors(reduction: BucketReduction, hook: PowerSgdHook) -> int:
 def _first_product(
     reduction: BucketReduction, hook: PowerSgdHook, factors: Factors, dtype: str
 ) -> int:
-    """Add the error, keep a copy, orthogonalise Q and multiply by it."""
-    item = ITEM_BYTES[dtype]
+    """Add the error, keep a copy, orthogonalise Q and multiply by it.
+
+    Without a warm start the host draws Q in each step.
+    """
+    step, item = reduction.step, ITEM_BYTES[dtype]
     nbytes = item * reduction.numel
-    moved, kernels = 0.0, 0
+    moved, kernels = 0.0, len(factors.stacked)
     if hook.wrapper is not None:
-        moved, kernels = reduction.bucket.nbytes + nbytes, 1
+        moved, kernels = reduction.bucket.nbytes + nbytes, kernels + 1
     if hook.use_error_feedback:  # reads two, writes one; then a copy
         moved, kernels = moved + 5 * nbytes, kernels + 2
     if factors.whole_tensors:
         moved, kernels = moved + 2 * item * factors.whole_elements, kernels + 1
-    stacked = [each for each in factors.matrices if each.count > 1]
-    moved += 2 * item * sum(each.elements for each in stacked)
-    kernels += len(stacked)
-    if not hook.warm_start:
-        _draw_factors(reduction, factors)
+    moved += 2 * item * sum(each.elements for each in factors.stacked)
+    if not hook.warm_start and step.tasks.launch_s > 0:
+        draws = factors.q_elements / RANDOM_NUMBERS_PER_S / step.tasks.launch_s
+        name = f"random Q of {reduction.name}"
+        step.tasks.issue(name, math.ceil(draws), step.rank_class, **reduction.marks)
     products_s, products = _products(reduction, factors, dtype)
     basis_s, basis = _orthogonalisation(reduction, hook, factors, dtype, of_rows=False)
     return reduction.compress(moved, kernels + products + basis, more_s=products_s + basis_s)
-
-
-def _draw_factors(reduction: BucketReduction, factors: Factors) -> None:
-    """Draw Q on the host; without a warm start in each step."""
-    step = reduction.step
-    if step.tasks.launch_s > 0:
-        draws = factors.q_elements / RANDOM_NUMBERS_PER_S / step.tasks.launch_s
-        step.tasks.issue(
-            f"random Q of {reduction.name}", math.ceil(draws), step.rank_class, **reduction.marks
-        )
-
-
-def _second_product(
-    reduction: BucketReduction, hook: PowerSgdHook, factors: Factors, dtype: str, after: int
-) -> int:
-    basis_s, basis = _orthogonalisation(reduction, hook, factors, dtype, of_rows=True)
-    products_s, products = _products(reduction, factors, dtype)
-    return reduction.call_back(
-        "multiply", 0, basis + products, after=(after,), more_s=basis_s + products_s
-    )
 
 
 def _decompress(
@@ -182,14 +159,12 @@ def _decompress(
     """Multiply the factors, wait for the device, keep the error."""
     item = ITEM_BYTES[dtype]
     products_s, products = _products(reduction, factors, dtype)
-    stacked = [each for each in factors.matrices if each.count > 1]
-    moved = 2 * item * (factors.q_elements + sum(each.elements for each in stacked))
-    kernels = 1 + products + sum(each.count for each in stacked)
+    moved = 2 * item * (factors.q_elements + sum(each.elements for each in factors.stacked))
+    kernels = 1 + products + sum(each.count for each in factors.stacked)
     end = reduction.call_back("decompress", moved, kernels, after=(after,), more_s=products_s)
     reduction.hold_host((end,))
     if hook.use_error_feedback:  # reads the copy and the result, writes the error
-        nbytes = item * reduction.numel
-        end = reduction.call_back("error of", 3 * nbytes, 1, after=(end,))
+        end = reduction.call_back("error of", 3 * item * reduction.numel, 1, after=(end,))
     if hook.wrapper is not None:  # copy_ of the 16-bit buffer onto itself
         end = reduction.call_back("convert", 2 * item * reduction.numel, 1, after=(end,))
     return end
@@ -197,16 +172,18 @@ def _decompress(
 
 def _products(reduction: BucketReduction, factors: Factors, dtype: str) -> tuple[float, int]:
     """Time without ramps, and kernels, of one product of each matrix with a factor."""
-    item, seconds = ITEM_BYTES[dtype], 0.0
-    flops_per_s = matrix_flops(reduction, dtype)
-    for each in factors.matrices:
-        moved = item * (each.elements + each.p_elements + each.q_elements)
-        computed_s = 2 * each.elements * each.rank / flops_per_s
-        seconds += max(reduction.work_s(moved, 0), computed_s)
+    item, flops_per_s = ITEM_BYTES[dtype], _matrix_flops(reduction, dtype)
+    seconds = sum(
+        max(
+            reduction.work_s(item * (each.elements + each.p_elements + each.q_elements), 0),
+            2 * each.elements * each.rank / flops_per_s,
+        )
+        for each in factors.matrices
+    )
     return seconds, len(factors.matrices)
 
 
-def matrix_flops(reduction: BucketReduction, dtype: str) -> float:
+def _matrix_flops(reduction: BucketReduction, dtype: str) -> float:
     """Operations per second of matrix products on the GPU; infinite where none is stated."""
     gpu = reduction.step.request.gpu
     if gpu is None:
@@ -234,23 +211,21 @@ def _orthogonalisation(
     return seconds, kernels
 
 
-def kept_bytes(hook: PowerSgdHook, bucket: Bucket, tensors: tuple[ParameterTensor, ...]) -> int:
-    """Bytes that stay from step to step: the error, P and Q; and the 16-bit bucket of a wrapper."""
-    factors = factorise(hook, tensors)
-    item = ITEM_BYTES[wire_dtype(hook, bucket.dtype)]
-    elements = sum(tensor.numel for tensor in tensors)
-    error = elements if hook.use_error_feedback else 0
-    basis = factors.p_elements + factors.q_elements if hook.warm_start else 0
-    converted = elements if hook.wrapper is not None else 0
-    return item * (error + basis + converted)
+def held_bytes(
+    hook: PowerSgdHook, bucket: Bucket, tensors: tuple[ParameterTensor, ...]
+) -> tuple[int, int]:
+    """Return bytes that stay from step to step, and that a bucket takes while it is reduced.
 
-
-def passing_bytes(hook: PowerSgdHook, bucket: Bucket, tensors: tuple[ParameterTensor, ...]) -> int:
-    """Bytes that a bucket takes while it is reduced: the copy, whole tensors, stacked ones."""
-    factors = factorise(hook, tensors)
-    item = ITEM_BYTES[wire_dtype(hook, bucket.dtype)]
+    The error, P and Q stay, and the 16-bit bucket of a wrapper; in passing a copy, whole tensors
+    and stacked ones, and without a warm start P and Q.
+    """
+    factors, item = factorise(hook, tensors), ITEM_BYTES[hook.wrapper or bucket.dtype]
     elements = sum(tensor.numel for tensor in tensors)
-    copied = elements if hook.use_error_feedback else 0
-    stacked = sum(each.elements for each in factors.matrices if each.count > 1)
-    basis = 0 if hook.warm_start else factors.p_elements + factors.q_elements
-    return item * (copied + factors.whole_elements + stacked + basis)
+    error, wrapped = (elements if kept else 0 for kept in (hook.use_error_feedback, hook.wrapper))
+    basis = factors.p_elements + factors.q_elements
+    staying, passing = (basis, 0) if hook.warm_start else (0, basis)
+    stacked = sum(each.elements for each in factors.stacked)
+    return (
+        item * (error + staying + wrapped),
+        item * (error + factors.whole_elements + stacked + passing),
+    )

@@ -25,13 +25,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.scenario.strategies.ddp import MixedPrecisionSection
 from perfmodel.training.ddp.bucket_hooks import check_library
 from perfmodel.training.ddp.bucket_reduction import GROUP
-from perfmodel.training.ddp.buckets import Bucket, assign_buckets, ddp_buckets
-from perfmodel.training.ddp.mixed_precision import CASTS, add_parameter_casts, kept_buffers
+from perfmodel.training.ddp.buckets import assign_buckets, ddp_buckets
 from perfmodel.training.ddp.options import MIB, DdpOptions
 from perfmodel.training.ddp.reducer import (
+    CASTS,
     add_copy_out,
+    add_parameter_casts,
     add_reducing_backward,
     add_shadow_reduction,
 )
@@ -44,7 +46,7 @@ from perfmodel.training.plan.forward_backward import (
 )
 from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan, Stream
 from perfmodel.training.strategy import StepRequest
-from perfmodel.workload.model import ITEM_BYTES, LayerTimes, ParameterTensor, Workload
+from perfmodel.workload.model import ITEM_BYTES, Buffers, LayerTimes, ParameterTensor, Workload
 
 COALESCED_BYTES = 250 * MIB
 """Tensors are broadcast in pieces of this size (broadcast_bucket_size, distributed.py)."""
@@ -76,64 +78,69 @@ def start_plan(request: StepRequest, options: DdpOptions) -> StepPlan:
 
 
 def _add_collectives(step: Step) -> None:
-    tasks, rank_class = step.tasks, step.rank_class
-    ranks = step.options.ranks_of_group(step.request.ranks)
+    tasks, workload, options = step.tasks, step.request.workload, step.options
+    ranks = options.ranks_of_group(step.request.ranks)
+    trained = [workload.tensors[index] for index in workload.ready_order]
+    numbers = NUMBERS_PER_DIMENSION * sum(len(tensor.shape) for tensor in trained)
     counted = tasks.collective(
         "all-gather parameter counts",
         "all_gather",
         COUNT_BYTES * ranks,
-        rank_class,
+        step.rank_class,
         communicator=GROUP,
         key="parameter counts",
         dtype="int64",
     )
-    trained = [step.request.workload.tensors[i] for i in step.request.workload.ready_order]
-    numbers = NUMBERS_PER_DIMENSION * sum(len(tensor.shape) for tensor in trained)
     sent = tasks.collective(
         "broadcast shapes",
         "broadcast",
         COUNT_BYTES * numbers,
-        rank_class,
+        step.rank_class,
         communicator=GROUP,
         key="shapes",
         after=(counted,),
         dtype="int64",
     )
-    compared = tasks.wait("wait for shapes", rank_class, after=(sent,))
-    for number, (nbytes, dtype, tensors) in enumerate(state_pieces(step)):
-        issued = tasks.issue("broadcast of parameters", 2 + tensors, rank_class)
-        flat = tasks.copy("flatten parameters", nbytes, 1, rank_class, after=(*issued, compared))
-        sent = tasks.collective(
-            f"broadcast parameters ({dtype})",
-            "broadcast",
-            nbytes,
-            rank_class,
-            communicator=GROUP,
-            key=f"parameters {number}",
-            after=(flat,),
-            dtype=dtype,
-        )
-        tasks.copy("copy parameters back", nbytes, tensors, rank_class, after=(sent,))
+    compared = tasks.wait("wait for shapes", step.rank_class, after=(sent,))
+    buffers = workload.buffers if options.sync_buffers_at_start else ()
+    sizes = ((each, each.nbytes // ITEM_BYTES[each.dtype]) for each in buffers)
+    states = [
+        *workload.tensors,
+        *(ParameterTensor("buffers", (elements,), each.dtype) for each, elements in sizes),
+    ]
+    kernels = [*(1 for _ in workload.tensors), *(group.tensors for group in buffers)]
+    for number, piece in enumerate(assign_buckets(states, (COALESCED_BYTES,))):
+        nbytes, dtype = sum(states[i].nbytes for i in piece), states[piece[0]].dtype
+        copies, key = sum(kernels[i] for i in piece), f"parameters {number}"
+        sent = _broadcast(step, "parameters", nbytes, dtype, copies, key, (compared,))
+        tasks.copy("copy parameters back", nbytes, copies, step.rank_class, after=(sent,))
 
 
-def state_pieces(step: Step) -> tuple[tuple[int, str, int], ...]:
-    """Bytes, dtype and tensors of each broadcast of parameters and buffers."""
-    workload = step.request.workload
-    states = [*workload.tensors]
-    tensors = [1] * len(states)
-    if step.options.sync_buffers_at_start:
-        for group in workload.buffers:
-            elements = group.nbytes // ITEM_BYTES[group.dtype]
-            states.append(ParameterTensor("buffers", (elements,), group.dtype))
-            tensors.append(group.tensors)
-    pieces = assign_buckets(states, (COALESCED_BYTES,))
-    return tuple(
-        (
-            sum(states[i].nbytes for i in piece),
-            states[piece[0]].dtype,
-            sum(tensors[i] for i in piece),
-        )
-        for piece in pieces
+def _broadcast(
+    step: Step,
+    what: str,
+    nbytes: int,
+    dtype: str,
+    copies: int,
+    key: str,
+    after: tuple[int, ...],
+) -> int:
+    """Flatten some tensors and broadcast them; return that task.
+
+    `copies`: kernels that copy them back, which the host issues at once.
+    """
+    issued = step.tasks.issue(f"broadcast of {what}", 2 + copies, step.rank_class)
+    waits = (*issued, *after)
+    flat = step.tasks.copy(f"flatten {what}", nbytes, 1, step.rank_class, after=waits)
+    return step.tasks.collective(
+        f"broadcast {what} ({dtype})",
+        "broadcast",
+        nbytes,
+        step.rank_class,
+        communicator=GROUP,
+        key=key,
+        after=(flat,),
+        dtype=dtype,
     )
 
 
@@ -146,29 +153,20 @@ JOINED = "joined"
 """Class of the ranks that have run out of inputs."""
 
 
-def add_notice(step: Step, micro_batch: int) -> tuple[int, ...]:
-    """Say that this rank has inputs; returns what the next collective waits for.
+def _add_notice(step: Step, micro_batch: int) -> tuple[int, ...]:
+    """Say that this rank has inputs; return what the next collective waits for.
 
     With ``throw_on_early_termination`` the host also reads whether any rank has none.
     """
-    if not step.options.join:
-        return ()
+    throws = step.options.throw_on_early_termination
     sent = _flag(step, f"join notice {micro_batch}", micro_batch)
-    waits_for_count = step.rank_class == JOINED
-    if step.options.throw_on_early_termination:
+    if throws:
         sent = _flag(step, f"join exception {micro_batch}", micro_batch, after=(sent,))
-        waits_for_count = True
-    if not waits_for_count:
-        return ()
-    return (
-        step.tasks.wait("wait for join", step.rank_class, after=(sent,), micro_batch=micro_batch),
-    )
+    return _wait_for_flag(step, "wait for join", sent, micro_batch, waits=throws)
 
 
-def add_authority(step: Step, after: tuple[int, ...]) -> tuple[int, ...]:
+def _add_authority(step: Step, after: tuple[int, ...]) -> tuple[int, ...]:
     """Agree on the rank whose buffers count; the host reads which."""
-    if not step.options.join:
-        return after
     sent = step.tasks.collective(
         "all-reduce of authoritative rank",
         "all_reduce",
@@ -182,16 +180,13 @@ def add_authority(step: Step, after: tuple[int, ...]) -> tuple[int, ...]:
     return (step.tasks.wait("wait for authoritative rank", step.rank_class, after=(sent,)),)
 
 
-def add_sync_question(step: Step, micro_batch: int, after: tuple[int, ...]) -> tuple[int, ...]:
-    """Say whether this backward synchronises; only ranks without inputs wait for the answer."""
-    if not step.options.join:
+def _wait_for_flag(
+    step: Step, name: str, sent: int, micro_batch: int, *, waits: bool = False
+) -> tuple[int, ...]:
+    """Let ranks without inputs wait for the answer; with `waits` all ranks."""
+    if not waits and step.rank_class != JOINED:
         return ()
-    sent = _flag(step, f"join synchronises {micro_batch}", micro_batch, after=after)
-    if step.rank_class != JOINED:
-        return ()
-    wait = step.tasks.wait(
-        "wait for the kind of backward", step.rank_class, after=(sent,), micro_batch=micro_batch
-    )
+    wait = step.tasks.wait(name, step.rank_class, after=(sent,), micro_batch=micro_batch)
     return (wait,)
 
 
@@ -223,11 +218,13 @@ def ddp_plan(request: StepRequest, options: DdpOptions) -> StepPlan:
     """
     if request.bucket_copy_Bps is not None:
         request = replace(request, times=replace(request.times, copy_Bps=request.bucket_copy_Bps))
-    ranks = request.ranks
-    tasks = TaskList.of(request)
+    ranks, tasks = request.ranks, TaskList.of(request)
     step = Step(request, options, tasks, RANKS)
     if ranks == 1:
-        _add_local_step(step)
+        for micro_batch in range(options.accumulate):
+            add_forward(step, micro_batch)
+            add_local_backward(step, micro_batch)
+        _add_update(step, ())
     else:
         _add_reduced_step(step)
     comm = Stream("comm", "comm", request.comm_workers)
@@ -255,15 +252,8 @@ def _classes(request: StepRequest, options: DdpOptions) -> tuple[RankClass, ...]
     return (active, RankClass(JOINED, range(ranks - joined, ranks))) if joined else (active,)
 
 
-def _add_local_step(step: Step) -> None:
-    for micro_batch in range(step.options.accumulate):
-        add_forward(step, micro_batch)
-        add_local_backward(step, micro_batch)
-    _add_update(step, ())
-
-
 def _add_reduced_step(step: Step) -> None:
-    request = step.request
+    request, last = step.request, step.last_micro_batch
     buckets = ddp_buckets(
         request.workload,
         step.options,
@@ -271,33 +261,47 @@ def _add_reduced_step(step: Step) -> None:
         ready_order=request.ready_order,
     )
     check_library(step.options.hook, request, buckets)
-    for micro_batch in range(step.last_micro_batch):
+    for micro_batch in range(last):
         add_forward(step, micro_batch, after=_add_synchronisation(step, micro_batch))
         add_local_backward(step, micro_batch)
-    last = step.last_micro_batch
     synced = _add_synchronisation(step, last)
     add_forward(step, last, after=synced, casts=add_parameter_casts(step))
     reduced = add_reducing_backward(step, buckets)
     _add_update(step, add_copy_out(step, buckets, reduced))
-    if _joined(request, step.options):
-        _add_shadow_step(replace(step, rank_class=JOINED), buckets)
-
-
-def _add_shadow_step(step: Step, buckets: Sequence[Bucket]) -> None:
-    """Add the collectives of ranks that have run out of inputs."""
-    after: tuple[int, ...] = ()
-    for micro_batch in range(step.options.accumulate):
-        after = _add_synchronisation(step, micro_batch)
-    add_shadow_reduction(step, buckets, after)
+    if _joined(request, step.options):  # ranks that have run out of inputs join the collectives
+        shadow = replace(step, rank_class=JOINED)
+        after = [_add_synchronisation(shadow, micro_batch) for micro_batch in range(last + 1)]
+        add_shadow_reduction(shadow, buckets, after[-1])
 
 
 def _add_synchronisation(step: Step, micro_batch: int) -> tuple[int, ...]:
-    """Add what precedes forward; returns what it waits for."""
-    notified = add_notice(step, micro_batch)
+    """Add what precedes forward; return what it waits for.
+
+    Within ``join()`` each rank then says whether this backward synchronises.
+    """
+    joins = step.options.join
+    notified = _add_notice(step, micro_batch) if joins else ()
     synced: tuple[int, ...] = ()
     if step.options.broadcast_buffers and micro_batch == 0 and step.request.workload.buffers:
-        synced = _add_buffer_broadcasts(step, add_authority(step, notified))
-    return (*synced, *add_sync_question(step, micro_batch, synced or notified))
+        after = _add_authority(step, notified) if joins else notified
+        synced = _add_buffer_broadcasts(step, after)
+    if not joins:
+        return synced
+    key = f"join synchronises {micro_batch}"
+    sent = _flag(step, key, micro_batch, after=synced or notified)
+    return (*synced, *_wait_for_flag(step, "wait for the kind of backward", sent, micro_batch))
+
+
+def kept_buffers(
+    buffers: Sequence[Buffers], mixed: MixedPrecisionSection | None
+) -> tuple[Buffers, ...]:
+    """Return buffers as they are kept: with a dtype for them all, in one group."""
+    dtype = mixed and mixed.buffer_dtype
+    if not dtype or not buffers:
+        return tuple(buffers)
+    elements = sum(group.nbytes // ITEM_BYTES[group.dtype] for group in buffers)
+    tensors = sum(group.tensors for group in buffers)
+    return (Buffers(dtype, tensors, ITEM_BYTES[dtype] * elements),)
 
 
 def _add_buffer_broadcasts(step: Step, after: tuple[int, ...]) -> tuple[int, ...]:
@@ -310,25 +314,12 @@ def _add_buffer_broadcasts(step: Step, after: tuple[int, ...]) -> tuple[int, ...
     for group in kept_buffers(step.request.workload.buffers, step.options.mixed_precision):
         for piece in range(-(-group.nbytes // COALESCED_BYTES)):
             nbytes = min(group.nbytes - piece * COALESCED_BYTES, COALESCED_BYTES)
-            kernels = group.tensors if piece == 0 else 1
-            issued = step.tasks.issue("broadcast of buffers", 2 + kernels, step.rank_class)
-            flat = step.tasks.copy(
-                "flatten buffers", nbytes, 1, step.rank_class, after=(*issued, *after)
-            )
-            sent = step.tasks.collective(
-                f"broadcast buffers ({group.dtype})",
-                "broadcast",
-                nbytes,
-                step.rank_class,
-                communicator=GROUP,
-                key=f"buffers {group.dtype} {piece}",
-                after=(flat,),
-                dtype=group.dtype,
-            )
-            pending.append((sent, nbytes, kernels))
+            copies, key = group.tensors if piece == 0 else 1, f"buffers {group.dtype} {piece}"
+            sent = _broadcast(step, "buffers", nbytes, group.dtype, copies, key, after)
+            pending.append((sent, nbytes, copies))
     return tuple(
-        step.tasks.copy("copy buffers back", nbytes, kernels, step.rank_class, after=(sent,))
-        for sent, nbytes, kernels in pending
+        step.tasks.copy("copy buffers back", nbytes, copies, step.rank_class, after=(sent,))
+        for sent, nbytes, copies in pending
     )
 
 

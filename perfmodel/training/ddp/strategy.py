@@ -1,22 +1,33 @@
-"""DistributedDataParallel as a row of the table of strategies."""
+"""DistributedDataParallel as a row of the table of strategies, and with ZeroRedundancyOptimizer.
+
+PyTorch's ZeroRedundancyOptimizer is DDP with the optimizer's states split by parameter. Written
+after ``torch/distributed/optim/zero_redundancy_optimizer.py`` of torch 2.13: after its own update
+each rank broadcasts its parameters, one by one or in one buffer, and all wait for all.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from perfmodel.scenario.strategies.ddp import (
     DdpStrategy,
+    MixedPrecisionSection,
     OneBitHook,
     PowerSgdHook,
     TopKHook,
+    ZeroRedundancyStrategy,
 )
 from perfmodel.training.ddp.bucket_hooks import hook_bytes
-from perfmodel.training.ddp.buckets import ddp_buckets
-from perfmodel.training.ddp.mixed_precision import mixed_memory
-from perfmodel.training.ddp.options import DdpOptions, MixedPrecision
-from perfmodel.training.ddp.step_plan import ddp_plan
-from perfmodel.training.memory.use import MemoryUse, Setup, replicated
-from perfmodel.training.strategy import Setting, Strategy
+from perfmodel.training.ddp.bucket_reduction import GROUP
+from perfmodel.training.ddp.buckets import Bucket, ddp_buckets
+from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.ddp.step_plan import RANKS, ddp_plan, kept_buffers
+from perfmodel.training.memory.use import MemoryUse, Setup, held_in_backward, replicated
+from perfmodel.training.plan.builder import TaskList
+from perfmodel.training.plan.step_plan import Compute, StepPlan
+from perfmodel.training.strategy import Setting, StepRequest, Strategy
+from perfmodel.workload.model import ITEM_BYTES, ParameterTensor
 
 
 def ddp_memory(setup: Setup) -> MemoryUse:
@@ -33,13 +44,72 @@ def ddp_memory(setup: Setup) -> MemoryUse:
     if setup.ranks == 1:
         return replicated(setup)
     if options.mixed_precision is not None:
-        return mixed_memory(setup, options, ddp_buckets(setup.workload, options))
+        return _mixed_memory(setup, options, ddp_buckets(setup.workload, options))
     use = replicated(setup, grows=not options.gradient_as_bucket_view)
     ranks = options.ranks_of_group(setup.ranks)
     buckets = ddp_buckets(setup.workload, options)
     compressed = hook_bytes(options.hook, setup.workload, buckets, ranks)
     copies = 0.0 if options.gradient_as_bucket_view else use.gradients_bytes
     return replace(use, buckets_bytes=compressed + copies)
+
+
+def _mixed_memory(setup: Setup, options: DdpOptions, buckets: Sequence[Bucket]) -> MemoryUse:
+    """Add up what a GPU keeps: cast copies until their bucket is reduced, and gradients twice.
+
+    Copies and cast gradients come from the allocator's pools of their own streams, which keep what
+    is free at the fullest moment.
+    """
+    use, mixed = replicated(setup), options.mixed_precision
+    assert mixed is not None
+    workload, held = setup.workload, ITEM_BYTES[mixed.param_dtype]
+    trained = sum(tensor.numel for tensor in setup.trained)
+    copies_bytes = float(held) * sum(tensor.numel for tensor in workload.tensors)
+    activations = held_in_backward(setup)
+    in_backward = _gradients_in_backward(setup, options, buckets, mixed)
+    layers = zip(reversed(activations.of_layers), in_backward, strict=True)
+    moments = (
+        (activations.of_loss, copies_bytes, 0.0, 0.0),
+        *((held_bytes, copies_bytes - freed, *both) for held_bytes, (freed, *both) in layers),
+        (0.0, 0.0, 0.0, use.gradients_bytes),
+    )
+    fullest = max(moments, key=sum)
+    rest = sum(fullest) - use.gradients_bytes
+    buffers = kept_buffers(workload.buffers, mixed)
+    item = held + ITEM_BYTES[mixed.reduced_dtype] * mixed.casts_buckets
+    return replace(
+        use,
+        parameters_bytes=workload.nbytes + sum(group.nbytes for group in buffers),
+        gathered_bytes=min(fullest[1], max(0.0, rest)),
+        activations_bytes=max(0.0, rest - fullest[1]),
+        buckets_bytes=float(item * trained),
+        idle_bytes=copies_bytes - fullest[1] + use.gradients_bytes - fullest[3],
+    )
+
+
+def _gradients_in_backward(
+    setup: Setup, options: DdpOptions, buckets: Sequence[Bucket], mixed: MixedPrecisionSection
+) -> Iterator[tuple[float, float, float]]:
+    """For each layer of backward: bytes of copies freed, and of gradients not cast yet and cast."""
+    tensors, item = setup.workload.tensors, ITEM_BYTES[mixed.param_dtype]
+    apart = 0 if options.gradient_as_bucket_view else item
+    missing = [set(bucket.tensors) for bucket in buckets]
+    freed = narrow = wide = 0.0
+    launched = 0
+    for layer in reversed(setup.workload.layers):
+        narrow += apart * sum(tensors[index].numel for index in layer.tensors)
+        for members in missing:
+            members.difference_update(layer.tensors)
+        yield freed, narrow, wide
+        while launched < len(buckets) and not missing[launched]:
+            reduced = [tensors[index] for index in buckets[launched].tensors]
+            numel = sum(tensor.numel for tensor in reduced)
+            freed += item * numel
+            narrow -= apart * numel
+            wide += sum(tensor.nbytes for tensor in reduced)
+            launched += 1
+
+
+# ---------------------------------------------------------------- the row
 
 
 def ddp_options(section: DdpStrategy) -> DdpOptions:
@@ -60,15 +130,8 @@ def ddp_options(section: DdpStrategy) -> DdpOptions:
         join=section.join,
         throw_on_early_termination=section.throw_on_early_termination,
         joined_ranks=section.joined_gpus,
-        mixed_precision=_mixed_precision(section),
+        mixed_precision=section.mixed_precision,
     )
-
-
-def _mixed_precision(section: DdpStrategy) -> MixedPrecision | None:
-    mixed = section.mixed_precision
-    if mixed is None:
-        return None
-    return MixedPrecision(mixed.param_dtype, mixed.reduce_dtype, mixed.buffer_dtype)
 
 
 def _held_dtype(options: DdpOptions) -> str | None:
@@ -85,34 +148,46 @@ def _bucket_sizes(section: DdpStrategy, _: int) -> Setting | None:
 
 def _remarks(options: DdpOptions) -> tuple[str, ...]:
     hook = options.hook
-    lines = []
-    if isinstance(hook, PowerSgdHook) and hook.start_iteration:
-        lines.append(
-            f"PowerSGD has started: the {hook.start_iteration:,} steps before it reduce whole "
-            "buckets, as the first step does. It waits for the device in each bucket, so backward "
-            "does not overlap what it reduces."
-        )
-    if isinstance(hook, TopKHook | OneBitHook):
-        lines.append(
-            f"PyTorch has no hook {hook.kind!r}: its kernels read and write memory as often as "
-            "the algorithm needs, none measured."
-        )
-    if options.mixed_precision is not None:
-        lines.append(
-            "PyTorch's casts of parameters wait for no optimizer, which may still write what they "
-            "read; here they do."
-        )
-    if options.joined_ranks:
-        lines.append(
-            f"{options.joined_ranks} GPUs have run out of inputs: they reduce zeros, and their "
-            "samples do not count."
-        )
-    if options.layer_devices:
-        lines.append(
-            "One process drives the GPUs of a replica in turn; its copies from GPU to GPU take as "
-            "long as messages of the collective library."
-        )
-    return tuple(lines)
+    late = hook.start_iteration if isinstance(hook, PowerSgdHook) else 0
+    remarks = (
+        (
+            late,
+            (
+                f"PowerSGD has started: the {late:,} steps before it reduce whole buckets, as the "
+                "first step does. It waits for the device in each bucket, so backward does not "
+                "overlap what it reduces."
+            ),
+        ),
+        (
+            isinstance(hook, TopKHook | OneBitHook),
+            (
+                f"PyTorch has no hook {hook.kind!r}: its kernels read and write memory as often as "
+                "the algorithm needs, none measured."
+            ),
+        ),
+        (
+            options.mixed_precision,
+            (
+                "PyTorch's casts of parameters wait for no optimizer, which may still write what "
+                "they read; here they do."
+            ),
+        ),
+        (
+            options.joined_ranks,
+            (
+                f"{options.joined_ranks} GPUs have run out of inputs: they reduce zeros, and their "
+                "samples do not count."
+            ),
+        ),
+        (
+            options.layer_devices,
+            (
+                "One process drives the GPUs of a replica in turn; its copies from GPU to GPU take "
+                "as long as messages of the collective library."
+            ),
+        ),
+    )
+    return tuple(sentence for applies, sentence in remarks if applies)
 
 
 DDP = Strategy(
@@ -125,4 +200,121 @@ DDP = Strategy(
     lighter=({"gradient_as_bucket_view": True},),
     bucket_sizes=_bucket_sizes,
     options=ddp_options,
+)
+
+
+# ---------------------------------------------------------------- ZeroRedundancyOptimizer
+
+
+def partition_parameters(
+    tensors: Sequence[ParameterTensor], ranks: int
+) -> tuple[tuple[int, ...], ...]:
+    """Give each parameter, the largest first, to the rank that has the fewest elements.
+
+    Returns the places of each rank's parameters (``_partition_parameters``).
+    """
+    owned: list[list[int]] = [[] for _ in range(ranks)]
+    sizes = [0] * ranks
+    for place in sorted(range(len(tensors)), key=lambda at: tensors[at].numel, reverse=True):
+        rank = sizes.index(min(sizes))
+        owned[rank].append(place)
+        sizes[rank] += tensors[place].numel
+    return tuple(map(tuple, owned))
+
+
+def zero_redundancy_plan(request: StepRequest, options: ZeroRedundancyStrategy) -> StepPlan:
+    """Return one step of DDP whose optimizer updates a part and broadcasts it.
+
+    All ranks take as long as the one with most parameters.
+
+    Raises `InputError`: a bad ready order.
+    Raises `ScheduleError`: times that do not fit the workload.
+    """
+    plan = ddp_plan(request, ddp_options(options.ddp))
+    if request.ranks == 1:
+        return plan
+    ranks = next(len(each.groups[0]) for each in plan.communicators if each.name == GROUP)
+    trained = [request.workload.tensors[index] for index in sorted(request.workload.ready_order)]
+    owned = partition_parameters(trained, ranks)
+    place = next(i for i, task in enumerate(plan.tasks) if task.kind == "optimizer")
+    end = max(i for task in plan.tasks for i in task.after_previous)
+    tasks = TaskList.of(request)
+    tasks.tasks = list(plan.tasks)
+    update = tasks.tasks[place]
+    assert isinstance(update.work, Compute)
+    share_s = update.work.duration_s * _fullest_share(trained, owned)
+    tasks.tasks[place] = replace(update, work=Compute(share_s))
+    follows = (_add_broadcasts(tasks, trained, owned, options, end),)
+    return replace(
+        plan,
+        name=f"ZeroRedundancyOptimizer, {plan.name}",
+        tasks=tuple(
+            replace(task, after_previous=follows) if task.after_previous == (end,) else task
+            for task in tasks.tasks
+        ),
+    )
+
+
+def _fullest_share(tensors: Sequence[ParameterTensor], owned: Sequence[Sequence[int]]) -> float:
+    most = max(sum(tensors[place].numel for place in places) for places in owned)
+    return most / sum(tensor.numel for tensor in tensors)
+
+
+def _add_broadcasts(
+    tasks: TaskList,
+    tensors: Sequence[ParameterTensor],
+    owned: Sequence[Sequence[int]],
+    options: ZeroRedundancyStrategy,
+    end: int,
+) -> int:
+    """Broadcast the parameters of one rank after the other; return the last task."""
+    last = end
+    for rank, places in enumerate(owned):
+        views = options.parameters_as_bucket_view
+        for group in [places] if views else [(place,) for place in places]:
+            members = [tensors[place] for place in group]
+            name = f"parameters of rank {rank}" if views else members[0].name
+            dtype = members[0].dtype if members else "fp32"
+            nbytes = sum(each.nbytes for each in members) or 4  # an empty buffer holds one element
+            issued = tasks.issue(f"broadcast {name}", 1, RANKS)
+            last = tasks.collective(
+                f"broadcast {name}",
+                "broadcast",
+                nbytes,
+                RANKS,
+                communicator=GROUP,
+                key=f"updated {name}",
+                after=dict.fromkeys((*issued, end)),
+                dtype=dtype,
+                root=rank,
+            )
+    return last
+
+
+def zero_redundancy_memory(setup: Setup) -> MemoryUse:
+    """Add up what DDP keeps, with the optimizer states of the fullest rank.
+
+    Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
+    """
+    options = setup.options
+    assert isinstance(options, ZeroRedundancyStrategy)
+    use = ddp_memory(replace(setup, options=ddp_options(options.ddp)))
+    trained = [setup.workload.tensors[index] for index in sorted(setup.workload.ready_order)]
+    share = _fullest_share(trained, partition_parameters(trained, setup.ranks))
+    return replace(use, optimizer_bytes=use.optimizer_bytes * share)
+
+
+def _zero_redundancy_words(section: ZeroRedundancyStrategy) -> tuple[str, ...]:
+    views = section.parameters_as_bucket_view
+    return (f"ZeroRedundancyOptimizer(parameters, parameters_as_bucket_view={views}, ...)",)
+
+
+ZERO_REDUNDANCY = Strategy(
+    "DistributedDataParallel with ZeroRedundancyOptimizer",
+    zero_redundancy_plan,
+    zero_redundancy_memory,
+    # bucket caps are tuned with ``kind: ddp``
+    settings=lambda *_: (Setting("parameters_as_bucket_view", (False, True)),),
+    own_words=_zero_redundancy_words,
+    lighter=({},),
 )

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import read_yaml
+from perfmodel.scenario.sections.base import StrategyModel
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.workload.kernels.float8_layers import (
     float8_layers,
@@ -45,6 +46,13 @@ class StepOptions(Protocol):
     def accumulate(self) -> int:
         """Micro-batches per step."""
         ...  # pragma: no cover
+
+
+def with_micro_batches(options: StepOptions, count: int) -> StepOptions:
+    """Return options of a strategy with so many micro-batches per step."""
+    if isinstance(options, StrategyModel):
+        return options.model_copy(update={"accumulate": count})
+    return replace(options, accumulate=count)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True, slots=True)

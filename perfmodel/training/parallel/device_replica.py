@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import permutations
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.training.ddp.buckets import ddp_buckets
+from perfmodel.training.ddp.buckets import Bucket, ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.pipeline.pass_actions import TRANSFER_STREAMS, Message, bytes_after
+from perfmodel.training.pipeline.pass_actions import TRANSFER_STREAMS, Message
 from perfmodel.training.pipeline.pass_regions import PASSES
 from perfmodel.training.pipeline.stage_workload import ModelPart
 from perfmodel.training.plan.builder import COMPUTE, HOST
@@ -43,21 +43,36 @@ def check_replica(options: DdpOptions, parts: Sequence[ModelPart], request: Step
 
     Raises `InputError`: what PyTorch does not have for such a module, or nobody has planned.
     """
-    faults = []
-    if any(part.shared for part in parts):
-        text = f"{request.workload.name!r}, whose head is tied to its embedding"
-        faults.append(Fault("model", text, "one without: a parameter is on one GPU"))
-    if options.hook.kind not in ("none", "allreduce", "fp16", "bf16"):
-        allowed = "none, allreduce, fp16 or bf16 with schedule: sequential: no wait of the host"
-        faults.append(Fault("strategy.hook", repr(options.hook.kind), allowed))
-    if options.join:
-        faults.append(Fault("strategy.join", "true", "false with schedule: sequential"))
-    if request.blocking_wait:
-        text, allowed = "a library whose results the host waits for", "NCCL with GPUs"
-        faults.append(Fault("library.name", text, allowed))
-    if request.float8 is not None:
-        allowed = "another precision with schedule: sequential"
-        faults.append(Fault("compute.precision", "'fp8'", allowed))
+    sequential = "with schedule: sequential"
+    tied = f"{request.workload.name!r}, whose head is tied to its embedding"
+    rules = (
+        (
+            "model",
+            any(part.shared for part in parts),
+            tied,
+            "one without: a parameter is on one GPU",
+        ),
+        (
+            "strategy.hook",
+            options.hook.kind not in ("none", "allreduce", "fp16", "bf16"),
+            repr(options.hook.kind),
+            f"none, allreduce, fp16 or bf16 {sequential}: no wait of the host",
+        ),
+        ("strategy.join", options.join, "true", f"false {sequential}"),
+        (
+            "library.name",
+            request.blocking_wait,
+            "a library whose results the host waits for",
+            "NCCL with GPUs",
+        ),
+        (
+            "compute.precision",
+            request.float8 is not None,
+            "'fp8'",
+            f"another precision {sequential}",
+        ),
+    )
+    faults = [Fault(name, text, allowed) for name, is_wrong, text, allowed in rules if is_wrong]
     if faults:
         raise InputError(faults)
 
@@ -75,9 +90,11 @@ def spread_replica(
     `options`: with `layer_devices`.
     `transfer_bytes`: of a micro-batch's activations from each GPU to the next, and of gradients.
     """
-    ranks, devices = request.ranks, len(parts)
-    places = _Places.of(request, options)
-    on_device = [places.of_task(task) for task in plan.tasks]
+    ranks, devices = request.ranks, range(len(parts))
+    buckets = ddp_buckets(
+        request.workload, options, iteration=request.iteration, ready_order=request.ready_order
+    )
+    on_device = [_device_of(task, options, buckets) for task in plan.tasks]
     tasks: list[Task] = []
     for device, part in enumerate(parts):
         _DeviceTasks(plan, on_device, device, part, tasks, transfer_bytes).write()
@@ -88,10 +105,9 @@ def spread_replica(
             groups=tuple(tuple(device * ranks + rank for rank in group) for group in each.groups),
         )
         for each in plan.communicators
-        for device in range(devices)
+        for device in devices
     ]
-    neighbours = [pair for a, b in pairwise(range(devices)) for pair in ((a, b), (b, a))]
-    for source, target in neighbours:
+    for source, target in permutations(devices, 2):
         pairs = tuple((source * ranks + r, target * ranks + r) for r in range(ranks))
         name = _message(source, target, 0).communicator
         communicators.append(Communicator(name, pairs, "stages"))
@@ -99,10 +115,10 @@ def spread_replica(
     streams = {task.stream for task in tasks}
     return replace(
         plan,
-        name=f"{plan.name}, each replica on {devices} GPUs",
+        name=f"{plan.name}, each replica on {len(parts)} GPUs",
         classes=tuple(
             RankClass(f"stage {device}", range(device * ranks, (device + 1) * ranks))
-            for device in range(devices)
+            for device in devices
         ),
         streams=tuple(s for s in (*plan.streams, *TRANSFER_STREAMS) if s.name in streams),
         communicators=tuple(each for each in communicators if each.name in used),
@@ -110,32 +126,17 @@ def spread_replica(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """GPU of each layer and bucket."""
+def _device_of(task: Task, options: DdpOptions, buckets: Sequence[Bucket]) -> int | None:
+    """GPU of a task; None: every GPU runs its own part of it.
 
-    layers: Sequence[int]
-    buckets: Sequence[int]
-
-    @staticmethod
-    def of(request: StepRequest, options: DdpOptions) -> _Places:
-        buckets = ddp_buckets(
-            request.workload, options, iteration=request.iteration, ready_order=request.ready_order
-        )
-        return _Places(options.layer_devices, [bucket.device for bucket in buckets])
-
-    def of_task(self, task: Task) -> int | None:
-        """GPU of a task; None: every GPU runs its own part of it.
-
-        Buffers are the first's, and so is the map of used parameters (``params[0].device``).
-        """
-        if task.layers:
-            return self.layers[task.layers[0]]
-        if task.bucket is not None:
-            return self.buckets[task.bucket]
-        if isinstance(task.work, Collective) or (task.kind == "copy" and task.role != "step_end"):
-            return 0
-        return None
+    Buffers are the first's, and so is the map of used parameters (``params[0].device``).
+    """
+    if task.layers:
+        return options.layer_devices[task.layers[0]]
+    if task.bucket is not None:
+        return buckets[task.bucket].device
+    of_first = isinstance(task.work, Collective) or task.kind == "copy"
+    return 0 if of_first and task.role != "step_end" else None
 
 
 @dataclass(slots=True)
@@ -169,17 +170,13 @@ class _DeviceTasks:
             arrived = self._cross(index, task)
             if task.stream != HOST.name and self.on_device[index] not in (None, self.device):
                 continue
-            work = self._placed(task)
+            work = self._placed(task.work)
             if task.kind == "optimizer" and task.stream == COMPUTE.name:
                 work = Compute(self.part.times.optimizer_s)
             after = (*arrived, *self._after(task.after))
-            self.written[index] = self._append(
-                replace(task, work=work, after=after, after_previous=())
-            )
-        self._follow_previous()
-
-    def _follow_previous(self) -> None:
-        """Let the first work of a step on the GPU follow the last of the step before."""
+            placed = replace(task, work=work, after=after, after_previous=())
+            self.written[index] = self._append(placed)
+        # the first work of a step on the GPU follows the last of the step before
         previous = [source for task in self.plan.tasks for source in task.after_previous]
         first = next(i for i in self.written.values() if self.tasks[i].stream == COMPUTE.name)
         mapped = tuple(self.written[source] for source in previous)
@@ -199,43 +196,34 @@ class _DeviceTasks:
             waits.update(dict.fromkeys(self.written[index] for index in mine))
         return tuple(waits)
 
-    def _placed(self, task: Task) -> Compute | Collective:
-        if not isinstance(task.work, Collective):
-            return task.work
-        name, key = f"{task.work.communicator} of part", f"{task.work.key} of part"
-        return replace(task.work, communicator=f"{name} {self.device}", key=f"{key} {self.device}")
+    def _placed(self, work: Compute | Collective) -> Compute | Collective:
+        if not isinstance(work, Collective):
+            return work
+        name, key = (f"{each} of part {self.device}" for each in (work.communicator, work.key))
+        return replace(work, communicator=name, key=key)
 
     def _cross(self, index: int, task: Task) -> tuple[int, ...]:
-        """Send, or receive, what a pass needs that another GPU's pass has made."""
-        target = self.on_device[index]
+        """Send, or receive, what a pass needs that another GPU's pass has made.
+
+        Forward of the next micro-batch begins on the first GPU, and needs nothing.
+        """
+        target, before = self.on_device[index], self.passing
         if task.kind not in PASSES or target is None:
             return ()
-        before, self.passing = self.passing, (task.kind, target)
-        if before is None or before[1] == target:
-            return ()
-        if before[0] != task.kind:  # forward of the next micro-batch begins on the first GPU
+        self.passing = (task.kind, target)
+        if before is None or before[1] == target or before[0] != task.kind:
             return ()
         message = _message(before[1], target, task.micro_batch)
         if self.device == before[1]:
             self._transfer(message, message.sent_on, self.newest)
-        if self.device == target:
-            return (self._transfer(message, message.received_on, ()),)
-        return ()
+        receives = self.device == target
+        return (self._transfer(message, message.received_on, ()),) if receives else ()
 
     def _transfer(self, message: Message, stream: str, after: tuple[int, ...]) -> int:
-        nbytes = bytes_after(self.transfer_bytes, message.boundary)
-        work = Collective("send", nbytes, message.communicator, message.key)
-        return self._append(
-            Task(
-                message.key,
-                "communication",
-                "",
-                stream,
-                work,
-                after,
-                micro_batch=message.micro_batch,
-            )
-        )
+        nbytes, key = self.transfer_bytes[message.boundary], message.key
+        work = Collective("send", nbytes, message.communicator, key)
+        batch = message.micro_batch
+        return self._append(Task(key, "communication", "", stream, work, after, micro_batch=batch))
 
 
 def _message(source: int, target: int, micro_batch: int) -> Message:

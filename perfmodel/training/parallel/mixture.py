@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 
 from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.memory.use import MemoryRule, MemoryUse, Setup, kept_meanwhile
 from perfmodel.training.parallel.device_replica import check_replica, spread_replica
 from perfmodel.training.parallel.rank_grid import RankGrid, expand_ranks
-from perfmodel.training.pipeline.pass_actions import PipelineSchedule
+from perfmodel.training.pipeline.pass_actions import PipelineSchedule, StageActions
 from perfmodel.training.pipeline.pipeline_plan import pipeline_plan
 from perfmodel.training.pipeline.schedules import make_schedule
 from perfmodel.training.pipeline.stage_passes import PartPlan, PipelineOptions
@@ -25,6 +26,7 @@ from perfmodel.training.pipeline.stage_workload import (
     PartitionOptions,
     handed_bytes,
     model_parts,
+    part_workloads,
 )
 from perfmodel.training.plan.layer_calls import add_layer_calls
 from perfmodel.training.plan.step_plan import Collective, StepPlan, Task
@@ -43,11 +45,9 @@ def plan_parts(parts: Sequence[ModelPart], make: Callable[[ModelPart], StepPlan]
     plans = []
     for part in parts:
         likeness = _likeness(part)
-        if likeness in samples:
-            plans.append(PartPlan(_renamed(samples[likeness], part), part))
-        else:
-            samples[likeness] = PartPlan(make(part), part)
-            plans.append(samples[likeness])
+        is_alike = likeness in samples
+        plans.append(PartPlan(_renamed(samples[likeness], part) if is_alike else make(part), part))
+        samples.setdefault(likeness, plans[-1])
     return plans
 
 
@@ -72,15 +72,12 @@ def _numbered(workload: Workload) -> Mapping[str, str]:
     """Names of layers, tensors and their blocks, with the number of the block in the part."""
     numbers: dict[str, int] = {}
     names: dict[str, str] = {}
-    named = [layer.name for layer in workload.layers]
-    named += [tensor.name for tensor in workload.tensors]
-    for name in named:
-        block = block_of(name)
-        names[name] = name
+    layers = [layer.name for layer in workload.layers]
+    for name in (*layers, *(tensor.name for tensor in workload.tensors)):
+        block, names[name] = block_of(name), name
         if block is not None:
-            number = numbers.setdefault(block, len(numbers))
-            names[block] = f"block {number}"
-            names[name] = f"block {number}{name[len(block) :]}"
+            names[block] = f"block {numbers.setdefault(block, len(numbers))}"
+            names[name] = f"{names[block]}{name[len(block) :]}"
     return names
 
 
@@ -101,11 +98,10 @@ def _renamed(sample: PartPlan, part: ModelPart) -> StepPlan:
             return replace(task, name=name, work=replace(work, key=rename(work.key)))
         return task if name == task.name else replace(task, name=name, issues=issues)
 
-    plan = sample.plan
     return replace(
-        plan,
-        name=plan.name.replace(sample.part.workload.name, part.workload.name),
-        tasks=tuple(map(rename_task, plan.tasks)),
+        sample.plan,
+        name=sample.plan.name.replace(sample.part.workload.name, part.workload.name),
+        tasks=tuple(map(rename_task, sample.plan.tasks)),
     )
 
 
@@ -270,3 +266,73 @@ def mix_step(
         tied_dtype=reduction.dtype,
     )
     return expand_ranks(pipeline_plan(schedule, plans, options), grid)
+
+
+# ---------------------------------------------------------------- memory
+
+
+def stage_memory(setup: Setup, rule: MemoryRule, mixture: Mixture) -> tuple[MemoryUse, ...]:
+    """Memory on a GPU of each stage; one stage where there is no pipeline.
+
+    What forward keeps of a micro-batch is there until the gradients of its weights are computed:
+    how many micro-batches that is follows from the schedule (GPipe all, 1F1B as many as stages
+    follow).
+
+    `setup`: of the share of the model that a rank of each stage together has.
+    Raises `InputError`: counts that the schedule does not allow.
+    """
+    if mixture.stages == 1:
+        return (rule(setup),)
+    schedule = mixture.pipeline_schedule(setup.options.accumulate)
+    copies = 2 if schedule.layout == "bidirectional" else 1
+    parts = []
+    for workload in part_workloads(setup.workload, schedule, mixture.partition):
+        part = replace(
+            setup,
+            workload=workload,
+            ranks=copies * setup.ranks,
+            expert_copies=setup.expert_copies and copies * setup.expert_copies,
+        )
+        parts.append((rule(part), kept_meanwhile(part)))
+    return tuple(
+        _stage_use(
+            [parts[schedule.part(stage, chunk)] for chunk in range(schedule.chunks)], actions
+        )
+        for stage, actions in enumerate(schedule.actions)
+    )
+
+
+def _stage_use(chunks: Sequence[tuple[MemoryUse, float]], actions: StageActions) -> MemoryUse:
+    """Add up the chunks of a stage; activations at the fullest moment of the schedule.
+
+    `chunks`: what training each takes with one micro-batch, and what each micro-batch keeps of it
+        that waits for its backward.
+    """
+    uses, kept_bytes = zip(*chunks, strict=True)
+    names = [each.name for each in fields(MemoryUse)]
+    total = MemoryUse(**{name: sum(getattr(use, name) for use in uses) for name in names})
+    in_hand = [max(0.0, use.activations_bytes - kept) for use, kept in chunks]
+    waiting = [use.waiting_bytes for use in uses]
+    return replace(
+        total,
+        activations_bytes=_most_bytes(actions, kept_bytes, in_hand),
+        waiting_bytes=_most_bytes(actions, waiting, [0.0] * len(uses)),
+        temporary_bytes=max(use.temporary_bytes for use in uses),
+    )
+
+
+def _most_bytes(
+    actions: StageActions, kept_bytes: Sequence[float], in_hand_bytes: Sequence[float]
+) -> float:
+    """Most that micro-batches take at once.
+
+    `kept_bytes`: of each, by chunk, from its forward on. `in_hand_bytes`: of the one that runs.
+    """
+    in_flight = [0] * len(kept_bytes)
+    most = 0.0
+    for action in actions:
+        in_flight[action.chunk] += action.kind == "forward"
+        held_bytes = sum(n * each for n, each in zip(in_flight, kept_bytes, strict=True))
+        most = max(most, held_bytes + in_hand_bytes[action.chunk])
+        in_flight[action.chunk] -= action.kind in ("backward", "weight_gradient")
+    return most

@@ -63,12 +63,10 @@ class RankGrid:
     expert_tensor: int = 1
 
     def __post_init__(self) -> None:
-        holders = self.expert * self.expert_copies
-        if holders != self.replicas * self._tensor_over_experts:
-            factors = f"data ({self.data}) and context ({self.context})"
-            if self._tensor_over_experts > 1:
-                factors = f"tensor ({self.tensor}), " + factors
-            holders = self.replicas * self._tensor_over_experts
+        holders = self.replicas * self._tensor_over_experts
+        if self.expert * self.expert_copies != holders:
+            tensor = f"tensor ({self.tensor}), " if self._tensor_over_experts > 1 else ""
+            factors = f"{tensor}data ({self.data}) and context ({self.context})"
             allowed = f"a divisor of {holders}, the product of {factors}"
             raise InputError(Fault("parallel.expert", str(self.expert), allowed))
 
@@ -110,13 +108,11 @@ class RankGrid:
         before "dp", those of a context group are neighbours.
         """
         sizes = {"tp": self.tensor, "cp": self.context, "dp": self.data, "pp": self.stages}
-        dimensions = [name for name in self.order if name != "ep"]
-        slowest_first = dimensions[::-1]
+        slowest_first = [name for name in self.order if name != "ep"][::-1]
         grid = np.arange(self.ranks).reshape([sizes[name] for name in slowest_first])
         replicas = [name for name in slowest_first if name in ("cp", "dp")]
         axes = [slowest_first.index(name) for name in ("pp", *replicas, "tp")]
-        grid = grid.transpose(axes)
-        return grid.reshape(self.stages, self.replicas, self.tensor)
+        return grid.transpose(axes).reshape(self.stages, self.replicas, self.tensor)
 
     @property
     def tensor_groups(self) -> Groups:
@@ -212,14 +208,12 @@ def expand_ranks(plan: StepPlan, grid: RankGrid) -> StepPlan:
 def _callers(plan: StepPlan, classes: tuple[RankClass, ...]) -> Mapping[str, set[int]]:
     """Ranks that take part in each communicator's collectives."""
     ranks = {each.name: each.ranks for each in classes}
-    callers: dict[str, dict[str, None]] = {}
-    for task in plan.tasks:
-        if isinstance(task.work, Collective):
-            callers.setdefault(task.work.communicator, {})[task.rank_class] = None
-    return {
-        name: {rank for rank_class in members for rank in ranks[rank_class]}
-        for name, members in callers.items()
-    }
+    works = ((task.work, task.rank_class) for task in plan.tasks)
+    calls = {(w.communicator, name) for w, name in works if isinstance(w, Collective)}
+    callers: dict[str, set[int]] = {}
+    for communicator, name in calls:
+        callers.setdefault(communicator, set()).update(ranks[name])
+    return callers
 
 
 def _placed(
@@ -230,56 +224,37 @@ def _placed(
 ) -> Communicator:
     """Groups of all ranks: those of the calls of layers, or copies of a plan's own.
 
+    Of holders of the same experts those in two stages, which both hold a part (DualPipe), are one
+    group. Transformer Engine's group for greatest values has the ranks of tensor groups, too.
     `callers`: ranks that call its collectives, in their layers.
     """
     role = communicator.role
-    if role in called:
-        groups: Groups = tuple(group for group in called[role] if group[0] in callers)
-        if role in ("expert_rail", "expert_node"):
-            groups = _within(groups, len(communicator.groups[0]), by_node=role == "expert_node")
-        if role == "expert_copies":
-            groups = _joined(groups, len(called[role]) // grid.stages)
-    else:
-        groups = _copies(communicator, grid)
-    if role == "amaxes":  # Transformer Engine's group has the ranks of tensor groups, too
-        count = len(communicator.groups)
-        groups = tuple(
-            tuple(rank for place in range(grid.tensor) for rank in groups[at * grid.tensor + place])
-            for at in range(count)
-        )
+    if role not in called:  # once for every place in the tensor group
+        placed = [
+            [tuple(grid.placed(np.asarray(group), place).tolist()) for place in range(grid.tensor)]
+            for group in communicator.groups
+        ]
+        whole = [tuple(rank for copy in copies for rank in copy) for copies in placed]
+        each = [copy for copies in placed for copy in copies]
+        return replace(communicator, groups=tuple(whole if role == "amaxes" else each))
+    groups: Groups = tuple(group for group in called[role] if group[0] in callers)
+    if role in ("expert_rail", "expert_node"):
+        groups = _within(groups, len(communicator.groups[0]), by_node=role == "expert_node")
+    if role == "expert_copies":  # those of a stage, and of the next one in the same order
+        of_stage = len(called[role]) // grid.stages
+        joined = (groups[at::of_stage] for at in range(of_stage))
+        groups = tuple(tuple(rank for group in each for rank in group) for each in joined)
     return replace(communicator, groups=groups)
 
 
 def _within(groups: Groups, size: int, *, by_node: bool) -> Groups:
     """Cut groups whose ranks fill their nodes: ranks of one node, or of one place in all nodes."""
-    if by_node:
-        return tuple(
-            group[first : first + size] for group in groups for first in range(0, len(group), size)
-        )
-    return tuple(
-        group[place :: len(group) // size]
-        for group in groups
-        for place in range(len(group) // size)
-    )
-
-
-def _joined(groups: Groups, of_stage: int) -> Groups:
-    """Join the holders of the same experts in two stages, which both hold a part (DualPipe).
-
-    `of_stage`: groups of a stage; those of the next one follow in the same order.
-    """
-    return tuple(
-        tuple(rank for group in groups[at::of_stage] for rank in group) for at in range(of_stage)
-    )
-
-
-def _copies(communicator: Communicator, grid: RankGrid) -> Groups:
-    """Groups of a communicator, once for every place in the tensor group."""
-    return tuple(
-        tuple(grid.placed(np.asarray(group, dtype=np.int64), place).tolist())
-        for group in communicator.groups
-        for place in range(grid.tensor)
-    )
+    cut: list[tuple[int, ...]] = []
+    for group in groups:
+        nodes = len(group) // size
+        node_parts = [group[at : at + size] for at in range(0, len(group), size)]
+        cut += node_parts if by_node else [group[place::nodes] for place in range(nodes)]
+    return tuple(cut)
 
 
 def _grown(rank_class: RankClass, grid: RankGrid) -> RankClass:

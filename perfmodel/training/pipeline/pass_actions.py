@@ -5,8 +5,8 @@ Stages send each other activations forward and their gradients back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 from perfmodel.errors import Fault, InputError
@@ -66,16 +66,18 @@ class PipelineSchedule:
 
     def part(self, stage: int, chunk: int) -> int:
         """Part of the model that a chunk of a stage is, counted from 0 in the order of forward."""
-        return part_of(self.layout, self.stages, stage, chunk)
+        if self.layout == "bidirectional":
+            return stage if chunk == 0 else self.stages - 1 - stage
+        turned = self.layout == "v" and chunk % 2
+        return chunk * self.stages + (self.stages - 1 - stage if turned else stage)
 
     def place(self, part: int, direction: int = 0) -> tuple[int, int]:
         """Stage and chunk that hold a part; `direction`: which of two ("bidirectional")."""
         if self.layout == "bidirectional":
             return (part, 0) if direction == 0 else (self.stages - 1 - part, 1)
         chunk, stage = divmod(part, self.stages)
-        if self.layout == "v" and chunk % 2:
-            stage = self.stages - 1 - stage
-        return stage, chunk
+        turned = self.layout == "v" and chunk % 2
+        return self.stages - 1 - stage if turned else stage, chunk
 
     def before(self, stage: int, chunk: int) -> tuple[int, int] | None:
         """Stage and chunk that forward comes from; None: it begins there."""
@@ -113,58 +115,6 @@ class PipelineSchedule:
         return any(a.kind == "weight_gradient" for stage in self.actions for a in stage)
 
 
-def part_of(layout: Layout, stages: int, stage: int, chunk: int) -> int:
-    """Part of the model that a chunk of a stage is."""
-    if layout == "bidirectional":
-        return stage if chunk == 0 else stages - 1 - stage
-    turned = layout == "v" and chunk % 2
-    return chunk * stages + (stages - 1 - stage if turned else stage)
-
-
-@dataclass(slots=True)
-class StageWriter:
-    """Writes the passes of a stage, counting micro-batches of each chunk and kind.
-
-    `put_off`: chunks and micro-batches whose weight gradients are still to be computed.
-    """
-
-    actions: list[PassAction] = field(default_factory=list)
-    counts: dict[tuple[int, PassKind], int] = field(default_factory=dict)
-    put_off: list[tuple[int, int]] = field(default_factory=list)
-
-    def forward(self, chunk: int, *, joined: bool = False) -> None:
-        """Add the next forward of a chunk."""
-        self.actions.append(PassAction("forward", chunk, self._next(chunk, "forward"), joined))
-
-    def backward(self, chunk: int, *, split: bool = False) -> None:
-        """Add the next backward of a chunk; with `split` its weight gradients are put off."""
-        micro_batch = self._next(chunk, "backward")
-        kind: PassKind = "input_gradient" if split else "backward"
-        self.actions.append(PassAction(kind, chunk, micro_batch))
-        if split:
-            self.put_off.append((chunk, micro_batch))
-
-    def weights(self, chunk: int | None = None) -> None:
-        """Add the weight gradients put off for longest, if any, of a chunk or of all."""
-        for each in self.put_off:
-            if chunk in (None, each[0]):
-                self.put_off.remove(each)
-                self.actions.append(PassAction("weight_gradient", *each))
-                return
-
-    def _next(self, chunk: int, kind: PassKind) -> int:
-        number = self.counts.get((chunk, kind), 0)
-        self.counts[chunk, kind] = number + 1
-        return number
-
-
-def every_stage(
-    stages: int, write: Callable[[int], Iterable[PassAction]]
-) -> tuple[StageActions, ...]:
-    """Passes of each stage."""
-    return tuple(tuple(write(stage)) for stage in range(stages))
-
-
 # ---------------------------------------------------------------- what no schedule can do
 
 SECTION = "parallel.pipeline"
@@ -173,7 +123,7 @@ MICRO_BATCHES = "strategy.accumulate"
 """Field of a scenario that counts micro-batches."""
 
 
-def require(*faults: Iterator[Fault]) -> None:
+def require(*faults: Iterable[Fault]) -> None:
     """Raise `InputError` of all faults, if there are any."""
     listed = [fault for each in faults for fault in each]
     if listed:
@@ -185,19 +135,6 @@ def count_of(field_path: str, value: int, least: int = 1, why: str = "") -> Iter
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         allowed = f"a whole number of at least {least}{why}"
         yield Fault(field_path, repr(value), allowed)
-
-
-def sizes_of(stages: int, micro_batches: int, chunks: int) -> Iterator[Fault]:
-    """Faults of counts that are not above zero."""
-    yield from count_of(f"{SECTION}.stages", stages)
-    yield from count_of(MICRO_BATCHES, micro_batches)
-    yield from count_of(f"{SECTION}.chunks", chunks)
-
-
-def chunks_of(name: str, chunks: int, allowed: int) -> Iterator[Fault]:
-    """Fault of a number of chunks that a schedule does not have."""
-    if chunks != allowed:
-        yield Fault(f"{SECTION}.chunks", repr(chunks), f"{allowed}, which {name} has by definition")
 
 
 Direction = Literal["next", "previous"]
@@ -251,47 +188,24 @@ class Message:
         return f"stage {self.source} to stage {self.target}"
 
 
-def bytes_after(transfer_bytes: int | tuple[int, ...], part: int) -> int:
-    """Bytes of a message between a part and the next, of what all or each of them hand on."""
-    return transfer_bytes if isinstance(transfer_bytes, int) else transfer_bytes[part]
-
-
-def output_of(schedule: PipelineSchedule, stage: int, action: PassAction) -> Message | None:
-    """What a pass sends; None where its result stays on the stage."""
-    if action.kind == "weight_gradient":
-        return None
-    forward = action.kind == "forward"
-    neighbour = (schedule.behind if forward else schedule.before)(stage, action.chunk)
-    return _message(schedule, (stage, action.chunk), neighbour, action.micro_batch, forward)
-
-
-def input_of(schedule: PipelineSchedule, stage: int, action: PassAction) -> Message | None:
-    """What a pass receives; None where its input is on the stage."""
-    if action.kind == "weight_gradient":
-        return None
-    forward = action.kind == "forward"
-    neighbour = (schedule.before if forward else schedule.behind)(stage, action.chunk)
-    if neighbour is None:
-        return None
-    return _message(schedule, neighbour, (stage, action.chunk), action.micro_batch, forward)
-
-
-def _message(
-    schedule: PipelineSchedule,
-    source: tuple[int, int],
-    target: tuple[int, int] | None,
-    micro_batch: int,
-    forward: bool,
+def message_of(
+    schedule: PipelineSchedule, stage: int, action: PassAction, *, sent: bool
 ) -> Message | None:
-    if target is None or source[0] == target[0]:
+    """Return what a pass sends, or receives; None where that is on the stage."""
+    if action.kind == "weight_gradient":
         return None
+    here, forward = (stage, action.chunk), action.kind == "forward"
+    there = (schedule.behind if forward == sent else schedule.before)(*here)
+    if there is None or there[0] == stage:
+        return None
+    source, target = (here, there) if sent else (there, here)
     turned = schedule.layout != "loop" and bool(source[1] % 2)
     return Message(
         "activations" if forward else "gradients",
         source[0],
         target[0],
         schedule.part(*target),
-        micro_batch,
+        action.micro_batch,
         "next" if forward != turned else "previous",
     )
 
@@ -313,7 +227,7 @@ def sent_messages(schedule: PipelineSchedule, stage: int) -> dict[str, list[Mess
     """
     sent: dict[str, list[Message]] = {}
     for action in schedule.actions[stage]:
-        message = output_of(schedule, stage, action)
+        message = message_of(schedule, stage, action, sent=True)
         if message is not None:
             sent.setdefault(f"{message.target} {message.received_on}", []).append(message)
     return sent

@@ -6,9 +6,10 @@ Where a schedule asks for it, backward is split into gradients of inputs and of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from perfmodel.errors import Fault, InputError, ScheduleError
 from perfmodel.training.pipeline.pass_actions import SECTION
@@ -54,35 +55,28 @@ def split_backward(works: Sequence[Work], times: LayerTimes) -> tuple[list[Work]
     """
     inputs: list[Work] = []
     weights: list[Work] = []
-    issues = {m for work in works if work.task.stream == HOST.name for m in work.members}
+    issues = members_of(work for work in works if work.task.stream == HOST.name)
     for work in works:
         task = work.task
         if task.kind == "backward" and isinstance(task.work, Compute):
             weight_s = _weight_seconds(task, task.work.duration_s, times)
-            input_s = task.work.duration_s - weight_s
-            inputs.append(
-                replace(
-                    work, task=replace(task, name=f"inputs of {task.name}", work=Compute(input_s))
-                )
-            )
-            after = tuple(source for source in task.after if source in issues)
-            part = replace(
-                task,
+            input_work = Compute(task.work.duration_s - weight_s)
+            inputs.append(work.changed(name=f"inputs of {task.name}", work=input_work))
+            part = work.changed(
                 name=f"weights of {task.name}",
                 role="weight_gradient",
                 work=Compute(weight_s),
-                after=after,
+                after=tuple(source for source in task.after if source in issues),
                 core_s=0.0,
             )
-            weights.append(replace(work, task=part))
+            weights.append(part)
         elif task.stream == HOST.name:
-            first, second = _split_issue(work, works, times)
-            inputs.append(first)
-            weights.append(second)
-        elif task.layers:
-            inputs.append(work)
+            weight_s = _weight_issue_s(work, works, times)
+            inputs.append(work.changed(work=Compute(_seconds(task) - weight_s)))
+            name = f"{task.name}, weights"
+            weights.append(work.changed(name=name, work=Compute(weight_s), after=(), issues=""))
         else:
-            weights.append(work)
+            (inputs if task.layers else weights).append(work)
     return inputs, weights
 
 
@@ -94,22 +88,16 @@ def _weight_seconds(task: Task, duration_s: float, times: LayerTimes) -> float:
     return min(duration_s, float(times.weight_gradient_s[layers].sum()) + other_s)
 
 
-def _split_issue(work: Work, works: Sequence[Work], times: LayerTimes) -> tuple[Work, Work]:
-    """Kernels of weights' gradients, one a layer, are issued with them."""
+def _weight_issue_s(work: Work, works: Sequence[Work], times: LayerTimes) -> float:
+    """Time in which the host issues kernels of weights' gradients, one a layer, with them."""
     assert times.weight_gradient_s is not None
-    assert isinstance(work.task.work, Compute)
-    total_s = work.task.work.duration_s
     users = [each.task for each in works if not set(work.members).isdisjoint(each.task.after)]
-    layers = [layer for task in users if task.kind == "backward" for layer in task.layers]
+    layers: Any = [at for task in users if task.kind == "backward" for at in task.layers]
+    if not users:  # what the host issues while the first kernels run
+        layers = slice(None)
     kernels = int((times.weight_gradient_s[layers] > 0).sum())
     total = int(times.backward_kernels[layers].sum())
-    if not users:  # what the host issues while the first kernels run
-        kernels, total = int((times.weight_gradient_s > 0).sum()), int(times.backward_kernels.sum())
-    weight_s = total_s * min(kernels, total) / total if total else 0.0
-    first = replace(work, task=replace(work.task, work=Compute(total_s - weight_s)))
-    name = f"{work.task.name}, weights"
-    second = replace(work.task, name=name, work=Compute(weight_s), after=(), issues="")
-    return first, replace(work, task=second)
+    return _seconds(work.task) * min(kernels, total) / total if total else 0.0
 
 
 PASSES = ("forward", "backward")
@@ -127,6 +115,19 @@ class Work:
 
     task: Task
     members: tuple[int, ...]
+
+    def changed(self, **fields: Any) -> Work:
+        """Return the work with other fields of its task."""
+        return replace(self, task=replace(self.task, **fields))
+
+    def without(self, sources: AbstractSet[int]) -> Work:
+        """Return the work that waits for some tasks of the plain plan no more."""
+        return self.changed(after=tuple(each for each in self.task.after if each not in sources))
+
+
+def members_of(works: Iterable[Work]) -> set[int]:
+    """Return the tasks of the plain plan that some works stand for."""
+    return {member for work in works for member in work.members}
 
 
 @dataclass(slots=True)
@@ -156,14 +157,19 @@ def plan_regions(plan: StepPlan, *, overlap_reduction: bool = True) -> Regions:
     if len(plan.classes) != 1:
         names = ", ".join(repr(each.name) for each in plan.classes)
         raise ScheduleError(f"plan {plan.name!r} has classes {names}; a pipeline needs one")
-    users = _first_users(plan.tasks)
+    users: dict[int, int] = {}  # for each task the first one that waits for it
+    for index, task in enumerate(plan.tasks):
+        for source in task.after:
+            users.setdefault(source, index)
     keys = _with_calls(plan.tasks, [_pass_of(task) for task in plan.tasks], users)
     places = [index for index, key in enumerate(keys) if key is not None]
     if not places:
         raise ScheduleError(f"plan {plan.name!r} has neither forward nor backward")
     regions = Regions(
         passes={key: [] for key in keys if key is not None},
-        waited_for=_waited_for(plan),
+        waited_for=frozenset(
+            source for task in plan.tasks if task.stream != COMPUTE.name for source in task.after
+        ),
         expert_calls=frozenset(
             each.name for each in plan.communicators if each.role in EXPERT_CALLS
         ),
@@ -171,18 +177,10 @@ def plan_regions(plan: StepPlan, *, overlap_reduction: bool = True) -> Regions:
     last, newest, ended = places[-1], None, False
     owners: list[list[Work]] = []
     for index, task in enumerate(plan.tasks):
-        key = keys[index]
-        newest = newest if key is None else key
+        newest = keys[index] or newest
         ended = ended or (index > last and (not overlap_reduction or _consumes(plan, task)))
-        if key is not None:
-            owner = regions.passes[key]
-        elif newest is None:
-            owner = regions.begin
-        elif ended:
-            owner = regions.end
-        else:
-            owner = regions.passes[newest]
-        owners.append(owner)
+        outside = regions.begin if newest is None else regions.end
+        owners.append(outside if newest is None or ended else regions.passes[newest])
     for index in reversed(range(len(plan.tasks))):  # the host issues what follows it
         if plan.tasks[index].stream == HOST.name and index in users:
             owners[index] = owners[users[index]]
@@ -192,51 +190,32 @@ def plan_regions(plan: StepPlan, *, overlap_reduction: bool = True) -> Regions:
 
 
 def _pass_of(task: Task) -> PassKey | None:
-    for kind in PASSES:
-        if task.kind == kind and isinstance(task.work, Compute):
-            return kind, task.micro_batch  # type: ignore[return-value]
-    return None
+    is_pass = task.kind in PASSES and isinstance(task.work, Compute)
+    return (task.kind, task.micro_batch) if is_pass else None  # type: ignore[return-value]
 
 
 def _with_calls(
     tasks: Sequence[Task], keys: list[PassKey | None], users: Mapping[int, int]
 ) -> list[PassKey | None]:
     """Give calls of layers the pass of their kernels, which they follow or are waited for by."""
-
-    def is_call(index: int) -> bool:
-        return isinstance(tasks[index].work, Collective) and bool(tasks[index].layers)
-
-    def alike(index: int, other: int) -> bool:
-        return (tasks[index].layers, tasks[index].micro_batch) == (
-            tasks[other].layers,
-            tasks[other].micro_batch,
-        )
-
-    calls = [index for index in range(len(tasks)) if is_call(index)]
+    calls = [at for at, task in enumerate(tasks) if isinstance(task.work, Collective)]
+    calls = [at for at in calls if tasks[at].layers]
     for index in calls:
-        sources = [keys[source] for source in tasks[index].after if alike(index, source)]
-        keys[index] = next((key for key in sources if key is not None), None)
+        own = tasks[index].layers, tasks[index].micro_batch
+        alike = (
+            at for at in tasks[index].after if (tasks[at].layers, tasks[at].micro_batch) == own
+        )
+        keys[index] = next((keys[source] for source in alike if keys[source] is not None), None)
     for index in reversed(calls):
         if keys[index] is None and index in users:
             keys[index] = keys[users[index]]
     return keys
 
 
-def _first_users(tasks: Sequence[Task]) -> dict[int, int]:
-    """For each task the first one that waits for it."""
-    users: dict[int, int] = {}
-    for index, task in enumerate(tasks):
-        for source in task.after:
-            users.setdefault(source, index)
-    return users
-
-
 def _consumes(plan: StepPlan, task: Task) -> bool:
     """Whether a task after the last pass is what follows the reduction of gradients."""
-    if task.kind == "optimizer":
-        return True
     waits = any(isinstance(plan.tasks[source].work, Collective) for source in task.after)
-    return task.stream == COMPUTE.name and waits
+    return task.kind == "optimizer" or (task.stream == COMPUTE.name and waits)
 
 
 # ---------------------------------------------------------------- merging
@@ -256,28 +235,25 @@ def merge_pass(works: Sequence[Work], waited_for: frozenset[int]) -> list[Work]:
     issued: list[Work] = []
 
     def flush() -> None:
-        if run:
-            merged.extend([*issued[:1], _joined(run, issued), *_rest(issued)])
-        else:
-            merged.extend(issued)
+        merged.extend([*issued[:1], _joined(run, issued), *_rest(issued)] if run else issued)
         run.clear()
         issued.clear()
 
     for work in works:
         task = work.task
-        mine = {member for each in (*run, *issued) for member in each.members}
         plain = task.acquires is None and task.releases is None and isinstance(task.work, Compute)
-        if task.stream == HOST.name and plain and not set(task.after) - mine:
+        waits = not members_of((*run, *issued)).issuperset(task.after)
+        if plain and task.stream == HOST.name and not waits:
             issued.append(work)
-            continue
-        if not plain or task.stream != COMPUTE.name or (run and set(task.after) - mine):
+        elif not plain or task.stream != COMPUTE.name:
             flush()
-            if not plain or task.stream != COMPUTE.name:
-                merged.append(work)
-                continue
-        run.append(work)
-        if not waited_for.isdisjoint(work.members):
-            flush()
+            merged.append(work)
+        else:
+            if run and waits:
+                flush()
+            run.append(work)
+            if not waited_for.isdisjoint(work.members):
+                flush()
     flush()
     return merged
 
@@ -304,31 +280,15 @@ def part_calls(
         for work in works
         if isinstance(work.task.work, Collective) and work.task.work.communicator in expert_calls
     ]
-    moving = {member for work in calls for member in work.members}
-    on_host = {m for work in works if work.task.stream == HOST.name for m in work.members}
-    mine = {member for work in works for member in work.members} - on_host - moving
+    moving = members_of(calls)
+    dropped = members_of(works) - moving
     moved = [
-        replace(
-            work,
-            task=replace(
-                work.task,
-                stream=EXPERT if work.task.stream == COMPUTE.name else work.task.stream,
-                after=tuple(each for each in work.task.after if each not in mine | on_host),
-            ),
+        work.without(dropped).changed(
+            stream=EXPERT if work.task.stream == COMPUTE.name else work.task.stream
         )
         for work in calls
     ]
-    others = [
-        replace(
-            work,
-            task=replace(
-                work.task, after=tuple(each for each in work.task.after if each not in moving)
-            ),
-        )
-        for work in works
-        if moving.isdisjoint(work.members)
-    ]
-    return moved, others
+    return moved, [work.without(moving) for work in works if moving.isdisjoint(work.members)]
 
 
 def drop_host_ahead(works: Sequence[Work]) -> list[Work]:
@@ -338,22 +298,12 @@ def drop_host_ahead(works: Sequence[Work]) -> list[Work]:
     """
     issues = [work for work in works if work.task.stream == HOST.name]
     issued_s = sum(_seconds(work.task) for work in issues)
-    device_s = sum(_seconds(w.task) for w in works if w.task.kind in PASSES)
+    device_s = sum(_seconds(work.task) for work in works if work.task.kind in PASSES)
     others = any(w.task.kind not in PASSES and w.task.stream != HOST.name for w in works)
     if others or issued_s > device_s or any(w.task.kind != "issue" for w in issues):
         return list(works)
-    dropped = {member for work in issues for member in work.members}
-    return [
-        replace(
-            work,
-            task=replace(
-                work.task,
-                after=tuple(source for source in work.task.after if source not in dropped),
-            ),
-        )
-        for work in works
-        if work.task.stream != HOST.name
-    ]
+    dropped = members_of(issues)
+    return [work.without(dropped) for work in works if work.task.stream != HOST.name]
 
 
 def _joined(run: Sequence[Work], issued: Sequence[Work]) -> Work:
@@ -362,13 +312,12 @@ def _joined(run: Sequence[Work], issued: Sequence[Work]) -> Work:
         return run[0]
     tasks = [work.task for work in run]
     first = next((task for task in tasks if task.kind in PASSES), tasks[0])
-    later = {member for work in issued[1:] for member in work.members}
-    mine = {member for work in run for member in work.members}
-    after = dict.fromkeys(a for task in tasks for a in task.after if a not in mine | later)
+    known = members_of((*run, *issued[1:]))
+    after = dict.fromkeys(each for task in tasks for each in task.after if each not in known)
     joined = replace(
         first,
         name=_span([task.name for task in tasks if task.kind == first.kind]),
-        work=Compute(sum(_seconds(task) for task in tasks)),
+        work=Compute(sum(map(_seconds, tasks))),
         after=tuple(after),
         after_previous=tuple(dict.fromkeys(a for t in tasks for a in t.after_previous)),
         core_s=sum(task.core_s for task in tasks),
@@ -388,19 +337,11 @@ def _rest(issued: Sequence[Work]) -> list[Work]:
     """What the host issues while the first kernels run, as one task."""
     if len(issued) < 2:
         return []
-    tasks = [work.task for work in issued[1:]]
-    work = Compute(sum(_seconds(task) for task in tasks))
-    joined = replace(tasks[0], name=f"{tasks[0].name} ..", work=work, after=(), issues="")
+    first, work = issued[1].task, Compute(sum(_seconds(each.task) for each in issued[1:]))
+    joined = replace(first, name=f"{first.name} ..", work=work, after=(), issues="")
     return [Work(joined, tuple(member for each in issued[1:] for member in each.members))]
 
 
 def _seconds(task: Task) -> float:
     assert isinstance(task.work, Compute)
     return task.work.duration_s
-
-
-def _waited_for(plan: StepPlan) -> frozenset[int]:
-    """Tasks that another stream than the computing one waits for."""
-    return frozenset(
-        source for task in plan.tasks if task.stream != COMPUTE.name for source in task.after
-    )

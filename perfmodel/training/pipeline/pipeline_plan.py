@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 from perfmodel.arrays import RankGroup
 from perfmodel.errors import Fault, InputError
@@ -56,20 +57,17 @@ AGREED_BYTES = 8
 
 def write_end(passes: StagePasses) -> None:
     """Append what follows the passes: reduce a tied embedding, agree with all stages, update."""
-    chunks = passes.chunks
-    ends = {chunk: _cut_at_agreements(passes, chunk) for chunk in chunks}
-    tied = {chunk: _add_tied_reduction(passes, chunk) for chunk in chunks}
-    for number in range(max(len(pieces) for pieces in ends.values())):
+    ends = {chunk: _cut_at_agreements(passes, chunk) for chunk in passes.chunks}
+    tied = {chunk: _add_tied_reduction(passes, chunk) for chunk in passes.chunks}
+    for number in range(max(map(len, ends.values()))):
         agreed: list[tuple[int, Work]] = []
-        for chunk in chunks:
-            pieces = ends[chunk]
-            if number >= len(pieces):
-                continue
-            works, agreement = pieces[number]
+        pieces = {chunk: end[number] for chunk, end in ends.items() if number < len(end)}
+        for chunk, (works, agreement) in pieces.items():
             _write_gated(passes, chunk, works, tied)
             if agreement is not None:
-                agreed.append((chunk, agreement))
-        _agree(passes, agreed, number)
+                agreed.append((passes.part(chunk), agreement))
+        if agreed:
+            _agree(passes, agreed, number)
     for index, part, sources in passes.previous:
         mapped = tuple(passes.indices[part][source] for source in sources)
         passes.tasks[index] = replace(passes.tasks[index], after_previous=mapped)
@@ -79,14 +77,8 @@ def _write_gated(
     passes: StagePasses, chunk: int, works: Sequence[Work], tied: dict[int, tuple[int, ...]]
 ) -> None:
     """Write what follows the passes; the first that needs all gradients waits for the tied one."""
-    split = next(
-        (
-            i
-            for i, work in enumerate(works)
-            if work.task.bucket is None and work.task.stream == COMPUTE.name
-        ),
-        len(works),
-    )
+    needs = [work.task.bucket is None and work.task.stream == COMPUTE.name for work in works]
+    split = needs.index(True) if any(needs) else len(works)
     write_works(passes, chunk, works[:split])
     if split < len(works):
         write_works(passes, chunk, works[split:], tied.pop(chunk, ()))
@@ -95,79 +87,75 @@ def _write_gated(
 def _cut_at_agreements(passes: StagePasses, chunk: int) -> list[tuple[list[Work], Work | None]]:
     pieces: list[tuple[list[Work], Work | None]] = []
     works: list[Work] = []
-    for work in passes.regions[passes.part(chunk)].end:
-        task = work.task
+    for each in passes.regions[passes.part(chunk)].end:
+        work = each.task.work
         if (
-            isinstance(task.work, Collective)
-            and task.work.op == "all_reduce"
-            and task.bucket is None
-            and task.work.nbytes <= AGREED_BYTES
+            isinstance(work, Collective)
+            and work.op == "all_reduce"
+            and each.task.bucket is None
+            and work.nbytes <= AGREED_BYTES
         ):
-            pieces.append((works, work))
+            pieces.append((works, each))
             works = []
         else:
-            works.append(work)
+            works.append(each)
     return [*pieces, (works, None)]
 
 
 def _agree(passes: StagePasses, agreed: Sequence[tuple[int, Work]], number: int) -> None:
-    """Agree on a number once for all chunks, with all stages."""
-    if not agreed:
-        return
-    task = agreed[0][1].task
-    after = [
-        passes.indices[passes.part(chunk)][source]
-        for chunk, work in agreed
-        for source in work.task.after
-    ]
-    assert isinstance(task.work, Collective)
-    work = replace(task.work, communicator=ALL_STAGES, key=f"{task.name} {number} of all stages")
-    index = len(passes.tasks)
+    """Agree on a number once for all parts that the stage holds, with all stages."""
+    first, index = agreed[0][1], len(passes.tasks)
+    assert isinstance(first.task.work, Collective)
+    after = [passes.indices[part][at] for part, work in agreed for at in work.task.after]
+    key = f"{first.task.name} {number} of all stages"
     passes.tasks.append(
         replace(
-            task,
+            first.task,
             rank_class=passes.rank_class,
-            work=work,
+            work=replace(first.task.work, communicator=ALL_STAGES, key=key),
             after=tuple(dict.fromkeys(after)),
             after_previous=(),
         )
     )
-    for chunk, each in agreed:
-        passes.indices[passes.part(chunk)].update(dict.fromkeys(each.members, index))
+    for part, each in agreed:
+        passes.indices[part].update(dict.fromkeys(each.members, index))
 
 
 def _add_tied_reduction(passes: StagePasses, chunk: int) -> tuple[int, ...]:
     """Add up the gradient of an embedding that the first and the last stage hold."""
-    number = passes.part(chunk)
+    number, tasks = passes.part(chunk), passes.tasks
     part = passes.parts[number].part
     if not part.shared:
         return ()
     dtype = passes.options.tied_dtype or part.workload.tensors[part.shared[0]].dtype
-    reduced = [
+    written = passes.indices[number].values()
+    last_pass = max(index for index in written if tasks[index].kind in PASSES)
+    sent = [
         index
-        for index in passes.indices[number].values()
-        if isinstance(passes.tasks[index].work, Collective) or passes.tasks[index].kind in PASSES
+        for index in written
+        if tasks[index].bucket is not None
+        and (isinstance(tasks[index].work, Collective) or tasks[index].kind in PASSES)
     ]
     nbytes = part.shared_elements * ITEM_BYTES[dtype]
-    work = Collective("all_reduce", nbytes, TIED, "gradient of the tied embedding", dtype=dtype)
-    last_pass = max(i for i in reduced if passes.tasks[i].kind in PASSES)
-    sent = [i for i in reduced if passes.tasks[i].bucket is not None]
-    passes.tasks.append(
+    tasks.append(
         Task(
             "all-reduce tied embedding",
             "communication",
             passes.rank_class,
             "comm",
-            work,
+            Collective("all_reduce", nbytes, TIED, "gradient of the tied embedding", dtype=dtype),
             tuple(dict.fromkeys((last_pass, *sent))),
             micro_batch=passes.schedule.micro_batches - 1,
         )
     )
-    return (len(passes.tasks) - 1,)
+    return (len(tasks) - 1,)
 
 
 ROOTED = ("broadcast", "reduce")
 """Operations of a plan whose root is a rank of it, its first."""
+
+WAITING = ("gpipe", "1f1b", "interleaved")
+"""Schedules whose stages may send and receive between two passes."""
 
 
 def pipeline_plan(
@@ -184,14 +172,17 @@ def pipeline_plan(
     Raises `ScheduleError`: a plan with several rank classes.
     """
     if len(parts) != schedule.parts:
-        raise InputError(_fault("stages", f"plans of {len(parts)} parts", f"{schedule.parts}"))
+        text = f"plans of {len(parts)} parts"
+        raise InputError(Fault(f"{SECTION}.stages", text, f"{schedule.parts}"))
     if schedule.parts == 1:
         return parts[0].plan
-    _check_waiting(schedule, options)
+    if not options.overlap_p2p and schedule.name not in WAITING:
+        text, allowed = f"false with {schedule.name}", f"true, or {', '.join(WAITING)}"
+        raise InputError(Fault(f"{SECTION}.overlap_p2p", text, allowed))
     ranks = _ranks_per_stage(schedule, parts)
     regions = [plan_regions(p.plan, overlap_reduction=options.overlap_reduction) for p in parts]
-    for part, region in zip(parts, regions, strict=True):
-        if schedule.splits_backward:
+    if schedule.splits_backward:
+        for part, region in zip(parts, regions, strict=True):
             check_split(part.plan, region, part.part.times)
     tasks: list[Task] = []
     incoming: dict[str, list[Message]] = {}
@@ -217,24 +208,14 @@ def pipeline_plan(
     )
 
 
-def _fault(field: str, text: str, allowed: str) -> Fault:
-    return Fault(f"{SECTION}.{field}", text, allowed)
-
-
-def _check_waiting(schedule: PipelineSchedule, options: PipelineOptions) -> None:
-    simple = ("gpipe", "1f1b", "interleaved")
-    if not options.overlap_p2p and schedule.name not in simple:
-        text = f"false with {schedule.name}"
-        raise InputError(_fault("overlap_p2p", text, f"true, or {', '.join(simple)}"))
-
-
 def _ranks_per_stage(schedule: PipelineSchedule, parts: Sequence[PartPlan]) -> int:
     """Ranks of each stage; the same of all."""
     copies = 2 if schedule.layout == "bidirectional" else 1
     held = {sum(len(each.ranks) for each in part.plan.classes) for part in parts}
     if len(held) != 1 or next(iter(held)) % copies:
+        text = f"plans of {sorted(held)} ranks"
         allowed = f"the same of all, {copies} times the ranks of a stage"
-        raise InputError(_fault("stages", f"plans of {sorted(held)} ranks", allowed))
+        raise InputError(Fault(f"{SECTION}.stages", text, allowed))
     expected = len(schedule.chunk_micro_batches(0))
     for part in parts:
         passes = len({task.micro_batch for task in part.plan.tasks if task.kind == "forward"})
@@ -246,37 +227,37 @@ def _ranks_per_stage(schedule: PipelineSchedule, parts: Sequence[PartPlan]) -> i
 
 def _streams(parts: Sequence[PartPlan], tasks: Sequence[Task]) -> tuple[Stream, ...]:
     used = {task.stream for task in tasks}
+    own = [*TRANSFER_STREAMS, Stream("comm", "comm"), Stream(EXPERT, "comm")]
     declared = {stream.name: stream for part in parts for stream in part.plan.streams}
-    declared |= {stream.name: stream for stream in TRANSFER_STREAMS}
-    for name in ("comm", EXPERT):
-        declared.setdefault(name, Stream(name, "comm"))
+    declared |= {stream.name: stream for stream in own if stream.name not in declared}
     return tuple(stream for stream in declared.values() if stream.name in used)
 
 
 def _communicators(
     schedule: PipelineSchedule, parts: Sequence[PartPlan], ranks: int, tasks: Sequence[Task]
 ) -> tuple[Communicator, ...]:
-    named: dict[str, Communicator] = {}
+    directions = (0, 1) if schedule.layout == "bidirectional" else (0,)
+    everything: list[Communicator] = []
     for number, part in enumerate(parts):
-        directions = (0, 1) if schedule.layout == "bidirectional" else (0,)
         stages = [schedule.place(number, direction)[0] for direction in directions]
         for each in part.plan.communicators:
-            name, groups = f"{each.name} of part {number}", each.groups
+            groups = each.groups
             if each.role not in CALL_GROUPS:  # which get their groups with all ranks
                 groups = tuple(_placed(group, stages, ranks) for group in groups)
-            named[name] = replace(each, name=name, groups=groups)
-    for source in range(schedule.stages):
-        for target in range(schedule.stages):
-            name = f"stage {source} to stage {target}"
-            pairs = tuple((source * ranks + r, target * ranks + r) for r in range(ranks))
-            named[name] = Communicator(name, pairs, "stages")
-    first, last = schedule.place(0)[0], schedule.place(schedule.parts - 1)[0]
-    ends = tuple((first * ranks + r, last * ranks + r) for r in range(ranks))
-    named[TIED] = Communicator(TIED, ends, "embedding_holders")
+            everything.append(replace(each, name=f"{each.name} of part {number}", groups=groups))
+
+    def pairs(source: int, target: int) -> tuple[tuple[int, int], ...]:
+        return tuple((source * ranks + r, target * ranks + r) for r in range(ranks))
+
+    for source, target in product(range(schedule.stages), repeat=2):
+        name = f"stage {source} to stage {target}"
+        everything.append(Communicator(name, pairs(source, target), "stages"))
+    ends = schedule.place(0)[0], schedule.place(schedule.parts - 1)[0]
     everyone = (range(schedule.stages * ranks),)
-    named[ALL_STAGES] = Communicator(ALL_STAGES, everyone, "all_stages")
+    everything.append(Communicator(TIED, pairs(*ends), "embedding_holders"))
+    everything.append(Communicator(ALL_STAGES, everyone, "all_stages"))
     used = {getattr(task.work, "communicator", None) for task in tasks}
-    return tuple(each for name, each in named.items() if name in used)
+    return tuple(each for each in everything if each.name in used)
 
 
 def _rooted(task: Task, communicators: Sequence[Communicator]) -> Task:
@@ -284,11 +265,11 @@ def _rooted(task: Task, communicators: Sequence[Communicator]) -> Task:
 
     Parts' plans have their first rank as the root, of buffers that are broadcast.
     """
-    if not isinstance(task.work, Collective) or task.work.op not in ROOTED:
+    work = task.work
+    if not isinstance(work, Collective) or work.op not in ROOTED:
         return task
-    name = task.work.communicator
-    groups = next(each.groups for each in communicators if each.name == name)
-    return replace(task, work=replace(task.work, root=groups[0][0]))
+    groups = next(each.groups for each in communicators if each.name == work.communicator)
+    return replace(task, work=replace(work, root=groups[0][0]))
 
 
 def _placed(group: RankGroup, stages: Sequence[int], ranks: int) -> range | tuple[int, ...]:

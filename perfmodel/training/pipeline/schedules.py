@@ -1,34 +1,287 @@
-"""The schedules by name: how each is made, how many chunks it has, and what it needs."""
+"""The schedules by name: which passes each stage runs in which order, and what a schedule needs.
+
+Whole backwards: GPipe, breadth-first looping, 1F1B, interleaved 1F1B, and no pipeline at all, one
+micro-batch after the other. Zero bubble (Qi et al. 2024, arXiv:2401.10241) splits backward: the
+stage before waits for the gradients of inputs alone, and gradients of weights fill what would be
+bubbles. DualPipe (DeepSeek-V3 report, arXiv:2412.19437, 3.2.1), and its half as a V, join forward
+of a micro-batch with backward of another, so that each hides what the other communicates; the order
+is that of DeepSeek's implementation (github.com/deepseek-ai/DualPipe, ``dualpipe.py``), and for the
+V of torch 2.13, ``ScheduleDualPipeV``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.training.pipeline.one_f_one_b import (
-    gpipe,
-    interleaved,
-    looped_bfs,
-    one_forward_one_backward,
-    sequential,
-)
 from perfmodel.training.pipeline.pass_actions import (
     MICRO_BATCHES,
     SECTION,
     Layout,
+    PassAction,
+    PassKind,
     PipelineSchedule,
+    count_of,
     require,
-    sizes_of,
 )
-from perfmodel.training.pipeline.zero_bubble import (
-    dualpipe,
-    dualpipe_v,
-    interleaved_zero_bubble,
-    zb_h1,
-    zb_h2,
-    zb_v,
-)
+
+MOST_PASSES = 50_000
+"""Passes of all stages together that a step may have. A pass of a 405B model in four dimensions is
+13 tasks; extrapolated from 106,020 tasks, as many passes take ten minutes and 1.6 GiB for a `run`
+(reports/benchmarks/crowded)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """What the passes of a stage depend on.
+
+    `group`: micro-batches that a chunk runs in a row (``microbatch_group_size_per_vp_stage``).
+    """
+
+    stages: int
+    micro_batches: int
+    chunks: int
+    group: int
+
+    @property
+    def chunk_order(self) -> tuple[int, ...]:
+        """Chunks in the order of their forwards: group after group, within one chunk after chunk.
+
+        Backward takes the chunks in reverse. The last group may be smaller.
+        """
+        return tuple(
+            chunk
+            for first in range(0, self.micro_batches, self.group)
+            for chunk in range(self.chunks)
+            for _ in range(first, min(first + self.group, self.micro_batches))
+        )
+
+
+@dataclass(slots=True)
+class StageWriter:
+    """Writes the passes of a stage, counting micro-batches of each chunk and kind.
+
+    `put_off`: chunks and micro-batches whose weight gradients are still to be computed.
+    """
+
+    actions: list[PassAction] = field(default_factory=list)
+    counts: dict[tuple[int, bool], int] = field(default_factory=dict)
+    put_off: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, kind: PassKind, chunk: int, *, joined: bool = False) -> None:
+        """Add the next forward or backward of a chunk; gradients of weights may be put off."""
+        key = chunk, kind == "forward"
+        micro_batch = self.counts.get(key, 0)
+        self.counts[key] = micro_batch + 1
+        self.actions.append(PassAction(kind, chunk, micro_batch, joined))
+        if kind == "input_gradient":
+            self.put_off.append((chunk, micro_batch))
+
+    def weights(self, chunk: int | None = None) -> None:
+        """Add the weight gradients put off for longest, if any, of a chunk or of all."""
+        for each in self.put_off:
+            if chunk in (None, each[0]):
+                self.put_off.remove(each)
+                self.actions.append(PassAction("weight_gradient", *each))
+                return
+
+
+KINDS: Mapping[str, PassKind] = {"F": "forward", "B": "backward", "I": "input_gradient"}
+
+
+def _in_turn(*runs: tuple[int, str]) -> list[PassAction]:
+    """Passes, each run of them so many times.
+
+    "F0" is the next forward of chunk 0, "F0+" one that is joined with the pass after it, "B0" a
+    whole backward, "I0" one whose weight gradients are put off. "W0" are the weight gradients of
+    chunk 0 put off for longest, "W" those of any.
+    """
+    writer = StageWriter()
+    for times, passes in runs:
+        for each in passes.split() * times:
+            chunk = int(each[1]) if len(each) > 1 else None
+            if chunk is None or each[0] == "W":
+                writer.weights(chunk)
+            else:
+                writer.add(KINDS[each[0]], chunk, joined=each.endswith("+"))
+    return writer.actions
+
+
+def _alternate(passes: Passes, warm_up: int, put_off: int | None = None) -> list[PassAction]:
+    """Forwards and backwards by turns, after so many forwards.
+
+    `put_off`: how many backwards later gradients of weights follow; None: backwards are whole.
+    """
+    writer, order = StageWriter(), passes.chunk_order
+    for chunk in order[:warm_up]:
+        writer.add("forward", chunk)
+    for number, backward in enumerate(order):
+        if warm_up + number < len(order):
+            writer.add("forward", order[warm_up + number])
+        kind: PassKind = "backward" if put_off is None else "input_gradient"
+        writer.add(kind, passes.chunks - 1 - backward)
+        if put_off is not None and number >= put_off:
+            writer.weights()
+    while writer.put_off:
+        writer.weights()
+    return writer.actions
+
+
+# ---------------------------------------------------------------- passes of a stage
+
+
+def _gpipe(passes: Passes, _: int) -> Iterable[PassAction]:
+    """GPipe's order (Huang et al. 2019), with backward in that of forward, as ``ScheduleGPipe``."""
+    return _in_turn((passes.micro_batches, "F0"), (passes.micro_batches, "B0"))
+
+
+def _sequential(passes: Passes, _: int) -> Iterable[PassAction]:
+    """Forward and backward of one micro-batch after the other, one stage at a time.
+
+    A module whose layers sit on several GPUs of one process runs so (PyTorch's tutorial on DDP,
+    "Combining DDP with Model Parallelism").
+    """
+    return _in_turn((passes.micro_batches, "F0 B0"))
+
+
+def _looped_bfs(passes: Passes, _: int) -> Iterator[PassAction]:
+    """Breadth first (Lamy-Poirier 2023, arXiv:2211.05953): a chunk runs all micro-batches.
+
+    In torch 2.13, ``ScheduleLoopedBFS``, backward takes them in reverse.
+    """
+    forward = [(c, m) for c in range(passes.chunks) for m in range(passes.micro_batches)]
+    yield from (PassAction("forward", *each) for each in forward)
+    yield from (PassAction("backward", *each) for each in reversed(forward))
+
+
+def _one_f_one_b(passes: Passes, stage: int) -> Iterable[PassAction]:
+    """1F1B (Narayanan et al. 2019; "PipeDream-Flush")."""
+    return _alternate(passes, passes.stages - 1 - stage)
+
+
+def _interleaved(passes: Passes, stage: int) -> Iterable[PassAction]:
+    """Interleaved 1F1B (Narayanan et al. 2021), as Megatron-Core 0.16 runs it."""
+    return _alternate(passes, 2 * (passes.stages - 1 - stage) + (passes.chunks - 1) * passes.group)
+
+
+def _zb_h1(passes: Passes, stage: int) -> Iterable[PassAction]:
+    """1F1B's forwards, and weight gradients put off by as many as stages before.
+
+    With one chunk no more micro-batches are in flight than with 1F1B. Over several it is as torch
+    2.13 has it (``ScheduleInterleavedZeroBubble``).
+    """
+    ahead = (passes.chunks - 1) * passes.group
+    return _alternate(passes, ahead + passes.stages - 1 - stage, put_off=stage)
+
+
+def _zb_h2(passes: Passes, stage: int) -> Iterable[PassAction]:
+    """As many forwards as fit before the first backward, and twice as much put off as by ZB-H1.
+
+    Each stage begins and ends one pass after the one before, without a bubble where all passes
+    take as long. Stages hold up to 2 P - 1 micro-batches. What waits for all stages at the end of a
+    step, as a norm of gradients does, takes away what this gains over ZB-H1 (there section 4).
+    """
+    return _alternate(passes, 2 * (passes.stages - 1 - stage), put_off=2 * stage)
+
+
+def _zb_v(passes: Passes, stage: int) -> Iterator[PassAction]:
+    """Two chunks in the shape of a V, no bubble where all passes take as long.
+
+    The order is that of torch 2.13, ``ScheduleZBVZeroBubble``: with fewer than 2 P - 1
+    micro-batches it is that of 2 P - 1 without those that there are not.
+    """
+    stages, behind = passes.stages, passes.stages - stage
+    full = max(2 * stages - 1, passes.micro_batches)
+    actions = _in_turn(
+        (2 * behind - 1, "F0"),
+        (stage, "F1 F0"),
+        (behind, "F1 I1 W1"),
+        (full - stages - behind + 1, "F0 I0 W0 F1 I1 W1"),
+        (behind - 1, "I0 W0 F1 I1 W1"),
+        (stage, "I0 I1"),
+        (behind, "I0 W0"),
+        (full, "W1"),
+        (full, "W0"),
+    )
+    return (action for action in actions if action.micro_batch < passes.micro_batches)
+
+
+def _dualpipe_v(passes: Passes, stage: int) -> list[PassAction]:
+    """DualPipe cut in half, so that each parameter is held once.
+
+    Micro-batches enter chunk 0, turn in the last stage, and leave. Half of the backwards after the
+    last forward put weight gradients off.
+    """
+    outer, held = passes.stages - 1 - stage, stage + 1
+    alone = int(outer == 0)  # the first pair of the last stage, so that what follows starts earlier
+    return _in_turn(
+        (2 * outer, "F0"),
+        (held, "F0 F1"),
+        (outer, "I1 W F1"),
+        (alone, "F0 B1 F1+ B0"),
+        (passes.micro_batches - 2 * passes.stages + held - alone, "F0+ B1 F1+ B0"),
+        (outer, "B1 F1+ B0"),
+        (held // 2, "B1 B0"),
+        (held % 2, "B1 I0"),
+        (held // 2, "I1 I0"),
+        (outer, "W I0"),
+        (held, "W"),
+    )
+
+
+def _dualpipe(passes: Passes, stage: int) -> Iterator[PassAction]:
+    """DualPipe: half of the micro-batches run from the last stage to the first.
+
+    Stage s holds parts s and P - 1 - s of P, each parameter being held twice in all.
+    """
+    stages, half = passes.stages, passes.micro_batches // 2
+    one_way = replace(passes, stages=stages // 2, micro_batches=half)
+    for action in _dualpipe_v(one_way, min(stage, stages - 1 - stage)):
+        direction = action.chunk ^ int(stage >= stages // 2)
+        yield replace(action, chunk=direction, micro_batch=action.micro_batch + direction * half)
+
+
+# ---------------------------------------------------------------- what a schedule needs
+
+
+def _rounds(passes: Passes) -> Iterator[Fault]:
+    """Fault of micro-batches that do not fill rounds of equally many."""
+    rounds = max(1, passes.micro_batches // passes.stages)
+    if passes.micro_batches % rounds:
+        stages = f"a multiple of the {passes.stages} stages"
+        allowed = f"{stages}, or of the {rounds} rounds that they make"
+        yield Fault(MICRO_BATCHES, str(passes.micro_batches), allowed)
+
+
+def _groups(passes: Passes) -> Iterator[Fault]:
+    """Fault of a group of micro-batches as Megatron-Core 0.16 finds it (schedules.py)."""
+    name, stages, group = f"{SECTION}.micro_batch_group", passes.stages, passes.group
+    remainder = passes.micro_batches % group
+    if not stages <= group <= passes.micro_batches:
+        allowed = f"from {stages} (stages) to {passes.micro_batches} (micro-batches)"
+        yield Fault(name, str(group), allowed)
+    elif 0 < remainder < stages:
+        batches = f"{passes.micro_batches} micro-batches"
+        allowed = f"what leaves no remainder of {batches}, or {stages} or more"
+        yield Fault(name, f"{group}: leaves {remainder}", allowed)
+
+
+def _first_stage_filled(passes: Passes) -> Iterator[Fault]:
+    why = ", those that its first stage holds"
+    return count_of(MICRO_BATCHES, passes.micro_batches, 2 * passes.stages - 1, why)
+
+
+def _two_each(passes: Passes) -> Iterator[Fault]:
+    return count_of(MICRO_BATCHES, passes.micro_batches, 2 * passes.stages, ", twice the stages")
+
+
+def _halves(passes: Passes) -> Iterator[Fault]:
+    counts = ((f"{SECTION}.stages", passes.stages), (MICRO_BATCHES, passes.micro_batches))
+    for field_path, value in counts:
+        if value % 2:
+            yield Fault(field_path, str(value), "an even number, half each way")
+    yield from _two_each(passes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,37 +289,36 @@ class ScheduleRow:
     """A schedule.
 
     `title`: what it is called in sentences.
-    `make`: from stages, micro-batches, chunks.
-    `chunks`: of each stage; None: any number from 2.
+    `write`: passes of a stage, in order.
+    `chunks`: of each stage; None: any number, but one where the schedule is then `with_one`.
+    `needs`: faults of counts that it cannot have.
     """
 
     title: str
-    make: Callable[[int, int, int], PipelineSchedule]
+    write: Callable[[Passes, int], Iterable[PassAction]]
     layout: Layout = "loop"
     chunks: int | None = 1
+    with_one: str = ""
+    needs: Callable[[Passes], Iterable[Fault]] = lambda _: ()
 
 
 SCHEDULES: Mapping[str, ScheduleRow] = {
-    "gpipe": ScheduleRow("GPipe", gpipe),
-    "1f1b": ScheduleRow("1F1B", one_forward_one_backward),
-    "interleaved": ScheduleRow("interleaved 1F1B", interleaved, chunks=None),
-    "looped_bfs": ScheduleRow("breadth-first", looped_bfs, chunks=None),
-    "zb_h1": ScheduleRow("ZB-H1", zb_h1),
-    "zb_h2": ScheduleRow("ZB-H2", zb_h2),
-    "interleaved_zero_bubble": ScheduleRow(
-        "interleaved zero bubble", interleaved_zero_bubble, chunks=None
+    "gpipe": ScheduleRow("GPipe", _gpipe),
+    "1f1b": ScheduleRow("1F1B", _one_f_one_b),
+    "interleaved": ScheduleRow(
+        "interleaved 1F1B", _interleaved, chunks=None, with_one="1f1b", needs=_rounds
     ),
-    "zb_v": ScheduleRow("ZB-V", zb_v, "v", 2),
-    "sequential": ScheduleRow("one GPU after the other", sequential),
-    "dualpipe": ScheduleRow("DualPipe", dualpipe, "bidirectional", 2),
-    "dualpipe_v": ScheduleRow("DualPipeV", dualpipe_v, "v", 2),
+    "looped_bfs": ScheduleRow("breadth-first", _looped_bfs, chunks=None),
+    "zb_h1": ScheduleRow("ZB-H1", _zb_h1),
+    "zb_h2": ScheduleRow("ZB-H2", _zb_h2, needs=_first_stage_filled),
+    "interleaved_zero_bubble": ScheduleRow(
+        "interleaved zero bubble", _zb_h1, chunks=None, with_one="zb_h1", needs=_rounds
+    ),
+    "zb_v": ScheduleRow("ZB-V", _zb_v, "v", 2),
+    "sequential": ScheduleRow("one GPU after the other", _sequential),
+    "dualpipe": ScheduleRow("DualPipe", _dualpipe, "bidirectional", 2, needs=_halves),
+    "dualpipe_v": ScheduleRow("DualPipeV", _dualpipe_v, "v", 2, needs=_two_each),
 }
-
-
-MOST_PASSES = 50_000
-"""Passes of all stages together that a step may have. A pass of a 405B model in four dimensions is
-13 tasks; extrapolated from 106,020 tasks, as many passes take ten minutes and 1.6 GiB for a `run`
-(reports/benchmarks/crowded)."""
 
 
 def make_schedule(
@@ -80,7 +332,8 @@ def make_schedule(
     """Return a schedule by name.
 
     `chunks`: of each stage; by default as many as the schedule has, 2 where it may have any number.
-    `micro_batch_group`: of "interleaved".
+    `micro_batch_group`: of "interleaved"; by default as many as stages, or where these do not
+        divide the micro-batches, as many as torch 2.13 takes (``ScheduleInterleaved1F1B``).
     Raises `InputError`: no such schedule, counts that it does not allow, or more than
         `MOST_PASSES` passes.
     """
@@ -90,14 +343,27 @@ def make_schedule(
     row = SCHEDULES[kind]
     number = (row.chunks or 2) if chunks is None else chunks
     _check_passes(stages, micro_batches, number)
-    if kind == "interleaved":
-        return interleaved(stages, micro_batches, number, micro_batch_group)
-    if micro_batch_group is not None:
-        raise InputError(
-            Fault(f"{SECTION}.micro_batch_group", str(micro_batch_group), "with interleaved only")
-        )
-    require(sizes_of(stages, micro_batches, number))
-    return row.make(stages, micro_batches, number)
+    if micro_batch_group is not None and kind != "interleaved":
+        allowed = "with interleaved only"
+        raise InputError(Fault(f"{SECTION}.micro_batch_group", str(micro_batch_group), allowed))
+    counts = ((f"{SECTION}.stages", stages), (MICRO_BATCHES, micro_batches))
+    require(*(count_of(*each) for each in counts), _chunk_faults(kind, row, number))
+    group = micro_batches // max(1, micro_batches // stages)
+    passes = Passes(stages, micro_batches, number, micro_batch_group or group)
+    require((row.needs if micro_batch_group is None else _groups)(passes))
+    actions = tuple(tuple(row.write(passes, stage)) for stage in range(stages))
+    return PipelineSchedule(kind, stages, micro_batches, number, row.layout, actions)
+
+
+def _chunk_faults(kind: str, row: ScheduleRow, chunks: int) -> Iterator[Fault]:
+    """Fault of a number of chunks that a schedule does not have."""
+    name = f"{SECTION}.chunks"
+    if row.with_one:
+        yield from count_of(name, chunks, 2, f": with one, the schedule is {row.with_one}")
+    elif row.chunks is None or chunks < 1:
+        yield from count_of(name, chunks)
+    elif chunks != row.chunks:
+        yield Fault(name, repr(chunks), f"{row.chunks}, which {kind} has by definition")
 
 
 def _check_passes(stages: int, micro_batches: int, chunks: int) -> None:

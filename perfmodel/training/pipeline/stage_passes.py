@@ -11,9 +11,7 @@ from perfmodel.training.pipeline.pass_actions import (
     PassAction,
     PipelineSchedule,
     action_groups,
-    bytes_after,
-    input_of,
-    output_of,
+    message_of,
 )
 from perfmodel.training.pipeline.pass_regions import (
     PASSES,
@@ -51,6 +49,11 @@ class PipelineOptions:
     overlap_p2p: bool = True
     overlap_reduction: bool = True
     tied_dtype: str | None = None
+
+    def bytes_after(self, part: int) -> int:
+        """Return the bytes of a message between a part and the next."""
+        every = self.transfer_bytes
+        return every if isinstance(every, int) else every[part]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +130,11 @@ def write_passes(passes: StagePasses) -> None:
         for action in group:
             written.append(_write_pass(passes, action, gates, paired=len(group) > 1))
             gates = gates if passes.hidden else ()
-        sent = [_send(passes, *pair) for pair in zip(group, written, strict=True)]
-        passes.gates = () if passes.options.overlap_p2p else tuple(s for s in sent if s is not None)
-        passes.gates += tuple(passes.hidden)
+        sent = [each for pair in zip(group, written, strict=True) for each in _send(passes, *pair)]
+        waits = not passes.options.overlap_p2p
+        passes.gates = (*(sent if waits else ()), *passes.hidden)
         passes.hidden, passes.ended = [], written[-1]
-        passes.batch = () if passes.options.overlap_p2p else written[-1]
+        passes.batch = written[-1] if waits else ()
 
 
 def _waiting_pairs(passes: StagePasses) -> tuple[PassAction, ...]:
@@ -153,45 +156,34 @@ def _waiting_pairs(passes: StagePasses) -> tuple[PassAction, ...]:
 
 def _receive(passes: StagePasses, action: PassAction) -> list[int]:
     """Take the message that a pass needs, after those that were sent before it."""
-    message = input_of(passes.schedule, passes.stage, action)
+    message = message_of(passes.schedule, passes.stage, action, sent=False)
     if message is None:
         return []
     stream = f"{passes.stage} {message.received_on}"
     queue, first = passes.incoming[stream], passes.next_message.get(stream, 0)
     last = next((i for i in range(first, len(queue)) if queue[i] == message), None)
-    if last is None:  # it came with one that was needed earlier
-        return [passes.arrived[message]]
-    passes.next_message[stream] = last + 1
-    transfers = [
-        _transfer(passes, each, each.received_on, passes.batch) for each in queue[first : last + 1]
-    ]
-    for each, index in zip(queue[first : last + 1], transfers, strict=True):
-        passes.arrived[each] = index
-    return transfers[-1:]
+    if last is not None:  # else it came with one that was needed earlier
+        passes.next_message[stream] = last + 1
+        for each in queue[first : last + 1]:
+            passes.arrived[each] = _transfer(passes, each, each.received_on, passes.batch)
+    return [passes.arrived[message]]
 
 
-def _send(passes: StagePasses, action: PassAction, written: tuple[int, ...]) -> int | None:
-    message = output_of(passes.schedule, passes.stage, action)
-    if message is None:
-        return None
-    return _transfer(passes, message, message.sent_on, written)
+def _send(passes: StagePasses, action: PassAction, written: tuple[int, ...]) -> list[int]:
+    message = message_of(passes.schedule, passes.stage, action, sent=True)
+    return [] if message is None else [_transfer(passes, message, message.sent_on, written)]
 
 
 def _transfer(passes: StagePasses, message: Message, stream: str, after: tuple[int, ...]) -> int:
-    work = Collective(
-        "send",
-        bytes_after(passes.options.transfer_bytes, message.boundary),
-        message.communicator,
-        message.key,
-        dtype=passes.options.dtype,
-    )
+    options, key = passes.options, message.key
+    nbytes = options.bytes_after(message.boundary)
     passes.tasks.append(
         Task(
-            message.key,
+            key,
             "communication",
             passes.rank_class,
             stream,
-            work,
+            Collective("send", nbytes, message.communicator, key, dtype=options.dtype),
             after,
             micro_batch=message.micro_batch,
         )
@@ -249,16 +241,23 @@ def write_works(
     `gates`: what the first layers of a pass wait for; after the passes, the first task does.
     """
     part, local = passes.part(chunk), dict[int, int]()
-    known_indices = passes.indices.setdefault(part, {})
+    known = passes.indices.setdefault(part, {})
     outputs: list[int] = []
+    begun = False
     for work in works:
         task = work.task
-        after = [local.get(source, known_indices.get(source)) for source in task.after]
+        after = [local[each] if each in local else known.get(each) for each in task.after]
+        runs_layers = task.kind in PASSES or bool(task.layers)
+        # the first of a pass are those of its layers, and those on a host that waits, too
+        first = runs_layers and not begun
+        if task.stream == HOST.name:
+            first = not passes.options.overlap_p2p and not local
+        if micro_batch is None:
+            first = first or not local
         if None in after:
             raise InputError(_unordered(passes, chunk))
-        after_passes = micro_batch is None and not local
-        waits = gates if after_passes or _begins(passes, task, list(local.values())) else ()
         index = len(passes.tasks)
+        waits = gates if first else ()
         passes.tasks.append(
             replace(
                 task,
@@ -272,26 +271,15 @@ def write_works(
         if task.after_previous:
             passes.previous.append((index, part, task.after_previous))
         local.update(dict.fromkeys(work.members, index))
-        if _runs_layers(task):
+        begun = begun or task.kind in PASSES
+        if runs_layers:
             outputs.append(index)
-    known_indices.update(local)
+    known.update(local)
     return tuple(outputs[-2:])
 
 
-def _begins(passes: StagePasses, task: Task, earlier: Sequence[int]) -> bool:
-    """Whether a task is among the first of a pass: of its layers, or on a host that waits, too."""
-    if task.stream == HOST.name:
-        return not passes.options.overlap_p2p and not earlier
-    begun = any(passes.tasks[index].kind in PASSES for index in earlier)
-    return _runs_layers(task) and not begun
-
-
-def _runs_layers(task: Task) -> bool:
-    """Whether a task is a pass of layers, or a collective that they call."""
-    return task.kind in PASSES or bool(task.layers)
-
-
 def _renamed(work: Compute | Collective, part: int) -> Compute | Collective:
+    """Name a collective's communicator and key after the part of the model."""
     if not isinstance(work, Collective):
         return work
     communicator = f"{work.communicator} of part {part}"

@@ -10,9 +10,10 @@ A part of a model as a workload of its own, with its times, and what passes betw
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -76,16 +77,32 @@ def block_counts(
 
     Raises `InputError`: a number that cannot be dealt out so.
     """
-    if options.blocks_per_part is not None:
-        require(_listed(blocks, schedule.parts, options.blocks_per_part))
-        return options.blocks_per_part
+    listed = options.blocks_per_part
+    if listed is not None:
+        require(_listed(blocks, schedule.parts, listed))
+        return listed
     if schedule.stages == 1 and schedule.parts == 1:
         return (blocks,)
-    named = (options.first_stage_blocks, options.last_stage_blocks)
-    if named == (None, None):
-        return _counted(blocks, schedule, options)
-    require(_alone(options))
-    return _named(blocks, schedule, *named)
+    ends = ((0, options.first_stage_blocks), (schedule.stages - 1, options.last_stage_blocks))
+    fixed = {stage: number for stage, number in ends if number is not None}
+    counted = [each for each in ("embedding_as_block", "loss_as_block") if getattr(options, each)]
+    if fixed:
+        allowed = "false beside blocks of first and last stage"
+        require(Fault(f"{SECTION}.{each}", "true", allowed) for each in counted)
+        return _named(blocks, schedule, fixed)
+    total = blocks + len(counted)
+    if total % schedule.parts:
+        with_text = f" with {' and '.join(counted)}" if counted else ""
+        allowed = (
+            f"parts that divide {total}{with_text}, or first_stage_blocks, last_stage_blocks, "
+            "blocks_per_part"
+        )
+        parts_text = f"{schedule.parts} parts of the model"
+        raise InputError(Fault(f"{SECTION}.stages", parts_text, allowed))
+    counts = [total // schedule.parts] * schedule.parts
+    counts[0] -= options.embedding_as_block
+    counts[-1] -= options.loss_as_block
+    return tuple(counts)
 
 
 def _listed(blocks: int, parts: int, listed: Sequence[int]) -> Iterator[Fault]:
@@ -98,58 +115,24 @@ def _listed(blocks: int, parts: int, listed: Sequence[int]) -> Iterator[Fault]:
         yield Fault(f"{SECTION}.blocks_per_part", str(list(listed)), allowed)
 
 
-def _alone(options: PartitionOptions) -> Iterator[Fault]:
-    for name in ("embedding_as_block", "loss_as_block"):
-        if getattr(options, name):
-            yield Fault(f"{SECTION}.{name}", "true", "false beside blocks of first and last stage")
-
-
-def _counted(blocks: int, schedule: PipelineSchedule, options: PartitionOptions) -> tuple[int, ...]:
-    """As many blocks in each part, counting embedding and loss where they shall count."""
-    counted = blocks + options.embedding_as_block + options.loss_as_block
-    if counted % schedule.parts:
-        more = [name for name in ("embedding_as_block", "loss_as_block") if getattr(options, name)]
-        with_text = f" with {' and '.join(more)}" if more else ""
-        allowed = (
-            f"parts that divide {counted}{with_text}, or first_stage_blocks, last_stage_blocks, "
-            "blocks_per_part"
-        )
-        parts_text = f"{schedule.parts} parts of the model"
-        raise InputError(Fault(f"{SECTION}.stages", parts_text, allowed))
-    counts = [counted // schedule.parts] * schedule.parts
-    counts[0] -= options.embedding_as_block
-    counts[-1] -= options.loss_as_block
-    return tuple(counts)
-
-
-def _named(
-    blocks: int, schedule: PipelineSchedule, first: int | None, last: int | None
-) -> tuple[int, ...]:
+def _named(blocks: int, schedule: PipelineSchedule, fixed: dict[int, int]) -> tuple[int, ...]:
     """As stated for the first and the last stage, the others as many each."""
     chunks = schedule.parts // schedule.stages
-    fixed = {stage: n for stage, n in ((0, first), (schedule.stages - 1, last)) if n is not None}
-    fields = {stage: f"{SECTION}.{_name_of(stage)}_stage_blocks" for stage in fixed}
-    require(*(count_of(fields[stage], n, chunks) for stage, n in fixed.items()))
+    names = {stage: "last" if stage else "first" for stage in fixed}
+    fields = {stage: f"{SECTION}.{name}_stage_blocks" for stage, name in names.items()}
+    require(*(count_of(fields[stage], number, chunks) for stage, number in fixed.items()))
     rest, others = blocks - sum(fixed.values()), schedule.stages - len(fixed)
-    per_stage = dict.fromkeys(range(schedule.stages), rest // others if others else 0) | fixed
-    if rest < others * chunks or (others and rest % others) or (not others and rest):
-        fixed_text = " and ".join(f"{n} in the {_name_of(stage)}" for stage, n in fixed.items())
+    if rest < others * chunks or (rest % others if others else rest):
+        found = " and ".join(f"{number} in the {names[stage]}" for stage, number in fixed.items())
         allowed = f"what leaves for each of {others} other stages as many of {blocks} blocks"
-        raise InputError(
-            Fault(f"{SECTION}.{_name_of(max(fixed))}_stage_blocks", fixed_text, allowed)
-        )
+        raise InputError(Fault(fields[max(fixed)], found, allowed))
+    per_stage = dict.fromkeys(range(schedule.stages), rest // others if others else 0) | fixed
     for stage, number in per_stage.items():
         if number % chunks:
             allowed = f"a multiple of the {chunks} chunks of a stage"
-            name = _name_of(stage) if stage in fixed else "first"
-            raise InputError(
-                Fault(f"{SECTION}.{name}_stage_blocks", f"{number} in a stage", allowed)
-            )
+            name = fields.get(stage, f"{SECTION}.first_stage_blocks")
+            raise InputError(Fault(name, f"{number} in a stage", allowed))
     return tuple(per_stage[schedule.place(part)[0]] // chunks for part in range(schedule.parts))
-
-
-def _name_of(stage: int) -> str:
-    return "last" if stage else "first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,19 +175,22 @@ def model_parts(
         return (ModelPart(workload, times, layers[0]),)
     handed = _handed_elements(workload, [mine[-1] for mine in layers[:-1]])
     flows = [workload.input_elements, *handed, workload.output_elements]
-    ends = [schedule.place(part, direction)[0] for part, direction in _ends(schedule)]
-    borrowed = [frozenset[int]() for _ in layers]
-    if ends[0] != ends[1]:  # a stage that holds both has the embedding once
-        borrowed = _borrowed(workload, layers)
-    owners = _owners(workload, layers)
-    parts = []
+    # first and last part, and which way they are run where both can stand on one stage
+    both_ways = int(schedule.layout == "bidirectional")
+    first, last = schedule.place(0)[0], schedule.place(schedule.parts - 1, both_ways)[0]
+    # a stage that holds both has the embedding once
+    borrowed = [frozenset[int]()] * len(layers) if first == last else _borrowed(workload, layers)
+    lent = frozenset().union(*borrowed)
+    owners, parts = _owners(workload, layers), []
     for number, mine in enumerate(layers):
-        held = {tensor for tensor, owner in owners.items() if owner == number}
-        part = _cut(workload, times, mine, held | borrowed[number], borrowed, (number, len(layers)))
-        between = replace(
-            part.workload, input_elements=flows[number], output_elements=flows[number + 1]
+        held = borrowed[number].union(at for at, owner in owners.items() if owner == number)
+        name = f"{workload.name}, part {number + 1} of {len(layers)}"
+        part = _cut(workload, mine, sorted(held), borrowed[number])
+        part = replace(
+            part, name=name, input_elements=flows[number], output_elements=flows[number + 1]
         )
-        parts.append(replace(part, workload=between))
+        shared = tuple(at for at, tensor in enumerate(sorted(held)) if tensor in lent)
+        parts.append(ModelPart(part, part_times(times, workload, part, mine), mine, shared))
     return tuple(parts)
 
 
@@ -244,20 +230,11 @@ def _handed_elements(workload: Workload, ends: Sequence[int]) -> list[float]:
     return handed
 
 
-def _ends(schedule: PipelineSchedule) -> tuple[tuple[int, int], tuple[int, int]]:
-    """First and last part, and which way they are run where both can stand on one stage."""
-    return (0, 0), (schedule.parts - 1, int(schedule.layout == "bidirectional"))
-
-
 def _owners(workload: Workload, layers: Sequence[range]) -> dict[int, int]:
     """Part of each tensor: of its layer, or for frozen ones that of the block they stand in."""
-    part_of = {layer: part for part, mine in enumerate(layers) for layer in mine}
-    owners = {
-        tensor: part_of[index]
-        for index, layer in enumerate(workload.layers)
-        for tensor in layer.tensors
-    }
-    blocks = {block_of(layer.name): part_of[i] for i, layer in enumerate(workload.layers)}
+    placed = [(workload.layers[at], part) for part, mine in enumerate(layers) for at in mine]
+    owners = {tensor: part for layer, part in placed for tensor in layer.tensors}
+    blocks = {block_of(layer.name): part for layer, part in placed}
     for index, tensor in enumerate(workload.tensors):
         block = block_of(tensor.name)
         owners.setdefault(index, 0 if block is None else blocks.get(block, 0))
@@ -298,63 +275,54 @@ def _lacks_weight(workload: Workload, layer: Layer) -> bool:
 
 
 def _cut(
-    workload: Workload,
-    times: LayerTimes,
-    mine: range,
-    held: set[int],
-    borrowed: Sequence[frozenset[int]],
-    place: tuple[int, int],
-) -> ModelPart:
-    number, parts = place
-    lent = frozenset().union(*borrowed)
-    order = sorted(held)
-    index = {tensor: position for position, tensor in enumerate(order)}
-    layers = [
-        replace(layer, tensors=tuple(index[tensor] for tensor in layer.tensors))
-        for layer in (workload.layers[i] for i in mine)
-    ]
-    for at, i in enumerate(mine):  # its gradient is ready where the product's backward is
-        users = borrowed[number] if _lacks_weight(workload, workload.layers[i]) else ()
-        tied = tuple(
-            index[t]
-            for t in users
-            if workload.tensors[t].numel == round(workload.layers[i].weight_elements)
+    workload: Workload, mine: range, held: Sequence[int], borrowed: Collection[int]
+) -> Workload:
+    """Some layers of a model with the tensors that they hold.
+
+    The gradient of a tensor that is `borrowed` is ready where the product's backward is.
+    """
+    index = {tensor: position for position, tensor in enumerate(held)}
+    layers = []
+    for layer in workload.layers[mine.start : mine.stop]:
+        tied = (
+            tensor
+            for tensor in borrowed
+            if _lacks_weight(workload, layer)
+            and workload.tensors[tensor].numel == round(layer.weight_elements)
         )
-        layers[at] = replace(layers[at], tensors=(*tied, *layers[at].tensors))
-    part = replace(
-        workload,
-        name=f"{workload.name}, part {number + 1} of {parts}",
-        tensors=tuple(workload.tensors[tensor] for tensor in order),
-        layers=tuple(layers),
-    )
-    shared = tuple(index[tensor] for tensor in order if tensor in lent)
-    return ModelPart(part, part_times(times, workload, part, mine), mine, shared)
+        own = tuple(index[tensor] for tensor in (*tied, *layer.tensors))
+        layers.append(replace(layer, tensors=own))
+    tensors = tuple(workload.tensors[tensor] for tensor in held)
+    return replace(workload, tensors=tensors, layers=tuple(layers))
+
+
+BY_LAYER = (
+    "forward_s",
+    "backward_s",
+    "forward_kernels",
+    "backward_kernels",
+    "matrix_forward_s",
+    "matrix_backward_s",
+    "weight_gradient_s",
+)
+"""Times that are known of each layer."""
 
 
 def part_times(times: LayerTimes, whole: Workload, part: Workload, mine: range) -> LayerTimes:
-    """Times of consecutive layers of a model; the optimizer's by the elements that it updates."""
+    """Return times of consecutive layers; the optimizer's by the elements that it updates."""
     layers = slice(mine.start, mine.stop)
-    share = _trained(part) / max(1, _trained(whole))
+    updated, everything = (
+        sum(each.tensors[tensor].numel for tensor in each.ready_order) for each in (part, whole)
+    )
+    share = updated / max(1, everything)
     saved = [layer.saved_elements + layer.stream_elements for layer in whole.layers]
     kept_share = sum(saved[layers]) / sum(saved) if sum(saved) else len(mine) / len(saved)
-
-    def of(values: np.ndarray | None) -> np.ndarray | None:
-        return None if values is None else values[layers]
-
+    values = ((name, getattr(times, name)) for name in BY_LAYER)
+    own: dict[str, Any] = {name: each[layers] for name, each in values if each is not None}
     return replace(
         times,
-        forward_s=times.forward_s[layers],
-        backward_s=times.backward_s[layers],
-        forward_kernels=times.forward_kernels[layers],
-        backward_kernels=times.backward_kernels[layers],
         optimizer_s=times.optimizer_s * share,
         optimizer_kernels=max(1, round(times.optimizer_kernels * share)),
         activation_bytes=times.activation_bytes * kept_share,
-        matrix_forward_s=of(times.matrix_forward_s),
-        matrix_backward_s=of(times.matrix_backward_s),
-        weight_gradient_s=of(times.weight_gradient_s),
+        **own,
     )
-
-
-def _trained(workload: Workload) -> int:
-    return sum(workload.tensors[tensor].numel for tensor in workload.ready_order)

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from perfmodel.training.memory.use import AMAX_BYTES, AMAXES_PER_MODULE
-from perfmodel.training.plan.builder import COMPUTE, HOST
+from perfmodel.training.plan.builder import TaskList
 from perfmodel.training.plan.step_plan import (
-    Collective,
     Communicator,
-    Compute,
     StepPlan,
     Stream,
     Task,
@@ -46,31 +45,24 @@ def add_amax_reductions(plan: StepPlan, request: StepRequest, float8: Float8) ->
     reduces = float8.agrees and request.ranks > 1
     ends = {end for each in plan.classes for end in _pass_ends(plan.tasks, each.name)}
     places: list[int] = []
-    tasks: list[Task] = []
+    added = TaskList.of(request)
     numbers: dict[str, int] = {}
     for index, task in enumerate(plan.tasks):
-        places.append(len(tasks))
-        tasks.append(replace(task, after=tuple(places[each] for each in task.after)))
+        own = added.add(replace(task, after=tuple(places[each] for each in task.after)))
+        places.append(own)
         if index in ends:
-            number = numbers[task.rank_class] = numbers.get(task.rank_class, -1) + 1
+            numbers[task.rank_class] = numbers.get(task.rank_class, -1) + 1
+            key = f"{AMAXES} {numbers[task.rank_class]}" if reduces else None
             amaxes = counts[task.kind]
             history_s = amaxes * float8.amax_history_len * AMAX_BYTES / request.times.copy_Bps
-            tasks += _agreement(
-                tasks,
-                task,
-                amaxes,
-                number,
-                reduces=reduces,
-                launch_s=request.times.launch_s,
-                update_s=history_s + 2 * request.kernel_s,
-            )
-    follow_previous(tasks, places)
+            _add_agreement(added, own, amaxes, key, history_s + 2 * request.kernel_s)
+    follow_previous(added.tasks, places)
     if not reduces:
-        return replace(plan, tasks=tuple(tasks))
+        return replace(plan, tasks=tuple(added.tasks))
     everyone = Communicator(AMAXES, (range(request.ranks),), "amaxes")
     return replace(
         plan,
-        tasks=tuple(tasks),
+        tasks=tuple(added.tasks),
         streams=(*plan.streams, Stream(AMAXES, "comm")),
         communicators=(*plan.communicators, everyone),
     )
@@ -78,45 +70,36 @@ def add_amax_reductions(plan: StepPlan, request: StepRequest, float8: Float8) ->
 
 def _pass_ends(tasks: Sequence[Task], rank_class: str) -> Iterator[int]:
     """Last task of each forward and each backward of a class."""
-    passes = [
-        (index, task)
-        for index, task in enumerate(tasks)
-        if task.kind in PASSES and task.rank_class == rank_class
-    ]
-    for place, (index, task) in enumerate(passes):
-        following = passes[place + 1][1] if place + 1 < len(passes) else None
-        if following is None or following.kind != task.kind:
+    own = ((at, task) for at, task in enumerate(tasks) if task.rank_class == rank_class)
+    passes = [(at, task.kind) for at, task in own if task.kind in PASSES]
+    for (index, kind), (_, following) in pairwise([*passes, (-1, "")]):
+        if following != kind:
             yield index
 
 
-def _agreement(
-    tasks: Sequence[Task],
-    end: Task,
-    amaxes: int,
-    number: int,
-    *,
-    reduces: bool,
-    launch_s: float,
-    update_s: float,
-) -> list[Task]:
-    """Tasks behind the last one of a pass, which stands at the end of `tasks`."""
-    last, added = len(tasks) - 1, list[Task]()
-    waits: tuple[int, ...] = (last,)
-    name = f"{AMAXES} of {end.kind}"
+def _add_agreement(
+    added: TaskList, last: int, amaxes: int, key: str | None, update_s: float
+) -> None:
+    """Add what follows the last task of a pass.
 
-    def add(task: Task) -> int:
-        added.append(replace(task, micro_batch=end.micro_batch))
-        return last + len(added)
-
-    if launch_s > 0:
-        issued = Compute(KERNELS * launch_s)
-        issue = Task(f"issue {name}", "issue", end.rank_class, HOST.name, issued, issues=name)
-        waits = (last, add(issue))
-    if reduces:
-        work = Collective(
-            "all_reduce", amaxes * AMAX_BYTES, AMAXES, f"{AMAXES} {number}", dtype="fp32"
+    `key`: of the reduction; None: there is none.
+    """
+    end = added.tasks[last]
+    name, rank_class, micro_batch = f"{AMAXES} of {end.kind}", end.rank_class, end.micro_batch
+    waits = (last, *added.issue(name, KERNELS, rank_class, micro_batch=micro_batch))
+    if key is not None:
+        sent = added.collective(
+            name,
+            "all_reduce",
+            amaxes * AMAX_BYTES,
+            rank_class,
+            communicator=AMAXES,
+            key=key,
+            after=waits,
+            stream=AMAXES,
+            dtype="fp32",
+            micro_batch=micro_batch,
         )
-        waits = (add(Task(name, "communication", end.rank_class, AMAXES, work, waits)),)
-    update = Compute(update_s)
-    add(Task(f"scales of {end.kind}", "copy", end.rank_class, COMPUTE.name, update, waits))
-    return added
+        waits = (sent,)
+    scales = f"scales of {end.kind}"
+    added.compute(scales, "copy", update_s, rank_class, after=waits, micro_batch=micro_batch)

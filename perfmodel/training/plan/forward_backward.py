@@ -14,7 +14,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.errors import ScheduleError
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.plan.builder import COMPUTE, TaskList
@@ -46,11 +45,10 @@ class Step:
 
     def gradient_bytes(self, tensors: Sequence[int]) -> int:
         """Bytes of some gradients as backward makes them and as they lie in their buckets."""
-        mixed = self.options.mixed_precision
+        mixed, everything = self.options.mixed_precision, self.request.workload.tensors
         if mixed is None:
             return self.nbytes(tensors)
-        elements = sum(self.request.workload.tensors[tensor].numel for tensor in tensors)
-        return ITEM_BYTES[mixed.param_dtype] * elements
+        return ITEM_BYTES[mixed.param_dtype] * sum(everything[each].numel for each in tensors)
 
     def resolution(self, micro_batch: int) -> int:
         """Segments per pass: fewer for micro-batches that no communication overlaps with."""
@@ -72,9 +70,8 @@ def add_forward(
         devices=step.options.layer_devices,
     )
     for index, part in enumerate(parts):
-        name = f"forward {part.name}"
         step.tasks.launch(
-            name,
+            f"forward {part.name}",
             "forward",
             part.duration_s,
             part.kernels,
@@ -105,21 +102,19 @@ def add_backward_segment(
     Adding in place reads two values and writes one where a copy reads one and writes one, hence
     one and a half copies. `copy_kernels` are issued with it by the same host thread.
     """
-    name = f"backward {part.name}"
-    duration_s, kernels = part.duration_s, part.kernels + copy_kernels
+    duration_s, kernels, nbytes = part.duration_s, part.kernels, step.nbytes(part.tensors)
     if micro_batch > 0:
-        added = len(part.tensors)
-        duration_s += 1.5 * step.nbytes(part.tensors) / step.request.times.copy_Bps
-        duration_s += added * step.tasks.kernel_s
-        kernels += added
+        duration_s += 1.5 * nbytes / step.request.times.copy_Bps
+        duration_s += len(part.tensors) * step.tasks.kernel_s
+        kernels += len(part.tensors)
     return step.tasks.launch(
-        name,
+        f"backward {part.name}",
         "backward",
         duration_s,
-        kernels,
+        kernels + copy_kernels,
         step.rank_class,
         micro_batch=micro_batch,
-        core_s=step.request.core.of(part.layers, len(part.tensors), step.nbytes(part.tensors)),
+        core_s=step.request.core.of(len(part.indices), len(part.tensors), nbytes),
         layers=part.indices,
     )
 
@@ -174,8 +169,7 @@ class Segment:
 
     `name`: first and last layer.
     `kernels`: kernels that the host issues for it.
-    `tensors`: gradients that its backward completes, in the order in which they get ready; empty
-        for a forward segment.
+    `tensors`: of its layers; backward completes their gradients in this order.
     `indices`: of its layers, in the order in which the pass runs them.
     """
 
@@ -183,7 +177,6 @@ class Segment:
     duration_s: float
     kernels: int
     tensors: tuple[int, ...] = ()
-    layers: int = 1
     indices: tuple[int, ...] = ()
 
 
@@ -196,15 +189,8 @@ def forward_segments(
     """
     check_times(workload, times)
     cuts = [i for i, (a, b) in enumerate(pairwise(devices)) if a != b]
-    groups = _group(range(len(workload.layers)), at_most, cuts)
-    return tuple(
-        Segment(
-            _name(workload, group),
-            *_sums(group, times.forward_s, times.forward_kernels),
-            indices=tuple(group),
-        )
-        for group in groups
-    )
+    layers = range(len(workload.layers))
+    return visit_segments(workload, times, layers, at_most=at_most, backward=False, cuts=cuts)
 
 
 def backward_segments(
@@ -220,43 +206,43 @@ def backward_segments(
     `devices`: as of `forward_segments`.
     """
     check_times(workload, times)
-    layers = workload.layers
-    cuts = {
-        index for index, layer in enumerate(layers) if not set(layer.tensors).isdisjoint(cut_after)
-    }
+    layers = range(len(workload.layers))
+    cuts = {at for at in layers if not set(workload.layers[at].tensors).isdisjoint(cut_after)}
     cuts.update(i + 1 for i, (a, b) in enumerate(pairwise(devices)) if a != b)
-    groups = _group(range(len(layers) - 1, -1, -1), at_most, cuts)
-    return tuple(
-        Segment(
-            _name(workload, group),
-            *_sums(group, times.backward_s, times.backward_kernels),
-            tuple(tensor for index in group for tensor in layers[index].tensors),
-            len(group),
-            tuple(group),
-        )
-        for group in groups
-    )
+    return visit_segments(workload, times, layers, at_most=at_most, backward=True, cuts=cuts)
 
 
 def visit_segments(
-    workload: Workload, times: LayerTimes, layers: Sequence[int], *, at_most: int, backward: bool
+    workload: Workload,
+    times: LayerTimes,
+    layers: Sequence[int],
+    *,
+    at_most: int,
+    backward: bool,
+    cuts: Collection[int] = (),
 ) -> tuple[Segment, ...]:
     """Return some consecutive layers as segments of one pass; backward runs them in reverse.
 
-    `layers`: in the order of forward.
+    `layers`: in the order of forward. `cuts`: of these, after which a segment ends.
     """
     seconds = times.backward_s if backward else times.forward_s
     kernels = times.backward_kernels if backward else times.forward_kernels
-    order = list(reversed(layers)) if backward else list(layers)
+    size = -(-len(layers) // max(1, at_most))
+    groups: list[list[int]] = [[]]
+    for index in reversed(layers) if backward else layers:
+        groups[-1].append(index)
+        if len(groups[-1]) >= size or index in cuts:
+            groups.append([])
     return tuple(
         Segment(
             _name(workload, group),
-            *_sums(group, seconds, kernels),
+            float(sum(seconds[index] for index in group)),
+            int(sum(kernels[index] for index in group)),
             tuple(tensor for index in group for tensor in workload.layers[index].tensors),
-            len(group),
             tuple(group),
         )
-        for group in _group(order, at_most, cuts=())
+        for group in groups
+        if group
     )
 
 
@@ -273,20 +259,6 @@ def check_times(workload: Workload, times: LayerTimes) -> None:
             )
         if not (np.isfinite(values).all() and (values >= 0).all()):
             raise ScheduleError(f"times.{name} holds a value that is negative or not finite")
-
-
-def _group(order: Sequence[int], at_most: int, cuts: Collection[int]) -> list[list[int]]:
-    size = -(-len(order) // max(1, at_most))
-    groups: list[list[int]] = [[]]
-    for index in order:
-        groups[-1].append(index)
-        if len(groups[-1]) >= size or index in cuts:
-            groups.append([])
-    return [group for group in groups if group]
-
-
-def _sums(group: Sequence[int], times_s: FloatArray, kernels: IntArray) -> tuple[float, int]:
-    return float(sum(times_s[index] for index in group)), int(sum(kernels[i] for i in group))
 
 
 def _name(workload: Workload, group: Sequence[int]) -> str:

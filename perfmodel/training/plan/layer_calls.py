@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from perfmodel.arrays import FloatArray
 from perfmodel.training.plan.builder import COMPUTE
 from perfmodel.training.plan.step_plan import (
     Collective,
@@ -53,7 +52,7 @@ class PassCall:
 def forward_calls(
     workload: Workload, times: LayerTimes, layers: Sequence[int]
 ) -> tuple[PassCall, ...]:
-    """Calls of the forward of some layers, in order."""
+    """Return calls of the forward of some layers, in order."""
     return tuple(
         each for layer in layers for each in _layer_calls(workload, times, layer, "forward")
     )
@@ -62,49 +61,43 @@ def forward_calls(
 def backward_calls(
     workload: Workload, times: LayerTimes, layers: Sequence[int], recompute: Recompute
 ) -> tuple[PassCall, ...]:
-    """Calls of the backward of some layers, in order, with those of what runs forward again.
+    """Return calls of the backward of some layers, in order, and of what runs forward again.
 
     A checkpoint of Megatron runs its block before the block's backward begins. One of torch does
     when a kept tensor is first asked for, which is after the gradient of the block's result was
     gathered, and stops when it has the last one, before that result is.
     """
-    return tuple(_backward_calls(workload, times, layers, recompute))
-
-
-def _backward_calls(
-    workload: Workload, times: LayerTimes, layers: Sequence[int], recompute: Recompute
-) -> Iterator[PassCall]:
     is_torch = workload.shard.library == "torch"
     again = _repeated(workload, recompute)
+    calls: list[PassCall] = []
     for layer in layers:
-        own = tuple(_layer_calls(workload, times, layer, "backward"))
+        own = _layer_calls(workload, times, layer, "backward")
         first = sum(not each.is_after for each in own) if is_torch else 0
-        yield from own[:first]
-        for repeated, call in again.get(layer, ()):
-            yield _pass_call(call, times, repeated, "forward", is_after=False)
-        yield from own[first:]
+        repeated = again.get(layer, ())
+        calls += own[:first]
+        calls += [_pass_call(call, times, at, "forward", is_after=False) for at, call in repeated]
+        calls += own[first:]
+    return tuple(calls)
 
 
 def _layer_calls(
     workload: Workload, times: LayerTimes, layer: int, phase: CallPhase
-) -> Iterator[PassCall]:
-    for call in workload.layers[layer].calls:
-        if call.phase == phase:
-            yield _pass_call(call, times, layer, phase, is_after=call.place == "after")
+) -> list[PassCall]:
+    return [
+        _pass_call(call, times, layer, phase, is_after=call.place == "after")
+        for call in workload.layers[layer].calls
+        if call.phase == phase
+    ]
 
 
 def _pass_call(
     call: LayerCall, times: LayerTimes, layer: int, phase: CallPhase, *, is_after: bool
 ) -> PassCall:
-    kernels = _kernels_s(times, phase)
-    return PassCall(call, is_after, call.overlap * float(kernels[layer]))
-
-
-def _kernels_s(times: LayerTimes, phase: CallPhase) -> FloatArray:
-    """Time of the matrix kernels of each layer, all of its time where they are not known apart."""
-    if phase == "forward":
-        return times.forward_s if times.matrix_forward_s is None else times.matrix_forward_s
-    return times.backward_s if times.matrix_backward_s is None else times.matrix_backward_s
+    """Put a call beside the matrix kernels of its layer, or all where they are not known apart."""
+    kernels_s = times.forward_s if phase == "forward" else times.backward_s
+    matrix_s = times.matrix_forward_s if phase == "forward" else times.matrix_backward_s
+    own_s = (kernels_s if matrix_s is None else matrix_s)[layer]
+    return PassCall(call, is_after, call.overlap * float(own_s))
 
 
 # ---------------------------------------------------------------- recomputation
@@ -151,6 +144,8 @@ def _forward(workload: Workload, layers: Iterable[int]) -> Iterator[tuple[int, L
 
 
 PASSES = ("forward", "backward")
+RESULT_OPS = ("all_reduce", "reduce_scatter")
+"""Operations that send a result of their layers, where others fetch an input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,15 +171,6 @@ class _Calls:
     kind: _Kind
     times: int = 0
     window_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Around:
-    """Calls of a task: exposed ones before its kernels, hidden ones, exposed ones after them."""
-
-    head: list[_Calls]
-    hidden: list[_Calls]
-    tail: list[_Calls]
 
 
 @dataclass(slots=True)
@@ -220,10 +206,11 @@ def add_layer_calls(
     layers = request.workload.layers
     sent_dtype = "fp32" if dtype == "tf32" else wide_precision(dtype)
     adding = _Adding(request, sent_dtype, recompute)
-    first_optimizer = _first_optimizers(plan)
+    updates = ((at, task) for at, task in enumerate(plan.tasks) if task.kind == "optimizer")
+    first_updates = {task.rank_class: at for at, task in reversed([*updates])}
     for index, task in enumerate(plan.tasks):
         moved = replace(task, after=tuple(adding.ends[each] for each in task.after))
-        if index in first_optimizer:
+        if first_updates.get(task.rank_class) == index:
             _add_step_calls(adding, moved)
         if task.kind in PASSES and task.layers and isinstance(task.work, Compute):
             _add_pass(adding, moved, task.work.duration_s)
@@ -250,25 +237,17 @@ def add_layer_calls(
 
 def _add_pass(adding: _Adding, task: Task, duration_s: float) -> None:
     """Add a task of some layers with their calls; the last task added ends them all."""
-    workload, times = adding.request.workload, adding.request.times
+    workload, times, tasks = adding.request.workload, adding.request.times, adding.tasks
     if task.kind == "forward":
         calls = forward_calls(workload, times, task.layers)
     else:
         calls = backward_calls(workload, times, task.layers, adding.recompute)
     if not calls:
-        adding.tasks.append(task)
+        tasks.append(task)
         return
-    merges = len(task.layers) > 1
     _issue(adding, task, sum(each.call.times for each in calls))
-    exposed = [each for each in calls if not each.window_s]
-    around = _Around(
-        _alike(adding, (each for each in exposed if not each.is_after), merges=merges),
-        _alike(adding, (each for each in calls if each.window_s), merges=merges),
-        _alike(adding, (each for each in exposed if each.is_after), merges=merges),
-    )
-    start = len(adding.tasks)
-    _add_around(adding, task, duration_s, around)
-    tasks = adding.tasks
+    start = len(tasks)
+    _add_around(adding, task, duration_s, calls)
     # the first piece waits for what the task waited for, the last one has what it gave back
     tasks[start] = replace(tasks[start], acquires=task.acquires, after_previous=task.after_previous)
     tasks[-1] = replace(tasks[-1], releases=task.releases)
@@ -276,23 +255,32 @@ def _add_pass(adding: _Adding, task: Task, duration_s: float) -> None:
     tasks[end] = replace(tasks[end], core_s=task.core_s)
 
 
-def _add_around(adding: _Adding, task: Task, duration_s: float, around: _Around) -> None:
+def _add_around(adding: _Adding, task: Task, duration_s: float, calls: Sequence[PassCall]) -> None:
     """Add exposed calls before and after kernels, and others beside parts of these."""
-    windows_s = sum(each.window_s for each in around.hidden)
+    merges = len(task.layers) > 1
+    head, hidden, tail = (
+        _alike(adding, chosen, merges=merges)
+        for chosen in (
+            [each for each in calls if not each.window_s and not each.is_after],
+            [each for each in calls if each.window_s],
+            [each for each in calls if not each.window_s and each.is_after],
+        )
+    )
+    windows_s = sum(each.window_s for each in hidden)
     shorten = min(1.0, duration_s / windows_s) if windows_s else 0.0
     rest_s = max(0.0, duration_s - shorten * windows_s)
-    waits: tuple[int, ...] = task.after
-    waits = _add_exposed(adding, task, around.head, waits)
-    if around.hidden and not around.head:
+    waits = _add_exposed(adding, task, head, task.after)
+    if hidden and not head:
         # a call on another stream begins when the kernels beside it can
         waits = (_piece(adding, task, 0.0, waits),)
-    fetches = [each for each in around.hidden if not _is_reduction(each)]
-    reductions = [each for each in around.hidden if _is_reduction(each)]
+    # what sends a result of its layers follows the kernels, what fetches an input precedes them
+    results = [each for each in hidden if each.kind.op in RESULT_OPS]
+    fetches = [each for each in hidden if each.kind.op not in RESULT_OPS]
     waits = _add_windows(adding, task, fetches, shorten, waits)
-    if rest_s > 0 or not around.hidden:
+    if rest_s > 0 or not hidden:
         waits = (_piece(adding, task, rest_s, waits),)
-    waits = _add_windows(adding, task, reductions, shorten, waits)
-    waits = _add_exposed(adding, task, around.tail, waits)
+    waits = _add_windows(adding, task, results, shorten, waits)
+    waits = _add_exposed(adding, task, tail, waits)
     if len(waits) > 1:  # what follows waits for the kernels and for the call beside them
         _piece(adding, task, 0.0, waits)
 
@@ -311,11 +299,6 @@ def _add_exposed(
     return waits
 
 
-def _is_reduction(calls: _Calls) -> bool:
-    """Whether calls send a result of their layers, instead of fetching an input."""
-    return calls.kind.op in ("all_reduce", "reduce_scatter")
-
-
 def _add_windows(
     adding: _Adding, task: Task, calls: Iterable[_Calls], shorten: float, waits: tuple[int, ...]
 ) -> tuple[int, ...]:
@@ -330,14 +313,9 @@ def _alike(adding: _Adding, calls: Iterable[PassCall], *, merges: bool) -> list[
     """Join alike calls; those of one layer only where one directly follows the other."""
     joined: list[_Calls] = []
     for each in calls:
-        call = each.call
-        kind = _Kind(
-            call.group,
-            call.op,
-            *_size(adding, call.elements, call.dtype),
-            each.window_s,
-            call.joins_previous,
-        )
+        call, dtype = each.call, each.call.dtype or adding.dtype
+        nbytes = round(call.elements * adding.request.batch_per_gpu) * ITEM_BYTES[dtype]
+        kind = _Kind(call.group, call.op, nbytes, dtype, each.window_s, call.joins_previous)
         candidates = joined if merges else joined[-1:]
         same = next((other for other in candidates if other.kind == kind), None)
         if same is None:
@@ -347,18 +325,12 @@ def _alike(adding: _Adding, calls: Iterable[PassCall], *, merges: bool) -> list[
     return joined
 
 
-def _size(adding: _Adding, elements: float, dtype: str | None) -> tuple[int, str]:
-    name = dtype or adding.dtype
-    return round(elements * adding.request.batch_per_gpu) * ITEM_BYTES[name], name
-
-
 def _piece(adding: _Adding, task: Task, duration_s: float, waits: Sequence[int]) -> int:
     """Add a part of a task's kernels."""
-    work = Compute(duration_s)
     adding.tasks.append(
         replace(
             task,
-            work=work,
+            work=Compute(duration_s),
             after=tuple(waits),
             after_previous=(),
             acquires=None,
@@ -373,16 +345,14 @@ def _call(adding: _Adding, task: Task, calls: _Calls, stream: str, waits: Iterab
     """Add calls as one task."""
     kind = calls.kind
     adding.calls += 1
-    name = f"{kind.group} {kind.op.replace('_', '-')}, {task.name}"
     key = f"{task.rank_class}, call {adding.calls}"
-    work = Collective(kind.op, kind.nbytes, kind.group, key, dtype=kind.dtype, times=calls.times)
     adding.tasks.append(
         Task(
-            name,
+            f"{kind.group} {kind.op.replace('_', '-')}, {task.name}",
             "communication",
             task.rank_class,
             stream,
-            work,
+            Collective(kind.op, kind.nbytes, kind.group, key, dtype=kind.dtype, times=calls.times),
             tuple(waits),
             micro_batch=task.micro_batch,
             layers=task.layers,
@@ -402,15 +372,6 @@ def _issue(adding: _Adding, task: Task, calls: int) -> None:
 
 
 # ---------------------------------------------------------------- step
-
-
-def _first_optimizers(plan: StepPlan) -> dict[int, str]:
-    """First task of the optimizer of each class, by index."""
-    first: dict[str, int] = {}
-    for index, task in enumerate(plan.tasks):
-        if task.kind == "optimizer":
-            first.setdefault(task.rank_class, index)
-    return {index: name for name, index in first.items()}
 
 
 def _add_step_calls(adding: _Adding, optimizer: Task) -> None:

@@ -6,7 +6,7 @@ keep their keys, and tasks that waited for the class wait for all of its parts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,10 +38,14 @@ def split(plan: StepPlan, name: str, parts: Sequence[ClassPart]) -> StepPlan:
     Raises `ScheduleError`: an unknown class, ranks that it does not have, or a plan that is not
         alike.
     """
-    whole = _class_of(plan, name)
+    whole = next((each for each in plan.classes if each.name == name), None)
+    if whole is None:
+        names = ", ".join(repr(each.name) for each in plan.classes)
+        raise ScheduleError(f"plan {plan.name!r} has no class {name!r}; its classes: {names}")
     rest = _remaining_ranks(whole, parts)
     for part in parts:
-        _check_alike(plan, part)
+        if part.like is not None and _outline(part.like) != _outline(plan):
+            raise ScheduleError(f"{part.like.name!r} has other tasks than {plan.name!r}")
     all_parts = [*([ClassPart(name, rest)] if len(rest) else []), *parts]
     on_host = {stream.name for stream in plan.streams if stream.kind == "host"}
     copies: list[dict[str, int]] = []  # of each task, the index of its copy for each part
@@ -51,30 +55,24 @@ def split(plan: StepPlan, name: str, parts: Sequence[ClassPart]) -> StepPlan:
             copies.append({task.rank_class: len(tasks)})
             tasks.append(task)
             continue
-        copies.append({})
-        for part in all_parts:
-            copies[-1][part.name] = len(tasks)
-            tasks.append(_copy_task(task, index, part, task.stream in on_host))
-    return replace(
-        plan,
-        classes=tuple(
-            new
-            for each in plan.classes
-            for new in (
-                [RankClass(part.name, part.ranks) for part in all_parts]
-                if each.name == name
-                else [each]
-            )
-        ),
-        tasks=tuple(
-            replace(
-                task,
-                after=_copied_dependencies(copies, task.after, task.rank_class),
-                after_previous=_copied_dependencies(copies, task.after_previous, task.rank_class),
-            )
-            for task in tasks
-        ),
-    )
+        copies.append({part.name: len(tasks) + at for at, part in enumerate(all_parts)})
+        tasks += [_copy_task(task, index, part, task.stream in on_host) for part in all_parts]
+    classes: list[RankClass] = []
+    for each in plan.classes:
+        own = [RankClass(part.name, part.ranks) for part in all_parts]
+        classes += own if each.name == name else [each]
+    for at, task in enumerate(tasks):
+        after, previous = (
+            tuple(_copied_dependencies(copies, sources, task.rank_class))
+            for sources in (task.after, task.after_previous)
+        )
+        tasks[at] = replace(task, after=after, after_previous=previous)
+    return replace(plan, classes=tuple(classes), tasks=tuple(tasks))
+
+
+def _outline(plan: StepPlan) -> list[tuple[object, ...]]:
+    """What plans that differ in durations alone have alike."""
+    return [(task.name, task.rank_class, task.stream, task.after) for task in plan.tasks]
 
 
 def one_class_per_rank(plan: StepPlan) -> StepPlan:
@@ -83,14 +81,6 @@ def one_class_per_rank(plan: StepPlan) -> StepPlan:
         if len(each.ranks) > 1:
             plan = split(plan, each.name, [ClassPart(f"rank {r}", (r,)) for r in each.ranks])
     return plan
-
-
-def _class_of(plan: StepPlan, name: str) -> RankClass:
-    for each in plan.classes:
-        if each.name == name:
-            return each
-    names = ", ".join(repr(each.name) for each in plan.classes)
-    raise ScheduleError(f"plan {plan.name!r} has no class {name!r}; its classes: {names}")
 
 
 def _remaining_ranks(whole: RankClass, parts: Sequence[ClassPart]) -> range | tuple[int, ...]:
@@ -107,17 +97,6 @@ def _remaining_ranks(whole: RankClass, parts: Sequence[ClassPart]) -> range | tu
     return tuple(members[~np.isin(members, named)].tolist())
 
 
-def _check_alike(plan: StepPlan, part: ClassPart) -> None:
-    if part.like is None:
-        return
-    mine, other = (
-        [(task.name, task.rank_class, task.stream, task.after) for task in each.tasks]
-        for each in (plan, part.like)
-    )
-    if mine != other:
-        raise ScheduleError(f"{part.like.name!r} has other tasks than {plan.name!r}")
-
-
 def _copy_task(task: Task, index: int, part: ClassPart, on_host: bool) -> Task:
     """Copy a task for a part; its `after` still refers to the plan before the split."""
     source = task if part.like is None else part.like.tasks[index]
@@ -129,10 +108,10 @@ def _copy_task(task: Task, index: int, part: ClassPart, on_host: bool) -> Task:
 
 def _copied_dependencies(
     copies: Sequence[dict[str, int]], after: Sequence[int], owner: str
-) -> tuple[int, ...]:
+) -> Iterator[int]:
     """Dependencies of a copy: copies of its own part, or all copies of another class's task."""
-    dependencies: list[int] = []
     for index in after:
-        mine = copies[index].get(owner)
-        dependencies += list(copies[index].values()) if mine is None else [mine]
-    return tuple(dependencies)
+        if owner in copies[index]:
+            yield copies[index][owner]
+        else:
+            yield from copies[index].values()

@@ -106,14 +106,14 @@ class StepBuilder:
             Fields of a `Task`: `after_previous` (tasks of the previous step), `micro_batch` ...
         """
         _check_marks(marks)
-        own, waits = self._class(rank_class), _numbers(after)
+        own = next(iter(self._classes)) if rank_class is None else rank_class
         issued = self._list.issue(name or kind, kernels, own) if kernels else ()
         return self._list.compute(
             name or kind,
             kind,
             float(duration_s),
             own,
-            after=(*issued, *waits),
+            after=(*issued, *_numbers(after)),
             stream=stream,
             **marks,
         )
@@ -209,9 +209,6 @@ class StepBuilder:
             samples=request.ranks * request.batch_per_gpu if samples is None else samples,
         )
 
-    def _class(self, name: str | None) -> str:
-        return next(iter(self._classes)) if name is None else name
-
     def _communicate(
         self,
         op: Op,
@@ -227,26 +224,25 @@ class StepBuilder:
         _check_marks(marks, MARKS | {"dtype", "times"})
         waits, label = _numbers(after), name or op.replace("_", "-")
         key = f"{label} {len(self._list.tasks)}"
-        added = [
-            self._list.collective(
+        added: list[int] = []
+        for each in classes:
+            own = waits
+            if len(classes) > 1:  # the other classes of a collective wait for their own
+                own = tuple(at for at in waits if self._list.tasks[at].rank_class == each)
+            task = self._list.collective(
                 label,
                 op,
                 int(nbytes),
                 each,
                 communicator=communicator,
                 key=key,
-                after=self._own(waits, each) if len(classes) > 1 else waits,
+                after=own,
                 stream=stream,
                 root=root,
                 **marks,
             )
-            for each in classes
-        ]
+            added.append(task)
         return added[0]
-
-    def _own(self, waits: Sequence[int], rank_class: str) -> list[int]:
-        """Tasks of a class: the other classes of a collective wait for their own."""
-        return [each for each in waits if self._list.tasks[each].rank_class == rank_class]
 
 
 MARKS = frozenset(each.name for each in fields(Task)) - {

@@ -23,7 +23,7 @@ from perfmodel.topology.from_text.describe import find_host
 from perfmodel.topology.from_text.match_template import HostText
 from perfmodel.topology.model import Gpu, Topology
 from perfmodel.training.ddp.step_plan import ddp_plan
-from perfmodel.training.fusion.horovod import horovod_plan
+from perfmodel.training.horovod import horovod_plan
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.validate.sweeps.match import Allocation, build_cluster

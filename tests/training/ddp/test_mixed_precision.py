@@ -10,9 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from perfmodel.errors import InputError
-from perfmodel.scenario.strategies.ddp import CastHook, DdpStrategy
+from perfmodel.scenario.strategies.ddp import CastHook, DdpStrategy, MixedPrecisionSection
 from perfmodel.testing.check_plan import check_plan
-from perfmodel.training.ddp.options import DdpOptions, MixedPrecision
+from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.ddp.strategy import DDP, ddp_memory
 from perfmodel.training.memory.use import Setup
@@ -22,7 +22,7 @@ from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workloa
 
 Times = Callable[..., LayerTimes]
 Run = Callable[..., list[tuple[float, float]]]
-WIDE = MixedPrecision("bf16", "fp32")
+WIDE = MixedPrecisionSection(param_dtype="bf16", reduce_dtype="fp32")
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_step_by_hand(toy: Workload, times_of: Times, run_plan: Run) -> None:
 
 def test_views_are_copied_only_where_buckets_were_converted(toy: Workload, times_of: Times) -> None:
     for reduced, copies in (("bf16", 0), ("fp32", 2)):
-        mixed = MixedPrecision("bf16", reduced)
+        mixed = MixedPrecisionSection(param_dtype="bf16", reduce_dtype=reduced)
         options = DdpOptions(gradient_as_bucket_view=True, mixed_precision=mixed)
         plan = plan_of(toy, times_of(toy), options)
         names = [task.name for task in plan.tasks]
@@ -94,7 +94,9 @@ def test_views_are_copied_only_where_buckets_were_converted(toy: Workload, times
 def test_where_a_wait_blocks_the_thread_backward_waits_for_each_bucket(
     toy: Workload, times_of: Times, run_plan: Run
 ) -> None:
-    options = DdpOptions(bucket_cap_bytes=12e6, mixed_precision=MixedPrecision("bf16"))
+    options = DdpOptions(
+        bucket_cap_bytes=12e6, mixed_precision=MixedPrecisionSection(param_dtype="bf16")
+    )
     times = times_of(toy, launch_s=1e-6)
     ends = {
         blocks: spans_ms(plan_of(toy, times, options, blocking_wait=blocks), run_plan)

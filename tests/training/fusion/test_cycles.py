@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.training.fusion.cycles import (
+from perfmodel.training.horovod_cycles import (
     FusionRules,
     bit_vector_bytes,
     buffer_bytes,

@@ -14,9 +14,8 @@ from perfmodel.files import validate_document
 from perfmodel.scenario.strategies.strategy import HorovodStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.ddp.options import MIB
-from perfmodel.training.fusion.cycles import agreement_s, bit_vector_bytes, handed_over_s
-from perfmodel.training.fusion.horovod import horovod_plan
-from perfmodel.training.fusion.strategy import HOROVOD
+from perfmodel.training.horovod import HOROVOD, horovod_plan
+from perfmodel.training.horovod_cycles import agreement_s, bit_vector_bytes, handed_over_s
 from perfmodel.training.memory.use import Setup
 from perfmodel.training.plan.step_plan import Collective, Compute, Op, StepPlan, Task
 from perfmodel.training.strategy import StepRequest

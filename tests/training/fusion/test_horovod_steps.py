@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from perfmodel.scenario.strategies.strategy import HorovodStrategy
-from perfmodel.training.fusion.cycles import buffer_bytes
-from perfmodel.training.fusion.horovod import horovod_plan
+from perfmodel.training.horovod import horovod_plan
+from perfmodel.training.horovod_cycles import buffer_bytes
 from perfmodel.training.plan.step_plan import Collective
 
 pytest.importorskip("torch")

@@ -15,8 +15,8 @@ from perfmodel.errors import InputError
 from perfmodel.files import validate_document
 from perfmodel.scenario.strategies.strategy import PriorityStrategy
 from perfmodel.testing.check_plan import check_plan
-from perfmodel.training.fusion.priority import Partition, cut_bytes, priority_plan, send_order
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan
+from perfmodel.training.priority import Partition, cut_bytes, priority_plan, send_order
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workload
 from perfmodel.workload.zoo import build_model

@@ -7,13 +7,12 @@ import pytest
 
 from perfmodel.scenario.strategies.sharded import MegatronStrategy
 from perfmodel.testing.check_plan import check_plan
+from perfmodel.training.megatron import megatron_memory, megatron_plan
 from perfmodel.training.memory.use import Setup
-from perfmodel.training.parallel.mixture import Mixture, Reduction, mix_step
-from perfmodel.training.parallel.stage_memory import stage_memory
+from perfmodel.training.parallel.mixture import Mixture, Reduction, mix_step, stage_memory
 from perfmodel.training.plan.builder import EXPERT_COPIES
 from perfmodel.training.plan.step_plan import Collective, StepPlan
-from perfmodel.training.sharded.megatron.strategy import megatron_memory, megatron_plan
-from perfmodel.training.sharded.zero.zero_passes import EVERYONE
+from perfmodel.training.sharding_step import EVERYONE
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload import load_workload
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE

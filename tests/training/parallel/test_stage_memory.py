@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from perfmodel.scenario.strategies.sharded import MegatronStrategy
+from perfmodel.training.megatron import MEGATRON
 from perfmodel.training.memory.use import Setup
-from perfmodel.training.parallel.mixture import Mixture
-from perfmodel.training.parallel.stage_memory import stage_memory
-from perfmodel.training.sharded.megatron.strategy import MEGATRON
+from perfmodel.training.parallel.mixture import Mixture, stage_memory
 from perfmodel.workload import load_workload
 from perfmodel.workload.model import Workload
 from perfmodel.workload.shards.shard import Shard

@@ -17,6 +17,8 @@ from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.ranks.jitter import Jitter, Variation
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.testing.pipeline_times import PassTimes, pass_spans
+from perfmodel.training.fsdp.step_plan import fsdp_plan
+from perfmodel.training.megatron import megatron_plan
 from perfmodel.training.pipeline.pass_actions import PipelineSchedule, action_groups
 from perfmodel.training.pipeline.pipeline_plan import ALL_STAGES, TIED, pipeline_plan
 from perfmodel.training.pipeline.schedules import SCHEDULES, make_schedule
@@ -25,8 +27,6 @@ from perfmodel.training.pipeline.stage_workload import model_parts
 from perfmodel.training.plan.layer_calls import add_layer_calls
 from perfmodel.training.plan.split_class import one_class_per_rank
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan
-from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
-from perfmodel.training.sharded.megatron.strategy import megatron_plan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.roofline import layer_times
 from perfmodel.workload.shards.calls import LayerCall

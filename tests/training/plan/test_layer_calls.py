@@ -19,6 +19,7 @@ from perfmodel.testing.check_plan import check_plan
 from perfmodel.topology.model import Topology
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
+from perfmodel.training.megatron import megatron_step
 from perfmodel.training.plan.layer_calls import add_layer_calls
 from perfmodel.training.plan.step_plan import (
     Collective,
@@ -27,7 +28,6 @@ from perfmodel.training.plan.step_plan import (
     RankClass,
     StepPlan,
 )
-from perfmodel.training.sharded.megatron.step_plan import megatron_step
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.memory.recompute import Recompute
 from perfmodel.workload.model import LayerTimes

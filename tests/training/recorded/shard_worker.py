@@ -22,7 +22,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from perfmodel.training.sharded.fsdp.units import block_of
+from perfmodel.training.fsdp.units import block_of
 from perfmodel.workload.zoo import build_model
 from tests.training.recorded.toy import Block, Net
 from tests.training.recorded.toy_workload import INPUTS

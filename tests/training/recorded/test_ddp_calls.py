@@ -13,13 +13,14 @@ from perfmodel.scenario.strategies.ddp import (
     AveragingLevel,
     CastHook,
     LocalSgdStrategy,
+    MixedPrecisionSection,
     PowerSgdHook,
     QuantizationHook,
 )
 from perfmodel.testing.check_plan import check_plan
-from perfmodel.training.averaging.rounds import local_sgd_plan
-from perfmodel.training.ddp.options import DdpOptions, MixedPrecision, cap_bytes
+from perfmodel.training.ddp.options import DdpOptions, cap_bytes
 from perfmodel.training.ddp.step_plan import ddp_plan, start_plan
+from perfmodel.training.local_sgd import local_sgd_plan
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import Buffers
@@ -37,7 +38,7 @@ def power_sgd(**fields: Any) -> DdpOptions:
     return DdpOptions(hook=PowerSgdHook(kind="powersgd", **fields))
 
 
-MIXED = MixedPrecision("bf16")
+MIXED = MixedPrecisionSection(param_dtype="bf16")
 OPTIONS: dict[str, DdpOptions] = {
     "ddp": DdpOptions(),
     "small buckets": DdpOptions(bucket_cap_bytes=SMALL),
@@ -68,15 +69,20 @@ OPTIONS: dict[str, DdpOptions] = {
     "powersgd, fp16": power_sgd(wrapper="fp16"),
     "mixed": DdpOptions(mixed_precision=MIXED),
     "mixed, small buckets": DdpOptions(bucket_cap_bytes=SMALL, mixed_precision=MIXED),
-    "mixed, reduced wide": DdpOptions(mixed_precision=replace(MIXED, reduce_dtype="fp32")),
+    "mixed, reduced wide": DdpOptions(
+        mixed_precision=MIXED.model_copy(update={"reduce_dtype": "fp32"})
+    ),
     "mixed, views": DdpOptions(
-        gradient_as_bucket_view=True, mixed_precision=replace(MIXED, reduce_dtype="fp16")
+        gradient_as_bucket_view=True,
+        mixed_precision=MIXED.model_copy(update={"reduce_dtype": "fp16"}),
     ),
     "mixed, static": DdpOptions(
         static_graph=True, find_unused_parameters=True, mixed_precision=MIXED
     ),
-    "mixed, buffers": DdpOptions(mixed_precision=replace(MIXED, buffer_dtype="bf16")),
-    "mixed, own buffers": DdpOptions(mixed_precision=replace(MIXED, buffer_dtype="fp32")),
+    "mixed, buffers": DdpOptions(mixed_precision=MIXED.model_copy(update={"buffer_dtype": "bf16"})),
+    "mixed, own buffers": DdpOptions(
+        mixed_precision=MIXED.model_copy(update={"buffer_dtype": "fp32"})
+    ),
 }
 AVERAGING = {
     "post-local SGD": LocalSgdStrategy(kind="local_sgd", period=2, warmup_steps=2, gradient_gpus=2),

@@ -8,9 +8,9 @@ pytest.importorskip("torch")
 
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.testing.check_plan import check_plan
+from perfmodel.training.fsdp.step_plan import fsdp_plan
 from perfmodel.training.parallel.mixture import Mixture, Reduction, mix_step
 from perfmodel.training.plan.step_plan import StepPlan
-from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE
 from perfmodel.workload.shards.shard import Shard
 from tests.training.recorded.run_cases import Call, planned_calls, run_cases

@@ -11,8 +11,8 @@ pytest.importorskip("torch")
 
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.testing.check_plan import check_plan
+from perfmodel.training.fsdp.step_plan import fsdp_plan
 from perfmodel.training.plan.step_plan import StepPlan
-from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import Layer, Workload
 from tests.training.recorded.fsdp_cases import ALSO_ON_FOUR

@@ -13,9 +13,8 @@ import pytest
 pytest.importorskip("torch")
 
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
-from perfmodel.training.sharded.fsdp.memory import rank_shards
-from perfmodel.training.sharded.fsdp.unit_sizes import unit_sizes
-from perfmodel.training.sharded.fsdp.units import wrap_units
+from perfmodel.training.fsdp.strategy import rank_shards
+from perfmodel.training.fsdp.units import sized_units
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo import build_model
 from tests.training.recorded.toy_workload import workload
@@ -49,9 +48,7 @@ def real_bytes() -> list[list[dict[str, Any]]]:
 
 
 def planned_bytes(model: Workload, options: FsdpStrategy, ranks: int, optimizer: str) -> list[int]:
-    units = wrap_units(model, options.wrap)
-    shards = rank_shards(unit_sizes(model, options, ranks), units, optimizer)
-    return [shards.parameters_bytes, shards.gradients_bytes, shards.optimizer_bytes]
+    return list(rank_shards(sized_units(model, options, ranks), options, optimizer))
 
 
 def test_shards_are_those_of_real_modules() -> None:

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
-from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
+from perfmodel.training.fsdp.step_plan import fsdp_plan
 from tests.training.recorded.run_cases import Call, planned_calls, run_cases
 from tests.training.recorded.toy_workload import request
 

@@ -14,9 +14,9 @@ pytest.importorskip("torch")
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
+from perfmodel.training.fsdp.step_plan import fsdp_plan
 from perfmodel.training.plan.layer_calls import add_layer_calls
 from perfmodel.training.plan.step_plan import Collective, StepPlan
-from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute
 from perfmodel.workload.model import LayerTimes, Workload

@@ -17,7 +17,7 @@ with warnings.catch_warnings():
 
 from perfmodel.scenario.strategies.ddp import ZeroRedundancyStrategy  # noqa: E402
 from perfmodel.testing.check_plan import check_plan  # noqa: E402 (after the skip)
-from perfmodel.training.sharded.redundancy import (  # noqa: E402
+from perfmodel.training.ddp.strategy import (  # noqa: E402
     partition_parameters,
     zero_redundancy_plan,
 )

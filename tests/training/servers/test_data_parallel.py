@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.testing.check_plan import check_plan
-from perfmodel.training.plan.step_plan import Collective, StepPlan
-from perfmodel.training.servers.data_parallel import (
+from perfmodel.training.data_parallel import (
     COALESCED_BYTES,
     broadcast_pieces,
     data_parallel_plan,
     reduction_pieces,
 )
+from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import LayerTimes, ParameterTensor, Workload
 from perfmodel.workload.zoo import build_model

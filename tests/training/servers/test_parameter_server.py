@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from perfmodel.scenario.strategies.servers import ParameterServerStrategy
 from perfmodel.training.memory.use import Setup, replicated
-from perfmodel.training.plan.loop_plan import LoopPlan
-from perfmodel.training.servers.parameter_server import (
+from perfmodel.training.parameter_server import (
     HASH_FACTOR,
     MOST_PUSHES,
     ServerOptions,
@@ -24,6 +23,7 @@ from perfmodel.training.servers.parameter_server import (
     server_options,
     shard,
 )
+from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import LayerTimes, ParameterTensor, Workload
 from perfmodel.workload.zoo import build_model

@@ -10,12 +10,12 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
+from perfmodel.training.fsdp.sharded_step import SHARDS
+from perfmodel.training.fsdp.step_plan import fsdp_plan
+from perfmodel.training.fsdp.strategy import fsdp_memory
 from perfmodel.training.memory.use import Setup
 from perfmodel.training.plan.builder import EXPERT_COPIES
 from perfmodel.training.plan.step_plan import Collective, Compute
-from perfmodel.training.sharded.fsdp.memory import fsdp_memory
-from perfmodel.training.sharded.fsdp.sharded_step import SHARDS
-from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import LayerTimes, Workload
 from perfmodel.workload.shards.shard import Shard

@@ -15,11 +15,11 @@ from perfmodel.scenario.load import load_scenario
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.studies.run.run import run_scenario
 from perfmodel.testing.check_plan import check_plan
+from perfmodel.training.fsdp.step_plan import fsdp_plan
+from perfmodel.training.fsdp.strategy import fsdp_memory
+from perfmodel.training.fsdp.units import wrap_units
 from perfmodel.training.memory.use import MemoryUse, Setup
 from perfmodel.training.plan.step_plan import Collective, StepPlan
-from perfmodel.training.sharded.fsdp.memory import fsdp_memory
-from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
-from perfmodel.training.sharded.fsdp.units import wrap_units
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.memory.activations import backward_bytes
 from perfmodel.workload.model import Buffers, LayerTimes

@@ -22,9 +22,9 @@ from perfmodel.simulate.ranks.task_order import why_unsuited
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.testing.closed_forms import form
 from perfmodel.topology.model import Topology
+from perfmodel.training.fsdp.step_plan import fsdp_plan
 from perfmodel.training.plan.split_class import one_class_per_rank
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan
-from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES, Layer, LayerTimes, ParameterTensor, Workload
 

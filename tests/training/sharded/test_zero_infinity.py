@@ -16,8 +16,8 @@ from perfmodel.testing.check_plan import check_plan
 from perfmodel.topology.model import Drives
 from perfmodel.training.memory.use import Setup
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan
-from perfmodel.training.sharded.zero.strategy import ZERO, zero_plan
 from perfmodel.training.strategy import StepRequest
+from perfmodel.training.zero.strategy import ZERO, zero_plan
 from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workload
 
 LINK_BPS, MEMORY_BPS, READ_BPS, WRITE_BPS = 1e9, 2e9, 0.5e9, 0.25e9

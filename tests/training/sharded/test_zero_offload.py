@@ -14,8 +14,8 @@ from perfmodel.scenario.strategies.deepspeed import OffloadOptimizer, ZeroStrate
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.memory.use import Setup
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan
-from perfmodel.training.sharded.zero.strategy import ZERO, zero_plan
 from perfmodel.training.strategy import StepRequest
+from perfmodel.training.zero.strategy import ZERO, zero_plan
 from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workload
 
 LINK_BPS, MEMORY_BPS, RANKS, ELEMENTS = 1e9, 2e9, 4, 1_000_000

@@ -51,8 +51,8 @@ from perfmodel.studies.run.steps.uncertainty import (
     with_interval,
 )
 from perfmodel.timeline import Timeline
+from perfmodel.training.parameter_server import ServerOptions, server_bytes
 from perfmodel.training.plan.loop_plan import LoopPlan
-from perfmodel.training.servers.parameter_server import ServerOptions, server_bytes
 
 
 def simulate_loop_size(

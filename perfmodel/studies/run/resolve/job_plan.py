@@ -18,7 +18,7 @@ from perfmodel.studies.run.resolve.what_if import scale_layer_times, what_if_of
 from perfmodel.topology.model import Drives, Gpu, Sockets
 from perfmodel.training.ddp.buckets import Iteration
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.memory.use import narrow_inputs
+from perfmodel.training.memory.use import narrow_inputs, with_micro_batches
 from perfmodel.training.parallel.mixture import Reduction, mix_step
 from perfmodel.training.pipeline.stage_workload import part_layers
 from perfmodel.training.plan.amax_reductions import add_amax_reductions
@@ -211,7 +211,7 @@ def plan_step(
     def plan_plain(request: StepRequest, micro_batches: int) -> StepPlan:
         own = options
         if micro_batches != options.accumulate:
-            own = replace(options, accumulate=micro_batches)  # type: ignore[type-var]
+            own = with_micro_batches(options, micro_batches)
         plan = make(request, own)
         return plan if job.float8 is None else add_amax_reductions(plan, request, job.float8)
 

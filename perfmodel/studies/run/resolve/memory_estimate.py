@@ -19,7 +19,7 @@ from perfmodel.training.memory.use import (
     add_waiting,
     reserve_bytes,
 )
-from perfmodel.training.parallel.stage_memory import stage_memory
+from perfmodel.training.parallel.mixture import stage_memory
 from perfmodel.workload.kernels.float8_recipe import float8_casts
 from perfmodel.workload.readers.layer_times import read_measured_activations
 

@@ -1,0 +1,384 @@
+"""FullyShardedDataParallel and fully_shard: one training step as a StepPlan.
+
+The order of events is that of torch 2.13 (``torch/distributed/fsdp/_runtime_utils.py`` and
+``torch/distributed/fsdp/_fully_shard``). Streams of layers, gathers, reductions and averages over
+copies are those of PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.scenario.strategies.sharded import FsdpStrategy
+from perfmodel.training.ddp.buckets import assign_buckets
+from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.ddp.step_plan import ddp_plan
+from perfmodel.training.fsdp.sharded_step import (
+    AVERAGES,
+    COPIES,
+    GATHER_COPIES,
+    GATHERS,
+    RANKS,
+    REDUCTION_COPIES,
+    REDUCTIONS,
+    REGATHERED,
+    SHARDS,
+    ShardedStep,
+    begin_step,
+    close_step,
+    communicate,
+    copy,
+    copy_s,
+    issue,
+    run,
+)
+from perfmodel.training.fsdp.unit_traffic import (
+    ADDED,
+    add_scales,
+    free_after_backward,
+    free_after_forward,
+    gather,
+    reduce,
+    wait_for,
+)
+from perfmodel.training.fsdp.units import Moment, SizedUnit
+from perfmodel.training.plan.builder import COMPUTE, EXPERT_COPIES, HOST
+from perfmodel.training.plan.forward_backward import visit_segments
+from perfmodel.training.plan.step_plan import (
+    Communicator,
+    RankClass,
+    StepPlan,
+    Stream,
+    neighbours,
+    strides,
+)
+from perfmodel.training.strategy import StepRequest
+from perfmodel.workload.model import ITEM_BYTES
+
+BROADCAST_BYTES = 250 * 1024 * 1024
+"""Pieces in which states are broadcast (``PARAM_BROADCAST_BUCKET_SIZE``, _init_utils.py)."""
+
+NORM_DTYPE = "fp32"
+"""Version 1 computes norms in it (``_get_grad_norm`` in fully_sharded_data_parallel.py)."""
+
+STREAMS = (
+    HOST,
+    COMPUTE,
+    Stream(GATHER_COPIES, "copy"),
+    Stream(GATHERS, "comm"),
+    Stream(REDUCTIONS, "comm"),
+    Stream(REDUCTION_COPIES, "copy"),
+    Stream(AVERAGES, "comm"),
+)
+
+
+def fsdp_plan(request: StepRequest, options: FsdpStrategy) -> StepPlan:
+    """Return one step of fully sharded training; of plain training for one rank.
+
+    Raises `InputError`: groups that do not divide the ranks, or units that the model lacks.
+    Raises `ScheduleError`: times that do not fit the workload.
+    """
+    if request.ranks == 1:
+        return ddp_plan(request, DdpOptions(accumulate=options.accumulate))
+    faults = [*group_faults(request.ranks, options), *_expert_faults(request, options)]
+    if options.offload and request.host_link_Bps is None:
+        faults.append(Fault("offload", "true", "a node whose topology connects GPUs with CPUs"))
+    if faults:
+        raise InputError(faults)
+    step = _add_step(request, options, 0)
+    if step.free_events:  # in the steady state, the queue begins as the step before left it
+        step = _add_step(request, options, len(step.free_events))
+    return step.tasks.plan(
+        name=f"FSDP{options.version}, {request.workload.name}",
+        classes=(RankClass(RANKS, range(request.ranks)),),
+        streams=STREAMS,
+        communicators=_communicators(request, step.shard_ranks, options.regather_gpus),
+        samples=request.ranks * request.batch_per_gpu * options.accumulate,
+    )
+
+
+def _add_step(request: StepRequest, options: FsdpStrategy, freed_before: int) -> ShardedStep:
+    step = begin_step(request, options, freed_before)
+    if request.iteration == "first" and options.sync_module_states:
+        _add_broadcasts(step)
+    for micro_batch in range(options.accumulate):
+        step.micro_batch = micro_batch
+        _add_forward(step)
+        _add_backward(step)
+    close_step(step, _add_update(step))
+    return step
+
+
+def _add_forward(step: ShardedStep) -> None:
+    """Add forward: each unit is gathered when it is entered, and freed when it is left.
+
+    Its first gathers wait for all that the layers wait for.
+    """
+    newest = () if step.newest_layer is None else (step.newest_layer,)
+    step.gathers_wait = (*newest, *step.layers_wait)
+    order = [each.unit for each in step.walk if each.kind == "enter" and each.unit]
+    entered = 0
+    step.views.clear()
+    for place, moment in enumerate(step.walk):
+        if moment.kind == "layers":
+            _add_layers(step, moment, backward=False)
+        elif moment.unit is not None and moment.kind == "enter":
+            entered += 1
+            _enter(step, moment.unit, order[entered:], place)
+        elif moment.unit is not None:
+            free_after_forward(step, moment.unit)
+    if step.held is not None:
+        step.gathers_wait, step.held = (step.held,), None
+
+
+def _enter(step: ShardedStep, unit: SizedUnit, following: Sequence[SizedUnit], place: int) -> None:
+    if unit.name not in step.prefetched:
+        gather(step, unit, backward=False)
+        step.views.append((unit, place))
+    step.prefetched.discard(unit.name)
+    wait_for(step, unit, backward=False)
+    for ahead in following[: step.options.forward_prefetch]:
+        if ahead.name not in step.prefetched:
+            gather(step, ahead, backward=False)
+            step.prefetched.add(ahead.name)
+            step.views.append((ahead, place))
+
+
+def _add_layers(step: ShardedStep, moment: Moment[SizedUnit], *, backward: bool) -> None:
+    """Add layers of a pass; without synchronisation their gradients are added up from then on."""
+    workload, times = step.request.workload, step.request.times
+    kind, adds = "forward", False
+    if backward:
+        kind, adds = "backward", step.micro_batch > 0 and step.options.sync == "last"
+    at_most = max(1, step.request.segments // len(step.units))
+    for part in visit_segments(workload, times, moment.layers, at_most=at_most, backward=backward):
+        name, duration_s, kernels = f"{kind} {part.name}", part.duration_s, part.kernels
+        if adds:
+            tensors = [workload.tensors[tensor] for tensor in part.tensors]
+            own = step.options.param_dtype
+            nbytes = sum(each.numel * ITEM_BYTES[own or each.dtype] for each in tensors)
+            duration_s += copy_s(step, ADDED * nbytes, len(tensors))
+            kernels += len(tensors)
+        run(step, name, kind, duration_s, after=issue(step, name, kernels), layers=part.indices)
+
+
+# ---------------------------------------------------------------- backward
+
+
+def _add_backward(step: ShardedStep) -> None:
+    """Add backward: units are gathered again, ahead of their layers, and reduced behind them.
+
+    Whatever follows waits for all reductions of the micro-batch.
+    """
+    step.reduced = []
+    step.entered.clear()
+    order = [each.unit for each in step.walk if each.kind == "leave" and each.unit]
+    behind: list[SizedUnit] = []
+    for place in reversed(range(len(step.walk))):
+        moment = step.walk[place]
+        if moment.kind == "layers":
+            _add_layers(step, moment, backward=True)
+        elif moment.unit is not None and moment.kind == "leave":
+            if moment.has_output_grad:
+                _enter_backward(step, moment.unit, order)
+        elif moment.unit is not None:
+            for unit in _units_left(step, moment.unit, place, behind):
+                _leave(step, unit, order)
+    for unit in behind:
+        _leave(step, unit, order)
+    step.layers_wait += (*step.reduced, *step.reduce_inputs)
+    step.reduce_inputs.clear()
+    step.prefetched.clear()
+
+
+def _units_left(
+    step: ShardedStep, unit: SizedUnit, place: int, behind: list[SizedUnit]
+) -> list[SizedUnit]:
+    """Units that backward has left when it comes to where forward entered `unit`.
+
+    Version 1 reduces a flat gradient once autograd comes to the views of it, which forward made
+    when it gathered the unit: with `forward_prefetch`, in the unit before. Version 2 waits for the
+    gradient of a unit's input; where that is not trained, for the end of backward (`behind`).
+    """
+    moment = step.walk[place]
+    if step.options.version == 1:
+        return [each for each, viewed_at in reversed(step.views) if viewed_at == place]
+    if moment.is_first and not moment.has_input_grad:
+        behind.insert(0, unit)
+    return [unit] if moment.is_first and moment.has_input_grad else []
+
+
+def _enter_backward(step: ShardedStep, unit: SizedUnit, order: Sequence[SizedUnit]) -> None:
+    step.entered.add(unit.name)
+    if unit.name not in step.prefetched:
+        gather(step, unit, backward=True)
+    wait_for(step, unit, backward=True)
+    if step.options.backward_prefetch == "pre":
+        _gather_ahead(step, unit, order)
+
+
+def _gather_ahead(step: ShardedStep, unit: SizedUnit, order: Sequence[SizedUnit]) -> None:
+    """Gather the unit that forward left before this one."""
+    place = order.index(unit)
+    if place and order[place - 1].name not in step.prefetched | step.entered:
+        gather(step, order[place - 1], backward=True)
+        if step.options.version == 1:
+            step.prefetched.add(order[place - 1].name)
+
+
+def _leave(step: ShardedStep, unit: SizedUnit, order: Sequence[SizedUnit]) -> None:
+    """Free a unit and reduce its gradients.
+
+    Version 1 copies gradients of a unit's views into the one of its flat parameter: forward takes
+    its views by ``torch.split`` (``_get_unflat_views_unaligned`` in
+    torch/distributed/fsdp/_flat_param.py), whose backward is a ``cat`` of all gradients. Version 2
+    has gradients of its own parameters, and copies them where it reduces them (``chunk_cat``).
+    """
+    if step.options.version == 1 and unit.gradient_bytes:
+        copy(step, f"join gradients of {unit.name}", unit.gradient_bytes)
+    free_after_backward(step, unit)
+    if step.options.backward_prefetch == "post":
+        _gather_ahead(step, unit, order)
+    if step.reduces:
+        reduce(step, unit)
+
+
+def _add_update(step: ShardedStep) -> int:
+    """Clip the gradients and update each rank's shard; return the task that ends the step."""
+    if step.options.clip_norm:
+        _add_clipping(step)
+    times, share = step.request.times, _own_share(step)
+    issued = issue(step, "optimizer", times.optimizer_kernels)
+    optimizer_s = step.request.host_optimizer_s if step.options.offload else times.optimizer_s
+    end = run(step, "optimizer", "optimizer", optimizer_s * share, after=issued)
+    end = add_scales(step, end)
+    if step.request.host_s > 0:
+        end = run(step, "end of the step", "copy", step.request.host_s, after=(end,))
+    return end
+
+
+def _own_share(step: ShardedStep) -> float:
+    """Share of the parameters that a rank updates: of experts more than of all others."""
+    units = {each.unit.name: each.unit for each in step.walk if each.unit}.values()
+    if not any(unit.of_experts for unit in units):
+        return 1 / step.shard_ranks
+    own = sum(unit.reduced_elements / unit.ranks for unit in units)
+    return own / sum(unit.reduced_elements for unit in units)
+
+
+def _add_clipping(step: ShardedStep) -> None:
+    """Add the norm of each shard, its sum over the shard group, and the scaling of gradients.
+
+    Of experts, whose norms add up over two groups, the sum is taken to take no longer.
+    """
+    entered = (each.unit for each in step.walk if each.kind == "enter" and each.is_first)
+    units = [unit for unit in entered if unit]
+    shard = sum(unit.kept_gradient_bytes / unit.ranks for unit in units)
+    squared = copy(step, "norm of gradients", shard / 2, kernels=2)
+    numbers, dtype = 1, NORM_DTYPE
+    if step.options.version == 2:  # a norm of each parameter, in its own dtype
+        numbers, dtype = len(step.request.workload.ready_order), units[0].own_dtype
+    summed = communicate(
+        step,
+        "sum of norms",
+        "all_reduce",
+        numbers * ITEM_BYTES[dtype],
+        dtype=dtype,
+        stream=REDUCTIONS,
+        after=(squared,),
+    )
+    step.layers_wait.append(summed)
+    copy(step, "clip gradients", shard, issued_as="clip", kernels=2)
+
+
+def _add_broadcasts(step: ShardedStep) -> None:
+    """Broadcast rank 0's parameters and buffers, unit by unit, before the first step.
+
+    With copies, to the first rank of each shard group and then within (``_init_param_handle_from_
+    module`` in torch/distributed/fsdp/_init_utils.py). Assumption: all buffers are of the root.
+    """
+    groups = [SHARDS] if step.shard_ranks == step.request.ranks else [COPIES, SHARDS]
+    left = (each.unit for each in step.walk if each.kind == "leave")
+    for unit in dict.fromkeys(unit for unit in left if unit):
+        buffers = step.request.workload.buffers if unit.is_root else ()
+        pieces = [(group.nbytes, group.dtype) for group in buffers]
+        for piece in assign_buckets(unit.parameters, (BROADCAST_BYTES,)):
+            members = [unit.parameters[index] for index in piece]
+            pieces.append((sum(each.nbytes for each in members), members[0].dtype))
+        for communicator in groups:
+            for number, (nbytes, dtype) in enumerate(pieces):
+                _broadcast(step, f"broadcast {unit.name} {number}", nbytes, dtype, communicator)
+
+
+def _broadcast(step: ShardedStep, name: str, nbytes: int, dtype: str, communicator: str) -> None:
+    sent = communicate(
+        step,
+        name,
+        "broadcast",
+        nbytes,
+        dtype=dtype,
+        communicator=communicator,
+        stream=GATHERS,
+        after=(copy(step, f"flatten {name}", nbytes, issued_as=name, kernels=3),),
+        phase=communicator,
+    )
+    step.layers_wait.append(sent)
+    run(step, f"copy back {name}", "copy", copy_s(step, nbytes))
+
+
+def group_faults(ranks: int, options: FsdpStrategy) -> Iterator[Fault]:
+    """What is wrong with the groups that share shards."""
+    shards = options.shard_ranks(ranks)
+    if ranks % shards:
+        yield Fault("shard_gpus", str(shards), f"a divisor of the {ranks} GPUs{_divisors(ranks)}")
+    elif shards == 1 and ranks > 1:
+        yield Fault("shard_gpus", "1", "2 or more; `kind: ddp` keeps all parameters on each GPU")
+    if options.sync == "shards" and (options.shard_gpus or ranks) == ranks:
+        allowed = f"'each' or 'last', or shard_gpus below the {ranks} GPUs: there are no copies"
+        yield Fault("sync", "'shards'", allowed)
+    inner = options.regather_gpus
+    if inner is not None and (shards % inner or inner in (1, shards)):
+        allowed = f"a divisor of the {shards} GPUs of a shard group{_divisors(shards)}"
+        if inner == shards:
+            allowed += f", or true, which is {shards}"
+        yield Fault("reshard_after_forward", str(inner), allowed)
+
+
+def _expert_faults(request: StepRequest, options: FsdpStrategy) -> Iterator[Fault]:
+    """What fully sharded training with shared experts does not go with."""
+    if request.expert_copies is None:
+        return
+    with_experts = "with parallel.expert of 2 or more"
+    if options.version == 1:
+        yield Fault("version", "1", f"2 {with_experts}: one mesh for each unit")
+    if options.shard_gpus is not None:
+        yield Fault("shard_gpus", str(options.shard_gpus), f"nothing {with_experts}")
+    if options.regather_gpus is not None:
+        allowed = f"true or false {with_experts}"
+        yield Fault("reshard_after_forward", str(options.regather_gpus), allowed)
+
+
+def _divisors(number: int) -> str:
+    divisors = [each for each in range(2, number) if number % each == 0]
+    return f": {', '.join(map(str, divisors))}" if divisors else ", of which there is none"
+
+
+def _communicators(
+    request: StepRequest, shard_ranks: int, regather_ranks: int | None
+) -> tuple[Communicator, ...]:
+    """Groups of neighbours that share shards, and of the holders of the same shard.
+
+    Ranks stand in the order of a ``DeviceMesh`` of copies by shards: those of a shard group have
+    consecutive numbers, so that a node's GPUs are in one group where it is as large. Placement puts
+    the real groups in place of that of the ranks that share units of experts.
+    """
+    ranks, copies = request.ranks, request.expert_copies or 1
+    result = [Communicator(SHARDS, neighbours(ranks, shard_ranks))]
+    if regather_ranks is not None:
+        result.append(Communicator(REGATHERED, neighbours(ranks, regather_ranks)))
+    if shard_ranks < ranks:
+        result.append(Communicator(COPIES, strides(ranks, shard_ranks)))
+    if copies > 1:
+        result.append(Communicator(EXPERT_COPIES, (range(copies),), "expert_copies"))
+    return tuple(result)

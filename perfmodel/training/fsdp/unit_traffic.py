@@ -1,0 +1,303 @@
+"""When units of FSDP are gathered, freed and reduced, and how scales of fp8 weights are agreed on.
+
+Scales of weights that torchao gathers in fp8 (torchao/float8/fsdp_utils.py).
+
+Before a gather each rank casts its shard of each weight by the greatest value of the whole weight:
+an all-reduce of one number for each weight, every time it is gathered (``fsdp_pre_all_gather``);
+or, after the optimizer, one all-reduce for all of them
+(``precompute_float8_dynamic_scale_for_fsdp``).
+
+When units are gathered and freed, as torch 2.13 does.
+
+Version 1: ``_unshard``, ``_pre_forward_unshard``, ``_prefetch_handle`` and ``_reshard`` in
+torch/distributed/fsdp/_runtime_utils.py. Version 2: ``unshard``, ``wait_for_unshard`` and
+``reshard`` in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py.
+
+How gradients of a unit are reduced, as torch 2.13 does.
+
+Version 1: ``_reduce_grad`` in torch/distributed/fsdp/_runtime_utils.py. Version 2:
+``post_backward`` in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py and ``foreach_reduce``
+in _fsdp_collectives.py.
+"""
+
+from __future__ import annotations
+
+from perfmodel.training.fsdp.sharded_step import (
+    AVERAGES,
+    COPIES,
+    GATHER_COPIES,
+    GATHERS,
+    REDUCTION_COPIES,
+    REDUCTIONS,
+    REGATHERED,
+    ShardedStep,
+    beside,
+    communicate,
+    copy,
+    copy_s,
+    issue,
+    run,
+    sharers,
+)
+from perfmodel.training.fsdp.units import SizedUnit
+from perfmodel.workload.model import ITEM_BYTES
+
+AMAX_KERNELS = 7
+"""Of one weight: absolute values, their maximum, and its scale in five kernels."""
+SCALE_KERNELS = 4
+"""Clamped, widened, divided into the greatest number of fp8, narrowed."""
+
+IN_FLIGHT = 2
+"""Version 1's host waits for the oldest freed unit once so many are queued (``_FreeEventQueue`` in
+torch/distributed/fsdp/_limiter_utils.py)."""
+
+ADDED = 1.5
+"""Adding in place reads two values and writes one, where a copy reads one and writes one."""
+
+HALVES_RANGE = "fp16"
+"""Version 2 divides before and after the reduction in this dtype; others are averaged by NCCL
+(``_get_gradient_divide_factors``)."""
+
+
+def gather(step: ShardedStep, unit: SizedUnit, *, backward: bool) -> None:
+    """Begin to gather a unit, unless it is whole.
+
+    Version 1's host waits for a freed unit even where there is nothing to gather. A unit that
+    nobody shares is copied where it is.
+    """
+    if len(step.free_events) >= IN_FLIGHT:
+        step.host_waits.append(step.free_events.popleft())
+    if unit.name in step.whole:
+        return
+    if unit.ranks == 1:
+        step.whole[unit.name] = None
+        return
+    name, phase = f"gather {unit.name}", "backward" if backward else "forward"
+    smaller = step.options.regather_gpus if unit.name in step.regathered else None
+    ready = (*issue(step, name, 1 if step.options.version == 1 else 3), *step.gathers_wait)
+    if not smaller:
+        ready = _agree_on_scales(step, unit, ready, phase)
+    copied_s = _copy_in_s(step, unit, smaller)
+    step.whole[unit.name] = communicate(
+        step,
+        name,
+        "all_gather",
+        unit.gathered_bytes,
+        dtype=unit.sent_dtype,
+        communicator=REGATHERED if smaller else sharers(unit),
+        stream=GATHERS,
+        after=beside(step, f"copy in {unit.name}", copied_s, GATHER_COPIES, ready),
+        phase=phase,
+    )
+
+
+def _agree_on_scales(
+    step: ShardedStep, unit: SizedUnit, ready: tuple[int, ...], phase: str
+) -> tuple[int, ...]:
+    """Let ranks agree on the scale of each weight of a unit; return what its cast waits for."""
+    float8 = step.request.float8
+    if float8 is None or float8.precompute_float8_dynamic_scale_for_fsdp:
+        return ready
+    for weight in unit.narrow:
+        name = f"greatest value of {weight.name}"
+        issued = issue(step, name, AMAX_KERNELS)
+        # read for its absolute values, which are written and read
+        read_s = copy_s(step, 1.5 * weight.nbytes / step.shard_ranks, AMAX_KERNELS)
+        agreed = communicate(
+            step,
+            f"agree on the {name}",
+            "all_reduce",
+            ITEM_BYTES[unit.own_dtype],
+            dtype=unit.own_dtype,
+            stream=GATHERS,
+            after=beside(step, name, read_s, GATHER_COPIES, (*issued, *ready)),
+            phase=phase,
+        )
+        ready = (agreed,)
+    return ready
+
+
+def add_scales(step: ShardedStep, end: int) -> int:
+    """Agree on the scales of all weights, after the optimizer; return the last task."""
+    float8 = step.request.float8
+    if float8 is None or not float8.precompute_float8_dynamic_scale_for_fsdp:
+        return end
+    entered = (each.unit for each in step.walk if each.kind == "enter" and each.is_first)
+    weights = [weight for unit in entered if unit for weight in unit.narrow]
+    dtype, name, kernels = weights[0].dtype, "greatest values of weights", len(weights) + 1
+    read_bytes = sum(weight.nbytes for weight in weights) / step.shard_ranks / 2
+    issued = issue(step, name, kernels)
+    norms = run(step, name, "copy", copy_s(step, read_bytes, kernels), after=(*issued, end))
+    agreed = communicate(
+        step,
+        f"agree on {name}",
+        "all_reduce",
+        len(weights) * ITEM_BYTES[dtype],
+        dtype=dtype,
+        stream=REDUCTIONS,
+        after=(norms,),
+    )
+    after = (*issue(step, "scales", SCALE_KERNELS), agreed)
+    scaled_s = step.tasks.kernel_s * SCALE_KERNELS
+    return run(step, "scales of weights", "copy", scaled_s, after=after)
+
+
+def _copy_in_s(step: ShardedStep, unit: SizedUnit, smaller: int | None) -> float:
+    """Time until a rank's share can be sent: from the host, cast, copied to its place.
+
+    Version 1 sends the shard where it lies; of what smaller groups hold, nothing is cast.
+    """
+    options, ranks = step.options, smaller or unit.ranks
+    own, sent = unit.own_bytes / ranks, unit.gathered_bytes / ranks
+    casts = options.param_dtype not in (None, unit.own_dtype) or unit.narrow
+    duration_s = copy_s(step, (own + sent) / 2) if casts and not smaller else 0.0
+    if options.offload and not smaller:
+        duration_s += step.request.host_copy_s(own)
+    return duration_s + (copy_s(step, sent) if options.version == 2 else 0.0)
+
+
+def wait_for(step: ShardedStep, unit: SizedUnit, *, backward: bool) -> None:
+    """Let the layers wait for a unit; version 2 copies its parameters to their places."""
+    if unit.name not in step.whole or unit.name in step.copied:
+        return
+    gathered = step.whole[unit.name]
+    step.copied.add(unit.name)
+    if gathered is None:
+        copy(step, f"copy {unit.name}", (unit.own_bytes + unit.gathered_bytes) / 2)
+        return
+    step.layers_wait.append(gathered)
+    if step.options.version == 1:
+        return
+    if not backward and step.held is not None:
+        step.gathers_wait, step.held = (step.held,), None
+    placed = copy(step, f"copy out {unit.name}", unit.gathered_bytes)
+    if backward:
+        step.gathers_wait = (placed,)
+    else:
+        step.held = placed
+
+
+def free_after_forward(step: ShardedStep, unit: SizedUnit) -> None:
+    """Free a unit when forward leaves it; or keep a larger share of it."""
+    options = step.options
+    if not options.reshard_after_forward or (unit.is_root and not options.reshard_root):
+        return
+    _free(step, unit)
+    if options.regather_gpus is not None:
+        step.regathered.add(unit.name)
+        share = unit.gathered_bytes / options.regather_gpus
+        copy(step, f"keep a share of {unit.name}", share)
+
+
+def free_after_backward(step: ShardedStep, unit: SizedUnit) -> None:
+    """Free a unit when backward has left it, unless the next micro-batch finds it whole."""
+    step.prefetched.discard(unit.name)
+    step.regathered.discard(unit.name)
+    options = step.options
+    first = options.version == 1
+    if step.reduces or (options.reshard_after_forward if first else options.reshard_after_backward):
+        _free(step, unit)
+
+
+def _free(step: ShardedStep, unit: SizedUnit) -> None:
+    step.whole.pop(unit.name, None)
+    step.copied.discard(unit.name)
+    step.prefetched.discard(unit.name)
+    if step.options.version == 1 and step.options.limit_all_gathers:
+        step.free_events.append(step.newest_layer or 0)
+
+
+def reduce(step: ShardedStep, unit: SizedUnit) -> None:
+    """Reduce the gradients of a unit to the ranks that hold its shards.
+
+    Version 2 first lets the layers wait until inputs of earlier reductions can be freed.
+    """
+    nbytes, dtype, second = unit.reduced_bytes, unit.reduced_dtype, step.options.version == 2
+    while second and len(step.reduce_inputs) >= step.options.reduce_buffers:
+        step.layers_wait.append(step.reduce_inputs.popleft())
+    if not nbytes:
+        return
+    name = f"reduce {unit.name}"
+    if second:
+        gathered = (unit.gradient_bytes + nbytes) / 2
+        ready: tuple[int, ...] = (
+            copy(step, f"copy in {name}", gathered, issued_as=name, kernels=3),
+        )
+    else:
+        behind = () if step.newest_layer is None else (step.newest_layer,)
+        ready = (*issue(step, name, 3), *behind)
+    ready = beside(step, f"scale {unit.name}", _divisions_s(step, unit), REDUCTION_COPIES, ready)
+    if unit.ranks == 1:  # copied where it would be sent
+        moved = f"move gradients of {unit.name}"
+        (sent,) = beside(step, moved, copy_s(step, nbytes), REDUCTION_COPIES, ready)
+    else:
+        sent = communicate(
+            step,
+            name,
+            "reduce_scatter",
+            nbytes,
+            dtype=dtype,
+            communicator=sharers(unit),
+            stream=REDUCTIONS,
+            after=ready,
+        )
+    if second:
+        step.reduce_inputs.append(sent)
+    if step.shard_ranks < step.request.ranks and (step.is_last or step.options.sync == "each"):
+        sent = communicate(
+            step,
+            f"average {unit.name}",
+            "all_reduce",
+            nbytes // step.shard_ranks,
+            dtype=dtype,
+            communicator=COPIES,
+            stream=AVERAGES,
+            after=(sent,),
+        )
+    step.reduced += beside(
+        step, f"keep {unit.name}", _keep_s(step, unit), REDUCTION_COPIES, (sent,)
+    )
+
+
+def _divisions_s(step: ShardedStep, unit: SizedUnit) -> float:
+    """Time of what happens to whole gradients before they are sent.
+
+    Version 1 casts them, pads them, and divides them by about the root of the number of ranks.
+    """
+    nbytes = unit.reduced_bytes
+    if step.options.version == 2:
+        return copy_s(step, nbytes) if unit.reduced_dtype == HALVES_RANGE else 0.0
+    casts = unit.reduced_dtype != unit.gathered_dtype
+    moved = (
+        (unit.gradient_bytes + nbytes) / 2 if casts else 0,
+        nbytes if unit.is_padded else 0,
+        nbytes if predivide_factor(step.request.ranks) > 1 else 0,
+    )
+    return sum(copy_s(step, each) for each in moved)
+
+
+def predivide_factor(ranks: int) -> float:
+    """Return what version 1 divides gradients by before it reduces them.
+
+    ``DefaultState._get_gradient_predivide_factor`` in
+    torch/distributed/algorithms/_comm_hooks/default_hooks.py.
+    """
+    factor = 1
+    while ranks % factor == 0 and ranks / factor > factor:
+        factor *= 2
+    return float(factor)
+
+
+def _keep_s(step: ShardedStep, unit: SizedUnit) -> float:
+    """Time to divide, cast and add up the shard of the gradients; offloaded, to copy it down."""
+    options, ranks, request = step.options, unit.ranks, step.request
+    received, shard = unit.reduced_bytes / ranks, unit.kept_gradient_bytes / ranks
+    divides = options.version == 1 and request.ranks / predivide_factor(request.ranks) > 1
+    adds = step.micro_batch > 0 and options.sync != "last" and not options.offload
+    moved = (
+        received if divides else 0,
+        (received + shard) / 2 if unit.reduced_dtype != unit.own_dtype else 0,
+        ADDED * shard if adds else 0,
+    )
+    copied_s = sum(copy_s(step, each) for each in moved)
+    return copied_s + (request.host_copy_s(shard) if options.offload else 0.0)

@@ -1,1 +1,0 @@
-"""Gradients that travel in other pieces than the model's tensors: fused, or cut and reordered."""

@@ -1,0 +1,349 @@
+"""Megatron-Core's data parallelism as a row of the table of strategies, and its memory.
+
+Megatron-Core's data parallelism: one training step as a StepPlan.
+
+The order of events is that of Megatron-Core 0.16 (megatron/core/distributed):
+
+- Gradients are added to one buffer (``main_grad``), which is zeroed at the start of the step.
+- A bucket is scaled and reduced: with `overlap_grad_reduce` as soon as the last micro-batch has
+  made its gradients, whatever the others do; otherwise after backward. The optimizer waits for all.
+- The host reads the norm of the gradients; each rank updates its part.
+- Parameters are gathered bucket by bucket: after the update, or with `overlap_param_gather` from
+  the hooks of the next forward: a module waits for its bucket, and the one after it is sent
+  (``finish_param_sync``), so that nothing overlaps with the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.scenario.strategies.sharded import (
+    MegatronStrategy,
+    default_bucket_elements,
+)
+from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.ddp.step_plan import ddp_plan
+from perfmodel.training.megatron_buffer import BufferBucket, buffer_buckets, owned_elements
+from perfmodel.training.memory.use import MemoryUse, Setup, replicated
+from perfmodel.training.plan.builder import EXPERT_COPIES
+from perfmodel.training.plan.forward_backward import Segment, backward_segments, visit_segments
+from perfmodel.training.plan.step_plan import Communicator, Op, StepPlan, neighbours, strides
+from perfmodel.training.sharding_step import EVERYONE, MASTER_BYTES, ShardingStep
+from perfmodel.training.strategy import Setting, StepRequest, Strategy
+from perfmodel.workload.model import ITEM_BYTES, Workload
+
+
+def megatron_plan(request: StepRequest, options: MegatronStrategy) -> StepPlan:
+    """Return one step of training with Megatron-Core; of plain training for one rank.
+
+    Raises `InputError`: instances that do not divide the ranks.
+    Raises `ScheduleError`: times that do not fit the workload.
+    """
+    if request.ranks == 1:
+        return ddp_plan(request, DdpOptions(accumulate=options.accumulate))
+    return megatron_step(request, options)
+
+
+def megatron_memory(setup: Setup) -> MemoryUse:
+    """Add up what a rank keeps: the whole gradient buffer, and its part of the optimizer's states.
+
+    Gradients are views of the buffer, so that there are no others. With the distributed optimizer
+    parameters lie in a buffer with the same padding.
+
+    Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer, instances that
+        do not divide the ranks.
+    """
+    options, workload = setup.options, setup.workload
+    assert isinstance(options, MegatronStrategy)
+    use = replicated(setup, grows=False)
+    item = ITEM_BYTES[setup.trained[0].dtype]
+    gradient_item = MASTER_BYTES if options.grad_reduce_in_fp32 else item
+    trained = sum(tensor.numel for tensor in setup.trained)
+    if setup.ranks == 1:  # of a replica split over GPUs, and of a plain model: the buffer, too
+        return replace(use, gradients_bytes=trained * gradient_item)
+    ranks, copies = setup.ranks, setup.expert_copies
+    buckets = buffer_buckets(workload, options, ranks, setup.gathered_narrow, copies)
+    shard_ranks = options.shard_ranks(ranks)
+    elements = sum(bucket.elements for bucket in buckets)
+    use = replace(use, gradients_bytes=elements * gradient_item)
+    if not options.use_distributed_optimizer:
+        return use
+    fullest = 0
+    for of_experts, sharers in ((False, shard_ranks), (True, options.shard_ranks(copies or 1))):
+        held = [bucket for bucket in buckets if bucket.of_experts == of_experts]
+        fullest += int(owned_elements(workload, held, sharers).max())
+    return replace(
+        use,
+        parameters_bytes=use.parameters_bytes + (elements - trained) * item,
+        optimizer_bytes=use.optimizer_bytes * fullest / trained,
+    )
+
+
+def _settings(_: Workload, section: MegatronStrategy) -> tuple[Setting, ...]:
+    """What goes on beside backward and forward, and in pieces of which size."""
+    gathers = (False, True) if section.use_distributed_optimizer else (False,)
+    millions = (1, 5, 10, 20, 40, 80, 160, 320)
+    return (
+        Setting("overlap_grad_reduce", (False, True)),
+        Setting("overlap_param_gather", gathers),
+        Setting("bucket_size", (None, *(n * 1_000_000 for n in millions)), "elements"),
+    )
+
+
+def _bucket_sizes(section: MegatronStrategy, ranks: int) -> Setting | None:
+    """Elements, where they are not stated: shares and multiples of what they are by default."""
+    if section.bucket_size is not None or not section.overlap_grad_reduce:
+        return None
+    usual = default_bucket_elements(ranks)
+    sizes = (usual // 8, usual // 4, usual // 2, None, usual * 2, usual * 4, usual * 8)
+    return Setting("bucket_size", sizes, "elements")
+
+
+def _own_words(section: MegatronStrategy) -> tuple[str, ...]:
+    """Flags of Megatron-LM."""
+    flags = {
+        "--use-distributed-optimizer": section.use_distributed_optimizer,
+        "--overlap-grad-reduce": section.overlap_grad_reduce,
+        "--overlap-param-gather": section.overlap_param_gather,
+        f"--ddp-bucket-size {section.bucket_size}": section.bucket_size is not None,
+    }
+    return tuple(flag for flag, is_set in flags.items() if is_set)
+
+
+MEGATRON = Strategy(
+    "Megatron-Core data parallel",
+    megatron_plan,
+    megatron_memory,
+    settings=_settings,
+    own_words=_own_words,
+    bucket_sizes=_bucket_sizes,
+)
+
+
+INSTANCE, TWINS = "optimizer instance", "holders of the same part"
+"""Communicators: of the ranks that hold all states between them, and of those with the same."""
+
+NORM_DTYPE = "fp32"
+
+
+def megatron_step(request: StepRequest, options: MegatronStrategy) -> StepPlan:
+    """Return one step.
+
+    Raises `InputError`: instances that do not divide the ranks.
+    Raises `ScheduleError`: times that do not fit the workload.
+    """
+    shard_ranks = options.shard_ranks(request.ranks)
+    buckets = buffer_buckets(
+        request.workload, options, request.ranks, request.gathered_narrow, request.expert_copies
+    )
+    instances = options.num_distributed_optimizer_instances
+    if request.expert_copies is not None and instances > 1:
+        name = "strategy.num_distributed_optimizer_instances"
+        raise InputError(Fault(name, str(instances), "1 with parallel.expert of 2 or more"))
+    fused = _products(request.workload) if options.gradient_accumulation_fusion else frozenset()
+    step = _MegatronStep.begin(
+        request, options, buckets=buckets, shard_ranks=shard_ranks, fused=fused
+    )
+    zeroed = sum(bucket.elements for bucket in buckets) * step.gradient_bytes
+    step.copy("zero gradients", zeroed / 2, 1)
+    for micro_batch in range(options.accumulate):
+        step.micro_batch = micro_batch
+        step.add_forward()
+        step.add_backward()
+    if not options.overlap_grad_reduce:
+        for bucket in buckets:
+            step.device_waits = (step.add_reduction(bucket),)
+    step.device_waits += tuple(step.reduced)
+    step.micro_batch = 0
+    end, others = step.add_optimizer(), []
+    if 1 < shard_ranks < request.ranks:
+        others.append(Communicator(INSTANCE, neighbours(request.ranks, shard_ranks)))
+        others.append(Communicator(TWINS, strides(request.ranks, shard_ranks)))
+    if any(bucket.of_experts for bucket in buckets):
+        copies = range(request.expert_copies or 1)
+        others.append(Communicator(EXPERT_COPIES, (copies,), "expert_copies"))
+    return step.plan(end, "Megatron", others)
+
+
+def _products(workload: Workload) -> frozenset[int]:
+    """Weights of linear layers: an embedding has no matrix product."""
+    return frozenset(
+        tensor
+        for layer in workload.layers
+        if layer.matmul_flops > 0
+        for tensor in layer.tensors
+        if len(workload.tensors[tensor].shape) == 2
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _MegatronStep(ShardingStep[MegatronStrategy]):
+    """A step under construction, with what it shares with the other ranks.
+
+    `shard_ranks`: ranks that hold all states between them.
+    `fused`: parameters whose kernels add their gradients to the buffer.
+    `gathered`, `awaited`: buckets whose gather was sent, with its task, and that layers wait for
+        no more.
+    `reduced`: reductions beside backward.
+    """
+
+    buckets: tuple[BufferBucket, ...]
+    shard_ranks: int
+    fused: frozenset[int]
+    gathered: dict[int, int] = field(default_factory=dict)
+    awaited: set[int] = field(default_factory=set)
+    reduced: list[int] = field(default_factory=list)
+
+    @property
+    def splits(self) -> bool:
+        """Whether a rank updates a part of the parameters: an instance may be one rank."""
+        return self.options.use_distributed_optimizer and self.shard_ranks > 1
+
+    @property
+    def gradient_dtype(self) -> str:
+        """What the gradient buffer holds."""
+        return "fp32" if self.options.grad_reduce_in_fp32 else self.dtype
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of an element of the gradient buffer."""
+        return ITEM_BYTES[self.gradient_dtype]
+
+    @property
+    def owner(self) -> dict[int, int]:
+        """Bucket of each parameter."""
+        return {tensor: each.index for each in self.buckets for tensor in each.tensors}
+
+    @property
+    def shards(self) -> str:
+        """Communicator of an optimizer instance."""
+        return INSTANCE if self.shard_ranks < self.request.ranks else EVERYONE
+
+    def add_forward(self) -> None:
+        """Add forward; in the first one modules wait for the gather of their parameters."""
+        if not (self.options.overlap_param_gather and self.splits) or self.micro_batch > 0:
+            self.forward()
+            return
+        owner = self.owner
+        run: list[int] = []
+        for index, layer in enumerate(self.request.workload.layers):
+            fresh = {owner[tensor] for tensor in layer.tensors} - self.awaited
+            if fresh and run:
+                self._add_layers(run)
+                run = []
+            for bucket in sorted(fresh, reverse=True):
+                self._await_parameters(bucket)
+            run.append(index)
+        self._add_layers(run)
+
+    def _add_layers(self, layers: Sequence[int]) -> None:
+        workload, times = self.request.workload, self.request.times
+        share = max(1, self.resolution * len(layers) // len(workload.layers))
+        for part in visit_segments(workload, times, layers, at_most=share, backward=False):
+            self.segment(part, "forward")
+
+    def _await_parameters(self, index: int) -> None:
+        """Wait for a bucket of parameters, and send the next one."""
+        if index not in self.gathered:
+            self._gather(index, ())
+        self.awaited.add(index)
+        self.device_waits += (self.gathered[index],)
+        if index > 0 and index - 1 not in self.gathered:
+            self._gather(index - 1, self.behind)
+
+    def _gather(self, index: int, after: tuple[int, ...]) -> None:
+        bucket, name = self.buckets[index], f"gather bucket {index}"
+        issued = self.tasks.issue(name, 1, "ranks", after=self.host_waits)
+        # parameters in fp8 and others are sent together, as bytes
+        wide = (bucket.elements - bucket.narrow_elements) * self.item_bytes
+        elements, dtype = bucket.elements, self.dtype
+        if bucket.narrow_elements:
+            elements, dtype = bucket.narrow_elements + wide, "uint8" if wide else "fp8"
+        self.gathered[index] = self.collective(
+            name,
+            "all_gather",
+            elements,
+            dtype=dtype,
+            after=(*issued, *after),
+            communicator=EXPERT_COPIES if bucket.of_experts else self.shards,
+            bucket=index,
+        )
+
+    def add_backward(self) -> None:
+        """Add backward, in the last micro-batch with the reduction of each complete bucket."""
+        workload, owner = self.request.workload, self.owner
+        overlaps = self.options.overlap_grad_reduce
+        overlaps = overlaps and self.micro_batch == self.options.accumulate - 1
+        last = {owner[tensor]: tensor for tensor in workload.ready_order}
+        missing = [len(bucket.tensors) for bucket in self.buckets]
+        for part in backward_segments(
+            workload,
+            self.request.times,
+            at_most=self.resolution,
+            cut_after=set(last.values()) if overlaps else (),
+        ):
+            self.segment(part, "backward")
+            if part.tensors:
+                self._add_to_buffer(part)
+            for tensor in part.tensors if overlaps else ():
+                missing[owner[tensor]] -= 1
+                if missing[owner[tensor]] == 0:
+                    self.reduced.append(self.add_reduction(self.buckets[owner[tensor]]))
+
+    def _add_to_buffer(self, part: Segment) -> None:
+        """Add gradients to the buffer, or let the kernels that make them do it.
+
+        Such a kernel reads the buffer beside writing it.
+        """
+        others = [tensor for tensor in part.tensors if tensor not in self.fused]
+        fused_bytes = (self.numel(part.tensors) - self.numel(others)) * self.gradient_bytes
+        added_bytes = self.numel(others) * (2 * self.gradient_bytes + self.item_bytes)
+        self.copy(f"add {part.name}", (fused_bytes + added_bytes) / 2, len(others))
+
+    def add_reduction(self, bucket: BufferBucket) -> int:
+        """Scale a bucket and reduce it; return the last task."""
+        name, splits = f"bucket {bucket.index}", self.splits
+        if not self.options.average_in_collective:
+            self.copy(f"scale {name}", bucket.elements * self.gradient_bytes, 1)
+        op: Op = "reduce_scatter" if splits else "all_reduce"
+        shards = self.shards if splits else EVERYONE
+        sent = self.collective(
+            f"reduce {name}",
+            op,
+            bucket.elements,
+            dtype=self.gradient_dtype,
+            after=(*self.device_waits, *self.behind),
+            communicator=EXPERT_COPIES if bucket.of_experts else shards,
+            bucket=bucket.index,
+        )
+        if splits and self.shard_ranks < self.request.ranks and not bucket.of_experts:
+            sent = self.collective(
+                f"add up {name}",
+                "all_reduce",
+                bucket.elements // self.shard_ranks,
+                dtype=self.gradient_dtype,
+                after=(sent,),
+                communicator=TWINS,
+                bucket=bucket.index,
+            )
+        return sent
+
+    def _part(self, bucket: BufferBucket) -> int:
+        """Elements of a bucket that a rank updates."""
+        copies = self.request.expert_copies
+        ranks = self.options.shard_ranks(copies) if copies else 1
+        return bucket.elements // (ranks if bucket.of_experts else self.shard_ranks)
+
+    def add_optimizer(self) -> int:
+        """Agree on the norm, update a part, gather what is not gathered beside the next forward."""
+        part = sum(map(self._part, self.buckets))
+        group = self.shards if self.splits else None
+        self.agree("gradient norm", NORM_DTYPE, part * self.gradient_bytes, group)
+        end = self.update(part)
+        if self.splits and not self.options.overlap_param_gather:
+            for bucket in self.buckets:
+                self._gather(bucket.index, (end,))
+                end = self.gathered[bucket.index]
+        return end

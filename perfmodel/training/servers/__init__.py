@@ -1,1 +1,0 @@
-"""Training in which a server holds the parameters."""

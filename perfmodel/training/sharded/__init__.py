@@ -1,1 +1,0 @@
-"""Training whose parameters, gradients or optimizer states are split over the ranks."""

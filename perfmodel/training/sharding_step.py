@@ -1,0 +1,183 @@
+"""What ZeRO and Megatron's optimizer have in common: layers, the end of a step, the plan of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Self, TypeVar
+
+from perfmodel.training.memory.use import StepOptions
+from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
+from perfmodel.training.plan.forward_backward import Segment, forward_segments
+from perfmodel.training.plan.step_plan import Communicator, Op, RankClass, StepPlan, Stream
+from perfmodel.training.strategy import StepRequest
+from perfmodel.workload.model import ITEM_BYTES
+
+RANKS = "ranks"
+EVERYONE = "data parallel"
+"""Communicator of all ranks."""
+
+GATHERING, REDUCTION = "gather copy", "reduction copy"
+"""DeepSpeed's streams beside the computing one, without the collectives that are issued on them."""
+
+DRIVE_READS, DRIVE_WRITES = "drive reads", "drive writes"
+"""Of a rank's share of its host's drives."""
+
+COPY_STREAMS = (GATHERING, REDUCTION, DRIVE_READS, DRIVE_WRITES)
+
+MASTER_BYTES = 4
+"""Bytes of an element that the optimizer updates: fp32, whatever the model's dtype."""
+
+
+OptionsT = TypeVar("OptionsT", bound=StepOptions)
+
+
+@dataclass(slots=True)
+class ShardingStep(Generic[OptionsT]):
+    """A step under construction.
+
+    `dtype`: what the model is trained in.
+    `micro_batch`: that tasks are added of.
+    `device_waits`: what the next kernel of a layer waits for.
+    `host_waits`: what the host waits for before it issues the next work.
+    `last`: last task on the computing stream.
+    """
+
+    request: StepRequest
+    options: OptionsT
+    tasks: TaskList
+    dtype: str
+    micro_batch: int = 0
+    device_waits: tuple[int, ...] = ()
+    host_waits: tuple[int, ...] = ()
+    last: int | None = None
+
+    @classmethod
+    def begin(cls, request: StepRequest, options: OptionsT, **more: Any) -> Self:
+        """Begin an empty list of tasks; `more`: what a strategy has beside."""
+        dtype = request.workload.tensors[request.workload.ready_order[0]].dtype
+        return cls(request, options, TaskList.of(request), dtype, **more)
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of an element of a parameter."""
+        return ITEM_BYTES[self.dtype]
+
+    @property
+    def behind(self) -> tuple[int, ...]:
+        """What waits for all that the computing stream has so far."""
+        return () if self.last is None else (self.last,)
+
+    @property
+    def resolution(self) -> int:
+        """Segments per pass."""
+        least = min(8, self.request.segments)
+        return max(least, self.request.segments // self.options.accumulate)
+
+    def numel(self, tensors: Iterable[int]) -> int:
+        """Return the elements of some parameters."""
+        return sum(self.request.workload.tensors[tensor].numel for tensor in tensors)
+
+    def work(
+        self,
+        name: str,
+        kind: str,
+        duration_s: float,
+        kernels: int,
+        layers: tuple[int, ...] = (),
+    ) -> int:
+        """Add kernels to the computing stream, after what it and the host wait for."""
+        self.last = self.tasks.launch(
+            name,
+            kind,
+            duration_s,
+            kernels,
+            RANKS,
+            issue_after=self.host_waits,
+            after=(*self.host_waits, *self.device_waits),
+            micro_batch=self.micro_batch,
+            layers=layers,
+        )
+        self.device_waits = self.host_waits = ()
+        return self.last
+
+    def copy(self, name: str, nbytes: float, kernels: int) -> int:
+        """Add copies among the layers."""
+        return self.work(name, "copy", self.tasks.copy_s(nbytes, kernels), kernels)
+
+    def segment(self, part: Segment, kind: str) -> int:
+        """Add some layers of one pass."""
+        return self.work(f"{kind} {part.name}", kind, part.duration_s, part.kernels, part.indices)
+
+    def forward(self) -> None:
+        """Add forward of the micro-batch."""
+        request = self.request
+        for part in forward_segments(request.workload, request.times, at_most=self.resolution):
+            self.segment(part, "forward")
+
+    def collective(
+        self,
+        name: str,
+        op: Op,
+        elements: int,
+        *,
+        after: Sequence[int],
+        dtype: str | None = None,
+        communicator: str = EVERYONE,
+        root: int = 0,
+        bucket: int | None = None,
+    ) -> int:
+        """Add a collective of so many elements, after what it waits for on the device.
+
+        `dtype`: by default that of the model.
+        """
+        return self.tasks.collective(
+            name,
+            op,
+            elements * ITEM_BYTES[dtype or self.dtype],
+            RANKS,
+            communicator=communicator,
+            key=f"{name} {len(self.tasks.tasks)}",
+            after=dict.fromkeys(after),
+            bucket=bucket,
+            micro_batch=self.micro_batch,
+            dtype=dtype or self.dtype,
+            root=root,
+        )
+
+    def agree(
+        self, name: str, dtype: str, read_bytes: float, communicator: str | None = EVERYONE
+    ) -> None:
+        """All-reduce one number of all gradients, which the host reads: a norm, or an overflow.
+
+        `communicator`: None: each rank has all of them.
+        """
+        agreed = self.copy(f"count {name}", read_bytes / 2, len(self.request.workload.ready_order))
+        if communicator is not None:
+            agreed = self.collective(
+                name, "all_reduce", 1, after=(agreed,), communicator=communicator, dtype=dtype
+            )
+        self.device_waits = self.host_waits = (agreed,)
+
+    def update(self, elements: float) -> int:
+        """Update so many elements: gradients in fp32, the optimizer, parameters in their dtype."""
+        times, total = self.request.times, self.numel(self.request.workload.ready_order)
+        casts_s = self.tasks.copy_s(elements * (self.item_bytes + MASTER_BYTES), 2)
+        seconds = times.optimizer_s * elements / total + casts_s
+        return self.work("optimizer", "optimizer", seconds, times.optimizer_kernels + 2)
+
+    def plan(self, end: int, name: str, others: Sequence[Communicator] = ()) -> StepPlan:
+        """Join the tasks of a step; the next one begins after `end`.
+
+        `others`: communicators beside that of all ranks.
+        """
+        request, ranks = self.request, range(self.request.ranks)
+        self.tasks.begin_after(end)
+        gathering, reduction, *drives = (Stream(each, "copy") for each in COPY_STREAMS)
+        return self.tasks.plan(
+            name=f"{name}, {request.workload.name}",
+            classes=(RankClass(RANKS, ranks),),
+            streams=(HOST, COMPUTE, gathering, reduction, Stream("comm", "comm"), *drives),
+            communicators=(Communicator(EVERYONE, (ranks,)), *others),
+            samples=request.ranks * request.batch_per_gpu * self.options.accumulate,
+        )

@@ -1,0 +1,245 @@
+"""ZeRO as a row of the table of strategies, and its memory on GPUs, on their host and on drives.
+
+Off the GPU, by element of a rank's part, in mixed precision with Adam: 4 of the fp32 parameter, 8
+of its moments and 4 of its gradient, 2 of the gradient in 16 bits where it is kept for
+accumulation, and 2 of the parameter with ``offload_param``: the 20 bytes of ZeRO-Infinity's
+equation 2 (arXiv 2104.07857).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
+from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.ddp.step_plan import ddp_plan
+from perfmodel.training.memory.use import MemoryUse, Setup, replicated
+from perfmodel.training.plan.step_plan import StepPlan
+from perfmodel.training.sharding_step import MASTER_BYTES
+from perfmodel.training.strategy import Setting, StepRequest, Strategy
+from perfmodel.training.zero.fetches import persistent_tensors, trace_fetches
+from perfmodel.training.zero.offload import (
+    STATE_ITEM_BYTES,
+    SWAPPED_STATES,
+    check_offload,
+    drive_tensors,
+    part_elements,
+    sub_groups,
+    swaps_states,
+)
+from perfmodel.training.zero.sharded_parameters import sharded_parameters_plan
+from perfmodel.training.zero.sharded_states import partition, sharded_states_plan
+from perfmodel.workload.memory import optimizer_state_bytes
+from perfmodel.workload.model import ITEM_BYTES, Workload
+
+
+def zero_plan(request: StepRequest, options: ZeroStrategy) -> StepPlan:
+    """Return one step of ZeRO training; of plain training for one rank.
+
+    Raises `InputError`: second copies that do not divide the ranks.
+    Raises `ScheduleError`: times that do not fit the workload.
+    """
+    if request.ranks == 1 and not options.offloads:
+        return ddp_plan(request, DdpOptions(accumulate=options.accumulate))
+    options = options.within(request.ranks)
+    check_offload(request, options)
+    make = sharded_parameters_plan if options.stage == 3 else sharded_states_plan
+    return make(request, options)
+
+
+def zero_memory(setup: Setup) -> MemoryUse:
+    """Add up what a rank keeps: parameters, its part of the states, and buffers.
+
+    Buffers of gradients are allocated whole, `reduce_bucket_size` elements each, however small the
+    model is (``setup_buckets``). Master copies in fp32 are kept whatever the model's dtype.
+
+    Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
+    """
+    options = setup.options
+    assert isinstance(options, ZeroStrategy)
+    if setup.ranks == 1 and not options.offloads:
+        return replicated(setup)
+    # stage 1 keeps each gradient where autograd put it; the others copy parts to a buffer
+    use = replicated(setup, grows=options.stage == 1)
+    options = options.within(setup.ranks)
+    rule = _sharded_parameters if options.stage == 3 else _sharded_states
+    use = rule(setup, options, use)
+    if not options.offloads:
+        return use
+    in_memory, on_drives = _off_gpu_bytes(setup, options)
+    return replace(use, host_bytes=in_memory, drive_bytes=on_drives)
+
+
+def _state_bytes(setup: Setup, options: ZeroStrategy, elements: float) -> float:
+    """Optimizer states of so many elements, and their fp32 copies; none that are offloaded."""
+    if options.offload_optimizer:
+        return 0.0
+    total = sum(tensor.numel for tensor in setup.trained)
+    narrow = sum(t.numel for t in setup.trained if ITEM_BYTES[t.dtype] < MASTER_BYTES)
+    states = optimizer_state_bytes(setup.workload, setup.optimizer) - narrow * MASTER_BYTES
+    return elements * (states / total + MASTER_BYTES)
+
+
+def _sharded_states(setup: Setup, options: ZeroStrategy, use: MemoryUse) -> MemoryUse:
+    """Stages 1 and 2: parameters are whole, in one flat buffer.
+
+    Offloaded, a buffer of the largest gradient stands for the own part. Without contiguous
+    gradients those of a bucket are held, and their copy when it is sent.
+    """
+    item, offloaded = ITEM_BYTES[setup.trained[0].dtype], options.offload_optimizer
+    layout = partition(setup.workload, options, setup.ranks)
+    sizes = [tensor.numel for tensor in setup.trained]
+    trained, largest = (rule(t.nbytes for t in setup.trained) for rule in (sum, max))
+    own = largest if offloaded else layout.part_elements * item
+    buffers = (2 if options.overlaps_backward else 1) * options.reduce_bucket_size
+    if not (options.contiguous_gradients or offloaded):
+        buffers = 2 * min(sum(sizes), max(options.reduce_bucket_size, *sizes))
+    return replace(
+        use,
+        parameters_bytes=use.parameters_bytes - trained + layout.elements * item,
+        gradients_bytes=own if options.stage == 2 else trained + own,
+        optimizer_bytes=_state_bytes(setup, options, layout.part_elements),
+        buckets_bytes=buffers * item,
+    )
+
+
+def _sharded_parameters(setup: Setup, options: ZeroStrategy, use: MemoryUse) -> MemoryUse:
+    """Stage 3: parts of parameters, persistent ones whole, and those that are gathered."""
+    workload, ranks, holders = setup.workload, setup.ranks, options.zero_hpz_partition_size
+    item = ITEM_BYTES[setup.trained[0].dtype]
+    own = part_elements(workload, workload.ready_order, ranks)
+    part = part_elements(workload, range(len(workload.tensors)), ranks)
+    kept = sum(workload.tensors[each].numel for each in persistent_tensors(workload, options))
+    if not options.offload_param:
+        kept += part + (part * ranks // holders if holders > 1 else 0)
+    largest = max(tensor.numel for tensor in setup.trained)
+    _, live = trace_fetches(workload, options, drive_tensors(workload, options, ranks))
+    return replace(
+        use,
+        parameters_bytes=kept * item + workload.buffer_bytes,
+        gradients_bytes=0.0 if options.offload_optimizer else own * item,
+        optimizer_bytes=_state_bytes(setup, options, own),
+        buckets_bytes=options.reduce_bucket_size * item + largest * item,
+        gathered_bytes=(live + min(live, options.stage3_prefetch_bucket_size)) * item,
+    )
+
+
+# ---------------------------------------------------------------- off the GPU
+
+
+def _off_gpu_bytes(setup: Setup, options: ZeroStrategy) -> tuple[float, float]:
+    """Bytes in the memory of the host, and on its drives, of one rank."""
+    item, workload = ITEM_BYTES[setup.trained[0].dtype], setup.workload
+    state_bytes = (1 + SWAPPED_STATES) * STATE_ITEM_BYTES
+    if options.stage < 3:
+        accumulated = item if options.stage == 2 and options.accumulate > 1 else 0
+        layout = partition(workload, options, setup.ranks)
+        return (state_bytes + accumulated) * layout.part_elements, 0.0
+    in_memory, on_drives = _parameter_bytes(setup, options, item)
+    offload = options.offload_optimizer
+    if offload is not None:  # states by sub-group, the buffers for these, and gradients
+        groups = sub_groups(workload, options, setup.ranks)
+        parts = [part_elements(workload, group, setup.ranks) for group in groups]
+        away = sum(part for part in parts if offload.nvme and swaps_states(part))
+        buffers = offload.buffer_count * STATE_ITEM_BYTES * max(parts) if away else 0.0
+        gradients = item * part_elements(workload, workload.ready_order, setup.ranks)
+        in_memory += state_bytes * (sum(parts) - away) + buffers + gradients
+        on_drives += float(state_bytes * away)
+    return in_memory, on_drives
+
+
+def _parameter_bytes(setup: Setup, options: ZeroStrategy, item: int) -> tuple[float, float]:
+    """Parts of parameters, and buffers: to read them, and to write those of one sub-group."""
+    offload, workload, ranks = options.offload_param, setup.workload, setup.ranks
+    if offload is None:
+        return 0.0, 0.0
+    on_drives = drive_tensors(workload, options, ranks)
+    away = part_elements(workload, sorted(on_drives), ranks)
+    kept = part_elements(workload, range(len(workload.tensors)), ranks) - away
+    if offload.nvme:
+        groups = sub_groups(workload, options, ranks)
+        written = [group for group in groups if on_drives.intersection(group)]
+        # DeepSpeed 0.19 reserves whole parameters of the largest sub-group, not a rank's parts
+        whole = (sum(workload.tensors[each].numel for each in group) for group in written)
+        kept += offload.buffer_count * offload.buffer_size + max(whole, default=0)
+    return float(item * kept), float(item * away)
+
+
+# ---------------------------------------------------------------- the row
+
+MILLION = 1_000_000
+
+
+def _settings(_: Workload, section: ZeroStrategy) -> tuple[Setting, ...]:
+    """Sizes of what is reduced and gathered at once, and what goes on beside backward."""
+    sizes = tuple(n * MILLION for n in (10, 50, 100, 200, 500, 1000))
+    common = (
+        Setting("reduce_bucket_size", sizes, "elements"),
+        Setting("overlap_comm", (None, False, True)),
+    )
+    if section.stage < 3:
+        return (*common, Setting("round_robin_gradients", (False, True)))
+    prefetched = (0, *(n * MILLION for n in (1, 10, 50, 200, 1000)))
+    return (
+        *common,
+        Setting("stage3_prefetch_bucket_size", prefetched, "elements"),
+        Setting("stage3_param_persistence_threshold", (0, 10_000, 100_000, MILLION), "elements"),
+        Setting("stage3_max_live_parameters", (100 * MILLION, 1000 * MILLION, 3000 * MILLION)),
+    )
+
+
+def _bucket_sizes(section: ZeroStrategy, _: int) -> Setting | None:
+    """Elements that are reduced at once, where they are not stated: 500 million by default."""
+    if "reduce_bucket_size" in section.model_fields_set:
+        return None
+    sizes = (20, 50, 100, 200, None, 1000, 2000)
+    values = tuple(None if n is None else n * MILLION for n in sizes)
+    return Setting("reduce_bucket_size", values, "elements")
+
+
+def _own_words(section: ZeroStrategy) -> tuple[str, ...]:
+    """DeepSpeed's configuration."""
+    values = section.model_dump(exclude_unset=True, exclude={"kind", "accumulate"})
+    return (json.dumps({"zero_optimization": {"stage": section.stage, **values}}),)
+
+
+def _remarks(options: ZeroStrategy) -> tuple[str, ...]:
+    remarks = (
+        (
+            options.offload_optimizer,
+            (
+                "The optimizer runs on the CPUs at the rate of the host's memory, which its GPUs "
+                "share as their ways to it."
+            ),
+        ),
+        (
+            options.offload_param,
+            (
+                "Parts of parameters are copied from pinned memory before they are gathered, and "
+                "the host waits for each copy, as DeepSpeed does."
+            ),
+        ),
+        (options.uses_drives, "The GPUs of a host share the rates of its drives evenly."),
+    )
+    return tuple(sentence for applies, sentence in remarks if applies)
+
+
+ZERO = Strategy(
+    "ZeRO (DeepSpeed)",
+    zero_plan,
+    zero_memory,
+    lighter=(
+        {"stage": 1},
+        {"stage": 2},
+        {"stage": 3},
+        {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
+    ),
+    assumptions=(
+        "ZeRO follows DeepSpeed 0.19 with PyTorch 1.13 or later, in steps whose trace is complete",
+    ),
+    settings=_settings,
+    bucket_sizes=_bucket_sizes,
+    own_words=_own_words,
+    remarks=_remarks,
+)
