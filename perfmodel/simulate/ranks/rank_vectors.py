@@ -18,7 +18,7 @@ import numpy as np
 from perfmodel.arrays import FloatArray
 from perfmodel.errors import SimulationError
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.engine.background import CollectiveArrivals
+from perfmodel.simulate.engine.background import CollectiveArrivals, arrivals_of
 from perfmodel.simulate.engine.engine import (
     Fidelity,
     Surroundings,
@@ -84,7 +84,6 @@ def simulate_ranks(
     if not surroundings:
         alone = TimesAlone(plan, timer, fidelity)
         return _Recurrence(plan, alone, steps, slowdown, stretch).run()
-
     expect_changes(timer, plan, steps, surroundings)
 
     def run(network: Network) -> Run:
@@ -108,7 +107,7 @@ class _Recurrence:
         self._plan, self._times, self._steps = plan, times, steps
         self._slowdown, self._stretch = slowdown, stretch
         self._kind = {stream.name: stream.kind for stream in plan.streams}
-        self._ranks = {c.name: c.ranks for c in plan.classes}
+        self._classes = {c.name: c for c in plan.classes}
         self._clock: dict[tuple[str, str], Clock] = {}
         self._end: dict[Node, Clock] = {}
         self._uses = Counter(i for task in plan.tasks for i in (*task.after, *task.after_previous))
@@ -165,7 +164,18 @@ class _Recurrence:
             self._to_s.append(end_s)
         for (_, index), task, at in zip(nodes, tasks, ready, strict=True):
             self._record(step, index, task, at, start_s, end_s)
-        self._arrivals_seen += _arrivals(step, tasks, arrived, start_s, self._ranks)
+        if sum(len(self._classes[task.rank_class].ranks) for task in tasks) > 1:
+            task, at = max(zip(tasks, arrived, strict=True), key=lambda each: _last(each[1]))
+            pairs = zip(tasks, arrived, strict=True)
+            means_s = {task.rank_class: float(np.mean(at)) for task, at in pairs}
+            arrivals = arrivals_of(task, step, means_s, self._classes, start_s)
+            self._arrivals_seen.append(
+                arrivals._replace(
+                    last=task.rank_class,
+                    last_rank=self._classes[task.rank_class].ranks[int(np.argmax(at))],
+                    longest_s=start_s - min(_soonest(at) for at in arrived),
+                )
+            )
 
     def _ready(self, step: int, task: Task) -> Clock:
         """When all dependencies of a task have ended, on each rank."""
@@ -226,45 +236,8 @@ class _Recurrence:
         return end
 
 
-def _arrivals(
-    step: int,
-    tasks: list[Task],
-    arrived: list[Clock],
-    start_s: float,
-    ranks: dict[str, range | tuple[int, ...]],
-) -> list[CollectiveArrivals]:
-    """Return the rank that arrived last at a collective, and how long the others waited."""
-    sizes = [len(ranks[task.rank_class]) for task in tasks]
-    if sum(sizes) < 2:
-        return []
-    waited_s = sum(
-        size * (start_s - (at if isinstance(at, float) else float(at.mean())))
-        for size, at in zip(sizes, arrived, strict=True)
-    )
-    latest = max(range(len(tasks)), key=lambda number: _last(arrived[number]))
-    at, task = arrived[latest], tasks[latest]
-    place = 0 if isinstance(at, float) else int(np.argmax(at))
-    first = min(_soonest(at) for at in arrived)
-    rank = ranks[task.rank_class][place]
-    others = sum(sizes) - 1
-    return [
-        CollectiveArrivals(
-            step,
-            task.name,
-            task.bucket,
-            start_s,
-            task.rank_class,
-            rank,
-            waited_s / others,
-            start_s - first,
-        )
-    ]
-
-
 def _later(a: Clock, b: Clock) -> Clock:
-    if isinstance(a, float) and isinstance(b, float):
-        return max(a, b)
-    return np.maximum(a, b)
+    return max(a, b) if isinstance(a, float) and isinstance(b, float) else np.maximum(a, b)
 
 
 def _last(at: Clock) -> float:

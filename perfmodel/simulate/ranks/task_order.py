@@ -22,19 +22,27 @@ def why_unsuited(plan: StepPlan) -> str | None:
     used_communicators = {
         task.work.communicator for task in plan.tasks if isinstance(task.work, Collective)
     }
-    if plan.semaphores:
-        return "semaphores bound what is in flight"
-    if any(stream.workers > 1 for stream in plan.streams if stream.name in used):
-        return "a stream has several workers, so that collectives share links"
-    if len(collective_streams) > 1 and not _take_turns(plan):
-        return "collectives run on several streams, so that they share links"
     all_ranks = {rank for each in plan.classes for rank in each.ranks}
-    for each in plan.communicators:
-        if each.name in used_communicators and (
-            len(each.groups) > 1 or set(each.groups[0]) != all_ranks
-        ):
-            return f"not all ranks meet in each collective of {each.name!r}"
-    return None
+    reasons = (
+        (bool(plan.semaphores), "semaphores bound what is in flight"),
+        (
+            any(stream.workers > 1 for stream in plan.streams if stream.name in used),
+            "a stream has several workers, so that collectives share links",
+        ),
+        (
+            len(collective_streams) > 1 and not _take_turns(plan),
+            "collectives run on several streams, so that they share links",
+        ),
+        *(
+            (
+                len(each.groups) > 1 or set(each.groups[0]) != all_ranks,
+                f"not all ranks meet in each collective of {each.name!r}",
+            )
+            for each in plan.communicators
+            if each.name in used_communicators
+        ),
+    )
+    return next((reason for holds, reason in reasons if holds), None)
 
 
 def _take_turns(plan: StepPlan) -> bool:
