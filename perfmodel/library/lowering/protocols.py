@@ -246,9 +246,7 @@ def with_protocol(
         if machine is None or not laid.shared:
             return _loaded(phase, load)
         key = (*_efficiencies(protocol), edges.staged)
-        return machine.recent(
-            "loaded phases", (phase, edges.hop), key, lambda: _loaded(phase, load)
-        )
+        return machine.recent("loaded phases", phase, key, lambda: _loaded(phase, load))
 
     def stage_of(phases: tuple[Phase, ...], edges: Edges) -> Stage:
         load = _wire_load(edges, protocol)

@@ -120,7 +120,7 @@ def lay_tree(
     pieces = pieces_of_share(nbytes, channels, chunk)
     schedule = machine.recent(
         "tree schedules",
-        (laid.trees,),
+        laid.trees,
         (nbytes, pieces),
         lambda: pipelined_trees.all_reduce(laid.trees, nbytes, pieces=pieces, itemsize=ITEM_BYTES),
     )

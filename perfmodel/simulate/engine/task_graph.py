@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -188,6 +189,17 @@ class Semaphores:
         return None
 
 
+class RankGroups(tuple[RankGroup, ...]):  # noqa: SLOT001  # it keeps its hash
+    """Groups of ranks, a key of caches: many groups are hashed once."""
+
+    @cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
 class Participants(NamedTuple):
     """Classes that take part in a collective, and the groups that start once all have arrived.
 
@@ -196,14 +208,17 @@ class Participants(NamedTuple):
     """
 
     classes: tuple[str, ...]
-    groups: tuple[RankGroup, ...]
+    groups: RankGroups
 
 
 def participants_of(plan: StepPlan) -> Mapping[str, Mapping[str, Participants]]:
     """Return the participants by communicator and class; none for classes without members."""
     if len(plan.classes) == 1:
         alone = (plan.classes[0].name,)
-        return {c.name: {alone[0]: Participants(alone, c.groups)} for c in plan.communicators}
+        return {
+            c.name: {alone[0]: Participants(alone, RankGroups(c.groups))}
+            for c in plan.communicators
+        }
     class_of_rank = _class_of_ranks(plan.classes)
     return {c.name: _of_communicator(c, plan.classes, class_of_rank) for c in plan.communicators}
 
@@ -241,7 +256,7 @@ def _of_communicator(
         name: participants
         for place, members in enumerate(together)
         for participants in [
-            Participants(tuple(classes[i].name for i in sorted(members)), tuple(groups[place]))
+            Participants(tuple(classes[i].name for i in sorted(members)), RankGroups(groups[place]))
         ]
         for name in participants.classes
     }

@@ -27,6 +27,7 @@ from perfmodel.errors import SimulationError
 from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
+from perfmodel.memo import once
 from perfmodel.simulate.flow.alike_collectives import (
     JoinedCollectives,
     SharesMet,
@@ -75,14 +76,14 @@ class FlowNetwork(Network):
     _changed: list[Job | LinkSet] = field(default_factory=list, init=False)
     _timer: UncontendedTimer = field(init=False)  # of the machine as it is now
     _approximated: dict[Why, None] = field(default_factory=dict, init=False)
-    _groups: dict[int, tuple[tuple[RankGroup, ...], int]] = field(default_factory=dict, init=False)
-    """Groups by id, with their numbers."""
+    _groups: dict[tuple[RankGroup, ...], int] = field(default_factory=dict, init=False)
+    """Groups with their numbers."""
     _sent: dict[tuple[Edges, ...], tuple[TimedLeg, ...]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._timer = self.timer
-        self._link_users = LinkUsers(self.timer.keep_laid(LinkSets))
+        self._link_users = LinkUsers()
 
     @property
     def counted(self) -> LinkCounters:
@@ -130,9 +131,7 @@ class FlowNetwork(Network):
     ) -> simpy.Event:
         """Start a collective in every group; groups on links of their own are one job."""
         joined = self.timer.keep(JoinedCollectives)
-        if id(groups) not in self._groups:  # the entry holds them, so that their id stays unique
-            self._groups[id(groups)] = groups, joined.number_of(groups)
-        number = self._groups[id(groups)][1]
+        number = once(self._groups, groups, lambda: joined.number_of(groups))
         return self.launch(joined.of(self.timer, (op, nbytes, groups, root), number, times))
 
     def stream(self, route: tuple[int, ...], cap_Bps: float, nbytes: float) -> simpy.Event:
@@ -166,7 +165,7 @@ class FlowNetwork(Network):
                 job.reroute(stages[0])
         if any(isinstance(job, Collective) for job in self._active):
             self._approximated["changed"] = None
-        self._link_users = LinkUsers(self._link_users.sets)
+        self._link_users = LinkUsers()
         for job in self._active:
             self._link_users.enter(job, self._links(job))
         self._changed += self._active
@@ -205,8 +204,9 @@ class FlowNetwork(Network):
             self._changed += shared
 
     def _links(self, job: Job) -> LinkSet:
-        sets = self._link_users.sets
-        return sets.of(job.edges) if isinstance(job, Collective) else sets.of_routes(job.edges)
+        edges = job.edges  # those of streams are made anew for each burst
+        key = edges if isinstance(job, Collective) else edges.arcs.tobytes()
+        return once(self.timer.keep_laid(LinkSets), key, lambda: LinkSet(edges.arcs))
 
     def _schedule_update(self) -> None:
         """Solve rates again when everything else of this instant has happened."""
@@ -243,7 +243,7 @@ class FlowNetwork(Network):
                 solved.update(users.links(job) for job in component)
 
     def _sort_key(self, job: Job) -> tuple[float, int, float, int]:
-        return sort_key(job, self._link_users.sets.mark(self._link_users.links(job)))
+        return sort_key(job, self._link_users.links(job).mark)
 
     def _solve(self, jobs: list[Job]) -> None:
         """Give jobs that share links with each other, and with no other, their rates."""

@@ -223,7 +223,7 @@ LARGE = 1 << 14
 """Links of edges from which on it is quicker to look for patterns first."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class UsePatterns:
     """The links of the edges that represent all edges, and the uses of links that count for them.
 
@@ -262,6 +262,16 @@ class UsePatterns:
         has_others = self.use >= 0
         values[has_others] = shared[self.use[has_others]]
         return values
+
+    def reduce(self, least_or_most: np.ufunc, values: FloatArray, without: float) -> FloatArray:
+        """Least or most of the values of an edge's links; shape (classes,).
+
+        `without`: of edges without links.
+        """
+        found, crosses = np.full(len(self.edges), without), self.lengths > 0
+        if crosses.any():
+            found[crosses] = least_or_most.reduceat(values, self.pointers[:-1][crosses])
+        return found
 
 
 def patterns_of(

@@ -85,27 +85,21 @@ def fold(machine: Machine, lowered: LoweredCollective, tolerance: float) -> Fold
     """
     schedule, stages = lowered.schedule, lowered.stages
     phases = [phase for stage in stages for phase in stage.phases]
-    if schedule.switches or not phases or machine.topology.sockets != Sockets():
-        return None
-    if any(stage.edges is not stages[0].edges for stage in stages[1:]):
-        return None
-    if not all((p.first == 0).all() and (p.active == p.repeat).all() for p in phases):
-        return None
-    if not all(_same_pairs(phases[0], phase) for phase in phases):
-        return None
-    if not _all_equal(np.bincount(phases[0].src, minlength=schedule.ranks)):
-        return None
-    arcs, edges = machine.topology.arcs, stages[0].edges
-    key = (
-        "folding",
-        id(arcs),
-        edges.src.tobytes(),
-        edges.dst.tobytes(),
-        lowered.protocol,
-        tolerance,
+    is_ring = (
+        not schedule.switches
+        and bool(phases)
+        and machine.topology.sockets == Sockets()
+        and all(stage.edges is stages[0].edges for stage in stages)
+        and all((p.first == 0).all() and (p.active == p.repeat).all() for p in phases)
+        and all(_same_pairs(phases[0], phase) for phase in phases)
+        and _all_equal(np.bincount(phases[0].src, minlength=schedule.ranks))
     )
-    # The entry holds the arcs, so that their id stays unique.
-    return machine.cached(key, lambda: (arcs, _Repetition.of(machine, lowered).fold(tolerance)))[1]
+    if not is_ring:
+        return None
+    edges = stages[0].edges
+    ends = edges.src.tobytes(), edges.dst.tobytes()
+    key = "folding", machine, ends, lowered.protocol, tolerance  # links may be as measured
+    return machine.cached(key, lambda: _Repetition.of(machine, lowered).fold(tolerance))
 
 
 def messages_of(lowered: LoweredCollective, folding: Folding | None) -> float:
