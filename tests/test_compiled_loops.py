@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from perfmodel.collectives.algorithms import chain, ring, tree
 from perfmodel.collectives.timing.path_classes import heaviest_rows
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
-from perfmodel.collectives.timing.stepped_clocks import SteppedClocks, TreeClocks
+from perfmodel.collectives.timing.stepped_clocks import TreeClocks
 from perfmodel.collectives.timing.unrolled import prepare_phases
 from perfmodel.collectives.timing.variable_rate import Clocks
 from perfmodel.compiled_loops import compilation
@@ -87,7 +87,7 @@ def test_sends_at_rates_that_change(
     def clocks(loops: Any) -> Any:
         course = prepare_phases(phases, credits)
         start = np.zeros(edges), LinkRates(-np.inf, *paces[0][1:])
-        return SteppedClocks(loops, course, *start) if loops else Clocks(course, *start)
+        return Clocks(course, *start, loops)
 
     def ends(loops: Any) -> Any:
         sends, least_s, left = clocks(loops), [], []

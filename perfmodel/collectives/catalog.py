@@ -61,7 +61,7 @@ _TABLE: Final = {
         Algorithm("torus", "hierarchical.torus", "torus"),
         Algorithm("server", "parameter_server.all_reduce", "server"),
         Algorithm("gloo_ring", "ring.ring_all_reduce", "gloo_ring"),
-        Algorithm("switch", "in_network.all_reduce", "switch", in_switch=True),
+        Algorithm("switch", "collnet.switch_all_reduce", "switch", in_switch=True),
         Algorithm("nvls", "nvls.all_reduce", "nvls_all_reduce", "nvls", SIMPLE, True),
         Algorithm("nvls_tree", "nvls.tree_all_reduce", "nvls_tree", "nvls_tree", SIMPLE, True),
         Algorithm("collnet", "collnet.chain_all_reduce", "collnet", "collnet_chain", SIMPLE, True),

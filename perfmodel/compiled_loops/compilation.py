@@ -17,8 +17,7 @@ from perfmodel.compiled_loops.sends import (
     least_end,
     least_tree_end,
     send_over_trees,
-    step_rings,
-    step_trees,
+    step,
 )
 
 PAYS = 400
@@ -52,8 +51,7 @@ class Effort:
 class Loops(NamedTuple):
     """The compiled functions; arguments are contiguous arrays of int64 and float64."""
 
-    step_rings: Callable[..., int]
-    step_trees: Callable[..., int]
+    step: Callable[..., int]
     least_end: Callable[..., float]
     send_over_trees: Callable[..., None]
     keep_sent: Callable[..., float]
@@ -75,8 +73,7 @@ def load() -> Loops | None:
 
         compile_as = njit(cache=True, error_model="numpy")  # divides by zero as NumPy does
         return Loops(
-            compile_as(step_rings),
-            compile_as(step_trees),
+            compile_as(step),
             compile_as(least_end),
             compile_as(send_over_trees),
             compile_as(keep_sent),

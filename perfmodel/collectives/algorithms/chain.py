@@ -35,8 +35,7 @@ def broadcast(
     Each ring's share is cut into equal pieces of `piece_bytes` at most. `orders`: one order of all
     ranks for each parallel ring, as in `ring`; each chain starts at the root.
     """
-    check_ranks(ranks, root)
-    chains = _turned(checked_orders(ranks, orders), root, first=0)
+    chains = _turned(checked_orders(check_ranks(ranks, root), orders), root, first=0)
     return _pipeline("broadcast", chains, nbytes, root, itemsize, piece_bytes)
 
 
@@ -55,8 +54,7 @@ def reduce(
     alpha. Right, and source, as for `broadcast`; parameters too. The other ranks' buffers hold
     partial sums afterwards.
     """
-    check_ranks(ranks, root)
-    chains = _turned(checked_orders(ranks, orders), root, first=1)
+    chains = _turned(checked_orders(check_ranks(ranks, root), orders), root, first=1)
     return _pipeline("reduce", chains, nbytes, root, itemsize, piece_bytes)
 
 

@@ -32,8 +32,7 @@ def gather(ranks: int, nbytes: int, *, root: int = 0, itemsize: int = 4) -> Sche
 
 
 def _star(collective: str, ranks: int, nbytes: int, root: int, itemsize: int) -> Schedule:
-    check_ranks(ranks, root)
-    sizes = split_elements(nbytes, ranks, itemsize)
+    sizes = split_elements(nbytes, check_ranks(ranks, root), itemsize)
     others = np.delete(np.arange(ranks), root)
     center = np.full(len(others), root)
     src, dst = (center, others) if collective == "scatter" else (others, center)
@@ -42,9 +41,9 @@ def _star(collective: str, ranks: int, nbytes: int, root: int, itemsize: int) ->
     pattern = Pattern(
         phase, lambda _: Round(src, dst, others, others, sizes[others], phase.channel, no)
     )
-    parts = np.arange(ranks)
+    own = np.arange(ranks)
     return concatenate(
-        [pattern], collective, "star", ranks, nbytes, itemsize, sizes, owner=parts, root=root
+        [pattern], collective, "star", ranks, nbytes, itemsize, sizes, owner=own, root=root
     )
 
 

@@ -27,8 +27,8 @@ def all_reduce(
 
     Raises `ScheduleError`: no server, one named twice, or one that is no rank.
     """
-    check_ranks(ranks)
-    if not servers or len(set(servers)) < len(servers) or not set(servers) <= set(range(ranks)):
+    every = set(range(check_ranks(ranks)))
+    if not servers or len(set(servers)) < len(servers) or not set(servers) <= every:
         raise ScheduleError(
             f"servers {servers}; allowed: one or more different ranks from 0 to {ranks - 1}"
         )

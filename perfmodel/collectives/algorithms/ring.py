@@ -76,8 +76,7 @@ def all_gather(
 
 def both_ways(ranks: int) -> Orders:
     """Orders of two rings in opposite directions, so that a link works in both of its own."""
-    check_ranks(ranks)
-    order = list(range(ranks))
+    order = list(range(check_ranks(ranks)))
     return [order, order[::-1]]
 
 
@@ -117,8 +116,7 @@ def _ring(
     orders: Orders | None,
     algorithm: str = "ring",
 ) -> Schedule:
-    check_ranks(ranks)
-    table = checked_orders(ranks, orders)
+    table = checked_orders(check_ranks(ranks), orders)
     if table.size > MOST_PLACES_KEPT:
         return _on_rings(collective, nbytes, itemsize, table, algorithm)
     own = tuple(map(tuple, table.tolist()))
@@ -207,9 +205,10 @@ def ring_all_reduce(
 
     Raises `ScheduleError`: a size that is not whole elements.
     """
-    check_ranks(ranks)
     check_elements(nbytes, itemsize)
-    number, each = segments(ranks, nbytes, itemsize=itemsize, segment_bytes=segment_bytes)
+    number, each = segments(
+        check_ranks(ranks), nbytes, itemsize=itemsize, segment_bytes=segment_bytes
+    )
     sizes = np.clip(nbytes - np.arange(number) * each, 0, each)
     patterns = [
         _down("reduce-scatter", ranks, sizes, ahead=1, reduces=True),
@@ -229,17 +228,15 @@ def _down(name: str, ranks: int, sizes: IntArray, *, ahead: int, reduces: bool) 
     dst, begin = (src - 1) % ranks, (src + ahead) % ranks * each
     left_out = sizes.reshape(ranks, each).sum(axis=1)[(src + ahead - 1) % ranks]
     repeat = (ranks - 1) * each
-    mean = (sizes.sum() - left_out) / max(repeat, 1)
-    active = np.full(ranks, repeat)
     phase = Phase(
         name,
         src,
         dst,
         zeros,
-        mean,
+        (sizes.sum() - left_out) / max(repeat, 1),
         repeat,
         zeros,
-        active,
+        np.full(ranks, repeat),
         lag=each,
         drained=not reduces,
         adds=reduces,

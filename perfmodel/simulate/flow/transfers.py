@@ -11,7 +11,7 @@ from perfmodel.arrays import FloatArray, IntArray, sending_s
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.recurrence import ReadyTimes
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
-from perfmodel.collectives.timing.stepped_clocks import SteppedClocks, TreeClocks
+from perfmodel.collectives.timing.stepped_clocks import TreeClocks
 from perfmodel.collectives.timing.unrolled import UnrolledPhases, prepare_phases
 from perfmodel.collectives.timing.variable_rate import (
     Clocks,
@@ -34,7 +34,7 @@ EDGES_A_MILLISECOND = 500
 """Edges whose ends NumPy works out in a millisecond, which is the unit of `Effort`."""
 
 
-AnyClocks = Clocks | SteppedClocks | TreeClocks | OneStep
+AnyClocks = Clocks | TreeClocks | OneStep
 
 
 @dataclass
@@ -157,7 +157,7 @@ class Collective:
         if loops is not None and course.are_trees:
             return TreeClocks(loops, course, begin_s, pace)
         if loops is not None and (course.order is None or course.edges <= FEW_EDGES):
-            return SteppedClocks(loops, course, begin_s, pace)
+            return Clocks(course, begin_s, pace, loops)
         return Clocks(course, begin_s, pace)
 
     def next_leg(self, stage: Stage | None = None, rates_Bps: FloatArray | None = None) -> None:

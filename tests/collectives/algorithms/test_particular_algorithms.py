@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from perfmodel.collectives import catalog
 from perfmodel.collectives.algorithms import (
     all_to_all,
+    collnet,
     hierarchical,
-    in_network,
     parameter_server,
     recursive_doubling,
     ring,
@@ -152,7 +152,7 @@ def test_an_all_to_all_that_does_not_divide_is_padded() -> None:
 
 
 def test_a_switch_is_no_rank() -> None:
-    schedule = in_network.all_reduce(4, 4 * 100, piece_bytes=80)
+    schedule = collnet.switch_all_reduce(4, 4 * 100, piece_bytes=80)
     assert schedule.switches == 1
     assert schedule.phases[0].repeat == 5 + 1
     assert schedule.phases[0].dst.max() == 4
