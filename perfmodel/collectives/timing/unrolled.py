@@ -170,7 +170,7 @@ class UnrolledPhases:
 
 def prepare_phases(phases: Sequence[Phase], credits: int) -> UnrolledPhases:
     """Prepare phases over the same edges, at least one."""
-    rings = _consecutive_rings(phases)
+    rings = consecutive_rings(phases)
     if rings is not None:
         feeders = np.empty(rings.size, dtype=np.int64)
         feeders[rings.ravel()] = np.roll(rings, 1, axis=1).ravel()
@@ -215,7 +215,7 @@ def feeders_of(phase: Phase) -> IntArray:
     return feeders
 
 
-def _consecutive_rings(phases: Sequence[Phase]) -> IntArray | None:
+def consecutive_rings(phases: Sequence[Phase]) -> IntArray | None:
     """Edges of closed rings, ring after ring; None if the edges form none in this order."""
     first = phases[0]
     edges, rings = len(first.src), int(first.channel[-1]) + 1
