@@ -362,8 +362,7 @@ class _Ordered:
         last = self.last_round(place, number, span)
         key = place * span + last
         low = np.searchsorted(self.keys, key, side="left")
-        high = np.searchsorted(self.keys, key, side="right")
-        return low, np.where(last < 0, low, high)
+        return low, np.where(last < 0, low, np.searchsorted(self.keys, key, side="right"))
 
     def expand(self, low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
         """Pairs of each query and the sends from its low to its high end."""

@@ -48,8 +48,7 @@ def rings_over(
     else:
         orders, out, into = _ring_orders(topology, router.healthy, hosts, at_most)
     after = np.roll(orders, -1, axis=1)
-    arriving = np.roll(into, -1, axis=1)
-    ends = (orders.ravel(), after.ravel(), out.ravel(), arriving.ravel())
+    ends = (orders.ravel(), after.ravel(), out.ravel(), np.roll(into, -1, axis=1).ravel())
     return Rings(orders, route_edges(topology, router, *ends))
 
 
@@ -68,8 +67,7 @@ def by_host(ranks: IntArray, size: int) -> IntArray | None:
 def group_by_host(hosts: IntArray) -> list[IntArray]:
     """Positions of the ranks of each host, in the order in which the hosts come."""
     order = np.argsort(hosts, kind="stable")
-    begins = np.flatnonzero(np.diff(hosts[order], prepend=-1))
-    groups = np.split(order, begins[1:])
+    groups = np.split(order, np.flatnonzero(np.diff(hosts[order], prepend=-1))[1:])
     return sorted(groups, key=lambda group: int(group[0]))
 
 

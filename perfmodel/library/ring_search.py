@@ -230,8 +230,7 @@ def relayed_cycles(
     use: dict[Order, Counter[tuple[int, int]]] = {}
     for middle in itertools.permutations(range(1, count)):
         ring = (0, *middle)
-        back = (0, *middle[::-1])
-        hops = [*_links(ring), *_links(back)]
+        hops = [*_links(ring), *_links((0, *middle[::-1]))]
         if middle[0] < middle[-1] and all(hop in crossed for hop in hops):
             use[ring] = Counter(link for hop in hops for link in crossed[hop])
     free, rings = Counter(lanes), list[Order]()
@@ -362,12 +361,10 @@ def _staged_ends(
 
     def arcs(first: int, last: int) -> Counter[int]:
         into = nic_path(topology, router, gpus[first], nic, outward=False).arcs
-        out = nic_path(topology, router, gpus[last], nic, outward=True).arcs
-        return Counter(into + out)
+        return Counter(into + nic_path(topology, router, gpus[last], nic, outward=True).arcs)
 
     def crowding(ends: tuple[int, int]) -> tuple[float, int]:
-        mine = arcs(*ends)
-        rate = min(float(capacity[arc]) / (load[arc] + count) for arc, count in mine.items())
+        rate = min(float(capacity[arc]) / (load[arc] + count) for arc, count in arcs(*ends).items())
         return -rate, order.index(ends[0]) + order.index(ends[1])
 
     best = min(itertools.permutations(order, 2), key=crowding)
@@ -379,8 +376,7 @@ def _take_path(count: int, free: dict[tuple[int, int], int], first: int, last: i
     """A path from the first to the last GPU over free NVLink lanes, which it takes."""
     if count <= 2:
         return None
-    budget = _Budget(_STEPS)
-    for path in _paths(count, free, start=first, end=last, closed=False, budget=budget):
+    for path in _paths(count, free, start=first, end=last, closed=False, budget=_Budget(_STEPS)):
         for src, dst in itertools.pairwise(path):
             free[src, dst] -= 1
         return path

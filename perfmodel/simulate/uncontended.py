@@ -230,8 +230,7 @@ class UncontendedTimer:
                 self._best
             ):
                 at = group.index(root) if root in group else None
-                key = (op, nbytes, at, shape_of(topology, group))
-                by_shape.setdefault(key, {})[group] = root
+                by_shape.setdefault((op, nbytes, at, shape_of(topology, group)), {})[group] = root
         for shape, members in by_shape.items():
             self._lower_shape(op, nbytes, members, self._samples.setdefault(shape, []))
 

@@ -63,8 +63,7 @@ def chain_all_reduce(
     The switch is participant number `ranks`. `groups`: the ranks of each node, from the one that
     sends to the network on; default as for `hierarchical.all_reduce`.
     """
-    table = group_table(check_ranks(ranks), groups)
-    trees = forest_of(chain_parents(table)[None, :])
+    trees = forest_of(chain_parents(group_table(check_ranks(ranks), groups))[None, :])
     pieces = pieces_of(nbytes, 1, piece_bytes, itemsize)
     return over_switches(trees, "collnet", 1, nbytes, pieces=pieces, itemsize=itemsize)
 

@@ -95,8 +95,7 @@ def tree_all_reduce(
 def _one_node(
     collective: str, ranks: int, nbytes: int, itemsize: int, piece_bytes: int
 ) -> Schedule:
-    one_node = np.arange(check_ranks(ranks), dtype=np.int64)[None, :]
-    nodes = switched_nodes(one_node, None, collective)
+    nodes = switched_nodes(np.arange(check_ranks(ranks), dtype=np.int64)[None, :], None, collective)
     pieces = pieces_of(nbytes, ranks, piece_bytes, itemsize)
     return over_nodes(nodes, nbytes, pieces=pieces, itemsize=itemsize)
 

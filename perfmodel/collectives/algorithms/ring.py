@@ -119,8 +119,7 @@ def _ring(
     table = checked_orders(check_ranks(ranks), orders)
     if table.size > MOST_PLACES_KEPT:
         return _on_rings(collective, nbytes, itemsize, table, algorithm)
-    own = tuple(map(tuple, table.tolist()))
-    return _on_few_ranks(collective, nbytes, itemsize, own, algorithm)
+    return _on_few_ranks(collective, nbytes, itemsize, tuple(map(tuple, table.tolist())), algorithm)
 
 
 @lru_cache(maxsize=128)

@@ -312,8 +312,7 @@ def pipelines_s(
     delivery_s, late_s, gains = _weights(pieces, hold_s, latency_s, credits)
     zero = np.zeros(len(hold_s) + 1)
     feeders = feeders_of(phase) if feeders is None else feeders
-    rows = heaviest_rows(feeders, phase.first, delivery_s, gains, zero)
-    landed_s = whole_paths(rows[:, :-1])
+    landed_s = whole_paths(heaviest_rows(feeders, phase.first, delivery_s, gains, zero)[:, :-1])
     return float((landed_s - late_s).max()), landed_s
 
 

@@ -52,8 +52,7 @@ class _Pattern(NamedTuple):
     message: IntArray | None  # None: each send is one
 
     def is_of(self, part: Round) -> bool:
-        columns = (part.channel, part.src, part.dst)
-        return all(map(np.array_equal, self.columns, columns))
+        return all(map(np.array_equal, self.columns, (part.channel, part.src, part.dst)))
 
 
 class _StageEdges:

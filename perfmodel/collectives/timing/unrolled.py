@@ -121,8 +121,7 @@ class UnrolledPhases:
         if len(self.phases) > 1 or not self.pipelined or phase.drained:
             return False
         count = int(phase.active[0])
-        is_even = bool((phase.active == count).all())
-        return is_even and 0 < count * self.edges <= MOST_KEPT_SENDS
+        return bool((phase.active == count).all()) and 0 < count * self.edges <= MOST_KEPT_SENDS
 
     def stride(self, phase: Phase) -> int:
         """After how many steps a cycle may show; 0 if there is none to wait for."""

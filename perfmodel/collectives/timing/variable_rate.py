@@ -251,8 +251,7 @@ def pieces_over_trees(
     if (begin_s != begin_s[0]).any() or (pace.rate_Bps <= 0).any():
         return None
     phase, credits = course.phases[0], course.credits
-    feeders = course.feeders
-    times = pipelines_s(phase, pace.rate_Bps, pace.latency_s, credits, feeders=feeders)
+    times = pipelines_s(phase, pace.rate_Bps, pace.latency_s, credits, feeders=course.feeders)
     if times is None:
         return None
     landed_s = times[1] + begin_s[0]

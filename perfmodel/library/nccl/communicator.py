@@ -177,6 +177,4 @@ def tree_threshold(system: System, settings: LibrarySettings) -> float:
     tree_us += _TREE_US * (system.ranks // system.nodes - 1)
     if system.nodes < 2 or ring_us <= tree_us:
         return 0.0
-    if tree > ring:
-        return math.inf
-    return ring * tree / (ring - tree) * (ring_us - tree_us)
+    return math.inf if tree > ring else ring * tree / (ring - tree) * (ring_us - tree_us)

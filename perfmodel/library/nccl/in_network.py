@@ -209,8 +209,7 @@ def lay_nvls(
     Raises `InputError`: ranks that share no NVSwitch that reduces, or are on the wrong number of
     hosts.
     """
-    key = (algorithm, op, group)
-    laid = machine.laid(key, lambda: _lay(machine, op, algorithm, group))
+    laid = machine.laid((algorithm, op, group), lambda: _lay(machine, op, algorithm, group))
     hosts, at_once = laid.nodes.nodes, channels * laid.heads
     chunk = nvls_bytes(nbytes, at_once) if hosts == 1 else nvls_tree_bytes(nbytes, at_once, hosts)
     pieces = pieces_of_share(nbytes, at_once, chunk)
@@ -261,8 +260,7 @@ def _lay_heads(
     machine: Machine, rails: Rails, heads: list[int], nics: IntArray, op: str
 ) -> tuple[Switched, Edges]:
     """Edges of some heads' parts over some hosts, and their links."""
-    size = rails.hosts.shape[1]
-    order = [*heads, *(place for place in range(size) if place not in heads)]
+    order = [*heads, *(place for place in range(rails.hosts.shape[1]) if place not in heads)]
     nodes = switched_nodes(rails.places[:, order], len(heads), op)
     at = np.flatnonzero(np.maximum(nodes.src, nodes.dst) >= nodes.ranks)
     between = np.flatnonzero(np.maximum(nodes.src, nodes.dst) < nodes.ranks)

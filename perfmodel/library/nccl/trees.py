@@ -116,8 +116,7 @@ def lay_tree(
     """
     laid = machine.laid(("tree", group), lambda: _lay(machine, group))
     nodes, size = laid.rails.hosts.shape
-    chunk = tree_bytes(protocol, nbytes, channels, nodes, size)
-    pieces = pieces_of_share(nbytes, channels, chunk)
+    pieces = pieces_of_share(nbytes, channels, tree_bytes(protocol, nbytes, channels, nodes, size))
     schedule = machine.recent(
         "tree schedules",
         laid.trees,

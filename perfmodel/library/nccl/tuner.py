@@ -83,8 +83,7 @@ def _time_s(case: Case, nbytes: float, settings: LibrarySettings) -> float:
     rate = algorithm_GBps(case) * _correction(case, nbytes, settings)
     if rate <= 0:
         return float("inf")
-    channels = channels_of(case.system, case.algorithm, settings)
-    if _on_plateau(case, nbytes, channels):
+    if _on_plateau(case, nbytes, channels_of(case.system, case.algorithm, settings)):
         plateau = case.constants.plateau
         lat_us *= plateau.old if case.system.capability < 80 else plateau.new
     return lat_us * 1e-6 + nbytes / (rate * 1e9)

@@ -269,8 +269,7 @@ class _Loops:
         self.env.timeout(end_s - self.env.now).callbacks.append(lambda _: then())
 
     def _connection(self, src: str, dst: str, number: int) -> _Connection:
-        key = src, dst, number
-        return once(self._connections, key, lambda: _Connection(self, src, dst))
+        return once(self._connections, (src, dst, number), lambda: _Connection(self, src, dst))
 
     # ------------------------------------------------------------ servers
 

@@ -122,8 +122,7 @@ class FlowNetwork(Network):
         for delay_s, together in by_delay_s.items():
             self._launched += 1
             self._launching[self._launched] = together
-            begin = self._make_begin(self._launched, landing)
-            self.env.timeout(delay_s).callbacks.append(begin)
+            self.env.timeout(delay_s).callbacks.append(self._make_begin(self._launched, landing))
         return landing.ended
 
     def collective(

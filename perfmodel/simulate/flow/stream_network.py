@@ -101,8 +101,7 @@ class StreamNetwork(Network):
         self._note_change(machine)
         self._count_sent()
         for row in np.flatnonzero(self._active).tolist():
-            before = self._arcs[row][self._arcs[row] >= 0].tolist()
-            route = reroute_stream(machine, before)
+            route = reroute_stream(machine, self._arcs[row][self._arcs[row] >= 0].tolist())
             self._widen(len(route))
             self._arcs[row] = -1
             self._arcs[row, : len(route)] = route

@@ -91,8 +91,7 @@ class Streams:
 
     def send(self, now_s: float, counters: LinkCounters) -> None:
         """Send at the present rates up to a time, and count the bytes."""
-        sent = np.minimum(self.nbytes, self.rate_Bps * (now_s - self.since_s))
-        self._count(sent, counters)
+        self._count(np.minimum(self.nbytes, self.rate_Bps * (now_s - self.since_s)), counters)
         self.since_s = now_s
 
     def finish(self, now_s: float, counters: LinkCounters) -> list[simpy.Event]:

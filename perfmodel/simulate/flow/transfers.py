@@ -125,8 +125,7 @@ class Collective:
         if not self._is_rerouted and _are_same(rates_Bps, self.rates_Bps):
             return False
         leg = timed_phases(self.lowered, self.stage, rates_Bps)
-        clocks = self._own_clocks()
-        clocks.change(now_s - self.start_s, leg.rate_Bps, leg.latency_s * slower)
+        self._own_clocks().change(now_s - self.start_s, leg.rate_Bps, leg.latency_s * slower)
         self._ends = None
         self._rates_Bps, self._is_rerouted = rates_Bps, False
         return True
@@ -207,8 +206,7 @@ class Collective:
             self._ends = None
         for index, (old, new) in enumerate(zip(before, stages, strict=True)):
             nbytes = stage_bytes(self.lowered, old) * (1.0 if index else self.unsent())
-            share = self.lowered.wire_factor * old.load
-            move_counts(counters, old.edges, new.edges, nbytes, share)
+            move_counts(counters, old.edges, new.edges, nbytes, self.lowered.wire_factor * old.load)
 
     def wire_bytes(self) -> FloatArray:
         """Wire bytes of each edge in the present leg."""

@@ -164,8 +164,7 @@ class MessageNetwork(Network):
         """Run the kernel at a time, when everything else of that instant has happened."""
         if self._wake is not None and self._wake_s <= at_s:
             return
-        delay_s = max(0.0, at_s - self.env.now)
-        wake = schedule_last(self.env, self._advance, delay_s)
+        wake = schedule_last(self.env, self._advance, max(0.0, at_s - self.env.now))
         self._wake, self._wake_s = wake, at_s
 
     def _advance(self, event: simpy.Event) -> None:

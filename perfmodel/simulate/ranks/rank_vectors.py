@@ -82,8 +82,7 @@ def simulate_ranks(
     )
     timer = timer or UncontendedTimer(machine)
     if not surroundings:
-        alone = TimesAlone(plan, timer, fidelity)
-        return _Recurrence(plan, alone, steps, slowdown, stretch).run()
+        return _Recurrence(plan, TimesAlone(plan, timer, fidelity), steps, slowdown, stretch).run()
     expect_changes(timer, plan, steps, surroundings)
 
     def run(network: Network) -> Run:
@@ -168,9 +167,8 @@ class _Recurrence:
             task, at = max(zip(tasks, arrived, strict=True), key=lambda each: _last(each[1]))
             pairs = zip(tasks, arrived, strict=True)
             means_s = {task.rank_class: float(np.mean(at)) for task, at in pairs}
-            arrivals = arrivals_of(task, step, means_s, self._classes, start_s)
             self._arrivals_seen.append(
-                arrivals._replace(
+                arrivals_of(task, step, means_s, self._classes, start_s)._replace(
                     last=task.rank_class,
                     last_rank=self._classes[task.rank_class].ranks[int(np.argmax(at))],
                     longest_s=start_s - min(_soonest(at) for at in arrived),

@@ -342,8 +342,7 @@ def _sums_of_uses(edges: Edges, first: IntArray, begin: IntArray, senders: EdgeC
     sums = np.zeros(len(begin), dtype=np.uint64)
     for part in _parts(edges):
         later = np.repeat(first[part.edges], part.lengths) - begin[part.arcs]
-        users = np.repeat(senders.of[part.edges], part.lengths)
-        np.add.at(sums, part.arcs, mix(later, users))
+        np.add.at(sums, part.arcs, mix(later, np.repeat(senders.of[part.edges], part.lengths)))
     return sums
 
 

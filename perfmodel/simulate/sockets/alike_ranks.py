@@ -140,8 +140,7 @@ def arcs_that_queue(routes: Sequence[Sequence[int]], rates_Bps: FloatArray) -> s
 def own_links(topology: Topology, arcs: Sequence[int]) -> int:
     """Return how many of the links of a route lead out of its host; all if it stays inside."""
     kinds = topology.arcs.kinds
-    between = (at for at, arc in enumerate(arcs, start=1) if kinds[arc] in PORT_KINDS)
-    return next(between, len(arcs))
+    return next((at for at, arc in enumerate(arcs, start=1) if kinds[arc] in PORT_KINDS), len(arcs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +165,12 @@ class _Repetition:
         ends = edges.dst[order], edges.src[order]
         back = edges_between(machine.topology, machine.router, *ends)
         data = [_arcs_of(edges, edge) for edge in order.tolist()]
-        ready = [_arcs_of(back, edge) for edge in range(len(order))]
         return cls(
             machine.topology,
             ranks,
             list(zip(src[order].tolist(), dst[order].tolist(), strict=True)),
             order,
-            list(zip(data, ready, strict=True)),
+            list(zip(data, [_arcs_of(back, edge) for edge in range(len(order))], strict=True)),
             arcs_that_queue(data, machine.topology.arcs.bandwidth_Bps),
             np.stack([stage.latency_s[order], edges.latency_s[order], back.latency_s]),
         )
@@ -219,10 +217,9 @@ class _Repetition:
         edges = zip(self.pairs, self.routes, slowest_s[1], slowest_s[2], strict=False)
         for (src, dst), (data, ready), data_s, ready_s in edges:
             for ends, arcs, link_s in (((dst, src), ready, ready_s), ((src, dst), data, data_s)):
-                leaving = arcs[: own_links(self.topology, arcs)]
                 routes[fold_pair(*ends, self.ranks, period)] = Route(
                     tuple(stands_for[arc] for arc in self._kept(arcs)),
-                    len(self._kept(leaving)),
+                    len(self._kept(arcs[: own_links(self.topology, arcs)])),
                     link_s,
                 )
         return routes

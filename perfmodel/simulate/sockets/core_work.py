@@ -60,8 +60,7 @@ class EventQueue:
             self._wait(time_s)
 
     def _wait(self, time_s: float) -> None:
-        delay_s = max(0.0, time_s - self.env.now)
-        wake = schedule_last(self.env, self._advance, delay_s)
+        wake = schedule_last(self.env, self._advance, max(0.0, time_s - self.env.now))
         self._wake, self._wake_s = wake, time_s
 
     def _advance(self, event: simpy.Event) -> None:

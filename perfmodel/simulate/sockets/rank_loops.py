@@ -57,8 +57,7 @@ def rank_rounds(schedule: Schedule, credits: int) -> tuple[tuple[RankRound, ...]
 
     `credits`: rounds in progress at once in phases whose `lag` is above one.
     """
-    ranks = schedule.ranks + schedule.switches
-    rounds: list[list[RankRound]] = [[] for _ in range(ranks)]
+    rounds: list[list[RankRound]] = [[] for _ in range(schedule.ranks + schedule.switches)]
     shared: dict[_Messages, _Messages] = {}  # most rounds of a rank send the same: kept once
     for number, (part, ahead, drained, even) in enumerate(_rounds(schedule, credits)):
         mine: dict[int, tuple[list[tuple[int, float]], list[int]]] = {}
@@ -341,8 +340,7 @@ class Wires:
             machine = self.machine
             links = [self._link(arc) for arc in arcs]
             own = own_links(machine.topology, arcs)
-            queue = machine.library.device_queue
-            self._connections[arcs] = Connection(links, link_s, queue, own)
+            self._connections[arcs] = Connection(links, link_s, machine.library.device_queue, own)
         return self._connections[arcs]
 
     def _link(self, arc: int) -> Link:
