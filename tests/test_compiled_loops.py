@@ -17,7 +17,7 @@ from perfmodel.collectives.timing.stepped_clocks import TreeClocks
 from perfmodel.collectives.timing.unrolled import prepare_phases
 from perfmodel.collectives.timing.variable_rate import Clocks
 from perfmodel.compiled_loops import compilation
-from perfmodel.simulate.flow.transfers import PreparedPhases, cycle_s
+from perfmodel.simulate.flow.transfers import cycle_s, prepare_phase
 from perfmodel.simulate.sharing.max_min import max_min_rates
 
 pytest.importorskip("numba")
@@ -151,7 +151,7 @@ def test_pieces_over_trees_at_rates_that_change(
 def test_estimates_of_cycles(name: str, credits: int) -> None:
     rng = np.random.default_rng(credits)
     for phase in SCHEDULES[name](6).phases:
-        prepared, edges = PreparedPhases().of(phase), len(phase.src)
+        prepared, edges = prepare_phase(phase), len(phase.src)
         links = rng.choice([1e8, 3e9], edges), rng.uniform(0, 1e-4, edges)
         plain, compiled = (cycle_s(prepared, *links, credits, loops) for loops in (None, LOOPS))
         assert compiled == pytest.approx(plain, rel=1e-12)

@@ -9,7 +9,6 @@ exactly; collectives it cannot carry.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,12 +20,12 @@ from perfmodel.errors import SimulationError
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.network import (
-    LAST_IN_INSTANT,
     LinkCounters,
     Network,
     UnsuitedNetworkError,
     count_stream,
     reroute_stream,
+    schedule_last,
 )
 from perfmodel.simulate.sharing.max_min import max_min_rates
 
@@ -117,21 +116,18 @@ class StreamNetwork(Network):
         self._widen(hops)
         if not self._free:
             rows = len(self._left)
-            self._left, self._rates_Bps, self._caps_Bps = (
-                np.concatenate([part, np.zeros(rows)])
-                for part in (self._left, self._rates_Bps, self._caps_Bps)
+            self._left, self._rates_Bps, self._caps_Bps, self._active = (
+                np.pad(part, (0, rows))
+                for part in (self._left, self._rates_Bps, self._caps_Bps, self._active)
             )
-            self._active = np.concatenate([self._active, np.zeros(rows, dtype=np.bool_)])
-            more = np.full((rows, self._arcs.shape[1]), -1, dtype=np.int64)
-            self._arcs = np.concatenate([self._arcs, more])
+            self._arcs = np.pad(self._arcs, ((0, rows), (0, 0)), constant_values=-1)
             self._free = list(range(2 * rows - 1, rows - 1, -1))
         return self._free.pop()
 
     def _widen(self, hops: int) -> None:
-        rows, width = self._arcs.shape
-        if hops > width:
-            more = np.full((rows, hops - width), -1, dtype=np.int64)
-            self._arcs = np.concatenate([self._arcs, more], axis=1)
+        more = hops - self._arcs.shape[1]
+        if more > 0:
+            self._arcs = np.pad(self._arcs, ((0, 0), (0, more)), constant_values=-1)
 
     def _count_sent(self) -> None:
         """Count what streams with an end have sent so far; those without are counted as they go."""
@@ -154,13 +150,7 @@ class StreamNetwork(Network):
         if self.quantum_s:
             wait_s = self.quantum_s * (math.floor(self.env.now / self.quantum_s) + 1)
             wait_s -= self.env.now
-        self._at(wait_s, self._update)
-
-    def _at(self, wait_s: float, callback: Callable[[simpy.Event], None]) -> None:
-        event = self.env.event()
-        event._ok, event._value = True, None
-        event.callbacks.append(callback)
-        self.env.schedule(event, LAST_IN_INSTANT, max(0.0, wait_s))  # type: ignore[arg-type]
+        schedule_last(self.env, self._update, max(0.0, wait_s))
 
     def _update(self, _: simpy.Event) -> None:
         self._is_marked = False
@@ -211,7 +201,7 @@ class StreamNetwork(Network):
             if version == self._version:
                 self._end(together)
 
-        self._at(first_s, end)
+        schedule_last(self.env, end, first_s)
 
     def _end(self, rows: IntArray) -> None:
         """End some streams, in the order of their rows; what they leave unused is shared anew."""

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 import simpy
-from numpy.typing import NDArray
 
-from perfmodel.arrays import FloatArray, sending_s
+from perfmodel.arrays import FloatArray, IntArray, sending_s
 from perfmodel.library.lowering.edges import Edges, join_edges, select_edges
 from perfmodel.library.lowering.lowered import Stage
 from perfmodel.simulate.network import LinkCounters, count_streams
@@ -84,11 +83,6 @@ class Streams:
         """When the first of them ends."""
         return float(self.end_s.min())
 
-    def ending(self) -> NDArray[np.bool_]:
-        """Which of them end first, and in the same instant as the first."""
-        ending: NDArray[np.bool_] = self.end_s <= self.first_s() * (1 + SAME_INSTANT)
-        return ending
-
     def send(self, now_s: float, counters: LinkCounters) -> None:
         """Send at the present rates up to a time, and count the bytes."""
         self._count(np.minimum(self.nbytes, self.rate_Bps * (now_s - self.since_s)), counters)
@@ -96,11 +90,11 @@ class Streams:
 
     def finish(self, now_s: float, counters: LinkCounters) -> list[simpy.Event]:
         """Send all of those that end first, which are then no longer part of this job."""
-        ending = self.ending()
+        ending = self.end_s <= self.first_s() * (1 + SAME_INSTANT)
         self.send(now_s, counters)
         self._count(np.where(ending, self.nbytes, 0.0), counters)
         ended = [event for event, ends in zip(self.done, ending, strict=True) if ends]
-        self._select(~ending)
+        self._keep(np.flatnonzero(~ending))
         return ended
 
     def _count(self, sent: FloatArray, counters: LinkCounters) -> None:
@@ -108,9 +102,8 @@ class Streams:
             count_streams(counters, self.edges, sent)
             self.nbytes = self.nbytes - sent
 
-    def _select(self, chosen: NDArray[np.bool_]) -> None:
+    def _keep(self, places: IntArray) -> None:
         """Keep some of the streams."""
-        places = np.flatnonzero(chosen)
         self.done = [self.done[place] for place in places]
         self.stage = _stage(select_edges(self.edges, places))
         self.nbytes, self.rate_Bps, self.end_s = (
