@@ -306,7 +306,8 @@ def rail_rings(
         order = _take_path(len(gpus), free, first, last)
         if order is None and free and len(gpus) > 2 and result:  # it would only slow the others
             continue
-        ring = HostRing(order or _path_between(len(gpus), first, last), nic, out)
+        between = (gpu for gpu in range(len(gpus)) if gpu not in (first, last))
+        ring = HostRing(order or (first, *between, last), nic, out)
         result.append((ring, ring if out == nic else ring.reverse()))
     return tuple(result)
 
@@ -337,14 +338,10 @@ def _ring_ends(
         if len(siblings) >= 2 or partner >= len(nics):
             first, last = (siblings if len(siblings) >= 2 else order)[:2]
             reached = path_type_between(router, gpus[last], nics[nic]) != "DIS"
-            yield first, last, nic if reached else _nearest_nic(router, gpus[last], nics)
+            yield first, last, nic if reached else nics.index(router.nearest_nics(gpus[last])[0])
             continue
         last = near[partner][0] if near[partner][0] != order[0] else near[partner][1]
         yield order[0], last, partner
-
-
-def _nearest_nic(router: Router, gpu: str, nics: Sequence[str]) -> int:
-    return list(nics).index(router.nearest_nics(gpu)[0])
 
 
 def _staged_ends(
@@ -381,8 +378,3 @@ def _take_path(count: int, free: dict[tuple[int, int], int], first: int, last: i
             free[src, dst] -= 1
         return path
     return None
-
-
-def _path_between(count: int, first: int, last: int) -> Order:
-    """All GPUs between the first and the last, in their order."""
-    return (first, *(gpu for gpu in range(count) if gpu not in (first, last)), last)

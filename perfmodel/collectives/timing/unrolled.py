@@ -76,7 +76,6 @@ class UnrolledPhases:
             self._firsts.append(self._firsts[-1] + phase.repeat)
             self._done.append(self._done[-1] + phase.active)
         self.steps, self.sends = self._firsts[-1], self._done[-1]
-        self._working: dict[Phase, tuple[IntArray, IntArray]] = {}
         self._contiguous: dict[Phase, ContiguousPhase] = {}
         self.spare: list[Any] = []  # arrays of clocks that have ended, for those that begin
         self.folds: list[Any] = []  # see `clocks.ring_folds`
@@ -144,27 +143,17 @@ class UnrolledPhases:
         """Edges that work in a repeat of a phase."""
         if (phase.active != phase.active[0]).any():
             return np.flatnonzero((phase.first <= step) & (step < phase.first + phase.active))
-        begins, first = self._begins(phase)
-        low, high = np.searchsorted(first, [step - phase.active[0] + 1, step + 1])
-        return begins[low:high]
+        begins = self.contiguous(phase).begins
+        spans = [step - phase.active[0] + 1, step + 1]
+        return begins[slice(*np.searchsorted(phase.first, spans, sorter=begins))]
 
     def contiguous(self, phase: Phase) -> ContiguousPhase:
         """Arrays of a phase for compiled loops."""
         if phase not in self._contiguous:
-            self._contiguous[phase] = ContiguousPhase(
-                np.ascontiguousarray(self.feeders),
-                np.ascontiguousarray(phase.nbytes, dtype=np.float64),
-                np.ascontiguousarray(phase.first),
-                np.ascontiguousarray(phase.active),
-                self._begins(phase)[0],
-            )
-        return self._contiguous[phase]
-
-    def _begins(self, phase: Phase) -> tuple[IntArray, IntArray]:
-        if phase not in self._working:
             begins = np.argsort(phase.first, kind="stable")
-            self._working[phase] = (begins, phase.first[begins])
-        return self._working[phase]
+            arrays = self.feeders, phase.nbytes.astype(np.float64), phase.first, phase.active
+            self._contiguous[phase] = ContiguousPhase(*map(np.ascontiguousarray, arrays), begins)
+        return self._contiguous[phase]
 
 
 def prepare_phases(phases: Sequence[Phase], credits: int) -> UnrolledPhases:

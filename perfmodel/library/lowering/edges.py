@@ -82,26 +82,19 @@ def edges_over(
 ) -> Edges:
     """Edges over links of a topology, `lengths` of the `arcs` each, with the links' latencies."""
     pointers = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    latency_s = topology.arcs.latency_s[arcs]
-    if len(src):
-        latency_s = np.add.reduceat(latency_s, pointers[:-1])
+    latency_s = route_latency_s(topology, pointers, arcs)
     return Edges(src, dst, pointers, arcs, latency_s, cap_Bps, hop, staged, copies)
+
+
+def route_latency_s(topology: Topology, pointers: IntArray, arcs: IntArray) -> FloatArray:
+    """Sum of the latencies of the links of each edge, shape (edges,); see `Edges`."""
+    latency_s = topology.arcs.latency_s[arcs]
+    return np.add.reduceat(latency_s, pointers[:-1]) if len(pointers) > 1 else latency_s
 
 
 def with_latencies(topology: Topology, edges: Edges) -> Edges:
     """The same routes on a machine whose links have other latencies."""
-    same = edges_over(
-        topology,
-        edges.src,
-        edges.dst,
-        np.diff(edges.pointers),
-        edges.arcs,
-        edges.cap_Bps,
-        edges.hop,
-        edges.staged,
-        edges.copies,
-    )
-    return replace(same, pointers=edges.pointers)
+    return replace(edges, latency_s=route_latency_s(topology, edges.pointers, edges.arcs))
 
 
 def select_edges(edges: Edges, selection: IntArray) -> Edges:

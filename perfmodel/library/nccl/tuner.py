@@ -162,26 +162,12 @@ def _enabled_pairs(
     ]
     if enabled:
         return enabled
-    faults = []
-    if named is not None and not named & {algorithm for algorithm, _ in possible}:
-        available = sorted({algorithm for algorithm, _ in possible})
-        faults.append(
-            _fault("NCCL_ALGO", settings, f"for {op} on this machine {allowed_names(available)}")
-        )
-    elif named_protocols is not None:
-        available_protocols = sorted({p for a, p in possible if named is None or a in named})
-        faults.append(
-            _fault(
-                "NCCL_PROTO",
-                settings,
-                f"for {op} on this machine {allowed_names(available_protocols)}",
-            )
-        )
-    raise InputError(faults)
-
-
-def _fault(name: str, settings: LibrarySettings, allowed: str) -> Fault:
-    return Fault(f"env.{name}", repr(settings.env[name]), allowed)
+    left, variable = {algorithm for algorithm, _ in possible}, "NCCL_ALGO"
+    if named is None or named & left:
+        left = {protocol for a, protocol in possible if named is None or a in named}
+        variable = "NCCL_PROTO"
+    allowed = f"for {op} on this machine {allowed_names(sorted(left))}"
+    raise InputError(Fault(f"env.{variable}", repr(settings.env[variable]), allowed))
 
 
 def _possible_pairs(
@@ -200,7 +186,7 @@ def _possible_pairs(
         "nvls": system.nvls is not None and not several,
         "nvls_tree": _may_nvls_tree(system, settings),
         "collnet_chain": collnet,
-        "collnet_direct": collnet and _is_switched(system),
+        "collnet_direct": collnet and system.tree.type_intra == "NVL" and 1 < system.gpus <= 8,
         "pat": constants.pat and lonely and settings.is_on("NCCL_PAT_ENABLE", default=True),
     }
     for algorithm, row in NCCL_ALGORITHMS[op].items():
@@ -221,10 +207,6 @@ def _may_nvls_tree(system: System, settings: LibrarySettings) -> bool:
     """
     possible = system.nvls is not None and system.nodes > 1 and settings.release >= (2, 18)
     return possible and not system.rack
-
-
-def _is_switched(system: System) -> bool:
-    return system.tree.type_intra == "NVL" and 1 < system.gpus <= 8
 
 
 def _may_ll128(

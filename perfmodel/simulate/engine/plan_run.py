@@ -189,7 +189,8 @@ class PlanRun:
             start_s = max(ready_s, state.free_s)
             if self._ends_by_itself(state, task):
                 self._pop(state)
-                self._work_off(state, step, index, start_s, ready_s)
+                stretch, duration_s = self._stretched(step, index)
+                self._finish(state, step, index, start_s, ready_s, start_s + duration_s, stretch)
                 continue
             if start_s > now_s:
                 self._wake(state, start_s)
@@ -209,9 +210,9 @@ class PlanRun:
 
     def _ends_by_itself(self, state: StreamState, task: Task) -> bool:
         """Whether the end of a task is known as soon as its start is."""
-        if not isinstance(task.work, Compute) or state.stream.workers > 1:
-            return False
-        if state.stream.kind == "compute" and self._slowdown != 1.0:
+        stream = state.stream
+        may_be_slowed = stream.kind == "compute" and self._slowdown != 1.0
+        if may_be_slowed or stream.workers > 1 or not isinstance(task.work, Compute):
             return False
         return not (task.acquires or task.releases or task.core_s)
 
@@ -285,13 +286,6 @@ class PlanRun:
         self._advance_all(())
 
     # ------------------------------------------------------------ compute
-
-    def _work_off(
-        self, state: StreamState, step: int, index: int, start_s: float, ready_s: float
-    ) -> None:
-        """Do work that nothing slows down; it may start later than now."""
-        stretch, duration_s = self._stretched(step, index)
-        self._finish(state, step, index, start_s, ready_s, start_s + duration_s, stretch)
 
     def _compute(self, state: StreamState, step: int, index: int, ready_s: float) -> None:
         """Start work on the device, and what follows it while nobody else waits for an end."""

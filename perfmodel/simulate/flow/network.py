@@ -15,8 +15,9 @@ their speeds, the library's credits and the algorithm. Elsewhere see decision 00
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import simpy
@@ -122,7 +123,9 @@ class FlowNetwork(Network):
         for delay_s, together in by_delay_s.items():
             self._launched += 1
             self._launching[self._launched] = together
-            self.env.timeout(delay_s).callbacks.append(self._make_begin(self._launched, landing))
+            self.env.timeout(delay_s).callbacks.append(
+                partial(self._begin, self._launched, landing)
+            )
         return landing.ended
 
     def collective(
@@ -170,19 +173,17 @@ class FlowNetwork(Network):
         self._changed += self._active
         self._update_rates()
 
-    def _make_begin(self, number: int, landing: _Landing) -> Callable[[simpy.Event], None]:
-        def begin(_: simpy.Event) -> None:
-            for lowered in self._launching.pop(number):
-                now = self._rerouted.now(lowered)
-                self._uncounted[now] += 1
-                if not now.stages:
-                    landing.land(self.env.now)
-                    continue
-                job = Collective(lowered, now, self._timer, self.env.now, landing.land)
-                self._sent.setdefault(tuple([leg.edges for leg in job.legs]), job.legs)
-                self._enter(job)
-
-        return begin
+    def _begin(self, number: int, landing: _Landing, _: simpy.Event) -> None:
+        """Begin collectives that were launched together."""
+        for lowered in self._launching.pop(number):
+            now = self._rerouted.now(lowered)
+            self._uncounted[now] += 1
+            if not now.stages:
+                landing.land(self.env.now)
+                continue
+            job = Collective(lowered, now, self._timer, self.env.now, landing.land)
+            self._sent.setdefault(tuple([leg.edges for leg in job.legs]), job.legs)
+            self._enter(job)
 
     def _enter(self, job: Job) -> None:
         """Put a job on its links; rates are solved at once where it shares them with no other."""
@@ -238,11 +239,9 @@ class FlowNetwork(Network):
             if links in solved or not users.are_used(links):
                 continue
             for component in users.components(links):
-                self._solve(sorted(component, key=self._sort_key))
+                in_order = sorted(component, key=lambda job: sort_key(job, users.links(job).mark))
+                self._solve(in_order)
                 solved.update(users.links(job) for job in component)
-
-    def _sort_key(self, job: Job) -> tuple[float, int, float, int]:
-        return sort_key(job, self._link_users.links(job).mark)
 
     def _solve(self, jobs: list[Job]) -> None:
         """Give jobs that share links with each other, and with no other, their rates."""
@@ -278,29 +277,26 @@ class FlowNetwork(Network):
         job.timed = True
         job.version += 1
         if not job.is_disturbed:
-            self._schedule_end(job)
+            self._schedule_end(job, job.version)
             return
         # Most rates change again before the leg ends: its end is worked out when it may be near.
         least_s = (1 - SLACK) * job.least_wire_s()
         is_cut = rates_Bps is not None and not rates_Bps.all()
         if is_cut or job.start_s + least_s <= self.env.now:
-            self._schedule_end(job)
+            self._schedule_end(job, job.version)
             return
-        version = job.version
-
-        def look(_: simpy.Event) -> None:
-            if version == job.version:
-                self._schedule_end(job)
-
+        look = partial(self._schedule_end, job, job.version)
         call_at(self.env, job.start_s + least_s, look)
 
-    def _schedule_end(self, job: Collective) -> None:
-        """Work out when the leg of a collective ends, and end it then."""
+    def _schedule_end(self, job: Collective, version: int, _: simpy.Event | None = None) -> None:
+        """Work out when the leg of a collective ends, and end it then, unless it has changed."""
+        if version != job.version:
+            return
         wire_s = job.start_s + self._ends_s(job)[0]
         if np.isinf(wire_s) and self.changes_left == 0:
             raise SimulationError(stage_text(self.machine, job.lowered, job.stage))
         if wire_s < np.inf:
-            call_at(self.env, wire_s, self._make_end(job))
+            call_at(self.env, wire_s, partial(self._end, job, version))
 
     def _set_streams(self, jobs: Sequence[Streams], rates_Bps: FloatArray) -> None:
         """Give streams their rates, and with them their new ends."""
@@ -311,17 +307,14 @@ class FlowNetwork(Network):
 
     def _schedule_first_end(self, job: Streams) -> None:
         """End those of some streams that end first, unless their rates change before."""
-        version, first_s = job.version, job.first_s()
-
-        def end(_: simpy.Event) -> None:
-            if version == job.version:
-                self._end_streams(job)
-
+        first_s = job.first_s()
         if first_s < np.inf:
-            call_at(self.env, first_s, end)
+            call_at(self.env, first_s, partial(self._end_streams, job, job.version))
 
-    def _end_streams(self, job: Streams) -> None:
+    def _end_streams(self, job: Streams, version: int, _: simpy.Event) -> None:
         """End those of some streams that end now; they leave together, and rates change once."""
+        if version != job.version:
+            return
         self._leave(job)
         for event in job.finish(self.env.now, self._counted):
             event.succeed()
@@ -342,23 +335,15 @@ class FlowNetwork(Network):
         least_s = job.timer.busiest_link_bound_s(job.lowered)
         return max(ends.wire_s, least_s), max(landed_s, least_s)
 
-    def _make_end(self, job: Collective) -> Callable[[simpy.Event], None]:
-        version = job.version
-
-        def end(_: simpy.Event) -> None:
-            if version != job.version:
-                return
-            self._leave(job)
-            if job.is_last:
-                job.land(job.start_s + self._ends_s(job)[1])
-                job.release()
-            else:
-                self._begin_next_leg(job)
-
-        return end
-
-    def _begin_next_leg(self, job: Collective) -> None:
-        """Begin the next leg of a collective."""
+    def _end(self, job: Collective, version: int, _: simpy.Event) -> None:
+        """End the leg of a collective, unless its rates have changed, and begin the next."""
+        if version != job.version:
+            return
+        self._leave(job)
+        if job.is_last:
+            job.land(job.start_s + self._ends_s(job)[1])
+            job.release()
+            return
         if job.is_disturbed:
             stage = self._rerouted.legs(job.original)[job.leg + 1]
             job.next_leg(stage, self._timer.rates(stage))

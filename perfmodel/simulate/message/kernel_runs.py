@@ -123,18 +123,6 @@ class KernelRuns:
             routes.append((run.slot, _routes(run.transfer)))
         self.kernel.become(machine.topology.arcs.bandwidth_Bps, at_s, routes)
 
-    def sent_bytes(self, run: Run, at_s: float) -> float:
-        """Return the bytes that a stream has sent by a time."""
-        return 0.0 if run.slot is None else self.kernel.sent_bytes(run.slot, at_s)
-
-    def stalled_edges(self, run: Run) -> list[int]:
-        """Return the edges of a run that are sending over a link that carries nothing."""
-        return [] if run.slot is None else self.kernel.stalled_edges(run.slot)
-
-    def sends_left(self, run: Run) -> int:
-        """Return how many sends of a run have not landed."""
-        return 0 if run.slot is None else self.kernel.sends_left(run.slot)
-
     def _add(self, columns: Columns) -> Slot:
         """Add a collective to the kernel; compile that first if it pays, as it joins arrays."""
         self._compile_for(self._sends + len(columns["sends.nbytes"]))
