@@ -61,10 +61,8 @@ def unroll(schedule: Schedule) -> Sends:
     _refuse_races(target, number, columns["reduce"], _chunks(rounds))
     span = 2 + int(number.max(initial=0))
     reads = _Ordered.of(source * span + number)
-    low, high = (
-        np.searchsorted(reads.keys, target * span + number, side=side)  # type: ignore[call-overload]
-        for side in ("left", "right")
-    )
+    key = target * span + number
+    low, high = np.searchsorted(reads.keys, key), np.searchsorted(reads.keys, key, side="right")
     writer, reader = reads.expand(low, high)
     return Sends(
         **columns | {"reduce": columns["reduce"].astype(np.bool_)},  # type: ignore[arg-type]

@@ -154,7 +154,7 @@ def send_over_trees(  # noqa: C901  (numba caches a function without those that 
     rate_Bps: FloatArray,
     latency_s: FloatArray,
 ) -> None:
-    """Work out in place when pieces leave and arrive (see `timing.stepped_clocks.TreeClocks`).
+    """Work out in place when pieces leave and arrive (see `timing.variable_rate.TreeClocks`).
 
     Parameters
     ----------

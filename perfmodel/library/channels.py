@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from perfmodel.arrays import IntArray, distinct
 from perfmodel.library.lowering.edge_routing import NEAREST, route_edges
-from perfmodel.library.lowering.edges import Edges
+from perfmodel.library.lowering.lowered import Edges
 from perfmodel.library.ring_search import direct_nvlinks, local_rings, rail_rings
 from perfmodel.library.transport import GDR_PATHS, path_type_between
 from perfmodel.topology.model import Topology

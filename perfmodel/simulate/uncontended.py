@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from perfmodel.arrays import FloatArray, RankGroup, sending_s
-from perfmodel.collectives.algorithms.chain import PIECE_BYTES
+from perfmodel.collectives.algorithms.ring import PIECE_BYTES
 from perfmodel.collectives.timing.recurrence import TimedPhases, legs_ends
 from perfmodel.library.lowering.lower import (
     Algorithm,

@@ -150,9 +150,13 @@ class UnrolledPhases:
     def contiguous(self, phase: Phase) -> ContiguousPhase:
         """Arrays of a phase for compiled loops."""
         if phase not in self._contiguous:
-            begins = np.argsort(phase.first, kind="stable")
-            arrays = self.feeders, phase.nbytes.astype(np.float64), phase.first, phase.active
-            self._contiguous[phase] = ContiguousPhase(*map(np.ascontiguousarray, arrays), begins)
+            self._contiguous[phase] = ContiguousPhase(
+                np.ascontiguousarray(self.feeders),
+                np.ascontiguousarray(phase.nbytes, dtype=np.float64),
+                np.ascontiguousarray(phase.first),
+                np.ascontiguousarray(phase.active),
+                np.argsort(phase.first, kind="stable"),
+            )
         return self._contiguous[phase]
 
 

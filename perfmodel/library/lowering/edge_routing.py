@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray, distinct, first_of_each
-from perfmodel.library.lowering.edges import (
+from perfmodel.library.lowering.lowered import (
     HOP_KINDS,
     Edges,
     HostCopies,

@@ -14,8 +14,13 @@ from perfmodel.arrays import FloatArray, RankGroup, rank_array
 from perfmodel.collectives.catalog import bus_factor
 from perfmodel.collectives.schedule import Phase, Schedule
 from perfmodel.errors import Fault, InputError
-from perfmodel.library.lowering.edges import HOP_KINDS, Edges
-from perfmodel.library.lowering.lowered import LaidSchedule, LoweredCollective, Stage
+from perfmodel.library.lowering.lowered import (
+    HOP_KINDS,
+    Edges,
+    LaidSchedule,
+    LoweredCollective,
+    Stage,
+)
 from perfmodel.library.lowering.rings import SINGLE_SENDS
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary, Protocol, protocols_of

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from perfmodel.arrays import IntArray, RankGroup
 from perfmodel.library.lowering.edge_routing import reroute_edges
-from perfmodel.library.lowering.edges import Edges, route_latency_s
-from perfmodel.library.lowering.lowered import LoweredCollective, Stage
+from perfmodel.library.lowering.lowered import Edges, LoweredCollective, Stage, route_latency_s
 from perfmodel.library.lowering.protocols import caps_Bps, protocol_parameters, step_latency_s
 from perfmodel.library.machine import Machine
 from perfmodel.memo import once
@@ -78,7 +77,7 @@ def only_host(topology: Topology, group: RankGroup) -> int | None:
 
 @dataclass
 class MovedEdges:
-    """Edges on other hosts, found once for all sizes of a collective on machines of the same links."""
+    """Edges on other hosts, found once for all sizes of a collective on alike machines."""
 
     _on_host: dict[tuple[Edges, int], Edges | None] = field(default_factory=dict)
     _on_hosts: dict[tuple[tuple[Edges, ...], RankGroup], tuple[Edges, ...] | None] = field(

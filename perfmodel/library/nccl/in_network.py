@@ -12,8 +12,14 @@ from perfmodel.collectives.algorithms.pipelined_trees import ROOT, Forest, fores
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.channels import Rails
 from perfmodel.library.lowering.edge_routing import reroute_edges, route_edges
-from perfmodel.library.lowering.edges import HOP_KINDS, Edges, edges_over, merge_edges
-from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
+from perfmodel.library.lowering.lowered import (
+    HOP_KINDS,
+    ITEM_BYTES,
+    Edges,
+    LaidSchedule,
+    edges_over,
+    merge_edges,
+)
 from perfmodel.library.machine import Machine
 from perfmodel.library.nccl.trees import (
     collnet_bytes,

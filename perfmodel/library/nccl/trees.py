@@ -12,8 +12,7 @@ from perfmodel.collectives.algorithms import pipelined_trees
 from perfmodel.collectives.algorithms.pipelined_trees import Forest, chained_parents, forest_of
 from perfmodel.library.channels import Rails, rails_over
 from perfmodel.library.lowering.edge_routing import NEAREST, route_edges
-from perfmodel.library.lowering.edges import Edges, with_latencies
-from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
+from perfmodel.library.lowering.lowered import ITEM_BYTES, Edges, LaidSchedule, with_latencies
 from perfmodel.library.machine import Machine
 from perfmodel.library.transport import Path, local_path, nic_path
 

@@ -15,11 +15,10 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray, RankGroup
 from perfmodel.collectives.schedule import Phase
-from perfmodel.library.lowering.edges import Edges, join_edges
-from perfmodel.library.lowering.lowered import LoweredCollective, Stage
+from perfmodel.library.lowering.lowered import Edges, LoweredCollective, Stage, join_edges
 from perfmodel.library.machine import Machine
 from perfmodel.memo import once
-from perfmodel.simulate.flow.streams import Streams, joined_stage
+from perfmodel.simulate.flow.stream_network import Streams, joined_stage
 from perfmodel.simulate.flow.transfers import Collective
 from perfmodel.simulate.sharing.between_collectives import (
     SHORTEST_S,

@@ -25,8 +25,7 @@ import simpy
 from perfmodel.arrays import FloatArray, RankGroup
 from perfmodel.compiled_loops.compilation import Effort
 from perfmodel.errors import SimulationError
-from perfmodel.library.lowering.edges import Edges
-from perfmodel.library.lowering.lowered import LoweredCollective
+from perfmodel.library.lowering.lowered import Edges, LoweredCollective
 from perfmodel.library.machine import Machine
 from perfmodel.memo import once
 from perfmodel.simulate.flow.alike_collectives import (
@@ -37,7 +36,7 @@ from perfmodel.simulate.flow.alike_collectives import (
     solve_in_turns,
 )
 from perfmodel.simulate.flow.approximation import NOTES, ApproximationNote, Why, why_approximate
-from perfmodel.simulate.flow.streams import Arrival, Streams, begin_streams, stream_stage
+from perfmodel.simulate.flow.stream_network import Arrival, Streams, begin_streams, stream_stage
 from perfmodel.simulate.flow.transfers import Collective, sort_key
 from perfmodel.simulate.network import (
     LinkCounters,

@@ -12,19 +12,18 @@ from perfmodel.arrays import FloatArray, IntArray, sending_s
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.recurrence import ReadyTimes
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
-from perfmodel.collectives.timing.stepped_clocks import TreeClocks
 from perfmodel.collectives.timing.unrolled import UnrolledPhases, prepare_phases
 from perfmodel.collectives.timing.variable_rate import (
     Clocks,
     CompletionTimes,
     OneStep,
+    TreeClocks,
     is_one_step,
 )
 from perfmodel.compiled_loops.compilation import Effort, Loops
-from perfmodel.library.lowering.edges import Edges
-from perfmodel.library.lowering.lowered import LoweredCollective, Stage, stage_bytes
+from perfmodel.library.lowering.lowered import Edges, LoweredCollective, Stage, stage_bytes
 from perfmodel.memo import once
-from perfmodel.simulate.flow.streams import SAME_RATE, Streams
+from perfmodel.simulate.flow.stream_network import SAME_RATE, Streams
 from perfmodel.simulate.network import LinkCounters, move_counts
 from perfmodel.simulate.sharing.duty_cycle import TimedLeg
 from perfmodel.simulate.uncontended import UncontendedTimer, participants, timed_phases

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray, IntArray, distinct
-from perfmodel.library.lowering.edges import Edges, join_edges, ranges
-from perfmodel.library.lowering.lowered import Stage
+from perfmodel.library.lowering.lowered import Edges, Stage, join_edges, ranges
 from perfmodel.simulate.sharing.max_min import LinkSharing, max_min_rates
 
 T = TypeVar("T")

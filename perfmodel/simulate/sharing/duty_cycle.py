@@ -18,8 +18,7 @@ from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.critical_path import classed_trees_s
 from perfmodel.collectives.timing.path_classes import EdgeClasses
 from perfmodel.collectives.timing.variable_rate import CompletionTimes
-from perfmodel.library.lowering.edges import Edges
-from perfmodel.library.lowering.lowered import LoweredCollective, Stage
+from perfmodel.library.lowering.lowered import Edges, LoweredCollective, Stage
 from perfmodel.memo import once
 from perfmodel.simulate.sharing.link_uses import (
     LARGE,

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from perfmodel.arrays import FloatArray, IntArray, parts_of
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.path_classes import EdgeClasses, Hashes, classify, mix
-from perfmodel.library.lowering.edges import Edges, ranges
-from perfmodel.library.lowering.lowered import Stage
+from perfmodel.library.lowering.lowered import Edges, Stage, ranges
 
 PART = 1 << 17
 """Uses at least that are counted at once, so that their numbers fit a processor's cache."""

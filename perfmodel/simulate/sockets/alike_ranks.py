@@ -18,8 +18,7 @@ import numpy as np
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.schedule import Phase
 from perfmodel.library.lowering.edge_routing import edges_between
-from perfmodel.library.lowering.edges import Edges
-from perfmodel.library.lowering.lowered import LoweredCollective
+from perfmodel.library.lowering.lowered import Edges, LoweredCollective
 from perfmodel.library.machine import Machine
 from perfmodel.topology.model import Sockets, Topology
 from perfmodel.topology.templates.spec import PORT_KINDS

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.flow.network import FlowNetwork
-from perfmodel.simulate.flow.streams import stream_stage
+from perfmodel.simulate.flow.stream_network import stream_stage
 from perfmodel.simulate.sharing import between_collectives
 from perfmodel.simulate.sharing.between_collectives import LinkSet, LinkUsers, Share, shared_rates
 from perfmodel.simulate.uncontended import UncontendedTimer

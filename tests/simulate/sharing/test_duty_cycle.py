@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from perfmodel.arrays import FloatArray
 from perfmodel.collectives.schedule import Phase
-from perfmodel.library.lowering.edges import Edges
-from perfmodel.library.lowering.lowered import Stage
+from perfmodel.library.lowering.lowered import Edges, Stage
 from perfmodel.simulate.sharing import duty_cycle
 from perfmodel.simulate.sharing.duty_cycle import UseOrders
 

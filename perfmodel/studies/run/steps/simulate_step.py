@@ -99,8 +99,7 @@ def simulate_steps(
     jitters = [each.jitter for each in disturbances if each.jitter is not None]
     fidelity = "free" if free else setup.fidelity
     if jitters:
-        from perfmodel.simulate.ranks.rank_vectors import simulate_ranks
-        from perfmodel.simulate.ranks.task_order import why_unsuited
+        from perfmodel.simulate.ranks.rank_vectors import simulate_ranks, why_unsuited
 
         reason = why_unsuited(plan)
         if jobs and uses_sockets(timer.machine, fidelity):
