@@ -51,7 +51,7 @@ class MessageNetwork(Network):
     """Whether what was simulated before on this machine is not simulated again."""
     by_rounds: bool = True
     """Whether collectives on links that nobody shares are timed round by round, without events
-    (`busy_period.py`). They take the same time."""
+    (`kernel_runs.unshared_ends_s`). They take the same time."""
     _kernel: KernelRuns = field(init=False)
     _simulated: SimulatedPeriods = field(init=False)
     _period: BusyPeriod = field(init=False)
