@@ -98,8 +98,8 @@ class UncorrectedCollectives:
 
     def lower(self, key: CollectiveKey) -> tuple[LoweredCollective, ...]:
         """Return the candidates of the library for a collective, without corrections."""
-        *what, root, algorithm = key
-        lower = partial(lower_without_corrections, self.machine, *what)
+        op, nbytes, group, root, algorithm = key
+        lower = partial(lower_without_corrections, self.machine, op, nbytes, group)
         return once(self._lowered, key, partial(lower, root=root, algorithm=algorithm))
 
     def forget(self) -> None:

@@ -88,8 +88,9 @@ class LoopRun:
     counted: LinkCounters = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.updates_s, self.waits_s = ([[] for _ in self.plan.workers] for _ in range(2))
+        self.updates_s = [[] for _ in self.plan.workers]
         self.work_s = [[] for _ in self.plan.workers]
+        self.waits_s = [[] for _ in self.plan.workers]
 
     @property
     def update_times_s(self) -> list[float]:

@@ -128,10 +128,10 @@ class StreamNetwork(Network):
         self._widen(hops)
         if not self._free:
             rows = len(self._left)
-            self._left, self._rates_Bps, self._caps_Bps, self._active = (
-                np.pad(part, (0, rows))
-                for part in (self._left, self._rates_Bps, self._caps_Bps, self._active)
+            self._left, self._rates_Bps, self._caps_Bps = (
+                np.pad(part, (0, rows)) for part in (self._left, self._rates_Bps, self._caps_Bps)
             )
+            self._active = np.pad(self._active, (0, rows))
             self._arcs = np.pad(self._arcs, ((0, rows), (0, 0)), constant_values=-1)
             self._free = list(range(2 * rows - 1, rows - 1, -1))
         return self._free.pop()
