@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.collectives.algorithms import chain, ring, tree
+from perfmodel.collectives.algorithms import ring, tree
 from perfmodel.collectives.timing.path_classes import heaviest_rows
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
-from perfmodel.collectives.timing.stepped_clocks import SteppedClocks, TreeClocks
 from perfmodel.collectives.timing.unrolled import prepare_phases
-from perfmodel.collectives.timing.variable_rate import Clocks
+from perfmodel.collectives.timing.variable_rate import Clocks, TreeClocks
 from perfmodel.compiled_loops import compilation
-from perfmodel.simulate.flow.transfers import PreparedPhases, cycle_s
+from perfmodel.simulate.flow.transfers import cycle_s, prepare_phase
 from perfmodel.simulate.sharing.max_min import max_min_rates
 
 pytest.importorskip("numba")
@@ -55,7 +54,7 @@ def test_shares(seed: int, flows: int, links: int, capped: bool) -> None:
 SCHEDULES = {
     "ring": lambda ranks: ring.all_reduce(ranks, 4096 * ranks),
     "trees": lambda ranks: tree.double_binary_tree(ranks, 1 << 16, piece_bytes=1 << 12),
-    "chain": lambda ranks: chain.broadcast(ranks, 1 << 16, piece_bytes=1 << 12),
+    "chain": lambda ranks: ring.broadcast(ranks, 1 << 16, piece_bytes=1 << 12),
 }
 
 
@@ -87,7 +86,7 @@ def test_sends_at_rates_that_change(
     def clocks(loops: Any) -> Any:
         course = prepare_phases(phases, credits)
         start = np.zeros(edges), LinkRates(-np.inf, *paces[0][1:])
-        return SteppedClocks(loops, course, *start) if loops else Clocks(course, *start)
+        return Clocks(course, *start, loops)
 
     def ends(loops: Any) -> Any:
         sends, least_s, left = clocks(loops), [], []
@@ -151,7 +150,7 @@ def test_pieces_over_trees_at_rates_that_change(
 def test_estimates_of_cycles(name: str, credits: int) -> None:
     rng = np.random.default_rng(credits)
     for phase in SCHEDULES[name](6).phases:
-        prepared, edges = PreparedPhases().of(phase), len(phase.src)
+        prepared, edges = prepare_phase(phase), len(phase.src)
         links = rng.choice([1e8, 3e9], edges), rng.uniform(0, 1e-4, edges)
         plain, compiled = (cycle_s(prepared, *links, credits, loops) for loops in (None, LOOPS))
         assert compiled == pytest.approx(plain, rel=1e-12)

@@ -34,6 +34,7 @@ LAYERS = [
     "files",
     "compiled_loops",
     "garbage",
+    "memo",
     "timeline",
     "arrays",
     "own_functions",

@@ -59,9 +59,9 @@ _TABLE: Final = {
         Algorithm("rabenseifner", "recursive_doubling.rabenseifner", "rabenseifner"),
         Algorithm("hierarchical", "hierarchical.all_reduce", "hierarchical"),
         Algorithm("torus", "hierarchical.torus", "torus"),
-        Algorithm("server", "parameter_server.all_reduce", "server"),
+        Algorithm("server", "linear.server_all_reduce", "server"),
         Algorithm("gloo_ring", "ring.ring_all_reduce", "gloo_ring"),
-        Algorithm("switch", "in_network.all_reduce", "switch", in_switch=True),
+        Algorithm("switch", "collnet.switch_all_reduce", "switch", in_switch=True),
         Algorithm("nvls", "nvls.all_reduce", "nvls_all_reduce", "nvls", SIMPLE, True),
         Algorithm("nvls_tree", "nvls.tree_all_reduce", "nvls_tree", "nvls_tree", SIMPLE, True),
         Algorithm("collnet", "collnet.chain_all_reduce", "collnet", "collnet_chain", SIMPLE, True),
@@ -92,11 +92,11 @@ _TABLE: Final = {
         Algorithm("pat", "pat.all_gather", "logarithmic_all_gather", "pat", SIMPLE),
     ),
     "broadcast": (
-        Algorithm("chain", "chain.broadcast", "chain_broadcast", nccl="ring"),
+        Algorithm("chain", "ring.broadcast", "chain_broadcast", nccl="ring"),
         Algorithm("binomial", "tree.broadcast", "binomial_broadcast"),
     ),
     "reduce": (
-        Algorithm("chain", "chain.reduce", "chain_reduce", nccl="ring"),
+        Algorithm("chain", "ring.reduce", "chain_reduce", nccl="ring"),
         Algorithm("binomial", "tree.reduce", "binomial_reduce"),
     ),
     "all_to_all": (

@@ -11,7 +11,7 @@ two that write to it otherwise would race, which is an error.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,69 +45,39 @@ class Sends:
         return len(self.src)
 
 
-def unroll(schedule: Schedule) -> Sends:
-    """Unroll a schedule and derive the dependencies of its sends."""
-    rounds = list(schedule.rounds())
-    columns = ("src", "dst", "src_chunk", "dst_chunk", "nbytes", "channel", "reduce")
-
-    def joined(name: str) -> IntArray:
-        parts = [getattr(part, name) for part in rounds]
-        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
-
-    arrays = {name: joined(name) for name in columns}
-    arrays["reduce"] = arrays["reduce"].astype(np.bool_)
-    number = np.repeat(np.arange(len(rounds)), [len(part.src) for part in rounds])
-    after, held_by = _derive_waits(rounds)
-    return Sends(**arrays, round=number, after=after, held_by=held_by)  # type: ignore[arg-type]
-
-
 Waits = tuple[tuple[int, ...], ...]
 """For each send, the numbers of those that it waits for."""
-Place = tuple[int, int]
-"""A rank and the number of one of its chunks."""
 
 
-def _derive_waits(rounds: list[Round]) -> tuple[Waits, Waits]:
-    """Go through the rounds once, with the last writers and readers of each (rank, chunk)."""
-    after: list[tuple[int, ...]] = []
-    held_by: list[tuple[int, ...]] = []
-    written: dict[Place, list[int]] = {}
-    read: dict[Place, list[int]] = {}
-    for part in rounds:
-        start = len(after)
-        sources = list(zip(part.src.tolist(), part.src_chunk.tolist(), strict=True))
-        targets = list(zip(part.dst.tolist(), part.dst_chunk.tolist(), strict=True))
-        reading, writing = _group_by_place(sources, start), _group_by_place(targets, start)
-        _refuse_races(part, writing, start)
-        for index, (source, target) in enumerate(zip(sources, targets, strict=True), start):
-            waits = {*written.get(source, ()), *written.get(target, ()), *read.get(target, ())}
-            after.append(tuple(sorted(waits)))
-            held_by.append(tuple(other for other in reading.get(target, ()) if other != index))
-        for source, readers in reading.items():
-            read.setdefault(source, []).extend(readers)
-        for target, writers in writing.items():
-            written[target] = writers
-            read.pop(target, None)
-    return tuple(after), tuple(held_by)
+def unroll(schedule: Schedule) -> Sends:
+    """Unroll a schedule and derive the dependencies of its sends.
+
+    Raises `ScheduleError`: two sends of a round that write the same chunk and do not both add.
+    """
+    rounds = list(schedule.rounds())
+    names = ("src", "dst", "src_chunk", "dst_chunk", "nbytes", "channel", "reduce")
+    columns = {name: _column(rounds, name) for name in names}
+    number, source, target = _places(columns, rounds)
+    _refuse_races(target, number, columns["reduce"], _chunks(rounds))
+    span = 2 + int(number.max(initial=0))
+    reads = _Ordered.of(source * span + number)
+    key = target * span + number
+    low, high = np.searchsorted(reads.keys, key), np.searchsorted(reads.keys, key, side="right")
+    writer, reader = reads.expand(low, high)
+    return Sends(
+        **columns | {"reduce": columns["reduce"].astype(np.bool_)},  # type: ignore[arg-type]
+        round=number,
+        after=_listed(*_waits(source, target, number), len(number)),
+        held_by=_listed(writer[writer != reader], reader[writer != reader], len(number)),
+    )
 
 
-def _group_by_place(places: list[Place], start: int) -> dict[Place, list[int]]:
-    """The sends, numbered from `start`, at each place."""
-    sends: dict[Place, list[int]] = {}
-    for index, place in enumerate(places, start):
-        sends.setdefault(place, []).append(index)
-    return sends
-
-
-def _refuse_races(part: Round, writing: dict[Place, list[int]], start: int) -> None:
-    if len(writing) == len(part.src):
-        return
-    for (rank, chunk), writers in writing.items():
-        if len(writers) > 1 and not part.reduce[[w - start for w in writers]].all():
-            raise ScheduleError(
-                f"{len(writers)} sends of one round write chunk {chunk} of rank {rank}; "
-                "allowed: one, or several that all add"
-            )
+def _listed(waits: IntArray, awaited: IntArray, sends: int) -> Waits:
+    """For each send, those that it waits for, ascending and each once."""
+    others: list[set[int]] = [set() for _ in range(sends)]
+    for send, other in zip(waits.tolist(), awaited.tolist(), strict=True):
+        others[send].add(other)
+    return tuple(tuple(sorted(each)) for each in others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,20 +180,14 @@ def flat_messages(schedule: Schedule) -> FlatMessages:
     Raises `ScheduleError`: two sends of a round that write the same chunk and do not both add.
     """
     rounds = list(schedule.rounds())
-    sizes = [len(part.src) for part in rounds]
-    chunks = 1 + max(
-        (int(ids.max(initial=0)) for part in rounds for ids in (part.src_chunk, part.dst_chunk)),
-        default=0,
-    )
     columns = {name: _column(rounds, name) for name in ("src", "dst", "nbytes", "channel")}
-    number = np.repeat(np.arange(len(rounds)), sizes)
-    source = columns["src"] * chunks + _column(rounds, "src_chunk")
-    target = columns["dst"] * chunks + _column(rounds, "dst_chunk")
-    single = _waits_of_single(source, target, sizes)
+    chunks = {name: _column(rounds, name) for name in ("src_chunk", "dst_chunk")}
+    number, source, target = _places(columns | chunks, rounds)
+    single = _waits_of_single(source, target, [len(part.src) for part in rounds])
     if single is not None and _is_message_each(rounds):
         return FlatMessages(**columns, round=number, waits=single[0], awaited=single[1])
-    if single is None and _races(target, number, _column(rounds, "reduce")):
-        unroll(schedule)  # says where
+    if single is None:
+        _refuse_races(target, number, _column(rounds, "reduce"), _chunks(rounds))
     waits, awaited = _waits(source, target, number) if single is None else single
     keys = np.stack([number, columns["channel"], columns["src"], columns["dst"]])
     first, of_send = _number_columns(keys)
@@ -245,6 +209,22 @@ def _column(rounds: Sequence[Round], name: str) -> IntArray:
     """One field of all sends."""
     parts = [getattr(part, name) for part in rounds]
     return np.concatenate([*parts, np.zeros(0, np.int64)]).astype(np.int64, copy=False)
+
+
+def _chunks(rounds: Sequence[Round]) -> int:
+    """How many chunks a rank has, as far as rounds name them."""
+    numbers = (ids for part in rounds for ids in (part.src_chunk, part.dst_chunk))
+    return 1 + max((int(ids.max(initial=0)) for ids in numbers), default=0)
+
+
+def _places(
+    columns: Mapping[str, IntArray], rounds: Sequence[Round]
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Number of the round of each send, and the places (of chunks on ranks) of its two ends."""
+    chunks = _chunks(rounds)
+    number = np.repeat(np.arange(len(rounds)), [len(part.src) for part in rounds])
+    source = columns["src"] * chunks + columns["src_chunk"]
+    return number, source, columns["dst"] * chunks + columns["dst_chunk"]
 
 
 def _is_message_each(rounds: Sequence[Round]) -> bool:
@@ -275,12 +255,19 @@ def _number_columns(keys: IntArray) -> tuple[IntArray, IntArray]:
     return first[order], rank[inverse]
 
 
-def _races(target: IntArray, number: IntArray, adds: IntArray) -> bool:
-    """Whether several sends of one round write to a chunk, and not all of them add."""
+def _refuse_races(target: IntArray, number: IntArray, adds: IntArray, chunks: int) -> None:
+    """Raise `ScheduleError` where several sends of a round write to a place, and not all add."""
     place = target * (1 + int(number.max(initial=0))) + number
     order = np.argsort(place, kind="stable")
     again = np.flatnonzero(np.diff(place[order]) == 0)
-    return bool((adds[order[again]] == 0).any() or (adds[order[again + 1]] == 0).any())
+    races = again[(adds[order[again]] == 0) | (adds[order[again + 1]] == 0)]
+    if len(races):
+        writers = np.flatnonzero(place == place[order[races].min()])
+        rank, chunk = divmod(int(target[writers[0]]), chunks)
+        raise ScheduleError(
+            f"{len(writers)} sends of one round write chunk {chunk} of rank {rank}; "
+            "allowed: one, or several that all add"
+        )
 
 
 def _waits(source: IntArray, target: IntArray, number: IntArray) -> tuple[IntArray, IntArray]:
@@ -373,8 +360,7 @@ class _Ordered:
         last = self.last_round(place, number, span)
         key = place * span + last
         low = np.searchsorted(self.keys, key, side="left")
-        high = np.searchsorted(self.keys, key, side="right")
-        return low, np.where(last < 0, low, high)
+        return low, np.where(last < 0, low, np.searchsorted(self.keys, key, side="right"))
 
     def expand(self, low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
         """Pairs of each query and the sends from its low to its high end."""

@@ -214,8 +214,7 @@ def split_elements(nbytes: int, parts: int, itemsize: int) -> IntArray:
     Raises `ScheduleError`: as `check_elements`.
     """
     check_elements(nbytes, itemsize)
-    elements = nbytes // itemsize
-    edges = (np.arange(parts + 1, dtype=np.int64) * elements) // parts
+    edges = (np.arange(parts + 1, dtype=np.int64) * (nbytes // itemsize)) // parts
     return np.diff(edges) * itemsize
 
 
@@ -313,8 +312,7 @@ def _check_sends(tables: Sequence[IntArray], ranks: int, sizes: IntArray, owners
         wrong = (chunk < 0) | (chunk >= len(sizes)) | (into < 0) | (into >= len(sizes))
         faults += _faults_at(number, table, wrong, f"chunks from 0 to {len(sizes) - 1}")
         if not wrong.any():
-            unlike = sizes[chunk] != sizes[into]
-            faults += _faults_at(number, table, unlike, "chunks of one size")
+            faults += _faults_at(number, table, sizes[chunk] != sizes[into], "chunks of one size")
         faults += _faults_at(number, table, adds & ~1 != 0, "True or False for adds")
     if faults:
         raise InputError(faults)

@@ -7,78 +7,7 @@ import numpy as np
 from perfmodel.arrays import FloatArray, IntArray
 
 
-def step_rings(
-    rows: FloatArray,
-    free: FloatArray,
-    feeders: IntArray,
-    begin: int,
-    goal: int,
-    lag: int,
-    credits: int,
-    nbytes: FloatArray,
-    from_s: FloatArray,
-    rate_Bps: FloatArray,
-    latency_s: FloatArray,
-    until_s: float,
-) -> int:
-    """Go on in place from step `begin` to `goal`, while all of a step leaves by a time.
-
-    Parameters
-    ----------
-    rows : ndarray of float, shape (depth, edges + 1)
-        See `RecurrenceState.delivered`.
-    free : ndarray of float, shape (edges,)
-    feeders : ndarray of int, shape (edges, most feeders)
-    begin, goal, lag, credits : int
-    nbytes : ndarray of float, shape (edges,)
-    from_s : ndarray of float, shape (paces,)
-        When each pace begins.
-    rate_Bps, latency_s : ndarray of float, shape (paces, edges)
-        Rates are above zero.
-    until_s : float
-
-    Returns
-    -------
-    int
-        The step that was reached.
-    """
-    depth, edges, paces = len(rows), len(free), len(from_s)
-    start, end, arrived = np.empty(edges), np.empty(edges), np.empty(edges)
-    for number in range(begin, goal):
-        brought, credit = rows[(number - lag) % depth], rows[(number - credits) % depth]
-        first_s, last_s = np.inf, -np.inf
-        for edge in range(edges):
-            start_s = max(free[edge], credit[edge])
-            for column in range(feeders.shape[1]):
-                start_s = max(start_s, brought[feeders[edge, column]])
-            start[edge] = start_s
-            first_s = min(first_s, start_s)
-        pace_of_first = 0  # what was before all of these sends is skipped
-        while pace_of_first + 1 < paces and from_s[pace_of_first + 1] <= first_s:
-            pace_of_first += 1
-        for edge in range(edges):
-            since_s, unsent = start[edge], nbytes[edge]
-            for pace in range(pace_of_first, paces):
-                over_s = from_s[pace + 1] if pace + 1 < paces else np.inf
-                if over_s < since_s:
-                    continue
-                rate = rate_Bps[pace, edge]
-                finish_s = since_s + (unsent / rate if unsent > 0 else 0.0)
-                if finish_s <= over_s:
-                    end[edge] = finish_s
-                    arrived[edge] = finish_s + latency_s[pace, edge]
-                    break
-                unsent = max(0.0, unsent - (over_s - since_s) * rate)
-                since_s = over_s
-            last_s = max(last_s, end[edge])
-        if last_s > until_s:
-            return number
-        rows[number % depth, :edges] = arrived
-        free[:] = end
-    return max(begin, goal)
-
-
-def step_trees(  # noqa: C901  (numba caches a function without those that it calls)
+def step(  # noqa: C901, PLR0912  (numba caches a function without those that it calls)
     rows: FloatArray,
     free: FloatArray,
     feeders: IntArray,
@@ -97,40 +26,64 @@ def step_trees(  # noqa: C901  (numba caches a function without those that it ca
     latency_s: FloatArray,
     until_s: float,
 ) -> int:
-    """As `step_rings`, where not all edges work in each step.
+    """Go on in place from step `begin` to `goal`, while all of a step leaves by a time.
 
     Parameters
     ----------
-    rows, free, feeders, begin, goal, credits, nbytes, from_s, rate_Bps, latency_s, until_s
-        As there.
+    rows : ndarray of float, shape (depth, edges + 1)
+        See `RecurrenceState.delivered`.
+    free : ndarray of float, shape (edges,)
+    feeders : ndarray of int, shape (edges, most feeders)
     begins : ndarray of int, shape (edges,)
         Edges in the order in which they begin.
     first, active, done : ndarray of int, shape (edges,)
         In which step of the phase each begins, in how many it works, and what it has sent before.
+    begin, goal : int
     first_step : int
         Of the phase.
     lag : int
         Repeats after which a send is sent on.
+    credits : int
+    nbytes : ndarray of float, shape (edges,)
+    from_s : ndarray of float, shape (paces,)
+        When each pace begins.
+    rate_Bps, latency_s : ndarray of float, shape (paces, edges)
+    until_s : float
+
+    Returns
+    -------
+    int
+        The step that was reached.
     """
     depth, edges, paces = len(rows), len(free), len(from_s)
-    end, arrived = np.empty(edges), np.empty(edges)
+    start, end, arrived = np.empty(edges), np.empty(edges), np.empty(edges)
     low = high = 0
+    before, brought, credit = -1, 0, 0  # rows of the send before, of all edges that began with it
     for number in range(begin, goal):
-        step, last_s = number - first_step, -np.inf
+        step, first_s, last_s = number - first_step, np.inf, -np.inf
         while high < edges and first[begins[high]] <= step:
             high += 1
         while low < high and first[begins[low]] + active[begins[low]] <= step:
             low += 1
         for place in range(low, high):
             edge = begins[place]
+            send = done[edge] + step - first[edge]
+            if send != before:
+                before, brought, credit = send, (send - lag) % depth, (send - credits) % depth
+            start_s = max(free[edge], rows[credit, edge])
+            for column in range(feeders.shape[1]):
+                start_s = max(start_s, rows[brought, feeders[edge, column]])
+            start[place] = start_s
+            first_s = min(first_s, start_s)
+        pace_of_first = 0  # what was before all of these sends is skipped
+        while pace_of_first + 1 < paces and from_s[pace_of_first + 1] <= first_s:
+            pace_of_first += 1
+        for place in range(low, high):
+            edge = begins[place]
             if first[edge] + active[edge] <= step:
                 continue
-            send = done[edge] + step - first[edge]
-            start_s = max(free[edge], rows[(send - credits) % depth, edge])
-            for column in range(feeders.shape[1]):
-                start_s = max(start_s, rows[(send - lag) % depth, feeders[edge, column]])
-            since_s, unsent = start_s, nbytes[edge]
-            for pace in range(paces):
+            since_s, unsent = start[place], nbytes[edge]
+            for pace in range(pace_of_first, paces):
                 over_s = from_s[pace + 1] if pace + 1 < paces else np.inf
                 if over_s < since_s:
                     continue
@@ -169,7 +122,7 @@ def least_end(
     Parameters
     ----------
     free, first, active, done, rate_Bps
-        As for `step_trees`; `step` is counted from the first of the phase.
+        As for `step`; it is counted from the first of the phase.
     sends : ndarray of int, shape (edges,)
         Of all phases.
     nbytes : ndarray of float, shape (edges,)
@@ -201,7 +154,7 @@ def send_over_trees(  # noqa: C901  (numba caches a function without those that 
     rate_Bps: FloatArray,
     latency_s: FloatArray,
 ) -> None:
-    """Work out in place when pieces leave and arrive (see `timing.clocks.tree_clocks`).
+    """Work out in place when pieces leave and arrive (see `timing.variable_rate.TreeClocks`).
 
     Parameters
     ----------
@@ -216,7 +169,7 @@ def send_over_trees(  # noqa: C901  (numba caches a function without those that 
         The last row is that of edges that nothing feeds.
     credits : int
     from_s, rate_Bps, latency_s
-        As for `stepped_sends.step_rings`.
+        As for `step`.
     """
     paces, (edges, pieces) = len(from_s), left_s.shape
     ready_s = np.empty(pieces)

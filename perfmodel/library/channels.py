@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from perfmodel.arrays import IntArray, distinct
 from perfmodel.library.lowering.edge_routing import NEAREST, route_edges
-from perfmodel.library.lowering.edges import Edges
-from perfmodel.library.ring_search import HostRing, direct_nvlinks, local_rings, rail_rings
+from perfmodel.library.lowering.lowered import Edges
+from perfmodel.library.ring_search import direct_nvlinks, local_rings, rail_rings
 from perfmodel.library.transport import GDR_PATHS, path_type_between
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
@@ -48,8 +48,7 @@ def rings_over(
     else:
         orders, out, into = _ring_orders(topology, router.healthy, hosts, at_most)
     after = np.roll(orders, -1, axis=1)
-    arriving = np.roll(into, -1, axis=1)
-    ends = (orders.ravel(), after.ravel(), out.ravel(), arriving.ravel())
+    ends = (orders.ravel(), after.ravel(), out.ravel(), np.roll(into, -1, axis=1).ravel())
     return Rings(orders, route_edges(topology, router, *ends))
 
 
@@ -68,8 +67,7 @@ def by_host(ranks: IntArray, size: int) -> IntArray | None:
 def group_by_host(hosts: IntArray) -> list[IntArray]:
     """Positions of the ranks of each host, in the order in which the hosts come."""
     order = np.argsort(hosts, kind="stable")
-    begins = np.flatnonzero(np.diff(hosts[order], prepend=-1))
-    groups = np.split(order, begins[1:])
+    groups = np.split(order, np.flatnonzero(np.diff(hosts[order], prepend=-1))[1:])
     return sorted(groups, key=lambda group: int(group[0]))
 
 
@@ -92,13 +90,10 @@ def _ring_orders(
     for ring, host_rings in enumerate(rings):
         for odd, host_ring in enumerate(host_rings):
             orders[ring, odd::2] = hosts[odd::2][:, host_ring.order]
-            into[ring, odd::2, 0], out[ring, odd::2, -1] = _end_nics(host_ring, numbers)
+            into[ring, odd::2, 0] = numbers[host_ring.nic_in or 0]
+            out[ring, odd::2, -1] = numbers[host_ring.nic_out or 0]
     flat = (len(rings), hosts.size)
     return orders.reshape(flat), out.reshape(flat), into.reshape(flat)
-
-
-def _end_nics(ring: HostRing, numbers: list[int]) -> tuple[int, int]:
-    return numbers[ring.nic_in or 0], numbers[ring.nic_out or 0]
 
 
 def serving_nics(router: Router, gpus: list[str]) -> list[str]:

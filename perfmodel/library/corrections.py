@@ -136,8 +136,7 @@ def load_spread(path: Path | None = None) -> Spread:
 
     Raises `InputError`: everything that is wrong in the file, with lines.
     """
-    shipped = Path(__file__).parent / "nccl" / "spread.yaml"
-    return load_document(Spread, path or shipped)
+    return load_document(Spread, path or (Path(__file__).parent / "nccl" / "spread.yaml"))
 
 
 def familiarity(spread: Spread, topology: Topology, op: str) -> Familiarity:
@@ -145,8 +144,7 @@ def familiarity(spread: Spread, topology: Topology, op: str) -> Familiarity:
 
     A known machine with another collective is at best known from few sweeps.
     """
-    same = spread.seen.get(spread_key(topology, op), 0)
-    if same >= SEVERAL:
+    if spread.seen.get(spread_key(topology, op), 0) >= SEVERAL:
         return "several"
     kind = kind_of_machine(topology) + ", "
     return "few" if any(key.startswith(kind) for key in spread.seen) else "new"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from perfmodel.arrays import RankGroup
@@ -12,6 +13,7 @@ from perfmodel.library.corrections import Corrections
 from perfmodel.library.model import CommLibrary, library_on
 from perfmodel.library.settings import MOST_CHANNELS, LibrarySettings
 from perfmodel.library.transport import apply_settings, with_socket_rates
+from perfmodel.memo import once
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 
@@ -63,7 +65,7 @@ MOST_RECENT = 32
 """Schedules and phases of each kind that machines share; those made first go first."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Machine:
     """What executors see: hardware and the library that drives it."""
 
@@ -93,35 +95,23 @@ class Machine:
 
     def rings(self, group: RankGroup) -> Rings:
         """Rings over a group of ranks; laid once."""
-        key = ("rings", group)
-        if key not in self._routed:
-            self._routed[key] = rings_over(self.topology, self.router, group, at_most=self.channels)
-        rings: Rings = self._routed[key]
-        return rings
+        lay = partial(rings_over, self.topology, self.router, group, at_most=self.channels)
+        return once(self._routed, ("rings", group), lay)
 
     def laid(self, key: Hashable, find: Callable[[], T]) -> T:
         """What `find` returns for a key; found once for all numbers of the library."""
-        key = ("laid", key)
-        if key not in self._routed:
-            self._routed[key] = find()
-        stored: T = self._routed[key]
-        return stored
+        return once(self._routed, ("laid", key), find)
 
-    def recent(
-        self, kind: str, made_of: tuple[object, ...], key: Hashable, find: Callable[[], T]
-    ) -> T:
-        """What `find` makes of some objects by a key; found once for all alike machines.
+    def recent(self, kind: str, made_of: Hashable, key: Hashable, find: Callable[[], T]) -> T:
+        """What `find` makes of some object by a key; found once for all alike machines.
 
         `kind`: of what is made, of which the last `MOST_RECENT` are kept.
         """
         things = self.shared.setdefault(kind, {})
-        whole = (*map(id, made_of), key)
-        if whole not in things:
+        if (made_of, key) not in things:
             while len(things) >= MOST_RECENT:
                 del things[next(iter(things))]
-            things[whole] = made_of, find()  # with the objects, so that their ids stay unique
-        thing: T = things[whole][1]
-        return thing
+        return once(things, (made_of, key), find)
 
     def kept_edges(self, key: Hashable, count: int, most: int, find: Callable[[], T]) -> T:
         """The edges that `find` lays for a key, which names their ends; laid once.
@@ -138,10 +128,7 @@ class Machine:
 
     def cached(self, key: Hashable, find: Callable[[], T]) -> T:
         """What `find` returns for a key; found once."""
-        if key not in self._cache:
-            self._cache[key] = find()
-        stored: T = self._cache[key]
-        return stored
+        return once(self._cache, key, find)
 
     def with_corrections(self, topology: Topology, measured: Corrections) -> Machine:
         """The same machine as it was measured.

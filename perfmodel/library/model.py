@@ -6,9 +6,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import Bandwidth, Bytes, Count, FileModel, Seconds, load_document
@@ -87,7 +87,29 @@ class WireSegment(FileModel):
     efficiency: float = Field(gt=0, le=1)
 
 
-class Protocol(FileModel):
+class Sourced(FileModel):
+    """Numbers of which many have their source beside them: ``launch: 5 us``, ``launch_source: x``.
+
+    `cited`: the sources, by the beginning of the number's name.
+    """
+
+    cited: dict[str, str] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_sources(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):  # read already
+            return values
+        ending = "_source"
+        own = {name: value for name, value in values.items() if not name.endswith(ending)}
+        cited = {name.removesuffix(ending): values[name] for name in values.keys() - own.keys()}
+        unknown = [name for name in cited if not any(n.startswith(name) for n in cls.model_fields)]
+        if unknown:
+            raise ValueError(f"sources of {', '.join(sorted(unknown))}, of which it has no number")
+        return own | ({"cited": cited} if cited else {})
+
+
+class Protocol(Sourced):
     """How a chunk is moved, and what that costs.
 
     `wire_efficiency` is payload over bytes on the wire; `credits` is how many chunks an edge may
@@ -113,13 +135,10 @@ class Protocol(FileModel):
     """
 
     launch: Seconds
-    launch_source: str
     step: StepLatency
     wire_efficiency: float = Field(gt=0, le=1)
-    wire_source: str
     switch_efficiency: float = Field(1.0, gt=0, le=1)
     """Payload over bytes on a link to a switch that reduces or copies."""
-    switch_source: str = ""
     network_efficiency: float = Field(1.0, gt=0, le=1)
     """Payload over what the network's links could carry meanwhile."""
     staged_efficiency: float = Field(1.0, gt=0, le=1)
@@ -127,36 +146,23 @@ class Protocol(FileModel):
     two_way_efficiency: float = Field(1.0, gt=0, le=1)
     """Payload over bytes on the links of a host between whose GPUs bytes rest in host memory, where
     a GPU sends and receives at once: writes, reads and what answers them share the same links."""
-    two_way_source: str = ""
     network_rate: Bandwidth | None = None
     """Most that connections of one channel of a ring carry between two hosts."""
-    network_source: str = ""
     credits: int = Field(ge=1)
-    credits_source: str
     max_rate: Bandwidth | None = None
-    max_source: str = ""
     unevenness: Seconds = 0.0
-    unevenness_source: str = ""
     copy_rate: Bandwidth | None = None
-    copy_source: str = ""
     each_peer: Seconds = 0.0
-    each_peer_source: str = ""
     nvlink_only: bool = False
     latencies_per_step: float = Field(1.0, ge=1)
-    latencies_source: str = ""
     two_in_turn: bool = False
-    two_in_turn_source: str = ""
     reduce_rate: Bandwidth | None = None
-    reduce_source: str = ""
     wire_segments: tuple[WireSegment, ...] = ()
     host_step: Seconds = 0.0
-    host_source: str = ""
     up_to: Bytes | None = None
     """Longest send for which the protocol serves; none: all."""
-    up_to_source: str = ""
     beyond: Bytes | None = None
     """Sends no longer than this are another protocol's."""
-    beyond_source: str = ""
 
     @property
     def bounded(self) -> bool:
@@ -218,7 +224,7 @@ class SocketCount(FileModel):
     each: int = Field(ge=1)
 
 
-class SocketCosts(FileModel):
+class SocketCosts(Sourced):
     """How a library drives TCP: connections by maker of the network adapter, and their copies.
 
     `by_adapter` has "other" for all that are not named. `copies` is what one thread moves through
@@ -230,13 +236,11 @@ class SocketCosts(FileModel):
     most: int = Field(ge=1)
     source: str
     copies: Bandwidth
-    copies_source: str
     uneven: float = Field(0.0, ge=0, le=1)
     """Spread of the rates of connections (of their logarithm); a ring waits for the slowest."""
-    uneven_source: str = ""
 
 
-class CommLibrary(FileModel):
+class CommLibrary(Sourced):
     """A communication library as the simulator sees it.
 
     `variants`: what differs by hardware and algorithm (see `library_on`); `by_algorithm`: protocols
@@ -265,54 +269,34 @@ class CommLibrary(FileModel):
     name: str
     description: str
     workers: int = Field(ge=1)
-    workers_source: str
     nccl_tuner: bool = False
     """Whether NCCL's tuner chooses algorithm, protocol and channels."""
     host_staged: bool = False
     algorithms: dict[str, str] = {}
-    algorithms_source: str = ""
     runs_as: dict[str, str] = {}
-    runs_as_source: str = ""
     decisions: dict[str, Decision] = {}
-    decisions_source: str = ""
     in_order: bool = False
-    in_order_source: str = ""
     channels: Count | None = None
-    channels_source: str = ""
     device_queue: Bytes = 0
-    device_queue_source: str = ""
     host_step: Seconds = 0.0
-    host_step_source: str = ""
     host_tensor: Seconds = 0.0
-    host_tensor_source: str = ""
     host_copies: Bandwidth | None = None
-    host_copies_source: str = ""
     host_casts: Bandwidth | None = None
-    host_casts_source: str = ""
     core_call: Seconds = 0.0
-    core_call_source: str = ""
     core_message: Seconds = 0.0
-    core_message_source: str = ""
     core_bytes: Bandwidth | None = None
-    core_bytes_source: str = ""
     core_frame: Seconds = 0.0
-    core_frame_source: str = ""
     core_layer: Seconds = 0.0
-    core_layer_source: str = ""
     core_gradient: Seconds = 0.0
-    core_gradient_source: str = ""
     protocols: dict[str, Protocol]
     variants: tuple[Variant, ...] = ()
     by_algorithm: dict[str, dict[str, Protocol]] = {}
     issue: Seconds = 0.0
-    issue_source: str = ""
     awaited: Seconds = 0.0
-    awaited_source: str = ""
     sockets: SocketCosts | None = None
     """Over TCP; none: the links decide."""
     clock_GHz: float | None = Field(None, gt=0)
     """Clock of a GPU at which the times of its kernels are stated (`library_on`)."""
-    clock_source: str = ""
     sources: dict[str, str]
 
 

@@ -230,8 +230,7 @@ def relayed_cycles(
     use: dict[Order, Counter[tuple[int, int]]] = {}
     for middle in itertools.permutations(range(1, count)):
         ring = (0, *middle)
-        back = (0, *middle[::-1])
-        hops = [*_links(ring), *_links(back)]
+        hops = [*_links(ring), *_links((0, *middle[::-1]))]
         if middle[0] < middle[-1] and all(hop in crossed for hop in hops):
             use[ring] = Counter(link for hop in hops for link in crossed[hop])
     free, rings = Counter(lanes), list[Order]()
@@ -307,7 +306,8 @@ def rail_rings(
         order = _take_path(len(gpus), free, first, last)
         if order is None and free and len(gpus) > 2 and result:  # it would only slow the others
             continue
-        ring = HostRing(order or _path_between(len(gpus), first, last), nic, out)
+        between = (gpu for gpu in range(len(gpus)) if gpu not in (first, last))
+        ring = HostRing(order or (first, *between, last), nic, out)
         result.append((ring, ring if out == nic else ring.reverse()))
     return tuple(result)
 
@@ -338,14 +338,10 @@ def _ring_ends(
         if len(siblings) >= 2 or partner >= len(nics):
             first, last = (siblings if len(siblings) >= 2 else order)[:2]
             reached = path_type_between(router, gpus[last], nics[nic]) != "DIS"
-            yield first, last, nic if reached else _nearest_nic(router, gpus[last], nics)
+            yield first, last, nic if reached else nics.index(router.nearest_nics(gpus[last])[0])
             continue
         last = near[partner][0] if near[partner][0] != order[0] else near[partner][1]
         yield order[0], last, partner
-
-
-def _nearest_nic(router: Router, gpu: str, nics: Sequence[str]) -> int:
-    return list(nics).index(router.nearest_nics(gpu)[0])
 
 
 def _staged_ends(
@@ -362,12 +358,10 @@ def _staged_ends(
 
     def arcs(first: int, last: int) -> Counter[int]:
         into = nic_path(topology, router, gpus[first], nic, outward=False).arcs
-        out = nic_path(topology, router, gpus[last], nic, outward=True).arcs
-        return Counter(into + out)
+        return Counter(into + nic_path(topology, router, gpus[last], nic, outward=True).arcs)
 
     def crowding(ends: tuple[int, int]) -> tuple[float, int]:
-        mine = arcs(*ends)
-        rate = min(float(capacity[arc]) / (load[arc] + count) for arc, count in mine.items())
+        rate = min(float(capacity[arc]) / (load[arc] + count) for arc, count in arcs(*ends).items())
         return -rate, order.index(ends[0]) + order.index(ends[1])
 
     best = min(itertools.permutations(order, 2), key=crowding)
@@ -379,14 +373,8 @@ def _take_path(count: int, free: dict[tuple[int, int], int], first: int, last: i
     """A path from the first to the last GPU over free NVLink lanes, which it takes."""
     if count <= 2:
         return None
-    budget = _Budget(_STEPS)
-    for path in _paths(count, free, start=first, end=last, closed=False, budget=budget):
+    for path in _paths(count, free, start=first, end=last, closed=False, budget=_Budget(_STEPS)):
         for src, dst in itertools.pairwise(path):
             free[src, dst] -= 1
         return path
     return None
-
-
-def _path_between(count: int, first: int, last: int) -> Order:
-    """All GPUs between the first and the last, in their order."""
-    return (first, *(gpu for gpu in range(count) if gpu not in (first, last)), last)

@@ -216,9 +216,7 @@ def hands_over(topology: Topology, router: Router, gpu: str, nic: str) -> bool:
 def _memory_arcs(router: Router, cpu: str) -> tuple[int, ...]:
     """Into the memory beside a CPU and out of it: bytes that rest there are written and read."""
     memory = router.memory_of(cpu)
-    if memory is None:
-        return ()
-    return router.route(cpu, memory) + router.route(memory, cpu)
+    return () if memory is None else router.route(cpu, memory) + router.route(memory, cpu)
 
 
 def _relay_gpu(topology: Topology, router: Router, gpu: str, nic: str) -> str | None:

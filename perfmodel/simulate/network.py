@@ -20,6 +20,7 @@ from perfmodel.library.lowering.lower import lower_message
 from perfmodel.library.lowering.lowered import LinkBytes, LoweredCollective, Stage, add_traffic
 from perfmodel.library.lowering.rerouting import reroute
 from perfmodel.library.machine import Machine
+from perfmodel.memo import once
 from perfmodel.simulate.flow.approximation import ApproximationNote
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Topology
@@ -46,9 +47,7 @@ class ReroutedCollectives:
     def message(self, src: int, dst: int, nbytes: int) -> LoweredCollective:
         """Return a point-to-point message lowered on the first machine (see `now`)."""
         key = (src, dst, nbytes)
-        if key not in self._messages:
-            self._messages[key] = lower_message(self.timer.machine, src, dst, nbytes)
-        return self._messages[key]
+        return once(self._messages, key, lambda: lower_message(self.timer.machine, *key))
 
     def now(self, lowered: LoweredCollective) -> LoweredCollective:
         """Return a collective lowered on the first machine, rerouted on the present one.
@@ -60,9 +59,7 @@ class ReroutedCollectives:
         """
         if self.machine is self.timer.machine:
             return lowered
-        if lowered not in self._rerouted:
-            self._rerouted[lowered] = reroute(lowered, self.machine)
-        return self._rerouted[lowered]
+        return once(self._rerouted, lowered, lambda: reroute(lowered, self.machine))
 
     def legs(self, lowered: LoweredCollective) -> tuple[Stage, ...]:
         """Return the legs of a collective lowered on the first machine, rerouted.
@@ -75,9 +72,8 @@ class ReroutedCollectives:
         legs = self.timer.legs(lowered)
         if self.machine is self.timer.machine:
             return legs
-        if lowered not in self._legs:
-            self._legs[lowered] = reroute(replace(lowered, stages=legs), self.machine).stages
-        return self._legs[lowered]
+        whole = replace(lowered, stages=legs)
+        return once(self._legs, lowered, lambda: reroute(whole, self.machine).stages)
 
     def become(self, machine: Machine) -> None:
         """Reroute on another machine from now on."""
@@ -185,15 +181,20 @@ def count_bytes(counters: LinkCounters, link_bytes: LinkBytes, times: int) -> No
 
 def count_stream(counters: LinkCounters, arcs: IntArray, nbytes: float) -> None:
     """Count background traffic, which has no protocol overhead, on all links of a route."""
-    np.add.at(counters.wire_bytes, arcs, nbytes)
-    np.add.at(counters.payload_bytes, arcs, nbytes)
+    _add(counters, arcs, np.asarray(nbytes), np.asarray(nbytes))
+
+
+def _add(
+    counters: LinkCounters, arcs: IntArray, wire_bytes: FloatArray, payload_bytes: FloatArray
+) -> None:
+    np.add.at(counters.wire_bytes, arcs, wire_bytes)
+    np.add.at(counters.payload_bytes, arcs, payload_bytes)
 
 
 def count_streams(counters: LinkCounters, edges: EdgeRoutes, nbytes: FloatArray) -> None:
     """Count background traffic: `nbytes` of each of some edges, shape (edges,)."""
     spread = np.repeat(nbytes, np.diff(edges.pointers))
-    np.add.at(counters.wire_bytes, edges.arcs, spread)
-    np.add.at(counters.payload_bytes, edges.arcs, spread)
+    _add(counters, edges.arcs, spread, spread)
 
 
 def move_counts(
@@ -211,10 +212,9 @@ def move_counts(
     if np.array_equal(old.arcs, new.arcs):
         return
     for routes, sign in ((old, -1.0), (new, 1.0)):
-        crossed = np.diff(routes.pointers)
-        np.add.at(counters.wire_bytes, routes.arcs, np.repeat(sign * wire_bytes, crossed))
-        payload = np.repeat(sign * wire_bytes / wire_share, crossed)
-        np.add.at(counters.payload_bytes, routes.arcs, payload)
+        crossed, moved = np.diff(routes.pointers), sign * wire_bytes
+        spread = np.repeat(moved, crossed), np.repeat(moved / wire_share, crossed)
+        _add(counters, routes.arcs, *spread)
 
 
 @dataclass

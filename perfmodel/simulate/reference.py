@@ -165,8 +165,7 @@ class ReferenceNetwork(Network):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        arcs = self.machine.topology.arcs
-        self._links = SharedLinks(self.env, arcs.bandwidth_Bps, self._counted)
+        self._links = SharedLinks(self.env, self.machine.topology.arcs.bandwidth_Bps, self._counted)
         cores = self.machine.topology.sockets.cores
         if self.machine.library.in_order and cores and cores < len(self.machine.topology.ranks):
             raise UnsuitedNetworkError("fidelity 'reference' has no ranks that share cores")
@@ -307,8 +306,7 @@ class PlanProcesses:
                     yield event
                 if task.acquires:
                     yield self.semaphores[rank_class, task.acquires].get(1)
-                ends_s = [float(event.value) for event in before]
-                ready_s = max(ends_s, default=0.0)
+                ready_s = max([float(event.value) for event in before], default=0.0)
                 self.env.process(self.task(step, index, ready_s, stream, worker))
 
     def task(self, step: int, index: int, ready_s: float, stream: Stream, worker: Any) -> Process:

@@ -1,31 +1,52 @@
 """Times of collectives with no other traffic.
 
 `UncontendedTimer` times the lowered candidates of a collective and takes the fastest.
+`UncorrectedCollectives` is what is the same on machines that differ in measured corrections only.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import numpy as np
 
 from perfmodel.arrays import FloatArray, RankGroup, sending_s
-from perfmodel.collectives.algorithms.chain import PIECE_BYTES
+from perfmodel.collectives.algorithms.ring import PIECE_BYTES
 from perfmodel.collectives.timing.recurrence import TimedPhases, legs_ends
-from perfmodel.library.lowering.lower import Algorithm, correct, lower_collective, lower_message
-from perfmodel.library.lowering.lowered import LinkBytes, LoweredCollective, Stage, stage_bytes
+from perfmodel.library.lowering.lower import (
+    Algorithm,
+    correct,
+    lower_collective,
+    lower_message,
+    lower_without_corrections,
+)
+from perfmodel.library.lowering.lowered import (
+    Crossings,
+    LinkBytes,
+    LoweredCollective,
+    Stage,
+    add_traffic,
+    alike_bytes,
+    count_crossings,
+    stage_bytes,
+)
 from perfmodel.library.lowering.rerouting import MovedEdges, only_host, shape_of
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.before_corrections import CollectiveKey, UncorrectedCollectives
+from perfmodel.memo import once
 from perfmodel.simulate.sharing.duty_cycle import (
+    StageRates,
     TimedLeg,
+    UseOrders,
     classed_leg,
     is_steady,
     joined_stages,
     sooner_s,
+    tells_apart,
 )
 
 MESSAGES = frozenset({"send", "send_recv"})
@@ -47,6 +68,68 @@ def root_in(group: RankGroup, groups: tuple[RankGroup, ...], root: int) -> int:
 
 
 T = TypeVar("T")
+CollectiveKey = tuple[str, int, RankGroup, int, Algorithm | None]
+"""Operation, bytes, group, root and algorithm of a collective."""
+
+
+@dataclass
+class UncorrectedCollectives:
+    """What machines have in common that differ in measured corrections only.
+
+    Parameters
+    ----------
+    machine : Machine
+        One of them.
+    """
+
+    machine: Machine
+    rates: StageRates = field(init=False)
+    laid: dict[Callable[[], Any], Any] = field(default_factory=dict)
+    _link_bytes: dict[LoweredCollective, LinkBytes] = field(default_factory=dict)
+    _crossed: dict[Hashable, list[Crossings]] = field(default_factory=dict)
+    _lowered: dict[CollectiveKey, tuple[LoweredCollective, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        capacity_Bps, own = self.machine.topology.arcs.bandwidth_Bps, UseOrders()
+        used_at, orders = self.machine.shared.setdefault("uses of links", (capacity_Bps, own))
+        if used_at is not capacity_Bps:
+            orders = UseOrders(orders if tells_apart(used_at, capacity_Bps) else None)
+        self.rates = StageRates(capacity_Bps, orders)
+
+    def lower(self, key: CollectiveKey) -> tuple[LoweredCollective, ...]:
+        """Return the candidates of the library for a collective, without corrections."""
+        op, nbytes, group, root, algorithm = key
+        lower = partial(lower_without_corrections, self.machine, op, nbytes, group)
+        return once(self._lowered, key, partial(lower, root=root, algorithm=algorithm))
+
+    def forget(self) -> None:
+        """Drop what is cached of each collective."""
+        for cache in (self._link_bytes, self._crossed, self._lowered):
+            cache.clear()
+
+    def link_bytes(self, lowered: LoweredCollective) -> LinkBytes:
+        """Bytes of a collective on the links that it uses."""
+        if lowered not in self._link_bytes:
+            wire_bytes, payload_bytes = self.traffic(lowered), self.traffic(lowered, payload=True)
+            links = np.flatnonzero(wire_bytes)
+            self._link_bytes[lowered] = LinkBytes(links, wire_bytes[links], payload_bytes[links])
+        return self._link_bytes[lowered]
+
+    def traffic(self, lowered: LoweredCollective, *, payload: bool = False) -> FloatArray:
+        """Bytes of a collective on each link: on the wire, or of payload; shape (links,)."""
+        total = np.zeros(len(self.machine.topology.arcs))
+        each = alike_bytes(lowered)
+        if each is None:
+            add_traffic(total, lowered, payload=payload)
+            return total
+        stage, schedule = lowered.stages[0], lowered.schedule
+        # What edges carry per byte of payload follows from the operation and how it runs.
+        key = stage.edges, schedule.collective, schedule.algorithm, lowered.protocol
+        for load, links, crossings in once(self._crossed, key, partial(count_crossings, stage)):
+            total[links] += (each if payload else each * load * lowered.wire_factor) * crossings
+        return total
+
+
 _Sample = tuple[RankGroup, LoweredCollective, float]
 """A group, its collective as it was lowered, and its time in seconds."""
 
@@ -64,9 +147,10 @@ class UncontendedTimer:
     _best: dict[CollectiveKey, tuple[LoweredCollective, float]] = field(default_factory=dict)
     _of_host: dict[Hashable, tuple[int, LoweredCollective, float]] = field(default_factory=dict)
     _samples: dict[Hashable, list[_Sample]] = field(default_factory=dict)
-    _bound_s: dict[LoweredCollective, float] = field(default_factory=dict)
-    _timed_legs: dict[LoweredCollective, tuple[TimedLeg, ...]] = field(default_factory=dict)
-    _legs: dict[LoweredCollective, tuple[Stage, ...]] = field(default_factory=dict)
+    _found: dict[LoweredCollective, dict[str, Any]] = field(
+        default_factory=partial(defaultdict, dict)
+    )
+    """What was found of each collective, by name."""
     _of_legs: dict[tuple[TimedLeg, ...], Any] = field(default_factory=dict)
     _shared: dict[Callable[[], Any], Any] = field(default_factory=dict)
     _common: UncorrectedCollectives = field(init=False)
@@ -99,14 +183,14 @@ class UncontendedTimer:
         """
         key = (op, nbytes, group, root, algorithm)
         if op in MESSAGES and len(pairs := message_pairs(op, group)) > 1:
-            return max((self.best("send", nbytes, pair) for pair in pairs), key=lambda b: b[1])
+            return max((self.best("send", nbytes, pair) for pair in pairs), key=itemgetter(1))
         if key not in self._best:
             candidates = self._candidates(key)
             timed = [(lowered, self.time_s(lowered)) for lowered in candidates]
-            self._best[key] = min(timed, key=lambda pair: pair[1])
+            self._best[key] = min(timed, key=itemgetter(1))
             for lowered in candidates:
-                if lowered is not self._best[key][0]:
-                    self._forget(lowered)
+                if lowered is not self._best[key][0]:  # arrays of those not chosen may be large
+                    self._found.pop(lowered, None)
         return self._best[key]
 
     def _candidates(self, key: CollectiveKey) -> list[LoweredCollective]:
@@ -146,8 +230,7 @@ class UncontendedTimer:
                 self._best
             ):
                 at = group.index(root) if root in group else None
-                key = (op, nbytes, at, shape_of(topology, group))
-                by_shape.setdefault(key, {})[group] = root
+                by_shape.setdefault((op, nbytes, at, shape_of(topology, group)), {})[group] = root
         for shape, members in by_shape.items():
             self._lower_shape(op, nbytes, members, self._samples.setdefault(shape, []))
 
@@ -207,18 +290,12 @@ class UncontendedTimer:
         self._best[op, nbytes, group, root, None] = moved, time_s
         return moved
 
-    def _forget(self, lowered: LoweredCollective) -> None:
-        """Drop the cached arrays of a candidate that is not chosen, which may be large."""
-        for cache in (self._bound_s, self._timed_legs, self._legs):
-            cache.pop(lowered, None)
-
     def forget(self) -> None:
         """Drop what is cached of each collective; what sizes share stays.
 
         That is arrays of every edge, a million of an all-to-all over 1,024 ranks.
         """
-        own = (self._best, self._of_host, self._bound_s, self._timed_legs, self._legs)
-        for cache in (*own, self._of_legs):
+        for cache in (self._best, self._of_host, self._found, self._of_legs):
             cache.clear()
         self._common.forget()
 
@@ -229,23 +306,23 @@ class UncontendedTimer:
 
     def timed_legs(self, lowered: LoweredCollective) -> tuple[TimedLeg, ...]:
         """Return the legs of a collective without other traffic, each begun rank by rank."""
-        if lowered not in self._timed_legs:
-            leg = classed_leg(lowered, self._common.rates)
-            if leg is not None:
-                self._timed_legs[lowered] = (leg,)
-                return (leg,)
-            stages = self.legs(lowered)
-            rates = [self.rates(stage) for stage in stages]
-            parts = [
-                replace(timed_phases(lowered, s, r), classes=self._common.rates.classes(s))
-                for s, r in zip(stages, rates, strict=True)
-            ]
-            ends = legs_ends(parts, participants(lowered), credits=lowered.credits)
-            self._timed_legs[lowered] = tuple(
-                TimedLeg(s.edges, partial(_as_is, s, r), *e)
-                for s, r, e in zip(stages, rates, ends, strict=True)
-            )
-        return self._timed_legs[lowered]
+        return once(self._found[lowered], "timed legs", partial(self._time_legs, lowered))
+
+    def _time_legs(self, lowered: LoweredCollective) -> tuple[TimedLeg, ...]:
+        leg = classed_leg(lowered, self._common.rates)
+        if leg is not None:
+            return (leg,)
+        stages = self.legs(lowered)
+        rates = [self.rates(stage) for stage in stages]
+        parts = [
+            replace(timed_phases(lowered, s, r), classes=self._common.rates.orders.classes(s))
+            for s, r in zip(stages, rates, strict=True)
+        ]
+        ends = legs_ends(parts, participants(lowered), credits=lowered.credits)
+        return tuple(
+            TimedLeg(s.edges, partial(_as_is, s, r), *e)
+            for s, r, e in zip(stages, rates, ends, strict=True)
+        )
 
     def link_bytes(self, lowered: LoweredCollective) -> LinkBytes:
         """Bytes of one of this timer's collectives on the links that it uses.
@@ -256,18 +333,15 @@ class UncontendedTimer:
 
     def of_legs(self, legs: tuple[TimedLeg, ...], find: Callable[[tuple[TimedLeg, ...]], T]) -> T:
         """What `find` returns for some legs of this timer; found once."""
-        if legs not in self._of_legs:
-            self._of_legs[legs] = find(legs)
-        stored: T = self._of_legs[legs]
-        return stored
+        return once(self._of_legs, legs, partial(find, legs))
 
     def keep(self, make: Callable[[], T]) -> T:
         """What `make` returned the first time: what all simulations on this machine share."""
-        return _once(self._shared, make)
+        return once(self._shared, make, make)
 
     def keep_laid(self, make: Callable[[], T]) -> T:
         """As `keep`, for all machines that differ in measured corrections only."""
-        return _once(self._common.laid, make)
+        return once(self._common.laid, make, make)
 
     def busiest_link_bound_s(self, lowered: LoweredCollective) -> float:
         """Return the least time in which the busiest link carries its bytes; seconds.
@@ -276,27 +350,26 @@ class UncontendedTimer:
         only, which get an average share, nor between legs that overlap, whose rates are solved one
         by one.
         """
-        if lowered not in self._bound_s:
-            implied = len(joined_stages(lowered.stages)) < 2 and all(map(is_steady, lowered.stages))
+
+        def find() -> float:
+            if len(joined_stages(lowered.stages)) < 2 and all(map(is_steady, lowered.stages)):
+                return 0.0
             capacity_Bps = self.machine.topology.arcs.bandwidth_Bps
-            least_s = 0.0
-            if not implied:
-                times_s = sending_s(self._common.traffic(lowered), capacity_Bps)
-                least_s = float(times_s.max(initial=0.0))
-            self._bound_s[lowered] = least_s
-        return self._bound_s[lowered]
+            return float(sending_s(self._common.traffic(lowered), capacity_Bps).max(initial=0.0))
+
+        return once(self._found[lowered], "bound", find)
 
     def legs(self, lowered: LoweredCollective) -> tuple[Stage, ...]:
         """Return the stages of a collective, successive ones over the same edges joined.
 
         Their phases say what a rank waits for in between (`Phase.drained`).
         """
-        if lowered not in self._legs:
+
+        def find() -> tuple[Stage, ...]:
             stages = joined_stages(lowered.stages)
-            self._legs[lowered] = tuple(
-                self._with_early_arrivals(lowered, stage) for stage in stages
-            )
-        return self._legs[lowered]
+            return tuple(self._with_early_arrivals(lowered, stage) for stage in stages)
+
+        return once(self._found[lowered], "legs", find)
 
     def _with_early_arrivals(self, lowered: LoweredCollective, stage: Stage) -> Stage:
         """Lower the latencies of a stage by what pieces gain while the pipeline fills and drains.
@@ -307,22 +380,13 @@ class UncontendedTimer:
         """
         if len(stage.phases) != 1 or is_steady(stage) or not stage.phases[0].first.any():
             return stage
-        ends_Bps = self._common.rates.fill_and_drain(stage)
-        usual_Bps = self.rates(stage)
-        wire_bytes = stage.phases[0].nbytes * lowered.wire_factor
-        gained_s = sooner_s(wire_bytes, usual_Bps, ends_Bps)
+        ends_Bps, usual_Bps = self._common.rates.fill_and_drain(stage), self.rates(stage)
+        gained_s = sooner_s(stage.phases[0].nbytes * lowered.wire_factor, usual_Bps, ends_Bps)
         return replace(stage, latency_s=stage.latency_s - gained_s)
 
     def rates(self, stage: Stage) -> FloatArray:
         """Return the rate of each edge without other traffic; wire bytes per second."""
         return self._common.rates.of(stage)
-
-
-def _once(results: dict[Callable[[], Any], Any], make: Callable[[], T]) -> T:
-    if make not in results:
-        results[make] = make()
-    stored: T = results[make]
-    return stored
 
 
 def _as_is(stage: Stage, rates_Bps: FloatArray) -> tuple[Stage, FloatArray]:

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.collectives.algorithms.all_to_all import BATCH
-from perfmodel.collectives.algorithms.chain import PIECE_BYTES as CHAIN_BYTES
 from perfmodel.collectives.algorithms.collnet import PIECE_BYTES as COLLNET_BYTES
-from perfmodel.collectives.algorithms.in_network import PIECE_BYTES as SWITCH_BYTES
+from perfmodel.collectives.algorithms.collnet import SWITCH_PIECE_BYTES as SWITCH_BYTES
 from perfmodel.collectives.algorithms.nvls import PIECE_BYTES as NVLS_BYTES
+from perfmodel.collectives.algorithms.ring import PIECE_BYTES as CHAIN_BYTES
 from perfmodel.collectives.algorithms.ring import SEGMENT_BYTES, segments
 from perfmodel.collectives.algorithms.tree import PIECE_BYTES as TREE_BYTES
 from perfmodel.collectives.catalog import ALGORITHMS, bus_factor, find_algorithm

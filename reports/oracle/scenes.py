@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from perfmodel.collectives.algorithms import linear, ring
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.library.lowering.edge_routing import edges_between
-from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lower import lower_collective, lower_message
-from perfmodel.library.lowering.lowered import LoweredCollective, Stage, add_traffic
+from perfmodel.library.lowering.lowered import Edges, LoweredCollective, Stage, add_traffic
 from perfmodel.library.lowering.rings import stages_of
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.engine import network_class

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.collectives.algorithms import chain, linear, ring
+from perfmodel.collectives.algorithms import linear, ring
 from perfmodel.collectives.dependencies import unroll
 from perfmodel.collectives.schedule import Round, Schedule
 from perfmodel.collectives.verify import verify
@@ -21,8 +21,8 @@ ALGORITHMS: dict[str, Callable[..., Schedule]] = {
     "ring all_reduce": ring.all_reduce,
     "ring reduce_scatter": ring.reduce_scatter,
     "ring all_gather": ring.all_gather,
-    "chain broadcast": chain.broadcast,
-    "chain reduce": chain.reduce,
+    "chain broadcast": ring.broadcast,
+    "chain reduce": ring.reduce,
     "star scatter": linear.scatter,
     "star gather": linear.gather,
 }
@@ -67,7 +67,7 @@ def test_chains_from_any_root_in_any_pieces(
 ) -> None:
     rng = np.random.default_rng(seed)
     orders = [rng.permutation(ranks).tolist() for _ in range(1 + seed % 3)]
-    for make in (chain.broadcast, chain.reduce):
+    for make in (ring.broadcast, ring.reduce):
         schedule = make(ranks, elements * 4, root=root % ranks, piece_bytes=piece, orders=orders)
         verify(schedule, orders=2, seed=seed)
 
@@ -173,7 +173,7 @@ def test_docstrings_bytes_are_the_schedules_bytes(
         (lambda: ring.all_reduce(2, -4), "whole number"),
         (lambda: ring.all_reduce(3, 12, orders=[[0, 1, 1]]), "each rank 0 to 2 once"),
         (lambda: ring.all_reduce(3, 12, orders=[[0, 1]]), r"allowed: \(rings, 3\)"),
-        (lambda: chain.broadcast(3, 12, root=3), "0 to 2"),
+        (lambda: ring.broadcast(3, 12, root=3), "0 to 2"),
     ],
 )
 def test_bad_requests_say_what_is_allowed(make: Callable[[], Schedule], wanted: str) -> None:

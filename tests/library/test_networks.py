@@ -12,7 +12,7 @@ from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.lowering.protocols import protocol_parameters
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import Variant, load_library
-from perfmodel.library.nccl.tuner import choices, predictions, system_on
+from perfmodel.library.nccl.dispatch import choices, predictions, system_on
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.model import Topology

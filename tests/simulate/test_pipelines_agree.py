@@ -18,7 +18,7 @@ from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.message.network import MessageNetwork
-from perfmodel.simulate.sharing.duty_cycle import fill_and_drain_rates
+from perfmodel.simulate.sharing.duty_cycle import UseOrders, fill_and_drain_rates
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.faults import degrade_links, remove_links
 from perfmodel.topology.templates.build import build_topology
@@ -158,7 +158,8 @@ def test_pieces_arrive_sooner_while_a_pipeline_fills() -> None:
     here = machine("dgx-h100", 1)
     way = lower_collective(here, "all_reduce", 96 * MiB, range(8), algorithm="tree")[-1]
     timer = UncontendedTimer(here)
-    alone = fill_and_drain_rates(here.topology.arcs.bandwidth_Bps, way.stages[0])
+    capacity_Bps = here.topology.arcs.bandwidth_Bps
+    alone = fill_and_drain_rates(capacity_Bps, way.stages[0], UseOrders()).of_edges()
     shared = timer.rates(way.stages[0])
     assert (alone >= shared * (1 - 1e-12)).all()
     assert alone.max() > 1.5 * shared.min()

@@ -18,7 +18,7 @@ from perfmodel.calibrate.estimation import ForwardModel, Observation
 from perfmodel.calibrate.parameters import Parameter, Values
 from perfmodel.calibrate.profile import Rows
 from perfmodel.errors import Fault, InputError, ScheduleError
-from perfmodel.library.lowering.edges import HOP_KINDS
+from perfmodel.library.lowering.lowered import HOP_KINDS
 from perfmodel.library.lowering.protocols import (
     chunk_bytes,
     reduced_bytes,

@@ -20,9 +20,8 @@ from perfmodel.calibrate.transfer.priors import (
     corrections_of,
 )
 from perfmodel.library.corrections import CollectiveContext
-from perfmodel.library.lowering.edges import HOP_KINDS
 from perfmodel.library.lowering.lower import apply_corrections
-from perfmodel.library.lowering.lowered import LoweredCollective
+from perfmodel.library.lowering.lowered import HOP_KINDS, LoweredCollective
 from perfmodel.library.machine import Machine, observed_time_s
 from perfmodel.simulate.uncontended import UncontendedTimer, hidden_s
 from perfmodel.topology.arcs import Arcs

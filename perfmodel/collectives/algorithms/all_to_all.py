@@ -77,9 +77,8 @@ def bruck(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
 
 def _block(ranks: int, nbytes: int, itemsize: int) -> int:
     """Bytes of a block."""
-    check_ranks(ranks)
     check_elements(nbytes, itemsize)
-    return -(-nbytes // (ranks * itemsize)) * itemsize
+    return -(-nbytes // (check_ranks(ranks) * itemsize)) * itemsize
 
 
 def _direct(name: str, ranks: int, shifts: IntArray, block: int) -> Pattern:

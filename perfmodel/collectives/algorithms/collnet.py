@@ -1,4 +1,4 @@
-"""Reduction in the network's switches (SHARP): inside a node first, then up a tree of switches.
+"""Reduction in switches (SHARP): behind one switch, or in nodes first and then up a tree of them.
 
 Sources: Graham et al., "Scalable hierarchical aggregation protocol (SHARP)", COMHPC 2016;
 NVIDIA/nccl 2.30.7 ``src/device/all_reduce.h`` (CollnetChain, CollnetDirect).
@@ -22,6 +22,29 @@ PIECE_BYTES = 1 << 18
 """Default size of a piece; 256 KiB, NCCL's chunk of CollNet chains for large buffers."""
 
 
+SWITCH_PIECE_BYTES = 1 << 17
+"""Default size of a piece behind one switch; 128 KiB, NCCL's chunk of NVLS for large buffers."""
+
+
+def switch_all_reduce(
+    ranks: int, nbytes: int, *, itemsize: int = 4, piece_bytes: int = SWITCH_PIECE_BYTES
+) -> Schedule:
+    """Sum a buffer in a switch: every rank sends it up in P pieces, the sum comes down to all.
+
+    Steps: P + 1. Bytes sent per rank: S; received: S, while the next pieces go up. Latency term:
+    (P + 1) alpha. Right wherever the hardware can: half a ring's bytes, and steps that do not
+    grow with N. Source: Graham et al. (see the module).
+
+    The switch is participant number `ranks`. In NVLS each rank reads the sum of its own 1/N through
+    the switch and writes it back to all, so that its port carries S(1 + 1/N) each way; here ranks
+    send and do not fetch.
+    """
+    alone = np.arange(check_ranks(ranks))[:, None]
+    pieces = pieces_of(nbytes, 1, piece_bytes, itemsize)
+    trees = forest_of(chain_parents(alone)[None, :])
+    return over_switches(trees, "switch", 1, nbytes, pieces=pieces, itemsize=itemsize)
+
+
 def chain_all_reduce(
     ranks: int,
     nbytes: int,
@@ -40,8 +63,7 @@ def chain_all_reduce(
     The switch is participant number `ranks`. `groups`: the ranks of each node, from the one that
     sends to the network on; default as for `hierarchical.all_reduce`.
     """
-    check_ranks(ranks)
-    trees = forest_of(chain_parents(group_table(ranks, groups))[None, :])
+    trees = forest_of(chain_parents(group_table(check_ranks(ranks), groups))[None, :])
     pieces = pieces_of(nbytes, 1, piece_bytes, itemsize)
     return over_switches(trees, "collnet", 1, nbytes, pieces=pieces, itemsize=itemsize)
 
@@ -60,8 +82,7 @@ def direct_all_reduce(
     per rank: S(2g - 1)/g. Latency term: (3 + P) alpha. Right for nodes whose GPUs all see each
     other, with a NIC for each. Source: see the module; parameters as for `chain_all_reduce`.
     """
-    check_ranks(ranks)
-    table = group_table(ranks, groups)
+    table = group_table(check_ranks(ranks), groups)
     trees = forest_of(np.stack([star_parents(table, head) for head in range(table.shape[1])]))
     pieces = pieces_of(nbytes, trees.channels, piece_bytes, itemsize)
     return over_switches(trees, "collnet_direct", 1, nbytes, pieces=pieces, itemsize=itemsize)

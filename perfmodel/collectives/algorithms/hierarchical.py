@@ -33,8 +33,7 @@ def all_reduce(
 
     Raises `ScheduleError`: groups of different sizes, or that do not hold each rank once.
     """
-    check_ranks(ranks)
-    table = group_table(ranks, groups)
+    table = group_table(check_ranks(ranks), groups)
     return _two_level("hierarchical", table, ranks, nbytes, itemsize)
 
 

@@ -2,6 +2,10 @@
 
 Source: the flat tree of Chan and others, Concurrency and Computation 19(13), 2007; pytorch 2.13
 ``torch/csrc/cuda/comm.cpp`` copies to and from one GPU alike.
+
+Parameter servers: every rank pushes its gradients to some ranks, and pulls the sums.
+
+Source: Li et al., "Scaling distributed machine learning with the parameter server", OSDI 2014.
 """
 
 from __future__ import annotations
@@ -32,8 +36,7 @@ def gather(ranks: int, nbytes: int, *, root: int = 0, itemsize: int = 4) -> Sche
 
 
 def _star(collective: str, ranks: int, nbytes: int, root: int, itemsize: int) -> Schedule:
-    check_ranks(ranks, root)
-    sizes = split_elements(nbytes, ranks, itemsize)
+    sizes = split_elements(nbytes, check_ranks(ranks, root), itemsize)
     others = np.delete(np.arange(ranks), root)
     center = np.full(len(others), root)
     src, dst = (center, others) if collective == "scatter" else (others, center)
@@ -42,9 +45,9 @@ def _star(collective: str, ranks: int, nbytes: int, root: int, itemsize: int) ->
     pattern = Pattern(
         phase, lambda _: Round(src, dst, others, others, sizes[others], phase.channel, no)
     )
-    parts = np.arange(ranks)
+    own = np.arange(ranks)
     return concatenate(
-        [pattern], collective, "star", ranks, nbytes, itemsize, sizes, owner=parts, root=root
+        [pattern], collective, "star", ranks, nbytes, itemsize, sizes, owner=own, root=root
     )
 
 
@@ -65,3 +68,35 @@ def send(ranks: int, nbytes: int, *, root: int = 0, itemsize: int = 1) -> Schedu
     size = np.array([nbytes], dtype=np.int64)
     pattern = exchange("send", sender, receiver, np.zeros_like(sender), 1, size, reduces=False)
     return concatenate([pattern], "broadcast", "send", 2, nbytes, 1, size)
+
+
+def server_all_reduce(
+    ranks: int, nbytes: int, *, servers: tuple[int, ...] = (0,), itemsize: int = 4
+) -> Schedule:
+    """Sum a buffer over all ranks at k servers, each with 1/k of it, and send the sums back.
+
+    Steps: 2. Bytes sent by the busiest rank: (N-1)/k S + (k-1)/k S, a server's (it pushes what
+    other servers hold, and answers N - 1 ranks), or for a rank that is no server S. Latency term:
+    2 alpha. Right for small buffers or where servers have links to spare; with k = N, the direct
+    reduce-scatter and all-gather, it sends a ring's bytes. One server is what ``nn.DataParallel``
+    comes to without NCCL. Source: Li et al. (see the module).
+
+    Every rank trains, servers too. `servers`: ranks that hold the sums.
+
+    Raises `ScheduleError`: no server, one named twice, or one that is no rank.
+    """
+    every = set(range(check_ranks(ranks)))
+    if not servers or len(set(servers)) < len(servers) or not set(servers) <= every:
+        raise ScheduleError(
+            f"servers {servers}; allowed: one or more different ranks from 0 to {ranks - 1}"
+        )
+    sizes = split_elements(nbytes, len(servers), itemsize)
+    part = np.repeat(np.arange(len(servers)), ranks)
+    worker, server = np.tile(np.arange(ranks), len(servers)), np.asarray(servers)[part]
+    other = worker != server
+    part, worker, server = part[other], worker[other], server[other]
+    patterns = [
+        exchange("push", worker, server, part, 1, sizes, reduces=True),
+        exchange("pull", server, worker, part, 1, sizes, reduces=False),
+    ]
+    return concatenate(patterns, "all_reduce", "server", ranks, nbytes, itemsize, sizes)

@@ -87,17 +87,15 @@ def tree_all_reduce(
 
     Raises `ScheduleError`: groups of different sizes, or that do not hold each rank once.
     """
-    check_ranks(ranks)
-    nodes = switched_nodes(group_table(ranks, groups), heads)
-    number = max(1, -(-nbytes // (nodes.trees * nodes.heads * max(piece_bytes, itemsize))))
-    return over_nodes(nodes, nbytes, pieces=number, itemsize=itemsize)
+    nodes = switched_nodes(group_table(check_ranks(ranks), groups), heads)
+    pieces = pieces_of(nbytes, nodes.trees * nodes.heads, piece_bytes, itemsize)
+    return over_nodes(nodes, nbytes, pieces=pieces, itemsize=itemsize)
 
 
 def _one_node(
     collective: str, ranks: int, nbytes: int, itemsize: int, piece_bytes: int
 ) -> Schedule:
-    check_ranks(ranks)
-    nodes = switched_nodes(np.arange(ranks, dtype=np.int64)[None, :], None, collective)
+    nodes = switched_nodes(np.arange(check_ranks(ranks), dtype=np.int64)[None, :], None, collective)
     pieces = pieces_of(nbytes, ranks, piece_bytes, itemsize)
     return over_nodes(nodes, nbytes, pieces=pieces, itemsize=itemsize)
 
@@ -136,59 +134,39 @@ def switched_nodes(table: IntArray, heads: int | None, collective: str = "all_re
     nodes, size = table.shape
     number = size if heads is None else min(heads, size)
     trees = [] if table.size < 2 else range(1 if nodes == 1 else 2)
-    parts = [_edges(table, table[:, :number], bool(tree), collective) for tree in trees]
-    count = np.array([len(part.src) for part in parts], dtype=np.int64)
-    all_of = _joined(parts)
+    parts = [_lanes(table, table[:, :number], bool(tree), collective) for tree in trees]
+    src, dst, first, head, adds = np.concatenate([np.zeros((5, 0), np.int64), *parts], axis=1)
     return Switched(
         collective=collective,
         ranks=table.size,
         nodes=nodes,
         heads=number,
         trees=max(1, len(parts)),
-        src=all_of.src,
-        dst=all_of.dst,
-        tree=np.repeat(np.arange(len(parts)), count),
-        first=all_of.first,
-        head=all_of.head,
-        adds=all_of.adds,
+        src=src,
+        dst=dst,
+        tree=np.repeat(np.arange(len(parts)), [part.shape[1] for part in parts]),
+        first=first,
+        head=head,
+        adds=adds.astype(np.bool_),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Lanes:
-    """Some edges: columns of `Switched`."""
-
-    src: IntArray
-    dst: IntArray
-    first: IntArray
-    head: IntArray
-    adds: NDArray[np.bool_]
-
-
-def _joined(parts: Sequence[_Lanes]) -> _Lanes:
-    none = np.zeros(0, dtype=np.int64)
-    return _Lanes(
-        np.concatenate([none, *(part.src for part in parts)]),
-        np.concatenate([none, *(part.dst for part in parts)]),
-        np.concatenate([none, *(part.first for part in parts)]),
-        np.concatenate([none, *(part.head for part in parts)]),
-        np.concatenate([none.astype(np.bool_), *(part.adds for part in parts)]),
-    )
-
-
-def _edges(table: IntArray, heads: IntArray, second: bool, collective: str) -> _Lanes:
-    """Edges of one tree."""
+def _lanes(table: IntArray, heads: IntArray, second: bool, collective: str) -> IntArray:
+    """Edges of one tree: rows src, dst, first, head and adds of `Switched`."""
     parent = node_parents(len(table), second)[0]
     trees = forest_of(parent[None, :])
     height, depth = _levels(parent, trees)
     # When the head of each node has the sum of all.
     last = 0 * depth if collective == "all_gather" else 2 + int(height.max(initial=0)) + depth
-    between = _Lanes(
-        src=heads[trees.src].ravel(),
-        dst=heads[trees.dst].ravel(),
-        first=np.repeat(trees.first + 2, heads.shape[1]),
-        head=np.tile(np.arange(heads.shape[1]), len(trees.src)),
-        adds=np.repeat(trees.up, heads.shape[1]),
+    count = heads.shape[1]
+    between = np.stack(
+        [
+            heads[trees.src].ravel(),
+            heads[trees.dst].ravel(),
+            np.repeat(trees.first + 2, count),
+            np.tile(np.arange(count), len(trees.src)),
+            np.repeat(trees.up, count),
+        ]
     )
     summing = _at_switch(table, heads, table.size, 0 * last, fetches=True)
     copying = _at_switch(table, heads, table.size + len(table), last, fetches=False)
@@ -197,32 +175,28 @@ def _edges(table: IntArray, heads: IntArray, second: bool, collective: str) -> _
         "reduce_scatter": [summing],
         "all_gather": [copying],
     }
-    return _joined(kinds[collective])
+    return np.concatenate(kinds[collective], axis=1)
 
 
 def _at_switch(
     table: IntArray, heads: IntArray, switch: int, first: IntArray, *, fetches: bool
-) -> _Lanes:
+) -> IntArray:
     """What ranks send to their switch and heads fetch from it, or heads send and ranks are sent.
 
     `switch` is the number of the first node's, `first` the repeat in which each node begins.
     """
-    nodes, size = table.shape
-    count = heads.shape[1]
-    rank_at, head_at = np.repeat(np.arange(nodes), size), np.repeat(np.arange(nodes), count)
-    ranks = (table.ravel(), switch + rank_at, np.full(table.size, -1), first[rank_at])
-    own = np.tile(np.arange(count), nodes)
-    few = (heads.ravel(), switch + head_at, own, first[head_at])
-    (up, up_end, up_head, begin), (down, down_end, down_head, after) = (
-        (ranks, few) if fetches else (few, ranks)
-    )
-    return _Lanes(
-        src=np.concatenate([up, down_end]),
-        dst=np.concatenate([up_end, down]),
-        first=np.concatenate([begin, after + 1]),
-        head=np.concatenate([up_head, down_head]),
-        adds=np.repeat([fetches, False], [len(up), len(down)]),
-    )
+    everybody = np.full(table.shape[1], -1), table
+    of_heads = np.arange(heads.shape[1]), heads
+    lanes = []
+    for (part, ranks), goes_up in zip(
+        (everybody, of_heads) if fetches else (of_heads, everybody), (True, False), strict=True
+    ):
+        node = np.repeat(np.arange(len(ranks)), ranks.shape[1])
+        ends = ranks.ravel(), switch + node
+        begin, carried = first[node] + (not goes_up), np.tile(part, len(ranks))
+        adds = np.full(len(node), fetches and goes_up)
+        lanes.append(np.stack([*(ends if goes_up else ends[::-1]), begin, carried, adds]))
+    return np.concatenate(lanes, axis=1)
 
 
 def _levels(parent: IntArray, trees: Forest) -> tuple[IntArray, IntArray]:

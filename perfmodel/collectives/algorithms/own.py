@@ -49,8 +49,7 @@ def plan_own(algorithm: OwnAlgorithm, ranks: int, nbytes: int, op: str | None = 
     if faults:
         raise InputError(faults)
     _check_views(name, schedule)
-    label = f"{name} (own)" if name in algorithms() else name
-    return replace(schedule, algorithm=label)
+    return replace(schedule, algorithm=f"{name} (own)" if name in algorithms() else name)
 
 
 def check_data(schedule: Schedule) -> bool:

@@ -34,15 +34,14 @@ def reduce_scatter(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
 
 
 def _made(collective: str, ranks: int, nbytes: int, itemsize: int) -> Schedule:
-    check_ranks(ranks)
-    sizes = split_elements(nbytes, ranks, itemsize)
+    sizes, own = split_elements(nbytes, check_ranks(ranks), itemsize), np.arange(ranks)
     distances = [1 << k for k in range((ranks - 1).bit_length())]
     reduces = collective == "reduce_scatter"
-    steps = distances if reduces else distances[::-1]
-    patterns = [_step(distance, ranks, sizes, reduces=reduces) for distance in steps]
-    return concatenate(
-        patterns, collective, "pat", ranks, nbytes, itemsize, sizes, owner=np.arange(ranks)
-    )
+    patterns = [
+        _step(distance, ranks, sizes, reduces=reduces)
+        for distance in (distances if reduces else distances[::-1])
+    ]
+    return concatenate(patterns, collective, "pat", ranks, nbytes, itemsize, sizes, owner=own)
 
 
 def _step(distance: int, ranks: int, sizes: IntArray, *, reduces: bool) -> Pattern:

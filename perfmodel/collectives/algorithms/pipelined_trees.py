@@ -21,7 +21,7 @@ ROOT = -1
 """Parent of a tree's root."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Forest:
     """Edges of trees, first all that go up and then all that go down, tree after tree.
 

@@ -59,8 +59,7 @@ def all_reduce(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     S log2 M, and S more if N is no power of two. Latency term: steps times alpha. Right for
     small buffers: the fewest steps. Source: Thakur et al. (see the module).
     """
-    check_ranks(ranks)
-    team, sizes = _Team.of(ranks), split_elements(nbytes, 1, itemsize)
+    team, sizes = _Team.of(check_ranks(ranks)), split_elements(nbytes, 1, itemsize)
     members, zeros = team.members, np.zeros(len(team.members), dtype=np.int64)
     partners = [members[np.arange(len(members)) ^ mask] for mask in _masks(members)]
     swaps = [exchange("swap", members, p, zeros, 1, sizes, reduces=True) for p in partners]
@@ -76,11 +75,9 @@ def halving_doubling(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     steps times alpha. Right for middle sizes; for large ones where N is a power of two: a ring's
     bytes in few steps, if the network carries any pairs at full rate. Source: Thakur et al.
     """
-    check_ranks(ranks)
-    team = _Team.of(ranks)
+    team = _Team.of(check_ranks(ranks))
     sizes = split_elements(nbytes, len(team.members), itemsize)
-    middle = _halve_and_double(team, sizes)
-    patterns = [_fold(team, sizes), *middle, _unfold(team, sizes)]
+    patterns = [_fold(team, sizes), *_halve_and_double(team, sizes), _unfold(team, sizes)]
     return concatenate(patterns, "all_reduce", "halving_doubling", ranks, nbytes, itemsize, sizes)
 
 
@@ -92,8 +89,7 @@ def rabenseifner(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     largest sum that a rank makes while folding is S/2 and not S. Latency term: steps times
     alpha. Right where adding is dear. Source: Rabenseifner (see the module).
     """
-    check_ranks(ranks)
-    team = _Team.of(ranks)
+    team = _Team.of(check_ranks(ranks))
     sizes = split_elements(nbytes, len(team.members), itemsize)
     half, extra = len(sizes) // 2, len(team.partners)
     lower, upper = np.zeros(extra, dtype=np.int64), np.full(extra, half)
@@ -120,8 +116,7 @@ def reduce_scatter(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     (N-1)/N S where N is a power of two, else S (who folds). Latency term: steps times alpha.
     Right for small and middle sizes. Source: Thakur et al. (see the module).
     """
-    check_ranks(ranks)
-    team, sizes = _Team.of(ranks), split_elements(nbytes, ranks, itemsize)
+    team, sizes = _Team.of(check_ranks(ranks)), split_elements(nbytes, ranks, itemsize)
     # The parts of a member and of the partner that folded into it lie side by side.
     number, extra = np.arange(len(team.members) + 1), len(team.partners)
     starts = number + np.minimum(number, extra)
@@ -141,8 +136,7 @@ def all_gather(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
 
     Raises `ScheduleError`: N is no power of two; `bruck_all_gather` takes any.
     """
-    check_ranks(ranks)
-    if ranks & (ranks - 1):
+    if check_ranks(ranks) & (ranks - 1):
         raise ScheduleError(
             f"recursive doubling all_gather on {ranks} ranks; allowed: a power of two "
             "(algorithm 'bruck' takes any number)"
@@ -160,12 +154,10 @@ def bruck_all_gather(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     Steps: ceil(log2 N). Bytes sent per rank: (N-1)/N S. Latency term: ceil(log2 N) alpha. Right
     for small and middle sizes and any N. Source: Bruck et al. (see the module).
     """
-    check_ranks(ranks)
-    sizes, own = split_elements(nbytes, ranks, itemsize), np.arange(ranks)
-    distances = [1 << k for k in range((ranks - 1).bit_length())]
+    sizes, own = split_elements(nbytes, check_ranks(ranks), itemsize), np.arange(ranks)
     patterns = [
         exchange("gather", own, (own - d) % ranks, own, min(d, ranks - d), sizes, reduces=False)
-        for d in distances
+        for d in (1 << k for k in range((ranks - 1).bit_length()))
     ]
     return concatenate(patterns, "all_gather", "bruck", ranks, nbytes, itemsize, sizes, owner=own)
 

@@ -6,6 +6,9 @@ workstations", JPDC 69(2), 2009; NCCL 2.30.7 ``src/device/all_reduce.h`` for the
 Gloo's all-reduce: a ring of small segments, several to a rank.
 
 Source: Gloo, ``gloo/allreduce.cc`` (ring).
+
+Pipelined chains: broadcast from, and reduce to, one rank in pieces (NCCL's ring broadcast). Data
+goes around each ring the way that the ring goes, so that chains use the links of the rings.
 """
 
 from __future__ import annotations
@@ -17,7 +20,14 @@ from typing import Final
 import numpy as np
 
 from perfmodel.arrays import IntArray
-from perfmodel.collectives.patterns import Pattern, around, concatenate, ranges
+from perfmodel.collectives.patterns import (
+    Pattern,
+    around,
+    concatenate,
+    pieces_of,
+    pipeline,
+    ranges,
+)
 from perfmodel.collectives.schedule import (
     Phase,
     Schedule,
@@ -76,8 +86,7 @@ def all_gather(
 
 def both_ways(ranks: int) -> Orders:
     """Orders of two rings in opposite directions, so that a link works in both of its own."""
-    check_ranks(ranks)
-    order = list(range(ranks))
+    order = list(range(check_ranks(ranks)))
     return [order, order[::-1]]
 
 
@@ -117,12 +126,10 @@ def _ring(
     orders: Orders | None,
     algorithm: str = "ring",
 ) -> Schedule:
-    check_ranks(ranks)
-    table = checked_orders(ranks, orders)
+    table = checked_orders(check_ranks(ranks), orders)
     if table.size > MOST_PLACES_KEPT:
         return _on_rings(collective, nbytes, itemsize, table, algorithm)
-    own = tuple(map(tuple, table.tolist()))
-    return _on_few_ranks(collective, nbytes, itemsize, own, algorithm)
+    return _on_few_ranks(collective, nbytes, itemsize, tuple(map(tuple, table.tolist())), algorithm)
 
 
 @lru_cache(maxsize=128)
@@ -207,9 +214,10 @@ def ring_all_reduce(
 
     Raises `ScheduleError`: a size that is not whole elements.
     """
-    check_ranks(ranks)
     check_elements(nbytes, itemsize)
-    number, each = segments(ranks, nbytes, itemsize=itemsize, segment_bytes=segment_bytes)
+    number, each = segments(
+        check_ranks(ranks), nbytes, itemsize=itemsize, segment_bytes=segment_bytes
+    )
     sizes = np.clip(nbytes - np.arange(number) * each, 0, each)
     patterns = [
         _down("reduce-scatter", ranks, sizes, ahead=1, reduces=True),
@@ -229,17 +237,15 @@ def _down(name: str, ranks: int, sizes: IntArray, *, ahead: int, reduces: bool) 
     dst, begin = (src - 1) % ranks, (src + ahead) % ranks * each
     left_out = sizes.reshape(ranks, each).sum(axis=1)[(src + ahead - 1) % ranks]
     repeat = (ranks - 1) * each
-    mean = (sizes.sum() - left_out) / max(repeat, 1)
-    active = np.full(ranks, repeat)
     phase = Phase(
         name,
         src,
         dst,
         zeros,
-        mean,
+        (sizes.sum() - left_out) / max(repeat, 1),
         repeat,
         zeros,
-        active,
+        np.full(ranks, repeat),
         lag=each,
         drained=not reduces,
         adds=reduces,
@@ -248,3 +254,75 @@ def _down(name: str, ranks: int, sizes: IntArray, *, ahead: int, reduces: bool) 
         phase,
         lambda step: ranges(src, dst, zeros, begin + step, ones, sizes, reduces=reduces),
     )
+
+
+PIECE_BYTES = 1 << 19
+"""Default size of a piece; 512 KiB, one step of NCCL's Simple protocol: BROADCAST_SLICESTEPS and
+REDUCE_SLICESTEPS are 1 (NVIDIA/nccl 2.30.7 ``src/include/device.h``)."""
+
+
+def broadcast(
+    ranks: int,
+    nbytes: int,
+    *,
+    root: int = 0,
+    itemsize: int = 4,
+    piece_bytes: int = PIECE_BYTES,
+    orders: Orders | None = None,
+) -> Schedule:
+    """Copy the root's buffer to everyone, down a chain, in P pieces.
+
+    Steps: N - 2 + P. Bytes sent per rank: S (the last rank sends none).
+    Latency term: (N - 2 + P) alpha. Right for large buffers on a ring of equal links. Source:
+    NVIDIA/nccl 2.30.7 ``src/device/broadcast.h``.
+
+    Each ring's share is cut into equal pieces of `piece_bytes` at most. `orders`: one order of all
+    ranks for each parallel ring, as in `ring`; each chain starts at the root.
+    """
+    chains = _turned(checked_orders(check_ranks(ranks, root), orders), root, first=0)
+    return _pipeline("broadcast", chains, nbytes, root, itemsize, piece_bytes)
+
+
+def reduce(
+    ranks: int,
+    nbytes: int,
+    *,
+    root: int = 0,
+    itemsize: int = 4,
+    piece_bytes: int = PIECE_BYTES,
+    orders: Orders | None = None,
+) -> Schedule:
+    """Sum everyone's buffer into the root's, down a chain that ends there, in P pieces.
+
+    Steps: N - 2 + P. Bytes sent per rank: S (the root sends none). Latency term: (N - 2 + P)
+    alpha. Right, and source, as for `broadcast`; parameters too. The other ranks' buffers hold
+    partial sums afterwards.
+    """
+    chains = _turned(checked_orders(check_ranks(ranks, root), orders), root, first=1)
+    return _pipeline("reduce", chains, nbytes, root, itemsize, piece_bytes)
+
+
+def _turned(orders: IntArray, root: int, first: int) -> IntArray:
+    """Each ring as a chain that begins `first` places after the root."""
+    at = np.argmax(orders == root, axis=1) + first
+    places = (at[:, None] + np.arange(orders.shape[1])) % orders.shape[1]
+    return np.take_along_axis(orders, places, axis=1)
+
+
+def _pipeline(
+    collective: str, chains: IntArray, nbytes: int, root: int, itemsize: int, piece_bytes: int
+) -> Schedule:
+    rings, ranks = chains.shape
+    hops = ranks - 1
+    pieces = pieces_of(nbytes, rings, piece_bytes, itemsize)
+    sizes = split_elements(nbytes, rings * pieces, itemsize)
+    pattern = pipeline(
+        collective,
+        chains[:, :-1].ravel(),
+        chains[:, 1:].ravel(),
+        np.repeat(np.arange(rings), hops),
+        np.tile(np.arange(hops), rings),
+        sizes.reshape(rings, pieces),
+        reduces=np.full(rings * hops, collective == "reduce"),
+    )
+    return concatenate([pattern], collective, "chain", ranks, nbytes, itemsize, sizes, root=root)

@@ -50,8 +50,8 @@ def double_binary_tree(
 
     Raises `ScheduleError`: groups that do not hold each rank once.
     """
-    check_ranks(ranks)
-    table = group_table(ranks, [[r] for r in range(ranks)] if groups is None else groups)
+    alone = [[rank] for rank in range(check_ranks(ranks))]
+    table = group_table(ranks, alone if groups is None else groups)
     trees = forest_of(
         np.stack([chained_parents(table, second=second, spread=False) for second in (False, True)])
     )
@@ -110,13 +110,13 @@ def all_reduce(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
 def _binomial(
     halves: tuple[str, ...], collective: str, ranks: int, nbytes: int, root: int, itemsize: int
 ) -> Schedule:
-    check_ranks(ranks, root)
+    down = range((check_ranks(ranks, root) - 1).bit_length())
     sizes = split_elements(nbytes, 1, itemsize)
-    steps = (ranks - 1).bit_length()
-    patterns = []
-    for half in halves:
-        order = range(steps) if half == "broadcast" else reversed(range(steps))
-        patterns += [_level(half, 1 << step, ranks, root, sizes) for step in order]
+    patterns = [
+        _level(half, 1 << step, ranks, root, sizes)
+        for half in halves
+        for step in (down if half == "broadcast" else down[::-1])
+    ]
     return concatenate(patterns, collective, "binomial", ranks, nbytes, itemsize, sizes, root=root)
 
 

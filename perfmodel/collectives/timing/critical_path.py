@@ -26,6 +26,7 @@ from perfmodel.collectives.timing.path_classes import (
     whole_paths,
 )
 from perfmodel.collectives.timing.unrolled import feeders_of
+from perfmodel.memo import once
 
 _ALIKE = 1e-12
 _EQUAL = 1e-6
@@ -206,9 +207,8 @@ class _Windows:
 
     def _most_ahead(self, first: int, size: int) -> FloatArray:
         """What the best of so many ends is worth, from each on."""
-        if (first, size) not in self._ahead:
-            self._ahead[first, size] = _most_ahead(self._ends[first :: self._stride], size)
-        return self._ahead[first, size]
+        ends = self._ends[first :: self._stride]
+        return once(self._ahead, (first, size), lambda: _most_ahead(ends, size))
 
 
 def _most_ahead(values: FloatArray, size: int) -> FloatArray:
@@ -312,8 +312,7 @@ def pipelines_s(
     delivery_s, late_s, gains = _weights(pieces, hold_s, latency_s, credits)
     zero = np.zeros(len(hold_s) + 1)
     feeders = feeders_of(phase) if feeders is None else feeders
-    rows = heaviest_rows(feeders, phase.first, delivery_s, gains, zero)
-    landed_s = whole_paths(rows[:, :-1])
+    landed_s = whole_paths(heaviest_rows(feeders, phase.first, delivery_s, gains, zero)[:, :-1])
     return float((landed_s - late_s).max()), landed_s
 
 

@@ -47,7 +47,7 @@ class EdgeClasses:
     """Class of each edge; shape (edges,)."""
     sample: IntArray
     """An edge of each class; shape (classes,)."""
-    _shapes: dict[tuple[int, int], tuple[Phase, TreeShapes | None]] = field(default_factory=dict)
+    _shapes: list[tuple[Phase, TreeShapes | None]] = field(default_factory=list)
 
     def agree(self, values: FloatArray | IntArray) -> bool:
         """Whether all edges of a class have the same value."""
@@ -60,10 +60,11 @@ class EdgeClasses:
 
     def shapes(self, phase: Phase) -> TreeShapes | None:
         """Shapes of the trees of a phase, found once; None if its edges form no such."""
-        key = id(phase.first), id(phase.src)
-        if key not in self._shapes:  # the entry holds the phase, so that its ids stay unique
-            self._shapes[key] = phase, find_shapes(phase, self)
-        return self._shapes[key][1]
+        for known, shapes in self._shapes:
+            if known.first is phase.first and known.src is phase.src:
+                return shapes
+        self._shapes.append((phase, find_shapes(phase, self)))
+        return self._shapes[-1][1]
 
 
 def classify(hashes: Hashes) -> EdgeClasses:

@@ -23,7 +23,7 @@ from perfmodel.collectives.schedule import Phase, Round, Schedule
 from perfmodel.collectives.timing.critical_path import chains_s, pipelines_s, rings_s
 from perfmodel.collectives.timing.path_classes import EdgeClasses
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
-from perfmodel.collectives.timing.unrolled import places_of, prepare_phases
+from perfmodel.collectives.timing.unrolled import consecutive_rings, places_of, prepare_phases
 from perfmodel.collectives.timing.variable_rate import Clocks, CompletionTimes
 from perfmodel.errors import SimulationError
 
@@ -52,8 +52,7 @@ class _Pattern(NamedTuple):
     message: IntArray | None  # None: each send is one
 
     def is_of(self, part: Round) -> bool:
-        columns = (part.channel, part.src, part.dst)
-        return all(map(np.array_equal, self.columns, columns))
+        return all(map(np.array_equal, self.columns, (part.channel, part.src, part.dst)))
 
 
 class _StageEdges:
@@ -298,7 +297,7 @@ def leg_ends(leg: TimedPhases, credits: int) -> CompletionTimes:
         np.isinf(hold[phase.active > 0]).any() for phase, hold in zip(phases, busy, strict=True)
     ):
         return CompletionTimes(np.inf, np.array([np.inf]))  # over a dead link it never ends
-    rings = _form_closed_rings(phases)
+    rings = consecutive_rings(phases) is not None
     blocking = credits == 1 or (rings and all(phase.lag == 1 for phase in phases))
     if blocking and _is_uniform(busy, late):
         # Every send waits for a whole step of the one before it: around a ring for its data, at
@@ -341,13 +340,3 @@ def _step_through(leg: TimedPhases, begin_s: FloatArray, credits: int) -> Comple
 
 def _is_uniform(busy: Sequence[FloatArray], latency_s: FloatArray) -> bool:
     return all(bool((values == values[0]).all()) for values in (latency_s, *busy))
-
-
-def _form_closed_rings(phases: Sequence[Phase]) -> bool:
-    """Whether the edges form closed rings, ring after ring, that work all the time."""
-    first = phases[0]
-    edges, rings = len(first.src), int(first.channel[-1]) + 1
-    if edges % rings or any((p.active != p.repeat).any() for p in phases):
-        return False
-    src, dst = first.src.reshape(rings, -1), first.dst.reshape(rings, -1)
-    return bool(np.array_equal(np.roll(src, -1, axis=1), dst))

@@ -6,7 +6,7 @@ Edges are those of an `UnrolledPhases`; they send at rates that may have changed
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,46 +27,94 @@ class LinkRates:
     rate_Bps: FloatArray
     """Payload bytes per second while an edge sends."""
     latency_s: FloatArray
-    flows: bool = field(init=False)
-    """Whether all edges have a rate above zero."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "flows", bool(self.rate_Bps.all()))
-
-    def chosen(self, selection: IntArray | slice) -> LinkRates:
-        """The same for some of the edges."""
-        return LinkRates(self.from_s, self.rate_Bps[selection], self.latency_s[selection])
 
 
-def average_rates(
-    begin_s: float, first: LinkRates, second: LinkRates, after: LinkRates
-) -> LinkRates:
-    """Average of two consecutive rates that sends as much from a time on."""
-    parts = np.array([second.from_s - begin_s, after.from_s - second.from_s])
-    parts /= parts.sum()
-    rate_Bps = parts[0] * first.rate_Bps + parts[1] * second.rate_Bps
-    return LinkRates(-np.inf, rate_Bps, second.latency_s)
+Paces = tuple[FloatArray, FloatArray, FloatArray]
+"""When each pace begins, shape (paces,), and rates and latencies, shape (paces, edges)."""
+
+
+class PaceRows:
+    """Rates and latencies of edges from some times on, in rows of arrays that are reused.
+
+    Sends that began before a change of rates go on at the new ones from then on. So many changes
+    are kept as there is `room` for twice; of older ones the first two become their average, which
+    is exact for what began before them all.
+    """
+
+    def __init__(self, edges: int, room: int) -> None:
+        self._low, self._high, self._most = 0, 0, room // 2
+        self._from_s = np.full(room, -np.inf)
+        self._rate_Bps, self._latency_s = np.empty((2, room, edges))
+
+    def begin(self, rate_Bps: FloatArray, latency_s: FloatArray) -> None:
+        """Begin with one pace."""
+        self._low, self._high, self._from_s[0] = 0, 1, -np.inf
+        self._rate_Bps[0], self._latency_s[0] = rate_Bps, latency_s
+
+    def chosen(self, edges: IntArray) -> PaceRows:
+        """Return the paces of some of the edges."""
+        rows = PaceRows(len(edges), len(self._from_s))
+        rows._low, rows._high, rows._from_s = self._low, self._high, self._from_s
+        rows._rate_Bps[:], rows._latency_s[:] = self._rate_Bps[:, edges], self._latency_s[:, edges]
+        return rows
+
+    @property
+    def rows(self) -> Paces:
+        """All paces."""
+        rows = slice(self._low, self._high)
+        return self._from_s[rows], self._rate_Bps[rows], self._latency_s[rows]
+
+    @property
+    def last(self) -> LinkRates:
+        """The present pace."""
+        at = self._high - 1
+        return LinkRates(float(self._from_s[at]), self._rate_Bps[at], self._latency_s[at])
+
+    def change(
+        self, now_s: float, earliest_s: float, rate_Bps: FloatArray, latency_s: FloatArray
+    ) -> None:
+        """Add a pace from now on; forget those that have not begun, and those before all sends.
+
+        `earliest_s`: when the first edge is free.
+        """
+        from_s = self._from_s
+        while self._high > self._low and from_s[self._high - 1] >= now_s:
+            self._high -= 1
+        while self._high - self._low > 1 and from_s[self._low + 1] <= earliest_s:
+            self._low += 1
+        if self._high - self._low >= self._most:
+            parts = np.diff([earliest_s, *from_s[self._low + 1 : self._low + 3]])
+            parts /= parts.sum()
+            first, second = self._rate_Bps[self._low : self._low + 2]
+            self._low += 1
+            self._rate_Bps[self._low] = parts[0] * first + parts[1] * second
+        if self._high == len(from_s):
+            for rows in (from_s, self._rate_Bps, self._latency_s):
+                rows[: self._high - self._low] = rows[self._low : self._high].copy()
+            self._low, self._high = 0, self._high - self._low
+        from_s[self._low], from_s[self._high] = -np.inf, now_s
+        self._rate_Bps[self._high], self._latency_s[self._high] = rate_Bps, latency_s
+        self._high += 1
 
 
 def sent_s(
-    start_s: FloatArray, nbytes: FloatArray, paces: list[LinkRates], on: IntArray | slice
+    start_s: FloatArray, nbytes: FloatArray, paces: Paces, on: IntArray | slice
 ) -> tuple[FloatArray, FloatArray]:
     """When sends of some edges that start at some times have left, and when they arrive."""
-    last, first_s = paces[-1], float(start_s.min(initial=np.inf))
-    if len(paces) == 1 or first_s >= last.from_s:
-        end = start_s + nbytes / last.rate_Bps[on]
-        return end, end + last.latency_s[on]
-    # What was before all of these sends is skipped: there may be many changes of rates.
-    begin = max(0, bisect_right(paces, first_s, key=lambda pace: pace.from_s) - 1)
+    (from_s, rate_Bps, latency_s), first_s = paces, float(start_s.min(initial=np.inf))
+    if first_s >= from_s[-1]:
+        end = start_s + nbytes / rate_Bps[-1][on]
+        return end, end + latency_s[-1][on]
     since, remaining = start_s, nbytes
     end = np.full(len(start_s), np.inf)
     arrived, todo = end.copy(), np.ones(len(start_s), dtype=np.bool_)
-    for pace, after in zip(paces[begin:], [*paces[begin + 1 :], None], strict=True):
-        rate, until_s = pace.rate_Bps[on], np.inf if after is None else after.from_s
+    # What was before all of these sends is skipped: there may be many changes of rates.
+    for pace in range(max(0, bisect_right(from_s, first_s) - 1), len(from_s)):
+        rate, until_s = rate_Bps[pace][on], np.append(from_s, np.inf)[pace + 1]
         finish = since + np.where(remaining > 0, remaining / rate, 0.0)
         now = todo & (finish <= until_s) & (since <= until_s)
         np.copyto(end, finish, where=now)
-        np.copyto(arrived, finish + pace.latency_s[on], where=now)
+        np.copyto(arrived, finish + latency_s[pace][on], where=now)
         todo &= ~now
         if not todo.any():
             break
@@ -99,26 +147,26 @@ class RecurrenceState:
 def advance(
     course: UnrolledPhases,
     stand: RecurrenceState,
-    paces: list[LinkRates],
+    paces: Paces,
     until_s: float,
-    last_step: int | None = None,
+    *,
+    seeks_cycles: bool = True,
 ) -> None:
-    """Go on in place to a step, or as long as everything of a step has left by a time."""
-    end_step = course.steps if last_step is None else last_step
+    """Go on in place to the end, or as long as everything of a step has left by a time."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        while stand.step < end_step:
+        while stand.step < course.steps:
             phase, first = course.phase_at(stand.step)
-            last = min(end_step, first + phase.repeat)
+            last = first + phase.repeat
             if stand.step == first and phase.drained:
                 stand.free = drained_free_s(course, stand, phase)
-            stride = course.stride(phase)
+            stride = course.stride(phase) if seeks_cycles else 0
             leaps = 0 < stride * 2 <= last - stand.step
             began = stand.copy() if leaps else stand
             goal = stand.step + stride if leaps else last
             _advance_all(course, stand, phase, goal, paces, until_s)
             if stand.step < goal:
                 return
-            if leaps and float(began.free.min()) >= paces[-1].from_s:
+            if leaps and float(began.free.min()) >= paces[0][-1]:
                 _leap(course, stand, began, last, until_s)
 
 
@@ -167,24 +215,27 @@ def _advance_all(
     stand: RecurrenceState,
     phase: Phase,
     goal: int,
-    paces: list[LinkRates],
+    paces: Paces,
     until_s: float,
 ) -> None:
     """Go on in place to a step of the same phase, as long as all of a step leaves by a time."""
-    loops = compilation.loaded()
-    if loops is not None and all(pace.flows for pace in paces):
-        _advance_compiled(loops, course, stand, goal, paces, until_s)
+    loops, first = compilation.loaded(), course.phase_at(stand.step)[1]
+    if loops is not None:
+        arrays = course.contiguous(phase)
+        work = arrays.begins, arrays.first, arrays.active, course.done(stand.step)
+        steps = stand.step, goal, first, 0 if course.pipelined else phase.lag, course.credits
+        state = stand.delivered, stand.free, arrays.feeders
+        stand.step = loops.step(*state, *work, *steps, arrays.nbytes, *paces, until_s)
         return
     if not course.together:
-        first = course.phase_at(stand.step)[1]
         while stand.step < goal and _advance_some(course, stand, phase, first, paces, until_s):
             pass
         return
     rows, free, depth = stand.delivered, stand.free, course.depth
     feeder, *more_feeders = course.feeders.T
-    last, everyone = paces[-1], slice(None)
-    steady = len(paces) == 1 or float(free.min()) >= last.from_s
-    hold_s = phase.nbytes / last.rate_Bps
+    from_s, rate_Bps, latency_s = paces
+    steady = float(free.min()) >= from_s[-1]
+    hold_s = phase.nbytes / rate_Bps[-1]
     for number in range(stand.step, goal):
         start = rows[(number - phase.lag) % depth].take(feeder)
         for feeders in more_feeders:
@@ -193,9 +244,9 @@ def _advance_all(
         np.maximum(start, rows[(number - course.credits) % depth, :-1], out=start)
         if steady:
             end = start + hold_s
-            arrived = end + last.latency_s
+            arrived = end + latency_s[-1]
         else:
-            end, arrived = sent_s(start, phase.nbytes, paces, everyone)
+            end, arrived = sent_s(start, phase.nbytes, paces, slice(None))
         if until_s < np.inf and float(end.max()) > until_s:
             break
         rows[number % depth, :-1] = arrived
@@ -204,55 +255,12 @@ def _advance_all(
     stand.free = free
 
 
-def _advance_compiled(
-    loops: compilation.Loops,
-    course: UnrolledPhases,
-    stand: RecurrenceState,
-    goal: int,
-    paces: list[LinkRates],
-    until_s: float,
-) -> None:
-    """As `_advance_all`."""
-    stand.delivered, stand.free = np.ascontiguousarray(stand.delivered), stand.free.copy()
-    rates = (
-        np.array([pace.from_s for pace in paces]),
-        np.stack([pace.rate_Bps for pace in paces]),
-        np.stack([pace.latency_s for pace in paces]),
-    )
-    stand.step = step_compiled(loops, course, stand, goal, rates, until_s)
-
-
-def step_compiled(
-    loops: compilation.Loops,
-    course: UnrolledPhases,
-    stand: RecurrenceState,
-    goal: int,
-    rates: tuple[FloatArray, FloatArray, FloatArray],
-    until_s: float,
-) -> int:
-    """Go on in contiguous arrays of a state to a step of the same phase; return the step reached.
-
-    `rates`: when each pace begins, and the rates and latencies of edges at each.
-    """
-    phase, first = course.phase_at(stand.step)
-    arrays = course.contiguous(phase)
-    state = stand.delivered, stand.free, arrays.feeders
-    if course.together:
-        steps = stand.step, goal, phase.lag, course.credits
-        return loops.step_rings(*state, *steps, arrays.nbytes, *rates, until_s)
-    work = arrays.begins, arrays.first, arrays.active, course.done(stand.step)
-    lag = 0 if course.pipelined else phase.lag
-    return loops.step_trees(
-        *state, *work, stand.step, goal, first, lag, course.credits, arrays.nbytes, *rates, until_s
-    )
-
-
 def _advance_some(
     course: UnrolledPhases,
     stand: RecurrenceState,
     phase: Phase,
     first: int,
-    paces: list[LinkRates],
+    paces: Paces,
     until_s: float,
 ) -> bool:
     """One repeat in which not all edges work; False if not all of it has left by a time."""

@@ -76,7 +76,6 @@ class UnrolledPhases:
             self._firsts.append(self._firsts[-1] + phase.repeat)
             self._done.append(self._done[-1] + phase.active)
         self.steps, self.sends = self._firsts[-1], self._done[-1]
-        self._working: dict[Phase, tuple[IntArray, IntArray]] = {}
         self._contiguous: dict[Phase, ContiguousPhase] = {}
         self.spare: list[Any] = []  # arrays of clocks that have ended, for those that begin
         self.folds: list[Any] = []  # see `clocks.ring_folds`
@@ -121,8 +120,7 @@ class UnrolledPhases:
         if len(self.phases) > 1 or not self.pipelined or phase.drained:
             return False
         count = int(phase.active[0])
-        is_even = bool((phase.active == count).all())
-        return is_even and 0 < count * self.edges <= MOST_KEPT_SENDS
+        return bool((phase.active == count).all()) and 0 < count * self.edges <= MOST_KEPT_SENDS
 
     def stride(self, phase: Phase) -> int:
         """After how many steps a cycle may show; 0 if there is none to wait for."""
@@ -145,9 +143,9 @@ class UnrolledPhases:
         """Edges that work in a repeat of a phase."""
         if (phase.active != phase.active[0]).any():
             return np.flatnonzero((phase.first <= step) & (step < phase.first + phase.active))
-        begins, first = self._begins(phase)
-        low, high = np.searchsorted(first, [step - phase.active[0] + 1, step + 1])
-        return begins[low:high]
+        begins = self.contiguous(phase).begins
+        spans = [step - phase.active[0] + 1, step + 1]
+        return begins[slice(*np.searchsorted(phase.first, spans, sorter=begins))]
 
     def contiguous(self, phase: Phase) -> ContiguousPhase:
         """Arrays of a phase for compiled loops."""
@@ -157,20 +155,14 @@ class UnrolledPhases:
                 np.ascontiguousarray(phase.nbytes, dtype=np.float64),
                 np.ascontiguousarray(phase.first),
                 np.ascontiguousarray(phase.active),
-                self._begins(phase)[0],
+                np.argsort(phase.first, kind="stable"),
             )
         return self._contiguous[phase]
-
-    def _begins(self, phase: Phase) -> tuple[IntArray, IntArray]:
-        if phase not in self._working:
-            begins = np.argsort(phase.first, kind="stable")
-            self._working[phase] = (begins, phase.first[begins])
-        return self._working[phase]
 
 
 def prepare_phases(phases: Sequence[Phase], credits: int) -> UnrolledPhases:
     """Prepare phases over the same edges, at least one."""
-    rings = _consecutive_rings(phases)
+    rings = consecutive_rings(phases)
     if rings is not None:
         feeders = np.empty(rings.size, dtype=np.int64)
         feeders[rings.ravel()] = np.roll(rings, 1, axis=1).ravel()
@@ -215,7 +207,7 @@ def feeders_of(phase: Phase) -> IntArray:
     return feeders
 
 
-def _consecutive_rings(phases: Sequence[Phase]) -> IntArray | None:
+def consecutive_rings(phases: Sequence[Phase]) -> IntArray | None:
     """Edges of closed rings, ring after ring; None if the edges form none in this order."""
     first = phases[0]
     edges, rings = len(first.src), int(first.channel[-1]) + 1

@@ -17,11 +17,12 @@ from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.critical_path import pipelines_s
 from perfmodel.collectives.timing.recurrence_steps import (
     LinkRates,
+    PaceRows,
     RecurrenceState,
     advance,
-    average_rates,
 )
 from perfmodel.collectives.timing.unrolled import UnrolledPhases
+from perfmodel.compiled_loops.compilation import Loops
 
 SAME = 1e-12
 """Values this close are alike."""
@@ -134,8 +135,7 @@ def _period(rows: FloatArray) -> int:
 
 
 MOST_PACES = 16
-"""So many changes of rates are kept for sends that began before them; older ones are averaged,
-which is exact for what began before them all."""
+"""So many changes of rates are kept for sends that began before them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,29 +163,32 @@ class Clocks:
     """When each edge may send at the earliest. Shape (edges,)."""
     pace: LinkRates
     """Until `change`."""
+    loops: Loops | None = None
+    """Compiled loops that step through each edge: what repeats is not sought then."""
     _fold: Fold = field(init=False)
     _stand: RecurrenceState = field(init=False)  # of the edges that stand for others
-    _paces: list[LinkRates] = field(init=False)  # of these, too
+    _paces: PaceRows = field(init=False)  # of these, too
 
     def __post_init__(self) -> None:
         begin_s, pace = np.array(self.begin_s, float), self.pace
-        self._fold = fold(self.course, (pace.rate_Bps, pace.latency_s, begin_s))
-        free = begin_s[self._fold.chosen]
+        self._fold = self._find_fold((pace.rate_Bps, pace.latency_s, begin_s))
+        chosen = self._fold.chosen
+        free = begin_s[chosen]
         self._stand = RecurrenceState(0, free, np.zeros((self.course.depth, len(free) + 1)))
-        self._paces = [replace(pace.chosen(self._fold.chosen), from_s=-np.inf)]
+        self._paces = PaceRows(len(free), 2 * MOST_PACES)
+        self._paces.begin(pace.rate_Bps[chosen], pace.latency_s[chosen])
+
+    def _find_fold(self, rows: Sequence[FloatArray], before: Fold | None = None) -> Fold:
+        if self.loops is None:
+            return fold(self.course, rows, before)
+        return before or Fold(self.course, slice(None), slice(None))
 
     def change(self, now_s: float, rate_Bps: FloatArray, latency_s: FloatArray) -> None:
         """From now on the edges have other rates and latencies; what is sent stays sent."""
         self._run(self._stand, now_s)
-        self._unfold(fold(self.course, (rate_Bps, latency_s), self._fold))
-        earliest_s = float(self._stand.free.min())
-        paces = [p for p in self._paces if p.from_s < now_s]
-        while len(paces) > 1 and paces[1].from_s <= earliest_s:
-            paces = [replace(paces[1], from_s=-np.inf), *paces[2:]]
-        if len(paces) >= MOST_PACES:
-            paces = [average_rates(earliest_s, *paces[:3]), *paces[2:]]
-        chosen = self._fold.chosen
-        self._paces = [*paces, LinkRates(now_s, rate_Bps[chosen], latency_s[chosen])]
+        self._unfold(self._find_fold((rate_Bps, latency_s), self._fold))
+        chosen, earliest_s = self._fold.chosen, float(self._stand.free.min())
+        self._paces.change(now_s, earliest_s, rate_Bps[chosen], latency_s[chosen])
 
     def _unfold(self, finer: Fold) -> None:
         """Let other edges stand for all, more of them."""
@@ -193,14 +196,14 @@ class Clocks:
         if finer is before or isinstance(before.place, slice):
             return
         at, stand = before.place[finer.chosen], self._stand
-        columns = np.append(at, len(stand.free))
-        self._stand = RecurrenceState(stand.step, stand.free[at], stand.delivered[:, columns])
-        self._paces = [pace.chosen(at) for pace in self._paces]
+        delivered = np.ascontiguousarray(stand.delivered[:, np.append(at, len(stand.free))])
+        self._stand = RecurrenceState(stand.step, stand.free[at], delivered)
+        self._paces = self._paces.chosen(at)
 
     def ends(self) -> CompletionTimes:
         """How the sends end if nothing changes any more."""
         if self._stand.step == 0:
-            pieces = pieces_over_trees(self.course, self.begin_s, self._paces[-1])
+            pieces = pieces_over_trees(self.course, self.begin_s, self._paces.last)
             if pieces is not None:
                 return pieces
         stand = self._stand.copy()
@@ -213,12 +216,16 @@ class Clocks:
 
         Every edge still has to send what it has not sent, at its best rate so far at most.
         """
-        course = self._fold.course
-        unsent = course.sends - course.sent(self._stand.step)
-        best_Bps = np.array([pace.rate_Bps for pace in self._paces]).max(axis=0)
-        nbytes = course.least_bytes
+        course, stand, nbytes = self._fold.course, self._stand, self._fold.course.least_bytes
+        rates_Bps = self._paces.rows[1]
+        if self.loops is not None:
+            phase, first = course.phase_at(stand.step)
+            arrays = course.contiguous(phase)
+            work = course.done(stand.step), arrays.first, arrays.active, stand.step - first
+            return self.loops.least_end(stand.free, course.sends, *work, nbytes, rates_Bps)
+        unsent, best_Bps = course.sends - course.sent(stand.step), rates_Bps.max(axis=0)
         each_s = nbytes / best_Bps if best_Bps.all() else sending_s(nbytes, best_Bps)
-        least_s = self._stand.free + unsent * each_s
+        least_s = stand.free + unsent * each_s
         return float(least_s[course.sends > 0].max(initial=0.0))
 
     def left(self) -> FloatArray:
@@ -229,7 +236,8 @@ class Clocks:
 
     def _run(self, stand: RecurrenceState, until_s: float) -> None:
         """Advance in place."""
-        advance(self._fold.course, stand, self._paces, until_s)
+        cycles = self.loops is None
+        advance(self._fold.course, stand, self._paces.rows, until_s, seeks_cycles=cycles)
 
 
 def pieces_over_trees(
@@ -243,8 +251,7 @@ def pieces_over_trees(
     if (begin_s != begin_s[0]).any() or (pace.rate_Bps <= 0).any():
         return None
     phase, credits = course.phases[0], course.credits
-    feeders = course.feeders
-    times = pipelines_s(phase, pace.rate_Bps, pace.latency_s, credits, feeders=feeders)
+    times = pipelines_s(phase, pace.rate_Bps, pace.latency_s, credits, feeders=course.feeders)
     if times is None:
         return None
     landed_s = times[1] + begin_s[0]
@@ -318,3 +325,103 @@ class OneStep:
 def is_one_step(phases: tuple[Phase, ...]) -> bool:
     """Whether no edge sends more than once, and none waits for another."""
     return len(phases) == 1 and phases[0].repeat == 1
+
+
+MOST_TREE_PACES = 64
+"""So many changes of rates are kept for sends that began before them; see `MOST_PACES`."""
+
+
+@dataclass(slots=True, eq=False)
+class TreeTimes:
+    """When pieces leave and arrive over edges of trees, and the paces at which they do.
+
+    Parameters
+    ----------
+    kept : ndarray of int, shape (edges,)
+        Pieces of each edge in steps that have left for certain.
+    left_s : ndarray of float, shape (edges, pieces)
+    arrived_s : ndarray of float, shape (edges + 1, pieces)
+        The last row stays 0 and is for edges that nothing feeds.
+    paces : PaceRows
+    """
+
+    kept: IntArray
+    left_s: FloatArray
+    arrived_s: FloatArray
+    paces: PaceRows
+
+
+def _make_times(course: UnrolledPhases) -> TreeTimes:
+    edges, pieces = course.edges, int(course.sends[0])
+    arrived_s = np.empty((edges + 1, pieces))
+    arrived_s[-1] = 0.0
+    paces = PaceRows(edges, 2 * MOST_TREE_PACES)
+    return TreeTimes(np.zeros(edges, np.int64), np.empty((edges, pieces)), arrived_s, paces)
+
+
+@dataclass
+class TreeClocks:
+    """Pieces over trees in progress, edge after edge, in compiled loops; see `Clocks`.
+
+    It is for edges that depend on those before them only (`UnrolledPhases.are_trees`). When rates
+    change, steps that have left are kept and the rest is worked out anew: steps and not pieces,
+    because a piece may arrive before its end has left (latencies of NCCL's trees below zero), and
+    what it fed was then sent at times that no longer hold.
+    """
+
+    loops: Loops
+    course: UnrolledPhases
+    begin_s: FloatArray
+    """When each edge may send at the earliest. Shape (edges,)."""
+    pace: LinkRates
+    """Until `change`."""
+    _times: TreeTimes = field(init=False)
+    _is_current: bool = False  # whether times are those at the present paces
+
+    def __post_init__(self) -> None:
+        spare = self.course.spare
+        self._times = spare.pop() if spare else _make_times(self.course)
+        self._times.kept[:] = 0
+        self._times.paces.begin(self.pace.rate_Bps, self.pace.latency_s)
+        self._begin_s = np.ascontiguousarray(self.begin_s, dtype=np.float64)
+        self._first = np.ascontiguousarray(self.course.phases[0].first)
+
+    def release(self) -> None:
+        """Give back the arrays: new ones of a MB take longer to touch than to fill."""
+        self.course.spare.append(self._times)
+
+    def change(self, now_s: float, rate_Bps: FloatArray, latency_s: FloatArray) -> None:
+        """From now on the edges have other rates and latencies; what is sent stays sent."""
+        self._work_out()
+        sent = self._times.kept, self._times.left_s, self._begin_s
+        earliest_s = self.loops.keep_sent(*sent, self._first, now_s)
+        self._times.paces.change(now_s, earliest_s, rate_Bps, latency_s)
+        self._is_current = False
+
+    def ends(self) -> CompletionTimes:
+        """How the sends end if nothing changes any more."""
+        self._work_out()
+        last = self._times.left_s[:, -1], self._times.arrived_s[:-1, -1]
+        return CompletionTimes(float(last[0].max()), last[1].copy())
+
+    def least_wire_s(self) -> float:
+        """Least time at which the last byte can have left: every edge has to send the rest."""
+        nbytes = self.course.least_bytes
+        from_s, rate_Bps, _ = self._times.paces.rows
+        sent = self._times.kept, self._times.left_s, self._begin_s
+        return self.loops.least_tree_end(*sent, nbytes, from_s, rate_Bps)
+
+    def left(self) -> FloatArray:
+        """Share of its sends that each edge has not yet sent for certain; shape (edges,)."""
+        return 1.0 - self._times.kept / np.maximum(self.course.sends, 1)
+
+    def _work_out(self) -> None:
+        """Work out when the pieces that are left leave and arrive at the present paces."""
+        if self._is_current:
+            return
+        course = self.course
+        arrays = course.contiguous(course.phases[0])
+        edges = arrays.begins, arrays.feeders, arrays.nbytes, self._begin_s
+        sends = self._times.kept, self._times.left_s, self._times.arrived_s
+        self.loops.send_over_trees(*edges, *sends, course.credits, *self._times.paces.rows)
+        self._is_current = True

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray, distinct, first_of_each
-from perfmodel.library.lowering.edges import (
+from perfmodel.library.lowering.lowered import (
     HOP_KINDS,
     Edges,
     HostCopies,
@@ -270,8 +270,7 @@ def _host_paths(
         return router.nic_name(h, i)
 
     wide = 1 + max(int(a.max(initial=0)), int(b.max(initial=0)))
-    code = ((router.variants[host] + 1) * wide + a) * wide + b
-    first, of = first_of_each(code)
+    first, of = first_of_each(((router.variants[host] + 1) * wide + a) * wide + b)
     ends = list(zip(host[first].tolist(), a[first].tolist(), b[first].tolist(), strict=True))
     paths = [find(*end) for end in ends]
     lengths = np.array([len(path.arcs) for path in paths], dtype=np.int64)
@@ -348,8 +347,7 @@ def _usable_nics(topology: Topology, router: Router, rank: IntArray, nic: IntArr
     size = topology.gpus_per_host
     variant, local = router.variants[rank // size], rank % size
     wide = 2 + int(nic.max(initial=0))
-    code = ((variant + 1) * size + local) * wide + nic + 1
-    first, of = first_of_each(code)
+    first, of = first_of_each(((variant + 1) * size + local) * wide + nic + 1)
     nics = [
         _usable_nic(topology, router, int(rank[at]), int(nic[at]), whole=bool(variant[at] < 0))
         for at in first.tolist()

@@ -19,8 +19,13 @@ from perfmodel.collectives.algorithms.own import OWN, OwnAlgorithm, plan_own
 from perfmodel.collectives.catalog import NCCL_ALGORITHMS, find_algorithm
 from perfmodel.library.corrections import CollectiveContext, Corrections
 from perfmodel.library.lowering.edge_routing import edges_between
-from perfmodel.library.lowering.edges import HOP_KINDS
-from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule, LoweredCollective, Stage
+from perfmodel.library.lowering.lowered import (
+    HOP_KINDS,
+    ITEM_BYTES,
+    LaidSchedule,
+    LoweredCollective,
+    Stage,
+)
 from perfmodel.library.lowering.protocols import (
     chunk_bytes,
     protocol_parameters,
@@ -40,11 +45,12 @@ from perfmodel.library.nccl.communicator import channels_of
 from perfmodel.library.nccl.dispatch import (
     NCCL_USUAL,
     allowed_protocols,
+    channels_used,
     chosen_algorithm,
     find_layer,
     send_protocol,
+    system_on,
 )
-from perfmodel.library.nccl.tuner import channels_used, system_on
 
 Algorithm = str | OwnAlgorithm
 """An algorithm of the catalogue by name, or a function that plans a schedule."""

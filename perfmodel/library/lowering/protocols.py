@@ -14,8 +14,13 @@ from perfmodel.arrays import FloatArray, RankGroup, rank_array
 from perfmodel.collectives.catalog import bus_factor
 from perfmodel.collectives.schedule import Phase, Schedule
 from perfmodel.errors import Fault, InputError
-from perfmodel.library.lowering.edges import HOP_KINDS, Edges
-from perfmodel.library.lowering.lowered import LaidSchedule, LoweredCollective, Stage
+from perfmodel.library.lowering.lowered import (
+    HOP_KINDS,
+    Edges,
+    LaidSchedule,
+    LoweredCollective,
+    Stage,
+)
 from perfmodel.library.lowering.rings import SINGLE_SENDS
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary, Protocol, protocols_of
@@ -155,8 +160,7 @@ def caps_Bps(
     own_Bps = rate_limit_Bps(protocol, edges, schedule)
     if edges.copies is None:
         return own_Bps
-    working = np.any([phase.active > 0 for phase in phases], axis=0)
-    sharing = working & (edges.copies.host >= 0)
+    sharing = np.any([phase.active > 0 for phase in phases], axis=0) & (edges.copies.host >= 0)
     hosts = edges.copies.host[sharing]
     share_Bps = np.full(len(edges), np.inf)
     if len(hosts):
@@ -246,9 +250,7 @@ def with_protocol(
         if machine is None or not laid.shared:
             return _loaded(phase, load)
         key = (*_efficiencies(protocol), edges.staged)
-        return machine.recent(
-            "loaded phases", (phase, edges.hop), key, lambda: _loaded(phase, load)
-        )
+        return machine.recent("loaded phases", phase, key, lambda: _loaded(phase, load))
 
     def stage_of(phases: tuple[Phase, ...], edges: Edges) -> Stage:
         load = _wire_load(edges, protocol)
@@ -273,9 +275,7 @@ def with_protocol(
 
 def _loaded(phase: Phase, load: FloatArray) -> Phase:
     """A phase with the bytes that links carry; `load`: per byte of payload, shape (edges,)."""
-    if (load == 1.0).all():
-        return phase
-    return replace(phase, nbytes=phase.nbytes * load)
+    return phase if (load == 1.0).all() else replace(phase, nbytes=phase.nbytes * load)
 
 
 def _wire_load(edges: Edges, protocol: Protocol) -> FloatArray:
@@ -298,6 +298,5 @@ def _find_load(edges: Edges, protocol: Protocol) -> FloatArray:
     factor = np.where((edges.src < 0) | (edges.dst < 0), 1.0 / protocol.switch_efficiency, 1.0)
     if edges.staged and protocol.two_way_efficiency < 1:
         both = np.isin(edges.src, edges.dst) | np.isin(edges.dst, edges.src)
-        local = edges.hop == _PCIE
-        factor = np.where(local & both, factor / protocol.two_way_efficiency, factor)
+        factor = np.where((edges.hop == _PCIE) & both, factor / protocol.two_way_efficiency, factor)
     return np.where(edges.hop == _NETWORK, 1.0 / between, factor)

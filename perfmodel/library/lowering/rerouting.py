@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.arrays import IntArray, RankGroup
 from perfmodel.library.lowering.edge_routing import reroute_edges
-from perfmodel.library.lowering.edges import Edges
-from perfmodel.library.lowering.lowered import LoweredCollective, Stage
+from perfmodel.library.lowering.lowered import Edges, LoweredCollective, Stage, route_latency_s
 from perfmodel.library.lowering.protocols import caps_Bps, protocol_parameters, step_latency_s
 from perfmodel.library.machine import Machine
+from perfmodel.memo import once
 from perfmodel.topology.model import Topology
 
 
@@ -59,7 +60,7 @@ def _reroute_stage(lowered: LoweredCollective, stage: Stage, machine: Machine) -
 
 def _update_latency(edges: Edges, machine: Machine) -> Edges:
     """Edges with the latencies that their links have now."""
-    latency_s = np.add.reduceat(machine.topology.arcs.latency_s[edges.arcs], edges.pointers[:-1])
+    latency_s = route_latency_s(machine.topology, edges.pointers, edges.arcs)
     return (
         edges if np.array_equal(latency_s, edges.latency_s) else replace(edges, latency_s=latency_s)
     )
@@ -76,10 +77,7 @@ def only_host(topology: Topology, group: RankGroup) -> int | None:
 
 @dataclass
 class MovedEdges:
-    """Edges on other hosts, found once for all sizes of a collective on machines of the same links.
-
-    Entries hold the edges whose ids are their keys, so that no id is used again.
-    """
+    """Edges on other hosts, found once for all sizes of a collective on alike machines."""
 
     _on_host: dict[tuple[Edges, int], Edges | None] = field(default_factory=dict)
     _on_hosts: dict[tuple[tuple[Edges, ...], RankGroup], tuple[Edges, ...] | None] = field(
@@ -93,16 +91,17 @@ class MovedEdges:
 
         None: it leaves its host, or links of the two hosts differ.
         """
-        moved: dict[Edges, Edges] = {}
-        for edges in _distinct_edges(lowered):
-            key = edges, target
-            if key not in self._on_host:
-                self._on_host[key] = _translated(edges, topology, source, target)
-            moved_edges = self._on_host[key]
-            if moved_edges is None:
-                return None
-            moved[edges] = moved_edges
-        return _over(lowered, moved)
+        all_edges = _distinct_edges(lowered)
+        found = {
+            edges: once(
+                self._on_host,
+                (edges, target),
+                partial(_translated, edges, topology, source, target),
+            )
+            for edges in all_edges
+        }
+        moved = {edges: other for edges, other in found.items() if other is not None}
+        return _over(lowered, moved) if len(moved) == len(all_edges) else None
 
     def to_hosts(
         self,
@@ -155,16 +154,8 @@ def _translated(edges: Edges, topology: Topology, source: int, target: int) -> E
     same_rates = np.array_equal(rates[arcs], rates[arcs + shift])
     if not (same_rates and np.array_equal(latencies[arcs], latencies[arcs + shift])):
         return None
-    return _shift(edges, shift, (target - source) * topology.gpus_per_host, target - source)
-
-
-def _shift(edges: Edges, arcs: int, ranks: int, hosts: int) -> Edges:
-    copies = edges.copies
-    if copies is not None:
-        copies = replace(copies, host=np.where(copies.host < 0, -1, copies.host + hosts))
-    return replace(
-        edges, src=edges.src + ranks, dst=edges.dst + ranks, arcs=edges.arcs + arcs, copies=copies
-    )
+    move = _HostMoves(np.array([source]), np.array([[target]]))
+    return _on_hosts(topology, edges, arcs + shift, move, 0)
 
 
 # ---------------------------------------------------------------- several hosts

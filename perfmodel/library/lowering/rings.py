@@ -15,8 +15,7 @@ from perfmodel.collectives.schedule import Phase, Schedule
 from perfmodel.errors import Fault, InputError, ScheduleError
 from perfmodel.library.channels import Rings, group_by_host
 from perfmodel.library.lowering.edge_routing import edges_between, edges_of_names
-from perfmodel.library.lowering.edges import Edges, select_edges
-from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
+from perfmodel.library.lowering.lowered import ITEM_BYTES, Edges, LaidSchedule, select_edges
 from perfmodel.library.machine import Machine
 
 MOST_KEPT = 1 << 23

@@ -14,7 +14,7 @@ from perfmodel.library.nccl.graphs import (
     ring_graph,
     tree_graph,
 )
-from perfmodel.library.nccl.host_graph import RANK, Host, hardware, host_of
+from perfmodel.library.nccl.host_graph import RANK, hardware, host_of
 from perfmodel.library.settings import MOST_CHANNELS, LibrarySettings
 from perfmodel.library.transport import Vendor
 from perfmodel.topology.model import Topology
@@ -62,21 +62,22 @@ def system_of(
     `topology`: as the settings let it be used (`perfmodel.library.transport.apply_settings`).
     `group`: ranks of the topology, at least two. `settings`: version and environment.
     """
-    local, nodes = _smallest_host(topology, group)
+    release, (local, nodes) = settings.release, _smallest_host(topology, group)
     gpus = [topology.ranks[rank] for rank in local]
     host = host_of(
         topology,
         router.healthy,
         gpus,
         between_hosts=nodes > 1,
-        release=settings.release,
-        merging=settings.release >= (2, 20) and settings.is_on("NCCL_IB_MERGE_NICS", default=True),
+        release=release,
+        merging=release >= (2, 20) and settings.is_on("NCCL_IB_MERGE_NICS", default=True),
     )
     most = _most_channels(settings) // 2
     crossing = settings.count("NCCL_CROSS_NIC")
     ring = _read_dump(topology, "ring", local) or ring_graph(
         host, cross_nic=2 if crossing is None else crossing, most=most
     )
+    switched = release >= (2, 17) and settings.is_on("NCCL_NVLS_ENABLE", default=True)
     plugin = hardware().plugins.get(topology.network) if nodes > 1 else None
     return System(
         nodes=nodes,
@@ -85,11 +86,11 @@ def system_of(
         cpu=host.cpu,
         ring=ring,
         tree=_read_dump(topology, "tree", local) or tree_graph(host, ring),
-        nvls=_nvls(host, settings),
+        nvls=nvls_graph(host, raise_inter=release >= (2, 23)) if switched else None,
         collnet=collnet_graph(host, ring),
         gpus=len(gpus),
-        net_latency_us=plugin.stated_us(host.capability, settings.release) if plugin else 0.0,
-        ordered=plugin is None or plugin.keeps_order(host.capability, settings.release),
+        net_latency_us=plugin.stated_us(host.capability, release) if plugin else 0.0,
+        ordered=plugin is None or plugin.keeps_order(host.capability, release),
         rack=topology.gpus_per_host > MOST_OF_ONE_HOST,
     )
 
@@ -129,12 +130,6 @@ def _most_channels(settings: LibrarySettings) -> int:
         if settings.release < tuple(int(part) for part in version.split(".")):
             return most
     return limits.most
-
-
-def _nvls(host: Host, settings: LibrarySettings) -> Graph | None:
-    if settings.release < (2, 17) or not settings.is_on("NCCL_NVLS_ENABLE", default=True):
-        return None
-    return nvls_graph(host, raise_inter=settings.release >= (2, 23))
 
 
 def _smallest_host(topology: Topology, group: range | tuple[int, ...]) -> tuple[list[int], int]:
@@ -177,6 +172,4 @@ def tree_threshold(system: System, settings: LibrarySettings) -> float:
     tree_us += _TREE_US * (system.ranks // system.nodes - 1)
     if system.nodes < 2 or ring_us <= tree_us:
         return 0.0
-    if tree > ring:
-        return math.inf
-    return ring * tree / (ring - tree) * (ring_us - tree_us)
+    return math.inf if tree > ring else ring * tree / (ring - tree) * (ring_us - tree_us)

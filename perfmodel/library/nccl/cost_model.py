@@ -148,9 +148,7 @@ def _share(case: Case) -> float:
         return by_steps
     if case.algorithm in {"nvls", "nvls_tree"}:
         return _nvls_share(case, by_steps)
-    if case.op == "all_reduce":
-        return 0.5
-    return 1.0
+    return 0.5 if case.op == "all_reduce" else 1.0
 
 
 def _nvls_share(case: Case, by_steps: float) -> float:
@@ -255,8 +253,7 @@ def latency_us(case: Case, post_us: float | None = None) -> float:
 
     `post_us`: ``NCCL_NET_OVERHEAD`` in microseconds, where a user gives it.
     """
-    base = _of(case.constants.base_us, case)
-    return base + COST_MODELS[case.algorithm].latency_us(case, post_us)
+    return _of(case.constants.base_us, case) + COST_MODELS[case.algorithm].latency_us(case, post_us)
 
 
 def _of(table: Mapping[str, Three], case: Case, algorithm: str | None = None) -> float:
@@ -289,8 +286,7 @@ def _ring_us(case: Case, post_us: float | None) -> float:
         hosts = 2 * each if case.op == "all_reduce" else each
         post = constants.post_us[system.cpu] if post_us is None else post_us
         post *= 3 if case.protocol == "simple" else 1
-    inside = max(_inside(case), post)
-    return (case.steps - hosts) * inside + hosts * _between(case)
+    return (case.steps - hosts) * max(_inside(case), post) + hosts * _between(case)
 
 
 def _ring_rooted_us(case: Case) -> float:

@@ -1,9 +1,15 @@
-"""NCCL's choice of algorithm and protocol, and what lays each over channels, NICs and switches."""
+"""NCCL's choice of algorithm and protocol, and what lays each over channels, NICs and switches.
+
+Algorithm and protocol that NCCL takes for an operation, a size and a group of ranks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
+
+import numpy as np
 
 from perfmodel.arrays import RankGroup, distinct, rank_array
 from perfmodel.collectives.algorithms.own import OWN
@@ -14,15 +20,29 @@ from perfmodel.collectives.catalog import (
     Algorithm,
     find_algorithm,
 )
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.library.lowering.lowered import LaidSchedule
 from perfmodel.library.lowering.protocols import protocol_parameters, usable_protocols
 from perfmodel.library.lowering.rings import OWN_ALGORITHM, SINGLE_SENDS, lay_by_name
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import Protocol
+from perfmodel.library.nccl.communicator import (
+    System,
+    channels_of,
+    system_of,
+    threshold_algorithm,
+)
+from perfmodel.library.nccl.cost_model import (
+    Case,
+    Constants,
+    algorithm_GBps,
+    constants_of,
+    latency_us,
+)
+from perfmodel.library.nccl.host_graph import RANK
 from perfmodel.library.nccl.in_network import find_obstacle, lay_collnet, lay_nvls
 from perfmodel.library.nccl.trees import lay_tree
-from perfmodel.library.nccl.tuner import channels_used, choices, system_on
+from perfmodel.library.settings import LibrarySettings
 
 NCCL_USUAL: Mapping[str, str] = MappingProxyType({"all_to_all": "batched"})
 """What NCCL runs for an operation, where that is not what other libraries run."""
@@ -109,3 +129,243 @@ def _lay_pat(
         ranks = f"{row.name!r} for {len(group)} ranks on {len(hosts)} hosts"
         raise InputError(Fault("algorithm", ranks, "one rank for each host"))
     return lay_by_name(machine, op, row.name, nbytes, group, 0)
+
+
+_LEAST_TRAFFIC = 32 * 1024
+"""Bytes that a channel carries at least; NVIDIA/nccl 2.30.7 ``src/enqueue.cc``."""
+
+_THRESHOLD = {"ll": 8, "ll128": 8, "simple": 64}
+"""Bytes per thread below which fewer threads work; NVIDIA/nccl 2.30.7 ``src/include/comm.h``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """NCCL's estimate for one algorithm and protocol."""
+
+    algorithm: str
+    protocol: str
+    time_s: float
+    channels: int
+    """Thread blocks that would work on a message of this size."""
+
+
+def predictions(
+    system: System, op: str, nbytes: float, settings: LibrarySettings
+) -> tuple[Prediction, ...]:
+    """NCCL's own estimates, the least first: that is what NCCL would choose.
+
+    `op`: one of `NCCL_ALGORITHMS`. `nbytes`: size as nccl-tests counts it: for all-gather and
+    reduce-scatter that of all ranks together. `settings`: version, and what ``NCCL_ALGO`` and
+    ``NCCL_PROTO`` leave. An operation for which NCCL does not have any of the algorithms named runs
+    as if none were.
+
+    Raises `InputError`: no such operation, or nothing that the environment leaves can run on this
+    machine.
+    """
+    if op not in NCCL_ALGORITHMS:
+        raise InputError(Fault("op", repr(op), allowed_names(NCCL_ALGORITHMS, op)))
+    constants = constants_of(settings.release)
+    estimates = [
+        Prediction(
+            algorithm,
+            protocol,
+            _time_s(Case(system, op, algorithm, protocol, constants), nbytes, settings),
+            channels_used(system, op, algorithm, protocol, nbytes, settings),
+        )
+        for algorithm, protocol in _enabled_pairs(system, op, settings, constants)
+    ]
+    by_size = threshold_algorithm(system, op, nbytes, settings)
+    if any(estimate.algorithm == by_size for estimate in estimates):
+        estimates = [estimate for estimate in estimates if estimate.algorithm == by_size]
+    return tuple(sorted(estimates, key=lambda estimate: estimate.time_s))
+
+
+def _time_s(case: Case, nbytes: float, settings: LibrarySettings) -> float:
+    """Estimate of ncclTopoGetAlgoTime."""
+    overhead = settings.count("NCCL_NET_OVERHEAD")
+    lat_us = latency_us(case, None if overhead is None else overhead / 1000)
+    rate = algorithm_GBps(case) * _correction(case, nbytes, settings)
+    if rate <= 0:
+        return float("inf")
+    if _on_plateau(case, nbytes, channels_of(case.system, case.algorithm, settings)):
+        plateau = case.constants.plateau
+        lat_us *= plateau.old if case.system.capability < 80 else plateau.new
+    return lat_us * 1e-6 + nbytes / (rate * 1e9)
+
+
+def _on_plateau(case: Case, nbytes: float, channels: int) -> bool:
+    """Whether a ring between hosts has 64 bytes or more for each rank and channel."""
+    system, rank_bytes = case.system, case.constants.plateau_rank_bytes
+    ring = case.algorithm == "ring" and case.protocol == "simple" and case.op == "all_reduce"
+    if not ring or system.nodes == 1:
+        return False
+    return nbytes / system.ranks >= (rank_bytes or 64 * channels)
+
+
+def _correction(case: Case, nbytes: float, settings: LibrarySettings) -> float:
+    """Share of its bandwidth that a tree reaches at a size."""
+    new_tree = (
+        case.algorithm == "nvls_tree"
+        and case.system.capability >= 100
+        and case.system.cpu in {"intel", "amd"}
+        and settings.release >= (2, 28)
+    )
+    if case.op != "all_reduce" or not (case.algorithm == "tree" or new_tree):
+        return 1.0
+    table = case.constants.tree_correction[case.protocol]
+    if settings.release < (2, 28):
+        table = table[:23]
+    at = int(nbytes // 64).bit_length() - 1
+    return table[at] if 0 <= at < len(table) else 1.0
+
+
+def channels_used(
+    system: System, op: str, algorithm: str, protocol: str, nbytes: float, settings: LibrarySettings
+) -> int:
+    """Channels that work on a message: fewer where there is little for each thread.
+
+    Source: NVIDIA/nccl 2.30.7 ``src/enqueue.cc``, topoGetAlgoInfo and scheduleCollTasksToPlan.
+    """
+    channels = channels_of(system, algorithm, settings)
+    if algorithm not in {"ring", "tree", "pat"}:
+        return channels
+    threads = _threads(system, algorithm, protocol, settings)
+    least = _THRESHOLD[protocol] * (system.ranks if (algorithm, protocol) == ("ring", "ll") else 1)
+    while channels > 1 and nbytes < channels * threads * least:
+        channels -= 1
+    times = {"all_reduce": 2, "all_gather": system.ranks, "reduce_scatter": system.ranks}
+    traffic = nbytes * times.get(op, 1) * (4 if protocol == "ll" else 1)
+    return max(1, min(channels, int(traffic // _LEAST_TRAFFIC)))
+
+
+def _threads(system: System, algorithm: str, protocol: str, settings: LibrarySettings) -> int:
+    if protocol == "ll128":
+        return 640
+    named = settings.count("NCCL_NTHREADS")
+    if named is not None:
+        return max(64, min(named, 512))
+    ring = system.ring
+    slow = algorithm == "ring" and protocol == "simple" and ring.channels * ring.intra_GBps <= 12
+    return 256 if slow else 512
+
+
+def _enabled_pairs(
+    system: System, op: str, settings: LibrarySettings, constants: Constants
+) -> list[tuple[str, str]]:
+    """Algorithms and protocols that this machine and the environment leave."""
+    named = settings.algorithms(op)
+    if named is not None and not named & NCCL_ALGORITHMS[op].keys():
+        named = None
+    named_protocols = settings.protocols(op)
+    possible = list(_possible_pairs(system, op, settings, constants, named_protocols))
+    enabled = [
+        (algorithm, protocol)
+        for algorithm, protocol in possible
+        if (named is None or algorithm in named)
+        and (named_protocols is None or protocol in named_protocols)
+    ]
+    if enabled:
+        return enabled
+    left, variable = {algorithm for algorithm, _ in possible}, "NCCL_ALGO"
+    if named is None or named & left:
+        left = {protocol for a, protocol in possible if named is None or a in named}
+        variable = "NCCL_PROTO"
+    allowed = f"for {op} on this machine {allowed_names(sorted(left))}"
+    raise InputError(Fault(f"env.{variable}", repr(settings.env[variable]), allowed))
+
+
+def _possible_pairs(
+    system: System,
+    op: str,
+    settings: LibrarySettings,
+    constants: Constants,
+    named_protocols: frozenset[str] | None,
+) -> Iterator[tuple[str, str]]:
+    several = system.nodes > 1
+    collnet = several and system.collnet is not None and settings.is_on("NCCL_COLLNET_ENABLE")
+    lonely = several and system.per_node == 1
+    runs = {
+        "ring": True,
+        "tree": settings.release >= (2, 4),
+        "nvls": system.nvls is not None and not several,
+        "nvls_tree": _may_nvls_tree(system, settings),
+        "collnet_chain": collnet,
+        "collnet_direct": collnet and system.tree.type_intra == "NVL" and 1 < system.gpus <= 8,
+        "pat": constants.pat and lonely and settings.is_on("NCCL_PAT_ENABLE", default=True),
+    }
+    for algorithm, row in NCCL_ALGORITHMS[op].items():
+        if not runs[algorithm]:
+            continue
+        if "ll" in row.protocols and (system.ordered or named_protocols is not None):
+            yield algorithm, "ll"
+            if _may_ll128(system, algorithm, settings, named_protocols):
+                yield algorithm, "ll128"
+        yield algorithm, "simple"
+
+
+def _may_nvls_tree(system: System, settings: LibrarySettings) -> bool:
+    """Whether NVLSTree may run: not between racks, each of which is one NVLink domain.
+
+    Source: NVIDIA/nccl 2.21 ``src/graph/tuning.cc``, NCCL_ALGO_NVLS_TREE off with MNNVL; and 2.29
+    still runs rings there (all_reduce on 32 hosts of GB200 in two racks, oracle-quickstart).
+    """
+    possible = system.nvls is not None and system.nodes > 1 and settings.release >= (2, 18)
+    return possible and not system.rack
+
+
+def _may_ll128(
+    system: System,
+    algorithm: str,
+    settings: LibrarySettings,
+    named_protocols: frozenset[str] | None,
+) -> bool:
+    """Whether all paths keep 128-byte writes whole, or the user names LL128 (2.5 on)."""
+    if settings.release < (2, 5):
+        return False
+    switch = settings.env.get("NCCL_LL128_ENABLE", "2")
+    if switch != "2":
+        return switch == "1"
+    if (
+        named_protocols is not None
+        and "ll128" in named_protocols
+        and "^" not in settings.env["NCCL_PROTO"]
+    ):
+        return True
+    graph = system.ring if algorithm == "ring" else system.tree
+    farthest = "PXN" if system.capability >= 90 else "PXB"
+    return (
+        system.capability >= 70
+        and RANK[graph.type_intra] <= RANK["NVB"]
+        and RANK[graph.type_inter] <= RANK[farthest]
+    )
+
+
+def system_on(machine: Machine, group: RankGroup) -> System:
+    """What NCCL knows of a group; looked up once for all groups of the same GPUs on each host."""
+
+    def search() -> System:
+        searched = machine.decides_on or machine
+        return system_of(searched.topology, searched.router, group, machine.settings)
+
+    def search_once_per_shape() -> System:
+        ranks, size = np.asarray(group, dtype=np.int64), machine.topology.gpus_per_host
+        hosts, counts = np.unique(ranks // size, return_counts=True)
+        local = tuple((ranks % size).tolist())
+        of_one = local[: len(local) // len(hosts)]
+        regular = bool((counts == counts[0]).all()) and local == of_one * len(hosts)
+        if not regular or machine.topology.dead:
+            return search()
+        return machine.laid(("nccl system", of_one, len(hosts)), search)
+
+    return machine.laid(("nccl system", group), search_once_per_shape)
+
+
+def choices(machine: Machine, op: str, nbytes: float, group: RankGroup) -> tuple[Prediction, ...]:
+    """NCCL's estimates for this machine, its choice first.
+
+    `op`: one of `perfmodel.collectives.catalog.NCCL_ALGORITHMS`. `group`: ranks of the topology, at
+    least two.
+
+    Raises `InputError`: no such operation, or the environment leaves nothing that can run here.
+    """
+    return predictions(system_on(machine, group), op, nbytes, machine.settings)

@@ -126,8 +126,7 @@ def _order_options(host: Host, intra: str) -> tuple[bool, ...]:
 def _path_types(host: Host, *, between: bool) -> list[str]:
     paths: Sequence[HostPath]
     paths = [*host.outward.values(), *host.inward.values()] if between else [*host.peers.values()]
-    types = {path.type for path in paths} - {"DIS"}
-    return sorted(types, key=LEVELS.index) or ["LOC"]
+    return sorted({path.type for path in paths} - {"DIS"}, key=LEVELS.index) or ["LOC"]
 
 
 def _listed_speeds(host: Host) -> tuple[float, ...]:
@@ -280,8 +279,7 @@ def collnet_graph(host: Host, ring: Graph) -> Graph | None:
     listed = [s for s in _listed_speeds(host) if s <= bound]
     if not listed:
         return None
-    counts = Counter(path.type for path in _nearest_nic_paths(host))
-    type_inter = max(counts, key=LEVELS.index)
+    type_inter = max(Counter(path.type for path in _nearest_nic_paths(host)), key=LEVELS.index)
     return replace(
         ring, channels=heads, intra_GBps=listed[0], inter_GBps=listed[0], type_inter=type_inter
     )

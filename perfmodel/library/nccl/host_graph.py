@@ -257,8 +257,7 @@ def _nics(router: Router, gpus: Sequence[str]) -> list[str]:
     """NICs that the GPUs reach: each GPU's nearest first, in the order of their numbers."""
     nearest = {router.nearest_nics(gpu)[0] for gpu in gpus if router.nearest_nics(gpu)}
     every = {nic for gpu in gpus for nic in router.nearest_nics(gpu)}
-    near = sorted(nearest, key=router.nic_number)
-    return near + sorted(every - nearest, key=router.nic_number)
+    return sorted(nearest, key=router.nic_number) + sorted(every - nearest, key=router.nic_number)
 
 
 def _adapters(topology: Topology, nics: Sequence[str], merging: bool) -> Iterator[tuple[str, int]]:
@@ -316,8 +315,7 @@ def _nic_paths(
                 continue
             relay = _relay_gpu(router, gpu, relays) if relaying else None
             if relay is not None:
-                arcs = router.route(gpu, relay) + router.route(relay, nic)
-                yield (g, n), HostPath("PXN", arcs)
+                yield (g, n), HostPath("PXN", router.route(gpu, relay) + router.route(relay, nic))
             else:
                 yield (g, n), _path_by_memory(router, gpu, ends, path_type)
 
@@ -356,8 +354,7 @@ def _arc_GBps(topology: Topology, arc: int, lane_GBps: float, cpu: Vendor) -> fl
     own, kind = float(own_Bps) / 1e9, arcs.kinds[arc]
     if kind == "nvlink":
         src, dst = arcs.names[arc]
-        lanes = sum(arcs.lanes[cable] for cable in topology.links[src][dst])
-        nominal = lanes * lane_GBps
+        nominal = sum(arcs.lanes[cable] for cable in topology.links[src][dst]) * lane_GBps
         return nominal if 0.7 < nominal / own < 1.4 else own
     if kind == "pcie":
         return min(hardware().pcie.GBps, key=lambda rate: max(rate / own, own / rate))
@@ -378,6 +375,5 @@ def _port_GBps(topology: Topology, nic: str) -> float:
         )
         / 1e9
     )
-    nominal = (rate / 8 for rate in hardware().network.Gbps if rate / 8 >= own * 0.999)
-    above = next(nominal, own)
+    above = next((rate / 8 for rate in hardware().network.Gbps if rate / 8 >= own * 0.999), own)
     return above if own > 0.6 * above else own

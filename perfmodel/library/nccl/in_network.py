@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from perfmodel.arrays import IntArray, RankGroup
@@ -14,8 +12,14 @@ from perfmodel.collectives.algorithms.pipelined_trees import ROOT, Forest, fores
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.channels import Rails
 from perfmodel.library.lowering.edge_routing import reroute_edges, route_edges
-from perfmodel.library.lowering.edges import HOP_KINDS, Edges, edges_over, merge_edges
-from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
+from perfmodel.library.lowering.lowered import (
+    HOP_KINDS,
+    ITEM_BYTES,
+    Edges,
+    LaidSchedule,
+    edges_over,
+    merge_edges,
+)
 from perfmodel.library.machine import Machine
 from perfmodel.library.nccl.trees import (
     collnet_bytes,
@@ -25,16 +29,6 @@ from perfmodel.library.nccl.trees import (
     rails_of,
 )
 from perfmodel.library.transport import nic_path
-
-
-@dataclass(frozen=True, slots=True)
-class LaidCollnet:
-    """Trees over ranks and, after them, switches; and the links of their edges."""
-
-    trees: Forest
-    switches: int
-    edges: Edges
-    depth: int
 
 
 def lay_collnet(
@@ -47,16 +41,18 @@ def lay_collnet(
     Raises `InputError`: one host, a network that does not reduce, or switches in more than two
     levels.
     """
-    laid = machine.laid((algorithm, group), lambda: _lay_collnet(machine, algorithm, group))
-    chunk = collnet_bytes(nbytes, channels, laid.depth)
-    pieces = pieces_of_share(nbytes, max(channels, laid.trees.channels), chunk)
-    schedule = over_switches(
-        laid.trees, algorithm, laid.switches, nbytes, pieces=pieces, itemsize=ITEM_BYTES
+    trees, edges, depth = machine.laid(
+        (algorithm, group), lambda: _lay_collnet(machine, algorithm, group)
     )
-    return LaidSchedule(schedule, ((schedule.phases, laid.edges),))
+    chunk = collnet_bytes(nbytes, channels, depth)
+    pieces = pieces_of_share(nbytes, max(channels, trees.channels), chunk)
+    switches = trees.ranks - len(group)
+    schedule = over_switches(trees, algorithm, switches, nbytes, pieces=pieces, itemsize=ITEM_BYTES)
+    return LaidSchedule(schedule, ((schedule.phases, edges),))
 
 
-def _lay_collnet(machine: Machine, algorithm: str, group: RankGroup) -> LaidCollnet:
+def _lay_collnet(machine: Machine, algorithm: str, group: RankGroup) -> tuple[Forest, Edges, int]:
+    """Trees over ranks and, after them, switches; the links of their edges; steps in a node."""
     rails, topology = rails_of(machine, group), machine.topology
     hosts, size = rails.hosts.shape
     if hosts < 2 or topology.network != "infiniband":
@@ -80,7 +76,7 @@ def _lay_collnet(machine: Machine, algorithm: str, group: RankGroup) -> LaidColl
         parents.append(parent)
     trees = forest_of(np.stack(parents))
     edges = _edges(machine, rails, fabric, trees)
-    return LaidCollnet(trees, len(fabric.names), edges, size if algorithm == "collnet" else 2)
+    return trees, edges, size if algorithm == "collnet" else 2
 
 
 class _Fabric:
@@ -189,16 +185,6 @@ REDUCING = frozenset({"hopper", "blackwell"})
 """Generations whose NVSwitch can reduce; NVIDIA H100 white paper, third-generation NVSwitch."""
 
 
-@dataclass(frozen=True, slots=True)
-class LaidSwitched:
-    """Edges through switches, and their links."""
-
-    nodes: Switched
-    edges: Edges
-    heads: int
-    """Of each node."""
-
-
 def lay_nvls(
     machine: Machine, op: str, algorithm: str, nbytes: int, group: RankGroup, channels: int
 ) -> LaidSchedule:
@@ -210,12 +196,12 @@ def lay_nvls(
     hosts.
     """
     key = (algorithm, op, group)
-    laid = machine.laid(key, lambda: _lay(machine, op, algorithm, group))
-    hosts, at_once = laid.nodes.nodes, channels * laid.heads
+    nodes, edges = machine.laid(key, lambda: _lay(machine, op, algorithm, group))
+    hosts, at_once = nodes.nodes, channels * nodes.heads
     chunk = nvls_bytes(nbytes, at_once) if hosts == 1 else nvls_tree_bytes(nbytes, at_once, hosts)
     pieces = pieces_of_share(nbytes, at_once, chunk)
-    schedule = nvls.over_nodes(laid.nodes, nbytes, pieces=pieces, itemsize=ITEM_BYTES)
-    return LaidSchedule(schedule, ((schedule.phases, laid.edges),))
+    schedule = nvls.over_nodes(nodes, nbytes, pieces=pieces, itemsize=ITEM_BYTES)
+    return LaidSchedule(schedule, ((schedule.phases, edges),))
 
 
 def find_obstacle(machine: Machine, op: str, algorithm: str, group: RankGroup) -> str | None:
@@ -233,7 +219,8 @@ def find_obstacle(machine: Machine, op: str, algorithm: str, group: RankGroup) -
     return None
 
 
-def _lay(machine: Machine, op: str, algorithm: str, group: RankGroup) -> LaidSwitched:
+def _lay(machine: Machine, op: str, algorithm: str, group: RankGroup) -> tuple[Switched, Edges]:
+    """Edges through switches, and their links."""
     reason = find_obstacle(machine, op, algorithm, group)
     if reason is not None:
         allowed = "Hopper or later behind an NVSwitch, " + (
@@ -241,8 +228,7 @@ def _lay(machine: Machine, op: str, algorithm: str, group: RankGroup) -> LaidSwi
         )
         raise InputError(Fault("algorithm", f"{algorithm!r} for {reason}", allowed))
     rails = rails_of(machine, group)
-    heads, nics = _heads(rails)
-    return LaidSwitched(*_lay_heads(machine, rails, heads, nics, op), len(heads))
+    return _lay_heads(machine, rails, *_heads(rails), op)
 
 
 def _heads(rails: Rails) -> tuple[list[int], IntArray]:
@@ -261,8 +247,7 @@ def _lay_heads(
     machine: Machine, rails: Rails, heads: list[int], nics: IntArray, op: str
 ) -> tuple[Switched, Edges]:
     """Edges of some heads' parts over some hosts, and their links."""
-    size = rails.hosts.shape[1]
-    order = [*heads, *(place for place in range(size) if place not in heads)]
+    order = [*heads, *(place for place in range(rails.hosts.shape[1]) if place not in heads)]
     nodes = switched_nodes(rails.places[:, order], len(heads), op)
     at = np.flatnonzero(np.maximum(nodes.src, nodes.dst) >= nodes.ranks)
     between = np.flatnonzero(np.maximum(nodes.src, nodes.dst) < nodes.ranks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -13,8 +12,7 @@ from perfmodel.collectives.algorithms import pipelined_trees
 from perfmodel.collectives.algorithms.pipelined_trees import Forest, chained_parents, forest_of
 from perfmodel.library.channels import Rails, rails_over
 from perfmodel.library.lowering.edge_routing import NEAREST, route_edges
-from perfmodel.library.lowering.edges import Edges, with_latencies
-from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
+from perfmodel.library.lowering.lowered import ITEM_BYTES, Edges, LaidSchedule, with_latencies
 from perfmodel.library.machine import Machine
 from perfmodel.library.transport import Path, local_path, nic_path
 
@@ -86,15 +84,6 @@ def collnet_bytes(nbytes: float, channels: int, depth: int) -> float:
     return chunk
 
 
-@dataclass(frozen=True, slots=True)
-class LaidForest:
-    """Trees over a group, and the links of their edges."""
-
-    trees: Forest
-    edges: Edges
-    rails: Rails
-
-
 def rails_of(machine: Machine, group: RankGroup) -> Rails:
     """The channels of a group; found once."""
     return machine.laid(
@@ -114,22 +103,17 @@ def lay_tree(
     Trees are laid over all rails at any size: where rails share switches their flows collide by
     hash, and the most loaded cable decides.
     """
-    laid = machine.laid(("tree", group), lambda: _lay(machine, group))
-    nodes, size = laid.rails.hosts.shape
-    chunk = tree_bytes(protocol, nbytes, channels, nodes, size)
-    pieces = pieces_of_share(nbytes, channels, chunk)
+    rails = rails_of(machine, group)
+    trees, edges = machine.laid(("tree", group), lambda: over_rails(machine, rails))
+    nodes, size = rails.hosts.shape
+    pieces = pieces_of_share(nbytes, channels, tree_bytes(protocol, nbytes, channels, nodes, size))
     schedule = machine.recent(
         "tree schedules",
-        (laid.trees,),
+        trees,
         (nbytes, pieces),
-        lambda: pipelined_trees.all_reduce(laid.trees, nbytes, pieces=pieces, itemsize=ITEM_BYTES),
+        lambda: pipelined_trees.all_reduce(trees, nbytes, pieces=pieces, itemsize=ITEM_BYTES),
     )
-    return LaidSchedule(schedule, ((schedule.phases, laid.edges),), shared=True)
-
-
-def _lay(machine: Machine, group: RankGroup) -> LaidForest:
-    rails = rails_of(machine, group)
-    return LaidForest(*over_rails(machine, rails), rails)
+    return LaidSchedule(schedule, ((schedule.phases, edges),), shared=True)
 
 
 def over_rails(machine: Machine, rails: Rails) -> tuple[Forest, Edges]:

@@ -103,8 +103,7 @@ def arrivals_of(
     last = max(arrived_s, key=lambda name: arrived_s[name])
     waits = [(len(classes[name].ranks), start_s - at) for name, at in arrived_s.items()]
     waited_s = sum(n * wait for n, wait in waits) / (sum(n for n, _ in waits) - 1)
-    longest_s = max(wait for _, wait in waits)
-    rank = classes[last].ranks[0]
+    longest_s, rank = max(wait for _, wait in waits), classes[last].ranks[0]
     return CollectiveArrivals(
         step, task.name, task.bucket, start_s, last, rank, waited_s, longest_s
     )

@@ -324,8 +324,5 @@ def _detect_deadlock(env: simpy.Environment, job: PlanRun) -> None:
         if job.is_deadlocked:
             raise SimulationError(job.describe_deadlock())
 
-    def check_last() -> None:
-        schedule_last(env, check)
-
-    job.on_idle = check_last
-    check_last()
+    job.on_idle = partial(schedule_last, env, check)
+    job.on_idle()

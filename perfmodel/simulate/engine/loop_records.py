@@ -1,8 +1,9 @@
-"""What a run of a `LoopPlan` leaves behind: updates, their staleness, how busy everybody was."""
+"""A run of a `LoopPlan` as it is recorded: updates, their staleness, how busy everybody was."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -36,47 +37,60 @@ class Service(NamedTuple):
     end_s: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class LoopRun:
-    """A run of a `LoopPlan`; times in seconds since its start.
+    """A run of a `LoopPlan`, which fills it; times in seconds since its start.
 
     Parameters
     ----------
     plan : LoopPlan
+    tracked : frozenset of int
+        Workers of which items and messages are recorded.
+
+    Attributes
+    ----------
     length_s : float
         When enough updates had been made.
-    updates_s : tuple of tuple of float
+    updates_s : list of list of float
         Of each worker, when its updates were complete at all servers.
-    work_s : tuple of tuple of mapping
+    work_s : list of list of mapping
         Of each worker and iteration, time on the device by kind.
-    waits_s : tuple of tuple of float
+    waits_s : list of list of float
         Of each worker and iteration, how long it waited for answers.
-    staleness : sequence of (at_s, updates, nbytes)
+    staleness : list of (at_s, updates, nbytes)
         Of each gradient as it was applied: how many updates others had made to its parameters
         since the worker read them.
-    leads : mapping of int to int
+    leads : counter of int
         Answers by the number of iterations that the worker was then ahead of the slowest; empty
         where nobody waits for slower ones.
-    services : sequence of Service
-    messages : sequence of Message
+    services : list of Service
+    messages : list of Message
         Of the tracked workers.
-    items : sequence of (worker, iteration, item, start_s, end_s)
+    items : list of (worker, iteration, item, start_s, end_s)
         Of the tracked workers.
     counted : LinkCounters
         Bytes over each directed link, whole run.
     """
 
     plan: LoopPlan
-    length_s: float
-    updates_s: tuple[tuple[float, ...], ...]
-    work_s: tuple[tuple[Mapping[str, float], ...], ...] = field(repr=False)
-    waits_s: tuple[tuple[float, ...], ...] = field(repr=False)
-    staleness: Sequence[tuple[float, int, float]] = field(repr=False)
-    leads: Mapping[int, int]
-    services: Sequence[Service] = field(repr=False)
-    messages: Sequence[Message] = field(repr=False)
-    items: Sequence[tuple[int, int, int, float, float]] = field(repr=False)
-    counted: LinkCounters = field(repr=False)
+    tracked: frozenset[int] = field(repr=False)
+    length_s: float = field(init=False)
+    updates_s: list[list[float]] = field(init=False)
+    work_s: list[list[Mapping[str, float]]] = field(init=False, repr=False)
+    waits_s: list[list[float]] = field(init=False, repr=False)
+    staleness: list[tuple[float, int, float]] = field(default_factory=list, init=False, repr=False)
+    leads: Counter[int] = field(default_factory=Counter, init=False)
+    services: list[Service] = field(default_factory=list, init=False, repr=False)
+    messages: list[Message] = field(default_factory=list, init=False, repr=False)
+    items: list[tuple[int, int, int, float, float]] = field(
+        default_factory=list, init=False, repr=False
+    )
+    counted: LinkCounters = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.updates_s = [[] for _ in self.plan.workers]
+        self.work_s = [[] for _ in self.plan.workers]
+        self.waits_s = [[] for _ in self.plan.workers]
 
     @property
     def update_times_s(self) -> list[float]:
@@ -110,9 +124,8 @@ class LoopRun:
             )
         for message in self.messages:
             exchange = plan.exchanges[message.exchange]
-            lane, nbytes = ("push", exchange.push_bytes)
-            if not message.is_push:
-                lane, nbytes = ("pull", exchange.pull_bytes)
+            pushed, pulled = ("push", exchange.push_bytes), ("pull", exchange.pull_bytes)
+            lane, nbytes = pushed if message.is_push else pulled
             spans.append(
                 Span(
                     f"{lane} {exchange.name}",
@@ -128,13 +141,11 @@ class LoopRun:
                 )
             )
         for service in self.services:
-            server = plan.servers[service.server].name
-            name = f"update {plan.exchanges[service.exchange].name}, {names[service.worker]}"
             spans.append(
                 Span(
-                    name,
+                    f"update {plan.exchanges[service.exchange].name}, {names[service.worker]}",
                     "optimizer",
-                    server,
+                    plan.servers[service.server].name,
                     "compute",
                     0,
                     service.start_s,
@@ -144,82 +155,3 @@ class LoopRun:
                 )
             )
         return sorted(spans, key=lambda span: (span.start_s, span.end_s))
-
-
-@dataclass
-class LoopRecords:
-    """Gathers what happens in a run."""
-
-    workers: int
-    servers: int
-    tracked: frozenset[int]
-    updates_s: list[list[float]] = field(init=False)
-    work_s: list[list[Mapping[str, float]]] = field(init=False)
-    waits_s: list[list[float]] = field(init=False)
-    staleness: list[tuple[float, int, float]] = field(default_factory=list)
-    leads: dict[int, int] = field(default_factory=dict)
-    services: list[Service] = field(default_factory=list)
-    messages: list[Message] = field(default_factory=list)
-    items: list[tuple[int, int, int, float, float]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.updates_s = [[] for _ in range(self.workers)]
-        self.work_s = [[] for _ in range(self.workers)]
-        self.waits_s = [[] for _ in range(self.workers)]
-
-    def add_item(
-        self, worker: int, iteration: int, index: int, start_s: float, end_s: float
-    ) -> None:
-        """Record an item, if its worker is tracked."""
-        if worker in self.tracked:
-            self.items.append((worker, iteration, index, start_s, end_s))
-
-    def add_iteration(self, worker: int, work_s: Mapping[str, float], waited_s: float) -> None:
-        """Record a whole iteration of a worker."""
-        self.work_s[worker].append(work_s)
-        self.waits_s[worker].append(waited_s)
-
-    def add_message(self, message: Message) -> None:
-        """Record a message, if its worker is tracked."""
-        if message.worker in self.tracked:
-            self.messages.append(message)
-
-    def add_service(
-        self,
-        server: int,
-        worker: int,
-        exchange: int,
-        arrived_s: float,
-        start_s: float,
-        end_s: float,
-    ) -> None:
-        """Record a push that a server serves."""
-        self.services.append(Service(server, worker, exchange, arrived_s, start_s, end_s))
-
-    def add_staleness(self, at_s: float, updates: int, nbytes: float) -> None:
-        """Record by how many updates a gradient came late."""
-        self.staleness.append((at_s, updates, nbytes))
-
-    def add_lead(self, iterations: int) -> None:
-        """Record by how many iterations a worker is ahead of the slowest as it goes on."""
-        self.leads[iterations] = self.leads.get(iterations, 0) + 1
-
-    def add_update(self, worker: int, at_s: float) -> None:
-        """Record that an update of a worker is complete."""
-        self.updates_s[worker].append(at_s)
-
-    def run(self, plan: LoopPlan, length_s: float, counted: LinkCounters) -> LoopRun:
-        """Return all of it as the result of a run."""
-        return LoopRun(
-            plan,
-            length_s,
-            tuple(map(tuple, self.updates_s)),
-            tuple(map(tuple, self.work_s)),
-            tuple(map(tuple, self.waits_s)),
-            self.staleness,
-            self.leads,
-            self.services,
-            self.messages,
-            self.items,
-            counted,
-        )

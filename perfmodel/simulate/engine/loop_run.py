@@ -9,7 +9,7 @@ rule lets the worker go on.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -18,8 +18,9 @@ import simpy
 
 from perfmodel.errors import SimulationError, TopologyError
 from perfmodel.library.machine import Machine
+from perfmodel.memo import once
 from perfmodel.simulate.engine.background import Change, Traffic, schedule_changes, start_traffic
-from perfmodel.simulate.engine.loop_records import LoopRecords, LoopRun, Message
+from perfmodel.simulate.engine.loop_records import LoopRun, Message, Service
 from perfmodel.simulate.flow.stream_network import StreamNetwork
 from perfmodel.simulate.network import FreeNetwork, Network, run_until
 from perfmodel.simulate.uncontended import UncontendedTimer
@@ -80,7 +81,8 @@ def simulate_loops(
     schedule_changes(env, network, changes, loops.waiting)
     start_traffic(env, network, traffic)
     run_until(env, loops.done, loops.describe_deadlock)
-    return loops.records.run(plan, env.now, network.counted)
+    loops.run.length_s, loops.run.counted = env.now, network.counted
+    return loops.run
 
 
 @dataclass(eq=False)
@@ -110,8 +112,7 @@ class _Connection:
 
         def leave(_: simpy.Event) -> None:
             if latency_s:
-                landing = env.timeout(latency_s)
-                landing.callbacks.append(lambda _: arrive(begun_s))
+                env.timeout(latency_s).callbacks.append(lambda _: arrive(begun_s))
             else:
                 arrive(begun_s)
             self.is_busy = False
@@ -166,8 +167,7 @@ class _Loops:
         self.env, self.network, self.plan = env, network, plan
         self.done = env.event()
         count = len(plan.workers)
-        self.records = LoopRecords(count, len(plan.servers), frozenset(tracked))
-        self._left = rounds * count
+        self.run, self._left = LoopRun(plan, frozenset(tracked)), rounds * count
         self._stretch = stretch
         self._routed_on, self._routes = network.machine, dict[tuple[str, str], Any]()
         ranks = network.machine.topology.ranks
@@ -219,14 +219,14 @@ class _Loops:
         host_s, iteration = worker.start_s, 0
         yield env.timeout(worker.start_s)
         while True:
-            waited_s = 0.0
-            busy: dict[str, float] = {}
+            waited_s, busy = 0.0, defaultdict[str, float](float)
             self._unapplied[number].append(len(self.plan.exchanges))
             for index, item in enumerate(items):
                 for exchange in item.needs:
                     if self._answered[number][exchange] < iteration:
-                        began_s = env.now
-                        yield self._wait(number, exchange, iteration)
+                        began_s, answer = env.now, env.event()
+                        self._waits[number] = (exchange, iteration, answer)
+                        yield answer
                         waited_s += env.now - began_s
                         host_s = max(host_s, env.now)
                 host_s += item.host_s
@@ -234,17 +234,14 @@ class _Loops:
                 work_s = item.duration_s * worker.scale * factor
                 start_s = max(env.now, host_s)
                 yield env.timeout(start_s + work_s - env.now)
-                busy[item.kind] = busy.get(item.kind, 0.0) + work_s
-                self.records.add_item(number, iteration, index, start_s, env.now)
+                busy[item.kind] += work_s
+                if number in self.run.tracked:
+                    self.run.items.append((number, iteration, index, start_s, env.now))
                 for exchange in item.sends:
                     self._push(number, iteration, exchange)
-            self.records.add_iteration(number, busy, waited_s)
+            self.run.work_s[number].append(busy)
+            self.run.waits_s[number].append(waited_s)
             iteration += 1
-
-    def _wait(self, number: int, exchange: int, iteration: int) -> simpy.Event:
-        answer = self.env.event()
-        self._waits[number] = (exchange, iteration, answer)
-        return answer
 
     def _push(self, number: int, iteration: int, exchange: int) -> None:
         """Send what a worker has for a server, after its own work on it."""
@@ -253,15 +250,15 @@ class _Loops:
         connection = self._connection(self._ends[number], server, number)
 
         def arrive(begun_s: float) -> None:
-            self.records.add_message(
-                Message(number, iteration, exchange, True, ready_s, begun_s, self.env.now)
-            )
+            self._note(Message(number, iteration, exchange, True, ready_s, begun_s, self.env.now))
             self._serve(number, exchange, spec)
 
-        def send() -> None:
-            connection.send(spec.push_bytes, arrive)
+        self._locally(number, spec.before_s, lambda: connection.send(spec.push_bytes, arrive))
 
-        self._locally(number, spec.before_s, send)
+    def _note(self, message: Message) -> None:
+        """Record a message, if its worker is tracked."""
+        if message.worker in self.run.tracked:
+            self.run.messages.append(message)
 
     def _locally(self, number: int, work_s: float, then: Callable[[], None]) -> None:
         """Go on after a worker's own work on an exchange, which follows that on others."""
@@ -269,14 +266,10 @@ class _Loops:
             then()
             return
         end_s = self._lanes[number].book(self.env.now, work_s)[1]
-        timer = self.env.timeout(end_s - self.env.now)
-        timer.callbacks.append(lambda _: then())
+        self.env.timeout(end_s - self.env.now).callbacks.append(lambda _: then())
 
     def _connection(self, src: str, dst: str, number: int) -> _Connection:
-        key = src, dst, number
-        if key not in self._connections:
-            self._connections[key] = _Connection(self, src, dst)
-        return self._connections[key]
+        return once(self._connections, (src, dst, number), lambda: _Connection(self, src, dst))
 
     # ------------------------------------------------------------ servers
 
@@ -289,9 +282,10 @@ class _Loops:
             if state.arrived == len(self.plan.workers):  # its handler goes on with the update
                 state.arrived = 0
                 service_s += spec.all_s
-        arrived_s = self.env.now
-        start_s, end_s = self._queues[spec.server].book(arrived_s, service_s)
-        self.records.add_service(spec.server, number, exchange, arrived_s, start_s, end_s)
+        start_s, end_s = self._queues[spec.server].book(self.env.now, service_s)
+        self.run.services.append(
+            Service(spec.server, number, exchange, self.env.now, start_s, end_s)
+        )
         served = self.env.timeout(end_s - self.env.now)
         served.callbacks.append(lambda _: self._apply(number, exchange, spec))
 
@@ -300,13 +294,20 @@ class _Loops:
         state, plan = self._states[exchange], self.plan
         state.pushed[number] += 1
         missed = state.version - state.read[number]
-        self.records.add_staleness(self.env.now, missed, spec.push_bytes)
+        self.run.staleness.append((self.env.now, missed, spec.push_bytes))
         if not plan.together:
             state.version += 1
         state.held.append(number)
         if not plan.together or len(state.held) == len(plan.workers):
             self._answer_those_who_may(exchange, spec, state)
-        self._count(number)
+        unapplied = self._unapplied[number]
+        unapplied[0] -= 1
+        if not unapplied[0]:  # all parts of an update have been applied
+            unapplied.popleft()
+            self.run.updates_s[number].append(self.env.now)
+            self._left -= 1
+            if not self._left:
+                self.done.succeed()
 
     def _answer_those_who_may(self, exchange: int, spec: Exchange, state: _State) -> None:
         """Answer the workers that are not too far ahead of the slowest."""
@@ -320,19 +321,8 @@ class _Loops:
         for other in free:
             state.read[other] = state.version  # its own update is none that it has missed
             if slack is not None:
-                self.records.add_lead(state.pushed[other] - slowest)
+                self.run.leads[state.pushed[other] - slowest] += 1
             self._answer(other, exchange, spec)
-
-    def _count(self, number: int) -> None:
-        """Count an update of a worker once all of its parts have been applied."""
-        unapplied = self._unapplied[number]
-        unapplied[0] -= 1
-        if not unapplied[0]:
-            unapplied.popleft()
-            self.records.add_update(number, self.env.now)
-            self._left -= 1
-            if not self._left:
-                self.done.succeed()
 
     def _answer(self, number: int, exchange: int, spec: Exchange) -> None:
         """Send a worker what it waits for."""
@@ -348,9 +338,8 @@ class _Loops:
                 wait[2].succeed()
 
         def arrive(begun_s: float) -> None:
-            self.records.add_message(
-                Message(number, iteration - 1, exchange, False, ready_s, begun_s, self.env.now)
-            )
+            last = iteration - 1
+            self._note(Message(number, last, exchange, False, ready_s, begun_s, self.env.now))
             self._locally(number, spec.after_s, have)
 
         connection.send(spec.pull_bytes, arrive)

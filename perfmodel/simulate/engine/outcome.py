@@ -6,30 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any
 
 from perfmodel.simulate.engine.background import CollectiveArrivals
 from perfmodel.simulate.flow.approximation import ApproximationNote
-from perfmodel.simulate.network import LinkCounters
+from perfmodel.simulate.network import LinkCounters, Network
 from perfmodel.timeline import Span, Timeline
 from perfmodel.training.plan.step_plan import Compute, Task
 
 TaskExecution = tuple[Task, int, float, float, float, float]
 """A task as it ran, as `span_of` takes it: task, step, start, end, ready and stretch."""
-
-
-class Observed(Protocol):
-    """What a network has seen in a run: itself, or what was noted of it."""
-
-    @property
-    def counted(self) -> LinkCounters:
-        """Bytes over each directed link."""
-        ...
-
-    @property
-    def notes(self) -> tuple[ApproximationNote, ...]:
-        """Where what was simulated is an approximation."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -50,7 +36,7 @@ class Run:
         All tasks, in the order in which they ended; times since the start of the run.
     step_ends_s : tuple of float
         When the last task of each step off the host ended.
-    observed : Observed
+    observed : Network or Observations
         What its network has seen, asked when somebody wants to know: most runs are for their time
         only.
     arrivals : tuple of CollectiveArrivals
@@ -61,7 +47,7 @@ class Run:
 
     executions: Sequence[TaskExecution] = field(repr=False)
     step_ends_s: tuple[float, ...]
-    observed: Observed = field(repr=False)
+    observed: Network | Observations = field(repr=False)
     arrivals: tuple[CollectiveArrivals, ...] = ()
     others_step_ends_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 

@@ -284,19 +284,17 @@ class NetworkView:
             The device at the other end, where `link` is a device.
         bandwidth, latency : float or str, optional
         """
-        arcs = self._arcs(link, other)
+        arcs, links = self._arcs(link, other), self._links
         if bandwidth is None and latency is None:
             raise InputError(Fault("set_link", "neither", "a bandwidth, a latency, or both"))
-        if bandwidth is not None:
-            rate = (
-                parse_bandwidth(bandwidth, "bandwidth") if isinstance(bandwidth, str) else bandwidth
-            )
-            _check_positive({"bandwidth": rate}, or_zero=True)
-            self._links.bandwidth_Bps |= dict.fromkeys(arcs, float(rate))
-        if latency is not None:
-            delay = parse_time(latency, "latency") if isinstance(latency, str) else latency
-            _check_positive({"latency": delay}, or_zero=True)
-            self._links.latency_s |= dict.fromkeys(arcs, float(delay))
+        for name, value, parse, changed in (
+            ("bandwidth", bandwidth, parse_bandwidth, links.bandwidth_Bps),
+            ("latency", latency, parse_time, links.latency_s),
+        ):
+            if value is not None:
+                number = parse(value, name) if isinstance(value, str) else value
+                _check_positive({name: number}, or_zero=True)
+                changed.update(dict.fromkeys(arcs, float(number)))
         self._apply(f"links {link} changed")
 
     def fail(self, part: str, other: str | None = None) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from math import isnan
+from math import isnan, nan
 
 import numpy as np
 import simpy
@@ -21,21 +21,20 @@ from numpy.typing import NDArray
 
 from perfmodel.collectives.catalog import ROOTED
 from perfmodel.errors import SimulationError, TopologyError
-from perfmodel.simulate.engine.background import CollectiveArrivals
+from perfmodel.simulate.engine.background import CollectiveArrivals, arrivals_of
 from perfmodel.simulate.engine.outcome import TaskExecution
 from perfmodel.simulate.engine.task_graph import (
-    CollectiveMeetings,
     ComputeResource,
     Member,
     Participants,
+    Rendezvous,
+    Semaphores,
     StepState,
     StreamState,
     Work,
-    begin_step,
     class_factor,
     collective_text,
     participants_of,
-    semaphores_of,
     task_graph,
 )
 from perfmodel.simulate.network import Network
@@ -72,7 +71,7 @@ class PlanRun:
         self.arrivals: list[CollectiveArrivals] = []
         self.step_ends_s: list[float] = []
         self.done = env.event()
-        self.on_idle: Callable[[], None] | None = None
+        self.on_idle: Callable[[], object] | None = None
         self.on_collective: Callable[[Task], None] | None = None
         """Called with the task of each collective that starts."""
         self._env, self._network, self._steps = env, network, steps
@@ -83,13 +82,10 @@ class PlanRun:
         self._groups = {each.name: each.groups for each in plan.communicators}
         self._classes = {each.name: each for each in plan.classes}
         self._compute_resources = {c.name: ComputeResource(env, slowdown) for c in plan.classes}
-        self._semaphores = semaphores_of(plan)
-        self._streams = [
-            StreamState(queue.tasks, queue.rank_class, queue.stream, queue.stream.workers)
-            for queue in self._graph.queues
-        ]
+        self._semaphores = Semaphores(dict(plan.semaphores))
+        self._streams = [StreamState(*queue, queue[1].workers) for queue in self._graph.queues]
         self._step_states: dict[int, StepState] = {}
-        self._meetings = CollectiveMeetings(self._participants, plan.classes)
+        self._rendezvous = Rendezvous(self._participants, plan.classes)
         env.timeout(0.0).callbacks.append(lambda _: self._begin(start_s))
 
     def _begin(self, start_s: float) -> None:
@@ -109,7 +105,9 @@ class PlanRun:
 
     def _step_state(self, step: int) -> StepState:
         if step not in self._step_states:
-            self._step_states[step] = begin_step(self._graph, is_first=step == 0)
+            waits = self._graph.waits if step else self._graph.waits_first
+            none, count = [0.0] * len(waits), len(waits)
+            self._step_states[step] = StepState(list(waits), none, [nan] * count, count)
             if self._steps is None:
                 self._step_states.pop(step - 2 * MAX_STEPS_AHEAD, None)
         return self._step_states[step]
@@ -191,7 +189,8 @@ class PlanRun:
             start_s = max(ready_s, state.free_s)
             if self._ends_by_itself(state, task):
                 self._pop(state)
-                self._work_off(state, step, index, start_s, ready_s)
+                stretch, duration_s = self._stretched(step, index)
+                self._finish(state, step, index, start_s, ready_s, start_s + duration_s, stretch)
                 continue
             if start_s > now_s:
                 self._wake(state, start_s)
@@ -211,9 +210,9 @@ class PlanRun:
 
     def _ends_by_itself(self, state: StreamState, task: Task) -> bool:
         """Whether the end of a task is known as soon as its start is."""
-        if not isinstance(task.work, Compute) or state.stream.workers > 1:
-            return False
-        if state.stream.kind == "compute" and self._slowdown != 1.0:
+        stream = state.stream
+        may_be_slowed = stream.kind == "compute" and self._slowdown != 1.0
+        if may_be_slowed or stream.workers > 1 or not isinstance(task.work, Compute):
             return False
         return not (task.acquires or task.releases or task.core_s)
 
@@ -288,13 +287,6 @@ class PlanRun:
 
     # ------------------------------------------------------------ compute
 
-    def _work_off(
-        self, state: StreamState, step: int, index: int, start_s: float, ready_s: float
-    ) -> None:
-        """Do work that nothing slows down; it may start later than now."""
-        stretch, duration_s = self._stretched(step, index)
-        self._finish(state, step, index, start_s, ready_s, start_s + duration_s, stretch)
-
     def _compute(self, state: StreamState, step: int, index: int, ready_s: float) -> None:
         """Start work on the device, and what follows it while nobody else waits for an end."""
         own, pieces = self._step_states[step], [(index, ready_s, *self._stretched(step, index))]
@@ -346,18 +338,17 @@ class PlanRun:
         self, state: StreamState, step: int, index: int, ready_s: float, work: Collective
     ) -> None:
         """Reach a collective, and start it once all of its classes have."""
-        participants = self._participants[work.communicator][state.rank_class]
-        member, reached = (state, index, ready_s), None
-        if len(participants.classes) > 1:
-            reached = self._meetings.reach(step, work, participants, member, self._env.now)
-            if reached is None:
-                return
-        members = [member] if reached is None else reached.members
+        participants, now_s = self._participants[work.communicator][state.rank_class], self._env.now
+        members, meets = [(state, index, ready_s, now_s)], len(participants.classes) > 1
+        if meets:
+            members = self._rendezvous.reach(step, work, participants, members[0])
+        if not members:
+            return
         self._launch(step, work, participants, members)
-        if reached is not None and self._steps is not None:
-            self.arrivals.append(
-                self._meetings.arrivals(self.plan.tasks[index], step, reached, self._env.now)
-            )
+        if meets and self._steps is not None:
+            arrived_s = {each.rank_class: at_s for each, _, _, at_s in members}
+            task = self.plan.tasks[index]
+            self.arrivals.append(arrivals_of(task, step, arrived_s, self._classes, now_s))
 
     def _launch(
         self, step: int, work: Collective, participants: Participants, members: list[Member]
@@ -367,13 +358,13 @@ class PlanRun:
         for name in classes:
             self._compute_resources[name].communicate(+1)
         instance = (step, work.key, classes[0])
-        self._meetings.in_progress[instance] = (self.plan.tasks[members[-1][1]], classes)
+        self._rendezvous.in_progress[instance] = (self.plan.tasks[members[-1][1]], classes)
 
         def finish() -> None:
-            del self._meetings.in_progress[instance]
+            del self._rendezvous.in_progress[instance]
             for name in classes:
                 self._compute_resources[name].communicate(-1)
-            for state, index, ready_s in members:
+            for state, index, ready_s, _ in members:
                 self._finish(state, step, index, start_s, ready_s, self._env.now)
                 self._free(state, index)
 
@@ -383,7 +374,7 @@ class PlanRun:
         try:
             ended = self._network.collective(work.op, work.nbytes, groups, root, work.times)
         except TopologyError as error:
-            name = collective_text(*self._meetings.in_progress[instance])
+            name = collective_text(*self._rendezvous.in_progress[instance])
             raise SimulationError(f"{name} cannot start: {error}") from error
         self._call_after(ended, finish)
         if self.on_collective is not None:
@@ -391,7 +382,7 @@ class PlanRun:
 
     def names_in_progress(self) -> list[str]:
         """Names of the collectives in progress, with the first of their classes."""
-        return [collective_text(*each) for each in self._meetings.in_progress.values()]
+        return [collective_text(*each) for each in self._rendezvous.in_progress.values()]
 
     # ------------------------------------------------------------ deadlocks
 
@@ -416,7 +407,7 @@ class PlanRun:
     def describe_deadlock(self) -> str:
         """Name the tasks that wait, and for what."""
         waiting = [
-            f"{task.name} (step {step}){self._meetings.missing(task, step)}"
+            f"{task.name} (step {step}){self._rendezvous.missing(task, step)}"
             for step, state in sorted(self._step_states.items())
             for index, task in enumerate(self.plan.tasks)
             if self._could_start(state, step, index)

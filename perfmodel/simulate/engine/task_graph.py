@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -14,7 +14,6 @@ import simpy
 
 from perfmodel.arrays import FloatArray, RankGroup, rank_array
 from perfmodel.errors import SimulationError
-from perfmodel.simulate.engine.background import CollectiveArrivals, arrivals_of
 from perfmodel.training.plan.step_plan import (
     Collective,
     Communicator,
@@ -25,13 +24,8 @@ from perfmodel.training.plan.step_plan import (
     Task,
 )
 
-
-class StreamTasks(NamedTuple):
-    """Tasks of one stream of one rank class (indices of the plan), in order."""
-
-    rank_class: str
-    stream: Stream
-    tasks: tuple[int, ...]
+StreamTasks = tuple[str, Stream, tuple[int, ...]]
+"""A rank class, one of its streams, and the tasks of both (indices of the plan), in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,27 +71,26 @@ def task_graph(plan: StepPlan) -> TaskGraph:
         if place not in by_place:
             raise SimulationError(f"{task.name}: the plan has no stream {' '.join(place)!r}")
         by_place[place].append(index)
-    queues = tuple(
-        StreamTasks(*streams[place], tuple(tasks)) for place, tasks in by_place.items() if tasks
-    )
+    queues = tuple((*streams[place], tuple(tasks)) for place, tasks in by_place.items() if tasks)
     places = _places(len(plan.tasks), queues)
 
     def keeps_order(source: int, index: int) -> bool:
         number = places[index][0]
-        return places[source][0] == number and queues[number].stream.workers == 1
+        return places[source][0] == number and queues[number][1].workers == 1
 
-    graph = _nobody_waits(len(plan.tasks), queues, [number for number, _ in places])
+    graph = _nobody_waits(len(plan.tasks), queues, [number for number, _ in places[:-1]])
     for index, task in enumerate(plan.tasks):
         for source in task.after:
             if keeps_order(source, index) and places[source] < places[index]:
-                graph.own[index] = _later(source, graph.own[index], places)
+                graph.own[index] = max(source, graph.own[index], key=places.__getitem__)
             else:
                 graph.users[source].append(index)
                 graph.waits[index] += 1
                 graph.waits_first[index] += 1
         for source in task.after_previous:
             if keeps_order(source, index):
-                graph.own_before[index] = _later(source, graph.own_before[index], places)
+                before = graph.own_before[index]
+                graph.own_before[index] = max(source, before, key=places.__getitem__)
             else:
                 graph.users_later[source].append(index)
                 graph.waits[index] += 1
@@ -108,17 +101,17 @@ def task_graph(plan: StepPlan) -> TaskGraph:
 
 
 def _places(tasks: int, queues: Sequence[StreamTasks]) -> list[tuple[int, int]]:
-    """Queue of each task, and its place there."""
-    places = [(0, 0)] * tasks
-    for number, queue in enumerate(queues):
-        for place, index in enumerate(queue.tasks):
+    """Queue of each task, and its place there; at the end (-1) those of no task, before all."""
+    places = [(-1, -1)] * (tasks + 1)
+    for number, (_, _, queue) in enumerate(queues):
+        for place, index in enumerate(queue):
             places[index] = number, place
     return places
 
 
 def _nobody_waits(tasks: int, queues: tuple[StreamTasks, ...], queue_of: list[int]) -> TaskGraph:
     """A graph of tasks that do not wait for each other."""
-    ends = {queue.tasks[-1] for queue in queues}
+    ends = {queue[-1] for _, _, queue in queues}
     return TaskGraph(
         queues,
         queue_of,
@@ -130,11 +123,6 @@ def _nobody_waits(tasks: int, queues: tuple[StreamTasks, ...], queue_of: list[in
         own_before=[-1] * tasks,
         is_last=[index in ends for index in range(tasks)],
     )
-
-
-def _later(source: int, other: int, places: Sequence[tuple[int, int]]) -> int:
-    """The later of two tasks of a stream; `other` may be -1: none."""
-    return source if other < 0 or places[source] > places[other] else other
 
 
 @dataclass(slots=True)
@@ -153,13 +141,6 @@ class StepState:
     last_s: float = 0.0
 
 
-def begin_step(graph: TaskGraph, *, is_first: bool) -> StepState:
-    """Return the state of a step of which no task has ended."""
-    count = len(graph.waits)
-    waits = graph.waits_first if is_first else graph.waits
-    return StepState(list(waits), [0.0] * count, [math.nan] * count, count)
-
-
 @dataclass(slots=True, eq=False)
 class StreamState:
     """How far one stream is: the next task is `tasks[at]` of `step`.
@@ -168,9 +149,9 @@ class StreamState:
     `free_s`: when its only worker is free. `wakes_s`: when it is looked at again.
     """
 
-    tasks: tuple[int, ...]
     rank_class: str
     stream: Stream
+    tasks: tuple[int, ...]
     free: int
     step: int = 0
     at: int = 0
@@ -184,8 +165,8 @@ class Semaphores:
     """Semaphores of all classes, and the streams that wait for each in turn."""
 
     capacity: dict[str, int]
-    _taken: Counter[tuple[str, str]]
-    _waiting: dict[tuple[str, str], list[StreamState]]
+    _taken: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _waiting: dict[tuple[str, str], list[StreamState]] = field(default_factory=dict)
 
     def take(self, state: StreamState, name: str) -> bool:
         """Take one for the next task of a stream, or let the stream wait for it."""
@@ -208,9 +189,15 @@ class Semaphores:
         return None
 
 
-def semaphores_of(plan: StepPlan) -> Semaphores:
-    """Return the semaphores of a plan, of which none is taken."""
-    return Semaphores(dict(plan.semaphores), Counter(), {})
+class RankGroups(tuple[RankGroup, ...]):  # noqa: SLOT001  # it keeps its hash
+    """Groups of ranks, a key of caches: many groups are hashed once."""
+
+    @cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 class Participants(NamedTuple):
@@ -221,14 +208,17 @@ class Participants(NamedTuple):
     """
 
     classes: tuple[str, ...]
-    groups: tuple[RankGroup, ...]
+    groups: RankGroups
 
 
 def participants_of(plan: StepPlan) -> Mapping[str, Mapping[str, Participants]]:
     """Return the participants by communicator and class; none for classes without members."""
     if len(plan.classes) == 1:
         alone = (plan.classes[0].name,)
-        return {c.name: {alone[0]: Participants(alone, c.groups)} for c in plan.communicators}
+        return {
+            c.name: {alone[0]: Participants(alone, RankGroups(c.groups))}
+            for c in plan.communicators
+        }
     class_of_rank = _class_of_ranks(plan.classes)
     return {c.name: _of_communicator(c, plan.classes, class_of_rank) for c in plan.communicators}
 
@@ -266,7 +256,7 @@ def _of_communicator(
         name: participants
         for place, members in enumerate(together)
         for participants in [
-            Participants(tuple(classes[i].name for i in sorted(members)), tuple(groups[place]))
+            Participants(tuple(classes[i].name for i in sorted(members)), RankGroups(groups[place]))
         ]
         for name in participants.classes
     }
@@ -306,12 +296,15 @@ class Work:
 
     Lists are by piece. `ready_s`: before which it does not start. `left_s`: what is left of it, in
     seconds without slowdown. `start_s`, `end_s`: of those that have started, and ended.
+    `since_s`: when this was last brought up to date. `done`: fires when all of it is done.
     """
 
     ready_s: list[float]
     left_s: list[float]
     start_s: list[float] = field(default_factory=list)
     end_s: list[float] = field(default_factory=list)
+    since_s: float = 0.0
+    done: simpy.Event | None = None
 
     def go_on(self, since_s: float, until_s: float, factor: float) -> None:
         """Work from one time to another, `factor` times slower; the last piece ends at the end."""
@@ -348,13 +341,13 @@ class ComputeResource:
     """1 or more."""
     _factor: float = 1.0
     _communicating: int = 0
-    _running: dict[simpy.Event, _Running] = field(default_factory=dict)
+    _running: dict[simpy.Event, Work] = field(default_factory=dict)
 
     def compute(self, work: Work) -> simpy.Event:
         """Start some work; the event fires when it is done."""
-        running = _Running(work, self.env.event(), self.env.now)
-        self._schedule(running)
-        return running.done
+        work.since_s, work.done = self.env.now, self.env.event()
+        self._schedule(work)
+        return work.done
 
     def communicate(self, change: int) -> None:
         """Count collectives in progress: +1 when one starts, -1 when one ends."""
@@ -363,49 +356,34 @@ class ComputeResource:
         self._factor = self.slowdown if self._communicating else 1.0
         if self._factor != before:
             others, self._running = self._running, {}
-            for running in others.values():
-                running.work.go_on(running.since_s, self.env.now, before)
-                running.since_s = self.env.now
-                self._schedule(running)
+            for work in others.values():
+                work.go_on(work.since_s, self.env.now, before)
+                work.since_s = self.env.now
+                self._schedule(work)
 
-    def _schedule(self, running: _Running) -> None:
+    def _schedule(self, work: Work) -> None:
         now_s = self.env.now
-        end = self.env.timeout(max(0.0, running.work.ends_s(now_s, self._factor) - now_s))
-        self._running[end] = running
+        end = self.env.timeout(max(0.0, work.ends_s(now_s, self._factor) - now_s))
+        self._running[end] = work
         end.callbacks.append(self._finish)
 
     def _finish(self, end: simpy.Event) -> None:
         """Finish the work that ends now, unless it has been scheduled again since."""
-        running = self._running.pop(end, None)
-        if running is not None:
-            running.work.go_on(running.since_s, np.inf, self._factor)
-            running.work.end_s[-1] = self.env.now
-            running.done.succeed()
+        work = self._running.pop(end, None)
+        if work is not None and work.done is not None:
+            work.go_on(work.since_s, np.inf, self._factor)
+            work.end_s[-1] = self.env.now
+            work.done.succeed()
 
 
-@dataclass(slots=True)
-class _Running:
-    work: Work
-    done: simpy.Event
-    since_s: float
-
-
-Member = tuple[StreamState, int, float]
-"""A task of a collective: its stream, its index, and when it was ready."""
+Member = tuple[StreamState, int, float, float]
+"""A task of a collective: its stream, its index, when it was ready and when it reached it."""
 
 CollectiveInstance = tuple[int, str, str]
 """A collective of a step: step, key, first class that takes part."""
 
 
-@dataclass(slots=True)
-class ReachedCollective:
-    """The tasks of a collective whose classes have reached it, and when each class did."""
-
-    members: list[Member] = field(default_factory=list)
-    arrived_s: dict[str, float] = field(default_factory=dict)
-
-
-class CollectiveMeetings:
+class Rendezvous:
     """Who has reached which collective, and which of them are in progress.
 
     Parameters
@@ -422,25 +400,17 @@ class CollectiveMeetings:
         self.in_progress: dict[CollectiveInstance, tuple[Task, tuple[str, ...]]] = {}
         self._participants = participants
         self._classes = {each.name: each for each in classes}
-        self._pending: dict[CollectiveInstance, ReachedCollective] = {}
+        self._pending: dict[CollectiveInstance, list[Member]] = {}
 
     def reach(
-        self, step: int, work: Collective, participants: Participants, member: Member, now_s: float
-    ) -> ReachedCollective | None:
-        """Note that a class has reached a collective; return it once all classes have."""
-        instance, name = (step, work.key, participants.classes[0]), member[0].rank_class
-        pending = self._pending.setdefault(instance, ReachedCollective())
-        pending.members.append(member)
-        pending.arrived_s[name] = now_s
-        if len(pending.arrived_s) < len(participants.classes):
-            return None
-        return self._pending.pop(instance)
-
-    def arrivals(
-        self, task: Task, step: int, reached: ReachedCollective, start_s: float
-    ) -> CollectiveArrivals:
-        """Return which class reached a collective last, and how long the others waited."""
-        return arrivals_of(task, step, reached.arrived_s, self._classes, start_s)
+        self, step: int, work: Collective, participants: Participants, member: Member
+    ) -> list[Member]:
+        """Note that a class has reached a collective; return all members once all classes have."""
+        instance = (step, work.key, participants.classes[0])
+        members = self._pending.setdefault(instance, [])
+        members.append(member)
+        reached = len({state.rank_class for state, *_ in members}) == len(participants.classes)
+        return self._pending.pop(instance) if reached else []
 
     def missing(self, task: Task, step: int) -> str:
         """Name the class of a task, and the classes that its collective waits for."""
@@ -448,11 +418,10 @@ class CollectiveMeetings:
         if isinstance(task.work, Compute):
             return mine
         classes = self._participants[task.work.communicator][task.rank_class].classes
-        pending = self._pending.get((step, task.work.key, classes[0]))
-        if pending is None or task.rank_class not in pending.arrived_s:
-            return mine
-        missing = [repr(name) for name in classes if name not in pending.arrived_s]
-        return f"{mine} for {', '.join(missing[:4])}"
+        members = self._pending.get((step, task.work.key, classes[0]), [])
+        reached = {state.rank_class for state, *_ in members}
+        missing = ", ".join([repr(name) for name in classes if name not in reached][:4])
+        return f"{mine} for {missing}" if task.rank_class in reached else mine
 
 
 def collective_text(task: Task, classes: tuple[str, ...]) -> str:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
 from perfmodel.arrays import FloatArray, RankGroup
 from perfmodel.collectives.schedule import Phase
-from perfmodel.library.lowering.edges import Edges, join_edges
-from perfmodel.library.lowering.lowered import LoweredCollective, Stage
+from perfmodel.library.lowering.lowered import Edges, LoweredCollective, Stage, join_edges
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.flow.streams import Streams, joined_stage
+from perfmodel.memo import once
+from perfmodel.simulate.flow.stream_network import Streams, joined_stage
 from perfmodel.simulate.flow.transfers import Collective
 from perfmodel.simulate.sharing.between_collectives import (
     SHORTEST_S,
@@ -33,7 +34,6 @@ Shares = tuple[FloatArray, list[tuple[FloatArray, float]]]
 """Rate of each stream; for each collective the rate of each edge, and by how much it is slower."""
 Solve = Callable[[Machine, UncontendedTimer, Sequence[Streams], Sequence[Collective]], Shares]
 
-
 MOST_KEPT = 1 << 23
 """Rates that are kept of jobs that met before; 8 bytes each."""
 
@@ -48,13 +48,11 @@ class SharesMet:
     solved: int = 0
     """How often shares were solved."""
     _kept: int = 0
-    _shares: dict[Hashable, tuple[tuple[object, ...], Shares]] = field(default_factory=dict)
+    _shares: dict[Hashable, Shares] = field(default_factory=dict)
 
     def of(
         self,
-        solve: Callable[
-            [Machine, UncontendedTimer, Sequence[Streams], Sequence[Collective]], Shares
-        ],
+        solve: Solve,
         machine: Machine,
         timer: UncontendedTimer,
         flows: Sequence[Streams],
@@ -62,31 +60,22 @@ class SharesMet:
     ) -> Shares:
         """Return what `solve` returns for these jobs."""
         number_of: dict[Hashable, int] = {}  # which began together, whenever that was
-        key = (
-            id(machine),
-            tuple(
-                (
-                    job.lowered,
-                    job.stage,
-                    job.leg,
-                    number_of.setdefault(job.key(), len(number_of)),
-                )
-                for job in collectives
-            ),
-            tuple(
-                values.tobytes()
-                for edges in (job.edges for job in flows)
-                for values in (edges.cap_Bps, edges.pointers, edges.arcs)
-            ),
+        jobs = tuple(
+            (job.lowered, job.stage, job.leg, number_of.setdefault(job.key(), len(number_of)))
+            for job in collectives
         )
-        if key in self._shares:
-            return self._shares[key][1]
+        routes = tuple(
+            values.tobytes()
+            for edges in (job.edges for job in flows)
+            for values in (edges.cap_Bps, edges.pointers, edges.arcs)
+        )
+        if (machine, jobs, routes) in self._shares:
+            return self._shares[machine, jobs, routes]
         shares = solve(machine, timer, flows, collectives)
         self.solved += 1
         self._kept += len(shares[0]) + sum(len(rates_Bps) for rates_Bps, _ in shares[1])
-        if self._kept <= MOST_KEPT:  # with what the key names by id, so that no id is used again
-            holds = (machine, *((job.lowered, job.stage) for job in collectives))
-            self._shares[key] = holds, shares
+        if self._kept <= MOST_KEPT:
+            self._shares[machine, jobs, routes] = shares
         return shares
 
 
@@ -128,8 +117,7 @@ def solve_in_turns(
 def alone_Bps(machine: Machine, stage: Stage) -> FloatArray:
     """Rate of each edge of streams without other traffic; bytes per second, shape (edges,)."""
     capacity_Bps = machine.topology.arcs.bandwidth_Bps[stage.edges.arcs]
-    least_Bps = np.minimum.reduceat(capacity_Bps, stage.edges.pointers[:-1])
-    return np.minimum(stage.cap_Bps, least_Bps)
+    return np.minimum(stage.cap_Bps, np.minimum.reduceat(capacity_Bps, stage.edges.pointers[:-1]))
 
 
 GroupsCollective = tuple[str, int, tuple[RankGroup, ...], int]
@@ -154,32 +142,29 @@ class JoinedCollectives:
 
         `number`: of its groups.
         """
-        op, nbytes, groups, root = work
-        key = (op, nbytes, number, root, times)
-        if key not in self._joined:
-            lowered = timer.lower(op, nbytes, groups, root)
+        op, nbytes, _, root = work
+
+        def join() -> list[LoweredCollective]:
             capacity_Bps = timer.machine.topology.arcs.bandwidth_Bps
-            joined = join_alike(lowered, capacity_Bps, timer.keep_laid(JoinedEdges))
-            self._joined[key] = [in_a_row(each, times) for each in joined]
-        return self._joined[key]
+            edges = timer.keep_laid(JoinedEdges)
+            return [
+                in_a_row(each, times)
+                for each in join_alike(timer.lower(*work), capacity_Bps, edges)
+            ]
+
+        return once(self._joined, (op, nbytes, number, root, times), join)
 
 
 @dataclass
 class JoinedEdges:
-    """Edges of several collectives as one, found once for all sizes of these.
+    """Edges of several collectives as one, found once for all sizes of these."""
 
-    Entries hold the edges whose ids are their keys, so that no id is used again.
-    """
-
-    _joined: dict[tuple[int, ...], tuple[list[Edges], Edges]] = field(default_factory=dict)
-    _parts: dict[Hashable, tuple[list[Edges], list[list[int]]]] = field(default_factory=dict)
+    _joined: dict[tuple[Edges, ...], Edges] = field(default_factory=dict)
+    _parts: dict[Hashable, list[list[int]]] = field(default_factory=dict)
 
     def of(self, parts: list[Edges]) -> Edges:
         """Return edges as one, in order."""
-        key = tuple(map(id, parts))
-        if key not in self._joined:
-            self._joined[key] = parts, join_edges(parts)
-        return self._joined[key][1]
+        return once(self._joined, tuple(parts), lambda: join_edges(parts))
 
     def parts(
         self, collectives: Sequence[LoweredCollective], capacity_Bps: FloatArray
@@ -187,10 +172,8 @@ class JoinedEdges:
         """Return the positions of collectives that are joined, in few lists: see `join_alike`."""
         edges = [stage.edges for each in collectives for stage in each.stages]
         kinds = _kinds(collectives)
-        key = (*kinds, *map(id, edges))
-        if key not in self._parts:
-            self._parts[key] = edges, _parts_of(collectives, kinds, capacity_Bps)
-        return self._parts[key][1]
+        find = partial(_parts_of, collectives, kinds, capacity_Bps)
+        return once(self._parts, (*kinds, *edges), find)
 
 
 def join_alike(
@@ -243,7 +226,7 @@ def _parts_of(
 def _needs_Bps(lowered: LoweredCollective, capacity_Bps: FloatArray) -> dict[int, float]:
     """Most that all edges of a collective together may send over each of its links."""
     needs: dict[int, float] = {}
-    for edges in {id(stage.edges): stage.edges for stage in lowered.stages}.values():
+    for edges in dict.fromkeys(stage.edges for stage in lowered.stages):
         if not len(edges.arcs):
             continue
         least_Bps = np.minimum.reduceat(capacity_Bps[edges.arcs], edges.pointers[:-1])
@@ -265,12 +248,10 @@ def _fit(
     common = needed.keys() & needs.keys()
     if not common:
         return True
-    if not all(map(is_steady, lowered.stages)):  # which share links by their bytes
-        return False
     if not all(
-        np.array_equal(own.latency_s, other.latency_s)
+        is_steady(own) and np.array_equal(own.latency_s, other.latency_s)
         for own, other in zip(lowered.stages, first.stages, strict=True)
-    ):
+    ):  # those that are not steady share links by their bytes
         return False
     return all(needs[at] + needed[at] <= float(capacity_Bps[at]) * (1 + SLACK) for at in common)
 
@@ -300,39 +281,16 @@ def _kinds(collectives: Sequence[LoweredCollective]) -> list[int]:
     of_same: dict[Hashable, int] = {}  # that were led from one group to others have the same phases
     kinds = []
     for lowered in collectives:
-        phases = (id(phase) for stage in lowered.stages for phase in stage.phases)
-        same = (
-            id(lowered.schedule),
-            *phases,
-            lowered.protocol,
-            lowered.launch_s,
-            lowered.wire_factor,
-            lowered.credits,
-        )
-        if same not in of_same:
-            of_same[same] = numbers.setdefault(_likeness(lowered), len(numbers))
-        kinds.append(of_same[same])
+        schedule = lowered.schedule
+        phases = tuple(stage.phases for stage in lowered.stages)
+        costs = lowered.protocol, lowered.launch_s, lowered.wire_factor, lowered.credits
+        sizes = schedule.nbytes, schedule.ranks, schedule.switches
+        same = schedule.collective, schedule.algorithm, *sizes, *costs
+        if (phases, same) not in of_same:
+            alike = tuple(tuple(map(_phase_likeness, part)) for part in phases)
+            of_same[phases, same] = numbers.setdefault((same, alike), len(numbers))
+        kinds.append(of_same[phases, same])
     return kinds
-
-
-def _likeness(lowered: LoweredCollective) -> Hashable:
-    """What collectives have in common that differ in their links only."""
-    schedule = lowered.schedule
-    phases = tuple(
-        tuple(_phase_likeness(phase) for phase in stage.phases) for stage in lowered.stages
-    )
-    return (
-        schedule.collective,
-        schedule.algorithm,
-        schedule.nbytes,
-        schedule.ranks,
-        schedule.switches,
-        lowered.protocol,
-        lowered.launch_s,
-        lowered.wire_factor,
-        lowered.credits,
-        phases,
-    )
 
 
 def _phase_likeness(phase: Phase) -> Hashable:
@@ -344,22 +302,20 @@ def _phase_likeness(phase: Phase) -> Hashable:
 
 def _join(members: list[LoweredCollective], joined: JoinedEdges) -> LoweredCollective:
     """Join alike collectives; each has channels of its own, on which ranks have their places."""
-    first = members[0]
     if len(members) == 1:
-        return first
+        return members[0]
     stages = zip(*(lowered.stages for lowered in members), strict=True)
-    return replace(first, stages=tuple(_join_stages(stage, joined) for stage in stages))
+    return replace(members[0], stages=tuple(_join_stages(stage, joined) for stage in stages))
 
 
 def _join_stages(stages: Sequence[Stage], joined: JoinedEdges) -> Stage:
     phases = zip(*(stage.phases for stage in stages), strict=True)
-    return Stage(
-        phases=tuple(_join_phases(phase) for phase in phases),
-        edges=joined.of([stage.edges for stage in stages]),
-        latency_s=np.concatenate([stage.latency_s for stage in stages]),
-        cap_Bps=np.concatenate([stage.cap_Bps for stage in stages]),
-        load=np.concatenate([stage.load for stage in stages]),
-    )
+    edges = joined.of([stage.edges for stage in stages])
+    columns = [
+        np.concatenate([getattr(stage, name) for stage in stages])
+        for name in ("latency_s", "cap_Bps", "load")
+    ]
+    return Stage(tuple(map(_join_phases, phases)), edges, *columns)
 
 
 def _join_phases(phases: Sequence[Phase]) -> Phase:

@@ -15,8 +15,9 @@ their speeds, the library's credits and the algorithm. Elsewhere see decision 00
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import simpy
@@ -24,9 +25,9 @@ import simpy
 from perfmodel.arrays import FloatArray, RankGroup
 from perfmodel.compiled_loops.compilation import Effort
 from perfmodel.errors import SimulationError
-from perfmodel.library.lowering.edges import Edges
-from perfmodel.library.lowering.lowered import LoweredCollective
+from perfmodel.library.lowering.lowered import Edges, LoweredCollective
 from perfmodel.library.machine import Machine
+from perfmodel.memo import once
 from perfmodel.simulate.flow.alike_collectives import (
     JoinedCollectives,
     SharesMet,
@@ -35,7 +36,7 @@ from perfmodel.simulate.flow.alike_collectives import (
     solve_in_turns,
 )
 from perfmodel.simulate.flow.approximation import NOTES, ApproximationNote, Why, why_approximate
-from perfmodel.simulate.flow.streams import Arrival, Streams, begin_streams, stream_stage
+from perfmodel.simulate.flow.stream_network import Arrival, Streams, begin_streams, stream_stage
 from perfmodel.simulate.flow.transfers import Collective, sort_key
 from perfmodel.simulate.network import (
     LinkCounters,
@@ -75,14 +76,14 @@ class FlowNetwork(Network):
     _changed: list[Job | LinkSet] = field(default_factory=list, init=False)
     _timer: UncontendedTimer = field(init=False)  # of the machine as it is now
     _approximated: dict[Why, None] = field(default_factory=dict, init=False)
-    _groups: dict[int, tuple[tuple[RankGroup, ...], int]] = field(default_factory=dict, init=False)
-    """Groups by id, with their numbers."""
+    _groups: dict[tuple[RankGroup, ...], int] = field(default_factory=dict, init=False)
+    """Groups with their numbers."""
     _sent: dict[tuple[Edges, ...], tuple[TimedLeg, ...]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._timer = self.timer
-        self._link_users = LinkUsers(self.timer.keep_laid(LinkSets))
+        self._link_users = LinkUsers()
 
     @property
     def counted(self) -> LinkCounters:
@@ -121,8 +122,9 @@ class FlowNetwork(Network):
         for delay_s, together in by_delay_s.items():
             self._launched += 1
             self._launching[self._launched] = together
-            begin = self._make_begin(self._launched, landing)
-            self.env.timeout(delay_s).callbacks.append(begin)
+            self.env.timeout(delay_s).callbacks.append(
+                partial(self._begin, self._launched, landing)
+            )
         return landing.ended
 
     def collective(
@@ -130,9 +132,7 @@ class FlowNetwork(Network):
     ) -> simpy.Event:
         """Start a collective in every group; groups on links of their own are one job."""
         joined = self.timer.keep(JoinedCollectives)
-        if id(groups) not in self._groups:  # the entry holds them, so that their id stays unique
-            self._groups[id(groups)] = groups, joined.number_of(groups)
-        number = self._groups[id(groups)][1]
+        number = once(self._groups, groups, lambda: joined.number_of(groups))
         return self.launch(joined.of(self.timer, (op, nbytes, groups, root), number, times))
 
     def stream(self, route: tuple[int, ...], cap_Bps: float, nbytes: float) -> simpy.Event:
@@ -166,25 +166,23 @@ class FlowNetwork(Network):
                 job.reroute(stages[0])
         if any(isinstance(job, Collective) for job in self._active):
             self._approximated["changed"] = None
-        self._link_users = LinkUsers(self._link_users.sets)
+        self._link_users = LinkUsers()
         for job in self._active:
             self._link_users.enter(job, self._links(job))
         self._changed += self._active
         self._update_rates()
 
-    def _make_begin(self, number: int, landing: _Landing) -> Callable[[simpy.Event], None]:
-        def begin(_: simpy.Event) -> None:
-            for lowered in self._launching.pop(number):
-                now = self._rerouted.now(lowered)
-                self._uncounted[now] += 1
-                if not now.stages:
-                    landing.land(self.env.now)
-                    continue
-                job = Collective(lowered, now, self._timer, self.env.now, landing.land)
-                self._sent.setdefault(tuple([leg.edges for leg in job.legs]), job.legs)
-                self._enter(job)
-
-        return begin
+    def _begin(self, number: int, landing: _Landing, _: simpy.Event) -> None:
+        """Begin collectives that were launched together."""
+        for lowered in self._launching.pop(number):
+            now = self._rerouted.now(lowered)
+            self._uncounted[now] += 1
+            if not now.stages:
+                landing.land(self.env.now)
+                continue
+            job = Collective(lowered, now, self._timer, self.env.now, landing.land)
+            self._sent.setdefault(tuple([leg.edges for leg in job.legs]), job.legs)
+            self._enter(job)
 
     def _enter(self, job: Job) -> None:
         """Put a job on its links; rates are solved at once where it shares them with no other."""
@@ -205,8 +203,9 @@ class FlowNetwork(Network):
             self._changed += shared
 
     def _links(self, job: Job) -> LinkSet:
-        sets = self._link_users.sets
-        return sets.of(job.edges) if isinstance(job, Collective) else sets.of_routes(job.edges)
+        edges = job.edges  # those of streams are made anew for each burst
+        key = edges if isinstance(job, Collective) else edges.arcs.tobytes()
+        return once(self.timer.keep_laid(LinkSets), key, lambda: LinkSet(edges.arcs))
 
     def _schedule_update(self) -> None:
         """Solve rates again when everything else of this instant has happened."""
@@ -239,11 +238,9 @@ class FlowNetwork(Network):
             if links in solved or not users.are_used(links):
                 continue
             for component in users.components(links):
-                self._solve(sorted(component, key=self._sort_key))
+                in_order = sorted(component, key=lambda job: sort_key(job, users.links(job).mark))
+                self._solve(in_order)
                 solved.update(users.links(job) for job in component)
-
-    def _sort_key(self, job: Job) -> tuple[float, int, float, int]:
-        return sort_key(job, self._link_users.sets.mark(self._link_users.links(job)))
 
     def _solve(self, jobs: list[Job]) -> None:
         """Give jobs that share links with each other, and with no other, their rates."""
@@ -279,29 +276,26 @@ class FlowNetwork(Network):
         job.timed = True
         job.version += 1
         if not job.is_disturbed:
-            self._schedule_end(job)
+            self._schedule_end(job, job.version)
             return
         # Most rates change again before the leg ends: its end is worked out when it may be near.
         least_s = (1 - SLACK) * job.least_wire_s()
         is_cut = rates_Bps is not None and not rates_Bps.all()
         if is_cut or job.start_s + least_s <= self.env.now:
-            self._schedule_end(job)
+            self._schedule_end(job, job.version)
             return
-        version = job.version
-
-        def look(_: simpy.Event) -> None:
-            if version == job.version:
-                self._schedule_end(job)
-
+        look = partial(self._schedule_end, job, job.version)
         call_at(self.env, job.start_s + least_s, look)
 
-    def _schedule_end(self, job: Collective) -> None:
-        """Work out when the leg of a collective ends, and end it then."""
+    def _schedule_end(self, job: Collective, version: int, _: simpy.Event | None = None) -> None:
+        """Work out when the leg of a collective ends, and end it then, unless it has changed."""
+        if version != job.version:
+            return
         wire_s = job.start_s + self._ends_s(job)[0]
         if np.isinf(wire_s) and self.changes_left == 0:
             raise SimulationError(stage_text(self.machine, job.lowered, job.stage))
         if wire_s < np.inf:
-            call_at(self.env, wire_s, self._make_end(job))
+            call_at(self.env, wire_s, partial(self._end, job, version))
 
     def _set_streams(self, jobs: Sequence[Streams], rates_Bps: FloatArray) -> None:
         """Give streams their rates, and with them their new ends."""
@@ -312,17 +306,14 @@ class FlowNetwork(Network):
 
     def _schedule_first_end(self, job: Streams) -> None:
         """End those of some streams that end first, unless their rates change before."""
-        version, first_s = job.version, job.first_s()
-
-        def end(_: simpy.Event) -> None:
-            if version == job.version:
-                self._end_streams(job)
-
+        first_s = job.first_s()
         if first_s < np.inf:
-            call_at(self.env, first_s, end)
+            call_at(self.env, first_s, partial(self._end_streams, job, job.version))
 
-    def _end_streams(self, job: Streams) -> None:
+    def _end_streams(self, job: Streams, version: int, _: simpy.Event) -> None:
         """End those of some streams that end now; they leave together, and rates change once."""
+        if version != job.version:
+            return
         self._leave(job)
         for event in job.finish(self.env.now, self._counted):
             event.succeed()
@@ -343,23 +334,15 @@ class FlowNetwork(Network):
         least_s = job.timer.busiest_link_bound_s(job.lowered)
         return max(ends.wire_s, least_s), max(landed_s, least_s)
 
-    def _make_end(self, job: Collective) -> Callable[[simpy.Event], None]:
-        version = job.version
-
-        def end(_: simpy.Event) -> None:
-            if version != job.version:
-                return
-            self._leave(job)
-            if job.is_last:
-                job.land(job.start_s + self._ends_s(job)[1])
-                job.release()
-            else:
-                self._begin_next_leg(job)
-
-        return end
-
-    def _begin_next_leg(self, job: Collective) -> None:
-        """Begin the next leg of a collective."""
+    def _end(self, job: Collective, version: int, _: simpy.Event) -> None:
+        """End the leg of a collective, unless its rates have changed, and begin the next."""
+        if version != job.version:
+            return
+        self._leave(job)
+        if job.is_last:
+            job.land(job.start_s + self._ends_s(job)[1])
+            job.release()
+            return
         if job.is_disturbed:
             stage = self._rerouted.legs(job.original)[job.leg + 1]
             job.next_leg(stage, self._timer.rates(stage))

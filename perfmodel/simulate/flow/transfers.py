@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -11,18 +12,18 @@ from perfmodel.arrays import FloatArray, IntArray, sending_s
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.recurrence import ReadyTimes
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
-from perfmodel.collectives.timing.stepped_clocks import SteppedClocks, TreeClocks
 from perfmodel.collectives.timing.unrolled import UnrolledPhases, prepare_phases
 from perfmodel.collectives.timing.variable_rate import (
     Clocks,
     CompletionTimes,
     OneStep,
+    TreeClocks,
     is_one_step,
 )
 from perfmodel.compiled_loops.compilation import Effort, Loops
-from perfmodel.library.lowering.edges import Edges
-from perfmodel.library.lowering.lowered import LoweredCollective, Stage, stage_bytes
-from perfmodel.simulate.flow.streams import SAME_RATE, Streams
+from perfmodel.library.lowering.lowered import Edges, LoweredCollective, Stage, stage_bytes
+from perfmodel.memo import once
+from perfmodel.simulate.flow.stream_network import SAME_RATE, Streams
 from perfmodel.simulate.network import LinkCounters, move_counts
 from perfmodel.simulate.sharing.duty_cycle import TimedLeg
 from perfmodel.simulate.uncontended import UncontendedTimer, participants, timed_phases
@@ -34,21 +35,11 @@ EDGES_A_MILLISECOND = 500
 """Edges whose ends NumPy works out in a millisecond, which is the unit of `Effort`."""
 
 
-AnyClocks = Clocks | SteppedClocks | TreeClocks | OneStep
+AnyClocks = Clocks | TreeClocks | OneStep
 
 
-@dataclass
-class Courses:
-    """Phases prepared for being stepped through, once for all collectives that have them."""
-
-    _prepared: dict[tuple[int, tuple[Phase, ...]], UnrolledPhases] = field(default_factory=dict)
-
-    def of(self, phases: tuple[Phase, ...], credits: int) -> UnrolledPhases:
-        """Return phases over the same edges, prepared."""
-        key = credits, phases
-        if key not in self._prepared:
-            self._prepared[key] = prepare_phases(phases, credits)
-        return self._prepared[key]
+Courses = dict[tuple[int, tuple[Phase, ...]], UnrolledPhases]
+"""Phases prepared for being stepped through, once for all collectives that have them."""
 
 
 @dataclass(eq=False)
@@ -125,8 +116,7 @@ class Collective:
         if not self._is_rerouted and _are_same(rates_Bps, self.rates_Bps):
             return False
         leg = timed_phases(self.lowered, self.stage, rates_Bps)
-        clocks = self._own_clocks()
-        clocks.change(now_s - self.start_s, leg.rate_Bps, leg.latency_s * slower)
+        self._own_clocks().change(now_s - self.start_s, leg.rate_Bps, leg.latency_s * slower)
         self._ends = None
         self._rates_Bps, self._is_rerouted = rates_Bps, False
         return True
@@ -151,13 +141,15 @@ class Collective:
         leg = timed_phases(self.lowered, stage, rates_Bps)
         if is_one_step(leg.phases):
             return OneStep(leg.phases[0], begin_s, leg.rate_Bps, leg.latency_s)
-        course = self.timer.keep(Courses).of(leg.phases, self.lowered.credits)
+        credits, phases = self.lowered.credits, leg.phases
+        courses = self.timer.keep(Courses)
+        course = once(courses, (credits, phases), lambda: prepare_phases(phases, credits))
         pace = LinkRates(-np.inf, leg.rate_Bps, leg.latency_s)
         loops = self.timer.keep(Effort).loops
         if loops is not None and course.are_trees:
             return TreeClocks(loops, course, begin_s, pace)
         if loops is not None and (course.order is None or course.edges <= FEW_EDGES):
-            return SteppedClocks(loops, course, begin_s, pace)
+            return Clocks(course, begin_s, pace, loops)
         return Clocks(course, begin_s, pace)
 
     def next_leg(self, stage: Stage | None = None, rates_Bps: FloatArray | None = None) -> None:
@@ -207,8 +199,7 @@ class Collective:
             self._ends = None
         for index, (old, new) in enumerate(zip(before, stages, strict=True)):
             nbytes = stage_bytes(self.lowered, old) * (1.0 if index else self.unsent())
-            share = self.lowered.wire_factor * old.load
-            move_counts(counters, old.edges, new.edges, nbytes, share)
+            move_counts(counters, old.edges, new.edges, nbytes, self.lowered.wire_factor * old.load)
 
     def wire_bytes(self) -> FloatArray:
         """Wire bytes of each edge in the present leg."""
@@ -217,11 +208,10 @@ class Collective:
     def takes_s(self, rates_Bps: FloatArray) -> float:
         """Estimate the time of the present leg at some rates; seconds."""
         leg = timed_phases(self.lowered, self.stage, rates_Bps)
-        phases, loops = self.timer.keep(PreparedPhases), self.timer.keep(Effort).loops
-        return sum(
-            cycle_s(phases.of(phase), leg.rate_Bps, leg.latency_s, self.lowered.credits, loops)
-            for phase in leg.phases
-        )
+        known, loops = self.timer.keep(PreparedPhases), self.timer.keep(Effort).loops
+        phases = [once(known, phase, partial(prepare_phase, phase)) for phase in leg.phases]
+        links = leg.rate_Bps, leg.latency_s, self.lowered.credits
+        return sum(cycle_s(phase, *links, loops) for phase in phases)
 
     def key(self) -> Hashable:
         """Return a value that is equal for collectives that are alike and began together."""
@@ -256,24 +246,20 @@ class PreparedPhase:
     is_ring: bool
 
 
-@dataclass
-class PreparedPhases:
-    """Phases prepared once for all collectives that have them."""
+PreparedPhases = dict[Phase, PreparedPhase]
+"""Phases prepared once for all collectives that have them."""
 
-    _prepared: dict[Phase, PreparedPhase] = field(default_factory=dict)
 
-    def of(self, phase: Phase) -> PreparedPhase:
-        """Return a phase prepared."""
-        if phase not in self._prepared:
-            self._prepared[phase] = PreparedPhase(
-                phase,
-                np.ascontiguousarray(phase.nbytes, dtype=np.float64),
-                np.ascontiguousarray(phase.active),
-                np.ascontiguousarray(phase.channel),
-                np.bincount(phase.channel),
-                phase.repeat > 1 and not phase.first.any(),
-            )
-        return self._prepared[phase]
+def prepare_phase(phase: Phase) -> PreparedPhase:
+    """Return a phase with its arrays contiguous."""
+    return PreparedPhase(
+        phase,
+        np.ascontiguousarray(phase.nbytes, dtype=np.float64),
+        np.ascontiguousarray(phase.active),
+        np.ascontiguousarray(phase.channel),
+        np.bincount(phase.channel),
+        phase.repeat > 1 and not phase.first.any(),
+    )
 
 
 def cycle_s(
@@ -308,7 +294,7 @@ def cycle_s(
 def sort_key(job: Collective | Streams, mark: int) -> tuple[float, int, float, int]:
     """Return a key that puts jobs in an order independent of that in which they started.
 
-    `mark`: of the links that it crosses, see `LinkSets.mark`.
+    `mark`: of the links that it crosses, see `LinkSet.mark`.
     """
     if isinstance(job, Collective):
         return (job.start_s, len(job.edges), float(job.lowered.schedule.nbytes), mark)

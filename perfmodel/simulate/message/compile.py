@@ -91,8 +91,7 @@ def limits_Bps(routes: Routes, capacity_Bps: FloatArray) -> FloatArray:
 
     A link that an edge crosses twice gives it half of its bandwidth.
     """
-    edges = len(routes.cap_Bps)
-    owner = np.repeat(np.arange(edges), np.diff(routes.pointers))
+    owner = np.repeat(np.arange(len(routes.cap_Bps)), np.diff(routes.pointers))
     pairs = owner * (len(capacity_Bps) + 1) + routes.arcs
     _, pair_of, times = np.unique(pairs, return_inverse=True, return_counts=True)
     limit_Bps = routes.cap_Bps.astype(float).copy()

@@ -123,18 +123,6 @@ class KernelRuns:
             routes.append((run.slot, _routes(run.transfer)))
         self.kernel.become(machine.topology.arcs.bandwidth_Bps, at_s, routes)
 
-    def sent_bytes(self, run: Run, at_s: float) -> float:
-        """Return the bytes that a stream has sent by a time."""
-        return 0.0 if run.slot is None else self.kernel.sent_bytes(run.slot, at_s)
-
-    def stalled_edges(self, run: Run) -> list[int]:
-        """Return the edges of a run that are sending over a link that carries nothing."""
-        return [] if run.slot is None else self.kernel.stalled_edges(run.slot)
-
-    def sends_left(self, run: Run) -> int:
-        """Return how many sends of a run have not landed."""
-        return 0 if run.slot is None else self.kernel.sends_left(run.slot)
-
     def _add(self, columns: Columns) -> Slot:
         """Add a collective to the kernel; compile that first if it pays, as it joins arrays."""
         self._compile_for(self._sends + len(columns["sends.nbytes"]))
@@ -168,26 +156,24 @@ MOST_PERIODS = 1024
 class SimulatedPeriods:
     """When collectives ended that began together on an empty network, and remained alone.
 
-    Shared by all simulations of one machine. Entries hold the objects whose ids are their keys.
+    Shared by all simulations of one machine.
     """
 
-    _ends_s: dict[Hashable, tuple[object, list[float]]] = field(default_factory=dict)
+    _ends_s: dict[Hashable, list[float]] = field(default_factory=dict)
 
     def find(self, machine: Machine, runs: list[Run]) -> list[float] | None:
         """When each run ends, from the beginning of the period; seconds. None: not known."""
-        entry = self._ends_s.get(_period_key(machine, runs))
-        return None if entry is None else entry[1]
+        return self._ends_s.get(_period_key(machine, runs))
 
     def keep(self, machine: Machine, runs: list[Run], ends_s: list[float]) -> None:
         """Keep when each run ended."""
         if len(self._ends_s) >= MOST_PERIODS:
             self._ends_s.clear()
-        held = machine, [run.transfer for run in runs]
-        self._ends_s[_period_key(machine, runs)] = held, ends_s
+        self._ends_s[_period_key(machine, runs)] = ends_s
 
 
 def _period_key(machine: Machine, runs: list[Run]) -> Hashable:
-    return id(machine), tuple((id(run.transfer), run.begin_s) for run in runs)
+    return machine, tuple((run.transfer, run.begin_s) for run in runs)
 
 
 @dataclass

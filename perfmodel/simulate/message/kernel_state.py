@@ -112,28 +112,19 @@ class Kernel:
             self._fill(name, slot, values)
         if nbytes is not None:
             self._fill("sends.nbytes", slot, np.array([nbytes]))
-        if self._queued() >= self._clock("room"):
+        if self._queued() >= self._clock.room:
             self._set_events(self._events())
-        code = slot.run * KINDS + BEGIN
-        if not self.is_compiled:
-            records.push(self._state, max(at_s, self.now_s), code)
-            return
-        view = {name: getattr(self._state, name).view(np.recarray) for name in ("events", "clock")}
-        numba_kernel.push(SimpleNamespace(**view), max(at_s, self.now_s), code)  # type: ignore[arg-type]
+        push = numba_kernel.push if self.is_compiled else records.push
+        state: Any = SimpleNamespace(events=self._records("events"), clock=self._records("clock"))
+        push(state, max(at_s, self.now_s), slot.run * KINDS + BEGIN)
 
     def restart(self) -> None:
         """Set the clock to zero, when everything has ended."""
-        s, touched = self._state, int(self._clock("touched"))
-        if self.is_compiled:
-            s.arcs["is_touched"][s.touched[:touched]] = 0
-            s.routes["next_s"] = INF
-            s.clock["touched"], s.clock["now_s"] = 0, 0.0
-        else:
-            for number in s.touched[:touched]:
-                s.arcs[number].is_touched = 0
-            for route in s.routes:
-                route.next_s = INF
-            s.clock[0].touched, s.clock[0].now_s = 0, 0.0
+        s, clock, arcs = self._state, self._clock, self._records("arcs")
+        for number in s.touched[: clock.touched]:
+            arcs[number].is_touched = 0
+        write_column("routes.next_s", s.routes, slice(None), np.full(len(s.routes), INF))
+        clock.touched, clock.now_s = 0, 0.0
         self._set_events(s.events[:0])
 
     def advance(self, until_s: float) -> list[int]:
@@ -149,44 +140,39 @@ class Kernel:
             self._set_events(self._events())
         if status != event_loop.SOME_ENDED:
             return []
-        ended = self._state.ended[: int(self._clock("ended"))]
-        if self.is_compiled:
-            self._state.clock["ended"] = 0
-        else:
-            self._state.clock[0].ended = 0
+        clock = self._clock
+        ended, clock.ended = self._state.ended[: int(clock.ended)], 0
         return [int(run) for run in ended]
 
     @property
     def now_s(self) -> float:
         """Time of the last event."""
-        return float(self._clock("now_s"))
+        return float(self._clock.now_s)
 
     @property
     def landed(self) -> int:
         """Sends that have arrived."""
-        return int(self._clock("landed"))
+        return int(self._clock.landed)
 
     @property
     def solved(self) -> int:
         """Rates solved, each time counted for each edge."""
-        return int(self._clock("solved"))
+        return int(self._clock.solved)
 
     @property
     def may_be_stalled(self) -> bool:
         """Whether some edge has had a rate of zero since the machine changed last."""
-        return bool(self._clock("stalled"))
+        return bool(self._clock.stalled)
 
     def stalled_edges(self, slot: Slot) -> list[int]:
         """Return the edges of a run, from 0, that are sending over a link that carries nothing."""
-        routes, name = self._state.routes, "limit_Bps"
-        limits_Bps = routes[name] if self.is_compiled else [route.limit_Bps for route in routes]
-        edges = enumerate(self._edges(slot))
-        return [at for at, edge in edges if edge.sending >= 0 and limits_Bps[edge.route] == 0.0]
+        routes, edges = self._records("routes"), enumerate(self._edges(slot))
+        sending = [(at, edge) for at, edge in edges if edge.sending >= 0]
+        return [at for at, edge in sending if routes[edge.route].limit_Bps == 0.0]
 
     def sends_left(self, slot: Slot) -> int:
         """Return how many sends of a run have not landed."""
-        run = self._state.runs[slot.run]
-        return int(run["sends_left"] if self.is_compiled else run.sends_left)
+        return int(self._records("runs")[slot.run].sends_left)
 
     def sent_bytes(self, slot: Slot, at_s: float) -> float:
         """Return the bytes that a stream has sent by a time."""
@@ -280,13 +266,17 @@ class Kernel:
         else:
             values.extend(to_list(name, new))
 
-    def _clock(self, name: str) -> float:
-        clock = self._state.clock
-        value: float = clock[name][0] if self.is_compiled else getattr(clock[0], name)
-        return value
+    def _records(self, name: str) -> Any:
+        """Return a list of records, of which fields are attributes in either form."""
+        values = getattr(self._state, name)
+        return values.view(np.recarray) if self.is_compiled else values
+
+    @property
+    def _clock(self) -> Any:
+        return self._records("clock")[0]
 
     def _queued(self) -> int:
-        return int(self._clock("queued")) if self.is_compiled else len(self._state.events)
+        return int(self._clock.queued) if self.is_compiled else len(self._state.events)
 
     def _events(self) -> list[tuple[float, int, int]] | NDArray[Any]:
         events = self._state.events
@@ -294,39 +284,30 @@ class Kernel:
 
     def _set_events(self, events: list[tuple[float, int, int]] | NDArray[Any]) -> None:
         """Remove outdated events, and make room for those of one instant."""
-        if self.is_compiled:
-            self._set_event_table(np.asarray(events, dtype=DTYPES["events"]))
-            return
-        routes = self._state.routes
-        live = sorted(
-            event
-            for event in events
-            if event[2] % KINDS != FINISH or routes[event[2] // KINDS].next_s == event[0]
-        )
-        self._state.events = live
-        self._state.clock[0].room = ROOM * (len(live) + len(routes)) + 1024
-
-    def _set_event_table(self, events: NDArray[Any]) -> None:
-        """`_set_events` of the compiled kernel."""
-        next_s = self._state.routes["next_s"]
-        number, kind = np.divmod(events["code"], KINDS)
+        table, routes = np.array(events, dtype=DTYPES["events"]), self._records("routes")
+        number, kind = np.divmod(table["code"], KINDS)
         is_live = kind != FINISH
         finish = np.flatnonzero(~is_live)
-        is_live[finish] = next_s[number[finish]] == events["at_s"][finish]
-        live = events[is_live]
+        of = number[finish]
+        next_s = (
+            routes.next_s[of] if self.is_compiled else [routes[at].next_s for at in of.tolist()]
+        )
+        is_live[finish] = next_s == table["at_s"][finish]
+        live = table[is_live]
         live = live[np.lexsort((live["order"], live["at_s"]))]
-        room = ROOM * (len(live) + len(next_s)) + 1024
-        table = np.zeros(room + len(self._state.edges) + 64, DTYPES["events"])
-        table[: len(live)] = live
-        self._state.events = table
-        self._state.clock["queued"], self._state.clock["room"] = len(live), room
+        room = ROOM * (len(live) + len(routes)) + 1024
+        if self.is_compiled:
+            more = np.zeros(room + len(self._state.edges) + 64 - len(live), DTYPES["events"])
+            self._state.events = np.concatenate([live, more])
+        else:
+            self._state.events = live.tolist()
+        self._clock.queued, self._clock.room = len(live), room
 
     def _pack(self) -> None:
         """Convert lists of objects to arrays."""
         events = self._state.events
         self._state = State(*(to_array(name, getattr(self._state, name)) for name in LISTS))
         self.is_compiled = True
-        self._state.clock["queued"] = len(events)
         self._set_events(events)
 
     def _unpack(self) -> None:

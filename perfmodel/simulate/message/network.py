@@ -51,7 +51,7 @@ class MessageNetwork(Network):
     """Whether what was simulated before on this machine is not simulated again."""
     by_rounds: bool = True
     """Whether collectives on links that nobody shares are timed round by round, without events
-    (`busy_period.py`). They take the same time."""
+    (`kernel_runs.unshared_ends_s`). They take the same time."""
     _kernel: KernelRuns = field(init=False)
     _simulated: SimulatedPeriods = field(init=False)
     _period: BusyPeriod = field(init=False)
@@ -164,8 +164,7 @@ class MessageNetwork(Network):
         """Run the kernel at a time, when everything else of that instant has happened."""
         if self._wake is not None and self._wake_s <= at_s:
             return
-        delay_s = max(0.0, at_s - self.env.now)
-        wake = schedule_last(self.env, self._advance, delay_s)
+        wake = schedule_last(self.env, self._advance, max(0.0, at_s - self.env.now))
         self._wake, self._wake_s = wake, at_s
 
     def _advance(self, event: simpy.Event) -> None:
@@ -209,27 +208,31 @@ class MessageNetwork(Network):
         """
         is_final = at_s == np.inf or self.changes_left == 0
         collectives = [
-            (run.transfer, run) for run in self._runs if isinstance(run.transfer, LoweredCollective)
+            (run.transfer, run.slot)
+            for run in self._runs
+            if isinstance(run.transfer, LoweredCollective) and run.slot is not None
         ]
         if is_final and collectives and self._kernel.kernel.may_be_stalled:
             stalled = [
                 (lowered, edges)
-                for lowered, run in collectives
-                if (edges := self._kernel.stalled_edges(run))
+                for lowered, slot in collectives
+                if (edges := self._kernel.kernel.stalled_edges(slot))
             ]
             if stalled:
                 raise SimulationError(stalled_text(self.machine, stalled))
         if at_s < np.inf:
             self._schedule(at_s)
         elif collectives:
-            waiting = [(lowered, self._kernel.sends_left(run)) for lowered, run in collectives]
+            kernel = self._kernel.kernel
+            waiting = [(lowered, kernel.sends_left(slot)) for lowered, slot in collectives]
             raise SimulationError(waiting_text(waiting))
 
     def _count_streams(self) -> None:
         """Count what streams have sent until now."""
         for run in self._runs:
-            if isinstance(run.transfer, Stream):
-                self._count(run, run.transfer, self._kernel.sent_bytes(run, self._elapsed_s))
+            if isinstance(run.transfer, Stream) and run.slot is not None:
+                sent_bytes = self._kernel.kernel.sent_bytes(run.slot, self._elapsed_s)
+                self._count(run, run.transfer, sent_bytes)
 
     def _count(self, run: Run, stream: Stream, sent_bytes: float) -> None:
         count_stream(self._counted, np.array(stream.route), sent_bytes - run.counted_bytes)

@@ -1,14 +1,15 @@
 """How long the collectives of a plan take, one after the other: alone, or among others.
 
 Both know a plan of which at most one collective is in progress at a time
-(`perfmodel.simulate.ranks.task_order.why_unsuited`).
+(`perfmodel.simulate.ranks.rank_vectors.why_unsuited`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 import simpy
 
@@ -29,31 +30,6 @@ from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.training.plan.step_plan import Collective, StepPlan, Task
 
 
-class CollectiveTimes(Protocol):
-    """Times of the collectives of a plan, which are asked for in the order of their starts."""
-
-    @property
-    def others_step_ends_s(self) -> Mapping[str, tuple[float, ...]]:
-        """Ends of the steps of other jobs, by the names of their plans."""
-        ...
-
-    @property
-    def notes(self) -> tuple[ApproximationNote, ...]:
-        """Where what was simulated is an approximation."""
-        ...
-
-    def takes_s(self, tasks: Sequence[Task], work: Collective, start_s: float) -> float:
-        """Duration of a collective that starts at a time; seconds.
-
-        `tasks`: of its classes.
-        """
-        ...
-
-    def counted(self, end_s: float) -> LinkCounters:
-        """Bytes on each arc, of a plan that has ended at a time."""
-        ...
-
-
 @dataclass
 class TimesAlone:
     """Times of collectives without other traffic, each worked out once."""
@@ -63,7 +39,7 @@ class TimesAlone:
     fidelity: Fidelity | Literal["free"]
     _notes: dict[str, ApproximationNote] = field(default_factory=dict)
     _cache: dict[Collective, tuple[float, LinkCounters]] = field(default_factory=dict)
-    _uses: dict[Collective, int] = field(default_factory=dict)
+    _uses: Counter[Collective] = field(default_factory=Counter)
 
     @property
     def others_step_ends_s(self) -> Mapping[str, tuple[float, ...]]:
@@ -76,7 +52,7 @@ class TimesAlone:
         return tuple(self._notes.values())
 
     def takes_s(self, _tasks: Sequence[Task], work: Collective, _start_s: float) -> float:
-        """Duration of a collective, whenever it starts; seconds."""
+        """Duration of a collective of some tasks, whenever it starts; seconds."""
         if work not in self._cache:
             groups = groups_of(self.plan, work)
 
@@ -88,15 +64,15 @@ class TimesAlone:
             network = on_network(self.timer, self.fidelity, run)
             self._cache[work] = (float(network.env.now), network.counted)
             self._notes |= {note.why: note for note in network.notes}
-        self._uses[work] = self._uses.get(work, 0) + 1
+        self._uses[work] += 1
         return self._cache[work][0]
 
     def counted(self, _end_s: float) -> LinkCounters:
         """Bytes on each arc of all collectives so far."""
         total = zero_counters(len(self.timer.machine.topology.arcs))
         for work, times in self._uses.items():
-            once = self._cache[work][1]
-            many = LinkCounters(times * once.wire_bytes, times * once.payload_bytes)
+            single = self._cache[work][1]
+            many = LinkCounters(times * single.wire_bytes, times * single.payload_bytes)
             total = sum_counters(total, many)
         return total
 
@@ -153,6 +129,10 @@ class TimesAmongOthers:
 
     def _run(self, until: simpy.Event | float) -> None:
         run_until(self._env, until, lambda: f"{self._plan.name!r}: {', '.join(self._in_progress)}")
+
+
+CollectiveTimes = TimesAlone | TimesAmongOthers
+"""Times of the collectives of a plan, which are asked for in the order of their starts."""
 
 
 def groups_of(plan: StepPlan, work: Collective) -> tuple[RankGroup, ...]:

@@ -5,12 +5,16 @@ on that rank; a collective starts when the last rank has arrived, takes the time
 needs for it then, and leaves all clocks equal. That is what the engine does with one class for
 every rank, as long as at most one collective of the plan is in progress at a time (see
 `why_unsuited`).
+
+The order in which a recurrence computes the tasks of a plan: dependencies first.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -18,7 +22,7 @@ import numpy as np
 from perfmodel.arrays import FloatArray
 from perfmodel.errors import SimulationError
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.engine.background import CollectiveArrivals
+from perfmodel.simulate.engine.background import CollectiveArrivals, arrivals_of
 from perfmodel.simulate.engine.engine import (
     Fidelity,
     Surroundings,
@@ -33,7 +37,6 @@ from perfmodel.simulate.ranks.collective_times import (
     TimesAlone,
     TimesAmongOthers,
 )
-from perfmodel.simulate.ranks.task_order import Node, execution_order, why_unsuited
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
 
@@ -82,9 +85,7 @@ def simulate_ranks(
     )
     timer = timer or UncontendedTimer(machine)
     if not surroundings:
-        alone = TimesAlone(plan, timer, fidelity)
-        return _Recurrence(plan, alone, steps, slowdown, stretch).run()
-
+        return _Recurrence(plan, TimesAlone(plan, timer, fidelity), steps, slowdown, stretch).run()
     expect_changes(timer, plan, steps, surroundings)
 
     def run(network: Network) -> Run:
@@ -108,7 +109,7 @@ class _Recurrence:
         self._plan, self._times, self._steps = plan, times, steps
         self._slowdown, self._stretch = slowdown, stretch
         self._kind = {stream.name: stream.kind for stream in plan.streams}
-        self._ranks = {c.name: c.ranks for c in plan.classes}
+        self._classes = {c.name: c for c in plan.classes}
         self._clock: dict[tuple[str, str], Clock] = {}
         self._end: dict[Node, Clock] = {}
         self._uses = Counter(i for task in plan.tasks for i in (*task.after, *task.after_previous))
@@ -165,7 +166,17 @@ class _Recurrence:
             self._to_s.append(end_s)
         for (_, index), task, at in zip(nodes, tasks, ready, strict=True):
             self._record(step, index, task, at, start_s, end_s)
-        self._arrivals_seen += _arrivals(step, tasks, arrived, start_s, self._ranks)
+        if sum(len(self._classes[task.rank_class].ranks) for task in tasks) > 1:
+            task, at = max(zip(tasks, arrived, strict=True), key=lambda each: _last(each[1]))
+            pairs = zip(tasks, arrived, strict=True)
+            means_s = {task.rank_class: float(np.mean(at)) for task, at in pairs}
+            self._arrivals_seen.append(
+                arrivals_of(task, step, means_s, self._classes, start_s)._replace(
+                    last=task.rank_class,
+                    last_rank=self._classes[task.rank_class].ranks[int(np.argmax(at))],
+                    longest_s=start_s - min(_soonest(at) for at in arrived),
+                )
+            )
 
     def _ready(self, step: int, task: Task) -> Clock:
         """When all dependencies of a task have ended, on each rank."""
@@ -226,45 +237,8 @@ class _Recurrence:
         return end
 
 
-def _arrivals(
-    step: int,
-    tasks: list[Task],
-    arrived: list[Clock],
-    start_s: float,
-    ranks: dict[str, range | tuple[int, ...]],
-) -> list[CollectiveArrivals]:
-    """Return the rank that arrived last at a collective, and how long the others waited."""
-    sizes = [len(ranks[task.rank_class]) for task in tasks]
-    if sum(sizes) < 2:
-        return []
-    waited_s = sum(
-        size * (start_s - (at if isinstance(at, float) else float(at.mean())))
-        for size, at in zip(sizes, arrived, strict=True)
-    )
-    latest = max(range(len(tasks)), key=lambda number: _last(arrived[number]))
-    at, task = arrived[latest], tasks[latest]
-    place = 0 if isinstance(at, float) else int(np.argmax(at))
-    first = min(_soonest(at) for at in arrived)
-    rank = ranks[task.rank_class][place]
-    others = sum(sizes) - 1
-    return [
-        CollectiveArrivals(
-            step,
-            task.name,
-            task.bucket,
-            start_s,
-            task.rank_class,
-            rank,
-            waited_s / others,
-            start_s - first,
-        )
-    ]
-
-
 def _later(a: Clock, b: Clock) -> Clock:
-    if isinstance(a, float) and isinstance(b, float):
-        return max(a, b)
-    return np.maximum(a, b)
+    return max(a, b) if isinstance(a, float) and isinstance(b, float) else np.maximum(a, b)
 
 
 def _last(at: Clock) -> float:
@@ -277,3 +251,147 @@ def _soonest(at: Clock) -> float:
 
 def _first(at: Clock) -> float:
     return at if isinstance(at, float) else float(at[0])
+
+
+Node = tuple[int, int]
+"""A task of a step: (step, index)."""
+
+
+def why_unsuited(plan: StepPlan) -> str | None:
+    """Say why a recurrence over rank clocks would not be exact; None if it is.
+
+    It is where at most one collective is in progress at a time and all ranks take part in it.
+    """
+    used = {task.stream for task in plan.tasks}
+    collective_streams = {task.stream for task in plan.tasks if isinstance(task.work, Collective)}
+    used_communicators = {
+        task.work.communicator for task in plan.tasks if isinstance(task.work, Collective)
+    }
+    all_ranks = {rank for each in plan.classes for rank in each.ranks}
+    reasons = (
+        (bool(plan.semaphores), "semaphores bound what is in flight"),
+        (
+            any(stream.workers > 1 for stream in plan.streams if stream.name in used),
+            "a stream has several workers, so that collectives share links",
+        ),
+        (
+            len(collective_streams) > 1 and not _take_turns(plan),
+            "collectives run on several streams, so that they share links",
+        ),
+        *(
+            (
+                len(each.groups) > 1 or set(each.groups[0]) != all_ranks,
+                f"not all ranks meet in each collective of {each.name!r}",
+            )
+            for each in plan.communicators
+            if each.name in used_communicators
+        ),
+    )
+    return next((reason for holds, reason in reasons if holds), None)
+
+
+def _take_turns(plan: StepPlan) -> bool:
+    """Whether each collective waits for the one before it, also from one step to the next."""
+    for each in plan.classes:
+        members = [
+            index
+            for index, task in enumerate(plan.tasks)
+            if task.rank_class == each.name and isinstance(task.work, Collective)
+        ]
+        for before, index in pairwise(members):
+            task = plan.tasks[index]
+            if before not in task.after and task.stream != plan.tasks[before].stream:
+                return False
+        first = plan.tasks[members[0]] if members else None
+        if first is not None and not any(
+            members[-1] in _ancestors_in_step(plan, index) for index in first.after_previous
+        ):
+            return False
+    return True
+
+
+def _ancestors_in_step(plan: StepPlan, index: int) -> set[int]:
+    """Tasks of the same step that a task waits for, and itself."""
+    ancestors = {index}
+    pending = [index]
+    while pending:
+        for other in plan.tasks[pending.pop()].after:
+            if other not in ancestors:
+                ancestors.add(other)
+                pending.append(other)
+    return ancestors
+
+
+def execution_order(plan: StepPlan, steps: int) -> Iterator[tuple[Node, ...]]:
+    """Tasks of some steps, each after its dependencies; those of a collective together.
+
+    A collective comes as early as possible, right behind its dependencies: when a piece of compute
+    is timed, every collective that may slow it down has been.
+
+    Raises `SimulationError`: tasks that wait for each other.
+    """
+    dependencies, keys = _dependencies(plan), _keys(plan)
+    done: set[Node] = set()
+    for step in range(steps):
+        for key, members in keys.items():
+            together = tuple((step, index) for index in members)
+            needed = _ancestors(dependencies, together, done)
+            if any(isinstance(plan.tasks[index].work, Collective) for _, index in needed):
+                raise SimulationError(
+                    f"the plan {plan.name!r} cannot finish; waiting: {key!r} (step {step}) for a "
+                    f"collective behind it"
+                )
+            for node in needed:
+                yield (node,)
+            done.update(needed, together)
+            yield together
+    for step in range(steps):
+        for index in range(len(plan.tasks)):
+            if (step, index) not in done:
+                yield ((step, index),)
+
+
+def _keys(plan: StepPlan) -> dict[str, list[int]]:
+    keys: dict[str, list[int]] = {}
+    for index, task in enumerate(plan.tasks):
+        if isinstance(task.work, Collective):
+            keys.setdefault(task.work.key, []).append(index)
+    return keys
+
+
+def _dependencies(plan: StepPlan) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """For each task its predecessors in its own step, and in the step before."""
+    newest: dict[tuple[str, str], int] = {}
+    queue: list[int | None] = []
+    for index, task in enumerate(plan.tasks):
+        place = (task.rank_class, task.stream)
+        queue.append(newest.get(place))
+        newest[place] = index
+    dependencies = []
+    for task, ahead in zip(plan.tasks, queue, strict=True):
+        if ahead is None:
+            last = newest[task.rank_class, task.stream]
+            dependencies.append((task.after, (*task.after_previous, last)))
+        else:
+            dependencies.append(((*task.after, ahead), task.after_previous))
+    return dependencies
+
+
+def _ancestors(
+    dependencies: list[tuple[tuple[int, ...], tuple[int, ...]]],
+    targets: tuple[Node, ...],
+    done: set[Node],
+) -> list[Node]:
+    """Tasks that have to precede some others and are not done, by step and plan order."""
+    visited = set(targets)
+    stack = list(targets)
+    while stack:
+        step, index = stack.pop()
+        same, previous = dependencies[index]
+        nodes = [(step, other) for other in same]
+        nodes += [(step - 1, other) for other in previous] if step else []
+        for node in nodes:
+            if node not in visited and node not in done:
+                visited.add(node)
+                stack.append(node)
+    return sorted(visited.difference(targets))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Generic, TypeVar
@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray, IntArray, distinct
-from perfmodel.library.lowering.edges import Edges, join_edges, ranges
-from perfmodel.library.lowering.lowered import Stage
+from perfmodel.library.lowering.lowered import Edges, Stage, join_edges, ranges
 from perfmodel.simulate.sharing.max_min import LinkSharing, max_min_rates
 
 T = TypeVar("T")
@@ -39,11 +38,29 @@ class LinkSet:
     """
 
     arcs: IntArray
+    _met: dict[LinkSet, bool] = field(default_factory=dict)
+    """Whether sets that it was compared with have links in common with it."""
 
     @cached_property
     def links(self) -> frozenset[int]:
         """Each link once."""
         return frozenset(distinct(self.arcs).tolist())
+
+    @cached_property
+    def mark(self) -> int:
+        """A number that is equal for equal routes, whatever was asked for before."""
+        return zlib.crc32(self.arcs.tobytes())
+
+    @property
+    def compared(self) -> int:
+        """How many sets it was compared with."""
+        return len(self._met)
+
+    def meets(self, other: LinkSet) -> bool:
+        """Whether two jobs have a link in common, which is found once for both."""
+        if other not in self._met:
+            self._met[other] = other._met[self] = not self.isdisjoint(other)
+        return self._met[other]
 
     def isdisjoint(self, other: LinkSet) -> bool:
         """Whether two jobs have no link in common."""
@@ -56,99 +73,53 @@ class LinkSet:
         return not marks[other.arcs].any()
 
 
-@dataclass
-class LinkSets:
-    """Sets of links, and which of them have links in common; found once for each pair.
-
-    Jobs that repeat themselves cross the same links again and again.
-    """
-
-    compared: int = 0
-    """How many pairs were compared."""
-    _of_edges: dict[int, tuple[Edges, LinkSet]] = field(default_factory=dict)
-    _of_routes: dict[bytes, LinkSet] = field(default_factory=dict)
-    _met: dict[int, tuple[LinkSet, set[int], set[int]]] = field(default_factory=dict)
-    """By id: a set, those that it was compared with, and those that have links in common."""
-    _marks: dict[int, int] = field(default_factory=dict)
-
-    def of(self, edges: Edges) -> LinkSet:
-        """Return the links of the edges of a collective."""
-        if id(edges) not in self._of_edges:
-            self._of_edges[id(edges)] = edges, LinkSet(edges.arcs)
-        return self._of_edges[id(edges)][1]
-
-    def of_routes(self, edges: Edges) -> LinkSet:
-        """Return the links of streams, whose edges are made anew for each burst."""
-        return self._of_routes.setdefault(edges.arcs.tobytes(), LinkSet(edges.arcs))
-
-    def mark(self, links: LinkSet) -> int:
-        """Return a number that is equal for equal routes, whatever was asked for before."""
-        if id(links) not in self._marks:  # `_of_edges` or `_of_routes` holds the set
-            self._marks[id(links)] = zlib.crc32(links.arcs.tobytes())
-        return self._marks[id(links)]
-
-    def meeting(self, links: LinkSet, others: Mapping[int, LinkSet]) -> set[int]:
-        """Sets by id that have links in common with a set; of `others` all that do."""
-        _, compared, meeting = self._met.setdefault(id(links), (links, set(), set()))
-        if others.keys() <= compared:
-            return meeting
-        for number in others.keys() - compared:
-            self.compared += 1
-            compared.add(number)
-            if not links.isdisjoint(others[number]):
-                meeting.add(number)
-            # so that its id stays unique, and is not compared the other way round
-            other = self._met.setdefault(number, (others[number], set(), set()))
-            other[1].add(id(links))
-            if number in meeting:
-                other[2].add(id(links))
-        return meeting
+LinkSets = dict[Edges | bytes, LinkSet]
+"""Sets of links by the edges of a collective or the links of streams: jobs that repeat themselves
+cross the same links again and again."""
 
 
 @dataclass
 class LinkUsers(Generic[T]):
     """Jobs and their links, to find those that share links, directly or through others."""
 
-    sets: LinkSets = field(default_factory=LinkSets)
     _links: dict[T, LinkSet] = field(default_factory=dict)
-    _used: dict[int, LinkSet] = field(default_factory=dict)
-    _jobs: dict[int, dict[T, None]] = field(default_factory=dict)
-    """Jobs on each set of links that is used, by the id of the set."""
-    _met: dict[int, dict[int, None]] = field(default_factory=dict)
+    _jobs: dict[LinkSet, dict[T, None]] = field(default_factory=dict)
+    """Jobs on each set of links that is used."""
+    _met: dict[LinkSet, dict[LinkSet, None]] = field(default_factory=dict)
     """Sets in use, itself among them, that have links in common with each set in use."""
 
     def enter(self, job: T, links: LinkSet) -> None:
         """Put a job on links."""
         self._links[job] = links
-        if id(links) not in self._used:
-            self._used[id(links)], self._jobs[id(links)] = links, {}
-            self._met[id(links)] = met = self._meeting(links)
+        if links not in self._jobs:
+            self._jobs[links] = {}
+            self._met[links] = met = self._meeting(links)
             for other in met:
-                self._met[other][id(links)] = None
-        self._jobs[id(links)][job] = None
+                self._met[other][links] = None
+        self._jobs[links][job] = None
 
     def leave(self, job: T) -> list[LinkSet]:
         """Take a job off its links; return the sets of links of jobs that shared some of them."""
         links = self._links.pop(job)
-        del self._jobs[id(links)][job]
-        if self._jobs[id(links)]:
-            return [self._used[number] for number in self._met[id(links)]]
-        del self._used[id(links)], self._jobs[id(links)]
-        met = self._met.pop(id(links))
-        met.pop(id(links), None)
+        del self._jobs[links][job]
+        if self._jobs[links]:
+            return list(self._met[links])
+        del self._jobs[links]
+        met = self._met.pop(links)
+        met.pop(links, None)
         for other in met:
-            del self._met[other][id(links)]
-        return [self._used[number] for number in met]
+            del self._met[other][links]
+        return list(met)
 
     def shares(self, job: T) -> bool:
         """Whether another job is on one of a job's links."""
-        number = id(self._links[job])
-        met = self._met[number]
-        return len(met) > 1 or (len(met) == 1 and len(self._jobs[number]) > 1)
+        links = self._links[job]
+        met = self._met[links]
+        return len(met) > 1 or (len(met) == 1 and len(self._jobs[links]) > 1)
 
     def are_used(self, links: LinkSet) -> bool:
         """Whether a job is on this very set of links."""
-        return id(links) in self._used
+        return links in self._jobs
 
     def links(self, job: T) -> LinkSet:
         """Links of a job."""
@@ -160,26 +131,25 @@ class LinkUsers(Generic[T]):
         Jobs of different components share no link.
         """
         components: list[set[T]] = []
-        looked_at: set[int] = set()
-        met = self._met.get(id(links))
-        for number in self._meeting(links) if met is None else met:
-            if number not in looked_at:
-                connected = self._connected(number)
+        looked_at: set[LinkSet] = set()
+        met = self._met.get(links)
+        for other in self._meeting(links) if met is None else met:
+            if other not in looked_at:
+                connected = self._connected(other)
                 looked_at |= connected
-                components.append({job for other in connected for job in self._jobs[other]})
+                components.append({job for each in connected for job in self._jobs[each]})
         if len(components) > 1:  # in the order in which jobs entered
             places = {job: place for place, job in enumerate(self._links)}
             components.sort(key=lambda component: min(places[job] for job in component))
         return components
 
-    def _meeting(self, links: LinkSet) -> dict[int, None]:
+    def _meeting(self, links: LinkSet) -> dict[LinkSet, None]:
         """Sets in use that have links in common with a set, in the order in which they came."""
-        meeting = self.sets.meeting(links, self._used)
-        return {number: None for number in self._used if number in meeting}
+        return {other: None for other in self._jobs if links.meets(other)}
 
-    def _connected(self, number: int) -> set[int]:
+    def _connected(self, links: LinkSet) -> set[LinkSet]:
         """Sets in use that are connected to one of them through common links."""
-        connected, todo = {number}, [number]
+        connected, todo = {links}, [links]
         while todo:
             fresh = self._met[todo.pop()].keys() - connected
             connected |= fresh

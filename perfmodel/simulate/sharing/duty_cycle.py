@@ -6,9 +6,9 @@ active in some repeats only, and share a link with those that are active in the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,8 +18,8 @@ from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.critical_path import classed_trees_s
 from perfmodel.collectives.timing.path_classes import EdgeClasses
 from perfmodel.collectives.timing.variable_rate import CompletionTimes
-from perfmodel.library.lowering.edges import Edges
-from perfmodel.library.lowering.lowered import LoweredCollective, Stage
+from perfmodel.library.lowering.lowered import Edges, LoweredCollective, Stage
+from perfmodel.memo import once
 from perfmodel.simulate.sharing.link_uses import (
     LARGE,
     UsePatterns,
@@ -29,17 +29,20 @@ from perfmodel.simulate.sharing.link_uses import (
 )
 from perfmodel.simulate.sharing.max_min import max_min_rates
 
-StageKey = tuple[Edges | Phase, ...]
-"""The edges of a stage and its phases."""
-
 
 class _KnownPatterns(NamedTuple):
     """Patterns of the uses of links by some edges: at first of channels that carry alike."""
 
     arcs: IntArray
     first: IntArray
+    phases: int
     capacity_Bps: FloatArray
     patterns: list[UsePatterns]
+
+    def are_of(self, stage: Stage, phase: Phase) -> bool:
+        """Whether they are those of the edges of a stage in one of its phases."""
+        same = self.arcs is stage.edges.arcs and self.first is phase.first
+        return same and self.phases == len(stage.phases)
 
 
 @dataclass
@@ -56,65 +59,56 @@ class UseOrders:
     """
 
     unscaled: UseOrders | None = None
-    _patterns: dict[tuple[int, ...], _KnownPatterns] = field(default_factory=dict)
-    _fits: dict[tuple[int, int], tuple[UsePatterns, Phase, bool]] = field(default_factory=dict)
+    _known: list[_KnownPatterns] = field(default_factory=list)
+    _fits: dict[tuple[UsePatterns, Phase], bool] = field(default_factory=dict)
     """Whether patterns, those of `unscaled` among them, are those of a phase: what is asked for on
     a machine goes with it."""
 
     def __len__(self) -> int:
-        return sum(len(entry.patterns) for entry in self._patterns.values())
+        return sum(len(entry.patterns) for entry in self._known)
 
     def of(self, stage: Stage, phase: Phase, capacity_Bps: FloatArray) -> UsePatterns:
         """Return how links of some capacity are used in a phase of a stage."""
         same = self._find_unscaled(stage, phase)
         if same is not None:
             return same
-        key = id(stage.edges.arcs), id(phase.first), id(capacity_Bps), len(stage.phases)
-        if key not in self._patterns:  # the entry holds them, so that their ids stay unique
-            self._patterns[key] = _KnownPatterns(stage.edges.arcs, phase.first, capacity_Bps, [])
-        patterns = self._patterns[key].patterns
-        fitting = self._fitting(patterns, phase)
+        own = (each for each in self._known if each.capacity_Bps is capacity_Bps)
+        known = next((each for each in own if each.are_of(stage, phase)), None)
+        if known is None:
+            numbers = stage.edges.arcs, phase.first, len(stage.phases), capacity_Bps
+            known = _KnownPatterns(*numbers, [])
+            self._known.append(known)
+        fitting = self._fitting([known], stage, phase)
         if fitting is None:  # channels that carry unlike bytes are told apart
-            fitting = patterns_of(stage, phase, capacity_Bps, by_channel=bool(patterns))
-            del patterns[1:]
-            patterns.append(fitting)
+            fitting = patterns_of(stage, phase, capacity_Bps, by_channel=bool(known.patterns))
+            known.patterns[1:] = [fitting]
         return fitting
 
     def _find_unscaled(self, stage: Stage, phase: Phase) -> UsePatterns | None:
         """Return what was found for the edges of a stage, if those of a class are alike in it."""
-        of_unscaled = {} if self.unscaled is None else self.unscaled._patterns
-        for key, entry in of_unscaled.items():
-            is_own = entry.arcs is stage.edges.arcs and entry.first is phase.first
-            if is_own and key[-1] == len(stage.phases):
-                patterns = self._fitting(entry.patterns, phase)
-                classes = None if patterns is None else patterns.classes
-                numbers = stage.latency_s, stage.cap_Bps
-                return patterns if classes is None or all(map(classes.agree, numbers)) else None
+        known = [] if self.unscaled is None else self.unscaled._known
+        patterns = self._fitting(known, stage, phase)
+        classes = None if patterns is None else patterns.classes
+        numbers = stage.latency_s, stage.cap_Bps
+        return patterns if classes is None or all(map(classes.agree, numbers)) else None
+
+    def _fitting(
+        self, known: Sequence[_KnownPatterns], stage: Stage, phase: Phase
+    ) -> UsePatterns | None:
+        """Return those patterns of the first that are known of these edges that are a phase's."""
+        patterns = next((each.patterns for each in known if each.are_of(stage, phase)), [])
+        for each in patterns:
+            if once(self._fits, (each, phase), partial(each.fits, phase)):
+                return each
         return None
-
-    def _fitting(self, patterns: Sequence[UsePatterns], phase: Phase) -> UsePatterns | None:
-        return next((each for each in patterns if self._fit(each, phase)), None)
-
-    def _fit(self, patterns: UsePatterns, phase: Phase) -> bool:
-        """Whether patterns are those of a phase; looked at once for each phase."""
-        key = id(patterns), id(phase)
-        if key not in self._fits:  # the entry holds both, so that their ids stay unique
-            self._fits[key] = patterns, phase, patterns.fits(phase)
-        return self._fits[key][2]
 
     def classes(self, stage: Stage) -> EdgeClasses | None:
         """Return the classes of edges of a stage whose rates were asked for; None without any."""
         if len(stage.phases) > 1:  # patterns of one phase are not those of another
             return None
         same = self._find_unscaled(stage, stage.phases[0])
-        if same is not None:
-            return same.classes
-        for key, entry in self._patterns.items():
-            is_own = entry.arcs is stage.edges.arcs and entry.first is stage.phases[0].first
-            if is_own and key[-1] == 1:
-                patterns = self._fitting(entry.patterns, stage.phases[0])
-                return None if patterns is None else patterns.classes
-        return None
+        patterns = same or self._fitting(self._known, stage, stage.phases[0])
+        return None if patterns is None else patterns.classes
 
 
 def tells_apart(capacity_Bps: FloatArray, others_Bps: FloatArray) -> bool:
@@ -156,32 +150,19 @@ class StageRates:
     capacity_Bps: FloatArray
     orders: UseOrders = field(default_factory=UseOrders)
     _max_min: dict[Edges, FloatArray] = field(default_factory=dict)
-    _duty_cycled: dict[StageKey, ClassRates] = field(default_factory=dict)
-    _fill_and_drain: dict[StageKey, ClassRates] = field(default_factory=dict)
+    _classed: dict[Hashable, ClassRates] = field(default_factory=dict)
 
     def of(self, stage: Stage) -> FloatArray:
         """Return the rate of each edge; shape (edges,)."""
         if not is_steady(stage):
             return np.minimum(stage.cap_Bps, self.duty_cycled(stage).of_edges())
-        edges, unlimited = stage.edges, bool(np.isinf(stage.cap_Bps).all())
-        if unlimited and edges in self._max_min:
-            return self._max_min[edges]
-        rates = max_min_rates(self.capacity_Bps, edges.pointers, edges.arcs, stage.cap_Bps)
-        if unlimited:
-            self._max_min[edges] = rates
-        return rates
-
-    def classes(self, stage: Stage) -> EdgeClasses | None:
-        """Return edges that are alike on their links, of a stage whose rates were asked for."""
-        return self.orders.classes(stage)
+        edges = stage.edges
+        share = partial(max_min_rates, self.capacity_Bps, edges.pointers, edges.arcs, stage.cap_Bps)
+        return once(self._max_min, edges, share) if np.isinf(stage.cap_Bps).all() else share()
 
     def duty_cycled(self, stage: Stage) -> ClassRates:
         """Return the rates of edges that are active in some repeats only, whatever their caps."""
-        key = _key(stage)
-        if key not in self._duty_cycled:
-            rates = _duty_cycle_rates(self.capacity_Bps, stage, self.orders)
-            self._duty_cycled[key] = ClassRates(rates, self.classes(stage))
-        return self._duty_cycled[key]
+        return self._once(duty_cycle_rates, stage)
 
     def fill_and_drain(self, stage: Stage) -> FloatArray:
         """Return the rate of each edge of a pipeline while it fills or drains; shape (edges,)."""
@@ -189,15 +170,13 @@ class StageRates:
 
     def filled_and_drained(self, stage: Stage) -> ClassRates:
         """Return the rates of edges while a pipeline fills or drains, whatever their caps."""
-        key = _key(stage)
-        if key not in self._fill_and_drain:
-            rates = _fill_and_drain_rates(self.capacity_Bps, stage, self.orders)
-            self._fill_and_drain[key] = ClassRates(rates, self.classes(stage))
-        return self._fill_and_drain[key]
+        return self._once(fill_and_drain_rates, stage)
 
-
-def _key(stage: Stage) -> StageKey:
-    return stage.edges, *stage.phases
+    def _once(
+        self, find: Callable[[FloatArray, Stage, UseOrders], ClassRates], stage: Stage
+    ) -> ClassRates:
+        key = find, stage.edges, *stage.phases
+        return once(self._classed, key, lambda: find(self.capacity_Bps, stage, self.orders))
 
 
 def is_steady(stage: Stage) -> bool:
@@ -205,9 +184,7 @@ def is_steady(stage: Stage) -> bool:
     return all(bool((phase.active == phase.repeat).all()) for phase in stage.phases)
 
 
-def duty_cycle_rates(
-    capacity_Bps: FloatArray, stage: Stage, orders: UseOrders | None = None
-) -> FloatArray:
+def duty_cycle_rates(capacity_Bps: FloatArray, stage: Stage, orders: UseOrders) -> ClassRates:
     """Return the rates of edges that are active in some repeats only, as in chains and trees.
 
     An active edge shares each of its links with those that are active in the same repeats. Edges
@@ -220,16 +197,9 @@ def duty_cycle_rates(
 
     Returns
     -------
-    ndarray of float, shape (edges,)
+    ClassRates
         Wire bytes per second while an edge sends, whatever its own cap.
     """
-    orders = UseOrders() if orders is None else orders
-    rates = _duty_cycle_rates(capacity_Bps, stage, orders)
-    return ClassRates(rates, orders.classes(stage)).of_edges()
-
-
-def _duty_cycle_rates(capacity_Bps: FloatArray, stage: Stage, orders: UseOrders) -> FloatArray:
-    """`duty_cycle_rates` of the edges that represent all; shape (classes,)."""
     met, own = np.zeros(1), np.zeros(1)
     unit = max((float(phase.nbytes.max(initial=0.0)) for phase in stage.phases), default=0.0) or 1.0
     for phase in stage.phases:
@@ -240,15 +210,10 @@ def _duty_cycle_rates(capacity_Bps: FloatArray, stage: Stage, orders: UseOrders)
         own = own + of_phase
     overload = met / np.repeat(np.where(own > 0, own, np.inf), patterns.lengths)
     shares = capacity_Bps[patterns.arcs] / np.maximum(overload, 1.0)
-    least, crosses = np.full(len(patterns.edges), np.inf), patterns.lengths > 0
-    if crosses.any():
-        least[crosses] = np.minimum.reduceat(shares, patterns.pointers[:-1][crosses])
-    return least
+    return ClassRates(patterns.reduce(np.minimum, shares, np.inf), orders.classes(stage))
 
 
-def fill_and_drain_rates(
-    capacity_Bps: FloatArray, stage: Stage, orders: UseOrders | None = None
-) -> FloatArray:
+def fill_and_drain_rates(capacity_Bps: FloatArray, stage: Stage, orders: UseOrders) -> ClassRates:
     """Return the rates of edges of a pipeline while it fills or drains.
 
     The first pieces of edges that begin early, and the last of those that end late, share their
@@ -260,27 +225,17 @@ def fill_and_drain_rates(
 
     Returns
     -------
-    ndarray of float, shape (edges,)
+    ClassRates
         Wire bytes per second, whatever an edge's own cap.
     """
-    orders = UseOrders() if orders is None else orders
-    rates = _fill_and_drain_rates(capacity_Bps, stage, orders)
-    return ClassRates(rates, orders.classes(stage)).of_edges()
-
-
-def _fill_and_drain_rates(capacity_Bps: FloatArray, stage: Stage, orders: UseOrders) -> FloatArray:
-    """`fill_and_drain_rates` of the edges that represent all; shape (classes,)."""
     phase = stage.phases[0]
     patterns = orders.of(stage, phase, capacity_Bps)
     own = phase.nbytes[patterns.edges]
     busy = patterns.over_links(own, busy_bytes(patterns.order, phase))
     busy_s = sending_s(busy, capacity_Bps[patterns.arcs])
-    longest_s, crosses = np.zeros(len(patterns.edges)), patterns.lengths > 0
-    if crosses.any():
-        longest_s[crosses] = np.maximum.reduceat(busy_s, patterns.pointers[:-1][crosses])
-    unlimited = np.full(len(patterns.edges), np.inf)
+    longest_s, unlimited = patterns.reduce(np.maximum, busy_s, 0.0), np.full(len(own), np.inf)
     np.divide(own, longest_s, out=unlimited, where=longest_s > 0)
-    return unlimited
+    return ClassRates(unlimited, orders.classes(stage))
 
 
 @dataclass(frozen=True, eq=False)
@@ -331,8 +286,10 @@ def classed_leg(lowered: LoweredCollective, rates: StageRates) -> TimedLeg | Non
     stage, phase = stages[0], stages[0].phases[0]
     usual, ends = rates.duty_cycled(stage), rates.filled_and_drained(stage)
     classes = usual.classes
-    if classes is None or ends.classes is not classes or not _agree(classes, stage):
+    if classes is None or ends.classes is not classes:
         return None
+    if not (classes.agree(stage.latency_s) and classes.agree(stage.cap_Bps)):
+        return None  # bytes of a class fit where rates were found
     sample = classes.sample
     cap_Bps, wire_bytes = stage.cap_Bps[sample], phase.nbytes[sample] * lowered.wire_factor
     usual_Bps, ends_Bps = np.minimum(cap_Bps, usual.rates), np.minimum(cap_Bps, ends.rates)
@@ -359,11 +316,6 @@ def _may_be_classed(stage: Stage) -> bool:
     both = adds.any() and not adds.all()
     pipelined = not phase.drained and phase.active[0] == phase.active.max() == phase.active.min()
     return bool(both and pipelined and phase.first.any())
-
-
-def _agree(classes: EdgeClasses, stage: Stage) -> bool:
-    """Whether edges of a class have the same latency and cap; bytes fit where rates were found."""
-    return classes.agree(stage.latency_s) and classes.agree(stage.cap_Bps)
 
 
 def sooner_s(nbytes: FloatArray, usual_Bps: FloatArray, ends_Bps: FloatArray) -> FloatArray:

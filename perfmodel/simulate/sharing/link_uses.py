@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from perfmodel.arrays import FloatArray, IntArray, parts_of
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.path_classes import EdgeClasses, Hashes, classify, mix
-from perfmodel.library.lowering.edges import Edges, ranges
-from perfmodel.library.lowering.lowered import Stage
+from perfmodel.library.lowering.lowered import Edges, Stage, ranges
 
 PART = 1 << 17
 """Uses at least that are counted at once, so that their numbers fit a processor's cache."""
@@ -223,7 +222,7 @@ LARGE = 1 << 14
 """Links of edges from which on it is quicker to look for patterns first."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class UsePatterns:
     """The links of the edges that represent all edges, and the uses of links that count for them.
 
@@ -262,6 +261,16 @@ class UsePatterns:
         has_others = self.use >= 0
         values[has_others] = shared[self.use[has_others]]
         return values
+
+    def reduce(self, least_or_most: np.ufunc, values: FloatArray, without: float) -> FloatArray:
+        """Least or most of the values of an edge's links; shape (classes,).
+
+        `without`: of edges without links.
+        """
+        found, crosses = np.full(len(self.edges), without), self.lengths > 0
+        if crosses.any():
+            found[crosses] = least_or_most.reduceat(values, self.pointers[:-1][crosses])
+        return found
 
 
 def patterns_of(
@@ -332,8 +341,7 @@ def _sums_of_uses(edges: Edges, first: IntArray, begin: IntArray, senders: EdgeC
     sums = np.zeros(len(begin), dtype=np.uint64)
     for part in _parts(edges):
         later = np.repeat(first[part.edges], part.lengths) - begin[part.arcs]
-        users = np.repeat(senders.of[part.edges], part.lengths)
-        np.add.at(sums, part.arcs, mix(later, users))
+        np.add.at(sums, part.arcs, mix(later, np.repeat(senders.of[part.edges], part.lengths)))
     return sums
 
 

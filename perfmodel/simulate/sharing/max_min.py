@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.compiled_loops import compilation
-from perfmodel.library.lowering.edges import ranges
+from perfmodel.library.lowering.lowered import ranges
 
 
 def max_min_rates(

@@ -18,8 +18,7 @@ import numpy as np
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.schedule import Phase
 from perfmodel.library.lowering.edge_routing import edges_between
-from perfmodel.library.lowering.edges import Edges
-from perfmodel.library.lowering.lowered import LoweredCollective
+from perfmodel.library.lowering.lowered import Edges, LoweredCollective
 from perfmodel.library.machine import Machine
 from perfmodel.topology.model import Sockets, Topology
 from perfmodel.topology.templates.spec import PORT_KINDS
@@ -85,27 +84,21 @@ def fold(machine: Machine, lowered: LoweredCollective, tolerance: float) -> Fold
     """
     schedule, stages = lowered.schedule, lowered.stages
     phases = [phase for stage in stages for phase in stage.phases]
-    if schedule.switches or not phases or machine.topology.sockets != Sockets():
-        return None
-    if any(stage.edges is not stages[0].edges for stage in stages[1:]):
-        return None
-    if not all((p.first == 0).all() and (p.active == p.repeat).all() for p in phases):
-        return None
-    if not all(_same_pairs(phases[0], phase) for phase in phases):
-        return None
-    if not _all_equal(np.bincount(phases[0].src, minlength=schedule.ranks)):
-        return None
-    arcs, edges = machine.topology.arcs, stages[0].edges
-    key = (
-        "folding",
-        id(arcs),
-        edges.src.tobytes(),
-        edges.dst.tobytes(),
-        lowered.protocol,
-        tolerance,
+    is_ring = (
+        not schedule.switches
+        and bool(phases)
+        and machine.topology.sockets == Sockets()
+        and all(stage.edges is stages[0].edges for stage in stages)
+        and all((p.first == 0).all() and (p.active == p.repeat).all() for p in phases)
+        and all(_same_pairs(phases[0], phase) for phase in phases)
+        and _all_equal(np.bincount(phases[0].src, minlength=schedule.ranks))
     )
-    # The entry holds the arcs, so that their id stays unique.
-    return machine.cached(key, lambda: (arcs, _Repetition.of(machine, lowered).fold(tolerance)))[1]
+    if not is_ring:
+        return None
+    edges = stages[0].edges
+    ends = edges.src.tobytes(), edges.dst.tobytes()
+    key = "folding", machine, ends, lowered.protocol, tolerance  # links may be as measured
+    return machine.cached(key, lambda: _Repetition.of(machine, lowered).fold(tolerance))
 
 
 def messages_of(lowered: LoweredCollective, folding: Folding | None) -> float:
@@ -146,8 +139,7 @@ def arcs_that_queue(routes: Sequence[Sequence[int]], rates_Bps: FloatArray) -> s
 def own_links(topology: Topology, arcs: Sequence[int]) -> int:
     """Return how many of the links of a route lead out of its host; all if it stays inside."""
     kinds = topology.arcs.kinds
-    between = (at for at, arc in enumerate(arcs, start=1) if kinds[arc] in PORT_KINDS)
-    return next(between, len(arcs))
+    return next((at for at, arc in enumerate(arcs, start=1) if kinds[arc] in PORT_KINDS), len(arcs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +164,12 @@ class _Repetition:
         ends = edges.dst[order], edges.src[order]
         back = edges_between(machine.topology, machine.router, *ends)
         data = [_arcs_of(edges, edge) for edge in order.tolist()]
-        ready = [_arcs_of(back, edge) for edge in range(len(order))]
         return cls(
             machine.topology,
             ranks,
             list(zip(src[order].tolist(), dst[order].tolist(), strict=True)),
             order,
-            list(zip(data, ready, strict=True)),
+            list(zip(data, [_arcs_of(back, edge) for edge in range(len(order))], strict=True)),
             arcs_that_queue(data, machine.topology.arcs.bandwidth_Bps),
             np.stack([stage.latency_s[order], edges.latency_s[order], back.latency_s]),
         )
@@ -225,10 +216,9 @@ class _Repetition:
         edges = zip(self.pairs, self.routes, slowest_s[1], slowest_s[2], strict=False)
         for (src, dst), (data, ready), data_s, ready_s in edges:
             for ends, arcs, link_s in (((dst, src), ready, ready_s), ((src, dst), data, data_s)):
-                leaving = arcs[: own_links(self.topology, arcs)]
                 routes[fold_pair(*ends, self.ranks, period)] = Route(
                     tuple(stands_for[arc] for arc in self._kept(arcs)),
-                    len(self._kept(leaving)),
+                    len(self._kept(arcs[: own_links(self.topology, arcs)])),
                     link_s,
                 )
         return routes

@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-import gc
 import heapq
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import simpy
 
+from perfmodel.garbage import no_collections
 from perfmodel.library.model import CommLibrary
 from perfmodel.simulate.network import schedule_last
 from perfmodel.simulate.sockets.link import Link
 from perfmodel.topology.model import Sockets
-
-
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """Let Python's cycle collector rest, and set it as it was.
-
-    Messages leave no cycles behind, but a million rounds of ranks that the collector visits again
-    and again: it took up to half of the time.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @dataclass(slots=True)
@@ -60,8 +43,7 @@ class EventQueue:
             self._wait(time_s)
 
     def _wait(self, time_s: float) -> None:
-        delay_s = max(0.0, time_s - self.env.now)
-        wake = schedule_last(self.env, self._advance, delay_s)
+        wake = schedule_last(self.env, self._advance, max(0.0, time_s - self.env.now))
         self._wake, self._wake_s = wake, time_s
 
     def _advance(self, event: simpy.Event) -> None:
@@ -69,7 +51,7 @@ class EventQueue:
         if event is not self._wake:
             return
         self._wake_s = -math.inf  # events that are added meanwhile are seen below
-        with without_collector():
+        with no_collections():  # a million rounds of ranks that would be visited again and again
             self._run()
         self._wake = None
         if self._events:
@@ -137,9 +119,6 @@ class Connection:
         Each begins when what was sent before it begins to arrive, so that no more than one piece of
         a message is ahead of what other connections send over the same links.
         """
-        if not self.waiting and len(actions) == 1:
-            actions[0]()
-            return
         idle = not self.waiting
         self.waiting.extend(actions)
         if idle:

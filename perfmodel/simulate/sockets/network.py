@@ -26,7 +26,7 @@ from perfmodel.simulate.network import (
     collective_name,
     count_collective,
 )
-from perfmodel.simulate.sockets.alike_ranks import Folding, fold, fold_pair, messages_of
+from perfmodel.simulate.sockets.alike_ranks import fold, fold_pair, messages_of
 from perfmodel.simulate.sockets.core_work import Connection, Cores, CoreWork, EventQueue
 from perfmodel.simulate.sockets.rank_loops import RankLoops, WiredCollective, Wires
 
@@ -74,22 +74,14 @@ class SocketNetwork(Network):
         if self.tolerance is not None and (self._wires.folding or not self._in_progress):
             folding = fold(self.machine, lowered, self.tolerance)
             self._nearly |= folding is not None and self.tolerance > EXACTLY_ALIKE
-        self._check_suits(lowered, folding)
-        if folding is not self._wires.folding:
-            self._refold(folding)
-        count_collective(self._counted, lowered)
-        return self._start(self._wires.wire(lowered))
-
-    def _check_suits(self, lowered: LoweredCollective, folding: Folding | None) -> None:
-        """Refuse what is too much to simulate message by message."""
         if self.most_messages is not None and messages_of(lowered, folding) > self.most_messages:
             raise UnsuitedNetworkError(collective_name(lowered))
-
-    def _refold(self, folding: Folding | None) -> None:
-        """Fold otherwise: nothing is on its way, so that all links and connections are idle."""
-        if self._in_progress:
-            raise UnsuitedNetworkError("collectives that fold each in its own way")
-        self._wires = Wires(self.machine, folding)
+        if folding is not self._wires.folding:  # all links and connections have to be idle
+            if self._in_progress:
+                raise UnsuitedNetworkError("collectives that fold each in its own way")
+            self._wires = Wires(self.machine, folding)
+        count_collective(self._counted, lowered)
+        return self._start(self._wires.wire(lowered))
 
     def occupy(self, work_s: float, ranks: int) -> None:
         """Keep one core of each of some ranks' processes busy for `work_s` from now on."""
@@ -129,7 +121,7 @@ class SocketNetwork(Network):
             def land() -> None:
                 loops.count_message(receiver, number)
                 if loops.ended:
-                    self._end(wired)
+                    self._in_progress -= Counter([wired.edges])
                     call_at(self.env, queue.now_s, lambda _: done.succeed())
 
             core_work.when_free(core_message, write)
@@ -143,25 +135,15 @@ class SocketNetwork(Network):
             queue.at(at_s, partial(self._call, loops, rank))
         return done
 
-    def _end(self, wired: WiredCollective) -> None:
-        self._in_progress[wired.edges] -= 1
-        if not self._in_progress[wired.edges]:
-            del self._in_progress[wired.edges]
-
-    def _pieces(self, nbytes: float) -> int:
-        """Return in how many pieces a message is sent.
+    def _send(self, connection: Connection, nbytes: float, arrive: Callable[[float], None]) -> None:
+        """Send a message; call when it is known when all of it arrives.
 
         Collectives on the same connections follow one another on them. Those of other groups have
         connections of their own, which TCP lets share a link alike: they take turns, piece by
         piece.
         """
-        if len(self._in_progress) < 2:
-            return 1
-        return max(1, min(MOST_PIECES, math.ceil(nbytes / TURN_BYTES)))
-
-    def _send(self, connection: Connection, nbytes: float, arrive: Callable[[float], None]) -> None:
-        """Send a message; call when it is known when all of it arrives."""
-        queue, pieces = self._queue, self._pieces(nbytes)
+        queue, turns = self._queue, min(MOST_PIECES, math.ceil(nbytes / TURN_BYTES))
+        pieces = 1 if len(self._in_progress) < 2 else max(1, turns)
 
         def send_piece() -> None:
             connection.send(queue.now_s, nbytes / pieces)

@@ -16,13 +16,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfmodel.collectives.schedule import Phase, Round, Schedule
+from perfmodel.garbage import no_collections
 from perfmodel.library.lowering.edge_routing import edges_between
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.lowering.protocols import protocol_parameters
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import Protocol
+from perfmodel.memo import once
 from perfmodel.simulate.sockets.alike_ranks import Folding, Pair, fold_pair, own_links
-from perfmodel.simulate.sockets.core_work import Connection, without_collector
+from perfmodel.simulate.sockets.core_work import Connection
 from perfmodel.simulate.sockets.link import Link
 from perfmodel.topology.templates.spec import PORT_KINDS
 
@@ -57,8 +59,7 @@ def rank_rounds(schedule: Schedule, credits: int) -> tuple[tuple[RankRound, ...]
 
     `credits`: rounds in progress at once in phases whose `lag` is above one.
     """
-    ranks = schedule.ranks + schedule.switches
-    rounds: list[list[RankRound]] = [[] for _ in range(ranks)]
+    rounds: list[list[RankRound]] = [[] for _ in range(schedule.ranks + schedule.switches)]
     shared: dict[_Messages, _Messages] = {}  # most rounds of a rank send the same: kept once
     for number, (part, ahead, drained, even) in enumerate(_rounds(schedule, credits)):
         mine: dict[int, tuple[list[tuple[int, float]], list[int]]] = {}
@@ -66,9 +67,8 @@ def rank_rounds(schedule: Schedule, credits: int) -> tuple[tuple[RankRound, ...]
             mine.setdefault(src, ([], []))[0].append((dst, nbytes))
             mine.setdefault(dst, ([], []))[1].append(src)
         for rank, (sends, receives) in mine.items():
-            before = len(rounds[rank])
-            needs = before if drained else max(0, before + 1 - ahead)
             messages = (tuple(sends), tuple(receives))
+            needs = _needs(len(rounds[rank]), ahead, drained=drained)
             rounds[rank].append(RankRound(number, needs, *shared.setdefault(messages, messages)))
     return tuple(tuple(own) for own in rounds)
 
@@ -92,14 +92,17 @@ def folded_rounds(
             receives[rank].append((src - (dst - rank)) % folding.ranks)
         messages = [(tuple(a), tuple(b)) for a, b in zip(sends, receives, strict=True)]
         for repeat in range(phase.repeat):
-            ahead = credits if phase.lag > 1 else 1
+            ahead, drained = credits if phase.lag > 1 else 1, phase.drained and repeat == 0
             for rank, mine in enumerate(rounds):
-                before = len(mine)
-                drained = phase.drained and repeat == 0
-                needs = before if drained else max(0, before + 1 - ahead)
+                needs = _needs(len(mine), ahead, drained=drained)
                 mine.append(RankRound(number, needs, *messages[rank]))
             number += 1
     return tuple(tuple(own) for own in rounds)
+
+
+def _needs(before: int, ahead: int, *, drained: bool) -> int:
+    """How many of a rank's rounds before one must be over before it begins."""
+    return before if drained else max(0, before + 1 - ahead)
 
 
 def _rounds(schedule: Schedule, credits: int) -> Iterator[tuple[Round, int, bool, float | None]]:
@@ -240,40 +243,32 @@ class Wires:
 
     def wire(self, lowered: LoweredCollective) -> WiredCollective:
         """Return a collective on its connections."""
-        if lowered not in self._wired:
+
+        def make() -> WiredCollective:
             ends = [part for s in lowered.stages for part in (s.edges.src, s.edges.dst)]
-            self._wired[lowered] = WiredCollective(
+            return WiredCollective(
                 lowered,
                 tuple(part.tobytes() for part in ends),
                 lowered.schedule.ranks + lowered.schedule.switches,
                 self._rounds(lowered),
                 self._pairs(lowered) if self.folding is None else self._folded_pairs(lowered),
             )
-        return self._wired[lowered]
+
+        return once(self._wired, lowered, make)
 
     def _rounds(self, lowered: LoweredCollective) -> tuple[tuple[RankRound, ...], ...]:
-        schedule, folding = lowered.schedule, self.folding
-        credits = self._protocol(lowered).credits
-        period = schedule.ranks if folding is None else folding.period
-        key = (
-            "turns",
-            schedule.collective,
-            schedule.algorithm,
-            schedule.ranks,
-            schedule.nbytes,
-            schedule.root,
-            credits,
-            period,
-        )
-        phases = [phase for stage in lowered.stages for phase in stage.phases]
+        schedule, folding, credits = lowered.schedule, self.folding, self._protocol(lowered).credits
+        kind = schedule.collective, schedule.algorithm, schedule.root
+        sizes = schedule.ranks, schedule.nbytes, credits, folding and folding.period
 
         def rounds() -> tuple[tuple[RankRound, ...], ...]:
-            with without_collector():
+            with no_collections():
                 if folding is None:
                     return rank_rounds(schedule, credits)
+                phases = [phase for stage in lowered.stages for phase in stage.phases]
                 return folded_rounds(phases, folding, credits)
 
-        return self.machine.cached(key, rounds)
+        return self.machine.cached(("rounds of ranks", kind, sizes), rounds)
 
     def _protocol(self, lowered: LoweredCollective) -> Protocol:
         schedule = lowered.schedule
@@ -302,27 +297,20 @@ class Wires:
 
     def _folded_connection(self, folding: Folding, src: int, dst: int) -> Connection:
         route = folding.routes[src, dst]
-        if (src, dst) not in self._connections:
-            links = [self._link(arc) for arc in route.arcs]
-            queue = self.machine.library.device_queue
-            self._connections[src, dst] = Connection(links, route.latency_s, queue, route.own)
-        return self._connections[src, dst]
+        return self._connect((src, dst), route.arcs, route.latency_s, route.own)
 
     def _pairs(self, lowered: LoweredCollective) -> dict[Pair, WiredPair]:
         """By (sender, receiver): connections forward and backward, and the software's latency."""
         pairs = {}
         for stage in lowered.stages:
-            edges, phase = stage.edges, stage.phases[0]
-            for at, (src, dst) in enumerate(
-                zip(phase.src.tolist(), phase.dst.tolist(), strict=True)
-            ):
+            edges, ends = stage.edges, (stage.phases[0].src.tolist(), stage.phases[0].dst.tolist())
+            for at, pair in enumerate(zip(*ends, strict=True)):
                 arcs = tuple(edges.arcs[edges.pointers[at] : edges.pointers[at + 1]].tolist())
                 link_s = float(edges.latency_s[at])
                 forward = self._connection(arcs, link_s)
-                ends = int(edges.src[at]), int(edges.dst[at])
-                backward = self._backward(*ends)
+                backward = self._backward(int(edges.src[at]), int(edges.dst[at]))
                 software_s = self._software_s(lowered, float(stage.latency_s[at]), link_s)
-                pairs[src, dst] = (forward, backward, software_s)
+                pairs[pair] = (forward, backward, software_s)
         return pairs
 
     def _backward(self, src: int, dst: int) -> Connection:
@@ -337,19 +325,23 @@ class Wires:
         return self._connection(*machine.cached(("back", dst, src), route))
 
     def _connection(self, arcs: tuple[int, ...], link_s: float) -> Connection:
-        if arcs not in self._connections:
-            machine = self.machine
-            links = [self._link(arc) for arc in arcs]
-            own = own_links(machine.topology, arcs)
-            queue = machine.library.device_queue
-            self._connections[arcs] = Connection(links, link_s, queue, own)
-        return self._connections[arcs]
+        return self._connect(arcs, arcs, link_s, own_links(self.machine.topology, arcs))
+
+    def _connect(
+        self, key: tuple[int, ...], arcs: tuple[int, ...], link_s: float, own: int
+    ) -> Connection:
+        """Return the connection of a key over some links, of which so many are the sender's."""
+        queue_bytes = self.machine.library.device_queue
+        return once(
+            self._connections,
+            key,
+            lambda: Connection([self._link(arc) for arc in arcs], link_s, queue_bytes, own),
+        )
 
     def _link(self, arc: int) -> Link:
         """Return a link; shapers are in the network."""
         topology = self.machine.topology
-        if arc not in self._links:
-            between_hosts = topology.arcs.kinds[arc] in PORT_KINDS
-            burst_bytes = topology.sockets.burst_bytes if between_hosts else 0.0
-            self._links[arc] = Link(float(topology.arcs.bandwidth_Bps[arc]), burst_bytes)
-        return self._links[arc]
+        between_hosts = topology.arcs.kinds[arc] in PORT_KINDS
+        burst_bytes = topology.sockets.burst_bytes if between_hosts else 0.0
+        rate_Bps = float(topology.arcs.bandwidth_Bps[arc])
+        return once(self._links, arc, lambda: Link(rate_Bps, burst_bytes))

@@ -9,7 +9,7 @@ from pathlib import Path
 from perfmodel.collectives.catalog import bus_factor
 from perfmodel.files import FileModel, Seconds, load_document
 from perfmodel.library.nccl.communicator import system_of
-from perfmodel.library.nccl.tuner import predictions
+from perfmodel.library.nccl.dispatch import predictions
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router

@@ -36,11 +36,11 @@ _KINDS: Mapping[str, Kind] = {
 """Fields that may be fitted, beside the steps of a protocol."""
 
 _SOURCES = {
-    "unevenness": "unevenness_source",
-    "launch": "launch_source",
-    "copy_rate": "copy_source",
-    "each_peer": "each_peer_source",
-    "two_way_efficiency": "two_way_source",
+    "unevenness": "unevenness",
+    "launch": "launch",
+    "copy_rate": "copy",
+    "each_peer": "each_peer",
+    "two_way_efficiency": "two_way",
 }
 
 Place = tuple[str | int, ...]
@@ -97,7 +97,7 @@ def _of_protocols(library: CommLibrary) -> Iterator[FittedNumber]:
     for name, protocol in library.protocols.items():
         for field, source in _SOURCES.items():
             value = getattr(protocol, field)
-            if getattr(protocol, source) == FITTED and value:
+            if protocol.cited.get(source) == FITTED and value:
                 place = ("protocols", name, field)
                 yield FittedNumber(place, _KINDS[field], value, _words(place))
         if protocol.step.source == FITTED:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from perfmodel.collectives import catalog
 from perfmodel.collectives.algorithms import (
     all_to_all,
+    collnet,
     hierarchical,
-    in_network,
-    parameter_server,
+    linear,
     recursive_doubling,
     ring,
     tree,
@@ -108,7 +108,7 @@ def test_a_torus_step_goes_to_a_neighbour() -> None:
 @settings(max_examples=40, deadline=None)
 def test_any_servers(ranks: int, elements: int, seed: int, data: st.DataObject) -> None:
     servers = data.draw(st.sets(st.integers(0, ranks - 1), min_size=1))
-    schedule = parameter_server.all_reduce(ranks, elements * 4, servers=tuple(servers))
+    schedule = linear.all_reduce(ranks, elements * 4, servers=tuple(servers))
     verify(schedule, orders=2, seed=seed)
 
 
@@ -152,7 +152,7 @@ def test_an_all_to_all_that_does_not_divide_is_padded() -> None:
 
 
 def test_a_switch_is_no_rank() -> None:
-    schedule = in_network.all_reduce(4, 4 * 100, piece_bytes=80)
+    schedule = collnet.switch_all_reduce(4, 4 * 100, piece_bytes=80)
     assert schedule.switches == 1
     assert schedule.phases[0].repeat == 5 + 1
     assert schedule.phases[0].dst.max() == 4
@@ -245,11 +245,11 @@ def test_the_table_knows_every_algorithm(name: str) -> None:
         (lambda: hierarchical.all_reduce(4, 16, groups=[[0, 1], [2, 2]]), "each rank 0 to 3 once"),
         (lambda: hierarchical.torus(12, 48, rows=5, columns=3), "rows x columns = 12 ranks"),
         (
-            lambda: parameter_server.all_reduce(3, 12, servers=()),
+            lambda: linear.all_reduce(3, 12, servers=()),
             "one or more different ranks from 0 to 2",
         ),
-        (lambda: parameter_server.all_reduce(3, 12, servers=(0, 3)), "from 0 to 2"),
-        (lambda: parameter_server.all_reduce(3, 12, servers=(1, 1)), "different"),
+        (lambda: linear.all_reduce(3, 12, servers=(0, 3)), "from 0 to 2"),
+        (lambda: linear.all_reduce(3, 12, servers=(1, 1)), "different"),
         (lambda: recursive_doubling.all_gather(6, 24), "power of two"),
         (lambda: gloo.ring_all_reduce(3, 5), "whole number of 4-byte elements"),
     ],

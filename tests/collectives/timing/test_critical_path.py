@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from perfmodel.collectives.algorithms import chain, ring
+from perfmodel.collectives.algorithms import ring
 from perfmodel.collectives.timing.critical_path import chains_s, ring_s, rings_s
 from perfmodel.collectives.timing.recurrence import TimedPhases, leg_ends
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
@@ -93,7 +93,7 @@ def test_long_legs_end_as_if_they_were_stepped(
     """Whole rings and chains, of unlike edges; chunks are all of one size."""
     rng = np.random.default_rng(seed)
     orders = [rng.permutation(ranks) for _ in range(rings)]
-    plan = chain.broadcast if chained else ring.all_reduce
+    plan = ring.broadcast if chained else ring.all_reduce
     phases = plan(ranks, ranks * rings * 4096, orders=orders).phases
     rate = rng.choice([1e9, 3e9, 2e10], len(phases[0].src))
     latency = rng.choice([1e-6, 4e-6, 4e-5], len(rate))
@@ -155,7 +155,7 @@ def test_a_pipeline_crosses_every_edge_and_waits_on_the_slowest(op: str, credits
     rng = np.random.default_rng(credits)
     for ranks in (2, 3, 9, 17):
         orders = [list(range(ranks)), [0, *range(ranks - 1, 0, -1)]]
-        phase = getattr(chain, op)(ranks, 64 << 20, root=0, itemsize=4, orders=orders).phases[0]
+        phase = getattr(ring, op)(ranks, 64 << 20, root=0, itemsize=4, orders=orders).phases[0]
         rate = rng.choice([1e9, 5e9, 2e10], len(phase.src))
         latency = rng.choice([1e-6, 1e-4, 3e-3], len(phase.src))
         actual = chains_s(phase, rate, latency, credits)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.collectives.algorithms import chain, ring
+from perfmodel.collectives.algorithms import ring
 from perfmodel.collectives.timing.recurrence import schedule_s
 
 
@@ -84,7 +84,7 @@ def test_one_slow_edge_blocking_and_pipelined(credits: int, wanted_us: float) ->
 def test_chain_recurrence_equals_stepping(ranks: int, pieces: int, credits: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     rate, latency = rng.uniform(1e9, 9e9, ranks - 1), rng.uniform(0, 1e-4, ranks - 1)
-    schedule = chain.broadcast(ranks, pieces * 400, piece_bytes=400)
+    schedule = ring.broadcast(ranks, pieces * 400, piece_bytes=400)
     delivered = np.zeros((pieces, ranks - 1))
     free = np.zeros((pieces, ranks - 1))
     for piece in range(pieces):
@@ -100,7 +100,7 @@ def test_chain_recurrence_equals_stepping(ranks: int, pieces: int, credits: int,
 
 
 def test_uniform_chain_gives_the_closed_form(theory: ModuleType) -> None:
-    schedule = chain.reduce(6, 4000, piece_bytes=400)
+    schedule = ring.reduce(6, 4000, piece_bytes=400)
     actual = schedule_s(schedule.phases, np.full(5, 1e9), np.full(5, 1e-6), credits=1)
     expected = theory.chain_s(6, 4000, pieces=10, alpha_s=1e-6, beta_s_per_B=1e-9)
     assert actual == pytest.approx(expected, rel=1e-12)

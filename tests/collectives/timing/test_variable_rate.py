@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.collectives.algorithms import chain, ring
+from perfmodel.collectives.algorithms import ring
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
 from perfmodel.collectives.timing.unrolled import prepare_phases
 from perfmodel.collectives.timing.variable_rate import Clocks
@@ -89,7 +89,7 @@ def test_a_change_to_the_same_is_none(ranks: int, credits: int, seed: int) -> No
     rng = np.random.default_rng(seed)
     for schedule in (
         ring.all_reduce(ranks, ranks * 4000),
-        chain.broadcast(ranks, 400_000, root=0, piece_bytes=40_000),
+        ring.broadcast(ranks, 400_000, root=0, piece_bytes=40_000),
     ):
         edges = len(schedule.phases[0].src)
         rate, late = rng.uniform(1e9, 9e9, edges), rng.uniform(0, 1e-5, edges)

@@ -10,9 +10,8 @@ import pytest
 
 from perfmodel.errors import InputError, ScheduleError
 from perfmodel.library.channels import rings_over
-from perfmodel.library.lowering.edges import HOP_KINDS
 from perfmodel.library.lowering.lower import lower_collective
-from perfmodel.library.lowering.lowered import add_traffic
+from perfmodel.library.lowering.lowered import HOP_KINDS, add_traffic
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.library.ring_search import direct_nvlinks, hamiltonian_cycles

@@ -9,7 +9,7 @@ from perfmodel.library import transport
 from perfmodel.library.machine import make_machine, observed_time_s
 from perfmodel.library.model import load_library
 from perfmodel.library.nccl import trees as chunk_sizes
-from perfmodel.library.nccl.tuner import choices
+from perfmodel.library.nccl.dispatch import choices
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.library.transport import local_path, usual_peer_level
 from perfmodel.simulate.uncontended import UncontendedTimer

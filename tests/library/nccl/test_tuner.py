@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from perfmodel.errors import InputError
 from perfmodel.library.nccl.communicator import System, channels_of
 from perfmodel.library.nccl.cost_model import Case, algorithm_GBps, constants_of, latency_us
+from perfmodel.library.nccl.dispatch import channels_used, predictions
 from perfmodel.library.nccl.graphs import Graph
-from perfmodel.library.nccl.tuner import channels_used, predictions
 from perfmodel.library.settings import LibrarySettings, settings_of
 
 NEWEST = LibrarySettings()

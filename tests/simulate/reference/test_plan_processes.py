@@ -15,8 +15,7 @@ from perfmodel.simulate.engine.background import BackgroundJob, Change, Traffic
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.engine.outcome import Run
 from perfmodel.simulate.ranks.jitter import Jitter, Variation
-from perfmodel.simulate.ranks.rank_vectors import simulate_ranks
-from perfmodel.simulate.ranks.task_order import why_unsuited
+from perfmodel.simulate.ranks.rank_vectors import simulate_ranks, why_unsuited
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.topology.faults import degrade_links
 from perfmodel.training.plan.split_class import one_class_per_rank

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.flow.network import FlowNetwork
-from perfmodel.simulate.flow.streams import stream_stage
+from perfmodel.simulate.flow.stream_network import stream_stage
 from perfmodel.simulate.sharing import between_collectives
 from perfmodel.simulate.sharing.between_collectives import LinkSet, LinkUsers, Share, shared_rates
 from perfmodel.simulate.uncontended import UncontendedTimer
@@ -36,9 +36,9 @@ def test_those_who_meet_are_connected(
         users.enter(job, own)
     for job, links in enumerate(jobs):
         if job in ended:
-            shared = {id(left) for left in users.leave(job)}
+            shared = set(users.leave(job))
             left = [at for at in range(len(jobs)) if at not in ended or at > job]
-            assert shared == {id(sets[at]) for at in left if jobs[at] & links}
+            assert shared == {sets[at] for at in left if jobs[at] & links}
             continue
         graph.add_edges_from((("job", job), ("link", link)) for link in links)
     expected = {
@@ -48,9 +48,10 @@ def test_those_who_meet_are_connected(
     }
     asked = LinkSet(np.array(sorted(links_in_question), dtype=np.int64))
     assert {frozenset(component) for component in users.components(asked)} == expected
-    compared = users.sets.compared
+    compared = [links.compared for links in (asked, *sets)]
     users.components(asked)
-    assert users.sets.compared == compared <= (len(jobs) + 1) * len(jobs)
+    assert compared == [links.compared for links in (asked, *sets)]
+    assert max(compared) <= len(jobs) + 1
 
 
 def share(route: tuple[int, ...], duty: float, name: object) -> Share:

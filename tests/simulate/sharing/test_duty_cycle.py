@@ -9,17 +9,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfmodel.arrays import FloatArray
 from perfmodel.collectives.schedule import Phase
-from perfmodel.library.lowering.edges import Edges
-from perfmodel.library.lowering.lowered import Stage
-from perfmodel.simulate.sharing.duty_cycle import (
-    UseOrders,
-    duty_cycle_rates,
-    fill_and_drain_rates,
-)
+from perfmodel.library.lowering.lowered import Edges, Stage
+from perfmodel.simulate.sharing import duty_cycle
+from perfmodel.simulate.sharing.duty_cycle import UseOrders
 
 Spans = list[tuple[int, int]]
 """Of each edge: the first repeat in which it works, and in how many."""
+
+
+def duty_cycle_rates(
+    capacity_Bps: FloatArray, stage: Stage, orders: UseOrders | None = None
+) -> FloatArray:
+    known = UseOrders() if orders is None else orders
+    return duty_cycle.duty_cycle_rates(capacity_Bps, stage, known).of_edges()
+
+
+def fill_and_drain_rates(
+    capacity_Bps: FloatArray, stage: Stage, orders: UseOrders | None = None
+) -> FloatArray:
+    known = UseOrders() if orders is None else orders
+    return duty_cycle.fill_and_drain_rates(capacity_Bps, stage, known).of_edges()
 
 
 def spans_of(edges: int) -> st.SearchStrategy[Spans]:

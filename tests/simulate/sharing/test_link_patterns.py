@@ -10,23 +10,38 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfmodel.arrays import FloatArray
 from perfmodel.collectives.algorithms import pipelined_trees
 from perfmodel.collectives.algorithms.pipelined_trees import chained_parents, forest_of
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.critical_path import pipelines_s
 from perfmodel.collectives.timing.path_classes import EdgeClasses, classify, mix
 from perfmodel.library.lowering.lower import lower_collective
+from perfmodel.library.lowering.lowered import Stage
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
+from perfmodel.simulate.sharing import duty_cycle
 from perfmodel.simulate.sharing import link_uses as link_patterns
 from perfmodel.simulate.sharing.duty_cycle import (
     StageRates,
     UseOrders,
-    duty_cycle_rates,
-    fill_and_drain_rates,
     tells_apart,
 )
 from perfmodel.topology.templates.build import build_topology
+
+
+def duty_cycle_rates(
+    capacity_Bps: FloatArray, stage: Stage, orders: UseOrders | None = None
+) -> FloatArray:
+    known = UseOrders() if orders is None else orders
+    return duty_cycle.duty_cycle_rates(capacity_Bps, stage, known).of_edges()
+
+
+def fill_and_drain_rates(
+    capacity_Bps: FloatArray, stage: Stage, orders: UseOrders | None = None
+) -> FloatArray:
+    known = UseOrders() if orders is None else orders
+    return duty_cycle.fill_and_drain_rates(capacity_Bps, stage, known).of_edges()
 
 
 @pytest.mark.parametrize("fabric", ["rail-optimised", "fat-tree", "leaf-spine"])
@@ -155,7 +170,7 @@ def test_phases_of_one_stage_are_not_counted_as_one(monkeypatch: pytest.MonkeyPa
     both = replace(stage, phases=(stage.phases[0], later))
     assert rates.of(stage) == pytest.approx(StageRates(rates.capacity_Bps).of(stage))
     assert rates.of(both) == pytest.approx(duty_cycle_rates(rates.capacity_Bps, both))
-    assert rates.classes(both) is None
+    assert rates.orders.classes(both) is None
 
 
 def test_edges_that_send_otherwise_than_before_are_told_apart(

@@ -11,7 +11,7 @@ import pytest
 
 from perfmodel.calibrate import read_profile
 from perfmodel.calibrate.apply import apply
-from perfmodel.collectives.algorithms.chain import PIECE_BYTES
+from perfmodel.collectives.algorithms.ring import PIECE_BYTES
 from perfmodel.errors import InputError
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.machine import make_machine

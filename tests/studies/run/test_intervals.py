@@ -16,7 +16,7 @@ from perfmodel.library.corrections import spread_factors
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
 from perfmodel.scenario import load_scenario
-from perfmodel.simulate import before_corrections
+from perfmodel.simulate import uncontended
 from perfmodel.simulate.sharing import duty_cycle
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run import run_scenario
@@ -188,13 +188,13 @@ def test_an_interval_lays_no_collective_again(
     monkeypatch.setattr(one_size, "simulate_reliefs", lambda *_: ())
     lowered = count_calls(
         monkeypatch,
-        before_corrections,
+        uncontended,
         "lower_without_corrections",
         lambda machine, op, nbytes, group, **_: (op, nbytes, group),
     )
-    shared = count_calls(monkeypatch, duty_cycle, "_duty_cycle_rates", lambda _, stage, *__: stage)
+    shared = count_calls(monkeypatch, duty_cycle, "duty_cycle_rates", lambda _, stage, *__: stage)
     filled = count_calls(
-        monkeypatch, duty_cycle, "_fill_and_drain_rates", lambda _, stage, *__: stage
+        monkeypatch, duty_cycle, "fill_and_drain_rates", lambda _, stage, *__: stage
     )
     answer = run_scenario(
         load_scenario("resnet50-dgx-a100", ("cluster.nodes=2", "scale=null", *events))

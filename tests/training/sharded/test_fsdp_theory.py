@@ -17,8 +17,7 @@ from perfmodel.library.model import load_library
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.ranks.jitter import Jitter, Variation
-from perfmodel.simulate.ranks.rank_vectors import simulate_ranks
-from perfmodel.simulate.ranks.task_order import why_unsuited
+from perfmodel.simulate.ranks.rank_vectors import simulate_ranks, why_unsuited
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.testing.closed_forms import form
 from perfmodel.topology.model import Topology

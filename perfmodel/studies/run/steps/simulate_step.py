@@ -144,7 +144,7 @@ def _why_single(
     around: Surroundings,
 ) -> str | None:
     """Say why ranks that differ need a process each; None where vectors of them are exact."""
-    from perfmodel.simulate.ranks.task_order import why_unsuited
+    from perfmodel.simulate.ranks.rank_vectors import why_unsuited
 
     on_sockets = uses_sockets(timer.machine, fidelity)
     reasons = (
