@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ from perfmodel.workload.zoo.clip import CLIP_BLOCK, ClipShape, clip
 from perfmodel.workload.zoo.image_stack import VIT_BLOCK, ImageShape, vit
 from perfmodel.workload.zoo.layers import ACTIVATIONS
 from perfmodel.workload.zoo.stack_block import StackShape
-from perfmodel.workload.zoo.whisper import WhisperShape, whisper, whisper_block
+from perfmodel.workload.zoo.whisper import DECODER_BLOCK, WHISPER_BLOCK, WhisperShape, whisper
 
 
 def vit_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
@@ -98,29 +99,29 @@ def _image_findings(config: Any, section: str = "") -> Iterator[Finding]:
 
 def whisper_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable:
     """Return the model of a configuration of Whisper."""
-    width, heads = config.d_model, (config.encoder_attention_heads, config.decoder_attention_heads)
-    fields = ("encoder_attention_heads", "decoder_attention_heads")
+    width = config.d_model
     raise_findings(
         chain.from_iterable(
-            divides(width, count, field, "d_model")
-            for count, field in zip(heads, fields, strict=True)
+            divides(width, getattr(config, field), field, "d_model")
+            for field in ("encoder_attention_heads", "decoder_attention_heads")
         )
     )
-    encoder, decoder = (
-        whisper_block(
-            width,
-            count,
-            mlp_width,
-            decodes=decodes,
-            activation=ACTIVATIONS[config.activation_function],
-            dropout=is_on(config.dropout),
-            inner_dropout=is_on(config.activation_dropout),
-            score_dropout=is_on(config.attention_dropout),
-        )
-        for count, mlp_width, decodes in (
-            (config.encoder_attention_heads, config.encoder_ffn_dim, False),
-            (config.decoder_attention_heads, config.decoder_ffn_dim, True),
-        )
+    encoder = replace(
+        WHISPER_BLOCK,
+        width=width,
+        heads=config.encoder_attention_heads,
+        mlp_width=config.encoder_ffn_dim,
+        activation=ACTIVATIONS[config.activation_function],
+        dropout=is_on(config.dropout),
+        inner_dropout=is_on(config.activation_dropout),
+        score_dropout=is_on(config.attention_dropout),
+    )
+    decoder = replace(
+        encoder,
+        heads=config.decoder_attention_heads,
+        mlp_width=config.decoder_ffn_dim,
+        names=DECODER_BLOCK,
+        causal=True,
     )
     shape = WhisperShape(
         config.encoder_layers,

@@ -31,7 +31,6 @@ from perfmodel.workload.zoo import (
     t5,
     unet,
     vgg,
-    vit,
     whisper,
 )
 from perfmodel.workload.zoo.buildable import Buildable, build
@@ -43,16 +42,19 @@ _IMAGES: Mapping[str, tuple[Callable[..., Workload], int]] = {
     "alexnet": (vgg.alexnet, 224),
     **{name: (partial(amoebanet.amoebanet, name), 224) for name in amoebanet.AMOEBANET_SHAPES},
     "inception-v3": (inception.inception_v3, 299),
-    "vit-b-16": (vit.vit_b_16, 224),
+    "vit-b-16": (image_stack.vit_b_16, 224),
     **{
         name: (partial(image_stack.vit, name), s.image)
         for name, s in image_stack.VIT_SHAPES.items()
     },
     **{name: (partial(clip.clip, name), s.image.image) for name, s in clip.CLIP_SHAPES.items()},
-    **{name: (partial(convnext.convnext, name), 224) for name in convnext.CONVNEXT_SHAPES},
     **{
-        name: (partial(efficientnet.efficientnet, name), shape.image_size)
-        for name, shape in efficientnet.EFFICIENTNET_SHAPES.items()
+        name: (partial(convnext.convnext, name, **sizes), 224)
+        for name, sizes in convnext.CONVNEXTS.items()
+    },
+    **{
+        name: (partial(efficientnet.efficientnet, name, **sizes), image_size)
+        for name, (image_size, sizes) in efficientnet.EFFICIENTNETS.items()
     },
     unet.SDXL: (unet.unet, 1024),
     dit.DIT: (dit.dit, 256),
@@ -77,7 +79,7 @@ _SEQUENCES: Mapping[str, tuple[Callable[..., Workload], int]] = {
 """Sequence models: their function, and the sequence that their authors trained with."""
 
 _ROWS: Mapping[str, Callable[..., Workload]] = {
-    name: partial(dlrm.dlrm, name) for name in dlrm.DLRM_SHAPES
+    name: partial(dlrm.dlrm, name, **sizes) for name, sizes in dlrm.DLRMS.items()
 }
 """Models of rows of a table, which have no size to choose."""
 

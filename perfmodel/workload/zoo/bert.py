@@ -40,6 +40,7 @@ from perfmodel.workload.zoo.layers import (
     names_reversed,
     norm_parameters,
     numels,
+    renamed,
     weight_and_bias,
 )
 from perfmodel.workload.zoo.transformer import attention, embedding
@@ -192,7 +193,7 @@ def bert(
     if head == "pre-training":
         relation = weight_and_bias("cls.seq_relationship", 2, h)
         parts.append(linear("cls.seq_relationship", 1, h, 2, parameters=relation))
-    parts = [_renamed(part, shape.names) for part in parts]
+    parts = [renamed(part, shape.names.of) for part in parts]
     buffers = 1 + bool(shape.segments)  # position_ids and token_type_ids
     return assemble(
         name,
@@ -206,15 +207,6 @@ def bert(
         buffers=(Buffers("int64", buffers, buffers * INDEX_BYTES * shape.positions),),
         registered=_registered(parts, shape.names),
         shard=shard,
-    )
-
-
-def _renamed(part: Module, family: BertNames) -> Module:
-    """A part with the names of a family."""
-    parameters = tuple((family.of(name), shape) for name, shape in part.parameters)
-    layer = replace(part.layer, name=family.of(part.layer.name))
-    return replace(
-        part, layer=layer, parameters=parameters, ready=tuple(map(family.of, part.ready))
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfmodel.workload.model import Buffers, Layer, Workload
 from perfmodel.workload.sample import Sample
@@ -29,7 +29,7 @@ from perfmodel.workload.zoo.stack_block import (
     StackShape,
     stack_blocks,
 )
-from perfmodel.workload.zoo.stack_ends import last_norm, token_tables
+from perfmodel.workload.zoo.transformer import last_norm, token_tables
 
 CLIP_BLOCK = BlockNames(
     attention=AttentionNames(
@@ -69,19 +69,13 @@ class ClipShape:
     projection: int = 512
 
 
-def clip_block(width: int, heads: int, mlp_width: int, *, causal: bool) -> StackShape:
-    """Sizes of a block, with CLIP's names and its activation function."""
-    return StackShape(
-        width, heads, mlp_width, CLIP_BLOCK, causal=causal, activation=ACTIVATIONS["quick_gelu"]
-    )
-
-
 def _clip(
     layers: int, width: int, heads: int, patch: int, text: tuple[int, int], projection: int
 ) -> ClipShape:
-    image = ImageShape(layers, patch, 224, clip_block(width, heads, 4 * width, causal=False))
-    texts = clip_block(text[0], text[1], 4 * text[0], causal=True)
-    return ClipShape(image, 12, texts, projection=projection)
+    quick = ACTIVATIONS["quick_gelu"]
+    block = StackShape(width, heads, 4 * width, CLIP_BLOCK, activation=quick)
+    texts = replace(block, width=text[0], heads=text[1], mlp_width=4 * text[0], causal=True)
+    return ClipShape(ImageShape(layers, patch, 224, block), 12, texts, projection=projection)
 
 
 CLIP_SHAPES = {

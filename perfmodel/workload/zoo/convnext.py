@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.image_layers import (
@@ -29,46 +29,38 @@ from perfmodel.workload.zoo.layers import (
     names_reversed,
     norm_parameters,
     weight_and_bias,
+    with_work,
 )
 
 WIDEN = 4
 """Inner width of the perceptron over the width of its block."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConvNextShape:
-    """Channels and blocks of the four stages."""
-
-    widths: tuple[int, int, int, int]
-    blocks: tuple[int, int, int, int]
-
-
-CONVNEXT_SHAPES: Mapping[str, ConvNextShape] = {
-    "convnext_tiny": ConvNextShape((96, 192, 384, 768), (3, 3, 9, 3)),
-    "convnext_small": ConvNextShape((96, 192, 384, 768), (3, 3, 27, 3)),
-    "convnext_base": ConvNextShape((128, 256, 512, 1024), (3, 3, 27, 3)),
-    "convnext_large": ConvNextShape((192, 384, 768, 1536), (3, 3, 27, 3)),
+CONVNEXTS: Mapping[str, dict[str, tuple[int, ...]]] = {
+    "convnext_tiny": {"widths": (96, 192, 384, 768), "blocks": (3, 3, 9, 3)},
+    "convnext_small": {"widths": (96, 192, 384, 768), "blocks": (3, 3, 27, 3)},
+    "convnext_base": {"widths": (128, 256, 512, 1024), "blocks": (3, 3, 27, 3)},
+    "convnext_large": {"widths": (192, 384, 768, 1536), "blocks": (3, 3, 27, 3)},
 }
-"""Liu et al. 2022, section 3; names are torchvision's."""
+"""Channels and blocks of the four stages: Liu et al. 2022, section 3; names are torchvision's."""
 
 
-def convnext(name: str, *, dtype: str, image_size: int) -> Workload:
+def convnext(
+    name: str, *, dtype: str, image_size: int, widths: Sequence[int], blocks: Sequence[int]
+) -> Workload:
     """Convolutional network of Liu et al. 2022 (arXiv 2201.03545), torchvision's variant."""
-    shape = CONVNEXT_SHAPES[name]
     stem, image = convolution(
-        "features.0.0", Image(3, image_size, image_size), shape.widths[0], 4, stride=4, relu=False
+        "features.0.0", Image(3, image_size, image_size), widths[0], 4, stride=4, relu=False
     )
     parts = hand_on([_normed_after(stem, "features.0.1", image)], image.elements)
-    is_first = True
-    for stage, (width, blocks) in enumerate(zip(shape.widths, shape.blocks, strict=True)):
+    for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
         place = 2 * stage + 1
         if stage:
             part, image = _downsampling(f"features.{place - 1}", image, width)
             parts += hand_on([part], image.elements)
-        for block in range(blocks):
-            added = _block(f"features.{place}.{block}", image, drops=not is_first)
+        for block in range(count):
+            added = _block(f"features.{place}.{block}", image, drops=len(parts) > 1)
             parts += hand_on(added, image.elements)
-            is_first = False
     pool, pooled = adaptive_pooling("avgpool", image, 1)
     norm = norm_parameters("classifier.0", image.channels)
     head = weight_and_bias("classifier.2", CLASSES, image.channels)
@@ -98,8 +90,8 @@ def _normed_after(part: Module, norm: str, image: Image) -> Module:
     """A convolution whose result is normalised over channels, pixel by pixel."""
     layer, own = part.layer, norm_parameters(norm, image.channels)
     norm_bytes = float(ELEMENT_BYTES * NORM_PASSES * image.elements)
-    changed = replace(
-        layer,
+    changed = with_work(
+        part,
         vector_bytes=layer.vector_bytes + norm_bytes,
         norm_bytes=norm_bytes,
         fused_bytes=float(ELEMENT_BYTES * FUSED_NORM_PASSES * image.elements),
@@ -108,7 +100,7 @@ def _normed_after(part: Module, norm: str, image: Image) -> Module:
         saved_elements=layer.saved_elements + image.elements,
         saved_bytes=float(NORM_BYTES * image.elements // image.channels),
     )
-    return Module(changed, part.parameters + own, names(own) + part.ready)
+    return replace(changed, parameters=part.parameters + own, ready=names(own) + part.ready)
 
 
 def _downsampling(name: str, image: Image, width: int) -> tuple[Module, Image]:
@@ -116,8 +108,8 @@ def _downsampling(name: str, image: Image, width: int) -> tuple[Module, Image]:
     part, out = convolution(f"{name}.1", image, width, 2, stride=2, relu=False)
     own = norm_parameters(f"{name}.0", image.channels)
     norm_bytes = float(ELEMENT_BYTES * NORM_PASSES * image.elements)
-    layer = replace(
-        part.layer,
+    changed = with_work(
+        part,
         vector_bytes=norm_bytes,
         norm_bytes=norm_bytes,
         kernels=2,
@@ -126,7 +118,8 @@ def _downsampling(name: str, image: Image, width: int) -> tuple[Module, Image]:
         saved_elements=2.0 * image.elements,
         saved_bytes=float(NORM_BYTES * image.elements // image.channels),
     )
-    return Module(layer, own + part.parameters, part.ready + names(own)), out
+    ready = part.ready + names(own)
+    return replace(changed, parameters=own + part.parameters, ready=ready), out
 
 
 def _block(name: str, image: Image, *, drops: bool) -> list[Module]:
@@ -143,8 +136,7 @@ def _block(name: str, image: Image, *, drops: bool) -> list[Module]:
     widen = weight_and_bias(f"{name}.block.3", WIDEN * width, width)
     narrow = weight_and_bias(f"{name}.block.5", width, WIDEN * width)
     first = replace(
-        depthwise,
-        layer=replace(depthwise.layer, saved_elements=float(elements)),
+        with_work(depthwise, saved_elements=float(elements)),
         parameters=scale + depthwise.parameters,
     )
     after = (ADD_PASSES + ACTIVATION_PASSES + DROPPED_PASSES * drops) * elements

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.image_layers import (
@@ -23,7 +24,7 @@ from perfmodel.workload.zoo.layers import (
     MASK_BYTES,
     Module,
     linear,
-    weight_and_bias,
+    with_work,
 )
 
 CHANNEL_STEP = 8
@@ -44,17 +45,6 @@ class Stage:
     outputs: int
     blocks: int
     fused: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class EfficientNetShape:
-    """Stages, factors on channels and blocks, channels before the classifier, image size."""
-
-    stages: Sequence[Stage]
-    image_size: int
-    width: float = 1.0
-    depth: float = 1.0
-    last_channels: int | None = None
 
 
 _FIRST = (
@@ -96,36 +86,56 @@ _LARGE = (
 )
 """Tan and Le 2021, table 4, as their code and torchvision have them."""
 
-EFFICIENTNET_SHAPES: Mapping[str, EfficientNetShape] = {
-    "efficientnet_b0": EfficientNetShape(_FIRST, 224),
-    "efficientnet_b1": EfficientNetShape(_FIRST, 240, 1.0, 1.1),
-    "efficientnet_b2": EfficientNetShape(_FIRST, 288, 1.1, 1.2),
-    "efficientnet_b3": EfficientNetShape(_FIRST, 300, 1.2, 1.4),
-    "efficientnet_b4": EfficientNetShape(_FIRST, 380, 1.4, 1.8),
-    "efficientnet_b5": EfficientNetShape(_FIRST, 456, 1.6, 2.2),
-    "efficientnet_b6": EfficientNetShape(_FIRST, 528, 1.8, 2.6),
-    "efficientnet_b7": EfficientNetShape(_FIRST, 600, 2.0, 3.1),
-    "efficientnet_v2_s": EfficientNetShape(_SMALL, 384, last_channels=1280),
-    "efficientnet_v2_m": EfficientNetShape(_MEDIUM, 480, last_channels=1280),
-    "efficientnet_v2_l": EfficientNetShape(_LARGE, 480, last_channels=1280),
+EFFICIENTNETS: Mapping[str, tuple[int, dict[str, Any]]] = {
+    "efficientnet_b0": (224, {"stages": _FIRST}),
+    "efficientnet_b1": (240, {"stages": _FIRST, "depth": 1.1}),
+    "efficientnet_b2": (288, {"stages": _FIRST, "width": 1.1, "depth": 1.2}),
+    "efficientnet_b3": (300, {"stages": _FIRST, "width": 1.2, "depth": 1.4}),
+    "efficientnet_b4": (380, {"stages": _FIRST, "width": 1.4, "depth": 1.8}),
+    "efficientnet_b5": (456, {"stages": _FIRST, "width": 1.6, "depth": 2.2}),
+    "efficientnet_b6": (528, {"stages": _FIRST, "width": 1.8, "depth": 2.6}),
+    "efficientnet_b7": (600, {"stages": _FIRST, "width": 2.0, "depth": 3.1}),
+    "efficientnet_v2_s": (384, {"stages": _SMALL, "last_channels": 1280}),
+    "efficientnet_v2_m": (480, {"stages": _MEDIUM, "last_channels": 1280}),
+    "efficientnet_v2_l": (480, {"stages": _LARGE, "last_channels": 1280}),
 }
-"""Names and image sizes are those of torchvision's weights."""
+"""Image sizes of torchvision's weights, and what `efficientnet` is called with."""
 
 
-def efficientnet(name: str, *, dtype: str, image_size: int) -> Workload:
-    """Convolutional network of Tan and Le (arXiv 1905.11946, 2104.00298), torchvision's variant."""
-    shape = EFFICIENTNET_SHAPES[name]
-    stages = [_scaled(stage, shape) for stage in shape.stages]
+def efficientnet(
+    name: str,
+    *,
+    dtype: str,
+    image_size: int,
+    stages: Sequence[Stage],
+    width: float = 1.0,
+    depth: float = 1.0,
+    last_channels: int | None = None,
+) -> Workload:
+    """Convolutional network of Tan and Le (arXiv 1905.11946, 2104.00298), torchvision's variant.
+
+    `width`, `depth`: factors on the channels and on the blocks of the stages.
+    `last_channels`: before the classifier, where these are not four times those of the last stage.
+    """
+    stages = [
+        replace(
+            stage,
+            inputs=_channels(stage.inputs * width),
+            outputs=_channels(stage.outputs * width),
+            blocks=math.ceil(stage.blocks * depth),
+        )
+        for stage in stages
+    ]
     stem, image = _unit(
         "features.0", Image(3, image_size, image_size), stages[0].inputs, 3, stride=2
     )
-    parts, is_first = hand_on([stem], image.elements), True
+    parts = hand_on([stem], image.elements)
     for place, stage in enumerate(stages, start=1):
         for block in range(stage.blocks):
             own = stage if block == 0 else replace(stage, inputs=stage.outputs, stride=1)
-            added, image = _block(f"features.{place}.{block}", image, own, drops=not is_first)
-            parts, is_first = parts + hand_on(added, image.elements), False
-    last = shape.last_channels or 4 * stages[-1].outputs
+            added, image = _block(f"features.{place}.{block}", image, own, drops=len(parts) > 1)
+            parts += hand_on(added, image.elements)
+    last = last_channels or 4 * stages[-1].outputs
     top, image = _unit(f"features.{len(stages) + 1}", image, last, 1)
     pool, pooled = adaptive_pooling("avgpool", image, 1)
     head = linear(
@@ -133,28 +143,17 @@ def efficientnet(name: str, *, dtype: str, image_size: int) -> Workload:
         1,
         last,
         CLASSES,
-        parameters=weight_and_bias("classifier.1", CLASSES, last),
         vector_elements=DROPOUT_PASSES * last,
         fused_elements=ACTIVATION_PASSES * last,
         kernels=2,
         saved_bytes=float(MASK_BYTES * last),
     )
-    last_maps = [*hand_on([top], image.elements), *hand_on([pool], pooled.elements)]
     return image_model(
         name,
-        [*parts, *last_maps, head],
+        [*parts, *hand_on([top], image.elements), *hand_on([pool], pooled.elements), head],
         dtype=dtype,
         image_size=image_size,
         source="torchvision efficientnet; Tan and Le 2019, arXiv 1905.11946; 2021, 2104.00298",
-    )
-
-
-def _scaled(stage: Stage, shape: EfficientNetShape) -> Stage:
-    return replace(
-        stage,
-        inputs=_channels(stage.inputs * shape.width),
-        outputs=_channels(stage.outputs * shape.width),
-        blocks=math.ceil(stage.blocks * shape.depth),
     )
 
 
@@ -189,59 +188,49 @@ def _unit(
         relu=activation,
         residual=residual,
     )
-    layer = part.layer
-    copied = ACTIVATION_PASSES * activation + DROPPED_PASSES * (drops and residual)
-    changed = replace(
-        layer,
+    layer, falls = part.layer, drops and residual
+    copied = ACTIVATION_PASSES * activation + DROPPED_PASSES * falls
+    changed = with_work(
+        part,
         vector_bytes=layer.vector_bytes + ELEMENT_BYTES * copied * out.elements,
         saved_elements=layer.saved_elements + out.elements,
-        kernels=layer.kernels + activation + 3 * (drops and residual),
+        kernels=layer.kernels + activation + 3 * falls,
     )
-    return replace(part, layer=changed), out
+    return changed, out
 
 
 def _block(name: str, image: Image, stage: Stage, *, drops: bool) -> tuple[list[Module], Image]:
     """An inverted residual: widen, filter each channel, gate the channels, narrow, add."""
-    inner, block = _channels(stage.inputs * stage.growth), f"{name}.block"
-    grows = inner != stage.inputs
-    residual = stage.stride == 1 and stage.inputs == stage.outputs
-    if stage.fused and not grows:
-        part, out = _unit(
-            f"{block}.0",
-            image,
-            stage.outputs,
-            stage.kernel,
-            stride=stage.stride,
-            residual=residual,
-            drops=drops,
+    inner = _channels(stage.inputs * stage.growth)
+    grows, sides = inner != stage.inputs, {"kernel": stage.kernel, "stride": stage.stride}
+    last = {
+        "channels": stage.outputs,
+        "kernel": 1,
+        "residual": stage.stride == 1 and stage.inputs == stage.outputs,
+        "drops": drops,
+        "activation": False,
+    }
+    units: list[dict[str, Any] | None] = [
+        *[{"channels": inner, "kernel": 1}] * grows,
+        {"channels": inner, **sides, "groups": inner},
+        None,
+        last,
+    ]
+    if stage.fused:
+        units = (
+            [{"channels": inner, **sides}, last]
+            if grows
+            else [{**last, **sides, "activation": True}]
         )
-        return [part], out
     parts: list[Module] = []
-    if grows and not stage.fused:
-        part, image = _unit(f"{block}.0", image, inner, 1)
+    for place, unit in enumerate(units):
+        path = f"{name}.block.{place}"
+        if unit is None:
+            parts += _gate(path, image, max(1, stage.inputs // 4))
+            continue
+        part, image = _unit(path, image, **unit)
         parts.append(part)
-    part, image = _unit(
-        f"{block}.{len(parts)}",
-        image,
-        inner,
-        stage.kernel,
-        stride=stage.stride,
-        groups=1 if stage.fused else inner,
-    )
-    parts.append(part)
-    gate: list[Module] = []
-    if not stage.fused:
-        gate = _gate(f"{block}.{len(parts)}", image, max(1, stage.inputs // 4))
-    part, out = _unit(
-        f"{block}.{len(parts) + bool(gate)}",
-        image,
-        stage.outputs,
-        1,
-        activation=False,
-        residual=residual,
-        drops=drops,
-    )
-    return [*parts, *gate, part], out
+    return parts, image
 
 
 def _gate(name: str, image: Image, squeezed: int) -> list[Module]:
@@ -249,16 +238,16 @@ def _gate(name: str, image: Image, squeezed: int) -> list[Module]:
     pool, pooled = adaptive_pooling(f"{name}.avgpool", image, 1)
     first, inner = convolution(f"{name}.fc1", pooled, squeezed, 1)
     second, _ = convolution(f"{name}.fc2", inner, image.channels, 1)
-    pool = replace(pool, layer=replace(pool.layer, saved_elements=float(pooled.elements)))
-    first = replace(first, layer=replace(first.layer, saved_elements=2.0 * inner.elements))
-    moved = ELEMENT_BYTES * 2.0 * image.elements
-    layer = second.layer
-    scaled = replace(
-        layer,
+    layer, moved = second.layer, ELEMENT_BYTES * 2.0 * image.elements
+    scaled = with_work(
+        second,
         vector_bytes=layer.vector_bytes + moved,
         kernels=layer.kernels + 1,
         fused_bytes=(layer.fused_bytes or 0.0) + moved,
-        fused_kernels=layer.fused_kernels,
         saved_elements=float(image.elements + pooled.elements),
     )
-    return [pool, first, replace(second, layer=scaled)]
+    return [
+        with_work(pool, saved_elements=float(pooled.elements)),
+        with_work(first, saved_elements=2.0 * inner.elements),
+        scaled,
+    ]

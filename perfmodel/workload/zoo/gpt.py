@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
-from perfmodel.workload.model import FusedKept, Workload
-from perfmodel.workload.sample import sequence_of
-from perfmodel.workload.shards.calls import column_calls, loss_calls, norm_calls, table_calls
-from perfmodel.workload.shards.shard import WHOLE, Shard, SharedSizes, check_shard
-from perfmodel.workload.zoo.layers import (
-    ACTIVATION_PASSES,
-    ADD_PASSES,
-    DROPOUT_PASSES,
-    FUSED_LOSS_PASSES,
-    FUSED_NORM_PASSES,
-    INDEX_BYTES,
-    JOIN_PASSES,
-    LOSS_PASSES,
-    MASK_BYTES,
-    NORM_PASSES,
-    ONE_KERNEL,
-    WIDE_BYTES,
-    ActivationFunction,
-    Module,
-    Parameter,
-    assemble,
-    linear,
-    names,
-    norm_parameters,
-    numels,
-)
-from perfmodel.workload.zoo.transformer import (
-    BlockParameters,
-    BlockShape,
-    embedding,
-    pre_norm_block,
-)
+from perfmodel.workload.model import Workload
+from perfmodel.workload.shards.shard import WHOLE, Shard
+from perfmodel.workload.zoo.layers import ONE_KERNEL, ActivationFunction
+from perfmodel.workload.zoo.stack_block import AttentionNames, BlockNames, StackShape
+from perfmodel.workload.zoo.text_decoder import DecoderEnds, TextDecoderShape, text_decoder
 
 VOCABULARY = 50257
 
@@ -65,11 +39,24 @@ class GptShape:
 
 
 GPT2 = "Hugging Face GPT2LMHeadModel; Radford et al. 2019, table 2"
-GPT3 = "GPT-2's tensors at the sizes of Brown et al. 2020 (arXiv 2005.14165), table 2.1"
-
-MEGATRON = (
-    "GPT-2's tensors at the sizes of Narayanan et al. 2021 (arXiv 2104.04473), table 1, and of "
-    "Korthikanti et al. 2022 (arXiv 2205.05198), table 3"
+SOURCES = {
+    "megatron": "GPT-2's tensors at the sizes of Narayanan et al. 2021 (arXiv 2104.04473), table "
+    "1, and of Korthikanti et al. 2022 (arXiv 2205.05198), table 3",
+    "gpt3": "GPT-2's tensors at the sizes of Brown et al. 2020 (arXiv 2005.14165), table 2.1",
+}
+"""Of models whose names begin so; others are Hugging Face's."""
+GPT_BLOCK = BlockNames(
+    attention=AttentionNames(("attn.c_attn",), "attn.c_proj", "ln_1"),
+    widen="mlp.c_fc",
+    narrow="mlp.c_proj",
+    norm="ln_2",
+    registered=("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"),
+    layers=("qkv", "attention", "projection", "widen", "narrow"),
+    transposed=True,
+)
+"""Hugging Face's Conv1D keeps its weight as (input, output)."""
+GPT_ENDS = DecoderEnds(
+    "wte", "h", "ln_f", positions="wpe", first_layer="embeddings", keeps_rows=False
 )
 
 
@@ -129,115 +116,28 @@ def gpt(
     `dropout`: of what joins the stream; of embeddings and scores, too, unless stated.
     `shard`: which part of it a rank holds.
     """
-    shape, s = shape or SHAPES[name], sequence_length
-    h, heads = shape.width, shape.heads
-    check_shard(shard, SharedSizes(name, heads, heads, shape.wide, shape.vocabulary, s))
-    block = BlockShape(
-        s,
-        h,
-        heads,
+    shape = shape or SHAPES[name]
+    block = StackShape(
+        shape.width,
+        shape.heads,
         shape.wide,
+        GPT_BLOCK,
         causal=True,
-        dropout=dropout,
-        shard=shard,
-        score_dropout=score_dropout,
         activation=shape.activation,
+        dropout=dropout,
+        score_dropout=dropout if score_dropout is None else score_dropout,
+        wide_scores=False,
+        held=0.0,
     )
-    first_dropout = dropout if embedding_dropout is None else embedding_dropout
-    parts = [_embeddings(shape, replace(block, dropout=first_dropout))]
-    for number in range(shape.layers):
-        parameters = _block_parameters(f"h.{number}", h, shape.wide, shard.tensor)
-        parts += pre_norm_block(f"h.{number}", block, parameters)
-    parts.append(_head(block, shard.padded(shape.vocabulary), untied=shape.untied))
-    return assemble(
-        name,
-        parts,
-        dtype=dtype,
-        sample=sequence_of(s),
-        source=_source(name),
-        input_elements=s,
-        output_elements=s * shape.vocabulary,
-        shard=shard,
-        stream_elements=float(shard.stream_tokens(s) * h),
+    decoder = TextDecoderShape(
+        shape.layers,
+        shape.vocabulary,
+        block,
+        GPT_ENDS,
+        tied=not shape.untied,
+        positions=shape.positions,
+        embedding_dropout=dropout if embedding_dropout is None else embedding_dropout,
     )
-
-
-def _embeddings(shape: GptShape, block: BlockShape) -> Module:
-    """Gather rows of both tables, add them, drop some of the sum."""
-    shard, h = block.shard, shape.width
-    own_vocabulary = shard.padded(shape.vocabulary) // shard.tensor
-    rows, own = shard.map_tokens(block.tokens), shard.stream_tokens(block.tokens)
-    tables: tuple[Parameter, ...] = (
-        ("wte.weight", (own_vocabulary, h)),
-        ("wpe.weight", (shape.positions, h)),
-    )
-    # rows read and written twice, added, dropped out
-    gathered = float((2 * ACTIVATION_PASSES + ADD_PASSES) * rows * h)
-    gathered += block.dropout * DROPOUT_PASSES * own * h
-    return embedding(
-        "embeddings",
-        tables,
-        ("wpe.weight", "wte.weight"),
-        vector_elements=gathered,
-        fused_elements=float(JOIN_PASSES * rows * h),
-        saved_bytes=float(2 * INDEX_BYTES * rows + block.dropout * MASK_BYTES * own * h),
-        kernels=3 + block.dropout,
-        calls=table_calls(shard, rows * h, whole_first=True),
-    )
-
-
-def _head(block: BlockShape, vocabulary: int, *, untied: bool) -> Module:
-    """Last norm, logits and loss of a rank's part of the vocabulary, or of all of it."""
-    shard, h = block.shard, block.width
-    rows, own = shard.map_tokens(block.tokens), shard.stream_tokens(block.tokens)
-    own_vocabulary, norm = vocabulary // shard.tensor, norm_parameters("ln_f", h)
-    head: tuple[Parameter, ...] = (("lm_head.weight", (own_vocabulary, h)),) * untied
-    scored = rows * (own_vocabulary if shard.parallel_loss else vocabulary)
-    return linear(
-        "lm_head",
-        rows,
-        h,
-        own_vocabulary,
-        parameters=norm + head,
-        ready=names(head) + names(norm),
-        norm_elements=NORM_PASSES * own * h,
-        vector_elements=LOSS_PASSES * scored,
-        wide_elements=float(LOSS_PASSES * scored),
-        fused_elements=FUSED_NORM_PASSES * own * h + FUSED_LOSS_PASSES * scored,
-        saved_elements=float(shard.kept_tokens(block.tokens) * h),
-        stream_elements=float(own * h),
-        saved_bytes=float(WIDE_BYTES * scored),
-        kernels=5,
-        fused_kept=FusedKept(float(shard.kept_tokens(block.tokens) * h + scored), float(own * h)),
-        calls=column_calls(shard, rows * h)
-        + loss_calls(shard, rows, vocabulary)
-        + norm_calls(shard, numels(norm)),
-    )
-
-
-def _source(name: str) -> str:
-    if name.startswith("megatron"):
-        return MEGATRON
-    return GPT3 if name.startswith("gpt3") else GPT2
-
-
-def _block_parameters(prefix: str, h: int, wide: int, ranks: int) -> BlockParameters:
-    """Hugging Face's Conv1D keeps its weight as (input, output).
-
-    `ranks`: that share a map; its bias is added to whole results of rows by each.
-    """
-
-    def mapped(name: str, inputs: int, outputs: int) -> tuple[Parameter, ...]:
-        return (
-            (f"{prefix}.{name}.weight", (inputs, outputs)),
-            (f"{prefix}.{name}.bias", (outputs,)),
-        )
-
-    return BlockParameters(
-        first_norm=norm_parameters(f"{prefix}.ln_1", h),
-        qkv=mapped("attn.c_attn", h, 3 * h // ranks),
-        projection=mapped("attn.c_proj", h // ranks, h),
-        second_norm=norm_parameters(f"{prefix}.ln_2", h),
-        widen=mapped("mlp.c_fc", h, wide // ranks),
-        narrow=mapped("mlp.c_proj", wide // ranks, h),
-    )
+    source = next((SOURCES[start] for start in SOURCES if name.startswith(start)), GPT2)
+    sizes: dict[str, Any] = {"dtype": dtype, "sequence_length": sequence_length, "shard": shard}
+    return text_decoder(name, shape=decoder, source=source, **sizes)

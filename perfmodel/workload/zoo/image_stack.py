@@ -1,25 +1,32 @@
-"""Vision transformers with Hugging Face's tensors: patches of an image, a token for its class."""
+"""Vision transformers of Hugging Face and torchvision: patches, and a token for the class."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.workload.kernels.shapes import MatrixProduct
 from perfmodel.workload.model import Workload
 from perfmodel.workload.sample import Sample
-from perfmodel.workload.zoo.image_layers import Image, convolution
+from perfmodel.workload.zoo.image_layers import CLASSES, Image, convolution, image_model
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
     DROPOUT_PASSES,
+    FUSED_NORM_PASSES,
     JOIN_PASSES,
     MASK_BYTES,
+    NORM_PASSES,
     Module,
     Parameter,
     assemble,
     linear,
+    names,
     names_reversed,
+    norm_parameters,
+    renamed,
     weight_and_bias,
+    with_work,
 )
 from perfmodel.workload.zoo.stack_block import (
     AttentionNames,
@@ -27,8 +34,7 @@ from perfmodel.workload.zoo.stack_block import (
     StackShape,
     stack_blocks,
 )
-from perfmodel.workload.zoo.stack_ends import last_norm
-from perfmodel.workload.zoo.transformer import embedding
+from perfmodel.workload.zoo.transformer import embedding, last_norm
 
 VIT_BLOCK = BlockNames(
     attention=AttentionNames(
@@ -80,6 +86,81 @@ VIT_SHAPES = {
 }
 """google on huggingface.co, with ImageNet's classes; Dosovitskiy et al. 2020 (arXiv 2010.11929),
 table 1. (Of the largest only the model without them is published, as its in21k.)"""
+
+
+TORCHVISION_BLOCK = BlockNames(
+    attention=AttentionNames(("self_attention.in_proj",), "self_attention.out_proj", "ln_1"),
+    widen="mlp.0",
+    narrow="mlp.3",
+    norm="ln_2",
+    registered=(
+        "ln_1",
+        "self_attention.in_proj",
+        "self_attention.out_proj",
+        "ln_2",
+        "mlp.0",
+        "mlp.3",
+    ),
+    layers=("qkv", "attention", "projection", "widen", "narrow"),
+)
+VIT_B_16 = ImageShape(
+    12, 16, 224, StackShape(768, 12, 3072, TORCHVISION_BLOCK, wide_scores=False, held=0.0)
+)
+"""ViT-B/16 of torchvision."""
+
+
+def vit_b_16(*, dtype: str, image_size: int) -> Workload:
+    """ViT-B/16 of torchvision; `image_size` also sets the length of the position embedding.
+
+    Raises `InputError`: the image size is no multiple of the patch.
+    """
+    shape, h = VIT_B_16, VIT_B_16.block.width
+    tokens, image = image_tokens(shape, image_size), Image(3, image_size, image_size)
+    cut, _ = convolution("conv_proj", image, h, shape.patch, stride=shape.patch, relu=False)
+    # the class token belongs to the model itself and is registered before all modules
+    token: Parameter = ("class_token", (1, 1, h))
+    table: tuple[Parameter, ...] = (token, ("encoder.pos_embedding", (1, tokens, h)))
+    blocks, _ = stack_blocks("encoder.layers.encoder_layer", shape.layers, shape.block, tokens)
+    norm, head = norm_parameters("encoder.ln", h), weight_and_bias("heads.head", CLASSES, h)
+    parts = [
+        cut,
+        class_and_positions(table[1][0], table, tokens, h, dropout=False, indexed=False),
+        *map(_as_torchvision, blocks),
+        linear(
+            "heads.head",
+            1,
+            h,
+            CLASSES,
+            parameters=norm + head,
+            ready=names_reversed(head) + names(norm),
+            norm_elements=NORM_PASSES * tokens * h,
+            fused_elements=FUSED_NORM_PASSES * tokens * h,
+            saved_elements=float(tokens * h),
+            kernels=2,
+        ),
+    ]
+    rest = [each for part in parts for each in part.parameters if each != token]
+    return image_model(
+        "vit-b-16",
+        parts,
+        dtype=dtype,
+        image_size=image_size,
+        source="torchvision vit_b_16; Dosovitskiy et al. 2020, arXiv 2010.11929",
+        registered=[token, *rest],
+    )
+
+
+def _as_torchvision(part: Module) -> Module:
+    """Rename a part; the sum of gradients for ``in_proj_bias`` is not counted."""
+    matrix = part.layer.matrix
+    if isinstance(matrix, MatrixProduct) and part.layer.name.endswith(".qkv"):
+        part = with_work(part, matrix=replace(matrix, has_bias=False))
+    return renamed(
+        part,
+        lambda name: name.replace("encoder_layer.", "encoder_layer_").replace(
+            "in_proj.", "in_proj_"
+        ),
+    )
 
 
 def vit(name: str, *, dtype: str, image_size: int, shape: ImageShape | None = None) -> Workload:
@@ -149,9 +230,9 @@ def patches(name: str, shape: ImageShape, image_size: int, *, bias: bool) -> Mod
     module, _ = convolution(
         name, image, shape.block.width, shape.patch, stride=shape.patch, relu=False
     )
-    layer = replace(module.layer, saved_elements=float(image.elements))
     own = module.parameters if bias else module.parameters[:1]
-    return Module(layer, own, tuple(parameter for parameter, _ in own))
+    kept = with_work(module, saved_elements=float(image.elements))
+    return replace(kept, parameters=own, ready=names(own))
 
 
 def class_and_positions(

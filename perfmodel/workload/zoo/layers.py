@@ -11,7 +11,7 @@ Memory traffic counts passes over a tensor: a pass reads or writes each element 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -119,6 +119,20 @@ class Module:
     of_experts: frozenset[str] = frozenset()
 
 
+def with_work(part: Module, **changes: Any) -> Module:
+    """Return a part whose layer differs in some fields."""
+    return replace(part, layer=replace(part.layer, **changes))
+
+
+def renamed(part: Module, rename: Callable[[str], str]) -> Module:
+    """Return a part whose layer and parameters have other names."""
+    return replace(
+        with_work(part, name=rename(part.layer.name)),
+        parameters=tuple((rename(name), shape) for name, shape in part.parameters),
+        ready=tuple(map(rename, part.ready)),
+    )
+
+
 def weight_and_bias(prefix: str, *weight: int, bias: bool = True) -> tuple[Parameter, ...]:
     """Parameters of a linear map or convolution whose first dimension is its output."""
     parameters = ((f"{prefix}.weight", weight), (f"{prefix}.bias", weight[:1]))
@@ -151,7 +165,7 @@ def linear(
     inputs: int,
     outputs: int,
     *,
-    parameters: tuple[Parameter, ...],
+    parameters: tuple[Parameter, ...] | None = None,
     ready: tuple[str, ...] | None = None,
     vector_elements: float = 0.0,
     norm_elements: float = 0.0,
@@ -165,12 +179,13 @@ def linear(
     saved_bytes: float = 0.0,
     fused_kept: FusedKept | None = None,
     kernels: int = 1,
+    gradients: int = 2,
     calls: tuple[LayerCall, ...] = (),
 ) -> Module:
     """One matrix product of every token with a weight, and the element-wise work around it.
 
     `tokens`, `inputs`, `outputs`: of one sample: rows, columns before and after.
-    `parameters`: in registration order.
+    `parameters`: in registration order; those of a map with a bias if not given.
     `ready`: ready order; the reverse of `parameters` if not given.
     `vector_elements`: element passes of the other kernels, per sample.
     `norm_elements`: those of normalisations over rows, beside `vector_elements`.
@@ -181,8 +196,10 @@ def linear(
         (see `Layer`).
     `fused_kept`: instead of these where a compiler fuses (see `Layer`).
     `kernels`: with the matrix product.
+    `gradients`: products of its backward (see `Layer`).
     `calls`: collectives among the ranks that share it.
     """
+    parameters = weight_and_bias(name, outputs, inputs) if parameters is None else parameters
     layer = Layer(
         name=name,
         matmul_flops=2.0 * tokens * inputs * outputs,
@@ -202,6 +219,7 @@ def linear(
         fused_bytes=ELEMENT_BYTES * fused_elements,
         fused_kernels=1 + (fused_elements > 0),
         fused_kept=fused_kept,
+        gradients=gradients,
         calls=calls,
     )
     return Module(layer, parameters, names_reversed(parameters) if ready is None else ready)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from perfmodel.workload.model import FusedKept, Workload
+from perfmodel.workload.model import FusedKept, Layer, Workload
 from perfmodel.workload.sample import sequence_of
 from perfmodel.workload.shards.calls import (
     column_calls,
@@ -36,6 +36,7 @@ from perfmodel.workload.zoo.layers import (
     names,
     numels,
     weight_and_bias,
+    with_work,
 )
 from perfmodel.workload.zoo.transformer import attention, embedding
 
@@ -200,27 +201,20 @@ def _final_norm(stack: str, all_tokens: int, shape: T5Shape, shard: Shard) -> Mo
     width, tokens = shape.width, shard.stream_tokens(all_tokens)
     parameters = weight_and_bias(f"{stack}.final_layer_norm", width, bias=False)
     normed = RMS_NORM_PASSES * tokens * width
-    dropped = shape.dropout * DROPOUT_PASSES * tokens * width
-    part = embedding(
+    layer = Layer(
         f"{stack}.final_layer_norm",
-        parameters,
-        names(parameters),
-        vector_elements=normed + dropped,
-        fused_elements=float((FUSED_NORM_PASSES + ACTIVATION_PASSES) * tokens * width),
+        vector_bytes=ELEMENT_BYTES * (normed + shape.dropout * DROPOUT_PASSES * tokens * width),
+        norm_bytes=float(ELEMENT_BYTES * normed),
+        wide_norm=True,
+        fused_bytes=float(ELEMENT_BYTES * (FUSED_NORM_PASSES + ACTIVATION_PASSES) * tokens * width),
+        narrow_elements=float(tokens * width),
         stream_elements=float(tokens * width),
         saved_bytes=float((WIDE_BYTES + shape.dropout * MASK_BYTES) * tokens * width)
         + float(WIDE_BYTES * tokens),
         kernels=RMS_NORM_KERNELS + shape.dropout,
         calls=norm_calls(shard, numels(parameters)),
     )
-    layer = replace(
-        part.layer,
-        weight_elements=0.0,
-        norm_bytes=float(ELEMENT_BYTES * normed),
-        wide_norm=True,
-        narrow_elements=float(tokens * width),
-    )
-    return replace(part, layer=layer)
+    return Module(layer, parameters, names(parameters))
 
 
 def _head(targets: int, shape: T5Shape, shard: Shard) -> Module:
@@ -368,8 +362,7 @@ def _attention(
     bias = heads * tokens * keys * (first or not crossed)  # zeros, once for all, where crossed
     # a causal mask of the bias is kept by each block; indices of the table by the first
     once = MASK_BYTES * tokens * keys * causal + INDEX_BYTES * tokens * keys * (first > crossed)
-    layer = replace(attended.layer, bias_elements=float(bias), once_bytes=float(once))
-    attended = replace(attended, layer=layer)
+    attended = with_work(attended, bias_elements=float(bias), once_bytes=float(once))
     if first and not crossed:
         table = weight_and_bias(f"{name}.relative_attention_bias", shape.buckets, heads, bias=False)
         attended = replace(attended, parameters=table, ready=names(table))

@@ -14,7 +14,7 @@ from perfmodel.workload.zoo.stack_block import (
     StackShape,
     stack_blocks,
 )
-from perfmodel.workload.zoo.stack_ends import token_tables, vocabulary_head
+from perfmodel.workload.zoo.transformer import token_tables, vocabulary_head
 
 NEOX_BLOCK = BlockNames(
     attention=AttentionNames(("attention.query_key_value",), "attention.dense", "input_layernorm"),
@@ -79,6 +79,8 @@ class DecoderEnds:
 
     `embedding`, `positions`: tables of tokens and of positions ("": rotary ones).
     `norm`, `head`: what follows the blocks; `norm_first`: whether the norm is registered before.
+    `first_layer`: name of the layer that gathers embeddings; "": that of their table.
+    `keeps_rows`: whether mean and deviation of each row count among what the last norm keeps.
     """
 
     embedding: str
@@ -87,6 +89,8 @@ class DecoderEnds:
     head: str = "lm_head"
     positions: str = ""
     norm_first: bool = False
+    first_layer: str = ""
+    keeps_rows: bool = True
 
 
 NEOX_ENDS = DecoderEnds("gpt_neox.embed_in", "gpt_neox.layers", "gpt_neox.final_layer_norm")
@@ -144,7 +148,7 @@ def text_decoder(
     if ends.positions:
         tables += ((f"{ends.positions}.weight", (shape.positions, h)),)
     first = token_tables(
-        ends.embedding,
+        ends.first_layer or ends.embedding,
         tables,
         s,
         h,
@@ -163,6 +167,7 @@ def text_decoder(
         tied=shape.tied,
         biased=shape.biased_head,
         wide_loss=shape.wide_loss,
+        keeps_rows=ends.keeps_rows,
         shard=shard,
     )
     rest = [parameter for parameter in last.parameters if parameter not in norm]

@@ -20,7 +20,6 @@ from perfmodel.workload.zoo.layers import (
     MASK_BYTES,
     Module,
     linear,
-    weight_and_bias,
 )
 
 HIDDEN = 4096
@@ -112,7 +111,6 @@ def _classified(
             1,
             inputs,
             outputs,
-            parameters=weight_and_bias(name, outputs, inputs),
             vector_elements=relu * ACTIVATION_PASSES * outputs
             + dropout[step] * DROPOUT_PASSES * inputs,
             saved_elements=relu * outputs + dropout[step] * inputs,
