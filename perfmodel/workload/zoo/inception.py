@@ -49,6 +49,7 @@ INCEPTION_B = (
 
 
 def inception_c(width: int) -> tuple[Branch, ...]:
+    """Return branches with kernels of seven places, whose inner maps are as wide as stated."""
     flat, tall = ((1, 7), 1, (0, 3)), ((7, 1), 1, (3, 0))
     return (
         _line(("branch1x1", 192, 1, 1, 0)),
