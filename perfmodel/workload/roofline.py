@@ -20,7 +20,7 @@ from typing import Literal
 
 import numpy as np
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import allowed_names, failed, raise_faults
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.compute_spread import roofline_factors
 from perfmodel.workload.kernels.device import kernel_constants
@@ -109,12 +109,13 @@ def layer_times(
     """
     _check_arguments(workload, gpu, batch, precision, matmul_efficiency, memory_efficiency)
     _check_blocks(workload, bool(fused_attention))
-    if compiled and not any(
+    fuses = any(
         layer.fused_bytes is not None or (layer.score_elements and not fused_attention)
         for layer in workload.layers
-    ):
-        model_text = f"true for {workload.name!r}, whose file does not state what can be fused"
-        raise InputError(Fault("compiled", model_text, "false, or a model of the zoo"))
+    )
+    text = f"true for {workload.name!r}, whose file does not state what can be fused"
+    allowed = "false, or a model of the zoo"
+    raise_faults(failed((compiled and not fuses, "compiled", text, allowed)))
     gpu = _with_efficiencies(gpu, precision, matmul_efficiency, memory_efficiency)
     pricing = make_pricing(
         gpu,
@@ -186,10 +187,9 @@ def _check_blocks(workload: Workload, fused_attention: bool) -> None:
     Transformer Engine and torch have rings and gathers of fused kernels alone, whose sums of rows
     join the blocks.
     """
-    shard = workload.shard
-    if shard.context > 1 and shard.context_kind != "ulysses" and not fused_attention:
-        allowed = f"true with context_kind: {shard.context_kind}"
-        raise InputError(Fault("fused_attention", "false", allowed))
+    shard, allowed = workload.shard, f"true with context_kind: {workload.shard.context_kind}"
+    splits = shard.context > 1 and shard.context_kind != "ulysses"
+    raise_faults(failed((splits and not fused_attention, "fused_attention", "false", allowed)))
 
 
 def _with_efficiencies(gpu: Gpu, precision: str, matmul: float | None, memory: float | None) -> Gpu:
@@ -232,25 +232,42 @@ def _check_arguments(
     matmul: float | None,
     memory: float | None,
 ) -> None:
-    faults = []
-    if not any(layer.matmul_flops or layer.vector_bytes for layer in workload.layers):
-        model_text = f"{workload.name!r}, whose file states no work per layer"
-        allowed = (
-            "a model of the zoo, a shape (model.transformer) or a configuration (model.config), "
-            "or a file with times or matmul_flops per layer"
-        )
-        faults.append(Fault("model", model_text, allowed))
-    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-        faults.append(Fault("batch", repr(batch), "a whole number of samples above zero"))
+    allowed = (
+        "a model of the zoo, a shape (model.transformer) or a configuration (model.config), "
+        "or a file with times or matmul_flops per layer"
+    )
     supported = [name for name in gpu.peak_flops if name in gpu.matmul_efficiency]
-    if precision not in supported:
-        allowed = f"{allowed_names(supported)}, which {gpu.name} has"
-        faults.append(Fault("precision", repr(precision), allowed))
-    for field, value in (("matmul_efficiency", matmul), ("memory_efficiency", memory)):
-        if value is not None and not 0 < value <= 1:
-            faults.append(Fault(field, repr(value), "a fraction above 0 and up to 1"))
-    if faults:
-        raise InputError(faults)
+    shares = (("matmul_efficiency", matmul), ("memory_efficiency", memory))
+    checks = [
+        (
+            not any(layer.matmul_flops or layer.vector_bytes for layer in workload.layers),
+            "model",
+            f"{workload.name!r}, whose file states no work per layer",
+            allowed,
+        ),
+        (
+            isinstance(batch, bool) or not isinstance(batch, int) or batch < 1,
+            "batch",
+            repr(batch),
+            "a whole number of samples above zero",
+        ),
+        (
+            precision not in supported,
+            "precision",
+            repr(precision),
+            f"{allowed_names(supported)}, which {gpu.name} has",
+        ),
+        *(
+            (
+                value is not None and not 0 < value <= 1,
+                field,
+                repr(value),
+                "a fraction above 0 and up to 1",
+            )
+            for field, value in shares
+        ),
+    ]
+    raise_faults(failed(*checks))
 
 
 def by_first_flash(workload: Workload, times: LayerTimes) -> LayerTimes:

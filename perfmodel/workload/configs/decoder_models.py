@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+from perfmodel.errors import Fault, failed, raise_faults
 from perfmodel.workload.configs.family import (
     LONGEST_DEFAULT,
     Family,
-    Finding,
     divides,
     heads_divide,
     is_on,
-    raise_findings,
     rotary_share,
 )
 from perfmodel.workload.zoo.buildable import Buildable
@@ -86,7 +85,14 @@ def expert_model(name: str, stated: SimpleNamespace, family: Family) -> Buildabl
     """Return the decoder of experts of a configuration."""
     config = _with_unstated(stated)
     routed = _routed_shape(config, family)
-    raise_findings(_routed_findings(config, routed))
+    dense, layers = routed.dense_first, config.num_hidden_layers
+    allowed = f"0 to {layers - 1}: the last layer has experts"
+    raise_faults(
+        [
+            *failed((not 0 <= dense < layers, "first_k_dense_replace", str(dense), allowed)),
+            *choice_faults(routed, "num_experts_per_tok", "n_group", "topk_group"),
+        ]
+    )
     shape = ExpertShape(decoder_shape(config, family), routed, _latent_shape(config))
     make = partial(expert_decoder, name, shape=shape, family=family.name)
     default = min(shape.decoder.positions, LONGEST_DEFAULT)
@@ -106,7 +112,7 @@ def decoder_shape(config: SimpleNamespace, family: Family) -> DecoderShape:
 
     Raises `InputError`: heads that do not divide.
     """
-    raise_findings(_head_findings(config))
+    raise_faults(_head_faults(config))
     follows = {
         "biased_attention": config.attention_bias,
         "biased_output": config.attention_bias,
@@ -207,41 +213,42 @@ def _latent_shape(config: SimpleNamespace) -> LatentShape | None:
     )
 
 
-def _head_findings(config: SimpleNamespace) -> Iterator[Finding]:
-    """Find heads that do not divide, and lists of layers that are too long or too short."""
+def _head_faults(config: SimpleNamespace) -> list[Fault]:
+    """Return faults of heads that do not divide, and of lists of layers of another length."""
     heads, pairs = config.num_attention_heads, config.num_key_value_heads
-    if config.head_dim is None:
-        yield from heads_divide(config.hidden_size, heads)
-    if pairs is not None:
-        yield from divides(heads, pairs, "num_key_value_heads", "the heads of queries")
-    kinds = config.layer_types
-    if kinds is not None and len(kinds) != config.num_hidden_layers:
-        allowed = f"one kind for each of the {config.num_hidden_layers} layers"
-        yield "layer_types", f"{len(kinds)} kinds", allowed
+    kinds, layers = config.layer_types or (), config.num_hidden_layers
+    of_width = heads_divide(config.hidden_size, heads) if config.head_dim is None else []
+    return [
+        *of_width,
+        *divides(heads, pairs or 1, "num_key_value_heads", "the heads of queries"),
+        *failed(
+            (
+                config.layer_types is not None and len(kinds) != layers,
+                "layer_types",
+                f"{len(kinds)} kinds",
+                f"one kind for each of the {layers} layers",
+            )
+        ),
+    ]
 
 
-def _routed_findings(config: SimpleNamespace, routed: RoutedShape) -> Iterator[Finding]:
-    """Find layers without experts to the last, too many experts a token, uneven groups."""
-    dense, layers = routed.dense_first, config.num_hidden_layers
-    if not 0 <= dense < layers:
-        yield "first_k_dense_replace", str(dense), f"0 to {layers - 1}: the last layer has experts"
-    yield from choice_findings(routed, "num_experts_per_tok", "n_group", "topk_group")
-
-
-def choice_findings(
-    routed: RoutedShape, top_k: str, groups: str, top_groups: str
-) -> Iterator[Finding]:
-    """Find tokens that take more experts than they may, and groups that do not divide the experts.
+def choice_faults(routed: RoutedShape, top_k: str, groups: str, top_groups: str) -> list[Fault]:
+    """Return faults of tokens that take more experts than they may, and of uneven groups.
 
     `top_k`, `groups`, `top_groups`: the fields that state them.
     """
-    experts, allowed = routed.experts, "the experts of a layer"
-    if experts % routed.groups:
-        yield groups, str(routed.groups), f"a divisor of the {experts} experts"
-    elif routed.top_groups > routed.groups:
-        yield top_groups, str(routed.top_groups), f"at most the {routed.groups} groups"
-    elif routed.groups > 1:
-        experts = experts // routed.groups * routed.top_groups
-        allowed = f"the experts of {routed.top_groups} of {routed.groups} groups"
-    if routed.top_k > experts:
-        yield top_k, str(routed.top_k), f"at most {experts}, {allowed}"
+    uneven, chosen = routed.experts % routed.groups, routed.top_groups
+    most, allowed = routed.experts, "the experts of a layer"
+    if not uneven and routed.groups > 1 and chosen <= routed.groups:
+        most = routed.experts // routed.groups * chosen
+        allowed = f"the experts of {chosen} of {routed.groups} groups"
+    return failed(
+        (uneven, groups, str(routed.groups), f"a divisor of the {routed.experts} experts"),
+        (
+            not uneven and chosen > routed.groups,
+            top_groups,
+            str(chosen),
+            f"at most the {routed.groups} groups",
+        ),
+        (routed.top_k > most, top_k, str(routed.top_k), f"at most {most}, {allowed}"),
+    )

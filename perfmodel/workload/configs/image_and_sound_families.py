@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
+from perfmodel.errors import Fault, raise_faults
 from perfmodel.workload.configs.family import (
     Family,
-    Finding,
     Function,
     Rate,
     contract,
     divides,
     heads_divide,
     is_on,
-    raise_findings,
 )
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.clip import CLIP_BLOCK, ClipShape, clip
@@ -30,7 +29,7 @@ from perfmodel.workload.zoo.whisper import DECODER_BLOCK, WHISPER_BLOCK, Whisper
 
 def vit_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
     """Return the model of a configuration of ViT: a classifier, or the encoder with a pooler."""
-    raise_findings(_image_findings(config))
+    raise_faults(_image_faults(config))
     block = StackShape(
         config.hidden_size,
         config.num_attention_heads,
@@ -59,7 +58,7 @@ def clip_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable
     """Return the model of a configuration of CLIP: both of its stacks."""
     images, texts = config.vision_config, config.text_config
     text_heads = heads_divide(texts.hidden_size, texts.num_attention_heads, "text_config.")
-    raise_findings(chain(_image_findings(images, "vision_config."), text_heads))
+    raise_faults([*_image_faults(images, "vision_config."), *text_heads])
     image_block, text_block = (
         StackShape(
             part.hidden_size,
@@ -90,17 +89,22 @@ def clip_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable
     return Buildable(name, partial(clip, name, shape=shape), images.image_size, "image")
 
 
-def _image_findings(config: Any, section: str = "") -> Iterator[Finding]:
-    """Find heads and patches that do not divide; `section`: of the file, with a point after it."""
-    yield from heads_divide(config.hidden_size, config.num_attention_heads, section)
+def _image_faults(config: Any, section: str = "") -> list[Fault]:
+    """Return faults of heads and patches that do not divide.
+
+    `section`: of the file, with a point after it.
+    """
     field = f"{section}patch_size"
-    yield from divides(config.image_size, config.patch_size, field, "the image size")
+    return [
+        *heads_divide(config.hidden_size, config.num_attention_heads, section),
+        *divides(config.image_size, config.patch_size, field, "the image size"),
+    ]
 
 
 def whisper_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable:
     """Return the model of a configuration of Whisper."""
     width = config.d_model
-    raise_findings(
+    raise_faults(
         chain.from_iterable(
             divides(width, getattr(config, field), field, "d_model")
             for field in ("encoder_attention_heads", "decoder_attention_heads")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from perfmodel.errors import Fault, raise_faults
 from perfmodel.scenario.sections.model import TransformerSection, transformer_findings
-from perfmodel.workload.configs.family import LONGEST_DEFAULT, raise_findings
+from perfmodel.workload.configs.family import LONGEST_DEFAULT
 from perfmodel.workload.model import Workload
 from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.zoo.buildable import Buildable
@@ -27,7 +28,7 @@ def transformer_model(section: TransformerSection, name: str | None = None) -> B
 
     Raises `InputError`: sizes that do not fit each other; fields as in the section.
     """
-    raise_findings(transformer_findings(section))
+    raise_faults(Fault(*finding) for finding in transformer_findings(section))
     shape, title = section_shape(section), name or "transformer"
     if section.experts is None:
         return Buildable(title, partial(_dense, title, shape), LONGEST_DEFAULT)

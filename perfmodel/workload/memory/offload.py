@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, failed, raise_faults
 from perfmodel.workload.memory.blocks import repeated_blocks
 from perfmodel.workload.model import LayerTimes, Workload
 
@@ -27,12 +27,18 @@ def check_offload(workload: Workload, offload: Offload) -> None:
     """Raise InputError where there is nothing to offload block by block."""
     if offload == "none":
         return
-    if len(repeated_blocks(workload)) < 2:
-        text = f"{offload!r} for {workload.name!r}, which has no repeated blocks"
-        raise InputError(Fault("offload_activations", text, "'none'"))
-    if not workload.states_activations:
-        text = f"{offload!r} for {workload.name!r}, of which no activations are known"
-        raise InputError(Fault("offload_activations", text, "'none', or activations of each layer"))
+    text, allowed = f"{offload!r} for {workload.name!r}", "'none', or activations of each layer"
+    blocks = len(repeated_blocks(workload))
+    faults = failed(
+        (blocks < 2, "offload_activations", f"{text}, which has no repeated blocks", "'none'"),
+        (
+            blocks > 1 and not workload.states_activations,
+            "offload_activations",
+            f"{text}, of which no activations are known",
+            allowed,
+        ),
+    )
+    raise_faults(faults)
 
 
 def add_offload(
