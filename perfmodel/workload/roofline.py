@@ -14,7 +14,7 @@ is copied first; where TF32 would lose by that, cuDNN's fp32 kernels are taken.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -26,9 +26,8 @@ from perfmodel.workload.compute_spread import roofline_factors
 from perfmodel.workload.kernels.device import kernel_constants
 from perfmodel.workload.kernels.float8_layers import check_float8, float8_layers
 from perfmodel.workload.kernels.float8_recipe import Float8, wide_precision
-from perfmodel.workload.kernels.kernel_times import elementwise_s
+from perfmodel.workload.kernels.kernel_times import KernelCost, elementwise_s
 from perfmodel.workload.layer_cost import (
-    LayerCost,
     layer_cost,
     make_pricing,
     matrix_seconds,
@@ -40,7 +39,7 @@ from perfmodel.workload.memory.optimizer_states import (
     optimizer_bytes,
     optimizer_launches,
 )
-from perfmodel.workload.model import LayerTimes, Workload
+from perfmodel.workload.model import LayerTimes, Workload, scaled_fields
 
 
 def layer_times(
@@ -116,7 +115,12 @@ def layer_times(
     text = f"true for {workload.name!r}, whose file does not state what can be fused"
     allowed = "false, or a model of the zoo"
     raise_faults(failed((compiled and not fuses, "compiled", text, allowed)))
-    gpu = _with_efficiencies(gpu, precision, matmul_efficiency, memory_efficiency)
+    of_precision = {precision: matmul_efficiency or gpu.matmul_efficiency[precision]}
+    gpu = replace(
+        gpu,
+        matmul_efficiency={**gpu.matmul_efficiency, **of_precision},
+        memory_efficiency=memory_efficiency or gpu.memory_efficiency,
+    )
     pricing = make_pricing(
         gpu,
         batch,
@@ -174,7 +178,7 @@ def layer_times(
 
 
 def _narrow_share(
-    costs: Sequence[LayerCost], products: Sequence[tuple[float, float]], narrow: Collection[int]
+    costs: Sequence[KernelCost], products: Sequence[tuple[float, float]], narrow: Collection[int]
 ) -> float:
     """Share of a micro-batch that multiplies in fp8."""
     total_s = sum(cost.forward_s + cost.backward_s for cost in costs)
@@ -192,15 +196,6 @@ def _check_blocks(workload: Workload, fused_attention: bool) -> None:
     raise_faults(failed((splits and not fused_attention, "fused_attention", "false", allowed)))
 
 
-def _with_efficiencies(gpu: Gpu, precision: str, matmul: float | None, memory: float | None) -> Gpu:
-    of_precision = {precision: matmul or gpu.matmul_efficiency[precision]}
-    return replace(
-        gpu,
-        matmul_efficiency={**gpu.matmul_efficiency, **of_precision},
-        memory_efficiency=memory or gpu.memory_efficiency,
-    )
-
-
 def step_s(times: LayerTimes) -> float:
     """Time of a training step on one GPU: the host issues kernels, the device runs them in order.
 
@@ -210,18 +205,13 @@ def step_s(times: LayerTimes) -> float:
     In seconds, from forward to the end of the optimizer step.
     """
     host = device = 0.0
-    for duration, kernels in _issue_order(times):
+    durations_s = [*times.forward_s.tolist(), *times.backward_s[::-1].tolist(), times.optimizer_s]
+    issued = [*times.forward_kernels.tolist(), *times.backward_kernels[::-1].tolist()]
+    for duration, kernels in zip(durations_s, [*issued, times.optimizer_kernels], strict=True):
         begin = max(device, host + min(kernels, 1) * times.launch_s)
         host += kernels * times.launch_s
         device = max(begin + duration, host)
     return device
-
-
-def _issue_order(times: LayerTimes) -> Iterator[tuple[float, int]]:
-    yield from zip(times.forward_s.tolist(), times.forward_kernels.tolist(), strict=True)
-    backward = zip(times.backward_s.tolist(), times.backward_kernels.tolist(), strict=True)
-    yield from reversed(list(backward))
-    yield times.optimizer_s, times.optimizer_kernels
 
 
 def _check_arguments(
@@ -274,11 +264,5 @@ def by_first_flash(workload: Workload, times: LayerTimes) -> LayerTimes:
     """Return times with fused attention as FlashAttention 1 runs it instead of the second."""
     rate = kernel_constants().attention.first_flash_rate
     by = np.array([1 / rate if layer.kind == "attention" else 1.0 for layer in workload.layers])
-    forward_s, backward_s = times.matrix_forward_s, times.matrix_backward_s
-    return replace(
-        times,
-        forward_s=times.forward_s * by,
-        backward_s=times.backward_s * by,
-        matrix_forward_s=None if forward_s is None else forward_s * by,
-        matrix_backward_s=None if backward_s is None else backward_s * by,
-    )
+    fields = ("forward_s", "backward_s", "matrix_forward_s", "matrix_backward_s")
+    return scaled_fields(times, by, fields)

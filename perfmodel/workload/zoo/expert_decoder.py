@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from itertools import chain
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import failed, raise_faults
 from perfmodel.workload.model import Buffers, Workload
 from perfmodel.workload.sample import sequence_of
 from perfmodel.workload.shards.calls import (
@@ -23,8 +22,6 @@ from perfmodel.workload.zoo.decoder_block import (
     check_norms,
     feed_forward_part,
     kept_by_norm,
-    norm_weight,
-    registered,
     shape_of_layer,
 )
 from perfmodel.workload.zoo.expert_settings import ExpertSettings, check_settings
@@ -42,6 +39,7 @@ from perfmodel.workload.zoo.layers import (
     INDEX_BYTES,
     Module,
     assemble,
+    in_order,
     linear,
     names,
     numels,
@@ -69,7 +67,9 @@ def joined_tokens(place: BlockPlace) -> Module:
     s, rows = shard.stream_tokens(place.tokens), shard.map_tokens(place.tokens)
     h, both = shape.width, 2 * s * shape.width
     columns, whole = h // shard.tensor, float(rows * h)
-    norms = norm_weight(f"{PREFIX}.enorm", h) + norm_weight(f"{PREFIX}.hnorm", h)
+    norms = weight_and_bias(f"{PREFIX}.enorm", h, bias=False) + weight_and_bias(
+        f"{PREFIX}.hnorm", h, bias=False
+    )
     own = weight_and_bias(f"{PREFIX}.eh_proj", columns, 2 * h, bias=False)
     passes, kernels = NORM_KERNELS[shape.fused_norms]
     saved = kept_by_norm(both, 2 * s, shape)
@@ -96,14 +96,6 @@ def joined_tokens(place: BlockPlace) -> Module:
             *norm_calls(shard, numels(norms)),
         ),
     )
-
-
-def second_token_part(place: BlockPlace, block: Sequence[Module]) -> list[Module]:
-    """Modules in the order of forward, around `block`, which stands at `place`."""
-    head = head_and_loss(
-        place.shape, place.tokens, place.shard, name=f"{PREFIX}.shared_head", is_shared=True
-    )
-    return [joined_tokens(place), *block, head]
 
 
 CHUNK = 8192
@@ -148,11 +140,24 @@ def expert_decoder(
     """
     shape, s = shape or EXPERT_SHAPES[name], sequence_length
     family, settings = family or expert_family(name), settings or ExpertSettings()
-    check_shard(shard, _shared_sizes(name, shape, s))
-    check_settings(settings, shape.routed, shard)
-    _check_latent(name, shape, shard)
-    check_norms(name, shape.decoder, shard)
-    decoder, routed = shape.decoder, shape.routed
+    decoder, routed, order = shape.decoder, shape.routed, _module_order(family)
+    limit = "keys and values of latent attention differ in size" if shape.latent else ""
+    sizes = SharedSizes(
+        name,
+        decoder.heads,
+        decoder.kv_heads,
+        math.gcd(decoder.mlp_width, routed.shared_width),
+        decoder.vocabulary,
+        s,
+        context_limit=limit,
+        experts=routed.experts,
+    )
+    check_shard(shard, sizes)
+    check_settings(settings, routed, shard)
+    splits = shape.latent is not None and shard.tensor > 1 and shard.library == "torch"
+    allowed = f"1 for {name!r} with library: torch, or library: megatron"
+    raise_faults(failed((splits, "tensor", str(shard.tensor), allowed)))
+    check_norms(name, decoder, shard)
     blocks = [
         _block(
             BlockPlace(f"model.layers.{i}", s, shape_of_layer(decoder, i), shard),
@@ -165,14 +170,17 @@ def expert_decoder(
         for i in range(decoder.layers)
     ]
     first, last = token_embedding(decoder, s, shard), head_and_loss(decoder, s, shard)
-    second = []
+    second = list[Module]()
     if settings.second_token:
         place = BlockPlace(PREFIX, s, decoder, shard)
-        block = _block(place, decoder.layers - 1, shape, family, settings, dtype)
-        second = second_token_part(place, block)
+        second = [
+            joined_tokens(place),
+            *_block(place, decoder.layers - 1, shape, family, settings, dtype),
+            head_and_loss(decoder, s, shard, name=f"{PREFIX}.shared_head", is_shared=True),
+        ]
     parameters = [
         *first.parameters,
-        *chain.from_iterable(registered(block, _module_order(family)) for block in blocks),
+        *chain.from_iterable(in_order(block, order, 3) for block in blocks),
         *last.parameters,
         *chain.from_iterable(part.parameters for part in second),
     ]
@@ -195,28 +203,6 @@ def expert_decoder(
         shard=shard,
         stream_elements=float(shard.stream_tokens(s) * decoder.width),
     )
-
-
-def _shared_sizes(name: str, shape: ExpertShape, s: int) -> SharedSizes:
-    decoder = shape.decoder
-    limit = "keys and values of latent attention differ in size" if shape.latent else ""
-    narrowest = math.gcd(decoder.mlp_width, shape.routed.shared_width)
-    return SharedSizes(
-        name,
-        decoder.heads,
-        decoder.kv_heads,
-        narrowest,
-        decoder.vocabulary,
-        s,
-        context_limit=limit,
-        experts=shape.routed.experts,
-    )
-
-
-def _check_latent(name: str, shape: ExpertShape, shard: Shard) -> None:
-    if shape.latent and shard.tensor > 1 and shard.library == "torch":
-        allowed = f"1 for {name!r} with library: torch, or library: megatron"
-        raise InputError(Fault("tensor", str(shard.tensor), allowed))
 
 
 def _block(

@@ -23,8 +23,8 @@ from perfmodel.workload.zoo.layers import (
     NORM_PASSES,
     WIDE_BYTES,
     Module,
-    Parameter,
     assemble,
+    in_order,
     linear,
     weight_and_bias,
     with_work,
@@ -92,10 +92,10 @@ def flux(
     ]
     parts = [*first, *chain.from_iterable((*double, *single)), *last]
     registered = [
-        *_in_order(first, _FIRST),
-        *chain.from_iterable(_in_order(each, _DOUBLE, 2) for each in double),
-        *chain.from_iterable(_in_order(each, _SINGLE, 2) for each in single),
-        *_in_order(last, _LAST),
+        *in_order(first, _FIRST, 0),
+        *chain.from_iterable(in_order(each, _DOUBLE, 2) for each in double),
+        *chain.from_iterable(in_order(each, _SINGLE, 2) for each in single),
+        *in_order(last, _LAST, 0),
     ]
     return assemble(
         name,
@@ -153,16 +153,6 @@ _SINGLE = (
     "attn.to_v",
 )
 """Modules in the order in which diffusers registers them."""
-
-
-def _in_order(parts: Sequence[Module], order: Sequence[str], start: int = 0) -> list[Parameter]:
-    """Parameters as they are registered; `start`: parts of a name before those in `order`."""
-
-    def place(parameter: Parameter) -> int:
-        module = parameter[0].rpartition(".")[0].split(".", start)[start]
-        return order.index(module)
-
-    return sorted((each for part in parts for each in part.parameters), key=place)
 
 
 def _first(shape: FluxShape, image: int, text: int) -> list[Module]:

@@ -9,7 +9,6 @@ from perfmodel.workload.zoo.decoder_block import (
     ROTARY_PASSES,
     BlockPlace,
     kept_by_norm,
-    norm_weight,
     projection,
 )
 from perfmodel.workload.zoo.expert_sizes import LatentShape
@@ -123,7 +122,7 @@ def _normed(
     stream = shard.stream_tokens(place.tokens)
     s = shard.map_tokens(place.tokens) if by_columns else stream
     own = weight_and_bias(f"{place.prefix}.self_attn.{name}", outputs, inputs, bias=False)
-    normed = norm_weight(f"{place.prefix}.{norm}", inputs) if norm else ()
+    normed = weight_and_bias(f"{place.prefix}.{norm}", inputs, bias=False) if norm else ()
     norm_passes, norm_kernels = NORM_KERNELS[shape.fused_norms]
     elements = stream * inputs * bool(norm)
     # all but the block's first norm read what a product put out

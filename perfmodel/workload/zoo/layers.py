@@ -119,6 +119,19 @@ class Module:
     of_experts: frozenset[str] = frozenset()
 
 
+def in_order(parts: Iterable[Module], order: Sequence[str], start: int) -> list[Parameter]:
+    """Return all parameters in the order in which a family registers its modules.
+
+    `start`: names of a path before those in `order`.
+    """
+
+    def place(parameter: Parameter) -> int:
+        module = parameter[0].removesuffix(".weight").removesuffix(".bias")
+        return order.index(module.split(".", start)[start])
+
+    return sorted((each for part in parts for each in part.parameters), key=place)
+
+
 def with_work(part: Module, **changes: Any) -> Module:
     """Return a part whose layer differs in some fields."""
     return replace(part, layer=replace(part.layer, **changes))

@@ -15,9 +15,7 @@ from perfmodel.workload.zoo.decoder_block import (
     feed_forward_part,
     kept_by_norm,
     norm_ready,
-    norm_weight,
     norm_work,
-    registered,
     shape_of_layer,
 )
 from perfmodel.workload.zoo.decoder_sizes import FAMILIES, SHAPES, DecoderShape
@@ -34,6 +32,7 @@ from perfmodel.workload.zoo.layers import (
     Module,
     Parameter,
     assemble,
+    in_order,
     linear,
     names,
     names_reversed,
@@ -103,7 +102,7 @@ def head_and_loss(
     `is_shared`: whether another head has the weight, whose norm is not this one's.
     """
     norm_name = f"{name}.norm" if is_shared else "model.norm"
-    h, gain = shape.width, norm_weight(norm_name, shape.width, bias=shape.layer_norms)
+    h, gain = shape.width, weight_and_bias(norm_name, shape.width, bias=shape.layer_norms)
     norm = () if shape.plain_norms else gain
     vocabulary = shard.padded(shape.vocabulary)
     own_vocabulary = vocabulary // shard.tensor
@@ -169,12 +168,13 @@ def llama(
             window=any(shape.window_of(layer) for layer in range(shape.layers)),
         ),
     )
+    own = next((own for own in FAMILIES if name in FAMILIES[own]), "LlamaForCausalLM")
     first, last = token_embedding(shape, s, shard), head_and_loss(shape, s, shard)
     check_norms(name, shape, shard)
     blocks = [_block(i, s, shape, shard) for i in range(shape.layers)]
     parameters = [
         *first.parameters,
-        *chain.from_iterable(registered(block, shape.block_names.registered) for block in blocks),
+        *chain.from_iterable(in_order(block, shape.block_names.registered, 3) for block in blocks),
         *last.parameters,
     ]
     return assemble(
@@ -182,7 +182,7 @@ def llama(
         [first, *chain.from_iterable(blocks), last],
         dtype=dtype,
         sample=sequence_of(s),
-        source=f"Hugging Face {family or _hugging_face_class(name)}",
+        source=f"Hugging Face {family or own}",
         input_elements=s,
         output_elements=s * shape.vocabulary,
         registered=parameters,
@@ -194,12 +194,6 @@ def llama(
 
 
 _CAP_NOTE = "The cap of attention's scores (a tanh) takes no time of its own, fused or not."
-
-
-def _hugging_face_class(name: str) -> str:
-    return next(
-        (family for family, models in FAMILIES.items() if name in models), "LlamaForCausalLM"
-    )
 
 
 def _block(number: int, s: int, shape: DecoderShape, shard: Shard) -> list[Module]:

@@ -17,7 +17,6 @@ from perfmodel.workload.zoo.decoder_block import (
     BlockPlace,
     feed_forward_part,
     kept_by_norm,
-    norm_weight,
 )
 from perfmodel.workload.zoo.dispatch_calls import combine_calls, dispatch_calls
 from perfmodel.workload.zoo.expert_settings import ExpertSettings
@@ -90,16 +89,6 @@ class RoutedPlace:
         load = self.settings.busiest(self.routed, self.block.shard.expert)
         return self.tokens * self.routed.top_k * load * self.settings.tensor
 
-    @property
-    def own_experts(self) -> int:
-        """Experts that a rank holds."""
-        return self.routed.experts // self.block.shard.expert
-
-    @property
-    def own_width(self) -> int:
-        """Width of an expert as a rank holds it."""
-        return self.routed.width // self.settings.tensor
-
     def named(self, part: str) -> str:
         """Full name of a part."""
         return f"{self.block.prefix}.{self.names.path}.{part}"
@@ -108,37 +97,30 @@ class RoutedPlace:
 def routed_part(place: RoutedPlace) -> list[Module]:
     """Modules in the order of forward."""
     routed, block = place.routed, place.block
-    shared: list[Module] = []
-    if routed.shared_width:
-        path = f"{place.names.path}.{_shared_name(place)}"
-        shared = feed_forward_part(block, path=path, width=routed.shared_width, normed=False)
-    experts = [*_expert_maps(place)]
-    if routed.shared_gate:  # the shared expert runs first, its gate and the sum last
-        return [
-            *_normed_first(place, shared),
-            _router(place, normed=False),
-            *experts,
-            _shared_gate(place),
-        ]
-    return [_router(place, normed=True), *experts, *shared]
-
-
-def _shared_name(place: RoutedPlace) -> str:
-    plural = place.names.path == "mlp" and not place.routed.shared_gate
-    return "shared_experts" if plural else "shared_expert"
-
-
-def _normed_first(place: RoutedPlace, shared: list[Module]) -> list[Module]:
-    """Shared experts that read the part's input first, and so stand behind its norm."""
-    path = f"{place.names.path}.{_shared_name(place)}"
-    normed = feed_forward_part(place.block, path=path, width=place.routed.shared_width)
-    return [normed[0], *shared[1:]]
+    plural = place.names.path == "mlp" and not routed.shared_gate
+    path = f"{place.names.path}.{'shared_experts' if plural else 'shared_expert'}"
+    shared, normed = (
+        feed_forward_part(block, path=path, width=routed.shared_width, normed=is_normed)
+        if routed.shared_width
+        else []
+        for is_normed in (False, True)
+    )
+    experts = _expert_maps(place)
+    if not routed.shared_gate:
+        return [_router(place, normed=True), *experts, *shared]
+    # the shared expert reads the part's input first, behind its norm; its gate and the sum are last
+    first = [normed[0], *shared[1:]]
+    return [*first, _router(place, normed=False), *experts, _shared_gate(place)]
 
 
 def _router(place: RoutedPlace, *, normed: bool) -> Module:
     block, routed = place.block, place.routed
     s, h, shape = place.tokens, block.shape.width, block.shape
-    norm = norm_weight(f"{block.prefix}.{shape.block_names.before_mlp}", h) if normed else ()
+    norm = (
+        weight_and_bias(f"{block.prefix}.{shape.block_names.before_mlp}", h, bias=False)
+        if normed
+        else ()
+    )
     router = place.named(place.names.router)
     own = weight_and_bias(router, routed.experts, h, bias=routed.biased)
     chosen = routed.top_k if routed.scores == "top" else routed.experts
@@ -178,7 +160,8 @@ def _router(place: RoutedPlace, *, normed: bool) -> Module:
 def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
     """Gather rows and widen them; gate, narrow, weigh, gather back and sum them."""
     block, routed = place.block, place.routed
-    s, h, rows, wide = place.tokens, block.shape.width, place.rows, place.own_width
+    s, h, rows = place.tokens, block.shape.width, place.rows
+    wide = routed.width // place.settings.tensor
     shared_sizes = (place.settings, routed, block.shard, s, h)
     pairs = float(s * routed.top_k)
     gathered = (ACTIVATION_PASSES + routed.weighs_input * ACTIVATION_PASSES) * pairs * h
@@ -186,8 +169,7 @@ def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
         # cast before tokens leave, and back where they arrive; gradients likewise in backward
         gathered += CAST_PASSES * (s * h + rows * h)
     weighs = not routed.weighs_input
-    sums = pairs * h + ADD_PASSES * s * h
-    restored = ACTIVATION_PASSES * pairs * h * (1 + weighs) + sums
+    restored = ACTIVATION_PASSES * pairs * h * (1 + weighs) + pairs * h + ADD_PASSES * s * h
     widen = _grouped(
         place,
         "gate_up_proj",
@@ -234,7 +216,10 @@ def _grouped(
 
     `indices`: of rows, that are kept.
     """
-    groups, single = place.own_experts, place.settings.implementation == "grouped"
+    groups, single = (
+        place.routed.experts // place.block.shard.expert,
+        place.settings.implementation == "grouped",
+    )
     sides = (inputs, outputs) if place.names.transposed else (outputs, inputs)
     own: tuple[Parameter, ...] = ((place.named(f"experts.{name}"), (groups, *sides)),)
     if place.routed.biased:

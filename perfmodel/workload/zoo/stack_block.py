@@ -26,6 +26,7 @@ from perfmodel.workload.zoo.layers import (
     ActivationFunction,
     Module,
     Parameter,
+    in_order,
     linear,
     names,
     names_reversed,
@@ -139,8 +140,8 @@ def stack_blocks(
         StackPlace(f"{path}.{number}", tokens, shape, shard, source, first=number == 0)
         for number in range(layers)
     ]
-    blocks = [_stack_block(place) for place in places]
-    ordered = map(_registered, places, blocks)
+    blocks, start = [_stack_block(place) for place in places], path.count(".") + 2
+    ordered = (in_order(block, shape.names.registered, start) for block in blocks)
     return [*chain.from_iterable(blocks)], [*chain.from_iterable(ordered)]
 
 
@@ -168,13 +169,6 @@ def _stack_block(place: StackPlace) -> list[Module]:
         with_work(part, name=f"{place.prefix}.{name}")
         for part, name in zip(parts, family.layers, strict=True)
     ]
-
-
-def _registered(place: StackPlace, block: list[Module]) -> list[Parameter]:
-    """Parameters of a block in the order in which its family registers them."""
-    order, start = place.shape.names.registered, len(place.prefix) + 1
-    parameters = [parameter for part in block for parameter in part.parameters]
-    return sorted(parameters, key=lambda each: order.index(each[0][start:].rpartition(".")[0]))
 
 
 def _attention_part(place: StackPlace, family: AttentionNames, source: int | None) -> list[Module]:
