@@ -41,8 +41,8 @@ def read_arguments(path: Path) -> ArgumentText:
     text = read_text(path, LARGEST_SCRIPT)
     if path.suffix.lower() not in (".yaml", ".yml", ".json"):
         values = _parse_text(text)
+        allowed = "arguments such as --num-layers 24, or YAML of them"
         if not values:
-            allowed = "arguments such as --num-layers 24, or YAML of them"
             raise InputError(Fault("megatron", "no argument", allowed, str(path)))
         return ArgumentText(values, str(path))
     document = plain(parse_yaml(text, str(path)))
@@ -52,11 +52,8 @@ def read_arguments(path: Path) -> ArgumentText:
     if not isinstance(document, Mapping):
         raise InputError(Fault("megatron", "no mapping", "arguments and their values", str(path)))
     values = {str(key).lstrip("-").replace("-", "_"): value for key, value in document.items()}
-    return ArgumentText({key: _as_value(value) for key, value in values.items()}, str(path))
-
-
-def _as_value(value: object) -> object:
-    return _parse_value([value]) if isinstance(value, str) else value
+    words = {key: value for key, value in values.items() if isinstance(value, str)}
+    return ArgumentText(values | {key: _parse_value([words[key]]) for key in words}, str(path))
 
 
 def _parse_text(text: str) -> dict[str, Any]:

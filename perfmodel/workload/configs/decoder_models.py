@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from perfmodel.errors import Fault, failed, raise_faults
+from perfmodel.scenario.sections.model import TransformerSection, transformer_findings
 from perfmodel.workload.configs.family import (
     LONGEST_DEFAULT,
     Family,
@@ -16,9 +18,11 @@ from perfmodel.workload.configs.family import (
     is_on,
     rotary_share,
 )
+from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.expert_decoder import expert_decoder
+from perfmodel.workload.zoo.expert_settings import ExpertSettings
 from perfmodel.workload.zoo.expert_sizes import (
     ExpertShape,
     LatentShape,
@@ -73,11 +77,31 @@ where attention slides, or attention slides where they do not; the `usual_rotary
 """
 
 
+Experts = tuple[RoutedShape, LatentShape | None]
+"""Experts of a decoder, and its attention where that is latent."""
+
+
+def decoder_workload(
+    name: str,
+    shape: DecoderShape,
+    experts: Experts | None,
+    *,
+    family: str | None = None,
+    sequence_length: int,
+    settings: ExpertSettings | None = None,
+    **sizes: Any,
+) -> Workload:
+    """Build a decoder, dense or of experts."""
+    sizes |= {"sequence_length": sequence_length, "family": family}
+    if experts is None:
+        return llama(name, shape=shape, **sizes)
+    return expert_decoder(name, shape=ExpertShape(shape, *experts), settings=settings, **sizes)
+
+
 def decoder_model(name: str, stated: SimpleNamespace, family: Family) -> Buildable:
     """Return the dense decoder of a configuration."""
-    config = _with_unstated(stated)
-    shape = decoder_shape(config, family)
-    make = partial(llama, name, shape=shape, family=family.name)
+    shape = decoder_shape(_with_unstated(stated), family)
+    make = partial(decoder_workload, name, shape, None, family=family.name)
     return Buildable(name, make, min(shape.positions, LONGEST_DEFAULT))
 
 
@@ -93,10 +117,71 @@ def expert_model(name: str, stated: SimpleNamespace, family: Family) -> Buildabl
             *choice_faults(routed, "num_experts_per_tok", "n_group", "topk_group"),
         ]
     )
-    shape = ExpertShape(decoder_shape(config, family), routed, _latent_shape(config))
-    make = partial(expert_decoder, name, shape=shape, family=family.name)
-    default = min(shape.decoder.positions, LONGEST_DEFAULT)
-    return Buildable(name, make, default, has_experts=True)
+    shape, experts = decoder_shape(config, family), (routed, _latent_shape(config))
+    make = partial(decoder_workload, name, shape, experts, family=family.name)
+    return Buildable(name, make, min(shape.positions, LONGEST_DEFAULT), has_experts=True)
+
+
+EXPERT_FAMILY = "MixtralForCausalLM"
+"""Whose names tensors of experts have; others have Llama's."""
+SOURCE = "sizes that the scenario states; tensors are named as in Hugging Face's Llama"
+
+
+def transformer_model(section: TransformerSection, name: str | None = None) -> Buildable:
+    """Return the decoder whose sizes section ``model.transformer`` of a scenario states.
+
+    Raises `InputError`: sizes that do not fit each other; fields as in the section.
+    """
+    raise_faults(Fault(*finding) for finding in transformer_findings(section))
+    title, heads, experts = name or "transformer", section.head_count, section.experts
+    shape = DecoderShape(
+        section.layers,
+        section.hidden,
+        heads,
+        section.kv_heads or heads,
+        section.wide,
+        section.vocab,
+        LONGEST_DEFAULT,
+        head_width=section.head_dim,
+        tied=section.tied,
+        biased_attention=section.bias,
+        biased_output=section.bias,
+        biased_mlp=section.bias,
+        head_norms=section.qk_norm,
+        window=section.window,
+        full_every=section.full_every or 0,
+        dropout=section.dropout > 0,
+        score_dropout=section.dropout > 0,
+        fused_norms=True,
+        layer_norms=section.norm == "layer",
+        ungated=None if section.gated else ACTIVATIONS[section.mlp],
+        rotary_share=float(section.positions == "rotary"),
+        learned_positions=section.positions == "learned",
+    )
+    width = (experts and experts.hidden) or section.wide
+    routed = experts and RoutedShape(
+        experts.count,
+        experts.top_k,
+        width,
+        experts.shared * width,
+        dense_first=experts.dense_first,
+        every=experts.every,
+    )
+    make = partial(_section_workload, title, shape, (routed, None) if routed else None)
+    return Buildable(title, make, LONGEST_DEFAULT, has_experts=experts is not None)
+
+
+def with_table(shape: DecoderShape, tokens: int) -> DecoderShape:
+    """Return the shape with a table of positions as long as a sample."""
+    return replace(shape, positions=tokens) if shape.learned_positions else shape
+
+
+def _section_workload(
+    name: str, shape: DecoderShape, experts: Experts | None, **sizes: Any
+) -> Workload:
+    shape = with_table(shape, sizes["sequence_length"])
+    workload = decoder_workload(name, shape, experts, family=EXPERT_FAMILY, **sizes)
+    return replace(workload, source=SOURCE)
 
 
 def _with_unstated(stated: SimpleNamespace) -> SimpleNamespace:

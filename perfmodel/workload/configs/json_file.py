@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.files.bounds import LARGEST_YAML_BYTES, bound_faults
 from perfmodel.files.read import read_text
 
@@ -73,11 +73,11 @@ def parse_json(text: str, path: Path, *, infinite: bool = False) -> JsonFile:
     if not isinstance(content, dict):
         kind = "a list" if isinstance(content, list) else "one value"
         raise InputError(Fault("document", f"{kind} only", "a JSON object", str(path), 1))
-    faults = bound_faults(
-        content, str(path), lambda _, field: line_of_field(text, [str(part) for part in field])
+    raise_faults(
+        bound_faults(
+            content, str(path), lambda _, field: line_of_field(text, [str(part) for part in field])
+        )
     )
-    if faults:
-        raise InputError(faults)
     return read
 
 

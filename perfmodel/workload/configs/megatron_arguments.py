@@ -19,7 +19,12 @@ from perfmodel.errors import Fault, InputError, failed, raise_faults
 from perfmodel.files import FileModel, validate_document
 from perfmodel.scenario.sections.model import MOST_LAYERS
 from perfmodel.workload.configs.argument_text import read_arguments, typed_arguments
-from perfmodel.workload.configs.decoder_models import choice_faults
+from perfmodel.workload.configs.decoder_models import (
+    EXPERT_FAMILY,
+    choice_faults,
+    decoder_workload,
+    with_table,
+)
 from perfmodel.workload.configs.family import (
     LONGEST_DEFAULT,
     Experts,
@@ -32,21 +37,17 @@ from perfmodel.workload.configs.family import (
     Words,
     divides,
 )
-from perfmodel.workload.configs.transformer_shape import EXPERT_FAMILY, with_table
 from perfmodel.workload.model import Workload
 from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.zoo import gpt
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
-from perfmodel.workload.zoo.expert_decoder import expert_decoder
 from perfmodel.workload.zoo.expert_settings import ExpertSettings
 from perfmodel.workload.zoo.expert_sizes import (
-    ExpertShape,
     LatentShape,
     RoutedShape,
 )
 from perfmodel.workload.zoo.layers import ACTIVATIONS
-from perfmodel.workload.zoo.llama import llama
 
 PADDING = 128
 """--make-vocab-size-divisible-by, which is multiplied by the tensor-parallel size."""
@@ -330,45 +331,44 @@ def _build(
     stated: DecoderShape,
     multiple: int,
     *,
-    dtype: str,
     sequence_length: int,
     shard: Shard = WHOLE,
     settings: ExpertSettings | None = None,
+    **sizes: Any,
 ) -> Workload:
     """Build it with the vocabulary padded as Megatron pads it for these ranks."""
-    vocabulary = stated.vocabulary
-    if multiple:
-        each = multiple * shard.tensor
-        vocabulary = -(-vocabulary // each) * each
-    shape = replace(stated, vocabulary=vocabulary)
+    each = max(1, multiple * shard.tensor)
+    shape = replace(stated, vocabulary=-(-stated.vocabulary // each) * each)
     if arguments.max_position_embeddings is None:
         shape = with_table(shape, sequence_length)
-    sizes: dict[str, Any] = {"dtype": dtype, "sequence_length": sequence_length, "shard": shard}
-    if arguments.num_experts is not None:
-        routed = ExpertShape(
-            _latent_heads(arguments, shape), _routed(arguments), _latent(arguments)
+    sizes |= {"sequence_length": sequence_length, "shard": shard}
+    if arguments.num_experts is None and _is_gpt(arguments):
+        sizes["shape"] = gpt.GptShape(
+            shape.layers,
+            shape.width,
+            shape.heads,
+            shape.positions,
+            shape.vocabulary,
+            mlp_width=shape.mlp_width,
+            untied=not shape.tied,
         )
-        family = "DeepseekV3ForCausalLM" if routed.latent else EXPERT_FAMILY
-        workload = expert_decoder(name, shape=routed, family=family, settings=settings, **sizes)
-    elif _is_gpt(arguments):
-        workload = gpt.gpt(
-            name,
-            shape=gpt.GptShape(
-                shape.layers,
-                shape.width,
-                shape.heads,
-                shape.positions,
-                vocabulary,
-                mlp_width=shape.mlp_width,
-                untied=not shape.tied,
-            ),
-            dropout=shape.dropout,
-            score_dropout=shape.score_dropout,
-            **sizes,
+        dropout, scores = shape.dropout, shape.score_dropout
+        workload = gpt.gpt(name, dropout=dropout, score_dropout=scores, **sizes)
+        return replace(workload, source=source)
+    latent = None
+    if arguments.multi_latent_attention:
+        heads = arguments.qk_pos_emb_head_dim
+        shape = replace(shape, kv_heads=shape.heads, head_width=heads)
+        latent = LatentShape(
+            arguments.q_lora_rank,
+            arguments.kv_lora_rank,
+            arguments.qk_head_dim,
+            heads,
+            arguments.v_head_dim,
         )
-    else:
-        workload = llama(name, shape=shape, **sizes)
-    return replace(workload, source=source)
+    experts = None if arguments.num_experts is None else (_routed(arguments), latent)
+    sizes |= {"settings": settings, "family": "DeepseekV3ForCausalLM" if latent else EXPERT_FAMILY}
+    return replace(decoder_workload(name, shape, experts, **sizes), source=source)
 
 
 def _is_gpt(arguments: MegatronArguments) -> bool:
@@ -402,21 +402,3 @@ def _routed(arguments: MegatronArguments) -> RoutedShape:
         groups=(arguments.moe_router_num_groups or 1) if top_groups else 1,
         top_groups=top_groups or 1,
     )
-
-
-def _latent(arguments: MegatronArguments) -> LatentShape | None:
-    if not arguments.multi_latent_attention:
-        return None
-    return LatentShape(
-        arguments.q_lora_rank,
-        arguments.kv_lora_rank,
-        arguments.qk_head_dim,
-        arguments.qk_pos_emb_head_dim,
-        arguments.v_head_dim,
-    )
-
-
-def _latent_heads(arguments: MegatronArguments, shape: DecoderShape) -> DecoderShape:
-    if not arguments.multi_latent_attention:
-        return shape
-    return replace(shape, kv_heads=shape.heads, head_width=arguments.qk_pos_emb_head_dim)

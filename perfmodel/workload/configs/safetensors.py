@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.files import is_file
 from perfmodel.files.bounds import LARGEST_BYTES
 from perfmodel.workload.configs.json_file import JsonFile, parse_json, read_json
@@ -79,10 +79,9 @@ def read_safetensors(path: Path) -> Workload:
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:
     """Key that sorts numbers in names by what they count."""
-    parts = re.split(r"(\d{1,18})", name)
     return [
         (part.isdigit(), int(part) if part.isdigit() else 0, "" if part.isdigit() else part)
-        for part in parts
+        for part in re.split(r"(\d{1,18})", name)
     ]
 
 
@@ -136,8 +135,7 @@ def _tensors(header: JsonFile) -> Iterator[tuple[str, Entry]]:
             entries.append((name, (tuple(fields["shape"]), DTYPES[fields["dtype"]][0])))
         elif len(faults) < MOST_FAULTS:
             faults.append(Fault(f"tensor {name!r}", *problem, str(header.path)))
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     yield from entries
 
 
@@ -186,8 +184,7 @@ def _read_index(path: Path) -> dict[str, Entry]:
         )
         if group
     ]
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     shapes: dict[str, Entry] = {}
     for name in names:
         shapes |= dict(_tensors(read_header(path.parent / name)))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import InputError
 from perfmodel.scenario.sections.model import ModelSection
 from perfmodel.workload.zoo.buildable import Buildable
 
@@ -27,12 +27,13 @@ def section_model(section: ModelSection, resolve: Callable[[str, str], Path]) ->
 
         return read_config(resolve("config", section.config), section.name)
     if section.transformer is not None:
-        from perfmodel.workload.configs.transformer_shape import transformer_model
+        from perfmodel.workload.configs.decoder_models import transformer_model
 
         try:
             return transformer_model(section.transformer, section.name)
         except InputError as error:
-            raise InputError(_inside("transformer", fault) for fault in error.faults) from None
+            faults = [replace(each, field=f"transformer.{each.field}") for each in error.faults]
+            raise InputError(faults) from None
     if section.megatron is not None:
         from perfmodel.workload.configs.argument_text import is_argument_file
         from perfmodel.workload.configs.megatron_arguments import megatron_model
@@ -42,7 +43,3 @@ def section_model(section: ModelSection, resolve: Callable[[str, str], Path]) ->
             stated = resolve("megatron", section.megatron)
         return megatron_model(stated, section.name)
     return section.name or ""
-
-
-def _inside(section: str, fault: Fault) -> Fault:
-    return replace(fault, field=f"{section}.{fault.field}")

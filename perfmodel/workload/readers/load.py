@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, InputError, allowed_names, raise_faults
 from perfmodel.files import is_file, is_folder, path_of
 from perfmodel.workload.model import Workload
 from perfmodel.workload.shards.shard import WHOLE, Shard, shard_faults, whole_faults
@@ -66,11 +66,8 @@ def load_workload(
         for field, value in zoo_arguments.items()
         if value is not None
     ]
-    faults += shard_faults(shard) or whole_faults(
-        shard, str(model), "a model file does not state how its layers split"
-    )
-    if faults:
-        raise InputError(faults)
+    reason = "a model file does not state how its layers split"
+    raise_faults(faults + (shard_faults(shard) or whole_faults(shard, str(model), reason)))
     from perfmodel.workload.readers.parameter_file import read_model
 
     return read_model(stated)

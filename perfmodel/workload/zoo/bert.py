@@ -187,12 +187,23 @@ def bert(
     for number in range(shape.layers):
         parts += _block(f"encoder.layer.{number}", s, shape, shard)
     if head != "masked":
-        parts.append(_pooler(s, h, shard))
+        # its input is a view of all tokens, which it holds
+        pooler = linear(
+            "pooler.dense",
+            1,
+            h,
+            h,
+            vector_elements=ACTIVATION_PASSES * h,
+            fused_elements=ACTIVATION_PASSES * h,
+            saved_elements=float(shard.stream_tokens(s) * h + h),
+            kernels=2,
+            calls=_pooling_calls(shard, s * h),
+        )
+        parts.append(pooler)
     if head != "pooler":
         parts += _head(s, shape, shard)
     if head == "pre-training":
-        relation = weight_and_bias("cls.seq_relationship", 2, h)
-        parts.append(linear("cls.seq_relationship", 1, h, 2, parameters=relation))
+        parts.append(linear("cls.seq_relationship", 1, h, 2))
     parts = [renamed(part, shape.names.of) for part in parts]
     buffers = 1 + bool(shape.segments)  # position_ids and token_type_ids
     return assemble(
@@ -226,22 +237,6 @@ def _registered(parts: list[Module], family: BertNames) -> list[Parameter]:
     if family.head_first:
         return [*parameters[start:], parameters[0], *parameters[1:start]]
     return parameters
-
-
-def _pooler(s: int, h: int, shard: Shard) -> Module:
-    return linear(
-        "pooler.dense",
-        1,
-        h,
-        h,
-        parameters=weight_and_bias("pooler.dense", h, h),
-        vector_elements=ACTIVATION_PASSES * h,
-        fused_elements=ACTIVATION_PASSES * h,
-        # its input is a view of all tokens, which it holds
-        saved_elements=float(shard.stream_tokens(s) * h + h),
-        kernels=2,
-        calls=_pooling_calls(shard, s * h),
-    )
 
 
 def _pooling_calls(shard: Shard, elements: float) -> tuple[LayerCall, ...]:
@@ -397,7 +392,7 @@ def _to_stream(
     `drops`: whether some of it is dropped out.
     `keeps_input`: whether it does; attention keeps its own output.
     """
-    h, dropped = shape.width, drops
+    h = shape.width
     dense = weight_and_bias(f"{prefix}.dense", h, inputs)
     norm = norm_parameters(f"{prefix}.LayerNorm", h)
     stream = shard.stream_tokens(s) * h
@@ -408,12 +403,12 @@ def _to_stream(
         h,
         parameters=dense + norm,
         ready=names(norm) + names_reversed(dense),
-        vector_elements=(dropped * DROPOUT_PASSES + ADD_PASSES) * stream,
+        vector_elements=(drops * DROPOUT_PASSES + ADD_PASSES) * stream,
         norm_elements=NORM_PASSES * stream,
         fused_elements=float(JOIN_PASSES * stream),
         saved_elements=float(keeps_input * s * inputs),
         stream_elements=float(stream),
-        saved_bytes=float(NORM_BYTES * shard.stream_tokens(s) + dropped * MASK_BYTES * stream),
-        kernels=3 + dropped,
+        saved_bytes=float(NORM_BYTES * shard.stream_tokens(s) + drops * MASK_BYTES * stream),
+        kernels=3 + drops,
         calls=row_calls(shard, s * h) + norm_calls(shard, numels(dense[1:] + norm)),
     )

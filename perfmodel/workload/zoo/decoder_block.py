@@ -68,16 +68,18 @@ def kept_by_norm(
 
     `results`: of the elements, those that a product put out, so that they are narrow in any case.
     """
-    mean, plain, fused = shape.mean_norms, shape.plain_norms, shape.fused_norms
-    twice = not (mean or plain or fused) and (shape.scaled_embedding or shape.wide_gains)
-    as_narrow = not (mean or plain or fused or twice)
-    # layer normalisation without a bias keeps what is squared, scaled, and multiplied by the gain
-    wide = 0 if fused and not (mean or plain) else 3 if mean else 2 if twice else 1
-    stream = elements - results * as_narrow if as_narrow or wide == 0 else 0.0
+    rows_of_kept = (
+        (shape.mean_norms, (3, 0.0, 0.0)),  # what is squared, scaled, and multiplied by the gain
+        (shape.plain_norms, (1, 0.0, 0.0)),
+        (shape.fused_norms, (0, elements, 0.0)),
+        (shape.scaled_embedding or shape.wide_gains, (2, 0.0, 0.0)),
+        (True, (1, elements - results, results)),
+    )
+    wide, stream, narrow = next(kept for applies, kept in rows_of_kept if applies)
     return {
         "saved_bytes": WIDE_BYTES * (wide * elements + logits + rows * (1 + shape.layer_norms)),
         "stream_elements": float(stream),
-        "saved_elements": float(results * as_narrow),
+        "saved_elements": float(narrow),
     }
 
 

@@ -38,11 +38,6 @@ class ActivationFunction:
     wide: int = 0
 
     @property
-    def keeps_result(self) -> bool:
-        """Whether its backward reads its result, so that it is kept even if dropout follows."""
-        return self.saved == 1
-
-    @property
     def narrow(self) -> int:
         """Those kept at the precision of the compute."""
         return self.saved - self.wide
@@ -275,6 +270,7 @@ def assemble(
     """
     order = registered or [parameter for part in parts for parameter in part.parameters]
     index = {parameter: position for position, (parameter, _) in enumerate(order)}
+    groups = [*buffers, *(group for part in parts for group in part.buffers)]
     of_experts = frozenset(parameter for part in parts for parameter in part.of_experts)
     return Workload(
         name=name,
@@ -287,7 +283,14 @@ def assemble(
             for part in parts
         ),
         sample=sample,
-        buffers=_by_dtype([*buffers, *(group for part in parts for group in part.buffers)]),
+        buffers=tuple(
+            Buffers(
+                dtype,
+                sum(group.tensors for group in groups if group.dtype == dtype),
+                sum(group.nbytes for group in groups if group.dtype == dtype),
+            )
+            for dtype in dict.fromkeys(group.dtype for group in groups)
+        ),
         output_elements=output_elements,
         input_elements=input_elements,
         source=source,
@@ -295,18 +298,6 @@ def assemble(
         shard=shard,
         stream_elements=stream_elements,
         routed_share=routed_share,
-    )
-
-
-def _by_dtype(groups: Sequence[Buffers]) -> tuple[Buffers, ...]:
-    dtypes = dict.fromkeys(group.dtype for group in groups)
-    return tuple(
-        Buffers(
-            dtype,
-            sum(group.tensors for group in groups if group.dtype == dtype),
-            sum(group.nbytes for group in groups if group.dtype == dtype),
-        )
-        for dtype in dtypes
     )
 
 

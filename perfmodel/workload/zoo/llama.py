@@ -6,7 +6,7 @@ from itertools import chain
 
 from perfmodel.workload.model import Buffers, FusedKept, Workload
 from perfmodel.workload.sample import sequence_of
-from perfmodel.workload.shards.calls import column_calls, loss_calls, norm_calls, table_calls
+from perfmodel.workload.shards.calls import column_calls, loss_calls, norm_calls
 from perfmodel.workload.shards.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.decoder_block import (
     BlockPlace,
@@ -21,25 +21,21 @@ from perfmodel.workload.zoo.decoder_block import (
 from perfmodel.workload.zoo.decoder_sizes import FAMILIES, SHAPES, DecoderShape
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
-    ADD_PASSES,
-    DROPOUT_PASSES,
+    ELEMENT_BYTES,
     FUSED_LOSS_PASSES,
     FUSED_NORM_PASSES,
-    INDEX_BYTES,
-    JOIN_PASSES,
     LOSS_PASSES,
-    MASK_BYTES,
     Module,
     Parameter,
     assemble,
     in_order,
     linear,
     names,
-    names_reversed,
     numels,
     weight_and_bias,
+    with_work,
 )
-from perfmodel.workload.zoo.transformer import embedding
+from perfmodel.workload.zoo.transformer import token_tables
 
 CAP_PASSES = 3 * ACTIVATION_PASSES
 """Logits over the cap, tanh, times the cap: three operations."""
@@ -62,30 +58,24 @@ def token_embedding(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module
 
     `shard`: which part of the table a rank holds.
     """
-    own_vocabulary = shard.padded(shape.vocabulary) // shard.tensor
-    tables: tuple[Parameter, ...] = (("model.embed_tokens.weight", (own_vocabulary, shape.width)),)
-    learned = shape.learned_positions
-    tables += (("model.embed_positions.weight", (shape.positions, shape.width)),) * learned
-    gathered = shard.map_tokens(s) * shape.width
-    own = shard.stream_tokens(s) * shape.width
-    scaled = (shape.scaled_embedding or shape.scaled_branches) * own
-    return embedding(
+    own_vocabulary, h = shard.padded(shape.vocabulary) // shard.tensor, shape.width
+    tables: tuple[Parameter, ...] = (("model.embed_tokens.weight", (own_vocabulary, h)),)
+    if shape.learned_positions:
+        tables += (("model.embed_positions.weight", (shape.positions, h)),)
+    part = token_tables(
         "model.embed_tokens",
         tables,
-        names_reversed(tables),
-        vector_elements=float(
-            ACTIVATION_PASSES * (gathered * (1 + learned) + scaled)
-            + learned * ADD_PASSES * gathered
-            + shape.drops_embedding * DROPOUT_PASSES * own
-        ),
-        fused_elements=float((JOIN_PASSES if learned else ACTIVATION_PASSES) * gathered),
-        saved_bytes=float(
-            INDEX_BYTES * (1 + learned) * shard.map_tokens(s)
-            + shape.drops_embedding * MASK_BYTES * own
-        ),
-        kernels=1 + bool(scaled) + 2 * learned + shape.drops_embedding,
-        calls=table_calls(shard, gathered, whole_first=learned),
+        s,
+        h,
+        dropout=shape.drops_embedding,
+        indexed=len(tables),
+        shard=shard,
     )
+    if not (shape.scaled_embedding or shape.scaled_branches):
+        return part
+    moved = float(ELEMENT_BYTES * ACTIVATION_PASSES * shard.stream_tokens(s) * h)
+    layer = part.layer
+    return with_work(part, vector_bytes=layer.vector_bytes + moved, kernels=layer.kernels + 1)
 
 
 def head_and_loss(

@@ -307,7 +307,7 @@ def _to_stream(
         fused_elements=float(
             bool(function.passes) * ACTIVATION_PASSES * inner + JOIN_PASSES * stream
         ),
-        saved_elements=float((function.narrow + (drops and function.keeps_result)) * inner),
+        saved_elements=float((function.narrow + (drops and function.saved == 1)) * inner),
         stream_elements=float(function.wide * inner),
         saved_bytes=masks,
         kernels=2 + shape.dropout + drops + function.kernels,

@@ -12,7 +12,6 @@ from perfmodel.workload.shards.calls import (
     loss_calls,
     norm_calls,
     row_calls,
-    table_calls,
 )
 from perfmodel.workload.shards.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.decoder_block import PRODUCT_PASSES, RMS_NORM_KERNELS, RMS_NORM_PASSES
@@ -38,7 +37,7 @@ from perfmodel.workload.zoo.layers import (
     weight_and_bias,
     with_work,
 )
-from perfmodel.workload.zoo.transformer import attention, embedding
+from perfmodel.workload.zoo.transformer import attention, token_tables
 
 VOCABULARY, BUCKETS, INPUTS = 32128, 32, 512
 """Tokens, distances that have a bias of their own, and tokens of a sample in pre-training."""
@@ -142,8 +141,18 @@ def t5(
         ),
     )
     table = (("shared.weight", (shard.padded(shape.vocabulary) // shard.tensor, shape.width)),)
-    first = _embedding("encoder", table, s, shape, shard)
-    again = _embedding("decoder", table, targets, shape, shard)
+    first, again = (
+        token_tables(
+            f"{stack}.embed_tokens",
+            table,
+            tokens,
+            shape.width,
+            dropout=shape.dropout,
+            indexed=1,
+            shard=shard,
+        )
+        for stack, tokens in (("encoder", s), ("decoder", targets))
+    )
     encoder = _stack("encoder", s, None, shape, shard)
     decoder = _stack("decoder", targets, s, shape, shard)
     parts = [first, *encoder, _final_norm("encoder", s, shape, shard)]
@@ -167,9 +176,8 @@ def t5(
 def _registered(parts: list[Module]) -> list[Parameter]:
     """Hugging Face registers a norm after the maps of its part, a table of distances before it."""
     order = {"layer_norm": 2, "relative_attention_bias": 1}
-    parameters = chain.from_iterable(part.parameters for part in parts)
     by_part: dict[str, list[Parameter]] = {}
-    for parameter in parameters:
+    for parameter in chain.from_iterable(part.parameters for part in parts):
         path = parameter[0].split(".")
         key = ".".join(path[:5]) if len(path) > 5 or path[-2] == "layer_norm" else parameter[0]
         by_part.setdefault(key, []).append(parameter)
@@ -178,22 +186,6 @@ def _registered(parts: list[Module]) -> list[Parameter]:
         for part in by_part.values()
         for parameter in sorted(part, key=lambda p: order.get(p[0].split(".")[-2], 0))
     ]
-
-
-def _embedding(
-    stack: str, table: tuple[Parameter, ...], tokens: int, shape: T5Shape, shard: Shard
-) -> Module:
-    elements, own = tokens * shape.width, shard.stream_tokens(tokens) * shape.width
-    return embedding(
-        f"{stack}.embed_tokens",
-        table,
-        names(table),
-        vector_elements=ACTIVATION_PASSES * elements + shape.dropout * DROPOUT_PASSES * own,
-        fused_elements=float(ACTIVATION_PASSES * elements),
-        saved_bytes=float(INDEX_BYTES * tokens + shape.dropout * MASK_BYTES * own),
-        kernels=1 + shape.dropout,
-        calls=table_calls(shard, elements, whole_first=False),
-    )
 
 
 def _final_norm(stack: str, all_tokens: int, shape: T5Shape, shard: Shard) -> Module:
@@ -249,8 +241,7 @@ def _stack(
     parts: list[Module] = []
     layers = shape.layers if source is None else shape.decoder_layers or shape.layers
     for number in range(layers):
-        prefix = f"{stack}.block.{number}.layer"
-        first = number == 0
+        prefix, first = f"{stack}.block.{number}.layer", number == 0
         parts += _attention(
             f"{prefix}.0",
             "SelfAttention",
