@@ -37,8 +37,8 @@ from perfmodel.workload.zoo.buildable import Buildable, build
 from perfmodel.workload.zoo.expert_settings import ExpertSettings
 
 _IMAGES: Mapping[str, tuple[Callable[..., Workload], int]] = {
-    **{f"resnet{depth}": (partial(resnet.resnet, depth), 224) for depth in resnet.BLOCKS},
-    **{f"vgg{depth}": (partial(vgg.vgg, depth), 224) for depth in vgg.STAGES},
+    **{f"resnet{depth}": (partial(resnet.resnet, depth), 224) for depth in resnet.RESNET_BLOCKS},
+    **{f"vgg{depth}": (partial(vgg.vgg, depth), 224) for depth in vgg.VGG_STAGES},
     "alexnet": (vgg.alexnet, 224),
     **{name: (partial(amoebanet.amoebanet, name), 224) for name in amoebanet.AMOEBANET_SHAPES},
     "inception-v3": (inception.inception_v3, 299),
@@ -64,7 +64,7 @@ _IMAGES: Mapping[str, tuple[Callable[..., Workload], int]] = {
 
 _SEQUENCES: Mapping[str, tuple[Callable[..., Workload], int]] = {
     **{name: (partial(bert.bert, name), bert.POSITIONS) for name in bert.SHAPES},
-    **{name: (partial(gpt.gpt, name), shape.positions) for name, shape in gpt.SHAPES.items()},
+    **{name: (partial(gpt.gpt, name), shape.positions) for name, shape in gpt.GPT_SHAPES.items()},
     **{name: (partial(llama.llama, name), s.positions) for name, s in decoder_sizes.SHAPES.items()},
     **{
         name: (partial(expert_decoder.expert_decoder, name), shape.decoder.positions)

@@ -59,7 +59,7 @@ def convnext(
             part, image = _downsampling(f"features.{place - 1}", image, width)
             parts += hand_on([part], image.elements)
         for block in range(count):
-            added = _block(f"features.{place}.{block}", image, drops=len(parts) > 1)
+            added = _convnext_block(f"features.{place}.{block}", image, drops=len(parts) > 1)
             parts += hand_on(added, image.elements)
     pool, pooled = adaptive_pooling("avgpool", image, 1)
     norm = norm_parameters("classifier.0", image.channels)
@@ -122,7 +122,7 @@ def _downsampling(name: str, image: Image, width: int) -> tuple[Module, Image]:
     return replace(changed, parameters=own + part.parameters, ready=ready), out
 
 
-def _block(name: str, image: Image, *, drops: bool) -> list[Module]:
+def _convnext_block(name: str, image: Image, *, drops: bool) -> list[Module]:
     """Depthwise convolution, norm, perceptron, scale of channels, addition.
 
     The gradient of the scale, which is registered first, is complete first.

@@ -133,7 +133,7 @@ def efficientnet(
     for place, stage in enumerate(stages, start=1):
         for block in range(stage.blocks):
             own = stage if block == 0 else replace(stage, inputs=stage.outputs, stride=1)
-            added, image = _block(f"features.{place}.{block}", image, own, drops=len(parts) > 1)
+            added, image = _inverted_residual(f"features.{place}.{block}", image, own, drops=len(parts) > 1)
             parts += hand_on(added, image.elements)
     last = last_channels or 4 * stages[-1].outputs
     top, image = _unit(f"features.{len(stages) + 1}", image, last, 1)
@@ -199,7 +199,7 @@ def _unit(
     return changed, out
 
 
-def _block(name: str, image: Image, stage: Stage, *, drops: bool) -> tuple[list[Module], Image]:
+def _inverted_residual(name: str, image: Image, stage: Stage, *, drops: bool) -> tuple[list[Module], Image]:
     """An inverted residual: widen, filter each channel, gate the channels, narrow, add."""
     inner = _channels(stage.inputs * stage.growth)
     grows, sides = inner != stage.inputs, {"kernel": stage.kernel, "stride": stage.stride}

@@ -11,7 +11,7 @@ from perfmodel.workload.zoo.layers import ONE_KERNEL, ActivationFunction
 from perfmodel.workload.zoo.stack_block import AttentionNames, BlockNames, StackShape
 from perfmodel.workload.zoo.text_decoder import DecoderEnds, TextDecoderShape, text_decoder
 
-VOCABULARY = 50257
+GPT_VOCABULARY = 50257
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class GptShape:
     width: int
     heads: int
     positions: int
-    vocabulary: int = VOCABULARY
+    vocabulary: int = GPT_VOCABULARY
     mlp_width: int | None = None
     activation: ActivationFunction = ONE_KERNEL
     untied: bool = False
@@ -81,7 +81,7 @@ _MEGATRON = {
 }
 """530B and 1T of the second paper are 529.6B and 1008B of the first."""
 
-SHAPES = {
+GPT_SHAPES = {
     "gpt2": GptShape(12, 768, 12, 1024),
     "gpt2-medium": GptShape(24, 1024, 16, 1024),
     "gpt2-large": GptShape(36, 1280, 20, 1024),
@@ -116,7 +116,7 @@ def gpt(
     `dropout`: of what joins the stream; of embeddings and scores, too, unless stated.
     `shard`: which part of it a rank holds.
     """
-    shape = shape or SHAPES[name]
+    shape = shape or GPT_SHAPES[name]
     block = StackShape(
         shape.width,
         shape.heads,

@@ -94,7 +94,7 @@ INCEPTION_E: tuple[Branch, ...] = (
         ),
     ),
 )
-BLOCKS = (
+MIXED_BLOCKS = (
     ("5b", INCEPTION_A, 32),
     ("5c", INCEPTION_A, 64),
     ("5d", INCEPTION_A, 64),
@@ -115,7 +115,7 @@ JUDGED = "6e"
 def inception_v3(*, dtype: str, image_size: int) -> Workload:
     """Szegedy et al. 2015 (arXiv 1512.00567), torchvision's module names."""
     parts, image = _chain(Image(3, image_size, image_size), "", STEM)
-    for number, branches, pooled in BLOCKS:
+    for number, branches, pooled in MIXED_BLOCKS:
         image = _mixed(parts, image, f"Mixed_{number}", branches, pooled)
         if number == JUDGED:
             pool, small = pooling("AuxLogits.pool", image, 5, stride=3, indices=False)

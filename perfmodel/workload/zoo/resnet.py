@@ -14,7 +14,7 @@ from perfmodel.workload.zoo.image_layers import (
 )
 from perfmodel.workload.zoo.layers import Module
 
-BLOCKS = {
+RESNET_BLOCKS = {
     18: (2, 2, 2, 2),
     34: (3, 4, 6, 3),
     50: (3, 4, 6, 3),
@@ -51,7 +51,7 @@ def resnet(
         stem, image = convolution("conv1", image, 64, 7, stride=2, padding=3, norm="bn1")
         pool, image = pooling("maxpool", image, 3, stride=2, padding=1)
         parts = [stem, pool]
-    for stage, blocks in enumerate(BLOCKS[depth], start=1):
+    for stage, blocks in enumerate(RESNET_BLOCKS[depth], start=1):
         for block in range(blocks):
             added, image = _block(
                 f"layer{stage}.{block}",

@@ -23,7 +23,7 @@ from perfmodel.workload.zoo.layers import (
 )
 
 HIDDEN = 4096
-STAGES = {16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
+VGG_STAGES = {16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 """Convolutions per stage: Simonyan and Zisserman 2014, table 1, columns D and E."""
 ALEXNET = (
     (64, 11, 4, 2, True),
@@ -39,7 +39,7 @@ def vgg(depth: int, *, dtype: str, image_size: int) -> Workload:
     """VGG without batch normalisation (arXiv 1409.1556)."""
     convolutions = [
         (min(64 * 2**stage, 512), 3, 1, 1, number == count)
-        for stage, count in enumerate(STAGES[depth])
+        for stage, count in enumerate(VGG_STAGES[depth])
         for number in range(1, count + 1)
     ]
     features = _features(Image(3, image_size, image_size), convolutions, pooled=2, averaged=7)

@@ -70,7 +70,7 @@ def decoder(name: str, batch: int, s: int, attention: str, layers: int) -> Pair:
 
 
 def gpt2(_name: str, batch: int, s: int, attention: str, layers: int) -> Pair:
-    shape = replace(gpt.SHAPES["gpt2"], layers=layers)
+    shape = replace(gpt.GPT_SHAPES["gpt2"], layers=layers)
     config = hf.GPT2Config(
         n_layer=layers, attn_implementation=attention, activation_function="gelu_pytorch_tanh"
     )
