@@ -26,8 +26,8 @@ from perfmodel.errors import (
 )
 from perfmodel.torch_modules.capture import require_torch
 from perfmodel.units import format_bytes
+from perfmodel.workload.configs.file_text import JsonFile, read_json
 from perfmodel.workload.configs.hugging_face import config_path, name_of
-from perfmodel.workload.configs.json_file import JsonFile, read_json
 
 FUNCTION_FIELD = "FUNCTION"
 RETURNS = "a function without arguments that returns (model, batch) or (model, batch, loss)"

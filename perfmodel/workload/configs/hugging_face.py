@@ -16,8 +16,8 @@ from perfmodel.files import is_file, is_folder
 from perfmodel.workload.configs.decoder_families import DENSE_FAMILIES, IMAGE_TEXT_FAMILIES
 from perfmodel.workload.configs.expert_families import EXPERT_FAMILIES
 from perfmodel.workload.configs.family import Family, HubConfig
+from perfmodel.workload.configs.file_text import CONFIG_NAME, JsonFile, read_json
 from perfmodel.workload.configs.image_and_sound_families import IMAGE_AND_SOUND_FAMILIES
-from perfmodel.workload.configs.json_file import CONFIG_NAME, JsonFile, read_json
 from perfmodel.workload.configs.text_families import TEXT_FAMILIES
 from perfmodel.workload.zoo.buildable import Buildable
 

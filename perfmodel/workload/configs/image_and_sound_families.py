@@ -20,8 +20,14 @@ from perfmodel.workload.configs.family import (
     is_on,
 )
 from perfmodel.workload.zoo.buildable import Buildable
-from perfmodel.workload.zoo.clip import CLIP_BLOCK, ClipShape, clip
-from perfmodel.workload.zoo.image_stack import VIT_BLOCK, ImageShape, vit
+from perfmodel.workload.zoo.image_stack import (
+    CLIP_BLOCK,
+    VIT_BLOCK,
+    ClipShape,
+    ImageShape,
+    clip,
+    vit,
+)
 from perfmodel.workload.zoo.layers import ACTIVATIONS
 from perfmodel.workload.zoo.stack_block import StackShape
 from perfmodel.workload.zoo.whisper import DECODER_BLOCK, WHISPER_BLOCK, WhisperShape, whisper

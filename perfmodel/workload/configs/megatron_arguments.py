@@ -18,7 +18,6 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from perfmodel.errors import Fault, InputError, failed, raise_faults
 from perfmodel.files import FileModel, validate_document
 from perfmodel.scenario.sections.model import MOST_LAYERS
-from perfmodel.workload.configs.argument_text import read_arguments, typed_arguments
 from perfmodel.workload.configs.decoder_models import (
     EXPERT_FAMILY,
     choice_faults,
@@ -37,9 +36,10 @@ from perfmodel.workload.configs.family import (
     Words,
     divides,
 )
+from perfmodel.workload.configs.file_text import read_arguments, typed_arguments
 from perfmodel.workload.model import Workload
 from perfmodel.workload.shards.shard import WHOLE, Shard
-from perfmodel.workload.zoo import gpt
+from perfmodel.workload.zoo import text_decoder
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.expert_settings import ExpertSettings
@@ -343,7 +343,7 @@ def _build(
         shape = with_table(shape, sequence_length)
     sizes |= {"sequence_length": sequence_length, "shard": shard}
     if arguments.num_experts is None and _is_gpt(arguments):
-        sizes["shape"] = gpt.GptShape(
+        sizes["shape"] = text_decoder.GptShape(
             shape.layers,
             shape.width,
             shape.heads,
@@ -353,7 +353,7 @@ def _build(
             untied=not shape.tied,
         )
         dropout, scores = shape.dropout, shape.score_dropout
-        workload = gpt.gpt(name, dropout=dropout, score_dropout=scores, **sizes)
+        workload = text_decoder.gpt(name, dropout=dropout, score_dropout=scores, **sizes)
         return replace(workload, source=source)
     latent = None
     if arguments.multi_latent_attention:

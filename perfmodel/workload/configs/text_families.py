@@ -19,7 +19,7 @@ from perfmodel.workload.configs.family import (
     is_on,
     rotary_share,
 )
-from perfmodel.workload.zoo import bert, gpt, t5
+from perfmodel.workload.zoo import bert, t5
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.layers import ACTIVATIONS, ONE_KERNEL
 from perfmodel.workload.zoo.stack_block import StackShape
@@ -30,7 +30,9 @@ from perfmodel.workload.zoo.text_decoder import (
     OPT_ENDS,
     PHI_BLOCK,
     PHI_ENDS,
+    GptShape,
     TextDecoderShape,
+    gpt,
     text_decoder,
 )
 
@@ -38,7 +40,7 @@ from perfmodel.workload.zoo.text_decoder import (
 def gpt2_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable:
     """Return the model of a configuration of GPT-2."""
     raise_faults(divides(config.n_embd, config.n_head, "n_head", "n_embd"))
-    shape = gpt.GptShape(
+    shape = GptShape(
         config.n_layer,
         config.n_embd,
         config.n_head,
@@ -49,7 +51,7 @@ def gpt2_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable
         untied=not config.tie_word_embeddings,
     )
     make = partial(
-        gpt.gpt,
+        gpt,
         name,
         shape=shape,
         dropout=is_on(config.resid_pdrop),

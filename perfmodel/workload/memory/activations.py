@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from perfmodel.errors import allowed_names, failed, raise_faults
 from perfmodel.workload.kernels.shapes import Attention
-from perfmodel.workload.memory.blocks import repeated_blocks
-from perfmodel.workload.memory.offload import Offload, check_offload, held_bytes
+from perfmodel.workload.memory.blocks import Offload, check_offload, held_bytes, repeated_blocks
 from perfmodel.workload.memory.recompute import (
     NO_RECOMPUTE,
     Recompute,
