@@ -52,7 +52,7 @@ def call_function(text: str) -> tuple[Any, Any, Callable[..., Any] | None]:
     raise_faults(failed((odd, FUNCTION_FIELD, repr(text), example)))
     require_torch()
     module = _load(place)
-    function = getattr(module, name, None)
+    function: Any = getattr(module, name, None)
     names = [word for word, value in vars(module).items() if callable(value)]
     found, allowed = f"no function {name!r} in {place}", allowed_names(names, name)
     raise_faults(failed((not callable(function), FUNCTION_FIELD, found, allowed)))

@@ -225,7 +225,7 @@ def _split_norms(
     for operator in group.operators:
         if operator.path in roots and operator.kind != "matrix":
             widest[operator.path] = max(widest[operator.path], operator.out_elements)
-    norms = [
+    norms: list[tuple[bool, float, int]] = [
         (True, ELEMENT_BYTES * RMS_NORM_PASSES * widest[path], RMS_NORM_KERNELS)
         for path in sorted(roots)
     ]

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any
 
 from perfmodel.errors import Fault, raise_faults
 from perfmodel.workload.kernels.shapes import MatrixProduct
 from perfmodel.workload.model import Layer, ParameterTensor, Workload
-from perfmodel.workload.shards.calls import CallOp, CallPhase, LayerCall
+from perfmodel.workload.shards.calls import LayerCall, tensor_call
 from perfmodel.workload.shards.shard import Shard
 from perfmodel.workload.zoo.layers import (
     ADD_PASSES,
@@ -234,19 +234,19 @@ def _row_calls(
 
     `narrow`, `whole`: elements of the result of A, and of B in all ranks.
     """
-    down = (_tensor_call(shard, "all_reduce", narrow, "forward", "after"),)
+    down = (tensor_call(shard, "all_reduce", narrow, "forward", "after"),)
     if shard.library == "torch":
         return down, ()
     if shard.sequence_parallel and adapters.a2a_experimental:
         part = whole / shard.tensor
         return down, (
-            _tensor_call(shard, "all_to_all", part, "forward", "after"),
-            _tensor_call(shard, "all_to_all", part, "backward", "before"),
+            tensor_call(shard, "all_to_all", part, "forward", "after"),
+            tensor_call(shard, "all_to_all", part, "backward", "before"),
         )
-    gather = _tensor_call(shard, "all_gather", whole, "forward", "after")
+    gather = tensor_call(shard, "all_gather", whole, "forward", "after")
     if not shard.sequence_parallel:
         return down, (gather,)
-    return down, (gather, _tensor_call(shard, "all_gather", whole, "backward", "before"))
+    return down, (gather, tensor_call(shard, "all_gather", whole, "backward", "before"))
 
 
 def _column_calls(shard: Shard, narrow: float, inputs: float) -> tuple[Calls, Calls]:
@@ -257,14 +257,8 @@ def _column_calls(shard: Shard, narrow: float, inputs: float) -> tuple[Calls, Ca
 
     `narrow`, `inputs`: elements of the result of A, and of its input.
     """
-    down = [_tensor_call(shard, "all_reduce", narrow, "backward", "before")]
+    down = [tensor_call(shard, "all_reduce", narrow, "backward", "before")]
     if shard.sequence_parallel and shard.library == "megatron" and shard.hides == "asynchronous":
-        down.append(_tensor_call(shard, "all_gather", inputs, "forward", "before"))
-        down.append(_tensor_call(shard, "reduce_scatter", inputs, "backward", "after"))
+        down.append(tensor_call(shard, "all_gather", inputs, "forward", "before"))
+        down.append(tensor_call(shard, "reduce_scatter", inputs, "backward", "after"))
     return tuple(down), ()
-
-
-def _tensor_call(
-    shard: Shard, op: CallOp, elements: float, phase: CallPhase, place: Literal["before", "after"]
-) -> LayerCall:
-    return LayerCall("tensor", op, float(elements), shard.tensor, phase, place)

@@ -14,7 +14,6 @@ is copied first; where TF32 would lose by that, cuDNN's fp32 kernels are taken.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -26,7 +25,7 @@ from perfmodel.workload.compute_spread import roofline_factors
 from perfmodel.workload.kernels.device import kernel_constants
 from perfmodel.workload.kernels.float8_layers import check_float8, float8_layers
 from perfmodel.workload.kernels.float8_recipe import Float8, wide_precision
-from perfmodel.workload.kernels.kernel_times import KernelCost, elementwise_s
+from perfmodel.workload.kernels.kernel_times import elementwise_s
 from perfmodel.workload.layer_cost import (
     layer_cost,
     make_pricing,
@@ -144,6 +143,8 @@ def layer_times(
         matrix_seconds(layer, pricing, first=i == 0, is_float8=i in narrow)
         for i, layer in enumerate(workload.layers)
     ]
+    total_s = sum(cost.forward_s + cost.backward_s for cost in costs)
+    narrow_share = sum(sum(products[layer]) for layer in narrow) / total_s if narrow else 0.0
     launches = optimizer_launches(workload, optimizer, optimizer_kernels)
     optimizer_traffic = optimizer_bytes(
         workload, optimizer, optimizer_kernels, master_weights=master_weights
@@ -165,7 +166,7 @@ def layer_times(
             compiled=compiled,
         ),
         source=f"roofline on {gpu.name}",
-        spread=roofline_factors(workload, gpu, precision, _narrow_share(costs, products, narrow)),
+        spread=roofline_factors(workload, gpu, precision, narrow_share),
         matrix_forward_s=np.array([forward_s for forward_s, _ in products]),
         matrix_backward_s=np.array([backward_s for _, backward_s in products]),
         weight_gradient_s=np.array(
@@ -175,14 +176,6 @@ def layer_times(
             ]
         ),
     )
-
-
-def _narrow_share(
-    costs: Sequence[KernelCost], products: Sequence[tuple[float, float]], narrow: Collection[int]
-) -> float:
-    """Share of a micro-batch that multiplies in fp8."""
-    total_s = sum(cost.forward_s + cost.backward_s for cost in costs)
-    return sum(sum(products[layer]) for layer in narrow) / total_s if narrow else 0.0
 
 
 def _check_blocks(workload: Workload, fused_attention: bool) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,8 @@ def read_safetensors(path: Path) -> Workload:
 
     Raises `InputError`: with every fault.
     """
-    if path.name.lower().endswith(INDEX_SUFFIX):
-        shapes = _read_index(path)
-    else:
-        shapes = dict(_tensors(read_header(path)))
+    is_index = path.name.lower().endswith(INDEX_SUFFIX)
+    shapes = _read_index(path) if is_index else _tensors(read_header(path))
     if not shapes:
         raise InputError(Fault("file", "no tensors", "a model's tensors", str(path)))
     names = sorted(shapes, key=_natural)
@@ -124,19 +123,22 @@ Entry = tuple[tuple[int, ...], str]
 """Shape and dtype."""
 
 
-def _tensors(header: JsonFile) -> Iterator[tuple[str, Entry]]:
-    faults: list[Fault] = []
-    entries: list[tuple[str, Entry]] = []
-    for name, fields in header.content.items():
-        if name == "__metadata__":
-            continue
-        problem = _problem(fields)
-        if problem is None:
-            entries.append((name, (tuple(fields["shape"]), DTYPES[fields["dtype"]][0])))
-        elif len(faults) < MOST_FAULTS:
-            faults.append(Fault(f"tensor {name!r}", *problem, str(header.path)))
-    raise_faults(faults)
-    yield from entries
+def _tensors(header: JsonFile) -> dict[str, Entry]:
+    """Return shape and dtype of each tensor of a header.
+
+    Raises `InputError`: entries that are none of a tensor.
+    """
+    stated = {name: each for name, each in header.content.items() if name != "__metadata__"}
+    faults = (
+        Fault(f"tensor {name!r}", *problem, str(header.path))
+        for name, fields in stated.items()
+        if (problem := _problem(fields)) is not None
+    )
+    raise_faults(islice(faults, MOST_FAULTS))
+    return {
+        name: (tuple(fields["shape"]), DTYPES[fields["dtype"]][0])
+        for name, fields in stated.items()
+    }
 
 
 def _problem(fields: Any) -> tuple[str, str] | None:
@@ -187,7 +189,7 @@ def _read_index(path: Path) -> dict[str, Entry]:
     raise_faults(faults)
     shapes: dict[str, Entry] = {}
     for name in names:
-        shapes |= dict(_tensors(read_header(path.parent / name)))
+        shapes |= _tensors(read_header(path.parent / name))
     missing = [name for name in placed if name not in shapes]
     if missing:
         allowed = "tensors that are in the files of weight_map"

@@ -236,10 +236,11 @@ def _single_kernel(mean: MatrixProduct, pricing: Float8Pricing) -> NarrowProduct
 def _each(mean: MatrixProduct, pricing: Float8Pricing) -> NarrowProducts:
     """A product, and a cast of a weight, for each group."""
     plain, count = _plain_products(replace(mean, count=1), pricing), mean.count
-    each_s = (plain.output_s, plain.weight_gradient_s, plain.input_gradient_s)
-    constants = pricing.wide.constants.grouped
+    all_s = pricing.wide.constants.grouped.own_kernels_s
     return NarrowProducts(
-        *(constants.own_kernels_s(own_s, count) for own_s in each_s),
+        all_s(plain.output_s, count),
+        all_s(plain.weight_gradient_s, count),
+        all_s(plain.input_gradient_s, count),
         kernels=count,
         cast_kernels=(1 if pricing.casts.grouped.joined else count, count),
     )

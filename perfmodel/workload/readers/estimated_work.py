@@ -132,9 +132,7 @@ def _tied(layer: Layer, tables: Sequence[ParameterTensor], rows: float) -> list[
 
 def _sides(tensor: ParameterTensor) -> float:
     """Columns before and after a product with a weight; a square one where numel alone tells."""
-    if len(tensor.shape) > 1:
-        return tensor.shape[0] + tensor.shape[1]
-    return 2 * math.sqrt(tensor.numel)
+    return float(sum(tensor.shape[:2])) if len(tensor.shape) > 1 else 2 * math.sqrt(tensor.numel)
 
 
 def _complete(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal
 
 from perfmodel.workload.model import Buffers, FusedKept, Workload
@@ -183,9 +184,9 @@ def bert(
             context_limit="" if head == "masked" else limit,
         ),
     )
-    parts = [_embeddings(s, shape, shard)]
-    for number in range(shape.layers):
-        parts += _block(f"encoder.layer.{number}", s, shape, shard)
+    paths = (f"encoder.layer.{number}" for number in range(shape.layers))
+    blocks = chain.from_iterable(_block(path, s, shape, shard) for path in paths)
+    parts = [_embeddings(s, shape, shard), *blocks]
     if head != "masked":
         # its input is a view of all tokens, which it holds
         pooler = linear(

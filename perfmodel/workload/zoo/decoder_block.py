@@ -124,6 +124,7 @@ def attention_part(place: BlockPlace, window: int | None) -> list[Module]:
     """
     prefix, s, shape, shard = place.prefix, place.tokens, place.shape, place.shard
     family, queries = shape.block_names, shape.heads * shape.head_size // shard.tensor
+    apart = 0 < shape.rotary_share < 1 if shape.turned_apart is None else shape.turned_apart
     attended = attention(
         f"{prefix}.self_attn",
         s,
@@ -137,7 +138,7 @@ def attention_part(place: BlockPlace, window: int | None) -> list[Module]:
         capped_scores=shape.capped,
         shard=shard,
         # turned parts and the rest joined anew; values are a part of a joined map's
-        held=shape.lays_anew + bool(family.qkv) * (1 + shape.kv_heads / shape.heads),
+        held=apart + bool(family.qkv) * (1 + shape.kv_heads / shape.heads),
     )
     if shape.sinks:
         sinks = ((f"{prefix}.self_attn.sinks", (shape.heads // shard.tensor,)),)

@@ -183,16 +183,6 @@ class DecoderShape:
         """Names of a block's modules."""
         return self.names or (GEMMA_NAMES if self.branch_norms else LLAMA_NAMES)
 
-    @property
-    def lays_anew(self) -> bool:
-        """Whether turning positions puts the parts of a head together anew."""
-        return 0 < self.rotary_share < 1 if self.turned_apart is None else self.turned_apart
-
-    @property
-    def drops_embedding(self) -> bool:
-        """Whether embeddings are dropped out."""
-        return self.dropout if self.embedding_dropout is None else self.embedding_dropout
-
     def window_of(self, layer: int) -> int | None:
         """Tokens that a query of a layer (from 0) sees at most, or None: all before it."""
         if self.windows is not None:

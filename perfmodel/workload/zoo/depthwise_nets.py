@@ -274,7 +274,7 @@ WIDEN = 4
 """Inner width of the perceptron over the width of its block."""
 
 
-CONVNEXTS: Mapping[str, dict[str, tuple[int, ...]]] = {
+CONVNEXTS: Mapping[str, dict[str, Any]] = {
     "convnext_tiny": {"widths": (96, 192, 384, 768), "blocks": (3, 3, 9, 3)},
     "convnext_small": {"widths": (96, 192, 384, 768), "blocks": (3, 3, 27, 3)},
     "convnext_base": {"widths": (128, 256, 512, 1024), "blocks": (3, 3, 27, 3)},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 from perfmodel.workload.kernels.shapes import MatrixProduct
 from perfmodel.workload.model import Layer, Workload
@@ -18,7 +19,7 @@ from perfmodel.workload.zoo.layers import (
 )
 from perfmodel.workload.zoo.transformer import embedding
 
-DLRMS: Mapping[str, dict[str, tuple[int, ...]]] = {
+DLRMS: Mapping[str, dict[str, Any]] = {
     "dlrm-criteo-kaggle": {
         "rows": (
             1460,

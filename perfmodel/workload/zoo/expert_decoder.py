@@ -222,10 +222,11 @@ def _block(
 ) -> list[Module]:
     """Attention part, then experts or a dense feed-forward part."""
     called = EXPERT_NAMES.get(family, USUAL_NAMES)
-    if shape.latent is None:
-        attention = attention_part(place, shape.decoder.window_of(number))
-    else:
-        attention = latent_attention_part(place, shape.latent)
+    attention = (
+        latent_attention_part(place, shape.latent)
+        if shape.latent
+        else attention_part(place, shape.decoder.window_of(number))
+    )
     if not shape.routed.is_routed(number):
         return [*attention, *feed_forward_part(place, path=called.path)]
     return [*attention, *routed_part(RoutedPlace(place, shape.routed, settings, dtype, called))]

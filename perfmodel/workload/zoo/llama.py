@@ -45,9 +45,8 @@ def rotary_buffers(shape: DecoderShape) -> tuple[Buffers, ...]:
     """Rotary frequencies, twice, for sliding and full attention where these differ; a scale."""
     if not shape.rotary_share:
         return ()
-    kinds = 1
-    if shape.own_rotaries:
-        kinds = len({shape.window_of(layer) is None for layer in range(shape.layers)})
+    full = {shape.window_of(layer) is None for layer in range(shape.layers)}
+    kinds = len(full) if shape.own_rotaries else 1
     frequencies = int(shape.head_size * shape.rotary_share) // 2
     rotary = Buffers("fp32", 2 * kinds, 2 * kinds * 4 * frequencies)
     return (rotary, *(Buffers("fp32", 1, 4),) * shape.scaled_embedding)
@@ -67,7 +66,7 @@ def token_embedding(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module
         tables,
         s,
         h,
-        dropout=shape.drops_embedding,
+        dropout=shape.dropout if shape.embedding_dropout is None else shape.embedding_dropout,
         indexed=len(tables),
         shard=shard,
     )
