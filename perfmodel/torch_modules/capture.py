@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import ExecutorUnavailable, Fault, InputError
+from perfmodel.errors import ExecutorUnavailable, Fault, InputError, failed, raise_faults
 from perfmodel.files import validate_document, write_atomically
 from perfmodel.torch_modules.layer_groups import LayerGroup, group_layers, write_document
 from perfmodel.torch_modules.layer_timer import MeasuredLayers, measure_layers
@@ -99,8 +99,8 @@ class Capture:
     def save(self, path: Path | str) -> Path:
         """Write the model file, and return its path: ``model: {file: mymodel.yaml}``."""
         path = Path(path)
-        if path.suffix.lower() not in {".yaml", ".yml"}:
-            raise InputError(Fault("path", repr(str(path)), "a file ending in .yaml"))
+        odd = path.suffix.lower() not in {".yaml", ".yml"}
+        raise_faults(failed((odd, "path", repr(str(path)), "a file ending in .yaml")))
         write_atomically(path, write_document(self.document, list(self._comments())))
         return path
 
@@ -193,17 +193,13 @@ def capture(
     step = loss_function(loss, batch)
     notes: list[str] = []
     wide, groups = _traced(model, batch, step, "own" if real else "fp32", real=real)
-    others: list[tuple[list[LayerGroup], StepTrace] | None] = [None, None]
-    if not real:
-        others = [
-            _other_precision(model, batch, step, each, notes) for each in ("bf16", "autocast")
-        ]
-    notes += _join_idle_parameters(model, groups, wide)
-    kept_layers = kept_by_layers(groups, wide, others[0], others[1])
-    notes += _remarks(wide)
-    held = frozenset(wide.kept_storages)
-    escaping = escaping_storages(groups, held)
-    described = describe_sample(batch)
+    narrow, autocasted = (
+        None if real else _other_precision(model, batch, step, each, notes) for each in PRECISIONS
+    )
+    notes += [*_join_idle_parameters(model, groups, wide), *_remarks(wide)]
+    kept_layers = kept_by_layers(groups, wide, narrow, autocasted)
+    escaping = escaping_storages(groups, frozenset(wide.kept_storages))
+    described, stream = describe_sample(batch), _stream_elements(groups) / count
     document = {
         "perfmodel": 1,
         "kind": "model",
@@ -211,19 +207,15 @@ def capture(
         "sample": sample or str(described),
         "inputs": step.input_elements(batch) / count,
         "outputs": wide.output_elements / count,
-        "stream": _stream_elements(groups) / count,
+        **({"stream": stream} if stream else {}),
         "parameters": list(_parameters(model)),
         "layers": [
             layer_fields(group, each, count, outside)
             for group, each, outside in zip(groups, kept_layers, escaping, strict=True)
         ],
     }
-    if described.tokens is not None:
-        document["tokens_per_sample"] = described.tokens
-    if not document["stream"]:
-        del document["stream"]
-    if buffers := list(_buffers(model)):
-        document["buffer_groups"] = buffers
+    optional = {"tokens_per_sample": described.tokens, "buffer_groups": _buffers(model)}
+    document |= {name: value for name, value in optional.items() if value}
     captured = Capture(document, tuple(wide.operators), tuple(wide.ready), count, tuple(notes))
     if not measure:
         _refuse_idle(optimizer=optimizer, autocast=autocast)
@@ -233,10 +225,14 @@ def capture(
     return with_times(captured, times, autocast)
 
 
-def _require_count(samples: object) -> int:
-    if isinstance(samples, int) and not isinstance(samples, bool) and samples > 0:
-        return samples
-    raise InputError(Fault("samples", repr(samples), "a whole number above zero"))
+PRECISIONS: tuple[Precision, ...] = ("bf16", "autocast")
+"""In which the step is traced once more, to tell what it keeps in half precision."""
+
+
+def _require_count(samples: int) -> int:
+    odd = not isinstance(samples, int) or isinstance(samples, bool) or samples < 1
+    raise_faults(failed((odd, "samples", repr(samples), "a whole number above zero")))
+    return samples
 
 
 def _join_idle_parameters(model: Any, groups: Sequence[LayerGroup], trace: StepTrace) -> list[str]:
@@ -277,9 +273,7 @@ REMARKS: Mapping[str, str] = {
 
 def _remarks(trace: StepTrace) -> Iterator[str]:
     """Say what ran otherwise, and which operators are not counted."""
-    for word, sentence in REMARKS.items():
-        if word in trace.remarks:
-            yield sentence
+    yield from (sentence for word, sentence in REMARKS.items() if word in trace.remarks)
     if trace.uncounted:
         names = ", ".join(sorted(trace.uncounted))
         yield f"Operations of {names} are not known: their traffic alone counts."
@@ -287,13 +281,11 @@ def _remarks(trace: StepTrace) -> Iterator[str]:
 
 def _refuse_idle(**arguments: object) -> None:
     """Raise InputError for what measured steps alone have."""
-    faults = [
+    raise_faults(
         Fault(name, repr(value), "nothing without measure=True")
         for name, value in arguments.items()
         if value is not None
-    ]
-    if faults:
-        raise InputError(faults)
+    )
 
 
 def with_times(captured: Capture, times: MeasuredLayers, autocast: str | None = None) -> Capture:
@@ -368,18 +360,19 @@ def _parameters(model: Any) -> Iterator[dict[str, Any]]:
 def _dtype_word(tensor: Any) -> str:
     part = tensor.real if tensor.is_complex() else tensor  # DDP sends pairs of real numbers
     word = str(part.dtype).removeprefix("torch.")
-    if word not in DTYPES:
-        raise InputError(Fault("model", f"a tensor of {word}", ", ".join(DTYPES)))
+    raise_faults(failed((word not in DTYPES, "model", f"a tensor of {word}", ", ".join(DTYPES))))
     return DTYPES[word]
 
 
-def _buffers(model: Any) -> Iterator[dict[str, Any]]:
+def _buffers(model: Any) -> list[dict[str, Any]]:
     groups: dict[str, list[int]] = {}
     for buffer in model.buffers():
         groups.setdefault(_dtype_word(buffer), []).append(buffer.numel() * buffer.element_size())
-    for dtype, sizes in groups.items():
-        if sum(sizes):
-            yield {"dtype": dtype, "tensors": len(sizes), "size": f"{sum(sizes)} B"}
+    return [
+        {"dtype": dtype, "tensors": len(sizes), "size": f"{sum(sizes)} B"}
+        for dtype, sizes in groups.items()
+        if sum(sizes)
+    ]
 
 
 def _stream_elements(groups: Sequence[LayerGroup]) -> float:

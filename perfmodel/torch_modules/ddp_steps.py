@@ -8,19 +8,28 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, failed, raise_faults
 from perfmodel.torch_modules.capture import Capture, with_times
 from perfmodel.torch_modules.layer_timer import MeasuredLayers
-from perfmodel.torch_modules.wrapped_module import plain_name
+from perfmodel.torch_modules.wrapped_module import hooks, plain_name
 from perfmodel.units import format_bytes, format_time
 
 NANOSECOND = 1e-9
 """Unit of DDP's logging data."""
+
+LOGGED_TIMES = {
+    "forward_s": "forward_compute_time",
+    "backward_s": "backward_compute_time",
+    "communication_s": "backward_comm_time",
+    "overlap_s": "backward_compute_comm_overlap_time",
+}
+"""Times of a step, and what DDP's logging data call them."""
 
 FIRST_STEPS = 2
 """Steps before buckets are rebuilt and memory is allocated, which do not count."""
@@ -87,8 +96,7 @@ class RecordedSteps:
     @property
     def rest_s(self) -> float:
         """Median of what a step takes beyond forward, backward and exposed all-reduces."""
-        self._require_steps()
-        return float(statistics.median(step.rest_s for step in self.steady))
+        return self.median("rest_s")
 
     @property
     def ready_order(self) -> tuple[str, ...]:
@@ -101,10 +109,9 @@ class RecordedSteps:
         return float(statistics.median(getattr(step, name) for step in self.steady))
 
     def _require_steps(self) -> None:
-        if not self.steady:
-            text = f"{len(self.steps)} steps, of which the first {FIRST_STEPS} do not count"
-            allowed = f"{FIRST_STEPS + 1} steps or more inside of record_steps"
-            raise InputError(Fault("record_steps", text, allowed))
+        text = f"{len(self.steps)} steps, of which the first {FIRST_STEPS} do not count"
+        allowed = f"{FIRST_STEPS + 1} steps or more inside of record_steps"
+        raise_faults(failed((not self.steady, "record_steps", text, allowed)))
 
     def __repr__(self) -> str:
         if not self.steady:
@@ -148,15 +155,19 @@ class RecordedSteps:
             len(self.steady),
         )
         timed = with_times(captured, times)
-        return replace(timed, notes=(*timed.notes, *self._sentences()))
+        return replace(timed, notes=(*timed.notes, f"Recorded: {repr(self).strip('<>')}."))
 
     def _backward_by_layer(self, captured: Capture) -> list[float]:
         """Median seconds of the backward of each layer, which sum up to that of DDP."""
         layers = captured.document["layers"]
-        shares = _work_shares(captured)
-        seconds = [0.0] * len(layers)
+        # among layers whose end no hook sees: as they were measured, or by their work
+        shares = (
+            captured.measured.backward_s
+            if captured.measured
+            else [each.matmul_flops + each.vector_bytes + 1.0 for each in captured.workload.layers]
+        )
+        seconds, before_s = [0.0] * len(layers), 0.0
         waiting: list[int] = []
-        before_s = 0.0
         for index in reversed(range(len(layers))):
             waiting.append(index)
             names = layers[index].get("parameters", ())
@@ -172,16 +183,6 @@ class RecordedSteps:
             before_s, waiting = max(before_s, ready_s), []
         scale = self.median("backward_s") / (sum(seconds) or 1.0)
         return [each * scale for each in seconds]
-
-    def _sentences(self) -> Iterator[str]:
-        yield f"Recorded: {repr(self).strip('<>')}."
-
-
-def _work_shares(captured: Capture) -> list[float]:
-    """Weight of each layer among those whose end no hook sees: measured, or its work."""
-    if captured.measured is not None:
-        return list(captured.measured.backward_s)
-    return [layer.matmul_flops + layer.vector_bytes + 1.0 for layer in captured.workload.layers]
 
 
 @contextmanager
@@ -204,27 +205,25 @@ def record_steps(ddp_model: Any) -> Iterator[RecordedSteps]:
     """
     import torch
 
-    if not isinstance(ddp_model, torch.nn.parallel.DistributedDataParallel):
-        text = type(ddp_model).__name__
-        allowed = "a module in torch.nn.parallel.DistributedDataParallel"
-        raise InputError(Fault("ddp_model", text, allowed))
+    is_wrapped = isinstance(ddp_model, torch.nn.parallel.DistributedDataParallel)
+    allowed = "a module in torch.nn.parallel.DistributedDataParallel"
+    raise_faults(failed((not is_wrapped, "ddp_model", type(ddp_model).__name__, allowed)))
     recorded = RecordedSteps()
     watch = _Watch(ddp_model, recorded)
     set_rate: Callable[[int], None] = ddp_model._set_ddp_runtime_logging_sample_rate
     set_rate(1)
-    handles = [ddp_model.register_forward_pre_hook(watch.begin)]
-    handles.append(ddp_model.register_forward_hook(watch.end_forward))
-    handles += [
-        parameter.register_post_accumulate_grad_hook(watch.ready(plain_name(name)))
-        for name, parameter in ddp_model.module.named_parameters()
-        if parameter.requires_grad
+    handles = [
+        ddp_model.register_forward_pre_hook(watch.begin),
+        ddp_model.register_forward_hook(watch.end_forward),
+        *(
+            parameter.register_post_accumulate_grad_hook(partial(watch.ready, plain_name(name)))
+            for name, parameter in ddp_model.module.named_parameters()
+            if parameter.requires_grad
+        ),
     ]
-    try:
+    with hooks(handles):
         yield recorded
         watch.close()
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class _Watch:
@@ -235,35 +234,28 @@ class _Watch:
         self.recorded = recorded
         self.cuda = any(parameter.is_cuda for parameter in ddp_model.parameters())
         self.backward_began_s = 0.0
-        self.events: dict[str, Any] = {}
 
     def begin(self, _module: Any, _inputs: Any) -> None:
         """Note the begin of a step, or of a forward without gradients: it ends the step before."""
+        import torch
+
         self._complete()
-        if self._trains():
+        if torch.is_grad_enabled():
             self.recorded.steps.append(RecordedStep(self._now()))
 
     def end_forward(self, _module: Any, _inputs: Any, _output: Any) -> None:
-        """Note the end of forward; the loss follows, and then backward."""
-        if not self._trains():
+        """Note the end of forward, unless it is one of a validation in between."""
+        import torch
+
+        if not torch.is_grad_enabled():
             return
         step = self.recorded.steps[-1]
         self.backward_began_s = self._now()
         step.forward_s = self.backward_began_s - step.begin_s
 
-    def ready(self, name: str) -> Any:
-        """Make the hook of a parameter."""
-
-        def note(_parameter: Any) -> None:
-            self.recorded.steps[-1].ready_s[name] = time.perf_counter() - self.backward_began_s
-
-        return note
-
-    def _trains(self) -> bool:
-        """Whether this forward is one of training, and not of a validation in between."""
-        import torch
-
-        return torch.is_grad_enabled()
+    def ready(self, name: str, _parameter: Any) -> None:
+        """Note when the gradient of a parameter is complete."""
+        self.recorded.steps[-1].ready_s[name] = time.perf_counter() - self.backward_began_s
 
     def _now(self) -> float:
         if self.cuda:
@@ -276,26 +268,16 @@ class _Watch:
         """Read what DDP has logged of the last step."""
         if not self.recorded.steps or self.recorded.steps[-1].step_s:
             return
-        step, logged = self.recorded.steps[-1], self._logged()
+        step, logged = self.recorded.steps[-1], self.ddp_model._get_ddp_logging_data()
         step.step_s = self._now() - step.begin_s
-        numbers = {
-            "forward_s": "forward_compute_time",
-            "backward_s": "backward_compute_time",
-            "communication_s": "backward_comm_time",
-            "overlap_s": "backward_compute_comm_overlap_time",
-        }
-        for field_name, key in numbers.items():
+        for field_name, key in LOGGED_TIMES.items():
             if logged.get(key, 0) > 0:
                 setattr(step, field_name, NANOSECOND * logged[key])
-
-    def _logged(self) -> Mapping[str, Any]:
-        data: Mapping[str, Any] = self.ddp_model._get_ddp_logging_data()
-        return data
 
     def close(self) -> None:
         """Note the end of the last step, and what DDP says of its buckets."""
         self._complete()
-        data = dict(self._logged())
+        data = dict(self.ddp_model._get_ddp_logging_data())
         self.recorded.logging_data = data
         self.recorded.ranks = int(data.get("world_size", 1))
         self.recorded.backend = str(data.get("backend_name", ""))

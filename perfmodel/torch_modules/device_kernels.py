@@ -7,6 +7,7 @@ mode below gives what CUDA's kernels do.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -141,9 +142,8 @@ class _Casts:
 
         if isinstance(value, list | tuple):
             return type(value)(self.cast(each, dtype) for each in value)
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-            return value
-        if value.dtype in {dtype, torch.float64}:
+        is_real = isinstance(value, torch.Tensor) and value.is_floating_point()
+        if not is_real or value.dtype in {dtype, torch.float64}:
             return value
         if isinstance(value, torch.nn.Parameter) and dtype == torch.bfloat16:
             return self._copy(value, dtype)
@@ -263,10 +263,7 @@ def describe_attention(
 def _lead(tensor: Any) -> tuple[int, int]:
     """Sequences and heads."""
     *first, heads = tensor.shape[:-2]
-    total = 1
-    for size in first:
-        total *= size
-    return int(total), int(heads)
+    return int(math.prod(first)), int(heads)
 
 
 def _is_square_mask(mask: Any, query: Any, key: Any) -> bool:

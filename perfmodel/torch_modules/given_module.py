@@ -15,11 +15,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from perfmodel.errors import ExecutorUnavailable, Fault, InputError, allowed_names, nearest
+from perfmodel.errors import (
+    ExecutorUnavailable,
+    Fault,
+    InputError,
+    allowed_names,
+    failed,
+    nearest,
+    raise_faults,
+)
 from perfmodel.torch_modules.capture import require_torch
 from perfmodel.units import format_bytes
+from perfmodel.workload.configs.file_text import JsonFile, read_json
 from perfmodel.workload.configs.hugging_face import config_path, name_of
-from perfmodel.workload.configs.json_file import JsonFile, read_json
 
 FUNCTION_FIELD = "FUNCTION"
 RETURNS = "a function without arguments that returns (model, batch) or (model, batch, loss)"
@@ -39,29 +47,23 @@ def call_function(text: str) -> tuple[Any, Any, Callable[..., Any] | None]:
         No such file, module or function, one that raises, or that returns something else.
     """
     place, _, name = text.rpartition(":")
-    if not place or not name.isidentifier():
-        raise InputError(
-            Fault(
-                FUNCTION_FIELD,
-                repr(text),
-                "FILE.py:FUNCTION, such as train.py:example, or package.module:example",
-            )
-        )
+    example = "FILE.py:FUNCTION, such as train.py:example, or package.module:example"
+    odd = not place or not name.isidentifier()
+    raise_faults(failed((odd, FUNCTION_FIELD, repr(text), example)))
     require_torch()
     module = _load(place)
-    function = getattr(module, name, None)
-    if not callable(function):
-        names = [word for word, value in vars(module).items() if callable(value)]
-        raise InputError(
-            Fault(FUNCTION_FIELD, f"no function {name!r} in {place}", allowed_names(names, name))
-        )
+    function: Any = getattr(module, name, None)
+    names = [word for word, value in vars(module).items() if callable(value)]
+    found, allowed = f"no function {name!r} in {place}", allowed_names(names, name)
+    raise_faults(failed((not callable(function), FUNCTION_FIELD, found, allowed)))
     try:
         answer = function()
     except Exception as error:
         text = f"{type(error).__name__}: {_first_line(error)} in {name}()"
         raise InputError(Fault(FUNCTION_FIELD, text, RETURNS)) from error
-    if not isinstance(answer, tuple) or len(answer) not in {2, 3}:
-        raise InputError(Fault(FUNCTION_FIELD, f"{type(answer).__name__} from {name}()", RETURNS))
+    odd = not isinstance(answer, tuple) or len(answer) not in {2, 3}
+    found = f"{type(answer).__name__} from {name}()"
+    raise_faults(failed((odd, FUNCTION_FIELD, found, RETURNS)))
     return answer[0], answer[1], answer[2] if len(answer) == 3 else None
 
 
@@ -83,8 +85,8 @@ def _load(place: str) -> ModuleType:
 
 
 def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise InputError(Fault(FUNCTION_FIELD, f"{str(path)!r}, which is no file", "a Python file"))
+    found = f"{str(path)!r}, which is no file"
+    raise_faults(failed((not path.is_file(), FUNCTION_FIELD, found, "a Python file")))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -174,19 +176,18 @@ def hub_module(
     except InputError:
         raise
     except Exception as error:
-        problem = f"what transformers cannot build ({type(error).__name__}: {_first(error)})"
-        raise InputError(document.located(Fault(FIELD, problem, _function()))) from error
+        problem = (
+            f"what transformers cannot build ({type(error).__name__}: {_first_line(error)[:160]})"
+        )
+        raise InputError(document.located(Fault(FIELD, problem, BUILDERS))) from error
     return name or name_of(document), model.train(), batch
 
 
 def _require_small(model: Any) -> None:
     nbytes = sum(each.numel() * each.element_size() for each in model.parameters())
-    if nbytes > MOST_REAL_BYTES:
-        allowed = (
-            f"at most {format_bytes(MOST_REAL_BYTES)}, as gradients are as large: a copy of the "
-            "file with fewer layers"
-        )
-        raise InputError(Fault("--real", f"{format_bytes(nbytes)} of parameters", allowed))
+    found, most = f"{format_bytes(nbytes)} of parameters", format_bytes(MOST_REAL_BYTES)
+    allowed = f"at most {most}, as gradients are as large: a copy of the file with fewer layers"
+    raise_faults(failed((nbytes > MOST_REAL_BYTES, "--real", found, allowed)))
 
 
 def _drawn(value: Any, config: Any) -> Any:
@@ -201,8 +202,7 @@ def _drawn(value: Any, config: Any) -> Any:
     return torch.randint(highest, tuple(value.shape))
 
 
-def _function() -> str:
-    return "a family of transformers, or FILE.py:FUNCTION that builds the module"
+BUILDERS = "a family of transformers, or FILE.py:FUNCTION that builds the module"
 
 
 def _configuration(document: JsonFile) -> Any:
@@ -216,12 +216,12 @@ def _configuration(document: JsonFile) -> Any:
             stated += ", code of its own (auto_map), which is not run,"
         close = nearest(CONFIG_MAPPING.keys(), kind) if isinstance(kind, str) else None
         hint = f" (did you mean {close!r}?)" if close else ""
-        raise InputError(document.located(Fault("model_type", stated, _function() + hint)))
+        raise InputError(document.located(Fault("model_type", stated, BUILDERS + hint)))
     try:
         config = CONFIG_MAPPING[kind].from_dict(_tuples(content, CONFIG_MAPPING[kind]))
     except Exception as error:
-        problem = f"what transformers refuses ({type(error).__name__}: {_first(error)})"
-        raise InputError(document.located(Fault(FIELD, problem, _function()))) from error
+        problem = f"what transformers refuses ({type(error).__name__}: {_first_line(error)[:160]})"
+        raise InputError(document.located(Fault(FIELD, problem, BUILDERS))) from error
     for field, value in _NOT_DRAWN.items():
         if hasattr(config, field):
             setattr(config, field, value)
@@ -268,7 +268,7 @@ def _head(config: Any, content: Mapping[str, Any]) -> Any:
     ]
     head = next((mapping[type(config)] for mapping in mappings if type(config) in mapping), None)
     if head is None:
-        raise InputError(Fault("architectures", repr(named[0])[:60], _function()))
+        raise InputError(Fault("architectures", repr(named[0])[:60], BUILDERS))
     return head[0] if isinstance(head, tuple) else head
 
 
@@ -287,19 +287,25 @@ def _batch(model: Any, config: Any, tokens: int | None, samples: int) -> dict[st
         batch["pixel_values"] = torch.zeros(samples, *_image(config), device="meta")
     elif main in ("input_values", "input_features"):
         batch[main] = torch.zeros(samples, *_sound(config, main, tokens), device="meta")
-    if (main not in batch and main not in _NOT_MAIN) or _PATCHES in accepted:
-        missing = _PATCHES if _PATCHES in accepted else main
-        text = f"{missing} of {type(model).__name__}, which is not drawn here"
-        raise InputError(Fault("input", text, "FILE.py:FUNCTION that returns the module and batch"))
+    lacks = main not in batch and main not in _NOT_MAIN
+    text = f"{_PATCHES if _PATCHES in accepted else main} of {type(model).__name__}"
+    allowed = "FILE.py:FUNCTION that returns the module and batch"
+    raise_faults(
+        failed(
+            (
+                lacks or _PATCHES in accepted,
+                "input",
+                f"{text}, which is not drawn here",
+                allowed,
+            )
+        )
+    )
     if "labels" in accepted and (labels := _labels(model, config, batch, whole)) is not None:
         batch["labels"] = labels
     if "decoder_input_ids" in accepted and "labels" not in batch and "input_ids" in batch:
         batch["decoder_input_ids"] = batch["input_ids"]
-    if "use_cache" in accepted:
-        batch["use_cache"] = False
-    if "return_loss" in accepted:
-        batch["return_loss"] = True
-    return batch
+    flags = {"use_cache": False, "return_loss": True}
+    return batch | {name: value for name, value in flags.items() if name in accepted}
 
 
 def _labels(model: Any, config: Any, batch: Mapping[str, Any], whole: Mapping[str, Any]) -> Any:
@@ -352,7 +358,3 @@ def _image(config: Any) -> tuple[int, int, int]:
     size = getattr(part, "image_size", None) or USUAL_PIXELS
     height, width = (size[0], size[-1]) if isinstance(size, list | tuple) else (size, size)
     return int(getattr(part, "num_channels", 3)), int(height), int(width)
-
-
-def _first(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0][:160]

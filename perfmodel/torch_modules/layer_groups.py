@@ -45,58 +45,42 @@ def group_layers(trace: StepTrace) -> list[LayerGroup]:
 def _cut(operators: Sequence[Operator]) -> Iterator[LayerGroup]:
     current: LayerGroup | None = None
     before = LayerGroup("")  # of the next matrix kernel
-    norms = _norm_modules(operators)
-    containers = _containers(operators)
-    block: str | None = None
+    norms, block = _norm_modules(operators), None
+    paths = {operator.path for operator in operators}
+    # repeated blocks with parts of their own, unlike the numbered parts of a Sequential
+    containers = {block_of(path) for path in paths if block_of(path) != path}
     for place, operator in enumerate(operators):
-        own_block = block_of(operator.path)
-        own_block = own_block if own_block in containers else None
+        inside = block_of(operator.path)
+        own_block = inside if inside in containers else None
         if before.operators and own_block != block:
             if current is not None:
                 yield current
             yield before
             current, before = None, LayerGroup("")
+        target = current or before
         if operator.kind == "matrix":
             if current is not None:
                 yield current
-            if _has_table(before):
+            if any(map(_is_table, before.operators)):
                 yield before
                 before = LayerGroup("")
-            current, before = before, LayerGroup("")
-            current.matrix = operator
-            _add(current, place, operator)
+            target = current = before
+            current.matrix, before = operator, LayerGroup("")
         elif (
             before.operators
-            or current is None
             or own_block != block
-            or _begins_a_norm(operator, norms)
+            or (operator.path in norms and operator.kind != "map_norm")
             or _is_table(operator)
         ):
-            _add(before, place, operator)
-        else:
-            _add(current, place, operator)
+            target = before
+        target.places.append(place)
+        target.operators.append(operator)
         block = own_block
     yield from (group for group in (current, before) if group is not None and group.operators)
 
 
-def _containers(operators: Sequence[Operator]) -> frozenset[str | None]:
-    """Repeated blocks with parts of their own, unlike the numbered parts of a Sequential."""
-    return frozenset(
-        block for operator in operators if (block := block_of(operator.path)) != operator.path
-    )
-
-
-def _add(group: LayerGroup, place: int, operator: Operator) -> None:
-    group.places.append(place)
-    group.operators.append(operator)
-
-
 def _is_table(operator: Operator) -> bool:
     return operator.name in TABLE_OPERATORS and bool(operator.parameters)
-
-
-def _has_table(group: LayerGroup) -> bool:
-    return any(map(_is_table, group.operators))
 
 
 def _norm_modules(operators: Sequence[Operator]) -> frozenset[str]:
@@ -108,10 +92,6 @@ def _norm_modules(operators: Sequence[Operator]) -> frozenset[str]:
         if (operator.kind == "norm" or operator.name == "aten.rsqrt")
         and operator.path not in with_matrix
     )
-
-
-def _begins_a_norm(operator: Operator, norms: frozenset[str]) -> bool:
-    return operator.path in norms and operator.kind != "map_norm"
 
 
 def _name_groups(groups: Sequence[LayerGroup]) -> None:

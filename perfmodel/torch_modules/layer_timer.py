@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import failed, raise_faults
 from perfmodel.torch_modules.fake_module import training_mode
 from perfmodel.torch_modules.layer_groups import group_layers, layer_of_place
 from perfmodel.torch_modules.step_trace import Loss, kept_state, trace_step
@@ -67,8 +68,7 @@ def measure_layers(
     """
     device = _device_of(model)
     batch = _moved(batch, device)
-    cast = _autocast(autocast, device)
-    with cast(), training_mode(model), kept_state(model):
+    with _autocast(autocast, device)(), training_mode(model), kept_state(model):
         totals = _total_times(model, batch, loss, device)
         shares = _layer_shares(model, batch, loss, names, device)
         slowdown = _slowdown(model, batch, loss, device, sum(totals))
@@ -81,9 +81,9 @@ def measure_layers(
 
 def _device_of(model: Any) -> str:
     kinds = {parameter.device.type for parameter in model.parameters()}
-    if kinds - {"cpu", "cuda"} or len(kinds) != 1:
-        text = f"a module on {' and '.join(sorted(kinds))}"
-        raise InputError(Fault("measure", text, "a module on one CPU or GPU, with real parameters"))
+    odd, text = kinds - {"cpu", "cuda"} or len(kinds) != 1, " and ".join(sorted(kinds))
+    allowed = "a module on one CPU or GPU, with real parameters"
+    raise_faults(failed((odd, "measure", f"a module on {text}", allowed)))
     return str(kinds.pop())
 
 
@@ -100,8 +100,8 @@ def _autocast(precision: str | None, device: str) -> Callable[[], Any]:
 
     if precision is None:
         return nullcontext
-    if precision not in {"bf16", "fp16"}:
-        raise InputError(Fault("autocast", repr(precision), "'bf16' or 'fp16'"))
+    odd = precision not in {"bf16", "fp16"}
+    raise_faults(failed((odd, "autocast", repr(precision), "'bf16' or 'fp16'")))
     dtype = torch.bfloat16 if precision == "bf16" else torch.float16
     return lambda: torch.autocast(device, dtype)
 
@@ -113,19 +113,22 @@ def _synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
+def _timed(run: Callable[[], Any], device: str) -> tuple[float, Any]:
+    """Seconds that a call takes on the device, and what it returns."""
+    _synchronize(device)
+    begin = time.perf_counter()
+    value = run()
+    _synchronize(device)
+    return time.perf_counter() - begin, value
+
+
 def _total_times(model: Any, batch: Any, loss: Loss, device: str) -> tuple[float, float]:
     """Median seconds of forward and of backward, without any recording."""
     times: list[tuple[float, float]] = []
     for _ in range(WARM_UP + REPEATS):
         model.zero_grad(set_to_none=True)
-        _synchronize(device)
-        begin = time.perf_counter()
-        value = loss(model, batch)
-        _synchronize(device)
-        middle = time.perf_counter()
-        value.backward()
-        _synchronize(device)
-        times.append((middle - begin, time.perf_counter() - middle))
+        forward_s, value = _timed(partial(loss, model, batch), device)
+        times.append((forward_s, _timed(value.backward, device)[0]))
     forward, backward = zip(*times[WARM_UP:], strict=True)
     return statistics.median(forward), statistics.median(backward)
 
@@ -140,12 +143,10 @@ def _layer_shares(
         _synchronize(device)
         groups = group_layers(trace)
         own = [group.name for group in groups]
-        if own != list(names):
-            differing = next(
-                (a for a, b in zip(own, names, strict=False) if a != b), "their number"
-            )
-            text = f"layers on {device} that are not those captured ({differing})"
-            raise InputError(Fault("measure", text, "real=True, which captures real tensors"))
+        differing = next((a for a, b in zip(own, names, strict=False) if a != b), "their number")
+        text = f"layers on {device} that are not those captured ({differing})"
+        allowed = "real=True, which captures real tensors"
+        raise_faults(failed((own != list(names), "measure", text, allowed)))
         layers = layer_of_place(groups)
         forward.append(_by_layer(trace.forward_marks, layers, len(groups), device))
         backward.append(_by_layer(trace.backward_marks, layers, len(groups), device))
@@ -193,13 +194,7 @@ def _optimizer_s(model: Any, make: Callable[..., Any], device: str) -> float:
             copied.grad = torch.full_like(copied, 1e-3)
             copies.append(copied)
     optimizer = make(copies)
-    times = []
-    for _ in range(WARM_UP + REPEATS):
-        _synchronize(device)
-        begin = time.perf_counter()
-        optimizer.step()
-        _synchronize(device)
-        times.append(time.perf_counter() - begin)
+    times = [_timed(optimizer.step, device)[0] for _ in range(WARM_UP + REPEATS)]
     return statistics.median(times[WARM_UP:])
 
 
@@ -217,19 +212,19 @@ def _slowdown(model: Any, batch: Any, loss: Loss, device: str, alone_s: float) -
     times = []
     for _ in range(REPEATS):
         with _all_reduces(sent, alone_s, device):
-            times.append(sum(_total_of_one(model, batch, loss, device)))
+            times.append(_step_s(model, batch, loss, device))
     return statistics.median(times) / alone_s
 
 
-def _total_of_one(model: Any, batch: Any, loss: Loss, device: str) -> tuple[float]:
+def _step_s(model: Any, batch: Any, loss: Loss, device: str) -> float:
+    """Seconds of forward and backward, whatever else the device does."""
     begin = time.perf_counter()
-    value = loss(model, batch)
-    value.backward()
+    loss(model, batch).backward()
     if device == "cuda":
         import torch
 
         torch.cuda.current_stream().synchronize()
-    return (time.perf_counter() - begin,)
+    return time.perf_counter() - begin
 
 
 @contextmanager
@@ -238,10 +233,8 @@ def _all_reduces(sent: Any, at_least_s: float, device: str) -> Iterator[None]:
     import torch
     import torch.distributed as dist
 
-    begin = time.perf_counter()
-    dist.all_reduce(sent)
-    _synchronize(device)
-    each_s = torch.tensor([time.perf_counter() - begin, at_least_s], device=device)
+    alone_s, _ = _timed(partial(dist.all_reduce, sent), device)
+    each_s = torch.tensor([alone_s, at_least_s], device=device)
     dist.broadcast(each_s, 0)
     count = int(2 * float(each_s[1]) / max(float(each_s[0]), 1e-6)) + 1
     works = [dist.all_reduce(sent, async_op=True) for _ in range(count)]

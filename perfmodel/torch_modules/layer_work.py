@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.torch_modules.layer_groups import LayerGroup, layer_of_place
 from perfmodel.torch_modules.operators import Operator
-from perfmodel.torch_modules.step_recorder import StepTrace
+from perfmodel.torch_modules.step_recorder import KeptTensor, StepTrace
 from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixProduct
 from perfmodel.workload.zoo.decoder_block import RMS_NORM_KERNELS, RMS_NORM_PASSES
 from perfmodel.workload.zoo.layers import FUSED_LOSS_PASSES
 
 WIDE, HALF = 4, 2
 """Bytes of an element in fp32, and in half precision."""
+ITEM_BYTES = {"float64": 8, "bfloat16": HALF, "float16": HALF}
+"""Of real numbers that are no fp32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +28,6 @@ class Kept:
     stream_elements: float
     copied_elements: float
     saved_bytes: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Totals:
-    """Bytes that a layer keeps: in all, and those in half precision."""
-
-    nbytes: float = 0.0
-    half_bytes: float = 0.0
 
 
 def kept_by_layers(
@@ -47,12 +41,18 @@ def kept_by_layers(
     `wide`, `narrow`, `autocast`: the step in fp32, in bf16 and under autocast, with its layers;
     without the others real numbers are taken to be as narrow as the compute.
     """
-    in_wide = _totals(groups, wide)
     if narrow is None or autocast is None:
-        return _by_type(groups, wide)
+        return [
+            Kept(elements, 0.0, 0.0, nbytes)
+            for elements, nbytes in _sums(groups, wide, _elements, _fixed_bytes)
+        ]
     names = [group.name for group in groups]
-    in_narrow, in_autocast = _as_named(names, *narrow), _as_named(names, *autocast)
-    solved = map(_solve, in_wide, in_narrow, in_autocast)
+    solved = map(
+        _solve,
+        _sums(groups, wide, _bytes, _half_bytes),
+        _as_named(names, *narrow),
+        _as_named(names, *autocast),
+    )
     return [
         _as_copies(each) if group.matrix and isinstance(group.matrix.shape, Convolution) else each
         for group, each in zip(groups, solved, strict=True)
@@ -72,49 +72,53 @@ def _as_copies(layer: Kept) -> Kept:
 
 def _as_named(
     names: Sequence[str], groups: Sequence[LayerGroup], trace: StepTrace
-) -> list[_Totals]:
-    """Totals of the layers of these names; casts that make a layer count for the one before it."""
+) -> list[list[float]]:
+    """Bytes of the layers of these names; casts that make a layer count for the one before it."""
     places = {name: place for place, name in enumerate(names)}
-    totals, at = [_Totals()] * len(names), 0
-    for group, own in zip(groups, _totals(groups, trace), strict=True):
+    totals, at = [[0.0, 0.0] for _ in names], 0
+    for group, own in zip(groups, _sums(groups, trace, _bytes, _half_bytes), strict=True):
         at = places.get(group.name, at)
-        before = totals[at]
-        totals[at] = _Totals(before.nbytes + own.nbytes, before.half_bytes + own.half_bytes)
+        totals[at] = [before + more for before, more in zip(totals[at], own, strict=True)]
     return totals
 
 
-def _solve(wide: _Totals, narrow: _Totals, autocast: _Totals) -> Kept:
-    """Four sums of four unknowns, of which none may be negative."""
-    elements = max(0.0, (wide.nbytes - narrow.nbytes) / (WIDE - HALF))
-    fixed = max(0.0, wide.nbytes - WIDE * elements)
-    stream = (autocast.nbytes - autocast.half_bytes - fixed) / WIDE
-    stream = min(elements, max(0.0, stream))
+def _solve(wide: Sequence[float], narrow: Sequence[float], autocast: Sequence[float]) -> Kept:
+    """Four sums of four unknowns, of which none may be negative.
+
+    Each: bytes that a layer keeps in all, and those in half precision.
+    """
+    elements = max(0.0, (wide[0] - narrow[0]) / (WIDE - HALF))
+    fixed = max(0.0, wide[0] - WIDE * elements)
+    stream = min(elements, max(0.0, (autocast[0] - autocast[1] - fixed) / WIDE))
     saved = elements - stream
-    copied = max(0.0, autocast.half_bytes / HALF - saved)
-    return Kept(saved, stream, copied, fixed)
+    return Kept(saved, stream, max(0.0, autocast[1] / HALF - saved), fixed)
 
 
-def _totals(groups: Sequence[LayerGroup], trace: StepTrace) -> list[_Totals]:
-    nbytes, half = [0.0] * len(groups), [0.0] * len(groups)
-    layers = layer_of_place(groups)
+def _sums(
+    groups: Sequence[LayerGroup], trace: StepTrace, *measures: Callable[[KeptTensor], float]
+) -> list[list[float]]:
+    """Sums of the measures of all tensors that a layer keeps, layer by layer."""
+    sums, layers = [[0.0] * len(measures) for _ in groups], layer_of_place(groups)
     for tensor in trace.kept:
-        layer = layers.get(tensor.place, len(groups) - 1)
-        nbytes[layer] += tensor.nbytes
-        half[layer] += tensor.nbytes * (tensor.dtype in {"bfloat16", "float16"})
-    return [_Totals(*each) for each in zip(nbytes, half, strict=True)]
+        own = sums[layers.get(tensor.place, len(groups) - 1)]
+        own[:] = [before + each(tensor) for before, each in zip(own, measures, strict=True)]
+    return sums
 
 
-def _by_type(groups: Sequence[LayerGroup], trace: StepTrace) -> list[Kept]:
-    elements, fixed = [0.0] * len(groups), [0.0] * len(groups)
-    layers = layer_of_place(groups)
-    for tensor in trace.kept:
-        layer = layers.get(tensor.place, len(groups) - 1)
-        if tensor.is_floating:
-            size = {"float64": 8, "bfloat16": HALF, "float16": HALF}.get(tensor.dtype, WIDE)
-            elements[layer] += tensor.nbytes / size
-        else:
-            fixed[layer] += tensor.nbytes
-    return [Kept(each, 0.0, 0.0, nbytes) for each, nbytes in zip(elements, fixed, strict=True)]
+def _bytes(tensor: KeptTensor) -> float:
+    return tensor.nbytes
+
+
+def _half_bytes(tensor: KeptTensor) -> float:
+    return tensor.nbytes * (ITEM_BYTES.get(tensor.dtype) == HALF)
+
+
+def _elements(tensor: KeptTensor) -> float:
+    return tensor.nbytes / ITEM_BYTES.get(tensor.dtype, WIDE) if tensor.is_floating else 0.0
+
+
+def _fixed_bytes(tensor: KeptTensor) -> float:
+    return 0.0 if tensor.is_floating else tensor.nbytes
 
 
 ELEMENT_BYTES = 4
@@ -137,13 +141,18 @@ def layer_fields(
     norm_bytes = sum(nbytes for _, nbytes, _ in norms)
     loss = sum(operator.nbytes for operator in rest if operator.kind == "loss")
     vector = norm_bytes + sum(operator.nbytes for operator in rest)
-    fields: dict[str, Any] = {"name": group.name, "parameters": list(group.parameters)}
-    fields["kernels"] = (matrix is not None) + len(rest) + sum(kernels for *_, kernels in norms)
+    fields: dict[str, Any] = {
+        "name": group.name,
+        "parameters": list(group.parameters),
+        "kernels": (matrix is not None) + len(rest) + sum(kernels for *_, kernels in norms),
+    }
     if matrix is not None and matrix.shape is not None:
-        fields |= _shape_fields(matrix, batch)
         operands = ELEMENT_BYTES * (matrix.in_elements + matrix.out_elements)
-        fields["operands"] = _size(operands / batch)
-        fields["gradients"] = _gradients(group)
+        fields |= _shape_fields(matrix, batch)
+        fields |= {"operands": _size(operands / batch), "gradients": _gradients(group)}
+    own = [operator for operator in group.operators if operator.kind != "matrix"]
+    # of the others one is left, and one more for statistics of feature maps
+    left = bool(own) + any(operator.kind == "map_norm" for operator in own)
     weights = matrix.weight_elements if matrix else sum(o.weight_elements for o in rest)
     fields |= {
         "weights": int(weights),
@@ -152,7 +161,7 @@ def layer_fields(
         "wide_norm": any(wide for wide, *_ in norms),
         "wide": _size(loss / batch),
         "fused": _size(_fused_bytes(group, escaping) / batch),
-        "fused_kernels": max(1, (matrix is not None) + _fused_kernels(group)),
+        "fused_kernels": max(1, (matrix is not None) + left),
         "activations": _size(ELEMENT_BYTES * kept_tensors.saved_elements / batch),
         "stream": _size(ELEMENT_BYTES * kept_tensors.stream_elements / batch),
         "copied": _size(ELEMENT_BYTES * kept_tensors.copied_elements / batch),
@@ -160,26 +169,38 @@ def layer_fields(
     }
     if not any(operator.needs_gradient for operator in group.operators):
         fields["gradients"] = 0
-    return _without_defaults(fields)
+    return _stated(fields)
 
 
-def _without_defaults(fields: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what the file takes anyway; what would be estimated stays, zero or not."""
-    plain: Mapping[str, object] = {
-        "norm": "0 B",
-        "wide_norm": False,
-        "wide": "0 B",
-        "stream": "0 B",
-        "copied": "0 B",
-        "fixed": "0 B",
-        "gradients": 2,
-        "weights": 0,
-        "parameters": [],
-        "kernels": 1,
-        "fused_kernels": 1,
-    }
+DEFAULTS: Mapping[str, object] = {
+    "norm": "0 B",
+    "wide_norm": False,
+    "wide": "0 B",
+    "stream": "0 B",
+    "copied": "0 B",
+    "fixed": "0 B",
+    "gradients": 2,
+    "weights": 0,
+    "parameters": [],
+    "kernels": 1,
+    "fused_kernels": 1,
+    "count": 1,
+    "groups": 1,
+    "bias": False,
+    "causal": False,
+    "dropout": False,
+    "keys": None,
+    "value_head_size": None,
+}
+"""What the file takes anyway; what would be estimated is stated, zero or not."""
+
+
+def _stated(fields: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what the file takes anyway."""
     return {
-        name: value for name, value in fields.items() if name not in plain or plain[name] != value
+        name: value
+        for name, value in fields.items()
+        if name not in DEFAULTS or DEFAULTS[name] != value
     }
 
 
@@ -195,20 +216,21 @@ def _split_norms(
         for operator in group.operators
         if operator.name == "aten.rsqrt" and operator.path
     }
-    norms: list[tuple[bool, float, int]] = []
-    rest = []
-    for path in sorted(roots):
-        own = [each for each in group.operators if each.path == path and each.kind != "matrix"]
-        elements = max(each.out_elements for each in own)
-        norms.append((True, ELEMENT_BYTES * RMS_NORM_PASSES * elements, RMS_NORM_KERNELS))
+    others = [
+        operator
+        for operator in group.operators
+        if operator.kind != "matrix" and operator.path not in roots
+    ]
+    widest = dict.fromkeys(roots, 0)
     for operator in group.operators:
-        if operator.kind == "matrix" or operator.path in roots:
-            continue
-        if operator.kind == "norm":
-            norms.append((False, operator.nbytes, 1))
-        else:
-            rest.append(operator)
-    return norms, rest
+        if operator.path in roots and operator.kind != "matrix":
+            widest[operator.path] = max(widest[operator.path], operator.out_elements)
+    norms: list[tuple[bool, float, int]] = [
+        (True, ELEMENT_BYTES * RMS_NORM_PASSES * widest[path], RMS_NORM_KERNELS)
+        for path in sorted(roots)
+    ]
+    norms += [(False, operator.nbytes, 1) for operator in others if operator.kind == "norm"]
+    return norms, [operator for operator in others if operator.kind != "norm"]
 
 
 def _gradients(group: LayerGroup) -> int:
@@ -216,12 +238,6 @@ def _gradients(group: LayerGroup) -> int:
     flops = sum(each.flops for each in group.operators)
     backward = sum(each.backward_flops for each in group.operators)
     return min(2, round(backward / flops)) if flops else 0
-
-
-def _fused_kernels(group: LayerGroup) -> int:
-    """Kernels that are left of the others: one, and one more for statistics of feature maps."""
-    own = [operator for operator in group.operators if operator.kind != "matrix"]
-    return bool(own) + any(operator.kind == "map_norm" for operator in own)
 
 
 def _fused_bytes(group: LayerGroup, escaping: frozenset[int]) -> float:
@@ -262,41 +278,39 @@ def _shape_fields(operator: Operator, batch: int) -> dict[str, Any]:
 def _product_fields(product: MatrixProduct, batch: int) -> dict[str, Any]:
     by_count = product.of_activations and product.count % batch == 0
     rows = product.rows if by_count else max(1, math.ceil(product.rows / batch))
-    fields: dict[str, Any] = {"rows": rows, "columns": product.columns, "depth": product.depth}
     count = max(1, math.ceil(product.count / batch)) if by_count else product.count
-    if count > 1:
-        fields["count"] = count
-    if product.has_bias:
-        fields["bias"] = True
-    if product.of_activations:
-        fields["activations"] = True
-    return fields
+    sides = {"rows": rows, "columns": product.columns, "depth": product.depth}
+    fields = _stated({**sides, "count": count, "bias": product.has_bias})
+    return {**fields, "activations": True} if product.of_activations else fields
 
 
 def _convolution_fields(conv: Convolution, batch: int) -> dict[str, Any]:
     images = max(1, conv.images // batch)  # frames of one sample stand below each other
-    fields: dict[str, Any] = {
+    fields = {
         "in_channels": conv.in_channels,
         "out_channels": conv.out_channels,
         "in_size": [images * conv.in_size[0], conv.in_size[1]],
         "out_size": [images * conv.out_size[0], conv.out_size[1]],
         "kernel": list(conv.kernel),
+        "groups": conv.groups,
     }
-    return fields | ({"groups": conv.groups} if conv.groups > 1 else {})
+    return _stated(fields)
 
 
 def _attention_fields(attention: Attention, batch: int, *, dropout: bool) -> dict[str, Any]:
     windows = max(1, attention.sequences // batch)  # of one sample, each with its own heads
-    fields: dict[str, Any] = {
+    heads, pairs = windows * attention.heads, windows * attention.kv_heads
+    fields = {
         "tokens": attention.tokens,
-        "heads": windows * attention.heads,
+        "heads": heads,
         "head_size": attention.head_size,
+        **({"kv_heads": pairs} if pairs != heads else {}),
+        "causal": attention.causal,
+        "keys": attention.keys,
+        "dropout": dropout,
+        "value_head_size": attention.value_head_size,
     }
-    if attention.kv_heads != attention.heads:
-        fields["kv_heads"] = windows * attention.kv_heads
-    optional = {"causal": attention.causal, "keys": attention.keys, "dropout": dropout}
-    optional["value_head_size"] = attention.value_head_size
-    return fields | {name: value for name, value in optional.items() if value}
+    return _stated(fields)
 
 
 def _size(nbytes: float) -> str:

@@ -153,6 +153,26 @@ GATHERS = frozenset(
 )
 """Operators that read as many elements as they write, whatever the size of the table."""
 
+WRITERS = frozenset(
+    {
+        "zero_",
+        "fill_",
+        "fill",
+        "full",
+        "zeros",
+        "ones",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "copy_",
+        "arange",
+        "bernoulli_",
+        "normal_",
+        "uniform_",
+    }
+)
+"""Operators that do not read what they write to."""
+
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "_grouped_mm"})
 CONVOLUTIONS = frozenset({"convolution", "_convolution", "mkldnn_convolution"})
 COUNTED_NAMESPACES = frozenset({"aten", "prims", "prim", "profiler"})
@@ -221,36 +241,29 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 def held_elements(tensor: Any) -> int:
     """Elements of a tensor that memory holds: dimensions of stride zero are one element."""
-    held = math.prod(
-        size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride
-    )
-    return int(held)
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return int(math.prod(size for size, stride in sizes if stride))
 
 
-def product_of(name: str, args: Sequence[Any]) -> tuple[MatrixProduct, float] | None:
-    """Shape and operations of a matrix product."""
-    operands = [each.shape for each in args if hasattr(each, "shape")]
+def product_of(name: str, args: Sequence[Any]) -> MatrixProduct | None:
+    """Shape of a matrix product."""
     biased = name in {"addmm", "baddbmm", "addmv"}
-    if biased:
-        operands = operands[1:]
+    operands = [tuple(each.shape) for each in args if hasattr(each, "shape")][biased:]
     if len(operands) < 2:
         return None
-    first, second = tuple(operands[0]), tuple(operands[1])
+    first, second, *_ = operands
     if name in {"mv", "addmv", "dot"}:
-        rows = first[0] if len(first) > 1 else 1
-        product = MatrixProduct(rows, 1, first[-1], has_bias=biased)
-    elif name == "_grouped_mm":
+        return MatrixProduct(first[0] if len(first) > 1 else 1, 1, first[-1], has_bias=biased)
+    if name == "_grouped_mm":
         rows, groups = math.prod(first[:-1]), second[0] if len(second) == 3 else 1
-        product = MatrixProduct(max(1, rows // groups), second[-1], first[-1], groups)
-    elif len(first) == 3:
-        product = MatrixProduct(first[1], second[2], first[2], first[0], of_activations=True)
-    else:
-        product = MatrixProduct(first[0], second[1], first[1], has_bias=biased)
-    return product, product.flops
+        return MatrixProduct(max(1, rows // groups), second[-1], first[-1], groups)
+    if len(first) == 3:
+        return MatrixProduct(first[1], second[2], first[2], first[0], of_activations=True)
+    return MatrixProduct(first[0], second[1], first[1], has_bias=biased)
 
 
-def convolution_of(args: Sequence[Any], out: Any) -> tuple[Convolution, float]:
-    """Shape and operations of a convolution of one to three dimensions, transposed or not.
+def convolution_of(args: Sequence[Any], out: Any) -> Convolution:
+    """Shape of a convolution of one to three dimensions, transposed or not.
 
     Depth is folded into height, which leaves positions, operations and elements as they are. A
     transposed one is the input gradient of the convolution that has its sizes the other way round:
@@ -258,17 +271,15 @@ def convolution_of(args: Sequence[Any], out: Any) -> tuple[Convolution, float]:
     """
     image, weight, transposed, groups = args[0], args[1], args[6], args[8]
     before, after = (out, image) if transposed else (image, out)
-    kernel = _folded(weight.shape[2:])
-    conv = Convolution(
+    return Convolution(
         int(before.shape[1]),
         int(after.shape[1]),
         _folded(before.shape[2:]),
         _folded(after.shape[2:]),
-        kernel,
+        _folded(weight.shape[2:]),
         images=int(image.shape[0]),
         groups=int(groups),
     )
-    return conv, conv.flops
 
 
 def _folded(sizes: Sequence[int]) -> tuple[int, int]:
@@ -279,18 +290,14 @@ def _folded(sizes: Sequence[int]) -> tuple[int, int]:
 def gradient_flops(name: str, args: Sequence[Any], forward: Operator) -> float:
     """Operations of an operator that runs in backward."""
     if name == "convolution_backward":
-        masks = args[-1]
-        return forward.flops * (bool(masks[0]) + bool(masks[1]))
-    if name in PRODUCTS:
-        product = product_of(name, args)
-        return product[1] if product else 0.0
-    return 0.0
+        return forward.flops * (bool(args[-1][0]) + bool(args[-1][1]))
+    product = product_of(name, args) if name in PRODUCTS else None
+    return product.flops if product else 0.0
 
 
 def moved_bytes(name: str, args: Any, kwargs: Any, out: Any) -> float:
     """Bytes that an operator reads and writes."""
-    results = tensors_in(out)
-    written = sum(each.element_size() * held_elements(each) for each in results)
+    written = sum(each.element_size() * held_elements(each) for each in tensors_in(out))
     if name in GATHERS:
         indices = [each for each in tensors_in(args) if not each.is_floating_point()]
         return float(2 * written + sum(each.element_size() * each.numel() for each in indices))
@@ -299,22 +306,7 @@ def moved_bytes(name: str, args: Any, kwargs: Any, out: Any) -> float:
         * held_elements(each)
         for each in [*tensors_in(args), *tensors_in(kwargs)]
     }
-    if name in {
-        "zero_",
-        "fill_",
-        "fill",
-        "full",
-        "zeros",
-        "ones",
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "copy_",
-        "arange",
-        "bernoulli_",
-        "normal_",
-        "uniform_",
-    }:
+    if name in WRITERS:
         own = tensors_in(args)[1:] if name == "copy_" else []
         return float(written + sum(each.element_size() * held_elements(each) for each in own))
     return float(written + sum(read.values()))
@@ -371,15 +363,14 @@ def make_operator(
         reads=tuple(map(_storage, read)),
         writes=tuple(map(_storage, results)),
     )
-    if name in PRODUCTS and (shaped := product_of(name, args)) is not None:
-        operator.shape, operator.flops = shaped
-        if weights:
-            operator.shape = replace(shaped[0], of_activations=False)
+    if name in PRODUCTS and (product := product_of(name, args)) is not None:
+        operator.shape = replace(product, of_activations=product.of_activations and not weights)
     elif name in CONVOLUTIONS:
-        operator.shape, operator.flops = convolution_of(args, results[0])
+        operator.shape = convolution_of(args, results[0])
     elif kind in PASSES:
         first = read[0] if read else results[0]
         operator.nbytes = PASSES[kind] * first.element_size() * first.numel()
+    operator.flops = operator.shape.flops if operator.shape else 0.0
     return operator
 
 

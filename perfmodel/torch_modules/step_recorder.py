@@ -114,12 +114,11 @@ class StepRecorder:
 
     def note_output(self, output: Any) -> None:
         """Count the elements of the module's output."""
-        values = output
         if hasattr(output, "logits"):
-            values = output.logits
+            output = output.logits
         elif hasattr(output, "to_tuple"):
-            values = list(output.to_tuple())
-        self.output_elements = sum(each.numel() for each in tensors_in(values))
+            output = list(output.to_tuple())
+        self.output_elements = sum(each.numel() for each in tensors_in(output))
 
     def own_cast(self, tensor: Any) -> None:
         """Leave the copy of a parameter in half precision out of what is kept."""
@@ -133,10 +132,9 @@ class StepRecorder:
         if storage._cdata not in self.own and storage._cdata not in self.held:
             self.held[storage._cdata] = storage
             self.trace.kept_storages.append(storage._cdata)
-            number = _number()
             self.trace.kept.append(
                 KeptTensor(
-                    self.places.get(number, len(self.trace.operators)),
+                    self.places.get(_number(), len(self.trace.operators)),
                     float(storage.nbytes()),
                     str(tensor.dtype).removeprefix("torch."),
                     tensor.is_floating_point(),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, failed, raise_faults
 from perfmodel.torch_modules.device_kernels import data_fault, device_kernels, real_kernels
 from perfmodel.torch_modules.fake_module import (
     fake_tensors,
@@ -18,7 +18,7 @@ from perfmodel.torch_modules.fake_module import (
     training_mode,
 )
 from perfmodel.torch_modules.step_recorder import StepRecorder, StepTrace
-from perfmodel.torch_modules.wrapped_module import plain_name
+from perfmodel.torch_modules.wrapped_module import hooks, plain_name
 
 Precision = Literal["own", "fp32", "bf16", "autocast"]
 """Of parameters and inputs: as they are, all of them in one data type, or fp32 under autocast."""
@@ -115,38 +115,46 @@ def _record(
         for name, parameter in named.items()
         if parameter.requires_grad
     ]
-    if not handles:
-        raise InputError(Fault("model", "no parameter that requires a gradient", "at least one"))
-    try:
-        with _reported_errors(), _module_paths(module, recorder), recorder.mode():
-            with (
-                torch.autograd.graph.saved_tensors_hooks(recorder.pack, lambda tensor: tensor),
-                real_kernels(recorder.real_attention)
-                if real
-                else device_kernels(recorder.add_attention, recorder.own_cast, autocast=autocast),
-            ):
-                value = loss(module, batch)
-            _require_scalar(value)
-            recorder.begin_backward()
-            value.backward()
-            recorder.mark(trace.backward_marks, -1)
-    finally:
-        for handle in handles:
-            handle.remove()
+    text = "no parameter that requires a gradient"
+    raise_faults(failed((not handles, "model", text, "at least one")))
+    kernels = (
+        real_kernels(recorder.real_attention)
+        if real
+        else device_kernels(recorder.add_attention, recorder.own_cast, autocast=autocast)
+    )
+    with hooks(handles), _reported_errors(), _module_paths(module, recorder), recorder.mode():
+        with (
+            torch.autograd.graph.saved_tensors_hooks(recorder.pack, lambda tensor: tensor),
+            kernels,
+        ):
+            value = loss(module, batch)
+        _require_scalar(value)
+        recorder.begin_backward()
+        value.backward()
+        recorder.mark(trace.backward_marks, -1)
     trace.output_elements = recorder.output_elements
 
 
 def _require_scalar(value: Any) -> None:
     import torch
 
-    if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        text = f"a value of shape {tuple(getattr(value, 'shape', ()))}"
-        allowed = "a function that returns a scalar tensor, from the output (and the target)"
-        raise InputError(Fault("loss", text, allowed))
-    if not value.requires_grad:
-        raise InputError(
-            Fault("loss", "a value that no gradient flows from", "a loss of trained parameters")
+    is_scalar = isinstance(value, torch.Tensor) and value.numel() == 1
+    raise_faults(
+        failed(
+            (
+                not is_scalar,
+                "loss",
+                f"a value of shape {tuple(getattr(value, 'shape', ()))}",
+                "a function that returns a scalar tensor, from the output (and the target)",
+            ),
+            (
+                is_scalar and not value.requires_grad,
+                "loss",
+                "a value that no gradient flows from",
+                "a loss of trained parameters",
+            ),
         )
+    )
 
 
 @contextmanager
@@ -190,10 +198,9 @@ def _place_of(error: BaseException) -> str:
     import traceback
     from pathlib import Path
 
-    frames = traceback.extract_tb(error.__traceback__)
     own = [
         frame
-        for frame in frames
+        for frame in traceback.extract_tb(error.__traceback__)
         if "/torch/" not in frame.filename and "/perfmodel/torch_modules/" not in frame.filename
     ]
     return f"({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
@@ -216,8 +223,5 @@ def _module_paths(module: Any, recorder: StepRecorder) -> Iterator[None]:
 
         handles.append(part.register_forward_pre_hook(enter))
         handles.append(part.register_forward_hook(leave, always_call=True))
-    try:
+    with hooks(handles):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

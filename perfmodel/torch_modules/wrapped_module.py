@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
+from itertools import islice
 from typing import Any
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, failed, raise_faults
 from perfmodel.workload.sample import SAMPLE, Sample, sequence_of
 
 WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
@@ -17,6 +19,17 @@ WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
 def plain_name(name: str) -> str:
     """Return the name that a parameter or module has without wrappers."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+@contextmanager
+def hooks(handles: Iterable[Any]) -> Iterator[None]:
+    """Let hooks stay as long as the context does."""
+    made = list(handles)
+    try:
+        yield
+    finally:
+        for handle in made:
+            handle.remove()
 
 
 def inner_module(model: Any, *, real: bool) -> Any:
@@ -31,22 +44,28 @@ def inner_module(model: Any, *, real: bool) -> Any:
     """
     import torch
 
-    if not isinstance(model, torch.nn.Module):
-        text = f"{type(model).__name__}"
-        raise InputError(Fault("model", text, "a torch.nn.Module, built: MyModel(), not MyModel"))
+    built = "a torch.nn.Module, built: MyModel(), not MyModel"
+    is_module = isinstance(model, torch.nn.Module)
+    raise_faults(failed((not is_module, "model", type(model).__name__, built)))
     parallel: Any = torch.nn.parallel
     replicas = parallel.DistributedDataParallel | parallel.DataParallel
     while isinstance(model, replicas) or hasattr(model, "_orig_mod"):
-        if real and isinstance(model, replicas):
-            text = f"a module wrapped in {type(model).__name__}"
-            raise InputError(Fault("model", text, "the module before it is wrapped"))
+        text, reduces = f"a module wrapped in {type(model).__name__}", isinstance(model, replicas)
+        allowed = "the module before it is wrapped"
+        raise_faults(failed((real and reduces, "model", text, allowed)))
         model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
-    if faults := list(_faults(model)):
-        raise InputError(faults)
+    raise_faults(islice(_faults(model), 1))
     return model
 
 
+UNSHARDED = (
+    "the module before fully_shard, FSDP or parallelize_module: `strategy` and `parallel` of the "
+    "scenario shard it"
+)
+
+
 def _faults(model: Any) -> Iterator[Fault]:
+    """What of a module cannot be captured, the first of which counts."""
     import torch
 
     for name, part in model.named_modules():
@@ -54,26 +73,15 @@ def _faults(model: Any) -> Iterator[Fault]:
         if isinstance(part, torch.jit.ScriptModule):
             allowed = "the module before torch.jit.script or torch.jit.trace"
             yield Fault("model", f"a module compiled by torch.jit{place}", allowed)
-            return
         if type(part).__name__ == "FullyShardedDataParallel":
-            yield _sharded(f"a module in FullyShardedDataParallel{place}")
-            return
+            yield Fault("model", f"a module in FullyShardedDataParallel{place}", UNSHARDED)
     for name, parameter in model.named_parameters():
         if torch.nn.parameter.is_lazy(parameter):
             text = f"a parameter without a shape yet ({name}, of a lazy module)"
             yield Fault("model", text, "the module after one forward, which gives it its shape")
-            return
         if hasattr(parameter, "device_mesh"):
-            yield _sharded(f"a parameter that is sharded already ({name}, a DTensor)")
-            return
-
-
-def _sharded(text: str) -> Fault:
-    allowed = (
-        "the module before fully_shard, FSDP or parallelize_module: `strategy` and `parallel` of "
-        "the scenario shard it"
-    )
-    return Fault("model", text, allowed)
+            text = f"a parameter that is sharded already ({name}, a DTensor)"
+            yield Fault("model", text, UNSHARDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +97,7 @@ class StepLoss:
 
     def __call__(self, module: Any, batch: Any) -> Any:
         """Run forward and the loss."""
-        inputs = batch[0] if self.is_pair else batch
-        output = call(module, inputs)
+        output = call(module, batch[0] if self.is_pair else batch)
         if self.loss is None:
             return _own_loss(output)
         return self.loss(output, batch[1]) if self.is_pair else self.loss(output)
@@ -102,8 +109,8 @@ class StepLoss:
 
 def loss_function(loss: Callable[..., Any] | None, batch: Any) -> StepLoss:
     """Make the loss of a step; raises `InputError` for one that cannot be called."""
-    if loss is not None and not callable(loss):
-        raise InputError(Fault("loss", repr(loss), "a function, such as torch.nn.MSELoss()"))
+    odd = loss is not None and not callable(loss)
+    raise_faults(failed((odd, "loss", repr(loss), "a function, such as torch.nn.MSELoss()")))
     pair = loss is not None and isinstance(batch, list | tuple) and len(batch) == 2
     return StepLoss(loss, pair)
 
@@ -115,11 +122,8 @@ def call(module: Any, inputs: Any) -> Any:
     """
     from perfmodel.torch_modules.operators import fields_of
 
-    named: Mapping[str, Any] = {}
-    if isinstance(inputs, Mapping):
-        named = inputs
-    elif is_dataclass(inputs):
-        named = fields_of(inputs)
+    named: Mapping[str, Any] = fields_of(inputs) if is_dataclass(inputs) else {}
+    named = inputs if isinstance(inputs, Mapping) else named
     placed = tuple(inputs) if isinstance(inputs, list | tuple) else () if named else (inputs,)
     whole = not _fits(module, placed, named) and _fits(module, (inputs,), {})
     if whole and not set(named) & set(inspect.signature(module.forward).parameters):
@@ -144,9 +148,9 @@ def _own_loss(output: Any) -> Any:
     if loss is not None:
         return loss.sum()
     real = [each for each in _tensors(output) if each.is_floating_point() and each.requires_grad]
-    if not real:
-        text = f"{type(output).__name__} without a tensor that has a gradient"
-        raise InputError(Fault("model", text, "an output that a loss can be made of; see loss="))
+    text = f"{type(output).__name__} without a tensor that has a gradient"
+    allowed = "an output that a loss can be made of; see loss="
+    raise_faults(failed((not real, "model", text, allowed)))
     if len(real) == 1 and real[0].numel() == 1:
         return real[0].sum()
     return sum(each.float().sum() for each in real)

@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Literal
+from typing import Any
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, raise_faults
 from perfmodel.workload.kernels.shapes import MatrixProduct
-from perfmodel.workload.model import FusedKept, Layer, ParameterTensor, Workload
-from perfmodel.workload.shards.calls import CallOp, CallPhase, LayerCall
+from perfmodel.workload.model import Layer, ParameterTensor, Workload
+from perfmodel.workload.shards.calls import LayerCall, tensor_call
 from perfmodel.workload.shards.shard import Shard
 from perfmodel.workload.zoo.layers import (
     ADD_PASSES,
     DROPOUT_PASSES,
-    ELEMENT_BYTES,
     MASK_BYTES,
+    linear,
 )
 
 SCALE_PASSES = 2
@@ -91,13 +91,11 @@ def _check_targets(workload: Workload, adapters: Adapters) -> None:
             if isinstance(layer.matrix, MatrixProduct)
         }
     )
-    faults = [
+    raise_faults(
         Fault(f"adapters.targets.{at}", repr(target), f"a map of {workload.name}: {names}")
         for at, target in enumerate(adapters.targets)
         if target not in used and not any(target in JOINED.get(str(each), ()) for each in used)
-    ]
-    if faults:
-        raise InputError(faults)
+    )
 
 
 def _target_of(layer: Layer, adapters: Adapters) -> str | None:
@@ -126,7 +124,13 @@ def _frozen(layer: Layer, has_adapter: bool) -> Layer:
     if not layer.tensors and not (layer.matmul_flops and layer.weight_elements):
         return layer
     product = layer.matrix
-    regathers = [call for call in layer.calls if _gathers_again(layer, call)]
+    gathers = any(call.gathers_input for call in layer.calls)
+    # a kept share of the input is gathered for the gradient of the weight
+    regathers = [
+        call
+        for call in layer.calls
+        if gathers and (call.group, call.op, call.phase) == ("tensor", "all_gather", "backward")
+    ]
     spared = 0.0
     if isinstance(product, MatrixProduct):
         whole = float(product.rows * product.depth)
@@ -141,7 +145,7 @@ def _frozen(layer: Layer, has_adapter: bool) -> Layer:
         gradients=1,
         saved_elements=max(0.0, layer.saved_elements - spared),
         copied_elements=0.0 if spared > 0 else layer.copied_elements,
-        fused_kept=fused and _spared(fused, spared),
+        fused_kept=fused and replace(fused, saved_elements=max(0.0, fused.saved_elements - spared)),
         calls=tuple(
             _beside_one_product(call)
             for call in layer.calls
@@ -162,23 +166,12 @@ def _beside_one_product(call: LayerCall) -> LayerCall:
     return replace(call, overlap=min(1.0, TWO_PRODUCTS * call.overlap) if gathers else 0.0)
 
 
-def _gathers_again(layer: Layer, call: LayerCall) -> bool:
-    """Whether a call gathers a kept share of a map's input for the gradient of its weight."""
-    gathers = (call.group, call.op, call.phase) == ("tensor", "all_gather", "backward")
-    return gathers and any(each.gathers_input for each in layer.calls)
-
-
-def _spared(fused: FusedKept, elements: float) -> FusedKept:
-    return replace(fused, saved_elements=max(0.0, fused.saved_elements - elements))
-
-
 def _without_backward(layers: Iterable[Layer]) -> Iterator[Layer]:
     """Leave out backward of what stands before the first trained weight: tables."""
     trained = False
     for layer in layers:
         trained = trained or bool(layer.tensors)
-        is_idle = not trained and not layer.matmul_flops
-        yield replace(layer, gradients=0) if is_idle else layer
+        yield layer if trained or layer.matmul_flops else replace(layer, gradients=0)
 
 
 def _adapter(
@@ -189,32 +182,28 @@ def _adapter(
     first = products[0]
     tokens, inputs, width = first.rows, first.depth, adapters.rank
     outputs = sum(product.columns for product in products)
-    by_rows = _is_by_rows(maps[0])
-    shares = by_rows and shard.library == "megatron"
-    if shares:
+    # a tensor group shares the rows of a map whose forward ends with a sum
+    by_rows = any((call.phase, call.place) == ("forward", "after") for call in maps[0].calls)
+    if by_rows and shard.library == "megatron":
         outputs //= shard.tensor
-    narrow, whole = float(tokens * inputs), float(tokens * outputs)
-    drops = adapters.dropout
-    moved = (DROPOUT_PASSES * narrow) * drops
+    narrow, whole, drops = float(tokens * inputs), float(tokens * outputs), adapters.dropout
     # a sum and a scale forward, the scale and the sum of the input's gradients backward
     both = (2 * SCALE_PASSES + ADD_PASSES) * whole + ADD_PASSES * narrow
     prefix = maps[0].name if len(maps) == 1 else f"{maps[0].name.rpartition('.')[0]}.qkv_proj"
-    copied = narrow * drops
     down = _map(
         f"{prefix}.lora_A",
         (tokens, inputs, width),
-        moved,
-        copied,
-        MASK_BYTES * copied,
-        1 + drops,
+        vector_elements=DROPOUT_PASSES * narrow * drops,
+        saved_elements=narrow * drops,
+        saved_bytes=MASK_BYTES * narrow * drops,
+        kernels=1 + drops,
     )
     up = _map(
         f"{prefix}.lora_B",
         (tokens, width, outputs),
-        FORWARD_SHARE * both,
-        float(tokens * width),
-        0.0,
-        3,
+        vector_elements=FORWARD_SHARE * both,
+        saved_elements=float(tokens * width),
+        kernels=3,
     )
     if shard.tensor > 1:
         first_calls, last_calls = (
@@ -226,32 +215,10 @@ def _adapter(
     return [(down, (width, inputs)), (up, (outputs, width))]
 
 
-def _map(
-    name: str,
-    sizes: tuple[int, int, int],
-    moved: float,
-    saved: float,
-    saved_bytes: float,
-    kernels: int,
-) -> Layer:
+def _map(name: str, sizes: tuple[int, int, int], **work: Any) -> Layer:
     """A map without bias. Kernels beside it are its own: libraries do not fuse them."""
-    tokens, inputs, outputs = sizes
-    return Layer(
-        name,
-        matmul_flops=2.0 * tokens * inputs * outputs,
-        matmul_bytes=float(ELEMENT_BYTES * tokens * (inputs + outputs)),
-        vector_bytes=ELEMENT_BYTES * moved,
-        weight_elements=float(inputs * outputs),
-        saved_elements=saved,
-        saved_bytes=saved_bytes,
-        kernels=kernels,
-        matrix=MatrixProduct(tokens, outputs, inputs),
-    )
-
-
-def _is_by_rows(layer: Layer) -> bool:
-    """Whether a tensor group shares the rows of a map: forward ends with a sum."""
-    return any(call.phase == "forward" and call.place == "after" for call in layer.calls)
+    part = linear(name, *sizes, parameters=(), **work)
+    return replace(part.layer, fused_bytes=None, fused_kernels=1)
 
 
 Calls = tuple[LayerCall, ...]
@@ -267,19 +234,19 @@ def _row_calls(
 
     `narrow`, `whole`: elements of the result of A, and of B in all ranks.
     """
-    down = (_tensor_call(shard, "all_reduce", narrow, "forward", "after"),)
+    down = (tensor_call(shard, "all_reduce", narrow, "forward", "after"),)
     if shard.library == "torch":
         return down, ()
     if shard.sequence_parallel and adapters.a2a_experimental:
         part = whole / shard.tensor
         return down, (
-            _tensor_call(shard, "all_to_all", part, "forward", "after"),
-            _tensor_call(shard, "all_to_all", part, "backward", "before"),
+            tensor_call(shard, "all_to_all", part, "forward", "after"),
+            tensor_call(shard, "all_to_all", part, "backward", "before"),
         )
-    gather = _tensor_call(shard, "all_gather", whole, "forward", "after")
+    gather = tensor_call(shard, "all_gather", whole, "forward", "after")
     if not shard.sequence_parallel:
         return down, (gather,)
-    return down, (gather, _tensor_call(shard, "all_gather", whole, "backward", "before"))
+    return down, (gather, tensor_call(shard, "all_gather", whole, "backward", "before"))
 
 
 def _column_calls(shard: Shard, narrow: float, inputs: float) -> tuple[Calls, Calls]:
@@ -290,14 +257,8 @@ def _column_calls(shard: Shard, narrow: float, inputs: float) -> tuple[Calls, Ca
 
     `narrow`, `inputs`: elements of the result of A, and of its input.
     """
-    down = [_tensor_call(shard, "all_reduce", narrow, "backward", "before")]
+    down = [tensor_call(shard, "all_reduce", narrow, "backward", "before")]
     if shard.sequence_parallel and shard.library == "megatron" and shard.hides == "asynchronous":
-        down.append(_tensor_call(shard, "all_gather", inputs, "forward", "before"))
-        down.append(_tensor_call(shard, "reduce_scatter", inputs, "backward", "after"))
+        down.append(tensor_call(shard, "all_gather", inputs, "forward", "before"))
+        down.append(tensor_call(shard, "reduce_scatter", inputs, "backward", "after"))
     return tuple(down), ()
-
-
-def _tensor_call(
-    shard: Shard, op: CallOp, elements: float, phase: CallPhase, place: Literal["before", "after"]
-) -> LayerCall:
-    return LayerCall("tensor", op, float(elements), shard.tensor, phase, place)

@@ -10,7 +10,6 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.kernels.device import Device, make_device
 from perfmodel.workload.kernels.float8_casts import (
-    Float8Cost,
     Float8Pricing,
     float8_cost,
     grouped_float8_cost,
@@ -20,6 +19,7 @@ from perfmodel.workload.kernels.float8_layers import shares_input
 from perfmodel.workload.kernels.float8_recipe import Float8, wide_precision
 from perfmodel.workload.kernels.kernel_times import (
     CASTS,
+    KernelCost,
     busy_s,
     convolution_s,
     elementwise_s,
@@ -75,16 +75,6 @@ class Pricing:
     narrow_attention: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LayerCost:
-    """Time on the device, and kernels, of a layer or of its matrix kernels."""
-
-    forward_s: float
-    backward_s: float
-    forward_kernels: int
-    backward_kernels: int
-
-
 def make_pricing(
     gpu: Gpu,
     batch: int,
@@ -138,7 +128,7 @@ def make_pricing(
 
 def layer_cost(
     layer: Layer, pricing: Pricing, *, first: bool, is_float8: bool = False
-) -> LayerCost:
+) -> KernelCost:
     """Add up the kernels of a layer.
 
     `is_float8`: whether it is one of those that run in fp8.
@@ -151,18 +141,14 @@ def layer_cost(
     if not layer.matmul_flops:
         # a table: forward gathers its rows, backward zeroes and writes its whole gradient
         table_s = layer.weight_elements * STATED_BYTES / device.memory_Bps
-        return LayerCost(vector_s, vector_backward_s + table_s, vector_kernels, vector_kernels)
-    matrix: LayerCost | Float8Cost = (
-        _float8_cost(layer, pricing, first=first)
-        if is_float8
-        else _matrix_cost(layer, pricing, first=first)
-    )
+        return KernelCost(vector_s, vector_backward_s + table_s, vector_kernels, vector_kernels)
+    matrix = (_float8_cost if is_float8 else _matrix_cost)(layer, pricing, first=first)
     casts = int(pricing.casts and layer.weight_elements > 0)
     # what is cast to fp8 needs no copy in bf16, but its gradient is cast back, if it has one
     forward_casts, back = casts * (not is_float8), not _is_frozen(layer)
     cast_bytes = layer.weight_elements * (STATED_BYTES + device.item_bytes)
     cast_s = elementwise_s(casts * cast_bytes, casts, device)
-    return LayerCost(
+    return KernelCost(
         vector_s + matrix.forward_s + cast_s * (not is_float8),
         vector_backward_s + matrix.backward_s + cast_s * back,
         vector_kernels + matrix.forward_kernels + forward_casts,
@@ -176,11 +162,9 @@ def matrix_seconds(
     """Time of a layer's matrix kernels without casts, forward and backward; seconds."""
     if not layer.matmul_flops:
         return 0.0, 0.0
-    if is_float8:
-        narrow = _float8_cost(layer, pricing, first=first)
-        return narrow.product_s, narrow.gradients_s * (layer.gradients > 0)
-    cost = _matrix_cost(layer, pricing, first=first)
-    return cost.forward_s, cost.backward_s * (layer.gradients > 0)
+    price = _float8_cost if is_float8 else _matrix_cost
+    forward_s, backward_s = price(layer, pricing, first=first).products_s
+    return forward_s, backward_s * (layer.gradients > 0)
 
 
 def weight_gradient_s(layer: Layer, pricing: Pricing, *, is_float8: bool = False) -> float:
@@ -189,27 +173,23 @@ def weight_gradient_s(layer: Layer, pricing: Pricing, *, is_float8: bool = False
     That is all that the first layer's matrix kernels make in backward. Gains and biases of
     normalisations and tables of embeddings are not counted: their kernels make both gradients.
     """
-    if not layer.matmul_flops or not layer.weight_elements:
-        return 0.0
-    if _is_frozen(layer):
+    if not layer.matmul_flops or not layer.weight_elements or _is_frozen(layer):
         return 0.0
     cast_bytes = layer.weight_elements * (STATED_BYTES + pricing.device.item_bytes)
     cast_s = elementwise_s(cast_bytes, 1, pricing.device) if pricing.casts else 0.0
-    if is_float8:
-        return _float8_cost(layer, pricing, first=True).backward_s + cast_s
-    return _matrix_cost(layer, pricing, first=True).backward_s + cast_s
+    price = _float8_cost if is_float8 else _matrix_cost
+    return price(layer, pricing, first=True).backward_s + cast_s
 
 
-def _float8_cost(layer: Layer, pricing: Pricing, *, first: bool) -> Float8Cost:
+def _float8_cost(layer: Layer, pricing: Pricing, *, first: bool) -> KernelCost:
     """Time of a linear layer's kernels in fp8."""
     product = layer.matrix
-    shared = shares_input(layer)
     return _priced_float8(
         batched(product, pricing.batch)
         if isinstance(product, MatrixProduct | GroupedProduct)
         else likely_product(layer, pricing.batch),
         pricing,
-        shared,
+        shares_input(layer),
         len(_gradients(layer, first=first)),
         _is_frozen(layer),
     )
@@ -218,7 +198,7 @@ def _float8_cost(layer: Layer, pricing: Pricing, *, first: bool) -> Float8Cost:
 @lru_cache(maxsize=4096)
 def _priced_float8(
     product: MatrixKernel, pricing: Pricing, shared: bool, passes: int, frozen: bool
-) -> Float8Cost:
+) -> KernelCost:
     """Time of the fp8 kernels of a shape, once for all layers that have it."""
     assert pricing.float8 is not None
     if isinstance(product, GroupedProduct):
@@ -232,11 +212,11 @@ def _vector_cost(layer: Layer, pricing: Pricing) -> tuple[float, float, int]:
     device = pricing.device
     item = device.item_bytes if layer.kind == "conv" else pricing.vector_item_bytes
     scale = pricing.batch * item / STATED_BYTES
-    vector_bytes, norm_bytes, kernels = layer.vector_bytes, layer.norm_bytes, layer.kernels
-    wide_bytes = layer.wide_bytes
+    vector_bytes, norm_bytes, wide_bytes = layer.vector_bytes, layer.norm_bytes, layer.wide_bytes
+    kernels = layer.kernels
     if pricing.compiled and layer.fused_bytes is not None:
-        vector_bytes, norm_bytes, kernels = layer.fused_bytes, 0.0, layer.fused_kernels
-        wide_bytes = 0.0
+        vector_bytes, norm_bytes, wide_bytes = layer.fused_bytes, 0.0, 0.0
+        kernels = layer.fused_kernels
     kernels -= int(layer.matmul_flops > 0)
     nbytes = (vector_bytes - norm_bytes - wide_bytes) * scale + wide_bytes * pricing.batch
     if layer.score_elements and not pricing.fused_attention:
@@ -278,7 +258,7 @@ def _gradients(layer: Layer, *, first: bool) -> tuple[int, ...]:
     return (_WEIGHT,) if first or layer.gradients < 2 else (_WEIGHT, _INPUT)
 
 
-def _matrix_cost(layer: Layer, pricing: Pricing, *, first: bool) -> LayerCost:
+def _matrix_cost(layer: Layer, pricing: Pricing, *, first: bool) -> KernelCost:
     """Time of the matrix kernels, forward and backward."""
     gradients = _gradients(layer, first=first)
     if layer.matrix is None:
@@ -287,7 +267,7 @@ def _matrix_cost(layer: Layer, pricing: Pricing, *, first: bool) -> LayerCost:
 
 
 @lru_cache(maxsize=4096)
-def _shaped_cost(matrix: MatrixKernel, pricing: Pricing, gradients: tuple[int, ...]) -> LayerCost:
+def _shaped_cost(matrix: MatrixKernel, pricing: Pricing, gradients: tuple[int, ...]) -> KernelCost:
     """Time of the matrix kernels of a shape, once for all layers that have it."""
     match batched(matrix, pricing.batch):
         case Attention() as attention:
@@ -303,11 +283,11 @@ def _shaped_cost(matrix: MatrixKernel, pricing: Pricing, gradients: tuple[int, .
             if sums_bias:
                 summed = device.item_bytes * product.rows * product.columns
                 backward_s += elementwise_s(summed, 1, device)
-            kernels = len(gradients) + sums_bias
-            return LayerCost(product_s(product, device), backward_s, 1, kernels)
+            forward_s = product_s(product, device)
+            return KernelCost(forward_s, backward_s, 1, len(gradients) + sums_bias)
 
 
-def _attention_cost(attention: Attention, pricing: Pricing) -> LayerCost:
+def _attention_cost(attention: Attention, pricing: Pricing) -> KernelCost:
     device = pricing.device
     if pricing.narrow_attention:
         casts_s = narrow_casts_s(attention, device)
@@ -315,24 +295,26 @@ def _attention_cost(attention: Attention, pricing: Pricing) -> LayerCost:
             casts_s + fused_attention_s(attention, device, backward=backward, narrow=True)
             for backward in (False, True)
         )
-        return LayerCost(forward_s, backward_s, 1 + CASTS, 2 + CASTS)
+        return KernelCost(forward_s, backward_s, 1 + CASTS, 2 + CASTS)
     cost = fused_attention_s if pricing.fused_attention else unfused_products_s
     kernels = 1 if pricing.fused_attention else 2
-    return LayerCost(
+    return KernelCost(
         cost(attention, device), cost(attention, device, backward=True), kernels, 2 * kernels
     )
 
 
 def _grouped_cost(
     grouped: GroupedProduct, pricing: Pricing, gradients: tuple[int, ...]
-) -> LayerCost:
+) -> KernelCost:
     forward_s, *both_s = grouped_passes_s(grouped, pricing.device)
     kernels = 1 if grouped.single_kernel else grouped.groups
     backward_s = sum(both_s[each] for each in gradients)
-    return LayerCost(forward_s, backward_s, kernels, len(gradients) * kernels)
+    return KernelCost(forward_s, backward_s, kernels, len(gradients) * kernels)
 
 
-def _convolution_cost(conv: Convolution, pricing: Pricing, gradients: tuple[int, ...]) -> LayerCost:
+def _convolution_cost(
+    conv: Convolution, pricing: Pricing, gradients: tuple[int, ...]
+) -> KernelCost:
     """Choose between kernels with copies of their operands and, beside TF32, plain fp32 ones."""
     copies = 2 * pricing.transposes
     both = (weight_gradient_product(conv), input_gradient_product(conv))
@@ -347,27 +329,23 @@ def _convolution_cost(conv: Convolution, pricing: Pricing, gradients: tuple[int,
         plain_forward_s, *plain_backward_s = times_s(pricing.plain)
         forward_s = min(forward_s, plain_forward_s)
         backward_s = list(map(min, backward_s, plain_backward_s))
-    return LayerCost(forward_s, sum(backward_s), 1 + copies, len(gradients) * (1 + copies))
+    return KernelCost(forward_s, sum(backward_s), 1 + copies, len(gradients) * (1 + copies))
 
 
-def _stated_cost(layer: Layer, pricing: Pricing, passes: int) -> LayerCost:
+def _stated_cost(layer: Layer, pricing: Pricing, passes: int) -> KernelCost:
     """Time of a kernel of which operations alone are stated: that of a product as large."""
     device = pricing.device
     product = likely_product(layer, pricing.batch)
-    elements = pricing.batch * layer.matmul_bytes / STATED_BYTES + layer.weight_elements
-    nbytes = device.item_bytes * elements
-    copied_s, copies = 0.0, 2 * (pricing.transposes and layer.kind == "conv")
-    if copies:
-        moved = pricing.batch * layer.matmul_bytes / STATED_BYTES
-        copied_s = map_copy_s(moved, device) + copies * device.ramp_s
-
-    def pass_s(on: Device) -> float:
-        return on.constants.product.ramp_s + busy_s(product, nbytes, on)
-
-    each_s = pass_s(device) + copied_s
-    if copies and pricing.plain is not None:
-        each_s = min(each_s, pass_s(pricing.plain))
-    return LayerCost(each_s, passes * each_s, 1 + copies, passes * (1 + copies))
+    moved = pricing.batch * layer.matmul_bytes / STATED_BYTES
+    nbytes = device.item_bytes * (moved + layer.weight_elements)
+    copies = 2 * (pricing.transposes and layer.kind == "conv")
+    copied_s = map_copy_s(moved, device) + copies * device.ramp_s if copies else 0.0
+    plain = [pricing.plain] if copies and pricing.plain is not None else []
+    each_s = min(
+        on.constants.product.ramp_s + busy_s(product, nbytes, on) + copied_s * (on is device)
+        for on in (device, *plain)
+    )
+    return KernelCost(each_s, passes * each_s, 1 + copies, passes * (1 + copies))
 
 
 def likely_product(layer: Layer, batch: int) -> MatrixProduct:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -347,39 +347,43 @@ class LayerTimes:
     weight_gradient_s: NDArray[np.float64] | None = None
 
 
+_LAYERS_S = (
+    "forward_s",
+    "backward_s",
+    "optimizer_s",
+    "matrix_forward_s",
+    "matrix_backward_s",
+    "weight_gradient_s",
+)
+"""Fields of `LayerTimes` that are times on the device."""
+
+
+def scaled_fields(
+    times: LayerTimes, by: float | NDArray[np.float64], fields: Iterable[str], **changes: Any
+) -> LayerTimes:
+    """Return the times with these fields, where they are known, `by` times as long.
+
+    `changes`: other fields that differ.
+    """
+    known = {field: getattr(times, field) for field in fields}
+    scaled = {field: value * by for field, value in known.items() if value is not None}
+    return replace(times, **scaled, **changes)
+
+
 def scale_times(times: LayerTimes, by: float, source: str | None = None) -> LayerTimes:
     """Return the times with all work, on the device and on the host, `by` times as long.
 
     `source`: instead of the one that the times have.
     """
-    return replace(
+    return scaled_fields(
         times,
-        forward_s=times.forward_s * by,
-        backward_s=times.backward_s * by,
-        launch_s=times.launch_s * by,
-        optimizer_s=times.optimizer_s * by,
+        by,
+        (*_LAYERS_S, "launch_s"),
         copy_Bps=times.copy_Bps / by,
         source=times.source if source is None else source,
-        matrix_forward_s=_scaled(times.matrix_forward_s, by),
-        matrix_backward_s=_scaled(times.matrix_backward_s, by),
-        weight_gradient_s=_scaled(times.weight_gradient_s, by),
     )
 
 
 def slow_device(times: LayerTimes, by: float) -> LayerTimes:
     """Return the times with kernels on the device `by` times as long, and the host as it is."""
-    if by == 1:
-        return times
-    return replace(
-        times,
-        forward_s=times.forward_s * by,
-        backward_s=times.backward_s * by,
-        optimizer_s=times.optimizer_s * by,
-        matrix_forward_s=_scaled(times.matrix_forward_s, by),
-        matrix_backward_s=_scaled(times.matrix_backward_s, by),
-        weight_gradient_s=_scaled(times.weight_gradient_s, by),
-    )
-
-
-def _scaled(times_s: NDArray[np.float64] | None, by: float) -> NDArray[np.float64] | None:
-    return None if times_s is None else times_s * by
+    return times if by == 1 else scaled_fields(times, by, _LAYERS_S)

@@ -14,13 +14,12 @@ is copied first; where TF32 would lose by that, cuDNN's fp32 kernels are taken.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import allowed_names, failed, raise_faults
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.compute_spread import roofline_factors
 from perfmodel.workload.kernels.device import kernel_constants
@@ -28,7 +27,6 @@ from perfmodel.workload.kernels.float8_layers import check_float8, float8_layers
 from perfmodel.workload.kernels.float8_recipe import Float8, wide_precision
 from perfmodel.workload.kernels.kernel_times import elementwise_s
 from perfmodel.workload.layer_cost import (
-    LayerCost,
     layer_cost,
     make_pricing,
     matrix_seconds,
@@ -40,7 +38,7 @@ from perfmodel.workload.memory.optimizer_states import (
     optimizer_bytes,
     optimizer_launches,
 )
-from perfmodel.workload.model import LayerTimes, Workload
+from perfmodel.workload.model import LayerTimes, Workload, scaled_fields
 
 
 def layer_times(
@@ -109,13 +107,19 @@ def layer_times(
     """
     _check_arguments(workload, gpu, batch, precision, matmul_efficiency, memory_efficiency)
     _check_blocks(workload, bool(fused_attention))
-    if compiled and not any(
+    fuses = any(
         layer.fused_bytes is not None or (layer.score_elements and not fused_attention)
         for layer in workload.layers
-    ):
-        model_text = f"true for {workload.name!r}, whose file does not state what can be fused"
-        raise InputError(Fault("compiled", model_text, "false, or a model of the zoo"))
-    gpu = _with_efficiencies(gpu, precision, matmul_efficiency, memory_efficiency)
+    )
+    text = f"true for {workload.name!r}, whose file does not state what can be fused"
+    allowed = "false, or a model of the zoo"
+    raise_faults(failed((compiled and not fuses, "compiled", text, allowed)))
+    of_precision = {precision: matmul_efficiency or gpu.matmul_efficiency[precision]}
+    gpu = replace(
+        gpu,
+        matmul_efficiency={**gpu.matmul_efficiency, **of_precision},
+        memory_efficiency=memory_efficiency or gpu.memory_efficiency,
+    )
     pricing = make_pricing(
         gpu,
         batch,
@@ -139,6 +143,8 @@ def layer_times(
         matrix_seconds(layer, pricing, first=i == 0, is_float8=i in narrow)
         for i, layer in enumerate(workload.layers)
     ]
+    total_s = sum(cost.forward_s + cost.backward_s for cost in costs)
+    narrow_share = sum(sum(products[layer]) for layer in narrow) / total_s if narrow else 0.0
     launches = optimizer_launches(workload, optimizer, optimizer_kernels)
     optimizer_traffic = optimizer_bytes(
         workload, optimizer, optimizer_kernels, master_weights=master_weights
@@ -160,7 +166,7 @@ def layer_times(
             compiled=compiled,
         ),
         source=f"roofline on {gpu.name}",
-        spread=roofline_factors(workload, gpu, precision, _narrow_share(costs, products, narrow)),
+        spread=roofline_factors(workload, gpu, precision, narrow_share),
         matrix_forward_s=np.array([forward_s for forward_s, _ in products]),
         matrix_backward_s=np.array([backward_s for _, backward_s in products]),
         weight_gradient_s=np.array(
@@ -172,33 +178,15 @@ def layer_times(
     )
 
 
-def _narrow_share(
-    costs: Sequence[LayerCost], products: Sequence[tuple[float, float]], narrow: Collection[int]
-) -> float:
-    """Share of a micro-batch that multiplies in fp8."""
-    total_s = sum(cost.forward_s + cost.backward_s for cost in costs)
-    return sum(sum(products[layer]) for layer in narrow) / total_s if narrow else 0.0
-
-
 def _check_blocks(workload: Workload, fused_attention: bool) -> None:
     """Raise InputError where unfused attention would see keys of other ranks.
 
     Transformer Engine and torch have rings and gathers of fused kernels alone, whose sums of rows
     join the blocks.
     """
-    shard = workload.shard
-    if shard.context > 1 and shard.context_kind != "ulysses" and not fused_attention:
-        allowed = f"true with context_kind: {shard.context_kind}"
-        raise InputError(Fault("fused_attention", "false", allowed))
-
-
-def _with_efficiencies(gpu: Gpu, precision: str, matmul: float | None, memory: float | None) -> Gpu:
-    of_precision = {precision: matmul or gpu.matmul_efficiency[precision]}
-    return replace(
-        gpu,
-        matmul_efficiency={**gpu.matmul_efficiency, **of_precision},
-        memory_efficiency=memory or gpu.memory_efficiency,
-    )
+    shard, allowed = workload.shard, f"true with context_kind: {workload.shard.context_kind}"
+    splits = shard.context > 1 and shard.context_kind != "ulysses"
+    raise_faults(failed((splits and not fused_attention, "fused_attention", "false", allowed)))
 
 
 def step_s(times: LayerTimes) -> float:
@@ -210,18 +198,13 @@ def step_s(times: LayerTimes) -> float:
     In seconds, from forward to the end of the optimizer step.
     """
     host = device = 0.0
-    for duration, kernels in _issue_order(times):
+    durations_s = [*times.forward_s.tolist(), *times.backward_s[::-1].tolist(), times.optimizer_s]
+    issued = [*times.forward_kernels.tolist(), *times.backward_kernels[::-1].tolist()]
+    for duration, kernels in zip(durations_s, [*issued, times.optimizer_kernels], strict=True):
         begin = max(device, host + min(kernels, 1) * times.launch_s)
         host += kernels * times.launch_s
         device = max(begin + duration, host)
     return device
-
-
-def _issue_order(times: LayerTimes) -> Iterator[tuple[float, int]]:
-    yield from zip(times.forward_s.tolist(), times.forward_kernels.tolist(), strict=True)
-    backward = zip(times.backward_s.tolist(), times.backward_kernels.tolist(), strict=True)
-    yield from reversed(list(backward))
-    yield times.optimizer_s, times.optimizer_kernels
 
 
 def _check_arguments(
@@ -232,36 +215,47 @@ def _check_arguments(
     matmul: float | None,
     memory: float | None,
 ) -> None:
-    faults = []
-    if not any(layer.matmul_flops or layer.vector_bytes for layer in workload.layers):
-        model_text = f"{workload.name!r}, whose file states no work per layer"
-        allowed = (
-            "a model of the zoo, a shape (model.transformer) or a configuration (model.config), "
-            "or a file with times or matmul_flops per layer"
-        )
-        faults.append(Fault("model", model_text, allowed))
-    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-        faults.append(Fault("batch", repr(batch), "a whole number of samples above zero"))
+    allowed = (
+        "a model of the zoo, a shape (model.transformer) or a configuration (model.config), "
+        "or a file with times or matmul_flops per layer"
+    )
     supported = [name for name in gpu.peak_flops if name in gpu.matmul_efficiency]
-    if precision not in supported:
-        allowed = f"{allowed_names(supported)}, which {gpu.name} has"
-        faults.append(Fault("precision", repr(precision), allowed))
-    for field, value in (("matmul_efficiency", matmul), ("memory_efficiency", memory)):
-        if value is not None and not 0 < value <= 1:
-            faults.append(Fault(field, repr(value), "a fraction above 0 and up to 1"))
-    if faults:
-        raise InputError(faults)
+    shares = (("matmul_efficiency", matmul), ("memory_efficiency", memory))
+    checks = [
+        (
+            not any(layer.matmul_flops or layer.vector_bytes for layer in workload.layers),
+            "model",
+            f"{workload.name!r}, whose file states no work per layer",
+            allowed,
+        ),
+        (
+            isinstance(batch, bool) or not isinstance(batch, int) or batch < 1,
+            "batch",
+            repr(batch),
+            "a whole number of samples above zero",
+        ),
+        (
+            precision not in supported,
+            "precision",
+            repr(precision),
+            f"{allowed_names(supported)}, which {gpu.name} has",
+        ),
+        *(
+            (
+                value is not None and not 0 < value <= 1,
+                field,
+                repr(value),
+                "a fraction above 0 and up to 1",
+            )
+            for field, value in shares
+        ),
+    ]
+    raise_faults(failed(*checks))
 
 
 def by_first_flash(workload: Workload, times: LayerTimes) -> LayerTimes:
     """Return times with fused attention as FlashAttention 1 runs it instead of the second."""
     rate = kernel_constants().attention.first_flash_rate
     by = np.array([1 / rate if layer.kind == "attention" else 1.0 for layer in workload.layers])
-    forward_s, backward_s = times.matrix_forward_s, times.matrix_backward_s
-    return replace(
-        times,
-        forward_s=times.forward_s * by,
-        backward_s=times.backward_s * by,
-        matrix_forward_s=None if forward_s is None else forward_s * by,
-        matrix_backward_s=None if backward_s is None else backward_s * by,
-    )
+    fields = ("forward_s", "backward_s", "matrix_forward_s", "matrix_backward_s")
+    return scaled_fields(times, by, fields)

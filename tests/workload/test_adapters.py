@@ -18,9 +18,8 @@ from perfmodel.workload.kernels.float8_layers import float8_layers
 from perfmodel.workload.kernels.float8_recipe import Float8
 from perfmodel.workload.kernels.shapes import Attention
 from perfmodel.workload.memory.activations import activation_bytes
-from perfmodel.workload.memory.hand_kernels import fuse_by_hand, keep_loss_apart
+from perfmodel.workload.memory.fused_layers import fuse_by_hand, keep_loss_apart, pack_documents
 from perfmodel.workload.memory.optimizer_states import optimizer_state_bytes
-from perfmodel.workload.packed_documents import pack_documents
 from perfmodel.workload.roofline import layer_times
 from perfmodel.workload.shards.shard import Shard
 from perfmodel.workload.zoo.decoder_sizes import SHAPES

@@ -18,8 +18,8 @@ from perfmodel.workload.memory.recompute import Recompute, input_elements
 from perfmodel.workload.model import Layer, Workload
 from perfmodel.workload.shards import Shard
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
-from perfmodel.workload.zoo.gpt import GptShape, gpt
 from perfmodel.workload.zoo.llama import llama
+from perfmodel.workload.zoo.text_decoder import GptShape, gpt
 
 TOKENS, WIDTH, HEADS = 256, 128, 16
 GPT = GptShape(2, WIDTH, HEADS, TOKENS, 512)

@@ -19,8 +19,7 @@ from perfmodel.studies.sweep.variants import Variant
 from perfmodel.topology.composed.load import node_files
 from perfmodel.topology.templates.gpus import user_tables
 from perfmodel.version import __version__
-from perfmodel.workload.configs.argument_text import is_argument_file
-from perfmodel.workload.configs.json_file import CONFIG_NAME
+from perfmodel.workload.configs.file_text import CONFIG_NAME, is_argument_file
 from perfmodel.workload.configs.safetensors import INDEX_SUFFIX, SUFFIX, header_bytes
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from perfmodel.workload.memory.activations import (
     block_bytes,
     stored_bytes,
 )
-from perfmodel.workload.memory.offload import Offload
+from perfmodel.workload.memory.blocks import Offload
 from perfmodel.workload.memory.optimizer_states import (
     OptimizerKernels,
     optimizer_state_bytes,

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+from perfmodel.errors import Fault, failed, raise_faults
+from perfmodel.scenario.sections.model import TransformerSection, transformer_findings
 from perfmodel.workload.configs.family import (
     LONGEST_DEFAULT,
     Family,
-    Finding,
     divides,
     heads_divide,
     is_on,
-    raise_findings,
     rotary_share,
 )
+from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.expert_decoder import expert_decoder
+from perfmodel.workload.zoo.expert_settings import ExpertSettings
 from perfmodel.workload.zoo.expert_sizes import (
     ExpertShape,
     LatentShape,
@@ -74,11 +77,31 @@ where attention slides, or attention slides where they do not; the `usual_rotary
 """
 
 
+Experts = tuple[RoutedShape, LatentShape | None]
+"""Experts of a decoder, and its attention where that is latent."""
+
+
+def decoder_workload(
+    name: str,
+    shape: DecoderShape,
+    experts: Experts | None,
+    *,
+    family: str | None = None,
+    sequence_length: int,
+    settings: ExpertSettings | None = None,
+    **sizes: Any,
+) -> Workload:
+    """Build a decoder, dense or of experts."""
+    sizes |= {"sequence_length": sequence_length, "family": family}
+    if experts is None:
+        return llama(name, shape=shape, **sizes)
+    return expert_decoder(name, shape=ExpertShape(shape, *experts), settings=settings, **sizes)
+
+
 def decoder_model(name: str, stated: SimpleNamespace, family: Family) -> Buildable:
     """Return the dense decoder of a configuration."""
-    config = _with_unstated(stated)
-    shape = decoder_shape(config, family)
-    make = partial(llama, name, shape=shape, family=family.name)
+    shape = decoder_shape(_with_unstated(stated), family)
+    make = partial(decoder_workload, name, shape, None, family=family.name)
     return Buildable(name, make, min(shape.positions, LONGEST_DEFAULT))
 
 
@@ -86,11 +109,79 @@ def expert_model(name: str, stated: SimpleNamespace, family: Family) -> Buildabl
     """Return the decoder of experts of a configuration."""
     config = _with_unstated(stated)
     routed = _routed_shape(config, family)
-    raise_findings(_routed_findings(config, routed))
-    shape = ExpertShape(decoder_shape(config, family), routed, _latent_shape(config))
-    make = partial(expert_decoder, name, shape=shape, family=family.name)
-    default = min(shape.decoder.positions, LONGEST_DEFAULT)
-    return Buildable(name, make, default, has_experts=True)
+    dense, layers = routed.dense_first, config.num_hidden_layers
+    allowed = f"0 to {layers - 1}: the last layer has experts"
+    raise_faults(
+        [
+            *failed((not 0 <= dense < layers, "first_k_dense_replace", str(dense), allowed)),
+            *choice_faults(routed, "num_experts_per_tok", "n_group", "topk_group"),
+        ]
+    )
+    shape, experts = decoder_shape(config, family), (routed, _latent_shape(config))
+    make = partial(decoder_workload, name, shape, experts, family=family.name)
+    return Buildable(name, make, min(shape.positions, LONGEST_DEFAULT), has_experts=True)
+
+
+EXPERT_FAMILY = "MixtralForCausalLM"
+"""Whose names tensors of experts have; others have Llama's."""
+SOURCE = "sizes that the scenario states; tensors are named as in Hugging Face's Llama"
+
+
+def transformer_model(section: TransformerSection, name: str | None = None) -> Buildable:
+    """Return the decoder whose sizes section ``model.transformer`` of a scenario states.
+
+    Raises `InputError`: sizes that do not fit each other; fields as in the section.
+    """
+    raise_faults(Fault(*finding) for finding in transformer_findings(section))
+    title, heads, experts = name or "transformer", section.head_count, section.experts
+    shape = DecoderShape(
+        section.layers,
+        section.hidden,
+        heads,
+        section.kv_heads or heads,
+        section.wide,
+        section.vocab,
+        LONGEST_DEFAULT,
+        head_width=section.head_dim,
+        tied=section.tied,
+        biased_attention=section.bias,
+        biased_output=section.bias,
+        biased_mlp=section.bias,
+        head_norms=section.qk_norm,
+        window=section.window,
+        full_every=section.full_every or 0,
+        dropout=section.dropout > 0,
+        score_dropout=section.dropout > 0,
+        fused_norms=True,
+        layer_norms=section.norm == "layer",
+        ungated=None if section.gated else ACTIVATIONS[section.mlp],
+        rotary_share=float(section.positions == "rotary"),
+        learned_positions=section.positions == "learned",
+    )
+    width = (experts and experts.hidden) or section.wide
+    routed = experts and RoutedShape(
+        experts.count,
+        experts.top_k,
+        width,
+        experts.shared * width,
+        dense_first=experts.dense_first,
+        every=experts.every,
+    )
+    make = partial(_section_workload, title, shape, (routed, None) if routed else None)
+    return Buildable(title, make, LONGEST_DEFAULT, has_experts=experts is not None)
+
+
+def with_table(shape: DecoderShape, tokens: int) -> DecoderShape:
+    """Return the shape with a table of positions as long as a sample."""
+    return replace(shape, positions=tokens) if shape.learned_positions else shape
+
+
+def _section_workload(
+    name: str, shape: DecoderShape, experts: Experts | None, **sizes: Any
+) -> Workload:
+    shape = with_table(shape, sizes["sequence_length"])
+    workload = decoder_workload(name, shape, experts, family=EXPERT_FAMILY, **sizes)
+    return replace(workload, source=SOURCE)
 
 
 def _with_unstated(stated: SimpleNamespace) -> SimpleNamespace:
@@ -106,7 +197,7 @@ def decoder_shape(config: SimpleNamespace, family: Family) -> DecoderShape:
 
     Raises `InputError`: heads that do not divide.
     """
-    raise_findings(_head_findings(config))
+    raise_faults(_head_faults(config))
     follows = {
         "biased_attention": config.attention_bias,
         "biased_output": config.attention_bias,
@@ -207,41 +298,42 @@ def _latent_shape(config: SimpleNamespace) -> LatentShape | None:
     )
 
 
-def _head_findings(config: SimpleNamespace) -> Iterator[Finding]:
-    """Find heads that do not divide, and lists of layers that are too long or too short."""
+def _head_faults(config: SimpleNamespace) -> list[Fault]:
+    """Return faults of heads that do not divide, and of lists of layers of another length."""
     heads, pairs = config.num_attention_heads, config.num_key_value_heads
-    if config.head_dim is None:
-        yield from heads_divide(config.hidden_size, heads)
-    if pairs is not None:
-        yield from divides(heads, pairs, "num_key_value_heads", "the heads of queries")
-    kinds = config.layer_types
-    if kinds is not None and len(kinds) != config.num_hidden_layers:
-        allowed = f"one kind for each of the {config.num_hidden_layers} layers"
-        yield "layer_types", f"{len(kinds)} kinds", allowed
+    kinds, layers = config.layer_types or (), config.num_hidden_layers
+    of_width = heads_divide(config.hidden_size, heads) if config.head_dim is None else []
+    return [
+        *of_width,
+        *divides(heads, pairs or 1, "num_key_value_heads", "the heads of queries"),
+        *failed(
+            (
+                config.layer_types is not None and len(kinds) != layers,
+                "layer_types",
+                f"{len(kinds)} kinds",
+                f"one kind for each of the {layers} layers",
+            )
+        ),
+    ]
 
 
-def _routed_findings(config: SimpleNamespace, routed: RoutedShape) -> Iterator[Finding]:
-    """Find layers without experts to the last, too many experts a token, uneven groups."""
-    dense, layers = routed.dense_first, config.num_hidden_layers
-    if not 0 <= dense < layers:
-        yield "first_k_dense_replace", str(dense), f"0 to {layers - 1}: the last layer has experts"
-    yield from choice_findings(routed, "num_experts_per_tok", "n_group", "topk_group")
-
-
-def choice_findings(
-    routed: RoutedShape, top_k: str, groups: str, top_groups: str
-) -> Iterator[Finding]:
-    """Find tokens that take more experts than they may, and groups that do not divide the experts.
+def choice_faults(routed: RoutedShape, top_k: str, groups: str, top_groups: str) -> list[Fault]:
+    """Return faults of tokens that take more experts than they may, and of uneven groups.
 
     `top_k`, `groups`, `top_groups`: the fields that state them.
     """
-    experts, allowed = routed.experts, "the experts of a layer"
-    if experts % routed.groups:
-        yield groups, str(routed.groups), f"a divisor of the {experts} experts"
-    elif routed.top_groups > routed.groups:
-        yield top_groups, str(routed.top_groups), f"at most the {routed.groups} groups"
-    elif routed.groups > 1:
-        experts = experts // routed.groups * routed.top_groups
-        allowed = f"the experts of {routed.top_groups} of {routed.groups} groups"
-    if routed.top_k > experts:
-        yield top_k, str(routed.top_k), f"at most {experts}, {allowed}"
+    uneven, chosen = routed.experts % routed.groups, routed.top_groups
+    most, allowed = routed.experts, "the experts of a layer"
+    if not uneven and routed.groups > 1 and chosen <= routed.groups:
+        most = routed.experts // routed.groups * chosen
+        allowed = f"the experts of {chosen} of {routed.groups} groups"
+    return failed(
+        (uneven, groups, str(routed.groups), f"a divisor of the {routed.experts} experts"),
+        (
+            not uneven and chosen > routed.groups,
+            top_groups,
+            str(chosen),
+            f"at most the {routed.groups} groups",
+        ),
+        (routed.top_k > most, top_k, str(routed.top_k), f"at most {most}, {allowed}"),
+    )

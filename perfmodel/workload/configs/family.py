@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, create_model
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, failed, raise_faults
 from perfmodel.files import FileModel, validate_document
 from perfmodel.scenario.sections.model import MOST_EXPERTS, MOST_LAYERS, MOST_WIDTH, MOST_WORDS
 from perfmodel.workload.zoo.buildable import Buildable
@@ -176,32 +176,21 @@ class Family:
         stated = dict(validate_document(self.config, content))
         heads = (self.name, *self.other_heads)
         head = (stated["architectures"] or heads)[0]
-        if head not in heads:
-            names = " or ".join(map(repr, heads))
-            allowed = f"{names}; `perfmodel capture` takes others"
-            raise InputError(Fault("architectures", repr(head), allowed))
+        allowed = f"{' or '.join(map(repr, heads))}; `perfmodel capture` takes others"
+        raise_faults(failed((head not in heads, "architectures", repr(head), allowed)))
         return SimpleNamespace(**{**self.fixed, **stated, "head": head})
 
 
-Finding = tuple[str, str, str]
-"""Field, what was found, what is allowed."""
+def divides(number: int, by: int, field: str, meaning: str) -> list[Fault]:
+    """Return a fault where a number is not divided by another."""
+    return failed((number % by, field, str(by), f"a divisor of {number}, {meaning}"))
 
 
-def raise_findings(findings: Iterator[Finding]) -> None:
-    """Raise InputError with all of them, if there are any."""
-    faults = [Fault(*finding) for finding in findings]
-    if faults:
-        raise InputError(faults)
+def heads_divide(width: int, heads: int, section: str = "") -> list[Fault]:
+    """Return a fault where heads do not divide the width.
 
-
-def divides(number: int, by: int, field: str, meaning: str) -> Iterator[Finding]:
-    """Find a number that another does not divide."""
-    if number % by:
-        yield field, str(by), f"a divisor of {number}, {meaning}"
-
-
-def heads_divide(width: int, heads: int, section: str = "") -> Iterator[Finding]:
-    """Find heads that do not divide the width; `section`: of the file, with a point after it."""
+    `section`: of the file, with a point after it.
+    """
     return divides(width, heads, f"{section}num_attention_heads", "the hidden size")
 
 

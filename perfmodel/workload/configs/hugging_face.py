@@ -5,20 +5,19 @@ Weights are not read, and nothing is fetched: the file alone says what the model
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, InputError, allowed_names, failed, raise_faults
 from perfmodel.files import is_file, is_folder
 from perfmodel.workload.configs.decoder_families import DENSE_FAMILIES, IMAGE_TEXT_FAMILIES
 from perfmodel.workload.configs.expert_families import EXPERT_FAMILIES
-from perfmodel.workload.configs.family import Family, Finding, HubConfig, raise_findings
+from perfmodel.workload.configs.family import Family, HubConfig
+from perfmodel.workload.configs.file_text import CONFIG_NAME, JsonFile, read_json
 from perfmodel.workload.configs.image_and_sound_families import IMAGE_AND_SOUND_FAMILIES
-from perfmodel.workload.configs.json_file import CONFIG_NAME, JsonFile, read_json
 from perfmodel.workload.configs.text_families import TEXT_FAMILIES
 from perfmodel.workload.zoo.buildable import Buildable
 
@@ -66,37 +65,39 @@ ONLY: Mapping[str, tuple[object, ...]] = {
 }
 """Fields whose other values make a model that is none of the zoo."""
 
-CHECKPOINTED = (
-    "The file asks for gradient_checkpointing, which is not read: memory.recompute states it."
-)
-BALANCED = "The loss of balance is left out: model.experts.auxiliary_loss adds it."
-FURTHER = "Its heads for further tokens (num_nextn_predict_layers) are left out."
-CODE = "The file names code of its own (auto_map), which is not read: the family's is taken."
+SWITCHES = {
+    "gradient_checkpointing": "The file asks for gradient_checkpointing, which is not read: "
+    "memory.recompute states it.",
+    "output_router_logits": "The loss of balance is left out: model.experts.auxiliary_loss adds "
+    "it.",
+    "num_nextn_predict_layers": "Its heads for further tokens (num_nextn_predict_layers) are left "
+    "out.",
+    "auto_map": "The file names code of its own (auto_map), which is not read: the family's is "
+    "taken.",
+}
+"""Fields that switch something on which is left out, and the note that says so."""
 MOST_NAMED = 6
 
 
-def value_findings(content: Mapping[str, Any]) -> Iterator[Finding]:
-    """Find values of such fields that the zoo has no model for."""
-    for field, allowed in ONLY.items():
-        value = content.get(field)
-        if value is not None and value not in allowed:
-            yield field, repr(value), " or ".join(map(repr, allowed))
+def value_faults(content: Mapping[str, Any]) -> list[Fault]:
+    """Return faults of such fields whose values the zoo has no model for."""
+    stated = {field: content[field] for field in ONLY if content.get(field) is not None}
+    return failed(
+        *(
+            (value not in ONLY[field], field, repr(value), " or ".join(map(repr, ONLY[field])))
+            for field, value in stated.items()
+        )
+    )
 
 
 def extra_notes(content: Mapping[str, Any], contract: type[HubConfig]) -> tuple[str, ...]:
     """Return what of a file is left out, in sentences."""
-    switches = {
-        "gradient_checkpointing": CHECKPOINTED,
-        "output_router_logits": BALANCED,
-        "num_nextn_predict_layers": FURTHER,
-        "auto_map": CODE,
-    }
-    notes = [note for field, note in switches.items() if content.get(field)]
-    method = quantization_of(content)
-    if method:
-        text = f"Its weights are stored as {method}; trained in bf16, as they are dequantised."
-        notes.append(text)
-    read_fields = HARMLESS | switches.keys() | contract.model_fields.keys()
+    notes = [note for field, note in SWITCHES.items() if content.get(field)]
+    if method := quantization_of(content):
+        notes.append(
+            f"Its weights are stored as {method}; trained in bf16, as they are dequantised."
+        )
+    read_fields = HARMLESS | SWITCHES.keys() | contract.model_fields.keys()
     others = sorted(field for field, value in content.items() if value and field not in read_fields)
     if others:
         more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
@@ -187,8 +188,8 @@ def config_model(document: JsonFile, name: str | None = None) -> Buildable:
         fields = {**fields, "architectures": None, "vision_config": None}
     title = name or name_of(document)
     try:
-        missing = () if is_part else _missing_sizes(family, fields)
-        raise_findings(chain(value_findings(fields), missing))
+        missing = [] if is_part else _missing_sizes(family, fields)
+        raise_faults([*value_faults(fields), *missing])
         model = family.make(title, family.read(fields), family)
         model = replace(
             model,
@@ -209,18 +210,17 @@ def _with_other_way(fault: Fault, path: Path) -> Fault:
     return replace(fault, allowed=f"{fault.allowed}; `perfmodel capture {path}` takes others")
 
 
-def _missing_sizes(family: Family, fields: Mapping[str, Any]) -> Iterator[Finding]:
-    """Find sizes that a file does not state whose `model_type` is not of the family of its class.
+def _missing_sizes(family: Family, fields: Mapping[str, Any]) -> list[Fault]:
+    """Return sizes that a file does not state whose `model_type` is not of its class's family.
 
     Code of its own calls them by other names (phi-msft), and has other defaults.
     """
     kind = fields.get("model_type")
     if isinstance(kind, str) and kind in FAMILIES:
-        return
-    for name in family.config.model_fields:
-        if name in SIZES and fields.get(name) is None:
-            allowed = f"its value: a {kind!r} may call it by another name than {family.name} does"
-            yield name, "nothing", allowed
+        return []
+    allowed = f"its value: a {kind!r} may call it by another name than {family.name} does"
+    sizes = (name for name in family.config.model_fields if name in SIZES)
+    return [Fault(name, "nothing", allowed) for name in sizes if fields.get(name) is None]
 
 
 TEXT = "text_config"
@@ -253,12 +253,10 @@ def _family_of(document: JsonFile) -> tuple[Family, str]:
     if isinstance(inside, str) and inside in FAMILIES:
         return FAMILIES[inside], TEXT
     stated = "nothing" if kind is None else repr(kind)
-    others = OTHERS.format(file=document.path)
     typed = str(kind) if get_close_matches(str(kind), FAMILIES, cutoff=ALIKE) else None
     names = allowed_names(FAMILIES, typed, limit=80)
-    allowed = f"{others}; or a family that the zoo knows: {names}"
-    fault = Fault("model_type", stated, allowed)
-    raise InputError(document.located(fault))
+    allowed = f"{OTHERS.format(file=document.path)}; or a family that the zoo knows: {names}"
+    raise InputError(document.located(Fault("model_type", stated, allowed)))
 
 
 def _with_updates(content: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -277,16 +275,15 @@ def _dtype_of(content: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
 
     Where it does not say: bf16 if stored weights are quantised, else fp32.
     """
-    for key in ("dtype", "torch_dtype"):
-        for section in (content, fields):
-            value = section.get(key)
-            if value is None:
-                continue
-            dtype = DTYPES.get(str(value).removeprefix("torch."))
-            if dtype is None:
-                raise InputError(Fault(key, repr(value), allowed_names(DTYPES)))
-            return dtype
-    return "bf16" if quantization_of(fields) else "fp32"
+    places = [
+        (key, part.get(key)) for key in ("dtype", "torch_dtype") for part in (content, fields)
+    ]
+    key, value = next((place for place in places if place[1] is not None), ("", None))
+    if value is None:
+        return "bf16" if quantization_of(fields) else "fp32"
+    word = str(value).removeprefix("torch.")
+    raise_faults(failed((word not in DTYPES, key, repr(value), allowed_names(DTYPES))))
+    return DTYPES[word]
 
 
 LONGEST_NAME = 100

@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
+from perfmodel.errors import Fault, raise_faults
 from perfmodel.workload.configs.family import (
     Family,
-    Finding,
     Function,
     Rate,
     contract,
     divides,
     heads_divide,
     is_on,
-    raise_findings,
 )
 from perfmodel.workload.zoo.buildable import Buildable
-from perfmodel.workload.zoo.clip import CLIP_BLOCK, ClipShape, clip
-from perfmodel.workload.zoo.image_stack import VIT_BLOCK, ImageShape, vit
+from perfmodel.workload.zoo.image_stack import (
+    CLIP_BLOCK,
+    VIT_BLOCK,
+    ClipShape,
+    ImageShape,
+    clip,
+    vit,
+)
 from perfmodel.workload.zoo.layers import ACTIVATIONS
 from perfmodel.workload.zoo.stack_block import StackShape
-from perfmodel.workload.zoo.whisper import WhisperShape, whisper, whisper_block
+from perfmodel.workload.zoo.whisper import DECODER_BLOCK, WHISPER_BLOCK, WhisperShape, whisper
 
 
 def vit_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
     """Return the model of a configuration of ViT: a classifier, or the encoder with a pooler."""
-    raise_findings(_image_findings(config))
+    raise_faults(_image_faults(config))
     block = StackShape(
         config.hidden_size,
         config.num_attention_heads,
@@ -58,7 +64,7 @@ def clip_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable
     """Return the model of a configuration of CLIP: both of its stacks."""
     images, texts = config.vision_config, config.text_config
     text_heads = heads_divide(texts.hidden_size, texts.num_attention_heads, "text_config.")
-    raise_findings(chain(_image_findings(images, "vision_config."), text_heads))
+    raise_faults([*_image_faults(images, "vision_config."), *text_heads])
     image_block, text_block = (
         StackShape(
             part.hidden_size,
@@ -89,38 +95,43 @@ def clip_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable
     return Buildable(name, partial(clip, name, shape=shape), images.image_size, "image")
 
 
-def _image_findings(config: Any, section: str = "") -> Iterator[Finding]:
-    """Find heads and patches that do not divide; `section`: of the file, with a point after it."""
-    yield from heads_divide(config.hidden_size, config.num_attention_heads, section)
+def _image_faults(config: Any, section: str = "") -> list[Fault]:
+    """Return faults of heads and patches that do not divide.
+
+    `section`: of the file, with a point after it.
+    """
     field = f"{section}patch_size"
-    yield from divides(config.image_size, config.patch_size, field, "the image size")
+    return [
+        *heads_divide(config.hidden_size, config.num_attention_heads, section),
+        *divides(config.image_size, config.patch_size, field, "the image size"),
+    ]
 
 
 def whisper_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable:
     """Return the model of a configuration of Whisper."""
-    width, heads = config.d_model, (config.encoder_attention_heads, config.decoder_attention_heads)
-    fields = ("encoder_attention_heads", "decoder_attention_heads")
-    raise_findings(
+    width = config.d_model
+    raise_faults(
         chain.from_iterable(
-            divides(width, count, field, "d_model")
-            for count, field in zip(heads, fields, strict=True)
+            divides(width, getattr(config, field), field, "d_model")
+            for field in ("encoder_attention_heads", "decoder_attention_heads")
         )
     )
-    encoder, decoder = (
-        whisper_block(
-            width,
-            count,
-            mlp_width,
-            decodes=decodes,
-            activation=ACTIVATIONS[config.activation_function],
-            dropout=is_on(config.dropout),
-            inner_dropout=is_on(config.activation_dropout),
-            score_dropout=is_on(config.attention_dropout),
-        )
-        for count, mlp_width, decodes in (
-            (config.encoder_attention_heads, config.encoder_ffn_dim, False),
-            (config.decoder_attention_heads, config.decoder_ffn_dim, True),
-        )
+    encoder = replace(
+        WHISPER_BLOCK,
+        width=width,
+        heads=config.encoder_attention_heads,
+        mlp_width=config.encoder_ffn_dim,
+        activation=ACTIVATIONS[config.activation_function],
+        dropout=is_on(config.dropout),
+        inner_dropout=is_on(config.activation_dropout),
+        score_dropout=is_on(config.attention_dropout),
+    )
+    decoder = replace(
+        encoder,
+        heads=config.decoder_attention_heads,
+        mlp_width=config.decoder_ffn_dim,
+        names=DECODER_BLOCK,
+        causal=True,
     )
     shape = WhisperShape(
         config.encoder_layers,

@@ -7,7 +7,7 @@ Names and defaults are those of Megatron-Core 0.16, ``training/arguments.py`` an
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,15 +15,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from perfmodel.errors import InputError
+from perfmodel.errors import Fault, InputError, failed, raise_faults
 from perfmodel.files import FileModel, validate_document
 from perfmodel.scenario.sections.model import MOST_LAYERS
-from perfmodel.workload.configs.argument_text import read_arguments, typed_arguments
-from perfmodel.workload.configs.decoder_models import choice_findings
+from perfmodel.workload.configs.decoder_models import (
+    EXPERT_FAMILY,
+    choice_faults,
+    decoder_workload,
+    with_table,
+)
 from perfmodel.workload.configs.family import (
     LONGEST_DEFAULT,
     Experts,
-    Finding,
     Flag,
     Layers,
     Rate,
@@ -32,23 +35,19 @@ from perfmodel.workload.configs.family import (
     Width,
     Words,
     divides,
-    raise_findings,
 )
-from perfmodel.workload.configs.transformer_shape import EXPERT_FAMILY, with_table
+from perfmodel.workload.configs.file_text import read_arguments, typed_arguments
 from perfmodel.workload.model import Workload
 from perfmodel.workload.shards.shard import WHOLE, Shard
-from perfmodel.workload.zoo import gpt
+from perfmodel.workload.zoo import text_decoder
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
-from perfmodel.workload.zoo.expert_decoder import expert_decoder
 from perfmodel.workload.zoo.expert_settings import ExpertSettings
 from perfmodel.workload.zoo.expert_sizes import (
-    ExpertShape,
     LatentShape,
     RoutedShape,
 )
 from perfmodel.workload.zoo.layers import ACTIVATIONS
-from perfmodel.workload.zoo.llama import llama
 
 PADDING = 128
 """--make-vocab-size-divisible-by, which is multiplied by the tensor-parallel size."""
@@ -159,10 +158,10 @@ def megatron_model(stated: str | Path, name: str | None = None) -> Buildable:
     """
     read = read_arguments(stated) if isinstance(stated, Path) else typed_arguments(stated)
     try:
-        raise_findings(_refused(read.values))
+        raise_faults(_refused(read.values))
         own = {key: read.values[key] for key in read.values if key in _FIELDS}
         arguments = validate_document(MegatronArguments, own)
-        raise_findings(_findings(arguments))
+        raise_faults(_faults(arguments))
     except InputError as error:
         raise InputError(
             replace(fault, field=_flag(fault.field), file=read.file) for fault in error.faults
@@ -180,50 +179,77 @@ def _flag(field: str) -> str:
     return "megatron" if field == "document" else f"--{field.replace('_', '-')}"
 
 
-def _refused(values: Mapping[str, Any]) -> Iterator[Finding]:
-    for name, value in values.items():
-        if name in REFUSED and value not in (None, False, 0):
-            yield name, "a model that is built otherwise", "nothing: the zoo has no such layers"
+def _refused(values: Mapping[str, Any]) -> list[Fault]:
+    """Return faults of arguments of models that are built otherwise."""
+    found, allowed = "a model that is built otherwise", "nothing: the zoo has no such layers"
+    stated = (name for name, value in values.items() if value not in (None, False, 0))
+    return [Fault(name, found, allowed) for name in stated if name in REFUSED]
 
 
-def _findings(arguments: MegatronArguments) -> Iterator[Finding]:
-    heads, width = arguments.num_attention_heads, arguments.hidden_size
-    if arguments.kv_channels is None:
-        yield from divides(width, heads, "num_attention_heads", "the hidden size")
-    if arguments.group_query_attention:
-        yield from divides(heads, arguments.num_query_groups, "num_query_groups", "the heads")
-    if _vocabulary(arguments) is None:
-        allowed = "a number of words: tokenizers are not read"
-        yield "vocab_size", "nothing", allowed
-    if _is_learned(arguments) and arguments.max_position_embeddings is None:
-        if arguments.seq_length is None:
-            yield "max_position_embeddings", "nothing", "rows of the table of positions"
-    elif _is_learned(arguments) and arguments.seq_length is not None:
-        longest = arguments.max_position_embeddings or 0
-        if arguments.seq_length > longest:
-            yield "seq_length", str(arguments.seq_length), f"at most {longest}, the positions"
-    if arguments.swiglu and arguments.squared_relu:
-        yield "squared_relu", "beside --swiglu", "one of both"
-    yield from _expert_findings(arguments)
+def _faults(stated: MegatronArguments) -> list[Fault]:
+    heads, width, experts = stated.num_attention_heads, stated.hidden_size, stated.num_experts
+    learned, longest = _is_learned(stated), stated.max_position_embeddings
+    groups = stated.num_query_groups if stated.group_query_attention else 1
+    of_width = divides(width, heads, "num_attention_heads", "the hidden size")
+    return [
+        *(of_width if stated.kv_channels is None else ()),
+        *divides(heads, groups, "num_query_groups", "the heads"),
+        *failed(
+            (
+                _vocabulary(stated) is None,
+                "vocab_size",
+                "nothing",
+                "a number of words: tokenizers are not read",
+            ),
+            (
+                learned and longest is None and stated.seq_length is None,
+                "max_position_embeddings",
+                "nothing",
+                "rows of the table of positions",
+            ),
+            (
+                learned and longest is not None and (stated.seq_length or 0) > longest,
+                "seq_length",
+                str(stated.seq_length),
+                f"at most {longest}, the positions",
+            ),
+            (
+                stated.swiglu and stated.squared_relu,
+                "squared_relu",
+                "beside --swiglu",
+                "one of both",
+            ),
+            (
+                stated.multi_latent_attention and experts is None,
+                "multi_latent_attention",
+                "without --num-experts",
+                "models of experts, which alone the zoo has with it",
+            ),
+        ),
+        *(_expert_faults(stated) if experts is not None else ()),
+    ]
 
 
-def _expert_findings(arguments: MegatronArguments) -> Iterator[Finding]:
-    experts = arguments.num_experts
-    if arguments.multi_latent_attention and experts is None:
-        text = "without --num-experts"
-        yield "multi_latent_attention", text, "models of experts, which alone the zoo has with it"
-    if experts is None:
-        return
-    if not arguments.swiglu:
-        yield "swiglu", "nothing beside --num-experts", "experts with gates"
+def _expert_faults(stated: MegatronArguments) -> list[Fault]:
+    frequency, layers = stated.moe_layer_freq, stated.num_layers
+    pattern = frequency if isinstance(frequency, tuple) else (1,) * layers
+    every = frequency if isinstance(frequency, int) else 1
     fields = ("moe_router_topk", "moe_router_num_groups", "moe_router_group_topk")
-    yield from choice_findings(_routed(arguments), *fields)
-    pattern = arguments.moe_layer_freq
-    if isinstance(pattern, tuple) and (len(pattern) != arguments.num_layers or not any(pattern)):
-        allowed = f"one of {arguments.num_layers} layers each, some of them with experts"
-        yield "moe_layer_freq", f"{len(pattern)} layers, {sum(pattern)} with experts", allowed
-    elif isinstance(pattern, int) and pattern > arguments.num_layers:
-        yield "moe_layer_freq", str(pattern), f"at most {arguments.num_layers}, the layers"
+    return [
+        *failed(
+            (not stated.swiglu, "swiglu", "nothing beside --num-experts", "experts with gates")
+        ),
+        *choice_faults(_routed(stated), *fields),
+        *failed(
+            (
+                len(pattern) != layers or not any(pattern),
+                "moe_layer_freq",
+                f"{len(pattern)} layers, {sum(pattern)} with experts",
+                f"one of {layers} layers each, some of them with experts",
+            ),
+            (every > layers, "moe_layer_freq", str(every), f"at most {layers}, the layers"),
+        ),
+    ]
 
 
 def _vocabulary(arguments: MegatronArguments) -> int | None:
@@ -305,45 +331,44 @@ def _build(
     stated: DecoderShape,
     multiple: int,
     *,
-    dtype: str,
     sequence_length: int,
     shard: Shard = WHOLE,
     settings: ExpertSettings | None = None,
+    **sizes: Any,
 ) -> Workload:
     """Build it with the vocabulary padded as Megatron pads it for these ranks."""
-    vocabulary = stated.vocabulary
-    if multiple:
-        each = multiple * shard.tensor
-        vocabulary = -(-vocabulary // each) * each
-    shape = replace(stated, vocabulary=vocabulary)
+    each = max(1, multiple * shard.tensor)
+    shape = replace(stated, vocabulary=-(-stated.vocabulary // each) * each)
     if arguments.max_position_embeddings is None:
         shape = with_table(shape, sequence_length)
-    sizes: dict[str, Any] = {"dtype": dtype, "sequence_length": sequence_length, "shard": shard}
-    if arguments.num_experts is not None:
-        routed = ExpertShape(
-            _latent_heads(arguments, shape), _routed(arguments), _latent(arguments)
+    sizes |= {"sequence_length": sequence_length, "shard": shard}
+    if arguments.num_experts is None and _is_gpt(arguments):
+        sizes["shape"] = text_decoder.GptShape(
+            shape.layers,
+            shape.width,
+            shape.heads,
+            shape.positions,
+            shape.vocabulary,
+            mlp_width=shape.mlp_width,
+            untied=not shape.tied,
         )
-        family = "DeepseekV3ForCausalLM" if routed.latent else EXPERT_FAMILY
-        workload = expert_decoder(name, shape=routed, family=family, settings=settings, **sizes)
-    elif _is_gpt(arguments):
-        workload = gpt.gpt(
-            name,
-            shape=gpt.GptShape(
-                shape.layers,
-                shape.width,
-                shape.heads,
-                shape.positions,
-                vocabulary,
-                mlp_width=shape.mlp_width,
-                untied=not shape.tied,
-            ),
-            dropout=shape.dropout,
-            score_dropout=shape.score_dropout,
-            **sizes,
+        dropout, scores = shape.dropout, shape.score_dropout
+        workload = text_decoder.gpt(name, dropout=dropout, score_dropout=scores, **sizes)
+        return replace(workload, source=source)
+    latent = None
+    if arguments.multi_latent_attention:
+        heads = arguments.qk_pos_emb_head_dim
+        shape = replace(shape, kv_heads=shape.heads, head_width=heads)
+        latent = LatentShape(
+            arguments.q_lora_rank,
+            arguments.kv_lora_rank,
+            arguments.qk_head_dim,
+            heads,
+            arguments.v_head_dim,
         )
-    else:
-        workload = llama(name, shape=shape, **sizes)
-    return replace(workload, source=source)
+    experts = None if arguments.num_experts is None else (_routed(arguments), latent)
+    sizes |= {"settings": settings, "family": "DeepseekV3ForCausalLM" if latent else EXPERT_FAMILY}
+    return replace(decoder_workload(name, shape, experts, **sizes), source=source)
 
 
 def _is_gpt(arguments: MegatronArguments) -> bool:
@@ -377,21 +402,3 @@ def _routed(arguments: MegatronArguments) -> RoutedShape:
         groups=(arguments.moe_router_num_groups or 1) if top_groups else 1,
         top_groups=top_groups or 1,
     )
-
-
-def _latent(arguments: MegatronArguments) -> LatentShape | None:
-    if not arguments.multi_latent_attention:
-        return None
-    return LatentShape(
-        arguments.q_lora_rank,
-        arguments.kv_lora_rank,
-        arguments.qk_head_dim,
-        arguments.qk_pos_emb_head_dim,
-        arguments.v_head_dim,
-    )
-
-
-def _latent_heads(arguments: MegatronArguments, shape: DecoderShape) -> DecoderShape:
-    if not arguments.multi_latent_attention:
-        return shape
-    return replace(shape, kv_heads=shape.heads, head_width=arguments.qk_pos_emb_head_dim)

@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.files import is_file
 from perfmodel.files.bounds import LARGEST_BYTES
-from perfmodel.workload.configs.json_file import JsonFile, parse_json, read_json
+from perfmodel.workload.configs.file_text import JsonFile, parse_json, read_json
 from perfmodel.workload.model import Layer, ParameterTensor, Workload
 from perfmodel.workload.readers.csv_tables import MOST_ELEMENTS, TRAINABLE, list_first
 
@@ -57,10 +58,8 @@ def read_safetensors(path: Path) -> Workload:
 
     Raises `InputError`: with every fault.
     """
-    if path.name.lower().endswith(INDEX_SUFFIX):
-        shapes = _read_index(path)
-    else:
-        shapes = dict(_tensors(read_header(path)))
+    is_index = path.name.lower().endswith(INDEX_SUFFIX)
+    shapes = _read_index(path) if is_index else _tensors(read_header(path))
     if not shapes:
         raise InputError(Fault("file", "no tensors", "a model's tensors", str(path)))
     names = sorted(shapes, key=_natural)
@@ -79,10 +78,9 @@ def read_safetensors(path: Path) -> Workload:
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:
     """Key that sorts numbers in names by what they count."""
-    parts = re.split(r"(\d{1,18})", name)
     return [
         (part.isdigit(), int(part) if part.isdigit() else 0, "" if part.isdigit() else part)
-        for part in parts
+        for part in re.split(r"(\d{1,18})", name)
     ]
 
 
@@ -125,20 +123,22 @@ Entry = tuple[tuple[int, ...], str]
 """Shape and dtype."""
 
 
-def _tensors(header: JsonFile) -> Iterator[tuple[str, Entry]]:
-    faults: list[Fault] = []
-    entries: list[tuple[str, Entry]] = []
-    for name, fields in header.content.items():
-        if name == "__metadata__":
-            continue
-        problem = _problem(fields)
-        if problem is None:
-            entries.append((name, (tuple(fields["shape"]), DTYPES[fields["dtype"]][0])))
-        elif len(faults) < MOST_FAULTS:
-            faults.append(Fault(f"tensor {name!r}", *problem, str(header.path)))
-    if faults:
-        raise InputError(faults)
-    yield from entries
+def _tensors(header: JsonFile) -> dict[str, Entry]:
+    """Return shape and dtype of each tensor of a header.
+
+    Raises `InputError`: entries that are none of a tensor.
+    """
+    stated = {name: each for name, each in header.content.items() if name != "__metadata__"}
+    faults = (
+        Fault(f"tensor {name!r}", *problem, str(header.path))
+        for name, fields in stated.items()
+        if (problem := _problem(fields)) is not None
+    )
+    raise_faults(islice(faults, MOST_FAULTS))
+    return {
+        name: (tuple(fields["shape"]), DTYPES[fields["dtype"]][0])
+        for name, fields in stated.items()
+    }
 
 
 def _problem(fields: Any) -> tuple[str, str] | None:
@@ -186,11 +186,10 @@ def _read_index(path: Path) -> dict[str, Entry]:
         )
         if group
     ]
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     shapes: dict[str, Entry] = {}
     for name in names:
-        shapes |= dict(_tensors(read_header(path.parent / name)))
+        shapes |= _tensors(read_header(path.parent / name))
     missing = [name for name in placed if name not in shapes]
     if missing:
         allowed = "tensors that are in the files of weight_map"

@@ -8,6 +8,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal
 
+from perfmodel.errors import failed, raise_faults
 from perfmodel.workload.configs.family import (
     LONGEST_DEFAULT,
     Family,
@@ -16,10 +17,9 @@ from perfmodel.workload.configs.family import (
     divides,
     heads_divide,
     is_on,
-    raise_findings,
     rotary_share,
 )
-from perfmodel.workload.zoo import bert, gpt, t5
+from perfmodel.workload.zoo import bert, t5
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.layers import ACTIVATIONS, ONE_KERNEL
 from perfmodel.workload.zoo.stack_block import StackShape
@@ -30,15 +30,17 @@ from perfmodel.workload.zoo.text_decoder import (
     OPT_ENDS,
     PHI_BLOCK,
     PHI_ENDS,
+    GptShape,
     TextDecoderShape,
+    gpt,
     text_decoder,
 )
 
 
 def gpt2_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable:
     """Return the model of a configuration of GPT-2."""
-    raise_findings(divides(config.n_embd, config.n_head, "n_head", "n_embd"))
-    shape = gpt.GptShape(
+    raise_faults(divides(config.n_embd, config.n_head, "n_head", "n_embd"))
+    shape = GptShape(
         config.n_layer,
         config.n_embd,
         config.n_head,
@@ -49,7 +51,7 @@ def gpt2_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable
         untied=not config.tie_word_embeddings,
     )
     make = partial(
-        gpt.gpt,
+        gpt,
         name,
         shape=shape,
         dropout=is_on(config.resid_pdrop),
@@ -61,7 +63,7 @@ def gpt2_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable
 
 def gpt_neox_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
     """Return the model of a configuration of GPT-NeoX or Pythia."""
-    raise_findings(heads_divide(config.hidden_size, config.num_attention_heads))
+    raise_faults(heads_divide(config.hidden_size, config.num_attention_heads))
     block = StackShape(
         config.hidden_size,
         config.num_attention_heads,
@@ -83,11 +85,12 @@ def gpt_neox_model(name: str, config: SimpleNamespace, family: Family) -> Builda
 def phi_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
     """Return the model of a configuration of Phi 1 or 2, whose two branches read the same norm."""
     heads, pairs = config.num_attention_heads, config.num_key_value_heads
-    findings = list(heads_divide(config.hidden_size, heads))
-    if pairs not in (None, heads):  # grouped queries, which no model of the family has
-        allowed = f"{heads}, as many as num_attention_heads"
-        findings.append(("num_key_value_heads", str(pairs), allowed))
-    raise_findings(iter(findings))
+    # grouped queries, which no model of the family has
+    grouped, allowed = pairs not in (None, heads), f"{heads}, as many as num_attention_heads"
+    raise_faults(
+        heads_divide(config.hidden_size, heads)
+        + failed((grouped, "num_key_value_heads", str(pairs), allowed))
+    )
     block = StackShape(
         config.hidden_size,
         heads,
@@ -110,13 +113,13 @@ OPT_OFFSET = 2
 
 def opt_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
     """Return the model of a configuration of OPT."""
-    findings = list(heads_divide(config.hidden_size, config.num_attention_heads))
     width, positions = config.word_embed_proj_dim, config.max_position_embeddings
-    if width not in (None, config.hidden_size):  # embeddings that are mapped: OPT 350m alone
-        findings.append(
-            ("word_embed_proj_dim", str(width), f"{config.hidden_size}, as hidden_size")
-        )
-    raise_findings(iter(findings))
+    maps = width not in (None, config.hidden_size)  # embeddings that are mapped: OPT 350m alone
+    allowed = f"{config.hidden_size}, as hidden_size"
+    raise_faults(
+        heads_divide(config.hidden_size, config.num_attention_heads)
+        + failed((maps, "word_embed_proj_dim", str(width), allowed))
+    )
     block = StackShape(
         config.hidden_size,
         config.num_attention_heads,
@@ -129,8 +132,7 @@ def opt_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
         scaled_queries=True,
     )
     shape = {**family.shape, "positions": positions + OPT_OFFSET}
-    model = _decoder(name, config, block, shape)
-    return replace(model, default=positions, longest=positions)
+    return replace(_decoder(name, config, block, shape), default=positions, longest=positions)
 
 
 def _decoder(
@@ -181,11 +183,11 @@ def bert_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
     if hasattr(config, "pad_token_id"):
         first = (config.pad_token_id or 0) + 1
         positions, allowed = positions - first, f"more than pad_token_id + 1, {first}"
-    findings = list(heads_divide(config.hidden_size, config.num_attention_heads))
-    if positions < 1:
-        stated = str(config.max_position_embeddings)
-        findings.append(("max_position_embeddings", stated, allowed))
-    raise_findings(iter(findings))
+    stated = str(config.max_position_embeddings)
+    raise_faults(
+        heads_divide(config.hidden_size, config.num_attention_heads)
+        + failed((positions < 1, "max_position_embeddings", stated, allowed))
+    )
     shape = bert.BertShape(
         config.num_hidden_layers,
         config.hidden_size,
@@ -206,7 +208,7 @@ def bert_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
 
 def distilbert_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable:
     """Return the model of a configuration of DistilBERT."""
-    raise_findings(divides(config.dim, config.n_heads, "n_heads", "dim"))
+    raise_faults(divides(config.dim, config.n_heads, "n_heads", "dim"))
     shape = bert.BertShape(
         config.n_layers,
         config.dim,

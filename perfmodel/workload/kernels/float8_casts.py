@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.kernels.device import Device, make_device
-from perfmodel.workload.kernels.float8_recipe import Cast, Casts, Float8, float8_casts
-from perfmodel.workload.kernels.kernel_times import busy_s, elementwise_s, product_s
+from perfmodel.workload.kernels.float8_recipe import Casts, Float8, float8_casts
+from perfmodel.workload.kernels.kernel_times import KernelCost, busy_s, elementwise_s, product_s
 from perfmodel.workload.kernels.shapes import GroupedProduct, MatrixProduct
 
 NARROW_BYTES = 1
@@ -46,21 +46,6 @@ class NarrowProducts:
     input_gradient_s: float
     kernels: int = 1
     cast_kernels: tuple[int, int] = (1, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Float8Cost:
-    """Device time and kernels of a linear layer, in seconds.
-
-    `product_s`, `gradients_s`: of products alone, forward and backward.
-    """
-
-    forward_s: float
-    backward_s: float
-    forward_kernels: int
-    backward_kernels: int
-    product_s: float
-    gradients_s: float
 
 
 def make_float8_pricing(
@@ -127,7 +112,7 @@ def float8_cost(
     passes: int,
     frozen: bool = False,
     products: NarrowProducts | None = None,
-) -> Float8Cost:
+) -> KernelCost:
     """Add up casts and products of a layer.
 
     `product`: of a whole micro-batch: rows of activations, the weight's columns and depth; of
@@ -166,44 +151,36 @@ def float8_cost(
     backward_kernels += casts.rescale.kernels * rescaled
     if passes > 1 or frozen:
         gradients_s += products.input_gradient_s
-    return Float8Cost(
+    return KernelCost(
         forward_s=products.output_s + _elementwise_s(forward_bytes, forward_kernels, wide),
         backward_s=gradients_s + _elementwise_s(backward_bytes, backward_kernels, wide),
         forward_kernels=products.kernels + round(forward_kernels),
         backward_kernels=passes * products.kernels + round(backward_kernels),
-        product_s=products.output_s,
-        gradients_s=gradients_s,
+        products=(products.output_s, gradients_s),
     )
 
 
 def _plain_products(product: MatrixProduct, pricing: Float8Pricing) -> NarrowProducts:
+    gradient, is_wide = product.weight_gradient, pricing.casts.wide_weight_gradient
     return NarrowProducts(
         narrow_product_s(product, pricing),
-        _weight_gradient_s(product, pricing),
+        product_s(gradient, pricing.wide) if is_wide else narrow_gradient_s(gradient, pricing),
         narrow_gradient_s(product.input_gradient, pricing),
     )
 
 
 def _without_copies(casts: Casts) -> Casts:
-    """Casts that write each element once: the second one, if there is, is a transposed copy."""
-    forward, backward = casts.input
-    return replace(
-        casts,
-        input=(_once(forward), _once(backward)),
-        gradient=_once(casts.gradient),
+    """Casts that write each element once: the second one, if there is, is a transposed copy.
+
+    Temporaries of casts that are not fused stay.
+    """
+    forward, backward, gradient = (
+        replace(cast, bytes=cast.bytes / 2)
+        if NARROW_BYTES * 2 <= cast.bytes < NARROW_BYTES * 3
+        else cast
+        for cast in (*casts.input, casts.gradient)
     )
-
-
-def _once(cast: Cast) -> Cast:
-    """Half of what is written twice; temporaries of casts that are not fused stay."""
-    is_pair = NARROW_BYTES * 2 <= cast.bytes < NARROW_BYTES * 3
-    return replace(cast, bytes=cast.bytes / 2) if is_pair else cast
-
-
-def _weight_gradient_s(product: MatrixProduct, pricing: Float8Pricing) -> float:
-    if pricing.casts.wide_weight_gradient:
-        return product_s(product.weight_gradient, pricing.wide)
-    return narrow_gradient_s(product.weight_gradient, pricing)
+    return replace(casts, input=(forward, backward), gradient=gradient)
 
 
 def _elementwise_s(nbytes: float, kernels: float, device: Device) -> float:
@@ -216,22 +193,22 @@ def _elementwise_s(nbytes: float, kernels: float, device: Device) -> float:
 
 def grouped_float8_cost(
     grouped: GroupedProduct, pricing: Float8Pricing, *, passes: int, frozen: bool = False
-) -> Float8Cost:
+) -> KernelCost:
     """Add up casts and products of experts of a whole micro-batch; as `float8_cost`."""
     mean = padded_mean(grouped, pricing)
     products = _single_kernel(mean, pricing) if grouped.single_kernel else _each(mean, pricing)
     cost = float8_cost(
         mean, pricing, shares_input=False, passes=passes, frozen=frozen, products=products
     )
-    if not grouped.padded_elements:
-        return cost
-    copied_s = elementwise_s(2 * pricing.wide.item_bytes * grouped.padded_elements, 1, pricing.wide)
+    copies = int(grouped.padded_elements > 0)
+    moved = 2 * pricing.wide.item_bytes * grouped.padded_elements
+    copied_s = elementwise_s(moved, copies, pricing.wide)
     return replace(
         cost,
         forward_s=cost.forward_s + copied_s,
         backward_s=cost.backward_s + copied_s,
-        forward_kernels=cost.forward_kernels + 1,
-        backward_kernels=cost.backward_kernels + 1,
+        forward_kernels=cost.forward_kernels + copies,
+        backward_kernels=cost.backward_kernels + copies,
     )
 
 
@@ -249,33 +226,21 @@ def padded_mean(grouped: GroupedProduct, pricing: Float8Pricing) -> MatrixProduc
 
 def _single_kernel(mean: MatrixProduct, pricing: Float8Pricing) -> NarrowProducts:
     rate = pricing.casts.grouped.rate
-    slower = replace(
-        pricing,
-        narrow=_slower(pricing.narrow, rate),
-        gradients=_slower(pricing.gradients, rate),
+    narrow, gradients = (
+        replace(device, matrix_flops=device.matrix_flops * rate)
+        for device in (pricing.narrow, pricing.gradients)
     )
-    return NarrowProducts(
-        narrow_product_s(mean, slower),
-        narrow_gradient_s(mean.weight_gradient, slower),
-        narrow_gradient_s(mean.input_gradient, slower),
-    )
-
-
-def _slower(device: Device, rate: float) -> Device:
-    return replace(device, matrix_flops=device.matrix_flops * rate)
+    return _plain_products(mean, replace(pricing, narrow=narrow, gradients=gradients))
 
 
 def _each(mean: MatrixProduct, pricing: Float8Pricing) -> NarrowProducts:
     """A product, and a cast of a weight, for each group."""
-    constants, single = pricing.wide.constants.grouped, replace(mean, count=1)
-
-    def all_s(own_s: float) -> float:
-        return constants.own_kernels_s(own_s, mean.count)
-
+    plain, count = _plain_products(replace(mean, count=1), pricing), mean.count
+    all_s = pricing.wide.constants.grouped.own_kernels_s
     return NarrowProducts(
-        all_s(narrow_product_s(single, pricing)),
-        all_s(narrow_gradient_s(single.weight_gradient, pricing)),
-        all_s(narrow_gradient_s(single.input_gradient, pricing)),
-        kernels=mean.count,
-        cast_kernels=(1 if pricing.casts.grouped.joined else mean.count, mean.count),
+        all_s(plain.output_s, count),
+        all_s(plain.weight_gradient_s, count),
+        all_s(plain.input_gradient_s, count),
+        kernels=count,
+        cast_kernels=(1 if pricing.casts.grouped.joined else count, count),
     )

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import failed, raise_faults
 from perfmodel.workload.kernels.float8_recipe import Float8, takes_experts
 from perfmodel.workload.kernels.shapes import GroupedProduct, MatrixProduct
 from perfmodel.workload.memory.blocks import block_of
@@ -33,18 +33,23 @@ def float8_layers(workload: Workload, float8: Float8) -> frozenset[int]:
     """
     names = _linear_names(workload, float8)
     example = names[min(names)] if names else ""
-    faults = [
-        Fault(f"fp8.filter_fqns.{position}", repr(part), f"part of a name, such as {example}")
+    blocks, wide = _blocks(names), float8.start_in_bf16 + float8.end_in_bf16
+    checks = [
+        (
+            names and not any(part in name for name in names.values()),
+            f"fp8.filter_fqns.{position}",
+            repr(part),
+            f"part of a name, such as {example}",
+        )
         for position, part in enumerate(float8.filter_fqns or ())
-        if names and not any(part in name for name in names.values())
     ]
-    blocks = _blocks(names)
-    wide = float8.start_in_bf16 + float8.end_in_bf16
-    if wide and wide >= len(blocks):
-        allowed = f"fewer than {len(blocks)} blocks in bf16"
-        faults.append(Fault("fp8.num_layers_at_start_in_bf16", f"{wide} at both ends", allowed))
-    if faults:
-        raise InputError(faults)
+    too_many = (
+        wide and wide >= len(blocks),
+        "fp8.num_layers_at_start_in_bf16",
+        f"{wide} at both ends",
+        f"fewer than {len(blocks)} blocks in bf16",
+    )
+    raise_faults(failed(*checks, too_many))
     wide_blocks = float8.wide_blocks.union(_ends(blocks, float8))
     return frozenset(
         place
@@ -91,9 +96,9 @@ def _blocks(names: Mapping[int, str]) -> list[str]:
 
 def check_float8(workload: Workload, float8: Float8) -> None:
     """Raise `InputError` for a model of which no layer runs in fp8, and as `float8_layers`."""
-    if not float8_layers(workload, float8):
-        allowed = "bf16, or a model with linear layers in repeated blocks, of multiples of 16"
-        raise InputError(Fault("precision", f"'fp8' for {workload.name!r}", allowed))
+    allowed = "bf16, or a model with linear layers in repeated blocks, of multiples of 16"
+    found = f"'fp8' for {workload.name!r}"
+    raise_faults(failed((not float8_layers(workload, float8), "precision", found, allowed)))
 
 
 def _is_narrow(name: str, float8: Float8, wide_blocks: Collection[str]) -> bool:
@@ -142,12 +147,11 @@ def shares_input(layer: Layer) -> bool:
 def float8_modules(workload: Workload, float8: Float8) -> int:
     """Products as Transformer Engine has them: layers with one input are one, experts are many."""
     layers = (workload.layers[place] for place in float8_layers(workload, float8))
-    return sum(_experts(layer) for layer in layers if not shares_input(layer))
-
-
-def _experts(layer: Layer) -> int:
-    """Weights of a layer, each with greatest values of its own."""
-    return layer.matrix.groups if isinstance(layer.matrix, GroupedProduct) else 1
+    return sum(
+        layer.matrix.groups if isinstance(layer.matrix, GroupedProduct) else 1
+        for layer in layers
+        if not shares_input(layer)
+    )
 
 
 WHOLE_SCALES = ("delayed", "current", "tensorwise")

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, failed, raise_faults
 from perfmodel.files import read_yaml
 from perfmodel.topology.model import Gpu
 
@@ -131,19 +131,15 @@ def float8_casts(float8: Float8, gpu: Gpu, *, compiled: bool) -> Casts:
 
     Raises `InputError`: a GPU without it.
     """
-    faults = recipe_faults(float8, gpu)
-    if faults:
-        raise InputError(faults)
-    table = _table()
-    row: Mapping[str, Any] = table["recipes"][float8.library][float8.recipe]
+    raise_faults(recipe_faults(float8, gpu))
+    table, row = _table(), _row(float8)
     row = {**row, **(row.get("compiled", {}) if compiled else {})}
     transposes = gpu.generation in table["row_times_column"] or "spared" not in row
     spared = 0 if transposes else row["spared"]
     weight = _pair(row["weight"], spared)
     if float8.gathers_narrow:
-        after = Cast(**row["gathered_weight"]) if transposes else Cast()
-        weight = (Cast(), after)
-    engine = float8.library == "transformer_engine"
+        weight = (Cast(), Cast(**row["gathered_weight"]) if transposes else Cast())
+    engine, rates = float8.library == "transformer_engine", table["products"][row["product"]]
     return Casts(
         input=_pair(row["input"], spared),
         weight=weight,
@@ -151,7 +147,7 @@ def float8_casts(float8: Float8, gpu: Gpu, *, compiled: bool) -> Casts:
         weights_once=engine,
         inputs_once=engine or compiled,
         copies=(1 + transposes) * operand_bytes(float8) if engine else 0,
-        rate=_rate(row["product"], gpu),
+        rate=float(rates.get(gpu.name, rates[gpu.generation])),
         rescale=Cast(**row.get("rescale", {})),
         wide_weight_gradient=row.get("wide_weight_gradient", False),
         operand_bytes=operand_bytes(float8),
@@ -166,42 +162,36 @@ def float8_casts(float8: Float8, gpu: Gpu, *, compiled: bool) -> Casts:
 
 def takes_experts(float8: Float8) -> bool:
     """Whether products of experts run in fp8, too, and not those of linear layers alone."""
-    row: Mapping[str, Any] = _table()["recipes"][float8.library][float8.recipe]
-    return bool(row.get("experts", True))
+    return bool(_row(float8).get("experts", True))
 
 
 def operand_bytes(float8: Float8) -> float:
     """Bytes of an element that is multiplied, with its share of a scale where that counts."""
-    return float(_table()["recipes"][float8.library][float8.recipe].get("operand_bytes", 1))
+    return float(_row(float8).get("operand_bytes", 1))
 
 
-def _rate(product: str, gpu: Gpu) -> float:
-    """Rate of a kind of products: of the GPU where it is stated, else of its generation."""
-    rates: Mapping[str, Any] = _table()["products"][product]
-    return float(rates.get(gpu.name, rates[gpu.generation]))
+def _row(float8: Float8) -> Mapping[str, Any]:
+    row: Mapping[str, Any] = _table()["recipes"][float8.library][float8.recipe]
+    return row
 
 
 def recipe_faults(float8: Float8, gpu: Gpu) -> list[Fault]:
     """What a GPU lacks of a recipe; nothing of a GPU without fp8, which its precisions tell."""
-    if "fp8" not in gpu.peak_flops:
-        return []
-    rows = _table()["recipes"]
-    allowed = [name for name, row in rows[float8.library].items() if not _lacks(gpu, name, row)]
-    if float8.recipe in allowed:
-        return []
+    excluded = {"mxfp8", "nvfp4"} if gpu.name in _table()["without_mxfp8"] else set()
+    allowed = [
+        name
+        for name, row in _table()["recipes"][float8.library].items()
+        if name not in excluded and gpu.generation in row["generations"]
+    ]
     text = f"{', '.join(map(repr, allowed))} on {gpu.name}"
     if not allowed:
         text = f"another precision on {gpu.name}: of {gpu.generation}, casts to fp8 are not known"
-    return [Fault("fp8.recipe", repr(float8.recipe), text)]
-
-
-def _lacks(gpu: Gpu, name: str, row: Mapping[str, Any]) -> bool:
-    excluded = name in {"mxfp8", "nvfp4"} and gpu.name in _table()["without_mxfp8"]
-    return excluded or gpu.generation not in row["generations"]
+    lacks = "fp8" in gpu.peak_flops and float8.recipe not in allowed
+    return failed((lacks, "fp8.recipe", repr(float8.recipe), text))
 
 
 def recipes_of(library: str) -> tuple[str, ...]:
-    """Recipes of a library."""
+    """Return the recipes of a library."""
     return tuple(_table()["recipes"][library])
 
 

@@ -17,11 +17,31 @@ faster the memory and the narrower the element.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from perfmodel.workload.kernels.device import Device
 from perfmodel.workload.kernels.shapes import Attention, Convolution, GroupedProduct, MatrixProduct
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCost:
+    """Time on the device, in seconds, and kernels, of a layer or of its matrix kernels.
+
+    `products`: seconds of matrix products alone, forward and backward, where that is not all.
+    """
+
+    forward_s: float
+    backward_s: float
+    forward_kernels: int
+    backward_kernels: int
+    products: tuple[float, float] | None = None
+
+    @property
+    def products_s(self) -> tuple[float, float]:
+        """Seconds of matrix products alone, forward and backward."""
+        return (self.forward_s, self.backward_s) if self.products is None else self.products
+
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 """Rows and columns of the tiles that cuBLAS has for every precision."""
@@ -73,22 +93,20 @@ def _tile_costs(device: Device) -> tuple[tuple[int, int, float], ...]:
 
 def grouped_passes_s(grouped: GroupedProduct, device: Device) -> tuple[float, float, float]:
     """Device times of forward, of the gradient of the weights, and of that of the rows; seconds."""
-    mean = grouped.mean
-    forward, weights, rows = (
-        _groups_s(each, device, grouped.single_kernel)
-        for each in (mean, mean.weight_gradient, mean.input_gradient)
+    mean, single = grouped.mean, grouped.single_kernel
+    return (
+        _groups_s(mean, device, single),
+        _groups_s(mean.weight_gradient, device, single),
+        _groups_s(mean.input_gradient, device, single),
     )
-    return forward, weights, rows
 
 
 def _groups_s(mean: MatrixProduct, device: Device, single_kernel: bool) -> float:
     constants = device.constants.grouped
     if single_kernel:
         slower = replace(device, matrix_flops=device.matrix_flops * constants.single_kernel_rate)
-        nbytes = device.item_bytes * mean.elements
-        return device.constants.product.ramp_s + busy_s(mean, nbytes, slower)
-    own_s = product_s(replace(mean, count=1), device)
-    return constants.own_kernels_s(own_s, mean.count)
+        return product_s(mean, slower)
+    return constants.own_kernels_s(product_s(replace(mean, count=1), device), mean.count)
 
 
 CHANNEL_STEP = 4
@@ -125,8 +143,8 @@ def convolution_s(conv: Convolution, product: MatrixProduct, device: Device) -> 
     The operands in memory are the images, not the unfolded product.
     """
     elements = conv.in_elements + conv.out_elements + conv.weight_elements
-    busy = busy_s(product, float(device.item_bytes * elements), device)
-    return device.constants.product.ramp_s + busy
+    nbytes = float(device.item_bytes * elements)
+    return device.constants.product.ramp_s + busy_s(product, nbytes, device)
 
 
 def layout_copy_s(conv: Convolution, device: Device) -> float:
@@ -136,8 +154,7 @@ def layout_copy_s(conv: Convolution, device: Device) -> float:
 
 def map_copy_s(elements: float, device: Device) -> float:
     """Device time of transposing so many elements, no ramps; seconds."""
-    passes = 2.0 * elements
-    return passes * (device.item_bytes / device.memory_Bps + device.copy_s)
+    return 2.0 * elements * (device.item_bytes / device.memory_Bps + device.copy_s)
 
 
 def elementwise_s(nbytes: float, kernels: int, device: Device) -> float:

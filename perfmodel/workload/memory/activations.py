@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import allowed_names, failed, raise_faults
 from perfmodel.workload.kernels.shapes import Attention
-from perfmodel.workload.memory.blocks import repeated_blocks
-from perfmodel.workload.memory.offload import Offload, check_offload, held_bytes
+from perfmodel.workload.memory.blocks import Offload, check_offload, held_bytes, repeated_blocks
 from perfmodel.workload.memory.recompute import (
     NO_RECOMPUTE,
     Recompute,
@@ -65,19 +64,11 @@ class _Keeping:
     narrow: NarrowInputs
     compiled: bool = False
 
-    def layer_bytes(self, layer: Layer) -> float:
-        """Bytes that one layer keeps."""
-        own_bytes = self._sample_bytes(layer) + self._score_bytes(layer)
-        return self.batch * own_bytes + self._once_bytes(layer)
-
-    def kept_between(self, layer: Layer) -> float:
-        """Bytes that one layer keeps where its scores are recomputed."""
-        return self.batch * self._sample_bytes(layer) + self._once_bytes(layer)
-
-    def _once_bytes(self, layer: Layer) -> float:
-        """Bytes that do not grow with the batch."""
+    def layer_bytes(self, layer: Layer, *, with_scores: bool = True) -> float:
+        """Bytes that one layer keeps; without those of scores, where these are recomputed."""
+        own_bytes = self._sample_bytes(layer) + self._score_bytes(layer) * with_scores
         bias = layer.bias_elements if self.fused_attention else 0.0
-        return self.item_bytes * bias + layer.once_bytes
+        return self.batch * own_bytes + (self.item_bytes * bias + layer.once_bytes)
 
     def _sample_bytes(self, layer: Layer) -> float:
         stated = self.kept_of(layer)
@@ -175,7 +166,8 @@ def activation_bytes(
     in_hand = max(hands, default=0.0)
     if with_loss:
         in_hand = max(in_hand, loss_bytes(workload, batch, precision, compiled=compiled))
-    kept_total = sum(each) + in_hand + _cast_bytes(workload, keeping)
+    casts = sum(_cast_bytes(workload, place, keeping) for place in range(len(each)))
+    kept_total = sum(each) + in_hand + casts
     if offload == "none":
         return kept_total
     blocks = _by_block(workload, each)
@@ -239,10 +231,8 @@ def _keeping(
     compiled: bool,
     narrow: NarrowInputs,
 ) -> _Keeping:
-    if precision not in ITEM_BYTES:
-        raise InputError(
-            Fault("precision", repr(precision), allowed_names(ITEM_BYTES, str(precision)))
-        )
+    allowed = allowed_names(ITEM_BYTES, str(precision))
+    raise_faults(failed((precision not in ITEM_BYTES, "precision", repr(precision), allowed)))
     casts = cast_weights(workload, precision, held_dtype)
     return _Keeping(batch, ITEM_BYTES[precision], casts, fused_attention, share, narrow, compiled)
 
@@ -309,7 +299,7 @@ def backward_bytes(
         standing = held_bytes(blocks, offload)
     of_layers, total = [], standing
     for index, layer in enumerate(workload.layers):
-        total += each[index] + _cast_bytes_of(workload, index, keeping)
+        total += each[index] + _cast_bytes(workload, index, keeping)
         swapped = 0.0
         if layer.wide_bytes:
             before = keeping.item_bytes if keeping.is_fused(layer) else WIDE_BYTES
@@ -327,35 +317,29 @@ def _kept_bytes(
     each = [keeping.layer_bytes(layer) for layer in workload.layers]
     hands = [0.0] * len(each)
     for index in recomputed_layers(workload, recompute):
-        each[index] = keeping.kept_between(workload.layers[index])
+        each[index] = keeping.layer_bytes(workload.layers[index], with_scores=False)
     for index in keeping.narrow.layers if keeping.narrow.keeps_cast else ():
         each[index] += keeping.cast_input_bytes(workload.layers[index])
     whole_blocks = recomputed_blocks(workload, recompute)
     for layers in (*whole_blocks, *partly_recomputed_blocks(workload, recompute)):
         whole = slice(layers.start, layers.stop)
         whole_bytes = sum(each[whole])
-        spared = (
+        results = (
             ()
             if layers in whole_blocks
             else kept_results(workload, layers, recompute, compiled=keeping.compiled)
         )
-        results = sum(result_elements(workload.layers[index]) for index in spared)
-        least_bytes = keeping.input_bytes(workload.layers[layers[0]])
-        least_bytes += keeping.batch * keeping.item_bytes * results
+        elements = sum(result_elements(workload.layers[index]) for index in results)
+        results_bytes = keeping.batch * keeping.item_bytes * elements
+        least_bytes = keeping.input_bytes(workload.layers[layers[0]]) + results_bytes
         least_bytes = min(least_bytes, whole_bytes)
         hands[whole] = [whole_bytes - least_bytes] * len(layers)
         each[whole] = [least_bytes] + [0.0] * (len(layers) - 1)
     return each, hands
 
 
-def _cast_bytes(workload: Workload, keeping: _Keeping) -> float:
-    """Bytes of the copies of weights that autocast works on."""
-    places = range(len(workload.layers))
-    return sum(_cast_bytes_of(workload, place, keeping) for place in places)
-
-
-def _cast_bytes_of(workload: Workload, place: int, keeping: _Keeping) -> float:
-    """Bytes of the copy of one layer's weight."""
+def _cast_bytes(workload: Workload, place: int, keeping: _Keeping) -> float:
+    """Bytes of the copy of one layer's weight that autocast works on."""
     layer = workload.layers[place]
     casts = keeping.casts and layer.matmul_flops > 0 and place not in keeping.narrow.layers
     # backward of a trained weight reads it for the gradient of its input alone

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, failed, raise_faults
 from perfmodel.workload.kernels.shapes import (
     Attention,
     Convolution,
@@ -127,27 +127,38 @@ def is_attention(layer: Layer) -> bool:
 
 def check_recompute(workload: Workload, recompute: Recompute) -> None:
     """Raise InputError where a model does not have what is to be recomputed."""
-    blocks = len(repeated_blocks(workload))
     if recompute.kind == "none":
         return
-    if recompute.kind == "selective":
-        if not recomputed_layers(workload, recompute):
-            text = f"selective for {workload.name!r}, which has no layer of attention"
-            raise InputError(Fault("recompute", text, "none, full or blocks"))
-    elif not blocks:
-        text = f"recomputed blocks of {workload.name!r}, whose layers are not in numbered blocks"
-        raise InputError(Fault("recompute", text, "none or selective"))
-    elif recompute.blocks is not None and recompute.blocks > blocks:
-        allowed = f"1 to {blocks}, the blocks of {workload.name!r}"
-        raise InputError(Fault("recompute", f"{recompute.blocks} blocks", allowed))
-    _check_names(workload, recompute)
-    if not workload.states_activations:
-        text = f"recomputation of {workload.name!r}, of which no activations are known"
-        raise InputError(Fault("recompute", text, "none, or a model that states what layers keep"))
+    name, blocks = workload.name, len(repeated_blocks(workload))
+    is_selective = recompute.kind == "selective"
+    shape = failed(
+        (
+            is_selective and not recomputed_layers(workload, recompute),
+            "recompute",
+            f"selective for {name!r}, which has no layer of attention",
+            "none, full or blocks",
+        ),
+        (
+            not is_selective and not blocks,
+            "recompute",
+            f"recomputed blocks of {name!r}, whose layers are not in numbered blocks",
+            "none or selective",
+        ),
+        (
+            not is_selective and 0 < blocks < (recompute.blocks or 0),
+            "recompute",
+            f"{recompute.blocks} blocks",
+            f"1 to {blocks}, the blocks of {name!r}",
+        ),
+    )
+    text = f"recomputation of {name!r}, of which no activations are known"
+    allowed = "none, or a model that states what layers keep"
+    unknown = failed((not workload.states_activations, "recompute", text, allowed))
+    raise_faults(shape or _name_faults(workload, recompute) or unknown)
 
 
-def _check_names(workload: Workload, recompute: Recompute) -> None:
-    """Raise InputError for names of results that no block has."""
+def _name_faults(workload: Workload, recompute: Recompute) -> list[Fault]:
+    """Return faults of names of results that no block has."""
     layers = [
         workload.layers[i]
         for block in repeated_blocks(workload)
@@ -155,13 +166,11 @@ def _check_names(workload: Workload, recompute: Recompute) -> None:
         if _products(workload, range(i, i + 1)) or is_attention(workload.layers[i])
     ]
     allowed = sorted({layer.name.rpartition(".")[2] for layer in layers})
-    faults = [
+    return [
         Fault(f"recompute.keep.{at}", repr(name), f"a product of {workload.name!r}: {allowed}")
         for at, name in enumerate(recompute.keep)
         if not any(is_named(layer, (name,)) for layer in layers)
     ]
-    if faults:
-        raise InputError(faults)
 
 
 def add_recompute(

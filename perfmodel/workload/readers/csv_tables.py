@@ -6,10 +6,11 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, InputError, allowed_names, failed, raise_faults
 from perfmodel.files.csv_rows import RowReader, read_csv
 from perfmodel.units import TIMES, parse_time
 from perfmodel.workload.model import ITEM_BYTES
@@ -66,9 +67,8 @@ def parse_shape(value: object) -> tuple[int, ...]:
         text = str(value).strip().removeprefix("torch.Size(").strip("()[] ,")
         parts = re.split(r"\s*[x*,]\s*|\s+", text) if text else []
         sizes = [int(word) if re.fullmatch(r"\d{1,18}", word) else word for word in parts]
-    if any(isinstance(s, bool) or not isinstance(s, int) or s < 1 for s in sizes):
-        raise ValueError(allowed)
-    if isinstance(value, str) and not value.strip():
+    is_empty = isinstance(value, str) and not value.strip()
+    if is_empty or any(isinstance(s, bool) or not isinstance(s, int) or s < 1 for s in sizes):
         raise ValueError(allowed)
     if len(sizes) > 64 or math.prod(sizes) > MOST_ELEMENTS:
         raise ValueError(f"{allowed}, at most {MOST_ELEMENTS:g} elements in all")
@@ -137,10 +137,6 @@ def parse_duration(text: str, unit: str | None) -> float:
     return value
 
 
-_PLAIN = ("name", "shape", "numel", "dtype", "requires_grad", "layer", "forward", "backward")
-_TIMED = {f"{name}_{unit}": (name, unit) for name in ("forward", "backward") for unit in TIMES}
-
-
 @dataclass(frozen=True, slots=True)
 class ParameterRow:
     """One row: a parameter, or the times of a layer.
@@ -174,30 +170,53 @@ def read_rows(path: Path, *, sized: bool) -> list[ParameterRow]:
         if not table.records:
             faults.append(Fault("file", "no rows", "a row per parameter", str(path)))
     rows = [_parse_row(RowReader(record, faults)) for record in table.records]
-    _report_repeated(rows, str(path), faults)
-    if faults:
-        raise InputError(sorted(faults, key=lambda fault: fault.line or 0))
+    faults += _repeated_faults(rows, str(path))
+    raise_faults(sorted(faults, key=lambda fault: fault.line or 0))
     return rows
 
 
+def _parse_name(text: str) -> str:
+    if not text:
+        raise ValueError("a name")
+    return text
+
+
+_TIMED = ("forward", "backward")
+_COLUMNS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "name": ("name", _parse_name),
+    "shape": ("shape", parse_shape),
+    "numel": ("numel", parse_numel),
+    "dtype": ("dtype", parse_dtype),
+    "requires_grad": ("requires_grad", parse_truth),
+    "layer": ("layer", str),
+    **{name: (name, partial(parse_duration, unit=None)) for name in _TIMED},
+    **{
+        f"{name}_{unit}": (name, partial(parse_duration, unit=unit))
+        for name in _TIMED
+        for unit in TIMES
+    },
+}
+"""By name: the field that a column states, and what reads its cells."""
+
+
 def _header_faults(columns: Sequence[str], *, sized: bool) -> list[Fault]:
-    allowed = [*_PLAIN, *_TIMED]
-    faults = [
-        Fault("header", f"column {name!r}", allowed_names(allowed, name))
-        for name in columns
-        if name not in allowed
-    ]
-    fields = [_TIMED[name][0] if name in _TIMED else name for name in columns]
+    fields = [_COLUMNS[name][0] if name in _COLUMNS else name for name in columns]
     repeated = sorted({name for name in fields if fields.count(name) > 1})
-    faults += [Fault("header", f"column {name!r} twice", "each column once") for name in repeated]
-    missing = [] if "name" in columns else ["'name'"]
-    if sized and not {"shape", "numel"} & set(columns):
-        missing.append("'shape' or 'numel'")
-    if not sized:
-        missing += [repr(name) for name in ("forward", "backward") if name not in fields]
+    needed = {
+        "'name'": {"name"},
+        **({"'shape' or 'numel'": {"shape", "numel"}} if sized else {}),
+        **({} if sized else {repr(name): {name} for name in _TIMED}),
+    }
+    missing = [text for text, names in needed.items() if not names & set(fields)]
     listed = ", ".join(map(repr, columns))
-    faults += [Fault("header", listed, f"a column {name}") for name in missing]
-    return faults
+    return failed(
+        *(
+            (name not in _COLUMNS, "header", f"column {name!r}", allowed_names(_COLUMNS, name))
+            for name in columns
+        ),
+        *((True, "header", f"column {name!r} twice", "each column once") for name in repeated),
+        *((True, "header", listed, f"a column {text}") for text in missing),
+    )
 
 
 def _parse_row(reader: RowReader) -> ParameterRow:
@@ -205,7 +224,7 @@ def _parse_row(reader: RowReader) -> ParameterRow:
     faults_before = len(reader.faults)
     values: dict[str, Any] = {}
     for column, text in reader.record.cells.items():
-        field, parse = _find_parser(column)
+        field, parse = _COLUMNS[column]
         if not text and field != "name":
             continue
         try:
@@ -215,18 +234,16 @@ def _parse_row(reader: RowReader) -> ParameterRow:
                 reader.fault(column, fault.found, fault.allowed)
         except ValueError as error:
             reader.fault(column, repr(text), str(error))
+    shape, numel = values.get("shape"), values.get("numel")
     if len(reader.faults) == faults_before and not reader.record.surplus:
-        _check_size(reader, values.get("shape"), values.get("numel"))
+        _check_size(reader, shape, numel)
     dtype, trained = values.get("dtype", "fp32"), values.get("requires_grad", True)
     if trained and dtype not in TRAINABLE:
         reader.fault("dtype", repr(dtype), "a floating-point type, or requires_grad false")
-    shape = values.get("shape")
-    if shape is None and "numel" in values:
-        shape = (values["numel"],)
     return ParameterRow(
         reader.record.line,
         values.get("name", ""),
-        shape,
+        (numel,) if shape is None and numel is not None else shape,
         dtype,
         trained,
         values.get("layer"),
@@ -244,31 +261,12 @@ def _check_size(reader: RowReader, shape: tuple[int, ...] | None, numel: int | N
         reader.fault("numel", str(numel), f"{product}, the product of the shape")
 
 
-def _find_parser(column: str) -> tuple[str, Callable[[str], Any]]:
-    field, unit = _TIMED.get(column, (column, None))
-    parsers: dict[str, Callable[[str], Any]] = {
-        "name": _parse_name,
-        "layer": str,
-        "shape": parse_shape,
-        "numel": parse_numel,
-        "dtype": parse_dtype,
-        "requires_grad": parse_truth,
-        "forward": lambda text: parse_duration(text, unit),
-        "backward": lambda text: parse_duration(text, unit),
-    }
-    return field, parsers[field]
-
-
-def _parse_name(text: str) -> str:
-    if not text:
-        raise ValueError("a name")
-    return text
-
-
-def _report_repeated(rows: Sequence[ParameterRow], file: str, faults: list[Fault]) -> None:
+def _repeated_faults(rows: Sequence[ParameterRow], file: str) -> list[Fault]:
     first_lines: dict[str, int] = {}
     for row in rows:
-        if row.name and row.name in first_lines:
-            allowed = f"a name that line {first_lines[row.name]} does not use"
-            faults.append(Fault("name", repr(row.name), allowed, file, row.line))
         first_lines.setdefault(row.name, row.line)
+    return [
+        Fault("name", repr(row.name), f"a name that line {line} does not use", file, row.line)
+        for row in rows
+        if row.name and (line := first_lines[row.name]) != row.line
+    ]

@@ -15,7 +15,7 @@ from pathlib import Path
 from perfmodel.files import read_yaml
 from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixKernel, MatrixProduct
 from perfmodel.workload.model import Layer, LayerKind, ParameterTensor, Workload
-from perfmodel.workload.readers.spec import AttentionSpec, LayerSpec
+from perfmodel.workload.readers.spec import LayerSpec
 
 ELEMENT_BYTES = 4
 """Layers state their traffic at 4 bytes per element (see `Layer`)."""
@@ -74,13 +74,8 @@ def estimate_rule() -> EstimateRule:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """Elements that a layer keeps for backward, per sample."""
-
-    low: float
-    likely: float
-    high: float
+_Kept = tuple[float, float, float]
+"""Elements that a layer keeps for backward, per sample: low, likely and high."""
 
 
 def complete_work(workload: Workload, stated: Sequence[Stated]) -> Workload:
@@ -89,7 +84,7 @@ def complete_work(workload: Workload, stated: Sequence[Stated]) -> Workload:
     `stated`: layer by layer.
     Work that is stated stays. `Workload.kept_range` says how far activations may be off.
     """
-    layers, ranges, rows = [], [], 0.0
+    layers, ranges, rows = list[Layer](), list[_Kept](), 0.0
     tables = [
         tensor
         for layer in workload.layers
@@ -98,23 +93,27 @@ def complete_work(workload: Workload, stated: Sequence[Stated]) -> Workload:
     ]
     for layer, statement in zip(workload.layers, stated, strict=True):
         own = _tensors(workload, layer)
-        weights = _shaped(own) or _tied(layer, tables, rows) or _largest(own)
+        # biases and gains are vectors; where numel alone is stated, the largest is the weight
+        weights = (
+            [tensor for tensor in own if len(tensor.shape) > 1]
+            or _tied(layer, tables, rows)
+            or sorted(own, key=lambda tensor: tensor.numel)[-1:]
+        )
         elements = sum(tensor.numel for tensor in weights)
         rows = layer.matmul_flops / (2 * elements) if elements and layer.matmul_flops else rows
         completed, kept = _complete(layer, statement, weights, rows)
         layers.append(completed)
         ranges.append(kept)
-    estimated = [
-        layer.name
+    estimated = sum(
+        statement.kept is None and layer.matmul_flops > 0
         for layer, statement in zip(layers, stated, strict=True)
-        if statement.kept is None and layer.matmul_flops
-    ]
+    )
     return replace(
         workload,
         layers=tuple(layers),
         kept_range=_range(ranges),
         notes=_notes(estimated, len(layers), _range(ranges)),
-        is_estimated=bool(estimated),
+        is_estimated=estimated > 0,
     )
 
 
@@ -131,21 +130,9 @@ def _tied(layer: Layer, tables: Sequence[ParameterTensor], rows: float) -> list[
     ][:1]
 
 
-def _shaped(tensors: Sequence[ParameterTensor]) -> list[ParameterTensor]:
-    """Return the matrices and kernels of products; biases and gains are vectors."""
-    return [tensor for tensor in tensors if len(tensor.shape) > 1]
-
-
-def _largest(tensors: Sequence[ParameterTensor]) -> list[ParameterTensor]:
-    """Return the tensor that is the weight where numel alone is stated."""
-    return sorted(tensors, key=lambda tensor: tensor.numel)[-1:]
-
-
 def _sides(tensor: ParameterTensor) -> float:
     """Columns before and after a product with a weight; a square one where numel alone tells."""
-    if len(tensor.shape) > 1:
-        return tensor.shape[0] + tensor.shape[1]
-    return 2 * math.sqrt(tensor.numel)
+    return float(sum(tensor.shape[:2])) if len(tensor.shape) > 1 else 2 * math.sqrt(tensor.numel)
 
 
 def _complete(
@@ -154,14 +141,13 @@ def _complete(
     """Estimate one layer; `rows`: of its product, or of the last product before it."""
     if not layer.matmul_flops:
         elements = statement.kept or 0.0
-        return replace(layer, saved_elements=elements), _Kept(elements, elements, elements)
+        return replace(layer, saved_elements=elements), (elements, elements, elements)
     is_conv = any(len(tensor.shape) > 2 for tensor in weights)
     shares = estimate_rule().conv if is_conv else estimate_rule().linear
     kept, moved = _estimate(layer, shares, weights, rows)
     if statement.kept is not None:
-        kept = _Kept(statement.kept, statement.kept, statement.kept)
-    passes = ELEMENT_BYTES * shares.passes * moved
-    operands = ELEMENT_BYTES * moved
+        kept = (statement.kept, statement.kept, statement.kept)
+    operands, passes = ELEMENT_BYTES * moved, ELEMENT_BYTES * shares.passes * moved
     completed = replace(
         layer,
         matmul_bytes=operands if statement.matmul_bytes is None else statement.matmul_bytes,
@@ -171,7 +157,7 @@ def _complete(
             if statement.weights is None
             else statement.weights
         ),
-        saved_elements=kept.likely,
+        saved_elements=kept[1],
         kind="conv" if is_conv and layer.matrix is None else layer.kind,
     )
     return completed, kept
@@ -184,10 +170,10 @@ def _estimate(
     rule, moved = estimate_rule(), _moved(layer, weights, rows)
     if not moved:
         few, usual, many = (layer.matmul_flops / each for each in reversed(rule.operations))
-        return _Kept(few, usual, many), usual / shares.kept[1]
+        return (few, usual, many), usual / shares.kept[1]
     low, likely, high = (share * moved for share in shares.kept)
     widen = rule.unshaped if any(len(tensor.shape) == 1 for tensor in weights) else 1.0
-    return _Kept(low / widen, likely, high * widen), moved
+    return (low / widen, likely, high * widen), moved
 
 
 def _moved(layer: Layer, weights: Sequence[ParameterTensor], rows: float) -> float:
@@ -202,20 +188,16 @@ def _moved(layer: Layer, weights: Sequence[ParameterTensor], rows: float) -> flo
 
 
 def _range(kept: Sequence[_Kept]) -> tuple[float, float]:
-    likely = sum(each.likely for each in kept)
-    if not likely:
-        return 1.0, 1.0
-    return sum(each.low for each in kept) / likely, sum(each.high for each in kept) / likely
+    low, likely, high = (sum(each[end] for each in kept) for end in range(3))
+    return (low / likely, high / likely) if likely else (1.0, 1.0)
 
 
-def _notes(
-    estimated: Sequence[str], layers: int, kept_range: tuple[float, float]
-) -> tuple[str, ...]:
+def _notes(estimated: int, layers: int, kept_range: tuple[float, float]) -> tuple[str, ...]:
     if not estimated:
         return ()
     low, high = (100 * (end - 1) for end in kept_range)
     note = (
-        f"The model's file states no activations for {len(estimated)} of {layers} layers: they and "
+        f"The model's file states no activations for {estimated} of {layers} layers: they and "
         "the memory traffic of these layers are estimated from operations and weights, activations "
         f"from {low:+.0f} to {high:+.0f} %; `activations`, `operands` and `vector` of a layer "
         "state them."
@@ -229,20 +211,19 @@ def make_layer(spec: LayerSpec, index: Mapping[str, int]) -> Layer:
     `index`: place of each parameter.
     """
     matrix = _make_matrix(spec)
-    flops = spec.matmul_flops
-    if flops is None:
-        flops = 0.0 if matrix is None else matrix.flops
-    attention = spec.attention
+    stated_flops = 0.0 if matrix is None else matrix.flops
     return Layer(
         spec.name,
         tuple(index[name] for name in spec.parameters),
-        matmul_flops=flops,
+        matmul_flops=stated_flops if spec.matmul_flops is None else spec.matmul_flops,
         vector_bytes=spec.vector or 0.0,
         matmul_bytes=spec.operands or 0.0,
         weight_elements=float(spec.weights or 0),
         kernels=spec.kernels,
-        kind=_kind(spec),
-        score_elements=_scores(attention) if attention else 0.0,
+        kind=_KINDS.get(type(matrix), "linear"),
+        score_elements=float(matrix.heads * matrix.tokens * matrix.all_keys)
+        if isinstance(matrix, Attention)
+        else 0.0,
         matrix=matrix,
         norm_bytes=spec.norm,
         wide_norm=spec.wide_norm,
@@ -252,15 +233,12 @@ def make_layer(spec: LayerSpec, index: Mapping[str, int]) -> Layer:
         stream_elements=spec.stream / ELEMENT_BYTES,
         copied_elements=spec.copied / ELEMENT_BYTES,
         saved_bytes=spec.fixed,
-        score_dropout=attention.dropout if attention else True,
+        score_dropout=spec.attention.dropout if spec.attention else True,
         gradients=spec.gradients,
     )
 
 
-def _kind(spec: LayerSpec) -> LayerKind:
-    if spec.convolution:
-        return "conv"
-    return "attention" if spec.attention else "linear"
+_KINDS: Mapping[type, LayerKind] = {Convolution: "conv", Attention: "attention"}
 
 
 def _make_matrix(spec: LayerSpec) -> MatrixKernel | None:
@@ -284,21 +262,16 @@ def _make_matrix(spec: LayerSpec) -> MatrixKernel | None:
             conv.kernel,
             groups=conv.groups,
         )
-    return _make_attention(spec.attention) if spec.attention else None
-
-
-def _make_attention(spec: AttentionSpec) -> Attention:
+    if spec.attention is None:
+        return None
+    attention = spec.attention
     return Attention(
-        spec.tokens,
-        spec.heads,
-        spec.kv_heads or spec.heads,
-        spec.head_size,
-        spec.causal,
-        keys=spec.keys,
-        window=spec.window,
-        value_head_size=spec.value_head_size,
+        attention.tokens,
+        attention.heads,
+        attention.kv_heads or attention.heads,
+        attention.head_size,
+        attention.causal,
+        keys=attention.keys,
+        window=attention.window,
+        value_head_size=attention.value_head_size,
     )
-
-
-def _scores(spec: AttentionSpec) -> float:
-    return float(spec.heads * spec.tokens * (spec.keys or spec.tokens))

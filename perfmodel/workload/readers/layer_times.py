@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, allowed_names, raise_faults
 from perfmodel.files import line_of, read_yaml, validate_document
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.compute_spread import measured_factors
@@ -80,7 +80,7 @@ def read_layer_times(
     kernels = np.array([layer.kernels for layer in workload.layers], dtype=np.int64)
     copy_Bps = math.inf if gpu is None else gpu.memory_Bps * gpu.memory_efficiency / 2
     moved = optimizer_bytes(workload, optimizer, optimizer_kernels, master_weights=master_weights)
-    step_s = 0.0 if gpu is None else moved / (2 * copy_Bps)
+    step_s = moved / (2 * copy_Bps)
     return LayerTimes(
         forward_s=forward_s,
         backward_s=backward_s,
@@ -137,8 +137,7 @@ def _from_yaml(path: Path) -> tuple[ModelSpec, list[_MeasuredTimes]]:
         measured.append(_MeasuredTimes(layer.name, *times, line))
     if not spec.layers:
         faults.append(Fault("layers", "nothing", "the time of each layer", str(path)))
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return spec, measured
 
 
@@ -173,6 +172,5 @@ def _sum_by_layer(
     if missing:
         text = f"no time for {list_first(missing)}"
         faults.append(Fault("layers", text, f"all layers of {workload.name}", str(path)))
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return times[0], times[1]

@@ -1,13 +1,19 @@
-"""A model by name, or a user's own from a file."""
+"""A model by name, from a user's own file, or as section ``model`` of a scenario states it.
+
+The readers' contracts take as long to load as a small run to simulate: each is where it is used.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, InputError, allowed_names, raise_faults
 from perfmodel.files import is_file, is_folder, path_of
+from perfmodel.scenario.sections.model import ModelSection
 from perfmodel.workload.model import Workload
 from perfmodel.workload.shards.shard import WHOLE, Shard, shard_faults, whole_faults
 from perfmodel.workload.zoo import zoo_model, zoo_names
@@ -15,7 +21,7 @@ from perfmodel.workload.zoo.buildable import Buildable, build
 from perfmodel.workload.zoo.expert_settings import ExpertSettings
 
 if TYPE_CHECKING:
-    from perfmodel.workload.configs.json_file import JsonFile
+    from perfmodel.workload.configs.file_text import JsonFile
 
 
 def load_workload(
@@ -66,11 +72,8 @@ def load_workload(
         for field, value in zoo_arguments.items()
         if value is not None
     ]
-    faults += shard_faults(shard) or whole_faults(
-        shard, str(model), "a model file does not state how its layers split"
-    )
-    if faults:
-        raise InputError(faults)
+    reason = "a model file does not state how its layers split"
+    raise_faults(faults + (shard_faults(shard) or whole_faults(shard, str(model), reason)))
     from perfmodel.workload.readers.parameter_file import read_model
 
     return read_model(stated)
@@ -83,8 +86,8 @@ def _find_model(name: str) -> Buildable | Path:
     """
     if name in zoo_names():
         return zoo_model(name)
+    from perfmodel.workload.configs.file_text import CONFIG_NAME
     from perfmodel.workload.configs.hugging_face import config_model, read_config
-    from perfmodel.workload.configs.json_file import CONFIG_NAME
 
     path = path_of(name)
     if is_folder(path) and is_file(path / CONFIG_NAME):
@@ -100,7 +103,7 @@ def _read_config_file(path: Path) -> JsonFile | None:
 
     Raises `InputError`: one by its name that is no JSON.
     """
-    from perfmodel.workload.configs.json_file import CONFIG_NAME, read_json
+    from perfmodel.workload.configs.file_text import CONFIG_NAME, read_json
     from perfmodel.workload.configs.safetensors import is_safetensors
 
     if path.suffix.lower() != ".json" or is_safetensors(path):
@@ -126,3 +129,34 @@ def _missing_fault(name: str, path: Path) -> Fault:
         return Fault("model", f"{name!r}, which is no readable file", "a parameter file's path")
     allowed = f"{allowed_names(zoo_names(), name)}, or a parameter file's path"
     return Fault("model", repr(name), allowed)
+
+
+def section_model(section: ModelSection, resolve: Callable[[str, str], Path]) -> str | Buildable:
+    """Return what a section states: a name of the zoo, the path of a file, or a model.
+
+    `resolve`: the path of a file named in a field of the section.
+    Raises `InputError`: faults of a field start with its name ("transformer.heads").
+    """
+    if section.file is not None:
+        return str(resolve("file", section.file))
+    if section.config is not None:
+        from perfmodel.workload.configs.hugging_face import read_config
+
+        return read_config(resolve("config", section.config), section.name)
+    if section.transformer is not None:
+        from perfmodel.workload.configs.decoder_models import transformer_model
+
+        try:
+            return transformer_model(section.transformer, section.name)
+        except InputError as error:
+            faults = [replace(each, field=f"transformer.{each.field}") for each in error.faults]
+            raise InputError(faults) from None
+    if section.megatron is not None:
+        from perfmodel.workload.configs.file_text import is_argument_file
+        from perfmodel.workload.configs.megatron_arguments import megatron_model
+
+        stated: str | Path = section.megatron
+        if is_argument_file(section.megatron):
+            stated = resolve("megatron", section.megatron)
+        return megatron_model(stated, section.name)
+    return section.name or ""

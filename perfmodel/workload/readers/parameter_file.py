@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, InputError, allowed_names, raise_faults
 from perfmodel.files import line_of, read_yaml, validate_document
 from perfmodel.workload.configs.safetensors import SUFFIX, is_safetensors, read_safetensors
 from perfmodel.workload.model import Buffers, Layer, ParameterTensor, Workload
@@ -77,15 +77,13 @@ def _group_layers(
 def _from_yaml(path: Path) -> Workload:
     document = read_yaml(path)
     spec = validate_document(ModelSpec, document, str(path))
-    index: dict[str, int] = {}
-    for position, parameter in enumerate(spec.parameters):
-        index.setdefault(parameter.name, position)
-    faults = [
+    # of names that stand twice the first counts
+    numbered = list(enumerate(parameter.name for parameter in spec.parameters))
+    index = {name: position for position, name in reversed(numbered)}
+    raise_faults(
         Fault(field, text, allowed, str(path), line_of(document, location))
         for field, text, allowed, location in _find_yaml_faults(spec, index)
-    ]
-    if faults:
-        raise InputError(faults)
+    )
     return make_workload(spec, str(path), path.stem)
 
 
@@ -149,15 +147,16 @@ def _find_layer_faults(spec: ModelSpec, index: Mapping[str, int]) -> list[_Findi
     assigned: set[str] = set()
     trained = {parameter.name for parameter in spec.parameters if parameter.requires_grad}
     for position, layer in enumerate(spec.layers):
-        field = f"layers.{position}.parameters"
         path: list[str | int] = ["layers", position, "parameters"]
         for name in layer.parameters:
-            if name not in index:
-                findings.append((field, repr(name), allowed_names(index, name), path))
-            elif name not in trained:
-                findings.append((field, repr(name), "trained parameters only", path))
-            elif name in assigned:
-                findings.append((field, repr(name), "each parameter in one layer", path))
+            checks = (
+                (name not in index, allowed_names(index, name)),
+                (name not in trained, "trained parameters only"),
+                (name in assigned, "each parameter in one layer"),
+            )
+            allowed = next((allowed for fails, allowed in checks if fails), "")
+            if allowed:
+                findings.append((f"layers.{position}.parameters", repr(name), allowed, path))
             assigned.add(name)
     unassigned = [name for name in index if name in trained - assigned]
     if unassigned:

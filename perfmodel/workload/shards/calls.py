@@ -97,15 +97,19 @@ def column_calls(shard: Shard, elements: float, *, first: bool = True) -> Calls:
         return ()
     hidden = HALF if shard.hides != "none" else 0.0
     if not shard.sequence_parallel:
-        return (_tensor_call(shard, "all_reduce", elements, "backward", overlap=hidden),)
+        return (tensor_call(shard, "all_reduce", elements, "backward", overlap=hidden),)
     if not first:
         return ()
-    calls = [_before(shard, "all_gather", elements, "forward", _chunked(shard))]
+    calls = [
+        tensor_call(shard, "all_gather", elements, "forward", "before", overlap=_chunked(shard))
+    ]
     if shard.gathers_again:
-        calls.append(_before(shard, "all_gather", elements, "backward", hidden))
+        calls.append(
+            tensor_call(shard, "all_gather", elements, "backward", "before", overlap=hidden)
+        )
     elif shard.hides == "asynchronous":
         hidden = HALF * _chunked(shard)  # cut with the product that it adds up
-    return (*calls, _tensor_call(shard, "reduce_scatter", elements, "backward", overlap=hidden))
+    return (*calls, tensor_call(shard, "reduce_scatter", elements, "backward", overlap=hidden))
 
 
 def row_calls(shard: Shard, elements: float) -> Calls:
@@ -116,11 +120,11 @@ def row_calls(shard: Shard, elements: float) -> Calls:
     if shard.tensor == 1:
         return ()
     if not shard.sequence_parallel:
-        return (_tensor_call(shard, "all_reduce", elements, "forward"),)
+        return (tensor_call(shard, "all_reduce", elements, "forward"),)
     hidden = _chunked(shard)
     return (
-        _tensor_call(shard, "reduce_scatter", elements, "forward", overlap=hidden),
-        _before(shard, "all_gather", elements, "backward", HALF * hidden),
+        tensor_call(shard, "reduce_scatter", elements, "forward", overlap=hidden),
+        tensor_call(shard, "all_gather", elements, "backward", "before", overlap=HALF * hidden),
     )
 
 
@@ -133,10 +137,10 @@ def joined_calls(shard: Shard, elements: float) -> Calls:
     """
     if shard.tensor == 1:
         return ()
-    gather = _tensor_call(shard, "all_gather", elements, "forward")
+    gather = tensor_call(shard, "all_gather", elements, "forward")
     if not shard.sequence_parallel:
         return (gather,)
-    return gather, _before(shard, "all_gather", elements, "backward")
+    return gather, tensor_call(shard, "all_gather", elements, "backward", "before")
 
 
 def table_calls(shard: Shard, elements: float, *, whole_first: bool) -> Calls:
@@ -148,11 +152,11 @@ def table_calls(shard: Shard, elements: float, *, whole_first: bool) -> Calls:
     if shard.tensor == 1:
         return ()
     if not shard.sequence_parallel:
-        return (_tensor_call(shard, "all_reduce", elements, "forward"),)
+        return (tensor_call(shard, "all_reduce", elements, "forward"),)
     op: CallOp = "all_reduce" if whole_first else "reduce_scatter"
     return (
-        _tensor_call(shard, op, elements, "forward"),
-        _before(shard, "all_gather", elements, "backward"),
+        tensor_call(shard, op, elements, "forward"),
+        tensor_call(shard, "all_gather", elements, "backward", "before"),
     )
 
 
@@ -164,8 +168,8 @@ def loss_calls(shard: Shard, tokens: float, vocabulary: int) -> Calls:
     if shard.tensor == 1:
         return ()
     if not shard.parallel_loss:
-        return (_tensor_call(shard, "all_gather", tokens * vocabulary, "forward"),)
-    return (_tensor_call(shard, "all_reduce", tokens, "forward", times=3, dtype="fp32"),)
+        return (tensor_call(shard, "all_gather", tokens * vocabulary, "forward"),)
+    return (tensor_call(shard, "all_reduce", tokens, "forward", times=3, dtype="fp32"),)
 
 
 def norm_calls(shard: Shard, tensors: Sequence[float], *, heads: bool = False) -> Calls:
@@ -179,7 +183,7 @@ def norm_calls(shard: Shard, tensors: Sequence[float], *, heads: bool = False) -
     if not (shard.sequence_parallel or (heads and shard.tensor > 1)):
         return ()
     sizes: Iterable[float] = tensors if shard.library == "torch" else (sum(tensors),)
-    return tuple(_tensor_call(shard, "all_reduce", size, "step") for size in sizes if size)
+    return tuple(tensor_call(shard, "all_reduce", size, "step") for size in sizes if size)
 
 
 def _chunked(shard: Shard) -> float:
@@ -187,24 +191,20 @@ def _chunked(shard: Shard) -> float:
     return (shard.tensor - 1) / shard.tensor if shard.hides == "asynchronous" else 0.0
 
 
-def _before(
-    shard: Shard, op: CallOp, elements: float, phase: CallPhase, overlap: float = 0.0
-) -> LayerCall:
-    return LayerCall("tensor", op, float(elements), shard.tensor, phase, "before", overlap=overlap)
-
-
-def _tensor_call(
+def tensor_call(
     shard: Shard,
     op: CallOp,
     elements: float,
     phase: CallPhase,
+    place: Literal["before", "after"] = "after",
     *,
     times: int = 1,
     overlap: float = 0.0,
     dtype: str | None = None,
 ) -> LayerCall:
+    """Return a call of the ranks that share a map; `elements`: of the whole buffer, per sample."""
     return LayerCall(
-        "tensor", op, float(elements), shard.tensor, phase, "after", times, overlap, dtype
+        "tensor", op, float(elements), shard.tensor, phase, place, times, overlap, dtype
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, failed, raise_faults
 
 ContextKind = Literal["ring", "ulysses", "all_gather"]
 """Ring attention (keys and values go around), all-to-all from tokens to heads and back (Jacobs et
@@ -124,39 +124,49 @@ def shard_faults(shard: Shard) -> list[Fault]:
 
     Fields are named as in `Shard`.
     """
+    counts = {
+        "tensor": shard.tensor,
+        "context": shard.context,
+        "expert": shard.expert,
+        "vocabulary_multiple": 1
+        if shard.vocabulary_multiple is None
+        else shard.vocabulary_multiple,
+    }
     faults = [
         Fault(field, repr(value), "a whole number above zero")
-        for field, value in _counts(shard)
+        for field, value in counts.items()
         if isinstance(value, bool) or not isinstance(value, int) or value < 1
     ]
-    if faults:
-        return faults
-    if shard.sequence_parallel and shard.tensor == 1:
-        faults.append(Fault("sequence_parallel", "true", "false with tensor: 1"))
-    if shard.overlap == "asynchronous" and not shard.sequence_parallel:
-        allowed = "'none' or 'gradients' without sequence_parallel"
-        faults.append(Fault("overlap", "'asynchronous'", allowed))
-    if shard.overlap == "gradients" and shard.library == "torch":
-        allowed = "'none' or 'asynchronous' with library: torch"
-        faults.append(Fault("overlap", "'gradients'", allowed))
-    return faults
-
-
-def _counts(shard: Shard) -> Iterable[tuple[str, object]]:
-    yield from (("tensor", shard.tensor), ("context", shard.context), ("expert", shard.expert))
-    if shard.vocabulary_multiple is not None:
-        yield "vocabulary_multiple", shard.vocabulary_multiple
+    return faults or failed(
+        (
+            shard.sequence_parallel and shard.tensor == 1,
+            "sequence_parallel",
+            "true",
+            "false with tensor: 1",
+        ),
+        (
+            shard.overlap == "asynchronous" and not shard.sequence_parallel,
+            "overlap",
+            "'asynchronous'",
+            "'none' or 'gradients' without sequence_parallel",
+        ),
+        (
+            shard.overlap == "gradients" and shard.library == "torch",
+            "overlap",
+            "'gradients'",
+            "'none' or 'asynchronous' with library: torch",
+        ),
+    )
 
 
 def whole_faults(shard: Shard, model: str, reason: str) -> list[Fault]:
     """Degrees above 1 of a model that is not split, with why it is not."""
-    allowed = f"1 for {model!r}: {reason}"
     degrees = (("tensor", shard.tensor), ("context", shard.context), ("expert", shard.expert))
-    faults = [Fault(field, str(degree), allowed) for field, degree in degrees if degree > 1]
-    if shard.vocabulary_multiple is not None:
-        nothing = f"nothing for {model!r}: {reason}"
-        faults.append(Fault("vocabulary_multiple", str(shard.vocabulary_multiple), nothing))
-    return faults
+    multiple, why = shard.vocabulary_multiple, f"for {model!r}: {reason}"
+    return failed(
+        *((degree > 1, field, str(degree), f"1 {why}") for field, degree in degrees),
+        (multiple is not None, "vocabulary_multiple", str(multiple), f"nothing {why}"),
+    )
 
 
 def divisor_faults(
@@ -167,11 +177,12 @@ def divisor_faults(
     `numbers`: what is shared, each with its name.
     `unless`: another setting with which it would be allowed.
     """
-    return [
-        Fault(field, str(degree), f"a divisor of the {number} {name}{unless}")
-        for number, name in numbers
-        if number % degree
-    ]
+    return failed(
+        *(
+            (number % degree, field, str(degree), f"a divisor of the {number} {name}{unless}")
+            for number, name in numbers
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,35 +211,36 @@ class SharedSizes:
 
 def check_shard(shard: Shard, sizes: SharedSizes) -> None:
     """Raise InputError, with all faults, unless each rank gets an equal share."""
-    faults = shard_faults(shard)
-    if not faults:
-        faults = [
+    raise_faults(
+        shard_faults(shard)
+        or [
             *_tensor_faults(shard, sizes),
             *_context_faults(shard, sizes),
             *_expert_faults(shard, sizes),
         ]
-    if faults:
-        raise InputError(faults)
+    )
 
 
 def _tensor_faults(shard: Shard, sizes: SharedSizes) -> list[Fault]:
-    shared = [(sizes.heads, "heads"), (sizes.mlp_width, "columns of the feed-forward part")]
     repeats = shard.library == "megatron" and shard.tensor % sizes.kv_heads == 0
-    if not repeats:
-        shared.append((sizes.kv_heads, "heads of keys and values"))
-    faults = divisor_faults("tensor", shard.tensor, shared)
-    tokens = [(shard.padded(sizes.vocabulary), "words of the vocabulary")]
-    return faults + divisor_faults(
-        "tensor", shard.tensor, tokens, ", or vocabulary_multiple, which pads them"
-    )
+    shared = [
+        (sizes.heads, "heads"),
+        (sizes.mlp_width, "columns of the feed-forward part"),
+        *[(sizes.kv_heads, "heads of keys and values")] * (not repeats),
+    ]
+    words = [(shard.padded(sizes.vocabulary), "words of the vocabulary")]
+    padded = ", or vocabulary_multiple, which pads them"
+    return [
+        *divisor_faults("tensor", shard.tensor, shared),
+        *divisor_faults("tensor", shard.tensor, words, padded),
+    ]
 
 
 def _expert_faults(shard: Shard, sizes: SharedSizes) -> list[Fault]:
     if sizes.experts:
         return divisor_faults("expert", shard.expert, [(sizes.experts, "experts of a layer")])
-    if shard.expert == 1:
-        return []
-    return [Fault("expert", str(shard.expert), f"1 for {sizes.model!r}, which has no experts")]
+    allowed = f"1 for {sizes.model!r}, which has no experts"
+    return failed((shard.expert > 1, "expert", str(shard.expert), allowed))
 
 
 def _context_faults(shard: Shard, sizes: SharedSizes) -> list[Fault]:
@@ -239,29 +251,35 @@ def _context_faults(shard: Shard, sizes: SharedSizes) -> list[Fault]:
         allowed = f"1 for {sizes.model!r}: {sizes.context_limit}"
         return [Fault("context", str(shard.context), allowed)]
     chunks = 2 if is_balanced(shard, causal=sizes.causal) else 1
-    parts = shard.context * chunks * shard.sequence_ranks
-    faults = []
-    if sizes.tokens % parts:
-        split = f"context {shard.context}" + " x 2 chunks" * (chunks == 2)
-        split += f" x tensor {shard.tensor}" * shard.sequence_parallel
-        text = f"{sizes.tokens} tokens of a sample, for {split}"
-        faults.append(Fault("sequence_length", text, f"a multiple of {parts}"))
-    if shard.context_kind == "ulysses":
-        ranks = shard.context * shard.tensor
-        heads = [(sizes.heads, "heads"), (sizes.kv_heads, "heads of keys and values")]
-        faults += [
-            Fault(
+    parts, ranks = shard.context * chunks * shard.sequence_ranks, shard.context * shard.tensor
+    split = f"context {shard.context}" + " x 2 chunks" * (chunks == 2)
+    split += f" x tensor {shard.tensor}" * shard.sequence_parallel
+    return failed(
+        (
+            sizes.tokens % parts,
+            "sequence_length",
+            f"{sizes.tokens} tokens of a sample, for {split}",
+            f"a multiple of {parts}",
+        ),
+        *(
+            (
+                shard.context_kind == "ulysses" and number % ranks,
                 "context",
                 str(shard.context),
                 f"with ulysses context x tensor = {ranks} a divisor of the {number} {name}",
             )
-            for number, name in heads
-            if number % ranks
-        ]
-    if shard.context_kind == "ring" and sizes.window:
-        allowed = f"'ulysses' or 'all_gather' for {sizes.model!r}, whose attention slides"
-        faults.append(Fault("context_kind", "'ring'", allowed))
-    return faults
+            for number, name in (
+                (sizes.heads, "heads"),
+                (sizes.kv_heads, "heads of keys and values"),
+            )
+        ),
+        (
+            shard.context_kind == "ring" and sizes.window,
+            "context_kind",
+            "'ring'",
+            f"'ulysses' or 'all_gather' for {sizes.model!r}, whose attention slides",
+        ),
+    )
 
 
 def is_balanced(shard: Shard, *, causal: bool) -> bool:

@@ -14,45 +14,52 @@ from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.zoo import (
     amoebanet,
     bert,
-    clip,
-    convnext,
+    convolution_nets,
     decoder_sizes,
+    depthwise_nets,
     dit,
     dlrm,
-    efficientnet,
     expert_decoder,
     expert_sizes,
     flux,
-    gpt,
     image_stack,
-    inception,
     llama,
-    resnet,
     t5,
+    text_decoder,
     unet,
-    vgg,
-    vit,
     whisper,
 )
 from perfmodel.workload.zoo.buildable import Buildable, build
 from perfmodel.workload.zoo.expert_settings import ExpertSettings
 
 _IMAGES: Mapping[str, tuple[Callable[..., Workload], int]] = {
-    **{f"resnet{depth}": (partial(resnet.resnet, depth), 224) for depth in resnet.BLOCKS},
-    **{f"vgg{depth}": (partial(vgg.vgg, depth), 224) for depth in vgg.STAGES},
-    "alexnet": (vgg.alexnet, 224),
+    **{
+        f"resnet{depth}": (partial(convolution_nets.resnet, depth), 224)
+        for depth in convolution_nets.RESNET_BLOCKS
+    },
+    **{
+        f"vgg{depth}": (partial(convolution_nets.vgg, depth), 224)
+        for depth in convolution_nets.VGG_STAGES
+    },
+    "alexnet": (convolution_nets.alexnet, 224),
     **{name: (partial(amoebanet.amoebanet, name), 224) for name in amoebanet.AMOEBANET_SHAPES},
-    "inception-v3": (inception.inception_v3, 299),
-    "vit-b-16": (vit.vit_b_16, 224),
+    "inception-v3": (convolution_nets.inception_v3, 299),
+    "vit-b-16": (image_stack.vit_b_16, 224),
     **{
         name: (partial(image_stack.vit, name), s.image)
         for name, s in image_stack.VIT_SHAPES.items()
     },
-    **{name: (partial(clip.clip, name), s.image.image) for name, s in clip.CLIP_SHAPES.items()},
-    **{name: (partial(convnext.convnext, name), 224) for name in convnext.CONVNEXT_SHAPES},
     **{
-        name: (partial(efficientnet.efficientnet, name), shape.image_size)
-        for name, shape in efficientnet.EFFICIENTNET_SHAPES.items()
+        name: (partial(image_stack.clip, name), s.image.image)
+        for name, s in image_stack.CLIP_SHAPES.items()
+    },
+    **{
+        name: (partial(depthwise_nets.convnext, name, **sizes), 224)
+        for name, sizes in depthwise_nets.CONVNEXTS.items()
+    },
+    **{
+        name: (partial(depthwise_nets.efficientnet, name, **sizes), image_size)
+        for name, (image_size, sizes) in depthwise_nets.EFFICIENTNETS.items()
     },
     unet.SDXL: (unet.unet, 1024),
     dit.DIT: (dit.dit, 256),
@@ -62,7 +69,10 @@ _IMAGES: Mapping[str, tuple[Callable[..., Workload], int]] = {
 
 _SEQUENCES: Mapping[str, tuple[Callable[..., Workload], int]] = {
     **{name: (partial(bert.bert, name), bert.POSITIONS) for name in bert.SHAPES},
-    **{name: (partial(gpt.gpt, name), shape.positions) for name, shape in gpt.SHAPES.items()},
+    **{
+        name: (partial(text_decoder.gpt, name), shape.positions)
+        for name, shape in text_decoder.GPT_SHAPES.items()
+    },
     **{name: (partial(llama.llama, name), s.positions) for name, s in decoder_sizes.SHAPES.items()},
     **{
         name: (partial(expert_decoder.expert_decoder, name), shape.decoder.positions)
@@ -77,7 +87,7 @@ _SEQUENCES: Mapping[str, tuple[Callable[..., Workload], int]] = {
 """Sequence models: their function, and the sequence that their authors trained with."""
 
 _ROWS: Mapping[str, Callable[..., Workload]] = {
-    name: partial(dlrm.dlrm, name) for name in dlrm.DLRM_SHAPES
+    name: partial(dlrm.dlrm, name, **sizes) for name, sizes in dlrm.DLRMS.items()
 }
 """Models of rows of a table, which have no size to choose."""
 

@@ -11,28 +11,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from perfmodel.workload.kernels.shapes import Convolution
-from perfmodel.workload.model import Buffers, Layer, Workload
+from perfmodel.workload.model import Layer, Workload
 from perfmodel.workload.zoo.image_layers import (
     BATCH_NORM_PASSES,
     CLASSES,
     Image,
+    convolution,
     hand_on,
     image_model,
-    output_size,
-    pair,
+    norm_buffers,
     pooling,
 )
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
     ELEMENT_BYTES,
-    INDEX_BYTES,
     Module,
     linear,
     names,
     norm_parameters,
     weight_and_bias,
+    with_work,
 )
 
 AMOEBANET_SHAPES = {
@@ -113,27 +112,16 @@ def _cell(
         stride = 2 if cell is _REDUCTION and state < 2 else 1
         more, out = operation(f"{path}.operations.{place}.module", states[state], stride)
         if operation in (_averaged, _greatest):
-            parts += _kept_once(more) if state in pooled else more
+            kept_once = {"saved_elements": 0.0} if state in pooled else {}  # by the first alone
+            more = [with_work(each, **kept_once) for each in more]
             pooled.add(state)
-        else:
-            parts += more
+        parts += more
         if place % 2:
             states.append(out)
     adds = ADD_PASSES * sum(state.elements for state in states[2:])
     joined = Image(width * len(cell.joined), states[-1].height, states[-1].width)
-    parts.append(_element_wise(f"{path}.joined", adds + ACTIVATION_PASSES * joined.elements, 6))
-    return parts, joined
-
-
-def _kept_once(parts: Sequence[Module]) -> list[Module]:
-    """Pooling of a state that another keeps already."""
-    return [replace(each, layer=replace(each.layer, saved_elements=0.0)) for each in parts]
-
-
-def _element_wise(name: str, passes: float, kernels: int, saved: float = 0.0) -> Module:
-    return Module(
-        Layer(name, vector_bytes=ELEMENT_BYTES * passes, saved_elements=saved, kernels=kernels)
-    )
+    moved = float(ELEMENT_BYTES * (adds + ACTIVATION_PASSES * joined.elements))
+    return [*parts, Module(Layer(f"{path}.joined", vector_bytes=moved, kernels=6))], joined
 
 
 # ---------------------------------------------------------------- operations
@@ -154,31 +142,22 @@ def _rectified(
 
     Kept: what ReLU puts out, and what is normalised.
     """
-    steps = pair(stride)
-    height, _ = output_size(image, kernel, steps[0], padding, name)
-    _, width = output_size(image, kernel, steps[1], padding, name)
-    out = Image(channels, height, width)
-    weight = weight_and_bias(name, channels, image.channels, *kernel, bias=False)
-    normed = norm_parameters(norm, channels) if norm else ()
-    passes = ACTIVATION_PASSES * rectifies * image.elements
-    passes += BATCH_NORM_PASSES * bool(norm) * out.elements
-    layer = Layer(
-        name=name,
-        matmul_flops=2.0 * out.elements * image.channels * kernel[0] * kernel[1],
-        matmul_bytes=float(ELEMENT_BYTES * (image.elements + out.elements)),
+    part, out = convolution(
+        name, image, channels, kernel, stride=stride, padding=padding, norm=norm, relu=False
+    )
+    passes = ACTIVATION_PASSES * rectifies * image.elements + (
+        BATCH_NORM_PASSES * bool(norm) * out.elements
+    )
+    kernels = 1 + rectifies + 2 * bool(norm)
+    changed = with_work(
+        part,
         vector_bytes=float(ELEMENT_BYTES * passes),
         fused_bytes=float(ELEMENT_BYTES * passes),
-        fused_kernels=1 + rectifies + 2 * bool(norm),
-        weight_elements=float(channels * image.channels * kernel[0] * kernel[1]),
+        fused_kernels=kernels,
         saved_elements=float(image.elements * rectifies + out.elements * bool(norm)),
-        kernels=1 + rectifies + 2 * bool(norm),
-        kind="conv",
-        matrix=Convolution(
-            image.channels, channels, (image.height, image.width), (height, width), kernel
-        ),
+        kernels=kernels,
     )
-    buffers = (Buffers("fp32", 2, 8 * channels), Buffers("int64", 1, 8)) if norm else ()
-    return [Module(layer, weight + normed, names(normed) + names(weight), buffers)], out
+    return [changed], out
 
 
 def _halved(path: str, image: Image, channels: int) -> tuple[list[Module], Image]:
@@ -197,8 +176,7 @@ def _halved(path: str, image: Image, channels: int) -> tuple[list[Module], Image
         kernels=6,
         saved_elements=float(image.elements + whole.elements),
     )
-    buffers = (Buffers("fp32", 2, 8 * channels), Buffers("int64", 1, 8))
-    return [*parts, *more, Module(layer, normed, names(normed), buffers)], whole
+    return [*parts, *more, Module(layer, normed, names(normed), norm_buffers(channels))], whole
 
 
 def _unchanged(name: str, image: Image, stride: int) -> tuple[list[Module], Image]:
@@ -207,21 +185,14 @@ def _unchanged(name: str, image: Image, stride: int) -> tuple[list[Module], Imag
 
 def _averaged(name: str, image: Image, stride: int) -> tuple[list[Module], Image]:
     """Average of 3 x 3 ("max_pool_3x3", too, averages there)."""
-    out = Image(image.channels, *output_size(image, (3, 3), stride, (1, 1), name))
-    return [_element_wise(name, image.elements + out.elements, 1, saved=image.elements)], out
+    part, out = pooling(name, image, 3, stride=stride, padding=1, indices=False)
+    return [with_work(part, saved_elements=float(image.elements))], out
 
 
 def _greatest(name: str, image: Image, stride: int) -> tuple[list[Module], Image]:
     """Greatest of 2 x 2."""
-    out = Image(image.channels, *output_size(image, (2, 2), stride, (0, 0), name))
-    index_bytes = float(INDEX_BYTES * out.elements)
-    layer = Layer(
-        name,
-        vector_bytes=ELEMENT_BYTES * float(image.elements + out.elements) + index_bytes,
-        saved_elements=image.elements,
-        saved_bytes=index_bytes,
-    )
-    return [Module(layer)], out
+    part, out = pooling(name, image, 2, stride=stride)
+    return [with_work(part, saved_elements=float(image.elements))], out
 
 
 def _convolved(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal
 
 from perfmodel.workload.model import Buffers, FusedKept, Workload
@@ -40,6 +41,7 @@ from perfmodel.workload.zoo.layers import (
     names_reversed,
     norm_parameters,
     numels,
+    renamed,
     weight_and_bias,
 )
 from perfmodel.workload.zoo.transformer import attention, embedding
@@ -182,17 +184,28 @@ def bert(
             context_limit="" if head == "masked" else limit,
         ),
     )
-    parts = [_embeddings(s, shape, shard)]
-    for number in range(shape.layers):
-        parts += _block(f"encoder.layer.{number}", s, shape, shard)
+    paths = (f"encoder.layer.{number}" for number in range(shape.layers))
+    blocks = chain.from_iterable(_block(path, s, shape, shard) for path in paths)
+    parts = [_embeddings(s, shape, shard), *blocks]
     if head != "masked":
-        parts.append(_pooler(s, h, shard))
+        # its input is a view of all tokens, which it holds
+        pooler = linear(
+            "pooler.dense",
+            1,
+            h,
+            h,
+            vector_elements=ACTIVATION_PASSES * h,
+            fused_elements=ACTIVATION_PASSES * h,
+            saved_elements=float(shard.stream_tokens(s) * h + h),
+            kernels=2,
+            calls=_pooling_calls(shard, s * h),
+        )
+        parts.append(pooler)
     if head != "pooler":
         parts += _head(s, shape, shard)
     if head == "pre-training":
-        relation = weight_and_bias("cls.seq_relationship", 2, h)
-        parts.append(linear("cls.seq_relationship", 1, h, 2, parameters=relation))
-    parts = [_renamed(part, shape.names) for part in parts]
+        parts.append(linear("cls.seq_relationship", 1, h, 2))
+    parts = [renamed(part, shape.names.of) for part in parts]
     buffers = 1 + bool(shape.segments)  # position_ids and token_type_ids
     return assemble(
         name,
@@ -206,15 +219,6 @@ def bert(
         buffers=(Buffers("int64", buffers, buffers * INDEX_BYTES * shape.positions),),
         registered=_registered(parts, shape.names),
         shard=shard,
-    )
-
-
-def _renamed(part: Module, family: BertNames) -> Module:
-    """A part with the names of a family."""
-    parameters = tuple((family.of(name), shape) for name, shape in part.parameters)
-    layer = replace(part.layer, name=family.of(part.layer.name))
-    return replace(
-        part, layer=layer, parameters=parameters, ready=tuple(map(family.of, part.ready))
     )
 
 
@@ -234,22 +238,6 @@ def _registered(parts: list[Module], family: BertNames) -> list[Parameter]:
     if family.head_first:
         return [*parameters[start:], parameters[0], *parameters[1:start]]
     return parameters
-
-
-def _pooler(s: int, h: int, shard: Shard) -> Module:
-    return linear(
-        "pooler.dense",
-        1,
-        h,
-        h,
-        parameters=weight_and_bias("pooler.dense", h, h),
-        vector_elements=ACTIVATION_PASSES * h,
-        fused_elements=ACTIVATION_PASSES * h,
-        # its input is a view of all tokens, which it holds
-        saved_elements=float(shard.stream_tokens(s) * h + h),
-        kernels=2,
-        calls=_pooling_calls(shard, s * h),
-    )
 
 
 def _pooling_calls(shard: Shard, elements: float) -> tuple[LayerCall, ...]:
@@ -405,7 +393,7 @@ def _to_stream(
     `drops`: whether some of it is dropped out.
     `keeps_input`: whether it does; attention keeps its own output.
     """
-    h, dropped = shape.width, drops
+    h = shape.width
     dense = weight_and_bias(f"{prefix}.dense", h, inputs)
     norm = norm_parameters(f"{prefix}.LayerNorm", h)
     stream = shard.stream_tokens(s) * h
@@ -416,12 +404,12 @@ def _to_stream(
         h,
         parameters=dense + norm,
         ready=names(norm) + names_reversed(dense),
-        vector_elements=(dropped * DROPOUT_PASSES + ADD_PASSES) * stream,
+        vector_elements=(drops * DROPOUT_PASSES + ADD_PASSES) * stream,
         norm_elements=NORM_PASSES * stream,
         fused_elements=float(JOIN_PASSES * stream),
         saved_elements=float(keeps_input * s * inputs),
         stream_elements=float(stream),
-        saved_bytes=float(NORM_BYTES * shard.stream_tokens(s) + dropped * MASK_BYTES * stream),
-        kernels=3 + dropped,
+        saved_bytes=float(NORM_BYTES * shard.stream_tokens(s) + drops * MASK_BYTES * stream),
+        kernels=3 + drops,
         calls=row_calls(shard, s * h) + norm_calls(shard, numels(dense[1:] + norm)),
     )

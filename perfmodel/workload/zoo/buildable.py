@@ -6,12 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import allowed_names, failed, raise_faults
 from perfmodel.workload.model import Workload
 from perfmodel.workload.shards.shard import WHOLE, Shard, shard_faults, whole_faults
 from perfmodel.workload.zoo.expert_settings import ExpertSettings
 
 TRAINED_DTYPES = ("fp32", "bf16", "fp16")
+KINDS = {
+    "image": ("an image model", "image_size"),
+    "row": ("a model of rows", ""),
+    "sequence": ("a sequence model", "sequence_length"),
+}
+"""What a model is called in messages, and the size of its sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,46 +68,54 @@ def build(
     Raises `InputError`: a dtype, size, share or setting that it cannot have.
     """
     name, dtype = model.name, model.dtype if dtype is None else dtype
-    faults = list(_dtype_faults(dtype))
-    if not model.has_experts:
-        faults += _misplaced("experts", experts, name, "a model without experts")
-    if model.kind == "image":
-        faults += _misplaced("sequence_length", sequence_length, name, "an image model")
-        faults += _size_faults("image_size", image_size, None)
-        faults += shard_faults(shard) or whole_faults(shard, name, "an image model is not split")
-        size: dict[str, Any] = {"image_size": image_size or model.default}
-    elif model.kind == "row":
-        faults += _misplaced("sequence_length", sequence_length, name, "a model of rows")
-        faults += _misplaced("image_size", image_size, name, "a model of rows")
-        faults += shard_faults(shard) or whole_faults(shard, name, "a model of rows is not split")
-        size = {}
-    else:
-        faults += _misplaced("image_size", image_size, name, "a sequence model")
-        faults += _size_faults("sequence_length", sequence_length, model.longest)
-        size = {"sequence_length": sequence_length or model.default, "shard": shard}
-        size |= {"settings": experts} if model.has_experts else {}
-    if faults:
-        raise InputError(faults)
-    workload = model.make(dtype=dtype, **size)
+    kind, field = KINDS[model.kind]
+    sizes = {"image_size": image_size, "sequence_length": sequence_length}
+    limit = f" up to {model.longest}, the model's table of positions" if model.longest else ""
+    checks = [
+        (
+            dtype not in TRAINED_DTYPES,
+            "dtype",
+            repr(dtype),
+            allowed_names(TRAINED_DTYPES, str(dtype)),
+        ),
+        (
+            experts is not None and not model.has_experts,
+            "experts",
+            "settings",
+            f"nothing: {name} is a model without experts",
+        ),
+        *(
+            (
+                value is not None and other != field,
+                other,
+                str(value),
+                f"nothing: {name} is {kind}",
+            )
+            for other, value in reversed(sizes.items())
+        ),
+        *(
+            (
+                field == own and not _is_size(value, model.longest),
+                own,
+                repr(value),
+                f"a whole number above zero{limit}",
+            )
+            for own, value in sizes.items()
+        ),
+    ]
+    faults = failed(*checks)
+    if model.kind != "sequence":
+        faults += shard_faults(shard) or whole_faults(shard, name, f"{kind} is not split")
+    raise_faults(faults)
+    arguments: dict[str, Any] = {field: sizes[field] or model.default} if field else {}
+    if model.kind == "sequence":
+        arguments["shard"] = shard
+    if model.has_experts:
+        arguments["settings"] = experts
+    workload = model.make(dtype=dtype, **arguments)
     return replace(workload, notes=(*workload.notes, *model.notes)) if model.notes else workload
 
 
-def _dtype_faults(dtype: str) -> list[Fault]:
-    if dtype in TRAINED_DTYPES:
-        return []
-    return [Fault("dtype", repr(dtype), allowed_names(TRAINED_DTYPES, str(dtype)))]
-
-
-def _misplaced(field: str, value: int | ExpertSettings | None, name: str, kind: str) -> list[Fault]:
-    if value is None:
-        return []
-    text = str(value) if isinstance(value, int) else "settings"
-    return [Fault(field, text, f"nothing: {name} is {kind}")]
-
-
-def _size_faults(field: str, value: int | None, longest: int | None) -> list[Fault]:
+def _is_size(value: int | None, longest: int | None) -> bool:
     whole = isinstance(value, int) and not isinstance(value, bool)
-    if value is None or (whole and 1 <= value <= (longest or value)):
-        return []
-    limit = f" up to {longest}, the model's table of positions" if longest else ""
-    return [Fault(field, repr(value), f"a whole number above zero{limit}")]
+    return value is None or (whole and 1 <= value <= (longest or value))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import failed, raise_faults
 from perfmodel.workload.model import FusedKept
 from perfmodel.workload.shards.calls import column_calls, norm_calls, row_calls
 from perfmodel.workload.shards.shard import WHOLE, Shard
@@ -52,11 +52,6 @@ def norm_work(shape: DecoderShape) -> tuple[int, int]:
     return passes + MEAN_PASSES * shape.mean_norms, kernels + MEAN_KERNELS * shape.mean_norms
 
 
-def norm_weight(prefix: str, width: int, *, bias: bool = False) -> tuple[Parameter, ...]:
-    """Parameters of a normalisation: its gain, and its bias where it is layer normalisation."""
-    return weight_and_bias(prefix, width, bias=bias)
-
-
 def norm_ready(norm: tuple[Parameter, ...], shape: DecoderShape) -> tuple[str, ...]:
     """Parameters of a normalisation in the order in which their gradients are complete."""
     return names_reversed(norm) if shape.gains_from_one else names(norm)
@@ -73,23 +68,18 @@ def kept_by_norm(
 
     `results`: of the elements, those that a product put out, so that they are narrow in any case.
     """
-    fixed_bytes = WIDE_BYTES * (logits + rows * (1 + shape.layer_norms))
-    if shape.mean_norms:  # what is squared, what is scaled, and what the gain multiplies
-        return {"saved_bytes": WIDE_BYTES * 3.0 * elements + fixed_bytes, "saved_elements": 0.0}
-    if shape.plain_norms:
-        return {"saved_bytes": WIDE_BYTES * elements + fixed_bytes, "saved_elements": 0.0}
-    if shape.fused_norms:
-        return {
-            "saved_bytes": fixed_bytes,
-            "stream_elements": float(elements),
-            "saved_elements": 0.0,
-        }
-    if shape.scaled_embedding or shape.wide_gains:
-        return {"saved_bytes": WIDE_BYTES * 2.0 * elements + fixed_bytes, "saved_elements": 0.0}
+    rows_of_kept = (
+        (shape.mean_norms, (3, 0.0, 0.0)),  # what is squared, scaled, and multiplied by the gain
+        (shape.plain_norms, (1, 0.0, 0.0)),
+        (shape.fused_norms, (0, elements, 0.0)),
+        (shape.scaled_embedding or shape.wide_gains, (2, 0.0, 0.0)),
+        (True, (1, elements - results, results)),
+    )
+    wide, stream, narrow = next(kept for applies, kept in rows_of_kept if applies)
     return {
-        "saved_bytes": WIDE_BYTES * elements + fixed_bytes,
-        "stream_elements": float(elements - results),
-        "saved_elements": float(results),
+        "saved_bytes": WIDE_BYTES * (wide * elements + logits + rows * (1 + shape.layer_norms)),
+        "stream_elements": float(stream),
+        "saved_elements": float(narrow),
     }
 
 
@@ -115,20 +105,6 @@ class BlockPlace:
     shard: Shard = WHOLE
 
 
-def registered(block: Iterable[Module], order: Sequence[str]) -> list[Parameter]:
-    """Parameters of a block in the order in which a family registers its modules."""
-    parameters = [parameter for part in block for parameter in part.parameters]
-    return sorted(parameters, key=lambda parameter: order.index(_module_of(parameter[0])))
-
-
-def _module_of(parameter: str) -> str:
-    """``self_attn.q_proj`` of ``model.layers.0.self_attn.q_proj.weight``.
-
-    ``mlp.experts.gate_up_proj`` of ``model.layers.0.mlp.experts.gate_up_proj``, a tensor.
-    """
-    return parameter.split(".", 3)[3].removesuffix(".weight").removesuffix(".bias")
-
-
 def shape_of_layer(shape: DecoderShape, number: int) -> DecoderShape:
     """Sizes of one layer, counted from 0: without positions, where it has none."""
     return replace(shape, rotary_share=0.0) if number in shape.unturned else shape
@@ -136,9 +112,9 @@ def shape_of_layer(shape: DecoderShape, number: int) -> DecoderShape:
 
 def check_norms(name: str, shape: DecoderShape, shard: Shard) -> None:
     """Raise InputError where ranks would share heads that are normalised all at once."""
-    if shape.wide_head_norms and shard.tensor > 1:
-        allowed = f"1 for {name!r}, which normalises queries and keys of all heads at once"
-        raise InputError(Fault("tensor", str(shard.tensor), allowed))
+    at_once = shape.wide_head_norms and shard.tensor > 1
+    allowed = f"1 for {name!r}, which normalises queries and keys of all heads at once"
+    raise_faults(failed((at_once, "tensor", str(shard.tensor), allowed)))
 
 
 def attention_part(place: BlockPlace, window: int | None) -> list[Module]:
@@ -148,8 +124,7 @@ def attention_part(place: BlockPlace, window: int | None) -> list[Module]:
     """
     prefix, s, shape, shard = place.prefix, place.tokens, place.shape, place.shard
     family, queries = shape.block_names, shape.heads * shape.head_size // shard.tensor
-    joins = bool(family.qkv)
-    sinks: tuple[Parameter, ...] = ((f"{prefix}.self_attn.sinks", (shape.heads // shard.tensor,)),)
+    apart = 0 < shape.rotary_share < 1 if shape.turned_apart is None else shape.turned_apart
     attended = attention(
         f"{prefix}.self_attn",
         s,
@@ -163,9 +138,10 @@ def attention_part(place: BlockPlace, window: int | None) -> list[Module]:
         capped_scores=shape.capped,
         shard=shard,
         # turned parts and the rest joined anew; values are a part of a joined map's
-        held=shape.lays_anew + joins * (1 + shape.kv_heads / shape.heads),
+        held=apart + bool(family.qkv) * (1 + shape.kv_heads / shape.heads),
     )
     if shape.sinks:
+        sinks = ((f"{prefix}.self_attn.sinks", (shape.heads // shard.tensor,)),)
         attended = replace(attended, parameters=sinks, ready=names(sinks))
     return [
         *_query_maps(place, queries),
@@ -188,7 +164,9 @@ def _query_maps(place: BlockPlace, queries: int) -> list[Module]:
     keys = max(1, shape.kv_heads // shard.tensor) * head_size
     widths = (queries, keys) if shape.wide_head_norms else (head_size, head_size)
     q_norm, k_norm = (
-        norm_weight(f"{prefix}.self_attn.{part}_norm", width) if shape.head_norms else ()
+        weight_and_bias(f"{prefix}.self_attn.{part}_norm", width, bias=False)
+        if shape.head_norms
+        else ()
         for part, width in zip("qk", widths, strict=True)
     )
     # Gemma 3 and GLM 4.5 normalise both after its three maps, Qwen 3 each after its own
@@ -301,18 +279,16 @@ def projection(
     s, stream = shard.map_tokens(place.tokens), shard.stream_tokens(place.tokens)
     norm_passes, norm_kernels = norm_work(shape)
     function = shape.ungated if activated and shape.ungated else NO_FUNCTION
-    bias = _has_bias(shape, name)
-    own = weight_and_bias(f"{place.prefix}.{name}", outputs, inputs, bias=bias)
-    gain = norm_weight(f"{place.prefix}.{norm}", inputs, bias=shape.layer_norms)
+    own = weight_and_bias(f"{place.prefix}.{name}", outputs, inputs, bias=_has_bias(shape, name))
+    gain = weight_and_bias(f"{place.prefix}.{norm}", inputs, bias=shape.layer_norms)
     normed = gain if norm and not shape.plain_norms else ()
-    ended = norm_weight(f"{place.prefix}.{after}", outputs) if after else ()
+    ended = weight_and_bias(f"{place.prefix}.{after}", outputs, bias=False) if after else ()
     results = (stream * bool(ended) + s * bool(head_norm)) * outputs
     normed_elements = stream * bool(norm) * inputs + results
     count = bool(norm) + bool(ended) + bool(head_norm)
     turns = rotary and shape.rotary_share > 0
     turned, joined = turns * shape.rotary_share * s * outputs, added * stream * outputs
-    dropped = shape.dropout * joined
-    masks = float(MASK_BYTES * dropped)
+    masks = float(MASK_BYTES * shape.dropout * joined)
     heads = outputs // numels(head_norm)[0] if head_norm else 0
     rows = stream * (bool(norm) + bool(ended)) + s * heads
     kept_input = shard.kept_tokens(place.tokens) * inputs
@@ -336,7 +312,7 @@ def projection(
         vector_elements=float(
             ROTARY_PASSES * turned
             + ADD_PASSES * joined
-            + DROPOUT_PASSES * dropped
+            + DROPOUT_PASSES * shape.dropout * joined
             + shape.scaled_branches * ACTIVATION_PASSES * joined
             + (gated * PRODUCT_PASSES + function.passes) * s * inputs
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from perfmodel.workload.zoo.layers import ACTIVATIONS, ActivationFunction
 
@@ -182,16 +183,6 @@ class DecoderShape:
         """Names of a block's modules."""
         return self.names or (GEMMA_NAMES if self.branch_norms else LLAMA_NAMES)
 
-    @property
-    def lays_anew(self) -> bool:
-        """Whether turning positions puts the parts of a head together anew."""
-        return 0 < self.rotary_share < 1 if self.turned_apart is None else self.turned_apart
-
-    @property
-    def drops_embedding(self) -> bool:
-        """Whether embeddings are dropped out."""
-        return self.dropout if self.embedding_dropout is None else self.embedding_dropout
-
     def window_of(self, layer: int) -> int | None:
         """Tokens that a query of a layer (from 0) sees at most, or None: all before it."""
         if self.windows is not None:
@@ -237,146 +228,99 @@ QWEN_SMALL, QWEN_LARGE = 151936, 152064
 """Vocabularies, padded."""
 
 
-def _qwen2(
-    layers: int,
-    width: int,
-    heads: int,
-    kv_heads: int,
-    mlp_width: int,
-    *,
-    tied: bool = False,
-    vocabulary: int = QWEN_LARGE,
-) -> DecoderShape:
-    return DecoderShape(
-        layers,
-        width,
-        heads,
-        kv_heads,
-        mlp_width,
-        vocabulary,
-        4096,
-        tied=tied,
-        biased_attention=True,
-    )
-
-
-def _qwen3(
-    layers: int, width: int, heads: int, mlp_width: int, *, kv_heads: int = 8, tied: bool = False
-) -> DecoderShape:
-    return DecoderShape(
-        layers,
-        width,
-        heads,
-        kv_heads,
-        mlp_width,
-        QWEN_SMALL,
-        4096,
-        head_width=128,
-        tied=tied,
-        head_norms=True,
-    )
-
-
+_QWEN2_FIELDS: dict[str, Any] = {"positions": 4096, "biased_attention": True}
+_QWEN3_FIELDS: dict[str, Any] = {
+    "vocabulary": QWEN_SMALL,
+    "positions": 4096,
+    "head_width": 128,
+    "head_norms": True,
+}
 _QWEN2 = {
-    "0.5b": _qwen2(24, 896, 14, 2, 4864, tied=True, vocabulary=QWEN_SMALL),
-    "1.5b": _qwen2(28, 1536, 12, 2, 8960, tied=True, vocabulary=QWEN_SMALL),
-    "7b": _qwen2(28, 3584, 28, 4, 18944),
-    "72b": _qwen2(80, 8192, 64, 8, 29568),
+    "0.5b": DecoderShape(24, 896, 14, 2, 4864, QWEN_SMALL, tied=True, **_QWEN2_FIELDS),
+    "1.5b": DecoderShape(28, 1536, 12, 2, 8960, QWEN_SMALL, tied=True, **_QWEN2_FIELDS),
+    "7b": DecoderShape(28, 3584, 28, 4, 18944, QWEN_LARGE, **_QWEN2_FIELDS),
+    "72b": DecoderShape(80, 8192, 64, 8, 29568, QWEN_LARGE, **_QWEN2_FIELDS),
 }
 QWEN2 = {
     **{f"qwen2-{size}": shape for size, shape in _QWEN2.items()},
     **{f"qwen2.5-{size}": shape for size, shape in _QWEN2.items()},
-    "qwen2.5-3b": _qwen2(36, 2048, 16, 2, 11008, tied=True, vocabulary=QWEN_SMALL),
-    "qwen2.5-14b": _qwen2(48, 5120, 40, 8, 13824),
-    "qwen2.5-32b": _qwen2(64, 5120, 40, 8, 27648),
+    "qwen2.5-3b": DecoderShape(36, 2048, 16, 2, 11008, QWEN_SMALL, tied=True, **_QWEN2_FIELDS),
+    "qwen2.5-14b": DecoderShape(48, 5120, 40, 8, 13824, QWEN_LARGE, **_QWEN2_FIELDS),
+    "qwen2.5-32b": DecoderShape(64, 5120, 40, 8, 27648, QWEN_LARGE, **_QWEN2_FIELDS),
 }
 """Qwen, dense models, pre-trained with 4,096 tokens before longer ones."""
 QWEN3 = {
-    "qwen3-0.6b": _qwen3(28, 1024, 16, 3072, tied=True),
-    "qwen3-1.7b": _qwen3(28, 2048, 16, 6144, tied=True),
-    "qwen3-4b": _qwen3(36, 2560, 32, 9728, tied=True),
-    "qwen3-8b": _qwen3(36, 4096, 32, 12288),
-    "qwen3-14b": _qwen3(40, 5120, 40, 17408),
-    "qwen3-32b": _qwen3(64, 5120, 64, 25600),
+    "qwen3-0.6b": DecoderShape(28, 1024, 16, 8, 3072, tied=True, **_QWEN3_FIELDS),
+    "qwen3-1.7b": DecoderShape(28, 2048, 16, 8, 6144, tied=True, **_QWEN3_FIELDS),
+    "qwen3-4b": DecoderShape(36, 2560, 32, 8, 9728, tied=True, **_QWEN3_FIELDS),
+    "qwen3-8b": DecoderShape(36, 4096, 32, 8, 12288, **_QWEN3_FIELDS),
+    "qwen3-14b": DecoderShape(40, 5120, 40, 8, 17408, **_QWEN3_FIELDS),
+    "qwen3-32b": DecoderShape(64, 5120, 64, 8, 25600, **_QWEN3_FIELDS),
 }
 """Qwen, dense models, pre-trained with 4,096 tokens (arXiv 2505.09388, section 3.2)."""
 
 
-def _gemma(
-    layers: int, width: int, heads: int, kv_heads: int, mlp_width: int, *, head_width: int = 256
-) -> DecoderShape:
-    return DecoderShape(
-        layers,
-        width,
-        heads,
-        kv_heads,
-        mlp_width,
-        256000,
-        8192,
-        head_width=head_width,
-        tied=True,
-        scaled_embedding=True,
-    )
-
-
-def _gemma2(shape: DecoderShape) -> DecoderShape:
-    return replace(
-        shape, branch_norms=True, window=4096, full_every=2, capped=True, capped_logits=True
-    )
-
-
-def _gemma3(shape: DecoderShape, window: int, vocabulary: int = 262208) -> DecoderShape:
-    return replace(
-        shape,
-        vocabulary=vocabulary,
-        branch_norms=True,
-        head_norms=True,
-        window=window,
-        full_every=6,
-        positions=32768,
-        own_rotaries=True,
-    )
-
-
+_GEMMA: dict[str, Any] = {
+    "vocabulary": 256000,
+    "positions": 8192,
+    "head_width": 256,
+    "tied": True,
+    "scaled_embedding": True,
+}
+_GEMMA2: dict[str, Any] = {
+    **_GEMMA,
+    "branch_norms": True,
+    "window": 4096,
+    "full_every": 2,
+    "capped": True,
+    "capped_logits": True,
+}
+_GEMMA3: dict[str, Any] = {
+    **_GEMMA,
+    "vocabulary": 262208,
+    "positions": 32768,
+    "branch_norms": True,
+    "head_norms": True,
+    "full_every": 6,
+    "own_rotaries": True,
+}
 GEMMA = {
-    "gemma-2b": _gemma(18, 2048, 8, 1, 16384),
-    "gemma-7b": _gemma(28, 3072, 16, 16, 24576),
+    "gemma-2b": DecoderShape(18, 2048, 8, 1, 16384, **_GEMMA),
+    "gemma-7b": DecoderShape(28, 3072, 16, 16, 24576, **_GEMMA),
 }
 GEMMA2 = {
-    "gemma2-2b": _gemma2(_gemma(26, 2304, 8, 4, 9216)),
-    "gemma2-9b": _gemma2(_gemma(42, 3584, 16, 8, 14336)),
-    "gemma2-27b": _gemma2(_gemma(46, 4608, 32, 16, 36864, head_width=128)),
+    "gemma2-2b": DecoderShape(26, 2304, 8, 4, 9216, **_GEMMA2),
+    "gemma2-9b": DecoderShape(42, 3584, 16, 8, 14336, **_GEMMA2),
+    "gemma2-27b": DecoderShape(46, 4608, 32, 16, 36864, **{**_GEMMA2, "head_width": 128}),
 }
 GEMMA3 = {
-    "gemma3-270m": _gemma3(_gemma(18, 640, 4, 1, 2048), 512, 262144),
-    "gemma3-1b": _gemma3(_gemma(26, 1152, 4, 1, 6912), 512, 262144),
-    "gemma3-4b": _gemma3(_gemma(34, 2560, 8, 4, 10240), 1024),
-    "gemma3-12b": _gemma3(_gemma(48, 3840, 16, 8, 15360), 1024),
-    "gemma3-27b": _gemma3(_gemma(62, 5376, 32, 16, 21504, head_width=128), 1024),
+    "gemma3-270m": DecoderShape(
+        18, 640, 4, 1, 2048, **{**_GEMMA3, "window": 512, "vocabulary": 262144}
+    ),
+    "gemma3-1b": DecoderShape(
+        26, 1152, 4, 1, 6912, **{**_GEMMA3, "window": 512, "vocabulary": 262144}
+    ),
+    "gemma3-4b": DecoderShape(34, 2560, 8, 4, 10240, **{**_GEMMA3, "window": 1024}),
+    "gemma3-12b": DecoderShape(48, 3840, 16, 8, 15360, **{**_GEMMA3, "window": 1024}),
+    "gemma3-27b": DecoderShape(
+        62, 5376, 32, 16, 21504, **{**_GEMMA3, "head_width": 128, "window": 1024}
+    ),
 }
 """google; of Gemma 3 the text model, pre-trained with 32,768 tokens (arXiv 2503.19786)."""
 
 
-def _nemotron(layers: int, width: int, heads: int, mlp_width: int) -> DecoderShape:
-    return DecoderShape(
-        layers,
-        width,
-        heads,
-        8,
-        mlp_width,
-        256000,
-        4096,
-        fused_norms=True,
-        layer_norms=True,
-        gains_from_one=True,
-        ungated=ACTIVATIONS["relu2"],
-        rotary_share=0.5,
-    )
-
-
+_NEMOTRON: dict[str, Any] = {
+    "vocabulary": 256000,
+    "positions": 4096,
+    "fused_norms": True,
+    "layer_norms": True,
+    "gains_from_one": True,
+    "ungated": ACTIVATIONS["relu2"],
+    "rotary_share": 0.5,
+}
 NEMOTRON = {
-    "nemotron4-15b": _nemotron(32, 6144, 48, 24576),
-    "nemotron4-340b": _nemotron(96, 18432, 96, 73728),
+    "nemotron4-15b": DecoderShape(32, 6144, 48, 8, 24576, **_NEMOTRON),
+    "nemotron4-340b": DecoderShape(96, 18432, 96, 8, 73728, **_NEMOTRON),
 }
 """nvidia, pre-trained with 4,096 tokens (arXiv 2402.16819 and 2406.11704, table 1)."""
 

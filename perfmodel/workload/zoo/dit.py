@@ -17,8 +17,6 @@ from perfmodel.workload.zoo.layers import (
     Parameter,
     assemble,
     linear,
-    names_reversed,
-    weight_and_bias,
 )
 from perfmodel.workload.zoo.transformer import attention, embedding
 
@@ -47,15 +45,13 @@ def condition_map(
         inputs,
         outputs,
         kernels=kernels,
-        parameters=weight_and_bias(name, outputs, inputs) if own is None else own,
+        parameters=own,
         vector_elements=float(ACTIVATION_PASSES * outputs),
         saved_elements=float(inputs + outputs),
     )
 
 
-def modulated_map(
-    name: str, tokens: int, width: int, outputs: int, parameters: tuple[Parameter, ...]
-) -> Module:
+def modulated_map(name: str, tokens: int, width: int, outputs: int) -> Module:
     """Normalise without parameters, scale and shift as the condition says, and map."""
     elements = tokens * width
     return linear(
@@ -63,8 +59,6 @@ def modulated_map(
         tokens,
         width,
         outputs,
-        parameters=parameters,
-        ready=names_reversed(parameters),
         norm_elements=NORM_PASSES * elements,
         vector_elements=MODULATION_PASSES * elements,
         fused_elements=FUSED_NORM_PASSES * elements,
@@ -103,13 +97,7 @@ def dit(*, dtype: str, image_size: int) -> Workload:
         condition_map(f"{first}.linear_1.again", TIME_FEATURES, WIDTH, own=()),
         condition_map(f"{first}.linear_2.again", WIDTH, WIDTH, own=()),
         condition_map("proj_out_1", WIDTH, 2 * WIDTH),
-        modulated_map(
-            "proj_out_2",
-            tokens,
-            WIDTH,
-            LEARNED * LATENT_CHANNELS * PATCH**2,
-            weight_and_bias("proj_out_2", LEARNED * LATENT_CHANNELS * PATCH**2, WIDTH),
-        ),
+        modulated_map("proj_out_2", tokens, WIDTH, LEARNED * LATENT_CHANNELS * PATCH**2),
     ]
     return assemble(
         DIT,
@@ -128,21 +116,6 @@ def _block(name: str, tokens: int) -> list[Module]:
     elements, inner = tokens * WIDTH, WIDEN * WIDTH
     time, place = f"{name}.norm1.emb.timestep_embedder", f"{name}.attn1"
     table = ((f"{name}.norm1.emb.class_embedder.embedding_table.weight", (CLASSES + 1, WIDTH)),)
-    set_by = f"{name}.norm1.linear"
-
-    def own(part: str, outputs: int, inputs: int) -> tuple[Parameter, ...]:
-        return weight_and_bias(f"{name}.{part}", outputs, inputs)
-
-    def other(letter: str) -> Module:
-        return linear(
-            f"{place}.to_{letter}",
-            tokens,
-            WIDTH,
-            WIDTH,
-            copied_elements=float(elements),
-            parameters=own(f"attn1.to_{letter}", WIDTH, WIDTH),
-        )
-
     gated = float((GATE_PASSES + ADD_PASSES) * elements)
     return [
         condition_map(f"{time}.linear_1", TIME_FEATURES, WIDTH, kernels=FEATURE_KERNELS),
@@ -155,10 +128,10 @@ def _block(name: str, tokens: int) -> list[Module]:
             vector_elements=5.0 * WIDTH,
             saved_bytes=float(INDEX_BYTES),
         ),
-        condition_map(set_by, WIDTH, MODULATIONS * WIDTH),
-        modulated_map(f"{place}.to_q", tokens, WIDTH, WIDTH, own("attn1.to_q", WIDTH, WIDTH)),
-        other("k"),
-        other("v"),
+        condition_map(f"{name}.norm1.linear", WIDTH, MODULATIONS * WIDTH),
+        modulated_map(f"{place}.to_q", tokens, WIDTH, WIDTH),
+        linear(f"{place}.to_k", tokens, WIDTH, WIDTH, copied_elements=float(elements)),
+        linear(f"{place}.to_v", tokens, WIDTH, WIDTH, copied_elements=float(elements)),
         attention(f"{place}.attention", tokens, WIDTH, heads=HEADS, causal=False, dropout=False),
         linear(
             f"{place}.to_out.0",
@@ -166,20 +139,16 @@ def _block(name: str, tokens: int) -> list[Module]:
             WIDTH,
             WIDTH,
             kernels=4,
-            parameters=own("attn1.to_out.0", WIDTH, WIDTH),
             vector_elements=gated + ACTIVATION_PASSES * elements,
             fused_elements=float(JOIN_PASSES * elements),
             saved_elements=float(elements),
         ),
-        modulated_map(
-            f"{name}.ff.net.0.proj", tokens, WIDTH, inner, own("ff.net.0.proj", inner, WIDTH)
-        ),
+        modulated_map(f"{name}.ff.net.0.proj", tokens, WIDTH, inner),
         linear(
             f"{name}.ff.net.2",
             tokens,
             inner,
             WIDTH,
-            parameters=own("ff.net.2", WIDTH, inner),
             vector_elements=gated + ACTIVATION_PASSES * tokens * inner,
             fused_elements=float(ACTIVATION_PASSES * tokens * inner + JOIN_PASSES * elements),
             saved_elements=float(2 * tokens * inner + elements),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 from perfmodel.workload.kernels.shapes import MatrixProduct
 from perfmodel.workload.model import Layer, Workload
@@ -16,23 +16,12 @@ from perfmodel.workload.zoo.layers import (
     Module,
     assemble,
     linear,
-    weight_and_bias,
 )
 from perfmodel.workload.zoo.transformer import embedding
 
-
-@dataclass(frozen=True, slots=True)
-class DlrmShape:
-    """Rows of the tables, and widths of the perceptrons below and above the interaction."""
-
-    rows: tuple[int, ...]
-    bottom: tuple[int, ...]
-    top: tuple[int, ...]
-
-
-DLRM_SHAPES: Mapping[str, DlrmShape] = {
-    "dlrm-criteo-kaggle": DlrmShape(
-        (
+DLRMS: Mapping[str, dict[str, Any]] = {
+    "dlrm-criteo-kaggle": {
+        "rows": (
             1460,
             583,
             10131227,
@@ -60,11 +49,11 @@ DLRM_SHAPES: Mapping[str, DlrmShape] = {
             105,
             142572,
         ),
-        (13, 512, 256, 64, 16),
-        (512, 256, 1),
-    ),
-    "dlrm-criteo-1tb": DlrmShape(
-        (
+        "bottom": (13, 512, 256, 64, 16),
+        "top": (512, 256, 1),
+    },
+    "dlrm-criteo-1tb": {
+        "rows": (
             39884406,
             39043,
             17289,
@@ -92,12 +81,15 @@ DLRM_SHAPES: Mapping[str, DlrmShape] = {
             108,
             36,
         ),
-        (13, 512, 256, 128),
-        (1024, 1024, 512, 256, 1),
-    ),
+        "bottom": (13, 512, 256, 128),
+        "top": (1024, 1024, 512, 256, 1),
+    },
 }
-"""facebookresearch/dlrm: bench/dlrm_s_criteo_kaggle.sh; MLPerf training v0.7, whose indices are cut
-at 40 million."""
+"""Rows of the tables, and widths of the perceptrons below and above the interaction.
+
+facebookresearch/dlrm: bench/dlrm_s_criteo_kaggle.sh; MLPerf training v0.7, whose indices are cut
+at 40 million.
+"""
 
 NOTE = (
     "Its tables are taken to be data parallel with dense gradients, as DistributedDataParallel "
@@ -105,33 +97,45 @@ NOTE = (
 )
 
 
-def dlrm(name: str, *, dtype: str) -> Workload:
+def dlrm(
+    name: str, *, dtype: str, rows: Sequence[int], bottom: Sequence[int], top: Sequence[int]
+) -> Workload:
     """Recommendation model of Naumov et al. 2019 (arXiv 1906.00091).
 
     The result of the perceptron of numbers and a row of each table are multiplied pair by pair;
     another perceptron maps products and that result to a probability.
     """
-    shape = DLRM_SHAPES[name]
-    width, vectors = shape.bottom[-1], len(shape.rows) + 1
+    width, vectors = bottom[-1], len(rows) + 1
     products = vectors * (vectors - 1) // 2
-    bottom = _perceptron("bot_l", shape.bottom)
-    tables = [_table(f"emb_l.{place}", rows, width) for place, rows in enumerate(shape.rows)]
-    top = _perceptron("top_l", (width + products, *shape.top))
-    registered = [each for part in (*tables, *bottom, *top) for each in part.parameters]
+    numbers = _perceptron("bot_l", bottom)
+    scores = _perceptron("top_l", (width + products, *top))
+    # an index, where its bag of one begins, the bag of each index and the size of each bag are kept
+    tables = [
+        embedding(
+            f"emb_l.{place}",
+            ((f"emb_l.{place}.weight", (count, width)),),
+            (f"emb_l.{place}.weight",),
+            vector_elements=float(ACTIVATION_PASSES * width),
+            saved_bytes=4.0 * INDEX_BYTES,
+            kernels=1,
+        )
+        for place, count in enumerate(rows)
+    ]
+    registered = [each for part in (*tables, *numbers, *scores) for each in part.parameters]
     return assemble(
         name,
-        [*bottom, *tables, _interaction(vectors, width, products), *top],
+        [*numbers, *tables, _interaction(vectors, width, products), *scores],
         dtype=dtype,
         sample=Sample("row"),
         source="facebookresearch/dlrm; Naumov et al. 2019, arXiv 1906.00091",
-        input_elements=float(shape.bottom[0] + len(shape.rows)),
+        input_elements=float(bottom[0] + len(rows)),
         output_elements=1.0,
         registered=registered,
         notes=(NOTE,),
     )
 
 
-def _perceptron(prefix: str, widths: tuple[int, ...]) -> list[Module]:
+def _perceptron(prefix: str, widths: Sequence[int]) -> list[Module]:
     """Maps with ReLU, or a sigmoid after the last of the top one, at every second place."""
     return [
         linear(
@@ -139,7 +143,6 @@ def _perceptron(prefix: str, widths: tuple[int, ...]) -> list[Module]:
             1,
             inputs,
             outputs,
-            parameters=weight_and_bias(f"{prefix}.{2 * place}", outputs, inputs),
             vector_elements=float(ACTIVATION_PASSES * outputs),
             fused_elements=float(ACTIVATION_PASSES * outputs),
             saved_elements=float(outputs + (place == 0) * inputs),
@@ -147,21 +150,6 @@ def _perceptron(prefix: str, widths: tuple[int, ...]) -> list[Module]:
         )
         for place, (inputs, outputs) in enumerate(pairwise(widths))
     ]
-
-
-def _table(name: str, rows: int, width: int) -> Module:
-    """Look one row up, as the sum of a bag of one.
-
-    Kept: its index, where its bag begins, the bag of each index, and the size of each bag.
-    """
-    return embedding(
-        name,
-        ((f"{name}.weight", (rows, width)),),
-        (f"{name}.weight",),
-        vector_elements=float(ACTIVATION_PASSES * width),
-        saved_bytes=4.0 * INDEX_BYTES,
-        kernels=1,
-    )
 
 
 def _interaction(vectors: int, width: int, products: int) -> Module:

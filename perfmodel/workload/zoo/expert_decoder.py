@@ -1,15 +1,18 @@
-"""Decoders of experts with Hugging Face's tensors: Mixtral, Qwen, DeepSeek, Kimi, Llama 4."""
+"""Decoders of experts with Hugging Face's tensors: Mixtral, Qwen, DeepSeek, Kimi, Llama 4.
+
+Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) has maps of low rank and rotary heads.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from itertools import chain
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import failed, raise_faults
 from perfmodel.workload.model import Buffers, Workload
 from perfmodel.workload.sample import sequence_of
 from perfmodel.workload.shards.calls import (
+    LayerCall,
     column_calls,
     joined_calls,
     norm_calls,
@@ -18,13 +21,13 @@ from perfmodel.workload.shards.calls import (
 from perfmodel.workload.shards.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.decoder_block import (
     NORM_KERNELS,
+    ROTARY_PASSES,
     BlockPlace,
     attention_part,
     check_norms,
     feed_forward_part,
     kept_by_norm,
-    norm_weight,
-    registered,
+    projection,
     shape_of_layer,
 )
 from perfmodel.workload.zoo.expert_settings import ExpertSettings, check_settings
@@ -33,15 +36,16 @@ from perfmodel.workload.zoo.expert_sizes import (
     EXPERT_SHAPES,
     USUAL_NAMES,
     ExpertShape,
+    LatentShape,
     expert_family,
 )
-from perfmodel.workload.zoo.latent_attention import latent_attention_part
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     FUSED_NORM_PASSES,
     INDEX_BYTES,
     Module,
     assemble,
+    in_order,
     linear,
     names,
     numels,
@@ -53,6 +57,7 @@ from perfmodel.workload.zoo.llama import (
     token_embedding,
 )
 from perfmodel.workload.zoo.routed_part import BIAS, RoutedPlace, routed_part
+from perfmodel.workload.zoo.transformer import attention
 
 PREFIX = "model.layers.mtp"
 """Without a number, as no stage of a pipeline is dealt this block: it follows the head."""
@@ -69,7 +74,9 @@ def joined_tokens(place: BlockPlace) -> Module:
     s, rows = shard.stream_tokens(place.tokens), shard.map_tokens(place.tokens)
     h, both = shape.width, 2 * s * shape.width
     columns, whole = h // shard.tensor, float(rows * h)
-    norms = norm_weight(f"{PREFIX}.enorm", h) + norm_weight(f"{PREFIX}.hnorm", h)
+    norms = weight_and_bias(f"{PREFIX}.enorm", h, bias=False) + weight_and_bias(
+        f"{PREFIX}.hnorm", h, bias=False
+    )
     own = weight_and_bias(f"{PREFIX}.eh_proj", columns, 2 * h, bias=False)
     passes, kernels = NORM_KERNELS[shape.fused_norms]
     saved = kept_by_norm(both, 2 * s, shape)
@@ -96,14 +103,6 @@ def joined_tokens(place: BlockPlace) -> Module:
             *norm_calls(shard, numels(norms)),
         ),
     )
-
-
-def second_token_part(place: BlockPlace, block: Sequence[Module]) -> list[Module]:
-    """Modules in the order of forward, around `block`, which stands at `place`."""
-    head = head_and_loss(
-        place.shape, place.tokens, place.shard, name=f"{PREFIX}.shared_head", is_shared=True
-    )
-    return [joined_tokens(place), *block, head]
 
 
 CHUNK = 8192
@@ -148,11 +147,24 @@ def expert_decoder(
     """
     shape, s = shape or EXPERT_SHAPES[name], sequence_length
     family, settings = family or expert_family(name), settings or ExpertSettings()
-    check_shard(shard, _shared_sizes(name, shape, s))
-    check_settings(settings, shape.routed, shard)
-    _check_latent(name, shape, shard)
-    check_norms(name, shape.decoder, shard)
-    decoder, routed = shape.decoder, shape.routed
+    decoder, routed, order = shape.decoder, shape.routed, _module_order(family)
+    limit = "keys and values of latent attention differ in size" if shape.latent else ""
+    sizes = SharedSizes(
+        name,
+        decoder.heads,
+        decoder.kv_heads,
+        math.gcd(decoder.mlp_width, routed.shared_width),
+        decoder.vocabulary,
+        s,
+        context_limit=limit,
+        experts=routed.experts,
+    )
+    check_shard(shard, sizes)
+    check_settings(settings, routed, shard)
+    splits = shape.latent is not None and shard.tensor > 1 and shard.library == "torch"
+    allowed = f"1 for {name!r} with library: torch, or library: megatron"
+    raise_faults(failed((splits, "tensor", str(shard.tensor), allowed)))
+    check_norms(name, decoder, shard)
     blocks = [
         _block(
             BlockPlace(f"model.layers.{i}", s, shape_of_layer(decoder, i), shard),
@@ -165,14 +177,17 @@ def expert_decoder(
         for i in range(decoder.layers)
     ]
     first, last = token_embedding(decoder, s, shard), head_and_loss(decoder, s, shard)
-    second = []
+    second = list[Module]()
     if settings.second_token:
         place = BlockPlace(PREFIX, s, decoder, shard)
-        block = _block(place, decoder.layers - 1, shape, family, settings, dtype)
-        second = second_token_part(place, block)
+        second = [
+            joined_tokens(place),
+            *_block(place, decoder.layers - 1, shape, family, settings, dtype),
+            head_and_loss(decoder, s, shard, name=f"{PREFIX}.shared_head", is_shared=True),
+        ]
     parameters = [
         *first.parameters,
-        *chain.from_iterable(registered(block, _module_order(family)) for block in blocks),
+        *chain.from_iterable(in_order(block, order, 3) for block in blocks),
         *last.parameters,
         *chain.from_iterable(part.parameters for part in second),
     ]
@@ -197,28 +212,6 @@ def expert_decoder(
     )
 
 
-def _shared_sizes(name: str, shape: ExpertShape, s: int) -> SharedSizes:
-    decoder = shape.decoder
-    limit = "keys and values of latent attention differ in size" if shape.latent else ""
-    narrowest = math.gcd(decoder.mlp_width, shape.routed.shared_width)
-    return SharedSizes(
-        name,
-        decoder.heads,
-        decoder.kv_heads,
-        narrowest,
-        decoder.vocabulary,
-        s,
-        context_limit=limit,
-        experts=shape.routed.experts,
-    )
-
-
-def _check_latent(name: str, shape: ExpertShape, shard: Shard) -> None:
-    if shape.latent and shard.tensor > 1 and shard.library == "torch":
-        allowed = f"1 for {name!r} with library: torch, or library: megatron"
-        raise InputError(Fault("tensor", str(shard.tensor), allowed))
-
-
 def _block(
     place: BlockPlace,
     number: int,
@@ -229,10 +222,11 @@ def _block(
 ) -> list[Module]:
     """Attention part, then experts or a dense feed-forward part."""
     called = EXPERT_NAMES.get(family, USUAL_NAMES)
-    if shape.latent is None:
-        attention = attention_part(place, shape.decoder.window_of(number))
-    else:
-        attention = latent_attention_part(place, shape.latent)
+    attention = (
+        latent_attention_part(place, shape.latent)
+        if shape.latent
+        else attention_part(place, shape.decoder.window_of(number))
+    )
     if not shape.routed.is_routed(number):
         return [*attention, *feed_forward_part(place, path=called.path)]
     return [*attention, *routed_part(RoutedPlace(place, shape.routed, settings, dtype, called))]
@@ -248,3 +242,141 @@ def _module_order(family: str) -> tuple[str, ...]:
     parts = (*_MAPS, *routed, *shared, "shared_expert_gate")
     attention = _LATENT if "Deepseek" in family else _ATTENTION
     return (*attention, *(f"{path}.{part}" for part in parts), *_NORMS)
+
+
+JOIN_HEADS_PASSES = 2
+"""Parts of a head put beside each other: read and written."""
+
+
+def latent_attention_part(place: BlockPlace, latent: LatentShape) -> list[Module]:
+    """Normalise; queries, and keys and values, through narrow maps; attend; add."""
+    shape, shard, prefix = place.shape, place.shard, f"{place.prefix}.self_attn"
+    s, heads, rotary = shard.map_tokens(place.tokens), shape.heads // shard.tensor, latent.rotary
+    size = latent.plain + rotary
+    turned = float(s * rotary * heads)
+    joined = float(s * heads * size)
+    turn, fused_turn = ROTARY_PASSES * turned + JOIN_HEADS_PASSES * joined, 2 * joined
+    if latent.query_rank is None:
+        queries = [
+            _normed(
+                place,
+                "q_proj",
+                shape.width,
+                heads * size,
+                norm="input_layernorm",
+                by_columns=True,
+                vector=turn,
+                fused=fused_turn,
+            )
+        ]
+    else:
+        queries = [
+            _normed(place, "q_a_proj", shape.width, latent.query_rank, norm="input_layernorm"),
+            _normed(
+                place,
+                "q_b_proj",
+                latent.query_rank,
+                heads * size,
+                norm="self_attn.q_a_layernorm",
+                by_columns=True,
+                vector=turn,
+                fused=fused_turn,
+            ),
+        ]
+    return [
+        *queries,
+        _normed(
+            place,
+            "kv_a_proj_with_mqa",
+            shape.width,
+            latent.key_value_rank + rotary,
+            shared=True,
+            vector=float(ROTARY_PASSES * s * rotary),
+            fused=float(ACTIVATION_PASSES * s * rotary),
+            calls=_rotary_key_calls(shard, s * rotary),
+        ),
+        _normed(
+            place,
+            "kv_b_proj",
+            latent.key_value_rank,
+            heads * (latent.plain + latent.value),
+            norm="self_attn.kv_a_layernorm",
+            by_columns=True,
+            vector=JOIN_HEADS_PASSES * joined,
+            fused=JOIN_HEADS_PASSES * joined,
+        ),
+        attention(
+            prefix,
+            place.tokens,
+            shape.heads * size,
+            heads=shape.heads,
+            value_width=shape.heads * latent.value,
+            kept_values=shape.heads * (latent.plain + latent.value),
+            causal=True,
+            dropout=shape.score_dropout,
+            wide_scores=True,
+            shard=shard,
+        ),
+        projection(place, "self_attn.o_proj", heads * latent.value, shape.width, added=True),
+    ]
+
+
+def _normed(
+    place: BlockPlace,
+    name: str,
+    inputs: int,
+    outputs: int,
+    *,
+    norm: str = "",
+    shared: bool = False,
+    by_columns: bool = False,
+    vector: float = 0.0,
+    fused: float = 0.0,
+    calls: tuple[LayerCall, ...] = (),
+) -> Module:
+    """One map, with the norm before it, and what is done with heads after it.
+
+    Narrow maps are held by each rank of a tensor group, for its own tokens; those from narrow to
+    heads are cut by columns (Megatron-Core 0.16, ``multi_latent_attention.py``).
+    """
+    shape, shard = place.shape, place.shard
+    stream = shard.stream_tokens(place.tokens)
+    s = shard.map_tokens(place.tokens) if by_columns else stream
+    own = weight_and_bias(f"{place.prefix}.self_attn.{name}", outputs, inputs, bias=False)
+    normed = weight_and_bias(f"{place.prefix}.{norm}", inputs, bias=False) if norm else ()
+    norm_passes, norm_kernels = NORM_KERNELS[shape.fused_norms]
+    elements = stream * inputs * bool(norm)
+    # all but the block's first norm read what a product put out
+    results = elements * norm.startswith("self_attn.")
+    saved = kept_by_norm(elements, stream * bool(norm), shape, results=results)
+    saved["saved_elements"] += float(elements)
+    calls += norm_calls(shard, numels(normed + (() if by_columns else own)))
+    if by_columns:
+        calls += column_calls(shard, s * inputs)
+    return linear(
+        f"{place.prefix}.self_attn.{name}",
+        s,
+        inputs,
+        outputs,
+        parameters=normed + own,
+        ready=names(own) + names(normed),
+        vector_elements=vector,
+        norm_elements=float(norm_passes * elements),
+        wide_norm=bool(norm) and not shape.fused_norms,
+        fused_elements=fused + FUSED_NORM_PASSES * elements,
+        copied_elements=float(shared * stream * inputs),
+        **saved,
+        kernels=1 + norm_kernels * bool(norm) + 6 * bool(vector),
+        calls=calls,
+    )
+
+
+def _rotary_key_calls(shard: Shard, elements: float) -> tuple[LayerCall, ...]:
+    """The one rotary key of all heads is gathered from the ranks that have its tokens."""
+    if shard.sequence_ranks == 1:
+        return ()
+    ranks = shard.tensor
+    return (
+        LayerCall("tensor", "all_gather", float(elements), ranks, "forward", "after"),
+        LayerCall("tensor", "reduce_scatter", float(elements), ranks, "backward", "before"),
+    )

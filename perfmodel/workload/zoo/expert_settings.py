@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from perfmodel.arrays import round_bits
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import failed, raise_faults
 from perfmodel.workload.shards.shard import Shard
 from perfmodel.workload.zoo.expert_sizes import RoutedShape
 
@@ -180,66 +179,83 @@ class ExpertSettings:
 
 def check_settings(settings: ExpertSettings, routed: RoutedShape, shard: Shard) -> None:
     """Raise InputError with all that a model's experts cannot do."""
-    faults = [
-        *_load_faults(settings, routed),
-        *_tensor_faults(settings, routed, shard),
-        *_dispatch_faults(settings, shard.expert),
-    ]
-    if faults:
-        raise InputError(faults)
-
-
-def _load_faults(settings: ExpertSettings, routed: RoutedShape) -> Iterator[Fault]:
-    experts = routed.experts
-    if routed.top_k > experts:
-        yield Fault("top_k", str(routed.top_k), f"1 to {experts}, the experts of a layer")
-    if settings.capacity is not None and not settings.capacity > 0:
-        yield Fault("experts.capacity", repr(settings.capacity), "a number above zero, or nothing")
-    if settings.pad_to_capacity and settings.capacity is None:
-        yield Fault("experts.pad_to_capacity", "true without a capacity", "false, or a capacity")
-    if not 0 <= settings.imbalance < max(experts - 1, 1) ** 0.5:
-        most = f"0 to below {(experts - 1) ** 0.5:.3g}, where one of {experts} experts has all"
-        yield Fault("experts.imbalance", repr(settings.imbalance), most)
-
-
-def _tensor_faults(settings: ExpertSettings, routed: RoutedShape, shard: Shard) -> Iterator[Fault]:
-    if settings.tensor not in {1, shard.tensor}:
-        more = "" if shard.tensor == 1 else f" or {shard.tensor}, the degree of tensor parallelism"
-        yield Fault("experts.tensor", str(settings.tensor), f"1{more}")
-    if routed.width % settings.tensor:
-        allowed = f"a divisor of the {routed.width} columns of an expert"
-        yield Fault("experts.tensor", str(settings.tensor), allowed)
-    if shard.tensor > 1 and not shard.sequence_parallel:
-        allowed = (
-            f"true with experts and tensor: {shard.tensor}, whose ranks route their own tokens"
-        )
-        yield Fault("sequence_parallel", "false", allowed)
-
-
-def _dispatch_faults(settings: ExpertSettings, ranks: int) -> Iterator[Fault]:
-    if ranks == 1:
-        yield from _idle_faults(settings)
-        return
-    if settings.dispatch_dtype is not None and settings.dispatcher == "all_gather":
-        allowed = "all_to_all or deduplicated beside dispatch_dtype"
-        yield Fault("experts.dispatcher", "'all_gather'", allowed)
-    if settings.tensor > 1 and settings.dispatcher == "all_gather":
-        yield Fault("experts.tensor", str(settings.tensor), "1 beside dispatcher all_gather")
-    node = settings.ranks_per_node
-    if node is not None and (node < 1 or ranks % node):
-        allowed = f"a divisor of the {ranks} ranks that share experts"
-        yield Fault("experts.ranks_per_node", str(node), allowed)
-
-
-def _idle_faults(settings: ExpertSettings) -> Iterator[Fault]:
-    """Settings that have nothing to act on where each rank holds all experts."""
+    experts, tensor, node = routed.experts, settings.tensor, settings.ranks_per_node
     idle = "where each GPU holds all experts (expert: 1)"
-    if settings.dispatcher != "all_to_all":
-        yield Fault("experts.dispatcher", repr(settings.dispatcher), f"'all_to_all' {idle}")
-    if settings.dispatch_dtype is not None:
-        yield Fault("experts.dispatch_dtype", repr(settings.dispatch_dtype), f"nothing {idle}")
-    if settings.ranks_per_node is not None:
-        yield Fault("experts.ranks_per_node", str(settings.ranks_per_node), f"nothing {idle}")
-    if settings.imbalance and settings.capacity is None:
-        allowed = f"0, or a capacity, {idle}: it has all tokens, however they fall"
-        yield Fault("experts.imbalance", repr(settings.imbalance), allowed)
+    degree = "" if shard.tensor == 1 else f" or {shard.tensor}, the degree of tensor parallelism"
+    gathers, padded = settings.dispatcher == "all_gather", settings.pad_to_capacity
+    checks = [
+        (
+            routed.top_k > experts,
+            "top_k",
+            str(routed.top_k),
+            f"1 to {experts}, the experts of a layer",
+        ),
+        (
+            settings.capacity is not None and not settings.capacity > 0,
+            "experts.capacity",
+            repr(settings.capacity),
+            "a number above zero, or nothing",
+        ),
+        (
+            padded and settings.capacity is None,
+            "experts.pad_to_capacity",
+            "true without a capacity",
+            "false, or a capacity",
+        ),
+        (
+            not 0 <= settings.imbalance < max(experts - 1, 1) ** 0.5,
+            "experts.imbalance",
+            repr(settings.imbalance),
+            f"0 to below {(experts - 1) ** 0.5:.3g}, where one of {experts} experts has all",
+        ),
+        (tensor not in {1, shard.tensor}, "experts.tensor", str(tensor), f"1{degree}"),
+        (
+            routed.width % tensor,
+            "experts.tensor",
+            str(tensor),
+            f"a divisor of the {routed.width} columns of an expert",
+        ),
+        (
+            shard.tensor > 1 and not shard.sequence_parallel,
+            "sequence_parallel",
+            "false",
+            f"true with experts and tensor: {shard.tensor}, whose ranks route their own tokens",
+        ),
+    ]
+    where_shared = [
+        (
+            settings.dispatch_dtype is not None and gathers,
+            "experts.dispatcher",
+            "'all_gather'",
+            "all_to_all or deduplicated beside dispatch_dtype",
+        ),
+        (tensor > 1 and gathers, "experts.tensor", str(tensor), "1 beside dispatcher all_gather"),
+        (
+            node is not None and (node < 1 or shard.expert % node),
+            "experts.ranks_per_node",
+            str(node),
+            f"a divisor of the {shard.expert} ranks that share experts",
+        ),
+    ]
+    where_idle = [
+        (
+            settings.dispatcher != "all_to_all",
+            "experts.dispatcher",
+            repr(settings.dispatcher),
+            f"'all_to_all' {idle}",
+        ),
+        (
+            settings.dispatch_dtype is not None,
+            "experts.dispatch_dtype",
+            repr(settings.dispatch_dtype),
+            f"nothing {idle}",
+        ),
+        (node is not None, "experts.ranks_per_node", str(node), f"nothing {idle}"),
+        (
+            settings.imbalance and settings.capacity is None,
+            "experts.imbalance",
+            repr(settings.imbalance),
+            f"0, or a capacity, {idle}: it has all tokens, however they fall",
+        ),
+    ]
+    raise_faults(failed(*checks, *(where_idle if shard.expert == 1 else where_shared)))

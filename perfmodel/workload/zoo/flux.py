@@ -23,11 +23,11 @@ from perfmodel.workload.zoo.layers import (
     NORM_PASSES,
     WIDE_BYTES,
     Module,
-    Parameter,
     assemble,
+    in_order,
     linear,
-    names_reversed,
     weight_and_bias,
+    with_work,
 )
 from perfmodel.workload.zoo.transformer import attention
 
@@ -85,13 +85,17 @@ def flux(
         _single_block(f"single_transformer_blocks.{number}", shape, image + text_tokens)
         for number in range(shape.single)
     ]
-    first, last = _first(shape, image, text_tokens), _last(shape, image)
+    first, h = _first(shape, image, text_tokens), shape.width
+    last = [
+        condition_map("norm_out.linear", h, 2 * h),
+        modulated_map("proj_out", image, h, shape.channels),
+    ]
     parts = [*first, *chain.from_iterable((*double, *single)), *last]
     registered = [
-        *_in_order(first, _FIRST),
-        *chain.from_iterable(_in_order(each, _DOUBLE, 2) for each in double),
-        *chain.from_iterable(_in_order(each, _SINGLE, 2) for each in single),
-        *_in_order(last, _LAST),
+        *in_order(first, _FIRST, 0),
+        *chain.from_iterable(in_order(each, _DOUBLE, 2) for each in double),
+        *chain.from_iterable(in_order(each, _SINGLE, 2) for each in single),
+        *in_order(last, _LAST, 0),
     ]
     return assemble(
         name,
@@ -151,77 +155,50 @@ _SINGLE = (
 """Modules in the order in which diffusers registers them."""
 
 
-def _in_order(parts: Sequence[Module], order: Sequence[str], start: int = 0) -> list[Parameter]:
-    """Parameters as they are registered; `start`: parts of a name before those in `order`."""
-
-    def place(parameter: Parameter) -> int:
-        module = parameter[0].rpartition(".")[0].split(".", start)[start]
-        return order.index(module)
-
-    return sorted((each for part in parts for each in part.parameters), key=place)
-
-
 def _first(shape: FluxShape, image: int, text: int) -> list[Module]:
     """Tokens of image and text mapped; what every block is told."""
     h = shape.width
-    embedders = [("timestep", TIME_FEATURES), ("text", shape.pooled_width)]
-    if shape.guided:
-        embedders.insert(1, ("guidance", TIME_FEATURES))
-    embedded: list[Module] = []
-    for kind, inputs in embedders:
-        place = f"time_text_embed.{kind}_embedder"
-        embedded += [
-            condition_map(f"{place}.linear_{number}", width, h)
-            for number, width in ((1, inputs), (2, h))
-        ]
-    return [
-        _token_map("x_embedder", image, shape.channels, h),
-        *embedded,
-        _token_map("context_embedder", text, shape.text_width, h),
+    embedders = [
+        ("timestep", TIME_FEATURES),
+        *[("guidance", TIME_FEATURES)] * shape.guided,
+        ("text", shape.pooled_width),
     ]
-
-
-def _token_map(name: str, tokens: int, inputs: int, outputs: int) -> Module:
-    """Map what has no gradient."""
-    part = linear(
-        name,
-        tokens,
-        inputs,
-        outputs,
-        parameters=weight_and_bias(name, outputs, inputs),
-        saved_elements=float(tokens * inputs),
+    image_map, text_map = (
+        linear(name, tokens, width, h, saved_elements=float(tokens * width), gradients=1)
+        for name, tokens, width in (
+            ("x_embedder", image, shape.channels),
+            ("context_embedder", text, shape.text_width),
+        )
     )
-    return replace(part, layer=replace(part.layer, gradients=1))
-
-
-def _last(shape: FluxShape, image: int) -> list[Module]:
-    """Normalise as the condition says, and map to the code."""
-    h, out = shape.width, weight_and_bias("proj_out", shape.channels, shape.width)
-    return [
-        condition_map("norm_out.linear", h, 2 * h),
-        modulated_map("proj_out", image, h, shape.channels, out),
+    embedded = [
+        condition_map(f"time_text_embed.{kind}_embedder.linear_{number}", width, h)
+        for kind, inputs in embedders
+        for number, width in ((1, inputs), (2, h))
     ]
+    return [image_map, *embedded, text_map]
+
+
+_QUERIES = (("attn.to_q", "attn.norm_q"), ("attn.to_k", "attn.norm_k"), ("attn.to_v", ""))
+_TEXT_QUERIES = (
+    ("attn.add_q_proj", "attn.norm_added_q"),
+    ("attn.add_k_proj", "attn.norm_added_k"),
+    ("attn.add_v_proj", ""),
+)
+"""Maps of queries, keys and values, and the norm of the heads after each."""
 
 
 def _double_block(name: str, shape: FluxShape, image: int, text: int) -> list[Module]:
     """Image and text have maps of their own, and attend to both."""
-    h, tokens = shape.width, image + text
+    h = shape.width
+    maps = [
+        *_query_maps(name, _QUERIES, image, shape),
+        *_query_maps(name, _TEXT_QUERIES, text, shape),
+    ]
     return [
         condition_map(f"{name}.norm1.linear", h, 6 * h),
         condition_map(f"{name}.norm1_context.linear", h, 6 * h),
-        *_normed_last(
-            [
-                *_query_maps(name, ("attn.to_q", "attn.to_k", "attn.to_v"), "norm_", image, shape),
-                *_query_maps(
-                    name,
-                    ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
-                    "norm_added_",
-                    text,
-                    shape,
-                ),
-            ]
-        ),
-        _attended(name, shape, tokens),
+        *_normed_last(maps),
+        _attended(name, shape, image + text),
         _gated_map(f"{name}.attn.to_out.0", image, h, h),
         _gated_map(f"{name}.attn.to_add_out", text, h, h, copied=True),
         *_perceptron(f"{name}.ff", image, h),
@@ -242,8 +219,7 @@ def _attended(name: str, shape: FluxShape, tokens: int) -> Module:
 
 def _query_maps(
     name: str,
-    maps: tuple[str, ...],
-    norm: str,
+    maps: Sequence[tuple[str, str]],
     tokens: int,
     shape: FluxShape,
     *,
@@ -255,9 +231,13 @@ def _query_maps(
     """
     return [
         _query_map(
-            f"{name}.{each}", norm if at < 2 else "", tokens, shape, begins=begins and at == 0
+            f"{name}.{own}",
+            norm and f"{name}.{norm}",
+            tokens,
+            shape,
+            begins=begins and number == 0,
         )
-        for at, each in enumerate(maps)
+        for number, (own, norm) in enumerate(maps)
     ]
 
 
@@ -274,26 +254,17 @@ def _normed_last(maps: list[Module]) -> list[Module]:
 
 def _query_map(name: str, norm: str, tokens: int, shape: FluxShape, *, begins: bool) -> Module:
     h, elements = shape.width, tokens * shape.width
-    own = weight_and_bias(name, h, h)
-    letter = name.rpartition("to_")[2] if ".to_" in name else name.rpartition("add_")[2][0]
-    place = f"{name.rpartition('.')[0]}.{norm}{letter}"
-    head_norm = weight_and_bias(place, shape.head_size, bias=False) if norm else ()
-    vector = (2 * ADD_PASSES + ROTARY_PASSES) * elements if norm else 2 * ADD_PASSES * elements
-    if begins:
-        part = modulated_map(name, tokens, h, h, own)
-    else:
-        part = linear(
-            name,
-            tokens,
-            h,
-            h,
-            parameters=own,
-            copied_elements=float(elements),
-        )
+    part = (
+        modulated_map(name, tokens, h, h)
+        if begins
+        else linear(name, tokens, h, h, copied_elements=float(elements))
+    )
+    gain = weight_and_bias(norm, shape.head_size, bias=False) if norm else ()
     layer, normed = part.layer, float(bool(norm) * elements)
-    layer = replace(
-        layer,
-        vector_bytes=layer.vector_bytes + WIDE_BYTES * (vector + NORM_PASSES * normed),
+    vector = 2 * ADD_PASSES * elements + (ROTARY_PASSES + NORM_PASSES) * normed
+    part = with_work(
+        part,
+        vector_bytes=layer.vector_bytes + WIDE_BYTES * vector,
         norm_bytes=layer.norm_bytes + WIDE_BYTES * NORM_PASSES * normed,
         fused_bytes=(layer.fused_bytes or 0.0)
         + WIDE_BYTES * (ACTIVATION_PASSES * elements + FUSED_NORM_PASSES * normed),
@@ -301,7 +272,7 @@ def _query_map(name: str, norm: str, tokens: int, shape: FluxShape, *, begins: b
         saved_bytes=layer.saved_bytes + WIDE_BYTES * bool(norm) * tokens * shape.heads,
         kernels=layer.kernels + 2 + 6 * bool(norm),
     )
-    return Module(layer, own + head_norm, names_reversed(own))
+    return replace(part, parameters=part.parameters + gain)
 
 
 def _gated_map(
@@ -324,7 +295,6 @@ def _gated_map(
         tokens,
         inputs,
         outputs,
-        parameters=weight_and_bias(name, outputs, inputs),
         vector_elements=float((GATE_PASSES + ADD_PASSES) * result + ACTIVATION_PASSES * inside),
         fused_elements=float(JOIN_PASSES * result + ACTIVATION_PASSES * inside),
         saved_elements=float(result + 2 * inside + (not activated) * tokens * inputs),
@@ -334,9 +304,9 @@ def _gated_map(
 
 def _perceptron(name: str, tokens: int, width: int) -> list[Module]:
     """Modulated, widened, GELU, narrowed, gated, added."""
-    wide, widen = WIDEN * width, f"{name}.net.0.proj"
+    wide = WIDEN * width
     return [
-        modulated_map(widen, tokens, width, wide, weight_and_bias(widen, wide, width)),
+        modulated_map(f"{name}.net.0.proj", tokens, width, wide),
         _gated_map(f"{name}.net.2", tokens, wide, width, activated=True),
     ]
 
@@ -344,25 +314,17 @@ def _perceptron(name: str, tokens: int, width: int) -> list[Module]:
 def _single_block(name: str, shape: FluxShape, tokens: int) -> list[Module]:
     """Attention and perceptron side by side, mapped back together."""
     h, wide = shape.width, WIDEN * shape.width
-    mlp = weight_and_bias(f"{name}.proj_mlp", wide, h)
-    out = f"{name}.proj_out"
-    inside, result = tokens * wide, tokens * h
-    joined = tokens * (h + wide)
+    inside, result, joined = tokens * wide, tokens * h, tokens * (h + wide)
     return [
         condition_map(f"{name}.norm.linear", h, 3 * h),
-        modulated_map(f"{name}.proj_mlp", tokens, h, wide, mlp),
-        *_normed_last(
-            _query_maps(
-                name, ("attn.to_q", "attn.to_k", "attn.to_v"), "norm_", tokens, shape, begins=False
-            )
-        ),
+        modulated_map(f"{name}.proj_mlp", tokens, h, wide),
+        *_normed_last(_query_maps(name, _QUERIES, tokens, shape, begins=False)),
         _attended(name, shape, tokens),
         linear(
-            out,
+            f"{name}.proj_out",
             tokens,
             h + wide,
             h,
-            parameters=weight_and_bias(out, h, h + wide),
             kernels=5,
             vector_elements=float(
                 ACTIVATION_PASSES * (inside + joined) + (GATE_PASSES + ADD_PASSES) * result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.workload.kernels.shapes import Convolution
@@ -21,6 +21,7 @@ from perfmodel.workload.zoo.layers import (
     names,
     norm_parameters,
     weight_and_bias,
+    with_work,
 )
 
 BATCH_NORM_PASSES = 3
@@ -44,14 +45,19 @@ class Image:
 
 
 def output_size(
-    image: Image, kernel: tuple[int, int], stride: int, padding: tuple[int, int], layer: str
+    image: Image,
+    kernel: tuple[int, int],
+    stride: int | tuple[int, int],
+    padding: tuple[int, int],
+    layer: str,
 ) -> tuple[int, int]:
-    """Height and width after a sliding output_size.
+    """Height and width after a sliding window.
 
     Raises `InputError`: the image is too small for this layer.
     """
-    height = (image.height + 2 * padding[0] - kernel[0]) // stride + 1
-    width = (image.width + 2 * padding[1] - kernel[1]) // stride + 1
+    steps = pair(stride)
+    height = (image.height + 2 * padding[0] - kernel[0]) // steps[0] + 1
+    width = (image.width + 2 * padding[1] - kernel[1]) // steps[1] + 1
     if height < 1 or width < 1:
         size_text = f"an image that is down to {image.height} x {image.width} before {layer!r}"
         raise InputError(Fault("image_size", size_text, "a larger image"))
@@ -69,7 +75,7 @@ def convolution(
     channels: int,
     kernel: int | tuple[int, int],
     *,
-    stride: int = 1,
+    stride: int | tuple[int, int] = 1,
     padding: int | tuple[int, int] = 0,
     groups: int = 1,
     norm: str | None = None,
@@ -78,9 +84,10 @@ def convolution(
 ) -> tuple[Module, Image]:
     """One convolution with what follows it: batch normalisation, residual addition, ReLU.
 
-    Without `norm` the convolution has a bias. Multiply-accumulates: one per output element,
-    input channel (of its group) and kernel position. Kept for backward: the convolution's output
-    where batch normalisation needs it, and the activation (the next layer's input).
+    Without `norm` the convolution has a bias; with "" it has neither. Multiply-accumulates: one per
+    output element, input channel (of its group) and kernel position. Kept for backward: the
+    convolution's output where batch normalisation needs it, and the activation (the next layer's
+    input).
     """
     kernel = pair(kernel)
     height, width = output_size(image, kernel, stride, pair(padding), name)
@@ -97,11 +104,11 @@ def convolution(
         vector_bytes=float(ELEMENT_BYTES * passes * out.elements),
         # ReLU and the addition join the kernel that applies the normalisation
         fused_bytes=float(ELEMENT_BYTES * fused * out.elements),
-        fused_kernels=1 + 2 * (norm is not None) + (norm is None and relu),
+        fused_kernels=1 + 2 * bool(norm) + (not norm and relu),
         weight_elements=float(channels * inputs * kernel[0] * kernel[1]),
-        saved_elements=float(out.elements * ((norm is not None) + relu)),
+        saved_elements=float(out.elements * (bool(norm) + relu)),
         # batch normalisation also counts its batches, a kernel of its own
-        kernels=1 + 2 * (norm is not None) + relu + residual,
+        kernels=1 + 2 * bool(norm) + relu + residual,
         kind="conv",
         matrix=Convolution(
             image.channels,
@@ -112,9 +119,13 @@ def convolution(
             groups=groups,
         ),
     )
-    statistics = Buffers("fp32", 2, 2 * 4 * channels)  # mean and variance
-    buffers = (statistics, Buffers("int64", 1, 8)) if norm else ()  # and a counter of batches
-    return Module(layer, parameters + normed, names(normed) + names(parameters), buffers), out
+    ready = names(normed) + names(parameters)
+    return Module(layer, parameters + normed, ready, norm_buffers(channels) if norm else ()), out
+
+
+def norm_buffers(channels: int) -> tuple[Buffers, ...]:
+    """Mean and variance of a batch normalisation, and its counter of batches."""
+    return Buffers("fp32", 2, 2 * 4 * channels), Buffers("int64", 1, 8)
 
 
 def pooling(
@@ -148,8 +159,7 @@ def adaptive_pooling(name: str, image: Image, size: int) -> tuple[Module, Image]
 def classifier(image: Image, prefix: str = "", *, classes: int = CLASSES) -> list[Module]:
     """Average every channel, and map the averages to classes."""
     pool, pooled = adaptive_pooling(f"{prefix}avgpool", image, 1)
-    head = weight_and_bias(f"{prefix}fc", classes, pooled.channels)
-    return [pool, linear(f"{prefix}fc", 1, pooled.channels, classes, parameters=head)]
+    return [pool, linear(f"{prefix}fc", 1, pooled.channels, classes)]
 
 
 def hand_on(parts: Sequence[Module], elements: int) -> list[Module]:
@@ -157,9 +167,7 @@ def hand_on(parts: Sequence[Module], elements: int) -> list[Module]:
 
     Only where nothing else goes on beside them: there a pipeline may be cut.
     """
-    last = parts[-1]
-    ending = replace(last, layer=replace(last.layer, output_elements=float(elements)))
-    return [*parts[:-1], ending]
+    return [*parts[:-1], with_work(parts[-1], output_elements=float(elements))]
 
 
 def image_model(
@@ -175,11 +183,10 @@ def image_model(
 
     The first convolution keeps the image.
     """
-    layer = parts[0].layer
-    first = replace(layer, saved_elements=layer.saved_elements + 3.0 * image_size**2)
+    kept = parts[0].layer.saved_elements + 3.0 * image_size**2
     return assemble(
         name,
-        [replace(parts[0], layer=first), *parts[1:]],
+        [with_work(parts[0], saved_elements=kept), *parts[1:]],
         dtype=dtype,
         sample=Sample("image", is_image=True),
         source=source,

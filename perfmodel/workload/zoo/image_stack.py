@@ -1,25 +1,39 @@
-"""Vision transformers with Hugging Face's tensors: patches of an image, a token for its class."""
+"""Vision transformers of Hugging Face and torchvision, and CLIP.
+
+Images are cut into patches, before which a token for the class stands. CLIP has a stack for images,
+one for texts, and a contrastive loss.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.workload.model import Workload
+from perfmodel.workload.kernels.shapes import MatrixProduct
+from perfmodel.workload.model import Buffers, Layer, Workload
 from perfmodel.workload.sample import Sample
-from perfmodel.workload.zoo.image_layers import Image, convolution
+from perfmodel.workload.zoo.image_layers import CLASSES, Image, convolution, image_model
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
+    ACTIVATIONS,
     ADD_PASSES,
     DROPOUT_PASSES,
+    ELEMENT_BYTES,
+    FUSED_NORM_PASSES,
+    INDEX_BYTES,
     JOIN_PASSES,
     MASK_BYTES,
+    NORM_PASSES,
     Module,
     Parameter,
     assemble,
     linear,
+    names,
     names_reversed,
+    norm_parameters,
+    renamed,
     weight_and_bias,
+    with_work,
 )
 from perfmodel.workload.zoo.stack_block import (
     AttentionNames,
@@ -27,8 +41,7 @@ from perfmodel.workload.zoo.stack_block import (
     StackShape,
     stack_blocks,
 )
-from perfmodel.workload.zoo.stack_ends import last_norm
-from perfmodel.workload.zoo.transformer import embedding
+from perfmodel.workload.zoo.transformer import embedding, last_norm, token_tables
 
 VIT_BLOCK = BlockNames(
     attention=AttentionNames(
@@ -80,6 +93,81 @@ VIT_SHAPES = {
 }
 """google on huggingface.co, with ImageNet's classes; Dosovitskiy et al. 2020 (arXiv 2010.11929),
 table 1. (Of the largest only the model without them is published, as its in21k.)"""
+
+
+TORCHVISION_BLOCK = BlockNames(
+    attention=AttentionNames(("self_attention.in_proj",), "self_attention.out_proj", "ln_1"),
+    widen="mlp.0",
+    narrow="mlp.3",
+    norm="ln_2",
+    registered=(
+        "ln_1",
+        "self_attention.in_proj",
+        "self_attention.out_proj",
+        "ln_2",
+        "mlp.0",
+        "mlp.3",
+    ),
+    layers=("qkv", "attention", "projection", "widen", "narrow"),
+)
+VIT_B_16 = ImageShape(
+    12, 16, 224, StackShape(768, 12, 3072, TORCHVISION_BLOCK, wide_scores=False, held=0.0)
+)
+"""ViT-B/16 of torchvision."""
+
+
+def vit_b_16(*, dtype: str, image_size: int) -> Workload:
+    """ViT-B/16 of torchvision; `image_size` also sets the length of the position embedding.
+
+    Raises `InputError`: the image size is no multiple of the patch.
+    """
+    shape, h = VIT_B_16, VIT_B_16.block.width
+    tokens, image = image_tokens(shape, image_size), Image(3, image_size, image_size)
+    cut, _ = convolution("conv_proj", image, h, shape.patch, stride=shape.patch, relu=False)
+    # the class token belongs to the model itself and is registered before all modules
+    token: Parameter = ("class_token", (1, 1, h))
+    table: tuple[Parameter, ...] = (token, ("encoder.pos_embedding", (1, tokens, h)))
+    blocks, _ = stack_blocks("encoder.layers.encoder_layer", shape.layers, shape.block, tokens)
+    norm, head = norm_parameters("encoder.ln", h), weight_and_bias("heads.head", CLASSES, h)
+    parts = [
+        cut,
+        class_and_positions(table[1][0], table, tokens, h, dropout=False, indexed=False),
+        *map(_as_torchvision, blocks),
+        linear(
+            "heads.head",
+            1,
+            h,
+            CLASSES,
+            parameters=norm + head,
+            ready=names_reversed(head) + names(norm),
+            norm_elements=NORM_PASSES * tokens * h,
+            fused_elements=FUSED_NORM_PASSES * tokens * h,
+            saved_elements=float(tokens * h),
+            kernels=2,
+        ),
+    ]
+    rest = [each for part in parts for each in part.parameters if each != token]
+    return image_model(
+        "vit-b-16",
+        parts,
+        dtype=dtype,
+        image_size=image_size,
+        source="torchvision vit_b_16; Dosovitskiy et al. 2020, arXiv 2010.11929",
+        registered=[token, *rest],
+    )
+
+
+def _as_torchvision(part: Module) -> Module:
+    """Rename a part; the sum of gradients for ``in_proj_bias`` is not counted."""
+    matrix = part.layer.matrix
+    if isinstance(matrix, MatrixProduct) and part.layer.name.endswith(".qkv"):
+        part = with_work(part, matrix=replace(matrix, has_bias=False))
+    return renamed(
+        part,
+        lambda name: name.replace("encoder_layer.", "encoder_layer_").replace(
+            "in_proj.", "in_proj_"
+        ),
+    )
 
 
 def vit(name: str, *, dtype: str, image_size: int, shape: ImageShape | None = None) -> Workload:
@@ -149,9 +237,9 @@ def patches(name: str, shape: ImageShape, image_size: int, *, bias: bool) -> Mod
     module, _ = convolution(
         name, image, shape.block.width, shape.patch, stride=shape.patch, relu=False
     )
-    layer = replace(module.layer, saved_elements=float(image.elements))
     own = module.parameters if bias else module.parameters[:1]
-    return Module(layer, own, tuple(parameter for parameter, _ in own))
+    kept = with_work(module, saved_elements=float(image.elements))
+    return replace(kept, parameters=own, ready=names(own))
 
 
 def class_and_positions(
@@ -176,4 +264,150 @@ def class_and_positions(
         fused_elements=float(JOIN_PASSES * tokens * width),
         saved_bytes=float(dropout * MASK_BYTES * tokens * width),
         kernels=2 + dropout + indexed,
+    )
+
+
+CLIP_BLOCK = BlockNames(
+    attention=AttentionNames(
+        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "self_attn.out_proj",
+        "layer_norm1",
+    ),
+    widen="mlp.fc1",
+    narrow="mlp.fc2",
+    norm="layer_norm2",
+    registered=(
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.q_proj",
+        "self_attn.out_proj",
+        "layer_norm1",
+        "mlp.fc1",
+        "mlp.fc2",
+        "layer_norm2",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ClipShape:
+    """Both stacks, and what they are mapped to.
+
+    `layers`, `block`, `tokens`, `vocabulary`: of the stack for texts.
+    `projection`: elements that an image and a text are compared by.
+    """
+
+    image: ImageShape
+    layers: int
+    block: StackShape
+    tokens: int = 77
+    vocabulary: int = 49408
+    projection: int = 512
+
+
+def _clip(
+    layers: int, width: int, heads: int, patch: int, text: tuple[int, int], projection: int
+) -> ClipShape:
+    quick = ACTIVATIONS["quick_gelu"]
+    block = StackShape(width, heads, 4 * width, CLIP_BLOCK, activation=quick)
+    texts = replace(block, width=text[0], heads=text[1], mlp_width=4 * text[0], causal=True)
+    return ClipShape(ImageShape(layers, patch, 224, block), 12, texts, projection=projection)
+
+
+CLIP_SHAPES = {
+    "clip-vit-base-patch32": _clip(12, 768, 12, 32, (512, 8), 512),
+    "clip-vit-base-patch16": _clip(12, 768, 12, 16, (512, 8), 512),
+    "clip-vit-large-patch14": _clip(24, 1024, 16, 14, (768, 12), 768),
+}
+"""openai on huggingface.co; Radford et al. 2021 (arXiv 2103.00020), table 20."""
+
+
+def clip(name: str, *, dtype: str, image_size: int, shape: ClipShape | None = None) -> Workload:
+    """Images and as many texts, each of which is compared with all of the batch.
+
+    The comparison, of so many elements for each pair, is left out: it grows with the square of the
+    batch, and is nothing beside the stacks.
+    Raises `InputError`: the image size is no multiple of the patch.
+    """
+    shape = shape or CLIP_SHAPES[name]
+    image_parts, image_parameters = _images(shape, image_size)
+    text_parts, text_parameters = _texts(shape)
+    scale: tuple[Parameter, ...] = (("logit_scale", ()),)
+    positions = image_tokens(shape.image, image_size) + shape.tokens
+    return assemble(
+        name,
+        [*image_parts, *text_parts, Module(_comparison(shape), scale, names(scale))],
+        dtype=dtype,
+        sample=Sample("image", "and its text", is_image=True),
+        source="Hugging Face CLIPModel; Radford et al. 2021, arXiv 2103.00020",
+        input_elements=float(shape.image.channels * image_size**2 + shape.tokens),
+        output_elements=2.0 * shape.projection,
+        registered=[
+            *scale,
+            *text_parameters,
+            *image_parameters,
+            *image_parts[-1].parameters,
+            *text_parts[-1].parameters,
+        ],
+        buffers=(Buffers("int64", 2, INDEX_BYTES * positions),),  # position_ids of both
+    )
+
+
+def _images(shape: ClipShape, image_size: int) -> tuple[list[Module], list[Parameter]]:
+    """Parts of the stack for images, the projection last; parameters of the stack alone."""
+    image, root = shape.image, "vision_model"
+    h, tokens = image.block.width, image_tokens(image, image_size)
+    table: tuple[Parameter, ...] = (
+        (f"{root}.embeddings.class_embedding", (h,)),
+        (f"{root}.embeddings.position_embedding.weight", (tokens, h)),
+    )
+    first = patches(f"{root}.embeddings.patch_embedding", image, image_size, bias=False)
+    joined = class_and_positions(
+        f"{root}.embeddings", table, tokens, h, dropout=False, indexed=True
+    )
+    norm = last_norm(f"{root}.pre_layrnorm", tokens, h)  # spelt like this
+    blocks, ordered = stack_blocks(f"{root}.encoder.layers", image.layers, image.block, tokens)
+    pooled = last_norm(f"{root}.post_layernorm", 1, h)
+    stack = [
+        table[0],
+        *first.parameters,
+        table[1],
+        *norm.parameters,
+        *ordered,
+        *pooled.parameters,
+    ]
+    projection = _projection("visual_projection", h, shape.projection)
+    return [first, joined, norm, *blocks, pooled, projection], stack
+
+
+def _texts(shape: ClipShape) -> tuple[list[Module], list[Parameter]]:
+    """Parts of the stack for texts, the projection last; parameters of the stack alone."""
+    root, h = "text_model", shape.block.width
+    tables: tuple[Parameter, ...] = (
+        (f"{root}.embeddings.token_embedding.weight", (shape.vocabulary, h)),
+        (f"{root}.embeddings.position_embedding.weight", (shape.tokens, h)),
+    )
+    first = token_tables(f"{root}.embeddings", tables, shape.tokens, h, dropout=False, indexed=1)
+    path = f"{root}.encoder.layers"
+    blocks, ordered = stack_blocks(path, shape.layers, shape.block, shape.tokens)
+    norm = last_norm(f"{root}.final_layer_norm", shape.tokens, h)
+    stack = [*tables, *ordered, *norm.parameters]
+    projection = _projection("text_projection", h, shape.projection)
+    return [first, *blocks, norm, projection], stack
+
+
+def _projection(name: str, width: int, projection: int) -> Module:
+    """Map the one token that stands for an image or a text."""
+    own = weight_and_bias(name, projection, width, bias=False)
+    return linear(name, 1, width, projection, parameters=own, saved_elements=float(width))
+
+
+def _comparison(shape: ClipShape) -> Layer:
+    """Both features divided by their length: squared, summed, the root, a quotient."""
+    elements = 2.0 * shape.projection
+    return Layer(
+        "logit_scale",
+        vector_bytes=8 * elements * ELEMENT_BYTES,
+        saved_elements=3 * elements,
+        kernels=12,
     )

@@ -11,7 +11,7 @@ Memory traffic counts passes over a tensor: a pass reads or writes each element 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,11 +36,6 @@ class ActivationFunction:
     kernels: int = 1
     saved: int = 2
     wide: int = 0
-
-    @property
-    def keeps_result(self) -> bool:
-        """Whether its backward reads its result, so that it is kept even if dropout follows."""
-        return self.saved == 1
 
     @property
     def narrow(self) -> int:
@@ -119,6 +114,33 @@ class Module:
     of_experts: frozenset[str] = frozenset()
 
 
+def in_order(parts: Iterable[Module], order: Sequence[str], start: int) -> list[Parameter]:
+    """Return all parameters in the order in which a family registers its modules.
+
+    `start`: names of a path before those in `order`.
+    """
+
+    def place(parameter: Parameter) -> int:
+        module = parameter[0].removesuffix(".weight").removesuffix(".bias")
+        return order.index(module.split(".", start)[start])
+
+    return sorted((each for part in parts for each in part.parameters), key=place)
+
+
+def with_work(part: Module, **changes: Any) -> Module:
+    """Return a part whose layer differs in some fields."""
+    return replace(part, layer=replace(part.layer, **changes))
+
+
+def renamed(part: Module, rename: Callable[[str], str]) -> Module:
+    """Return a part whose layer and parameters have other names."""
+    return replace(
+        with_work(part, name=rename(part.layer.name)),
+        parameters=tuple((rename(name), shape) for name, shape in part.parameters),
+        ready=tuple(map(rename, part.ready)),
+    )
+
+
 def weight_and_bias(prefix: str, *weight: int, bias: bool = True) -> tuple[Parameter, ...]:
     """Parameters of a linear map or convolution whose first dimension is its output."""
     parameters = ((f"{prefix}.weight", weight), (f"{prefix}.bias", weight[:1]))
@@ -151,7 +173,7 @@ def linear(
     inputs: int,
     outputs: int,
     *,
-    parameters: tuple[Parameter, ...],
+    parameters: tuple[Parameter, ...] | None = None,
     ready: tuple[str, ...] | None = None,
     vector_elements: float = 0.0,
     norm_elements: float = 0.0,
@@ -165,12 +187,13 @@ def linear(
     saved_bytes: float = 0.0,
     fused_kept: FusedKept | None = None,
     kernels: int = 1,
+    gradients: int = 2,
     calls: tuple[LayerCall, ...] = (),
 ) -> Module:
     """One matrix product of every token with a weight, and the element-wise work around it.
 
     `tokens`, `inputs`, `outputs`: of one sample: rows, columns before and after.
-    `parameters`: in registration order.
+    `parameters`: in registration order; those of a map with a bias if not given.
     `ready`: ready order; the reverse of `parameters` if not given.
     `vector_elements`: element passes of the other kernels, per sample.
     `norm_elements`: those of normalisations over rows, beside `vector_elements`.
@@ -181,8 +204,10 @@ def linear(
         (see `Layer`).
     `fused_kept`: instead of these where a compiler fuses (see `Layer`).
     `kernels`: with the matrix product.
+    `gradients`: products of its backward (see `Layer`).
     `calls`: collectives among the ranks that share it.
     """
+    parameters = weight_and_bias(name, outputs, inputs) if parameters is None else parameters
     layer = Layer(
         name=name,
         matmul_flops=2.0 * tokens * inputs * outputs,
@@ -202,6 +227,7 @@ def linear(
         fused_bytes=ELEMENT_BYTES * fused_elements,
         fused_kernels=1 + (fused_elements > 0),
         fused_kept=fused_kept,
+        gradients=gradients,
         calls=calls,
     )
     return Module(layer, parameters, names_reversed(parameters) if ready is None else ready)
@@ -244,6 +270,7 @@ def assemble(
     """
     order = registered or [parameter for part in parts for parameter in part.parameters]
     index = {parameter: position for position, (parameter, _) in enumerate(order)}
+    groups = [*buffers, *(group for part in parts for group in part.buffers)]
     of_experts = frozenset(parameter for part in parts for parameter in part.of_experts)
     return Workload(
         name=name,
@@ -256,7 +283,14 @@ def assemble(
             for part in parts
         ),
         sample=sample,
-        buffers=_by_dtype([*buffers, *(group for part in parts for group in part.buffers)]),
+        buffers=tuple(
+            Buffers(
+                dtype,
+                sum(group.tensors for group in groups if group.dtype == dtype),
+                sum(group.nbytes for group in groups if group.dtype == dtype),
+            )
+            for dtype in dict.fromkeys(group.dtype for group in groups)
+        ),
         output_elements=output_elements,
         input_elements=input_elements,
         source=source,
@@ -264,18 +298,6 @@ def assemble(
         shard=shard,
         stream_elements=stream_elements,
         routed_share=routed_share,
-    )
-
-
-def _by_dtype(groups: Sequence[Buffers]) -> tuple[Buffers, ...]:
-    dtypes = dict.fromkeys(group.dtype for group in groups)
-    return tuple(
-        Buffers(
-            dtype,
-            sum(group.tensors for group in groups if group.dtype == dtype),
-            sum(group.nbytes for group in groups if group.dtype == dtype),
-        )
-        for dtype in dtypes
     )
 
 

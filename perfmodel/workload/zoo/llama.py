@@ -6,7 +6,7 @@ from itertools import chain
 
 from perfmodel.workload.model import Buffers, FusedKept, Workload
 from perfmodel.workload.sample import sequence_of
-from perfmodel.workload.shards.calls import column_calls, loss_calls, norm_calls, table_calls
+from perfmodel.workload.shards.calls import column_calls, loss_calls, norm_calls
 from perfmodel.workload.shards.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.decoder_block import (
     BlockPlace,
@@ -15,32 +15,27 @@ from perfmodel.workload.zoo.decoder_block import (
     feed_forward_part,
     kept_by_norm,
     norm_ready,
-    norm_weight,
     norm_work,
-    registered,
     shape_of_layer,
 )
 from perfmodel.workload.zoo.decoder_sizes import FAMILIES, SHAPES, DecoderShape
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
-    ADD_PASSES,
-    DROPOUT_PASSES,
+    ELEMENT_BYTES,
     FUSED_LOSS_PASSES,
     FUSED_NORM_PASSES,
-    INDEX_BYTES,
-    JOIN_PASSES,
     LOSS_PASSES,
-    MASK_BYTES,
     Module,
     Parameter,
     assemble,
+    in_order,
     linear,
     names,
-    names_reversed,
     numels,
     weight_and_bias,
+    with_work,
 )
-from perfmodel.workload.zoo.transformer import embedding
+from perfmodel.workload.zoo.transformer import token_tables
 
 CAP_PASSES = 3 * ACTIVATION_PASSES
 """Logits over the cap, tanh, times the cap: three operations."""
@@ -50,9 +45,8 @@ def rotary_buffers(shape: DecoderShape) -> tuple[Buffers, ...]:
     """Rotary frequencies, twice, for sliding and full attention where these differ; a scale."""
     if not shape.rotary_share:
         return ()
-    kinds = 1
-    if shape.own_rotaries:
-        kinds = len({shape.window_of(layer) is None for layer in range(shape.layers)})
+    full = {shape.window_of(layer) is None for layer in range(shape.layers)}
+    kinds = len(full) if shape.own_rotaries else 1
     frequencies = int(shape.head_size * shape.rotary_share) // 2
     rotary = Buffers("fp32", 2 * kinds, 2 * kinds * 4 * frequencies)
     return (rotary, *(Buffers("fp32", 1, 4),) * shape.scaled_embedding)
@@ -63,30 +57,24 @@ def token_embedding(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module
 
     `shard`: which part of the table a rank holds.
     """
-    own_vocabulary = shard.padded(shape.vocabulary) // shard.tensor
-    tables: tuple[Parameter, ...] = (("model.embed_tokens.weight", (own_vocabulary, shape.width)),)
-    learned = shape.learned_positions
-    tables += (("model.embed_positions.weight", (shape.positions, shape.width)),) * learned
-    gathered = shard.map_tokens(s) * shape.width
-    own = shard.stream_tokens(s) * shape.width
-    scaled = (shape.scaled_embedding or shape.scaled_branches) * own
-    return embedding(
+    own_vocabulary, h = shard.padded(shape.vocabulary) // shard.tensor, shape.width
+    tables: tuple[Parameter, ...] = (("model.embed_tokens.weight", (own_vocabulary, h)),)
+    if shape.learned_positions:
+        tables += (("model.embed_positions.weight", (shape.positions, h)),)
+    part = token_tables(
         "model.embed_tokens",
         tables,
-        names_reversed(tables),
-        vector_elements=float(
-            ACTIVATION_PASSES * (gathered * (1 + learned) + scaled)
-            + learned * ADD_PASSES * gathered
-            + shape.drops_embedding * DROPOUT_PASSES * own
-        ),
-        fused_elements=float((JOIN_PASSES if learned else ACTIVATION_PASSES) * gathered),
-        saved_bytes=float(
-            INDEX_BYTES * (1 + learned) * shard.map_tokens(s)
-            + shape.drops_embedding * MASK_BYTES * own
-        ),
-        kernels=1 + bool(scaled) + 2 * learned + shape.drops_embedding,
-        calls=table_calls(shard, gathered, whole_first=learned),
+        s,
+        h,
+        dropout=shape.dropout if shape.embedding_dropout is None else shape.embedding_dropout,
+        indexed=len(tables),
+        shard=shard,
     )
+    if not (shape.scaled_embedding or shape.scaled_branches):
+        return part
+    moved = float(ELEMENT_BYTES * ACTIVATION_PASSES * shard.stream_tokens(s) * h)
+    layer = part.layer
+    return with_work(part, vector_bytes=layer.vector_bytes + moved, kernels=layer.kernels + 1)
 
 
 def head_and_loss(
@@ -103,7 +91,7 @@ def head_and_loss(
     `is_shared`: whether another head has the weight, whose norm is not this one's.
     """
     norm_name = f"{name}.norm" if is_shared else "model.norm"
-    h, gain = shape.width, norm_weight(norm_name, shape.width, bias=shape.layer_norms)
+    h, gain = shape.width, weight_and_bias(norm_name, shape.width, bias=shape.layer_norms)
     norm = () if shape.plain_norms else gain
     vocabulary = shard.padded(shape.vocabulary)
     own_vocabulary = vocabulary // shard.tensor
@@ -169,12 +157,13 @@ def llama(
             window=any(shape.window_of(layer) for layer in range(shape.layers)),
         ),
     )
+    own = next((own for own in FAMILIES if name in FAMILIES[own]), "LlamaForCausalLM")
     first, last = token_embedding(shape, s, shard), head_and_loss(shape, s, shard)
     check_norms(name, shape, shard)
     blocks = [_block(i, s, shape, shard) for i in range(shape.layers)]
     parameters = [
         *first.parameters,
-        *chain.from_iterable(registered(block, shape.block_names.registered) for block in blocks),
+        *chain.from_iterable(in_order(block, shape.block_names.registered, 3) for block in blocks),
         *last.parameters,
     ]
     return assemble(
@@ -182,7 +171,7 @@ def llama(
         [first, *chain.from_iterable(blocks), last],
         dtype=dtype,
         sample=sequence_of(s),
-        source=f"Hugging Face {family or _hugging_face_class(name)}",
+        source=f"Hugging Face {family or own}",
         input_elements=s,
         output_elements=s * shape.vocabulary,
         registered=parameters,
@@ -194,12 +183,6 @@ def llama(
 
 
 _CAP_NOTE = "The cap of attention's scores (a tanh) takes no time of its own, fused or not."
-
-
-def _hugging_face_class(name: str) -> str:
-    return next(
-        (family for family, models in FAMILIES.items() if name in models), "LlamaForCausalLM"
-    )
 
 
 def _block(number: int, s: int, shape: DecoderShape, shard: Shard) -> list[Module]:

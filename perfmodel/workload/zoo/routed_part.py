@@ -2,25 +2,29 @@
 
 Rows are gathered by expert before the first product and gathered back, weighed and summed after the
 second. Where ranks share the experts, rows travel between gathering and products, there and back.
+
+Sources of the collectives that take tokens to experts, and back what these say: Megatron-Core 0.16
+``transformer/moe/token_dispatcher.py``; torchtitan's ``ExpertParallel``, which sends counts by an
+all-to-all and weighs at home; DeepEP, whose kernels send a token once to each node that needs it,
+and count and weigh on the way.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from perfmodel.workload.kernels.shapes import GroupedProduct
 from perfmodel.workload.model import Layer
-from perfmodel.workload.shards.calls import LayerCall, norm_calls
+from perfmodel.workload.shards.calls import CallGroup, CallOp, CallPhase, LayerCall, norm_calls
 from perfmodel.workload.zoo.decoder_block import (
     NORM_KERNELS,
     PRODUCT_PASSES,
     BlockPlace,
     feed_forward_part,
     kept_by_norm,
-    norm_weight,
 )
-from perfmodel.workload.zoo.dispatch_calls import combine_calls, dispatch_calls
-from perfmodel.workload.zoo.expert_settings import ExpertSettings
+from perfmodel.workload.zoo.expert_settings import ExpertSettings, distinct_domains
 from perfmodel.workload.zoo.expert_sizes import (
     USUAL_NAMES,
     ExpertNames,
@@ -85,20 +89,15 @@ class RoutedPlace:
         return self.block.shard.stream_tokens(self.block.tokens)
 
     @property
+    def sent_rows(self) -> float:
+        """Rows that come to the busiest rank of the expert group, for which all others wait."""
+        load = self.settings.busiest(self.routed, self.block.shard.expert)
+        return self.tokens * self.routed.top_k * load
+
+    @property
     def rows(self) -> float:
         """Rows that the busiest rank's experts have, of one sample of each rank."""
-        load = self.settings.busiest(self.routed, self.block.shard.expert)
-        return self.tokens * self.routed.top_k * load * self.settings.tensor
-
-    @property
-    def own_experts(self) -> int:
-        """Experts that a rank holds."""
-        return self.routed.experts // self.block.shard.expert
-
-    @property
-    def own_width(self) -> int:
-        """Width of an expert as a rank holds it."""
-        return self.routed.width // self.settings.tensor
+        return self.sent_rows * self.settings.tensor
 
     def named(self, part: str) -> str:
         """Full name of a part."""
@@ -108,37 +107,30 @@ class RoutedPlace:
 def routed_part(place: RoutedPlace) -> list[Module]:
     """Modules in the order of forward."""
     routed, block = place.routed, place.block
-    shared: list[Module] = []
-    if routed.shared_width:
-        path = f"{place.names.path}.{_shared_name(place)}"
-        shared = feed_forward_part(block, path=path, width=routed.shared_width, normed=False)
-    experts = [*_expert_maps(place)]
-    if routed.shared_gate:  # the shared expert runs first, its gate and the sum last
-        return [
-            *_normed_first(place, shared),
-            _router(place, normed=False),
-            *experts,
-            _shared_gate(place),
-        ]
-    return [_router(place, normed=True), *experts, *shared]
-
-
-def _shared_name(place: RoutedPlace) -> str:
-    plural = place.names.path == "mlp" and not place.routed.shared_gate
-    return "shared_experts" if plural else "shared_expert"
-
-
-def _normed_first(place: RoutedPlace, shared: list[Module]) -> list[Module]:
-    """Shared experts that read the part's input first, and so stand behind its norm."""
-    path = f"{place.names.path}.{_shared_name(place)}"
-    normed = feed_forward_part(place.block, path=path, width=place.routed.shared_width)
-    return [normed[0], *shared[1:]]
+    plural = place.names.path == "mlp" and not routed.shared_gate
+    path = f"{place.names.path}.{'shared_experts' if plural else 'shared_expert'}"
+    shared, normed = (
+        feed_forward_part(block, path=path, width=routed.shared_width, normed=is_normed)
+        if routed.shared_width
+        else []
+        for is_normed in (False, True)
+    )
+    experts = _expert_maps(place)
+    if not routed.shared_gate:
+        return [_router(place, normed=True), *experts, *shared]
+    # the shared expert reads the part's input first, behind its norm; its gate and the sum are last
+    first = [normed[0], *shared[1:]]
+    return [*first, _router(place, normed=False), *experts, _shared_gate(place)]
 
 
 def _router(place: RoutedPlace, *, normed: bool) -> Module:
     block, routed = place.block, place.routed
     s, h, shape = place.tokens, block.shape.width, block.shape
-    norm = norm_weight(f"{block.prefix}.{shape.block_names.before_mlp}", h) if normed else ()
+    norm = (
+        weight_and_bias(f"{block.prefix}.{shape.block_names.before_mlp}", h, bias=False)
+        if normed
+        else ()
+    )
     router = place.named(place.names.router)
     own = weight_and_bias(router, routed.experts, h, bias=routed.biased)
     chosen = routed.top_k if routed.scores == "top" else routed.experts
@@ -178,16 +170,15 @@ def _router(place: RoutedPlace, *, normed: bool) -> Module:
 def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
     """Gather rows and widen them; gate, narrow, weigh, gather back and sum them."""
     block, routed = place.block, place.routed
-    s, h, rows, wide = place.tokens, block.shape.width, place.rows, place.own_width
-    shared_sizes = (place.settings, routed, block.shard, s, h)
+    s, h, rows = place.tokens, block.shape.width, place.rows
+    wide = routed.width // place.settings.tensor
     pairs = float(s * routed.top_k)
     gathered = (ACTIVATION_PASSES + routed.weighs_input * ACTIVATION_PASSES) * pairs * h
     if place.settings.dispatch_dtype == "fp8":
         # cast before tokens leave, and back where they arrive; gradients likewise in backward
         gathered += CAST_PASSES * (s * h + rows * h)
     weighs = not routed.weighs_input
-    sums = pairs * h + ADD_PASSES * s * h
-    restored = ACTIVATION_PASSES * pairs * h * (1 + weighs) + sums
+    restored = ACTIVATION_PASSES * pairs * h * (1 + weighs) + pairs * h + ADD_PASSES * s * h
     widen = _grouped(
         place,
         "gate_up_proj",
@@ -198,7 +189,7 @@ def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
         saved=rows * h + routed.weighs_input * pairs * h,
         indices=2,
         kernels=SORT_KERNELS,
-        calls=dispatch_calls(*shared_sizes),
+        calls=_dispatch_calls(place),
     )
     passes = CLAMPED_PASSES if routed.clamped else PRODUCT_PASSES
     gate_kept = CLAMPED_KEPT if routed.clamped else 4.0
@@ -212,7 +203,7 @@ def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
         saved=gate_kept * rows * wide + weighs * rows * h,
         indices=1,
         kernels=RESTORE_KERNELS + (CLAMPED_KERNELS + 2 if routed.clamped else 4),
-        calls=combine_calls(*shared_sizes),
+        calls=_combine_calls(place),
     )
     return widen, narrow
 
@@ -234,7 +225,10 @@ def _grouped(
 
     `indices`: of rows, that are kept.
     """
-    groups, single = place.own_experts, place.settings.implementation == "grouped"
+    groups, single = (
+        place.routed.experts // place.block.shard.expert,
+        place.settings.implementation == "grouped",
+    )
     sides = (inputs, outputs) if place.names.transposed else (outputs, inputs)
     own: tuple[Parameter, ...] = ((place.named(f"experts.{name}"), (groups, *sides)),)
     if place.routed.biased:
@@ -283,3 +277,134 @@ def _shared_gate(place: RoutedPlace) -> Module:
         calls=norm_calls(place.block.shard, numels(own)),
     )
     return replace(gate, ready=names(own))
+
+
+Calls = tuple[LayerCall, ...]
+Place = Literal["before", "after"]
+
+SCALED_ELEMENTS, SCALE_BYTES = 128, 4
+"""fp8 travels with a scale of fp32 for so many elements (arXiv 2412.19437, section 3.3.2)."""
+
+
+def _dispatch_calls(part: RoutedPlace) -> Calls:
+    """Calls of the layer that widens: tokens come before forward, gradients go after backward."""
+    settings, width = part.settings, part.block.shape.width
+    if part.block.shard.expert == 1 and settings.tensor == 1:
+        return ()
+    if settings.dispatcher == "all_gather":
+        return (
+            _gathered(part, "all_gather", "forward", "before"),
+            _gathered(part, "reduce_scatter", "backward", "after"),
+        )
+    return (
+        *_counts(part),
+        *_travel(part, "forward", "before", settings.dispatch_dtype),
+        *_weights(part, "forward", "before"),
+        *_tensor(part, "all_gather", part.sent_rows * width, "forward", "before"),
+        *_tensor(part, "reduce_scatter", part.sent_rows * width, "backward", "after"),
+        *_travel(part, "backward", "after"),
+        *_weights(part, "backward", "after"),
+    )
+
+
+def _combine_calls(part: RoutedPlace) -> Calls:
+    """Calls of the layer that narrows: its rows go home after forward, gradients come before."""
+    settings, rows = part.settings, part.sent_rows * part.block.shape.width
+    if part.block.shard.expert == 1 and settings.tensor == 1:
+        return ()
+    if settings.dispatcher == "all_gather":
+        return (
+            _gathered(part, "reduce_scatter", "forward", "after"),
+            _gathered(part, "all_gather", "backward", "before"),
+        )
+    return (
+        *_tensor(part, "reduce_scatter", rows, "forward", "after"),
+        *_travel(part, "forward", "after"),
+        *_travel(part, "backward", "before", settings.dispatch_dtype),
+        *_tensor(part, "all_gather", rows, "backward", "before"),
+    )
+
+
+def _travel(part: RoutedPlace, phase: CallPhase, place: Place, dtype: str | None = None) -> Calls:
+    """Rows on their way: one for each expert of a token; or one for each rank or node with some.
+
+    Between nodes a token goes once to the rank of its own place in each node, which passes it on to
+    the ranks there while others arrive (DeepEP's normal kernels: ``internode.cu`` forwards from
+    RDMA's to NVLink's buffers), and what experts say comes back the same way.
+    """
+    settings, routed, ranks = part.settings, part.routed, part.block.shard.expert
+    width = part.block.shape.width
+    if settings.dispatcher == "all_to_all":
+        return _all_to_all(part, part.sent_rows * width, phase, place, dtype)
+    busiest = part.tokens * settings.busiest(routed, ranks) * width
+
+    def copies(group: CallGroup, domains: int, own: int) -> LayerCall:
+        """One of each token to each of the domains with experts for it."""
+        elements = busiest * distinct_domains(
+            routed.experts, routed.top_k, domains, routed.groups, routed.top_groups
+        )
+        return _call(group, "all_to_all", _scaled(elements, dtype), own, phase, place, dtype)
+
+    own = settings.ranks_per_node or ranks
+    nodes = ranks // own
+    if nodes == 1:
+        return (copies("expert", ranks, ranks),) if ranks > 1 else ()
+    rail = copies("expert_rail", nodes, nodes)
+    node = copies("expert_node", ranks, own)
+    return (rail, replace(node, joins_previous=True)) if own > 1 else (rail,)
+
+
+def _all_to_all(
+    part: RoutedPlace, elements: float, phase: CallPhase, place: Place, dtype: str | None = None
+) -> Calls:
+    ranks = part.block.shard.expert
+    call = _call("expert", "all_to_all", _scaled(elements, dtype), ranks, phase, place, dtype)
+    return (call,) if ranks > 1 else ()
+
+
+def _scaled(elements: float, dtype: str | None) -> float:
+    """Elements with what their scales take."""
+    return elements * (1 + (dtype == "fp8") * SCALE_BYTES / SCALED_ELEMENTS)
+
+
+def _counts(part: RoutedPlace) -> Calls:
+    """How many rows each rank sends to each expert, which all have to know first."""
+    ranks, experts = part.block.shard.expert, part.routed.experts
+    if ranks == 1 or part.settings.dispatcher == "deduplicated":
+        return ()
+    if part.block.shard.library == "torch":
+        return (_call("expert", "all_to_all", experts, ranks, "forward", "before", "int64"),)
+    whole = experts * ranks
+    return (_call("expert", "all_gather", whole, ranks, "forward", "before", "int64"),)
+
+
+def _weights(part: RoutedPlace, phase: CallPhase, place: Place) -> Calls:
+    """Weights of rows, in fp32, which Megatron sends along, and their gradients back."""
+    if part.block.shard.library == "torch" or part.settings.dispatcher == "deduplicated":
+        return ()
+    return _all_to_all(part, part.sent_rows, phase, place, "fp32")
+
+
+def _tensor(part: RoutedPlace, op: CallOp, rows: float, phase: CallPhase, place: Place) -> Calls:
+    """Ranks that share each expert have the rows of all of them."""
+    ranks = part.settings.tensor
+    return (_call("tensor", op, ranks * rows, ranks, phase, place),) if ranks > 1 else ()
+
+
+def _gathered(part: RoutedPlace, op: CallOp, phase: CallPhase, place: Place) -> LayerCall:
+    """All ranks get all tokens, or add up what their experts say of each."""
+    ranks = part.block.shard.expert
+    elements = ranks * part.tokens * part.block.shape.width
+    return _call("expert", op, elements, ranks, phase, place)
+
+
+def _call(
+    group: CallGroup,
+    op: CallOp,
+    elements: float,
+    ranks: int,
+    phase: CallPhase,
+    place: Place,
+    dtype: str | None = None,
+) -> LayerCall:
+    return LayerCall(group, op, float(elements), ranks, phase, place, dtype=dtype)

@@ -6,7 +6,8 @@ layer norms with a bias, each one kernel.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import chain
 
 from perfmodel.workload.model import FusedKept
 from perfmodel.workload.shards.calls import column_calls, norm_calls, row_calls
@@ -25,12 +26,14 @@ from perfmodel.workload.zoo.layers import (
     ActivationFunction,
     Module,
     Parameter,
+    in_order,
     linear,
     names,
     names_reversed,
     norm_parameters,
     numels,
     weight_and_bias,
+    with_work,
 )
 from perfmodel.workload.zoo.transformer import attention
 
@@ -54,6 +57,8 @@ class BlockNames:
 
     `norm`: of that before the feed-forward part; "": it reads what attention reads (Phi).
     `source`: of attention to another stack, where a block has it.
+    `layers`: of its layers, where these are not called as its modules are.
+    `transposed`: whether a weight's inputs stand before its outputs (GPT-2).
     """
 
     attention: AttentionNames
@@ -62,6 +67,8 @@ class BlockNames:
     norm: str
     registered: tuple[str, ...]
     source: AttentionNames | None = None
+    layers: tuple[str, ...] = ()
+    transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +84,8 @@ class StackShape:
     `parallel`: whether attention and feed-forward part both read what the block begins with.
     `scaled_queries`: whether queries are scaled by an operation of their own (Whisper, OPT).
     `laid_anew`: whether heads are laid out anew before attention (Whisper).
+    `held`: times the queries' elements that fused attention holds; None: values of one map for all
+        are a part of its result, and heads that are joined anew are a copy.
     """
 
     width: int
@@ -95,6 +104,7 @@ class StackShape:
     parallel: bool = False
     scaled_queries: bool = False
     laid_anew: bool = False
+    held: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,131 +136,130 @@ def stack_blocks(
 
     `path`: of the list of blocks. `source`: tokens of the stack that they attend to as well.
     """
-    parts: list[Module] = []
-    parameters: list[Parameter] = []
-    for number in range(layers):
-        place = StackPlace(f"{path}.{number}", tokens, shape, shard, source, first=number == 0)
-        block = _stack_block(place)
-        parts += block
-        parameters += _registered(place, block)
-    return parts, parameters
+    places = [
+        StackPlace(f"{path}.{number}", tokens, shape, shard, source, first=number == 0)
+        for number in range(layers)
+    ]
+    blocks, start = [_stack_block(place) for place in places], path.count(".") + 2
+    ordered = (in_order(block, shape.names.registered, start) for block in blocks)
+    return [*chain.from_iterable(blocks)], [*chain.from_iterable(ordered)]
 
 
 def _stack_block(place: StackPlace) -> list[Module]:
     """Normalise, attend, add; attend to the source, add; normalise, widen, narrow, add."""
-    family = place.shape.names
+    shape, family = place.shape, place.shape.names
     parts = _attention_part(place, family.attention, None)
     if family.source is not None and place.source is not None:
         parts += _attention_part(place, family.source, place.source)
-    return [*parts, *_feed_forward_part(place)]
-
-
-def _registered(place: StackPlace, block: list[Module]) -> list[Parameter]:
-    """Parameters of a block in the order in which its family registers them."""
-    order, start = place.shape.names.registered, len(place.prefix) + 1
-    parameters = [parameter for part in block for parameter in part.parameters]
-    return sorted(parameters, key=lambda each: order.index(each[0][start:].rpartition(".")[0]))
-
-
-def _attention_part(place: StackPlace, family: AttentionNames, source: int | None) -> list[Module]:
-    shape, shard, s = place.shape, place.shard, place.tokens
-    h, inner = shape.width, shape.width // shard.tensor
-    keys = s if source is None else source
-    if len(family.maps) == 1:
-        maps = [
-            _normed(
-                place,
-                family.maps[0],
-                3 * inner,
-                family.norm,
-                bias=shape.biases[0],
-                turned=2 * inner,
-                first_norm=True,
-            )
-        ]
-    else:
-        maps = [
-            _normed(
-                place,
-                family.maps[0],
-                inner,
-                family.norm,
-                bias=shape.biases[0],
-                turned=inner,
-                first_norm=True,
-                moved=shape.scaled_queries + shape.laid_anew,
-            ),
-            *(
-                _of_source(
-                    place,
-                    name,
-                    inner,
-                    keys,
-                    bias,
-                    turned=inner * (name == family.maps[1]),
-                    other=source is not None,
-                    is_first=name == family.maps[1],
-                )
-                for name, bias in zip(family.maps[1:], shape.biases[1:], strict=True)
-            ),
-        ]
-    attended = attention(
-        f"{place.prefix}.{family.output.rpartition('.')[0]}",
-        s,
-        h,
-        heads=shape.heads,
-        causal=shape.causal and source is None,
-        keys=keys,
-        dropout=shape.score_dropout,
-        wide_scores=shape.wide_scores,
-        shard=shard,
-        # values of one map for all are a part of its result; heads joined or scaled are laid anew
-        held=2 * (len(family.maps) == 1) + bool(shape.rotary_share or shape.laid_anew),
+    wide, begins = shape.mlp_width // place.shard.tensor, not shape.parallel
+    widen = _column_map(
+        place,
+        family.widen,
+        wide,
+        bias=True,
+        norm=family.norm,
+        keeps=bool(family.norm),
+        begins=begins,
     )
-    return [*maps, attended, _to_stream(place, family.output, inner, bias=shape.output_bias)]
-
-
-def _feed_forward_part(place: StackPlace) -> list[Module]:
-    shape, wide = place.shape, place.shape.mlp_width // place.shard.tensor
-    family = shape.names
+    narrow = _to_stream(place, family.narrow, wide, bias=True, function=shape.activation)
+    parts += [widen, narrow]
+    if not family.layers:
+        return parts
     return [
-        _normed(
-            place,
-            family.widen,
-            wide,
-            family.norm,
-            bias=True,
-            turned=0,
-            first_norm=not shape.parallel,
-        ),
-        _to_stream(place, family.narrow, wide, bias=True, function=shape.activation),
+        with_work(part, name=f"{place.prefix}.{name}")
+        for part, name in zip(parts, family.layers, strict=True)
     ]
 
 
-def _normed(
+def _attention_part(place: StackPlace, family: AttentionNames, source: int | None) -> list[Module]:
+    shape, inner = place.shape, place.shape.width // place.shard.tensor
+    first, *others = family.maps
+    joins = not others
+    queries = _column_map(
+        place,
+        first,
+        (1 + 2 * joins) * inner,
+        bias=shape.biases[0],
+        norm=family.norm,
+        keeps=True,
+        begins=True,
+        turned=(1 + joins) * inner,
+        turn_kernels=10,
+        moved=shape.scaled_queries + shape.laid_anew,
+    )
+    pairs = [
+        _column_map(
+            place,
+            name,
+            inner,
+            bias=bias,
+            tokens=source,
+            keeps=source is not None and number == 0 and place.first,
+            turned=inner * (number == 0),
+            moved=int(shape.laid_anew),
+            is_first=source is not None and number == 0,
+        )
+        for number, (name, bias) in enumerate(zip(others, shape.biases[1:], strict=False))
+    ]
+    attended = attention(
+        f"{place.prefix}.{family.output.rpartition('.')[0]}",
+        place.tokens,
+        shape.width,
+        heads=shape.heads,
+        causal=shape.causal and source is None,
+        keys=source,
+        dropout=shape.score_dropout,
+        wide_scores=shape.wide_scores,
+        shard=place.shard,
+        held=2 * joins + bool(shape.rotary_share or shape.laid_anew)
+        if shape.held is None
+        else shape.held,
+    )
+    output = _to_stream(place, family.output, inner, bias=shape.output_bias)
+    return [queries, *pairs, attended, output]
+
+
+def _weights(
+    place: StackPlace, name: str, outputs: int, inputs: int, *, bias: bool
+) -> tuple[Parameter, ...]:
+    own = weight_and_bias(f"{place.prefix}.{name}", outputs, inputs, bias=bias)
+    if not place.shape.names.transposed:
+        return own
+    return ((own[0][0], (inputs, outputs)), *own[1:])
+
+
+def _column_map(
     place: StackPlace,
     name: str,
     outputs: int,
-    norm: str,
     *,
     bias: bool,
-    turned: int,
-    first_norm: bool,
+    tokens: int | None = None,
+    norm: str = "",
+    keeps: bool = False,
+    begins: bool = False,
+    turned: int = 0,
+    turn_kernels: int = 5,
     moved: int = 0,
+    is_first: bool = True,
 ) -> Module:
-    """Map after a norm, cut by columns.
+    """Map cut by columns, after a norm, or of the same input as another map.
 
+    `tokens`: of its input, where these are of the source.
     `norm`: "" where its input is that of another map, too.
-    `turned`: elements of a token's result that positions turn.
-    `first_norm`: whether no other norm keeps the same input.
+    `keeps`: whether it keeps its input; otherwise autocast keeps a copy of it.
+    `begins`: whether no other norm keeps the same input.
+    `turned`: elements of a token's result that positions turn, by `turn_kernels`.
     `moved`: passes over the result beside, a kernel for every two.
+    `is_first`: whether it is the first map of its input.
     """
-    shape, shard = place.shape, place.shard
-    s, own, h = shard.map_tokens(place.tokens), shard.stream_tokens(place.tokens), shape.width
+    shape, shard, h = place.shape, place.shard, place.shape.width
+    tokens = place.tokens if tokens is None else tokens
+    s, own = shard.map_tokens(tokens), shard.stream_tokens(tokens)
+    kept_input = shard.kept_tokens(tokens) * h
     before = norm_parameters(f"{place.prefix}.{norm}", h) if norm else ()
-    kept_input, norms = shard.kept_tokens(place.tokens) * h, float(bool(norm) * own * h)
-    weights = weight_and_bias(f"{place.prefix}.{name}", outputs, h, bias=bias)
-    rotary = shape.rotary_share * turned * s
+    weights = _weights(place, name, outputs, h, bias=bias)
+    norms, rotary = float(bool(norm) * own * h), shape.rotary_share * turned * s
     return linear(
         f"{place.prefix}.{name}",
         s,
@@ -260,53 +269,14 @@ def _normed(
         ready=names_reversed(weights) + names(before),
         vector_elements=ROTARY_PASSES * rotary + float(moved * ACTIVATION_PASSES * s * outputs),
         norm_elements=NORM_PASSES * norms,
-        fused_elements=float(
-            FUSED_NORM_PASSES * norms
-            + ACTIVATION_PASSES * rotary
-            + bool(moved) * ACTIVATION_PASSES * s * outputs
-        ),
-        saved_elements=float(bool(norm) * kept_input),
-        copied_elements=float((not norm) * kept_input),
-        stream_elements=first_norm * norms,
-        saved_bytes=float(NORM_BYTES * bool(norm) * own),
-        kernels=1 + bool(norm) + 10 * (rotary > 0) + moved,
-        calls=column_calls(shard, s * h) + norm_calls(shard, numels(before)),
-    )
-
-
-def _of_source(
-    place: StackPlace,
-    name: str,
-    outputs: int,
-    tokens: int,
-    bias: bool,
-    *,
-    turned: int,
-    other: bool,
-    is_first: bool,
-) -> Module:
-    """Map of keys or values: of the same input as queries, or of the source.
-
-    `other`: whether it is of the source; `is_first`: whether it is the first map of that.
-    """
-    shape, shard, h = place.shape, place.shard, place.shape.width
-    s, kept_input = shard.map_tokens(tokens), shard.kept_tokens(tokens) * h
-    keeps = other and is_first and place.first
-    rotary = shape.rotary_share * turned * s
-    return linear(
-        f"{place.prefix}.{name}",
-        s,
-        h,
-        outputs,
-        parameters=weight_and_bias(f"{place.prefix}.{name}", outputs, h, bias=bias),
-        vector_elements=ROTARY_PASSES * rotary
-        + float(shape.laid_anew * ACTIVATION_PASSES * s * outputs),
-        fused_elements=ACTIVATION_PASSES * rotary
-        + float(shape.laid_anew * ACTIVATION_PASSES * s * outputs),
+        fused_elements=FUSED_NORM_PASSES * norms
+        + ACTIVATION_PASSES * (rotary + float(bool(moved) * s * outputs)),
         saved_elements=float(keeps * kept_input),
         copied_elements=float((not keeps) * kept_input),
-        kernels=1 + 5 * (rotary > 0) + shape.laid_anew,
-        calls=column_calls(shard, s * h, first=other and is_first),
+        stream_elements=begins * norms,
+        saved_bytes=float(NORM_BYTES * bool(norm) * own),
+        kernels=1 + bool(norm) + turn_kernels * (rotary > 0) + moved,
+        calls=column_calls(shard, s * h, first=is_first) + norm_calls(shard, numels(before)),
     )
 
 
@@ -321,28 +291,26 @@ def _to_stream(
     """Map, after an activation function if there is one, dropped out and added; cut by rows."""
     shape, shard, h = place.shape, place.shard, place.shape.width
     s, stream = shard.map_tokens(place.tokens), shard.stream_tokens(place.tokens) * h
-    weights = weight_and_bias(f"{place.prefix}.{name}", h, inputs, bias=bias)
+    weights = _weights(place, name, h, inputs, bias=bias)
     inner, drops = s * inputs, shape.inner_dropout and function is not None
     masks = float(MASK_BYTES * (shape.dropout * stream + drops * inner))
     function = function or NO_FUNCTION
-    passes, kernels = function.passes, function.kernels
-    module = linear(
+    kept = FusedKept(2.0 * inner, 0.0, masks) if function.kernels > 1 else None
+    return linear(
         f"{place.prefix}.{name}",
         s,
         inputs,
         h,
         parameters=weights,
-        vector_elements=(passes + drops * DROPOUT_PASSES) * inner
+        vector_elements=(function.passes + drops * DROPOUT_PASSES) * inner
         + (shape.dropout * DROPOUT_PASSES + ADD_PASSES) * stream,
-        fused_elements=float(bool(passes) * ACTIVATION_PASSES * inner + JOIN_PASSES * stream),
-        saved_elements=float((function.narrow + (drops and function.keeps_result)) * inner),
+        fused_elements=float(
+            bool(function.passes) * ACTIVATION_PASSES * inner + JOIN_PASSES * stream
+        ),
+        saved_elements=float((function.narrow + (drops and function.saved == 1)) * inner),
         stream_elements=float(function.wide * inner),
         saved_bytes=masks,
-        kernels=2 + shape.dropout + drops + kernels,
+        kernels=2 + shape.dropout + drops + function.kernels,
+        fused_kept=kept,
         calls=row_calls(shard, s * h) + norm_calls(shard, numels(weights[1:])),
-    )
-    if kernels <= 1:
-        return module
-    return replace(
-        module, layer=replace(module.layer, fused_kept=FusedKept(2.0 * inner, 0.0, masks))
     )

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from perfmodel.workload.model import FusedKept, Workload
+from perfmodel.workload.model import FusedKept, Layer, Workload
 from perfmodel.workload.sample import sequence_of
 from perfmodel.workload.shards.calls import (
     column_calls,
     loss_calls,
     norm_calls,
     row_calls,
-    table_calls,
 )
 from perfmodel.workload.shards.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.decoder_block import PRODUCT_PASSES, RMS_NORM_KERNELS, RMS_NORM_PASSES
@@ -36,8 +35,9 @@ from perfmodel.workload.zoo.layers import (
     names,
     numels,
     weight_and_bias,
+    with_work,
 )
-from perfmodel.workload.zoo.transformer import attention, embedding
+from perfmodel.workload.zoo.transformer import attention, token_tables
 
 VOCABULARY, BUCKETS, INPUTS = 32128, 32, 512
 """Tokens, distances that have a bias of their own, and tokens of a sample in pre-training."""
@@ -141,8 +141,18 @@ def t5(
         ),
     )
     table = (("shared.weight", (shard.padded(shape.vocabulary) // shard.tensor, shape.width)),)
-    first = _embedding("encoder", table, s, shape, shard)
-    again = _embedding("decoder", table, targets, shape, shard)
+    first, again = (
+        token_tables(
+            f"{stack}.embed_tokens",
+            table,
+            tokens,
+            shape.width,
+            dropout=shape.dropout,
+            indexed=1,
+            shard=shard,
+        )
+        for stack, tokens in (("encoder", s), ("decoder", targets))
+    )
     encoder = _stack("encoder", s, None, shape, shard)
     decoder = _stack("decoder", targets, s, shape, shard)
     parts = [first, *encoder, _final_norm("encoder", s, shape, shard)]
@@ -166,9 +176,8 @@ def t5(
 def _registered(parts: list[Module]) -> list[Parameter]:
     """Hugging Face registers a norm after the maps of its part, a table of distances before it."""
     order = {"layer_norm": 2, "relative_attention_bias": 1}
-    parameters = chain.from_iterable(part.parameters for part in parts)
     by_part: dict[str, list[Parameter]] = {}
-    for parameter in parameters:
+    for parameter in chain.from_iterable(part.parameters for part in parts):
         path = parameter[0].split(".")
         key = ".".join(path[:5]) if len(path) > 5 or path[-2] == "layer_norm" else parameter[0]
         by_part.setdefault(key, []).append(parameter)
@@ -179,48 +188,25 @@ def _registered(parts: list[Module]) -> list[Parameter]:
     ]
 
 
-def _embedding(
-    stack: str, table: tuple[Parameter, ...], tokens: int, shape: T5Shape, shard: Shard
-) -> Module:
-    elements, own = tokens * shape.width, shard.stream_tokens(tokens) * shape.width
-    return embedding(
-        f"{stack}.embed_tokens",
-        table,
-        names(table),
-        vector_elements=ACTIVATION_PASSES * elements + shape.dropout * DROPOUT_PASSES * own,
-        fused_elements=float(ACTIVATION_PASSES * elements),
-        saved_bytes=float(INDEX_BYTES * tokens + shape.dropout * MASK_BYTES * own),
-        kernels=1 + shape.dropout,
-        calls=table_calls(shard, elements, whole_first=False),
-    )
-
-
 def _final_norm(stack: str, all_tokens: int, shape: T5Shape, shard: Shard) -> Module:
     """Normalise what a stack puts out, and drop some of it."""
     width, tokens = shape.width, shard.stream_tokens(all_tokens)
     parameters = weight_and_bias(f"{stack}.final_layer_norm", width, bias=False)
     normed = RMS_NORM_PASSES * tokens * width
-    dropped = shape.dropout * DROPOUT_PASSES * tokens * width
-    part = embedding(
+    layer = Layer(
         f"{stack}.final_layer_norm",
-        parameters,
-        names(parameters),
-        vector_elements=normed + dropped,
-        fused_elements=float((FUSED_NORM_PASSES + ACTIVATION_PASSES) * tokens * width),
+        vector_bytes=ELEMENT_BYTES * (normed + shape.dropout * DROPOUT_PASSES * tokens * width),
+        norm_bytes=float(ELEMENT_BYTES * normed),
+        wide_norm=True,
+        fused_bytes=float(ELEMENT_BYTES * (FUSED_NORM_PASSES + ACTIVATION_PASSES) * tokens * width),
+        narrow_elements=float(tokens * width),
         stream_elements=float(tokens * width),
         saved_bytes=float((WIDE_BYTES + shape.dropout * MASK_BYTES) * tokens * width)
         + float(WIDE_BYTES * tokens),
         kernels=RMS_NORM_KERNELS + shape.dropout,
         calls=norm_calls(shard, numels(parameters)),
     )
-    layer = replace(
-        part.layer,
-        weight_elements=0.0,
-        norm_bytes=float(ELEMENT_BYTES * normed),
-        wide_norm=True,
-        narrow_elements=float(tokens * width),
-    )
-    return replace(part, layer=layer)
+    return Module(layer, parameters, names(parameters))
 
 
 def _head(targets: int, shape: T5Shape, shard: Shard) -> Module:
@@ -255,8 +241,7 @@ def _stack(
     parts: list[Module] = []
     layers = shape.layers if source is None else shape.decoder_layers or shape.layers
     for number in range(layers):
-        prefix = f"{stack}.block.{number}.layer"
-        first = number == 0
+        prefix, first = f"{stack}.block.{number}.layer", number == 0
         parts += _attention(
             f"{prefix}.0",
             "SelfAttention",
@@ -368,8 +353,7 @@ def _attention(
     bias = heads * tokens * keys * (first or not crossed)  # zeros, once for all, where crossed
     # a causal mask of the bias is kept by each block; indices of the table by the first
     once = MASK_BYTES * tokens * keys * causal + INDEX_BYTES * tokens * keys * (first > crossed)
-    layer = replace(attended.layer, bias_elements=float(bias), once_bytes=float(once))
-    attended = replace(attended, layer=layer)
+    attended = with_work(attended, bias_elements=float(bias), once_bytes=float(once))
     if first and not crossed:
         table = weight_and_bias(f"{name}.relative_attention_bias", shape.buckets, heads, bias=False)
         attended = replace(attended, parameters=table, ready=names(table))

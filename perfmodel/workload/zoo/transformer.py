@@ -1,12 +1,11 @@
-"""Layers that transformers share: attention, and the pre-normalised block of GPT and ViT.
+"""Layers that transformers share: attention, tables of tokens, the last norm and the head.
 
 Assumption: normalisations and activations run as one kernel each, as PyTorch's own modules do.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 from perfmodel.workload.kernels.shapes import Attention
 from perfmodel.workload.model import FusedKept, Layer
@@ -14,8 +13,9 @@ from perfmodel.workload.shards.calls import (
     LayerCall,
     attention_calls,
     column_calls,
+    loss_calls,
     norm_calls,
-    row_calls,
+    table_calls,
 )
 from perfmodel.workload.shards.shard import WHOLE, Shard, is_balanced
 from perfmodel.workload.zoo.layers import (
@@ -23,19 +23,23 @@ from perfmodel.workload.zoo.layers import (
     ADD_PASSES,
     DROPOUT_PASSES,
     ELEMENT_BYTES,
+    FUSED_LOSS_PASSES,
     FUSED_NORM_PASSES,
+    INDEX_BYTES,
     JOIN_PASSES,
+    LOSS_PASSES,
     MASK_BYTES,
     NORM_BYTES,
     NORM_PASSES,
-    ONE_KERNEL,
-    ActivationFunction,
+    WIDE_BYTES,
     Module,
     Parameter,
     linear,
     names,
     names_reversed,
+    norm_parameters,
     numels,
+    weight_and_bias,
 )
 
 
@@ -61,7 +65,8 @@ def attention(
 
     Multiply-accumulates: tokens x keys x width for the scores and as many for the sum, so
     4 x tokens^2 x width operations forward, causal or not. Kept for backward: query, key, value
-    and the output.
+    and the output. Ranks that share a sample keep those of their own tokens; results of blocks of
+    keys are added up, scaled, each in a kernel.
 
     `width`: of the queries of all heads; `kv_width`: of keys and values, if heads share them.
     `keys`: tokens that queries look at, where these are others (cross attention).
@@ -72,46 +77,34 @@ def attention(
     `kept_values`: elements of a token that are kept with its values, where these are part of more.
     `held`: times the queries' elements that are held beside where it is fused (see `Layer`).
     """
-    kv_width, keys = kv_width or width, keys or tokens
-    if not shard.is_whole:
-        return _shared_attention(
-            name,
-            replace(
-                _attended(shard, tokens, keys, width, heads, kv_width, causal, window),
-                value_head_size=value_width and value_width // heads,
-            ),
-            shard,
-            (dropout, wide_scores, capped_scores),
-            kept_value=kept_values and kept_values // heads,
-            held=held,
-        )
-    window = window if window is not None and window < tokens else None
-    results = value_width or width
-    values = results * kv_width // width
-    moved = tokens * (width + results) + keys * (kv_width + values)
-    saved = moved + keys * ((kept_values or values) - values)
+    attended = _attended(
+        shard, tokens, keys or tokens, width, heads, kv_width or width, causal, window
+    )
+    attended = replace(attended, value_head_size=value_width and value_width // heads)
+    size, value_size = attended.head_size, attended.value_size
+    split = shard.context_kind != "ulysses" and shard.context > 1
+    queries = attended.tokens * attended.heads * size
+    pairs = attended.all_keys // (shard.context if split else 1) * attended.kv_heads * size
+    moved = (queries + pairs) * (size + value_size) // size
+    kept_value = kept_values // heads if kept_values else value_size
+    merged = float(ELEMENT_BYTES * ADD_PASSES * (attended.blocks - 1) * queries)
     layer = Layer(
         name=name,
-        matmul_flops=2.0 * tokens * keys * (width + results),
+        matmul_flops=attended.flops,
         matmul_bytes=float(ELEMENT_BYTES * moved),
-        saved_elements=float(saved),
-        held_elements=float(held * tokens * width),
+        vector_bytes=merged,
+        fused_bytes=merged,
+        saved_elements=float(moved + pairs // size * (kept_value - value_size)),
+        held_elements=float(held * queries),
         kind="attention",
-        score_elements=float(heads * tokens * keys),
+        kernels=2 * attended.blocks - 1,
+        fused_kernels=2 * attended.blocks - 1,
+        score_elements=float(attended.heads * attended.tokens * attended.all_keys),
         score_dropout=dropout,
         wide_scores=wide_scores,
         capped_scores=capped_scores,
-        matrix=Attention(
-            tokens,
-            heads,
-            kv_width * heads // width,
-            width // heads,
-            causal,
-            keys=None if keys == tokens else keys,
-            window=window,
-            value_head_size=value_width and value_width // heads,
-        ),
-        fused_bytes=0.0,
+        matrix=attended,
+        calls=attention_calls(shard, queries, pairs),
     )
     return Module(layer)
 
@@ -148,49 +141,6 @@ def _attended(
     )
 
 
-def _shared_attention(
-    name: str,
-    attended: Attention,
-    shard: Shard,
-    scores: tuple[bool, bool, bool],
-    kept_value: int | None = None,
-    held: float = 0.0,
-) -> Module:
-    """Attention of one rank.
-
-    It keeps queries, keys, values and result of its own tokens. Results of blocks of keys are added
-    up, scaled, each in a kernel.
-
-    `kept_value`: elements that are kept with a head's value, where that is part of more.
-    """
-    size, split = attended.head_size, shard.context_kind != "ulysses" and shard.context > 1
-    queries = attended.tokens * attended.heads * size
-    pairs = attended.all_keys // (shard.context if split else 1) * attended.kv_heads * size
-    moved = (queries + pairs) * (size + attended.value_size) // size
-    more = pairs // size * ((kept_value or attended.value_size) - attended.value_size)
-    merged = float(ELEMENT_BYTES * ADD_PASSES * (attended.blocks - 1) * queries)
-    dropout, wide_scores, capped_scores = scores
-    layer = Layer(
-        name=name,
-        matmul_flops=attended.flops,
-        matmul_bytes=float(ELEMENT_BYTES * moved),
-        vector_bytes=merged,
-        fused_bytes=merged,
-        saved_elements=float(moved + more),
-        held_elements=float(held * queries),
-        kind="attention",
-        kernels=2 * attended.blocks - 1,
-        fused_kernels=2 * attended.blocks - 1,
-        score_elements=float(attended.heads * attended.tokens * attended.all_keys),
-        score_dropout=dropout,
-        wide_scores=wide_scores,
-        capped_scores=capped_scores,
-        matrix=attended,
-        calls=attention_calls(shard, queries, pairs),
-    )
-    return Module(layer)
-
-
 def embedding(
     name: str,
     parameters: tuple[Parameter, ...],
@@ -219,115 +169,107 @@ def embedding(
     return Module(layer, parameters, ready)
 
 
-Parameters = tuple[Parameter, ...]
+def token_tables(
+    name: str,
+    tables: tuple[Parameter, ...],
+    tokens: int,
+    width: int,
+    *,
+    dropout: bool,
+    indexed: int,
+    shard: Shard = WHOLE,
+) -> Module:
+    """Gather rows of a table of tokens, and add those of a table of positions if there is one.
 
-
-class BlockParameters(NamedTuple):
-    """Parameters of a pre-normalised block, each in registration order."""
-
-    first_norm: tuple[Parameter, ...]
-    qkv: tuple[Parameter, ...]
-    projection: tuple[Parameter, ...]
-    second_norm: tuple[Parameter, ...]
-    widen: tuple[Parameter, ...]
-    narrow: tuple[Parameter, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class BlockShape:
-    """Sizes of a pre-normalised block: tokens of one sample, model width, heads.
-
-    `dropout`: of what is added to the stream; `score_dropout`: of scores, where that differs.
-    `shard`: which part of it a rank holds; the sizes are those of the whole.
+    `indexed`: tables whose indices are kept (a table of which a slice is added needs none).
     """
+    rows, own = shard.map_tokens(tokens), shard.stream_tokens(tokens)
+    added = len(tables) > 1
+    elements = float((len(tables) * ACTIVATION_PASSES + added * ADD_PASSES) * rows * width)
+    return embedding(
+        name,
+        tables,
+        names_reversed(tables),
+        vector_elements=elements + dropout * DROPOUT_PASSES * own * width,
+        fused_elements=float((JOIN_PASSES if added else ACTIVATION_PASSES) * rows * width),
+        saved_bytes=float(indexed * INDEX_BYTES * rows + dropout * MASK_BYTES * own * width),
+        kernels=len(tables) + added + dropout,
+        calls=table_calls(shard, rows * width, whole_first=added),
+    )
 
-    tokens: int
-    width: int
-    heads: int
-    mlp_width: int
-    causal: bool
-    dropout: bool
-    shard: Shard = WHOLE
-    score_dropout: bool | None = None
-    activation: ActivationFunction = ONE_KERNEL
 
+def last_norm(
+    name: str,
+    tokens: int,
+    width: int,
+    *,
+    keeps: bool = True,
+    kept_result: bool = False,
+    shard: Shard = WHOLE,
+) -> Module:
+    """Normalise what a stack puts out.
 
-def pre_norm_block(name: str, shape: BlockShape, parameters: BlockParameters) -> list[Module]:
-    """Normalise, attend, add; normalise, widen, GELU, narrow, add (GPT-2, ViT).
-
-    Kept for backward, in elements per token of width h with mlp_width 4h and dropout: 16 h and
-    two masks, which is the 34 s b h bytes of Korthikanti et al. 2022 (arXiv 2205.05198) in half
-    precision, without the scores that fused attention does not keep.
+    `keeps`: its input (one row of many keeps a copy, and no more than that).
+    `kept_result`: whether its result is kept by nobody else.
     """
-    s, h, shard = shape.tokens, shape.width, shape.shard
-    t, own, rows = shard.tensor, shard.stream_tokens(s), shard.map_tokens(s)
-    wide, stream, result = shape.mlp_width // t, own * h, rows * h
-    drop_passes = shape.dropout * DROPOUT_PASSES
-    after = (drop_passes + ADD_PASSES) * stream
-    mask_bytes = float(shape.dropout * MASK_BYTES * stream)
-    tail_kernels, function = 2 + shape.dropout, shape.activation
-    score_dropout = shape.dropout if shape.score_dropout is None else shape.score_dropout
-    own_kept = None if function.kernels == 1 else FusedKept(2.0 * rows * wide, 0.0, mask_bytes)
-
-    def normed(part: str, outputs: int, norm: Parameters, own_map: Parameters) -> Module:
-        return linear(
-            f"{name}.{part}",
-            rows,
-            h,
-            outputs,
-            parameters=norm + own_map,
-            ready=names_reversed(own_map) + names(norm),
-            norm_elements=NORM_PASSES * stream,
-            fused_elements=FUSED_NORM_PASSES * stream,
-            saved_elements=float(shard.kept_tokens(s) * h),
-            stream_elements=float(stream),
-            saved_bytes=float(NORM_BYTES * own),
-            kernels=2,
-            calls=column_calls(shard, result) + norm_calls(shard, numels(norm)),
-        )
-
-    return [
-        normed("qkv", 3 * h // t, parameters.first_norm, parameters.qkv),
-        attention(
-            f"{name}.attention",
-            s,
-            h,
-            heads=shape.heads,
-            causal=shape.causal,
-            dropout=score_dropout,
-            shard=shard,
-        ),
-        linear(
-            f"{name}.projection",
-            rows,
-            h // t,
-            h,
-            parameters=parameters.projection,
-            vector_elements=after,
-            fused_elements=JOIN_PASSES * stream,
-            saved_bytes=mask_bytes,
-            kernels=tail_kernels,
-            calls=_row_calls(shard, result, parameters.projection),
-        ),
-        normed("widen", wide, parameters.second_norm, parameters.widen),
-        linear(
-            f"{name}.narrow",
-            rows,
-            wide,
-            h,
-            parameters=parameters.narrow,
-            vector_elements=function.passes * rows * wide + after,
-            fused_elements=ACTIVATION_PASSES * rows * wide + JOIN_PASSES * stream,
-            saved_elements=float(function.narrow * rows * wide),
-            stream_elements=float(function.wide * rows * wide),
-            saved_bytes=mask_bytes,
-            fused_kept=own_kept,
-            kernels=tail_kernels + function.kernels,
-            calls=_row_calls(shard, result, parameters.narrow),
-        ),
-    ]
+    own, parameters = shard.stream_tokens(tokens), norm_parameters(name, width)
+    norm_bytes = float(ELEMENT_BYTES * NORM_PASSES * own * width)
+    layer = Layer(
+        name,
+        vector_bytes=norm_bytes,
+        norm_bytes=norm_bytes,
+        fused_bytes=float(ELEMENT_BYTES * FUSED_NORM_PASSES * own * width),
+        stream_elements=float(keeps * own * width),
+        saved_elements=float(kept_result * own * width),
+        saved_bytes=float(NORM_BYTES * own),
+        calls=norm_calls(shard, numels(parameters)),
+    )
+    return Module(layer, parameters, names(parameters))
 
 
-def _row_calls(shard: Shard, elements: float, parameters: Parameters) -> tuple[LayerCall, ...]:
-    """Calls of a map cut by rows, whose bias is added to the tokens of each rank."""
-    return row_calls(shard, elements) + norm_calls(shard, numels(parameters[1:]))
+def vocabulary_head(
+    name: str,
+    tokens: int,
+    width: int,
+    vocabulary: int,
+    *,
+    norm: tuple[Parameter, ...],
+    tied: bool,
+    wide_loss: bool,
+    shard: Shard,
+    biased: bool = False,
+    keeps_rows: bool = True,
+) -> Module:
+    """Last norm, logits and loss of a rank's part of the vocabulary, or of all of it.
+
+    `tied`: whether the weight is that of the embedding, in whose backward its gradient is ready.
+    `biased`: whether there is a bias.
+    `wide_loss`: whether logits are cast to fp32 in any precision.
+    `keeps_rows`: whether mean and deviation of each row count among what is kept.
+    """
+    rows, own = shard.map_tokens(tokens), shard.stream_tokens(tokens)
+    padded = shard.padded(vocabulary)
+    own_words = padded // shard.tensor
+    head = weight_and_bias(name, own_words, width, bias=biased)[tied:]
+    scored = rows * (own_words if shard.parallel_loss else padded)
+    kept_input = shard.kept_tokens(tokens) * width
+    return linear(
+        name,
+        rows,
+        width,
+        own_words,
+        parameters=norm + head,
+        ready=names_reversed(head) + names(norm),
+        norm_elements=float(NORM_PASSES * own * width),
+        vector_elements=float(LOSS_PASSES * scored),
+        wide_elements=float(LOSS_PASSES * scored),
+        fused_elements=float(FUSED_NORM_PASSES * own * width + FUSED_LOSS_PASSES * scored),
+        saved_elements=float(kept_input),
+        stream_elements=float(own * width + (not wide_loss) * scored),
+        saved_bytes=float(keeps_rows * NORM_BYTES * own + wide_loss * WIDE_BYTES * scored),
+        kernels=5,
+        fused_kept=FusedKept(float(kept_input + scored), float(own * width)),
+        calls=column_calls(shard, rows * width)
+        + loss_calls(shard, rows, padded)
+        + norm_calls(shard, numels(norm)),
+    )

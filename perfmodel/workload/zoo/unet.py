@@ -1,28 +1,37 @@
-"""The U-Net of Stable Diffusion XL as diffusers builds it."""
+"""The U-Net of Stable Diffusion XL as diffusers builds it.
+
+Residual blocks with a time, and transformers with a text, at three resolutions.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import chain
+
 from perfmodel.workload.model import Layer, Workload
 from perfmodel.workload.sample import Sample
-from perfmodel.workload.zoo.image_layers import Image
+from perfmodel.workload.zoo.image_layers import Image, convolution
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
+    ADD_PASSES,
     ELEMENT_BYTES,
+    FUSED_NORM_PASSES,
+    JOIN_PASSES,
+    NORM_BYTES,
+    NORM_PASSES,
     Module,
     Parameter,
     assemble,
     linear,
+    names,
+    names_reversed,
+    norm_parameters,
     weight_and_bias,
+    with_work,
 )
-from perfmodel.workload.zoo.unet_parts import (
-    Condition,
-    Parts,
-    group_norm,
-    plain_convolution,
-    residual_block,
-    transformer,
-)
+from perfmodel.workload.zoo.transformer import attention
 
+SDXL = "stable-diffusion-xl-base-1.0"
 CHANNELS = (320, 640, 1280)
 """Of the three resolutions."""
 DEPTHS = (0, 2, 10)
@@ -34,8 +43,23 @@ LATENT_CHANNELS, SHRUNK = 4, 8
 TIME_WIDTH, TIME_FEATURES, ADDED_FEATURES = 1280, 320, 2816
 """Width of the time's embedding; sinusoids of the time; pooled text and sizes of the picture."""
 TEXT_TOKENS, TEXT_WIDTH = 77, 2048
-
-SDXL = "stable-diffusion-xl-base-1.0"
+GROUPS = 32
+"""Groups of channels of a normalisation."""
+WIDEN = 4
+"""Inner width of a perceptron over that of its block; as much again gates it."""
+HEAD_SIZE = 64
+STAGES = (
+    "conv_in",
+    "time_embedding",
+    "add_embedding",
+    "down_blocks",
+    "up_blocks",
+    "mid_block",
+    "conv_norm_out",
+    "conv_out",
+)
+KINDS = ("attentions", "resnets", "downsamplers", "upsamplers")
+"""Modules of the network, and those of a stage, in the order in which diffusers registers them."""
 
 
 def unet(*, dtype: str, image_size: int) -> Workload:
@@ -45,154 +69,269 @@ def unet(*, dtype: str, image_size: int) -> Workload:
     """
     side = max(1, image_size // SHRUNK)
     code = Image(LATENT_CHANNELS, side, side)
-    builder = _Builder(Condition(TIME_WIDTH, TEXT_TOKENS, TEXT_WIDTH))
-    builder.embed("time_embedding", TIME_FEATURES)
-    builder.embed("add_embedding", ADDED_FEATURES)
-    image = builder.convolve("conv_in", code, CHANNELS[0])
-    image = builder.go_down(image)
-    image = builder.turn(image)
-    image = builder.go_up(image)
-    builder.add(group_norm("conv_norm_out", image, activation=True), "end")
-    builder.convolve("conv_out", image, LATENT_CHANNELS, stage="end")
+    first, image = plain_convolution("conv_in", code, CHANNELS[0])
+    down, waiting = _way_down(image)
+    lowest = waiting[-1]
+    up, image = _way_up(lowest, waiting)
+    last, _ = plain_convolution("conv_out", image, LATENT_CHANNELS)
+    parts = [
+        *_embedded("time_embedding", TIME_FEATURES),
+        *_embedded("add_embedding", ADDED_FEATURES),
+        first,
+        *down,
+        *residual_block("mid_block.resnets.0", lowest, CHANNELS[-1]),
+        *transformer("mid_block.attentions.0", lowest, DEPTHS[-1]),
+        *residual_block("mid_block.resnets.1", lowest, CHANNELS[-1]),
+        *up,
+        group_norm("conv_norm_out", image, activation=True),
+        last,
+    ]
+    parameters = [parameter for part in parts for parameter in part.parameters]
     return assemble(
         SDXL,
-        builder.parts,
+        parts,
         dtype=dtype,
         sample=Sample("image", f"of {image_size} x {image_size}", is_image=True),
         source="diffusers UNet2DConditionModel; Podell et al. 2023, arXiv 2307.01952",
         input_elements=float(code.elements + TEXT_TOKENS * TEXT_WIDTH),
         output_elements=float(code.elements),
-        registered=builder.registered(),
+        registered=sorted(parameters, key=_registered_place),
     )
 
 
-STAGES = ("begin", "time_embedding", "add_embedding", "down", "up", "middle", "end")
-"""In the order in which diffusers registers them."""
+def _registered_place(parameter: Parameter) -> tuple[int, int, list[int]]:
+    """Place of a parameter's stage, of the block in it, and of the kind of module in that."""
+    stage, *path = parameter[0].split(".")
+    kinds = [KINDS.index(part) for part in path if part in KINDS]
+    return STAGES.index(stage), int(path[0]) if path[0].isdigit() else 0, kinds
 
 
-class _Builder:
-    """Collects parts in the order of execution, and parameters in that of registration."""
+def _embedded(name: str, features: int) -> list[Module]:
+    """Map features of the time, or of what is added to it, twice."""
+    return [
+        linear(
+            f"{name}.linear_{number}",
+            1,
+            inputs,
+            TIME_WIDTH,
+            saved_elements=float(inputs * number),
+            kernels=2,
+            vector_elements=float(ACTIVATION_PASSES * TIME_WIDTH),
+        )
+        for number, inputs in ((1, features), (2, TIME_WIDTH))
+    ]
 
-    def __init__(self, condition: Condition) -> None:
-        self.condition = condition
-        self.parts: list[Module] = []
-        self.stages: dict[str, list[Parameter]] = {stage: [] for stage in STAGES}
-        self.skipped: list[Image] = []
 
-    def registered(self) -> list[Parameter]:
-        """All parameters as diffusers registers them."""
-        return [parameter for stage in STAGES for parameter in self.stages[stage]]
+def _way_down(image: Image) -> tuple[list[Module], list[Image]]:
+    """Blocks of each resolution, and their results, which wait for the way up."""
+    parts, waiting = list[Module](), [image]
+    for place, (channels, depth) in enumerate(zip(CHANNELS, DEPTHS, strict=True)):
+        name = f"down_blocks.{place}"
+        for layer in range(LAYERS):
+            parts += _layer(name, layer, waiting[-1], channels, depth)
+            waiting.append(replace(waiting[-1], channels=channels))
+        if channels != CHANNELS[-1]:
+            shrunk = f"{name}.downsamplers.0.conv"
+            part, image = plain_convolution(shrunk, waiting[-1], channels, stride=2)
+            parts.append(part)
+            waiting.append(image)
+    return parts, waiting
 
-    def add(self, part: Module, stage: str) -> None:
-        """Append a part whose parameters are registered next in its stage."""
-        self.parts.append(part)
-        self.stages[stage] += part.parameters
 
-    def embed(self, name: str, features: int) -> None:
-        """Map features of the time, or of what is added to it, twice."""
-        for number, inputs in ((1, features), (2, TIME_WIDTH)):
-            place = f"{name}.linear_{number}"
-            self.add(
-                linear(
-                    place,
-                    1,
-                    inputs,
-                    TIME_WIDTH,
-                    saved_elements=float(inputs * number),
-                    kernels=2,
-                    parameters=weight_and_bias(place, TIME_WIDTH, inputs),
-                    vector_elements=float(ACTIVATION_PASSES * TIME_WIDTH),
-                ),
-                name,
+def _way_up(image: Image, waiting: list[Image]) -> tuple[list[Module], Image]:
+    """Blocks that also see what waited, and the image at twice the sides after each."""
+    parts: list[Module] = []
+    for place, (channels, depth) in enumerate(zip(CHANNELS[::-1], DEPTHS[::-1], strict=True)):
+        name = f"up_blocks.{place}"
+        for layer in range(LAYERS + 1):
+            joined = replace(image, channels=image.channels + waiting.pop().channels)
+            parts.append(_copied(f"{name}.concat.{layer}", 2.0 * joined.elements))
+            parts += _layer(name, layer, joined, channels, depth)
+            image = replace(image, channels=channels)
+        if waiting:
+            image = replace(waiting[-1], channels=channels)  # each pixel repeated
+            part, _ = plain_convolution(f"{name}.upsamplers.0.conv", image, channels)
+            parts += [_copied(f"{name}.upsamplers.0", 1.25 * image.elements), part]
+    return parts, image
+
+
+def _layer(name: str, layer: int, image: Image, channels: int, depth: int) -> list[Module]:
+    """A residual block, and a transformer after it where the resolution has one."""
+    parts = residual_block(f"{name}.resnets.{layer}", image, channels)
+    attended = f"{name}.attentions.{layer}"
+    return parts + (
+        transformer(attended, replace(image, channels=channels), depth) if depth else []
+    )
+
+
+def _copied(name: str, passes: float) -> Module:
+    return Module(
+        Layer(name, vector_bytes=ELEMENT_BYTES * passes, fused_bytes=ELEMENT_BYTES * passes)
+    )
+
+
+def group_norm(name: str, image: Image, *, activation: bool) -> Module:
+    """Normalise groups of channels over the whole map; SiLU after it."""
+    norm_bytes = float(ELEMENT_BYTES * NORM_PASSES * image.elements)
+    parameters = norm_parameters(name, image.channels)
+    layer = Layer(
+        name,
+        vector_bytes=norm_bytes + ELEMENT_BYTES * ACTIVATION_PASSES * activation * image.elements,
+        norm_bytes=norm_bytes,
+        kernels=1 + activation,
+        fused_bytes=float(ELEMENT_BYTES * FUSED_NORM_PASSES * image.elements),
+        stream_elements=float((1 + activation) * image.elements),
+        saved_bytes=float(NORM_BYTES * GROUPS),
+    )
+    return Module(layer, parameters, names(parameters))
+
+
+def plain_convolution(
+    name: str, image: Image, channels: int, kernel: int = 3, *, stride: int = 1, passes: float = 0.0
+) -> tuple[Module, Image]:
+    """A convolution with a bias that keeps its input; `passes` over its result follow."""
+    part, out = convolution(
+        name, image, channels, kernel, stride=stride, padding=kernel // 2, relu=False
+    )
+    moved = float(ELEMENT_BYTES * passes * out.elements)
+    changed = with_work(
+        part,
+        vector_bytes=moved,
+        fused_bytes=moved,
+        kernels=1 + round(passes / 2.5),
+        saved_elements=float(image.elements),
+        fused_kernels=1 + (passes > 0),
+    )
+    return changed, out
+
+
+def residual_block(name: str, image: Image, channels: int) -> list[Module]:
+    """Norm, SiLU, convolution, twice; the time is added between, the input after."""
+    first, out = plain_convolution(f"{name}.conv1", image, channels)
+    last, _ = plain_convolution(f"{name}.conv2", out, channels, passes=ADD_PASSES + 2)
+    time = linear(
+        f"{name}.time_emb_proj",
+        1,
+        TIME_WIDTH,
+        channels,
+        vector_elements=ACTIVATION_PASSES * TIME_WIDTH + 2.0 * out.elements,
+        fused_elements=2.0 * out.elements,
+        saved_elements=float(TIME_WIDTH),
+        kernels=3,
+    )
+    parts = [
+        group_norm(f"{name}.norm1", image, activation=True),
+        first,
+        time,
+        group_norm(f"{name}.norm2", out, activation=True),
+        last,
+    ]
+    if image.channels == channels:
+        return parts
+    # its gradient is added to that of the first norm; it runs before the addition
+    return [*parts, plain_convolution(f"{name}.conv_shortcut", image, channels, 1)[0]]
+
+
+def transformer(name: str, image: Image, depth: int) -> list[Module]:
+    """Normalise, map each pixel, run blocks over all pixels, map back, add the input."""
+    width, pixels, kept = image.channels, image.height * image.width, float(image.elements)
+    blocks = (f"{name}.transformer_blocks.{block}" for block in range(depth))
+    return [
+        group_norm(f"{name}.norm", image, activation=False),
+        linear(f"{name}.proj_in", pixels, width, width, saved_elements=kept),
+        *chain.from_iterable(_transformer_block(block, pixels, width) for block in blocks),
+        linear(
+            f"{name}.proj_out",
+            pixels,
+            width,
+            width,
+            saved_elements=kept,
+            kernels=3,
+            vector_elements=float((ADD_PASSES + 2) * image.elements),
+            fused_elements=float(JOIN_PASSES * image.elements),
+        ),
+    ]
+
+
+def _transformer_block(name: str, rows: int, width: int) -> list[Module]:
+    """Attention of pixels to themselves, to the text, and a gated perceptron; each is added."""
+    elements, inner = rows * width, WIDEN * width
+    return [
+        *_attention_part(name, 1, rows, width, rows, width),
+        *_attention_part(name, 2, rows, width, TEXT_TOKENS, TEXT_WIDTH),
+        _normed_map(f"{name}.norm3", f"{name}.ff.net.0.proj", rows, width, 2 * inner, bias=True),
+        linear(
+            f"{name}.ff.net.2",
+            rows,
+            inner,
+            width,
+            vector_elements=float(
+                (ACTIVATION_PASSES + ADD_PASSES) * rows * inner + ADD_PASSES * elements
+            ),
+            fused_elements=float(ADD_PASSES * rows * inner + JOIN_PASSES * elements),
+            saved_elements=float(4 * rows * inner),
+            kernels=4,
+        ),
+    ]
+
+
+def _attention_part(
+    name: str, number: int, rows: int, width: int, keys: int, key_width: int
+) -> list[Module]:
+    """Normalise, attend, add.
+
+    A text, the second part's keys and values, is an input of the model, which has no gradient.
+    """
+    place = f"{name}.attn{number}"
+    return [
+        _normed_map(f"{name}.norm{number}", f"{place}.to_q", rows, width, width, bias=False),
+        *(
+            linear(
+                f"{place}.to_{letter}",
+                keys,
+                key_width,
+                width,
+                copied_elements=float(keys * key_width),
+                parameters=weight_and_bias(f"{place}.to_{letter}", width, key_width, bias=False),
+                gradients=2 if number == 1 else 1,
             )
-
-    def convolve(self, name: str, image: Image, channels: int, stage: str = "begin") -> Image:
-        """Append a convolution that keeps the size."""
-        part, out = plain_convolution(name, image, channels)
-        self.add(part, stage)
-        return out
-
-    def go_down(self, image: Image) -> Image:
-        """Blocks of each resolution, whose results wait for the way up."""
-        self.skipped.append(image)
-        for place, (channels, depth) in enumerate(zip(CHANNELS, DEPTHS, strict=True)):
-            name = f"down_blocks.{place}"
-            pairs = []
-            for layer in range(LAYERS):
-                pairs.append(self._pair(name, layer, image, channels, depth))
-                image = Image(channels, image.height, image.width)
-                self.skipped.append(image)
-            self._register(pairs, "down")
-            if place < len(CHANNELS) - 1:
-                part, image = plain_convolution(
-                    f"{name}.downsamplers.0.conv", image, channels, stride=2
-                )
-                self.add(part, "down")
-                self.skipped.append(image)
-        return image
-
-    def turn(self, image: Image) -> Image:
-        """A transformer between two residual blocks at the lowest resolution."""
-        name, channels = "mid_block", CHANNELS[-1]
-        first = residual_block(f"{name}.resnets.0", image, channels, self.condition)
-        middle = transformer(f"{name}.attentions.0", image, DEPTHS[-1], self.condition)
-        last = residual_block(f"{name}.resnets.1", image, channels, self.condition)
-        for each in (first, middle, last):
-            self.parts += each.parts
-        for each in (middle, first, last):
-            self.stages["middle"] += each.registered
-        return image
-
-    def go_up(self, image: Image) -> Image:
-        """Blocks that also see what waited, and the image at twice the sides after each."""
-        for place, (channels, depth) in enumerate(
-            zip(reversed(CHANNELS), reversed(DEPTHS), strict=True)
-        ):
-            name = f"up_blocks.{place}"
-            pairs = []
-            for layer in range(LAYERS + 1):
-                waiting = self.skipped.pop()
-                joined = Image(image.channels + waiting.channels, image.height, image.width)
-                self.add(_join(f"{name}.concat.{layer}", joined), "up")
-                pairs.append(self._pair(name, layer, joined, channels, depth))
-                image = Image(channels, image.height, image.width)
-            self._register(pairs, "up")
-            if place < len(CHANNELS) - 1:
-                waiting = self.skipped[-1]
-                image = Image(channels, waiting.height, waiting.width)
-                self.add(_grow(f"{name}.upsamplers.0", image), "up")
-                part, image = plain_convolution(f"{name}.upsamplers.0.conv", image, channels)
-                self.add(part, "up")
-        return image
-
-    def _pair(
-        self, name: str, layer: int, image: Image, channels: int, depth: int
-    ) -> tuple[Parts, Parts | None]:
-        """A residual block, and a transformer after it where the resolution has one."""
-        block = residual_block(f"{name}.resnets.{layer}", image, channels, self.condition)
-        self.parts += block.parts
-        if not depth:
-            return block, None
-        out = Image(channels, image.height, image.width)
-        attended = transformer(f"{name}.attentions.{layer}", out, depth, self.condition)
-        self.parts += attended.parts
-        return block, attended
-
-    def _register(self, pairs: list[tuple[Parts, Parts | None]], stage: str) -> None:
-        """Transformers are registered before residual blocks."""
-        for _, attended in pairs:
-            self.stages[stage] += attended.registered if attended else ()
-        for block, _ in pairs:
-            self.stages[stage] += block.registered
+            for letter in "kv"
+        ),
+        attention(
+            f"{place}.attention",
+            rows,
+            width,
+            heads=width // HEAD_SIZE,
+            causal=False,
+            keys=keys,
+            dropout=False,
+        ),
+        linear(
+            f"{place}.to_out.0",
+            rows,
+            width,
+            width,
+            kernels=3,
+            vector_elements=float((ADD_PASSES + 2) * rows * width),
+            fused_elements=float(JOIN_PASSES * rows * width),
+        ),
+    ]
 
 
-def _join(name: str, joined: Image) -> Module:
-    """Put two maps into one."""
-    moved = float(2 * ELEMENT_BYTES * joined.elements)
-    return Module(Layer(name, vector_bytes=moved, fused_bytes=moved))
-
-
-def _grow(name: str, image: Image) -> Module:
-    """Repeat each pixel."""
-    moved = 1.25 * ELEMENT_BYTES * image.elements
-    return Module(Layer(name, vector_bytes=moved, fused_bytes=moved))
+def _normed_map(norm: str, name: str, rows: int, width: int, outputs: int, *, bias: bool) -> Module:
+    """Layer normalisation and a map of its result."""
+    own, mapped = norm_parameters(norm, width), weight_and_bias(name, outputs, width, bias=bias)
+    return linear(
+        name,
+        rows,
+        width,
+        outputs,
+        parameters=own + mapped,
+        ready=names_reversed(mapped) + names(own),
+        norm_elements=NORM_PASSES * rows * width,
+        fused_elements=FUSED_NORM_PASSES * rows * width,
+        saved_elements=float(rows * width),
+        stream_elements=float(rows * width),
+        saved_bytes=float(NORM_BYTES * rows),
+        kernels=2,
+    )

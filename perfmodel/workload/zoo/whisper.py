@@ -14,12 +14,11 @@ from perfmodel.workload.zoo.layers import (
     DROPOUT_PASSES,
     ELEMENT_BYTES,
     MASK_BYTES,
-    ONE_KERNEL,
-    ActivationFunction,
     Module,
     Parameter,
     assemble,
     norm_parameters,
+    with_work,
 )
 from perfmodel.workload.zoo.stack_block import (
     AttentionNames,
@@ -27,7 +26,7 @@ from perfmodel.workload.zoo.stack_block import (
     StackShape,
     stack_blocks,
 )
-from perfmodel.workload.zoo.stack_ends import last_norm, token_tables, vocabulary_head
+from perfmodel.workload.zoo.transformer import last_norm, token_tables, vocabulary_head
 
 KERNEL, PER_TOKEN = 3, 2
 """Of both convolutions; frames of sound for one token, as the second one halves them."""
@@ -86,40 +85,24 @@ class WhisperShape:
     tied: bool = True
 
 
-def whisper_block(
-    width: int,
-    heads: int,
-    mlp_width: int,
-    *,
-    decodes: bool,
-    activation: ActivationFunction = ONE_KERNEL,
-    dropout: bool = False,
-    inner_dropout: bool = False,
-    score_dropout: bool = False,
-) -> StackShape:
-    """Sizes of a block, with Whisper's names and biases."""
-    return StackShape(
-        width,
-        heads,
-        mlp_width,
-        DECODER_BLOCK if decodes else ENCODER_BLOCK,
-        causal=decodes,
-        activation=activation,
-        dropout=dropout,
-        inner_dropout=inner_dropout,
-        score_dropout=score_dropout,
-        biases=(True, False, True),
-        wide_scores=False,
-        scaled_queries=True,
-        laid_anew=True,
-    )
+WHISPER_BLOCK = StackShape(
+    0,
+    0,
+    0,
+    ENCODER_BLOCK,
+    biases=(True, False, True),
+    wide_scores=False,
+    scaled_queries=True,
+    laid_anew=True,
+)
+"""What blocks of all sizes have in common."""
 
 
 def _whisper(
     layers: int, width: int, heads: int, *, mels: int = 80, vocabulary: int = 51865
 ) -> WhisperShape:
-    encoder = whisper_block(width, heads, 4 * width, decodes=False)
-    decoder = whisper_block(width, heads, 4 * width, decodes=True)
+    encoder = replace(WHISPER_BLOCK, width=width, heads=heads, mlp_width=4 * width)
+    decoder = replace(encoder, names=DECODER_BLOCK, causal=True)
     return WhisperShape(layers, encoder, layers, decoder, vocabulary, mels)
 
 
@@ -150,11 +133,12 @@ def whisper(
         raise InputError(faults)
     encoder, encoder_parameters = _encoder(shape)
     decoder, decoder_parameters = _decoder(shape, s)
+    seconds = PER_TOKEN * shape.sounds / 100  # 100 frames a second
     return assemble(
         name,
         [*encoder, *decoder],
         dtype=dtype,
-        sample=Sample("recording", f"of {_seconds(shape):g} s and {s} tokens of text"),
+        sample=Sample("recording", f"of {seconds:g} s and {s} tokens of text"),
         source="Hugging Face WhisperForConditionalGeneration; Radford et al. 2022, "
         "arXiv 2212.04356",
         input_elements=float(PER_TOKEN * shape.sounds * shape.mels + s),
@@ -162,11 +146,6 @@ def whisper(
         registered=[*encoder_parameters, *decoder_parameters],
         shard=shard,
     )
-
-
-def _seconds(shape: WhisperShape) -> float:
-    """Length of the sound: 100 frames a second."""
-    return PER_TOKEN * shape.sounds / 100
 
 
 def _encoder(shape: WhisperShape) -> tuple[list[Module], list[Parameter]]:
@@ -180,8 +159,8 @@ def _encoder(shape: WhisperShape) -> tuple[list[Module], list[Parameter]]:
     halve, _ = _convolution(f"{root}.conv2", wide, h, stride=PER_TOKEN, input_elements=0)
     dropped, elements = shape.encoder.dropout, tokens * h
     # its result is added to positions, which needs none of it: the input of GELU alone is kept
-    layer = replace(
-        halve.layer,
+    halve = with_work(
+        halve,
         vector_bytes=halve.layer.vector_bytes
         + ELEMENT_BYTES * (ADD_PASSES + dropped * DROPOUT_PASSES) * elements,
         saved_elements=float(elements),
@@ -198,7 +177,7 @@ def _encoder(shape: WhisperShape) -> tuple[list[Module], list[Parameter]]:
         *ordered,
         *norm.parameters,
     ]
-    return [widen, replace(halve, layer=layer), *blocks, norm], parameters
+    return [widen, halve, *blocks, norm], parameters
 
 
 def _convolution(
@@ -211,8 +190,8 @@ def _convolution(
     module, wide = convolution(name, sound, channels, (1, KERNEL), stride=stride, padding=(0, 1))
     weight, bias = module.parameters
     flat: tuple[Parameter, ...] = ((weight[0], (channels, sound.channels, KERNEL)), bias)
-    layer = replace(module.layer, saved_elements=float(2 * wide.elements + input_elements))
-    return replace(module, layer=layer, parameters=flat), wide
+    kept = with_work(module, saved_elements=float(2 * wide.elements + input_elements))
+    return replace(kept, parameters=flat), wide
 
 
 def _decoder(shape: WhisperShape, s: int) -> tuple[list[Module], list[Parameter]]:

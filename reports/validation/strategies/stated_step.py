@@ -19,19 +19,18 @@ from perfmodel.topology.templates.spec import NodeSpec
 from perfmodel.units import parse_power
 from perfmodel.workload.adapters import Adapters, add_adapters
 from perfmodel.workload.memory.blocks import only_blocks_fuse
-from perfmodel.workload.memory.hand_kernels import fuse_by_hand, keep_loss_apart
+from perfmodel.workload.memory.fused_layers import fuse_by_hand, keep_loss_apart, pack_documents
 from perfmodel.workload.model import Workload
-from perfmodel.workload.packed_documents import pack_documents
 from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.zoo import build_model
 from perfmodel.workload.zoo.bert import BertShape, bert
+from perfmodel.workload.zoo.convolution_nets import resnet
 from perfmodel.workload.zoo.decoder_sizes import NEMOTRON, DecoderShape
 from perfmodel.workload.zoo.expert_decoder import expert_decoder
 from perfmodel.workload.zoo.expert_settings import ExpertSettings
 from perfmodel.workload.zoo.expert_sizes import EXPERT_SHAPES, expert_family
-from perfmodel.workload.zoo.gpt import GptShape, gpt
 from perfmodel.workload.zoo.llama import llama
-from perfmodel.workload.zoo.resnet import resnet
+from perfmodel.workload.zoo.text_decoder import GptShape, gpt
 
 STAND_IN = "gpt2"
 """Model that the scenario names: what is trained is made of the row's own sizes."""

@@ -21,13 +21,13 @@ from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.validate.sweeps.match import one_line
 from perfmodel.workload.kernels.shapes import Attention
-from perfmodel.workload.memory.hand_kernels import fuse_by_hand
+from perfmodel.workload.memory.fused_layers import fuse_by_hand
 from perfmodel.workload.memory.optimizer_states import OptimizerKernels
 from perfmodel.workload.model import LayerTimes, Workload, scale_times
 from perfmodel.workload.roofline import by_first_flash, layer_times, step_s
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
-from perfmodel.workload.zoo.gpt import GptShape, gpt
 from perfmodel.workload.zoo.llama import llama
+from perfmodel.workload.zoo.text_decoder import GptShape, gpt
 from reports.validation.trainings.model import Case, Dataset, TrainingRun
 from reports.validation.trainings.series import ONE_GPU
 

@@ -33,7 +33,7 @@ from perfmodel.workload.memory.recompute import Recompute
 from perfmodel.workload.model import LayerTimes
 from perfmodel.workload.shards import Shard
 from perfmodel.workload.shards.calls import LayerCall
-from perfmodel.workload.zoo.gpt import GptShape, gpt
+from perfmodel.workload.zoo.text_decoder import GptShape, gpt
 
 RANKS, RATE_BPS = 4, 1e9
 SHAPE = GptShape(3, 64, 8, 64, 512)

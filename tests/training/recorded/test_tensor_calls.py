@@ -22,8 +22,8 @@ from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute
 from perfmodel.workload.model import LayerTimes, Workload
 from perfmodel.workload.shards import Shard
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
-from perfmodel.workload.zoo.gpt import GptShape, gpt
 from perfmodel.workload.zoo.llama import llama
+from perfmodel.workload.zoo.text_decoder import GptShape, gpt
 from tests.training.recorded import tensor_cases
 from tests.training.recorded.run_cases import DTYPES, Call, run_cases
 

@@ -25,8 +25,8 @@ from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.memory.blocks import only_blocks_fuse
 from perfmodel.workload.memory.recompute import Recompute
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
-from perfmodel.workload.zoo.gpt import GptShape, gpt
 from perfmodel.workload.zoo.llama import llama
+from perfmodel.workload.zoo.text_decoder import GptShape, gpt
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations
 

@@ -21,7 +21,7 @@ import transformers as hf
 from perfmodel.workload import Workload, build_model
 from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute
-from perfmodel.workload.zoo import decoder_sizes, gpt, llama, t5
+from perfmodel.workload.zoo import decoder_sizes, llama, t5, text_decoder
 from tests.workload.saved.saved_tensors import saved_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations
@@ -70,7 +70,7 @@ def decoder(name: str, batch: int, s: int, attention: str, layers: int) -> Pair:
 
 
 def gpt2(_name: str, batch: int, s: int, attention: str, layers: int) -> Pair:
-    shape = replace(gpt.SHAPES["gpt2"], layers=layers)
+    shape = replace(text_decoder.GPT_SHAPES["gpt2"], layers=layers)
     config = hf.GPT2Config(
         n_layer=layers, attn_implementation=attention, activation_function="gelu_pytorch_tanh"
     )
@@ -78,7 +78,7 @@ def gpt2(_name: str, batch: int, s: int, attention: str, layers: int) -> Pair:
     return (
         hf.GPT2LMHeadModel(config),
         lambda module: module(x, labels=x, use_cache=False).loss,
-        lambda dtype: gpt.gpt("gpt2", dtype=dtype, sequence_length=s, shape=shape),
+        lambda dtype: text_decoder.gpt("gpt2", dtype=dtype, sequence_length=s, shape=shape),
     )
 
 

@@ -5,12 +5,13 @@ import pytest
 from perfmodel.workload.sample import Sample
 from perfmodel.workload.zoo.image_layers import Image, adaptive_pooling, convolution
 from perfmodel.workload.zoo.layers import assemble, linear, names, norm_parameters, weight_and_bias
-from perfmodel.workload.zoo.transformer import (
-    BlockParameters,
-    BlockShape,
-    embedding,
-    pre_norm_block,
+from perfmodel.workload.zoo.stack_block import (
+    AttentionNames,
+    BlockNames,
+    StackShape,
+    stack_blocks,
 )
+from perfmodel.workload.zoo.transformer import embedding
 
 torch = pytest.importorskip("torch", reason="compares with the extra 'torch'")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -47,6 +48,37 @@ def tiny_residual():
     return assembled([first, second, short, pool, head])
 
 
+BLOCK = BlockNames(
+    AttentionNames(("qkv",), "out", "norm1"),
+    "widen",
+    "narrow",
+    "norm2",
+    ("norm1", "qkv", "out", "norm2", "widen", "narrow"),
+)
+
+
+class TinyBlock(torch.nn.Module):
+    """Attention and a feed-forward part, each after a norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm1 = torch.nn.LayerNorm(WIDTH)
+        self.qkv = torch.nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = torch.nn.Linear(WIDTH, WIDTH)
+        self.norm2 = torch.nn.LayerNorm(WIDTH)
+        self.widen = torch.nn.Linear(WIDTH, 4 * WIDTH)
+        self.narrow = torch.nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        q, k, v = (
+            part.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            for part in self.qkv(self.norm1(x)).chunk(3, -1)
+        )
+        attended = torch.softmax(q @ k.transpose(-1, -2), -1) @ v
+        x = x + self.out(attended.transpose(1, 2).flatten(-2))
+        return x + self.narrow(torch.nn.functional.gelu(self.widen(self.norm2(x))))
+
+
 class TinyGpt(torch.nn.Module):
     """One pre-normalised block between an embedding and a head that share their weight."""
 
@@ -54,23 +86,11 @@ class TinyGpt(torch.nn.Module):
         super().__init__()
         self.wte = torch.nn.Embedding(VOCABULARY, WIDTH)
         self.wpe = torch.nn.Embedding(TOKENS, WIDTH)
-        self.norm1 = torch.nn.LayerNorm(WIDTH)
-        self.qkv = torch.nn.Linear(WIDTH, 3 * WIDTH)
-        self.out = torch.nn.Linear(WIDTH, WIDTH)
-        self.norm2 = torch.nn.LayerNorm(WIDTH)
-        self.widen = torch.nn.Linear(WIDTH, 4 * WIDTH)
-        self.narrow = torch.nn.Linear(4 * WIDTH, WIDTH)
+        self.blocks = torch.nn.ModuleList([TinyBlock()])
         self.last = torch.nn.LayerNorm(WIDTH)
 
     def forward(self, tokens):
-        x = self.wte(tokens) + self.wpe(torch.arange(TOKENS))
-        q, k, v = (
-            part.unflatten(-1, (HEADS, -1)).transpose(1, 2)
-            for part in self.qkv(self.norm1(x)).chunk(3, -1)
-        )
-        attended = torch.softmax(q @ k.transpose(-1, -2), -1) @ v
-        x = x + self.out(attended.transpose(1, 2).flatten(-2))
-        x = x + self.narrow(torch.nn.functional.gelu(self.widen(self.norm2(x))))
+        x = self.blocks[0](self.wte(tokens) + self.wpe(torch.arange(TOKENS)))
         return self.last(x) @ self.wte.weight.t()
 
 
@@ -84,18 +104,11 @@ def tiny_gpt():
         saved_elements=0.0,
         kernels=2,
     )
-    parameters = BlockParameters(
-        norm_parameters("norm1", WIDTH),
-        weight_and_bias("qkv", 3 * WIDTH, WIDTH),
-        weight_and_bias("out", WIDTH, WIDTH),
-        norm_parameters("norm2", WIDTH),
-        weight_and_bias("widen", 4 * WIDTH, WIDTH),
-        weight_and_bias("narrow", WIDTH, 4 * WIDTH),
-    )
-    shape = BlockShape(TOKENS, WIDTH, HEADS, 4 * WIDTH, causal=True, dropout=False)
+    shape = StackShape(WIDTH, HEADS, 4 * WIDTH, BLOCK, causal=True)
+    block, _ = stack_blocks("blocks", 1, shape, TOKENS)
     last = norm_parameters("last", WIDTH)
     head = linear("head", TOKENS, WIDTH, VOCABULARY, parameters=last, ready=names(last))
-    return assembled([first, *pre_norm_block("block", shape, parameters), head])
+    return assembled([first, *block, head])
 
 
 def assembled(parts):

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from perfmodel.workload import build_model
-from perfmodel.workload.zoo import bert, decoder_sizes, gpt, t5
+from perfmodel.workload.zoo import bert, decoder_sizes, t5, text_decoder
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations
 
@@ -54,7 +54,7 @@ def hugging_face(name):
         )
         return lambda: hf.BertModel(config), lambda m: m(tokens).pooler_output.sum()
     if name.startswith("gpt"):
-        s = gpt.SHAPES[name]
+        s = text_decoder.GPT_SHAPES[name]
         config = hf.GPT2Config(
             n_embd=s.width, n_layer=s.layers, n_head=s.heads, n_positions=s.positions
         )
@@ -150,7 +150,7 @@ def tiny(shape):
     ("name", "shapes", "shape"),
     [
         ("bert-base", bert.SHAPES, bert.BertShape(2, 16, 2)),
-        ("gpt2", gpt.SHAPES, gpt.GptShape(2, 16, 2, 8)),
+        ("gpt2", text_decoder.GPT_SHAPES, text_decoder.GptShape(2, 16, 2, 8)),
         ("t5-small", t5.SHAPES, t5.T5Shape(2, 16, 2, 8, 24)),
         ("t5-v1.1-small", t5.SHAPES, t5.T5Shape(2, 16, 2, 8, 24, gated=True)),
         *(

@@ -28,7 +28,7 @@ from perfmodel.training.strategy import NO_CORE_WORK, CollectiveTime, CoreWork, 
 from perfmodel.workload import read_layer_times
 from perfmodel.workload.compute_spread import measured_factors, slowest_factor
 from perfmodel.workload.memory.activations import block_bytes
-from perfmodel.workload.memory.offload import add_offload
+from perfmodel.workload.memory.blocks import add_offload
 from perfmodel.workload.memory.optimizer_states import optimizer_bytes
 from perfmodel.workload.memory.recompute import add_recompute
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, scale_times, slow_device

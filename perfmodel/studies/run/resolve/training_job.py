@@ -24,14 +24,13 @@ from perfmodel.training.strategy import Strategy
 from perfmodel.workload import load_workload
 from perfmodel.workload.adapters import Adapters, add_adapters
 from perfmodel.workload.compute_spread import spread_of
-from perfmodel.workload.configs.section_model import section_model
 from perfmodel.workload.kernels.float8_layers import name_wide_blocks
 from perfmodel.workload.kernels.float8_recipe import Float8, wide_precision
 from perfmodel.workload.memory.blocks import only_blocks_fuse
-from perfmodel.workload.memory.hand_kernels import fuse_by_hand
+from perfmodel.workload.memory.fused_layers import fuse_by_hand, pack_documents
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute
 from perfmodel.workload.model import Workload
-from perfmodel.workload.packed_documents import pack_documents
+from perfmodel.workload.readers.load import section_model
 from perfmodel.workload.shards.shard import Shard
 from perfmodel.workload.zoo.expert_settings import ExpertSettings
 

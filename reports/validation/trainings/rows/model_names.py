@@ -10,7 +10,7 @@ from functools import lru_cache
 from perfmodel.workload import zoo
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo import bert
-from perfmodel.workload.zoo.resnet import resnet
+from perfmodel.workload.zoo.convolution_nets import resnet
 
 _NAMES: tuple[tuple[str, str], ...] = (
     (r"resnet(18|34|50|101|152)(?:v?15)?", r"resnet\1"),

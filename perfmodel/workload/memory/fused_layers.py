@@ -1,9 +1,11 @@
-"""What kernels that are written by hand fuse, and what they leave apart."""
+"""What the layers of a model are where kernels written by hand fuse, or documents are packed."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from perfmodel.errors import Fault, InputError
+from perfmodel.workload.kernels.shapes import Attention
 from perfmodel.workload.memory.recompute import result_elements
 from perfmodel.workload.model import Layer, Workload
 from perfmodel.workload.zoo.layers import ELEMENT_BYTES, FUSED_LOSS_PASSES, WIDE_BYTES
@@ -52,4 +54,42 @@ def _with_loss_apart(layer: Layer) -> Layer:
         fused_bytes=layer.fused_bytes + more,
         fused_kept=softmax,
         fused_kernels=layer.fused_kernels + LOSS_KERNELS,
+    )
+
+
+def pack_documents(workload: Workload, tokens: int) -> Workload:
+    """Return the model with attention within documents of so many tokens, side by side.
+
+    Of documents of unlike lengths that is the mean of the squares over the mean, which attention's
+    work follows.
+    Raises `InputError`: a model without attention, whose documents are never apart; documents
+        longer than a sequence; attention that ranks share by tokens.
+    """
+    if not any(isinstance(layer.matrix, Attention) for layer in workload.layers):
+        allowed = "nothing: the model has no attention that would tell documents apart"
+        raise InputError(Fault("document_length", str(tokens), allowed))
+    return replace(workload, layers=tuple(_packed(layer, tokens) for layer in workload.layers))
+
+
+def _packed(layer: Layer, tokens: int) -> Layer:
+    attention = layer.matrix
+    if not isinstance(attention, Attention):
+        return layer
+    if attention.keys is not None or attention.blocks > 1:
+        text = f"{tokens} with keys of other ranks or of another sequence"
+        raise InputError(Fault("document_length", text, "self-attention of whole sequences"))
+    if tokens > attention.tokens:
+        allowed = f"at most the {attention.tokens} tokens of a sequence"
+        raise InputError(Fault("document_length", str(tokens), allowed))
+    documents = round(attention.tokens / tokens)
+    share = tokens / attention.tokens
+    return replace(
+        layer,
+        matmul_flops=layer.matmul_flops * share,
+        score_elements=layer.score_elements * share,
+        matrix=replace(
+            attention,
+            tokens=attention.tokens // documents,
+            sequences=attention.sequences * documents,
+        ),
     )

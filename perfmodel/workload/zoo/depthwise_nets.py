@@ -1,0 +1,409 @@
+"""Networks of depthwise convolutions as torchvision builds them: EfficientNet and ConvNeXt.
+
+Both versions of EfficientNet are inverted residuals with gated channels; a block of ConvNeXt ends
+in a perceptron over channels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from perfmodel.workload.model import Workload
+from perfmodel.workload.zoo.image_layers import (
+    CLASSES,
+    Image,
+    adaptive_pooling,
+    convolution,
+    hand_on,
+    image_model,
+)
+from perfmodel.workload.zoo.layers import (
+    ACTIVATION_PASSES,
+    ADD_PASSES,
+    DROPOUT_PASSES,
+    DROPPED_PASSES,
+    ELEMENT_BYTES,
+    FUSED_NORM_PASSES,
+    JOIN_PASSES,
+    MASK_BYTES,
+    NORM_BYTES,
+    NORM_PASSES,
+    Module,
+    linear,
+    names,
+    names_reversed,
+    norm_parameters,
+    weight_and_bias,
+    with_work,
+)
+
+CHANNEL_STEP = 8
+"""Scaled channels are rounded to a multiple of this, and by a tenth at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Blocks of one stage: growth inside of a block, kernel, stride, channels, repeats.
+
+    `fused`: whether one convolution takes the place of the first two, and no channels are gated.
+    """
+
+    growth: int
+    kernel: int
+    stride: int
+    inputs: int
+    outputs: int
+    blocks: int
+    fused: bool = False
+
+
+_FIRST = (
+    Stage(1, 3, 1, 32, 16, 1),
+    Stage(6, 3, 2, 16, 24, 2),
+    Stage(6, 5, 2, 24, 40, 2),
+    Stage(6, 3, 2, 40, 80, 3),
+    Stage(6, 5, 1, 80, 112, 3),
+    Stage(6, 5, 2, 112, 192, 4),
+    Stage(6, 3, 1, 192, 320, 1),
+)
+"""Tan and Le 2019, table 1."""
+
+_SMALL = (
+    Stage(1, 3, 1, 24, 24, 2, fused=True),
+    Stage(4, 3, 2, 24, 48, 4, fused=True),
+    Stage(4, 3, 2, 48, 64, 4, fused=True),
+    Stage(4, 3, 2, 64, 128, 6),
+    Stage(6, 3, 1, 128, 160, 9),
+    Stage(6, 3, 2, 160, 256, 15),
+)
+_MEDIUM = (
+    Stage(1, 3, 1, 24, 24, 3, fused=True),
+    Stage(4, 3, 2, 24, 48, 5, fused=True),
+    Stage(4, 3, 2, 48, 80, 5, fused=True),
+    Stage(4, 3, 2, 80, 160, 7),
+    Stage(6, 3, 1, 160, 176, 14),
+    Stage(6, 3, 2, 176, 304, 18),
+    Stage(6, 3, 1, 304, 512, 5),
+)
+_LARGE = (
+    Stage(1, 3, 1, 32, 32, 4, fused=True),
+    Stage(4, 3, 2, 32, 64, 7, fused=True),
+    Stage(4, 3, 2, 64, 96, 7, fused=True),
+    Stage(4, 3, 2, 96, 192, 10),
+    Stage(6, 3, 1, 192, 224, 19),
+    Stage(6, 3, 2, 224, 384, 25),
+    Stage(6, 3, 1, 384, 640, 7),
+)
+"""Tan and Le 2021, table 4, as their code and torchvision have them."""
+
+EFFICIENTNETS: Mapping[str, tuple[int, dict[str, Any]]] = {
+    "efficientnet_b0": (224, {"stages": _FIRST}),
+    "efficientnet_b1": (240, {"stages": _FIRST, "depth": 1.1}),
+    "efficientnet_b2": (288, {"stages": _FIRST, "width": 1.1, "depth": 1.2}),
+    "efficientnet_b3": (300, {"stages": _FIRST, "width": 1.2, "depth": 1.4}),
+    "efficientnet_b4": (380, {"stages": _FIRST, "width": 1.4, "depth": 1.8}),
+    "efficientnet_b5": (456, {"stages": _FIRST, "width": 1.6, "depth": 2.2}),
+    "efficientnet_b6": (528, {"stages": _FIRST, "width": 1.8, "depth": 2.6}),
+    "efficientnet_b7": (600, {"stages": _FIRST, "width": 2.0, "depth": 3.1}),
+    "efficientnet_v2_s": (384, {"stages": _SMALL, "last_channels": 1280}),
+    "efficientnet_v2_m": (480, {"stages": _MEDIUM, "last_channels": 1280}),
+    "efficientnet_v2_l": (480, {"stages": _LARGE, "last_channels": 1280}),
+}
+"""Image sizes of torchvision's weights, and what `efficientnet` is called with."""
+
+
+def efficientnet(
+    name: str,
+    *,
+    dtype: str,
+    image_size: int,
+    stages: Sequence[Stage],
+    width: float = 1.0,
+    depth: float = 1.0,
+    last_channels: int | None = None,
+) -> Workload:
+    """Convolutional network of Tan and Le (arXiv 1905.11946, 2104.00298), torchvision's variant.
+
+    `width`, `depth`: factors on the channels and on the blocks of the stages.
+    `last_channels`: before the classifier, where these are not four times those of the last stage.
+    """
+    stages = [
+        replace(
+            stage,
+            inputs=_channels(stage.inputs * width),
+            outputs=_channels(stage.outputs * width),
+            blocks=math.ceil(stage.blocks * depth),
+        )
+        for stage in stages
+    ]
+    stem, image = _unit(
+        "features.0", Image(3, image_size, image_size), stages[0].inputs, 3, stride=2
+    )
+    parts = hand_on([stem], image.elements)
+    for place, stage in enumerate(stages, start=1):
+        for block in range(stage.blocks):
+            own = stage if block == 0 else replace(stage, inputs=stage.outputs, stride=1)
+            added, image = _inverted_residual(
+                f"features.{place}.{block}", image, own, drops=len(parts) > 1
+            )
+            parts += hand_on(added, image.elements)
+    last = last_channels or 4 * stages[-1].outputs
+    top, image = _unit(f"features.{len(stages) + 1}", image, last, 1)
+    pool, pooled = adaptive_pooling("avgpool", image, 1)
+    head = linear(
+        "classifier.1",
+        1,
+        last,
+        CLASSES,
+        vector_elements=DROPOUT_PASSES * last,
+        fused_elements=ACTIVATION_PASSES * last,
+        kernels=2,
+        saved_bytes=float(MASK_BYTES * last),
+    )
+    return image_model(
+        name,
+        [*parts, *hand_on([top], image.elements), *hand_on([pool], pooled.elements), head],
+        dtype=dtype,
+        image_size=image_size,
+        source="torchvision efficientnet; Tan and Le 2019, arXiv 1905.11946; 2021, 2104.00298",
+    )
+
+
+def _channels(wished: float) -> int:
+    """Round to a multiple of eight, upwards where that loses more than a tenth."""
+    rounded = max(CHANNEL_STEP, int(wished + CHANNEL_STEP / 2) // CHANNEL_STEP * CHANNEL_STEP)
+    return rounded + CHANNEL_STEP if rounded < 0.9 * wished else rounded
+
+
+def _unit(
+    name: str,
+    image: Image,
+    channels: int,
+    kernel: int,
+    *,
+    stride: int = 1,
+    groups: int = 1,
+    activation: bool = True,
+    residual: bool = False,
+    drops: bool = False,
+) -> tuple[Module, Image]:
+    """Convolution, batch normalisation and SiLU, which works in place on a copy that it keeps."""
+    part, out = convolution(
+        f"{name}.0",
+        image,
+        channels,
+        kernel,
+        stride=stride,
+        padding=(kernel - 1) // 2,
+        groups=groups,
+        norm=f"{name}.1",
+        relu=activation,
+        residual=residual,
+    )
+    layer, falls = part.layer, drops and residual
+    copied = ACTIVATION_PASSES * activation + DROPPED_PASSES * falls
+    changed = with_work(
+        part,
+        vector_bytes=layer.vector_bytes + ELEMENT_BYTES * copied * out.elements,
+        saved_elements=layer.saved_elements + out.elements,
+        kernels=layer.kernels + activation + 3 * falls,
+    )
+    return changed, out
+
+
+def _inverted_residual(
+    name: str, image: Image, stage: Stage, *, drops: bool
+) -> tuple[list[Module], Image]:
+    """An inverted residual: widen, filter each channel, gate the channels, narrow, add."""
+    inner = _channels(stage.inputs * stage.growth)
+    grows, sides = inner != stage.inputs, {"kernel": stage.kernel, "stride": stage.stride}
+    last = {
+        "channels": stage.outputs,
+        "kernel": 1,
+        "residual": stage.stride == 1 and stage.inputs == stage.outputs,
+        "drops": drops,
+        "activation": False,
+    }
+    units: list[dict[str, Any] | None] = [
+        *[{"channels": inner, "kernel": 1}] * grows,
+        {"channels": inner, **sides, "groups": inner},
+        None,
+        last,
+    ]
+    if stage.fused:
+        units = (
+            [{"channels": inner, **sides}, last]
+            if grows
+            else [{**last, **sides, "activation": True}]
+        )
+    parts: list[Module] = []
+    for place, unit in enumerate(units):
+        path = f"{name}.block.{place}"
+        if unit is None:
+            parts += _gate(path, image, max(1, stage.inputs // 4))
+            continue
+        part, image = _unit(path, image, **unit)
+        parts.append(part)
+    return parts, image
+
+
+def _gate(name: str, image: Image, squeezed: int) -> list[Module]:
+    """Average each channel, map the averages twice, and scale the channels by what comes out."""
+    pool, pooled = adaptive_pooling(f"{name}.avgpool", image, 1)
+    first, inner = convolution(f"{name}.fc1", pooled, squeezed, 1)
+    second, _ = convolution(f"{name}.fc2", inner, image.channels, 1)
+    layer, moved = second.layer, ELEMENT_BYTES * 2.0 * image.elements
+    scaled = with_work(
+        second,
+        vector_bytes=layer.vector_bytes + moved,
+        kernels=layer.kernels + 1,
+        fused_bytes=(layer.fused_bytes or 0.0) + moved,
+        saved_elements=float(image.elements + pooled.elements),
+    )
+    return [
+        with_work(pool, saved_elements=float(pooled.elements)),
+        with_work(first, saved_elements=2.0 * inner.elements),
+        scaled,
+    ]
+
+
+WIDEN = 4
+"""Inner width of the perceptron over the width of its block."""
+
+
+CONVNEXTS: Mapping[str, dict[str, Any]] = {
+    "convnext_tiny": {"widths": (96, 192, 384, 768), "blocks": (3, 3, 9, 3)},
+    "convnext_small": {"widths": (96, 192, 384, 768), "blocks": (3, 3, 27, 3)},
+    "convnext_base": {"widths": (128, 256, 512, 1024), "blocks": (3, 3, 27, 3)},
+    "convnext_large": {"widths": (192, 384, 768, 1536), "blocks": (3, 3, 27, 3)},
+}
+"""Channels and blocks of the four stages: Liu et al. 2022, section 3; names are torchvision's."""
+
+
+def convnext(
+    name: str, *, dtype: str, image_size: int, widths: Sequence[int], blocks: Sequence[int]
+) -> Workload:
+    """Convolutional network of Liu et al. 2022 (arXiv 2201.03545), torchvision's variant."""
+    stem, image = convolution(
+        "features.0.0", Image(3, image_size, image_size), widths[0], 4, stride=4, relu=False
+    )
+    parts = hand_on([_normed_after(stem, "features.0.1", image)], image.elements)
+    for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
+        place = 2 * stage + 1
+        if stage:
+            part, image = _downsampling(f"features.{place - 1}", image, width)
+            parts += hand_on([part], image.elements)
+        for block in range(count):
+            added = _convnext_block(f"features.{place}.{block}", image, drops=len(parts) > 1)
+            parts += hand_on(added, image.elements)
+    pool, pooled = adaptive_pooling("avgpool", image, 1)
+    norm = norm_parameters("classifier.0", image.channels)
+    head = weight_and_bias("classifier.2", CLASSES, image.channels)
+    last = linear(
+        "classifier.2",
+        1,
+        pooled.channels,
+        CLASSES,
+        parameters=norm + head,
+        ready=names_reversed(head) + names(norm),
+        norm_elements=NORM_PASSES * pooled.channels,
+        fused_elements=FUSED_NORM_PASSES * pooled.channels,
+        saved_bytes=NORM_BYTES,
+        kernels=2,
+        saved_elements=float(pooled.channels),
+    )
+    return image_model(
+        name,
+        [*parts, *hand_on([pool], pooled.elements), last],
+        dtype=dtype,
+        image_size=image_size,
+        source="torchvision convnext; Liu et al. 2022, arXiv 2201.03545",
+    )
+
+
+def _normed_after(part: Module, norm: str, image: Image) -> Module:
+    """A convolution whose result is normalised over channels, pixel by pixel."""
+    layer, own = part.layer, norm_parameters(norm, image.channels)
+    norm_bytes = float(ELEMENT_BYTES * NORM_PASSES * image.elements)
+    changed = with_work(
+        part,
+        vector_bytes=layer.vector_bytes + norm_bytes,
+        norm_bytes=norm_bytes,
+        fused_bytes=float(ELEMENT_BYTES * FUSED_NORM_PASSES * image.elements),
+        fused_kernels=2,
+        kernels=layer.kernels + 1,
+        saved_elements=layer.saved_elements + image.elements,
+        saved_bytes=float(NORM_BYTES * image.elements // image.channels),
+    )
+    return replace(changed, parameters=part.parameters + own, ready=names(own) + part.ready)
+
+
+def _downsampling(name: str, image: Image, width: int) -> tuple[Module, Image]:
+    """Normalise, and halve the sides by a convolution."""
+    part, out = convolution(f"{name}.1", image, width, 2, stride=2, relu=False)
+    own = norm_parameters(f"{name}.0", image.channels)
+    norm_bytes = float(ELEMENT_BYTES * NORM_PASSES * image.elements)
+    changed = with_work(
+        part,
+        vector_bytes=norm_bytes,
+        norm_bytes=norm_bytes,
+        kernels=2,
+        fused_kernels=2,
+        fused_bytes=float(ELEMENT_BYTES * FUSED_NORM_PASSES * image.elements),
+        saved_elements=2.0 * image.elements,
+        saved_bytes=float(NORM_BYTES * image.elements // image.channels),
+    )
+    ready = part.ready + names(own)
+    return replace(changed, parameters=own + part.parameters, ready=ready), out
+
+
+def _convnext_block(name: str, image: Image, *, drops: bool) -> list[Module]:
+    """Depthwise convolution, norm, perceptron, scale of channels, addition.
+
+    The gradient of the scale, which is registered first, is complete first.
+    """
+    width, pixels, elements = image.channels, image.height * image.width, image.elements
+    depthwise, _ = convolution(
+        f"{name}.block.0", image, width, 7, padding=3, groups=width, relu=False
+    )
+    scale = ((f"{name}.layer_scale", (width, 1, 1)),)
+    norm = norm_parameters(f"{name}.block.2", width)
+    widen = weight_and_bias(f"{name}.block.3", WIDEN * width, width)
+    narrow = weight_and_bias(f"{name}.block.5", width, WIDEN * width)
+    first = replace(
+        with_work(depthwise, saved_elements=float(elements)),
+        parameters=scale + depthwise.parameters,
+    )
+    after = (ADD_PASSES + ACTIVATION_PASSES + DROPPED_PASSES * drops) * elements
+    return [
+        first,
+        linear(
+            f"{name}.block.3",
+            pixels,
+            width,
+            WIDEN * width,
+            parameters=norm + widen,
+            ready=names_reversed(widen) + names(norm),
+            norm_elements=NORM_PASSES * elements,
+            fused_elements=FUSED_NORM_PASSES * elements,
+            saved_elements=float(elements),
+            stream_elements=float(elements),
+            saved_bytes=float(NORM_BYTES * pixels),
+            kernels=2,
+        ),
+        linear(
+            f"{name}.block.5",
+            pixels,
+            WIDEN * width,
+            width,
+            parameters=narrow,
+            ready=names(scale) + names_reversed(narrow),
+            vector_elements=ACTIVATION_PASSES * WIDEN * elements + after,
+            fused_elements=ACTIVATION_PASSES * WIDEN * elements + JOIN_PASSES * elements,
+            saved_elements=float((2 * WIDEN + 1) * elements),
+            kernels=4 + 3 * drops,
+        ),
+    ]
