@@ -74,8 +74,9 @@ def with_values(machine: Machine, values: Values) -> Machine:
     if any(key.name == "bandwidth" for key in values):
         topology = with_bandwidths(topology, values)
         topology = replace(topology, built=topology.arcs, changed=None)
-    library = with_times(machine.library, values)
-    return replace(machine, topology=topology, library=library, fitted=True)
+    return replace(
+        machine, topology=topology, library=with_times(machine.library, values), fitted=True
+    )
 
 
 def with_bandwidths(topology: Topology, values: Values) -> Topology:

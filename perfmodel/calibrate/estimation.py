@@ -227,8 +227,7 @@ def estimate(
             reached = logs + step / 2**halving
             values = _values_of(keys, reached)
             fitted_s = forward.times_s(values)
-            missed = measured - np.log(fitted_s)
-            if _misfit(missed, precision, reached - prior.mean) <= before:
+            if _misfit(measured - np.log(fitted_s), precision, reached - prior.mean) <= before:
                 break
         moved = float(np.abs(reached - logs).max(initial=0.0))
         since += moved

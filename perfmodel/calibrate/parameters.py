@@ -96,9 +96,7 @@ class Parameter(NamedTuple):
 
     def format(self, value: float) -> str:
         """Write a value of this parameter, to seven digits."""
-        if self.name in RATES:
-            return f"{value * 1e-9:.7g} GB/s"
-        return f"{value * 1e6:.7g} us"
+        return f"{value * 1e-9:.7g} GB/s" if self.name in RATES else f"{value * 1e6:.7g} us"
 
     def __str__(self) -> str:
         beyond = f" beyond {self.beyond_bytes:.0f} B of a chunk" if self.beyond_bytes else ""
@@ -138,11 +136,10 @@ class Value(FileModel):
             f"{FACTOR}{x:.6g}" if factor else key.format(x)
             for x in (value / reach, value, value * reach)
         )
-        beyond = f"{key.beyond_bytes:.0f} B"
         return Value(
             parameter=key.name,
             where=key.where,
-            beyond=beyond,
+            beyond=f"{key.beyond_bytes:.0f} B",
             value=middle,
             interval=(low, high),
             **more,

@@ -65,12 +65,14 @@ def read_csv(path: Path, faults: list[Fault], *, hand_written: bool = False) -> 
                 columns, header_line = tuple(cells), reader.line_num
                 continue
             surplus = len(cells) - len(columns)
-            named = dict(zip(columns, cells, strict=False))
-            records.append(Record(named, str(path), reader.line_num, surplus))
+            records.append(
+                Record(dict(zip(columns, cells, strict=False)), str(path), reader.line_num, surplus)
+            )
             if surplus:
                 count_text = "more cells than columns" if surplus > 0 else "too few cells"
-                allowed = "as many cells as columns"
-                faults.append(Fault("row", count_text, allowed, str(path), reader.line_num))
+                faults.append(
+                    Fault("row", count_text, "as many cells as columns", str(path), reader.line_num)
+                )
     except csv.Error as error:
         faults.append(Fault("file", str(error), "a CSV with a header", str(path), reader.line_num))
     else:

@@ -164,8 +164,9 @@ def _parse_unbounded(text: str, file: str | None) -> Any:
             allowed = "spaces where a line is indented: YAML has no tabs there"
         raise InputError(Fault("file", problem, allowed, file, line)) from None
     except (YAMLError, ValueError, RecursionError) as error:
-        first = (str(error).splitlines() or ["unreadable"])[0]
-        raise InputError(Fault("file", first, "YAML 1.2", file)) from None
+        raise InputError(
+            Fault("file", (str(error).splitlines() or ["unreadable"])[0], "YAML 1.2", file)
+        ) from None
     except Exception as error:  # noqa: BLE001  (ruamel's own, on keys that are no scalars)
         problem = f"what is no YAML ({type(error).__name__}: {error})"
         raise InputError(Fault("file", problem, "YAML 1.2 whose keys are words", file)) from None
@@ -182,8 +183,9 @@ def _load_with_ruamel(text: str) -> Any:
         def construct_object(self, node: Any, deep: bool = False) -> Any:
             for key, _ in node.value if isinstance(node, MappingNode) else ():
                 if not isinstance(key, ScalarNode):
-                    problem = "a key that is a list or a mapping"
-                    raise ConstructorError(None, None, problem, key.start_mark)
+                    raise ConstructorError(
+                        None, None, "a key that is a list or a mapping", key.start_mark
+                    )
             return super().construct_object(node, deep)
 
     parser = YAML(typ="rt", pure=True)

@@ -223,8 +223,7 @@ def _models_at(model: type[BaseModel], loc: Sequence[str | int]) -> list[type[Ba
         if fields:
             models = [m for info in fields for m in _models_in(info.annotation)]
         else:  # an index, a key of a mapping, or the name or tag of one member of a union
-            tagged = [m for m in models if part == m.__name__ or part in _tags(m)]
-            models = tagged or models
+            models = [m for m in models if part == m.__name__ or part in _tags(m)] or models
     return models
 
 

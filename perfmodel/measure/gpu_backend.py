@@ -196,8 +196,14 @@ def measure_device(
     share_s = job.budget_s / len(benchmarks)
     rows = []
     for done, benchmark in enumerate(benchmarks, 1):
-        times_s = _sample_times(benchmark, gpu, share_s, job.repeats)
-        rows.append(summarise_times(benchmark.kind, benchmark.nbytes, times_s, benchmark.setting))
+        rows.append(
+            summarise_times(
+                benchmark.kind,
+                benchmark.nbytes,
+                _sample_times(benchmark, gpu, share_s, job.repeats),
+                benchmark.setting,
+            )
+        )
         if progress is not None:
             progress(done, len(benchmarks))
     return rows, " ".join(_notes(job, gpu))
@@ -239,8 +245,13 @@ def _schedule_benchmarks(job: MeasurementJob, gpu: GpuUnderTest) -> Iterator[Mic
         for window, expected in compute_expected(schedule, job.dtype):
             slices = window_slices(schedule, window)
             for rank, (buffer, numbers) in enumerate(zip(work, expected, strict=True)):
-                actual = read_whole_numbers(buffer, slices, numbers)
-                compare(schedule, rank, actual, numbers, window=window)
+                compare(
+                    schedule,
+                    rank,
+                    read_whole_numbers(buffer, slices, numbers),
+                    numbers,
+                    window=window,
+                )
         yield Microbenchmark("schedule", nbytes, once, f"{job.ranks} virtual ranks", before=reset)
 
 

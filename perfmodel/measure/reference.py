@@ -88,8 +88,7 @@ def make_windows(schedule: Schedule) -> list[Window]:
 
 def covers_all_elements(schedule: Schedule) -> bool:
     """Whether the windows of `make_windows` cover every chunk."""
-    windows = make_windows(schedule)
-    return all(a.end >= b.begin for a, b in itertools.pairwise(windows))
+    return all(a.end >= b.begin for a, b in itertools.pairwise(make_windows(schedule)))
 
 
 def describe_sampling(schedules: Sequence[Schedule]) -> str:
@@ -142,8 +141,7 @@ def make_numbers(dtype: str, ranks: int, rank: int, place: slice) -> Array:
     if dtype in {"int32", "int64"}:
         return mixed.astype(dtype)
     # 8 and 11 bits of significand: whole numbers are exact up to 2^8 and 2^11.
-    exact = {"bfloat16": 1 << 8, "float16": 1 << 11}.get(dtype, 1 << 24)
-    most = max(1, exact // ranks)
+    most = max(1, {"bfloat16": 1 << 8, "float16": 1 << 11}.get(dtype, 1 << 24) // ranks)
     return (mixed % np.uint64(2 * most + 1)).astype(np.int32) - np.int32(most)
 
 
@@ -189,8 +187,7 @@ def execute_moves(rounds: Sequence[Sequence[Move]], buffers: list[Array]) -> Non
 
 def expected_chunks(schedule: Schedule, rank: int) -> list[int]:
     """Chunks that a rank must hold at the end."""
-    chunks = range(len(schedule.chunk_bytes))
-    return [chunk for chunk in chunks if must_hold(schedule, rank, chunk)]
+    return [chunk for chunk in range(len(schedule.chunk_bytes)) if must_hold(schedule, rank, chunk)]
 
 
 def compare(
@@ -301,10 +298,14 @@ def check_result(
         actual = read_whole_numbers(work, slices, expected)
         compare(schedule, rank, actual, expected, window=window)
         if total is not None:
-            from_library = read_whole_numbers(total, slices, expected)
-            source = "the library's all_reduce"
             compare(
-                schedule, rank, actual, from_library, window=window, chunks=chunks, source=source
+                schedule,
+                rank,
+                actual,
+                read_whole_numbers(total, slices, expected),
+                window=window,
+                chunks=chunks,
+                source="the library's all_reduce",
             )
 
 

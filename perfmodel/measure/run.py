@@ -102,8 +102,7 @@ def _run_backend(
     if job.backend == "nccl":
         from perfmodel.measure.gpu_backend import describe_gpu
 
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", job.ranks))
-        torch = require_devices(job.backend, local)
+        torch = require_devices(job.backend, int(os.environ.get("LOCAL_WORLD_SIZE", job.ranks)))
         require_memory(job, schedules, torch)
         versions |= {"nccl": ".".join(map(str, torch.cuda.nccl.version()))}
         machine |= describe_gpu(torch)

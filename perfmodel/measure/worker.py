@@ -233,8 +233,9 @@ def _summarise_rows(
 ) -> list[MeasurementRow]:
     rows = []
     for nbytes, kind in sorted(gathered[0], key=lambda key: (key[1], key[0])):
-        spans = np.array([times[nbytes, kind] for times in gathered])
-        times_s = compute_collective_times(spans, shared_clock=shared_clock)
+        times_s = compute_collective_times(
+            np.array([times[nbytes, kind] for times in gathered]), shared_clock=shared_clock
+        )
         rows.append(summarise_times("library" if kind else "schedule", nbytes, times_s))
     return rows
 

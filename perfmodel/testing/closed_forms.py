@@ -101,8 +101,9 @@ _batched = _all_parts(lambda ranks: -(-(ranks - 1) // BATCH))
 
 
 def _gloo_ring(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
-    largest = int(own.get("segment_bytes", SEGMENT_BYTES))
-    number, _ = segments(ranks, int(nbytes), segment_bytes=largest)
+    number, _ = segments(
+        ranks, int(nbytes), segment_bytes=int(own.get("segment_bytes", SEGMENT_BYTES))
+    )
     half = (ranks - 1) / ranks * nbytes
     return Form(2 * (ranks - 1) * (number // ranks), 2 * half, 2 * half, half)
 
@@ -136,8 +137,9 @@ def _halving_doubling(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
 def _rabenseifner(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
     members, doublings, fold = _power(ranks)
     half, extra = (members - 1) / members * nbytes, fold * nbytes
-    sent = 2 * half + 1.5 * extra
-    return Form(2 * doublings + 3 * fold, sent, 2 * (half + extra), half + extra / 2)
+    return Form(
+        2 * doublings + 3 * fold, 2 * half + 1.5 * extra, 2 * (half + extra), half + extra / 2
+    )
 
 
 def _two_level(size_of: str) -> Formula:
@@ -167,8 +169,7 @@ def _nvls(steps: int, sent: Callable[[int], float], path: Callable[[int], float]
     """Through a switch, where the busiest port carries `path` of S, most of what is `sent`."""
 
     def formula(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
-        largest = int(own.get("piece_bytes", NVLS_BYTES))
-        pieces = pieces_of(int(nbytes), ranks, largest, 1)
+        pieces = pieces_of(int(nbytes), ranks, int(own.get("piece_bytes", NVLS_BYTES)), 1)
         repeats = pieces + steps
         return Form(repeats, sent(ranks) * nbytes, repeats / pieces * path(ranks) * nbytes)
 
@@ -183,14 +184,14 @@ _nvls_all_gather = _nvls(1, lambda n: 1 / n, lambda _: 1.0)
 def _nvls_tree(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
     heads = int(own.get("group_size", near_root(ranks)))
     nodes = ranks // heads
-    largest = int(own.get("piece_bytes", NVLS_BYTES))
-    pieces = pieces_of(int(nbytes), heads * min(nodes, 2), largest, 1)
+    pieces = pieces_of(
+        int(nbytes), heads * min(nodes, 2), int(own.get("piece_bytes", NVLS_BYTES)), 1
+    )
     repeats = pieces + 2 * _height(nodes) + 3
     # In one tree half a part up and twice half a part down, in the other half a part up.
     between = min(nodes, 4) / 2 * (nodes > 1) / heads
     sent = (1 + 1 / heads + between) * nbytes
-    reduced = min(nodes - 1, 2) / 2 / heads * nbytes
-    return Form(repeats, sent, repeats / pieces * sent, reduced)
+    return Form(repeats, sent, repeats / pieces * sent, min(nodes - 1, 2) / 2 / heads * nbytes)
 
 
 def _collnet(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
@@ -215,8 +216,9 @@ def _recursive_halving(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
     # Members that a partner folded into have two parts; those parts are all at one end.
     parts = sum((1 << k) + min(extra, 1 << k) for k in range(doublings))
     halved, folded = parts / ranks * nbytes, fold * nbytes
-    path = halved + folded + folded / ranks
-    return Form(doublings + 2 * fold, folded or halved, path, halved + folded)
+    return Form(
+        doublings + 2 * fold, folded or halved, halved + folded + folded / ranks, halved + folded
+    )
 
 
 def _chain(reduces: bool) -> Formula:

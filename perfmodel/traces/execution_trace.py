@@ -163,9 +163,11 @@ def with_times(trace: ExecutionTrace, profile: Path) -> ExecutionTrace:
                 agreeing += 1
                 times[number] += seconds[identity]
     if not linked or agreeing < LEAST_AGREEING * linked:
-        text = f"{agreeing} of {linked} operators of the process and name as in {trace.path.name}"
-        allowed = "a trace of the profiler of the same steps (Record function id is rf_id)"
-        raise trace_fault(profile, text, allowed)
+        raise trace_fault(
+            profile,
+            f"{agreeing} of {linked} operators of the process and name as in {trace.path.name}",
+            "a trace of the profiler of the same steps (Record function id is rf_id)",
+        )
     pairs = zip(trace.operators, times, strict=True)
     operators = tuple(replace(operator, time_s=time_s) for operator, time_s in pairs)
     collectives = tuple(replace(c, time_s=seconds.get(c.rf_id)) for c in trace.collectives)
@@ -271,8 +273,7 @@ def _collective(
 
 def _once(collectives: Sequence[RecordedCollective]) -> tuple[RecordedCollective, ...]:
     """Each call once: with NCCL it stands as an operator, and inside of it with its group."""
-    stated = [each for each in collectives if each.ranks is not None]
-    return tuple(stated or collectives)
+    return tuple([each for each in collectives if each.ranks is not None] or collectives)
 
 
 def pair_files(paths: Sequence[Path]) -> list[tuple[Path, Path | None]]:
@@ -283,7 +284,12 @@ def pair_files(paths: Sequence[Path]) -> list[tuple[Path, Path | None]]:
     traces = [path for path in paths if is_execution_trace(path)]
     profiles = [path for path in paths if path not in traces]
     if profiles and len(profiles) != len(traces):
-        text = f"{len(traces)} execution traces and {len(profiles)} of the profiler"
-        raise InputError(Fault("trace", text, "one of the profiler for each, or none"))
+        raise InputError(
+            Fault(
+                "trace",
+                f"{len(traces)} execution traces and {len(profiles)} of the profiler",
+                "one of the profiler for each, or none",
+            )
+        )
     of_ranks: Sequence[Path | None] = profiles or [None] * len(traces)
     return list(zip(traces, of_ranks, strict=True))

@@ -91,7 +91,6 @@ class _Reader:
                 self._add("launch", "launch", row[0], row[1], row[2], row[3])
         self._ranges()
         events = {kind: columns.frozen() for kind, columns in self.columns.items()}
-        count = sum(map(len, events.values()))
         return EventTable(
             self.path,
             self._header(),
@@ -102,7 +101,7 @@ class _Reader:
             events["launch"],
             events["module"],
             self.arguments,
-            count,
+            sum(map(len, events.values())),
         )
 
     def _require_one_process(self) -> None:
@@ -113,8 +112,11 @@ class _Reader:
             (count,) = self.database.execute(query).fetchone()
             if count > 1:
                 kind = "processes" if column == "globalPid" else "GPUs"
-                allowed = "an export of one rank: nsys profile around each process, not torchrun"
-                raise trace_fault(self.path, f"kernels of {count} {kind}", allowed)
+                raise trace_fault(
+                    self.path,
+                    f"kernels of {count} {kind}",
+                    "an export of one rank: nsys profile around each process, not torchrun",
+                )
 
     def _columns_of(self, table: str) -> set[str]:
         return {row[1] for row in self.database.execute(f'PRAGMA table_info("{table}")')}
@@ -140,8 +142,11 @@ class _Reader:
     ) -> int:
         is_time = isinstance(start, int) and isinstance(end, int)
         if not is_time or not -MOST_NS < start <= end < MOST_NS:
-            text = f"times {start!r:.30} to {end!r:.30} of {name[:40]!r}"
-            raise trace_fault(self.path, text, "nanoseconds, as whole numbers")
+            raise trace_fault(
+                self.path,
+                f"times {start!r:.30} to {end!r:.30} of {name[:40]!r}",
+                "nanoseconds, as whole numbers",
+            )
         if self.base is None:
             self.base = start
         number = self.names.setdefault(name[:LONGEST_NAME], len(self.names))
@@ -161,9 +166,15 @@ class _Reader:
         for start, end, stream, key, name, grid, block in self._rows(
             "CUPTI_ACTIVITY_KIND_KERNEL", *fields
         ):
-            text = strings.get(name, str(name))
-            shape = hash((grid, block)) & 0x7FFFFFFF
-            self._add("device", text, start, end, ("stream", stream), key, shape)
+            self._add(
+                "device",
+                strings.get(name, str(name)),
+                start,
+                end,
+                ("stream", stream),
+                key,
+                hash((grid, block)) & 0x7FFFFFFF,
+            )
 
     def _copies(self) -> None:
         fields = ("start", "end", "streamId", "correlationId", "bytes")

@@ -55,8 +55,11 @@ def replay(scenario: Path, profile: Profile, changes: Sequence[str] = ()) -> Com
     `changes`: fields to set, as ``--set`` has them.
     Raises `InputError`: changes that do not fit.
     """
-    result = run_scenario(load_scenario(str(scenario), list(changes)))
-    return Comparison(profile.step_s, (min(profile.steps_s), max(profile.steps_s)), result)
+    return Comparison(
+        profile.step_s,
+        (min(profile.steps_s), max(profile.steps_s)),
+        run_scenario(load_scenario(str(scenario), list(changes))),
+    )
 
 
 MOST_FILES = 64
@@ -148,8 +151,9 @@ def read_ranks(paths: Sequence[Path]) -> tuple[RankTrace, ...]:
     listed = [file for path in paths for file in _files_in(path)]
     files = [file for file in listed if not is_execution_trace(file)] or listed
     if not files or len(files) > MOST_FILES:
-        allowed = f"1 to {MOST_FILES} traces, one for each rank"
-        raise InputError(Fault("trace", f"{len(files)} files", allowed))
+        raise InputError(
+            Fault("trace", f"{len(files)} files", f"1 to {MOST_FILES} traces, one for each rank")
+        )
     read = [trace_of(read_nsight(file)) if is_sqlite(file) else read_rank(file) for file in files]
     ranks = sorted(read, key=lambda trace: trace.rank)
     if any(trace.world_size > 1 for trace in ranks):

@@ -89,8 +89,13 @@ def fit(
         if observations:
             fits.append(_fit(CostModel(machine, observations), rows))
     if not fits:
-        allowed = "rows of what 'library' or 'schedule'"
-        raise InputError(Fault("measurements", "no row that says how a collective did", allowed))
+        raise InputError(
+            Fault(
+                "measurements",
+                "no row that says how a collective did",
+                "rows of what 'library' or 'schedule'",
+            )
+        )
     return Profile(
         name=name,
         topology=topology.template,

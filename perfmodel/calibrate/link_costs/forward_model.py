@@ -60,8 +60,14 @@ def observations_of(
         try:
             observations += _observe(machine, m, rows, run)
         except ScheduleError as error:
-            allowed = "an algorithm and a collective that these ranks can run"
-            faults.append(Fault("algorithm", f"{m.algorithm!r} ({error})", allowed, name))
+            faults.append(
+                Fault(
+                    "algorithm",
+                    f"{m.algorithm!r} ({error})",
+                    "an algorithm and a collective that these ranks can run",
+                    name,
+                )
+            )
         except InputError as error:
             faults += error.located(name).faults
     if faults:

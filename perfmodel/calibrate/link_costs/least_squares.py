@@ -116,8 +116,7 @@ def solve(forward: CostModel, start: Values) -> Solution:
 
     def weigh(iterate: Iterate) -> Precision:
         scatter = max(robust_deviation(iterate.over, freedom), MIN_SCATTER)
-        rows = np.diag(robust_weights(iterate.over, scatter) / scatter**2)
-        return Precision(rows, information)
+        return Precision(np.diag(robust_weights(iterate.over, scatter) / scatter**2), information)
 
     fitted = estimate(
         forward, keys, prior, weigh, steps=MAX_STEPS, converged=CONVERGED, halvings=MAX_HALVINGS

@@ -94,8 +94,7 @@ def _promising_breakpoints(forward: CostModel, solution: Solution, kind: str) ->
         values = add_piece(solution.values, kind, at)
         key = Parameter("bandwidth", kind, at)
         column = np.log(forward.times_s(values | {key: values[key] * LARGER}) / solution.fitted_s)
-        extended = np.column_stack([solution.slopes, column])
-        weighted = extended * weights[:, None]
+        weighted = np.column_stack([solution.slopes, column]) * weights[:, None]
         step, *_ = np.linalg.lstsq(weighted, residuals * weights, rcond=None)
         gains.append((float(np.sum((residuals * weights - weighted @ step) ** 2)), at))
     return [at for _, at in sorted(gains)[:CANDIDATES]]
@@ -107,8 +106,7 @@ def breakpoints(observations: Sequence[Observation], values: Values) -> list[flo
     existing = sorted(key.beyond_bytes for key in values if key.name == "bandwidth")
     allowed = []
     for at in map(float, sizes):
-        edges = [edge for edge in (*existing, at) if edge > 0]
-        ends = [0.0, *sorted(edges), float("inf")]
+        ends = [0.0, *sorted([edge for edge in (*existing, at) if edge > 0]), float("inf")]
         counts = [sum(a < size <= b for size in sizes) for a, b in itertools.pairwise(ends)]
         if min(counts) >= FEWEST_PER_PIECE:
             allowed.append(at)
@@ -118,8 +116,7 @@ def breakpoints(observations: Sequence[Observation], values: Values) -> list[flo
 def add_piece(values: Values, kind: str, at: float) -> dict[Parameter, float]:
     """Values with one more piece, which starts at the rate of the piece that it divides."""
     below = max(k.beyond_bytes for k in values if k.name == "bandwidth" and k.beyond_bytes < at)
-    rate = values[Parameter("bandwidth", kind, below)]
-    return {**values, Parameter("bandwidth", kind, at): rate}
+    return {**values, Parameter("bandwidth", kind, at): values[Parameter("bandwidth", kind, below)]}
 
 
 def select_identifiable(

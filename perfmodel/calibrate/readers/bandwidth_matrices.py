@@ -130,8 +130,9 @@ def read_nvbandwidth_json(document: Mapping[str, Any], file: str) -> list[LinkMa
                     _check_total(cells, UNITS[unit], float(case["sum"]), digits=4)
                 matrices.append(_matrix(str(case["name"]), unit, cells, devices, file))
     except (KeyError, TypeError, AttributeError) as error:
-        wrong = f"{type(error).__name__}: {error}"
-        raise InputError(Fault("testcases", wrong, "tests with a name", file)) from None
+        raise InputError(
+            Fault("testcases", f"{type(error).__name__}: {error}", "tests with a name", file)
+        ) from None
     except InputError as error:
         raise error.located(file) from None
     if not matrices:
@@ -223,8 +224,14 @@ def _values(
         raise InputError(Fault("matrix", problem, f"{columns}: it is cut off", line=start + 1))
     if columns < len(devices):
         problem = f"{columns} columns in {head.test!r}"
-        allowed = f"{len(devices)}, one for each GPU that the log names"
-        raise InputError(Fault("matrix", problem, allowed, line=start + 1))
+        raise InputError(
+            Fault(
+                "matrix",
+                problem,
+                f"{len(devices)}, one for each GPU that the log names",
+                line=start + 1,
+            )
+        )
     return tuple(tuple(_cell(cell, head.unit, start + 1) for cell in row) for row in rows), end
 
 
@@ -248,8 +255,11 @@ def _check_no_row(lines: Sequence[str], end: int) -> None:
     cells = lines[at].split() if at is not None else []
     digits = sum(any(map(str.isdigit, cell)) for cell in cells)
     if at is not None and len(cells) > 1 and 2 * digits > len(cells) and cells[0] in {"0", "O"}:
-        problem = f"a first row {lines[at][:40]!r}"
-        raise InputError(Fault("matrix", problem, "numbers: it is garbled", line=at + 1))
+        raise InputError(
+            Fault(
+                "matrix", f"a first row {lines[at][:40]!r}", "numbers: it is garbled", line=at + 1
+            )
+        )
 
 
 def _is_cells(line: str, before: Sequence[str]) -> bool:
@@ -272,8 +282,14 @@ def _rows(tokens: Sequence[str], columns: int, start: int, block: Sequence[str])
         line = start + 2 + len(rows)
         if row[0] != str(len(rows)):
             problem = f"{row[0][:40]!r} before row {len(rows)}"
-            allowed = f"rows of {columns} cells by number (is a cell missing, or a row doubled?)"
-            raise InputError(Fault("matrix", problem, allowed, line=line))
+            raise InputError(
+                Fault(
+                    "matrix",
+                    problem,
+                    f"rows of {columns} cells by number (is a cell missing, or a row doubled?)",
+                    line=line,
+                )
+            )
         if len(row) != columns + 1:
             problem = f"a row of {len(row) - 1} numbers"
             raise InputError(Fault("matrix", problem, f"{columns}: it is cut off", line=line))
@@ -305,8 +321,14 @@ def _check_total(
     total = math.fsum(cells)
     off = 0.6 * 10.0**-digits * (len(cells) + 1) + 2e-5 * abs(total)
     if not abs(total - summed) <= off:
-        problem = f"cells that add up to {total:.6g}, and a sum of {summed:.6g}"
-        raise InputError(Fault("matrix", problem, "the same: it is garbled", line=line))
+        raise InputError(
+            Fault(
+                "matrix",
+                f"cells that add up to {total:.6g}, and a sum of {summed:.6g}",
+                "the same: it is garbled",
+                line=line,
+            )
+        )
 
 
 MOST_UNLIKE = 8.0
@@ -322,9 +344,14 @@ def _check_both_ways(values: Sequence[Sequence[float | None]], head: _Head) -> N
             back = values[j][i]
             if cell and back and max(cell, back) > MOST_UNLIKE * min(cell, back):
                 rates = f"{back * 1e-9:g} GB/s from {j} to {i}, and {cell * 1e-9:g} back"
-                problem = f"{rates}, in {head.test!r}"
-                allowed = f"rates that differ less than {MOST_UNLIKE:g} times: is a digit lost?"
-                raise InputError(Fault("matrix", problem, allowed, line=head.behind + j + 2))
+                raise InputError(
+                    Fault(
+                        "matrix",
+                        f"{rates}, in {head.test!r}",
+                        f"rates that differ less than {MOST_UNLIKE:g} times: is a digit lost?",
+                        line=head.behind + j + 2,
+                    )
+                )
 
 
 def _cell(text: str, unit: str, line: int | None = None) -> float | None:
@@ -333,8 +360,9 @@ def _cell(text: str, unit: str, line: int | None = None) -> float | None:
         return None
     low, high = LIMITS[unit]
     if not low <= value <= high:
-        problem = f"{text[:80]} {unit}"
-        raise InputError(Fault("matrix", problem, f"from {low:g} to {high:g}", line=line))
+        raise InputError(
+            Fault("matrix", f"{text[:80]} {unit}", f"from {low:g} to {high:g}", line=line)
+        )
     return value * UNITS[unit]
 
 

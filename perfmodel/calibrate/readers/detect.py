@@ -195,8 +195,13 @@ def _json(text: str, lines: Sequence[str]) -> list[object] | None:
     if not _JSON_BEGIN.match(start) or (start.startswith('{"') and is_nccl_log(lines)):
         return None
     if len(start) > LARGEST_JSON:
-        problem = f"JSON of {len(start) / 2**20:.0f} MiB"
-        raise InputError(Fault("file", problem, f"at most {LARGEST_JSON // 2**20} MiB"))
+        raise InputError(
+            Fault(
+                "file",
+                f"JSON of {len(start) / 2**20:.0f} MiB",
+                f"at most {LARGEST_JSON // 2**20} MiB",
+            )
+        )
     decoder, documents, at = json.JSONDecoder(), [], 0
     separator = re.compile(r"[ \t\r\n,]*")
     try:
@@ -205,8 +210,7 @@ def _json(text: str, lines: Sequence[str]) -> list[object] | None:
             documents.append(document)
             at = separator.match(start, at).end()  # type: ignore[union-attr]
     except json.JSONDecodeError as error:
-        line = error.lineno
-        fault = Fault("file", f"no JSON ({error.msg}): cut off?", KNOWN, line=line)
+        fault = Fault("file", f"no JSON ({error.msg}): cut off?", KNOWN, line=error.lineno)
         raise InputError(fault) from None
     except RecursionError:
         raise InputError(Fault("file", "JSON nested too deeply", KNOWN)) from None

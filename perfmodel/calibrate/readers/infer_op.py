@@ -87,11 +87,8 @@ def ops_allowed(
 
 def _is_possible(op: str, ranks: int | None, low: float, high: float) -> bool:
     if ranks is not None and ranks >= 2:
-        factor = _factor(op, ranks)
-        return low * 0.9995 <= factor <= high * 1.0005
-    if op in _ALIKE:
-        return low <= 1.0 <= high
-    return bool(_ranks_between(op, low, high))
+        return low * 0.9995 <= _factor(op, ranks) <= high * 1.0005
+    return low <= 1.0 <= high if op in _ALIKE else bool(_ranks_between(op, low, high))
 
 
 _ALIKE = frozenset(("broadcast", "reduce", "send_recv"))

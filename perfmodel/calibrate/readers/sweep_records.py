@@ -175,9 +175,13 @@ def rows_of(times_us: Iterable[tuple[int, float | None]]) -> tuple[SweepRow, ...
         if nbytes > MOST_MEASURED_BYTES:
             raise InputError(Fault("size", f"{nbytes} B", f"at most {MOST_MEASURED_BYTES:,}"))
         if not SHORTEST_MEASURED_S <= time_s <= LONGEST_MEASURED_S:
-            quantity = f"{time_s * 1e6:g} us for {nbytes:,} B"
-            allowed = f"from {SHORTEST_MEASURED_S * 1e6:g} to {LONGEST_MEASURED_S * 1e6:g} us"
-            raise InputError(Fault("time", quantity, allowed))
+            raise InputError(
+                Fault(
+                    "time",
+                    f"{time_s * 1e6:g} us for {nbytes:,} B",
+                    f"from {SHORTEST_MEASURED_S * 1e6:g} to {LONGEST_MEASURED_S * 1e6:g} us",
+                )
+            )
     return tuple(SweepRow(nbytes, times_s[nbytes]) for nbytes in sorted(times_s))
 
 

@@ -243,12 +243,20 @@ def _layout(sweep: Sweep, request: MachineRequest, largest: int) -> tuple[int, i
         listed = max(sweep.ranks // filled, 1)
     nodes = request.nodes or listed or max(sweep.ranks // (requested or filled), 1)
     if sweep.ranks % nodes:
-        actual = f"{sweep.ranks} ranks on {nodes} nodes"
-        raise InputError(Fault("nodes", actual, "as many ranks on each (--nodes)"))
+        raise InputError(
+            Fault(
+                "nodes", f"{sweep.ranks} ranks on {nodes} nodes", "as many ranks on each (--nodes)"
+            )
+        )
     each = sweep.ranks // nodes
     if (requested or each) != each:
-        allowed = f"{each} ({sweep.ranks} ranks on {nodes} nodes: {each} on each)"
-        raise InputError(Fault("--gpus-per-node", str(requested), allowed))
+        raise InputError(
+            Fault(
+                "--gpus-per-node",
+                str(requested),
+                f"{each} ({sweep.ranks} ranks on {nodes} nodes: {each} on each)",
+            )
+        )
     return nodes, each
 
 
@@ -256,9 +264,13 @@ def _sweep_of(measurement: Measurement, file: str) -> Sweep:
     """NCCL's rows of our own measurement, as a sweep."""
     rows = tuple(SweepRow(nbytes, time_s) for nbytes, time_s in measurement.times("library"))
     if measurement.backend != "nccl" or not rows:
-        actual = f"a measurement of {measurement.backend!r} beside files of nccl-tests and the like"
-        allowed = "one of NCCL's own collective; fit others by themselves"
-        raise InputError(Fault("backend", actual, allowed))
+        raise InputError(
+            Fault(
+                "backend",
+                f"a measurement of {measurement.backend!r} beside files of nccl-tests and the like",
+                "one of NCCL's own collective; fit others by themselves",
+            )
+        )
     hosts, ranks = measurement.hosts or 1, measurement.ranks
     return Sweep(
         op=measurement.collective,

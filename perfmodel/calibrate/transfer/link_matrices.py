@@ -107,9 +107,14 @@ def measure_links(
             continue
         for kind, ratio in _ratios(matrix, topology):
             if ratio > FASTEST:
-                problem = f"a copy {ratio:.2g} times as fast as {kind} is in {topology.template}"
-                allowed = f"at most {FASTEST:g} times: the machine that was measured (--topology)"
-                raise InputError(Fault("matrix", problem, allowed, matrix.file))
+                raise InputError(
+                    Fault(
+                        "matrix",
+                        f"a copy {ratio:.2g} times as fast as {kind} is in {topology.template}",
+                        f"at most {FASTEST:g} times: the machine that was measured (--topology)",
+                        matrix.file,
+                    )
+                )
             ratios.setdefault(kind, []).append(ratio)
     direct = [_direct_measurement(kind, np.log(values)) for kind, values in sorted(ratios.items())]
     if not direct:

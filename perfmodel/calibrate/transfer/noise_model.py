@@ -68,8 +68,9 @@ class SweepNoise:
         contexts = ContextArrays.of(forward.contexts(values), forward.shares(values).tolist())
         model = self.model
         if not iterate.last:
-            own = model.factor_variances
-            factors = FactorCovariance(iterate.slopes, self._by_prior, self._tails, own)
+            factors = FactorCovariance(
+                iterate.slopes, self._by_prior, self._tails, model.factor_variances
+            )
             model = fit_noise(factors, contexts, forward.run, iterate.by_prior, priors)
         residual = residual_covariance(contexts, contexts, model.residual, priors.runs)
         self.contexts, self.model = contexts, model
@@ -168,8 +169,7 @@ def fit_noise(
         base = factors.of_rows(own) + by_runs * run_factors[run][:, None]
         factor = _likeliest_factor(base + np.diag(rows), by_residual, over, priors.left.open)
     whole = base + factor**2 * by_residual + np.diag(rows)
-    residual = scale_residual(priors.left, factor)
-    return NoiseModel(residual, run_factors, rows, own, invert(whole))
+    return NoiseModel(scale_residual(priors.left, factor), run_factors, rows, own, invert(whole))
 
 
 def _own_variances(

@@ -70,8 +70,7 @@ def read_plan(folder: Path) -> TracePlan:
         do not share.
     """
     files = _rank_files(folder)
-    groups = _read_groups(folder, len(files))
-    builder = _Builder(groups, len(files), folder)
+    builder = _Builder(_read_groups(folder, len(files)), len(files), folder)
     classes = _read_classes(files, builder)
     own = all(any(CLASS in node.attributes for node in each.nodes) for each in classes.values())
     for name, ranks in classes.items():
@@ -117,8 +116,14 @@ def _read_groups(folder: Path, ranks: int) -> dict[str, tuple[int, ...]]:
             isinstance(rank, int) and 0 <= rank < ranks for rank in members
         )
         if not whole or not members or len(set(members)) < len(members):
-            text = f"{str(members)[:60]} for {name!r}"
-            raise InputError(Fault("groups", text, f"{allowed}, ranks below {ranks}", str(path)))
+            raise InputError(
+                Fault(
+                    "groups",
+                    f"{str(members)[:60]} for {name!r}",
+                    f"{allowed}, ranks below {ranks}",
+                    str(path),
+                )
+            )
         groups[name] = tuple(members)
     return groups
 
@@ -294,8 +299,10 @@ class _Builder:
             stated_ends = [_number(attributes, key) for key in ("comm_src", "comm_dst")]
             ends = [rank if end is None else end for end in stated_ends]
             if ends[0] == ends[1] or not all(0 <= end < self.world for end in ends):
-                text = f"a message from rank {ends[0]} to {ends[1]} in {node.name!r}"
-                self._refuse(text, f"two of the {self.world} ranks")
+                self._refuse(
+                    f"a message from rank {ends[0]} to {ends[1]} in {node.name!r}",
+                    f"two of the {self.world} ranks",
+                )
             group = (ends[0], ends[1])
             own = f"{group[0]} to {group[1]}"
         if group is None:

@@ -49,12 +49,20 @@ def simulate_trace(folder: Path, topology: Topology, library: str = "nccl") -> S
     try:
         check_plan(plan)
     except ScheduleError as error:
-        allowed = "collectives that all ranks of their group share"
-        raise InputError(Fault("trace", str(error), allowed, str(folder))) from None
+        raise InputError(
+            Fault(
+                "trace", str(error), "collectives that all ranks of their group share", str(folder)
+            )
+        ) from None
     ranks = sum(len(each.ranks) for each in plan.classes)
     if ranks > len(topology.ranks):
-        text = f"{ranks} ranks, on {len(topology.ranks)} GPUs"
-        raise InputError(Fault("--topology", text, f"a machine of {ranks} GPUs or more"))
+        raise InputError(
+            Fault(
+                "--topology",
+                f"{ranks} ranks, on {len(topology.ranks)} GPUs",
+                f"a machine of {ranks} GPUs or more",
+            )
+        )
     machine = make_machine(topology, load_library(library))
     steps = STEPS if any(task.after_previous for task in plan.tasks) else 1
     slowdown = None if read.own else RECORDED

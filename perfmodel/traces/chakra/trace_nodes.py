@@ -247,8 +247,9 @@ def read_trace(
                 else:
                     nodes.append(decoder.node(message))
     except WireError as error:
-        text = f"message {len(nodes)}: {error}"
-        raise InputError(Fault("trace", text, allowed, str(path))) from None
+        raise InputError(
+            Fault("trace", f"message {len(nodes)}: {error}", allowed, str(path))
+        ) from None
     if not nodes:
         raise InputError(Fault("trace", "no nodes", allowed, str(path)))
     return tuple(nodes)
@@ -263,8 +264,9 @@ def _opened(path: Path) -> BinaryIO:
         return path.open("rb")
     data = read_bytes(path, LARGEST_BYTES)
     if not data:
-        allowed = "a Chakra execution trace (.et, protobuf)"
-        raise InputError(Fault("trace", "an empty file", allowed, str(path)))
+        raise InputError(
+            Fault("trace", "an empty file", "a Chakra execution trace (.et, protobuf)", str(path))
+        )
     return io.BytesIO(data)
 
 

@@ -54,8 +54,7 @@ def read_pass(table: EventTable, owners: Owners, window: Window) -> Pass:
     events = owners.events
     inside = (events.start >= window.start_s) & (events.start < window.end_s)
     rows = np.flatnonzero(inside & np.isin(events.name, table.named(EVALUATE)))
-    accumulates = table.named(ACCUMULATE)
-    ready = np.isin(events.name[rows], accumulates)
+    ready = np.isin(events.name[rows], table.named(ACCUMULATE))
     layers = np.zeros(len(rows), dtype=np.int64)
     number, closed, homes = 0, False, []
     for at, row in enumerate(rows.tolist()):
@@ -176,8 +175,7 @@ def _layer_word(owners: Owners, backward: Pass, forward: NDArray[np.int64], laye
 
 def _plain_word(name: str) -> str:
     """An operator's name as a layer's: no namespace, nothing that a file would have to quote."""
-    word = re.sub(r"[^A-Za-z0-9_.]+", "_", name.removeprefix("aten::")).strip("_")
-    return word[:60] or "layer"
+    return re.sub(r"[^A-Za-z0-9_.]+", "_", name.removeprefix("aten::")).strip("_")[:60] or "layer"
 
 
 def _module_names(

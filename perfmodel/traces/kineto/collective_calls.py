@@ -84,8 +84,7 @@ def elements_in(shapes: Any) -> int | None:
         return None
     if all(isinstance(size, int) and not isinstance(size, bool) for size in shapes):
         return math.prod(shapes)
-    sums = [elements_in(each) for each in shapes]
-    numbers = [number for number in sums if number is not None]
+    numbers = [number for number in [elements_in(each) for each in shapes] if number is not None]
     return sum(numbers) if numbers else None
 
 
@@ -117,16 +116,22 @@ def _of_kernels(table: EventTable, kernels: Events) -> tuple[Call, ...]:
         identity = own.get("External id")
         arguments = own if "In msg nelems" in own else {**own, **stated.get(identity, {})}
         start = float(kernels.start[at])
-        issued = launched.get(int(kernels.key[at]), start)
-        name = table.names[int(kernels.name[at])]
-        calls.append(_call(name, arguments, issued, start, float(kernels.end[at]), marks))
+        calls.append(
+            _call(
+                table.names[int(kernels.name[at])],
+                arguments,
+                launched.get(int(kernels.key[at]), start),
+                start,
+                float(kernels.end[at]),
+                marks,
+            )
+        )
     return tuple(calls)
 
 
 def _marked_elements(table: EventTable) -> list[tuple[float, float, int | None, str | None]]:
     """Begin, end, elements and type of the ranges that PyTorch puts around calls of a library."""
-    numbers = table.named(*BACKENDS)
-    chosen = table.marks.where(np.isin(table.marks.name, numbers))
+    chosen = table.marks.where(np.isin(table.marks.name, table.named(*BACKENDS)))
     rows = []
     for at in range(len(chosen)):
         arguments = table.arguments.get(("mark", int(chosen.row[at])), {})

@@ -222,8 +222,11 @@ class _Builder:
             return value
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not least <= value <= LONGEST_US:  # type: ignore[operator]
-            text = f"{field_} {value!r:.40} of {str(event.get('name'))[:40]!r}"
-            raise trace_fault(self.path, text, "microseconds, as numbers")
+            raise trace_fault(
+                self.path,
+                f"{field_} {value!r:.40} of {str(event.get('name'))[:40]!r}",
+                "microseconds, as numbers",
+            )
         return float(value)  # type: ignore[arg-type]
 
     def _store(

@@ -92,11 +92,11 @@ def trace_of(table: EventTable) -> RankTrace:
     if fsdp:
         gradients, units = shard_gradients(table, last.window, gradients, ready_s, buckets, fsdp)
     else:
-        copied = copied_sizes(work, last.work)
-        gradients, size_notes = fill_buckets(gradients, ready_s, buckets, copied)
+        gradients, size_notes = fill_buckets(
+            gradients, ready_s, buckets, copied_sizes(work, last.work)
+        )
     steps = [replace(step, buckets=_sized(step.buckets, gradients)) for step in steps]
     counted = steps[1:] if len(steps) >= MANY_STEPS else steps
-    header = _header(table)
     return RankTrace(
         path=path,
         layers=name_layers(table, owners, last.backward, last.forward),
@@ -115,7 +115,7 @@ def trace_of(table: EventTable) -> RankTrace:
         units=units,
         gathers=sum(call.op == "all_gather" for call in steps[-1].others),
         events=table.events,
-        **header,
+        **_header(table),
     )
 
 
@@ -182,8 +182,9 @@ def _step(
     averages = [c for c in others if c.op == "all_reduce"] if waits is not None else []
     exposed = max(0.0, max((call.end_s for call in (*buckets, *averages)), default=end_s) - end_s)
     spans = union([(call.start_s, call.end_s) for call in buckets])
-    begins = work.end[backward_rows] - work.taken_s[backward_rows]
-    overlapped = overlap_s(begins, work.end[backward_rows], spans)
+    overlapped = overlap_s(
+        work.end[backward_rows] - work.taken_s[backward_rows], work.end[backward_rows], spans
+    )
     at_work = overlap_s(work.start[backward_rows], work.end[backward_rows], spans)
     idle = np.minimum(work.gap_s[rows], np.maximum(0, work.issued_s[rows] - _before(work, rows)))
     waited_s = _waited(work, rows[in_backward == 0], others)
@@ -215,15 +216,13 @@ def _before(work: Work, rows: NDArray[np.int64]) -> FloatArray:
 
 def _backward_start(work: Work, part: _Part) -> float:
     """When backward began on the host; seconds."""
-    owner_rows = part.backward.operators
-    mine = np.flatnonzero(np.isin(work.owner[part.work], owner_rows))
+    mine = np.flatnonzero(np.isin(work.owner[part.work], part.backward.operators))
     return float(work.issued_s[part.work[mine[0]]]) if len(mine) else part.window.start_s
 
 
 def _phases(work: Work, part: _Part) -> tuple[NDArray[np.int64], tuple[float, float]]:
     """Of each piece of work: 0 forward, 1 backward, 2 after it; and when backward was issued."""
-    mine = np.isin(work.owner[part.work], part.backward.operators)
-    at = np.flatnonzero(mine)
+    at = np.flatnonzero(np.isin(work.owner[part.work], part.backward.operators))
     phase = np.zeros(len(part.work), dtype=np.int64)
     if not len(at):
         return phase, (part.window.start_s, part.window.end_s)
@@ -276,8 +275,11 @@ def _by_layer(
 
 def _gap_waits(work: Work, rows: NDArray[np.int64], others: tuple[Call, ...]) -> FloatArray:
     """Part of the gap before each piece in which a collective outside of backward is running."""
-    spans = union([(call.start_s, call.end_s) for call in others])
-    waits = overlap_s(_before(work, rows), work.start[rows], spans)
+    waits = overlap_s(
+        _before(work, rows),
+        work.start[rows],
+        union([(call.start_s, call.end_s) for call in others]),
+    )
     if len(waits):
         waits[0] = 0.0
     return waits
@@ -293,8 +295,7 @@ def _length(work: Work, part: _Part, following: _Part | None, begin: float) -> f
         consecutive = abs(following.window.start_s - part.window.end_s)
         if consecutive < 0.5 * (part.window.end_s - part.window.start_s):
             return float(work.start[following.work[0]]) - begin
-    ended = float(work.end[part.work].max()) - begin
-    return max(part.window.end_s - part.window.start_s, ended)
+    return max(part.window.end_s - part.window.start_s, float(work.end[part.work].max()) - begin)
 
 
 def _copied_in(table: EventTable, work: Work, part: _Part, phase: NDArray[np.int64]) -> FloatArray:
@@ -344,8 +345,7 @@ def _copies_out(work: Work, part: _Part) -> bool:
     mine = np.flatnonzero(np.isin(work.owner[part.work], part.backward.operators))
     if not len(mine):
         return False
-    rows = part.work[mine[-1] + 1 :]
-    return int((work.nbytes[rows] > 0).sum()) >= len(part.backward.gradients)
+    return int((work.nbytes[part.work[mine[-1] + 1 :]] > 0).sum()) >= len(part.backward.gradients)
 
 
 def _count_passes(table: EventTable, parts: list[_Part]) -> int:

@@ -74,8 +74,7 @@ def outermost(events: Events) -> Events:
     chosen = np.zeros(len(events), dtype=bool)
     for thread in np.unique(events.thread):
         rows = np.flatnonzero(events.thread == thread)
-        ends = np.maximum.accumulate(events.end[rows])
-        before = np.concatenate([[-np.inf], ends[:-1]])
+        before = np.concatenate([[-np.inf], np.maximum.accumulate(events.end[rows])[:-1]])
         # Times are whole nanoseconds at best: an operator may begin where its parent ends.
         chosen[rows] = events.start[rows] >= before - 1e-9
     return events.where(chosen)
@@ -95,10 +94,16 @@ def work_of(table: EventTable, owners: Owners) -> Work:
     chosen = np.flatnonzero(~busy)
     events = owners.events.where(~busy)
     lengths, gaps = _taken(events)
-    kind = events.name * (1 << 31) + events.detail
-    zeros = np.zeros(len(events), dtype=np.int64)
     return Work(
-        events.start, events.end, lengths, gaps, events.start, chosen, kind, zeros, on_cpu=True
+        events.start,
+        events.end,
+        lengths,
+        gaps,
+        events.start,
+        chosen,
+        events.name * (1 << 31) + events.detail,
+        np.zeros(len(events), dtype=np.int64),
+        on_cpu=True,
     )
 
 
@@ -113,8 +118,7 @@ def _device_work(table: EventTable, device: Events, owners: Owners) -> Work:
         owner[mine[inside]] = rows[at[inside]]
     lengths, gaps = _taken(device)
     kind = device.name * (1 << 31) + np.minimum(device.detail, (1 << 31) - 1)
-    copies = np.isin(device.name, table.named("Memcpy"))
-    nbytes = np.where(copies, device.detail, 0)
+    nbytes = np.where(np.isin(device.name, table.named("Memcpy")), device.detail, 0)
     return Work(device.start, device.end, lengths, gaps, issued, owner, kind, nbytes, on_cpu=False)
 
 
@@ -136,8 +140,7 @@ def _taken(events: Events) -> tuple[FloatArray, FloatArray]:
     """Time from the end of all earlier work to the end of each piece, and the gap in it."""
     ends = np.maximum.accumulate(events.end) if len(events) else events.end
     before = np.concatenate([events.start[:1], ends[:-1]])
-    lengths = np.maximum(0.0, events.end - before)
-    return np.asarray(lengths), np.maximum(0.0, events.start - before)
+    return np.asarray(np.maximum(0.0, events.end - before)), np.maximum(0.0, events.start - before)
 
 
 def overlap_s(start: FloatArray, end: FloatArray, spans: list[tuple[float, float]]) -> FloatArray:
@@ -200,8 +203,11 @@ def find_windows(table: EventTable, owners: Owners) -> tuple[tuple[Window, ...],
     """
     gradients = owners.events.where(np.isin(owners.events.name, table.named(ACCUMULATE)))
     if not len(gradients):
-        allowed = "a trace of training: forward, backward and what follows, with CPU activity"
-        raise trace_fault(table.path, "no backward pass that ends in gradients", allowed)
+        raise trace_fault(
+            table.path,
+            "no backward pass that ends in gradients",
+            "a trace of training: forward, backward and what follows, with CPU activity",
+        )
     windows, source = _marked(table), "ProfilerStep"
     if not windows:
         windows, source = _after_optimizer(table, owners), "the optimizer's steps"

@@ -222,8 +222,9 @@ def _matrix(operation: Operation, samples: int) -> dict[str, Any]:
     if len(shapes) < 2:
         return {}
     if name == "aten::linear" and len(shapes[1]) == 2:
-        bias = bool(shapes[2:3] and shapes[2])
-        return _product(math.prod(shapes[0][:-1]), *shapes[1], samples, bias=bias)
+        return _product(
+            math.prod(shapes[0][:-1]), *shapes[1], samples, bias=bool(shapes[2:3] and shapes[2])
+        )
     if name.startswith("aten::conv") and len(shapes[1]) in (3, 4) and len(out) == len(shapes[0]):
         return {"convolution": _convolution(shapes[0], shapes[1], out)}
     if name == "aten::scaled_dot_product_attention" and len(shapes[0]) == len(shapes[1]) == 4:

@@ -181,8 +181,7 @@ def sharding_of(nodes: ExecutedNodes, end: float) -> Sharding:
         name == ROOTS[version] and ROOTS[version] not in nodes.ancestors(number)
         for number, name in names.items()
     )
-    casts = CASTS in names.values()
-    return Sharding(version, tuple(dict.fromkeys(units)), roots, casts)
+    return Sharding(version, tuple(dict.fromkeys(units)), roots, CASTS in names.values())
 
 
 def in_units(

@@ -65,12 +65,12 @@ def run_draft(
     `cluster`, `batch`: as of `draft_scenario` and `read_executed_model`.
     Raises `InputError`: as these, or a cluster that does not resolve.
     """
-    model = read_executed_model(trace, batch)
-    draft = draft_scenario(read_execution_trace(trace), model, cluster)
+    draft = draft_scenario(read_execution_trace(trace), read_executed_model(trace, batch), cluster)
     path = write_draft(draft, folder)
     result = run_scenario(load_scenario(path))
-    sent = [bucket.nbytes for bucket in result.main.buckets]
-    compared = compare_buckets(draft.recorded_bytes, sent)
+    compared = compare_buckets(
+        draft.recorded_bytes, [bucket.nbytes for bucket in result.main.buckets]
+    )
     return DraftedRun(path, result, (*draft.notes, *filter(None, [compared])))
 
 
@@ -84,11 +84,15 @@ def draft_scenario(
     """
     operations = {each.op for each in trace.collectives}
     if others := sorted(operations - SHARDED):
-        allowed = (
-            "a step of DistributedDataParallel, of FSDP or of one GPU; of other training the "
-            "profiler's traces of all ranks, or Chakra's (a folder of PREFIX.RANK.et)"
+        raise InputError(
+            Fault(
+                "trace",
+                f"{', '.join(others)}",
+                "a step of DistributedDataParallel, of FSDP or of one GPU; of other training the "
+                "profiler's traces of all ranks, or Chakra's (a folder of PREFIX.RANK.et)",
+                str(trace.path),
+            )
         )
-        raise InputError(Fault("trace", f"{', '.join(others)}", allowed, str(trace.path)))
     is_sharded = "reduce_scatter" in operations
     op = "reduce_scatter" if is_sharded else "all_reduce"
     reduced = [c.nbytes for c in trace.collectives if c.op == op and c.elements > 1]

@@ -160,8 +160,7 @@ def _alone(step: TracedStep, effective: float) -> FloatArray:
     overlaps = np.zeros(len(ends))
     position = 0.0
     for low, high in sorted((call.start_s, call.end_s) for call in step.buckets):
-        since = max(low, position)
-        overlaps += np.maximum(0.0, np.minimum(ends, high) - np.maximum(starts, since))
+        overlaps += np.maximum(0.0, np.minimum(ends, high) - np.maximum(starts, max(low, position)))
         position = max(position, high)
     return np.asarray(step.backward_s - overlaps * (1 - 1 / effective))
 

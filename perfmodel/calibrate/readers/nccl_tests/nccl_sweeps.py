@@ -194,9 +194,14 @@ def _check_repeated(table: Table) -> None:
                 times.setdefault((row.nbytes, row.root), []).append(row.timings[0].time.value)
         for (nbytes, _), values in times.items():
             if min(values) > 0 and max(values) > MOST_APART * min(values):
-                problem = f"{nbytes:,} B in {min(values):g} and in {max(values):g}"
-                allowed = "one run in one table: is the head of a second missing?"
-                raise InputError(Fault("table", problem, allowed, line=table.line))
+                raise InputError(
+                    Fault(
+                        "table",
+                        f"{nbytes:,} B in {min(values):g} and in {max(values):g}",
+                        "one run in one table: is the head of a second missing?",
+                        line=table.line,
+                    )
+                )
 
 
 def _check_headless(table: Table, points: Points) -> None:
@@ -221,8 +226,12 @@ def _odd_row(table: Table) -> Fault:
     usual = statistics.median(exact) if exact else 1.0
     off = [max(low - usual, usual - high) for low, high in zip(lows, highs, strict=True)]
     row = table.rows[max(range(len(off)), key=off.__getitem__)]
-    problem = f"busbw that is another multiple of algbw ({row.nbytes:,} B) than in other rows"
-    return Fault("row", problem, "numbers that fit each other: it is garbled", line=row.line)
+    return Fault(
+        "row",
+        f"busbw that is another multiple of algbw ({row.nbytes:,} B) than in other rows",
+        "numbers that fit each other: it is garbled",
+        line=row.line,
+    )
 
 
 def points_of(rows: Sequence[Row]) -> Iterator[tuple[Printed, Printed]]:
@@ -263,14 +272,22 @@ def _identify(
         actual = f"{count}, where sizes are those of {parts}"
         raise InputError(Fault("ranks", actual, "a list of all ranks (cut off?)", line=table.line))
     if not listed.certain and count not in {parts, ranks_of_factor(name, points)}:
-        problem = f"{listed.count}, of which the list names some hosts alone"
-        allowed_list = "a list of all ranks (cut off?)"
-        raise InputError(Fault("ranks", problem, allowed_list, line=table.line))
+        raise InputError(
+            Fault(
+                "ranks",
+                f"{listed.count}, of which the list names some hosts alone",
+                "a list of all ranks (cut off?)",
+                line=table.line,
+            )
+        )
     count = count or parts or ranks_of_factor(name, points)
     if count is None:
         actual = "a table without its list of devices"
-        wanted_count = "how many there were (--nodes, --gpus-per-node)"
-        raise InputError(Fault("ranks", actual, wanted_count, line=table.line))
+        raise InputError(
+            Fault(
+                "ranks", actual, "how many there were (--nodes, --gpus-per-node)", line=table.line
+            )
+        )
     if count < 2:
         raise InputError(Fault("ranks", str(count), WITHOUT_MPI, line=table.line))
     return name, count
@@ -278,9 +295,7 @@ def _identify(
 
 def _redop(table: Table) -> str:
     """The reduction as printed, "none" where it has no column or is left empty."""
-    if table.columns is None:
-        return table.rows[0].redop
-    return table.rows[0].redop or "none"
+    return table.rows[0].redop if table.columns is None else table.rows[0].redop or "none"
 
 
 def _contradiction(table: Table, points: Points, count: int | None, listed: Ranks) -> Fault:
@@ -291,7 +306,10 @@ def _contradiction(table: Table, points: Points, count: int | None, listed: Rank
     actual = f"busbw over algbw that no collective has{among}"
     if listed.count and len(implied) == 1:
         (other,) = implied
-        problem = f"{listed.count} in the list, and {actual}"
-        allowed = f"{other}, by that multiple: is the list cut off?"
-        return Fault("ranks", problem, allowed, line=table.line)
+        return Fault(
+            "ranks",
+            f"{listed.count} in the list, and {actual}",
+            f"{other}, by that multiple: is the list cut off?",
+            line=table.line,
+        )
     return Fault("table", actual, "a table that is not garbled", line=table.line)

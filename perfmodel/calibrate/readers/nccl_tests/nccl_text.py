@@ -149,8 +149,14 @@ def _line(log: _Log, at: int, line: str) -> None:
         _row(log, at, row)
     elif log.tables and (start := garbled_start(line)) is not None:
         _end_row(log)
-        allowed = "size and count as whole numbers: the table is garbled"
-        log.faults.append(Fault("table", f"a row that begins with {start!r}", allowed, line=at))
+        log.faults.append(
+            Fault(
+                "table",
+                f"a row that begins with {start!r}",
+                "size and count as whole numbers: the table is garbled",
+                line=at,
+            )
+        )
     elif log.begun is not None and _goes_on(line):
         _continue_row(log, line.split())
     else:
@@ -178,8 +184,9 @@ def _open_table(log: _Log, at: int, columns: list[str], line: str) -> None:
     if columns.count("size") > 1:
         log.faults.append(Fault("table", "tables side by side", ONE_TABLE, line=at))
     if "cputime" in columns:
-        problem = "times that the CPU took to launch (-C)"
-        log.faults.append(Fault("table", problem, "times of the GPUs", line=at))
+        log.faults.append(
+            Fault("table", "times that the CPU took to launch (-C)", "times of the GPUs", line=at)
+        )
     unit_s = 1e-3 if is_milliseconds(line) else 1e-6
     log.tables.append(Table(at, columns, log.ranks, log.context.op, unit_s))
     log.ranks = []
@@ -269,8 +276,9 @@ def _end_row(log: _Log) -> None:
         return
     actual = f"a row of {3 + len(begun.cells)} cells"
     whole = len(table.columns) if table.columns else "9 or 13"
-    allowed = f"{whole}, as its head has: the table is cut off"
-    log.faults.append(Fault("table", actual, allowed, line=begun.line))
+    log.faults.append(
+        Fault("table", actual, f"{whole}, as its head has: the table is cut off", line=begun.line)
+    )
     log.begun = None
 
 

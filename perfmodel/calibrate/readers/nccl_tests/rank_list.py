@@ -111,8 +111,14 @@ def _completed(
         and len({(rank.rank // each, rank.host) for rank in ranks}) == hosts
     )
     if not regular:
-        problem = f"{len(ranks)} of the ranks 0 to {count - 1}"
-        raise InputError(Fault("ranks", problem, "a list of all of them (cut off?)", line=line))
+        raise InputError(
+            Fault(
+                "ranks",
+                f"{len(ranks)} of the ranks 0 to {count - 1}",
+                "a list of all of them (cut off?)",
+                line=line,
+            )
+        )
     return (count // each, each)
 
 
