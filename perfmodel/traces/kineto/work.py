@@ -21,8 +21,8 @@ ACCUMULATE = EVALUATE + "torch::autograd::AccumulateGrad"
 COPY_IN = "torch::distributed::reducer::mul_out"
 COPY_OUT = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 
-MOSTLY, HARDLY = 0.8, 0.02
-"""Part of a kernel that counts as beside a collective, and as without one."""
+BESIDE_SHARE, ALONE_SHARE = 0.8, 0.02
+"""Least part of a kernel that counts as beside a collective, and most of one that is alone."""
 
 LEAST_ALIKE = 3
 """Runs alone that a kernel needs for a median."""
@@ -30,7 +30,7 @@ LEAST_ALIKE = 3
 LEAST_SHARE = 0.05
 """Part of the time beside collectives that must have such a median: less says nothing."""
 
-LARGEST = 5.0
+LARGEST_SLOWDOWN = 5.0
 """A larger factor is not slower work, but processes that take turns on a core: kernels beside NCCL
 were measured to run up to twice as long (NVIDIA/nccl issues 338, 1428, 1433)."""
 
@@ -57,69 +57,43 @@ class Work:
     on_cpu: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Owners:
-    """Outermost operators of all threads, by begin."""
-
-    events: Events
-    names: tuple[str, ...]
-
-    def name(self, index: int) -> str:
-        """Name of an operator."""
-        return self.names[int(self.events.name[index])]
-
-
-def outermost(events: Events) -> Events:
-    """Those that lie in no other event of their thread."""
-    chosen = np.zeros(len(events), dtype=bool)
-    for thread in np.unique(events.thread):
-        rows = np.flatnonzero(events.thread == thread)
-        before = np.concatenate([[-np.inf], np.maximum.accumulate(events.end[rows])[:-1]])
-        # Times are whole nanoseconds at best: an operator may begin where its parent ends.
-        chosen[rows] = events.start[rows] >= before - 1e-9
-    return events.where(chosen)
-
-
-def owners_of(table: EventTable) -> Owners:
-    """Find the outermost operators."""
-    return Owners(outermost(table.ops), table.names)
-
-
-def work_of(table: EventTable, owners: Owners) -> Work:
-    """All work but communication."""
+def work_of(table: EventTable) -> Work:
+    """Return all work but communication."""
     device = table.device.where(~communication_mask(table))
     if len(device):
-        return _device_work(table, device, owners)
-    busy = np.isin(owners.events.name, table.named("c10d::", *BACKENDS, "record_param_comms"))
-    chosen = np.flatnonzero(~busy)
-    events = owners.events.where(~busy)
-    lengths, gaps = _taken(events)
+        return _device_work(table, device)
+    busy = np.isin(table.owners.name, table.named("c10d::", *BACKENDS, "record_param_comms"))
+    events = table.owners.where(~busy)
     return Work(
         events.start,
         events.end,
-        lengths,
-        gaps,
-        events.start,
-        chosen,
-        events.name * (1 << 31) + events.detail,
-        np.zeros(len(events), dtype=np.int64),
+        *_taken(events),
+        issued_s=events.start,
+        owner=np.flatnonzero(~busy),
+        kind=events.name * (1 << 31) + events.detail,
+        nbytes=np.zeros(len(events), dtype=np.int64),
         on_cpu=True,
     )
 
 
-def _device_work(table: EventTable, device: Events, owners: Owners) -> Work:
+def _device_work(table: EventTable, device: Events) -> Work:
     issued, threads = _launched(table, device)
-    owner = np.full(len(device), -1, dtype=np.int64)
-    for thread in np.unique(owners.events.thread):
-        rows = np.flatnonzero(owners.events.thread == thread)
-        mine = np.flatnonzero(threads == thread)
-        at = np.searchsorted(owners.events.start[rows], issued[mine], side="right") - 1
-        inside = (at >= 0) & (issued[mine] <= owners.events.end[rows][np.maximum(at, 0)])
+    owner, owners = np.full(len(device), -1, dtype=np.int64), table.owners
+    for thread in np.unique(owners.thread):
+        rows, mine = np.flatnonzero(owners.thread == thread), np.flatnonzero(threads == thread)
+        at = np.searchsorted(owners.start[rows], issued[mine], side="right") - 1
+        inside = (at >= 0) & (issued[mine] <= owners.end[rows][np.maximum(at, 0)])
         owner[mine[inside]] = rows[at[inside]]
-    lengths, gaps = _taken(device)
-    kind = device.name * (1 << 31) + np.minimum(device.detail, (1 << 31) - 1)
-    nbytes = np.where(np.isin(device.name, table.named("Memcpy")), device.detail, 0)
-    return Work(device.start, device.end, lengths, gaps, issued, owner, kind, nbytes, on_cpu=False)
+    return Work(
+        device.start,
+        device.end,
+        *_taken(device),
+        issued_s=issued,
+        owner=owner,
+        kind=device.name * (1 << 31) + np.minimum(device.detail, (1 << 31) - 1),
+        nbytes=np.where(np.isin(device.name, table.named("Memcpy")), device.detail, 0),
+        on_cpu=False,
+    )
 
 
 def _launched(table: EventTable, device: Events) -> tuple[FloatArray, NDArray[np.int64]]:
@@ -154,9 +128,7 @@ def overlap_s(start: FloatArray, end: FloatArray, spans: list[tuple[float, float
 # ---------------------------------------------------------------- beside collectives
 
 
-def estimate_slowdown(
-    work: Work, calls: Sequence[Call], windows: Sequence[tuple[float, float]]
-) -> float | None:
+def estimate_slowdown(work: Work, calls: Sequence[Call], windows: Sequence[Window]) -> float | None:
     """Return the time of work beside collectives over that of the same work alone, at least 1.
 
     Kernels are the same by name, grid and block, operators by name and shapes.
@@ -166,13 +138,10 @@ def estimate_slowdown(
     if not calls:
         return None
     length = work.end - work.start
-    inside = np.zeros(len(length), dtype=bool)
-    for low, high in windows:
-        inside |= (work.issued_s >= low) & (work.issued_s < high)
     spans = sorted((call.start_s, call.end_s) for call in calls)
     part = overlap_s(work.start, work.end, spans) / np.maximum(length, 1e-12)
-    usable = inside & (length > 0)
-    overlapped, alone = usable & (part > MOSTLY), usable & (part < HARDLY)
+    usable = np.any([window.holds(work.issued_s) for window in windows], axis=0) & (length > 0)
+    overlapped, alone = usable & (part > BESIDE_SHARE), usable & (part < ALONE_SHARE)
     compared_s = expected_s = 0.0
     for kind in np.unique(work.kind[overlapped]):
         same = work.kind == kind
@@ -185,7 +154,7 @@ def estimate_slowdown(
     if expected_s <= 0 or compared_s < LEAST_SHARE * overlapped_s:
         return None
     factor = max(1.0, compared_s / expected_s)
-    return factor if factor <= LARGEST else None
+    return factor if factor <= LARGEST_SLOWDOWN else None
 
 
 class Window(NamedTuple):
@@ -195,75 +164,65 @@ class Window(NamedTuple):
     start_s: float
     end_s: float
 
+    def holds(self, times_s: FloatArray) -> NDArray[np.bool_]:
+        """Return which times lie in the step."""
+        return (times_s >= self.start_s) & (times_s < self.end_s)
 
-def find_windows(table: EventTable, owners: Owners) -> tuple[tuple[Window, ...], str]:
+
+def find_windows(table: EventTable) -> tuple[tuple[Window, ...], str]:
     """Return the steps with a backward pass, and how they were found.
 
     Raises `InputError`: no backward pass in the trace.
     """
-    gradients = owners.events.where(np.isin(owners.events.name, table.named(ACCUMULATE)))
+    gradients = table.chosen(table.owners, ACCUMULATE)
     if not len(gradients):
         raise trace_fault(
             table.path,
             "no backward pass that ends in gradients",
             "a trace of training: forward, backward and what follows, with CPU activity",
         )
-    windows, source = _marked(table), "ProfilerStep"
-    if not windows:
-        windows, source = _after_optimizer(table, owners), "the optimizer's steps"
-    if not windows:
-        windows, source = _between_passes(table, owners), "the order of forward and backward"
-    chosen = tuple(
-        window
-        for window in windows
-        if np.any((gradients.start >= window.start_s) & (gradients.start < window.end_s))
-    )
+    sources = {
+        "ProfilerStep": _marked,
+        "the optimizer's steps": _after_optimizer,
+        "the order of forward and backward": _between_passes,
+    }
+    found = ((find(table), source) for source, find in sources.items())
+    windows, source = next((each for each in found if each[0]), ([], ""))
+    chosen = tuple(window for window in windows if np.any(window.holds(gradients.start)))
     if not chosen:
         raise trace_fault(table.path, "no whole step", "a trace with one whole step at least")
     return chosen, source
 
 
 def _marked(table: EventTable) -> list[Window]:
-    marks = table.marks.where(np.isin(table.marks.name, table.named("ProfilerStep#")))
-    if not len(marks):
-        return []
-    first = marks.where(marks.thread == marks.thread[0])
-    return [
-        Window(table.names[int(first.name[at])], float(first.start[at]), float(first.end[at]))
-        for at in range(len(first))
-    ]
+    marks = table.chosen(table.marks, "ProfilerStep#")
+    first = marks.where(marks.thread == marks.thread[:1])
+    spans = zip(first.name.tolist(), first.start.tolist(), first.end.tolist(), strict=True)
+    return [Window(table.names[name], start, end) for name, start, end in spans]
 
 
-def _after_optimizer(table: EventTable, owners: Owners) -> list[Window]:
-    marks = table.marks.where(np.isin(table.marks.name, table.named("Optimizer.step#")))
-    return _split(owners, marks.end.tolist())
+def _after_optimizer(table: EventTable) -> list[Window]:
+    return _split(table.owners, table.chosen(table.marks, "Optimizer.step#").end.tolist())
 
 
-def _between_passes(table: EventTable, owners: Owners) -> list[Window]:
+def _between_passes(table: EventTable) -> list[Window]:
     """Cut before the first operator with a gradient that follows a backward pass."""
-    events = owners.events
+    events = table.owners
     backward = np.isin(events.name, table.named(EVALUATE))
-    forward = ~backward & (events.key >= 0)
     cuts, in_backward = [], False
-    for at in range(len(events)):
-        if backward[at]:
-            in_backward = True
-        elif forward[at] and in_backward:
+    for at in np.flatnonzero(backward | (events.key >= 0)).tolist():
+        if in_backward and not backward[at]:
             cuts.append(float(events.start[at]) - 1e-9)
-            in_backward = False
-    return _split(owners, cuts)
+        in_backward = bool(backward[at])
+    return _split(events, cuts)
 
 
-def _split(owners: Owners, cuts: Sequence[float]) -> list[Window]:
-    events = owners.events
+def _split(events: Events, cuts: Sequence[float]) -> list[Window]:
     if not cuts or not len(events):
         return []
-    last = float(events.end.max())
-    borders = [float(events.start[0]), *cuts]
-    if np.any(events.start > cuts[-1]):
-        borders.append(last)
+    ends = [float(events.end.max())] if np.any(events.start > cuts[-1]) else []
     return [
         Window(f"step {number}", low, high)
-        for number, (low, high) in enumerate(pairwise(borders))
+        for number, (low, high) in enumerate(pairwise([float(events.start[0]), *cuts, *ends]))
         if high > low
     ]
