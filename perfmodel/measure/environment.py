@@ -6,10 +6,11 @@ import importlib.metadata
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.errors import Fault, InputError
@@ -18,40 +19,39 @@ from perfmodel.measure.p2p import largest_scratch
 from perfmodel.measure.reference import count_elements, make_moves
 from perfmodel.units import format_bytes
 
+T = TypeVar("T")
+
+
+def _ask(read: Callable[[], T], default: T) -> T:
+    """Return what a system reports, or a default where it has no such number or file."""
+    try:
+        return read()
+    except (AttributeError, OSError, ValueError):
+        return default
+
 
 def describe_machine() -> dict[str, str]:
     """Describe cpu, cores, memory, os, load before the run (1, 5 and 15 minutes), and `nice`.
 
     `nice`, the priority, is left out if it is zero.
     """
-    machine = {
+    cores = _ask(lambda: len(os.sched_getaffinity(0)), os.cpu_count() or 1)
+    memory = _ask(lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), 0)
+    release = platform.release().split("-")[0]  # without the distributor's suffix
+    texts = {
         "cpu": _read_cpu_name(),
-        "cores": str(_count_cores()),
-        "os": f"{platform.system()} {_read_release()}",
+        "cores": str(cores),
+        "os": f"{platform.system()} {release} {platform.machine()}",
+        "memory": format_bytes(memory) if memory else "",
+        "nice": str(_ask(lambda: os.nice(0), 0) or ""),
+        "load": read_load(),
     }
-    memory = _read_memory_bytes()
-    if memory is not None:
-        machine["memory"] = format_bytes(memory)
-    nice = _read_nice()
-    if nice:
-        machine["nice"] = str(nice)
-    load = read_load()
-    return machine | ({"load": load} if load else {})
-
-
-def _read_nice() -> int:
-    try:
-        return os.nice(0)
-    except (AttributeError, OSError):
-        return 0
+    return {name: text for name, text in texts.items() if text}
 
 
 def read_load() -> str:
-    """Load averages of 1, 5 and 15 minutes; empty if the system has none."""
-    try:
-        return " ".join(f"{value:.2f}" for value in os.getloadavg())
-    except (AttributeError, OSError):
-        return ""
+    """Read load averages of 1, 5 and 15 minutes; empty if the system has none."""
+    return " ".join(f"{value:.2f}" for value in _ask(getattr(os, "getloadavg", tuple), ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,7 @@ def read_cpu_time() -> CpuTime | None:
         ticks = (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, AttributeError):
         return None
-    ours = os.times()
-    used = ours.user + ours.system + ours.children_user + ours.children_system
-    return CpuTime(ticks, used, time.monotonic())
+    return CpuTime(ticks, sum(os.times()[:4]), time.monotonic())
 
 
 def describe_other_load(before: CpuTime | None, cores: int) -> str:
@@ -97,37 +95,16 @@ def describe_versions() -> dict[str, str]:
 
 
 def _read_cpu_name() -> str:
-    """Marketing name of the CPU, with family and model, which distinguish generations."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
+    """Read the marketing name of the CPU, with family and model, which distinguish generations."""
+    text = _ask(lambda: Path("/proc/cpuinfo").read_text(encoding="utf-8"), "")
+    if not text:
         return platform.processor() or platform.machine()
-    pairs = [line.split(":", 1) for line in lines if ":" in line]
+    pairs = [line.split(":", 1) for line in text.splitlines() if ":" in line]
     fields = {name.strip(): value.strip() for name, value in pairs}
     name = fields.get("model name", platform.machine())
     if "cpu family" in fields and "model" in fields:
         name += f" (family {fields['cpu family']}, model {fields['model']})"
     return name
-
-
-def _count_cores() -> int:
-    """Cores that this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
-
-
-def _read_release() -> str:
-    """Version of the kernel without the distributor's suffix."""
-    return platform.release().split("-")[0] + f" {platform.machine()}"
-
-
-def _read_memory_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
 
 
 PROCESS_BYTES = 220 << 20
@@ -161,43 +138,35 @@ def require_memory(
         They do not fit together with torch itself.
     """
     largest = max(schedules, key=count_elements)
-    rank_bytes, count = _count_rank_bytes(job, largest), _count_local_ranks(job)
-    faults = []
-    if torch is not None:
-        sharing = count if job.backend == "device" else 1
-        free_bytes = min(
-            _read_device_bytes(torch, job, device) for device in range(count // sharing)
-        )
-        extra_bytes = 2 * (largest.nbytes + SIDE_BYTES) if job.backend == "device" else 0
-        faults += _find_faults(
-            largest, sharing * rank_bytes + extra_bytes, free_bytes, "of the GPU's memory"
-        )
-    host_bytes = 2 * largest.nbytes if job.backend == "device" else 0  # pinned and pageable
+    size, on_device = largest.nbytes, job.backend == "device"
+    rank_bytes = _count_rank_bytes(job, largest)
+    count = int(os.environ.get("LOCAL_WORLD_SIZE", job.ranks))
+    host_bytes = 2 * size if on_device else 0  # pinned and pageable
     host_bytes = count * (rank_bytes + PROCESS_BYTES) if job.backend == "gloo" else host_bytes
-    faults += _find_faults(largest, host_bytes, free_memory_bytes(), "of memory")
+    needs = [(host_bytes, free_memory_bytes(), "of memory")]
+    if torch is not None:
+        sharing, extra_bytes = (count, 2 * (size + SIDE_BYTES)) if on_device else (1, 0)
+        free = min(_read_device_bytes(torch, job, device) for device in range(count // sharing))
+        needs.insert(0, (sharing * rank_bytes + extra_bytes, free, "of the GPU's memory"))
+    faults = [
+        Fault(
+            "sizes",
+            f"{format_bytes(size)}, which needs {format_bytes(needed)} {where} in all",
+            f"sizes that fit into the free {format_bytes(free)}",
+        )
+        for needed, free, where in needs
+        if free is not None and needed > free
+    ]
     if faults:
         raise InputError(faults)
 
 
-def _find_faults(largest: Schedule, needed: int, free: int | None, where: str) -> list[Fault]:
-    if free is None or needed <= free:
-        return []
-    size = f"{format_bytes(largest.nbytes)}, which needs {format_bytes(needed)} {where} in all"
-    return [Fault("sizes", size, f"sizes that fit into the free {format_bytes(free)}")]
-
-
 def _count_rank_bytes(job: MeasurementJob, schedule: Schedule) -> int:
-    """Bytes of one rank's data, work buffer, scratch and copies."""
-    buffers = 2
-    if job.backend != "device":
-        buffers += (job.collective in PARTED_COLLECTIVES) + (job.collective in SUM_COLLECTIVES)
-    return (
-        buffers * count_elements(schedule) + largest_scratch(make_moves(schedule))
-    ) * job.itemsize
-
-
-def _count_local_ranks(job: MeasurementJob) -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", job.ranks))
+    """Count the bytes of one rank's data, work buffer, scratch and copies."""
+    copies = (job.collective in PARTED_COLLECTIVES) + (job.collective in SUM_COLLECTIVES)
+    buffers = 2 + (copies if job.backend != "device" else 0)
+    elements = buffers * count_elements(schedule) + largest_scratch(make_moves(schedule))
+    return elements * job.itemsize
 
 
 def _read_device_bytes(torch: ModuleType, job: MeasurementJob, device: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
@@ -100,8 +99,7 @@ def make_schedules(job: MeasurementJob) -> dict[int, Schedule]:
     ScheduleError
         An algorithm that needs switches that reduce.
     """
-    faults = list(_find_faults(job))
-    if faults:
+    if faults := _find_faults(job):
         raise InputError(faults)
     sizes = sorted({measured_size(job, nbytes) for nbytes in job.sizes})
     by_size = {nbytes: make_schedule(job, nbytes) for nbytes in sizes}
@@ -113,23 +111,32 @@ def make_schedules(job: MeasurementJob) -> dict[int, Schedule]:
     return by_size
 
 
-def _find_faults(job: MeasurementJob) -> Iterator[Fault]:
-    if job.dtype not in ITEM_BYTES:
-        yield Fault("--dtype", repr(job.dtype), allowed_names(ITEM_BYTES, job.dtype))
-    if job.ranks < 2:
-        yield Fault("--ranks", str(job.ranks), "2 or more")
-    if not job.sizes:
-        yield Fault("sizes", "none", "at least one")
-    elif max(job.sizes) > LARGEST_BYTES:
-        yield Fault("sizes", format_bytes(max(job.sizes)), f"up to {format_bytes(LARGEST_BYTES)}")
+def _find_faults(job: MeasurementJob) -> list[Fault]:
     low, high = TIMEOUTS_S
-    if not low <= job.timeout_s <= high:
-        allowed = f"from {format_time(low)} to {format_time(high)}"
-        yield Fault("--timeout", f"{job.timeout_s:g} s", allowed)
-    if not 0 < job.budget_s <= high:
-        yield Fault("--budget", f"{job.budget_s:g} s", f"above zero, up to {format_time(high)}")
-    if job.repeats is not None and job.repeats < 1:
-        yield Fault("--repeats", str(job.repeats), "1 or more")
+    largest, repeats = max(job.sizes, default=0), job.repeats
+    is_long = not low <= job.timeout_s <= high
+    least_to_most = f"from {format_time(low)} to {format_time(high)}"
+    is_spent, up_to = not 0 < job.budget_s <= high, f"above zero, up to {format_time(high)}"
+    problems = (
+        (
+            job.dtype not in ITEM_BYTES,
+            "--dtype",
+            repr(job.dtype),
+            allowed_names(ITEM_BYTES, job.dtype),
+        ),
+        (job.ranks < 2, "--ranks", str(job.ranks), "2 or more"),
+        (not job.sizes, "sizes", "none", "at least one"),
+        (
+            largest > LARGEST_BYTES,
+            "sizes",
+            format_bytes(largest),
+            f"up to {format_bytes(LARGEST_BYTES)}",
+        ),
+        (is_long, "--timeout", f"{job.timeout_s:g} s", least_to_most),
+        (is_spent, "--budget", f"{job.budget_s:g} s", up_to),
+        (repeats is not None and repeats < 1, "--repeats", str(repeats), "1 or more"),
+    )
+    return [Fault(field, found, allowed) for holds, field, found, allowed in problems if holds]
 
 
 def make_schedule(job: MeasurementJob, nbytes: int) -> Schedule:

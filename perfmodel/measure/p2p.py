@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,22 +34,16 @@ def count_scratch(rounds: Sequence[Sequence[Move]], rank: int) -> int:
 
 
 def largest_scratch(rounds: Sequence[Sequence[Move]]) -> int:
-    """Elements of scratch that a rank needs, the most of all ranks."""
-    return max((_count_round_scratch(moves) for moves in rounds), default=0)
-
-
-def _count_round_scratch(moves: Sequence[Move]) -> int:
-    moves_by_rank: dict[int, list[Move]] = {}
-    for move in moves:
-        for rank in {move.src, move.dst}:
-            moves_by_rank.setdefault(rank, []).append(move)
-    return max(
-        (
-            sum(m.count for m in find_staged_moves(own_moves, rank))
-            for rank, own_moves in moves_by_rank.items()
-        ),
-        default=0,
-    )
+    """Count the elements of scratch that a rank needs, the most of all ranks."""
+    most = 0
+    for moves in rounds:
+        moves_by_rank: dict[int, list[Move]] = {}
+        for move in moves:
+            for rank in {move.src, move.dst}:
+                moves_by_rank.setdefault(rank, []).append(move)
+        own = (count_scratch([mine], rank) for rank, mine in moves_by_rank.items())
+        most = max(most, *own, 0)
+    return most
 
 
 def find_staged_moves(moves: Sequence[Move], rank: int) -> list[Move]:
@@ -58,11 +53,12 @@ def find_staged_moves(moves: Sequence[Move], rank: int) -> list[Move]:
     writes to the same elements.
     """
     reads = {(m.read.start, m.read.stop) for m in moves if m.src == rank}
-    targets = [(m.write.start, m.write.stop) for m in moves if m.dst == rank]
+    targets = [(m, (m.write.start, m.write.stop)) for m in moves if m.dst == rank]
+    times = Counter(target for _, target in targets)
     return [
         move
-        for move, target in zip((m for m in moves if m.dst == rank), targets, strict=True)
-        if move.reduce or move.src == rank or target in reads or targets.count(target) > 1
+        for move, target in targets
+        if move.reduce or move.src == rank or target in reads or times[target] > 1
     ]
 
 

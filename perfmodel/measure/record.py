@@ -66,8 +66,8 @@ class MeasurementRow(FileModel):
 
     @model_validator(mode="after")
     def _check_order(self) -> MeasurementRow:
-        times = (self.min_s, self.p10_s, self.p25_s, self.median_s, self.p75_s, self.p90_s)
-        if list(times) != sorted(times):
+        times = [self.min_s, self.p10_s, self.p25_s, self.median_s, self.p75_s, self.p90_s]
+        if times != sorted(times):
             raise ValueError("times that do not fall from min_s to p90_s")
         return self
 
@@ -119,14 +119,11 @@ def read_measurement(path: Path) -> Measurement:
     """
     try:
         document = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        fault = Fault(
-            "file", f"no JSON ({error.msg})", "a measurement file", str(path), error.lineno
-        )
-        raise InputError(fault) from None
-    except RecursionError:
-        fault = Fault("file", "JSON nested too deeply", "a measurement file", str(path))
-        raise InputError(fault) from None
+    except (json.JSONDecodeError, RecursionError) as error:
+        text, line = "JSON nested too deeply", getattr(error, "lineno", None)
+        if isinstance(error, json.JSONDecodeError):
+            text = f"no JSON ({error.msg})"
+        raise InputError(Fault("file", text, "a measurement file", str(path), line)) from None
     return validate_document(Measurement, document, str(path))
 
 

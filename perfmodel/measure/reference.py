@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.collectives.schedule import Round, Schedule
+from perfmodel.collectives.schedule import Schedule
 from perfmodel.collectives.verify import must_hold
 from perfmodel.errors import DataMismatch
 from perfmodel.measure import status as rank_status
@@ -62,8 +62,21 @@ def make_moves(schedule: Schedule, window: Window | None = None) -> list[list[Mo
 
     A rank's buffer holds its copies of all chunks, or of the window's part of them, in order.
     """
-    bounds = _bounds(schedule, window)
-    return [_make_round_moves(round_, bounds) for round_ in schedule.rounds()]
+    bounds = _bounds(schedule, window).tolist()
+    places = [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
+    rounds = []
+    for each in schedule.rounds():
+        columns = (each.src, each.dst, each.src_chunk, each.dst_chunk, each.reduce)
+        rounds.append(
+            [
+                Move(src, dst, places[read], places[write], bool(reduce))
+                for src, dst, read, write, reduce in zip(
+                    *(c.tolist() for c in columns), strict=True
+                )
+                if places[read].stop > places[read].start
+            ]
+        )
+    return rounds
 
 
 def count_elements(schedule: Schedule) -> int:
@@ -87,16 +100,15 @@ def make_windows(schedule: Schedule) -> list[Window]:
 
 
 def covers_all_elements(schedule: Schedule) -> bool:
-    """Whether the windows of `make_windows` cover every chunk."""
+    """Tell whether the windows of `make_windows` cover every chunk."""
     return all(a.end >= b.begin for a, b in itertools.pairwise(make_windows(schedule)))
 
 
 def describe_sampling(schedules: Sequence[Schedule]) -> str:
     """Describe which sizes were compared in samples; empty if none."""
     sampled = [schedule.nbytes for schedule in schedules if not covers_all_elements(schedule)]
-    if not sampled:
-        return ""
-    return f"From {min(sampled)} bytes data were compared in {MOST_WINDOWS} samples of each chunk."
+    samples = f"data were compared in {MOST_WINDOWS} samples of each chunk."
+    return f"From {min(sampled)} bytes {samples}" if sampled else ""
 
 
 def window_slices(schedule: Schedule, window: Window) -> list[slice]:
@@ -114,17 +126,6 @@ def _bounds(schedule: Schedule, window: Window | None) -> NDArray[np.int64]:
         return ends.astype(np.int64)
     sizes = np.clip(np.diff(ends), window.begin, window.end) - window.begin
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-
-
-def _make_round_moves(round_: Round, bounds: NDArray[np.int64]) -> list[Move]:
-    columns = (round_.src, round_.dst, round_.src_chunk, round_.dst_chunk, round_.reduce)
-    moves = []
-    for src, dst, read, write, reduce in zip(*(c.tolist() for c in columns), strict=True):
-        source = slice(int(bounds[read]), int(bounds[read + 1]))
-        target = slice(int(bounds[write]), int(bounds[write + 1]))
-        if source.stop > source.start:
-            moves.append(Move(src, dst, source, target, bool(reduce)))
-    return moves
 
 
 # ---------------------------------------------------------------- numbers to move
@@ -183,11 +184,6 @@ def execute_moves(rounds: Sequence[Sequence[Move]], buffers: list[Array]) -> Non
 
 
 # ---------------------------------------------------------------- compared
-
-
-def expected_chunks(schedule: Schedule, rank: int) -> list[int]:
-    """Chunks that a rank must hold at the end."""
-    return [chunk for chunk in range(len(schedule.chunk_bytes)) if must_hold(schedule, rank, chunk)]
 
 
 def compare(
@@ -291,7 +287,7 @@ def check_result(
         status.item(schedule.nbytes, 1, 0)
         status.step(rank_status.LIBRARY)
         dist.all_reduce(total)
-    chunks = expected_chunks(schedule, rank)
+    chunks = [c for c in range(len(schedule.chunk_bytes)) if must_hold(schedule, rank, c)]
     for window, numbers in compute_expected(schedule, job.dtype):
         status.step(rank_status.PREPARE)  # comparing takes its time too
         expected, slices = numbers[rank], window_slices(schedule, window)

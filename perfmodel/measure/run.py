@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.errors import Fault, InputError, MeasurementError, PerfmodelError
+from perfmodel.files import attributes
 from perfmodel.measure import status as rank_status
 from perfmodel.measure.environment import (
     describe_machine,
@@ -49,35 +50,23 @@ def measure(job: MeasurementJob, progress: Progress | None = None) -> Measuremen
     MeasurementError
         A rank died or hung.
     """
-    schedules = list(
-        make_schedules(job).values()
-    )  # an invalid job is reported before a missing library
+    schedules = list(make_schedules(job).values())  # an invalid job is reported first
     require_torch()
-    started = dt.datetime.now(dt.UTC)
-    start_s = time.monotonic()
-    machine, versions = describe_machine(), describe_versions()
-    cpu_before = read_cpu_time()
+    started, start_s = dt.datetime.now(dt.UTC), time.monotonic()
+    machine, versions, cpu_before = describe_machine(), describe_versions(), read_cpu_time()
     outcome = _run_backend(job, schedules, progress, machine, versions)
     if outcome is None:
         return None
     rows, note = outcome
-    after = {
-        "load_after": read_load(),
-        "other_work": describe_other_load(cpu_before, int(machine["cores"])),
-    }
-    machine |= {name: text for name, text in after.items() if text}
+    other_work = describe_other_load(cpu_before, int(machine["cores"]))
+    after = {"load_after": read_load(), "other_work": other_work}
     return Measurement(
-        backend=job.backend,
-        collective=job.collective,
-        algorithm=job.algorithm,
-        ranks=job.ranks,
-        itemsize=job.itemsize,
+        **attributes(job, "backend collective algorithm ranks itemsize topology"),
         started=started.isoformat(timespec="seconds"),
         seconds=round(time.monotonic() - start_s, 1),
         command=_torchrun_command() + job.command if job.command else "",
-        machine=machine,
+        machine=machine | {name: text for name, text in after.items() if text},
         versions=versions,
-        topology=job.topology,
         hosts=count_hosts(),
         note=note,
         rows=tuple(rows),
@@ -91,23 +80,20 @@ def _run_backend(
     machine: dict[str, str],
     versions: dict[str, str],
 ) -> tuple[list[MeasurementRow], str] | None:
-    if job.backend == "device":
+    if job.backend == "gloo":
+        require_memory(job, schedules)
+    else:
         from perfmodel.measure.gpu_backend import describe_gpu, measure_device
 
-        torch = require_devices(job.backend, 1)
+        on_device = job.backend == "device"
+        needed = 1 if on_device else int(os.environ.get("LOCAL_WORLD_SIZE", job.ranks))
+        torch = require_devices(job.backend, needed)
         require_memory(job, schedules, torch)
         machine |= describe_gpu(torch)
-        versions |= {"cuda": str(torch.version.cuda)}
-        return measure_device(job, torch, "cuda", progress)
-    if job.backend == "nccl":
-        from perfmodel.measure.gpu_backend import describe_gpu
-
-        torch = require_devices(job.backend, int(os.environ.get("LOCAL_WORLD_SIZE", job.ranks)))
-        require_memory(job, schedules, torch)
+        if on_device:
+            versions |= {"cuda": str(torch.version.cuda)}
+            return measure_device(job, torch, "cuda", progress)
         versions |= {"nccl": ".".join(map(str, torch.cuda.nccl.version()))}
-        machine |= describe_gpu(torch)
-    else:
-        require_memory(job, schedules)
     if under_torchrun():
         return _run_as_group_member(job, progress)
     from perfmodel.measure.launcher import run_processes

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from perfmodel.measure.job import PARTED_COLLECTIVES, MeasurementJob, make_sched
 from perfmodel.measure.p2p import count_scratch, make_exchanges, make_library_call, run_exchanges
 from perfmodel.measure.record import MeasurementRow, summarise_times
 from perfmodel.measure.reference import (
-    Move,
     check_result,
     count_elements,
     describe_sampling,
@@ -72,8 +72,7 @@ def measure_rank(
         Wrong data, before anything was timed.
     """
     schedules = make_schedules(job)
-    rounds = {nbytes: make_moves(schedule) for nbytes, schedule in schedules.items()}
-    bench = _make_bench(job, status, schedules, rounds)
+    bench = _make_bench(job, status, schedules)
     status.stage(rank_status.CHECK)
     for nbytes, schedule in schedules.items():
         check_result(job, status, schedule, bench.start, bench.work, bench.calls[nbytes, 0])
@@ -82,68 +81,50 @@ def measure_rank(
     status.stage(rank_status.TIME)
     times = _time_all(status, bench, repeats)
     status.stage(rank_status.COLLECT)
-    rows = _summarise_rows(_gather_times(times), shared_clock)
-    return rows, describe_sampling(list(schedules.values()))
+    return _gather_rows(times, shared_clock), describe_sampling(list(schedules.values()))
 
 
 def _make_bench(
-    job: MeasurementJob,
-    status: rank_status.Status,
-    schedules: dict[int, Schedule],
-    rounds: dict[int, list[list[Move]]],
+    job: MeasurementJob, status: rank_status.Status, schedules: dict[int, Schedule]
 ) -> RankBench:
     import torch
 
     gpu = job.backend == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
+    rounds = {nbytes: make_moves(schedule) for nbytes, schedule in schedules.items()}
     counts = {nbytes: count_elements(schedule) for nbytes, schedule in schedules.items()}
-    scratch_count = max(count_scratch(parts, status.rank) for parts in rounds.values())
+    largest = max(counts.values())
 
     def empty(count: int) -> Any:
         return torch.zeros(max(count, 1), dtype=getattr(torch, job.dtype), device=device)
 
-    start, work, scratch = (
-        empty(max(counts.values())),
-        empty(max(counts.values())),
-        empty(scratch_count),
-    )
+    start, work = empty(largest), empty(largest)
+    scratch = empty(max(count_scratch(parts, status.rank) for parts in rounds.values()))
     fill(start, job, status.rank)
     # Only one call at a time uses scratch; only collectives in parts need a second whole buffer.
-    spare = empty(max(counts.values())) if job.collective in PARTED_COLLECTIVES else scratch
+    spare = empty(largest) if job.collective in PARTED_COLLECTIVES else scratch
     calls: dict[tuple[int, int], Callable[[], Any]] = {}
     for nbytes, count in counts.items():
         exchanges = make_exchanges(rounds[nbytes], status.rank, work[:count], scratch)
-        calls[nbytes, 0] = _wrap_exchanges(exchanges, status)
-        buffer_count = nbytes // job.itemsize  # without the extra elements of some schedules
+        calls[nbytes, 0] = partial(run_exchanges, exchanges, status)
+        place = slice(nbytes // job.itemsize)  # without the extra elements of some schedules
+        root = schedules[nbytes].root
         library = make_library_call(
-            job.collective,
-            job.ranks,
-            status.rank,
-            schedules[nbytes].root,
-            work[:buffer_count],
-            spare[:buffer_count],
+            job.collective, job.ranks, status.rank, root, work[place], spare[place]
         )
         if library is not None:
-            calls[nbytes, 1] = _wrap_library_call(library, status)
-    wait = torch.cuda.synchronize if gpu else _wait_for_nothing
-    return RankBench(start, work, calls, counts, wait)
+            calls[nbytes, 1] = partial(_call_library, library, status)
+    return RankBench(start, work, calls, counts, torch.cuda.synchronize if gpu else _do_nothing)
 
 
-def _wait_for_nothing() -> None:
+def _do_nothing() -> None:
     """Do nothing: on the CPU the work is complete when the call returns."""
 
 
-def _wrap_exchanges(exchanges: Sequence[Any], status: rank_status.Status) -> Callable[[], None]:
-    return lambda: run_exchanges(exchanges, status)
-
-
-def _wrap_library_call(call: Callable[[], Any], status: rank_status.Status) -> Callable[[], None]:
-    def timed() -> None:
-        status.step(rank_status.LIBRARY)
-        call()
-        status.step(rank_status.DONE)
-
-    return timed
+def _call_library(call: Callable[[], Any], status: rank_status.Status) -> None:
+    status.step(rank_status.LIBRARY)
+    call()
+    status.step(rank_status.DONE)
 
 
 def _time_once(
@@ -201,41 +182,34 @@ def _time_all(
 ) -> dict[tuple[int, int], Times]:
     """Time every size in passes, schedule and library alternating."""
     times: dict[tuple[int, int], Times] = {key: [] for key in bench.calls}
-    total, done = sum(repeats.values()), 0
+    order = [
+        (nbytes, repeat)
+        for part in range(PASSES)
+        for nbytes, count in repeats.items()
+        for repeat in range(count * part // PASSES, count * (part + 1) // PASSES)
+    ]
     gc.collect()
     gc.disable()
     try:
-        for part in range(PASSES):
-            for nbytes, count in repeats.items():
-                for repeat in range(count * part // PASSES, count * (part + 1) // PASSES):
-                    for kind in (0, 1):
-                        if (nbytes, kind) in times:
-                            times[nbytes, kind].append(
-                                _time_once(bench, status, nbytes, kind, repeat)
-                            )
-                    done += 1
-                    status.progress(done, total)
+        for done, (nbytes, repeat) in enumerate(order, start=1):
+            for kind in (0, 1):
+                if (nbytes, kind) in times:
+                    times[nbytes, kind].append(_time_once(bench, status, nbytes, kind, repeat))
+            status.progress(done, len(order))
     finally:
         gc.enable()
     return times
 
 
-def _gather_times(times: dict[tuple[int, int], Times]) -> list[dict[tuple[int, int], Times]]:
+def _gather_rows(times: dict[tuple[int, int], Times], shared_clock: bool) -> list[MeasurementRow]:
     import torch.distributed as dist
 
-    by_rank: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(by_rank, times)
-    return by_rank
-
-
-def _summarise_rows(
-    gathered: list[dict[tuple[int, int], Times]], shared_clock: bool
-) -> list[MeasurementRow]:
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, times)
     rows = []
     for nbytes, kind in sorted(gathered[0], key=lambda key: (key[1], key[0])):
-        times_s = compute_collective_times(
-            np.array([times[nbytes, kind] for times in gathered]), shared_clock=shared_clock
-        )
+        spans = np.array([times[nbytes, kind] for times in gathered])
+        times_s = compute_collective_times(spans, shared_clock=shared_clock)
         rows.append(summarise_times("library" if kind else "schedule", nbytes, times_s))
     return rows
 
@@ -252,8 +226,6 @@ def compute_collective_times(spans: Any, *, shared_clock: bool) -> list[float]:
     shared_clock : bool
     """
     begins, ends = spans[:, :, 0], spans[:, :, 1]
-    durations = (
-        ends.max(axis=0) - begins.max(axis=0) if shared_clock else (ends - begins).max(axis=0)
-    )
-    times_s: list[float] = durations.tolist()
-    return times_s
+    if shared_clock:
+        return list((ends.max(axis=0) - begins.max(axis=0)).tolist())
+    return list((ends - begins).max(axis=0).tolist())

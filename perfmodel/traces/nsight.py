@@ -141,31 +141,31 @@ class _Reader(TableBuilder):
     def _read_device(self, strings: Mapping[Any, str]) -> None:
         """Read kernels, whose detail is a hash of their shape, and copies, whose is their bytes."""
         fields = ("start", "end", "streamId", "correlationId")
-        for *times, stream, key, name, grid, block in self._rows(
+        for start, end, stream, key, name, grid, block in self._rows(
             KERNELS, *fields, "shortName", "gridX", "blockX"
         ):
             shape = hash((grid, block)) & 0x7FFFFFFF
             self._add(
-                "device", strings.get(name, str(name)), *times, ("stream", stream), key, shape
+                "device", strings.get(name, str(name)), start, end, ("stream", stream), key, shape
             )
         for table, name in COPIES.items():
-            for *times, stream, key, nbytes in self._rows(table, *fields, "bytes"):
+            for start, end, stream, key, nbytes in self._rows(table, *fields, "bytes"):
                 size = nbytes if isinstance(nbytes, int) else 0
-                self._add("device", name, *times, ("stream", stream), key, size)
+                self._add("device", name, start, end, ("stream", stream), key, size)
 
     def _read_ranges(self, strings: Mapping[Any, str]) -> None:
-        for *times, text, number, event_type, thread in self._rows(
+        for start, end, text, number, event_type, thread in self._rows(
             "NVTX_EVENTS", "start", "end", "text", "textId", "eventType", "globalTid"
         ):
             # Old exporters write an empty text where it is in StringIds.
             label = text if isinstance(text, str) and text else strings.get(number)
             match = None if label is None else _RANGE.fullmatch(label)
-            if match is None or times[1] is None or event_type not in (None, *PUSH_POP):
+            if match is None or end is None or event_type not in (None, *PUSH_POP):
                 continue
             name, sequence, sizes = match.groups()
             kind = "mark" if name.startswith(MARKS) or not _is_operator(name) else "op"
             key = None if sequence is None else int(sequence)
-            row = self._add(kind, name, *times, thread, key)
+            row = self._add(kind, name, start, end, thread, key)
             if sizes is not None and "Input Dims" in kept_fields(kind, name):
                 self.arguments[kind, row] = {"Input Dims": parse_sizes(sizes)}
 

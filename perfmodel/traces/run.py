@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.files import attributes
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.traces.execution_trace import is_execution_trace
 from perfmodel.traces.kineto.rank_trace import read_rank, trace_of
-from perfmodel.traces.model import Call, RankTrace
+from perfmodel.traces.model import RankTrace
 from perfmodel.traces.nsight import is_sqlite, read_nsight
-from perfmodel.traces.rebuild.layer_profile import BucketTimes, Profile, profile_ranks
-from perfmodel.traces.rebuild.scenario_files import Rebuilt, rebuild, write_rebuilt
+from perfmodel.traces.rebuild.layer_profile import Profile, profile_ranks
+from perfmodel.traces.rebuild.scenario_files import Rebuilt, rebuild
 
 if TYPE_CHECKING:
     from perfmodel.studies.run.result.model import Result, SizeResult
@@ -55,17 +56,16 @@ def replay(scenario: Path, profile: Profile, changes: Sequence[str] = ()) -> Com
     `changes`: fields to set, as ``--set`` has them.
     Raises `InputError`: changes that do not fit.
     """
-    return Comparison(
-        profile.step_s,
-        (min(profile.steps_s), max(profile.steps_s)),
-        run_scenario(load_scenario(str(scenario), list(changes))),
-    )
+    result = run_scenario(load_scenario(str(scenario), list(changes)))
+    return Comparison(profile.step_s, (min(profile.steps_s), max(profile.steps_s)), result)
 
 
 MOST_FILES = 64
 """Ranks whose traces are read together; more of them say little more."""
 
 SUFFIXES = (".json", ".json.gz", ".sqlite")
+
+BUCKET_FIELDS = "index elements dtype ready_s start_s end_s transfer_s least_s waiting_s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def analyse_traces(
             raise
         return TraceAnalysis(ranks, profile, None, str(error), None)
     with tempfile.TemporaryDirectory() as scratch:
-        scenario = write_rebuilt(rebuilt, folder or Path(scratch))
+        scenario = rebuilt.write(folder or Path(scratch))
         comparison = replay(scenario, profile)
         changed = replay(scenario, profile, changes) if changes else None
     return TraceAnalysis(ranks, profile, rebuilt, "", comparison, changed)
@@ -216,8 +216,11 @@ def to_json(analysis: TraceAnalysis) -> dict[str, Any]:
             "launch_wait_s": profile.launch_wait_s,
         },
         "overlap_slowdown": profile.slowdown,
-        "buckets": [_bucket(bucket) for bucket in profile.buckets],
-        "other_collectives": [_call(call) for call in first.steps[-1].others],
+        "buckets": [attributes(bucket, BUCKET_FIELDS) for bucket in profile.buckets],
+        "other_collectives": [
+            attributes(call, "op elements dtype group group_size") | {"time_s": call.length_s}
+            for call in first.steps[-1].others
+        ],
         "layers": _layers(analysis),
         "refusal": analysis.refusal or None,
         "notes": list(analysis.rebuilt.notes if analysis.rebuilt else first.notes),
@@ -227,55 +230,19 @@ def to_json(analysis: TraceAnalysis) -> dict[str, Any]:
             "simulated_s": analysis.comparison.simulated_s,
             "error": analysis.comparison.error,
             "buckets": [
-                {
-                    "index": each.index,
-                    "nbytes": each.nbytes,
-                    "ready_s": each.ready_s,
-                    "start_s": each.start_s,
-                    "end_s": each.end_s,
-                }
+                attributes(each, "index nbytes ready_s start_s end_s")
                 for each in analysis.comparison.point.buckets
             ],
         }
-    fit = analysis.rebuilt.fit if analysis.rebuilt else None
-    if fit is not None:
-        document["machine"] = {
-            "bandwidth_Bps": fit.bandwidth_Bps,
-            "latency_s": fit.latency_s,
-            "worst": fit.worst,
-        }
+    if analysis.rebuilt and analysis.rebuilt.fit:
+        document["machine"] = attributes(analysis.rebuilt.fit, "bandwidth_Bps latency_s worst")
     if analysis.changed is not None:
         document["changed"] = {"simulated_s": analysis.changed.simulated_s}
     return document
 
 
-def _bucket(bucket: BucketTimes) -> dict[str, Any]:
-    return {
-        "index": bucket.index,
-        "elements": bucket.elements,
-        "dtype": bucket.dtype,
-        "ready_s": bucket.ready_s,
-        "start_s": bucket.start_s,
-        "end_s": bucket.end_s,
-        "transfer_s": bucket.transfer_s,
-        "least_s": bucket.least_s,
-        "waiting_s": bucket.waiting_s,
-    }
-
-
-def _call(call: Call) -> dict[str, Any]:
-    return {
-        "op": call.op,
-        "elements": call.elements,
-        "dtype": call.dtype,
-        "group": call.group,
-        "group_size": call.group_size,
-        "time_s": call.length_s,
-    }
-
-
 def _layers(analysis: TraceAnalysis) -> list[dict[str, Any]]:
-    """Layers in the order in which backward completes them."""
+    """Return the layers in the order in which backward completes them."""
     first, profile = analysis.first, analysis.profile
     gradients = analysis.rebuilt.gradients if analysis.rebuilt else first.gradients
     return [
@@ -284,13 +251,8 @@ def _layers(analysis: TraceAnalysis) -> list[dict[str, Any]]:
             "forward_s": float(profile.forward_s[at]),
             "backward_s": float(profile.backward_s[at]),
             "gradients": [
-                {
-                    "name": g.name,
-                    "elements": g.elements,
-                    "dtype": g.dtype,
-                    "bucket": g.bucket,
-                    "shape": None if g.shape is None else list(g.shape),
-                }
+                attributes(g, "name elements dtype bucket")
+                | {"shape": None if g.shape is None else list(g.shape)}
                 for g in (gradients[number] for number in layer.gradients)
             ],
         }

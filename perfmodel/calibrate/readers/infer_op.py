@@ -40,8 +40,7 @@ MOST_RANKS = 200_000
 
 def op_named(text: str) -> str | None:
     """Return the collective of the last executable that a text names."""
-    ops = [OPS[name] for name in _PERF.findall(text) if name in OPS]
-    return ops[-1] if ops else None
+    return next((OPS[name] for name in reversed(_PERF.findall(text)) if name in OPS), None)
 
 
 def op_of_file(name: str) -> str | None:
@@ -68,26 +67,25 @@ def factor_of(points: Points) -> tuple[float, float] | None:
 def ops_allowed(
     points: Points, ranks: int | None, redop: str = "", root: str | None = None
 ) -> set[str]:
-    """Collectives whose bus bandwidth is such a multiple of the algorithm bandwidth.
+    """Return collectives whose bus bandwidth is such a multiple of the algorithm bandwidth.
 
     `redop` and `root`, where they are given, exclude those that print others: a send prints "sum".
     Source of the factors: nccl-tests ``doc/PERFORMANCE.md``.
     """
-    allowed = set(OPS.values())
+    allowed, adds = set(OPS.values()), {"all_reduce", "reduce_scatter", "reduce"}
     if redop:
-        adds = {"all_reduce", "reduce_scatter", "reduce"}
         allowed = {*adds, "send_recv"} if redop != "none" else allowed - adds
     if root is not None and int(root) < 0:
         allowed -= {"reduce", "broadcast"}
     measured = factor_of(points)
-    if measured is None:
-        return set()
-    return {op for op in allowed if _is_possible(op, ranks, *measured)}
+    return set() if measured is None else {op for op in allowed if _fits(op, ranks, *measured)}
 
 
-def _is_possible(op: str, ranks: int | None, low: float, high: float) -> bool:
+def _fits(op: str, ranks: int | None, low: float, high: float) -> bool:
+    """Tell whether the bus factor of a collective lies between two."""
     if ranks is not None and ranks >= 2:
-        return low * 0.9995 <= _factor(op, ranks) <= high * 1.0005
+        factor = 1.0 if op in _ALIKE else _scale(op) * (ranks - 1) / ranks
+        return low * 0.9995 <= factor <= high * 1.0005
     return low <= 1.0 <= high if op in _ALIKE else bool(_ranks_between(op, low, high))
 
 
@@ -95,16 +93,13 @@ _ALIKE = frozenset(("broadcast", "reduce", "send_recv"))
 """Bus bandwidth is algorithm bandwidth, among however many."""
 
 
-def _factor(op: str, ranks: int) -> float:
-    if op in _ALIKE:
-        return 1.0
-    return (2.0 if op == "all_reduce" else 1.0) * (ranks - 1) / ranks
+def _scale(op: str) -> float:
+    return 2.0 if op == "all_reduce" else 1.0
 
 
 def _ranks_between(op: str, low: float, high: float) -> range:
-    """Numbers of ranks whose factor lies between two."""
-    twice = 2.0 if op == "all_reduce" else 1.0
-    least, most = low / twice, high / twice
+    """Return the numbers of ranks whose factor lies between two."""
+    least, most = low / _scale(op), high / _scale(op)
     if least >= 1.0 or most < 0.5:
         return range(0)
     first = max(2, math.ceil(1.0 / (1.0 - least) - 1e-9))
@@ -113,11 +108,9 @@ def _ranks_between(op: str, low: float, high: float) -> range:
 
 
 def ranks_of_factor(op: str, points: Points) -> int | None:
-    """Number of ranks that a bus factor implies; None where it is ambiguous."""
-    measured = factor_of(points)
-    if measured is None or op in _ALIKE:
-        return None
-    numbers = _ranks_between(op, *measured)
+    """Return the number of ranks that a bus factor implies; None where it is ambiguous."""
+    measured = None if op in _ALIKE else factor_of(points)
+    numbers = range(0) if measured is None else _ranks_between(op, *measured)
     return numbers[0] if len(numbers) == 1 else None
 
 

@@ -51,6 +51,13 @@ FEWEST_PAIRS = 4
 """Sizes that tell what multiple is usual; with fewer both times are taken to be the same."""
 
 
+def refuse(line: int | None, *problems: tuple[object, str, str, str]) -> None:
+    """Raise the first of some problems that holds: whether it does, field, found, allowed."""
+    for holds, field_, found, allowed in problems:
+        if holds:
+            raise InputError(Fault(field_, found, allowed, line=line))
+
+
 @dataclass(frozen=True, slots=True)
 class SweepRow:
     """One size: bytes as the tool counts them, and seconds per collective."""
@@ -166,22 +173,20 @@ def spikes(times_s: Mapping[int, float], in_place_s: Mapping[int, float]) -> dic
 
 
 def rows_of(times_us: Iterable[tuple[int, float | None]]) -> tuple[SweepRow, ...]:
-    """Sizes and times (us) by size; rows of size zero and without a time are left out.
+    """Return sizes and times (us) by size; rows of size zero and without a time are left out.
 
     Raises `InputError`: a size or a time that nothing has, as a damaged digit makes it.
     """
     times_s = {n: time_us * 1e-6 for n, time_us in times_us if n > 0 and time_us and time_us > 0}
+    allowed = f"from {SHORTEST_MEASURED_S * 1e6:g} to {LONGEST_MEASURED_S * 1e6:g} us"
     for nbytes, time_s in times_s.items():
-        if nbytes > MOST_MEASURED_BYTES:
-            raise InputError(Fault("size", f"{nbytes} B", f"at most {MOST_MEASURED_BYTES:,}"))
-        if not SHORTEST_MEASURED_S <= time_s <= LONGEST_MEASURED_S:
-            raise InputError(
-                Fault(
-                    "time",
-                    f"{time_s * 1e6:g} us for {nbytes:,} B",
-                    f"from {SHORTEST_MEASURED_S * 1e6:g} to {LONGEST_MEASURED_S * 1e6:g} us",
-                )
-            )
+        is_long, is_time = nbytes > MOST_MEASURED_BYTES, f"{time_s * 1e6:g} us for {nbytes:,} B"
+        is_beyond = not SHORTEST_MEASURED_S <= time_s <= LONGEST_MEASURED_S
+        refuse(
+            None,
+            (is_long, "size", f"{nbytes} B", f"at most {MOST_MEASURED_BYTES:,}"),
+            (is_beyond, "time", is_time, allowed),
+        )
     return tuple(SweepRow(nbytes, times_s[nbytes]) for nbytes in sorted(times_s))
 
 
@@ -190,7 +195,6 @@ def version_text(number: int) -> str | None:
 
     Source: ``NCCL_VERSION`` in nccl.h: X*10000 + Y*100 + Z from 2.9 on, X*1000 + Y*100 + Z before.
     """
-    if number <= 0:
-        return None
     major = 10000 if number >= 10000 else 1000
-    return f"{number // major}.{number % major // 100}.{number % 100}"
+    text = f"{number // major}.{number % major // 100}.{number % 100}"
+    return text if number > 0 else None

@@ -44,27 +44,20 @@ def simulate_trace(folder: Path, topology: Topology, library: str = "nccl") -> S
 
     Raises `InputError`: traces that do not hold, or another number of ranks than the machine has.
     """
-    read = read_plan(folder)
-    plan = read.plan
+    plan, is_own = read_plan(folder)
     try:
         check_plan(plan)
     except ScheduleError as error:
-        raise InputError(
-            Fault(
-                "trace", str(error), "collectives that all ranks of their group share", str(folder)
-            )
-        ) from None
+        allowed = "collectives that all ranks of their group share"
+        raise InputError(Fault("trace", str(error), allowed, str(folder))) from None
     ranks = sum(len(each.ranks) for each in plan.classes)
     if ranks > len(topology.ranks):
-        raise InputError(
-            Fault(
-                "--topology",
-                f"{ranks} ranks, on {len(topology.ranks)} GPUs",
-                f"a machine of {ranks} GPUs or more",
-            )
-        )
-    machine = make_machine(topology, load_library(library))
-    steps = STEPS if any(task.after_previous for task in plan.tasks) else 1
-    slowdown = None if read.own else RECORDED
-    run = simulate(plan, machine, steps=steps, overlap_slowdown=slowdown)
+        text = f"{ranks} ranks, on {len(topology.ranks)} GPUs"
+        raise InputError(Fault("--topology", text, f"a machine of {ranks} GPUs or more"))
+    run = simulate(
+        plan,
+        make_machine(topology, load_library(library)),
+        steps=STEPS if any(task.after_previous for task in plan.tasks) else 1,
+        overlap_slowdown=None if is_own else RECORDED,
+    )
     return SimulatedTrace(plan, run, run.step_time_s)

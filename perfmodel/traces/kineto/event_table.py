@@ -83,8 +83,10 @@ class Columns:
         """Return arrays in the order in which events begin; longer ones first."""
         start, length = np.asarray(self.times).reshape(-1, 2).T
         order = np.lexsort((-length, start))
-        numbers = np.asarray(self.numbers, dtype=np.int64).reshape(-1, 4)[order].T.copy()
-        return Events(start[order], start[order] + length[order], *numbers, order)
+        numbers = np.asarray(self.numbers, dtype=np.int64).reshape(-1, 4)[order]
+        name, thread, key, detail = numbers.T.copy()
+        end = start[order] + length[order]
+        return Events(start[order], end, name, thread, key, detail, order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +187,19 @@ class TableBuilder:
     def table(self, header: Mapping[str, Any], count: int | None = None) -> EventTable:
         """Return the table; `count`: events of the file, if not those that were stored."""
         kinds = [self.columns[kind].frozen() for kind in KINDS]
-        count = sum(map(len, kinds)) if count is None else count
-        owners = outermost(kinds[0])
+        ops, marks, device, launches, modules = kinds
         return EventTable(
-            self.path, header, tuple(self.names), *kinds, owners, self.arguments, count
+            self.path,
+            header,
+            tuple(self.names),
+            ops,
+            marks,
+            device,
+            launches,
+            modules,
+            outermost(ops),
+            self.arguments,
+            sum(map(len, kinds)) if count is None else count,
         )
 
 

@@ -86,9 +86,8 @@ def trace_of(table: EventTable) -> RankTrace:
     last, buckets = parts[-1], steps[-1].buckets
     gradients = read_gradients(table, last.backward)
     handed_over = last.backward.gradients
-    ready_s = list(
-        zip(table.owners.start[handed_over].tolist(), table.owners.end[handed_over].tolist())
-    )
+    ends_s = table.owners.end[handed_over].tolist()
+    ready_s = list(zip(table.owners.start[handed_over].tolist(), ends_s, strict=True))
     size_notes: tuple[str, ...] = ()
     units: tuple[str, ...] = ()
     if fsdp:

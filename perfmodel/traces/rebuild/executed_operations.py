@@ -79,13 +79,17 @@ class ExecutedNodes:
     operations: list[Operation] = field(default_factory=list)
     gradients: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
 
+    def beginning(self, start: str) -> Iterator[int]:
+        """Yield the numbers of nodes whose names begin so."""
+        return (number for number, (name, _) in self.parents.items() if name.startswith(start))
+
     def ancestors(self, number: int) -> Iterator[str]:
-        """Names of what called a node, from near to far."""
-        name, parent = self.parents.get(number, ("", 0))
-        steps = 0
-        while parent in self.parents and parent != number and steps < len(self.parents):
+        """Yield the names of what called a node, from near to far."""
+        seen = {number}
+        _, parent = self.parents.get(number, ("", 0))
+        while parent in self.parents and parent not in seen:
+            seen.add(parent)
             name, parent = self.parents[parent]
-            steps += 1
             yield name
 
 
@@ -100,12 +104,12 @@ def read_nodes(path: Path) -> ExecutedNodes:
         if not isinstance(number, int) or not isinstance(name, str):
             continue
         nodes.parents[number] = name, parent if isinstance(parent, int) else 0
-        inputs, outputs = _tensors(row, "inputs"), _tensors(row, "outputs")
+        inputs = _tensors(row, "inputs")
         if name == ACCUMULATE and inputs and inputs[0]:
             nodes.gradients.append((number, inputs[0].shape))
         if name in WEIGHTS:
             values = row["inputs"].get("values") if isinstance(row.get("inputs"), dict) else []
-            shape = next((each.shape for each in outputs if each), ())
+            shape = next((each.shape for each in _tensors(row, "outputs") if each), ())
             nodes.operations.append(Operation(number, name, inputs, shape, tuple(values or ())))
     nodes.operations.sort(key=lambda each: each.number)
     return nodes
@@ -176,12 +180,12 @@ def sharding_of(nodes: ExecutedNodes, end: float) -> Sharding:
     )
     if not version:
         return Sharding()
-    units = [unit for _, unit, begins in _marks(names, version) if begins and unit]
+    units = dict.fromkeys(unit for _, unit, begins in _marks(names, version) if begins and unit)
     roots = sum(
         name == ROOTS[version] and ROOTS[version] not in nodes.ancestors(number)
         for number, name in names.items()
     )
-    return Sharding(version, tuple(dict.fromkeys(units)), roots, CASTS in names.values())
+    return Sharding(version, tuple(units), roots, CASTS in names.values())
 
 
 def in_units(

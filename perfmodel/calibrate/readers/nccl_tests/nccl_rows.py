@@ -120,11 +120,10 @@ def plain_row(line: str) -> str:
 
 
 def garbled_start(line: str) -> str | None:
-    """First two cells of what is a row but for them; None: it is no row."""
+    """Return the first two cells of what is a row but for them; None: it is no row."""
     almost = _ALMOST.search(line)
-    if almost is None or sum(number(cell) is not None for cell in almost[4].split()) < (
-        _FEWEST_NUMBERS
-    ):
+    numbers = 0 if almost is None else sum(number(c) is not None for c in almost[4].split())
+    if almost is None or numbers < _FEWEST_NUMBERS:
         return None
     return f"{almost[1]} {almost[2]}"[:60]
 
@@ -166,25 +165,26 @@ def is_milliseconds(head: str) -> bool:
 
 
 def guess_columns(cells: Sequence[str]) -> list[str] | None:
-    """Columns behind the type in a row whose head is missing; None: no such row."""
-    rest, names = list(cells), []
-    if rest and rest[0] in _REDOPS:
-        names.append(rest.pop(0) and "redop")
-    if rest and re.fullmatch(r"-?\d+", rest[0]) and len(rest) % 4 == 1:
-        names.append(rest.pop(0) and "root")
-    if not rest or len(rest) % 4 or len(rest) > 8:
+    """Guess the columns of a row whose head is missing by its cells behind the type.
+
+    Returns None where it is no such row.
+    """
+    has_redop = bool(cells) and cells[0] in _REDOPS
+    rest = cells[has_redop:]
+    has_root = len(rest) % 4 == 1 and re.fullmatch(r"-?\d+", rest[0]) is not None
+    rest = rest[has_root:]
+    if len(rest) not in (4, 8):
         return None
+    named = ["redop"] * has_redop + ["root"] * has_root
     results = ["time", "algbw", "busbw", "#wrong"] * (len(rest) // 4)
-    return ["size", "count", "type", *names, *results]
+    return ["size", "count", "type", *named, *results]
 
 
 def result_columns(columns: Sequence[str], cells: Sequence[str]) -> tuple[list[str], str]:
-    """Names of the cells behind the type, and the reduction (an empty column has no cell)."""
+    """Return names of the cells behind the type, and the reduction (if empty it has no cell)."""
     names = list(columns[3:])
     redop = cells[0] if cells and "redop" in names and number(cells[0]) is None else ""
-    if "redop" in names and not redop:
-        names = [name for name in names if name != "redop"]
-    return names, redop
+    return [name for name in names if redop or name != "redop"], redop
 
 
 def enough_cells(names: Sequence[str], cells: Sequence[str]) -> int:
@@ -204,31 +204,26 @@ def row_of(
 
 
 def _timing(names: Sequence[str], cells: Sequence[str], at: int) -> Timing | None:
-    time = printed(cells[at]) if at < len(cells) else None
-    if time is None or time.value < 0:
-        return None
-
-    def later(name: str) -> Printed | None:
-        place = next((i for i in range(at, len(names)) if names[i] == name), None)
-        return printed(cells[place]) if place is not None and place < len(cells) else None
-
-    return Timing(time, later("algbw"), later("busbw"))
+    """Return the first time and bandwidths from a column on."""
+    cell_of = dict(reversed(list(zip(names[at:], cells[at:], strict=False))))
+    time, algbw, busbw = (printed(cell_of.get(name, "")) for name in ("time", "algbw", "busbw"))
+    return None if time is None or time.value < 0 else Timing(time, algbw, busbw)
 
 
 # ---------------------------------------------------------------- do its numbers agree?
 
 
 def disagreement(row: Row, unit_s: float) -> str | None:
-    """What in a row contradicts the rest of it, as a phrase; None: it agrees."""
-    if row.nbytes and not row.count:
+    """Say what in a row contradicts the rest of it; None: it agrees."""
+    if not row.nbytes:
+        return None
+    if not row.count:
         return f"{row.nbytes:,} B of no elements"
-    if row.nbytes and row.nbytes % (row.count * ITEM_BYTES[row.dtype]):
-        each = ITEM_BYTES[row.dtype]
+    each = ITEM_BYTES[row.dtype]
+    if row.nbytes % (row.count * each):
         return f"{row.nbytes:,} B of {row.count:,} elements of {each} B ({row.dtype})"
     for timing in row.timings:
-        if timing is None or timing.algbw is None or not row.nbytes:
-            continue
-        if not _agrees(row.nbytes, timing, unit_s):
+        if timing is not None and timing.algbw and not _agrees(row.nbytes, timing, unit_s):
             rate = row.nbytes / (timing.time.value * unit_s) * 1e-9 if timing.time.value else 0.0
             return (
                 f"{row.nbytes:,} B in {timing.time.value:g} (algbw {rate:.2f} GB/s) beside an "

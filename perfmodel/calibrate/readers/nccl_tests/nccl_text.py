@@ -18,7 +18,6 @@ from perfmodel.calibrate.readers.log_lines import number
 from perfmodel.calibrate.readers.nccl_tests.nccl_rows import (
     HEAD,
     ROW,
-    Row,
     columns_of,
     enough_cells,
     garbled_start,
@@ -33,10 +32,12 @@ from perfmodel.calibrate.readers.nccl_tests.nccl_sweeps import Context, Table, e
 from perfmodel.calibrate.readers.nccl_tests.rank_list import WITHOUT_MPI, ListedRank, listed_rank
 from perfmodel.calibrate.readers.sweep_records import PERFORMANCE, Sweep, version_text
 from perfmodel.errors import Fault, InputError
+from perfmodel.files import collect_faults
 from perfmodel.files.pasted_text import clean_characters, clean_lines
 
 _VERSION = re.compile(r"\bNCCL version (\d+\.\d+(?:\.\d+)?)|nccl-library=(\d+)")
 _ENV = re.compile(r"\b(NCCL_\w+)(?:=| set by environment to )\"?([\w:,^.-]*[\w:,^-])")
+_CELL = re.compile(r"[-+.\de]+|N/?A?|/A|A")
 ONE_TABLE = "one table: the lines of one run alone"
 _FAILURE = re.compile(r"Test (?:NCCL|CUDA) failure .*|.*NCCL WARN .*|.*\bSegmentation fault\b.*")
 
@@ -63,11 +64,6 @@ class _Log:
     faults: list[Fault] = field(default_factory=list)
     torn_head: bool = False
     """A head whose columns do not fit: what stands below it is not read."""
-
-
-def is_nccl_text(text: str) -> bool:
-    """Whether a text has the head of such a table, its list of ranks, or its rows."""
-    return is_nccl_log(clean_lines(clean_characters(text)))
 
 
 def is_nccl_log(lines: Sequence[str]) -> bool:
@@ -103,12 +99,14 @@ def read_nccl_log(
     lines: Sequence[str], file: str, *, op: str | None = None, ranks: int | None = None
 ) -> list[Sweep]:
     """Read all tables of cleaned lines; see `read_nccl_text`."""
-    log = _Log()
+    log = _Log(context=Context(file=Path(file).name))
     wrapped = -1
     for at, line in enumerate(lines, start=1):
         if at == wrapped or not line.strip():
             continue
-        whole = joined_head(line, lines[at]) if at < len(lines) and _may_wrap(line) else None
+        # Times of one placement alone: the head may go on in the next line.
+        may_wrap = HEAD.search(line) is not None and len(re.findall(r"\btime\b", line)) < 2
+        whole = joined_head(line, lines[at]) if at < len(lines) and may_wrap else None
         wrapped = at + 1 if whole else wrapped
         _line(log, at, whole or line)
     _end_row(log)
@@ -117,57 +115,37 @@ def read_nccl_log(
         problem = "no table of nccl-tests" + ", but a head cut or wrapped" * log.torn_head
         raise InputError(Fault("file", problem, allowed, file))
     sweeps: list[Sweep] = []
-    log.context.file = Path(file).name
     for table in log.tables:
-        try:
+        with collect_faults(log.faults):
             sweeps += sweeps_of(table, log.context, op, ranks)
-        except InputError as error:
-            log.faults += error.faults
     if log.faults:
-        raise InputError(_decisive(log.faults)).located(file)
+        # From one of these all others follow.
+        decisive = (f for f in log.faults if f.allowed in {WITHOUT_MPI, ONE_TABLE})
+        first = next(decisive, None)
+        raise InputError(log.faults if first is None else first).located(file)
     return each_once(sweeps)
 
 
-def _decisive(faults: list[Fault]) -> list[Fault]:
-    """The fault from which all others follow, if there is one of that kind."""
-    first = next((f for f in faults if f.allowed in {WITHOUT_MPI, ONE_TABLE}), None)
-    return faults if first is None else [first]
-
-
-def _may_wrap(line: str) -> bool:
-    """Whether a line is the head of a table with times of one placement alone."""
-    return HEAD.search(line) is not None and len(re.findall(r"\btime\b", line)) < 2
-
-
 def _line(log: _Log, at: int, line: str) -> None:
+    # Under the head of a table numbers are read as the tests print them.
+    plain = plain_row(line) if log.tables else line
     if (columns := columns_of(line)) is not None:
         _end_row(log)
         _open_table(log, at, columns, line)
     elif (rank := listed_rank(line)) is not None:
         log.ranks.append(rank)
-    elif (row := ROW.search(_in_table(log, line))) is not None and not _is_comment(line):
+    elif (row := ROW.search(plain)) is not None and not _is_comment(line):
         _row(log, at, row)
     elif log.tables and (start := garbled_start(line)) is not None:
         _end_row(log)
-        log.faults.append(
-            Fault(
-                "table",
-                f"a row that begins with {start!r}",
-                "size and count as whole numbers: the table is garbled",
-                line=at,
-            )
-        )
-    elif log.begun is not None and _goes_on(line):
-        _continue_row(log, line.split())
+        allowed = "size and count as whole numbers: the table is garbled"
+        log.faults.append(Fault("table", f"a row that begins with {start!r}", allowed, line=at))
+    elif log.begun is not None and all(_CELL.fullmatch(cell) for cell in line.split()):
+        _continue_row(log, log.begun, line.split())
     else:
         if log.begun is not None and not log.begun.torn:
             _end_row(log)
         _read_context(log, line)
-
-
-def _in_table(log: _Log, line: str) -> str:
-    """A line as it is, or, under the head of a table, with numbers as the tests print them."""
-    return plain_row(line) if log.tables else line
 
 
 def _is_comment(line: str) -> bool:
@@ -175,18 +153,13 @@ def _is_comment(line: str) -> bool:
     return line.lstrip().startswith("#") and not re.match(r"\s*#\s*\d+\s+\d+\s", line)
 
 
-def _goes_on(line: str) -> bool:
-    """Whether a line is the rest of a row: cells alone."""
-    return all(re.fullmatch(r"[-+.\de]+|N/?A?|/A|A", cell) for cell in line.split())
-
-
-def _open_table(log: _Log, at: int, columns: list[str], line: str) -> None:
-    if columns.count("size") > 1:
+def _open_table(log: _Log, at: int, columns: list[str] | None, line: str) -> None:
+    names = columns or []
+    if names.count("size") > 1:
         log.faults.append(Fault("table", "tables side by side", ONE_TABLE, line=at))
-    if "cputime" in columns:
-        log.faults.append(
-            Fault("table", "times that the CPU took to launch (-C)", "times of the GPUs", line=at)
-        )
+    if "cputime" in names:
+        problem = "times that the CPU took to launch (-C)"
+        log.faults.append(Fault("table", problem, "times of the GPUs", line=at))
     unit_s = 1e-3 if is_milliseconds(line) else 1e-6
     log.tables.append(Table(at, columns, log.ranks, log.context.op, unit_s))
     log.ranks = []
@@ -194,18 +167,18 @@ def _open_table(log: _Log, at: int, columns: list[str], line: str) -> None:
 
 def _read_context(log: _Log, line: str) -> None:
     """Read collective, version and settings from a line between tables."""
-    context = log.context
+    context, table = log.context, log.tables[-1] if log.tables else None
     context.op = op_named(line) or context.op
     if (version := _VERSION.search(line)) is not None:
         context.version = version.group(1) or version_text(int(version.group(2)[:9]))
     if "rccl-tests" in line.lower() or "RCCL version" in line:
         context.tool = "rccl-tests"
     context.env.update({name: to for name, to in _ENV.findall(line) if name in PERFORMANCE})
-    if log.tables and "..." in line and not line.strip(". "):
-        log.tables[-1].elided = True
     log.torn_head |= HEAD.search(line) is not None
-    if log.tables and not log.tables[-1].rows and (failure := _FAILURE.search(line)) is not None:
-        log.tables[-1].failure = log.tables[-1].failure or failure[0].strip()[:120]
+    if table is not None:
+        table.elided |= "..." in line and not line.strip(". ")
+        failure = None if table.rows else _FAILURE.search(line)
+        table.failure = table.failure or (failure[0].strip()[:120] if failure else "")
 
 
 # ---------------------------------------------------------------- rows
@@ -214,26 +187,22 @@ def _read_context(log: _Log, line: str) -> None:
 def _row(log: _Log, at: int, match: re.Match[str]) -> None:
     _end_row(log)
     rest, torn, _ = match[4].partition("NCCL")
-    if ROW.search(rest.partition("|")[0]) is not None:
+    rest = rest.partition("|")[0]
+    if ROW.search(rest) is not None:
         log.faults.append(Fault("table", "two rows in one line", "a line for each", line=at))
         return
-    cells = rest.split("|")[0].split() if "|" in rest else rest.split()
+    cells = rest.split()
     if torn:  # a line of NCCL's own came in between; it may run into the last cell
         cells = [restored for cell in cells if (restored := _restore_cell(cell))]
-    if not log.tables or log.tables[-1].columns is None:
-        if not log.tables and (log.torn_head or guess_columns(cells) is None):
+    if not log.tables:
+        if log.torn_head or guess_columns(cells) is None:
             return
-        if not log.tables:
-            log.tables.append(Table(at, None, log.ranks, log.context.op, 1e-6))
-            log.ranks = []
-            log.tables[-1].notes.append("its head is missing: columns by how their numbers fit")
-        log.begun = _Begun(match, cells, at, torn=bool(torn))
-        _add(log, cells)
-        return
+        _open_table(log, at, None, "")
+        log.tables[-1].notes.append("its head is missing: columns by how their numbers fit")
     log.begun = _Begun(match, cells, at, torn=bool(torn))
-    names, _ = result_columns(log.tables[-1].columns, cells)
-    if len(cells) >= len(names) and not torn:
-        _add(log, cells)
+    columns = log.tables[-1].columns
+    if columns is None or (not torn and len(cells) >= len(result_columns(columns, cells)[0])):
+        _add(log, log.begun)
 
 
 def _restore_cell(cell: str) -> str:
@@ -244,10 +213,9 @@ def _restore_cell(cell: str) -> str:
     return begin.group(0) if begin else ""
 
 
-def _continue_row(log: _Log, cells: list[str]) -> None:
-    """The rest, or more, of a row that other output or the width of a terminal cut in two."""
-    begun, columns = log.begun, log.tables[-1].columns
-    assert begun is not None
+def _continue_row(log: _Log, begun: _Begun, cells: list[str]) -> None:
+    """Add the rest, or more, of a row that other output or the width of a terminal cut in two."""
+    columns = log.tables[-1].columns
     if columns is None or not cells:
         return
     names, _ = result_columns(columns, begun.cells + cells)
@@ -255,31 +223,28 @@ def _continue_row(log: _Log, cells: list[str]) -> None:
         begun.cells[-1] += cells.pop(0)  # the width cut a cell in two
     begun.cells += cells
     if len(begun.cells) >= len(names):
-        _add(log, begun.cells)
+        _add(log, begun)
 
 
 def _end_row(log: _Log) -> None:
     """End a row whose cells did not come: times out of place may be whole all the same."""
-    begun = log.begun
+    begun, log.begun = log.begun, None
     if begun is None:
         return
     table = log.tables[-1]
     if begun.torn:
         table.notes.append(f"the row of {begun.match[1]} bytes, cut by other output, was left out")
-        log.begun = None
         return
     columns = table.columns or guess_columns(begun.cells)
     names = result_columns(columns, begun.cells)[0] if columns else []
     if enough_cells(names, begun.cells) and names.count("time") > 1 and _is_one(names, begun.cells):
         table.without_in_place += 1
-        _add(log, begun.cells)
+        _add(log, begun)
         return
-    actual = f"a row of {3 + len(begun.cells)} cells"
     whole = len(table.columns) if table.columns else "9 or 13"
-    log.faults.append(
-        Fault("table", actual, f"{whole}, as its head has: the table is cut off", line=begun.line)
-    )
-    log.begun = None
+    allowed = f"{whole}, as its head has: the table is cut off"
+    actual = f"a row of {3 + len(begun.cells)} cells"
+    log.faults.append(Fault("table", actual, allowed, line=begun.line))
 
 
 def _is_one(names: Sequence[str], cells: Sequence[str]) -> bool:
@@ -290,10 +255,9 @@ def _is_one(names: Sequence[str], cells: Sequence[str]) -> bool:
     )
 
 
-def _add(log: _Log, cells: list[str]) -> None:
-    begun, table = log.begun, log.tables[-1]
-    assert begun is not None
-    log.begun = None
+def _add(log: _Log, begun: _Begun) -> None:
+    """Add a row to the last table, or say what is wrong with it."""
+    table, cells, log.begun = log.tables[-1], begun.cells, None
     columns = table.columns or guess_columns(cells)
     if columns is None:
         problem = f"{len(cells)} cells behind the type"
@@ -302,11 +266,10 @@ def _add(log: _Log, cells: list[str]) -> None:
     names, redop = result_columns(columns, cells)
     root = cells[names.index("root")] if "root" in names and cells else None
     if root is not None and not re.fullmatch(r"-?\d{1,9}", root):
-        problem, allowed = repr(root[:40]), "a number: the table is garbled"
-        log.faults.append(Fault("root", problem, allowed, line=begun.line))
+        allowed = "a number: the table is garbled"
+        log.faults.append(Fault("root", repr(root[:40]), allowed, line=begun.line))
         return
     if table.elided:
         table.notes.append("rows that its author left out ('...') are missing")
         table.elided = False
-    row: Row = row_of(begun.match, names, redop, cells, begun.line)
-    table.rows.append(row)
+    table.rows.append(row_of(begun.match, names, redop, cells, begun.line))

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.calibrate.readers.sweep_records import refuse
 
 RANK = re.compile(
     r"\bRank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+(\d+)\s+)?on\s+(\S+)\s+device\s+(\d+)\s+"
@@ -71,23 +71,37 @@ def summary_of(lines: Sequence[ListedRank], line: int) -> Ranks:
     ranks = list(dict.fromkeys(lines))
     if not ranks:
         return Ranks()
-    if len({rank.group for rank in ranks}) > 1:
-        groups = len({rank.group for rank in ranks})
-        problem = f"{groups} groups of ranks that run at once (NCCL_TESTS_SPLIT)"
-        raise InputError(Fault("table", problem, "one group", line=line))
-    again = [number for number, times in Counter(r.rank for r in ranks).items() if times > 1]
-    if again == [0] and len({rank.rank for rank in ranks}) == 1:
-        problem = f"{len(ranks)} lists of one rank each"
-        raise InputError(Fault("ranks", problem, WITHOUT_MPI, line=line))
-    if again:
-        problem = f"rank {again[0]} twice, on different devices"
-        raise InputError(Fault("ranks", problem, "each rank once", line=line))
-    count = max(rank.rank for rank in ranks) + 1
-    hosts = Counter(rank.host for rank in ranks)
+    groups = len({rank.group for rank in ranks})
+    times = Counter(rank.rank for rank in ranks)
+    again = next((number for number, listed in times.items() if listed > 1), None)
+    refuse(
+        line,
+        (
+            groups > 1,
+            "table",
+            f"{groups} groups of ranks that run at once (NCCL_TESTS_SPLIT)",
+            "one group",
+        ),
+        (
+            again == 0 and len(times) == 1,
+            "ranks",
+            f"{len(ranks)} lists of one rank each",
+            WITHOUT_MPI,
+        ),
+        (
+            again is not None,
+            "ranks",
+            f"rank {again} twice, on different devices",
+            "each rank once",
+        ),
+    )
+    count, hosts = max(times) + 1, Counter(rank.host for rank in ranks)
     each = max(hosts.values()) if len(set(hosts.values())) == 1 else None
     nodes: int | None = len(hosts)
     if len(ranks) < count:
-        nodes, each = _completed(ranks, count, len(hosts), line)
+        each = max(rank.device for rank in ranks) + 1
+        nodes = count // each
+        _check_pattern(ranks, count, each, line)
     processes = {(rank.host, rank.process) for rank in ranks if rank.process}
     return Ranks(
         count,
@@ -95,41 +109,26 @@ def summary_of(lines: Sequence[ListedRank], line: int) -> Ranks:
         each,
         devices=tuple(dict.fromkeys(rank.model for rank in ranks if rank.model)),
         one_process=len(processes) < len(ranks) if processes else None,
-        notes=tuple(_notes(ranks, count)),
+        notes=_notes(ranks, count),
         certain=nodes == len(hosts),
     )
 
 
-def _completed(
-    ranks: Sequence[ListedRank], count: int, hosts: int, line: int
-) -> tuple[int | None, int | None]:
-    """Hosts and ranks of each, where lists leave out the middle: first and last of each host."""
-    each = max(rank.device for rank in ranks) + 1
+def _check_pattern(ranks: Sequence[ListedRank], count: int, each: int, line: int) -> None:
+    """Refuse a list that leaves out others than the middle: first and last of each host."""
+    pairs = {(rank.rank // each, rank.host) for rank in ranks}
     regular = (
         count % each == 0
         and all(rank.rank % each == rank.device for rank in ranks)
-        and len({(rank.rank // each, rank.host) for rank in ranks}) == hosts
+        and len(pairs) == len({host for _, host in pairs})
     )
-    if not regular:
-        raise InputError(
-            Fault(
-                "ranks",
-                f"{len(ranks)} of the ranks 0 to {count - 1}",
-                "a list of all of them (cut off?)",
-                line=line,
-            )
-        )
-    return (count // each, each)
+    problem = f"{len(ranks)} of the ranks 0 to {count - 1}"
+    refuse(line, (not regular, "ranks", problem, "a list of all of them (cut off?)"))
 
 
-def _notes(ranks: Sequence[ListedRank], count: int) -> list[str]:
-    notes = []
-    if len(ranks) < count:
-        notes.append(f"{len(ranks)} of {count} ranks are listed: the others are taken to be alike")
+def _notes(ranks: Sequence[ListedRank], count: int) -> tuple[str, ...]:
     places = Counter((rank.host, rank.bus, rank.device) for rank in ranks)
     (host, bus, _), most = places.most_common(1)[0]
-    if most > 1:
-        notes.append(
-            f"{most} ranks share one GPU ({host}, {bus}): these are no times of {count} GPUs"
-        )
-    return notes
+    listed = f"{len(ranks)} of {count} ranks are listed: the others are taken to be alike"
+    shared = f"{most} ranks share one GPU ({host}, {bus}): these are no times of {count} GPUs"
+    return (listed,) * (len(ranks) < count) + (shared,) * (most > 1)
