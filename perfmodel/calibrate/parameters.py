@@ -225,8 +225,7 @@ def prior_covariance(
     correlation = np.array(
         [[priors[a.name].correlation(a, b) for b in parameters] for a in parameters]
     ).reshape(len(parameters), len(parameters))
-    covariance: FloatArray = correlation * np.outer(deviation, deviation)
-    return covariance
+    return np.asarray(correlation * np.outer(deviation, deviation))
 
 
 @dataclass(frozen=True)
@@ -246,8 +245,7 @@ class Prior:
 
 def invert(matrix: FloatArray) -> FloatArray:
     """Inverse of a covariance."""
-    inverse: FloatArray = np.asarray(np.linalg.inv(matrix), dtype=float)
-    return inverse
+    return np.asarray(np.linalg.inv(matrix), dtype=float)
 
 
 def draw_logs(
@@ -259,8 +257,7 @@ def draw_logs(
     """
     variances, axes = np.linalg.eigh(covariance)
     normal = rng.standard_normal(len(variances))
-    logs: FloatArray = axes @ (widening * np.sqrt(np.maximum(variances, 0.0)) * normal)
-    return logs
+    return np.asarray(axes @ (widening * np.sqrt(np.maximum(variances, 0.0)) * normal))
 
 
 def round_digits(number: float) -> float:

@@ -70,7 +70,7 @@ def _parse_latency(value: object) -> float:
     return number
 
 
-def _above_zero(parse: Callable[[object], float]) -> BeforeValidator:
+def _quantity(parse: Callable[[object], float]) -> BeforeValidator:
     def validate(value: object) -> float:
         number = parse(value)
         if number <= 0:
@@ -80,19 +80,21 @@ def _above_zero(parse: Callable[[object], float]) -> BeforeValidator:
     return BeforeValidator(validate)
 
 
-Bytes = Annotated[float, _above_zero(parse_bytes), _schema("25 MiB"), _unit("B")]
+Bytes = Annotated[float, _quantity(parse_bytes), _schema("25 MiB"), _unit("B")]
 """A size above zero, written with its unit; bytes."""
 
-SizeOrNothing = Annotated[float, _at_least_zero(parse_bytes), _schema("25 MiB"), _unit("B")]
+SizeOrNothing = Annotated[float, _quantity(parse_bytes, zero=True), _schema("25 MiB"), _unit("B")]
 """A size of zero or more, written with its unit; bytes."""
 
-Bandwidth = Annotated[float, _above_zero(parse_bandwidth), _schema("25 GB/s"), _unit("B/s")]
+Bandwidth = Annotated[float, _quantity(parse_bandwidth), _schema("25 GB/s"), _unit("B/s")]
 """A bandwidth above zero, written with its unit; bytes per second."""
 
-Seconds = Annotated[float, _at_least_zero(parse_time), _schema("1.3 us"), _unit("s")]
+Seconds = Annotated[float, _quantity(parse_time, zero=True), _schema("1.3 us"), _unit("s")]
 """A time of zero or more, written with its unit; seconds."""
 
-Latency = Annotated[float, _at_least_zero(_parse_latency), _schema("1.3 us"), _unit("s")]
+Latency = Annotated[
+    float, _quantity(parse_time, zero=True, most=LONGEST_LATENCY_S), _schema("1.3 us"), _unit("s")
+]
 """What one message or call waits, written with its unit; seconds."""
 
 
@@ -139,10 +141,10 @@ LinkLatency = Annotated[
 ]
 """Of an edge of a graph: seconds as a number, or text with its unit."""
 
-FlopRate = Annotated[float, _above_zero(parse_flop_rate), _schema("312 TFLOP/s"), _unit("FLOP/s")]
+FlopRate = Annotated[float, _quantity(parse_flop_rate), _schema("312 TFLOP/s"), _unit("FLOP/s")]
 """A compute rate above zero, written with its unit; operations per second."""
 
-Power = Annotated[float, _above_zero(parse_power), _schema("700 W"), _unit("W")]
+Power = Annotated[float, _quantity(parse_power), _schema("700 W"), _unit("W")]
 """A power above zero, written with its unit; watts."""
 
 Count = Annotated[int, Field(strict=True, gt=0, le=MOST_COUNT)]

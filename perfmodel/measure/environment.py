@@ -51,7 +51,8 @@ def describe_machine() -> dict[str, str]:
 
 def read_load() -> str:
     """Read load averages of 1, 5 and 15 minutes; empty if the system has none."""
-    return " ".join(f"{value:.2f}" for value in _ask(getattr(os, "getloadavg", tuple), ()))
+    averages: tuple[float, ...] = _ask(lambda: os.getloadavg(), ())  # noqa: PLW0108 (may lack it)
+    return " ".join(f"{value:.2f}" for value in averages)
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,5 +191,4 @@ def require_devices(backend: Backend, needed: int) -> ModuleType:
             f"backend {backend} needs a CUDA device for each of {needed} ranks, found {available}; "
             "--backend device runs several ranks on one"
         )
-    module: ModuleType = torch
-    return module
+    return torch

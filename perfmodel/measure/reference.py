@@ -151,8 +151,7 @@ def _mix_bits(count: NDArray[np.uint64]) -> NDArray[np.uint64]:
     bits = (count + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: NDArray[np.uint64] = bits ^ (bits >> np.uint64(31))
-    return mixed
+    return np.asarray(bits ^ (bits >> np.uint64(31)))
 
 
 def make_starting_data(schedule: Schedule, dtype: str, window: Window) -> list[Array]:
@@ -311,5 +310,4 @@ def read_whole_numbers(tensor: Any, slices: list[slice], like: Array) -> Array:
 
     elements = torch.cat([tensor[place] for place in slices])
     numbers = elements.double() if elements.is_floating_point() else elements
-    array: Array = numbers.cpu().numpy().astype(like.dtype)
-    return array
+    return np.asarray(numbers.cpu().numpy().astype(like.dtype))

@@ -92,8 +92,7 @@ def spread_of(
 
 def robust_weights(over: FloatArray, scatter: float) -> FloatArray:
     """Weights of rows in least squares that give soft L1; Huber, Robust Statistics (1981), 7.8."""
-    weights: FloatArray = (1.0 + (over / (LINEAR_UP_TO * scatter)) ** 2) ** -0.5
-    return weights
+    return np.asarray((1.0 + (over / (LINEAR_UP_TO * scatter)) ** 2) ** -0.5)
 
 
 def robust_deviation(residuals: FloatArray, freedom: int) -> float:

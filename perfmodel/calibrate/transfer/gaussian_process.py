@@ -77,8 +77,7 @@ def residual_covariance(
     )
     smooth = np.outer(*deviations) * np.exp(-0.5 * (apart[:, :, 0] / prior.octaves) ** 2)
     shares = np.outer(first.shares, second.shares)
-    covariance: FloatArray = scale * (prior.level**2 + smooth) * shares
-    return covariance
+    return np.asarray(scale * (prior.level**2 + smooth) * shares)
 
 
 def interpolate_by_size(
@@ -90,8 +89,7 @@ def interpolate_by_size(
         1.0 / (1.0 + np.exp(-(octaves - np.log2(nbytes))))
         for nbytes in (noise.turn_bytes, noise.bulk_bytes)
     )
-    interpolated: FloatArray = small + (middle - small) * beyond + (large - middle) * bulk
-    return interpolated
+    return np.asarray(small + (middle - small) * beyond + (large - middle) * bulk)
 
 
 def run_deviation(contexts: ContextArrays, noise: NoisePrior) -> FloatArray:
@@ -102,14 +100,12 @@ def run_deviation(contexts: ContextArrays, noise: NoisePrior) -> FloatArray:
     own = interpolate_by_size(
         contexts.octaves[:, 0], (noise.small, noise.middle, noise.large), noise
     )
-    deviation: FloatArray = contexts.shares * own + (1.0 - contexts.shares) * noise.start
-    return deviation
+    return np.asarray(contexts.shares * own + (1.0 - contexts.shares) * noise.start)
 
 
 def row_variance(contexts: ContextArrays, noise: NoisePrior) -> FloatArray:
     """Variance of the logarithm of a row's time that is the row's own, by size."""
-    variance: FloatArray = (noise.row * run_deviation(contexts, noise)) ** 2
-    return variance
+    return np.asarray((noise.row * run_deviation(contexts, noise)) ** 2)
 
 
 def run_covariance(
@@ -165,8 +161,7 @@ class ResidualProcess:
 
     @cached_property
     def _weights(self) -> FloatArray:
-        weights: FloatArray = np.asarray(self._inverse @ self.over, dtype=float)
-        return weights
+        return np.asarray(self._inverse @ self.over, dtype=float)
 
     def __call__(self, context: CollectiveContext) -> float:
         """Factor on the time; see `perfmodel.library.corrections.Corrections`."""

@@ -130,8 +130,7 @@ class FactorCovariance:
 
     def of_rows(self, own: FloatArray) -> FloatArray:
         """Covariance of the rows, the factors with variances of their `own` beside the prior."""
-        covariance: FloatArray = self.slopes @ (self.prior + np.diag(own)) @ self.slopes.T
-        return covariance
+        return np.asarray(self.slopes @ (self.prior + np.diag(own)) @ self.slopes.T)
 
 
 def fit_noise(
@@ -240,8 +239,7 @@ def _log_densities(base: FloatArray, by_residual: FloatArray, over: FloatArray) 
     variances, axes = np.linalg.eigh(whiten @ by_residual @ whiten.T)
     spread = 1.0 + np.outer(FACTORS**2, np.maximum(variances, 0.0))
     standardised = axes.T @ (whiten @ over)
-    densities: FloatArray = -0.5 * (np.log(spread) + standardised**2 / spread).sum(axis=1)
-    return densities
+    return np.asarray(-0.5 * (np.log(spread) + standardised**2 / spread).sum(axis=1))
 
 
 def _run_factors(
