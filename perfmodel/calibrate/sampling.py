@@ -142,14 +142,13 @@ class CollectiveRequest:
 
 
 def requests_of(plan: StepPlan, gpus_per_host: int) -> Iterator[CollectiveRequest]:
-    """Collectives of a step among more than one rank."""
-    groups = {each.name: each.groups for each in plan.communicators}
-    for task in plan.tasks:
-        if isinstance(task.work, Collective):
-            group = max(groups[task.work.communicator], key=len)
-            hosts = len({rank // gpus_per_host for rank in group})
-            if len(group) > 1:
-                yield CollectiveRequest(task.work.op, task.work.nbytes, len(group), hosts)
+    """Yield the collectives of a step among more than one rank."""
+    groups = {each.name: max(each.groups, key=len) for each in plan.communicators}
+    for work in (task.work for task in plan.tasks if isinstance(task.work, Collective)):
+        group = groups[work.communicator]
+        hosts = len({rank // gpus_per_host for rank in group})
+        if len(group) > 1:
+            yield CollectiveRequest(work.op, work.nbytes, len(group), hosts)
 
 
 def describe_beyond(
@@ -167,30 +166,26 @@ def describe_beyond(
     for name, unit in (("op", ""), ("ranks", " ranks"), ("hosts", " hosts")):
         measured = {getattr(point, name) for point in points}
         others = sorted({getattr(each, name) for each in questions} - measured)
-        if others:
-            beyond.append(
-                f"{_join_counts(others, unit)} (measured: {_join_counts(sorted(measured), unit)})"
-            )
+        known = _join_counts(sorted(measured), unit)
+        beyond += [f"{_join_counts(others, unit)} (measured: {known})"] if others else []
     smallest, largest = (end(point.nbytes for point in points) for end in (min, max))
-    sizes = [each.nbytes for each in questions]
-    if min(sizes) < smallest:
-        beyond.append(f"{format_bytes(min(sizes))} (measured from {format_bytes(smallest)} on)")
-    if max(sizes) > largest:
-        beyond.append(f"{format_bytes(max(sizes))} (measured up to {format_bytes(largest)})")
-    if not beyond:
-        return ()
+    least, most = (end(each.nbytes for each in questions) for end in (min, max))
+    if least < smallest:
+        beyond.append(f"{format_bytes(least)} (measured from {format_bytes(smallest)} on)")
+    if most > largest:
+        beyond.append(f"{format_bytes(most)} (measured up to {format_bytes(largest)})")
     less = (
         "there the datasheets' shape holds, with the measured factors, and the interval is wider"
         if fit.left is not None
         else "there no interval rests on a measurement"
     )
-    return (f"Beyond what profile {profile.name} was measured with: {'; '.join(beyond)}: {less}.",)
+    text = f"Beyond what profile {profile.name} was measured with: {'; '.join(beyond)}: {less}."
+    return (text,) if beyond else ()
 
 
 def _join_counts(values: Sequence[object], unit: str) -> str:
-    texts = [str(value) for value in values]
-    most = 4
+    texts, most = [str(value) for value in values], 4
     if len(texts) > most:
-        texts = [*texts[: most - 1], f"... {texts[-1]}"]
+        texts[most - 1 :] = [f"... {texts[-1]}"]
     listed = ", ".join(texts)
-    return f"{listed}{unit.removesuffix('s')}" if listed == "1" else f"{listed}{unit}"
+    return listed + (unit.removesuffix("s") if listed == "1" else unit)

@@ -99,18 +99,16 @@ class RowReader:
 
     def number(self, field: str) -> float | None:
         """Return a number above zero; None if the cell is empty or wrong (then reported)."""
-        value = self.text(field)
+        value, allowed = self.text(field), "a number above zero, or nothing if it is not stated"
         if not value:
             return None
         try:
-            number = float(value)
+            if 0 < (number := float(value)) < math.inf:
+                return number
         except ValueError:
-            self.fault(field, repr(value), "a number, or nothing if it is not stated")
-            return None
-        if not math.isfinite(number) or number <= 0:
-            self.fault(field, repr(value), "a number above zero, or nothing if it is not stated")
-            return None
-        return number
+            allowed = "a number, or nothing if it is not stated"
+        self.fault(field, repr(value), allowed)
+        return None
 
     def count(self, field: str) -> int | None:
         """Return a whole number above zero; None if the cell is empty or wrong (then reported)."""

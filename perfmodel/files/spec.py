@@ -53,28 +53,17 @@ def _schema(example: str) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "examples": [example]})
 
 
-def _at_least_zero(parse: Callable[[object], float]) -> BeforeValidator:
+def _quantity(
+    parse: Callable[[object], float], *, zero: bool = False, most: float = math.inf
+) -> BeforeValidator:
+    """Read text with a unit, above zero, or zero as well; `most`: of a latency."""
+
     def validate(value: object) -> float:
         number = parse(value)
-        if number < 0:
-            raise ValueError("zero or more")
-        return float(number)
-
-    return BeforeValidator(validate)
-
-
-def _parse_latency(value: object) -> float:
-    number = parse_time(value)
-    if number > LONGEST_LATENCY_S:
-        raise ValueError(f"a latency of at most {LONGEST_LATENCY_S:g} s")
-    return number
-
-
-def _quantity(parse: Callable[[object], float]) -> BeforeValidator:
-    def validate(value: object) -> float:
-        number = parse(value)
-        if number <= 0:
-            raise ValueError("more than zero")
+        if number > most:
+            raise ValueError(f"a latency of at most {most:g} s")
+        if number < 0 or (number == 0 and not zero):
+            raise ValueError("zero or more" if zero else "more than zero")
         return float(number)
 
     return BeforeValidator(validate)

@@ -129,14 +129,22 @@ def _direct_measurement(kind: str, logs: np.ndarray) -> DirectMeasurement:
 
 
 def _reason_unused(matrix: LinkMatrix) -> str | None:
-    """Why a matrix says nothing about the rate of a link; None where it does."""
-    if matrix.what == "latency":
-        return "the latency of one copy is not that of a step in a collective's kernel"
-    if matrix.ends == "gpu-gpu" and not matrix.p2p:
-        return "without peer access: a copy through host memory, which collectives do otherwise"
-    if matrix.test not in SINGLE_COPY_TESTS:
-        return "several copies at a time, or by kernels: the links' own rate does not show"
-    return None
+    """Say why a matrix says nothing about the rate of a link; None where it does."""
+    reasons = (
+        (
+            matrix.what == "latency",
+            "the latency of one copy is not that of a step in a collective's kernel",
+        ),
+        (
+            matrix.ends == "gpu-gpu" and not matrix.p2p,
+            "without peer access: a copy through host memory, which collectives do otherwise",
+        ),
+        (
+            matrix.test not in SINGLE_COPY_TESTS,
+            "several copies at a time, or by kernels: the links' own rate does not show",
+        ),
+    )
+    return next((reason for holds, reason in reasons if holds), None)
 
 
 def _ratios(matrix: LinkMatrix, topology: Topology) -> Iterator[tuple[str, float]]:
