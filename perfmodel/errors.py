@@ -93,6 +93,17 @@ class InputError(PerfmodelError, ValueError):
         )
 
 
+def failed(*checks: tuple[object, str, str, str]) -> list[Fault]:
+    """Return the faults of checks that fail: whether one does, then field, found and allowed."""
+    return [Fault(*texts) for fails, *texts in checks if fails]
+
+
+def raise_faults(faults: Iterable[Fault]) -> None:
+    """Raise InputError with all of the faults, if there are any."""
+    if found := tuple(faults):
+        raise InputError(found)
+
+
 class FieldErrors(InputError):
     """Faults of a section that its own validator finds together; they name its fields."""
 

@@ -25,12 +25,13 @@ from perfmodel.calibrate.parameters import (
     Value,
     round_digits,
 )
-from perfmodel.calibrate.transfer.gaussian_process import (
+from perfmodel.calibrate.transfer.priors import (
     ContextArrays,
+    NoisePrior,
+    ResidualPrior,
     ResidualProcess,
     run_covariance,
 )
-from perfmodel.calibrate.transfer.priors import NoisePrior, ResidualPrior
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import FileModel, find_file, load_document, write_atomically
 from perfmodel.library.corrections import CollectiveContext

@@ -15,9 +15,7 @@ from perfmodel.measure.gpu_microbenchmarks import (
     make_microbenchmarks,
     prepare_gpu,
 )
-from perfmodel.measure.job import MeasurementJob, make_schedules
-from perfmodel.measure.p2p import find_staged_moves, largest_scratch
-from perfmodel.measure.record import MeasurementRow, summarise_times
+from perfmodel.measure.job import MeasurementJob, MeasurementRow, make_schedules, summarise_times
 from perfmodel.measure.reference import (
     Move,
     compare,
@@ -29,6 +27,7 @@ from perfmodel.measure.reference import (
     read_whole_numbers,
     window_slices,
 )
+from perfmodel.measure.worker import find_staged_moves, largest_scratch
 from perfmodel.units import format_bytes
 
 

@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from perfmodel.measure.environment import SIDE_BYTES
-from perfmodel.measure.job import MeasurementJob
-from perfmodel.measure.record import MeasurementKind
+from perfmodel.measure.job import SIDE_BYTES, MeasurementJob, MeasurementKind
 
 triton: Any = None
 tl: Any = None

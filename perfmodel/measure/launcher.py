@@ -20,8 +20,7 @@ from typing import Any, NoReturn
 
 from perfmodel.errors import MeasurementError, PerfmodelError
 from perfmodel.measure import status as rank_status
-from perfmodel.measure.job import MeasurementJob
-from perfmodel.measure.record import MeasurementRow
+from perfmodel.measure.job import MeasurementJob, MeasurementRow
 from perfmodel.measure.status import shield_from_interrupt
 
 Progress = Callable[[int, int], None]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.collectives.catalog import bus_factor
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.traces.kineto.collective_calls import operation_of
 from perfmodel.traces.kineto.event_stream import first_bytes, opened
 
@@ -116,8 +116,7 @@ def _read_record(
         for name, value in numbers.items()
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e18
     ]
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     ranks, serial, nbytes, time_us = (float(value or 0) for value in numbers.values())
     op = operation_of(str(perf.get("coll"))[:40])
     size = int(nbytes) * (int(ranks) if op in PARTED else 1)

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 import perfmodel
 from perfmodel.errors import InputError
 from perfmodel.files import data_folder, line_of, plain, read_yaml
-from perfmodel.files import fast_yaml as by_libyaml
+from perfmodel.files import read as by_libyaml
 from perfmodel.files import read as reading
 from perfmodel.files.bounds import DEEPEST
-from perfmodel.files.fast_yaml import UnsupportedYaml, parse_with_libyaml
 from perfmodel.files.find import is_shipped
-from perfmodel.files.read import parse_yaml
+from perfmodel.files.read import UnsupportedYaml, parse_with_libyaml, parse_yaml
 
 pytest.importorskip("yaml.cyaml", reason="needs libyaml")
 SHIPPED = sorted(

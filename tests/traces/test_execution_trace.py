@@ -111,9 +111,7 @@ def test_a_sharded_step_is_drafted_with_its_units(recorded: Path, tmp_path: Path
         tuple(each.shape) for each in module.parameters()
     )
     assert (model.batch, model.passes, model.unread) == (BATCH, 2, 0)
-    scenario = load_scenario(
-        draft_scenario(trace, model, {"node": "dgx-a100"}).write(tmp_path)
-    )
+    scenario = load_scenario(draft_scenario(trace, model, {"node": "dgx-a100"}).write(tmp_path))
     assert scenario.compute.precision == "bf16"
     assert scenario.strategy.model_dump(exclude_defaults=True) == {
         "kind": "fsdp",

@@ -17,14 +17,14 @@ from perfmodel.calibrate.checks import faults_of
 from perfmodel.calibrate.estimation import ForwardModel, Observation
 from perfmodel.calibrate.parameters import Parameter, Values
 from perfmodel.calibrate.profile import Rows
-from perfmodel.errors import Fault, InputError, ScheduleError
+from perfmodel.errors import Fault, InputError, ScheduleError, raise_faults
 from perfmodel.library.lowering.edges import HOP_KINDS
 from perfmodel.library.lowering.protocols import (
     chunk_bytes,
     reduced_bytes,
 )
 from perfmodel.library.machine import Machine
-from perfmodel.measure.record import Measurement
+from perfmodel.measure.job import Measurement
 from perfmodel.simulate.uncontended import UncontendedTimer
 
 
@@ -53,8 +53,7 @@ def observations_of(
     names = list(files) or [f"measurement {number + 1}" for number in range(len(measurements))]
     named = list(zip(names, measurements, strict=True))
     faults = [fault for name, m in named for fault in faults_of(m, machine, name)]
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     observations: list[Observation] = []
     for run, (name, m) in enumerate(named):
         try:
@@ -70,8 +69,7 @@ def observations_of(
             )
         except InputError as error:
             faults += error.located(name).faults
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return sorted(observations, key=lambda o: (o.op, o.ranks, o.nbytes, o.run))
 
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from perfmodel.calibrate.readers.log_lines import number
-from perfmodel.calibrate.readers.sweep_records import LinkMatrix, refuse
+from perfmodel.calibrate.readers.sweep_records import LinkMatrix, number, refuse
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import collect_faults
 from perfmodel.files.pasted_text import clean_characters, clean_lines

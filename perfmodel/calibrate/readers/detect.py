@@ -23,9 +23,9 @@ from perfmodel.calibrate.readers.nccl_json import (
     read_nccl_json,
     read_rccl_json,
 )
-from perfmodel.calibrate.readers.nccl_tests.nccl_text import is_nccl_log, read_nccl_log
+from perfmodel.calibrate.readers.nccl_text import is_nccl_log, read_nccl_log
 from perfmodel.calibrate.readers.sweep_records import LinkMatrix, Sweep
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.files import plain as plain_values
 from perfmodel.files import validate_document
 from perfmodel.files.pasted_text import (
@@ -35,7 +35,7 @@ from perfmodel.files.pasted_text import (
     unwrapped,
     wrapped_width,
 )
-from perfmodel.measure.record import Measurement
+from perfmodel.measure.job import Measurement
 
 KNOWN = (
     "what 'perfmodel measure', nccl-tests (text, -J), rccl-tests (text, -Z json), nvbandwidth "
@@ -88,8 +88,7 @@ def read_files(
             contents.append(read_found(read_pasted_text(path), path, op=op, ranks=ranks))
         except InputError as error:
             faults += error.located(str(path)).faults
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return contents
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from perfmodel.calibrate.readers.infer_op import OPS, op_named, op_of_file
+from perfmodel.calibrate.readers.nccl_rows import OPS, op_named, op_of_file
 from perfmodel.calibrate.readers.sweep_records import (
     PERFORMANCE,
     Sweep,

@@ -13,12 +13,12 @@ from perfmodel.calibrate.readers import LinkMatrix, MeasurementFile, Sweep, Swee
 from perfmodel.calibrate.readers.sweep_records import refuse, spikes
 from perfmodel.calibrate.transfer.fit import SweepRun, fit_profile
 from perfmodel.calibrate.transfer.link_matrices import SINGLE_COPY_TESTS, measure_links
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, InputError, allowed_names, raise_faults
 from perfmodel.files import collect_faults
 from perfmodel.library.lowering.rings import OWN_ALGORITHM
 from perfmodel.library.nccl.communicator import MOST_OF_ONE_HOST
 from perfmodel.library.settings import settings_of
-from perfmodel.measure.record import Measurement
+from perfmodel.measure.job import Measurement
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology
 
@@ -81,8 +81,7 @@ class _FitInput:
                 line = sweep.line or None
                 self.unused.append(Fault("collective", repr(sweep.op), allowed, file, line))
         self.matrices += measured.matrices
-        if faults:
-            raise InputError(faults)
+        raise_faults(faults)
 
     def _add_sweep(self, sweep: Sweep, file: str, sha256: str) -> Topology:
         largest = self.build_topology(1, None).gpus_per_host

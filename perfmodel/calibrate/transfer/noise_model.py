@@ -19,13 +19,14 @@ from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.calibrate.estimation import Iterate, Precision
 from perfmodel.calibrate.parameters import invert
 from perfmodel.calibrate.transfer.forward_model import FactorModel
-from perfmodel.calibrate.transfer.gaussian_process import (
+from perfmodel.calibrate.transfer.priors import (
     ContextArrays,
+    Priors,
+    ResidualPrior,
     residual_covariance,
     row_variance,
     run_covariance,
 )
-from perfmodel.calibrate.transfer.priors import Priors, ResidualPrior
 
 ROUNDS = 4
 """Of fitting variances of rows, of runs and of the residual in turn."""

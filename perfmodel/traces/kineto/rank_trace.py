@@ -12,13 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray
-from perfmodel.traces.kineto.backward_layers import (
-    Pass,
-    forward_layers,
-    name_layers,
-    read_gradients,
-    read_pass,
-)
 from perfmodel.traces.kineto.collective_calls import read_calls
 from perfmodel.traces.kineto.event_stream import trace_fault
 from perfmodel.traces.kineto.event_table import FIRST_OPERATORS, MOST_SHAPED, EventTable, read_table
@@ -33,11 +26,16 @@ from perfmodel.traces.kineto.gradient_buckets import (
 from perfmodel.traces.kineto.work import (
     COPY_IN,
     COPY_OUT,
+    Pass,
     Window,
     Work,
     estimate_slowdown,
     find_windows,
+    forward_layers,
+    name_layers,
     overlap_s,
+    read_gradients,
+    read_pass,
     work_of,
 )
 from perfmodel.traces.model import Call, Gradient, RankTrace, TracedStep

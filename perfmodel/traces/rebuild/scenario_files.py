@@ -14,14 +14,19 @@ from typing import Any
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.files import write_atomically, write_json
 from perfmodel.topology.from_text.gpu_text import read_gpu
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.traces.model import Call, Gradient, RankTrace
-from perfmodel.traces.rebuild.layer_profile import BucketTimes, Profile
-from perfmodel.traces.rebuild.recorded_machine import LinkFit, fit_links, node_document
+from perfmodel.traces.rebuild.layer_profile import (
+    BucketTimes,
+    LinkFit,
+    Profile,
+    fit_links,
+    node_document,
+)
 from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.workload import load_workload
@@ -188,8 +193,7 @@ def _check_strategy(trace: RankTrace) -> None:
     faults = [
         Fault("trace", text, need, str(trace.path)) for holds, text, need in problems if holds
     ]
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
 
 
 def _gpu_name(trace: RankTrace) -> str:

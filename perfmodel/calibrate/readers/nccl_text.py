@@ -13,9 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from perfmodel.calibrate.readers.infer_op import op_named
-from perfmodel.calibrate.readers.log_lines import number
-from perfmodel.calibrate.readers.nccl_tests.nccl_rows import (
+from perfmodel.calibrate.readers.nccl_rows import (
     HEAD,
     ROW,
     columns_of,
@@ -24,13 +22,21 @@ from perfmodel.calibrate.readers.nccl_tests.nccl_rows import (
     guess_columns,
     is_milliseconds,
     joined_head,
+    op_named,
     plain_row,
     result_columns,
     row_of,
 )
-from perfmodel.calibrate.readers.nccl_tests.nccl_sweeps import Context, Table, each_once, sweeps_of
-from perfmodel.calibrate.readers.nccl_tests.rank_list import WITHOUT_MPI, ListedRank, listed_rank
-from perfmodel.calibrate.readers.sweep_records import PERFORMANCE, Sweep, version_text
+from perfmodel.calibrate.readers.nccl_sweeps import (
+    WITHOUT_MPI,
+    Context,
+    ListedRank,
+    Table,
+    each_once,
+    listed_rank,
+    sweeps_of,
+)
+from perfmodel.calibrate.readers.sweep_records import PERFORMANCE, Sweep, number, version_text
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import collect_faults
 from perfmodel.files.pasted_text import clean_characters, clean_lines
