@@ -47,22 +47,27 @@ def apply(profile: Profile, machine: Machine, *, rows: Rows | None = None) -> Ma
     InputError
         A profile of another machine or library, or with names that the machine lacks; all faults.
     """
-    fit = profile.fit_of(rows)
-    topology, library = machine.topology, machine.library.name
-    differing = []
-    if fit.gpu and fit.gpu != model_of(topology.gpu.name):
-        differing.append((f"made on {fit.gpu}", model_of(topology.gpu.name)))
-    if not fit.gpu and profile.topology != topology.template:
-        differing.append((f"made for {profile.topology!r}", repr(topology.template)))
-    if profile.library != library:
-        differing.append((f"made for library {profile.library!r}", f"library {library!r}"))
+    fit, topology, library = profile.fit_of(rows), machine.topology, machine.library.name
+    model, template = model_of(topology.gpu.name), topology.template
+    differing = (
+        (fit.gpu and fit.gpu != model, f"made on {fit.gpu}", model),
+        (
+            not fit.gpu and profile.topology != template,
+            f"made for {profile.topology!r}",
+            repr(template),
+        ),
+        (
+            profile.library != library,
+            f"made for library {profile.library!r}",
+            f"library {library!r}",
+        ),
+    )
     faults = [
         Fault("profile", f"{profile.name!r}, {actual}", f"a profile of {allowed}")
-        for actual, allowed in differing
+        for differs, actual, allowed in differing
+        if differs
     ]
-    if not fit.gpu:
-        faults += _unknown_names(profile, fit.numbers, machine)
-    raise_faults(faults)
+    raise_faults(faults if fit.gpu else faults + _unknown_names(profile, fit.numbers, machine))
     if not fit.gpu:
         changed = with_values(machine, fit.numbers)
         return replace(changed, topology=_cite(changed.topology, profile, fit, machine.settings))
@@ -121,11 +126,14 @@ def with_times(library: CommLibrary, values: Values) -> CommLibrary:
     segmented = [rates for rates in _rates_by_kind(values).values() if len(rates) > 1]
     protocols = {}
     for name, protocol in library.protocols.items():
-        own = {key: si for key, si in values.items() if key.where.partition("/")[0] == name}
-        update: dict[str, object] = {
-            PROTOCOL_FIELDS[key.name]: si for key, si in own.items() if key.name in PROTOCOL_FIELDS
-        }
-        step = {key.where.partition("/")[2]: si for key, si in own.items() if key.name == "step"}
+        update: dict[str, object] = {}
+        step: dict[str, float] = {}
+        for key, si in values.items():
+            protocol_name, _, hop = key.where.partition("/")
+            if protocol_name == name and key.name in PROTOCOL_FIELDS:
+                update[PROTOCOL_FIELDS[key.name]] = si
+            elif protocol_name == name and key.name == "step":
+                step[hop] = si
         if step:
             update["step"] = protocol.step.model_copy(update=step)
         for rates in segmented:
@@ -147,15 +155,10 @@ def _wire_segments(efficiency: float, rates: Mapping[float, float]) -> dict[str,
 
 
 def _unknown_names(profile: Profile, values: Values, machine: Machine) -> list[Fault]:
-    """Faults of values that name a protocol, a hop or a kind of link that there is not."""
-    protocols, hops = machine.library.protocols, ("nvlink", "pcie", "network", "memory")
-    steps = {f"{protocol}/{hop}" for protocol in protocols for hop in hops}
-    places = {
-        "launch": set(protocols),
-        "reduce": set(protocols),
-        "step": steps,
-        "rank_rate": set(protocols),
-        "host_step": set(protocols),
+    """Return faults of values that name a protocol, hop or kind of link that there is not."""
+    protocols, hops = set(machine.library.protocols), ("nvlink", "pcie", "network", "memory")
+    places = dict.fromkeys(PROTOCOL_FIELDS, protocols) | {
+        "step": {f"{protocol}/{hop}" for protocol in protocols for hop in hops},
         "bandwidth": set(machine.topology.arcs.kinds.present()),
     }
     return [
@@ -170,16 +173,19 @@ def _unknown_names(profile: Profile, values: Values, machine: Machine) -> list[F
 
 
 def _cite(topology: Topology, profile: Profile, fit: Fit, settings: LibrarySettings) -> Topology:
-    """The topology whose sources and assumptions say what was measured."""
+    """Return the topology whose sources and assumptions say what was measured."""
     if fit.gpu:
         scales = sorted({(point.hosts, point.ranks) for point in fit.points})
         where = " and ".join(f"{ranks} ranks on {hosts} hosts" for hosts, ranks in scales)
-        origin = f"profile {profile.name} of {profile.date}, {', '.join(fit.files)}: {where}"
+        origin, rest = f"{', '.join(fit.files)}: {where}", FADES
     else:
         rows = "the library's own collective" if fit.rows == "library" else "perfmodel's schedule"
-        ranks = " and ".join(str(count) for count in fit.ranks)
-        names = ", ".join(source.file for source in profile.source)
-        origin = f"profile {profile.name} of {profile.date}, {rows} on {ranks} ranks ({names})"
+        ranks, names = " and ".join(map(str, fit.ranks)), ", ".join(s.file for s in profile.source)
+        origin, rest = (
+            f"{rows} on {ranks} ranks ({names})",
+            "Every other number is from datasheets.",
+        )
+    origin = f"profile {profile.name} of {profile.date}, {origin}"
     settled = [value for value in fit.values if value.settled]
     measured = {
         f"measured {value.key}": f"{MEANINGS[value.parameter]}: {value.value}, 80 % interval "
@@ -187,25 +193,22 @@ def _cite(topology: Topology, profile: Profile, fit: Fit, settings: LibrarySetti
         for value in settled
     }
     numbers = ", ".join(f"{value.key} {value.value}" for value in settled)
-    sentences = [f"Measured by {origin}: {numbers or 'no number by itself'}."]
-    if fit.gpu:
-        sentences.append(
-            "What these leave is a correction over size, which fades away from what was measured."
-        )
-    else:
-        sentences.append("Every other number is from datasheets.")
-    if unsettled := ", ".join(str(value.key) for value in fit.values if not value.settled):
-        sentences.append(f"Hardly told by these data: {unsettled}.")
-    if differences := "; ".join(fit.settings_differences(settings)):
-        sentences.append(f"It may not hold for these settings: {differences}.")
-    sentences += [
-        f"Not determined, datasheet kept: {number.parameter} of {number.where} ({number.reason})."
-        for number in fit.undetermined
+    unsettled = ", ".join(str(value.key) for value in fit.values if not value.settled)
+    differences = "; ".join(fit.settings_differences(settings))
+    sentences = [
+        f"Measured by {origin}: {numbers or 'no number by itself'}.",
+        rest,
+        f"Hardly told by these data: {unsettled}." if unsettled else "",
+        f"It may not hold for these settings: {differences}." if differences else "",
+        *(
+            f"Not determined, datasheet kept: {each.parameter} of {each.where} ({each.reason})."
+            for each in fit.undetermined
+        ),
     ]
     return replace(
         topology,
         sources={**topology.sources, **measured},
-        assumptions=(*topology.assumptions, " ".join(sentences)),
+        assumptions=(*topology.assumptions, " ".join(filter(None, sentences))),
     )
 
 
@@ -214,6 +217,9 @@ GOLDEN = (5.0**0.5 - 1.0) / 2.0
 
 STARTS = frozenset({"issue", "awaited"})
 """Factors on the host's time to start a collective, which the residual does not multiply."""
+
+
+FADES = "What these leave is a correction over size, which fades away from what was measured."
 
 
 def measured_at(

@@ -223,12 +223,15 @@ def _models_at(model: type[BaseModel], loc: Sequence[str | int]) -> list[type[Ba
         if fields:
             models = [m for info in fields for m in _models_in(info.annotation)]
         else:  # an index, a key of a mapping, or the name or tag of one member of a union
-            models = [m for m in models if part == m.__name__ or part in _tags(m)] or models
+            tags = {
+                m: {
+                    m.__name__,
+                    *(t for i in m.model_fields.values() for t in _literals(i.annotation)),
+                }
+                for m in models
+            }
+            models = [m for m in models if part in tags[m]] or models
     return models
-
-
-def _tags(model: type[BaseModel]) -> list[str]:
-    return [tag for info in model.model_fields.values() for tag in _literals(info.annotation)]
 
 
 def _literals(annotation: Any) -> list[str]:

@@ -22,6 +22,7 @@ from perfmodel.errors import (
     InputError,
     ScheduleError,
     allowed_names,
+    failed,
     raise_faults,
 )
 from perfmodel.files import FileModel, read_text, validate_document, write_atomically
@@ -161,7 +162,7 @@ def _find_faults(job: MeasurementJob) -> list[Fault]:
         (is_spent, "--budget", f"{job.budget_s:g} s", up_to),
         (repeats is not None and repeats < 1, "--repeats", str(repeats), "1 or more"),
     )
-    return [Fault(field, found, allowed) for holds, field, found, allowed in problems if holds]
+    return failed(*problems)
 
 
 def make_schedule(job: MeasurementJob, nbytes: int) -> Schedule:

@@ -128,11 +128,11 @@ def count_hosts() -> int | None:
 
 
 def _torchrun_command() -> str:
-    """The launcher's part of the command line; empty without torchrun."""
-    if not under_torchrun() or count_hosts() is None:
+    """Return the launcher's part of the command line; empty without torchrun."""
+    hosts, local_ranks = count_hosts(), os.environ.get("LOCAL_WORLD_SIZE")
+    if not under_torchrun() or hosts is None:
         return ""
-    local_ranks = os.environ["LOCAL_WORLD_SIZE"]
-    return f"torchrun --nnodes {count_hosts()} --nproc-per-node {local_ranks} --no-python "
+    return f"torchrun --nnodes {hosts} --nproc-per-node {local_ranks} --no-python "
 
 
 def _run_as_group_member(
@@ -148,8 +148,7 @@ def _run_as_group_member(
     if size != job.ranks:
         raise InputError(Fault("--ranks", str(job.ranks), f"{size}, as WORLD_SIZE says"))
     status = rank_status.make_private_status(rank, size)
-    if progress is not None and rank == 0:
-        status.listener = progress
+    status.listener = progress if rank == 0 else None
     try:
         join_group(job, status, None)
         outcome = measure_rank(job, status, shared_clock=count_hosts() == 1)

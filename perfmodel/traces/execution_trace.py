@@ -150,9 +150,8 @@ def with_times(trace: ExecutionTrace, profile: Path) -> ExecutionTrace:
     times = [0.0] * len(trace.operators)
     linked = agreeing = 0
     for event in read_events(profile, {}):
-        arguments = event.get("args")
+        arguments, length = event.get("args"), event.get("dur")
         identity = arguments.get("Record function id") if isinstance(arguments, dict) else None
-        length = event.get("dur")
         if not isinstance(identity, int) or not isinstance(length, int | float):
             continue
         seconds[identity] = 1e-6 * float(length)
@@ -169,10 +168,15 @@ def with_times(trace: ExecutionTrace, profile: Path) -> ExecutionTrace:
             f"{agreeing} of {linked} operators of the process and name as in {trace.path.name}",
             "a trace of the profiler of the same steps (Record function id is rf_id)",
         )
-    pairs = zip(trace.operators, times, strict=True)
-    operators = tuple(replace(operator, time_s=time_s) for operator, time_s in pairs)
-    collectives = tuple(replace(c, time_s=seconds.get(c.rf_id)) for c in trace.collectives)
-    return replace(trace, operators=operators, collectives=collectives, linked=agreeing)
+    return replace(
+        trace,
+        operators=tuple(
+            replace(operator, time_s=time_s)
+            for operator, time_s in zip(trace.operators, times, strict=True)
+        ),
+        collectives=tuple(replace(c, time_s=seconds.get(c.rf_id)) for c in trace.collectives),
+        linked=agreeing,
+    )
 
 
 def _attributes(node: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,15 @@ PUSH_POP = (59, 70)
 """``eventType`` of a range with a begin and an end on one thread (NvtxPushPopRange, and that of
 NVTXT files)."""
 
-OPERATORS = ("aten::", "autograd::", "torch::", "c10d::", "torch.distributed", "nccl:")
+OPERATORS = (
+    "aten::",
+    "autograd::",
+    "torch::",
+    "c10d::",
+    "torch.distributed",
+    "nccl:",
+    "record_param",
+)
 _RANGE = re.compile(
     r"(.*?)(?:, (?:stashed )?seq = (\d{1,18}))?(?:, op_id = \d+)?(?:, sizes = (.*?))?"
     r"(?:, input_op_ids = .*)?"
@@ -163,7 +171,8 @@ class _Reader(TableBuilder):
             if match is None or end is None or event_type not in (None, *PUSH_POP):
                 continue
             name, sequence, sizes = match.groups()
-            kind = "mark" if name.startswith(MARKS) or not _is_operator(name) else "op"
+            is_operator = name.startswith(OPERATORS) or "Backward" in name
+            kind = "op" if is_operator and not name.startswith(MARKS) else "mark"
             key = None if sequence is None else int(sequence)
             row = self._add(kind, name, start, end, thread, key)
             if sizes is not None and "Input Dims" in kept_fields(kind, name):
@@ -178,10 +187,6 @@ class _Reader(TableBuilder):
                 for name, memory in self._select("TARGET_INFO_GPU", "name", "totalMemory")
             ]
         return header
-
-
-def _is_operator(name: str) -> bool:
-    return name.startswith(OPERATORS) or "Backward" in name or name.startswith("record_param")
 
 
 def parse_sizes(text: str) -> list[Any] | None:

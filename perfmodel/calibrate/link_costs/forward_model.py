@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.arrays import FloatArray
 from perfmodel.calibrate.apply import with_bandwidths, with_times
 from perfmodel.calibrate.checks import faults_of
 from perfmodel.calibrate.estimation import ForwardModel, Observation
@@ -125,7 +125,12 @@ class CostModel(ForwardModel):
         """
         lowered = [each for observation in self.observations for each in observation.lowered]
         stages = [stage for each in lowered for stage in each.stages]
-        rates = self._narrowest(np.unique(np.concatenate([s.edges.arcs for s in stages])))
+        arcs = self.machine.topology.arcs
+        used = np.unique(np.concatenate([s.edges.arcs for s in stages])).tolist()
+        rates = {  # of the narrowest of the used links of each kind
+            kind: float(arcs.bandwidth_Bps[arcs.kinds.among((kind,))].min())
+            for kind in dict.fromkeys(arcs.kinds[at] for at in used)
+        }
         hops = [HOP_KINDS[hop] for hop in sorted({int(h) for s in stages for h in s.edges.hop})]
         protocols = list(dict.fromkeys(each.protocol for each in lowered))
         quickest_s = float(self.measured_s.min())
@@ -168,11 +173,3 @@ class CostModel(ForwardModel):
             return [rate]
         host = {Parameter("host_step", name): step / (counts[-1] * counts[-2]) ** 0.5}
         return [rate, host, rate | host]
-
-    def _narrowest(self, used: IntArray) -> dict[str, float]:
-        """Bandwidth of the narrowest of the used links of each kind; bytes per second."""
-        arcs = self.machine.topology.arcs
-        return {
-            kind: float(arcs.bandwidth_Bps[arcs.kinds.among((kind,))].min())
-            for kind in dict.fromkeys(arcs.kinds[at] for at in used.tolist())
-        }

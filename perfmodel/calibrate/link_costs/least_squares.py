@@ -64,7 +64,9 @@ def estimate_run_spread(forward: CostModel, solution: Solution) -> tuple[RunSpre
     if len(numbers) < 2:
         single_run = prior.model_copy(update={"source": f"one run; usual spread: {prior.source}"})
         return single_run, _scatter(residuals, spent)
-    effects = run_effects(solution)
+    # Relative change of each time per relative change of all times, and of all rates downwards.
+    of_times, of_rates = _sides(solution)
+    effects = np.stack([solution.slopes @ of_times, -solution.slopes @ of_rates], axis=1)
     fits = [
         _fit_run(effects[run == number], residuals[run == number], solution.scatter)
         for number in numbers
@@ -101,17 +103,6 @@ def _scatter(residuals: FloatArray, parameters: int) -> float:
     )
 
 
-def run_effects(solution: Solution) -> FloatArray:
-    """Relative change of each time per relative change of all times, and of all rates downwards.
-
-    Returns
-    -------
-    ndarray of float, shape (observations, 2)
-    """
-    times, rates = _sides(solution)
-    return np.stack([solution.slopes @ times, -solution.slopes @ rates], axis=1)
-
-
 def widen_covariance(solution: Solution, spread: RunSpread, runs: int) -> FloatArray:
     """Covariance of the values with that of the mean of few runs added, shape (values, values)."""
     total: FloatArray = solution.covariance.copy()
@@ -121,7 +112,7 @@ def widen_covariance(solution: Solution, spread: RunSpread, runs: int) -> FloatA
 
 
 def _sides(solution: Solution) -> tuple[FloatArray, FloatArray]:
-    """Which values are times, and which are rates: 1 or 0 for each."""
+    """Return which values are times, and which are rates: 1 or 0 for each."""
     rates = np.array([float(key.name in RATES) for key in solution.values])
     return 1.0 - rates, rates
 

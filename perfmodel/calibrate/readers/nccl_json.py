@@ -15,7 +15,7 @@ from perfmodel.calibrate.readers.sweep_records import (
     rows_of,
     version_text,
 )
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, InputError, allowed_names, failed
 
 Document = Mapping[str, Any]
 PLACES = (("out_of_place", False), ("in_place", True))
@@ -87,8 +87,7 @@ def _of_nccl(document: Document, file: str, op: str | None) -> list[Sweep]:
         (len(groups) > 1, "config.devices", "several groups that run at once", "one group"),
         (not results, "results", "none", "rows: the run was cut off"),
     )
-    faults = [Fault(field, found, allowed) for holds, field, found, allowed in problems if holds]
-    if faults or name is None:
+    if (faults := failed(*problems)) or name is None:
         raise InputError(faults)
     hosts = Counter(device["hostname"] for device in devices)
     processes = {(device["hostname"], device["pid"]) for device in devices}

@@ -132,21 +132,16 @@ def garbled_start(line: str) -> str | None:
 
 
 def columns_of(line: str) -> list[str] | None:
-    """Names of the columns, if a line is the head of a table; the first of tables side by side."""
+    """Return the columns, if a line is the head of a table; the first of tables side by side."""
     head = HEAD.search(line)
     tokens = line[head.start() :].replace("|", " ").split() if head else []
     columns = [_ALIASES.get(word, word) for word in tokens]
-    if head is None or not {"time", "cputime"} & set(columns[3:]):
-        return None
-    first = first_result(columns)
+    times = (at for at, name in enumerate(columns) if at >= 3 and name in {"time", "cputime"})
+    first = next(times, len(columns))
     # Bandwidths before the first time: that of the times out of place is torn.
-    torn = "algbw" in columns[:first] or "busbw" in columns[:first]
-    return columns if not torn and {"algbw", "busbw"} <= set(columns[first:]) else None
-
-
-def first_result(columns: Sequence[str]) -> int:
-    """Place of the first time."""
-    return next(at for at, name in enumerate(columns) if at >= 3 and name in {"time", "cputime"})
+    bandwidths = {"algbw", "busbw"}
+    is_whole = bandwidths <= set(columns[first:]) and not bandwidths & set(columns[:first])
+    return columns if is_whole else None
 
 
 def joined_head(line: str, following: str) -> str | None:

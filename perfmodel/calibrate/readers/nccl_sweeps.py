@@ -5,11 +5,10 @@ The list of ranks above a table says how many there are, on which hosts and GPUs
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfmodel.calibrate.readers.nccl_rows import (
@@ -24,30 +23,15 @@ from perfmodel.calibrate.readers.nccl_rows import (
     ranks_of_factor,
     ranks_of_parts,
 )
-from perfmodel.calibrate.readers.sweep_records import Printed, Sweep, refuse, rows_of
+from perfmodel.calibrate.readers.sweep_records import (
+    WITHOUT_MPI,
+    ListedRank,
+    Printed,
+    Sweep,
+    refuse,
+    rows_of,
+)
 from perfmodel.errors import Fault, InputError, allowed_names
-
-RANK = re.compile(
-    r"\bRank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+(\d+)\s+)?on\s+(\S+)\s+device\s+(\d+)\s+"
-    r"\[([^\]]*)\]\s*(.*)$"
-)
-
-WITHOUT_MPI = (
-    "at least 2 ranks: was the test built without MPI (make MPI=1), so that each process ran alone?"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class ListedRank:
-    """One line of the list."""
-
-    rank: int
-    group: str
-    process: str
-    host: str
-    device: int
-    bus: str
-    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +50,6 @@ class Ranks:
     notes: tuple[str, ...] = ()
     certain: bool = True
     """Whether the list names all hosts."""
-
-
-def listed_rank(line: str) -> ListedRank | None:
-    """Read a line of the list."""
-    match = RANK.search(line)
-    if match is None:
-        return None
-    rank, group, process, host, device, bus, model = match.groups()
-    model = re.sub(r"\s*(\||\\n).*$", "", model).strip()
-    return ListedRank(int(rank), group or "0", process or "", host, int(device), bus, model)
 
 
 def summary_of(lines: Sequence[ListedRank], line: int) -> Ranks:
@@ -220,20 +194,6 @@ def sweeps_of(table: Table, context: Context, op: str | None, ranks: int | None)
             sweeps += [sweep] if sweep.rows else []
     refuse(table.line, (not sweeps, "table", "no row with a size and a time", "one"))
     return sweeps
-
-
-REPEATED = "pasted more than once: taken once"
-
-
-def each_once(sweeps: Sequence[Sweep]) -> list[Sweep]:
-    """Sweeps without those whose every time stands above already: a log that was pasted twice."""
-    once: dict[tuple[object, ...], Sweep] = {}
-    for sweep in sweeps:
-        key = (sweep.op, sweep.ranks, sweep.dtype, sweep.in_place, sweep.rows)
-        first = once.setdefault(key, sweep)
-        if first is not sweep and REPEATED not in first.notes:
-            once[key] = replace(first, notes=(*first.notes, REPEATED))
-    return list(once.values())
 
 
 def _by_type(rows: Sequence[Row]) -> Mapping[tuple[str, str], list[Row]]:

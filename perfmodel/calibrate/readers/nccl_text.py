@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from perfmodel.calibrate.readers.nccl_rows import (
@@ -27,16 +27,16 @@ from perfmodel.calibrate.readers.nccl_rows import (
     result_columns,
     row_of,
 )
-from perfmodel.calibrate.readers.nccl_sweeps import (
+from perfmodel.calibrate.readers.nccl_sweeps import Context, Table, sweeps_of
+from perfmodel.calibrate.readers.sweep_records import (
+    PERFORMANCE,
     WITHOUT_MPI,
-    Context,
     ListedRank,
-    Table,
-    each_once,
+    Sweep,
     listed_rank,
-    sweeps_of,
+    number,
+    version_text,
 )
-from perfmodel.calibrate.readers.sweep_records import PERFORMANCE, Sweep, number, version_text
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import collect_faults
 from perfmodel.files.pasted_text import clean_characters, clean_lines
@@ -279,3 +279,17 @@ def _add(log: _Log, begun: _Begun) -> None:
         table.notes.append("rows that its author left out ('...') are missing")
         table.elided = False
     table.rows.append(row_of(begun.match, names, redop, cells, begun.line))
+
+
+REPEATED = "pasted more than once: taken once"
+
+
+def each_once(sweeps: Sequence[Sweep]) -> list[Sweep]:
+    """Sweeps without those whose every time stands above already: a log that was pasted twice."""
+    once: dict[tuple[object, ...], Sweep] = {}
+    for sweep in sweeps:
+        key = (sweep.op, sweep.ranks, sweep.dtype, sweep.in_place, sweep.rows)
+        first = once.setdefault(key, sweep)
+        if first is not sweep and REPEATED not in first.notes:
+            once[key] = replace(first, notes=(*first.notes, REPEATED))
+    return list(once.values())

@@ -286,3 +286,37 @@ def plain_number(text: str) -> str:
         return text.replace(",", "")
     decimal = _DECIMAL_COMMA.fullmatch(text)
     return f"{decimal[1]}.{decimal[2]}" if decimal else text
+
+
+RANK = re.compile(
+    r"\bRank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+(\d+)\s+)?on\s+(\S+)\s+device\s+(\d+)\s+"
+    r"\[([^\]]*)\]\s*(.*)$"
+)
+
+
+WITHOUT_MPI = (
+    "at least 2 ranks: was the test built without MPI (make MPI=1), so that each process ran alone?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRank:
+    """One line of the list."""
+
+    rank: int
+    group: str
+    process: str
+    host: str
+    device: int
+    bus: str
+    model: str
+
+
+def listed_rank(line: str) -> ListedRank | None:
+    """Read a line of the list."""
+    match = RANK.search(line)
+    if match is None:
+        return None
+    rank, group, process, host, device, bus, model = match.groups()
+    model = re.sub(r"\s*(\||\\n).*$", "", model).strip()
+    return ListedRank(int(rank), group or "0", process or "", host, int(device), bus, model)

@@ -164,12 +164,17 @@ def fit_noise(
         # First what the mechanism explains: the others would take all of it for outliers.
         own, inverse = _own_variances(factors, own, inverse, over)
         weights = inverse @ over
-        rows = _row_variances(rows * weights, prior_rows, priors.runs.freedom)
+        # An outlier's variance grows with its distance (Student's t, by reweighting).
+        squared, freedom = (rows * weights) ** 2, priors.runs.freedom
+        rows = np.maximum((freedom * prior_rows + squared) / (freedom + 1), 0.5 * prior_rows)
         run_factors = _run_factors(by_runs, run, run_factors, weights, inverse, priors.runs.odd)
         base = factors.of_rows(own) + by_runs * run_factors[run][:, None]
         factor = _likeliest_factor(base + np.diag(rows), by_residual, over, priors.left.open)
     whole = base + factor**2 * by_residual + np.diag(rows)
-    return NoiseModel(scale_residual(priors.left, factor), run_factors, rows, own, invert(whole))
+    deviations = ("small", "deviation", "large", "level")
+    scaled = {name: factor * getattr(priors.left, name) for name in deviations}
+    residual = priors.left.model_copy(update=scaled)
+    return NoiseModel(residual, run_factors, rows, own, invert(whole))
 
 
 def _own_variances(
@@ -203,16 +208,6 @@ def _own_variances(
         inverse = inverse - np.outer(along, along) * change / (1.0 + change * information)
         updated[at] = variance
     return updated, inverse
-
-
-def scale_residual(residual: ResidualPrior, factor: float) -> ResidualPrior:
-    """Multiply the residual's deviations by a factor."""
-    return residual.model_copy(
-        update={
-            name: factor * getattr(residual, name)
-            for name in ("small", "deviation", "large", "level")
-        }
-    )
 
 
 def _likeliest_factor(
@@ -262,8 +257,3 @@ def _run_factors(
         trace = float(np.einsum("ij,ji->", own, inverse[np.ix_(at, at)]))
         updated[number] = max((freedom + squared) / (freedom + factors[number] * trace), 1.0)
     return updated
-
-
-def _row_variances(own: FloatArray, prior: FloatArray, freedom: float) -> FloatArray:
-    """Variances of rows: an outlier's grows with its distance (Student's t, by reweighting)."""
-    return np.maximum((freedom * prior + own**2) / (freedom + 1), 0.5 * prior)

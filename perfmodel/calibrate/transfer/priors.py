@@ -202,7 +202,7 @@ class ContextArrays:
 def residual_covariance(
     first: ContextArrays, second: ContextArrays, prior: ResidualPrior, noise: NoisePrior
 ) -> FloatArray:
-    """Covariance of the residual in two sets of contexts; shape (first, second)."""
+    """Return the covariance of the residual in two sets of contexts; shape (first, second)."""
     apart = first.octaves[:, None, :] - second.octaves[None, :, :]
     scale = np.exp(
         -0.5 * (apart[:, :, 1] / prior.ranks_octaves) ** 2
@@ -210,19 +210,14 @@ def residual_covariance(
     )
     one_of_single_host = (first.octaves[:, 2] == 0)[:, None] != (second.octaves[:, 2] == 0)[None, :]
     scale *= np.where(one_of_single_host, prior.networked, 1.0)
-    scale *= np.where(first.op[:, None] == second.op[None, :], 1.0, prior.other_op)
-    for name in ("algorithm", "protocol"):
+    others = {"op": prior.other_op, "algorithm": prior.other_way, "protocol": prior.other_way}
+    for name, correlation in others.items():
         same = getattr(first, name)[:, None] == getattr(second, name)[None, :]
-        scale = scale * np.where(same, 1.0, prior.other_way)
-    deviations = (
-        interpolate_by_size(
-            contexts.octaves[:, 0], (prior.small, prior.deviation, prior.large), noise
-        )
-        for contexts in (first, second)
-    )
+        scale = scale * np.where(same, 1.0, correlation)
+    sizes = (prior.small, prior.deviation, prior.large)
+    deviations = (interpolate_by_size(c.octaves[:, 0], sizes, noise) for c in (first, second))
     smooth = np.outer(*deviations) * np.exp(-0.5 * (apart[:, :, 0] / prior.octaves) ** 2)
-    shares = np.outer(first.shares, second.shares)
-    return np.asarray(scale * (prior.level**2 + smooth) * shares)
+    return np.asarray(scale * (prior.level**2 + smooth) * np.outer(first.shares, second.shares))
 
 
 def interpolate_by_size(
