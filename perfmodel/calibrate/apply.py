@@ -230,7 +230,7 @@ def measured_at(
     rows: Rows | None = None,
     algorithm: str | None = None,
 ) -> bool:
-    """Whether a profile's numbers rest on measurements of this collective among so many ranks.
+    """Tell whether a profile's numbers rest on measurements of this collective among so many ranks.
 
     On an oversubscribed machine a step costs more the more ranks there are, and how much more is
     a model: an interval from other numbers of ranks, from another collective or (for rows of

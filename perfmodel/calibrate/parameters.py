@@ -15,7 +15,7 @@ from perfmodel.files import FileModel
 from perfmodel.units import LIMITS, parse_bandwidth, parse_bytes, parse_time
 
 PROBABILITY = 0.8
-"""That the truth lies inside an interval."""
+"""Probability with which the truth lies inside an interval."""
 
 NORMAL_QUANTILE = 1.2816
 """Standard deviations about zero that hold `PROBABILITY` of a normal distribution."""
@@ -51,8 +51,10 @@ SETTLED_SHARE = 0.3
 """Share of a factor's prior spread that data must settle for it to count as measured."""
 
 LARGEST_LOGARITHM = 100.0
-"""Of a ratio of times, its standard deviation, or how it changes with a value: what is beyond
-leaves the range of a float when its exponential is taken."""
+"""Largest logarithm of a ratio of times, of its deviation, or of its change with a value.
+
+What is beyond leaves the range of a float when its exponential is taken.
+"""
 
 FACTOR = "x "
 """Stands before a factor on a number, in place of the number."""
@@ -64,7 +66,7 @@ RATES = frozenset({"reduce", "bandwidth", "rank_rate"})
 
 
 class Parameter(NamedTuple):
-    """Which number of a machine a value, or a factor, is of.
+    """Name of the number of a machine that a value, or a factor, is of.
 
     Parameters
     ----------
@@ -164,7 +166,7 @@ class Value(FileModel):
 
     @property
     def key(self) -> Parameter:
-        """Which number the value is of."""
+        """The number that the value is of."""
         return Parameter(self.parameter, self.where, parse_bytes(self.beyond))
 
     @property

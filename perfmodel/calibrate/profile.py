@@ -115,7 +115,7 @@ class Fit(FileModel):
     method: str
     values: tuple[Value, ...]
     covariance: tuple[tuple[float, ...], ...]
-    """Of the natural logarithms of the values, in their order."""
+    """Covariance of the natural logarithms of the values, in their order."""
     points: tuple[FittedObservation, ...] = ()
     slopes: tuple[tuple[float, ...], ...] = ()
     median_abs: float = 0.0

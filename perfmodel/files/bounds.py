@@ -26,7 +26,7 @@ DEEPEST = 60
 """Levels of a document; ours have eight."""
 
 LARGEST_WHOLE = 2**53
-"""Beyond it not every whole number is a float."""
+"""Largest number up to which every whole number is a float."""
 
 LARGEST_REAL = 1e30
 SMALLEST_REAL = 1e-60
@@ -69,7 +69,7 @@ def bound_faults(
 
 
 def _is_within(document: Any) -> bool:
-    """Whether a document is surely within the bounds: level by level, without paths."""
+    """Tell whether a document is surely within the bounds: level by level, without paths."""
     level, count = [document], 1
     for _ in range(DEEPEST + 1):
         below: list[Any] = []

@@ -48,7 +48,7 @@ def is_file(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder exists, whatever its name."""
+    """Tell whether a folder exists, whatever its name."""
     return os.path.isdir(path)  # noqa: PTH112
 
 

@@ -300,7 +300,7 @@ def _shape(word: str) -> str:
 
 
 def _is_a_name(firsts: Sequence[str]) -> bool:
-    """Whether all first words are one and the same, and no device's or setting's name."""
+    """Tell whether all first words are one and the same, and no device's or setting's name."""
     name = firsts[0]
     device = re.match(r"GPU\d|NIC\d|mlx|#|NCCL_", name)
     return len(set(firsts)) == 1 and device is None and len(name) > 2

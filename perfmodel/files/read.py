@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from perfmodel.errors import Fault, InputError, raise_faults
@@ -270,27 +271,18 @@ class UnsupportedYaml(Exception):
     """A document that ruamel must read."""
 
 
-class Lines:
-    """Line of each entry of a mapping or a list: ``data[key][0]``, from 0."""
-
-    __slots__ = ("data",)
-
-    def __init__(self, data: dict[Any, tuple[int]]) -> None:
-        self.data = data
-
-
 class LinedMapping(dict[Any, Any]):
     """A mapping with ruamel's line numbers: ``lc.data[key][0]``, from 0."""
 
     __slots__ = ("lc",)
-    lc: Lines
+    lc: SimpleNamespace
 
 
 class LinedList(list[Any]):
     """A list with ruamel's line numbers: ``lc.data[index][0]``, from 0."""
 
     __slots__ = ("lc",)
-    lc: Lines
+    lc: SimpleNamespace
 
 
 def parse_with_libyaml(text: str, *, trusted: bool) -> Any:
@@ -342,7 +334,8 @@ def _convert_node(node: Any) -> Any:
         return node.value if node.style in {"'", '"'} else _parse_scalar(node.value)
     if node.id == "sequence":
         items = LinedList(map(_convert_node, node.value))
-        items.lc = Lines({at: (child.start_mark.line,) for at, child in enumerate(node.value)})
+        lines = {at: (child.start_mark.line,) for at, child in enumerate(node.value)}
+        items.lc = SimpleNamespace(data=lines)
         return items
     mapping, lines = LinedMapping(), {}
     for key_node, child in node.value:
@@ -351,7 +344,7 @@ def _convert_node(node: Any) -> Any:
             raise UnsupportedYaml
         mapping[key] = _convert_node(child)
         lines[key] = (key_node.start_mark.line,)
-    mapping.lc = Lines(lines)
+    mapping.lc = SimpleNamespace(data=lines)
     return mapping
 
 

@@ -118,7 +118,7 @@ LinkBandwidth = Annotated[
     ),
     Field(gt=0),
 ]
-"""Of an edge of a graph: bytes per second as a number, or text with its unit."""
+"""Bandwidth of an edge of a graph: bytes per second as a number, or text with its unit."""
 
 LinkLatency = Annotated[
     float,
@@ -128,7 +128,7 @@ LinkLatency = Annotated[
         lambda number: 0 <= number <= LARGEST_BARE_S,
     ),
 ]
-"""Of an edge of a graph: seconds as a number, or text with its unit."""
+"""Latency of an edge of a graph: seconds as a number, or text with its unit."""
 
 FlopRate = Annotated[float, _quantity(parse_flop_rate), _schema("312 TFLOP/s"), _unit("FLOP/s")]
 """A compute rate above zero, written with its unit; operations per second."""

@@ -115,7 +115,7 @@ def _run_backend(
 
 
 def under_torchrun() -> bool:
-    """Whether torchrun, or another launcher, has started this process as one of the ranks."""
+    """Tell whether torchrun, or another launcher, has started this process as one of the ranks."""
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 

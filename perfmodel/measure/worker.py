@@ -36,7 +36,7 @@ from perfmodel.measure.reference import (
 from perfmodel.measure.status import BEFORE, DONE, POSTED, Status
 
 MOST_REPEATS, LEAST_REPEATS = 400, 8
-"""Of one size. More would not narrow the median; fewer have no quartiles."""
+"""Repeats of one size. More would not narrow the median; fewer have no quartiles."""
 
 PASSES = 4
 """Passes over all sizes, so that a slow minute of the machine affects all of them."""

@@ -33,11 +33,11 @@ class Form:
     steps: int
     """Rounds of the schedule: factor of alpha."""
     sent_bytes: float
-    """By the busiest rank in all."""
+    """Bytes that the busiest rank sends in all."""
     path_bytes: float
-    """Of the busiest port of each step, added up: factor of beta."""
+    """Bytes of the busiest port of each step, added up: factor of beta."""
     reduced_bytes: float = 0.0
-    """That the busiest rank adds up in all: factor of gamma."""
+    """Bytes that the busiest rank adds up in all: factor of gamma."""
 
 
 Formula = Callable[[int, float, Mapping[str, Any]], Form]
@@ -236,7 +236,7 @@ FORMS: Mapping[str, Formula] = {
     "gather": _of_ranks(lambda n: (1, 1 / n, _rest(n), 0.0)),
     "send": _of_ranks(lambda _: (1, 1.0, 1.0, 0.0)),
 }
-"""By `perfmodel.collectives.catalog.Algorithm.form`."""
+"""Formulas by `perfmodel.collectives.catalog.Algorithm.form`."""
 
 
 def closed_form_s(

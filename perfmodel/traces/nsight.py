@@ -49,13 +49,13 @@ _RANGE = re.compile(
 """As torch/csrc/profiler/util.cpp puts them together (getNvtxStr)."""
 
 MOST_NS = 1 << 62
-"""Of times: seventy years and more."""
+"""Largest time: seventy years and more."""
 
 _ALLOWED = "an export of Nsight Systems (nsys export --type sqlite) of a run under emit_nvtx()"
 
 
 def is_sqlite(path: Path) -> bool:
-    """Whether a file is a SQLite database."""
+    """Tell whether a file is a SQLite database."""
     try:
         with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC

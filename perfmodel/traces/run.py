@@ -57,7 +57,7 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Of the simulated step, relative to the recorded median."""
+        """Relative error of the simulated step against the recorded median."""
         return self.simulated_s / self.recorded_s - 1
 
 
@@ -174,10 +174,11 @@ def read_ranks(paths: Sequence[Path]) -> tuple[RankTrace, ...]:
         return tuple(ranks)
     # Without distributedInfo all say that they are rank 0 of 1.
     world, notes = len(ranks), ranks[0].notes
-    if world == 1 and (buckets := ranks[0].steps[-1].buckets):
-        world = buckets[0].group_size or 2
-        if buckets[0].group_size is None:
-            notes = (*notes, "the trace does not say how many ranks there are: counted as 2")
+    stated = [bucket.group_size for bucket in ranks[0].steps[-1].buckets[:1]]
+    if world == 1 and stated:
+        world = stated[0] or 2
+        silent = "the trace does not say how many ranks there are: counted as 2"
+        notes = notes if stated[0] else (*notes, silent)
     return tuple(
         replace(trace, rank=number, world_size=world, notes=trace.notes if number else notes)
         for number, trace in enumerate(ranks)

@@ -45,7 +45,7 @@ MAX_INTERVAL_FACTOR = 3.0
 """Most that the ends of an interval may be apart from their value, as a factor."""
 
 DROP_ORDER = ("host_step", "rank_rate", "reduce", "launch", "step", "bandwidth")
-"""Which parameters to drop first where the data do not identify all."""
+"""Parameters in the order in which they are dropped where the data do not identify all."""
 
 METHOD = (
     "least squares of soft L1 on the logarithm of median times; covariance of an M-estimator; "

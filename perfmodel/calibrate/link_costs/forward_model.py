@@ -146,7 +146,7 @@ class CostModel(ForwardModel):
         return start
 
     def reduced_shares_differ(self) -> bool:
-        """Whether some observations add a larger share of what they send than others do.
+        """Tell whether some observations add a larger share of what they send than others do.
 
         Otherwise the rate of adding is not identifiable beside other costs per byte.
         """

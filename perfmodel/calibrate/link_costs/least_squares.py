@@ -147,14 +147,14 @@ def _pool(factors: FloatArray, variances: FloatArray, prior: float, freedom: flo
 
 
 MAX_STEPS = 25
-"""Of Gauss and Newton. Smooth problems take 3 to 10; more steps alternate across a kink, where
+"""Most Gauss-Newton steps. Smooth problems take 3 to 10; more alternate across a kink, where
 another lowering or another limit takes over, without any gain."""
 
 CONVERGED = 1e-5
 """Logarithm of the last step."""
 
 MAX_HALVINGS = 3
-"""Of a step that leads away from the measured times."""
+"""Most halvings of a step that leads away from the measured times."""
 
 LINEAR_UP_TO = 1.5
 """Standard deviations up to which the loss is about quadratic."""
@@ -235,7 +235,7 @@ def solve(forward: CostModel, start: Values) -> Solution:
 
     def weigh(iterate: Iterate) -> Precision:
         scatter = max(robust_deviation(iterate.over, freedom), MIN_SCATTER)
-        return Precision(np.diag(robust_weights(iterate.over, scatter) / scatter**2), information)
+        return np.diag(robust_weights(iterate.over, scatter) / scatter**2), information
 
     fitted = estimate(
         forward, keys, prior, weigh, steps=MAX_STEPS, converged=CONVERGED, halvings=MAX_HALVINGS

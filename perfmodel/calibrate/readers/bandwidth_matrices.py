@@ -26,8 +26,8 @@ _DEVICE = re.compile(r"(?:^|\s)Device:? (\d+)[:,] (.+?)(?:,| \(|$)")
 _JSON_DEVICE = re.compile(r"\d+: (.+?)(?: \(|$)")
 UNITS = {"GB/s": 1e9, "us": 1e-6, "ns": 1e-9}
 LIMITS = {"GB/s": (1e-6, 1e5), "us": (1e-3, 1e8), "ns": (1.0, 1e11)}
-"""Of a cell in its unit: 100 TB/s is ten times the memory of any GPU; a latency is a nanosecond to
-100 s."""
+"""Limits of a cell in its unit: 100 TB/s is ten times the memory of any GPU; a latency is from a
+nanosecond to 100 s."""
 
 NOT_MEASURED = {"N/A", "X", "-", "nan"}
 _CORNERS = {"D\\D", "D\\\\D", "GPU", "CPU"}
@@ -44,7 +44,7 @@ Values = tuple[tuple[float | None, ...], ...]
 
 
 def is_matrix_log(lines: Sequence[str]) -> bool:
-    """Whether cleaned lines are one of these tools' output."""
+    """Tell whether cleaned lines are one of these tools' output."""
     return any(
         "nvbandwidth Version" in line
         or ("Matrix" in line and _P2P.search(line))
@@ -54,7 +54,7 @@ def is_matrix_log(lines: Sequence[str]) -> bool:
 
 
 def is_nvbandwidth_json(document: object) -> bool:
-    """Whether a document is what ``nvbandwidth --json`` writes."""
+    """Tell whether a document is what ``nvbandwidth --json`` writes."""
     return isinstance(document, Mapping) and isinstance(document.get("nvbandwidth"), Mapping)
 
 
@@ -237,7 +237,7 @@ def _check_no_row(lines: Sequence[str], end: int) -> None:
 
 
 def _is_cells(line: str, before: Sequence[str]) -> bool:
-    """Whether a line holds numbers alone, behind a corner in the first."""
+    """Tell whether a line holds numbers alone, behind a corner in the first."""
     tokens = line.split()
     if tokens and tokens[0] in _CORNERS and not before:
         tokens = tokens[1:]

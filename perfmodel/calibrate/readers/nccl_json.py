@@ -22,12 +22,12 @@ PLACES = (("out_of_place", False), ("in_place", True))
 
 
 def is_nccl_json(document: object) -> bool:
-    """Whether a document is what ``nccl-tests -J`` writes."""
+    """Tell whether a document is what ``nccl-tests -J`` writes."""
     return isinstance(document, Mapping) and {"nccl_version", "config", "results"} <= set(document)
 
 
 def is_rccl_json(document: object) -> bool:
-    """Whether a document is what ``rccl-tests -Z json`` writes: a list of placements."""
+    """Tell whether a document is what ``rccl-tests -Z json`` writes: a list of placements."""
     return (
         isinstance(document, list)
         and bool(document)

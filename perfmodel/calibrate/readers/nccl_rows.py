@@ -158,7 +158,7 @@ def joined_head(line: str, following: str) -> str | None:
 
 
 def is_milliseconds(head: str) -> bool:
-    """Whether times are milliseconds, as under the heads of NCCL 1 ("bytes", "N")."""
+    """Tell whether times are milliseconds, as under the heads of NCCL 1 ("bytes", "N")."""
     return HEAD.search(head) is not None and "bytes" in head
 
 
@@ -274,7 +274,7 @@ Points = Sequence[tuple[Printed, Printed]]
 """algbw and busbw as printed; GB/s."""
 
 MOST_RANKS = 200_000
-"""Of any machine; a factor next to 1 implies no number."""
+"""Ranks of the largest machine; a factor next to 1 implies no number."""
 
 
 def op_named(text: str) -> str | None:

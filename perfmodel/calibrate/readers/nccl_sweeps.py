@@ -147,7 +147,7 @@ class Table:
     ranks: list[ListedRank]
     op: str | None
     unit_s: float
-    """Of its times."""
+    """Unit of its times; seconds."""
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     without_in_place: int = 0

@@ -73,7 +73,7 @@ class _Log:
 
 
 def is_nccl_log(lines: Sequence[str]) -> bool:
-    """Whether cleaned lines hold the head of such a table, its list of ranks, or its rows."""
+    """Tell whether cleaned lines hold the head of such a table, its list of ranks, or its rows."""
     return any(HEAD.search(line) or ROW.search(line) or listed_rank(line) for line in lines)
 
 
@@ -254,7 +254,7 @@ def _end_row(log: _Log) -> None:
 
 
 def _is_one(names: Sequence[str], cells: Sequence[str]) -> bool:
-    """Whether a row ends where the times in place would begin."""
+    """Tell whether a row ends where the times in place would begin."""
     second = [at for at, name in enumerate(names) if name == "time"][1]
     return (len(cells) in {second, second - 1} and number(cells[-1]) is not None) or (
         len(cells) == second and cells[-1] == "N/A"

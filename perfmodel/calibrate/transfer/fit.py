@@ -46,7 +46,7 @@ PER_OCTAVE = 2
 """Rows of a run that are used for each factor of two in size; more carry no information."""
 
 MAX_STEPS = 6
-"""Of Gauss and Newton; times are nearly linear in the factors unless the algorithm changes."""
+"""Most Gauss-Newton steps; times are nearly linear in factors unless the algorithm changes."""
 
 CONVERGED = 0.01
 """Logarithm of the last step: far below any interval."""

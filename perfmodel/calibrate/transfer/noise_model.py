@@ -29,14 +29,14 @@ from perfmodel.calibrate.transfer.priors import (
 )
 
 ROUNDS = 4
-"""Of fitting variances of rows, of runs and of the residual in turn."""
+"""Rounds of fitting variances of rows, of runs and of the residual in turn."""
 
 OWN_DEVIATIONS = np.exp2(np.arange(0.0, 7.1, 0.5))
 """Deviations of a factor that are tried, in multiples of what is usual: to 128, with which a rate
 that is usually a few percent off may be a tenth of its datasheet's."""
 
 NO_INFORMATION = 1e-9
-"""Of what rows tell of the logarithm of a factor (inverse variance): no more than rounding."""
+"""What rows tell of a factor's logarithm (inverse variance) by rounding alone."""
 
 FACTORS = np.exp2(np.arange(-0.5, 3.6, 0.5))
 """Factors on the residual's deviations that are tried: from 0.7 to 11."""
@@ -76,7 +76,7 @@ class SweepNoise:
         residual = residual_covariance(contexts, contexts, model.residual, priors.runs)
         self.contexts, self.model = contexts, model
         rows = invert(residual + model.covariance(contexts, forward.run, priors))
-        return Precision(rows, invert(self._by_prior + np.diag(model.factor_variances)))
+        return rows, invert(self._by_prior + np.diag(model.factor_variances))
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,7 +39,7 @@ from perfmodel.library.corrections import CollectiveContext, Corrections
 from perfmodel.units import MOST_MEASURED_BYTES
 
 LARGEST_DEVIATION = 10.0
-"""Of the logarithm of a time: at 10 the 80 % interval is a factor of 370,000 up and down."""
+"""Largest deviation of a time's logarithm: at 10 the 80 % interval is 370,000 times up and down."""
 
 Deviation = Annotated[float, Field(gt=0, le=LARGEST_DEVIATION)]
 Octaves = Annotated[float, Field(ge=1e-3, le=1e6)]

@@ -22,7 +22,7 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 FIXED_BYTES = {FIXED64: 8, FIXED32: 4}
 _LONGEST_VARINT = 10
 MOST_INTEGERS = 1 << 20
-"""Of one list: a node depends on tens of others; a list of a megabyte is no trace's."""
+"""Longest list: a node depends on tens of others; a list of a megabyte is no trace's."""
 
 Field = tuple[int, int, int | bytes]
 """Number of the field, wire type, and what it holds."""
@@ -140,7 +140,7 @@ def decode_text(value: int | bytes) -> str:
 
 
 METADATA, LOAD, STORE, COMPUTE, SEND, RECEIVE, COLLECTIVE = range(1, 8)
-"""Of ``NodeType``."""
+"""Kinds of nodes (``NodeType``)."""
 
 COLLECTIVES: Mapping[str, int] = {
     "all_reduce": 0,
@@ -152,18 +152,18 @@ COLLECTIVES: Mapping[str, int] = {
     "all_to_all": 6,
     "reduce_scatter": 7,
 }
-"""Of ``CollectiveCommType``."""
+"""Numbers of collectives (``CollectiveCommType``)."""
 
 SCHEMA_VERSION: Final = "0.0.4"
 ALLOWED = "a Chakra execution trace (.et, protobuf)"
 LARGEST_BYTES = 256 << 20
 MOST_NODES = 500_000
-"""Of a rank; with as many, and a file as large, reading takes up to 460 MB, as measured."""
+"""Nodes of a rank; reading as many from a file as large takes up to 460 MB, as measured."""
 _LENGTH_BYTES = 10
 """Most that the length of a message takes."""
 
 Value = bool | int | float | str | tuple[int, ...]
-"""Of an attribute."""
+"""Types of an attribute's value."""
 _T = TypeVar("_T", bound=Hashable)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
@@ -43,7 +43,7 @@ def write_plan(plan: StepPlan, folder: Path, name: str) -> list[Path]:
         allowed = f"up to {MOST_RANKS} ranks, a file each"
         raise InputError(Fault("cluster", f"{total} ranks", allowed))
     numbers = _numbers_of(plan)
-    groups = {str(number): list(members) for (_, members), number in numbers.groups.items()}
+    groups = {str(number): list(members) for (_, members), number in numbers[0].items()}
     contents = {
         folder / f"{name}.{rank}.et": _nodes_of(plan, rank_class, rank, numbers)
         for rank_class in plan.classes
@@ -55,25 +55,18 @@ def write_plan(plan: StepPlan, folder: Path, name: str) -> list[Path]:
     return [*contents, folder / GROUPS]
 
 
-_Group = tuple[str, tuple[int, ...]]
+_Numbers = tuple[Mapping[tuple[str, tuple[int, ...]], int], Mapping[str, int]]
+"""Numbers above zero that stand for names, the same ones in the files of all ranks.
 
-
-@dataclass(frozen=True, slots=True)
-class _Numbers:
-    """Numbers above zero that stand for names, the same ones in the files of all ranks.
-
-    `groups`: of each group of each communicator: ASTRA-sim names groups so.
-    `tags`: by key of a message, whose two ends ASTRA-sim matches by it.
-    """
-
-    groups: Mapping[_Group, int]
-    tags: Mapping[str, int]
+Those of each group of each communicator: ASTRA-sim names groups so. Then those by key of a message,
+whose two ends ASTRA-sim matches by it.
+"""
 
 
 def _numbers_of(plan: StepPlan) -> _Numbers:
     groups = [(each.name, tuple(group)) for each in plan.communicators for group in each.groups]
     keys = [task.work.key for task in plan.tasks if isinstance(task.work, Collective)]
-    return _Numbers(
+    return (
         {group: number for number, group in enumerate(dict.fromkeys(groups), start=1)},
         {key: number for number, key in enumerate(dict.fromkeys(keys), start=1)},
     )
@@ -132,10 +125,10 @@ def _task_nodes(
         return
     communicator = next(each for each in plan.communicators if each.name == work.communicator)
     group = next(tuple(group) for group in communicator.groups if rank in group)
-    size = work.nbytes * work.times
+    size, (group_numbers, tags) = work.nbytes * work.times, numbers
     attributes = {
         "is_cpu_op": False,
-        "pg_name": str(numbers.groups[work.communicator, group]),
+        "pg_name": str(group_numbers[work.communicator, group]),
         "perfmodel_op": work.op,
         "perfmodel_nbytes": work.nbytes,
         "perfmodel_times": work.times,
@@ -150,7 +143,7 @@ def _task_nodes(
         attributes |= {"comm_type": COLLECTIVES[work.op], "comm_size": per_rank}
         yield TraceNode(number, task.name, COLLECTIVE, attributes=attributes)
         return
-    attributes |= {"comm_size": size, "comm_tag": numbers.tags[work.key]}
+    attributes |= {"comm_size": size, "comm_tag": tags[work.key]}
     yield from _messages(number, task.name, group, rank, attributes, both=work.op == "send_recv")
 
 

@@ -43,7 +43,7 @@ ELEMENT_TYPES = {
     "signed char": "int8",
     "unsigned char": "uint8",
 }
-"""By PyTorch's word in lower case."""
+"""Our names of types by PyTorch's words in lower case."""
 
 
 GLOO_WORKERS = 2

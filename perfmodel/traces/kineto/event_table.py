@@ -35,7 +35,7 @@ CATEGORIES = {
     "privateuse1_runtime": "launch",
     "python_function": "module",
 }
-"""By ``cat`` in lower case: until 1.10 PyTorch wrote "Operator", "Runtime", "Kernel"."""
+"""Kinds by ``cat`` in lower case: until 1.10 PyTorch wrote "Operator", "Runtime", "Kernel"."""
 
 MARKS = ("ProfilerStep#", "DistributedDataParallel.", "Optimizer.", "## ", "nn.Module: ")
 """Names of ranges; some versions wrote them as operators."""
@@ -57,7 +57,7 @@ FIRST_OPERATORS = {
 """Operators that models begin with, and which of their inputs has the samples."""
 
 MOST_SHAPED = 1000
-"""Of these, shapes that are kept: the first ones of a step are enough."""
+"""Shapes of first operators that are kept: those of one step are enough."""
 
 
 KINDS = ("op", "mark", "device", "launch", "module")

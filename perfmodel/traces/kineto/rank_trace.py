@@ -41,7 +41,7 @@ from perfmodel.traces.kineto.work import (
 from perfmodel.traces.model import Call, Gradient, RankTrace, TracedStep
 
 MANY_STEPS = 4
-"""From so many on, the first is left out: the profiler and allocators settle in it."""
+"""Steps from which on the first is left out: the profiler and allocators settle in it."""
 
 
 class _Part(NamedTuple):
@@ -96,6 +96,7 @@ def trace_of(table: EventTable) -> RankTrace:
         )
     steps = [replace(step, buckets=_sized(step.buckets, gradients)) for step in steps]
     counted = steps[1:] if len(steps) >= MANY_STEPS else steps
+    forwards = table.chosen(table.marks, "DistributedDataParallel.forward")
     return RankTrace(
         path=table.path,
         layers=name_layers(table, last.backward, last.forward),
@@ -107,14 +108,7 @@ def trace_of(table: EventTable) -> RankTrace:
             [part.window for part in parts[-len(counted) :]],
         ),
         views=not len(table.chosen(table.ops, COPY_OUT)) and not _copies_out(work, last),
-        passes=max(
-            1,
-            int(
-                last.window.holds(
-                    table.chosen(table.marks, "DistributedDataParallel.forward").start
-                ).sum()
-            ),
-        ),
+        passes=max(1, int(last.window.holds(forwards.start).sum())),
         batch=_batch(table),
         notes=(*notes, *size_notes),
         fsdp=fsdp,
@@ -270,7 +264,7 @@ def _gap_waits(work: Work, rows: NDArray[np.int64], others: tuple[Call, ...]) ->
 
 
 def _length(work: Work, part: _Part, following: _Part | None, begin: float) -> float:
-    """From the first work of the step to that of the next; the last one to its end."""
+    """Return the time from the first work of a step to that of the next; the last ends itself."""
     if following is not None:
         consecutive = abs(following.window.start_s - part.window.end_s)
         if consecutive < 0.5 * (part.window.end_s - part.window.start_s):

@@ -206,7 +206,7 @@ def in_units(
 
 
 def _is_range(name: str, word: str) -> bool:
-    """Whether a range has this name, of a unit or of the root."""
+    """Tell whether a range has this name, of a unit or of the root."""
     return name == word or name.startswith(f"{word} (")
 
 

@@ -149,7 +149,7 @@ def _sharded_strategy(trace: ExecutionTrace, model: ExecutedModel) -> dict[str, 
 
 
 def _has_copies(trace: ExecutionTrace) -> bool:
-    """Whether gradients are reduced over copies of shards, too (HSDP)."""
+    """Tell whether gradients are reduced over copies of shards, too (HSDP)."""
     operations = {each.op for each in trace.collectives if each.elements >= MOST_NORMS}
     return operations >= {"all_reduce", "reduce_scatter"}
 
