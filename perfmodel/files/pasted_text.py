@@ -133,8 +133,9 @@ def _decode(data: bytes, file: str) -> str:
         text = "\0" if is_binary else data.decode(encoding or "utf-8")
     except UnicodeDecodeError as error:
         if encoding is not None:
-            reason = f"bytes that are not text ({error.reason})"
-            raise InputError(Fault("file", reason, f"{encoding} text", file)) from None
+            raise InputError(
+                Fault("file", f"bytes that are not text ({error.reason})", f"{encoding} text", file)
+            ) from None
         text = data.decode("cp1252", "replace")
     if "\0" in text:
         raise InputError(Fault("file", "binary data", "text", file))

@@ -77,8 +77,7 @@ class Status:
 
 def describe_status(memory: Any, rank: int) -> str:
     """Describe what a rank is doing, or was doing when it died."""
-    fields = memory[rank * FIELDS : (rank + 1) * FIELDS]
-    _, stage, nbytes, kind, repeat, step, round_, *_ = fields
+    _, stage, nbytes, kind, repeat, step, round_, *_ = memory[rank * FIELDS : (rank + 1) * FIELDS]
     if stage not in {CHECK, WARM, TIME} or not nbytes:
         return STAGES[stage]
     number = f" {round_ + 1}" if step in {BEFORE, POSTED} else ""

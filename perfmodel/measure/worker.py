@@ -118,9 +118,13 @@ def _make_bench(
         exchanges = make_exchanges(rounds[nbytes], status.rank, work[:count], scratch)
         calls[nbytes, 0] = partial(run_exchanges, exchanges, status)
         place = slice(nbytes // job.itemsize)  # without the extra elements of some schedules
-        root = schedules[nbytes].root
         library = make_library_call(
-            job.collective, job.ranks, status.rank, root, work[place], spare[place]
+            job.collective,
+            job.ranks,
+            status.rank,
+            schedules[nbytes].root,
+            work[place],
+            spare[place],
         )
         if library is not None:
             calls[nbytes, 1] = partial(_call_library, library, status)
@@ -218,8 +222,9 @@ def _gather_rows(times: dict[tuple[int, int], Times], shared_clock: bool) -> lis
     dist.all_gather_object(gathered, times)
     rows = []
     for nbytes, kind in sorted(gathered[0], key=lambda key: (key[1], key[0])):
-        spans = np.array([times[nbytes, kind] for times in gathered])
-        times_s = compute_collective_times(spans, shared_clock=shared_clock)
+        times_s = compute_collective_times(
+            np.array([times[nbytes, kind] for times in gathered]), shared_clock=shared_clock
+        )
         rows.append(summarise_times("library" if kind else "schedule", nbytes, times_s))
     return rows
 
@@ -270,8 +275,7 @@ def largest_scratch(rounds: Sequence[Sequence[Move]]) -> int:
         for move in moves:
             for rank in {move.src, move.dst}:
                 moves_by_rank.setdefault(rank, []).append(move)
-        own = (count_scratch([mine], rank) for rank, mine in moves_by_rank.items())
-        most = max(most, *own, 0)
+        most = max(most, *(count_scratch([mine], rank) for rank, mine in moves_by_rank.items()), 0)
     return most
 
 

@@ -102,8 +102,9 @@ def _rest(ranks: int) -> float:
 
 
 def _gloo_ring(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
-    largest = int(own.get("segment_bytes", SEGMENT_BYTES))
-    number, _ = segments(ranks, int(nbytes), segment_bytes=largest)
+    number, _ = segments(
+        ranks, int(nbytes), segment_bytes=int(own.get("segment_bytes", SEGMENT_BYTES))
+    )
     half = _rest(ranks) * nbytes
     return Form(2 * (ranks - 1) * (number // ranks), 2 * half, 2 * half, half)
 
@@ -121,8 +122,9 @@ def _in_pieces(
 
     def formula(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
         size = int(own.get("group_size", near_root(ranks)))
-        largest = int(own.get("piece_bytes", default_bytes))
-        pieces = pieces_of(int(nbytes), parts_of(ranks, size), largest, 1)
+        pieces = pieces_of(
+            int(nbytes), parts_of(ranks, size), int(own.get("piece_bytes", default_bytes)), 1
+        )
         more, sent, path, reduced = shares_of(ranks, size)
         steps = int(more) + pieces
         return Form(steps, sent * nbytes, steps / pieces * (path * nbytes), reduced * nbytes)
@@ -188,8 +190,7 @@ def _collnet_direct(_: int, size: int) -> Shares:
 def _recursive_halving(ranks: int) -> Shares:
     members, doublings, fold = _power(ranks)
     # Members that a partner folded into have two parts; those parts are all at one end.
-    parts = sum((1 << k) + min(ranks - members, 1 << k) for k in range(doublings))
-    halved = parts / ranks
+    halved = sum((1 << k) + min(ranks - members, 1 << k) for k in range(doublings)) / ranks
     return doublings + 2 * fold, fold or halved, halved + fold + fold / ranks, halved + fold
 
 

@@ -152,9 +152,14 @@ class _Reader(TableBuilder):
         for start, end, stream, key, name, grid, block in self._rows(
             KERNELS, *fields, "shortName", "gridX", "blockX"
         ):
-            shape = hash((grid, block)) & 0x7FFFFFFF
             self._add(
-                "device", strings.get(name, str(name)), start, end, ("stream", stream), key, shape
+                "device",
+                strings.get(name, str(name)),
+                start,
+                end,
+                ("stream", stream),
+                key,
+                hash((grid, block)) & 0x7FFFFFFF,
             )
         for table, name in COPIES.items():
             for start, end, stream, key, nbytes in self._rows(table, *fields, "bytes"):

@@ -67,8 +67,11 @@ def replay(scenario: Path, profile: Profile, changes: Sequence[str] = ()) -> Com
     `changes`: fields to set, as ``--set`` has them.
     Raises `InputError`: changes that do not fit.
     """
-    result = run_scenario(load_scenario(str(scenario), list(changes)))
-    return Comparison(profile.step_s, (min(profile.steps_s), max(profile.steps_s)), result)
+    return Comparison(
+        profile.step_s,
+        (min(profile.steps_s), max(profile.steps_s)),
+        run_scenario(load_scenario(str(scenario), list(changes))),
+    )
 
 
 MOST_FILES = 64
@@ -305,12 +308,20 @@ def simulate_trace(folder: Path, topology: Topology, library: str = "nccl") -> S
     try:
         check_plan(plan)
     except ScheduleError as error:
-        allowed = "collectives that all ranks of their group share"
-        raise InputError(Fault("trace", str(error), allowed, str(folder))) from None
+        raise InputError(
+            Fault(
+                "trace", str(error), "collectives that all ranks of their group share", str(folder)
+            )
+        ) from None
     ranks = sum(len(each.ranks) for each in plan.classes)
     if ranks > len(topology.ranks):
-        text = f"{ranks} ranks, on {len(topology.ranks)} GPUs"
-        raise InputError(Fault("--topology", text, f"a machine of {ranks} GPUs or more"))
+        raise InputError(
+            Fault(
+                "--topology",
+                f"{ranks} ranks, on {len(topology.ranks)} GPUs",
+                f"a machine of {ranks} GPUs or more",
+            )
+        )
     run = simulate(
         plan,
         make_machine(topology, load_library(library)),

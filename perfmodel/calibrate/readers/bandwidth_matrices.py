@@ -123,8 +123,9 @@ def read_nvbandwidth_json(document: Mapping[str, Any], file: str) -> list[LinkMa
                 matrices.append(_matrix(test, unit, cells, devices, file))
         refuse(None, (not matrices, "testcases", "no test that ran", "at least one"))
     except (KeyError, TypeError, AttributeError) as error:
-        wrong = f"{type(error).__name__}: {error}"
-        raise InputError(Fault("testcases", wrong, "tests with a name", file)) from None
+        raise InputError(
+            Fault("testcases", f"{type(error).__name__}: {error}", "tests with a name", file)
+        ) from None
     except InputError as error:
         raise error.located(file) from None
     return matrices
@@ -232,8 +233,11 @@ def _check_no_row(lines: Sequence[str], end: int) -> None:
     cells = lines[at].split() if at is not None else []
     digits = sum(any(map(str.isdigit, cell)) for cell in cells)
     if at is not None and len(cells) > 1 and 2 * digits > len(cells) and cells[0] in {"0", "O"}:
-        problem = f"a first row {lines[at][:40]!r}"
-        raise InputError(Fault("matrix", problem, "numbers: it is garbled", line=at + 1))
+        raise InputError(
+            Fault(
+                "matrix", f"a first row {lines[at][:40]!r}", "numbers: it is garbled", line=at + 1
+            )
+        )
 
 
 def _is_cells(line: str, before: Sequence[str]) -> bool:
@@ -284,8 +288,7 @@ def _check_total(
     total = math.fsum(cells)
     off = 0.6 * 10.0**-digits * (len(cells) + 1) + 2e-5 * abs(total)
     problem = f"cells that add up to {total:.6g}, and a sum of {summed:.6g}"
-    is_off = not abs(total - summed) <= off
-    refuse(line, (is_off, "matrix", problem, "the same: it is garbled"))
+    refuse(line, (not abs(total - summed) <= off, "matrix", problem, "the same: it is garbled"))
 
 
 MOST_UNLIKE = 8.0
@@ -303,8 +306,9 @@ def _check_both_ways(values: Values, head: _Head) -> None:
             back = values[j][i]
             if cell and back and max(cell, back) > MOST_UNLIKE * min(cell, back):
                 rates = f"{back * 1e-9:g} GB/s from {j} to {i}, and {cell * 1e-9:g} back"
-                problem = f"{rates}, in {test!r}"
-                raise InputError(Fault("matrix", problem, allowed, line=behind + j + 2))
+                raise InputError(
+                    Fault("matrix", f"{rates}, in {test!r}", allowed, line=behind + j + 2)
+                )
 
 
 def _cell(text: str, unit: str, line: int | None = None) -> float | None:

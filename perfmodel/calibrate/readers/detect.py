@@ -104,8 +104,7 @@ def read_found(
     """
     lines = text.count("\n")
     if lines > MOST_LINES:
-        allowed = f"at most {MOST_LINES:,}"
-        raise InputError(Fault("file", f"{lines:,} lines", allowed, str(path)))
+        raise InputError(Fault("file", f"{lines:,} lines", f"at most {MOST_LINES:,}", str(path)))
     cleaned = clean_characters(text)
     if (documents := _json(text, clean_lines(cleaned))) is not None:
         return _found_json(documents, path, op, ranks)
@@ -257,5 +256,4 @@ def _unsupported_kind(text: str, lines: Sequence[str]) -> str:
         (start.startswith("<"), "XML; a topology is for 'perfmodel topology import'"),
         *((kind.search(body), reason) for kind, reason in _HINTS),
     )
-    named = (reason for holds, reason in reasons if holds)
-    return next(named, "text without a table or a matrix")
+    return next((reason for holds, reason in reasons if holds), "text without a table or a matrix")

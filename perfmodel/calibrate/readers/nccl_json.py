@@ -69,9 +69,13 @@ def _checked(read: Callable[[], list[Sweep]], file: str) -> list[Sweep]:
     except InputError as error:
         raise error.located(file) from None
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        actual = f"{type(error).__name__}: {str(error)[:80]}"
         raise InputError(
-            Fault("results", actual, "the fields that the tests write", file)
+            Fault(
+                "results",
+                f"{type(error).__name__}: {str(error)[:80]}",
+                "the fields that the tests write",
+                file,
+            )
         ) from None
     return sweeps
 

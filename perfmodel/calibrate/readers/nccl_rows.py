@@ -126,9 +126,7 @@ def garbled_start(line: str) -> str | None:
     """Return the first two cells of what is a row but for them; None: it is no row."""
     almost = _ALMOST.search(line)
     numbers = 0 if almost is None else sum(number(c) is not None for c in almost[4].split())
-    if almost is None or numbers < _FEWEST_NUMBERS:
-        return None
-    return f"{almost[1]} {almost[2]}"[:60]
+    return None if almost is None or numbers < _FEWEST_NUMBERS else f"{almost[1]} {almost[2]}"[:60]
 
 
 def columns_of(line: str) -> list[str] | None:

@@ -312,8 +312,12 @@ def _odd_row(table: Table) -> Fault:
     usual = statistics.median(exact) if exact else 1.0
     off = [max(low - usual, usual - high) for low, high in ranges]
     row = table.rows[off.index(max(off))]
-    problem = f"busbw that is another multiple of algbw ({row.nbytes:,} B) than in other rows"
-    return Fault("row", problem, UNGARBLED, line=row.line)
+    return Fault(
+        "row",
+        f"busbw that is another multiple of algbw ({row.nbytes:,} B) than in other rows",
+        UNGARBLED,
+        line=row.line,
+    )
 
 
 def points_of(rows: Sequence[Row]) -> Iterator[tuple[Printed, Printed]]:

@@ -126,8 +126,7 @@ def read_nccl_log(
             sweeps += sweeps_of(table, log.context, op, ranks)
     if log.faults:
         # From one of these all others follow.
-        decisive = (f for f in log.faults if f.allowed in {WITHOUT_MPI, ONE_TABLE})
-        first = next(decisive, None)
+        first = next((f for f in log.faults if f.allowed in {WITHOUT_MPI, ONE_TABLE}), None)
         raise InputError(log.faults if first is None else first).located(file)
     return each_once(sweeps)
 
@@ -144,8 +143,14 @@ def _line(log: _Log, at: int, line: str) -> None:
         _row(log, at, row)
     elif log.tables and (start := garbled_start(line)) is not None:
         _end_row(log)
-        allowed = "size and count as whole numbers: the table is garbled"
-        log.faults.append(Fault("table", f"a row that begins with {start!r}", allowed, line=at))
+        log.faults.append(
+            Fault(
+                "table",
+                f"a row that begins with {start!r}",
+                "size and count as whole numbers: the table is garbled",
+                line=at,
+            )
+        )
     elif log.begun is not None and all(_CELL.fullmatch(cell) for cell in line.split()):
         _continue_row(log, log.begun, line.split())
     else:
@@ -164,8 +169,9 @@ def _open_table(log: _Log, at: int, columns: list[str] | None, line: str) -> Non
     if names.count("size") > 1:
         log.faults.append(Fault("table", "tables side by side", ONE_TABLE, line=at))
     if "cputime" in names:
-        problem = "times that the CPU took to launch (-C)"
-        log.faults.append(Fault("table", problem, "times of the GPUs", line=at))
+        log.faults.append(
+            Fault("table", "times that the CPU took to launch (-C)", "times of the GPUs", line=at)
+        )
     unit_s = 1e-3 if is_milliseconds(line) else 1e-6
     log.tables.append(Table(at, columns, log.ranks, log.context.op, unit_s))
     log.ranks = []
@@ -248,9 +254,14 @@ def _end_row(log: _Log) -> None:
         _add(log, begun)
         return
     whole = len(table.columns) if table.columns else "9 or 13"
-    allowed = f"{whole}, as its head has: the table is cut off"
-    actual = f"a row of {3 + len(begun.cells)} cells"
-    log.faults.append(Fault("table", actual, allowed, line=begun.line))
+    log.faults.append(
+        Fault(
+            "table",
+            f"a row of {3 + len(begun.cells)} cells",
+            f"{whole}, as its head has: the table is cut off",
+            line=begun.line,
+        )
+    )
 
 
 def _is_one(names: Sequence[str], cells: Sequence[str]) -> bool:
@@ -266,14 +277,21 @@ def _add(log: _Log, begun: _Begun) -> None:
     table, cells, log.begun = log.tables[-1], begun.cells, None
     columns = table.columns or guess_columns(cells)
     if columns is None:
-        problem = f"{len(cells)} cells behind the type"
-        log.faults.append(Fault("table", problem, "a row as nccl-tests print it", line=begun.line))
+        log.faults.append(
+            Fault(
+                "table",
+                f"{len(cells)} cells behind the type",
+                "a row as nccl-tests print it",
+                line=begun.line,
+            )
+        )
         return
     names, redop = result_columns(columns, cells)
     root = cells[names.index("root")] if "root" in names and cells else None
     if root is not None and not re.fullmatch(r"-?\d{1,9}", root):
-        allowed = "a number: the table is garbled"
-        log.faults.append(Fault("root", repr(root[:40]), allowed, line=begun.line))
+        log.faults.append(
+            Fault("root", repr(root[:40]), "a number: the table is garbled", line=begun.line)
+        )
         return
     if table.elided:
         table.notes.append("rows that its author left out ('...') are missing")

@@ -74,8 +74,7 @@ class _FitInput:
         for sweep in _prefer_out_of_place(measured.sweeps):
             if sweep.op in OWN_ALGORITHM:
                 with collect_faults(faults):
-                    topology = self._add_sweep(sweep, file, sha256)
-                    self.notes += _doubts(sweep, file, topology)
+                    self.notes += _doubts(sweep, file, self._add_sweep(sweep, file, sha256))
             else:
                 allowed = allowed_names(OWN_ALGORITHM, sweep.op)
                 line = sweep.line or None
@@ -84,8 +83,9 @@ class _FitInput:
         raise_faults(faults)
 
     def _add_sweep(self, sweep: Sweep, file: str, sha256: str) -> Topology:
-        largest = self.build_topology(1, None).gpus_per_host
-        nodes, gpus_per_node = _layout(sweep, self.request, largest)
+        nodes, gpus_per_node = _layout(
+            sweep, self.request, self.build_topology(1, None).gpus_per_host
+        )
         settings = settings_of(
             version=sweep.version,
             env=sweep.env,
@@ -256,9 +256,13 @@ def _sweep_of(measurement: Measurement, file: str) -> Sweep:
     """Return NCCL's rows of our own measurement, as a sweep."""
     rows = tuple(SweepRow(nbytes, time_s) for nbytes, time_s in measurement.times("library"))
     if measurement.backend != "nccl" or not rows:
-        actual = f"a measurement of {measurement.backend!r} beside files of nccl-tests and the like"
-        allowed = "one of NCCL's own collective; fit others by themselves"
-        raise InputError(Fault("backend", actual, allowed))
+        raise InputError(
+            Fault(
+                "backend",
+                f"a measurement of {measurement.backend!r} beside files of nccl-tests and the like",
+                "one of NCCL's own collective; fit others by themselves",
+            )
+        )
     hosts, ranks = measurement.hosts or 1, measurement.ranks
     return Sweep(
         op=measurement.collective,

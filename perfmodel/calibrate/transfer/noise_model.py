@@ -173,8 +173,7 @@ def fit_noise(
     whole = base + factor**2 * by_residual + np.diag(rows)
     deviations = ("small", "deviation", "large", "level")
     scaled = {name: factor * getattr(priors.left, name) for name in deviations}
-    residual = priors.left.model_copy(update=scaled)
-    return NoiseModel(residual, run_factors, rows, own, invert(whole))
+    return NoiseModel(priors.left.model_copy(update=scaled), run_factors, rows, own, invert(whole))
 
 
 def _own_variances(

@@ -95,8 +95,14 @@ def _rank_files(folder: Path) -> dict[int, Path]:
     )
     for holds, text in problems:
         if holds:
-            allowed = "a folder of PREFIX.RANK.et, one file for each rank from 0"
-            raise InputError(Fault("trace", text, allowed, str(folder)))
+            raise InputError(
+                Fault(
+                    "trace",
+                    text,
+                    "a folder of PREFIX.RANK.et, one file for each rank from 0",
+                    str(folder),
+                )
+            )
     return files
 
 
@@ -114,8 +120,14 @@ def _read_groups(folder: Path, ranks: int) -> dict[str, tuple[int, ...]]:
             isinstance(rank, int) and 0 <= rank < ranks for rank in members
         )
         if not whole or not members or len(set(members)) < len(members):
-            text = f"{str(members)[:60]} for {name!r}"
-            raise InputError(Fault("groups", text, f"{allowed}, ranks below {ranks}", str(path)))
+            raise InputError(
+                Fault(
+                    "groups",
+                    f"{str(members)[:60]} for {name!r}",
+                    f"{allowed}, ranks below {ranks}",
+                    str(path),
+                )
+            )
     return {name: tuple(members) for name, members in stated.items()}
 
 
@@ -296,8 +308,9 @@ class _Builder:
         counts[key] += 1
         parts = len(group) if op in PER_RANK else 1
         nbytes = max((_number(node.attributes.get("comm_size")) or 0) * parts, 1)
-        number = f"{key} {counts[key]}"
-        return Collective(cast("Op", op), nbytes, communicator, number, root=group[0])
+        return Collective(
+            cast("Op", op), nbytes, communicator, f"{key} {counts[key]}", root=group[0]
+        )
 
     def _refuse(self, text: str, allowed: str) -> NoReturn:
         raise InputError(Fault("trace", text, allowed, str(self.folder)))

@@ -40,8 +40,9 @@ def write_plan(plan: StepPlan, folder: Path, name: str) -> list[Path]:
     """
     total = sum(len(each.ranks) for each in plan.classes)
     if total > MOST_RANKS:
-        allowed = f"up to {MOST_RANKS} ranks, a file each"
-        raise InputError(Fault("cluster", f"{total} ranks", allowed))
+        raise InputError(
+            Fault("cluster", f"{total} ranks", f"up to {MOST_RANKS} ranks, a file each")
+        )
     numbers = _numbers_of(plan)
     groups = {str(number): list(members) for (_, members), number in numbers[0].items()}
     contents = {

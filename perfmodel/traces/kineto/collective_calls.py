@@ -181,8 +181,9 @@ def _of_workers(table: EventTable) -> tuple[Call, ...]:
     for number, start, end in zip(
         marks.name.tolist(), marks.start.tolist(), marks.end.tolist(), strict=True
     ):
-        word = operation_of(table.names[number].partition(":")[2])
-        operation, asked_s = _asked(word, start, by_operation)
+        operation, asked_s = _asked(
+            operation_of(table.names[number].partition(":")[2]), start, by_operation
+        )
         begun_s = _taken_up(asked_s, start, calls)
         tensor = tensors.get(start, (None, None))
         calls.append(Call(operation, *tensor, None, "0", asked_s, begun_s, end))

@@ -140,8 +140,9 @@ class _Text:
             with suppress(json.JSONDecodeError):
                 return self._parse(member)
             if self.ended:
-                text = f"{member} that is cut off or no JSON"
-                raise trace_fault(self.path, text, "a whole trace")
+                raise trace_fault(
+                    self.path, f"{member} that is cut off or no JSON", "a whole trace"
+                )
             if len(self.text) - self.at > LARGEST_MEMBER:
                 raise trace_fault(self.path, f"{member} that is no JSON, or more than {size} of it")
             self.grow()

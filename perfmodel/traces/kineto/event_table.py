@@ -85,8 +85,7 @@ class Columns:
         order = np.lexsort((-length, start))
         numbers = np.asarray(self.numbers, dtype=np.int64).reshape(-1, 4)[order]
         name, thread, key, detail = numbers.T.copy()
-        end = start[order] + length[order]
-        return Events(start[order], end, name, thread, key, detail, order)
+        return Events(start[order], start[order] + length[order], name, thread, key, detail, order)
 
 
 @dataclass(frozen=True, slots=True)

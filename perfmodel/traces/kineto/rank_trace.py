@@ -132,8 +132,13 @@ def _sized(buckets: tuple[Call, ...], gradients: Sequence[Gradient]) -> tuple[Ca
 def _part(table: EventTable, work: Work, window: Window) -> _Part:
     backward = read_pass(table, window)
     own = np.flatnonzero(window.holds(work.issued_s))
-    of_backward = np.flatnonzero(np.isin(work.owner[own], backward.operators))
-    return _Part(window, backward, forward_layers(table, window, backward), own, of_backward)
+    return _Part(
+        window,
+        backward,
+        forward_layers(table, window, backward),
+        own,
+        np.flatnonzero(np.isin(work.owner[own], backward.operators)),
+    )
 
 
 def _alike(parts: list[_Part], path: Path) -> tuple[list[_Part], list[str]]:
@@ -146,8 +151,9 @@ def _alike(parts: list[_Part], path: Path) -> tuple[list[_Part], list[str]]:
         if shape == usual and len(part.work) > 0
     ]
     if not usable:
-        allowed = "a trace with CPU activity and, of a GPU, CUDA"
-        raise trace_fault(path, "steps without work", allowed)
+        raise trace_fault(
+            path, "steps without work", "a trace with CPU activity and, of a GPU, CUDA"
+        )
     kept = {part.window for part in usable}
     odd = ", ".join(part.window.name for part in parts if part.window not in kept)
     return usable, [f"left out, as they have other layers: {odd}"] if odd else []
@@ -257,8 +263,11 @@ def _by_layer(
 
 def _gap_waits(work: Work, rows: NDArray[np.int64], others: tuple[Call, ...]) -> FloatArray:
     """Return the part of each gap but the first in which a collective outside of backward runs."""
-    spans = union([(call.start_s, call.end_s) for call in others])
-    waits = overlap_s((work.start - work.gap_s)[rows], work.start[rows], spans)
+    waits = overlap_s(
+        (work.start - work.gap_s)[rows],
+        work.start[rows],
+        union([(call.start_s, call.end_s) for call in others]),
+    )
     waits[:1] = 0.0
     return waits
 

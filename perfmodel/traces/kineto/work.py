@@ -183,8 +183,7 @@ def _module_names(
     if not len(spans):
         return names
     for row, layer in zip(*(each.tolist() for each in forward), strict=True):
-        within = (spans.start <= events.start[row]) & (spans.end >= events.end[row])
-        around = np.flatnonzero(within)
+        around = np.flatnonzero((spans.start <= events.start[row]) & (spans.end >= events.end[row]))
         if len(around):
             innermost = int(around[np.argmax(spans.start[around])])
             names[layer] = table.names[int(spans.name[innermost])].removeprefix(MODULE)

@@ -64,8 +64,9 @@ def run_draft(
     draft = draft_scenario(read_execution_trace(trace), read_executed_model(trace, batch), cluster)
     path = draft.write(folder)
     result = run_scenario(load_scenario(path))
-    sent = [bucket.nbytes for bucket in result.main.buckets]
-    compared = compare_buckets(draft.recorded_bytes, sent)
+    compared = compare_buckets(
+        draft.recorded_bytes, [bucket.nbytes for bucket in result.main.buckets]
+    )
     return DraftedRun(path, result, (*draft.notes, *filter(None, [compared])))
 
 

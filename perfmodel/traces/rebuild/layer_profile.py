@@ -156,8 +156,9 @@ def _alone(step: TracedStep, effective: float) -> FloatArray:
     if effective <= 1 or total <= 0:
         return step.backward_s
     ends = step.backward_end_s - total + np.cumsum(step.backward_s)
-    spans = union([(call.start_s, call.end_s) for call in step.buckets])
-    overlaps = overlap_s(ends - step.backward_s, ends, spans)
+    overlaps = overlap_s(
+        ends - step.backward_s, ends, union([(call.start_s, call.end_s) for call in step.buckets])
+    )
     return np.asarray(step.backward_s - overlaps * (1 - 1 / effective))
 
 

@@ -203,8 +203,9 @@ def _gpu_name(trace: RankTrace) -> str:
     for text in (trace.device, sized)[:: 1 if "GB" in trace.device else -1]:
         with suppress(InputError):
             return read_gpu(text).name
-    problem = f"{trace.device!r} in the trace"
-    raise InputError(Fault("--gpu", problem, "a GPU of the table: --gpu NAME"))
+    raise InputError(
+        Fault("--gpu", f"{trace.device!r} in the trace", "a GPU of the table: --gpu NAME")
+    )
 
 
 # ---------------------------------------------------------------- model
@@ -217,11 +218,16 @@ def _named_by_model(trace: RankTrace, model: str) -> tuple[Gradient, ...]:
     sizes, own = [tensor.numel for tensor in tensors], [each.elements for each in trace.gradients]
     if sizes != own:
         pairs = enumerate(zip(sizes, own, strict=False))
-        shorter = min(len(sizes), len(own))
-        differ = next((at for at, (size, other) in pairs if size != other), shorter)
-        text = f"{model!r}, of {len(sizes)} tensors, other than the trace from number {differ}"
-        allowed = f"a model with the {len(own)} gradients in order"
-        raise InputError(Fault("--model", text, allowed))
+        differ = next(
+            (at for at, (size, other) in pairs if size != other), min(len(sizes), len(own))
+        )
+        raise InputError(
+            Fault(
+                "--model",
+                f"{model!r}, of {len(sizes)} tensors, other than the trace from number {differ}",
+                f"a model with the {len(own)} gradients in order",
+            )
+        )
     return tuple(
         replace(gradient, name=tensor.name, shape=tensor.shape)
         for gradient, tensor in zip(trace.gradients, tensors, strict=True)
