@@ -7,7 +7,7 @@ multiply: 600 bytes can stand for more values than a machine has memory for.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from perfmodel.errors import Fault
@@ -64,7 +64,10 @@ def bound_faults(
         if problem is not None:
             field = ".".join(str(part) for part in path) or "document"
             faults.append(Fault(field, *problem, file, line_of(document, path)))
-        pending += [(child, (*path, key)) for key, child in _children(value)]
+        if isinstance(value, list | tuple):
+            value = dict(enumerate(value))
+        if isinstance(value, Mapping):
+            pending += [(child, (*path, key)) for key, child in value.items()]
     return faults[::-1]
 
 
@@ -87,13 +90,6 @@ def _is_within(document: Any) -> bool:
             return count <= MOST_VALUES
         level = below
     return False
-
-
-def _children(value: Any) -> Iterator[tuple[str | int, Any]]:
-    if isinstance(value, Mapping):
-        yield from value.items()
-    elif isinstance(value, list | tuple):
-        yield from enumerate(value)
 
 
 def _problem(value: Any) -> tuple[str, str] | None:

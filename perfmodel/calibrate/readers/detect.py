@@ -199,13 +199,13 @@ def _json(text: str, lines: Sequence[str]) -> list[object] | None:
             document, at = decoder.raw_decode(start, at)
             documents.append(document)
             at = separator.match(start, at).end()  # type: ignore[union-attr]
-    except json.JSONDecodeError as error:
-        fault = Fault("file", f"no JSON ({error.msg}): cut off?", KNOWN, line=error.lineno)
-        raise InputError(fault) from None
     except RecursionError:
         raise InputError(Fault("file", "JSON nested too deeply", KNOWN)) from None
-    except ValueError as error:  # a number of thousands of digits
-        raise InputError(Fault("file", str(error).partition(";")[0], KNOWN)) from None
+    except ValueError as error:  # no JSON, or a number of thousands of digits
+        problem, line = str(error).partition(";")[0], getattr(error, "lineno", None)
+        if isinstance(error, json.JSONDecodeError):
+            problem = f"no JSON ({error.msg}): cut off?"
+        raise InputError(Fault("file", problem, KNOWN, line=line)) from None
     plain_values(documents)  # refuses what is beyond the bounds of any file
     return documents
 

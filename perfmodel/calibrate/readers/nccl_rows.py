@@ -287,17 +287,14 @@ def op_of_file(name: str) -> str | None:
 
 
 def factor_of(points: Points) -> tuple[float, float] | None:
-    """Least and greatest multiple of algbw that busbw may be in all rows; None: they disagree.
+    """Return least and greatest multiple of algbw that busbw may be in all rows.
 
-    Both are rounded, so that rows with many digits say most.
+    Both are rounded, so that rows with many digits say most. None: rows disagree.
     """
-    low, high = 0.0, math.inf
-    for algbw, busbw in points:
-        if algbw.high <= 0:
-            continue
-        low = max(low, busbw.low / algbw.high)
-        if algbw.low > 0:
-            high = min(high, busbw.high / algbw.low)
+    usable = [(algbw, busbw) for algbw, busbw in points if algbw.high > 0]
+    low = max([0.0, *(busbw.low / algbw.high for algbw, busbw in usable)])
+    highs = (busbw.high / algbw.low for algbw, busbw in usable if algbw.low > 0)
+    high = min(highs, default=math.inf)
     return (low, high) if low <= high * 1.0005 else None
 
 

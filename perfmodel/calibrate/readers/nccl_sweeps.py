@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -170,7 +170,10 @@ def sweeps_of(table: Table, context: Context, op: str | None, ranks: int | None)
     if table.without_in_place:
         notes.append("rows end behind the times out of place: there are none in place")
     sweeps = []
-    for (dtype, _), rows in _by_type(table.rows).items():
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in table.rows:  # tests of all types and reductions print them in one table
+        groups.setdefault((row.dtype, row.redop), []).append(row)
+    for (dtype, _), rows in groups.items():
         for place in range(max(len(row.timings) for row in rows)):
             times, repeated = _times(rows, place, table)
             own = [f"{repeated} sizes were timed several times: their medians"] * bool(repeated)
@@ -194,14 +197,6 @@ def sweeps_of(table: Table, context: Context, op: str | None, ranks: int | None)
             sweeps += [sweep] if sweep.rows else []
     refuse(table.line, (not sweeps, "table", "no row with a size and a time", "one"))
     return sweeps
-
-
-def _by_type(rows: Sequence[Row]) -> Mapping[tuple[str, str], list[Row]]:
-    """Rows by type and reduction: tests of all of them print them in one table."""
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.dtype, row.redop), []).append(row)
-    return groups
 
 
 def _times(rows: Sequence[Row], place: int, table: Table) -> tuple[list[tuple[int, float]], int]:
@@ -238,7 +233,7 @@ def _check_rows(table: Table, listed: Ranks) -> None:
         ),
     )
     rows_of(pair for place in (0, 1) for pair in _times(rows, place, table)[0])
-    points = list(points_of(rows))
+    points = points_of(rows)
     measured = factor_of(points)
     low, high = (0.0, 1.0) if measured is None else measured
     refuse(
@@ -307,7 +302,7 @@ def _check_headless(table: Table, points: Points) -> None:
 
 def _odd_row(table: Table) -> Fault:
     """Find the row whose bus bandwidth is another multiple than that of most."""
-    ranges = [factor_of(list(points_of([row]))) or (0.0, float("inf")) for row in table.rows]
+    ranges = [factor_of(points_of([row])) or (0.0, float("inf")) for row in table.rows]
     exact = [low for low, high in ranges if high < 3.0]
     usual = statistics.median(exact) if exact else 1.0
     off = [max(low - usual, usual - high) for low, high in ranges]
@@ -320,12 +315,14 @@ def _odd_row(table: Table) -> Fault:
     )
 
 
-def points_of(rows: Sequence[Row]) -> Iterator[tuple[Printed, Printed]]:
-    """Algorithm and bus bandwidth of all timed rows."""
-    for row in rows:
-        for timing in row.timings:
-            if row.nbytes and timing is not None and timing.algbw and timing.busbw:
-                yield timing.algbw, timing.busbw
+def points_of(rows: Sequence[Row]) -> list[tuple[Printed, Printed]]:
+    """Return algorithm and bus bandwidth of all timed rows."""
+    return [
+        (timing.algbw, timing.busbw)
+        for row in rows
+        for timing in row.timings
+        if row.nbytes and timing is not None and timing.algbw and timing.busbw
+    ]
 
 
 # ---------------------------------------------------------------- collective and ranks
@@ -335,7 +332,7 @@ def _identify(
     table: Table, file: str, op: str | None, ranks: int | None, listed: Ranks
 ) -> tuple[str, int]:
     """Find collective and number of ranks of a table; faults if anything contradicts them."""
-    points: Points = list(points_of(table.rows))
+    points = points_of(table.rows)
     count = listed.count or ranks
     name = op or table.op or op_of_file(Path(file).name)
     allowed = ops_allowed(points, count, _redop(table), table.rows[0].root)

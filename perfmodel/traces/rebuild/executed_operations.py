@@ -192,8 +192,8 @@ def in_units(
     nodes: ExecutedNodes, operations: Sequence[Operation], version: int
 ) -> list[Operation]:
     """Return the operators with the unit that each runs in; "" is the root."""
-    names = {number: name for number, (name, _) in nodes.parents.items()}
-    marks, running, placed = list(_marks(names, version)), [""], []
+    marks = list(_marks({number: name for number, (name, _) in nodes.parents.items()}, version))
+    running, placed = [""], []
     for operation in operations:
         while marks and marks[0][0] < operation.number:
             _, unit, begins = marks.pop(0)
@@ -211,18 +211,16 @@ def _is_range(name: str, word: str) -> bool:
 
 
 def _marks(names: Mapping[int, str], version: int) -> Iterator[tuple[int, str, bool]]:
-    """Number of a node, the unit, and whether its forward begins there or ends.
+    """Yield the number of a node, the unit, and whether its forward begins there or ends.
 
     Version 1 does not name its units: they are numbered, and the first one is the root.
     """
     begun = 0
-    for number in sorted(names):
-        name = names[number]
+    for number, name in sorted(names.items()):
         begins = _is_range(name, BEGINS[version])
-        if not begins and not _is_range(name, ENDS[version]):
-            continue
         named = _NAMED.fullmatch(name)
         unit = named[1] if named else ""
         if version == 1 and begins:
             unit, begun = f"units.{begun - 1}" if begun else "", begun + 1
-        yield number, unit, begins
+        if begins or _is_range(name, ENDS[version]):
+            yield number, unit, begins
