@@ -128,17 +128,14 @@ def read_yaml(path: Path) -> Any:
     InputError
         Unreadable, not YAML, a duplicate key, empty, or beyond the bounds of `files.bounds`.
     """
-    document = _parse(read_text(path, LARGEST_YAML_BYTES), path)
-    if document is None:
-        raise InputError(Fault("file", "nothing", "a YAML document", str(path)))
-    return document
-
-
-def _parse(text: str, path: Path) -> Any:
+    text = read_text(path, LARGEST_YAML_BYTES)
     if is_shipped(path):
         with suppress(UnsupportedYaml):
             return parse_with_libyaml(text, trusted=True)
-    return parse_yaml(text, str(path))
+    document = parse_yaml(text, str(path))
+    if document is None:
+        raise InputError(Fault("file", "nothing", "a YAML document", str(path)))
+    return document
 
 
 SHORT = 400

@@ -91,12 +91,10 @@ def make_windows(schedule: Schedule) -> list[Window]:
     """
     longest = int(np.diff(_bounds(schedule, None)).max())
     width = max(1, WINDOW_ELEMENTS // (schedule.ranks * len(schedule.chunk_bytes)))
-    if longest <= width * MOST_WINDOWS:
-        return [
-            Window(begin, min(begin + width, longest)) for begin in range(0, max(longest, 1), width)
-        ]
-    begins = np.linspace(0, longest - width, MOST_WINDOWS).astype(int).tolist()
-    return [Window(begin, begin + width) for begin in begins]
+    begins: Sequence[int] = range(0, max(longest, 1), width)
+    if longest > width * MOST_WINDOWS:
+        begins = np.linspace(0, longest - width, MOST_WINDOWS).astype(int).tolist()
+    return [Window(begin, min(begin + width, longest)) for begin in begins]
 
 
 def covers_all_elements(schedule: Schedule) -> bool:

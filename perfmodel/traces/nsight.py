@@ -90,7 +90,8 @@ class _Reader(TableBuilder):
         if missing := sorted({KERNELS, "NVTX_EVENTS"} - self.tables):
             raise trace_fault(self.path, f"a database without {', '.join(missing)}", _ALLOWED)
         self._require_one_process()
-        strings = self._strings()
+        texts = self._select("StringIds", "id", "value") if "StringIds" in self.tables else ()
+        strings = {number: str(text) for number, text in texts}
         self._read_device(strings)
         for table in ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_DRIVER"):
             for row in self._rows(table, "start", "end", "globalTid", "correlationId"):
@@ -126,11 +127,6 @@ class _Reader(TableBuilder):
         if not {"start", "end"} <= self._columns_of(table):
             raise trace_fault(self.path, f"{table} without times", _ALLOWED)
         yield from self._select(table, *columns, order=' ORDER BY "start"')
-
-    def _strings(self) -> dict[Any, str]:
-        if "StringIds" not in self.tables:
-            return {}
-        return {number: str(text) for number, text in self._select("StringIds", "id", "value")}
 
     def _add(
         self, kind: str, name: str, start: Any, end: Any, thread: Any, key: Any, detail: int = 0

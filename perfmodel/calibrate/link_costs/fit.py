@@ -140,7 +140,9 @@ def _fit(forward: CostModel, rows: Rows) -> Fit:
             dropped[gamma] = "the same share of the bytes is added in all of these data"
     solution = fit_rate_pieces(forward, separate_host_limits(forward, solve(forward, start)))
     while (key := _least_identified(solution)) is not None:
-        dropped[key] = _explain_drop(solution.spread[key])
+        factor = solution.spread[key]
+        vague = f"these data leave a factor of {factor:.2g} up and down open"
+        dropped[key] = "these data show no sign of it" if factor > 1e3 else vague
         solution = solve(forward, {k: v for k, v in solution.values.items() if k != key})
     runs = len({observation.run for observation in forward.observations})
     between, scatter = estimate_run_spread(forward, solution)
@@ -185,12 +187,6 @@ def _least_identified(solution: Solution) -> Parameter | None:
     spread = {k: factor for k, factor in solution.spread.items() if k.where not in pieces}
     vague = [key for key, factor in spread.items() if factor > MAX_INTERVAL_FACTOR]
     return min(vague, key=lambda key: (DROP_ORDER.index(key.name), -spread[key]), default=None)
-
-
-def _explain_drop(factor: float) -> str:
-    if factor > 1e3:
-        return "these data show no sign of it"
-    return f"these data leave a factor of {factor:.2g} up and down open"
 
 
 def _default_value(machine: Machine, key: Parameter) -> str:

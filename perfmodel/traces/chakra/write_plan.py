@@ -43,7 +43,12 @@ def write_plan(plan: StepPlan, folder: Path, name: str) -> list[Path]:
         raise InputError(
             Fault("cluster", f"{total} ranks", f"up to {MOST_RANKS} ranks, a file each")
         )
-    numbers = _numbers_of(plan)
+    names = [(each.name, tuple(group)) for each in plan.communicators for group in each.groups]
+    keys = [task.work.key for task in plan.tasks if isinstance(task.work, Collective)]
+    numbers = (
+        {group: number for number, group in enumerate(dict.fromkeys(names), start=1)},
+        {key: number for number, key in enumerate(dict.fromkeys(keys), start=1)},
+    )
     groups = {str(number): list(members) for (_, members), number in numbers[0].items()}
     contents = {
         folder / f"{name}.{rank}.et": _nodes_of(plan, rank_class, rank, numbers)
@@ -62,15 +67,6 @@ _Numbers = tuple[Mapping[tuple[str, tuple[int, ...]], int], Mapping[str, int]]
 Those of each group of each communicator: ASTRA-sim names groups so. Then those by key of a message,
 whose two ends ASTRA-sim matches by it.
 """
-
-
-def _numbers_of(plan: StepPlan) -> _Numbers:
-    groups = [(each.name, tuple(group)) for each in plan.communicators for group in each.groups]
-    keys = [task.work.key for task in plan.tasks if isinstance(task.work, Collective)]
-    return (
-        {group: number for number, group in enumerate(dict.fromkeys(groups), start=1)},
-        {key: number for number, key in enumerate(dict.fromkeys(keys), start=1)},
-    )
 
 
 def _nodes_of(

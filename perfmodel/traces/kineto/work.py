@@ -363,13 +363,12 @@ def find_windows(table: EventTable) -> tuple[tuple[Window, ...], str]:
             "no backward pass that ends in gradients",
             "a trace of training: forward, backward and what follows, with CPU activity",
         )
-    sources = {
-        "ProfilerStep": _marked,
-        "the optimizer's steps": _after_optimizer,
-        "the order of forward and backward": _between_passes,
-    }
-    found = ((find(table), source) for source, find in sources.items())
-    windows, source = next((each for each in found if each[0]), ([], ""))
+    optimizer = table.chosen(table.marks, "Optimizer.step#").end.tolist()
+    windows, source = _marked(table), "ProfilerStep"
+    if not windows:
+        windows, source = _split(table.owners, optimizer), "the optimizer's steps"
+    if not windows:
+        windows, source = _between_passes(table), "the order of forward and backward"
     chosen = tuple(window for window in windows if np.any(window.holds(gradients.start)))
     if not chosen:
         raise trace_fault(table.path, "no whole step", "a trace with one whole step at least")
@@ -381,10 +380,6 @@ def _marked(table: EventTable) -> list[Window]:
     first = marks.where(marks.thread == marks.thread[:1])
     spans = zip(first.name.tolist(), first.start.tolist(), first.end.tolist(), strict=True)
     return [Window(table.names[name], start, end) for name, start, end in spans]
-
-
-def _after_optimizer(table: EventTable) -> list[Window]:
-    return _split(table.owners, table.chosen(table.marks, "Optimizer.step#").end.tolist())
 
 
 def _between_passes(table: EventTable) -> list[Window]:
