@@ -284,12 +284,10 @@ def _sample_times(
         rough_s = _time_runs(benchmark, gpu, 1)
     runs = max(1, round(SHORTEST_S / max(rough_s * benchmark.inner, 1e-9)))
     runs = min(runs, 1000) if benchmark.clock == "device" and not benchmark.once else 1
+    least, most = repeats or LEAST_REPEATS, repeats or MOST_REPEATS
     times_s: list[float] = []
     deadline_s = time.monotonic() + share_s
-    limit = repeats or MOST_REPEATS
-    while len(times_s) < limit and (
-        repeats or len(times_s) < LEAST_REPEATS or time.monotonic() < deadline_s
-    ):
+    while len(times_s) < least or (len(times_s) < most and time.monotonic() < deadline_s):
         times_s.append(_time_runs(benchmark, gpu, runs))
     return times_s
 

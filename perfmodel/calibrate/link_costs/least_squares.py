@@ -83,10 +83,11 @@ def estimate_run_spread(forward: CostModel, solution: Solution) -> tuple[RunSpre
         for k, deviation in enumerate((prior.times, prior.rates))
     )
     freedom = prior.freedom + len(numbers) - 1
-    source = f"{len(numbers)} runs, pooled with the usual spread ({prior.freedom:g} of {freedom:g} "
-    spread = RunSpread(
-        times=times, rates=rates, freedom=freedom, source=source + "degrees of freedom)"
+    source = (
+        f"{len(numbers)} runs, pooled with the usual spread "
+        f"({prior.freedom:g} of {freedom:g} degrees of freedom)"
     )
+    spread = RunSpread(times=times, rates=rates, freedom=freedom, source=source)
     return spread, _scatter(within, spent)
 
 

@@ -155,11 +155,6 @@ def joined_head(line: str, following: str) -> str | None:
     return None
 
 
-def is_milliseconds(head: str) -> bool:
-    """Tell whether times are milliseconds, as under the heads of NCCL 1 ("bytes", "N")."""
-    return HEAD.search(head) is not None and "bytes" in head
-
-
 def guess_columns(cells: Sequence[str]) -> list[str] | None:
     """Guess the columns of a row whose head is missing by its cells behind the type.
 
@@ -181,11 +176,6 @@ def result_columns(columns: Sequence[str], cells: Sequence[str]) -> tuple[list[s
     names = list(columns[3:])
     redop = cells[0] if cells and "redop" in names and number(cells[0]) is None else ""
     return [name for name in names if redop or name != "redop"], redop
-
-
-def enough_cells(names: Sequence[str], cells: Sequence[str]) -> int:
-    """How many placements are whole in the cells of a row."""
-    return sum(at + 2 < len(cells) for at, name in enumerate(names) if name == "time")
 
 
 def row_of(
@@ -238,11 +228,6 @@ def _agrees(nbytes: int, timing: Timing, unit_s: float) -> bool:
     slowest = nbytes / (timing.time.high * unit_s) * 1e-9 * (1 - _SLACK)
     fastest = nbytes / least_s * 1e-9 * (1 + _SLACK) if least_s > 0 else float("inf")
     return slowest <= timing.algbw.high and timing.algbw.low <= fastest
-
-
-def parts_of(row: Row) -> int:
-    """How many times the counted elements fit into the size: ranks of gathers, or 1."""
-    return row.nbytes // (row.count * ITEM_BYTES[row.dtype]) if row.count else 1
 
 
 OPS = {

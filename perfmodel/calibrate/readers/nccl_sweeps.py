@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfmodel.calibrate.readers.nccl_rows import (
+    ITEM_BYTES,
     NO_TIME,
     Points,
     Row,
@@ -19,7 +20,6 @@ from perfmodel.calibrate.readers.nccl_rows import (
     factor_of,
     op_of_file,
     ops_allowed,
-    parts_of,
     ranks_of_factor,
     ranks_of_parts,
 )
@@ -349,7 +349,8 @@ def _identify(
         raise InputError(
             Fault("collective", actual, allowed_names(allowed) + named, line=table.line)
         )
-    parts = ranks_of_parts(name, (parts_of(row) for row in table.rows if row.nbytes))
+    counted = [(row.nbytes, row.count * ITEM_BYTES[row.dtype]) for row in table.rows if row.nbytes]
+    parts = ranks_of_parts(name, (size // own if own else 1 for size, own in counted))
     implied = ranks_of_factor(name, points)
     total, cut_off = count or parts or implied or 0, "a list of all ranks (cut off?)"
     refuse(

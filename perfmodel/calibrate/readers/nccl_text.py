@@ -17,10 +17,8 @@ from perfmodel.calibrate.readers.nccl_rows import (
     HEAD,
     ROW,
     columns_of,
-    enough_cells,
     garbled_start,
     guess_columns,
-    is_milliseconds,
     joined_head,
     op_named,
     plain_row,
@@ -172,7 +170,7 @@ def _open_table(log: _Log, at: int, columns: list[str] | None, line: str) -> Non
         log.faults.append(
             Fault("table", "times that the CPU took to launch (-C)", "times of the GPUs", line=at)
         )
-    unit_s = 1e-3 if is_milliseconds(line) else 1e-6
+    unit_s = 1e-3 if "bytes" in line else 1e-6  # milliseconds under the heads of NCCL 1
     log.tables.append(Table(at, columns, log.ranks, log.context.op, unit_s))
     log.ranks = []
 
@@ -249,7 +247,7 @@ def _end_row(log: _Log) -> None:
         return
     columns = table.columns or guess_columns(begun.cells)
     names = result_columns(columns, begun.cells)[0] if columns else []
-    if enough_cells(names, begun.cells) and names.count("time") > 1 and _is_one(names, begun.cells):
+    if names.count("time") > 1 and _is_one(names, begun.cells):
         table.without_in_place += 1
         _add(log, begun)
         return
@@ -265,11 +263,10 @@ def _end_row(log: _Log) -> None:
 
 
 def _is_one(names: Sequence[str], cells: Sequence[str]) -> bool:
-    """Tell whether a row ends where the times in place would begin."""
-    second = [at for at, name in enumerate(names) if name == "time"][1]
-    return (len(cells) in {second, second - 1} and number(cells[-1]) is not None) or (
-        len(cells) == second and cells[-1] == "N/A"
-    )
+    """Tell whether a row is whole and ends where the times in place would begin."""
+    first, second, *_ = (at for at, name in enumerate(names) if name == "time")
+    is_number = len(cells) in {second, second - 1} and number(cells[-1]) is not None
+    return first + 2 < len(cells) and (is_number or cells[second - 1 :] == ["N/A"])
 
 
 def _add(log: _Log, begun: _Begun) -> None:

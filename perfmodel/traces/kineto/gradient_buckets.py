@@ -86,18 +86,15 @@ def _evenly(
     sized = list(gradients)
     for number, total in enumerate(elements):
         members = [at for at, gradient in enumerate(gradients) if gradient.bucket == number]
-        if total is None or not members:
-            continue
-        share, more = divmod(total, len(members))
-        for position, at in enumerate(members):
+        share, more = divmod(total or 0, max(len(members), 1))
+        for position, at in enumerate(members if total is not None else ()):
             sized[at] = replace(gradients[at], elements=max(1, share + (position < more)))
-    if not any(total is not None for total in elements):
-        return tuple(sized), ("the trace has neither shapes nor sizes of messages",)
     note = (
         "no shapes in the trace (record_shapes=True): each bucket is split evenly among its "
         "gradients; buckets themselves are exact"
     )
-    return tuple(sized), (note,)
+    silent = "the trace has neither shapes nor sizes of messages"
+    return tuple(sized), (silent if all(total is None for total in elements) else note,)
 
 
 def copied_sizes(work: Work, rows: NDArray[np.int64]) -> list[int]:

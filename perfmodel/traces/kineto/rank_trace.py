@@ -121,12 +121,12 @@ def trace_of(table: EventTable) -> RankTrace:
 
 def _sized(buckets: tuple[Call, ...], gradients: Sequence[Gradient]) -> tuple[Call, ...]:
     """Give buckets whose size the trace does not state that of their gradients."""
-    sized = []
-    for number, call in enumerate(buckets):
-        own = [g.elements for g in gradients if g.bucket == number]
-        total = sum(each or 0 for each in own) if all(own) else None
-        sized.append(call if call.elements is not None else replace(call, elements=total))
-    return tuple(sized)
+    own = [[g.elements for g in gradients if g.bucket == number] for number in range(len(buckets))]
+    totals = [sum(each or 0 for each in sizes) if all(sizes) else None for sizes in own]
+    return tuple(
+        call if call.elements is not None else replace(call, elements=total)
+        for call, total in zip(buckets, totals, strict=True)
+    )
 
 
 def _part(table: EventTable, work: Work, window: Window) -> _Part:

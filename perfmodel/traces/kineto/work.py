@@ -125,13 +125,12 @@ def read_gradients(table: EventTable, backward: Pass) -> tuple[Gradient, ...]:
 
 
 def _first_shape(shapes: Any) -> tuple[int, ...] | None:
-    """Shape of the first tensor; a scalar counts as one element."""
-    if not isinstance(shapes, list) or not shapes or not isinstance(shapes[0], list):
-        return None
-    sizes = shapes[0]
-    if any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
-        return None
-    return tuple(sizes) or (1,)
+    """Return the shape of the first tensor; a scalar counts as one element."""
+    sizes = shapes[0] if isinstance(shapes, list) and shapes else None
+    is_shape = isinstance(sizes, list) and all(
+        isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in sizes
+    )
+    return (tuple(sizes) or (1,)) if sizes is not None and is_shape else None
 
 
 def name_layers(

@@ -187,7 +187,7 @@ def _samples(layered: Sequence[tuple[Operation, list[TensorInput]]]) -> int:
 def _as_documents(
     layered: Sequence[tuple[Operation, list[TensorInput]]], samples: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Layers and parameters of a model file."""
+    """Write layers and parameters of a model file."""
     layers: list[dict[str, Any]] = []
     parameters: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
@@ -195,15 +195,13 @@ def _as_documents(
         kind = operation.name.removeprefix("aten::")
         name = f"{operation.unit}.{kind}.{counts[kind]}".lstrip(".")
         counts[kind] += 1
-        own: list[str] = []
+        own = []
         for tensor in read:
             is_bias = len(tensor.shape) == 1 and (bool(own) or kind in ("addmm", "add"))
             own.append(f"{name}.{'bias' if is_bias else 'weight'}")
             parameters.append({"name": own[-1], "shape": list(tensor.shape), "dtype": tensor.dtype})
-        layer: dict[str, Any] = {"name": name}
-        if own:
-            layer["parameters"] = own[::-1]  # a bias is ready before its weight
-        layers.append(layer | _matrix(operation, samples))
+        named = {"parameters": own[::-1]} if own else {}  # a bias is ready before its weight
+        layers.append({"name": name, **named, **_matrix(operation, samples)})
     return layers, parameters
 
 

@@ -134,11 +134,9 @@ def _check_alike(ranks: Sequence[RankTrace]) -> None:
 
 
 def _effective(steps: Sequence[TracedStep], slowdown: float | None) -> float:
-    """Slowdown of the time beside collectives, of which gaps are no slower."""
-    if slowdown is None:
-        return 1.0
+    """Return the slowdown of the time beside collectives, of which gaps are no slower."""
     overlapped = sum(step.overlapped_s for step in steps)
-    saved = sum(step.overlapped_work_s for step in steps) * (1 - 1 / slowdown)
+    saved = sum(step.overlapped_work_s for step in steps) * (1 - 1 / (slowdown or 1.0))
     return overlapped / (overlapped - saved) if overlapped > saved > 0 else 1.0
 
 
