@@ -212,7 +212,7 @@ def _cite(topology: Topology, profile: Profile, fit: Fit, settings: LibrarySetti
     )
 
 
-GOLDEN = (5.0**0.5 - 1.0) / 2.0
+GOLDEN_RATIO = (5.0**0.5 - 1.0) / 2.0
 """Multiples of it fill the unit interval evenly however many they are (Kronecker sequence)."""
 
 STARTS = frozenset({"issue", "awaited"})
@@ -300,7 +300,7 @@ def draw_fit(fit: Fit, rng: np.random.Generator, number: int = 0, *, new_run: bo
     covariance = np.array(fit.covariance).reshape(len(fit.values), -1)
     widening = fit.noise.widened if fit.noise else 1.0
     logs = draw_logs(covariance, rng, widening)
-    deviations = widening * NormalDist().inv_cdf((0.5 + number * GOLDEN) % 1.0)
+    deviations = widening * NormalDist().inv_cdf((0.5 + number * GOLDEN_RATIO) % 1.0)
     own = _run_logs(fit, rng, deviations) if new_run else np.zeros(len(logs))
     values = tuple(v.scaled(log) for v, log in zip(fit.values, (logs + own).tolist(), strict=True))
     draw = fit.model_copy(update={"values": values})

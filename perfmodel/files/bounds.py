@@ -22,7 +22,7 @@ half of one."""
 MOST_VALUES = 500_000
 """Values of a document, aliases written out."""
 
-DEEPEST = 60
+MOST_LEVELS = 60
 """Levels of a document; ours have eight."""
 
 LARGEST_WHOLE = 2**53
@@ -57,8 +57,8 @@ def bound_faults(
         if count > MOST_VALUES:
             text = f"more than {MOST_VALUES:,} values, aliases written out"
             return [Fault("document", text, "fewer values", file)]
-        if len(path) > DEEPEST:
-            text = f"more than {DEEPEST} levels, one inside the other; or an alias in itself"
+        if len(path) > MOST_LEVELS:
+            text = f"more than {MOST_LEVELS} levels, one inside the other; or an alias in itself"
             return [Fault("document", text, "a tree of values, less deep", file)]
         problem = _problem(value)
         if problem is not None:
@@ -74,7 +74,7 @@ def bound_faults(
 def _is_within(document: Any) -> bool:
     """Tell whether a document is surely within the bounds: level by level, without paths."""
     level, count = [document], 1
-    for _ in range(DEEPEST + 1):
+    for _ in range(MOST_LEVELS + 1):
         below: list[Any] = []
         for value in level:
             if isinstance(value, dict):

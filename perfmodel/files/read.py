@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from perfmodel.errors import Fault, InputError, raise_faults
-from perfmodel.files.bounds import DEEPEST, LARGEST_BYTES, LARGEST_YAML_BYTES, bound_faults
+from perfmodel.files.bounds import LARGEST_BYTES, LARGEST_YAML_BYTES, MOST_LEVELS, bound_faults
 from perfmodel.files.find import is_shipped
 
 GZIP = b"\x1f\x8b"
@@ -138,7 +138,7 @@ def read_yaml(path: Path) -> Any:
     return document
 
 
-SHORT = 400
+MOST_TRUSTED_CHARACTERS = 400
 """Most characters of a text that cannot nest so deep that composing it runs out of stack."""
 
 
@@ -154,7 +154,9 @@ def parse_yaml(text: str, file: str | None = None) -> Any:
 
 def _parse_unbounded(text: str, file: str | None) -> Any:
     with suppress(UnsupportedYaml):
-        return parse_with_libyaml(text, trusted=file is None and len(text) <= SHORT)
+        return parse_with_libyaml(
+            text, trusted=file is None and len(text) <= MOST_TRUSTED_CHARACTERS
+        )
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     try:
@@ -320,7 +322,7 @@ def _check_levels(events: Iterable[Any]) -> None:
         name = type(event).__name__
         if name in {"MappingStartEvent", "SequenceStartEvent"}:
             level += 1
-            if level > DEEPEST:
+            if level > MOST_LEVELS:
                 raise UnsupportedYaml
         elif name in {"MappingEndEvent", "SequenceEndEvent"}:
             level -= 1

@@ -22,7 +22,7 @@ if importlib.util.find_spec("triton") is not None:  # comes with torch's CUDA wh
     triton = importlib.import_module("triton")
     tl = importlib.import_module("triton.language")
 
-COUNTS = (1, 2, 4, 8, 16, 24, 32, 64)
+BLOCK_COUNTS = (1, 2, 4, 8, 16, 24, 32, 64)
 """Numbers of thread blocks; NCCL runs 1 to 32 channels, each of one block."""
 
 
@@ -38,10 +38,10 @@ def copy_kernel() -> Any:
     return None if triton is None else triton.jit(_copy_blocks)
 
 
-MATRIX = 4096
+MATRIX_SIDE = 4096
 """Rows and columns of the matrices multiplied during copies: large enough to fill a GPU."""
 
-CHAIN = 100
+CHAINED_KERNELS = 100
 """Tiny kernels enqueued in a row; their time is divided by this number."""
 
 SIDE_COPIES = 8
@@ -131,11 +131,11 @@ def _launch_latencies(gpu: GpuUnderTest) -> Iterator[Microbenchmark]:
     tiny = gpu.target[:1]
 
     def chain() -> None:
-        for _ in range(CHAIN):
+        for _ in range(CHAINED_KERNELS):
             tiny.add_(1)
 
-    yield Microbenchmark("launch", 0, chain, "enqueue", CHAIN, "enqueue")
-    yield Microbenchmark("launch", 0, chain, "back to back", CHAIN)
+    yield Microbenchmark("launch", 0, chain, "enqueue", CHAINED_KERNELS, "enqueue")
+    yield Microbenchmark("launch", 0, chain, "back to back", CHAINED_KERNELS)
     yield Microbenchmark("synchronize", 0, lambda: tiny.add_(1), "launch and wait", clock="host")
     yield Microbenchmark("synchronize", 0, lambda: None, "idle", clock="host")
     if gpu.cuda:
@@ -143,15 +143,17 @@ def _launch_latencies(gpu: GpuUnderTest) -> Iterator[Microbenchmark]:
 
         def hops() -> None:
             current = gpu.torch.cuda.current_stream()
-            for index in range(CHAIN):
+            for index in range(CHAINED_KERNELS):
                 streams[index % 2].wait_event(
                     (streams[index % 2 - 1] if index else current).record_event()
                 )
                 with gpu.torch.cuda.stream(streams[index % 2]):
                     tiny.add_(1)
-            current.wait_stream(streams[(CHAIN - 1) % 2])
+            current.wait_stream(streams[(CHAINED_KERNELS - 1) % 2])
 
-        yield Microbenchmark("synchronize", 0, hops, "kernel after event of another stream", CHAIN)
+        yield Microbenchmark(
+            "synchronize", 0, hops, "kernel after event of another stream", CHAINED_KERNELS
+        )
 
 
 def _host_copies(
@@ -178,7 +180,7 @@ def _block_copies(gpu: GpuUnderTest, nbytes: int) -> Iterator[Microbenchmark]:
     count = min(nbytes // item, MOST_BLOCKED)
     if kernel is None:
         return
-    for blocks in COUNTS:
+    for blocks in BLOCK_COUNTS:
         run = partial(kernel[(blocks,)], gpu.source, gpu.target, count)
         yield Microbenchmark("blocks_copy", count * item, run, f"{blocks} blocks")
 
@@ -186,7 +188,7 @@ def _block_copies(gpu: GpuUnderTest, nbytes: int) -> Iterator[Microbenchmark]:
 def _overlap(gpu: GpuUnderTest) -> Iterator[Microbenchmark]:
     """Time a matrix product alone, and while copies run on another stream."""
     torch = gpu.torch
-    side, dtype = (MATRIX, torch.float16) if gpu.cuda else (64, torch.float32)
+    side, dtype = (MATRIX_SIDE, torch.float16) if gpu.cuda else (64, torch.float32)
     first, second = (torch.randn(side, side, device=gpu.device).to(dtype) for _ in range(2))
     multiply = partial(torch.mm, first, second, out=torch.empty_like(first))
     yield Microbenchmark("overlap", 0, multiply, "matrix product alone", once=True)

@@ -26,7 +26,7 @@ from perfmodel.traces.kineto.event_table import (
 )
 
 MAGIC = b"SQLite format 3\0"
-NS = 1e-9
+NANOSECOND_S = 1e-9
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 COPIES = {"CUPTI_ACTIVITY_KIND_MEMCPY": "Memcpy", "CUPTI_ACTIVITY_KIND_MEMSET": "Memset"}
 PUSH_POP = (59, 70)
@@ -80,7 +80,7 @@ def read_nsight(path: Path) -> EventTable:
 
 class _Reader(TableBuilder):
     def __init__(self, path: Path, database: sqlite3.Connection) -> None:
-        super().__init__(path, NS)
+        super().__init__(path, NANOSECOND_S)
         self.database = database
         rows = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         self.tables = {str(name) for (name,) in rows}

@@ -220,10 +220,10 @@ FEWEST_PER_PIECE = 3
 BIC_GAIN = 10.0
 """Very strong evidence for one more piece; Kass and Raftery, JASA 90(430), 1995."""
 
-LARGER = 1.01
+TRIED_RATE_FACTOR = 1.01
 """Factor on the rate of a piece that shows its effect."""
 
-CANDIDATES = 4
+MOST_FITTED_BREAKPOINTS = 4
 """Breakpoints that are fitted, of those that look best in the linearised problem."""
 
 
@@ -280,11 +280,13 @@ def _promising_breakpoints(forward: CostModel, solution: Solution, kind: str) ->
     for at in breakpoints(forward.observations, solution.values):
         values = add_piece(solution.values, kind, at)
         key = Parameter("bandwidth", kind, at)
-        column = np.log(forward.times_s(values | {key: values[key] * LARGER}) / solution.fitted_s)
+        column = np.log(
+            forward.times_s(values | {key: values[key] * TRIED_RATE_FACTOR}) / solution.fitted_s
+        )
         weighted = np.column_stack([solution.slopes, column]) * weights[:, None]
         step, *_ = np.linalg.lstsq(weighted, residuals * weights, rcond=None)
         gains.append((float(np.sum((residuals * weights - weighted @ step) ** 2)), at))
-    return [at for _, at in sorted(gains)[:CANDIDATES]]
+    return [at for _, at in sorted(gains)[:MOST_FITTED_BREAKPOINTS]]
 
 
 def breakpoints(observations: Sequence[Observation], values: Values) -> list[float]:

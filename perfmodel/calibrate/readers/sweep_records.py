@@ -47,7 +47,7 @@ PERFORMANCE = frozenset(
 """Variables that are taken from a log. Everything else in it may be a secret and stays there."""
 
 
-SPIKE = 1.2
+SPIKE_RATIO = 1.2
 """Times its usual multiple of the time in place from which on a time out of place is a spike: in 78
 recorded tables both differ by 1 % (robust standard deviation; 5 % in the worst but one), and those
 that differ by more, by up to 5 times, are of first iterations and of single disturbances."""
@@ -174,7 +174,7 @@ def spikes(times_s: Mapping[int, float], in_place_s: Mapping[int, float]) -> dic
     """
     ratios = {n: times_s[n] / in_place_s[n] for n in times_s if in_place_s.get(n, 0.0) > 0.0}
     usual = statistics.median(ratios.values()) if len(ratios) >= FEWEST_PAIRS else 1.0
-    return {n: in_place_s[n] * usual for n, ratio in ratios.items() if ratio > SPIKE * usual}
+    return {n: in_place_s[n] * usual for n, ratio in ratios.items() if ratio > SPIKE_RATIO * usual}
 
 
 def rows_of(times_us: Iterable[tuple[int, float | None]]) -> tuple[SweepRow, ...]:

@@ -30,7 +30,7 @@ SINGLE_COPY_TESTS = frozenset(
 """Tests in which one pair at a time is busy, in one direction."""
 
 
-FASTEST = 1.5
+LARGEST_RATIO = 1.5
 """Times what copies usually reach of a link, from which on it is another link: the raw rate of
 NVLink and PCIe is up to 1.35 times what copies reach."""
 
@@ -106,12 +106,13 @@ def measure_links(
             notes.append(f"{matrix.test}: {reason}")
             continue
         for kind, ratio in _ratios(matrix, topology):
-            if ratio > FASTEST:
+            if ratio > LARGEST_RATIO:
                 raise InputError(
                     Fault(
                         "matrix",
                         f"a copy {ratio:.2g} times as fast as {kind} is in {topology.template}",
-                        f"at most {FASTEST:g} times: the machine that was measured (--topology)",
+                        f"at most {LARGEST_RATIO:g} times: the machine that was measured "
+                        "(--topology)",
                         matrix.file,
                     )
                 )

@@ -35,7 +35,7 @@ MOST_EVENTS = 40_000_000
 BOMB_RATIO, BOMB_FROM_BYTES = 300, 64 << 20
 """Kineto traces shrink 10 to 30 times; beyond 64 MiB of text a larger ratio is no trace."""
 
-GUESSES = 8
+MOST_GUESSES = 8
 """Brackets that may be the end of the last whole event in memory."""
 
 _NEXT_OBJECT = re.compile(r"[ \t\r\n]*,[ \t\r\n]*\{")
@@ -153,7 +153,7 @@ class _Text:
         What parses as a list up to some bracket is the begin of the list in the file.
         """
         cut = len(self.text)
-        for _ in range(GUESSES if self.is_fresh else 0):
+        for _ in range(MOST_GUESSES if self.is_fresh else 0):
             cut = self.text.rfind("}", self.at, cut)
             if cut < 0:
                 return []

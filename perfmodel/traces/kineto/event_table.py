@@ -16,7 +16,7 @@ from perfmodel.arrays import FloatArray
 from perfmodel.garbage import no_collections
 from perfmodel.traces.kineto.event_stream import read_events, trace_fault
 
-US = 1e-6
+MICROSECOND_S = 1e-6
 
 CATEGORIES = {
     "cpu_op": "op",
@@ -234,7 +234,7 @@ def read_table(path: Path) -> EventTable:
 
 class _Builder(TableBuilder):
     def __init__(self, path: Path) -> None:
-        super().__init__(path, US)
+        super().__init__(path, MICROSECOND_S)
         self.fields: dict[tuple[str, str], tuple[str, ...]] = {}
         self.others: set[str] = set()
         self.shaped = 0

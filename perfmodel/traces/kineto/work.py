@@ -20,7 +20,7 @@ from perfmodel.traces.kineto.event_stream import trace_fault
 from perfmodel.traces.kineto.event_table import BACKENDS, MODULE, Events, EventTable
 from perfmodel.traces.model import Call, Gradient, TracedLayer
 
-VIEWS = frozenset(
+VIEW_OPERATORS = frozenset(
     {
         "TBackward0",
         "ViewBackward0",
@@ -66,7 +66,7 @@ def read_pass(table: EventTable, window: Window) -> Pass:
         if ready[at]:
             closed = True
             homes.append(number)
-        elif closed and table.owner_name(row).removeprefix(EVALUATE) not in VIEWS:
+        elif closed and table.owner_name(row).removeprefix(EVALUATE) not in VIEW_OPERATORS:
             number, closed = number + 1, False
         layers[at] = number
     count = number + 1
@@ -157,7 +157,7 @@ def _layer_word(table: EventTable, backward: Pass, forward: NDArray[np.int64], l
         name = table.owner_name(row).removeprefix(EVALUATE)
         if name.startswith("torch::autograd::AccumulateGrad"):
             break
-        chosen = row if name not in VIEWS or chosen < 0 else chosen
+        chosen = row if name not in VIEW_OPERATORS or chosen < 0 else chosen
     if chosen < 0:
         return "layer"
     numbered = forward[table.owners.key[forward] >= 0]
