@@ -195,7 +195,7 @@ def _as_documents(
         kind = operation.name.removeprefix("aten::")
         name = f"{operation.unit}.{kind}.{counts[kind]}".lstrip(".")
         counts[kind] += 1
-        own = []
+        own: list[str] = []
         for tensor in read:
             is_bias = len(tensor.shape) == 1 and (bool(own) or kind in ("addmm", "add"))
             own.append(f"{name}.{'bias' if is_bias else 'weight'}")
