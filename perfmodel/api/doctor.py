@@ -150,7 +150,7 @@ def _extra(name: str, packages: tuple[str, ...], adds: str) -> Extra:
 
 
 def _devices(sysfs: Path) -> Devices:
-    from perfmodel.measure.environment import describe_machine
+    from perfmodel.measure.run import describe_machine
 
     gpus, source = _gpus()
     unknown: tuple[str, bool | None] = ("PyTorch fails when it is imported", None)

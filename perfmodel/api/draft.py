@@ -21,7 +21,7 @@ from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.topology.templates.spec import NodeSpec, device_names
 from perfmodel.traces.model import RankTrace
 from perfmodel.traces.rebuild.layer_profile import Profile, profile_ranks
-from perfmodel.traces.rebuild.scenario_files import MACHINE, MODEL, SCENARIO, rebuild, yaml_text
+from perfmodel.traces.rebuild.scenario_files import MACHINE, MODEL, SCENARIO, rebuild
 from perfmodel.traces.run import read_ranks
 from perfmodel.units import format_bytes
 
@@ -394,7 +394,7 @@ def draft_from_trace(
     if answers.node is not None:
         content |= _other_machine(answers, ranks[0], output.parent)
     for kind, name in written.items():
-        output.with_name(name).write_text(yaml_text(rebuilt, kind), encoding="utf-8")
+        output.with_name(name).write_text(rebuilt.text(kind), encoding="utf-8")
     text = _render_trace(content, ranks[0])
     return Draft(
         text, _check(text, output), (*_trace_notes(ranks[0], profile, answers), *rebuilt.notes)

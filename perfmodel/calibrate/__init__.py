@@ -4,10 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from perfmodel.calibrate.apply import draws, interval_s, measured_at
     from perfmodel.calibrate.checks import doubts
     from perfmodel.calibrate.link_costs.fit import fit, source_of
     from perfmodel.calibrate.profile import Profile, read_profile, write_profile
-    from perfmodel.calibrate.sampling import draws, interval_s, measured_at
 
 __all__ = [
     "Profile",
@@ -24,10 +24,10 @@ __all__ = [
 _HOMES = {
     "Profile": "profile",
     "doubts": "checks",
-    "draws": "sampling",
+    "draws": "apply",
     "fit": "link_costs.fit",
-    "interval_s": "sampling",
-    "measured_at": "sampling",
+    "interval_s": "apply",
+    "measured_at": "apply",
     "read_profile": "profile",
     "source_of": "link_costs.fit",
     "write_profile": "profile",

@@ -1,23 +1,29 @@
 """A machine with a profile's numbers in place of datasheet ones.
 
 A fit has numbers, for the ranks that were measured, or factors on numbers, for any scale.
+Profiles that are drawn from the uncertainty of one put an interval on a prediction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.calibrate.parameters import MEANINGS, ParameterName, Values
+from perfmodel.calibrate.parameters import MEANINGS, RATES, ParameterName, Values, draw_logs
 from perfmodel.calibrate.profile import Fit, Profile, Rows
 from perfmodel.calibrate.transfer.forward_model import model_of, scale_bandwidths
 from perfmodel.calibrate.transfer.priors import bandwidth_factors, corrections_of
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, allowed_names, raise_faults
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary, WireSegment
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.topology.model import Topology
+from perfmodel.training.plan.step_plan import Collective, StepPlan
+from perfmodel.units import format_bytes
 
 
 def apply(profile: Profile, machine: Machine, *, rows: Rows | None = None) -> Machine:
@@ -41,23 +47,27 @@ def apply(profile: Profile, machine: Machine, *, rows: Rows | None = None) -> Ma
     InputError
         A profile of another machine or library, or with names that the machine lacks; all faults.
     """
-    fit = profile.fit_of(rows)
-    topology, library = machine.topology, machine.library.name
-    differing = []
-    if fit.gpu and fit.gpu != model_of(topology.gpu.name):
-        differing.append((f"made on {fit.gpu}", model_of(topology.gpu.name)))
-    if not fit.gpu and profile.topology != topology.template:
-        differing.append((f"made for {profile.topology!r}", repr(topology.template)))
-    if profile.library != library:
-        differing.append((f"made for library {profile.library!r}", f"library {library!r}"))
+    fit, topology, library = profile.fit_of(rows), machine.topology, machine.library.name
+    model, template = model_of(topology.gpu.name), topology.template
+    differing = (
+        (fit.gpu and fit.gpu != model, f"made on {fit.gpu}", model),
+        (
+            not fit.gpu and profile.topology != template,
+            f"made for {profile.topology!r}",
+            repr(template),
+        ),
+        (
+            profile.library != library,
+            f"made for library {profile.library!r}",
+            f"library {library!r}",
+        ),
+    )
     faults = [
         Fault("profile", f"{profile.name!r}, {actual}", f"a profile of {allowed}")
-        for actual, allowed in differing
+        for differs, actual, allowed in differing
+        if differs
     ]
-    if not fit.gpu:
-        faults += _unknown_names(profile, fit.numbers, machine)
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults if fit.gpu else faults + _unknown_names(profile, fit.numbers, machine))
     if not fit.gpu:
         changed = with_values(machine, fit.numbers)
         return replace(changed, topology=_cite(changed.topology, profile, fit, machine.settings))
@@ -74,8 +84,9 @@ def with_values(machine: Machine, values: Values) -> Machine:
     if any(key.name == "bandwidth" for key in values):
         topology = with_bandwidths(topology, values)
         topology = replace(topology, built=topology.arcs, changed=None)
-    library = with_times(machine.library, values)
-    return replace(machine, topology=topology, library=library, fitted=True)
+    return replace(
+        machine, topology=topology, library=with_times(machine.library, values), fitted=True
+    )
 
 
 def with_bandwidths(topology: Topology, values: Values) -> Topology:
@@ -115,11 +126,14 @@ def with_times(library: CommLibrary, values: Values) -> CommLibrary:
     segmented = [rates for rates in _rates_by_kind(values).values() if len(rates) > 1]
     protocols = {}
     for name, protocol in library.protocols.items():
-        own = {key: si for key, si in values.items() if key.where.partition("/")[0] == name}
-        update: dict[str, object] = {
-            PROTOCOL_FIELDS[key.name]: si for key, si in own.items() if key.name in PROTOCOL_FIELDS
-        }
-        step = {key.where.partition("/")[2]: si for key, si in own.items() if key.name == "step"}
+        update: dict[str, object] = {}
+        step: dict[str, float] = {}
+        for key, si in values.items():
+            protocol_name, _, hop = key.where.partition("/")
+            if protocol_name == name and key.name in PROTOCOL_FIELDS:
+                update[PROTOCOL_FIELDS[key.name]] = si
+            elif protocol_name == name and key.name == "step":
+                step[hop] = si
         if step:
             update["step"] = protocol.step.model_copy(update=step)
         for rates in segmented:
@@ -141,15 +155,10 @@ def _wire_segments(efficiency: float, rates: Mapping[float, float]) -> dict[str,
 
 
 def _unknown_names(profile: Profile, values: Values, machine: Machine) -> list[Fault]:
-    """Faults of values that name a protocol, a hop or a kind of link that there is not."""
-    protocols, hops = machine.library.protocols, ("nvlink", "pcie", "network", "memory")
-    steps = {f"{protocol}/{hop}" for protocol in protocols for hop in hops}
-    places = {
-        "launch": set(protocols),
-        "reduce": set(protocols),
-        "step": steps,
-        "rank_rate": set(protocols),
-        "host_step": set(protocols),
+    """Return faults of values that name a protocol, hop or kind of link that there is not."""
+    protocols, hops = set(machine.library.protocols), ("nvlink", "pcie", "network", "memory")
+    places = dict.fromkeys(PROTOCOL_FIELDS, protocols) | {
+        "step": {f"{protocol}/{hop}" for protocol in protocols for hop in hops},
         "bandwidth": set(machine.topology.arcs.kinds.present()),
     }
     return [
@@ -164,16 +173,19 @@ def _unknown_names(profile: Profile, values: Values, machine: Machine) -> list[F
 
 
 def _cite(topology: Topology, profile: Profile, fit: Fit, settings: LibrarySettings) -> Topology:
-    """The topology whose sources and assumptions say what was measured."""
+    """Return the topology whose sources and assumptions say what was measured."""
     if fit.gpu:
         scales = sorted({(point.hosts, point.ranks) for point in fit.points})
         where = " and ".join(f"{ranks} ranks on {hosts} hosts" for hosts, ranks in scales)
-        origin = f"profile {profile.name} of {profile.date}, {', '.join(fit.files)}: {where}"
+        origin, rest = f"{', '.join(fit.files)}: {where}", FADES
     else:
         rows = "the library's own collective" if fit.rows == "library" else "perfmodel's schedule"
-        ranks = " and ".join(str(count) for count in fit.ranks)
-        names = ", ".join(source.file for source in profile.source)
-        origin = f"profile {profile.name} of {profile.date}, {rows} on {ranks} ranks ({names})"
+        ranks, names = " and ".join(map(str, fit.ranks)), ", ".join(s.file for s in profile.source)
+        origin, rest = (
+            f"{rows} on {ranks} ranks ({names})",
+            "Every other number is from datasheets.",
+        )
+    origin = f"profile {profile.name} of {profile.date}, {origin}"
     settled = [value for value in fit.values if value.settled]
     measured = {
         f"measured {value.key}": f"{MEANINGS[value.parameter]}: {value.value}, 80 % interval "
@@ -181,23 +193,197 @@ def _cite(topology: Topology, profile: Profile, fit: Fit, settings: LibrarySetti
         for value in settled
     }
     numbers = ", ".join(f"{value.key} {value.value}" for value in settled)
-    sentences = [f"Measured by {origin}: {numbers or 'no number by itself'}."]
-    if fit.gpu:
-        sentences.append(
-            "What these leave is a correction over size, which fades away from what was measured."
-        )
-    else:
-        sentences.append("Every other number is from datasheets.")
-    if unsettled := ", ".join(str(value.key) for value in fit.values if not value.settled):
-        sentences.append(f"Hardly told by these data: {unsettled}.")
-    if differences := "; ".join(fit.settings_differences(settings)):
-        sentences.append(f"It may not hold for these settings: {differences}.")
-    sentences += [
-        f"Not determined, datasheet kept: {number.parameter} of {number.where} ({number.reason})."
-        for number in fit.undetermined
+    unsettled = ", ".join(str(value.key) for value in fit.values if not value.settled)
+    differences = "; ".join(fit.settings_differences(settings))
+    sentences = [
+        f"Measured by {origin}: {numbers or 'no number by itself'}.",
+        rest,
+        f"Hardly told by these data: {unsettled}." if unsettled else "",
+        f"It may not hold for these settings: {differences}." if differences else "",
+        *(
+            f"Not determined, datasheet kept: {each.parameter} of {each.where} ({each.reason})."
+            for each in fit.undetermined
+        ),
     ]
     return replace(
         topology,
         sources={**topology.sources, **measured},
-        assumptions=(*topology.assumptions, " ".join(sentences)),
+        assumptions=(*topology.assumptions, " ".join(filter(None, sentences))),
     )
+
+
+GOLDEN_RATIO = (5.0**0.5 - 1.0) / 2.0
+"""Multiples of it fill the unit interval evenly however many they are (Kronecker sequence)."""
+
+STARTS = frozenset({"issue", "awaited"})
+"""Factors on the host's time to start a collective, which the residual does not multiply."""
+
+
+FADES = "What these leave is a correction over size, which fades away from what was measured."
+
+
+def measured_at(
+    profile: Profile,
+    ranks: int,
+    op: str,
+    *,
+    rows: Rows | None = None,
+    algorithm: str | None = None,
+) -> bool:
+    """Tell whether a profile's numbers rest on measurements of this collective among so many ranks.
+
+    On an oversubscribed machine a step costs more the more ranks there are, and how much more is
+    a model: an interval from other numbers of ranks, from another collective or (for rows of
+    "schedule") from another schedule would rest on no measurement.
+    """
+    fit = profile.fit_of(rows)
+    if fit.left is not None:
+        return True  # its intervals are wide where nothing was measured
+    sources = [source for source in profile.source if source.collective == op]
+    if fit.rows == "schedule":
+        sources = [source for source in sources if source.algorithm == algorithm]
+    return ranks in fit.ranks and ranks in {source.ranks for source in sources}
+
+
+def interval_s(times_s: Sequence[float], likely_s: float) -> tuple[float, float] | None:
+    """80 % interval of drawn times, wide enough to hold the most likely one; seconds.
+
+    None without draws.
+    """
+    if not times_s:
+        return None
+    low, high = np.quantile(times_s, [0.1, 0.9])
+    return min(float(low), likely_s), max(float(high), likely_s)
+
+
+def draws(profile: Profile, count: int, seed: int, *, scatter: bool = True) -> list[Profile]:
+    """Draw profiles from the covariance of a profile's values.
+
+    Parameters
+    ----------
+    profile : Profile
+    count : int
+    seed : int
+    scatter : bool
+        Also make the whole machine faster or slower by what runs differ from each other and by
+        what measured times scatter about the fit, so that an interval covers a time that is
+        measured in a new run, and not only the long-run median.
+
+    Returns
+    -------
+    list of Profile
+        Like the profile, with other values. The intervals are those of the original.
+    """
+    rng = np.random.default_rng(seed)
+    return [
+        profile.model_copy(
+            update={"fits": tuple(draw_fit(f, rng, number, new_run=scatter) for f in profile.fits)}
+        )
+        for number in range(count)
+    ]
+
+
+def draw_fit(fit: Fit, rng: np.random.Generator, number: int = 0, *, new_run: bool) -> Fit:
+    """Draw values from their covariance, and with them a residual that the rows allow.
+
+    Parameters
+    ----------
+    fit : Fit
+    rng : Generator
+    number : int
+        Of the draw, from 0 on: deviations of the residual are those of an even sequence, so that
+        few draws have the quantiles that they should.
+    new_run : bool
+        Also draw what a run has of its own: an interval then covers a time that is measured, and
+        not only what is expected of one.
+    """
+    covariance = np.array(fit.covariance).reshape(len(fit.values), -1)
+    widening = fit.noise.widened if fit.noise else 1.0
+    logs = draw_logs(covariance, rng, widening)
+    deviations = widening * NormalDist().inv_cdf((0.5 + number * GOLDEN_RATIO) % 1.0)
+    own = _run_logs(fit, rng, deviations) if new_run else np.zeros(len(logs))
+    values = tuple(v.scaled(log) for v, log in zip(fit.values, (logs + own).tolist(), strict=True))
+    draw = fit.model_copy(update={"values": values})
+    if fit.residual is not None:
+        shifted = fit.residual.shift(fit.residual.over - np.array(fit.slopes) @ logs, deviations)
+        vars(draw)["residual"] = replace(shifted, new_run=new_run)
+    return draw
+
+
+def _run_logs(fit: Fit, rng: np.random.Generator, deviations: float) -> FloatArray:
+    """Logarithms by which the values differ in a new run.
+
+    All times are longer by a factor, and all rates lower by another. Of factors: hosts that start
+    collectives differ from run to run as what they start does, so many `deviations`.
+    """
+    if fit.noise is not None:
+        start = deviations * fit.noise.start
+        return np.array([start * (value.parameter in STARTS) for value in fit.values])
+    both = fit.scatter * rng.standard_normal() * np.ones(2)
+    if fit.run_spread is not None:
+        spread = fit.run_spread
+        both += rng.standard_t(spread.freedom, 2) * [spread.times, spread.rates]
+    return np.array([-both[1] if v.parameter in RATES else both[0] for v in fit.values])
+
+
+# ---------------------------------------------------------------- what is asked of a profile
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRequest:
+    """A collective whose time a profile is asked for."""
+
+    op: str
+    nbytes: int
+    ranks: int
+    hosts: int
+
+
+def requests_of(plan: StepPlan, gpus_per_host: int) -> Iterator[CollectiveRequest]:
+    """Yield the collectives of a step among more than one rank."""
+    groups = {each.name: max(each.groups, key=len) for each in plan.communicators}
+    for work in (task.work for task in plan.tasks if isinstance(task.work, Collective)):
+        group = groups[work.communicator]
+        hosts = len({rank // gpus_per_host for rank in group})
+        if len(group) > 1:
+            yield CollectiveRequest(work.op, work.nbytes, len(group), hosts)
+
+
+def describe_beyond(
+    profile: Profile, requests: Iterable[CollectiveRequest], rows: Rows | None = None
+) -> tuple[str, ...]:
+    """Say which of the collectives asked for are beyond those that a profile was measured with.
+
+    Their times follow from the mechanism with the profile's numbers and are less sure.
+    """
+    fit = profile.fit_of(rows)
+    questions, points = list(requests), fit.points
+    if not questions or not points:
+        return ()
+    beyond = []
+    for name, unit in (("op", ""), ("ranks", " ranks"), ("hosts", " hosts")):
+        measured = {getattr(point, name) for point in points}
+        others = sorted({getattr(each, name) for each in questions} - measured)
+        known = _join_counts(sorted(measured), unit)
+        beyond += [f"{_join_counts(others, unit)} (measured: {known})"] if others else []
+    smallest, largest = (end(point.nbytes for point in points) for end in (min, max))
+    least, most = (end(each.nbytes for each in questions) for end in (min, max))
+    if least < smallest:
+        beyond.append(f"{format_bytes(least)} (measured from {format_bytes(smallest)} on)")
+    if most > largest:
+        beyond.append(f"{format_bytes(most)} (measured up to {format_bytes(largest)})")
+    less = (
+        "there the datasheets' shape holds, with the measured factors, and the interval is wider"
+        if fit.left is not None
+        else "there no interval rests on a measurement"
+    )
+    text = f"Beyond what profile {profile.name} was measured with: {'; '.join(beyond)}: {less}."
+    return (text,) if beyond else ()
+
+
+def _join_counts(values: Sequence[object], unit: str) -> str:
+    texts, most = [str(value) for value in values], 4
+    if len(texts) > most:
+        texts[most - 1 :] = [f"... {texts[-1]}"]
+    listed = ", ".join(texts)
+    return listed + (unit.removesuffix("s") if listed == "1" else unit)

@@ -12,7 +12,7 @@ from perfmodel.files import FileModel, load_document
 from perfmodel.library.machine import Machine
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.library.transport import apply_settings, peer_paths
-from perfmodel.measure.record import Measurement
+from perfmodel.measure.job import Measurement
 from perfmodel.topology.from_text.gpu_text import read_gpu
 from perfmodel.topology.from_text.parts import hardware_parts
 from perfmodel.topology.model import Topology
@@ -24,39 +24,51 @@ OTHERS_PERCENT = 5
 """Percent of the cores in use by others that is reported: less is within the run spread."""
 
 
-def faults_of(measurement: Measurement, machine: Machine, file: str) -> Iterator[Fault]:
-    """Everything that shows that the measurement was made on another machine."""
-    topology = machine.topology
-
-    def fault(field: str, actual: object, allowed: str) -> Fault:
-        return Fault(field, str(actual), allowed, file)
-
-    if measurement.topology is not None and measurement.topology != topology.template:
-        yield fault("topology", repr(measurement.topology), f"{topology.template!r}, as asked")
-    if measurement.backend == "device":
-        yield fault("backend", "'device'", "'gloo' or 'nccl': collectives of ranks")
-    elif machine.library.name not in {measurement.backend, "plain"}:
-        yield fault("backend", repr(measurement.backend), f"{machine.library.name!r}, as asked")
-    elif measurement.topology is None:
-        yield from _backend_faults(measurement, topology, file)
-    if not 2 <= measurement.ranks <= len(topology.ranks):
-        yield fault(
-            "ranks", measurement.ranks, f"2 to {len(topology.ranks)} ranks, as {topology.name} has"
-        )
-    elif measurement.hosts is not None and measurement.hosts != _hosts(measurement, topology):
-        hosts = _hosts(measurement, topology)
-        allowed = f"{hosts}, over which {topology.name} spreads {measurement.ranks} ranks"
-        yield fault("hosts", measurement.hosts, allowed)
-    bad = [row for row in measurement.rows if row.median_s <= 0 or row.nbytes <= 0]
-    if bad:
-        actual = f"{len(bad)} rows with a size or a median time of zero or less"
-        yield fault("rows", actual, "sizes and times above zero")
+def faults_of(measurement: Measurement, machine: Machine, file: str) -> list[Fault]:
+    """Return everything that shows that the measurement was made on another machine."""
+    topology, backend, ranks = machine.topology, measurement.backend, measurement.ranks
+    most, hosts = len(topology.ranks), -(-ranks // topology.gpus_per_host)
+    template, library = topology.template, machine.library.name
+    bad = sum(row.median_s <= 0 or row.nbytes <= 0 for row in measurement.rows)
+    is_other = backend != "device" and library not in {backend, "plain"}
+    fits = 2 <= ranks <= most
+    problems = (
+        (
+            measurement.topology not in (None, template),
+            "topology",
+            repr(measurement.topology),
+            f"{template!r}, as asked",
+        ),
+        (backend == "device", "backend", "'device'", "'gloo' or 'nccl': collectives of ranks"),
+        (is_other, "backend", repr(backend), f"{library!r}, as asked"),
+        *(
+            ()
+            if is_other or measurement.topology is not None
+            else _backend_problems(measurement, topology)
+        ),
+        (not fits, "ranks", str(ranks), f"2 to {most} ranks, as {topology.name} has"),
+        (
+            fits and measurement.hosts not in (None, hosts),
+            "hosts",
+            str(measurement.hosts),
+            f"{hosts}, over which {topology.name} spreads {ranks} ranks",
+        ),
+        (
+            bad,
+            "rows",
+            f"{bad} rows with a size or a median time of zero or less",
+            "sizes and times above zero",
+        ),
+    )
+    return [
+        Fault(field, found, allowed, file) for holds, field, found, allowed in problems if holds
+    ]
 
 
 def doubts(
     measurements: Sequence[Measurement], topology: Topology, files: Sequence[str]
 ) -> list[str]:
-    """Reasons to doubt that these measurements are of this machine, or all of one machine.
+    """Return reasons to doubt that these measurements are of this machine, or all of one machine.
 
     Parameters
     ----------
@@ -65,56 +77,44 @@ def doubts(
     files : sequence of str
         Name of each measurement.
     """
+    named = list(zip(files, measurements, strict=True))
+    silent = ", ".join(file for file, measurement in named if measurement.topology is None)
+    first, model = measurements[0].machine, topology.gpu.name.split("-")[0]
     reasons = []
-    silent = [
-        file
-        for file, measurement in zip(files, measurements, strict=True)
-        if measurement.topology is None
-    ]
     if silent:
         reasons.append(
-            f"{', '.join(silent)} does not say which template describes the machine it was made "
+            f"{silent} does not say which template describes the machine it was made "
             f"on ('perfmodel measure --topology' records it): taken for {topology.template}"
         )
-    first = measurements[0]
-    model = topology.gpu.name.split("-")[0]
-    for file, measurement in zip(files, measurements, strict=True):
-        gpu = measurement.machine.get("gpu", "")
+    for file, measurement in named:
+        gpu, busy = (measurement.machine.get(field, "") for field in ("gpu", "other_work"))
+        share = busy.partition(" ")[0]
         if gpu and model not in gpu.lower().replace(" ", ""):
             reasons.append(f"{file} was measured on {gpu}; {topology.template} has {model}")
-        busy = measurement.machine.get("other_work", "")
-        share = busy.partition(" ")[0]
         if share.isdecimal() and int(share) >= OTHERS_PERCENT:
             reasons.append(f"other work kept {busy} busy while {file} was measured")
-        for field in ("cpu", "cores", "gpu"):
-            own, other = measurement.machine.get(field), first.machine.get(field)
-            if own != other:
-                reasons.append(f"{file} was measured on {field} {own}, {files[0]} on {other}")
+        reasons += [
+            f"{file} was measured on {field} {own}, {files[0]} on {first.get(field)}"
+            for field in ("cpu", "cores", "gpu")
+            if (own := measurement.machine.get(field)) != first.get(field)
+        ]
     return reasons
 
 
-def _hosts(measurement: Measurement, topology: Topology) -> int:
-    return -(-measurement.ranks // topology.gpus_per_host)
-
-
-def _backend_faults(measurement: Measurement, topology: Topology, file: str) -> Iterator[Fault]:
-    """Gloo between processes where the machine has GPUs, NCCL where it has none."""
-    processes = topology.gpu.generation == PROCESSES
-    where = f"machine ({topology.template} as asked)"
-    if measurement.backend == "nccl" and processes:
-        yield Fault(where, "nccl between GPUs", "gloo between processes on a CPU", file)
-    elif measurement.backend == "gloo" and not processes and topology.gpus_per_host > 1:
-        processor = _name_processor(measurement)
-        allowed = f"GPUs that share a host; for {processor} see --topology cpu-loopback"
-        yield Fault(where, "gloo between processes on a CPU", allowed, file)
-
-
-def _name_processor(measurement: Measurement) -> str:
-    cores, cpu = (
-        measurement.machine.get("cores"),
-        measurement.machine.get("cpu", "processes on a CPU"),
+def _backend_problems(
+    measurement: Measurement, topology: Topology
+) -> tuple[tuple[bool, str, str, str], ...]:
+    """Find gloo between processes where the machine has GPUs, and NCCL where it has none."""
+    processes, backend = topology.gpu.generation == PROCESSES, measurement.backend
+    where, on_cpu = f"machine ({topology.template} as asked)", "gloo between processes on a CPU"
+    cpu = measurement.machine.get("cpu", "processes on a CPU")
+    cores = f"{measurement.machine['cores']} cores of " if measurement.machine.get("cores") else ""
+    has_gpus = not processes and topology.gpus_per_host > 1
+    allowed = f"GPUs that share a host; for {cores}{cpu} see --topology cpu-loopback"
+    return (
+        (backend == "nccl" and processes, where, "nccl between GPUs", on_cpu),
+        (backend == "gloo" and has_gpus, where, on_cpu, allowed),
     )
-    return f"{cores} cores of {cpu}" if cores else cpu
 
 
 class _Differences(FileModel):
@@ -176,15 +176,14 @@ def _version_differences(first: LibrarySettings, second: LibrarySettings) -> Ite
 
 
 def _transport_differences(first: ConfiguredMachine, second: ConfiguredMachine) -> Iterator[str]:
-    topologies = a, b = tuple(apply_settings(*machine) for machine in (first, second))
+    a, b = (apply_settings(*machine) for machine in (first, second))
     several = min(a.hosts, b.hosts) > 1
     if several and a.network != b.network:
         yield f"network {a.network} against {b.network}"
     if several and a.gpudirect_rdma != b.gpudirect_rdma:
         yield "NICs that reach GPU memory against NICs that do not"
-    pcie = not any("nvlink" in topology.arcs.kinds for topology in topologies)
-    shared = min(topology.gpus_per_host for topology in topologies) > 1
-    if pcie and shared and peer_paths(a) != peer_paths(b):
+    pcie = not any("nvlink" in topology.arcs.kinds for topology in (a, b))
+    if pcie and min(a.gpus_per_host, b.gpus_per_host) > 1 and peer_paths(a) != peer_paths(b):
         yield "GPUs that copy to each other against GPUs that go through the host's memory"
 
 

@@ -141,19 +141,8 @@ class Iterate:
     last: bool
 
 
-@dataclass(frozen=True)
-class Precision:
-    """Inverse covariances that a step of an estimate weighs with.
-
-    Parameters
-    ----------
-    rows : ndarray of float, shape (rows, rows)
-    values : ndarray of float, shape (values, values)
-        Of the logarithms of values before any data.
-    """
-
-    rows: FloatArray
-    values: FloatArray
+Precision = tuple[FloatArray, FloatArray]
+"""Inverse covariances that a step weighs with: of rows, and of values' logarithms before data."""
 
 
 Weighting = Callable[[Iterate], Precision]
@@ -216,19 +205,18 @@ def estimate(
         over = measured - np.log(fitted_s)
         by_prior, last = over + slopes @ (logs - prior.mean), number == steps or moved < converged
         precision = weigh(Iterate(values, over, by_prior, slopes, last))
-        curvature = slopes.T @ precision.rows @ slopes + precision.values
+        rows, expected = precision
+        curvature = slopes.T @ rows @ slopes + expected
         if last:
             break
-        pull = precision.values @ (prior.mean - logs)
-        gradient = slopes.T @ precision.rows @ over + pull
+        gradient = slopes.T @ rows @ over + expected @ (prior.mean - logs)
         step = np.clip(np.linalg.solve(curvature, gradient), -MAX_LOG_STEP, MAX_LOG_STEP)
         before = _misfit(over, precision, logs - prior.mean)
         for halving in range(halvings + 1):
             reached = logs + step / 2**halving
             values = _values_of(keys, reached)
             fitted_s = forward.times_s(values)
-            missed = measured - np.log(fitted_s)
-            if _misfit(missed, precision, reached - prior.mean) <= before:
+            if _misfit(measured - np.log(fitted_s), precision, reached - prior.mean) <= before:
                 break
         moved = float(np.abs(reached - logs).max(initial=0.0))
         since += moved
@@ -241,5 +229,6 @@ def _values_of(keys: Sequence[Parameter], logs: FloatArray) -> dict[Parameter, f
 
 
 def _misfit(over: FloatArray, precision: Precision, moved: FloatArray) -> float:
-    """Twice the negative logarithm of the posterior, but for a constant."""
-    return float(over @ precision.rows @ over + moved @ precision.values @ moved)
+    """Return twice the negative logarithm of the posterior, but for a constant."""
+    rows, expected = precision
+    return float(over @ rows @ over + moved @ expected @ moved)

@@ -15,7 +15,7 @@ from perfmodel.files import FileModel
 from perfmodel.units import LIMITS, parse_bandwidth, parse_bytes, parse_time
 
 PROBABILITY = 0.8
-"""That the truth lies inside an interval."""
+"""Probability with which the truth lies inside an interval."""
 
 NORMAL_QUANTILE = 1.2816
 """Standard deviations about zero that hold `PROBABILITY` of a normal distribution."""
@@ -51,8 +51,10 @@ SETTLED_SHARE = 0.3
 """Share of a factor's prior spread that data must settle for it to count as measured."""
 
 LARGEST_LOGARITHM = 100.0
-"""Of a ratio of times, its standard deviation, or how it changes with a value: what is beyond
-leaves the range of a float when its exponential is taken."""
+"""Largest logarithm of a ratio of times, of its deviation, or of its change with a value.
+
+What is beyond leaves the range of a float when its exponential is taken.
+"""
 
 FACTOR = "x "
 """Stands before a factor on a number, in place of the number."""
@@ -64,7 +66,7 @@ RATES = frozenset({"reduce", "bandwidth", "rank_rate"})
 
 
 class Parameter(NamedTuple):
-    """Which number of a machine a value, or a factor, is of.
+    """Name of the number of a machine that a value, or a factor, is of.
 
     Parameters
     ----------
@@ -96,9 +98,7 @@ class Parameter(NamedTuple):
 
     def format(self, value: float) -> str:
         """Write a value of this parameter, to seven digits."""
-        if self.name in RATES:
-            return f"{value * 1e-9:.7g} GB/s"
-        return f"{value * 1e6:.7g} us"
+        return f"{value * 1e-9:.7g} GB/s" if self.name in RATES else f"{value * 1e6:.7g} us"
 
     def __str__(self) -> str:
         beyond = f" beyond {self.beyond_bytes:.0f} B of a chunk" if self.beyond_bytes else ""
@@ -138,11 +138,10 @@ class Value(FileModel):
             f"{FACTOR}{x:.6g}" if factor else key.format(x)
             for x in (value / reach, value, value * reach)
         )
-        beyond = f"{key.beyond_bytes:.0f} B"
         return Value(
             parameter=key.name,
             where=key.where,
-            beyond=beyond,
+            beyond=f"{key.beyond_bytes:.0f} B",
             value=middle,
             interval=(low, high),
             **more,
@@ -167,7 +166,7 @@ class Value(FileModel):
 
     @property
     def key(self) -> Parameter:
-        """Which number the value is of."""
+        """The number that the value is of."""
         return Parameter(self.parameter, self.where, parse_bytes(self.beyond))
 
     @property
@@ -228,8 +227,7 @@ def prior_covariance(
     correlation = np.array(
         [[priors[a.name].correlation(a, b) for b in parameters] for a in parameters]
     ).reshape(len(parameters), len(parameters))
-    covariance: FloatArray = correlation * np.outer(deviation, deviation)
-    return covariance
+    return np.asarray(correlation * np.outer(deviation, deviation))
 
 
 @dataclass(frozen=True)
@@ -249,8 +247,7 @@ class Prior:
 
 def invert(matrix: FloatArray) -> FloatArray:
     """Inverse of a covariance."""
-    inverse: FloatArray = np.asarray(np.linalg.inv(matrix), dtype=float)
-    return inverse
+    return np.asarray(np.linalg.inv(matrix), dtype=float)
 
 
 def draw_logs(
@@ -262,8 +259,7 @@ def draw_logs(
     """
     variances, axes = np.linalg.eigh(covariance)
     normal = rng.standard_normal(len(variances))
-    logs: FloatArray = axes @ (widening * np.sqrt(np.maximum(variances, 0.0)) * normal)
-    return logs
+    return np.asarray(axes @ (widening * np.sqrt(np.maximum(variances, 0.0)) * normal))
 
 
 def round_digits(number: float) -> float:

@@ -6,6 +6,7 @@ the covariance of all values (of their natural logarithms) and what the data do 
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,12 +25,13 @@ from perfmodel.calibrate.parameters import (
     Value,
     round_digits,
 )
-from perfmodel.calibrate.transfer.gaussian_process import (
+from perfmodel.calibrate.transfer.priors import (
     ContextArrays,
+    NoisePrior,
+    ResidualPrior,
     ResidualProcess,
     run_covariance,
 )
-from perfmodel.calibrate.transfer.priors import NoisePrior, ResidualPrior
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import FileModel, find_file, load_document, write_atomically
 from perfmodel.library.corrections import CollectiveContext
@@ -113,7 +115,7 @@ class Fit(FileModel):
     method: str
     values: tuple[Value, ...]
     covariance: tuple[tuple[float, ...], ...]
-    """Of the natural logarithms of the values, in their order."""
+    """Covariance of the natural logarithms of the values, in their order."""
     points: tuple[FittedObservation, ...] = ()
     slopes: tuple[tuple[float, ...], ...] = ()
     median_abs: float = 0.0
@@ -131,23 +133,30 @@ class Fit(FileModel):
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Fit:
-        count = len(self.values)
-        if {len(row) for row in self.covariance} | {len(self.covariance)} != {count}:
-            raise ValueError(f"covariance with {count} rows and columns, as values")
-        if [len(row) for row in self.slopes] != [count] * len(self.points):
-            raise ValueError(f"{len(self.points)} rows of slopes, as points, of {count}, as values")
-        largest = max((abs(slope) for row in self.slopes for slope in row), default=0.0)
-        if largest > LARGEST_LOGARITHM:
-            raise ValueError(f"slopes from -{LARGEST_LOGARITHM:g} to {LARGEST_LOGARITHM:g}")
-        if any(abs(entry) > LARGEST_LOGARITHM**2 for row in self.covariance for entry in row):
-            raise ValueError(f"a covariance of at most {LARGEST_LOGARITHM**2:g}")
+        count, rows = len(self.values), len(self.points)
+        widths = {len(row) for row in self.covariance} | {len(self.covariance)}
+        steepest = max((abs(slope) for row in self.slopes for slope in row), default=0.0)
+        widest = max((abs(entry) for row in self.covariance for entry in row), default=0.0)
         runs = 1 + max((point.run for point in self.points), default=-1)
-        lengths = {"files": self.files, "odd": self.odd, "settings": self.settings}
-        for name, listed in lengths.items():
-            if listed and len(listed) < runs:
-                raise ValueError(f"{runs} {name}, as points name runs 0 to {runs - 1}")
-        if len(self.settings) > len(self.files):
-            raise ValueError(f"{len(self.files)} settings, as files")
+        listed = {"files": self.files, "odd": self.odd, "settings": self.settings}
+        problems = {
+            f"covariance with {count} rows and columns, as values": widths != {count},
+            f"{rows} rows of slopes, as points, of {count}, as values": (
+                [len(row) for row in self.slopes] != [count] * rows
+            ),
+            f"slopes from -{LARGEST_LOGARITHM:g} to {LARGEST_LOGARITHM:g}": (
+                steepest > LARGEST_LOGARITHM
+            ),
+            f"a covariance of at most {LARGEST_LOGARITHM**2:g}": widest > LARGEST_LOGARITHM**2,
+            **{
+                f"{runs} {name}, as points name runs 0 to {runs - 1}": 0 < len(each) < runs
+                for name, each in listed.items()
+            },
+            f"{len(self.files)} settings, as files": len(self.settings) > len(self.files),
+        }
+        for wanted, is_missing in problems.items():
+            if is_missing:
+                raise ValueError(wanted)
         return self
 
     @property
@@ -174,7 +183,7 @@ class Fit(FileModel):
         return groups
 
     def settings_differences(self, settings: LibrarySettings) -> tuple[str, ...]:
-        """Differences from the runs' settings under which the fit may not hold."""
+        """Return differences from the runs' settings under which the fit may not hold."""
         pairs = {(point.op, point.run) for point in self.points if point.run < len(self.settings)}
         differences = {
             f"{self.files[run]}: {difference}"
@@ -318,14 +327,11 @@ def read_profile(name_or_path: str | Path) -> Profile:
 
 def write_profile(profile: Profile, path: Path) -> None:
     """Write a profile as YAML, whole or not at all."""
-    import io
-
     from ruamel.yaml import YAML
 
     yaml = YAML()
-    yaml.width = 120
-    yaml.default_flow_style = None  # a list of numbers stands on one line
+    yaml.width, yaml.default_flow_style = 120, None  # a list of numbers stands on one line
     text = io.StringIO()
-    text.write("# Made by `perfmodel calibrate`; intervals hold the truth with 80 % probability.\n")
     yaml.dump(profile.model_dump(mode="json"), text)
-    write_atomically(path, text.getvalue())
+    comment = "# Made by `perfmodel calibrate`; intervals hold the truth with 80 % probability.\n"
+    write_atomically(path, comment + text.getvalue())

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from perfmodel.calibrate.profile import Fit
     from perfmodel.calibrate.readers import MeasurementFile as Found
     from perfmodel.calibrate.transfer.inputs import MachineRequest
-    from perfmodel.measure.record import Measurement
+    from perfmodel.measure.job import Measurement
 
 
 CALIBRATE_EXAMPLES = (

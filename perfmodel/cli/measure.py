@@ -23,8 +23,7 @@ from perfmodel.cli.output import print_json, print_note, print_table, progress_b
 from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
-    from perfmodel.measure.job import MeasurementJob
-    from perfmodel.measure.record import Measurement
+    from perfmodel.measure.job import Measurement, MeasurementJob
 
 
 MEASURE_EXAMPLES = (
@@ -152,7 +151,7 @@ def _measure_once(
     if not quiet:
         _print_rows(measurement)
     if outputs:
-        from perfmodel.measure.record import write_measurement
+        from perfmodel.measure.job import write_measurement
 
         write_measurement(measurement, outputs[number - 1])
         print_note(f"wrote {outputs[number - 1]}")

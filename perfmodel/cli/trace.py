@@ -317,7 +317,7 @@ def _simulate_chakra(
         raise InputError(faults)
     from perfmodel.cli.topology import build_cluster
     from perfmodel.report.common import quantities
-    from perfmodel.traces.chakra.simulate_trace import simulate_trace
+    from perfmodel.traces.run import simulate_trace
 
     simulated = simulate_trace(folders[0], build_cluster(topology, *cluster), library)
     ranks = sum(len(each.ranks) for each in simulated.plan.classes)

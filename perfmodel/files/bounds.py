@@ -7,7 +7,7 @@ multiply: 600 bytes can stand for more values than a machine has memory for.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from perfmodel.errors import Fault
@@ -22,11 +22,11 @@ half of one."""
 MOST_VALUES = 500_000
 """Values of a document, aliases written out."""
 
-DEEPEST = 60
+MOST_LEVELS = 60
 """Levels of a document; ours have eight."""
 
 LARGEST_WHOLE = 2**53
-"""Beyond it not every whole number is a float."""
+"""Largest number up to which every whole number is a float."""
 
 LARGEST_REAL = 1e30
 SMALLEST_REAL = 1e-60
@@ -57,21 +57,24 @@ def bound_faults(
         if count > MOST_VALUES:
             text = f"more than {MOST_VALUES:,} values, aliases written out"
             return [Fault("document", text, "fewer values", file)]
-        if len(path) > DEEPEST:
-            text = f"more than {DEEPEST} levels, one inside the other; or an alias in itself"
+        if len(path) > MOST_LEVELS:
+            text = f"more than {MOST_LEVELS} levels, one inside the other; or an alias in itself"
             return [Fault("document", text, "a tree of values, less deep", file)]
         problem = _problem(value)
         if problem is not None:
             field = ".".join(str(part) for part in path) or "document"
             faults.append(Fault(field, *problem, file, line_of(document, path)))
-        pending += [(child, (*path, key)) for key, child in _children(value)]
+        if isinstance(value, list | tuple):
+            value = dict(enumerate(value))
+        if isinstance(value, Mapping):
+            pending += [(child, (*path, key)) for key, child in value.items()]
     return faults[::-1]
 
 
 def _is_within(document: Any) -> bool:
-    """Whether a document is surely within the bounds: level by level, without paths."""
+    """Tell whether a document is surely within the bounds: level by level, without paths."""
     level, count = [document], 1
-    for _ in range(DEEPEST + 1):
+    for _ in range(MOST_LEVELS + 1):
         below: list[Any] = []
         for value in level:
             if isinstance(value, dict):
@@ -87,13 +90,6 @@ def _is_within(document: Any) -> bool:
             return count <= MOST_VALUES
         level = below
     return False
-
-
-def _children(value: Any) -> Iterator[tuple[str | int, Any]]:
-    if isinstance(value, Mapping):
-        yield from value.items()
-    elif isinstance(value, list | tuple):
-        yield from enumerate(value)
 
 
 def _problem(value: Any) -> tuple[str, str] | None:

@@ -65,12 +65,14 @@ def read_csv(path: Path, faults: list[Fault], *, hand_written: bool = False) -> 
                 columns, header_line = tuple(cells), reader.line_num
                 continue
             surplus = len(cells) - len(columns)
-            named = dict(zip(columns, cells, strict=False))
-            records.append(Record(named, str(path), reader.line_num, surplus))
+            records.append(
+                Record(dict(zip(columns, cells, strict=False)), str(path), reader.line_num, surplus)
+            )
             if surplus:
                 count_text = "more cells than columns" if surplus > 0 else "too few cells"
-                allowed = "as many cells as columns"
-                faults.append(Fault("row", count_text, allowed, str(path), reader.line_num))
+                faults.append(
+                    Fault("row", count_text, "as many cells as columns", str(path), reader.line_num)
+                )
     except csv.Error as error:
         faults.append(Fault("file", str(error), "a CSV with a header", str(path), reader.line_num))
     else:
@@ -97,18 +99,16 @@ class RowReader:
 
     def number(self, field: str) -> float | None:
         """Return a number above zero; None if the cell is empty or wrong (then reported)."""
-        value = self.text(field)
+        value, allowed = self.text(field), "a number above zero, or nothing if it is not stated"
         if not value:
             return None
         try:
-            number = float(value)
+            if 0 < (number := float(value)) < math.inf:
+                return number
         except ValueError:
-            self.fault(field, repr(value), "a number, or nothing if it is not stated")
-            return None
-        if not math.isfinite(number) or number <= 0:
-            self.fault(field, repr(value), "a number above zero, or nothing if it is not stated")
-            return None
-        return number
+            allowed = "a number, or nothing if it is not stated"
+        self.fault(field, repr(value), allowed)
+        return None
 
     def count(self, field: str) -> int | None:
         """Return a whole number above zero; None if the cell is empty or wrong (then reported)."""

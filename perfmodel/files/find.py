@@ -48,7 +48,7 @@ def is_file(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder exists, whatever its name."""
+    """Tell whether a folder exists, whatever its name."""
     return os.path.isdir(path)  # noqa: PTH112
 
 
@@ -70,12 +70,8 @@ def find_file(name: str, kind: str, *, field: str = "name") -> Path:
         candidate = root / f"{name}.yaml"
         if name and is_file(candidate):
             return candidate
-    if is_folder(path):
-        text = f"{name!r}, which is a folder"
-    elif path.suffix in {".yaml", ".yml", ".json"} or os.sep in name:
-        text = f"{name!r}, and there is no such file"
-    else:
-        text = repr(name)
-    raise InputError(
-        Fault(field, text, f"a file's path or {allowed_names(list_shipped(kind), path.stem)}")
-    )
+    is_path = path.suffix in {".yaml", ".yml", ".json"} or os.sep in name
+    absent = ", and there is no such file" if is_path else ""
+    text = repr(name) + (", which is a folder" if is_folder(path) else absent)
+    allowed = f"a file's path or {allowed_names(list_shipped(kind), path.stem)}"
+    raise InputError(Fault(field, text, allowed))

@@ -121,20 +121,21 @@ def read_pasted_text(path: Path, largest: int = LARGEST_BYTES) -> str:
 
 
 def _decode(data: bytes, file: str) -> str:
-    """Text by its byte order mark, else UTF-16 by its zeros, UTF-8, or Windows' own code."""
+    """Decode text by its byte order mark, else UTF-16 by its zeros, UTF-8, or Windows' own code."""
     encoding = next((name for mark, name in _MARKS if data.startswith(mark)), None)
+    is_binary = False
     if encoding is None and b"\0" in data[:4096]:
         pairs = len(data[:4096]) // 2
         zeros = (data[:4096:2].count(0), data[1:4096:2].count(0))
-        if min(zeros) > 0.02 * pairs or max(zeros) < 0.7 * pairs:
-            raise InputError(Fault("file", "binary data", "text", file))
+        is_binary = min(zeros) > 0.02 * pairs or max(zeros) < 0.7 * pairs
         encoding = "utf-16-le" if zeros[1] > zeros[0] else "utf-16-be"
     try:
-        text = data.decode(encoding or "utf-8")
+        text = "\0" if is_binary else data.decode(encoding or "utf-8")
     except UnicodeDecodeError as error:
         if encoding is not None:
-            reason = f"bytes that are not text ({error.reason})"
-            raise InputError(Fault("file", reason, f"{encoding} text", file)) from None
+            raise InputError(
+                Fault("file", f"bytes that are not text ({error.reason})", f"{encoding} text", file)
+            ) from None
         text = data.decode("cp1252", "replace")
     if "\0" in text:
         raise InputError(Fault("file", "binary data", "text", file))
@@ -199,14 +200,12 @@ def unwrapped(text: str, width: int) -> str:
     >>> unwrapped("abc\nde\nf", 3)
     'abcde\n\nf'
     """
-    lines: list[str] = []
-    begun: list[str] = []
-    for line in text.split("\n"):
-        begun.append(line)
-        if len(line) < width:
-            lines += ["".join(begun), *[""] * (len(begun) - 1)]
-            begun = []
-    return "\n".join([*lines, "".join(begun), *[""] * (len(begun) - 1)] if begun else lines)
+    lines = text.split("\n")
+    joined, first = [""] * len(lines), 0
+    for at, line in enumerate(lines):
+        joined[first] += line
+        first = at + 1 if len(line) < width else first
+    return "\n".join(joined)
 
 
 def _clean_line(line: str) -> str:
@@ -251,16 +250,17 @@ _NUMBER = re.compile(r"\s*(\d{1,7})(?:[\t:|)]|\s)")
 
 
 def _without_marks(lines: list[str]) -> list[str]:
-    """Lines without what stands before each of them: numbers from one on, or one and the same mark.
+    """Return lines without what stands before each: numbers from one on, or one and the same mark.
 
     A mark is that of a list, of an added line, or of a box.
     """
     rows = [line for line in lines if line.strip()]
     if len(rows) < _FEWEST:
         return lines
-    for pattern, is_shared in ((_NUMBER, _count_up), (_MARK, _are_alike)):
+    for pattern in (_NUMBER, _MARK):
         marks = [match[1] for row in rows if (match := pattern.match(row))]
-        if len(marks) >= 0.9 * len(rows) and is_shared(marks):
+        shared = _count_up(marks) if pattern is _NUMBER else len(set(marks)) == 1
+        if shared and len(marks) >= 0.9 * len(rows):
             return [
                 pattern.sub("", line, count=1) if pattern.match(line) else line for line in lines
             ]
@@ -269,11 +269,7 @@ def _without_marks(lines: list[str]) -> list[str]:
 
 def _count_up(numbers: Sequence[str]) -> bool:
     steps = [int(later) - int(number) for number, later in pairwise(numbers)]
-    return min(steps) >= 1 and steps.count(1) >= 0.5 * len(steps)
-
-
-def _are_alike(marks: Sequence[str]) -> bool:
-    return len(set(marks)) == 1
+    return min(steps, default=0) >= 1 and steps.count(1) >= 0.5 * len(steps)
 
 
 _FEWEST = 4
@@ -281,10 +277,11 @@ _FEWEST = 4
 
 
 def _without_shared_prefix(lines: Sequence[str]) -> list[str]:
-    """Lines without first words that nearly all share, as ``node1:`` or ``pod container``."""
+    """Return lines without first words that nearly all share: ``node1:`` or ``pod container``."""
     cleaned = list(lines)
     for _ in range(_MOST_BEFORE):
-        firsts = [line.split(None, 1)[0] for line in cleaned if line.strip()]
+        parts = [[*line.split(None, 1), ""][:2] if line.strip() else [] for line in cleaned]
+        firsts = [part[0] for part in parts if part]
         if len(firsts) < _FEWEST:
             return cleaned
         word, count = Counter(map(_shape, firsts)).most_common(1)[0]
@@ -292,10 +289,8 @@ def _without_shared_prefix(lines: Sequence[str]) -> list[str]:
         if not shared or not (word[-1] in ":|]>)" or _is_a_name(firsts)):
             return cleaned
         cleaned = [
-            [*line.split(None, 1), ""][1]
-            if line.strip() and _shape(line.split(None, 1)[0]) == word
-            else line
-            for line in cleaned
+            part[1] if part and _shape(part[0]) == word else line
+            for part, line in zip(parts, cleaned, strict=True)
         ]
     return cleaned
 
@@ -306,7 +301,7 @@ def _shape(word: str) -> str:
 
 
 def _is_a_name(firsts: Sequence[str]) -> bool:
-    """Whether all first words are one and the same, and no device's or setting's name."""
+    """Tell whether all first words are one and the same, and no device's or setting's name."""
     name = firsts[0]
     device = re.match(r"GPU\d|NIC\d|mlx|#|NCCL_", name)
     return len(set(firsts)) == 1 and device is None and len(name) > 2

@@ -53,46 +53,37 @@ def _schema(example: str) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "examples": [example]})
 
 
-def _at_least_zero(parse: Callable[[object], float]) -> BeforeValidator:
+def _quantity(
+    parse: Callable[[object], float], *, zero: bool = False, most: float = math.inf
+) -> BeforeValidator:
+    """Read text with a unit, above zero, or zero as well; `most`: of a latency."""
+
     def validate(value: object) -> float:
         number = parse(value)
-        if number < 0:
-            raise ValueError("zero or more")
+        if number > most:
+            raise ValueError(f"a latency of at most {most:g} s")
+        if number < 0 or (number == 0 and not zero):
+            raise ValueError("zero or more" if zero else "more than zero")
         return float(number)
 
     return BeforeValidator(validate)
 
 
-def _parse_latency(value: object) -> float:
-    number = parse_time(value)
-    if number > LONGEST_LATENCY_S:
-        raise ValueError(f"a latency of at most {LONGEST_LATENCY_S:g} s")
-    return number
-
-
-def _above_zero(parse: Callable[[object], float]) -> BeforeValidator:
-    def validate(value: object) -> float:
-        number = parse(value)
-        if number <= 0:
-            raise ValueError("more than zero")
-        return float(number)
-
-    return BeforeValidator(validate)
-
-
-Bytes = Annotated[float, _above_zero(parse_bytes), _schema("25 MiB"), _unit("B")]
+Bytes = Annotated[float, _quantity(parse_bytes), _schema("25 MiB"), _unit("B")]
 """A size above zero, written with its unit; bytes."""
 
-SizeOrNothing = Annotated[float, _at_least_zero(parse_bytes), _schema("25 MiB"), _unit("B")]
+SizeOrNothing = Annotated[float, _quantity(parse_bytes, zero=True), _schema("25 MiB"), _unit("B")]
 """A size of zero or more, written with its unit; bytes."""
 
-Bandwidth = Annotated[float, _above_zero(parse_bandwidth), _schema("25 GB/s"), _unit("B/s")]
+Bandwidth = Annotated[float, _quantity(parse_bandwidth), _schema("25 GB/s"), _unit("B/s")]
 """A bandwidth above zero, written with its unit; bytes per second."""
 
-Seconds = Annotated[float, _at_least_zero(parse_time), _schema("1.3 us"), _unit("s")]
+Seconds = Annotated[float, _quantity(parse_time, zero=True), _schema("1.3 us"), _unit("s")]
 """A time of zero or more, written with its unit; seconds."""
 
-Latency = Annotated[float, _at_least_zero(_parse_latency), _schema("1.3 us"), _unit("s")]
+Latency = Annotated[
+    float, _quantity(parse_time, zero=True, most=LONGEST_LATENCY_S), _schema("1.3 us"), _unit("s")
+]
 """What one message or call waits, written with its unit; seconds."""
 
 
@@ -127,7 +118,7 @@ LinkBandwidth = Annotated[
     ),
     Field(gt=0),
 ]
-"""Of an edge of a graph: bytes per second as a number, or text with its unit."""
+"""Bandwidth of an edge of a graph: bytes per second as a number, or text with its unit."""
 
 LinkLatency = Annotated[
     float,
@@ -137,12 +128,12 @@ LinkLatency = Annotated[
         lambda number: 0 <= number <= LARGEST_BARE_S,
     ),
 ]
-"""Of an edge of a graph: seconds as a number, or text with its unit."""
+"""Latency of an edge of a graph: seconds as a number, or text with its unit."""
 
-FlopRate = Annotated[float, _above_zero(parse_flop_rate), _schema("312 TFLOP/s"), _unit("FLOP/s")]
+FlopRate = Annotated[float, _quantity(parse_flop_rate), _schema("312 TFLOP/s"), _unit("FLOP/s")]
 """A compute rate above zero, written with its unit; operations per second."""
 
-Power = Annotated[float, _above_zero(parse_power), _schema("700 W"), _unit("W")]
+Power = Annotated[float, _quantity(parse_power), _schema("700 W"), _unit("W")]
 """A power above zero, written with its unit; watts."""
 
 Count = Annotated[int, Field(strict=True, gt=0, le=MOST_COUNT)]

@@ -67,8 +67,8 @@ def _faults_of_fields(
     section = _data_path(data, details["loc"])
     for fault in cause.faults:
         path = [*section, *fault.field.split(".")]
-        field = ".".join(map(str, path))
-        yield Fault(field, fault.found, fault.allowed, file, line_of(document, path))
+        line = line_of(document, path)
+        yield Fault(".".join(map(str, path)), fault.found, fault.allowed, file, line)
 
 
 def _make_fault(
@@ -96,11 +96,7 @@ def _make_fault(
         path.append(details["loc"][-1])
         text, allowed = "nothing", "a value: this field is required"
     elif details["type"] == "extra_forbidden":
-        names = [
-            info.alias or name
-            for member in _models_at(model, details["loc"][:-1])
-            for name, info in member.model_fields.items()
-        ]
+        names = _field_names(_models_at(model, details["loc"][:-1]))
         fields = allowed_names(names, str(path[-1]) if near else None)
         text, allowed = f"an unknown field, {text}", f"the fields of this section, {fields}"
         if len(path) > 1 and str(path[-1]) in model.model_fields:
@@ -168,12 +164,15 @@ def _describe_allowed(details: ErrorDetails) -> str:
 
 
 def _fields_listed(members: Sequence[type[BaseModel]]) -> str:
-    """Fields of a section that was given as one value; of a union those that all members have."""
-    fields = [
-        {info.alias or name for name, info in member.model_fields.items()} for member in members
-    ]
+    """List fields of a section given as one value; of a union those that all members have."""
+    fields = [set(_field_names([member])) for member in members]
     names = set.intersection(*fields) if fields else set()
     return f": {allowed_names(names).removeprefix('one of ')}" if names else ""
+
+
+def _field_names(members: Sequence[type[BaseModel]]) -> list[str]:
+    """Return the names of fields as a file has them."""
+    return [info.alias or name for member in members for name, info in member.model_fields.items()]
 
 
 _NAMING = ("name", "node", "kind")
@@ -183,7 +182,7 @@ _NAMING = ("name", "node", "kind")
 def _naming_field(
     members: Sequence[type[BaseModel]], path: Sequence[str | int], value: object
 ) -> str:
-    """The field of a section for which its user gave a name alone, as a question."""
+    """Ask for the field of a section for which its user gave a name alone."""
     fields = {name for member in members for name in member.model_fields}
     name = next((each for each in _NAMING if each in fields), None)
     if name is None or not isinstance(value, str) or len(value) > _SHORT or "?" in value:
@@ -207,12 +206,12 @@ def _data_path(document: Any, loc: Sequence[str | int]) -> list[str | int]:
 
 
 def _union_tags(model: type[BaseModel], details: ErrorDetails) -> list[str]:
-    expected = str((details.get("ctx") or {}).get("expected_tags", ""))
-    if expected:
+    context = details.get("ctx") or {}
+    if expected := str(context.get("expected_tags", "")):
         return re.findall(r"'([^']*)'", expected)
-    discriminator = str((details.get("ctx") or {})["discriminator"]).strip("'")
-    members = _models_at(model, details["loc"])
-    return [tag for m in members for tag in _literals(m.model_fields[discriminator].annotation)]
+    discriminator, members = str(context["discriminator"]).strip("'"), details["loc"]
+    fields = [m.model_fields[discriminator] for m in _models_at(model, members)]
+    return [tag for field in fields for tag in _literals(field.annotation)]
 
 
 def _models_at(model: type[BaseModel], loc: Sequence[str | int]) -> list[type[BaseModel]]:
@@ -223,19 +222,19 @@ def _models_at(model: type[BaseModel], loc: Sequence[str | int]) -> list[type[Ba
         if fields:
             models = [m for info in fields for m in _models_in(info.annotation)]
         else:  # an index, a key of a mapping, or the name or tag of one member of a union
-            tagged = [m for m in models if part == m.__name__ or part in _tags(m)]
-            models = tagged or models
+            tags = {
+                m: {
+                    m.__name__,
+                    *(t for i in m.model_fields.values() for t in _literals(i.annotation)),
+                }
+                for m in models
+            }
+            models = [m for m in models if part in tags[m]] or models
     return models
 
 
-def _tags(model: type[BaseModel]) -> list[str]:
-    return [tag for info in model.model_fields.values() for tag in _literals(info.annotation)]
-
-
 def _literals(annotation: Any) -> list[str]:
-    if get_origin(annotation) is Literal:
-        return [str(value) for value in get_args(annotation)]
-    return []
+    return [str(v) for v in get_args(annotation)] if get_origin(annotation) is Literal else []
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:

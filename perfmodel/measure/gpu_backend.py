@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.measure.gpu_microbenchmarks import (
@@ -15,9 +15,7 @@ from perfmodel.measure.gpu_microbenchmarks import (
     make_microbenchmarks,
     prepare_gpu,
 )
-from perfmodel.measure.job import MeasurementJob, make_schedules
-from perfmodel.measure.p2p import find_staged_moves, largest_scratch
-from perfmodel.measure.record import MeasurementRow, summarise_times
+from perfmodel.measure.job import MeasurementJob, MeasurementRow, make_schedules, summarise_times
 from perfmodel.measure.reference import (
     Move,
     compare,
@@ -29,14 +27,16 @@ from perfmodel.measure.reference import (
     read_whole_numbers,
     window_slices,
 )
+from perfmodel.measure.worker import find_staged_moves, largest_scratch
 from perfmodel.units import format_bytes
 
 
-class RankStreams(Protocol):
-    """Ordered queues of work, one per rank."""
+class HostStreams:
+    """Ordered queues of work, one per rank, that execute at once; for tests without a GPU."""
 
-    def on(self, rank: int) -> AbstractContextManager[Any]:
+    def on(self, rank: int) -> AbstractContextManager[Any]:  # noqa: ARG002
         """Return a context whose work goes into a rank's queue."""
+        return nullcontext()
 
     def mark(self, rank: int) -> Any:
         """Return an event that completes after all work now in the rank's queue."""
@@ -44,22 +44,14 @@ class RankStreams(Protocol):
     def wait(self, rank: int, event: Any) -> None:
         """Let the rank's queue wait for an event."""
 
+    def fork(self) -> None:
+        """Let all queues wait for the current stream, which holds the event that starts a clock."""
 
-class HostStreams:
-    """Queues that execute at once, in program order; for tests without a GPU."""
-
-    def on(self, rank: int) -> AbstractContextManager[Any]:  # noqa: ARG002
-        """Return an empty context."""
-        return nullcontext()
-
-    def mark(self, rank: int) -> Any:
-        """Do nothing: all work is complete."""
-
-    def wait(self, rank: int, event: Any) -> None:
-        """Do nothing: all work is complete."""
+    def join(self) -> None:
+        """Let the current stream, which gets the event that stops the clock, wait for all."""
 
 
-class CudaStreams:
+class CudaStreams(HostStreams):
     """A CUDA stream per rank."""
 
     def __init__(self, torch: Any, ranks: int) -> None:
@@ -79,12 +71,22 @@ class CudaStreams:
         """Let the rank's stream wait for an event."""
         self.streams[rank].wait_event(event)
 
+    def fork(self) -> None:
+        """Let all streams wait for the current stream."""
+        for stream in self.streams:
+            stream.wait_stream(self._torch.cuda.current_stream())
+
+    def join(self) -> None:
+        """Let the current stream wait for all streams."""
+        for stream in self.streams:
+            self._torch.cuda.current_stream().wait_stream(stream)
+
 
 def execute_on_streams(
     rounds: Sequence[Sequence[Move]],
     buffers: Sequence[Any],
     scratch: Sequence[Any],
-    streams: RankStreams,
+    streams: HostStreams,
 ) -> None:
     """Execute rounds between buffers of one device.
 
@@ -96,7 +98,7 @@ def execute_on_streams(
     rounds : sequence of sequences of Move
     buffers, scratch : sequence of torch.Tensor, shape (ranks,)
         `scratch` with `count_scratch` each.
-    streams : RankStreams
+    streams : HostStreams
     """
     last_events = [streams.mark(rank) for rank in range(len(buffers))]
     for moves in rounds:
@@ -107,21 +109,20 @@ def _execute_round(
     moves: Sequence[Move],
     buffers: Sequence[Any],
     scratch: Sequence[Any],
-    streams: RankStreams,
+    streams: HostStreams,
     last_events: list[Any],
 ) -> list[Any]:
     staged = {
         id(move) for rank in {m.dst for m in moves} for move in find_staged_moves(moves, rank)
     }
-    used = [0] * len(buffers)
-    merges, copy_events = [], []
+    used, merges, copy_events = [0] * len(buffers), [], []
     for move in moves:
         destination = buffers[move.dst][move.write]
         if id(move) in staged:
             begin = used[move.dst]
             used[move.dst] += move.count
-            merges.append((move, scratch[move.dst][begin : used[move.dst]]))
-            destination = merges[-1][1]
+            target, destination = destination, scratch[move.dst][begin : used[move.dst]]
+            merges.append((move, target, destination))
         if move.src != move.dst:
             streams.wait(move.dst, last_events[move.src])
         with streams.on(move.dst):
@@ -130,17 +131,15 @@ def _execute_round(
     for move, event in copy_events:
         if move.src != move.dst:
             streams.wait(move.src, event)
-    for move, received in merges:
+    for move, target, received in merges:
         with streams.on(move.dst):
-            target = buffers[move.dst][move.write]
             if move.reduce:
                 target.add_(received)
             else:
                 target.copy_(received, non_blocking=True)
-    active = {move.dst for move in moves} | {move.src for move in moves}
+    active = {rank for move in moves for rank in (move.src, move.dst)}
     return [
-        streams.mark(rank) if rank in active else last_events[rank]
-        for rank in range(len(last_events))
+        streams.mark(rank) if rank in active else event for rank, event in enumerate(last_events)
     ]
 
 
@@ -196,8 +195,14 @@ def measure_device(
     share_s = job.budget_s / len(benchmarks)
     rows = []
     for done, benchmark in enumerate(benchmarks, 1):
-        times_s = _sample_times(benchmark, gpu, share_s, job.repeats)
-        rows.append(summarise_times(benchmark.kind, benchmark.nbytes, times_s, benchmark.setting))
+        rows.append(
+            summarise_times(
+                benchmark.kind,
+                benchmark.nbytes,
+                _sample_times(benchmark, gpu, share_s, job.repeats),
+                benchmark.setting,
+            )
+        )
         if progress is not None:
             progress(done, len(benchmarks))
     return rows, " ".join(_notes(job, gpu))
@@ -219,7 +224,7 @@ def _notes(job: MeasurementJob, gpu: GpuUnderTest) -> Iterator[str]:
 def _schedule_benchmarks(job: MeasurementJob, gpu: GpuUnderTest) -> Iterator[Microbenchmark]:
     """One execution of the schedule per size; its result is checked first."""
     schedules = make_schedules(job)
-    streams: RankStreams = CudaStreams(gpu.torch, job.ranks) if gpu.cuda else HostStreams()
+    streams = CudaStreams(gpu.torch, job.ranks) if gpu.cuda else HostStreams()
     start, work, scratch = _allocate_rank_buffers(job, gpu, list(schedules.values()))
     for nbytes, schedule in schedules.items():
         rounds, count = make_moves(schedule), count_elements(schedule)
@@ -229,9 +234,9 @@ def _schedule_benchmarks(job: MeasurementJob, gpu: GpuUnderTest) -> Iterator[Mic
                 after[:count].copy_(before[:count])
 
         def once(rounds: Any = rounds) -> None:
-            _fork_streams(gpu, streams)
+            streams.fork()
             execute_on_streams(rounds, work, scratch, streams)
-            _join_streams(gpu, streams)
+            streams.join()
 
         reset()
         once()
@@ -239,8 +244,13 @@ def _schedule_benchmarks(job: MeasurementJob, gpu: GpuUnderTest) -> Iterator[Mic
         for window, expected in compute_expected(schedule, job.dtype):
             slices = window_slices(schedule, window)
             for rank, (buffer, numbers) in enumerate(zip(work, expected, strict=True)):
-                actual = read_whole_numbers(buffer, slices, numbers)
-                compare(schedule, rank, actual, numbers, window=window)
+                compare(
+                    schedule,
+                    rank,
+                    read_whole_numbers(buffer, slices, numbers),
+                    numbers,
+                    window=window,
+                )
         yield Microbenchmark("schedule", nbytes, once, f"{job.ranks} virtual ranks", before=reset)
 
 
@@ -263,20 +273,6 @@ def _allocate_rank_buffers(
     return start, work, scratch
 
 
-def _fork_streams(gpu: GpuUnderTest, streams: RankStreams) -> None:
-    """Let all streams wait for the current stream, which holds the event that starts the clock."""
-    if isinstance(streams, CudaStreams):
-        for stream in streams.streams:
-            stream.wait_stream(gpu.torch.cuda.current_stream())
-
-
-def _join_streams(gpu: GpuUnderTest, streams: RankStreams) -> None:
-    """Let the current stream, which gets the event that stops the clock, wait for all streams."""
-    if isinstance(streams, CudaStreams):
-        for stream in streams.streams:
-            gpu.torch.cuda.current_stream().wait_stream(stream)
-
-
 # ---------------------------------------------------------------- timing
 
 
@@ -288,12 +284,10 @@ def _sample_times(
         rough_s = _time_runs(benchmark, gpu, 1)
     runs = max(1, round(SHORTEST_S / max(rough_s * benchmark.inner, 1e-9)))
     runs = min(runs, 1000) if benchmark.clock == "device" and not benchmark.once else 1
+    least, most = repeats or LEAST_REPEATS, repeats or MOST_REPEATS
     times_s: list[float] = []
     deadline_s = time.monotonic() + share_s
-    limit = repeats or MOST_REPEATS
-    while len(times_s) < limit and (
-        repeats or len(times_s) < LEAST_REPEATS or time.monotonic() < deadline_s
-    ):
+    while len(times_s) < least or (len(times_s) < most and time.monotonic() < deadline_s):
         times_s.append(_time_runs(benchmark, gpu, runs))
     return times_s
 

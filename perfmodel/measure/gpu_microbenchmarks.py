@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from perfmodel.measure.environment import SIDE_BYTES
-from perfmodel.measure.job import MeasurementJob
-from perfmodel.measure.record import MeasurementKind
+from perfmodel.measure.job import SIDE_BYTES, MeasurementJob, MeasurementKind
 
 triton: Any = None
 tl: Any = None
@@ -24,7 +22,7 @@ if importlib.util.find_spec("triton") is not None:  # comes with torch's CUDA wh
     triton = importlib.import_module("triton")
     tl = importlib.import_module("triton.language")
 
-COUNTS = (1, 2, 4, 8, 16, 24, 32, 64)
+BLOCK_COUNTS = (1, 2, 4, 8, 16, 24, 32, 64)
 """Numbers of thread blocks; NCCL runs 1 to 32 channels, each of one block."""
 
 
@@ -40,10 +38,10 @@ def copy_kernel() -> Any:
     return None if triton is None else triton.jit(_copy_blocks)
 
 
-MATRIX = 4096
+MATRIX_SIDE = 4096
 """Rows and columns of the matrices multiplied during copies: large enough to fill a GPU."""
 
-CHAIN = 100
+CHAINED_KERNELS = 100
 """Tiny kernels enqueued in a row; their time is divided by this number."""
 
 SIDE_COPIES = 8
@@ -133,11 +131,11 @@ def _launch_latencies(gpu: GpuUnderTest) -> Iterator[Microbenchmark]:
     tiny = gpu.target[:1]
 
     def chain() -> None:
-        for _ in range(CHAIN):
+        for _ in range(CHAINED_KERNELS):
             tiny.add_(1)
 
-    yield Microbenchmark("launch", 0, chain, "enqueue", CHAIN, "enqueue")
-    yield Microbenchmark("launch", 0, chain, "back to back", CHAIN)
+    yield Microbenchmark("launch", 0, chain, "enqueue", CHAINED_KERNELS, "enqueue")
+    yield Microbenchmark("launch", 0, chain, "back to back", CHAINED_KERNELS)
     yield Microbenchmark("synchronize", 0, lambda: tiny.add_(1), "launch and wait", clock="host")
     yield Microbenchmark("synchronize", 0, lambda: None, "idle", clock="host")
     if gpu.cuda:
@@ -145,68 +143,54 @@ def _launch_latencies(gpu: GpuUnderTest) -> Iterator[Microbenchmark]:
 
         def hops() -> None:
             current = gpu.torch.cuda.current_stream()
-            for index in range(CHAIN):
+            for index in range(CHAINED_KERNELS):
                 streams[index % 2].wait_event(
                     (streams[index % 2 - 1] if index else current).record_event()
                 )
                 with gpu.torch.cuda.stream(streams[index % 2]):
                     tiny.add_(1)
-            current.wait_stream(streams[(CHAIN - 1) % 2])
+            current.wait_stream(streams[(CHAINED_KERNELS - 1) % 2])
 
-        yield Microbenchmark("synchronize", 0, hops, "kernel after event of another stream", CHAIN)
+        yield Microbenchmark(
+            "synchronize", 0, hops, "kernel after event of another stream", CHAINED_KERNELS
+        )
 
 
 def _host_copies(
     job: MeasurementJob, gpu: GpuUnderTest, sizes: list[int]
 ) -> Iterator[Microbenchmark]:
-    """Copies to and from the host: the cost of staging where GPUs cannot reach each other."""
+    """Copy to and from the host: the cost of staging where GPUs cannot reach each other."""
     if not gpu.cuda:
         return
-    for pinned in (True, False):
+    for setting, pinned in (("pinned", True), ("pageable", False)):
         host = gpu.torch.empty(len(gpu.target), dtype=gpu.target.dtype, pin_memory=pinned)
         host.copy_(gpu.target)
-        setting = "pinned" if pinned else "pageable"
         clock = "device" if pinned else "host"  # a pageable copy keeps the host busy
         for nbytes in sizes:
             on_gpu, on_host = gpu.source[: nbytes // job.itemsize], host[: nbytes // job.itemsize]
-            yield Microbenchmark(
-                "host_to_device", nbytes, _make_copy(on_gpu, on_host, pinned), setting, clock=clock
-            )
-            yield Microbenchmark(
-                "device_to_host", nbytes, _make_copy(on_host, on_gpu, pinned), setting, clock=clock
-            )
-
-
-def _make_copy(target: Any, source: Any, non_blocking: bool) -> Callable[[], object]:
-    return lambda: target.copy_(source, non_blocking=non_blocking)
+            to_gpu = partial(on_gpu.copy_, on_host, non_blocking=pinned)
+            to_host = partial(on_host.copy_, on_gpu, non_blocking=pinned)
+            yield Microbenchmark("host_to_device", nbytes, to_gpu, setting, clock=clock)
+            yield Microbenchmark("device_to_host", nbytes, to_host, setting, clock=clock)
 
 
 def _block_copies(gpu: GpuUnderTest, nbytes: int) -> Iterator[Microbenchmark]:
-    """Copy bandwidth by number of thread blocks; nothing without Triton."""
-    kernel = copy_kernel() if gpu.cuda else None
+    """Measure the copy bandwidth by number of thread blocks; nothing without Triton."""
+    kernel, item = copy_kernel() if gpu.cuda else None, gpu.target.element_size()
+    count = min(nbytes // item, MOST_BLOCKED)
     if kernel is None:
         return
-    count = min(nbytes // gpu.target.element_size(), MOST_BLOCKED)
-    for blocks in COUNTS:
-
-        def run(blocks: int = blocks) -> object:
-            return kernel[(blocks,)](gpu.source, gpu.target, count)
-
-        yield Microbenchmark(
-            "blocks_copy", count * gpu.target.element_size(), run, f"{blocks} blocks"
-        )
+    for blocks in BLOCK_COUNTS:
+        run = partial(kernel[(blocks,)], gpu.source, gpu.target, count)
+        yield Microbenchmark("blocks_copy", count * item, run, f"{blocks} blocks")
 
 
 def _overlap(gpu: GpuUnderTest) -> Iterator[Microbenchmark]:
-    """A matrix product alone, and while copies run on another stream."""
+    """Time a matrix product alone, and while copies run on another stream."""
     torch = gpu.torch
-    side, dtype = (MATRIX, torch.float16) if gpu.cuda else (64, torch.float32)
+    side, dtype = (MATRIX_SIDE, torch.float16) if gpu.cuda else (64, torch.float32)
     first, second = (torch.randn(side, side, device=gpu.device).to(dtype) for _ in range(2))
-    product = torch.empty_like(first)
-
-    def multiply() -> object:
-        return torch.mm(first, second, out=product)
-
+    multiply = partial(torch.mm, first, second, out=torch.empty_like(first))
     yield Microbenchmark("overlap", 0, multiply, "matrix product alone", once=True)
     if not gpu.cuda:
         return
@@ -214,34 +198,32 @@ def _overlap(gpu: GpuUnderTest) -> Iterator[Microbenchmark]:
     source = torch.randint(-128, 128, (SIDE_BYTES,), dtype=torch.int8, device=gpu.device)
     pinned = torch.empty(SIDE_BYTES, dtype=torch.int8, pin_memory=True)
     torch.cuda.synchronize()  # the other stream must not copy what is still being made
+
+    def copies(target: Any, count: int) -> None:
+        with torch.cuda.stream(copy_stream):
+            for _ in range(count):
+                target.copy_(source, non_blocking=True)
+
     # One copy to the host lasts longer than many within the device.
     for target, count, name in (
         (torch.empty_like(source), SIDE_COPIES, "device copies"),
         (pinned, 1, "copies to the host"),
     ):
-
-        def copies(target: Any = target, count: int = count) -> None:
-            with torch.cuda.stream(copy_stream):
-                for _ in range(count):
-                    target.copy_(source, non_blocking=True)
-
-        setting = f"matrix product beside {name}"
-        yield Microbenchmark("overlap", SIDE_BYTES, multiply, setting, before=copies, once=True)
+        setting, beside = f"matrix product beside {name}", partial(copies, target, count)
+        yield Microbenchmark("overlap", SIDE_BYTES, multiply, setting, before=beside, once=True)
 
 
 def _peer_copies(gpu: GpuUnderTest, sizes: list[int]) -> Iterator[Microbenchmark]:
-    """Copies between every pair of devices, both ways."""
+    """Copy between every pair of devices, both ways."""
     count = gpu.torch.cuda.device_count() if gpu.cuda else 0
-    if count < 2:
-        return
-    sources = [gpu.target.to(f"cuda:{device}") for device in range(count)]
+    sources = [gpu.target.to(f"cuda:{device}") for device in range(count if count > 1 else 0)]
     targets = [gpu.torch.empty_like(source) for source in sources]
-    for src, dst in itertools.permutations(range(count), 2):
+    for src, dst in itertools.permutations(range(len(sources)), 2):
         direct = gpu.torch.cuda.can_device_access_peer(dst, src)
         setting = f"gpu{src} -> gpu{dst}" + ("" if direct else ", through the host")
         for nbytes in sizes:
-            elements = nbytes // gpu.target.element_size()
-            run = _make_copy(targets[dst][:elements], sources[src][:elements], True)
+            place = slice(nbytes // gpu.target.element_size())
+            run = partial(targets[dst][place].copy_, sources[src][place], non_blocking=True)
             yield Microbenchmark(
                 "peer_copy", nbytes, run, setting, clock="host", devices=(src, dst)
             )

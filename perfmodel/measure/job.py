@@ -1,19 +1,42 @@
-"""A measurement job: algorithm, sizes, backend, and checks that it can be run."""
+"""A measurement job (algorithm, sizes, backend), and the file of its measurement.
+
+The file holds rows, and the job, machine and versions behind them.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
 import importlib.util
-from collections.abc import Iterator
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from perfmodel.errors import ExecutorUnavailable, Fault, InputError, ScheduleError, allowed_names
-from perfmodel.units import format_bytes, format_time
+from pydantic import AfterValidator, Field, model_validator
+
+from perfmodel.errors import (
+    ExecutorUnavailable,
+    Fault,
+    InputError,
+    ScheduleError,
+    allowed_names,
+    failed,
+    raise_faults,
+)
+from perfmodel.files import FileModel, read_text, validate_document, write_atomically
+from perfmodel.units import (
+    LONGEST_MEASURED_S,
+    MOST_COUNT,
+    MOST_MEASURED_BYTES,
+    SHORTEST_MEASURED_S,
+    format_bytes,
+    format_time,
+)
 
 if TYPE_CHECKING:
     from perfmodel.collectives.schedule import Schedule
-
 
 Backend = Literal["gloo", "nccl", "device"]
 
@@ -32,6 +55,9 @@ SUM_COLLECTIVES = frozenset({"all_reduce", "reduce", "reduce_scatter"})
 
 PARTED_COLLECTIVES = frozenset({"reduce_scatter", "all_gather", "all_to_all", "scatter", "gather"})
 """Collectives of one part per rank; the library requires parts of equal size."""
+
+SIDE_BYTES = 128 << 20
+"""Size of the copies during a matrix product, on backend device."""
 
 TIMEOUTS_S = (0.1, 7 * 86400.0)
 """Shortest and longest time-out; shorter ones would take a stalled scheduler for a hang."""
@@ -100,9 +126,7 @@ def make_schedules(job: MeasurementJob) -> dict[int, Schedule]:
     ScheduleError
         An algorithm that needs switches that reduce.
     """
-    faults = list(_find_faults(job))
-    if faults:
-        raise InputError(faults)
+    raise_faults(_find_faults(job))
     sizes = sorted({measured_size(job, nbytes) for nbytes in job.sizes})
     by_size = {nbytes: make_schedule(job, nbytes) for nbytes in sizes}
     if any(schedule.switches for schedule in by_size.values()):
@@ -113,23 +137,32 @@ def make_schedules(job: MeasurementJob) -> dict[int, Schedule]:
     return by_size
 
 
-def _find_faults(job: MeasurementJob) -> Iterator[Fault]:
-    if job.dtype not in ITEM_BYTES:
-        yield Fault("--dtype", repr(job.dtype), allowed_names(ITEM_BYTES, job.dtype))
-    if job.ranks < 2:
-        yield Fault("--ranks", str(job.ranks), "2 or more")
-    if not job.sizes:
-        yield Fault("sizes", "none", "at least one")
-    elif max(job.sizes) > LARGEST_BYTES:
-        yield Fault("sizes", format_bytes(max(job.sizes)), f"up to {format_bytes(LARGEST_BYTES)}")
+def _find_faults(job: MeasurementJob) -> list[Fault]:
     low, high = TIMEOUTS_S
-    if not low <= job.timeout_s <= high:
-        allowed = f"from {format_time(low)} to {format_time(high)}"
-        yield Fault("--timeout", f"{job.timeout_s:g} s", allowed)
-    if not 0 < job.budget_s <= high:
-        yield Fault("--budget", f"{job.budget_s:g} s", f"above zero, up to {format_time(high)}")
-    if job.repeats is not None and job.repeats < 1:
-        yield Fault("--repeats", str(job.repeats), "1 or more")
+    largest, repeats = max(job.sizes, default=0), job.repeats
+    is_long = not low <= job.timeout_s <= high
+    least_to_most = f"from {format_time(low)} to {format_time(high)}"
+    is_spent, up_to = not 0 < job.budget_s <= high, f"above zero, up to {format_time(high)}"
+    problems = (
+        (
+            job.dtype not in ITEM_BYTES,
+            "--dtype",
+            repr(job.dtype),
+            allowed_names(ITEM_BYTES, job.dtype),
+        ),
+        (job.ranks < 2, "--ranks", str(job.ranks), "2 or more"),
+        (not job.sizes, "sizes", "none", "at least one"),
+        (
+            largest > LARGEST_BYTES,
+            "sizes",
+            format_bytes(largest),
+            f"up to {format_bytes(LARGEST_BYTES)}",
+        ),
+        (is_long, "--timeout", f"{job.timeout_s:g} s", least_to_most),
+        (is_spent, "--budget", f"{job.budget_s:g} s", up_to),
+        (repeats is not None and repeats < 1, "--repeats", str(repeats), "1 or more"),
+    )
+    return failed(*problems)
 
 
 def make_schedule(job: MeasurementJob, nbytes: int) -> Schedule:
@@ -184,5 +217,134 @@ def require_devices(backend: Backend, needed: int) -> ModuleType:
             f"backend {backend} needs a CUDA device for each of {needed} ranks, found {available}; "
             "--backend device runs several ranks on one"
         )
-    module: ModuleType = torch
-    return module
+    return torch
+
+
+MeasurementKind = Literal[
+    "schedule",  # our schedule's rounds, executed send by send
+    "library",  # the library's own collective, in the same run
+    "copy",
+    "reduce",
+    "launch",
+    "synchronize",
+    "host_to_device",
+    "device_to_host",
+    "peer_copy",
+    "blocks_copy",
+    "overlap",
+]
+"""Kinds of measurement."""
+
+
+Time = Annotated[float, Field(ge=SHORTEST_MEASURED_S, le=LONGEST_MEASURED_S)]
+Ranks = Annotated[int, Field(ge=1, le=MOST_COUNT)]
+
+
+def _check_iso(text: str) -> str:
+    try:
+        dt.datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError("a date and time such as '2026-01-31T12:00:00+00:00'") from None
+    return text
+
+
+class MeasurementRow(FileModel):
+    """One setting, measured many times; times in seconds, sizes in bytes.
+
+    `setting` distinguishes rows of one kind and size ("pinned", "gpu0 -> gpu1", "8 blocks").
+    """
+
+    what: MeasurementKind
+    nbytes: Annotated[int, Field(ge=0, le=MOST_MEASURED_BYTES)]
+    setting: str = ""
+    repeats: Annotated[int, Field(ge=1)]
+    min_s: Time
+    p10_s: Time
+    p25_s: Time
+    median_s: Time
+    p75_s: Time
+    p90_s: Time
+
+    @model_validator(mode="after")
+    def _check_order(self) -> MeasurementRow:
+        times = [self.min_s, self.p10_s, self.p25_s, self.median_s, self.p75_s, self.p90_s]
+        if times != sorted(times):
+            raise ValueError("times that do not fall from min_s to p90_s")
+        return self
+
+
+class Measurement(FileModel):
+    """A measurement file.
+
+    `machine` and `versions` are free text by name ("cpu", "cores", "gpu", "load" / "torch",
+    "python", "nccl"). `topology` names the template that describes the machine, null if none was
+    given; `hosts` counts the machines that the ranks were on, null in files from before it was
+    recorded. `command` repeats the run; empty if it was started from Python.
+    """
+
+    perfmodel: Literal[1] = 1
+    kind: Literal["measurement"] = "measurement"
+    backend: Literal["gloo", "nccl", "device"]
+    collective: str
+    algorithm: str
+    ranks: Ranks
+    itemsize: Annotated[int, Field(ge=1, le=16)] = 4
+    started: Annotated[str, AfterValidator(_check_iso)]
+    seconds: Annotated[float, Field(ge=0)]
+    command: str
+    machine: dict[str, str]
+    versions: dict[str, str]
+    topology: str | None = None
+    hosts: Ranks | None = None
+    note: str = ""
+    rows: tuple[MeasurementRow, ...]
+
+    def times(self, kind: MeasurementKind, setting: str = "") -> tuple[tuple[int, float], ...]:
+        """(nbytes, median seconds) of one kind of row, by size."""
+        rows = [r for r in self.rows if r.what == kind and (not setting or r.setting == setting)]
+        return tuple(sorted((row.nbytes, row.median_s) for row in rows))
+
+
+def write_measurement(measurement: Measurement, path: Path) -> None:
+    """Write a measurement file, whole or not at all."""
+    write_atomically(path, json.dumps(measurement.model_dump(), indent=1) + "\n")
+
+
+def read_measurement(path: Path) -> Measurement:
+    """Read a measurement file.
+
+    Raises
+    ------
+    InputError
+        Unreadable, not JSON, or not a measurement; every fault at once.
+    """
+    try:
+        document = json.loads(read_text(path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        text, line = "JSON nested too deeply", getattr(error, "lineno", None)
+        if isinstance(error, json.JSONDecodeError):
+            text = f"no JSON ({error.msg})"
+        raise InputError(Fault("file", text, "a measurement file", str(path), line)) from None
+    return validate_document(Measurement, document, str(path))
+
+
+def compute_quantiles(times_s: Sequence[float]) -> dict[str, float]:
+    """The fields of a `MeasurementRow` that summarise repeated times; seconds."""
+    ordered = sorted(times_s)
+
+    def at(share: float) -> float:
+        position = share * (len(ordered) - 1)
+        low = int(position)
+        high = min(low + 1, len(ordered) - 1)
+        return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+    shares = {"p10_s": 0.1, "p25_s": 0.25, "median_s": 0.5, "p75_s": 0.75, "p90_s": 0.9}
+    return {"min_s": ordered[0]} | {name: at(share) for name, share in shares.items()}
+
+
+def summarise_times(
+    kind: MeasurementKind, nbytes: int, times_s: Sequence[float], setting: str = ""
+) -> MeasurementRow:
+    """One setting's repeated times, summarised; seconds."""
+    fields = {"what": kind, "nbytes": nbytes, "setting": setting, "repeats": len(times_s)}
+    return MeasurementRow.model_validate(fields | compute_quantiles(times_s))

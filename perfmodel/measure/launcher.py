@@ -12,15 +12,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import connection, resource_tracker
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from perfmodel.errors import DataMismatch, MeasurementError, PerfmodelError
+from perfmodel.errors import MeasurementError, PerfmodelError
 from perfmodel.measure import status as rank_status
-from perfmodel.measure.job import MeasurementJob
-from perfmodel.measure.record import MeasurementRow
+from perfmodel.measure.job import MeasurementJob, MeasurementRow
 from perfmodel.measure.status import shield_from_interrupt
 
 Progress = Callable[[int, int], None]
@@ -44,6 +44,11 @@ class _RankProcesses:
     ended: set[int] = field(default_factory=set)
     dead: set[int] = field(default_factory=set)  # ended without a message
     errors: dict[int, BaseException] = field(default_factory=dict)
+
+    @property
+    def own_errors(self) -> list[BaseException]:
+        """Errors that ranks found themselves, not those of waiting for others."""
+        return [error for error in self.errors.values() if isinstance(error, PerfmodelError)]
 
     def describe(self, rank: int) -> str:
         """Describe what a rank is doing, or was doing when it died."""
@@ -109,28 +114,24 @@ def _end_processes(team: _RankProcesses) -> None:
 def _wait_for_answer(
     team: _RankProcesses, progress: Progress | None, folder: Path
 ) -> tuple[list[MeasurementRow], str]:
-    last, advanced_s = rank_status.read_ticks(team.memory, team.job.ranks), time.monotonic()
-    while len(team.ended) < team.job.ranks:
+    job, advanced_s = team.job, time.monotonic()
+    last = rank_status.read_ticks(team.memory, job.ranks)
+    while len(team.ended) < job.ranks:
         _receive_messages(team, 0.1)
         if team.errors or team.dead:
             _raise_first_failure(team, folder)
-        now = rank_status.read_ticks(team.memory, team.job.ranks)
+        now = rank_status.read_ticks(team.memory, job.ranks)
         if now != last:
             last, advanced_s = now, time.monotonic()
-        elif time.monotonic() - advanced_s > _allowed_silence_s(team.job, now):
+        # Longest time without progress of any rank; longer while processes start.
+        elif time.monotonic() - advanced_s > max(job.timeout_s, 0 if min(now) > 0 else START_S):
             raise MeasurementError(_describe_hang(team))
-        if progress is not None:
-            done, total = rank_status.read_progress(team.memory)
-            if total:
-                progress(done, total)
+        done, total = rank_status.read_progress(team.memory)
+        if progress is not None and total:
+            progress(done, total)
     if team.answer is None:
         raise MeasurementError("the ranks ended without an answer")
     return team.answer
-
-
-def _allowed_silence_s(job: MeasurementJob, ticks: list[int]) -> float:
-    """Longest time without progress of any rank; longer while processes start."""
-    return job.timeout_s if min(ticks) > 0 else max(job.timeout_s, START_S)
 
 
 def _receive_messages(team: _RankProcesses, wait_s: float) -> None:
@@ -153,68 +154,52 @@ def _receive_messages(team: _RankProcesses, wait_s: float) -> None:
             team.answer = message
 
 
-def _raise_first_failure(team: _RankProcesses, folder: Path) -> None:
+def _raise_first_failure(team: _RankProcesses, folder: Path) -> NoReturn:
     """Raise the first cause: the death of a rank, not the errors of ranks that waited for it."""
     deadline_s = time.monotonic() + GRACE_S
-    while time.monotonic() < deadline_s and not team.dead and not _own_errors(team):
+    while time.monotonic() < deadline_s and not team.dead and not team.own_errors:
         _receive_messages(team, 0.05)
         time.sleep(0.02)
-    own_errors = _own_errors(team)
-    if own_errors and not team.dead:
-        raise own_errors[0]
+    if team.own_errors and not team.dead:
+        raise team.own_errors[0]
     if team.dead:
-        raise MeasurementError(
-            "\n".join(_describe_death(team, rank, folder) for rank in sorted(team.dead))
-        )
+        deaths = (_describe_death(team, rank, folder) for rank in sorted(team.dead))
+        raise MeasurementError("\n".join(deaths))
     rank, error = next(iter(team.errors.items()))
     raise MeasurementError(f"rank {rank} failed while {team.describe(rank)}: {error}")
 
 
-def _own_errors(team: _RankProcesses) -> list[BaseException]:
-    return [error for error in team.errors.values() if isinstance(error, PerfmodelError)]
-
-
 def _describe_death(team: _RankProcesses, rank: int, folder: Path) -> str:
-    code = team.processes[rank].exitcode
-    cause = f"exit code {code}"
-    if code is not None and code < 0:
-        cause = f"killed by {signal.Signals(-code).name}"
-    last_line = _read_last_line(folder / f"rank{rank}.log")
+    code, said = team.processes[rank].exitcode, list[str]()
+    killed = code is not None and code < 0
+    cause = f"killed by {signal.Signals(-code).name}" if killed else f"exit code {code}"
+    with suppress(OSError):
+        log = (folder / f"rank{rank}.log").read_text(encoding="utf-8", errors="replace")
+        said = log.strip().splitlines()
+    last_line = f"; it said: {said[-1]}" if said else ""
     return f"rank {rank} died ({cause}) while {team.describe(rank)}{last_line}"
-
-
-def _read_last_line(log: Path) -> str:
-    try:
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    except OSError:
-        return ""
-    return f"; it said: {lines[-1]}" if lines else ""
 
 
 def _describe_hang(team: _RankProcesses) -> str:
     ticks = rank_status.read_ticks(team.memory, team.job.ranks)
-    behind = [rank for rank, count in enumerate(ticks) if count == min(ticks)]
-    descriptions = [
+    behind = ", ".join(
         f"rank {rank} ({team.describe(rank)}{_describe_stop(team.processes[rank])})"
-        for rank in behind
-    ]
-    others = [rank for rank in range(team.job.ranks) if rank not in behind]
-    message = (
-        f"no rank advanced for {team.job.timeout_s:g} s; furthest behind: {', '.join(descriptions)}"
+        for rank, count in enumerate(ticks)
+        if count == min(ticks)
     )
-    if others:
-        furthest = max(others, key=lambda rank: ticks[rank])
-        message += f"; furthest ahead: rank {furthest} ({team.describe(furthest)})"
-    return message
+    furthest = ticks.index(max(ticks))
+    ahead = f"; furthest ahead: rank {furthest} ({team.describe(furthest)})"
+    message = f"no rank advanced for {team.job.timeout_s:g} s; furthest behind: {behind}"
+    return message + (ahead if max(ticks) > min(ticks) else "")
 
 
 def _describe_stop(process: Any) -> str:
     """Describe a process that a signal has stopped; empty if it runs, or without /proc."""
-    try:
+    with suppress(OSError, IndexError):
         stat = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return ", stopped by a signal" if stat.rpartition(")")[2].split()[0] in "Tt" else ""
-    except (OSError, IndexError):
-        return ""
+        if stat.rpartition(")")[2].split()[0] in "Tt":
+            return ", stopped by a signal"
+    return ""
 
 
 # ---------------------------------------------------------------- in the new process
@@ -222,7 +207,10 @@ def _describe_stop(process: Any) -> str:
 
 def _run_rank(job: MeasurementJob, rank: int, folder: str, memory: Any, pipe: Any) -> None:
     """Run one rank in its process; send its result, or the error, through the pipe."""
-    _redirect_output(Path(folder) / f"rank{rank}.log")
+    # Libraries print on stdout and stderr: both go to a file.
+    log = os.open(Path(folder) / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
     threading.Thread(target=_exit_with_parent, args=(folder,), daemon=True).start()
     status = rank_status.Status(memory, rank)
     try:
@@ -230,29 +218,15 @@ def _run_rank(job: MeasurementJob, rank: int, folder: str, memory: Any, pipe: An
         from perfmodel.measure.worker import measure_rank
 
         answer = measure_rank(job, status, shared_clock=True)
-    except DataMismatch as error:
+        pipe.send(answer if rank == 0 else None)
+    except PerfmodelError as error:
         pipe.send(error)
     except Exception as error:  # noqa: BLE001  (the parent must receive every error)
-        cause = error if isinstance(error, PerfmodelError) else RuntimeError(_first_line(error))
-        pipe.send(cause)
-    else:
-        pipe.send(answer if rank == 0 else None)
-    time.sleep(
-        GRACE_S
-    )  # neighbours must finish, or fail from the first cause, before this rank leaves
+        lines = [*str(error).strip().splitlines(), ""]
+        pipe.send(RuntimeError(f"{type(error).__name__}: {lines[0]}"))
+    # Neighbours must finish, or fail from the first cause, before this rank leaves.
+    time.sleep(GRACE_S)
     os._exit(0)  # threads of the library may still wait for neighbours
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
-
-
-def _redirect_output(log: Path) -> None:
-    """Redirect stdout and stderr, on which libraries print, to a file."""
-    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
 
 
 def _exit_with_parent(folder: str) -> None:
@@ -272,11 +246,10 @@ def join_group(job: MeasurementJob, status: rank_status.Status, folder: Path | N
     status.stage(rank_status.JOIN)
     status.step(rank_status.PREPARE)
     torch.set_num_threads(1)
-    device = None
+    device = store = None
     if job.backend == "nccl":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", status.rank)))
         torch.cuda.set_device(device)
-    store = None
     if folder is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)  # names of hosts may not resolve
         # Typed as missing: torch adds it at run time.

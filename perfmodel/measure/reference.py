@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.collectives.schedule import Round, Schedule
+from perfmodel.collectives.schedule import Schedule
 from perfmodel.collectives.verify import must_hold
 from perfmodel.errors import DataMismatch
 from perfmodel.measure import status as rank_status
@@ -62,8 +62,21 @@ def make_moves(schedule: Schedule, window: Window | None = None) -> list[list[Mo
 
     A rank's buffer holds its copies of all chunks, or of the window's part of them, in order.
     """
-    bounds = _bounds(schedule, window)
-    return [_make_round_moves(round_, bounds) for round_ in schedule.rounds()]
+    bounds = _bounds(schedule, window).tolist()
+    places = [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
+    rounds = []
+    for each in schedule.rounds():
+        columns = (each.src, each.dst, each.src_chunk, each.dst_chunk, each.reduce)
+        rounds.append(
+            [
+                Move(src, dst, places[read], places[write], bool(reduce))
+                for src, dst, read, write, reduce in zip(
+                    *(c.tolist() for c in columns), strict=True
+                )
+                if places[read].stop > places[read].start
+            ]
+        )
+    return rounds
 
 
 def count_elements(schedule: Schedule) -> int:
@@ -78,26 +91,22 @@ def make_windows(schedule: Schedule) -> list[Window]:
     """
     longest = int(np.diff(_bounds(schedule, None)).max())
     width = max(1, WINDOW_ELEMENTS // (schedule.ranks * len(schedule.chunk_bytes)))
-    if longest <= width * MOST_WINDOWS:
-        return [
-            Window(begin, min(begin + width, longest)) for begin in range(0, max(longest, 1), width)
-        ]
-    begins = np.linspace(0, longest - width, MOST_WINDOWS).astype(int).tolist()
-    return [Window(begin, begin + width) for begin in begins]
+    begins: Sequence[int] = range(0, max(longest, 1), width)
+    if longest > width * MOST_WINDOWS:
+        begins = np.linspace(0, longest - width, MOST_WINDOWS).astype(int).tolist()
+    return [Window(begin, min(begin + width, longest)) for begin in begins]
 
 
 def covers_all_elements(schedule: Schedule) -> bool:
-    """Whether the windows of `make_windows` cover every chunk."""
-    windows = make_windows(schedule)
-    return all(a.end >= b.begin for a, b in itertools.pairwise(windows))
+    """Tell whether the windows of `make_windows` cover every chunk."""
+    return all(a.end >= b.begin for a, b in itertools.pairwise(make_windows(schedule)))
 
 
 def describe_sampling(schedules: Sequence[Schedule]) -> str:
     """Describe which sizes were compared in samples; empty if none."""
     sampled = [schedule.nbytes for schedule in schedules if not covers_all_elements(schedule)]
-    if not sampled:
-        return ""
-    return f"From {min(sampled)} bytes data were compared in {MOST_WINDOWS} samples of each chunk."
+    samples = f"data were compared in {MOST_WINDOWS} samples of each chunk."
+    return f"From {min(sampled)} bytes {samples}" if sampled else ""
 
 
 def window_slices(schedule: Schedule, window: Window) -> list[slice]:
@@ -117,17 +126,6 @@ def _bounds(schedule: Schedule, window: Window | None) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
-def _make_round_moves(round_: Round, bounds: NDArray[np.int64]) -> list[Move]:
-    columns = (round_.src, round_.dst, round_.src_chunk, round_.dst_chunk, round_.reduce)
-    moves = []
-    for src, dst, read, write, reduce in zip(*(c.tolist() for c in columns), strict=True):
-        source = slice(int(bounds[read]), int(bounds[read + 1]))
-        target = slice(int(bounds[write]), int(bounds[write + 1]))
-        if source.stop > source.start:
-            moves.append(Move(src, dst, source, target, bool(reduce)))
-    return moves
-
-
 # ---------------------------------------------------------------- numbers to move
 
 
@@ -142,8 +140,7 @@ def make_numbers(dtype: str, ranks: int, rank: int, place: slice) -> Array:
     if dtype in {"int32", "int64"}:
         return mixed.astype(dtype)
     # 8 and 11 bits of significand: whole numbers are exact up to 2^8 and 2^11.
-    exact = {"bfloat16": 1 << 8, "float16": 1 << 11}.get(dtype, 1 << 24)
-    most = max(1, exact // ranks)
+    most = max(1, {"bfloat16": 1 << 8, "float16": 1 << 11}.get(dtype, 1 << 24) // ranks)
     return (mixed % np.uint64(2 * most + 1)).astype(np.int32) - np.int32(most)
 
 
@@ -152,8 +149,7 @@ def _mix_bits(count: NDArray[np.uint64]) -> NDArray[np.uint64]:
     bits = (count + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: NDArray[np.uint64] = bits ^ (bits >> np.uint64(31))
-    return mixed
+    return np.asarray(bits ^ (bits >> np.uint64(31)))
 
 
 def make_starting_data(schedule: Schedule, dtype: str, window: Window) -> list[Array]:
@@ -185,12 +181,6 @@ def execute_moves(rounds: Sequence[Sequence[Move]], buffers: list[Array]) -> Non
 
 
 # ---------------------------------------------------------------- compared
-
-
-def expected_chunks(schedule: Schedule, rank: int) -> list[int]:
-    """Chunks that a rank must hold at the end."""
-    chunks = range(len(schedule.chunk_bytes))
-    return [chunk for chunk in chunks if must_hold(schedule, rank, chunk)]
 
 
 def compare(
@@ -294,17 +284,21 @@ def check_result(
         status.item(schedule.nbytes, 1, 0)
         status.step(rank_status.LIBRARY)
         dist.all_reduce(total)
-    chunks = expected_chunks(schedule, rank)
+    chunks = [c for c in range(len(schedule.chunk_bytes)) if must_hold(schedule, rank, c)]
     for window, numbers in compute_expected(schedule, job.dtype):
         status.step(rank_status.PREPARE)  # comparing takes its time too
         expected, slices = numbers[rank], window_slices(schedule, window)
         actual = read_whole_numbers(work, slices, expected)
         compare(schedule, rank, actual, expected, window=window)
         if total is not None:
-            from_library = read_whole_numbers(total, slices, expected)
-            source = "the library's all_reduce"
             compare(
-                schedule, rank, actual, from_library, window=window, chunks=chunks, source=source
+                schedule,
+                rank,
+                actual,
+                read_whole_numbers(total, slices, expected),
+                window=window,
+                chunks=chunks,
+                source="the library's all_reduce",
             )
 
 
@@ -314,5 +308,4 @@ def read_whole_numbers(tensor: Any, slices: list[slice], like: Array) -> Array:
 
     elements = torch.cat([tensor[place] for place in slices])
     numbers = elements.double() if elements.is_floating_point() else elements
-    array: Array = numbers.cpu().numpy().astype(like.dtype)
-    return array
+    return np.asarray(numbers.cpu().numpy().astype(like.dtype))

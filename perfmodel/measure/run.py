@@ -1,25 +1,39 @@
-"""Run a measurement job: check, execute on its backend, record."""
+"""Run a measurement job: check, execute on its backend, record.
+
+What is recorded of the machine is CPU, memory, load and versions; no names of hosts or files.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
+import importlib.metadata
 import os
+import platform
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
 
 from perfmodel.collectives.schedule import Schedule
-from perfmodel.errors import Fault, InputError, MeasurementError, PerfmodelError
+from perfmodel.errors import Fault, InputError, MeasurementError, PerfmodelError, raise_faults
+from perfmodel.files import attributes
 from perfmodel.measure import status as rank_status
-from perfmodel.measure.environment import (
-    describe_machine,
-    describe_other_load,
-    describe_versions,
-    read_cpu_time,
-    read_load,
-    require_memory,
+from perfmodel.measure.job import (
+    PARTED_COLLECTIVES,
+    SIDE_BYTES,
+    SUM_COLLECTIVES,
+    Measurement,
+    MeasurementJob,
+    MeasurementRow,
+    make_schedules,
+    require_devices,
+    require_torch,
 )
-from perfmodel.measure.job import MeasurementJob, make_schedules, require_devices, require_torch
-from perfmodel.measure.record import Measurement, MeasurementRow
+from perfmodel.measure.reference import count_elements, make_moves
+from perfmodel.measure.worker import largest_scratch
+from perfmodel.units import format_bytes
 
 Progress = Callable[[int, int], None]
 
@@ -49,35 +63,23 @@ def measure(job: MeasurementJob, progress: Progress | None = None) -> Measuremen
     MeasurementError
         A rank died or hung.
     """
-    schedules = list(
-        make_schedules(job).values()
-    )  # an invalid job is reported before a missing library
+    schedules = list(make_schedules(job).values())  # an invalid job is reported first
     require_torch()
-    started = dt.datetime.now(dt.UTC)
-    start_s = time.monotonic()
-    machine, versions = describe_machine(), describe_versions()
-    cpu_before = read_cpu_time()
+    started, start_s = dt.datetime.now(dt.UTC), time.monotonic()
+    machine, versions, cpu_before = describe_machine(), describe_versions(), read_cpu_time()
     outcome = _run_backend(job, schedules, progress, machine, versions)
     if outcome is None:
         return None
     rows, note = outcome
-    after = {
-        "load_after": read_load(),
-        "other_work": describe_other_load(cpu_before, int(machine["cores"])),
-    }
-    machine |= {name: text for name, text in after.items() if text}
+    other_work = describe_other_load(cpu_before, int(machine["cores"]))
+    after = {"load_after": read_load(), "other_work": other_work}
     return Measurement(
-        backend=job.backend,
-        collective=job.collective,
-        algorithm=job.algorithm,
-        ranks=job.ranks,
-        itemsize=job.itemsize,
+        **attributes(job, "backend collective algorithm ranks itemsize topology"),
         started=started.isoformat(timespec="seconds"),
         seconds=round(time.monotonic() - start_s, 1),
         command=_torchrun_command() + job.command if job.command else "",
-        machine=machine,
+        machine=machine | {name: text for name, text in after.items() if text},
         versions=versions,
-        topology=job.topology,
         hosts=count_hosts(),
         note=note,
         rows=tuple(rows),
@@ -91,24 +93,20 @@ def _run_backend(
     machine: dict[str, str],
     versions: dict[str, str],
 ) -> tuple[list[MeasurementRow], str] | None:
-    if job.backend == "device":
+    if job.backend == "gloo":
+        require_memory(job, schedules)
+    else:
         from perfmodel.measure.gpu_backend import describe_gpu, measure_device
 
-        torch = require_devices(job.backend, 1)
+        on_device = job.backend == "device"
+        needed = 1 if on_device else int(os.environ.get("LOCAL_WORLD_SIZE", job.ranks))
+        torch = require_devices(job.backend, needed)
         require_memory(job, schedules, torch)
         machine |= describe_gpu(torch)
-        versions |= {"cuda": str(torch.version.cuda)}
-        return measure_device(job, torch, "cuda", progress)
-    if job.backend == "nccl":
-        from perfmodel.measure.gpu_backend import describe_gpu
-
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", job.ranks))
-        torch = require_devices(job.backend, local)
-        require_memory(job, schedules, torch)
+        if on_device:
+            versions |= {"cuda": str(torch.version.cuda)}
+            return measure_device(job, torch, "cuda", progress)
         versions |= {"nccl": ".".join(map(str, torch.cuda.nccl.version()))}
-        machine |= describe_gpu(torch)
-    else:
-        require_memory(job, schedules)
     if under_torchrun():
         return _run_as_group_member(job, progress)
     from perfmodel.measure.launcher import run_processes
@@ -117,7 +115,7 @@ def _run_backend(
 
 
 def under_torchrun() -> bool:
-    """Whether torchrun, or another launcher, has started this process as one of the ranks."""
+    """Tell whether torchrun, or another launcher, has started this process as one of the ranks."""
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 
@@ -130,11 +128,11 @@ def count_hosts() -> int | None:
 
 
 def _torchrun_command() -> str:
-    """The launcher's part of the command line; empty without torchrun."""
-    if not under_torchrun() or count_hosts() is None:
+    """Return the launcher's part of the command line; empty without torchrun."""
+    hosts, local_ranks = count_hosts(), os.environ.get("LOCAL_WORLD_SIZE")
+    if not under_torchrun() or hosts is None:
         return ""
-    local_ranks = os.environ["LOCAL_WORLD_SIZE"]
-    return f"torchrun --nnodes {count_hosts()} --nproc-per-node {local_ranks} --no-python "
+    return f"torchrun --nnodes {hosts} --nproc-per-node {local_ranks} --no-python "
 
 
 def _run_as_group_member(
@@ -150,8 +148,7 @@ def _run_as_group_member(
     if size != job.ranks:
         raise InputError(Fault("--ranks", str(job.ranks), f"{size}, as WORLD_SIZE says"))
     status = rank_status.make_private_status(rank, size)
-    if progress is not None and rank == 0:
-        status.listener = progress
+    status.listener = progress if rank == 0 else None
     try:
         join_group(job, status, None)
         outcome = measure_rank(job, status, shared_clock=count_hosts() == 1)
@@ -162,3 +159,176 @@ def _run_as_group_member(
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise MeasurementError(f"rank {rank} failed while {status}: {lines[0]}") from None
     return outcome if rank == 0 else None
+
+
+T = TypeVar("T")
+
+
+def _ask(read: Callable[[], T], default: T) -> T:
+    """Return what a system reports, or a default where it has no such number or file."""
+    try:
+        return read()
+    except (AttributeError, OSError, ValueError):
+        return default
+
+
+def describe_machine() -> dict[str, str]:
+    """Describe cpu, cores, memory, os, load before the run (1, 5 and 15 minutes), and `nice`.
+
+    `nice`, the priority, is left out if it is zero.
+    """
+    cores = _ask(lambda: len(os.sched_getaffinity(0)), os.cpu_count() or 1)
+    memory = _ask(lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), 0)
+    release = platform.release().split("-")[0]  # without the distributor's suffix
+    texts = {
+        "cpu": _read_cpu_name(),
+        "cores": str(cores),
+        "os": f"{platform.system()} {release} {platform.machine()}",
+        "memory": format_bytes(memory) if memory else "",
+        "nice": str(_ask(lambda: os.nice(0), 0) or ""),
+        "load": read_load(),
+    }
+    return {name: text for name, text in texts.items() if text}
+
+
+def read_load() -> str:
+    """Read load averages of 1, 5 and 15 minutes; empty if the system has none."""
+    averages: tuple[float, ...] = _ask(lambda: os.getloadavg(), ())  # noqa: PLW0108 (may lack it)
+    return " ".join(f"{value:.2f}" for value in averages)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTime:
+    """CPU time used by the whole machine and by this process, and when it was read; seconds."""
+
+    all_s: float
+    own_s: float
+    read_at_s: float
+
+
+def read_cpu_time() -> CpuTime | None:
+    """Read the CPU time used so far; None if the system does not report it (no /proc)."""
+    try:
+        user, nice, system = Path("/proc/stat").read_text(encoding="utf-8").split()[1:4]
+        ticks = (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return CpuTime(ticks, sum(os.times()[:4]), time.monotonic())
+
+
+def describe_other_load(before: CpuTime | None, cores: int) -> str:
+    """Share of the cores that other processes used since `before`; empty if not known."""
+    after = read_cpu_time()
+    if before is None or after is None or after.read_at_s <= before.read_at_s:
+        return ""
+    others_s = (after.all_s - before.all_s) - (after.own_s - before.own_s)
+    share = others_s / ((after.read_at_s - before.read_at_s) * cores)
+    return f"{100 * min(1.0, max(0.0, share)):.0f} % of the cores"
+
+
+def describe_versions() -> dict[str, str]:
+    """Versions of Python, torch and NumPy, without importing them."""
+    versions = {"python": platform.python_version()}
+    for name in ("torch", "numpy"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _read_cpu_name() -> str:
+    """Read the marketing name of the CPU, with family and model, which distinguish generations."""
+    text = _ask(lambda: Path("/proc/cpuinfo").read_text(encoding="utf-8"), "")
+    if not text:
+        return platform.processor() or platform.machine()
+    pairs = [line.split(":", 1) for line in text.splitlines() if ":" in line]
+    fields = {name.strip(): value.strip() for name, value in pairs}
+    name = fields.get("model name", platform.machine())
+    if "cpu family" in fields and "model" in fields:
+        name += f" (family {fields['cpu family']}, model {fields['model']})"
+    return name
+
+
+PROCESS_BYTES = 220 << 20
+"""Memory of a rank besides its buffers: Python, torch and the window being checked.
+
+Own measurement: private memory of a rank on gloo is this plus 3.5 times the largest size, both at
+64 and at 256 MiB (ring on two ranks: data, work buffer, the library's buffer, half of scratch;
+torch 2.13, CPU).
+"""
+
+
+def require_memory(
+    job: MeasurementJob, schedules: Sequence[Schedule], torch: ModuleType | None = None
+) -> None:
+    """Raise unless the buffers of all ranks fit into free memory.
+
+    Parameters
+    ----------
+    job : MeasurementJob
+    schedules : sequence of Schedule
+        One for each size.
+    torch : module, optional
+        For backends on devices, to query their memory.
+
+    Raises
+    ------
+    InputError
+        They do not fit together with torch itself.
+    """
+    largest = max(schedules, key=count_elements)
+    size, on_device = largest.nbytes, job.backend == "device"
+    rank_bytes = _count_rank_bytes(job, largest)
+    count = int(os.environ.get("LOCAL_WORLD_SIZE", job.ranks))
+    host_bytes = 2 * size if on_device else 0  # pinned and pageable
+    host_bytes = count * (rank_bytes + PROCESS_BYTES) if job.backend == "gloo" else host_bytes
+    needs = [(host_bytes, free_memory_bytes(), "of memory")]
+    if torch is not None:
+        sharing, extra_bytes = (count, 2 * (size + SIDE_BYTES)) if on_device else (1, 0)
+        free = min(_read_device_bytes(torch, job, device) for device in range(count // sharing))
+        needs.insert(0, (sharing * rank_bytes + extra_bytes, free, "of the GPU's memory"))
+    faults = [
+        Fault(
+            "sizes",
+            f"{format_bytes(size)}, which needs {format_bytes(needed)} {where} in all",
+            f"sizes that fit into the free {format_bytes(free)}",
+        )
+        for needed, free, where in needs
+        if free is not None and needed > free
+    ]
+    raise_faults(faults)
+
+
+def _count_rank_bytes(job: MeasurementJob, schedule: Schedule) -> int:
+    """Count the bytes of one rank's data, work buffer, scratch and copies."""
+    copies = (job.collective in PARTED_COLLECTIVES) + (job.collective in SUM_COLLECTIVES)
+    buffers = 2 + (copies if job.backend != "device" else 0)
+    elements = buffers * count_elements(schedule) + largest_scratch(make_moves(schedule))
+    return elements * job.itemsize
+
+
+def _read_device_bytes(torch: ModuleType, job: MeasurementJob, device: int) -> int:
+    if job.backend == "device":
+        return int(torch.cuda.mem_get_info(device)[0])
+    # mem_get_info would create a context of this process on the devices that the ranks will use.
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def free_memory_bytes() -> int | None:
+    """Memory available without swapping; None if the system does not report it."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        fields = {
+            name: rest.split()[0] for name, _, rest in (line.partition(":") for line in lines)
+        }
+        free = int(fields["MemAvailable"]) * 1024
+    except (OSError, KeyError, ValueError, IndexError):
+        return None
+    try:  # a container may allow less
+        folder = Path("/sys/fs/cgroup")
+        limit = int((folder / "memory.max").read_text(encoding="utf-8"))
+        used = int((folder / "memory.current").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return free
+    return max(0, min(free, limit - used))

@@ -42,9 +42,7 @@ class Status:
     """
 
     def __init__(self, memory: MutableSequence[int], rank: int) -> None:
-        self._memory = memory
-        self._base = rank * FIELDS
-        self.rank = rank
+        self._memory, self._base, self.rank = memory, rank * FIELDS, rank
         self.listener: Callable[[int, int], None] | None = None
 
     def stage(self, stage: int) -> None:
@@ -54,27 +52,24 @@ class Status:
 
     def item(self, nbytes: int, kind: int, repeat: int) -> None:
         """Begin one execution."""
-        self._set(_NBYTES, nbytes)
-        self._set(_KIND, kind)
-        self._set(_REPEAT, repeat)
+        self._set(_NBYTES, nbytes, kind, repeat)
         self.step(PREPARE)
 
     def step(self, step: int, round_: int = 0) -> None:
         """Reach a step of an execution."""
-        memory, base = self._memory, self._base
-        memory[base + _STEP] = step
-        memory[base + _ROUND] = round_
-        memory[base + _TICKS] += 1
+        self._set(_STEP, step, round_)
+        self._memory[self._base + _TICKS] += 1
 
     def progress(self, done: int, total: int) -> None:
         """Report the repeats done and their total, over all sizes."""
-        self._set(_PROGRESS, done)
-        self._set(_TOTAL, total)
+        self._set(_PROGRESS, done, total)
         if self.listener is not None:
             self.listener(done, total)
 
-    def _set(self, field: int, value: int) -> None:
-        self._memory[self._base + field] = value
+    def _set(self, field: int, *values: int) -> None:
+        """Write neighbouring fields."""
+        at = self._base + field
+        self._memory[at : at + len(values)] = values
 
     def __str__(self) -> str:
         return describe_status(self._memory, self.rank)
@@ -82,15 +77,12 @@ class Status:
 
 def describe_status(memory: Any, rank: int) -> str:
     """Describe what a rank is doing, or was doing when it died."""
-    fields = memory[rank * FIELDS : (rank + 1) * FIELDS]
-    text = STAGES[fields[_STAGE]]
-    if fields[_STAGE] not in {CHECK, WARM, TIME} or not fields[_NBYTES]:
-        return text
-    text += (
-        f", {KINDS[fields[_KIND]]} of {format_bytes(fields[_NBYTES])}, repeat {fields[_REPEAT] + 1}"
-    )
-    text += f", {STEPS[fields[_STEP]]}"
-    return f"{text} {fields[_ROUND] + 1}" if fields[_STEP] in {BEFORE, POSTED} else text
+    _, stage, nbytes, kind, repeat, step, round_, *_ = memory[rank * FIELDS : (rank + 1) * FIELDS]
+    if stage not in {CHECK, WARM, TIME} or not nbytes:
+        return STAGES[stage]
+    number = f" {round_ + 1}" if step in {BEFORE, POSTED} else ""
+    item = f"{KINDS[kind]} of {format_bytes(nbytes)}, repeat {repeat + 1}"
+    return f"{STAGES[stage]}, {item}, {STEPS[step]}{number}"
 
 
 def read_ticks(memory: Any, ranks: int) -> list[int]:

@@ -1,21 +1,30 @@
-"""The work of a rank of a process group: check the data, warm up, time, gather the times."""
+"""The work of a rank of a process group: check the data, warm up, time, gather the times.
+
+A rank's part of a schedule is executed by point-to-point operations of torch.distributed.
+"""
 
 from __future__ import annotations
 
 import gc
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.measure import status as rank_status
-from perfmodel.measure.job import PARTED_COLLECTIVES, MeasurementJob, make_schedules
-from perfmodel.measure.p2p import count_scratch, make_exchanges, make_library_call, run_exchanges
-from perfmodel.measure.record import MeasurementRow, summarise_times
+from perfmodel.measure.job import (
+    PARTED_COLLECTIVES,
+    MeasurementJob,
+    MeasurementRow,
+    make_schedules,
+    summarise_times,
+)
 from perfmodel.measure.reference import (
     Move,
     check_result,
@@ -24,9 +33,10 @@ from perfmodel.measure.reference import (
     fill,
     make_moves,
 )
+from perfmodel.measure.status import BEFORE, DONE, POSTED, Status
 
 MOST_REPEATS, LEAST_REPEATS = 400, 8
-"""Of one size. More would not narrow the median; fewer have no quartiles."""
+"""Repeats of one size. More would not narrow the median; fewer have no quartiles."""
 
 PASSES = 4
 """Passes over all sizes, so that a slow minute of the machine affects all of them."""
@@ -72,8 +82,7 @@ def measure_rank(
         Wrong data, before anything was timed.
     """
     schedules = make_schedules(job)
-    rounds = {nbytes: make_moves(schedule) for nbytes, schedule in schedules.items()}
-    bench = _make_bench(job, status, schedules, rounds)
+    bench = _make_bench(job, status, schedules)
     status.stage(rank_status.CHECK)
     for nbytes, schedule in schedules.items():
         check_result(job, status, schedule, bench.start, bench.work, bench.calls[nbytes, 0])
@@ -82,68 +91,54 @@ def measure_rank(
     status.stage(rank_status.TIME)
     times = _time_all(status, bench, repeats)
     status.stage(rank_status.COLLECT)
-    rows = _summarise_rows(_gather_times(times), shared_clock)
-    return rows, describe_sampling(list(schedules.values()))
+    return _gather_rows(times, shared_clock), describe_sampling(list(schedules.values()))
 
 
 def _make_bench(
-    job: MeasurementJob,
-    status: rank_status.Status,
-    schedules: dict[int, Schedule],
-    rounds: dict[int, list[list[Move]]],
+    job: MeasurementJob, status: rank_status.Status, schedules: dict[int, Schedule]
 ) -> RankBench:
     import torch
 
     gpu = job.backend == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
+    rounds = {nbytes: make_moves(schedule) for nbytes, schedule in schedules.items()}
     counts = {nbytes: count_elements(schedule) for nbytes, schedule in schedules.items()}
-    scratch_count = max(count_scratch(parts, status.rank) for parts in rounds.values())
+    largest = max(counts.values())
 
     def empty(count: int) -> Any:
         return torch.zeros(max(count, 1), dtype=getattr(torch, job.dtype), device=device)
 
-    start, work, scratch = (
-        empty(max(counts.values())),
-        empty(max(counts.values())),
-        empty(scratch_count),
-    )
+    start, work = empty(largest), empty(largest)
+    scratch = empty(max(count_scratch(parts, status.rank) for parts in rounds.values()))
     fill(start, job, status.rank)
     # Only one call at a time uses scratch; only collectives in parts need a second whole buffer.
-    spare = empty(max(counts.values())) if job.collective in PARTED_COLLECTIVES else scratch
+    spare = empty(largest) if job.collective in PARTED_COLLECTIVES else scratch
     calls: dict[tuple[int, int], Callable[[], Any]] = {}
     for nbytes, count in counts.items():
         exchanges = make_exchanges(rounds[nbytes], status.rank, work[:count], scratch)
-        calls[nbytes, 0] = _wrap_exchanges(exchanges, status)
-        buffer_count = nbytes // job.itemsize  # without the extra elements of some schedules
+        calls[nbytes, 0] = partial(run_exchanges, exchanges, status)
+        place = slice(nbytes // job.itemsize)  # without the extra elements of some schedules
         library = make_library_call(
             job.collective,
             job.ranks,
             status.rank,
             schedules[nbytes].root,
-            work[:buffer_count],
-            spare[:buffer_count],
+            work[place],
+            spare[place],
         )
         if library is not None:
-            calls[nbytes, 1] = _wrap_library_call(library, status)
-    wait = torch.cuda.synchronize if gpu else _wait_for_nothing
-    return RankBench(start, work, calls, counts, wait)
+            calls[nbytes, 1] = partial(_call_library, library, status)
+    return RankBench(start, work, calls, counts, torch.cuda.synchronize if gpu else _do_nothing)
 
 
-def _wait_for_nothing() -> None:
+def _do_nothing() -> None:
     """Do nothing: on the CPU the work is complete when the call returns."""
 
 
-def _wrap_exchanges(exchanges: Sequence[Any], status: rank_status.Status) -> Callable[[], None]:
-    return lambda: run_exchanges(exchanges, status)
-
-
-def _wrap_library_call(call: Callable[[], Any], status: rank_status.Status) -> Callable[[], None]:
-    def timed() -> None:
-        status.step(rank_status.LIBRARY)
-        call()
-        status.step(rank_status.DONE)
-
-    return timed
+def _call_library(call: Callable[[], Any], status: rank_status.Status) -> None:
+    status.step(rank_status.LIBRARY)
+    call()
+    status.step(rank_status.DONE)
 
 
 def _time_once(
@@ -201,40 +196,35 @@ def _time_all(
 ) -> dict[tuple[int, int], Times]:
     """Time every size in passes, schedule and library alternating."""
     times: dict[tuple[int, int], Times] = {key: [] for key in bench.calls}
-    total, done = sum(repeats.values()), 0
+    order = [
+        (nbytes, repeat)
+        for part in range(PASSES)
+        for nbytes, count in repeats.items()
+        for repeat in range(count * part // PASSES, count * (part + 1) // PASSES)
+    ]
     gc.collect()
     gc.disable()
     try:
-        for part in range(PASSES):
-            for nbytes, count in repeats.items():
-                for repeat in range(count * part // PASSES, count * (part + 1) // PASSES):
-                    for kind in (0, 1):
-                        if (nbytes, kind) in times:
-                            times[nbytes, kind].append(
-                                _time_once(bench, status, nbytes, kind, repeat)
-                            )
-                    done += 1
-                    status.progress(done, total)
+        for done, (nbytes, repeat) in enumerate(order, start=1):
+            for kind in (0, 1):
+                if (nbytes, kind) in times:
+                    times[nbytes, kind].append(_time_once(bench, status, nbytes, kind, repeat))
+            status.progress(done, len(order))
     finally:
         gc.enable()
     return times
 
 
-def _gather_times(times: dict[tuple[int, int], Times]) -> list[dict[tuple[int, int], Times]]:
+def _gather_rows(times: dict[tuple[int, int], Times], shared_clock: bool) -> list[MeasurementRow]:
     import torch.distributed as dist
 
-    by_rank: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(by_rank, times)
-    return by_rank
-
-
-def _summarise_rows(
-    gathered: list[dict[tuple[int, int], Times]], shared_clock: bool
-) -> list[MeasurementRow]:
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, times)
     rows = []
     for nbytes, kind in sorted(gathered[0], key=lambda key: (key[1], key[0])):
-        spans = np.array([times[nbytes, kind] for times in gathered])
-        times_s = compute_collective_times(spans, shared_clock=shared_clock)
+        times_s = compute_collective_times(
+            np.array([times[nbytes, kind] for times in gathered]), shared_clock=shared_clock
+        )
         rows.append(summarise_times("library" if kind else "schedule", nbytes, times_s))
     return rows
 
@@ -251,8 +241,153 @@ def compute_collective_times(spans: Any, *, shared_clock: bool) -> list[float]:
     shared_clock : bool
     """
     begins, ends = spans[:, :, 0], spans[:, :, 1]
-    durations = (
-        ends.max(axis=0) - begins.max(axis=0) if shared_clock else (ends - begins).max(axis=0)
+    if shared_clock:
+        return list((ends.max(axis=0) - begins.max(axis=0)).tolist())
+    return list((ends - begins).max(axis=0).tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """The operations of one rank in one round.
+
+    `copies`, within the rank's own buffer, run before anything is sent; `posts` are the sends and
+    receives, posted together; `merges` move or add received chunks from scratch to the buffer,
+    after the rank's own sends have read the buffer's old content.
+    """
+
+    copies: tuple[tuple[Any, Any], ...]
+    posts: list[Any]
+    merges: tuple[tuple[Any, Any, bool], ...]
+
+
+def count_scratch(rounds: Sequence[Sequence[Move]], rank: int) -> int:
+    """Elements of scratch that a rank needs, the most of all rounds."""
+    return max(
+        (sum(m.count for m in find_staged_moves(moves, rank)) for moves in rounds), default=0
     )
-    times_s: list[float] = durations.tolist()
-    return times_s
+
+
+def largest_scratch(rounds: Sequence[Sequence[Move]]) -> int:
+    """Count the elements of scratch that a rank needs, the most of all ranks."""
+    most = 0
+    for moves in rounds:
+        moves_by_rank: dict[int, list[Move]] = {}
+        for move in moves:
+            for rank in {move.src, move.dst}:
+                moves_by_rank.setdefault(rank, []).append(move)
+        most = max(most, *(count_scratch([mine], rank) for rank, mine in moves_by_rank.items()), 0)
+    return most
+
+
+def find_staged_moves(moves: Sequence[Move], rank: int) -> list[Move]:
+    """Find the moves to a rank that cannot be received into its buffer directly.
+
+    They are added, or overwrite elements that the rank itself sends in this round, or another move
+    writes to the same elements.
+    """
+    reads = {(m.read.start, m.read.stop) for m in moves if m.src == rank}
+    targets = [(m, (m.write.start, m.write.stop)) for m in moves if m.dst == rank]
+    times = Counter(target for _, target in targets)
+    return [
+        move
+        for move, target in targets
+        if move.reduce or move.src == rank or target in reads or times[target] > 1
+    ]
+
+
+def make_exchanges(
+    rounds: Sequence[Sequence[Move]], rank: int, buffer: Any, scratch: Any
+) -> list[Exchange]:
+    """Make the exchanges of one rank for all rounds, on views of its buffer and its scratch.
+
+    Parameters
+    ----------
+    rounds : sequence of sequences of Move
+    rank : int
+    buffer, scratch : torch.Tensor
+        One-dimensional; `scratch` has at least `count_scratch`.
+    """
+    return [_make_exchange(moves, rank, buffer, scratch) for moves in rounds]
+
+
+def _make_exchange(moves: Sequence[Move], rank: int, buffer: Any, scratch: Any) -> Exchange:
+    import torch.distributed as dist
+
+    staged = {id(move) for move in find_staged_moves(moves, rank)}
+    copies, posts, merges = [], [], []
+    used = 0
+    for move in moves:
+        if move.dst == rank:
+            target = buffer[move.write]
+            destination = target
+            if id(move) in staged:
+                destination = scratch[used : used + move.count]
+                used += move.count
+                merges.append((target, destination, move.reduce))
+            if move.src == rank:
+                copies.append((destination, buffer[move.read]))
+            else:
+                posts.append(dist.P2POp(dist.irecv, destination, move.src))
+        elif move.src == rank:
+            posts.append(dist.P2POp(dist.isend, buffer[move.read], move.dst))
+    return Exchange(tuple(copies), posts, tuple(merges))
+
+
+def run_exchanges(exchanges: Sequence[Exchange], status: Status) -> None:
+    """Execute one rank's rounds, one after the other."""
+    import torch.distributed as dist
+
+    for number, exchange in enumerate(exchanges):
+        status.step(BEFORE, number)
+        for destination, source in exchange.copies:
+            destination.copy_(source)
+        works = dist.batch_isend_irecv(exchange.posts) if exchange.posts else ()
+        status.step(POSTED, number)
+        for work in works:
+            work.wait()
+        for target, received, reduce in exchange.merges:
+            if reduce:
+                target.add_(received)
+            else:
+                target.copy_(received)
+    status.step(DONE)
+
+
+def make_library_call(
+    collective: str, ranks: int, rank: int, root: int, buffer: Any, spare: Any
+) -> Callable[[], Any] | None:
+    """Make a call of the library's own collective on the same sizes; None if it has none.
+
+    Parameters
+    ----------
+    collective : str
+    ranks, rank, root : int
+    buffer, spare : torch.Tensor
+        Of the whole size; which of them holds the result depends on the collective.
+    """
+    import torch.distributed as dist
+
+    if len(buffer) % ranks and collective in PARTED_COLLECTIVES:
+        return None
+    parts = list(spare.chunk(ranks)) if len(buffer) % ranks == 0 else []
+    if collective in {"reduce_scatter", "all_gather"}:
+        # torch 2.13 renamed both and warns about the old names.
+        old = {"reduce_scatter": "reduce_scatter_tensor", "all_gather": "all_gather_into_tensor"}
+        call = getattr(dist, f"{collective}_single", None) or getattr(dist, old[collective])
+        if collective == "reduce_scatter":
+            return lambda: call(parts[rank], buffer)
+        return lambda: call(spare, buffer.chunk(ranks)[rank])
+    if collective == "send":
+        return (lambda: dist.send(buffer, 1)) if rank == 0 else (lambda: dist.recv(buffer, 0))
+    root_parts = parts if rank == root else None
+    calls: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: dist.all_reduce(buffer),
+        "broadcast": lambda: dist.broadcast(buffer, root),
+        "reduce": lambda: dist.reduce(buffer, root),
+        "all_to_all": lambda: dist.all_to_all_single(spare, buffer),
+        "scatter": lambda: dist.scatter(
+            spare.chunk(ranks)[rank], list(buffer.chunk(ranks)) if rank == root else None, src=root
+        ),
+        "gather": lambda: dist.gather(buffer.chunk(ranks)[rank], root_parts, dst=root),
+    }
+    return calls.get(collective)

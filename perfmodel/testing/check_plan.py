@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import get_args
 
@@ -86,32 +86,31 @@ def _declarations(plan: StepPlan) -> Iterator[str]:
     }
     for kind, names in named.items():
         yield from (f"{kind} {name!r} is declared twice" for name in _twice(names))
-    for stream in plan.streams:
-        if stream.workers < 1:
-            yield f"stream {stream.name!r} has {stream.workers} workers; at least 1"
-    for name, capacity in plan.semaphores:
-        if capacity < 1:
-            yield f"semaphore {name!r} has capacity {capacity}; at least 1"
-    if plan.samples < 1:
-        yield f"{plan.samples} samples; at least 1"
+    counts = [
+        *((f"stream {s.name!r} has {s.workers} workers", s.workers) for s in plan.streams),
+        *((f"semaphore {name!r} has capacity {n}", n) for name, n in plan.semaphores),
+        (f"{plan.samples} samples", plan.samples),
+    ]
+    yield from (f"{text}; at least 1" for text, count in counts if count < 1)
 
 
 def _ranks(plan: StepPlan, count: int | None) -> Iterator[str]:
     planned = {rank for each in plan.classes for rank in each.ranks}
-    if count is not None and planned != set(range(count)):
-        missing, extra = sorted(set(range(count)) - planned), sorted(planned - set(range(count)))
+    expected = planned if count is None else set(range(count))
+    if planned != expected:
+        missing, extra = sorted(expected - planned), sorted(planned - expected)
         without = f", without {missing[:4]}" if missing else ""
         beyond = f", with {extra[:4]}" if extra else ""
-        yield f"classes: found {len(planned)} ranks{without}{beyond}; allowed: 0 to {count - 1}"
+        allowed = f"0 to {len(expected) - 1}"
+        yield f"classes: found {len(planned)} ranks{without}{beyond}; allowed: {allowed}"
     for rank in _twice(rank for each in plan.classes for rank in each.ranks):
         yield f"rank {rank} is in two classes"
     yield from (f"class {each.name!r} has no ranks" for each in plan.classes if not each.ranks)
     for communicator in plan.communicators:
         members = [rank for group in communicator.groups for rank in group]
-        for rank in _twice(members):
-            yield f"communicator {communicator.name!r}: rank {rank} is in two of its groups"
-        for rank in sorted(set(members) - planned):
-            yield f"communicator {communicator.name!r}: rank {rank} is in no class"
+        faults = [f"rank {rank} is in two of its groups" for rank in _twice(members)]
+        faults += [f"rank {rank} is in no class" for rank in sorted(set(members) - planned)]
+        yield from (f"communicator {communicator.name!r}: {fault}" for fault in faults)
 
 
 def _tasks(plan: StepPlan) -> Iterator[str]:
@@ -121,60 +120,53 @@ def _tasks(plan: StepPlan) -> Iterator[str]:
         "semaphore": [name for name, _ in plan.semaphores],
     }
     for index, task in enumerate(plan.tasks):
-        where = f"task {index} {task.name!r}"
         references = [
             ("stream", task.stream),
             ("class", task.rank_class),
             ("semaphore", task.acquires),
             ("semaphore", task.releases),
         ]
-        for kind, name in references:
-            if name is not None and name not in declared[kind]:
-                yield f"{where}: {kind} {name!r}; {allowed_names(declared[kind], name)}"
-        for other in task.after:
-            if not 0 <= other < index:
-                yield f"{where}: after {other}, which is no earlier task"
-        for other in task.after_previous:
-            if not 0 <= other < len(plan.tasks):
-                yield f"{where}: after_previous {other}; 0 to {len(plan.tasks) - 1}"
-        size = task.work.duration_s if isinstance(task.work, Compute) else task.work.nbytes
-        if not (math.isfinite(size) and size >= 0):
-            yield f"{where}: takes or moves {size}; finite and not negative"
-        elif isinstance(task.work, Collective) and task.work.dtype is not None:
-            yield from (f"{where}: {each}" for each in _dtype_faults(size, task.work.dtype))
+        last = len(plan.tasks) - 1
+        faults = [
+            f"{kind} {name!r}; {allowed_names(declared[kind], name)}"
+            for kind, name in references
+            if name is not None and name not in declared[kind]
+        ]
+        faults += [
+            f"after {other}, which is no earlier task"
+            for other in task.after
+            if not 0 <= other < index
+        ]
+        faults += [
+            f"after_previous {other}; 0 to {last}"
+            for other in task.after_previous
+            if not 0 <= other <= last
+        ]
+        faults += _size_faults(task)
+        yield from (f"task {index} {task.name!r}: {fault}" for fault in faults)
 
 
-def _dtype_faults(nbytes: float, dtype: str) -> Iterator[str]:
-    if dtype not in ITEM_BYTES:
+def _size_faults(task: Task) -> Iterator[str]:
+    size = task.work.duration_s if isinstance(task.work, Compute) else task.work.nbytes
+    dtype = task.work.dtype if isinstance(task.work, Collective) else None
+    if not (math.isfinite(size) and size >= 0):
+        yield f"takes or moves {size}; finite and not negative"
+    elif dtype is not None and dtype not in ITEM_BYTES:
         yield f"dtype {dtype!r}; {allowed_names(ITEM_BYTES, dtype)}"
-    elif nbytes % ITEM_BYTES[dtype]:
-        yield f"{nbytes} bytes of {dtype}; a multiple of {ITEM_BYTES[dtype]}"
+    elif dtype is not None and size % ITEM_BYTES[dtype]:
+        yield f"{size} bytes of {dtype}; a multiple of {ITEM_BYTES[dtype]}"
 
 
 def _collectives(plan: StepPlan) -> Iterator[str]:
     communicators = {each.name: each for each in plan.communicators}
     for key, works, present in _by_key(plan):
-        if len(works) > 1:
-            yield f"collective {key!r}: its tasks differ in operation, size, group or root"
-            continue
-        (work,) = works
-        communicator = communicators.get(work.communicator)
-        if communicator is None:
-            allowed = allowed_names(communicators, work.communicator)
-            yield f"collective {key!r}: communicator {work.communicator!r}; {allowed}"
-            continue
-        yield from _members(plan, communicator, key, present)
-        if work.op == "send" and {len(group) for group in communicator.groups} != {2}:
-            yield f"collective {key!r}: groups of a send have two ranks; {communicator.name!r}"
-        if work.times < 1:
-            yield f"collective {key!r}: {work.times} times; at least 1"
-        rooted = work.op in ("broadcast", "reduce", "scatter", "gather")
-        if rooted and not any(work.root in group for group in communicator.groups):
-            yield f"collective {key!r}: root {work.root} is not in {communicator.name!r}"
+        yield from (
+            f"collective {key!r}: {each}" for each in _faults(plan, communicators, works, present)
+        )
 
 
 def _by_key(plan: StepPlan) -> Iterator[tuple[str, set[Collective], Counter[str]]]:
-    """Collectives that share a key, and how many of their tasks each class has."""
+    """Yield collectives that share a key, and how many of their tasks each class has."""
     works: defaultdict[str, set[Collective]] = defaultdict(set)
     present: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for task in plan.tasks:
@@ -184,54 +176,68 @@ def _by_key(plan: StepPlan) -> Iterator[tuple[str, set[Collective], Counter[str]
     return ((key, works[key], present[key]) for key in works)
 
 
-def _members(
-    plan: StepPlan, communicator: Communicator, key: str, present: Counter[str]
+def _faults(
+    plan: StepPlan,
+    communicators: Mapping[str, Communicator],
+    works: set[Collective],
+    present: Counter[str],
 ) -> Iterator[str]:
-    members = {rank for group in communicator.groups for rank in group}
-    for each in plan.classes:
-        expected = int(not members.isdisjoint(each.ranks))
-        if present[each.name] != expected:
-            yield (
-                f"collective {key!r}: class {each.name!r} has {present[each.name]} tasks in it; "
-                f"{expected}, by its ranks in {communicator.name!r}"
-            )
+    """Say what is wrong with the tasks of one collective."""
+    work, *others = works
+    communicator = communicators.get(work.communicator)
+    if others:
+        yield "its tasks differ in operation, size, group or root"
+    elif communicator is None:
+        allowed = allowed_names(communicators, work.communicator)
+        yield f"communicator {work.communicator!r}; {allowed}"
+    else:
+        name, groups = communicator.name, communicator.groups
+        members = {rank for group in groups for rank in group}
+        for each in plan.classes:
+            expected = int(not members.isdisjoint(each.ranks))
+            if present[each.name] != expected:
+                tasks = f"class {each.name!r} has {present[each.name]} tasks in it"
+                yield f"{tasks}; {expected}, by its ranks in {name!r}"
+        if work.op == "send" and {len(group) for group in groups} != {2}:
+            yield f"groups of a send have two ranks; {name!r}"
+        if work.times < 1:
+            yield f"{work.times} times; at least 1"
+        rooted = work.op in ("broadcast", "reduce", "scatter", "gather")
+        if rooted and work.root not in members:
+            yield f"root {work.root} is not in {name!r}"
 
 
 def _semaphores(plan: StepPlan) -> Iterator[str]:
-    balance: Counter[tuple[str, str]] = Counter()
-    for task in plan.tasks:
-        if task.acquires is not None:
-            balance[task.rank_class, task.acquires] += 1
-        if task.releases is not None:
-            balance[task.rank_class, task.releases] -= 1
-    for (rank_class, name), surplus in balance.items():
-        if surplus:
+    taken = Counter((task.rank_class, task.acquires) for task in plan.tasks)
+    given = Counter((task.rank_class, task.releases) for task in plan.tasks)
+    for rank_class, name in dict.fromkeys([*taken, *given]):
+        surplus = taken[rank_class, name] - given[rank_class, name]
+        if name is not None and surplus:
             held = f"semaphore {name!r} in class {rank_class!r}"
             yield f"{held}: taken {surplus} times more than given"
 
 
 def _circles(plan: StepPlan) -> Iterator[str]:
-    """Tasks that wait for each other: a stream starts in order, a collective starts together.
+    """Find tasks that wait for each other: a stream starts in order, a collective together.
 
     Each task has a node for its start; all tasks of a collective or a message share their end.
     """
     alone = {stream.name: stream.workers == 1 for stream in plan.streams}
+    names = [f"task {index} {task.name!r}" for index, task in enumerate(plan.tasks)]
     ends = [
-        f"task {index} {task.name!r}" if isinstance(task.work, Compute) else repr(task.work.key)
-        for index, task in enumerate(plan.tasks)
+        name if isinstance(task.work, Compute) else repr(task.work.key)
+        for name, task in zip(names, plan.tasks, strict=True)
     ]
     graph: TopologicalSorter[str] = TopologicalSorter()
     newest: dict[tuple[str, str], int] = {}
     for index, task in enumerate(plan.tasks):
-        start = f"start of task {index} {task.name!r}"
+        start = f"start of {names[index]}"
         graph.add(ends[index], start)
         graph.add(start, *(ends[other] for other in task.after))
         before = newest.get((task.rank_class, task.stream))
         newest[task.rank_class, task.stream] = index
-        if before is not None and alone[task.stream]:
-            graph.add(start, ends[before])
-        elif before is not None:
-            graph.add(start, f"start of task {before} {plan.tasks[before].name!r}")
+        if before is not None:
+            graph.add(start, ends[before] if alone[task.stream] else f"start of {names[before]}")
     try:
         graph.prepare()
     except CycleError as error:

@@ -33,11 +33,11 @@ class Form:
     steps: int
     """Rounds of the schedule: factor of alpha."""
     sent_bytes: float
-    """By the busiest rank in all."""
+    """Bytes that the busiest rank sends in all."""
     path_bytes: float
-    """Of the busiest port of each step, added up: factor of beta."""
+    """Bytes of the busiest port of each step, added up: factor of beta."""
     reduced_bytes: float = 0.0
-    """That the busiest rank adds up in all: factor of gamma."""
+    """Bytes that the busiest rank adds up in all: factor of gamma."""
 
 
 Formula = Callable[[int, float, Mapping[str, Any]], Form]
@@ -62,7 +62,7 @@ def form(op: str, algorithm: str, ranks: int, nbytes: float, **own: Any) -> Form
     InputError
         No such operation or algorithm.
     """
-    formula = _FORMS[find_algorithm(op, algorithm).form]
+    formula = FORMS[find_algorithm(op, algorithm).form]
     return formula(ranks, nbytes, own) if ranks > 1 else Form(0, 0.0, 0.0)
 
 
@@ -77,79 +77,91 @@ def _height(ranks: int) -> int:
     return (ranks - 1).bit_length()
 
 
-def _ring(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
-    half = (ranks - 1) / ranks * nbytes
-    return Form(2 * (ranks - 1), 2 * half, 2 * half, half)
+Shares = tuple[float, float, float, float]
+"""Steps; and of S what is sent, what the paths carry, and what is added up."""
 
 
-def _all_parts(steps_of: Callable[[int], int], *, reduces: bool = False) -> Formula:
-    """Every rank sends, and is sent, all parts of S but its own."""
+def _of_ranks(shares_of: Callable[[int], Shares]) -> Formula:
+    """Return a form whose steps and shares of S depend on the number of ranks alone."""
 
     def formula(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
-        sent = (ranks - 1) / ranks * nbytes
-        return Form(steps_of(ranks), sent, sent, sent * reduces)
+        steps, sent, path, reduced = shares_of(ranks)
+        return Form(int(steps), sent * nbytes, path * nbytes, reduced * nbytes)
 
     return formula
 
 
-_pairwise = _ring_all_gather = _all_parts(lambda ranks: ranks - 1)
-_ring_reduce_scatter = _all_parts(lambda ranks: ranks - 1, reduces=True)
-_logarithmic_all_gather = _all_parts(_height)
-_logarithmic_reduce_scatter = _all_parts(_height, reduces=True)
-_direct_all_to_all = _all_parts(lambda _: 1)
-_batched = _all_parts(lambda ranks: -(-(ranks - 1) // BATCH))
+def _all_parts(steps_of: Callable[[int], int], *, reduces: bool = False) -> Formula:
+    """Return the form of every rank sending, and being sent, all parts of S but its own."""
+    return _of_ranks(lambda n: (steps_of(n), _rest(n), _rest(n), _rest(n) * reduces))
+
+
+def _rest(ranks: int) -> float:
+    """Return all parts of S but one."""
+    return (ranks - 1) / ranks
 
 
 def _gloo_ring(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
-    largest = int(own.get("segment_bytes", SEGMENT_BYTES))
-    number, _ = segments(ranks, int(nbytes), segment_bytes=largest)
-    half = (ranks - 1) / ranks * nbytes
+    number, _ = segments(
+        ranks, int(nbytes), segment_bytes=int(own.get("segment_bytes", SEGMENT_BYTES))
+    )
+    half = _rest(ranks) * nbytes
     return Form(2 * (ranks - 1) * (number // ranks), 2 * half, 2 * half, half)
 
 
-def _tree(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
-    pieces = pieces_of(int(nbytes), 2, int(own.get("piece_bytes", TREE_BYTES)), 1)
-    steps = 2 * _height(ranks) - 1 + pieces
+def _in_pieces(
+    default_bytes: int,
+    parts_of: Callable[[int, int], int],
+    shares_of: Callable[[int, int], Shares],
+) -> Formula:
+    """Return the form of S cut into pieces that follow each other.
+
+    `parts_of`: parts that are cut each, by ranks and the size of a group. `shares_of`: steps beside
+    one for each piece, and shares of S, of which the path is that of whole buffers.
+    """
+
+    def formula(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
+        size = int(own.get("group_size", near_root(ranks)))
+        pieces = pieces_of(
+            int(nbytes), parts_of(ranks, size), int(own.get("piece_bytes", default_bytes)), 1
+        )
+        more, sent, path, reduced = shares_of(ranks, size)
+        steps = int(more) + pieces
+        return Form(steps, sent * nbytes, steps / pieces * (path * nbytes), reduced * nbytes)
+
+    return formula
+
+
+def _tree(ranks: int, _: int) -> Shares:
     # The busiest port carries one piece up and two down in one tree, one up in the other.
-    at_once = min(ranks, 4) / 2 * nbytes
-    return Form(steps, at_once, steps / pieces * at_once, nbytes if ranks > 2 else nbytes / 2)
+    at_once = min(ranks, 4) / 2
+    return 2 * _height(ranks) - 1, at_once, at_once, 1.0 if ranks > 2 else 0.5
 
 
-def _binomial(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
-    half = _height(ranks) * nbytes
-    return Form(2 * _height(ranks), half, 2 * half, half)
+def _recursive_doubling(ranks: int) -> Shares:
+    _, doublings, fold = _power(ranks)
+    sent = doublings + fold
+    return doublings + 2 * fold, sent, sent + fold, sent
 
 
-def _recursive_doubling(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
-    _power_of_two, doublings, fold = _power(ranks)
-    sent = (doublings + fold) * nbytes
-    return Form(doublings + 2 * fold, sent, sent + fold * nbytes, sent)
-
-
-def _halving_doubling(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
+def _halving_doubling(ranks: int) -> Shares:
     members, doublings, fold = _power(ranks)
-    half = (members - 1) / members * nbytes
-    extra = fold * nbytes
-    return Form(2 * doublings + 2 * fold, 2 * half + extra, 2 * (half + extra), half + extra)
+    half = _rest(members)
+    return 2 * doublings + 2 * fold, 2 * half + fold, 2 * (half + fold), half + fold
 
 
-def _rabenseifner(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
+def _rabenseifner(ranks: int) -> Shares:
     members, doublings, fold = _power(ranks)
-    half, extra = (members - 1) / members * nbytes, fold * nbytes
-    sent = 2 * half + 1.5 * extra
-    return Form(2 * doublings + 3 * fold, sent, 2 * (half + extra), half + extra / 2)
+    half = _rest(members)
+    return 2 * doublings + 3 * fold, 2 * half + 1.5 * fold, 2 * (half + fold), half + fold / 2
 
 
 def _two_level(size_of: str) -> Formula:
     def formula(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
-        size = int(own.get(size_of, near_root(ranks)))
-        half = (ranks - 1) / ranks * nbytes
+        size, half = int(own.get(size_of, near_root(ranks))), _rest(ranks) * nbytes
         return Form(2 * (size - 1) + 2 * (ranks // size - 1), 2 * half, 2 * half, half)
 
     return formula
-
-
-_hierarchical, _torus = _two_level("group_size"), _two_level("columns")
 
 
 def _server(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
@@ -158,140 +170,74 @@ def _server(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
     return Form(2, pushed + (servers - 1) / servers * nbytes, 2 * pushed, pushed)
 
 
-def _switch(_: int, nbytes: float, own: Mapping[str, Any]) -> Form:
-    pieces = pieces_of(int(nbytes), 1, int(own.get("piece_bytes", SWITCH_BYTES)), 1)
-    return Form(pieces + 1, nbytes, (pieces + 1) / pieces * nbytes)
-
-
-def _nvls(steps: int, sent: Callable[[int], float], path: Callable[[int], float]) -> Formula:
-    """Through a switch, where the busiest port carries `path` of S, most of what is `sent`."""
-
-    def formula(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
-        largest = int(own.get("piece_bytes", NVLS_BYTES))
-        pieces = pieces_of(int(nbytes), ranks, largest, 1)
-        repeats = pieces + steps
-        return Form(repeats, sent(ranks) * nbytes, repeats / pieces * path(ranks) * nbytes)
-
-    return formula
-
-
-_nvls_all_reduce = _nvls(3, lambda n: 1 + 1 / n, lambda n: 1 + 1 / n)
-_nvls_reduce_scatter = _nvls(1, lambda _: 1.0, lambda _: 1.0)
-_nvls_all_gather = _nvls(1, lambda n: 1 / n, lambda _: 1.0)
-
-
-def _nvls_tree(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
-    heads = int(own.get("group_size", near_root(ranks)))
+def _nvls_tree(ranks: int, heads: int) -> Shares:
     nodes = ranks // heads
-    largest = int(own.get("piece_bytes", NVLS_BYTES))
-    pieces = pieces_of(int(nbytes), heads * min(nodes, 2), largest, 1)
-    repeats = pieces + 2 * _height(nodes) + 3
     # In one tree half a part up and twice half a part down, in the other half a part up.
     between = min(nodes, 4) / 2 * (nodes > 1) / heads
-    sent = (1 + 1 / heads + between) * nbytes
-    reduced = min(nodes - 1, 2) / 2 / heads * nbytes
-    return Form(repeats, sent, repeats / pieces * sent, reduced)
+    sent = 1 + 1 / heads + between
+    return 2 * _height(nodes) + 3, sent, sent, min(nodes - 1, 2) / 2 / heads
 
 
-def _collnet(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
-    size = int(own.get("group_size", near_root(ranks)))
-    pieces = pieces_of(int(nbytes), 1, int(own.get("piece_bytes", COLLNET_BYTES)), 1)
-    repeats = 2 * size - 1 + pieces
-    sent = min(size, 2) * nbytes
-    return Form(repeats, sent, repeats / pieces * sent, nbytes * (size > 1))
+def _collnet(_: int, size: int) -> Shares:
+    return 2 * size - 1, min(size, 2), min(size, 2), float(size > 1)
 
 
-def _collnet_direct(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
-    size = int(own.get("group_size", near_root(ranks)))
-    pieces = pieces_of(int(nbytes), size, int(own.get("piece_bytes", COLLNET_BYTES)), 1)
-    repeats = pieces + (3 if size > 1 else 1)
-    sent = (2 * size - 1) / size * nbytes
-    return Form(repeats, sent, repeats / pieces * sent, (size - 1) / size * nbytes)
+def _collnet_direct(_: int, size: int) -> Shares:
+    sent = (2 * size - 1) / size
+    return 3 if size > 1 else 1, sent, sent, _rest(size)
 
 
-def _recursive_halving(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
+def _recursive_halving(ranks: int) -> Shares:
     members, doublings, fold = _power(ranks)
-    extra = ranks - members
     # Members that a partner folded into have two parts; those parts are all at one end.
-    parts = sum((1 << k) + min(extra, 1 << k) for k in range(doublings))
-    halved, folded = parts / ranks * nbytes, fold * nbytes
-    path = halved + folded + folded / ranks
-    return Form(doublings + 2 * fold, folded or halved, path, halved + folded)
+    halved = sum((1 << k) + min(ranks - members, 1 << k) for k in range(doublings)) / ranks
+    return doublings + 2 * fold, fold or halved, halved + fold + fold / ranks, halved + fold
 
 
-def _chain(reduces: bool) -> Formula:
-    def formula(ranks: int, nbytes: float, own: Mapping[str, Any]) -> Form:
-        pieces = pieces_of(int(nbytes), 1, int(own.get("piece_bytes", CHAIN_BYTES)), 1)
-        steps = ranks - 2 + pieces
-        return Form(steps, nbytes, steps / pieces * nbytes, nbytes * reduces)
-
-    return formula
+def _bruck_all_to_all(ranks: int) -> Shares:
+    sent = sum(offset.bit_count() for offset in range(1, ranks)) / ranks
+    return _height(ranks), sent, sent, 0.0
 
 
-_chain_broadcast, _chain_reduce = _chain(reduces=False), _chain(reduces=True)
-
-
-def _binomial_broadcast(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
-    return Form(_height(ranks), _height(ranks) * nbytes, _height(ranks) * nbytes)
-
-
-def _binomial_reduce(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
-    return Form(_height(ranks), nbytes, _height(ranks) * nbytes, _height(ranks) * nbytes)
-
-
-def _bruck_all_to_all(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
-    sent = sum(offset.bit_count() for offset in range(1, ranks)) / ranks * nbytes
-    return Form(_height(ranks), sent, sent)
-
-
-def _scatter(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
-    return Form(1, (ranks - 1) / ranks * nbytes, (ranks - 1) / ranks * nbytes)
-
-
-def _gather(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
-    return Form(1, nbytes / ranks, (ranks - 1) / ranks * nbytes)
-
-
-def _send(_ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
-    return Form(1, nbytes, nbytes)
-
-
-_FORMS: Mapping[str, Formula] = {
-    "ring": _ring,
-    "ring_reduce_scatter": _ring_reduce_scatter,
-    "ring_all_gather": _ring_all_gather,
+FORMS: Mapping[str, Formula] = {
+    "ring": _of_ranks(lambda n: (2 * (n - 1), 2 * _rest(n), 2 * _rest(n), _rest(n))),
+    "ring_reduce_scatter": _all_parts(lambda n: n - 1, reduces=True),
+    "ring_all_gather": _all_parts(lambda n: n - 1),
     "gloo_ring": _gloo_ring,
-    "tree": _tree,
-    "binomial": _binomial,
-    "recursive_doubling": _recursive_doubling,
-    "halving_doubling": _halving_doubling,
-    "rabenseifner": _rabenseifner,
-    "hierarchical": _hierarchical,
-    "torus": _torus,
+    "tree": _in_pieces(TREE_BYTES, lambda *_: 2, _tree),
+    "binomial": _of_ranks(lambda n: (2 * _height(n), _height(n), 2 * _height(n), _height(n))),
+    "recursive_doubling": _of_ranks(_recursive_doubling),
+    "halving_doubling": _of_ranks(_halving_doubling),
+    "rabenseifner": _of_ranks(_rabenseifner),
+    "hierarchical": _two_level("group_size"),
+    "torus": _two_level("columns"),
     "server": _server,
-    "switch": _switch,
-    "nvls_all_reduce": _nvls_all_reduce,
-    "nvls_reduce_scatter": _nvls_reduce_scatter,
-    "nvls_all_gather": _nvls_all_gather,
-    "nvls_tree": _nvls_tree,
-    "collnet": _collnet,
-    "collnet_direct": _collnet_direct,
-    "recursive_halving": _recursive_halving,
-    "logarithmic_reduce_scatter": _logarithmic_reduce_scatter,
-    "logarithmic_all_gather": _logarithmic_all_gather,
-    "chain_broadcast": _chain_broadcast,
-    "chain_reduce": _chain_reduce,
-    "binomial_broadcast": _binomial_broadcast,
-    "binomial_reduce": _binomial_reduce,
-    "pairwise": _pairwise,
-    "bruck_all_to_all": _bruck_all_to_all,
-    "direct_all_to_all": _direct_all_to_all,
-    "batched": _batched,
-    "scatter": _scatter,
-    "gather": _gather,
-    "send": _send,
+    "switch": _in_pieces(SWITCH_BYTES, lambda *_: 1, lambda *_: (1, 1.0, 1.0, 0.0)),
+    # Through a switch, where the busiest port carries most of what is sent or received.
+    "nvls_all_reduce": _in_pieces(
+        NVLS_BYTES, lambda n, _: n, lambda n, _: (3, 1 + 1 / n, 1 + 1 / n, 0.0)
+    ),
+    "nvls_reduce_scatter": _in_pieces(NVLS_BYTES, lambda n, _: n, lambda *_: (1, 1.0, 1.0, 0.0)),
+    "nvls_all_gather": _in_pieces(NVLS_BYTES, lambda n, _: n, lambda n, _: (1, 1 / n, 1.0, 0.0)),
+    "nvls_tree": _in_pieces(NVLS_BYTES, lambda n, size: size * min(n // size, 2), _nvls_tree),
+    "collnet": _in_pieces(COLLNET_BYTES, lambda *_: 1, _collnet),
+    "collnet_direct": _in_pieces(COLLNET_BYTES, lambda _, size: size, _collnet_direct),
+    "recursive_halving": _of_ranks(_recursive_halving),
+    "logarithmic_reduce_scatter": _all_parts(_height, reduces=True),
+    "logarithmic_all_gather": _all_parts(_height),
+    "chain_broadcast": _in_pieces(CHAIN_BYTES, lambda *_: 1, lambda n, _: (n - 2, 1.0, 1.0, 0.0)),
+    "chain_reduce": _in_pieces(CHAIN_BYTES, lambda *_: 1, lambda n, _: (n - 2, 1.0, 1.0, 1.0)),
+    "binomial_broadcast": _of_ranks(lambda n: (_height(n), _height(n), _height(n), 0.0)),
+    "binomial_reduce": _of_ranks(lambda n: (_height(n), 1.0, _height(n), _height(n))),
+    "pairwise": _all_parts(lambda n: n - 1),
+    "bruck_all_to_all": _of_ranks(_bruck_all_to_all),
+    "direct_all_to_all": _all_parts(lambda _: 1),
+    "batched": _all_parts(lambda n: -(-(n - 1) // BATCH)),
+    "scatter": _of_ranks(lambda n: (1, _rest(n), _rest(n), 0.0)),
+    "gather": _of_ranks(lambda n: (1, 1 / n, _rest(n), 0.0)),
+    "send": _of_ranks(lambda _: (1, 1.0, 1.0, 0.0)),
 }
-"""By `perfmodel.collectives.catalog.Algorithm.form`."""
+"""Formulas by `perfmodel.collectives.catalog.Algorithm.form`."""
 
 
 def closed_form_s(

@@ -41,14 +41,9 @@ class PassTimes:
         return self.input_gradient + self.weight_gradient
 
     def of(self, kind: PassKind) -> Number:
-        """Time of a pass."""
-        times: Mapping[PassKind, Number] = {
-            "forward": self.forward,
-            "backward": self.backward,
-            "input_gradient": self.input_gradient,
-            "weight_gradient": self.weight_gradient,
-        }
-        return times[kind]
+        """Return the time of a pass."""
+        time: Number = getattr(self, kind)
+        return time
 
 
 def pass_spans(
@@ -99,8 +94,7 @@ def _run_stage(
         inputs = [source for each in together for source in inputs_of(schedule, stage, each)]
         if any(source not in ready for source in inputs):
             break
-        begin = max([spans[-1][1] if spans else 0, *(ready[source] for source in inputs)])
-        end = begin
+        end = max([spans[-1][1] if spans else 0, *(ready[source] for source in inputs)])
         for each in together:
             mine = times if isinstance(times, PassTimes) else times[stage, each.chunk]
             spans.append((end, end + mine.of(each.kind)))

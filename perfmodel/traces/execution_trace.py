@@ -17,7 +17,7 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.traces.kineto.collective_calls import element_type, elements_in, operation_of
-from perfmodel.traces.kineto.event_stream import read_events, trace_fault
+from perfmodel.traces.kineto.event_stream import first_bytes, read_events, trace_fault
 from perfmodel.workload.model import ITEM_BYTES
 
 SCHEMA = "1.1"
@@ -91,17 +91,8 @@ class ExecutionTrace:
 
 
 def is_execution_trace(path: Path) -> bool:
-    """Whether a file begins as an execution trace does."""
-    import gzip
-    import zlib
-
-    try:
-        with path.open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if packed else path.open("rb") as text:
-            return _BEGIN.match(text.read(_LOOKED_AT)) is not None
-    except (OSError, EOFError, zlib.error):
-        return False
+    """Tell whether a file begins as an execution trace does."""
+    return _BEGIN.match(first_bytes(path, _LOOKED_AT)) is not None
 
 
 def read_execution_trace(path: Path) -> ExecutionTrace:
@@ -110,34 +101,44 @@ def read_execution_trace(path: Path) -> ExecutionTrace:
     Raises `InputError`: no such trace, another schema, or a damaged one.
     """
     header: dict[str, Any] = {}
-    operators: dict[tuple[str, str, str], tuple[int, OperatorCalls]] = {}
+    operators: dict[tuple[str, str, str], list[float]] = {}
     names: dict[int, tuple[str, int]] = {}
     collectives: list[RecordedCollective] = []
     nodes = 0
-    for node in read_events(path, header, member="nodes"):
-        nodes += 1
-        if nodes == 1:
-            _check_schema(path, header)
-        name, attributes = _named(node, path, nodes), _attributes(node)
-        identity = attributes.get("rf_id")
+    for nodes, node in enumerate(read_events(path, header, member="nodes"), start=1):
+        schema, name = str(header.get("schema"))[:40], node.get("name")
+        if nodes == 1 and not schema.startswith(SCHEMA):
+            raise trace_fault(path, f"schema {schema!r}", ALLOWED)
+        if not isinstance(name, str):
+            raise trace_fault(path, f"node {nodes} without a name", ALLOWED)
+        name, attributes = name[:200], _attributes(node)
         if (collective := _collective(name, node, attributes)) is not None:
             collectives.append(collective)
         if not name.startswith("aten::"):
             continue
-        call = _call(name, node)
-        key = (name, call.shapes, call.dtype)
-        number, before = operators.get(key, (len(operators), replace(call, calls=0, flops=0.0)))
-        summed = replace(before, calls=before.calls + 1, flops=before.flops + call.flops)
-        operators[key] = number, summed
-        if isinstance(identity, int):
-            names[identity] = name, number
+        inputs, outputs = (list(_sizes(_side(node, s, "shapes"))) for s in ("inputs", "outputs"))
+        text = ", ".join("x".join(map(str, shape)) for shape in inputs[:4])
+        sums = operators.setdefault((name, text, _dtype(node)), [len(operators), 0, 0.0])
+        sums[1] += 1
+        sums[2] += _flops(name, inputs, outputs)
+        if isinstance(attributes.get("rf_id"), int):
+            names[attributes["rf_id"]] = name, int(sums[0])
     if not nodes:
         raise trace_fault(path, "no nodes", ALLOWED)
-    ordered = tuple(operator for _, operator in operators.values())
-    schema = str(header.get("schema"))[:40]
     process = header.get("pid")
-    process = process if isinstance(process, int) else None
-    return ExecutionTrace(path, schema, nodes, ordered, _once(collectives), process, names)
+    # With NCCL each call stands as an operator, and inside of it with its group.
+    stated = [each for each in collectives if each.ranks is not None]
+    return ExecutionTrace(
+        path,
+        str(header.get("schema"))[:40],
+        nodes,
+        tuple(
+            OperatorCalls(*key, int(calls), flops) for key, (_, calls, flops) in operators.items()
+        ),
+        tuple(stated or collectives),
+        process if isinstance(process, int) else None,
+        names,
+    )
 
 
 def with_times(trace: ExecutionTrace, profile: Path) -> ExecutionTrace:
@@ -149,9 +150,8 @@ def with_times(trace: ExecutionTrace, profile: Path) -> ExecutionTrace:
     times = [0.0] * len(trace.operators)
     linked = agreeing = 0
     for event in read_events(profile, {}):
-        arguments = event.get("args")
+        arguments, length = event.get("args"), event.get("dur")
         identity = arguments.get("Record function id") if isinstance(arguments, dict) else None
-        length = event.get("dur")
         if not isinstance(identity, int) or not isinstance(length, int | float):
             continue
         seconds[identity] = 1e-6 * float(length)
@@ -163,26 +163,20 @@ def with_times(trace: ExecutionTrace, profile: Path) -> ExecutionTrace:
                 agreeing += 1
                 times[number] += seconds[identity]
     if not linked or agreeing < LEAST_AGREEING * linked:
-        text = f"{agreeing} of {linked} operators of the process and name as in {trace.path.name}"
-        allowed = "a trace of the profiler of the same steps (Record function id is rf_id)"
-        raise trace_fault(profile, text, allowed)
-    pairs = zip(trace.operators, times, strict=True)
-    operators = tuple(replace(operator, time_s=time_s) for operator, time_s in pairs)
-    collectives = tuple(replace(c, time_s=seconds.get(c.rf_id)) for c in trace.collectives)
-    return replace(trace, operators=operators, collectives=collectives, linked=agreeing)
-
-
-def _check_schema(path: Path, header: Mapping[str, Any]) -> None:
-    schema = header.get("schema")
-    if not isinstance(schema, str) or not schema.startswith(SCHEMA):
-        raise trace_fault(path, f"schema {str(schema)[:40]!r}", ALLOWED)
-
-
-def _named(node: Mapping[str, Any], path: Path, number: int) -> str:
-    name = node.get("name")
-    if not isinstance(name, str):
-        raise trace_fault(path, f"node {number} without a name", ALLOWED)
-    return name[:200]
+        raise trace_fault(
+            profile,
+            f"{agreeing} of {linked} operators of the process and name as in {trace.path.name}",
+            "a trace of the profiler of the same steps (Record function id is rf_id)",
+        )
+    return replace(
+        trace,
+        operators=tuple(
+            replace(operator, time_s=time_s)
+            for operator, time_s in zip(trace.operators, times, strict=True)
+        ),
+        collectives=tuple(replace(c, time_s=seconds.get(c.rf_id)) for c in trace.collectives),
+        linked=agreeing,
+    )
 
 
 def _attributes(node: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,13 +215,6 @@ def _dtype(node: Mapping[str, Any]) -> str:
     matches = (_TENSOR.search(text) for text in texts if isinstance(text, str))
     first = next((match for match in matches if match), None)
     return (element_type(first[1]) if first else None) or ""
-
-
-def _call(name: str, node: Mapping[str, Any]) -> OperatorCalls:
-    inputs = list(_sizes(_side(node, "inputs", "shapes")))
-    outputs = list(_sizes(_side(node, "outputs", "shapes")))
-    text = ", ".join("x".join(map(str, shape)) for shape in inputs[:4])
-    return OperatorCalls(name, text, _dtype(node), flops=_flops(name, inputs, outputs))
 
 
 def _flops(
@@ -269,12 +256,6 @@ def _collective(
     return RecordedCollective(op, sent(sides, default=0), _dtype(node), "", None, identity)
 
 
-def _once(collectives: Sequence[RecordedCollective]) -> tuple[RecordedCollective, ...]:
-    """Each call once: with NCCL it stands as an operator, and inside of it with its group."""
-    stated = [each for each in collectives if each.ranks is not None]
-    return tuple(stated or collectives)
-
-
 def pair_files(paths: Sequence[Path]) -> list[tuple[Path, Path | None]]:
     """Execution traces, each with the profiler's trace of its rank, both in the order given.
 
@@ -283,7 +264,12 @@ def pair_files(paths: Sequence[Path]) -> list[tuple[Path, Path | None]]:
     traces = [path for path in paths if is_execution_trace(path)]
     profiles = [path for path in paths if path not in traces]
     if profiles and len(profiles) != len(traces):
-        text = f"{len(traces)} execution traces and {len(profiles)} of the profiler"
-        raise InputError(Fault("trace", text, "one of the profiler for each, or none"))
+        raise InputError(
+            Fault(
+                "trace",
+                f"{len(traces)} execution traces and {len(profiles)} of the profiler",
+                "one of the profiler for each, or none",
+            )
+        )
     of_ranks: Sequence[Path | None] = profiles or [None] * len(traces)
     return list(zip(traces, of_ranks, strict=True))

@@ -9,19 +9,19 @@ scatter or gather; here, as elsewhere, they are of all ranks together.
 
 from __future__ import annotations
 
-import gzip
 import json
 import statistics
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from perfmodel.collectives.catalog import bus_factor
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.traces.kineto.collective_calls import operation_of
+from perfmodel.traces.kineto.event_stream import first_bytes, opened
 
 LONGEST_LINE = 1 << 20
 MOST_RECORDS = 20_000_000
@@ -53,20 +53,9 @@ class InspectedSize:
 
 
 def is_inspector(path: Path) -> bool:
-    """Whether the first line of a file is one of the Inspector's."""
-    try:
-        with _opened(path) as file:
-            line = file.readline(LONGEST_LINE)
-    except (OSError, EOFError, zlib.error):
-        return False
+    """Tell whether the first line of a file is one of the Inspector's."""
+    line = first_bytes(path, LONGEST_LINE).partition(b"\n")[0]
     return any(kind in line for kind in _KINDS)
-
-
-def _opened(path: Path) -> BinaryIO | gzip.GzipFile:
-    """A file, decompressed if its name does not say so either."""
-    with path.open("rb") as file:
-        is_gzip = file.read(2) == _GZIP
-    return gzip.open(path) if is_gzip else path.open("rb")
 
 
 def read_inspector(paths: Sequence[Path]) -> tuple[InspectedSize, ...]:
@@ -96,7 +85,7 @@ def read_inspector(paths: Sequence[Path]) -> tuple[InspectedSize, ...]:
 
 def _records(path: Path) -> Iterator[tuple[int, Any]]:
     try:
-        with _opened(path) as file:
+        with opened(path) as file:
             for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), start=1):
                 if not line.strip():
                     continue
@@ -119,36 +108,24 @@ def _read_record(
     perf = document.get("coll_perf") if isinstance(document, dict) else None
     if not isinstance(header, dict) or not isinstance(perf, dict):
         raise InputError(Fault("trace", "another object", _ALLOWED, str(path), line))
-    numbers = {
-        "n_ranks": header.get("n_ranks"),
-        "coll_sn": perf.get("coll_sn"),
-        "coll_msg_size_bytes": perf.get("coll_msg_size_bytes"),
-        "coll_exec_time_us": perf.get("coll_exec_time_us"),
+    numbers = {"n_ranks": header.get("n_ranks")} | {
+        name: perf.get(name) for name in ("coll_sn", "coll_msg_size_bytes", "coll_exec_time_us")
     }
     faults = [
         Fault(name, repr(value)[:40], "a number of zero or more", str(path), line)
         for name, value in numbers.items()
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e18
     ]
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     ranks, serial, nbytes, time_us = (float(value or 0) for value in numbers.values())
     op = operation_of(str(perf.get("coll"))[:40])
     size = int(nbytes) * (int(ranks) if op in PARTED else 1)
     return (op, size, int(ranks), str(header.get("id"))[:40], int(serial)), time_us * 1e-6
 
 
-def _sum_up(op: str, nbytes: int, ranks: int, runs: Iterable[list[float]]) -> InspectedSize:
-    runs = list(runs)
-    transfer_s = statistics.median(min(run) for run in runs)
+def _sum_up(op: str, nbytes: int, ranks: int, runs: Sequence[Sequence[float]]) -> InspectedSize:
+    transfer_s = statistics.median(map(min, runs))
     waits = [max(run) - min(run) for run in runs if len(run) > 1]
     rate_Bps = nbytes / transfer_s * bus_factor(op, ranks) if transfer_s > 0 and ranks > 1 else 0.0
-    return InspectedSize(
-        op,
-        nbytes,
-        ranks,
-        len(runs),
-        transfer_s,
-        statistics.median(waits) if waits else None,
-        rate_Bps,
-    )
+    waiting_s = statistics.median(waits) if waits else None
+    return InspectedSize(op, nbytes, ranks, len(runs), transfer_s, waiting_s, rate_Bps)

@@ -1,4 +1,7 @@
-"""Read the traces of a job, sum them up, rebuild the step and replay it."""
+"""Read the traces of a job, sum them up, rebuild the step and replay it.
+
+Execution traces of Chakra, which have their collectives, are simulated on any machine.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, ScheduleError
+from perfmodel.files import attributes
+from perfmodel.library.machine import make_machine
+from perfmodel.library.model import load_library
 from perfmodel.scenario import load_scenario
+from perfmodel.simulate.engine.engine import simulate
+from perfmodel.simulate.engine.outcome import Run
 from perfmodel.studies.run import run_scenario
+from perfmodel.testing.check_plan import check_plan
+from perfmodel.topology.model import Topology
+from perfmodel.traces.chakra.read_plan import read_plan
 from perfmodel.traces.execution_trace import is_execution_trace
 from perfmodel.traces.kineto.rank_trace import read_rank, trace_of
-from perfmodel.traces.model import Call, RankTrace
+from perfmodel.traces.model import RankTrace
 from perfmodel.traces.nsight import is_sqlite, read_nsight
-from perfmodel.traces.rebuild.layer_profile import BucketTimes, Profile, profile_ranks
-from perfmodel.traces.rebuild.scenario_files import Rebuilt, rebuild, write_rebuilt
+from perfmodel.traces.rebuild.layer_profile import Profile, profile_ranks
+from perfmodel.traces.rebuild.scenario_files import Rebuilt, rebuild
+from perfmodel.training.plan.step_plan import Collective, StepPlan
 
 if TYPE_CHECKING:
     from perfmodel.studies.run.result.model import Result, SizeResult
@@ -45,7 +57,7 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Of the simulated step, relative to the recorded median."""
+        """Relative error of the simulated step against the recorded median."""
         return self.simulated_s / self.recorded_s - 1
 
 
@@ -55,14 +67,19 @@ def replay(scenario: Path, profile: Profile, changes: Sequence[str] = ()) -> Com
     `changes`: fields to set, as ``--set`` has them.
     Raises `InputError`: changes that do not fit.
     """
-    result = run_scenario(load_scenario(str(scenario), list(changes)))
-    return Comparison(profile.step_s, (min(profile.steps_s), max(profile.steps_s)), result)
+    return Comparison(
+        profile.step_s,
+        (min(profile.steps_s), max(profile.steps_s)),
+        run_scenario(load_scenario(str(scenario), list(changes))),
+    )
 
 
 MOST_FILES = 64
 """Ranks whose traces are read together; more of them say little more."""
 
 SUFFIXES = (".json", ".json.gz", ".sqlite")
+
+BUCKET_FIELDS = "index elements dtype ready_s start_s end_s transfer_s least_s waiting_s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +151,7 @@ def analyse_traces(
             raise
         return TraceAnalysis(ranks, profile, None, str(error), None)
     with tempfile.TemporaryDirectory() as scratch:
-        scenario = write_rebuilt(rebuilt, folder or Path(scratch))
+        scenario = rebuilt.write(folder or Path(scratch))
         comparison = replay(scenario, profile)
         changed = replay(scenario, profile, changes) if changes else None
     return TraceAnalysis(ranks, profile, rebuilt, "", comparison, changed)
@@ -148,8 +165,9 @@ def read_ranks(paths: Sequence[Path]) -> tuple[RankTrace, ...]:
     listed = [file for path in paths for file in _files_in(path)]
     files = [file for file in listed if not is_execution_trace(file)] or listed
     if not files or len(files) > MOST_FILES:
-        allowed = f"1 to {MOST_FILES} traces, one for each rank"
-        raise InputError(Fault("trace", f"{len(files)} files", allowed))
+        raise InputError(
+            Fault("trace", f"{len(files)} files", f"1 to {MOST_FILES} traces, one for each rank")
+        )
     read = [trace_of(read_nsight(file)) if is_sqlite(file) else read_rank(file) for file in files]
     ranks = sorted(read, key=lambda trace: trace.rank)
     if any(trace.world_size > 1 for trace in ranks):
@@ -159,10 +177,11 @@ def read_ranks(paths: Sequence[Path]) -> tuple[RankTrace, ...]:
         return tuple(ranks)
     # Without distributedInfo all say that they are rank 0 of 1.
     world, notes = len(ranks), ranks[0].notes
-    if world == 1 and (buckets := ranks[0].steps[-1].buckets):
-        world = buckets[0].group_size or 2
-        if buckets[0].group_size is None:
-            notes = (*notes, "the trace does not say how many ranks there are: counted as 2")
+    stated = [bucket.group_size for bucket in ranks[0].steps[-1].buckets[:1]]
+    if world == 1 and stated:
+        world = stated[0] or 2
+        silent = "the trace does not say how many ranks there are: counted as 2"
+        notes = notes if stated[0] else (*notes, silent)
     return tuple(
         replace(trace, rank=number, world_size=world, notes=trace.notes if number else notes)
         for number, trace in enumerate(ranks)
@@ -212,8 +231,11 @@ def to_json(analysis: TraceAnalysis) -> dict[str, Any]:
             "launch_wait_s": profile.launch_wait_s,
         },
         "overlap_slowdown": profile.slowdown,
-        "buckets": [_bucket(bucket) for bucket in profile.buckets],
-        "other_collectives": [_call(call) for call in first.steps[-1].others],
+        "buckets": [attributes(bucket, BUCKET_FIELDS) for bucket in profile.buckets],
+        "other_collectives": [
+            attributes(call, "op elements dtype group group_size") | {"time_s": call.length_s}
+            for call in first.steps[-1].others
+        ],
         "layers": _layers(analysis),
         "refusal": analysis.refusal or None,
         "notes": list(analysis.rebuilt.notes if analysis.rebuilt else first.notes),
@@ -223,55 +245,19 @@ def to_json(analysis: TraceAnalysis) -> dict[str, Any]:
             "simulated_s": analysis.comparison.simulated_s,
             "error": analysis.comparison.error,
             "buckets": [
-                {
-                    "index": each.index,
-                    "nbytes": each.nbytes,
-                    "ready_s": each.ready_s,
-                    "start_s": each.start_s,
-                    "end_s": each.end_s,
-                }
+                attributes(each, "index nbytes ready_s start_s end_s")
                 for each in analysis.comparison.point.buckets
             ],
         }
-    fit = analysis.rebuilt.fit if analysis.rebuilt else None
-    if fit is not None:
-        document["machine"] = {
-            "bandwidth_Bps": fit.bandwidth_Bps,
-            "latency_s": fit.latency_s,
-            "worst": fit.worst,
-        }
+    if analysis.rebuilt and analysis.rebuilt.fit:
+        document["machine"] = attributes(analysis.rebuilt.fit, "bandwidth_Bps latency_s worst")
     if analysis.changed is not None:
         document["changed"] = {"simulated_s": analysis.changed.simulated_s}
     return document
 
 
-def _bucket(bucket: BucketTimes) -> dict[str, Any]:
-    return {
-        "index": bucket.index,
-        "elements": bucket.elements,
-        "dtype": bucket.dtype,
-        "ready_s": bucket.ready_s,
-        "start_s": bucket.start_s,
-        "end_s": bucket.end_s,
-        "transfer_s": bucket.transfer_s,
-        "least_s": bucket.least_s,
-        "waiting_s": bucket.waiting_s,
-    }
-
-
-def _call(call: Call) -> dict[str, Any]:
-    return {
-        "op": call.op,
-        "elements": call.elements,
-        "dtype": call.dtype,
-        "group": call.group,
-        "group_size": call.group_size,
-        "time_s": call.length_s,
-    }
-
-
 def _layers(analysis: TraceAnalysis) -> list[dict[str, Any]]:
-    """Layers in the order in which backward completes them."""
+    """Return the layers in the order in which backward completes them."""
     first, profile = analysis.first, analysis.profile
     gradients = analysis.rebuilt.gradients if analysis.rebuilt else first.gradients
     return [
@@ -280,15 +266,66 @@ def _layers(analysis: TraceAnalysis) -> list[dict[str, Any]]:
             "forward_s": float(profile.forward_s[at]),
             "backward_s": float(profile.backward_s[at]),
             "gradients": [
-                {
-                    "name": g.name,
-                    "elements": g.elements,
-                    "dtype": g.dtype,
-                    "bucket": g.bucket,
-                    "shape": None if g.shape is None else list(g.shape),
-                }
+                attributes(g, "name elements dtype bucket")
+                | {"shape": None if g.shape is None else list(g.shape)}
                 for g in (gradients[number] for number in layer.gradients)
             ],
         }
         for at, layer in enumerate(first.layers)
     ]
+
+
+STEPS = 2
+"""The second one is reported, where the trace links a step to the one before."""
+
+RECORDED = 1.0
+"""Slowdown of compute beside collectives: times in traces of others contain theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedTrace:
+    """A trace on a machine; seconds.
+
+    `step_s`: of one run through the trace.
+    """
+
+    plan: StepPlan
+    run: Run
+    step_s: float
+
+    @property
+    def collectives(self) -> int:
+        """Collectives and messages of all classes."""
+        return len({task.work.key for task in self.plan.tasks if isinstance(task.work, Collective)})
+
+
+def simulate_trace(folder: Path, topology: Topology, library: str = "nccl") -> SimulatedTrace:
+    """Read the traces of all ranks and simulate them.
+
+    Raises `InputError`: traces that do not hold, or another number of ranks than the machine has.
+    """
+    plan, is_own = read_plan(folder)
+    try:
+        check_plan(plan)
+    except ScheduleError as error:
+        raise InputError(
+            Fault(
+                "trace", str(error), "collectives that all ranks of their group share", str(folder)
+            )
+        ) from None
+    ranks = sum(len(each.ranks) for each in plan.classes)
+    if ranks > len(topology.ranks):
+        raise InputError(
+            Fault(
+                "--topology",
+                f"{ranks} ranks, on {len(topology.ranks)} GPUs",
+                f"a machine of {ranks} GPUs or more",
+            )
+        )
+    run = simulate(
+        plan,
+        make_machine(topology, load_library(library)),
+        steps=STEPS if any(task.after_previous for task in plan.tasks) else 1,
+        overlap_slowdown=None if is_own else RECORDED,
+    )
+    return SimulatedTrace(plan, run, run.step_time_s)

@@ -19,14 +19,15 @@ from perfmodel.calibrate.estimation import Observation
 from perfmodel.calibrate.parameters import Parameter, prior_covariance
 from perfmodel.calibrate.transfer.fit import thin
 from perfmodel.calibrate.transfer.forward_model import FactorModel
-from perfmodel.calibrate.transfer.gaussian_process import (
+from perfmodel.calibrate.transfer.noise_model import FactorCovariance, fit_noise
+from perfmodel.calibrate.transfer.priors import (
     ContextArrays,
+    Priors,
     residual_covariance,
     row_variance,
     run_deviation,
+    tails_of,
 )
-from perfmodel.calibrate.transfer.noise_model import FactorCovariance, fit_noise
-from perfmodel.calibrate.transfer.priors import Priors, tails_of
 from perfmodel.errors import PerfmodelError
 from perfmodel.library.corrections import CollectiveContext, kind_of_machine
 from perfmodel.library.machine import make_machine
@@ -84,7 +85,7 @@ class Prepared:
     slopes : ndarray of float, shape (rows, parameters)
     contexts : tuple of CollectiveContext
     shares : ndarray of float, shape (rows,)
-        As `perfmodel.calibrate.transfer.gaussian_process.ContextArrays`.
+        As `perfmodel.calibrate.transfer.priors.ContextArrays`.
     thin : ndarray of int
         Rows that a fit uses.
     unlike : frozenset of str

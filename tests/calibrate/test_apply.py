@@ -9,7 +9,7 @@ from perfmodel.errors import InputError
 from perfmodel.library.lowering.protocols import wire_factor
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.measure.record import Measurement
+from perfmodel.measure.job import Measurement
 from perfmodel.topology.templates.build import build_topology
 
 

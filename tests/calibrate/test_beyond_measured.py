@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from perfmodel.calibrate.apply import CollectiveRequest, describe_beyond, requests_of
 from perfmodel.calibrate.profile import write_profile
-from perfmodel.calibrate.sampling import CollectiveRequest, describe_beyond, requests_of
 from perfmodel.calibrate.transfer.fit import fit_profile
 from perfmodel.cli.app import app
 from perfmodel.library.settings import LibrarySettings

@@ -4,7 +4,7 @@ import pytest
 
 from perfmodel.calibrate.checks import differences, doubts
 from perfmodel.library.settings import LibrarySettings
-from perfmodel.measure.record import Measurement
+from perfmodel.measure.job import Measurement
 from perfmodel.topology.templates.build import build_topology
 
 

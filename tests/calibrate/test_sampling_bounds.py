@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfmodel.calibrate.apply import draw_fit
 from perfmodel.calibrate.parameters import LARGEST_LOGARITHM, Value
 from perfmodel.calibrate.profile import Fit, RunSpread
-from perfmodel.calibrate.sampling import draw_fit
 
 DEVIATIONS = st.floats(0, LARGEST_LOGARITHM)
 

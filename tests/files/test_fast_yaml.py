@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 import perfmodel
 from perfmodel.errors import InputError
 from perfmodel.files import data_folder, line_of, plain, read_yaml
-from perfmodel.files import fast_yaml as by_libyaml
+from perfmodel.files import read as by_libyaml
 from perfmodel.files import read as reading
-from perfmodel.files.bounds import DEEPEST
-from perfmodel.files.fast_yaml import UnsupportedYaml, parse_with_libyaml
+from perfmodel.files.bounds import MOST_LEVELS
 from perfmodel.files.find import is_shipped
-from perfmodel.files.read import parse_yaml
+from perfmodel.files.read import UnsupportedYaml, parse_with_libyaml, parse_yaml
 
 pytest.importorskip("yaml.cyaml", reason="needs libyaml")
 SHIPPED = sorted(
@@ -232,14 +231,14 @@ def test_a_users_file_is_read_quickly_up_to_as_many_levels_as_a_document_may_hav
     with monkeypatch.context() as patched:
         patched.setattr(reading, "_load_with_ruamel", lambda _: pytest.fail("by libyaml"))
         assert read_yaml(path) == {"a": 1, "b": [1, {"c": 2}]}
-    for levels in (DEEPEST + 2, 100_000):
+    for levels in (MOST_LEVELS + 2, 100_000):
         for text in ("[" * levels + "]" * levels, "a: " + "- " * levels + "b"):
             with pytest.raises(UnsupportedYaml):
                 parse_with_libyaml(text, trusted=False)
             path.write_text(text)
             with pytest.raises(InputError):
                 read_yaml(path)
-    at_most = "[" * DEEPEST + "1" + "]" * DEEPEST
+    at_most = "[" * MOST_LEVELS + "1" + "]" * MOST_LEVELS
     assert parse_with_libyaml(at_most, trusted=False)
 
 

@@ -15,8 +15,7 @@ import perfmodel
 from perfmodel.cli.app import app
 from perfmodel.errors import ExecutorUnavailable
 from perfmodel.files import find_file
-from perfmodel.measure.job import MeasurementJob
-from perfmodel.measure.record import read_measurement
+from perfmodel.measure.job import MeasurementJob, read_measurement
 from perfmodel.measure.run import measure
 
 SIZES = (1024, 4096)
@@ -99,7 +98,7 @@ def test_a_topology_of_ones_own_is_said_without_the_folders_of_this_machine(aske
 
 def test_sizes_beyond_memory_are_refused_beforehand(monkeypatch):
     pytest.importorskip("torch", reason="without it, that is said first")
-    monkeypatch.setattr("perfmodel.measure.environment.free_memory_bytes", lambda: 10 << 30)
+    monkeypatch.setattr("perfmodel.measure.run.free_memory_bytes", lambda: 10 << 30)
     result = CliRunner().invoke(app, ["measure", "ring", "-e", "4 TiB"])
     assert result.exit_code == 2
     # data, the buffer worked on, the library's and a quarter of scratch; four ranks of them

@@ -2,7 +2,7 @@
 
 import platform
 
-from perfmodel.measure.environment import (
+from perfmodel.measure.run import (
     CpuTime,
     describe_machine,
     describe_other_load,
@@ -19,7 +19,7 @@ def test_the_machine_is_described_without_names():
 
 def test_other_work_is_what_neither_we_nor_our_children_did(monkeypatch):
     later = CpuTime(all_s=130.0, own_s=7.0, read_at_s=20.0)
-    monkeypatch.setattr("perfmodel.measure.environment.read_cpu_time", lambda: later)
+    monkeypatch.setattr("perfmodel.measure.run.read_cpu_time", lambda: later)
     # 30 s of processor time in 10 s on 4 cores, 5 s of them ours
     assert describe_other_load(CpuTime(100.0, 2.0, 10.0), 4) == "62 % of the cores"
     assert describe_other_load(None, 4) == ""

@@ -5,8 +5,8 @@ from typer.testing import CliRunner
 
 from perfmodel.cli.app import app
 from perfmodel.errors import InputError
-from perfmodel.measure.environment import PROCESS_BYTES, SIDE_BYTES, require_memory
-from perfmodel.measure.job import MeasurementJob, make_schedules
+from perfmodel.measure.job import SIDE_BYTES, MeasurementJob, make_schedules
+from perfmodel.measure.run import PROCESS_BYTES, require_memory
 
 SIZES = (1024, 4096)
 
@@ -32,7 +32,7 @@ def asked(monkeypatch):
 
 def test_room_is_reckoned_from_ranks_and_buffers(monkeypatch):
     def free(nbytes):
-        monkeypatch.setattr("perfmodel.measure.environment.free_memory_bytes", lambda: nbytes)
+        monkeypatch.setattr("perfmodel.measure.run.free_memory_bytes", lambda: nbytes)
 
     def room(asked):
         require_memory(asked, list(make_schedules(asked).values()))
@@ -70,7 +70,7 @@ class Devices:
 
 
 def test_room_on_devices(monkeypatch):
-    monkeypatch.setattr("perfmodel.measure.environment.free_memory_bytes", lambda: 2 << 30)
+    monkeypatch.setattr("perfmodel.measure.run.free_memory_bytes", lambda: 2 << 30)
     one = job(backend="nccl", sizes=(1 << 30,))
     made = list(make_schedules(one).values())
     needed = 3 * (1 << 30) + (1 << 28)
@@ -80,7 +80,7 @@ def test_room_on_devices(monkeypatch):
     shared = job(backend="device", sizes=(1 << 30,))
     needed = 4 * (2 * (1 << 30) + (1 << 28)) + 2 * ((1 << 30) + SIDE_BYTES)
     require_memory(shared, made, Devices(needed))
-    monkeypatch.setattr("perfmodel.measure.environment.free_memory_bytes", lambda: (2 << 30) - 1)
+    monkeypatch.setattr("perfmodel.measure.run.free_memory_bytes", lambda: (2 << 30) - 1)
     with pytest.raises(InputError) as caught:
         require_memory(shared, made, Devices(needed - 1))
     assert len(caught.value.faults) == 2  # neither on the GPU nor on the host

@@ -8,7 +8,6 @@ import pytest
 from perfmodel.collectives import catalog
 from perfmodel.collectives.algorithms import ring
 from perfmodel.errors import DataMismatch
-from perfmodel.measure.p2p import find_staged_moves, largest_scratch
 from perfmodel.measure.reference import (
     MOST_WINDOWS,
     WINDOW_ELEMENTS,
@@ -26,6 +25,7 @@ from perfmodel.measure.reference import (
     make_windows,
     window_slices,
 )
+from perfmodel.measure.worker import find_staged_moves, largest_scratch
 from perfmodel.testing.closed_forms import IN_SWITCH
 
 

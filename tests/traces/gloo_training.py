@@ -24,8 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from perfmodel.measure.job import MeasurementJob
-from perfmodel.measure.record import write_measurement
+from perfmodel.measure.job import MeasurementJob, write_measurement
 from perfmodel.measure.run import measure
 from perfmodel.torch_modules.capture import capture
 from perfmodel.torch_modules.ddp_steps import rebuilt_order, record_steps

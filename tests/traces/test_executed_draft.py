@@ -15,7 +15,7 @@ from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.traces.execution_trace import read_execution_trace
 from perfmodel.traces.rebuild.executed_model import read_executed_model
-from perfmodel.traces.rebuild.executed_scenario import draft_scenario, write_draft
+from perfmodel.traces.rebuild.executed_scenario import draft_scenario
 from perfmodel.workload import load_workload
 
 torch = pytest.importorskip("torch", reason="the traces are made by PyTorch")
@@ -84,7 +84,7 @@ def test_layers_and_parameters_are_those_of_the_module(recorded: Path, tmp_path:
     shapes = sorted(tuple(each["shape"]) for each in model.parameters)
     assert shapes == sorted(tuple(each.shape) for each in module.parameters())
     draft = draft_scenario(read_execution_trace(recorded), model, {"node": "dgx-a100"})
-    scenario = load_scenario(write_draft(draft, tmp_path))
+    scenario = load_scenario(draft.write(tmp_path))
     assert (scenario.training.batch_per_gpu, scenario.accumulate) == (BATCH, 2)
     assert scenario.compute.optimizer == "adamw"
     workload = load_workload(str(tmp_path / "model.yaml"))

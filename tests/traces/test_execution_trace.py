@@ -22,7 +22,7 @@ from perfmodel.traces.execution_trace import (
     with_times,
 )
 from perfmodel.traces.rebuild.executed_model import read_executed_model
-from perfmodel.traces.rebuild.executed_scenario import draft_scenario, write_draft
+from perfmodel.traces.rebuild.executed_scenario import draft_scenario
 from perfmodel.traces.run import read_ranks
 from perfmodel.workload import load_workload
 
@@ -111,9 +111,7 @@ def test_a_sharded_step_is_drafted_with_its_units(recorded: Path, tmp_path: Path
         tuple(each.shape) for each in module.parameters()
     )
     assert (model.batch, model.passes, model.unread) == (BATCH, 2, 0)
-    scenario = load_scenario(
-        write_draft(draft_scenario(trace, model, {"node": "dgx-a100"}), tmp_path)
-    )
+    scenario = load_scenario(draft_scenario(trace, model, {"node": "dgx-a100"}).write(tmp_path))
     assert scenario.compute.precision == "bf16"
     assert scenario.strategy.model_dump(exclude_defaults=True) == {
         "kind": "fsdp",

@@ -14,11 +14,11 @@ import pytest
 
 from perfmodel.calibrate import fit, source_of, write_profile
 from perfmodel.library.model import load_library
-from perfmodel.measure.record import read_measurement
+from perfmodel.measure.job import read_measurement
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.topology.templates.build import build_topology
-from perfmodel.traces.rebuild.recorded_machine import fit_links
+from perfmodel.traces.rebuild.layer_profile import fit_links
 from perfmodel.traces.run import Comparison, TraceAnalysis, analyse_traces
 from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions

@@ -11,20 +11,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.arrays import FloatArray
 from perfmodel.calibrate.apply import with_bandwidths, with_times
 from perfmodel.calibrate.checks import faults_of
 from perfmodel.calibrate.estimation import ForwardModel, Observation
 from perfmodel.calibrate.parameters import Parameter, Values
 from perfmodel.calibrate.profile import Rows
-from perfmodel.errors import Fault, InputError, ScheduleError
+from perfmodel.errors import Fault, InputError, ScheduleError, raise_faults
 from perfmodel.library.lowering.lowered import HOP_KINDS
 from perfmodel.library.lowering.protocols import (
     chunk_bytes,
     reduced_bytes,
 )
 from perfmodel.library.machine import Machine
-from perfmodel.measure.record import Measurement
+from perfmodel.measure.job import Measurement
 from perfmodel.simulate.uncontended import UncontendedTimer
 
 
@@ -53,19 +53,23 @@ def observations_of(
     names = list(files) or [f"measurement {number + 1}" for number in range(len(measurements))]
     named = list(zip(names, measurements, strict=True))
     faults = [fault for name, m in named for fault in faults_of(m, machine, name)]
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     observations: list[Observation] = []
     for run, (name, m) in enumerate(named):
         try:
             observations += _observe(machine, m, rows, run)
         except ScheduleError as error:
-            allowed = "an algorithm and a collective that these ranks can run"
-            faults.append(Fault("algorithm", f"{m.algorithm!r} ({error})", allowed, name))
+            faults.append(
+                Fault(
+                    "algorithm",
+                    f"{m.algorithm!r} ({error})",
+                    "an algorithm and a collective that these ranks can run",
+                    name,
+                )
+            )
         except InputError as error:
             faults += error.located(name).faults
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return sorted(observations, key=lambda o: (o.op, o.ranks, o.nbytes, o.run))
 
 
@@ -121,7 +125,12 @@ class CostModel(ForwardModel):
         """
         lowered = [each for observation in self.observations for each in observation.lowered]
         stages = [stage for each in lowered for stage in each.stages]
-        rates = self._narrowest(np.unique(np.concatenate([s.edges.arcs for s in stages])))
+        arcs = self.machine.topology.arcs
+        used = np.unique(np.concatenate([s.edges.arcs for s in stages])).tolist()
+        rates = {  # of the narrowest of the used links of each kind
+            kind: float(arcs.bandwidth_Bps[arcs.kinds.among((kind,))].min())
+            for kind in dict.fromkeys(arcs.kinds[at] for at in used)
+        }
         hops = [HOP_KINDS[hop] for hop in sorted({int(h) for s in stages for h in s.edges.hop})]
         protocols = list(dict.fromkeys(each.protocol for each in lowered))
         quickest_s = float(self.measured_s.min())
@@ -137,7 +146,7 @@ class CostModel(ForwardModel):
         return start
 
     def reduced_shares_differ(self) -> bool:
-        """Whether some observations add a larger share of what they send than others do.
+        """Tell whether some observations add a larger share of what they send than others do.
 
         Otherwise the rate of adding is not identifiable beside other costs per byte.
         """
@@ -164,11 +173,3 @@ class CostModel(ForwardModel):
             return [rate]
         host = {Parameter("host_step", name): step / (counts[-1] * counts[-2]) ** 0.5}
         return [rate, host, rate | host]
-
-    def _narrowest(self, used: IntArray) -> dict[str, float]:
-        """Bandwidth of the narrowest of the used links of each kind; bytes per second."""
-        arcs = self.machine.topology.arcs
-        return {
-            kind: float(arcs.bandwidth_Bps[arcs.kinds.among((kind,))].min())
-            for kind in dict.fromkeys(arcs.kinds[at] for at in used.tolist())
-        }

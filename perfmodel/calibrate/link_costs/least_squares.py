@@ -1,4 +1,11 @@
-"""Robust least squares on the logarithm of times: noise whose scale the rows themselves show."""
+"""Robust least squares on the logarithm of times, and how much runs of one machine differ.
+
+The rows themselves show the scale of their noise. A run is of processes that are started afresh.
+The placement of threads, their pages and other load of the machine stay the same through a run and
+change with the next, so the repeats of one run do not show their effect. Model, a random effect of
+the run: all its times are longer by a factor and all its rates lower by another, both lognormal
+about the long-run values. Latency-bound sizes follow the first, bandwidth-bound ones the second.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +21,9 @@ from perfmodel.arrays import FloatArray
 from perfmodel.calibrate.estimation import Estimate, Iterate, Precision, estimate
 from perfmodel.calibrate.link_costs.forward_model import CostModel
 from perfmodel.calibrate.parameters import (
+    NORMAL_QUANTILE,
     PROBABILITY,
+    RATES,
     FactorPrior,
     Parameter,
     ParameterName,
@@ -26,15 +35,127 @@ from perfmodel.calibrate.parameters import (
 from perfmodel.calibrate.profile import RunSpread
 from perfmodel.files import FileModel, load_document
 
+UNINFORMATIVE = 1.0
+"""Standard deviation of a run's factor from which on that run does not count for it."""
+
+
+def estimate_run_spread(forward: CostModel, solution: Solution) -> tuple[RunSpread, float]:
+    """Estimate the spread between runs, and the scatter within them.
+
+    Variance between runs by the method of moments (DerSimonian and Laird, Controlled Clinical
+    Trials 7, 1986), pooled with the prior by their degrees of freedom.
+
+    Parameters
+    ----------
+    forward : CostModel
+    solution : Solution
+        Of all runs together.
+
+    Returns
+    -------
+    spread : RunSpread
+    scatter : float
+        Standard deviation of the logarithm of a time about its own run's fit.
+    """
+    prior, run = shipped_cost_priors().runs, forward.run
+    numbers = np.unique(run)
+    residuals = np.log(forward.measured_s / solution.fitted_s)
+    spent = len(solution.values) + 2 * (len(numbers) - 1)
+    if len(numbers) < 2:
+        single_run = prior.model_copy(update={"source": f"one run; usual spread: {prior.source}"})
+        return single_run, _scatter(residuals, spent)
+    # Relative change of each time per relative change of all times, and of all rates downwards.
+    of_times, of_rates = _sides(solution)
+    effects = np.stack([solution.slopes @ of_times, -solution.slopes @ of_rates], axis=1)
+    fits = [
+        _fit_run(effects[run == number], residuals[run == number], solution.scatter)
+        for number in numbers
+    ]
+    factors, variances = (np.array(part) for part in zip(*fits, strict=True))
+    within = np.concatenate(
+        [
+            residuals[run == number] - effects[run == number] @ f
+            for number, f in zip(numbers, factors, strict=True)
+        ]
+    )
+    times, rates = (
+        _pool(factors[:, k], variances[:, k], deviation, prior.freedom)
+        for k, deviation in enumerate((prior.times, prior.rates))
+    )
+    freedom = prior.freedom + len(numbers) - 1
+    source = (
+        f"{len(numbers)} runs, pooled with the usual spread "
+        f"({prior.freedom:g} of {freedom:g} degrees of freedom)"
+    )
+    spread = RunSpread(times=times, rates=rates, freedom=freedom, source=source)
+    return spread, _scatter(within, spent)
+
+
+def _scatter(residuals: FloatArray, parameters: int) -> float:
+    """Standard deviation of the normal distribution with the same 80 % quantile about zero.
+
+    Times have longer tails than a normal distribution of their median deviation.
+    """
+    held = float(np.quantile(np.abs(residuals), PROBABILITY))
+    return (
+        held
+        / NORMAL_QUANTILE
+        * float(np.sqrt(len(residuals) / max(len(residuals) - parameters, 1)))
+    )
+
+
+def widen_covariance(solution: Solution, spread: RunSpread, runs: int) -> FloatArray:
+    """Covariance of the values with that of the mean of few runs added, shape (values, values)."""
+    total: FloatArray = solution.covariance.copy()
+    for side, deviation in zip(_sides(solution), (spread.times, spread.rates), strict=True):
+        total += np.outer(side, side) * deviation**2 / runs
+    return total
+
+
+def _sides(solution: Solution) -> tuple[FloatArray, FloatArray]:
+    """Return which values are times, and which are rates: 1 or 0 for each."""
+    rates = np.array([float(key.name in RATES) for key in solution.values])
+    return 1.0 - rates, rates
+
+
+def _fit_run(
+    effects: FloatArray, residuals: FloatArray, scatter: float
+) -> tuple[FloatArray, FloatArray]:
+    """Two factors of a run (logarithms) and their variances; infinite if not identifiable."""
+    weights = np.ones(len(residuals))
+    factors: FloatArray = np.zeros(2)
+    for _ in range(10):
+        root = np.sqrt(weights)
+        solved, *_ = np.linalg.lstsq(effects * root[:, None], residuals * root, rcond=1e-3)
+        factors = np.asarray(solved, dtype=float)
+        weights = robust_weights(residuals - effects @ factors, max(scatter, 1e-9))
+    spent = max(len(residuals) - 2, 1)
+    variance = max(robust_deviation(residuals - effects @ factors, spent), 1e-9) ** 2
+    inverse = np.linalg.pinv((effects * weights[:, None]).T @ effects, rcond=1e-6)
+    variances = np.diag(inverse) * variance
+    variances = np.where(np.abs(effects).max(axis=0) < 0.05, np.inf, variances)
+    return factors, variances
+
+
+def _pool(factors: FloatArray, variances: FloatArray, prior: float, freedom: float) -> float:
+    """Standard deviation between runs, pooled with the prior one."""
+    informative = variances < UNINFORMATIVE**2
+    if informative.sum() < 2:
+        return prior
+    variance = max(float(np.var(factors[informative], ddof=1) - variances[informative].mean()), 0.0)
+    count = int(informative.sum()) - 1
+    return float(np.sqrt((freedom * prior**2 + count * variance) / (freedom + count)))
+
+
 MAX_STEPS = 25
-"""Of Gauss and Newton. Smooth problems take 3 to 10; more steps alternate across a kink, where
+"""Most Gauss-Newton steps. Smooth problems take 3 to 10; more alternate across a kink, where
 another lowering or another limit takes over, without any gain."""
 
 CONVERGED = 1e-5
 """Logarithm of the last step."""
 
 MAX_HALVINGS = 3
-"""Of a step that leads away from the measured times."""
+"""Most halvings of a step that leads away from the measured times."""
 
 LINEAR_UP_TO = 1.5
 """Standard deviations up to which the loss is about quadratic."""
@@ -92,8 +213,7 @@ def spread_of(
 
 def robust_weights(over: FloatArray, scatter: float) -> FloatArray:
     """Weights of rows in least squares that give soft L1; Huber, Robust Statistics (1981), 7.8."""
-    weights: FloatArray = (1.0 + (over / (LINEAR_UP_TO * scatter)) ** 2) ** -0.5
-    return weights
+    return np.asarray((1.0 + (over / (LINEAR_UP_TO * scatter)) ** 2) ** -0.5)
 
 
 def robust_deviation(residuals: FloatArray, freedom: int) -> float:
@@ -116,8 +236,7 @@ def solve(forward: CostModel, start: Values) -> Solution:
 
     def weigh(iterate: Iterate) -> Precision:
         scatter = max(robust_deviation(iterate.over, freedom), MIN_SCATTER)
-        rows = np.diag(robust_weights(iterate.over, scatter) / scatter**2)
-        return Precision(rows, information)
+        return np.diag(robust_weights(iterate.over, scatter) / scatter**2), information
 
     fitted = estimate(
         forward, keys, prior, weigh, steps=MAX_STEPS, converged=CONVERGED, halvings=MAX_HALVINGS

@@ -3,7 +3,7 @@
 from perfmodel.calibrate.readers.bandwidth_matrices import read_matrices, read_nvbandwidth_json
 from perfmodel.calibrate.readers.detect import MeasurementFile, read_files, read_found
 from perfmodel.calibrate.readers.nccl_json import read_nccl_json, read_rccl_json
-from perfmodel.calibrate.readers.nccl_tests.nccl_text import read_nccl_text
+from perfmodel.calibrate.readers.nccl_text import read_nccl_text
 from perfmodel.calibrate.readers.sweep_records import LinkMatrix, Sweep, SweepRow
 
 __all__ = [

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfmodel.calibrate.readers.log_lines import number
-from perfmodel.calibrate.readers.sweep_records import LinkMatrix
+from perfmodel.calibrate.readers.sweep_records import LinkMatrix, number, refuse
 from perfmodel.errors import Fault, InputError
+from perfmodel.files import collect_faults
 from perfmodel.files.pasted_text import clean_characters, clean_lines
 
 _P2P = re.compile(r"(Unidirectional |Bidirectional |)P2P=(Enabled|Disabled) (Bandwidth|Latency)")
@@ -27,8 +26,8 @@ _DEVICE = re.compile(r"(?:^|\s)Device:? (\d+)[:,] (.+?)(?:,| \(|$)")
 _JSON_DEVICE = re.compile(r"\d+: (.+?)(?: \(|$)")
 UNITS = {"GB/s": 1e9, "us": 1e-6, "ns": 1e-9}
 LIMITS = {"GB/s": (1e-6, 1e5), "us": (1e-3, 1e8), "ns": (1.0, 1e11)}
-"""Of a cell in its unit: 100 TB/s is ten times the memory of any GPU; a latency is a nanosecond to
-100 s."""
+"""Limits of a cell in its unit: 100 TB/s is ten times the memory of any GPU; a latency is from a
+nanosecond to 100 s."""
 
 NOT_MEASURED = {"N/A", "X", "-", "nan"}
 _CORNERS = {"D\\D", "D\\\\D", "GPU", "CPU"}
@@ -37,22 +36,15 @@ MOST_COLUMNS = 1024
 OTHER_TOOL = re.compile(r"Measured bandwidth in GB/s of size|^nvloom", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class _Head:
-    """Title of a matrix: the line behind it (zero-based), test, unit."""
+_Head = tuple[int, str, str]
+"""The line behind the title of a matrix (zero-based), its test, and its unit."""
 
-    behind: int
-    test: str
-    unit: str
-
-
-def is_matrices(text: str) -> bool:
-    """Whether a text is one of these tools' output."""
-    return is_matrix_log(clean_lines(clean_characters(text)))
+Values = tuple[tuple[float | None, ...], ...]
+"""Cells of a matrix in SI units; None: not measured."""
 
 
 def is_matrix_log(lines: Sequence[str]) -> bool:
-    """Whether cleaned lines are one of these tools' output."""
+    """Tell whether cleaned lines are one of these tools' output."""
     return any(
         "nvbandwidth Version" in line
         or ("Matrix" in line and _P2P.search(line))
@@ -62,7 +54,7 @@ def is_matrix_log(lines: Sequence[str]) -> bool:
 
 
 def is_nvbandwidth_json(document: object) -> bool:
-    """Whether a document is what ``nvbandwidth --json`` writes."""
+    """Tell whether a document is what ``nvbandwidth --json`` writes."""
     return isinstance(document, Mapping) and isinstance(document.get("nvbandwidth"), Mapping)
 
 
@@ -89,17 +81,14 @@ def read_matrix_log(lines: Sequence[str], file: str) -> list[LinkMatrix]:
         for at, line in enumerate(lines, start=1)
         if _unit(line) is None and _P2P_TITLE.search(line)
     ]
-    for head in _heads(lines):
-        try:
-            values, end = _values(lines, head, devices)
+    for behind, test, unit in _heads(lines):
+        with collect_faults(faults):
+            values, end = _values(lines, (behind, test, unit), devices)
             if values:
-                _check_sum(lines, end, values, UNITS[head.unit])
-                _check_both_ways(values, head)
-        except InputError as error:
-            faults += error.faults
-            continue
-        if values:
-            matrices.append(_matrix(head.test, head.unit, values, devices, file, barred=no_access))
+                # Nvbandwidth prints the sum of a matrix below it: a digit that was lost shows.
+                _check_total(values, unit, _sum_below(lines, end)[1], line=end + 1)
+                _check_both_ways(values, (behind, test, unit))
+                matrices.append(_matrix(test, unit, values, devices, file, barred=no_access))
     if not matrices and not faults:
         faults.append(Fault("file", "no matrix with numbers", "at least one test that ran"))
     if faults:
@@ -121,29 +110,25 @@ def read_nvbandwidth_json(document: Mapping[str, Any], file: str) -> list[LinkMa
         listed = [text for key in run if "evice list" in str(key) for text in run[key] or []]
         devices = tuple(match[1] for text in listed if (match := _JSON_DEVICE.match(str(text))))
         for case in run.get("testcases") or []:
-            rows = case.get("bandwidth_matrix")
-            if rows:
+            if rows := case.get("bandwidth_matrix"):
+                test = str(case["name"])
                 unit = "ns" if "latency" in case["name"] else "GB/s"
                 cells = tuple(tuple(_cell(str(c), unit) for c in row) for row in rows)
-                _check_shape(cells, str(case["name"]))
+                widths = sorted({len(row) for row in cells})
+                problem = f"rows of {', '.join(map(str, widths))} cells in {test!r}"
+                shape = (len(widths) != 1 or widths == [0], "testcases", problem)
+                refuse(None, (*shape, "as many in each row"))
                 if isinstance(case.get("sum"), float | int):
-                    _check_total(cells, UNITS[unit], float(case["sum"]), digits=4)
-                matrices.append(_matrix(str(case["name"]), unit, cells, devices, file))
+                    _check_total(cells, unit, float(case["sum"]), digits=4)
+                matrices.append(_matrix(test, unit, cells, devices, file))
+        refuse(None, (not matrices, "testcases", "no test that ran", "at least one"))
     except (KeyError, TypeError, AttributeError) as error:
-        wrong = f"{type(error).__name__}: {error}"
-        raise InputError(Fault("testcases", wrong, "tests with a name", file)) from None
+        raise InputError(
+            Fault("testcases", f"{type(error).__name__}: {error}", "tests with a name", file)
+        ) from None
     except InputError as error:
         raise error.located(file) from None
-    if not matrices:
-        raise InputError(Fault("testcases", "no test that ran", "at least one", file))
     return matrices
-
-
-def _check_shape(cells: Sequence[Sequence[float | None]], name: str) -> None:
-    widths = {len(row) for row in cells}
-    if len(widths) != 1 or widths == {0}:
-        problem = f"rows of {', '.join(map(str, sorted(widths)))} cells in {name!r}"
-        raise InputError(Fault("testcases", problem, "as many in each row"))
 
 
 # ---------------------------------------------------------------- text
@@ -154,78 +139,78 @@ def _unit(line: str) -> str | None:
 
 
 def _heads(lines: Sequence[str]) -> Iterator[_Head]:
-    """Titles of matrices; a test is named above, or below where that line is missing."""
+    """Yield titles of matrices; a test is named above, or below where that line is missing."""
     running = ""
     for at, line in enumerate(lines):
         unit = _unit(line)
         if (test := _TEST.search(line)) is not None:
             running = test.group(1)
         elif unit is not None and (p2p := _P2P.search(line)) is not None:
-            test_name = re.split(r"\s*\(", line[p2p.start() :])[0].removesuffix(" Matrix")
-            yield _Head(at + 1, test_name, unit)
+            yield at + 1, re.split(r"\s*\(", line[p2p.start() :])[0].removesuffix(" Matrix"), unit
         elif unit is not None and _TITLE.search(line):
-            summed = _sum_below(lines, at + 1)
-            yield _Head(at + 1, running or (summed[0] if summed else _test_of(line)), unit)
+            yield at + 1, running or _sum_below(lines, at + 1)[0] or _test_of(line), unit
         elif _SUM.search(line):
             running = ""
 
 
-def _sum_below(lines: Sequence[str], start: int) -> tuple[str, float] | None:
-    """Name and sum that stand below a matrix, before the next test."""
+def _sum_below(lines: Sequence[str], start: int) -> tuple[str, float | None]:
+    """Return name and sum that stand below a matrix, before the next test."""
     for line in lines[start : start + 2 * MOST_COLUMNS]:
         if (match := _SUM.search(line)) is not None:
             total = number(match[2])
-            return None if total is None else (match[1], total)
+            return "" if total is None else match[1], total
         if _TEST.search(line) or _TITLE.search(line):
-            return None
-    return None
+            break
+    return "", None
 
 
 def _test_of(title: str) -> str:
-    """Name of a test by the title of its matrix, as nvbandwidth's sources pair them."""
+    """Name a test by the title of its matrix, as nvbandwidth's sources pair them."""
     how = "sm" if " SM " in title else "ce"
-    ends = ("device", "device") if "GPU(row)" in title else ("host", "device")
+    first = "device" if "GPU(row)" in title else "host"
     if "<->" in title:
-        return f"{ends[0]}_to_{ends[1]}_bidirectional_memcpy_{how}"
-    if ends[0] == "device":
+        return f"{first}_to_device_bidirectional_memcpy_{how}"
+    if first == "device":
         return f"device_to_device_memcpy_{'read' if '->' in title else 'write'}_{how}"
     return f"host_to_device_memcpy_{how}" if "->" in title else f"device_to_host_memcpy_{how}"
 
 
-def _values(
-    lines: Sequence[str], head: _Head, devices: Sequence[str]
-) -> tuple[tuple[tuple[float | None, ...], ...], int]:
-    """Rows below a line of column numbers, and the line behind them; () without a matrix."""
-    start = head.behind
-    while start < len(lines) and not lines[start]:
-        start += 1
+def _values(lines: Sequence[str], head: _Head, devices: Sequence[str]) -> tuple[Values, int]:
+    """Return rows below a line of column numbers, and the line behind; () without a matrix."""
+    behind, test, unit = head
+    start = next((at for at in range(behind, len(lines)) if lines[at]), len(lines))
     block, end = _block(lines, start)
     tokens = [word for line in block for word in line.split()]
     square = bool(tokens) and tokens[0] in _CORNERS
-    tokens = tokens[1:] if square else tokens
-    columns = 0
-    while columns < len(tokens) and tokens[columns] == str(columns):
-        columns += 1
-    if not columns and len(block) > 1:
-        problem = f"{tokens[0][:40]!r} before the first column" if tokens else "no column"
-        raise InputError(Fault("matrix", problem, "0: its head is garbled", line=start + 1))
+    tokens = tokens[square:]
+    columns = next((n for n, word in enumerate(tokens) if word != str(n)), len(tokens))
+    before = f"{tokens[0][:40]!r} before the first column" if tokens else "no column"
+    garbled = (not columns and len(block) > 1, "matrix", before, "0: its head is garbled")
+    refuse(start + 1, garbled)
     if columns and len(tokens) == columns:
         _check_no_row(lines, end)
-    if not columns or len(tokens) == columns:
+    if len(tokens) == columns or not columns:
         return (), end
-    if any(word not in NOT_MEASURED and number(word) is None for word in tokens):
-        torn = next(word for word in tokens if word not in NOT_MEASURED and number(word) is None)
-        raise InputError(Fault("matrix", repr(torn[:40]), "numbers: it is garbled", line=start + 1))
-    rows = _rows(tokens, columns, start, block)
-    between_gpus = square or "device_to_device" in head.test
-    if between_gpus and len(rows) != columns:
-        problem = f"{len(rows)} rows in {head.test!r}"
-        raise InputError(Fault("matrix", problem, f"{columns}: it is cut off", line=start + 1))
-    if columns < len(devices):
-        problem = f"{columns} columns in {head.test!r}"
-        allowed = f"{len(devices)}, one for each GPU that the log names"
-        raise InputError(Fault("matrix", problem, allowed, line=start + 1))
-    return tuple(tuple(_cell(cell, head.unit, start + 1) for cell in row) for row in rows), end
+    torn = next((w for w in tokens if w not in NOT_MEASURED and number(w) is None), None)
+    refuse(start + 1, (torn, "matrix", repr((torn or "")[:40]), "numbers: it is garbled"))
+    rows = _rows(tokens[columns:], columns, start + 2, len(block))
+    between_gpus = square or "device_to_device" in test
+    refuse(
+        start + 1,
+        (
+            between_gpus and len(rows) != columns,
+            "matrix",
+            f"{len(rows)} rows in {test!r}",
+            f"{columns}: it is cut off",
+        ),
+        (
+            columns < len(devices),
+            "matrix",
+            f"{columns} columns in {test!r}",
+            f"{len(devices)}, one for each GPU that the log names",
+        ),
+    )
+    return tuple(tuple(_cell(cell, unit, start + 1) for cell in row) for row in rows), end
 
 
 def _block(lines: Sequence[str], start: int) -> tuple[list[str], int]:
@@ -248,12 +233,15 @@ def _check_no_row(lines: Sequence[str], end: int) -> None:
     cells = lines[at].split() if at is not None else []
     digits = sum(any(map(str.isdigit, cell)) for cell in cells)
     if at is not None and len(cells) > 1 and 2 * digits > len(cells) and cells[0] in {"0", "O"}:
-        problem = f"a first row {lines[at][:40]!r}"
-        raise InputError(Fault("matrix", problem, "numbers: it is garbled", line=at + 1))
+        raise InputError(
+            Fault(
+                "matrix", f"a first row {lines[at][:40]!r}", "numbers: it is garbled", line=at + 1
+            )
+        )
 
 
 def _is_cells(line: str, before: Sequence[str]) -> bool:
-    """Whether a line holds numbers alone, behind a corner in the first."""
+    """Tell whether a line holds numbers alone, behind a corner in the first."""
     tokens = line.split()
     if tokens and tokens[0] in _CORNERS and not before:
         tokens = tokens[1:]
@@ -263,68 +251,64 @@ def _is_cells(line: str, before: Sequence[str]) -> bool:
     )
 
 
-def _rows(tokens: Sequence[str], columns: int, start: int, block: Sequence[str]) -> list[list[str]]:
-    """Cells of each row: its number, then as many as there are columns, on one line or wrapped."""
-    rest = list(tokens[columns:])
-    rows: list[list[str]] = []
-    while rest:
-        row, rest = rest[: columns + 1], rest[columns + 1 :]
-        line = start + 2 + len(rows)
-        if row[0] != str(len(rows)):
-            problem = f"{row[0][:40]!r} before row {len(rows)}"
-            allowed = f"rows of {columns} cells by number (is a cell missing, or a row doubled?)"
-            raise InputError(Fault("matrix", problem, allowed, line=line))
-        if len(row) != columns + 1:
-            problem = f"a row of {len(row) - 1} numbers"
-            raise InputError(Fault("matrix", problem, f"{columns}: it is cut off", line=line))
-        rows.append(row[1:])
-    if len(block) == 1:
-        raise InputError(Fault("matrix", "one line", "a head and rows below it", line=start + 1))
-    return rows
+def _rows(cells: Sequence[str], columns: int, line: int, lines: int) -> list[Sequence[str]]:
+    """Return the cells of each row: its number, then one for each column, even if wrapped.
 
-
-def _check_sum(
-    lines: Sequence[str], end: int, values: Sequence[Sequence[float | None]], scale: float
-) -> None:
-    """Nvbandwidth prints the sum of a matrix below it: a digit that was lost shows."""
-    summed = _sum_below(lines, end)
-    if summed is None:
-        return
-    _check_total(values, scale, summed[1], line=end + 1)
+    `line`: of the first row. `lines`: of the whole matrix.
+    """
+    rows = [cells[at : at + columns + 1] for at in range(0, len(cells), columns + 1)]
+    by_number = f"rows of {columns} cells by number (is a cell missing, or a row doubled?)"
+    for at, row in enumerate(rows):
+        refuse(
+            line + at,
+            (
+                row[0] != str(at),
+                "matrix",
+                f"{row[0][:40]!r} before row {at}",
+                by_number,
+            ),
+            (
+                len(row) != columns + 1,
+                "matrix",
+                f"a row of {len(row) - 1} numbers",
+                f"{columns}: it is cut off",
+            ),
+        )
+    refuse(line - 1, (lines == 1, "matrix", "one line", "a head and rows below it"))
+    return [row[1:] for row in rows]
 
 
 def _check_total(
-    values: Sequence[Sequence[float | None]],
-    scale: float,
-    summed: float,
-    *,
-    line: int | None = None,
-    digits: int = 2,
+    values: Values, unit: str, summed: float | None, *, line: int | None = None, digits: int = 2
 ) -> None:
-    cells = [cell / scale for row in values for cell in row if cell is not None]
+    """Refuse cells that do not add up to a sum, where there is one."""
+    if summed is None:
+        return
+    cells = [cell / UNITS[unit] for row in values for cell in row if cell is not None]
     total = math.fsum(cells)
     off = 0.6 * 10.0**-digits * (len(cells) + 1) + 2e-5 * abs(total)
-    if not abs(total - summed) <= off:
-        problem = f"cells that add up to {total:.6g}, and a sum of {summed:.6g}"
-        raise InputError(Fault("matrix", problem, "the same: it is garbled", line=line))
+    problem = f"cells that add up to {total:.6g}, and a sum of {summed:.6g}"
+    refuse(line, (not abs(total - summed) <= off, "matrix", problem, "the same: it is garbled"))
 
 
 MOST_UNLIKE = 8.0
 """Times between both directions of a pair: they take the same links."""
 
 
-def _check_both_ways(values: Sequence[Sequence[float | None]], head: _Head) -> None:
-    """The two directions of a pair differ little."""
-    if len(values) != len(values[0]) or head.unit != "GB/s":
+def _check_both_ways(values: Values, head: _Head) -> None:
+    """Refuse two directions of a pair that differ much."""
+    behind, test, unit = head
+    if len(values) != len(values[0]) or unit != "GB/s":
         return
+    allowed = f"rates that differ less than {MOST_UNLIKE:g} times: is a digit lost?"
     for i, row in enumerate(values):
         for j, cell in enumerate(row[:i]):
             back = values[j][i]
             if cell and back and max(cell, back) > MOST_UNLIKE * min(cell, back):
                 rates = f"{back * 1e-9:g} GB/s from {j} to {i}, and {cell * 1e-9:g} back"
-                problem = f"{rates}, in {head.test!r}"
-                allowed = f"rates that differ less than {MOST_UNLIKE:g} times: is a digit lost?"
-                raise InputError(Fault("matrix", problem, allowed, line=head.behind + j + 2))
+                raise InputError(
+                    Fault("matrix", f"{rates}, in {test!r}", allowed, line=behind + j + 2)
+                )
 
 
 def _cell(text: str, unit: str, line: int | None = None) -> float | None:
@@ -332,23 +316,21 @@ def _cell(text: str, unit: str, line: int | None = None) -> float | None:
     if value is None or value <= 0:
         return None
     low, high = LIMITS[unit]
-    if not low <= value <= high:
-        problem = f"{text[:80]} {unit}"
-        raise InputError(Fault("matrix", problem, f"from {low:g} to {high:g}", line=line))
+    is_beyond = not low <= value <= high
+    refuse(line, (is_beyond, "matrix", f"{text[:80]} {unit}", f"from {low:g} to {high:g}"))
     return value * UNITS[unit]
 
 
 def _matrix(
     test: str,
     unit: str,
-    values: tuple[tuple[float | None, ...], ...],
+    values: Values,
     devices: tuple[str, ...],
     file: str,
     *,
     barred: bool = False,
 ) -> LinkMatrix:
-    p2p_tool = test.startswith(("Uni", "Bi", "P2P"))
-    host = "host" in test
+    host, p2p_tool = "host" in test, test.startswith(("Uni", "Bi", "P2P"))
     return LinkMatrix(
         test=test,
         what="bandwidth" if unit == "GB/s" else "latency",

@@ -23,9 +23,9 @@ from perfmodel.calibrate.readers.nccl_json import (
     read_nccl_json,
     read_rccl_json,
 )
-from perfmodel.calibrate.readers.nccl_tests.nccl_text import is_nccl_log, read_nccl_log
+from perfmodel.calibrate.readers.nccl_text import is_nccl_log, read_nccl_log
 from perfmodel.calibrate.readers.sweep_records import LinkMatrix, Sweep
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.files import plain as plain_values
 from perfmodel.files import validate_document
 from perfmodel.files.pasted_text import (
@@ -35,7 +35,7 @@ from perfmodel.files.pasted_text import (
     unwrapped,
     wrapped_width,
 )
-from perfmodel.measure.record import Measurement
+from perfmodel.measure.job import Measurement
 
 KNOWN = (
     "what 'perfmodel measure', nccl-tests (text, -J), rccl-tests (text, -Z json), nvbandwidth "
@@ -50,9 +50,6 @@ LARGEST_JSON = 8 * 2**20
 
 _JSON_BEGIN = re.compile(r"\{\s*(?:[\"'}]|$)|\[\s*(?:[{\[\]\"]|$)")
 """Not a time in brackets before a line, nor Jira's ``{code}``."""
-
-_STATUS = re.compile(r"^\s*GPU\d+\s.*\b(?:OK|NS|CNS|GNS|TNS)\b", re.MULTILINE)
-_PATHS = re.compile(r"^\s*GPU\d+\s.*\b(?:NV\d+|PIX|PXB|PHB|NODE|SYS)\b", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +88,7 @@ def read_files(
             contents.append(read_found(read_pasted_text(path), path, op=op, ranks=ranks))
         except InputError as error:
             faults += error.located(str(path)).faults
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return contents
 
 
@@ -106,15 +102,13 @@ def read_found(
     InputError
         A file of another kind, or everything that is wrong in it.
     """
-    file = str(path)
-    if text.count("\n") > MOST_LINES:
-        problem = f"{text.count(chr(10)):,} lines"
-        raise InputError(Fault("file", problem, f"at most {MOST_LINES:,}", file))
+    lines = text.count("\n")
+    if lines > MOST_LINES:
+        raise InputError(Fault("file", f"{lines:,} lines", f"at most {MOST_LINES:,}", str(path)))
     cleaned = clean_characters(text)
     if (documents := _json(text, clean_lines(cleaned))) is not None:
         return _found_json(documents, path, op, ranks)
-    width = wrapped_width(cleaned)
-    joined = None
+    width, joined = wrapped_width(cleaned), None
     if width:
         with suppress(InputError):
             joined = _found_text(unwrapped(cleaned, width), path, op, ranks)
@@ -151,8 +145,8 @@ def _found_text(text: str, path: Path, op: str | None, ranks: int | None) -> Mea
     """Read tables and matrices of a text without colours."""
     file, lines = str(path), clean_lines(text)
     is_sweeps, is_links = is_nccl_log(lines), is_matrix_log(lines)
-    if (reason := _unsupported_kind(text, lines, measured=is_sweeps or is_links)) is not None:
-        raise InputError(Fault("file", reason, KNOWN, file))
+    if not is_sweeps and not is_links:
+        raise InputError(Fault("file", _unsupported_kind(text, lines), KNOWN, file))
     sweeps = read_nccl_log(lines, file, op=op, ranks=ranks) if is_sweeps else []
     matrices = read_matrix_log(lines, file) if is_links else []
     once = dict.fromkeys(matrices)  # not pasted twice
@@ -160,25 +154,21 @@ def _found_text(text: str, path: Path, op: str | None, ranks: int | None) -> Mea
 
 
 def _found_json(
-    documents: list[object], path: Path, op: str | None, ranks: int | None
+    documents: list[Any], path: Path, op: str | None, ranks: int | None
 ) -> MeasurementFile:
     file, first = str(path), documents[0]
-    records: Any = first if len(documents) == 1 and isinstance(first, list) else documents
+    records = first if len(documents) == 1 and isinstance(first, list) else documents
+    sweeps: list[Sweep] = []
+    matrices: list[LinkMatrix] = []
     if is_rccl_json(records):
-        return MeasurementFile(
-            path.name, sweeps=tuple(read_rccl_json(records, file, op=op, ranks=ranks))
-        )
-    if all(map(is_nccl_json, documents)):
-        runs: Any = documents
-        return MeasurementFile(
-            path.name, sweeps=tuple(s for run in runs for s in read_nccl_json(run, file, op=op))
-        )
-    if all(map(is_nvbandwidth_json, documents)):
-        runs = documents
-        return MeasurementFile(
-            path.name, matrices=tuple(m for run in runs for m in read_nvbandwidth_json(run, file))
-        )
-    return MeasurementFile(path.name, validate_document(Measurement, first, file))
+        sweeps = read_rccl_json(records, file, op=op, ranks=ranks)
+    elif all(map(is_nccl_json, documents)):
+        sweeps = [sweep for run in documents for sweep in read_nccl_json(run, file, op=op)]
+    elif all(map(is_nvbandwidth_json, documents)):
+        matrices = [matrix for run in documents for matrix in read_nvbandwidth_json(run, file)]
+    else:
+        return MeasurementFile(path.name, validate_document(Measurement, first, file))
+    return MeasurementFile(path.name, None, tuple(sweeps), tuple(matrices))
 
 
 def _json(text: str, lines: Sequence[str]) -> list[object] | None:
@@ -195,8 +185,13 @@ def _json(text: str, lines: Sequence[str]) -> list[object] | None:
     if not _JSON_BEGIN.match(start) or (start.startswith('{"') and is_nccl_log(lines)):
         return None
     if len(start) > LARGEST_JSON:
-        problem = f"JSON of {len(start) / 2**20:.0f} MiB"
-        raise InputError(Fault("file", problem, f"at most {LARGEST_JSON // 2**20} MiB"))
+        raise InputError(
+            Fault(
+                "file",
+                f"JSON of {len(start) / 2**20:.0f} MiB",
+                f"at most {LARGEST_JSON // 2**20} MiB",
+            )
+        )
     decoder, documents, at = json.JSONDecoder(), [], 0
     separator = re.compile(r"[ \t\r\n,]*")
     try:
@@ -204,19 +199,26 @@ def _json(text: str, lines: Sequence[str]) -> list[object] | None:
             document, at = decoder.raw_decode(start, at)
             documents.append(document)
             at = separator.match(start, at).end()  # type: ignore[union-attr]
-    except json.JSONDecodeError as error:
-        line = error.lineno
-        fault = Fault("file", f"no JSON ({error.msg}): cut off?", KNOWN, line=line)
-        raise InputError(fault) from None
     except RecursionError:
         raise InputError(Fault("file", "JSON nested too deeply", KNOWN)) from None
-    except ValueError as error:  # a number of thousands of digits
-        raise InputError(Fault("file", str(error).partition(";")[0], KNOWN)) from None
+    except ValueError as error:  # no JSON, or a number of thousands of digits
+        problem, line = str(error).partition(";")[0], getattr(error, "lineno", None)
+        if isinstance(error, json.JSONDecodeError):
+            problem = f"no JSON ({error.msg}): cut off?"
+        raise InputError(Fault("file", problem, KNOWN, line=line)) from None
     plain_values(documents)  # refuses what is beyond the bounds of any file
     return documents
 
 
 _HINTS = (
+    (
+        re.compile(r"^\s*GPU\d+\s.*\b(?:NV\d+|PIX|PXB|PHB|NODE|SYS)\b", re.MULTILINE),
+        "the matrix of 'nvidia-smi topo -m'; it is for 'perfmodel topology import'",
+    ),
+    (
+        re.compile(r"^\s*GPU\d+\s.*\b(?:OK|NS|CNS|GNS|TNS)\b", re.MULTILINE),
+        "the matrix of 'nvidia-smi topo -p2p': what GPUs may do, without any number",
+    ),
     (
         re.compile(r"ROCm System Management|AMD SMI|\bXGMI\b"),
         "what rocm-smi or amd-smi says of AMD GPUs: paths without any number",
@@ -244,20 +246,14 @@ _HINTS = (
 )
 
 
-def _unsupported_kind(text: str, lines: Sequence[str], *, measured: bool) -> str | None:
-    """Kind of a text that is no measurement, as far as it is recognised; else None."""
-    if measured:
-        return None
+def _unsupported_kind(text: str, lines: Sequence[str]) -> str:
+    """Name the kind of a text that is no measurement, as far as it is recognised."""
     start, body = text.lstrip()[:400].lower(), "\n".join(lines[:4000])
-    status, paths = (bool(kind.search(body)) for kind in (_STATUS, _PATHS))
-    reasons = {
-        "an empty file": not start,
-        "an HTML page; save the log itself ('Raw')": "<html" in start
-        or start.startswith("<!doctype html"),
-        "XML; a topology is for 'perfmodel topology import'": start.startswith("<"),
-        "the matrix of 'nvidia-smi topo -m'; it is for 'perfmodel topology import'": paths,
-        "the matrix of 'nvidia-smi topo -p2p': what GPUs may do, without any number": status,
-    }
-    named = next((reason for reason, holds in reasons.items() if holds), None)
-    hint = next((reason for kind, reason in _HINTS if kind.search(body)), None)
-    return named or hint or "text without a table or a matrix"
+    is_page = "<html" in start or start.startswith("<!doctype html")
+    reasons = (
+        (not start, "an empty file"),
+        (is_page, "an HTML page; save the log itself ('Raw')"),
+        (start.startswith("<"), "XML; a topology is for 'perfmodel topology import'"),
+        *((kind.search(body), reason) for kind, reason in _HINTS),
+    )
+    return next((reason for holds, reason in reasons if holds), "text without a table or a matrix")

@@ -7,21 +7,27 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from perfmodel.calibrate.readers.infer_op import OPS, op_named, op_of_file
-from perfmodel.calibrate.readers.sweep_records import PERFORMANCE, Sweep, rows_of, version_text
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.calibrate.readers.nccl_rows import OPS, op_named, op_of_file
+from perfmodel.calibrate.readers.sweep_records import (
+    PERFORMANCE,
+    Sweep,
+    refuse,
+    rows_of,
+    version_text,
+)
+from perfmodel.errors import Fault, InputError, allowed_names, failed
 
 Document = Mapping[str, Any]
 PLACES = (("out_of_place", False), ("in_place", True))
 
 
 def is_nccl_json(document: object) -> bool:
-    """Whether a document is what ``nccl-tests -J`` writes."""
+    """Tell whether a document is what ``nccl-tests -J`` writes."""
     return isinstance(document, Mapping) and {"nccl_version", "config", "results"} <= set(document)
 
 
 def is_rccl_json(document: object) -> bool:
-    """Whether a document is what ``rccl-tests -Z json`` writes: a list of placements."""
+    """Tell whether a document is what ``rccl-tests -Z json`` writes: a list of placements."""
     return (
         isinstance(document, list)
         and bool(document)
@@ -59,32 +65,33 @@ def read_rccl_json(
 def _checked(read: Callable[[], list[Sweep]], file: str) -> list[Sweep]:
     try:
         sweeps = read()
+        refuse(None, (not sweeps, "results", "no row with a size and a time", "at least one"))
     except InputError as error:
         raise error.located(file) from None
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        actual = f"{type(error).__name__}: {str(error)[:80]}"
         raise InputError(
-            Fault("results", actual, "the fields that the tests write", file)
+            Fault(
+                "results",
+                f"{type(error).__name__}: {str(error)[:80]}",
+                "the fields that the tests write",
+                file,
+            )
         ) from None
-    if not sweeps:
-        raise InputError(Fault("results", "no row with a size and a time", "at least one", file))
     return sweeps
 
 
 def _of_nccl(document: Document, file: str, op: str | None) -> list[Sweep]:
-    devices = list(document["config"].get("devices") or [])
+    devices, results = list(document["config"].get("devices") or []), document["results"]
     arguments = [str(part) for part in document.get("args") or []]
     name = op or op_named(arguments[0] if arguments else "") or op_of_file(Path(file).name)
-    faults = []
-    if name is None:
-        faults.append(Fault("args", "no executable that names a collective", "--op"))
-    if len(devices) < 2:
-        faults.append(Fault("config.devices", f"{len(devices)} devices", "at least 2 ranks"))
-    if len({device.get("group", 0) for device in devices}) > 1:
-        faults.append(Fault("config.devices", "several groups that run at once", "one group"))
-    if not document["results"]:
-        faults.append(Fault("results", "none", "rows: the run was cut off"))
-    if faults or name is None:
+    groups = {device.get("group", 0) for device in devices}
+    problems = (
+        (name is None, "args", "no executable that names a collective", "--op"),
+        (len(devices) < 2, "config.devices", f"{len(devices)} devices", "at least 2 ranks"),
+        (len(groups) > 1, "config.devices", "several groups that run at once", "one group"),
+        (not results, "results", "none", "rows: the run was cut off"),
+    )
+    if (faults := failed(*problems)) or name is None:
         raise InputError(faults)
     hosts = Counter(device["hostname"] for device in devices)
     processes = {(device["hostname"], device["pid"]) for device in devices}
@@ -94,7 +101,7 @@ def _of_nccl(document: Document, file: str, op: str | None) -> list[Sweep]:
             ranks=len(devices),
             nodes=len(hosts),
             gpus_per_node=max(hosts.values()) if len(set(hosts.values())) == 1 else None,
-            dtype=str(document["results"][0]["type"]),
+            dtype=str(results[0]["type"]),
             in_place=in_place,
             rows=rows,
             devices=tuple(dict.fromkeys(str(device["device_info"]) for device in devices)),
@@ -105,7 +112,7 @@ def _of_nccl(document: Document, file: str, op: str | None) -> list[Sweep]:
             file=Path(file).name,
         )
         for place, in_place in PLACES
-        if (rows := rows_of(_timed(document["results"], place)))
+        if (rows := rows_of(_timed(results, place)))
     ]
 
 
@@ -124,19 +131,17 @@ def _timed(results: Iterable[Document], place: str) -> Iterable[tuple[int, float
 
 def _of_rccl(records: list[Document], file: str, op: str | None, ranks: int | None) -> list[Sweep]:
     tables: dict[tuple[str, int, int | None, str, bool], list[tuple[int, float]]] = {}
+    known = allowed_names(set(OPS.values())) + " (--op)"
     for record in records:
-        name = op or OPS.get(_snake(str(record.get("name", ""))))
-        if name is None:
-            raise InputError(
-                Fault(
-                    "name", repr(record.get("name")), allowed_names(set(OPS.values())) + " (--op)"
-                )
-            )
-        nodes = record.get("nodes")
+        name = op or OPS.get(_snake(str(record.get("name", "")))) or ""
         count = int(record.get("ranks") or record.get("gpus") or ranks or 0)
-        if count < 2:
-            raise InputError(Fault("gpus", str(count), "at least 2 ranks"))
-        key = (name, count, nodes, str(record.get("type", "float")), bool(int(record["inPlace"])))
+        refuse(
+            None,
+            (not name, "name", repr(record.get("name")), known),
+            (count < 2, "gpus", str(count), "at least 2 ranks"),
+        )
+        in_place, dtype = bool(int(record["inPlace"])), str(record.get("type", "float"))
+        key = (name, count, record.get("nodes"), dtype, in_place)
         tables.setdefault(key, []).append((int(record["size"]), float(record["time"])))
     return [
         Sweep(

@@ -1,7 +1,12 @@
-"""Records of what measuring tools write: sweeps over size, and matrices of links."""
+"""Records of what measuring tools write: sweeps over size, and matrices of links.
+
+Logs print rounded numbers: each is read with how far rounding may have moved it.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -42,13 +47,20 @@ PERFORMANCE = frozenset(
 """Variables that are taken from a log. Everything else in it may be a secret and stays there."""
 
 
-SPIKE = 1.2
+SPIKE_RATIO = 1.2
 """Times its usual multiple of the time in place from which on a time out of place is a spike: in 78
 recorded tables both differ by 1 % (robust standard deviation; 5 % in the worst but one), and those
 that differ by more, by up to 5 times, are of first iterations and of single disturbances."""
 
 FEWEST_PAIRS = 4
 """Sizes that tell what multiple is usual; with fewer both times are taken to be the same."""
+
+
+def refuse(line: int | None, *problems: tuple[object, str, str, str]) -> None:
+    """Raise the first of some problems that holds: whether it does, field, found, allowed."""
+    for holds, field_, found, allowed in problems:
+        if holds:
+            raise InputError(Fault(field_, found, allowed, line=line))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,22 +174,24 @@ def spikes(times_s: Mapping[int, float], in_place_s: Mapping[int, float]) -> dic
     """
     ratios = {n: times_s[n] / in_place_s[n] for n in times_s if in_place_s.get(n, 0.0) > 0.0}
     usual = statistics.median(ratios.values()) if len(ratios) >= FEWEST_PAIRS else 1.0
-    return {n: in_place_s[n] * usual for n, ratio in ratios.items() if ratio > SPIKE * usual}
+    return {n: in_place_s[n] * usual for n, ratio in ratios.items() if ratio > SPIKE_RATIO * usual}
 
 
 def rows_of(times_us: Iterable[tuple[int, float | None]]) -> tuple[SweepRow, ...]:
-    """Sizes and times (us) by size; rows of size zero and without a time are left out.
+    """Return sizes and times (us) by size; rows of size zero and without a time are left out.
 
     Raises `InputError`: a size or a time that nothing has, as a damaged digit makes it.
     """
     times_s = {n: time_us * 1e-6 for n, time_us in times_us if n > 0 and time_us and time_us > 0}
+    allowed = f"from {SHORTEST_MEASURED_S * 1e6:g} to {LONGEST_MEASURED_S * 1e6:g} us"
     for nbytes, time_s in times_s.items():
-        if nbytes > MOST_MEASURED_BYTES:
-            raise InputError(Fault("size", f"{nbytes} B", f"at most {MOST_MEASURED_BYTES:,}"))
-        if not SHORTEST_MEASURED_S <= time_s <= LONGEST_MEASURED_S:
-            quantity = f"{time_s * 1e6:g} us for {nbytes:,} B"
-            allowed = f"from {SHORTEST_MEASURED_S * 1e6:g} to {LONGEST_MEASURED_S * 1e6:g} us"
-            raise InputError(Fault("time", quantity, allowed))
+        is_long, is_time = nbytes > MOST_MEASURED_BYTES, f"{time_s * 1e6:g} us for {nbytes:,} B"
+        is_beyond = not SHORTEST_MEASURED_S <= time_s <= LONGEST_MEASURED_S
+        refuse(
+            None,
+            (is_long, "size", f"{nbytes} B", f"at most {MOST_MEASURED_BYTES:,}"),
+            (is_beyond, "time", is_time, allowed),
+        )
     return tuple(SweepRow(nbytes, times_s[nbytes]) for nbytes in sorted(times_s))
 
 
@@ -186,7 +200,123 @@ def version_text(number: int) -> str | None:
 
     Source: ``NCCL_VERSION`` in nccl.h: X*10000 + Y*100 + Z from 2.9 on, X*1000 + Y*100 + Z before.
     """
-    if number <= 0:
-        return None
     major = 10000 if number >= 10000 else 1000
-    return f"{number // major}.{number % major // 100}.{number % 100}"
+    text = f"{number // major}.{number % major // 100}.{number % 100}"
+    return text if number > 0 else None
+
+
+NUMBER = re.compile(r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?$")
+
+
+def number(text: str) -> float | None:
+    """Read a number as C prints it; None for "N/A", "nan" and everything else."""
+    return float(text) if NUMBER.match(text) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """A number in a log.
+
+    Parameters
+    ----------
+    value : float
+    off : float
+        Most that rounding to its last digit may have changed.
+    """
+
+    value: float
+    off: float
+
+    @property
+    def low(self) -> float:
+        """The least that was printed so."""
+        return self.value - self.off
+
+    @property
+    def high(self) -> float:
+        """The most that was printed so."""
+        return self.value + self.off
+
+
+def printed(text: str) -> Printed | None:
+    """Read a number with its rounding; None for what is none.
+
+    Examples
+    --------
+    >>> printed("12")
+    Printed(value=12.0, off=0.51)
+    """
+    value = number(text)
+    if value is None:
+        return None
+    mantissa, _, exponent = text.lower().partition("e")
+    if len(exponent) > 4:  # beyond any float
+        return Printed(value, math.inf)
+    digits = len(mantissa.partition(".")[2]) - int(exponent or 0)
+    # A little over half of the last digit: what is printed was computed in other steps.
+    return Printed(value, 0.51 * 10.0 ** -min(max(digits, -300), 300))
+
+
+_GROUPED = re.compile(r"\d{1,3}([,.'_])\d{3}(?:\1\d{3})*")
+_DECIMAL_COMMA = re.compile(r"(\d+),(\d{1,2})")
+_GROUPED_DECIMAL = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+
+
+def plain_whole(text: str) -> str:
+    """A whole number without marks between its thousands.
+
+    Examples
+    --------
+    >>> plain_whole("1.048.576"), plain_whole("1,024"), plain_whole("4096")
+    ('1048576', '1024', '4096')
+    """
+    grouped = _GROUPED.fullmatch(text)
+    return text.replace(grouped[1], "") if grouped else text
+
+
+def plain_number(text: str) -> str:
+    """A number with a point before its decimals: logs have at most two digits behind a comma.
+
+    Examples
+    --------
+    >>> plain_number("23,83"), plain_number("1,234.5"), plain_number("N/A")
+    ('23.83', '1234.5', 'N/A')
+    """
+    if _GROUPED_DECIMAL.fullmatch(text):
+        return text.replace(",", "")
+    decimal = _DECIMAL_COMMA.fullmatch(text)
+    return f"{decimal[1]}.{decimal[2]}" if decimal else text
+
+
+RANK = re.compile(
+    r"\bRank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+(\d+)\s+)?on\s+(\S+)\s+device\s+(\d+)\s+"
+    r"\[([^\]]*)\]\s*(.*)$"
+)
+
+
+WITHOUT_MPI = (
+    "at least 2 ranks: was the test built without MPI (make MPI=1), so that each process ran alone?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRank:
+    """One line of the list."""
+
+    rank: int
+    group: str
+    process: str
+    host: str
+    device: int
+    bus: str
+    model: str
+
+
+def listed_rank(line: str) -> ListedRank | None:
+    """Read a line of the list."""
+    match = RANK.search(line)
+    if match is None:
+        return None
+    rank, group, process, host, device, bus, model = match.groups()
+    model = re.sub(r"\s*(\||\\n).*$", "", model).strip()
+    return ListedRank(int(rank), group or "0", process or "", host, int(device), bus, model)

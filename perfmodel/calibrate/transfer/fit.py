@@ -46,7 +46,7 @@ PER_OCTAVE = 2
 """Rows of a run that are used for each factor of two in size; more carry no information."""
 
 MAX_STEPS = 6
-"""Of Gauss and Newton; times are nearly linear in the factors unless the algorithm changes."""
+"""Most Gauss-Newton steps; times are nearly linear in factors unless the algorithm changes."""
 
 CONVERGED = 0.01
 """Logarithm of the last step: far below any interval."""
@@ -152,7 +152,9 @@ def _fit_factors(forward: FactorModel, direct: Sequence[DirectMeasurement], prio
         covariance=rounded_rows(fitted.covariance),
         points=_points(forward, fitted, noise),
         slopes=rounded_rows(fitted.slopes),
-        left=_round_prior(noise.model.residual),
+        left=ResidualPrior.model_validate(
+            {name: round_digits(x) for name, x in noise.model.residual.model_dump().items()}
+        ),
         noise=priors.runs,
         odd=tuple(round_digits(x) for x in noise.model.run_factors),
     )
@@ -170,12 +172,11 @@ def _points(
 
 def _faults(runs: Sequence[SweepRun], direct: Sequence[DirectMeasurement]) -> list[Fault]:
     rows = sum(1 for *_, rows in runs for row in rows if row.nbytes > 0 and row.time_s > 0)
+    models = sorted({model_of(topology.gpu.name) for topology, *_ in runs})
     if not rows and not direct:
         return [Fault("observations", f"{rows} rows", "at least one size with a time")]
-    models = sorted({model_of(topology.gpu.name) for topology, *_ in runs})
-    if len(models) > 1:
-        return [Fault("observations", " and ".join(models), "runs of one model of GPU")]
-    return []
+    several = Fault("observations", " and ".join(models), "runs of one model of GPU")
+    return [several] if len(models) > 1 else []
 
 
 def _observations(runs: Sequence[SweepRun], library: CommLibrary) -> list[Observation]:
@@ -220,7 +221,7 @@ def _values(
             factor=True,
             told=round_digits(shrinkage),
             now=_format_value(parameter, nominal.get(parameter), factor),
-            reason=_explain_shrinkage(fitted, at, shrinkage, effects[at]),
+            reason=_explain_shrinkage(fitted, at, effects[at]) if shrinkage < SETTLED_SHARE else "",
         )
 
 
@@ -233,26 +234,18 @@ def _format_value(parameter: Parameter, nominal: float | None, factor: float) ->
     return parameter.format(float(f"{nominal * factor:.4g}"))
 
 
-def _explain_shrinkage(fitted: Estimate, at: int, shrinkage: float, effect: float) -> str:
-    """Why a factor is not identifiable; empty where it is."""
-    if shrinkage >= SETTLED_SHARE:
-        return ""
+def _explain_shrinkage(fitted: Estimate, at: int, effect: float) -> str:
+    """Say why a factor is not identifiable."""
     if effect < NO_EFFECT:
         return "no measured time depends on it"
     deviation = np.sqrt(np.diag(fitted.covariance))
     parameters = list(fitted.values)
-    correlation = fitted.covariance[at] / (deviation * deviation[at])
+    correlation = np.abs(fitted.covariance[at] / (deviation * deviation[at]))
     correlated = [
         str(parameters[other])
-        for other in np.argsort(-np.abs(correlation)).tolist()
-        if other != at and abs(correlation[other]) > 0.4
+        for other in np.argsort(-correlation).tolist()
+        if other != at and correlation[other] > 0.4
     ]
-    if correlated:
-        return f"in these data its effect is like that of {' and '.join(correlated[:2])}"
-    return "these data leave it nearly as open as it was"
-
-
-def _round_prior(prior: ResidualPrior) -> ResidualPrior:
-    return ResidualPrior.model_validate(
-        {name: round_digits(x) for name, x in prior.model_dump().items()}
-    )
+    if not correlated:
+        return "these data leave it nearly as open as it was"
+    return f"in these data its effect is like that of {' and '.join(correlated[:2])}"

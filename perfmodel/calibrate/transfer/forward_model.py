@@ -156,8 +156,11 @@ class _Candidate:
             if id(machine) not in timers:
                 topology = scale_bandwidths(machine.topology, bandwidth_factors(factors))
                 timers[id(machine)] = UncontendedTimer(replace(machine, topology=topology))
-            lowered = replace(self.lowered, launch_s=0.0, uneven_s=0.0)
-            corrected = apply_corrections(corrections_of(factors), lowered, self.context)
+            corrected = apply_corrections(
+                corrections_of(factors),
+                replace(self.lowered, launch_s=0.0, uneven_s=0.0),
+                self.context,
+            )
             self.cache[key] = timers[id(machine)].time_s(corrected)
         launch_s = (self.lowered.launch_s - self.uneven_s) * factors.get(LAUNCH, 1.0)
         return self.cache[key] + launch_s + self.uneven_s * factors.get(UNEVEN, 1.0)
@@ -194,9 +197,16 @@ def _candidates(observation: Observation) -> list[_Candidate]:
             lowered.schedule.algorithm,
             lowered.protocol,
         )
-        parameters = tuple(_parameters_of(lowered, topology))
-        hidden = _hidden_share(lowered, observation)
-        candidates.append(_Candidate(lowered, context, parameters, lowered.uneven_s, hidden, {}))
+        candidates.append(
+            _Candidate(
+                lowered,
+                context,
+                tuple(_parameters_of(lowered, topology)),
+                lowered.uneven_s,
+                _hidden_share(lowered, observation),
+                {},
+            )
+        )
     return candidates
 
 

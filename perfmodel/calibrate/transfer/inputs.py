@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from perfmodel.calibrate.checks import ConfiguredMachine, differences, unlike_gpus
 from perfmodel.calibrate.profile import Profile, Source
 from perfmodel.calibrate.readers import LinkMatrix, MeasurementFile, Sweep, SweepRow
-from perfmodel.calibrate.readers.sweep_records import spikes
+from perfmodel.calibrate.readers.sweep_records import refuse, spikes
 from perfmodel.calibrate.transfer.fit import SweepRun, fit_profile
 from perfmodel.calibrate.transfer.link_matrices import SINGLE_COPY_TESTS, measure_links
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, InputError, allowed_names, raise_faults
+from perfmodel.files import collect_faults
 from perfmodel.library.lowering.rings import OWN_ALGORITHM
 from perfmodel.library.nccl.communicator import MOST_OF_ONE_HOST
 from perfmodel.library.settings import settings_of
-from perfmodel.measure.record import Measurement
+from perfmodel.measure.job import Measurement
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology
 
@@ -67,30 +68,19 @@ class _FitInput:
 
     def add_file(self, measured: MeasurementFile, sha256: str) -> None:
         """Add everything that a file holds; raises InputError with all its faults."""
-        faults: list[Fault] = []
+        file, faults = measured.file, list[Fault]()
         if measured.measurement is not None:
-            self._add_sweep(_sweep_of(measured.measurement, measured.file), measured.file, sha256)
+            self._add_sweep(_sweep_of(measured.measurement, file), file, sha256)
         for sweep in _prefer_out_of_place(measured.sweeps):
-            if sweep.op not in OWN_ALGORITHM:
-                self.unused.append(
-                    Fault(
-                        "collective",
-                        repr(sweep.op),
-                        allowed_names(OWN_ALGORITHM, sweep.op),
-                        measured.file,
-                        sweep.line or None,
-                    )
-                )
-                continue
-            try:
-                topology = self._add_sweep(sweep, measured.file, sha256)
-            except InputError as error:
-                faults += error.faults
-                continue
-            self.notes += _doubts(sweep, measured.file, topology)
+            if sweep.op in OWN_ALGORITHM:
+                with collect_faults(faults):
+                    self.notes += _doubts(sweep, file, self._add_sweep(sweep, file, sha256))
+            else:
+                allowed = allowed_names(OWN_ALGORITHM, sweep.op)
+                line = sweep.line or None
+                self.unused.append(Fault("collective", repr(sweep.op), allowed, file, line))
         self.matrices += measured.matrices
-        if faults:
-            raise InputError(faults)
+        raise_faults(faults)
 
     def _add_sweep(self, sweep: Sweep, file: str, sha256: str) -> Topology:
         nodes, gpus_per_node = _layout(
@@ -105,7 +95,19 @@ class _FitInput:
         topology = self.build_topology(nodes, gpus_per_node)
         self.runs.append((topology, settings, sweep.op, sweep.rows))
         self.files.append(file)
-        self.sources.append(_source(sweep, file, sha256))
+        self.sources.append(
+            Source(
+                file=file,
+                sha256=sha256,
+                backend="nccl",
+                collective=sweep.op,
+                algorithm="the library's own",
+                ranks=sweep.ranks,
+                started=sweep.started,
+                machine={"gpu": ", ".join(sweep.devices) or "not named", "tool": sweep.tool},
+                versions={"nccl": sweep.version} if sweep.version else {},
+            )
+        )
         return topology
 
     def build_topology(self, nodes: int, gpus_per_node: int | None) -> Topology:
@@ -153,28 +155,22 @@ def profile_of(
         Files that this machine cannot have made; every fault of all of them at once.
     """
     sums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths] or [""] * len(files)
-    inputs = _FitInput(request)
-    faults: list[Fault] = []
+    inputs, faults = _FitInput(request), list[Fault]()
     for file, sha256 in zip(files, sums, strict=True):
         try:
             inputs.add_file(file, sha256)
         except InputError as error:
             faults += error.located(file.file).faults
-    if faults:
-        raise InputError(faults)
-    if inputs.unused and not inputs.runs and not inputs.matrices:
-        raise InputError(inputs.unused)
-    inputs.notes += dict.fromkeys(
-        f"{fault.file}: the table of {fault.found} is not used: no collective of the model"
-        for fault in inputs.unused
-    )
-    topology = inputs.runs[0][0] if inputs.runs else inputs.build_topology(1, None)
-    direct, unused = measure_links(inputs.matrices, topology) if inputs.matrices else ([], ())
-    if inputs.matrices and not direct and not inputs.runs:
-        raise InputError(_faults_of_unused(inputs.matrices, unused))
+    runs, matrices = inputs.runs, inputs.matrices
+    if faults or (inputs.unused and not runs and not matrices):
+        raise InputError(faults or inputs.unused)
+    topology = runs[0][0] if runs else inputs.build_topology(1, None)
+    direct, unused = measure_links(matrices, topology) if matrices else ([], ())
+    if matrices and not direct and not runs:
+        raise InputError(_faults_of_unused(matrices, unused))
     try:
         profile = fit_profile(
-            inputs.runs,
+            runs,
             topology=topology,
             name=name,
             files=inputs.files,
@@ -183,82 +179,90 @@ def profile_of(
         )
     except InputError as error:
         raise error.located(", ".join(dict.fromkeys(file.file for file in files))) from None
-    notes = tuple(dict.fromkeys((*inputs.notes, *inputs.compare_runs(), *unused)))
+    tables = (
+        f"{fault.file}: the table of {fault.found} is not used: no collective of the model"
+        for fault in inputs.unused
+    )
+    notes = tuple(dict.fromkeys((*inputs.notes, *tables, *inputs.compare_runs(), *unused)))
     (fit,) = profile.fits
     return profile.model_copy(update={"fits": (fit.model_copy(update={"notes": notes}),)})
 
 
 def _faults_of_unused(matrices: Sequence[LinkMatrix], reasons: Sequence[str]) -> list[Fault]:
-    """A fault for each file: none of its matrices says how fast a link is."""
+    """Return a fault for each file: none of its matrices says how fast a link is."""
     actual = "none that tells the rate of a link (" + "; ".join(reasons) + ")"
-    allowed = "copies of one pair at a time with peer access, such as " + " or ".join(
-        repr(test) for test in sorted(SINGLE_COPY_TESTS)[:2]
-    )
+    tests = " or ".join(repr(test) for test in sorted(SINGLE_COPY_TESTS)[:2])
+    allowed = f"copies of one pair at a time with peer access, such as {tests}"
     files = dict.fromkeys(matrix.file for matrix in matrices)
     return [Fault("matrix", actual, allowed, file) for file in files]
 
 
 def _prefer_out_of_place(sweeps: Sequence[Sweep]) -> list[Sweep]:
-    """Out of place where a table has both: that is what NCCL's own numbers are quoted for.
+    """Take times out of place where a table has both: NCCL's own numbers are quoted for them.
 
     Where only the time out of place is a spike (the first iterations of a run often are), that in
     place stands for it.
     """
-    in_place = {_table_of(sweep): sweep for sweep in sweeps if sweep.in_place}
-    both = {_table_of(sweep) for sweep in sweeps if not sweep.in_place}
+
+    def table_of(sweep: Sweep) -> tuple[str, int, int, str]:
+        return sweep.op, sweep.line, sweep.ranks, sweep.dtype
+
+    in_place = {table_of(sweep): sweep for sweep in sweeps if sweep.in_place}
+    both = {table_of(sweep) for sweep in sweeps if not sweep.in_place}
     return [
-        _without_spikes(sweep, in_place.get(_table_of(sweep)))
+        sweep if sweep.in_place else _without_spikes(sweep, in_place.get(table_of(sweep)))
         for sweep in sweeps
-        if not sweep.in_place or _table_of(sweep) not in both
+        if not sweep.in_place or table_of(sweep) not in both
     ]
 
 
-def _table_of(sweep: Sweep) -> tuple[str, int, int, str]:
-    return sweep.op, sweep.line, sweep.ranks, sweep.dtype
-
-
 def _without_spikes(sweep: Sweep, in_place: Sweep | None) -> Sweep:
-    if sweep.in_place or in_place is None:
+    if in_place is None:
         return sweep
     times_s, others_s = ({row.nbytes: row.time_s for row in s.rows} for s in (sweep, in_place))
     instead_s = spikes(times_s, others_s)
-    if not instead_s:
-        return sweep
     rows = tuple(SweepRow(n, instead_s.get(n, time_s)) for n, time_s in times_s.items())
     sizes = ", ".join(f"{n:,} B" for n in instead_s)
     note = f"times in place taken for {sizes}: out of place they are spikes"
-    return replace(sweep, rows=rows, notes=(*sweep.notes, note))
+    return replace(sweep, rows=rows, notes=(*sweep.notes, note)) if instead_s else sweep
 
 
 def _layout(sweep: Sweep, request: MachineRequest, largest: int) -> tuple[int, int]:
-    """Nodes of the machine that made a sweep, and GPUs of each; one has `largest` GPUs.
+    """Return nodes of the machine that made a sweep, and GPUs of each; one has `largest` GPUs.
 
     Where neither the log nor the user says, ranks that are more than those of a node filled several
     of them. The hosts of a log are the trays of a rack whose NVLinks join all of its GPUs.
     """
-    requested = request.gpus_per_node
-    filled = largest if sweep.ranks % largest == 0 else sweep.ranks
-    listed = sweep.nodes
-    if listed and largest > MOST_OF_ONE_HOST >= sweep.ranks // listed:
-        listed = max(sweep.ranks // filled, 1)
-    nodes = request.nodes or listed or max(sweep.ranks // (requested or filled), 1)
-    if sweep.ranks % nodes:
-        actual = f"{sweep.ranks} ranks on {nodes} nodes"
-        raise InputError(Fault("nodes", actual, "as many ranks on each (--nodes)"))
-    each = sweep.ranks // nodes
-    if (requested or each) != each:
-        allowed = f"{each} ({sweep.ranks} ranks on {nodes} nodes: {each} on each)"
-        raise InputError(Fault("--gpus-per-node", str(requested), allowed))
+    ranks, requested, listed = sweep.ranks, request.gpus_per_node, sweep.nodes
+    filled = largest if ranks % largest == 0 else ranks
+    if listed and largest > MOST_OF_ONE_HOST >= ranks // listed:
+        listed = max(ranks // filled, 1)
+    nodes = request.nodes or listed or max(ranks // (requested or filled), 1)
+    each, spread = ranks // nodes, f"{ranks} ranks on {nodes} nodes"
+    refuse(
+        None,
+        (ranks % nodes, "nodes", spread, "as many ranks on each (--nodes)"),
+        (
+            requested not in (None, 0, each),
+            "--gpus-per-node",
+            str(requested),
+            f"{each} ({spread}: {each} on each)",
+        ),
+    )
     return nodes, each
 
 
 def _sweep_of(measurement: Measurement, file: str) -> Sweep:
-    """NCCL's rows of our own measurement, as a sweep."""
+    """Return NCCL's rows of our own measurement, as a sweep."""
     rows = tuple(SweepRow(nbytes, time_s) for nbytes, time_s in measurement.times("library"))
     if measurement.backend != "nccl" or not rows:
-        actual = f"a measurement of {measurement.backend!r} beside files of nccl-tests and the like"
-        allowed = "one of NCCL's own collective; fit others by themselves"
-        raise InputError(Fault("backend", actual, allowed))
+        raise InputError(
+            Fault(
+                "backend",
+                f"a measurement of {measurement.backend!r} beside files of nccl-tests and the like",
+                "one of NCCL's own collective; fit others by themselves",
+            )
+        )
     hosts, ranks = measurement.hosts or 1, measurement.ranks
     return Sweep(
         op=measurement.collective,
@@ -276,26 +280,12 @@ def _sweep_of(measurement: Measurement, file: str) -> Sweep:
     )
 
 
-def _source(sweep: Sweep, file: str, sha256: str) -> Source:
-    versions: Mapping[str, str] = {"nccl": sweep.version} if sweep.version else {}
-    return Source(
-        file=file,
-        sha256=sha256,
-        backend="nccl",
-        collective=sweep.op,
-        algorithm="the library's own",
-        ranks=sweep.ranks,
-        started=sweep.started,
-        machine={"gpu": ", ".join(sweep.devices) or "not named", "tool": sweep.tool},
-        versions=dict(versions),
-    )
-
-
 def _doubts(sweep: Sweep, file: str, topology: Topology) -> list[str]:
-    doubts = [f"{file}: {note}" for note in sweep.notes]
-    if others := unlike_gpus(sweep.devices, topology):
-        own = topology.gpu.name
-        doubts.append(f"{file} was measured on {', '.join(others)}; {topology.template} has {own}")
-    if sweep.nodes is None:
-        doubts.append(f"{file} does not list its hosts: taken for {topology.hosts}")
-    return doubts
+    others = ", ".join(unlike_gpus(sweep.devices, topology))
+    measured = f"{file} was measured on {others}; {topology.template} has {topology.gpu.name}"
+    unlisted = f"{file} does not list its hosts: taken for {topology.hosts}"
+    return [
+        *(f"{file}: {note}" for note in sweep.notes),
+        *([measured] if others else []),
+        *([unlisted] if sweep.nodes is None else []),
+    ]

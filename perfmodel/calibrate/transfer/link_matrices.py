@@ -30,7 +30,7 @@ SINGLE_COPY_TESTS = frozenset(
 """Tests in which one pair at a time is busy, in one direction."""
 
 
-FASTEST = 1.5
+LARGEST_RATIO = 1.5
 """Times what copies usually reach of a link, from which on it is another link: the raw rate of
 NVLink and PCIe is up to 1.35 times what copies reach."""
 
@@ -106,10 +106,16 @@ def measure_links(
             notes.append(f"{matrix.test}: {reason}")
             continue
         for kind, ratio in _ratios(matrix, topology):
-            if ratio > FASTEST:
-                problem = f"a copy {ratio:.2g} times as fast as {kind} is in {topology.template}"
-                allowed = f"at most {FASTEST:g} times: the machine that was measured (--topology)"
-                raise InputError(Fault("matrix", problem, allowed, matrix.file))
+            if ratio > LARGEST_RATIO:
+                raise InputError(
+                    Fault(
+                        "matrix",
+                        f"a copy {ratio:.2g} times as fast as {kind} is in {topology.template}",
+                        f"at most {LARGEST_RATIO:g} times: the machine that was measured "
+                        "(--topology)",
+                        matrix.file,
+                    )
+                )
             ratios.setdefault(kind, []).append(ratio)
     direct = [_direct_measurement(kind, np.log(values)) for kind, values in sorted(ratios.items())]
     if not direct:
@@ -124,14 +130,22 @@ def _direct_measurement(kind: str, logs: np.ndarray) -> DirectMeasurement:
 
 
 def _reason_unused(matrix: LinkMatrix) -> str | None:
-    """Why a matrix says nothing about the rate of a link; None where it does."""
-    if matrix.what == "latency":
-        return "the latency of one copy is not that of a step in a collective's kernel"
-    if matrix.ends == "gpu-gpu" and not matrix.p2p:
-        return "without peer access: a copy through host memory, which collectives do otherwise"
-    if matrix.test not in SINGLE_COPY_TESTS:
-        return "several copies at a time, or by kernels: the links' own rate does not show"
-    return None
+    """Say why a matrix says nothing about the rate of a link; None where it does."""
+    reasons = (
+        (
+            matrix.what == "latency",
+            "the latency of one copy is not that of a step in a collective's kernel",
+        ),
+        (
+            matrix.ends == "gpu-gpu" and not matrix.p2p,
+            "without peer access: a copy through host memory, which collectives do otherwise",
+        ),
+        (
+            matrix.test not in SINGLE_COPY_TESTS,
+            "several copies at a time, or by kernels: the links' own rate does not show",
+        ),
+    )
+    return next((reason for holds, reason in reasons if holds), None)
 
 
 def _ratios(matrix: LinkMatrix, topology: Topology) -> Iterator[tuple[str, float]]:

@@ -19,23 +19,24 @@ from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.calibrate.estimation import Iterate, Precision
 from perfmodel.calibrate.parameters import invert
 from perfmodel.calibrate.transfer.forward_model import FactorModel
-from perfmodel.calibrate.transfer.gaussian_process import (
+from perfmodel.calibrate.transfer.priors import (
     ContextArrays,
+    Priors,
+    ResidualPrior,
     residual_covariance,
     row_variance,
     run_covariance,
 )
-from perfmodel.calibrate.transfer.priors import Priors, ResidualPrior
 
 ROUNDS = 4
-"""Of fitting variances of rows, of runs and of the residual in turn."""
+"""Rounds of fitting variances of rows, of runs and of the residual in turn."""
 
 OWN_DEVIATIONS = np.exp2(np.arange(0.0, 7.1, 0.5))
 """Deviations of a factor that are tried, in multiples of what is usual: to 128, with which a rate
 that is usually a few percent off may be a tenth of its datasheet's."""
 
 NO_INFORMATION = 1e-9
-"""Of what rows tell of the logarithm of a factor (inverse variance): no more than rounding."""
+"""What rows tell of a factor's logarithm (inverse variance) by rounding alone."""
 
 FACTORS = np.exp2(np.arange(-0.5, 3.6, 0.5))
 """Factors on the residual's deviations that are tried: from 0.7 to 11."""
@@ -68,13 +69,14 @@ class SweepNoise:
         contexts = ContextArrays.of(forward.contexts(values), forward.shares(values).tolist())
         model = self.model
         if not iterate.last:
-            own = model.factor_variances
-            factors = FactorCovariance(iterate.slopes, self._by_prior, self._tails, own)
+            factors = FactorCovariance(
+                iterate.slopes, self._by_prior, self._tails, model.factor_variances
+            )
             model = fit_noise(factors, contexts, forward.run, iterate.by_prior, priors)
         residual = residual_covariance(contexts, contexts, model.residual, priors.runs)
         self.contexts, self.model = contexts, model
         rows = invert(residual + model.covariance(contexts, forward.run, priors))
-        return Precision(rows, invert(self._by_prior + np.diag(model.factor_variances)))
+        return rows, invert(self._by_prior + np.diag(model.factor_variances))
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,8 +131,7 @@ class FactorCovariance:
 
     def of_rows(self, own: FloatArray) -> FloatArray:
         """Covariance of the rows, the factors with variances of their `own` beside the prior."""
-        covariance: FloatArray = self.slopes @ (self.prior + np.diag(own)) @ self.slopes.T
-        return covariance
+        return np.asarray(self.slopes @ (self.prior + np.diag(own)) @ self.slopes.T)
 
 
 def fit_noise(
@@ -163,13 +164,16 @@ def fit_noise(
         # First what the mechanism explains: the others would take all of it for outliers.
         own, inverse = _own_variances(factors, own, inverse, over)
         weights = inverse @ over
-        rows = _row_variances(rows * weights, prior_rows, priors.runs.freedom)
+        # An outlier's variance grows with its distance (Student's t, by reweighting).
+        squared, freedom = (rows * weights) ** 2, priors.runs.freedom
+        rows = np.maximum((freedom * prior_rows + squared) / (freedom + 1), 0.5 * prior_rows)
         run_factors = _run_factors(by_runs, run, run_factors, weights, inverse, priors.runs.odd)
         base = factors.of_rows(own) + by_runs * run_factors[run][:, None]
         factor = _likeliest_factor(base + np.diag(rows), by_residual, over, priors.left.open)
     whole = base + factor**2 * by_residual + np.diag(rows)
-    residual = scale_residual(priors.left, factor)
-    return NoiseModel(residual, run_factors, rows, own, invert(whole))
+    deviations = ("small", "deviation", "large", "level")
+    scaled = {name: factor * getattr(priors.left, name) for name in deviations}
+    return NoiseModel(priors.left.model_copy(update=scaled), run_factors, rows, own, invert(whole))
 
 
 def _own_variances(
@@ -205,16 +209,6 @@ def _own_variances(
     return updated, inverse
 
 
-def scale_residual(residual: ResidualPrior, factor: float) -> ResidualPrior:
-    """Multiply the residual's deviations by a factor."""
-    return residual.model_copy(
-        update={
-            name: factor * getattr(residual, name)
-            for name in ("small", "deviation", "large", "level")
-        }
-    )
-
-
 def _likeliest_factor(
     base: FloatArray, by_residual: FloatArray, over: FloatArray, open_: float
 ) -> float:
@@ -240,8 +234,7 @@ def _log_densities(base: FloatArray, by_residual: FloatArray, over: FloatArray) 
     variances, axes = np.linalg.eigh(whiten @ by_residual @ whiten.T)
     spread = 1.0 + np.outer(FACTORS**2, np.maximum(variances, 0.0))
     standardised = axes.T @ (whiten @ over)
-    densities: FloatArray = -0.5 * (np.log(spread) + standardised**2 / spread).sum(axis=1)
-    return densities
+    return np.asarray(-0.5 * (np.log(spread) + standardised**2 / spread).sum(axis=1))
 
 
 def _run_factors(
@@ -263,8 +256,3 @@ def _run_factors(
         trace = float(np.einsum("ij,ji->", own, inverse[np.ix_(at, at)]))
         updated[number] = max((freedom + squared) / (freedom + factors[number] * trace), 1.0)
     return updated
-
-
-def _row_variances(own: FloatArray, prior: FloatArray, freedom: float) -> FloatArray:
-    """Variances of rows: an outlier's grows with its distance (Student's t, by reweighting)."""
-    return np.maximum((freedom * prior + own**2) / (freedom + 1), 0.5 * prior)

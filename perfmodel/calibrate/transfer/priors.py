@@ -1,4 +1,10 @@
-"""Parameters of a fit of sweeps, factors on the mechanism's numbers, and their priors.
+"""Priors of a fit of sweeps: of factors on the mechanism's numbers, of its residual, and of noise.
+
+The residual is a factor on times that is smooth over size and fades from the data: a Gaussian
+process (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006) over the logarithms
+of size, ranks and hosts, beside factors of the mechanism: Kennedy and O'Hagan, Bayesian calibration
+of computer models, J. R. Statist. Soc. B 63(3), 2001. Its mean is zero, so that it shrinks
+deviations on which rows disagree and predicts none at sizes and scales far from the data.
 
 The mechanism computes times from a few numbers, of which a sweep identifies only some. So every
 factor has a lognormal prior around one, as wide as machines usually differ from the shipped
@@ -7,17 +13,19 @@ numbers, and stays at it where the data are silent: the result holds at other sc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from perfmodel.arrays import FloatArray
+from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.calibrate.parameters import (
+    LARGEST_LOGARITHM,
     FactorPrior,
     Parameter,
     ParameterName,
@@ -27,11 +35,11 @@ from perfmodel.calibrate.parameters import (
     prior_covariance,
 )
 from perfmodel.files import FileModel, load_document
-from perfmodel.library.corrections import Corrections
+from perfmodel.library.corrections import CollectiveContext, Corrections
 from perfmodel.units import MOST_MEASURED_BYTES
 
 LARGEST_DEVIATION = 10.0
-"""Of the logarithm of a time: at 10 the 80 % interval is a factor of 370,000 up and down."""
+"""Largest deviation of a time's logarithm: at 10 the 80 % interval is 370,000 times up and down."""
 
 Deviation = Annotated[float, Field(gt=0, le=LARGEST_DEVIATION)]
 Octaves = Annotated[float, Field(ge=1e-3, le=1e6)]
@@ -156,3 +164,159 @@ def corrections_of(factors: Values) -> Corrections:
 def bandwidth_factors(factors: Values) -> dict[str, float]:
     """Return the factors on bandwidths, by kind of link."""
     return {parameter.where: f for parameter, f in factors.items() if parameter.name == "bandwidth"}
+
+
+@dataclass(frozen=True, eq=False)
+class ContextArrays:
+    """Contexts of collectives as arrays.
+
+    Parameters
+    ----------
+    octaves : ndarray of float, shape (contexts, 3)
+        Logarithms to base 2 of size, ranks and hosts.
+    op, algorithm, protocol : ndarray of str
+    shares : ndarray of float, shape (contexts,)
+        Part of the time that is not the host's start, which the residual does not multiply.
+    """
+
+    octaves: FloatArray
+    op: np.ndarray
+    algorithm: np.ndarray
+    protocol: np.ndarray
+    shares: FloatArray
+
+    @staticmethod
+    def of(
+        contexts: Sequence[CollectiveContext], shares: Sequence[float] | None = None
+    ) -> ContextArrays:
+        """Arrays of some contexts; without `shares` all times are free of the host's start."""
+        return ContextArrays(
+            np.log2([[max(s.nbytes, 1), s.ranks, s.hosts] for s in contexts]).reshape(-1, 3),
+            np.array([s.op for s in contexts]),
+            np.array([s.algorithm for s in contexts]),
+            np.array([s.protocol for s in contexts]),
+            np.ones(len(contexts)) if shares is None else np.array(shares),
+        )
+
+
+def residual_covariance(
+    first: ContextArrays, second: ContextArrays, prior: ResidualPrior, noise: NoisePrior
+) -> FloatArray:
+    """Return the covariance of the residual in two sets of contexts; shape (first, second)."""
+    apart = first.octaves[:, None, :] - second.octaves[None, :, :]
+    scale = np.exp(
+        -0.5 * (apart[:, :, 1] / prior.ranks_octaves) ** 2
+        - 0.5 * (apart[:, :, 2] / prior.hosts_octaves) ** 2
+    )
+    one_of_single_host = (first.octaves[:, 2] == 0)[:, None] != (second.octaves[:, 2] == 0)[None, :]
+    scale *= np.where(one_of_single_host, prior.networked, 1.0)
+    others = {"op": prior.other_op, "algorithm": prior.other_way, "protocol": prior.other_way}
+    for name, correlation in others.items():
+        same = getattr(first, name)[:, None] == getattr(second, name)[None, :]
+        scale = scale * np.where(same, 1.0, correlation)
+    sizes = (prior.small, prior.deviation, prior.large)
+    deviations = (interpolate_by_size(c.octaves[:, 0], sizes, noise) for c in (first, second))
+    smooth = np.outer(*deviations) * np.exp(-0.5 * (apart[:, :, 0] / prior.octaves) ** 2)
+    return np.asarray(scale * (prior.level**2 + smooth) * np.outer(first.shares, second.shares))
+
+
+def interpolate_by_size(
+    octaves: FloatArray, of: tuple[float, float, float], noise: NoisePrior
+) -> FloatArray:
+    """Interpolate a quantity given for small, middling and large sizes, by logistic steps."""
+    small, middle, large = of
+    beyond, bulk = (
+        1.0 / (1.0 + np.exp(-(octaves - np.log2(nbytes))))
+        for nbytes in (noise.turn_bytes, noise.bulk_bytes)
+    )
+    return np.asarray(small + (middle - small) * beyond + (large - middle) * bulk)
+
+
+def run_deviation(contexts: ContextArrays, noise: NoisePrior) -> FloatArray:
+    """Standard deviation between runs of the logarithm of a time, by size.
+
+    The part of a time that is the host's start of collectives has one of its own: `noise.start`.
+    """
+    own = interpolate_by_size(
+        contexts.octaves[:, 0], (noise.small, noise.middle, noise.large), noise
+    )
+    return np.asarray(contexts.shares * own + (1.0 - contexts.shares) * noise.start)
+
+
+def row_variance(contexts: ContextArrays, noise: NoisePrior) -> FloatArray:
+    """Variance of the logarithm of a row's time that is the row's own, by size."""
+    return np.asarray((noise.row * run_deviation(contexts, noise)) ** 2)
+
+
+def run_covariance(
+    contexts: ContextArrays,
+    run: IntArray,
+    noise: NoisePrior,
+    factors: Sequence[float] | None = None,
+) -> FloatArray:
+    """Covariance of what rows of the same run have in common; shape (rows, rows).
+
+    `factors` multiply the variance of each run.
+    """
+    octaves = contexts.octaves[:, 0]
+    deviation = run_deviation(contexts, noise)
+    apart = (octaves[:, None] - octaves[None, :]) / noise.octaves
+    same = run[:, None] == run[None, :]
+    covariance: FloatArray = same * np.outer(deviation, deviation) * np.exp(-0.5 * apart**2)
+    return covariance if factors is None else covariance * np.array(factors)[run][:, None]
+
+
+@dataclass(frozen=True, eq=False)
+class ResidualProcess:
+    """Factor on the time of a collective in a context, from rows that were measured.
+
+    Parameters
+    ----------
+    contexts : ContextArrays
+    over : ndarray of float, shape (rows,)
+        Logarithm of measured over fitted time.
+    noise : ndarray of float, shape (rows, rows)
+        Covariance of the noise of rows and runs.
+    prior : ResidualPrior
+    noise_prior : NoisePrior
+    deviations : float
+        How many standard deviations above the mean; 0: the mean.
+    new_run : bool
+        Whether these are deviations of the times of a new run, or of the residual alone.
+    """
+
+    contexts: ContextArrays
+    over: FloatArray
+    noise: FloatArray
+    prior: ResidualPrior
+    noise_prior: NoisePrior
+    deviations: float = 0.0
+    new_run: bool = True
+
+    @cached_property
+    def _inverse(self) -> FloatArray:
+        residual = residual_covariance(self.contexts, self.contexts, self.prior, self.noise_prior)
+        whole = residual + self.noise
+        return invert(whole + 1e-9 * np.eye(len(whole)))
+
+    @cached_property
+    def _weights(self) -> FloatArray:
+        return np.asarray(self._inverse @ self.over, dtype=float)
+
+    def __call__(self, context: CollectiveContext) -> float:
+        """Factor on the time; see `perfmodel.library.corrections.Corrections`."""
+        point = ContextArrays.of([context])
+        common = residual_covariance(point, self.contexts, self.prior, self.noise_prior)[0]
+        log = float(common @ self._weights)
+        if self.deviations:
+            own = float(residual_covariance(point, point, self.prior, self.noise_prior)[0, 0])
+            explained = float(common @ self._inverse @ common)
+            run = float(run_deviation(point, self.noise_prior)[0]) * self.new_run
+            log += self.deviations * float(np.sqrt(max(own - explained, 0.0) + run**2))
+        return math.exp(float(np.clip(log, -LARGEST_LOGARITHM, LARGEST_LOGARITHM)))
+
+    def shift(self, over: FloatArray, deviations: float) -> ResidualProcess:
+        """The same with residuals `over` of the rows, so many deviations above the mean."""
+        shifted = replace(self, over=over, deviations=deviations)
+        vars(shifted)["_inverse"] = self._inverse
+        return shifted

@@ -13,9 +13,8 @@ import numpy as np
 import simpy
 
 from perfmodel.calibrate import Profile, draws, interval_s, measured_at
-from perfmodel.calibrate.apply import apply
+from perfmodel.calibrate.apply import CollectiveRequest, apply, describe_beyond
 from perfmodel.calibrate.profile import Rows
-from perfmodel.calibrate.sampling import CollectiveRequest, describe_beyond
 from perfmodel.collectives.algorithms.own import (
     A_FUNCTION,
     MOST_CHECKED,

@@ -318,7 +318,7 @@ def _describe_profile(evaluator: Evaluator) -> tuple[str, ...]:
     profile, size = prepared.sized.ensemble.profile, prepared.size
     if profile is None:
         return ()
-    from perfmodel.calibrate.sampling import CollectiveRequest, describe_beyond
+    from perfmodel.calibrate.apply import CollectiveRequest, describe_beyond
 
     return describe_beyond(
         profile,

@@ -8,13 +8,14 @@ messages on one for each pair of ranks and direction, so that an exchange does n
 from __future__ import annotations
 
 import hashlib
+import heapq
 import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, NamedTuple, NoReturn, cast, get_args
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files.read import read_text
@@ -27,6 +28,7 @@ from perfmodel.traces.chakra.trace_nodes import (
     SEND,
     STORE,
     TraceNode,
+    Value,
     read_trace,
 )
 from perfmodel.traces.chakra.write_plan import GROUPS, PER_RANK
@@ -42,18 +44,18 @@ from perfmodel.training.plan.step_plan import (
 )
 
 CLASS = "perfmodel_class"
+_FILE = re.compile(r"(.*)\.(\d{1,6})\.et")
 READ = frozenset(
     {"is_cpu_op", "pg_name", "comm_type", "comm_size", "comm_tag", "comm_src", "comm_dst"}
 )
 """Attributes that make a plan; others, of which nodes of some programs have many, are not held."""
-OPERATIONS = {number: op for op, number in COLLECTIVES.items()}
+OPERATIONS: Mapping[int | None, str] = {number: op for op, number in COLLECTIVES.items()}
 HAVE_TIME = frozenset({COMPUTE, LOAD, STORE})
 Kind = Literal["compute", "comm", "host", "copy"]
 KINDS = get_args(Kind)
 
 
-@dataclass(frozen=True, slots=True)
-class TracePlan:
+class TracePlan(NamedTuple):
     """The plan of some traces.
 
     `own`: perfmodel wrote them, so that times of compute are those without slowdown.
@@ -70,87 +72,83 @@ def read_plan(folder: Path) -> TracePlan:
         do not share.
     """
     files = _rank_files(folder)
-    groups = _read_groups(folder, len(files))
-    builder = _Builder(groups, len(files), folder)
+    builder = _Builder(_read_groups(folder, len(files)), len(files), folder)
     classes = _read_classes(files, builder)
-    own = all(any(CLASS in node.attributes for node in each.nodes) for each in classes.values())
-    for name, ranks in classes.items():
-        builder.add_class(name, tuple(ranks.members), ranks.nodes)
+    own = all(any(CLASS in n.attributes for n in nodes) for nodes, _ in classes.values())
+    for name, (nodes, members) in classes.items():
+        builder.add_class(name, tuple(members), nodes)
     return TracePlan(builder.plan(folder.name or "chakra"), own)
 
 
 def _rank_files(folder: Path) -> dict[int, Path]:
-    allowed = "a folder of PREFIX.RANK.et, one file for each rank from 0"
-    if not folder.is_dir():
-        raise InputError(Fault("trace", "no folder", allowed, str(folder)))
-    files: dict[int, Path] = {}
-    prefixes = set()
-    for path in sorted(folder.iterdir()):
-        match = re.fullmatch(r"(.*)\.(\d{1,6})\.et", path.name)
-        if match:
-            prefixes.add(match[1])
-            files[int(match[2])] = path
-    if not files or len(prefixes) > 1:
-        text = f"{len(prefixes)} prefixes" if files else "no .et file"
-        raise InputError(Fault("trace", text, allowed, str(folder)))
-    missing = [rank for rank in range(max(files) + 1) if rank not in files]
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        text = f"no file of rank {missing[0]}{more}"
-        raise InputError(Fault("trace", text, allowed, str(folder)))
+    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    matches = [match for each in found if (match := _FILE.fullmatch(each.name))]
+    files = {int(match[2]): folder / match[0] for match in matches}
+    prefixes = {match[1] for match in matches}
+    missing = [rank for rank in range(max(files, default=-1) + 1) if rank not in files]
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    problems = (
+        (not folder.is_dir(), "no folder"),
+        (not files, "no .et file"),
+        (len(prefixes) > 1, f"{len(prefixes)} prefixes"),
+        (missing, f"no file of rank {missing[0] if missing else 0}{more}"),
+    )
+    for holds, text in problems:
+        if holds:
+            raise InputError(
+                Fault(
+                    "trace",
+                    text,
+                    "a folder of PREFIX.RANK.et, one file for each rank from 0",
+                    str(folder),
+                )
+            )
     return files
 
 
 def _read_groups(folder: Path, ranks: int) -> dict[str, tuple[int, ...]]:
-    path = folder / GROUPS
+    path, allowed = folder / GROUPS, 'lists of ranks by group, as {"1": [0, 1]}'
     if not path.is_file():
         return {}
-    allowed = 'lists of ranks by group, as {"1": [0, 1]}'
     try:
         document = json.loads(read_text(path))
     except (ValueError, RecursionError):
         raise InputError(Fault("groups", "no JSON", allowed, str(path))) from None
     stated: dict[str, Any] = document if isinstance(document, dict) else {"": None}
-    groups: dict[str, tuple[int, ...]] = {}
     for name, members in stated.items():
         whole = isinstance(members, list) and all(
             isinstance(rank, int) and 0 <= rank < ranks for rank in members
         )
         if not whole or not members or len(set(members)) < len(members):
-            text = f"{str(members)[:60]} for {name!r}"
-            raise InputError(Fault("groups", text, f"{allowed}, ranks below {ranks}", str(path)))
-        groups[name] = tuple(members)
-    return groups
+            raise InputError(
+                Fault(
+                    "groups",
+                    f"{str(members)[:60]} for {name!r}",
+                    f"{allowed}, ranks below {ranks}",
+                    str(path),
+                )
+            )
+    return {name: tuple(members) for name, members in stated.items()}
 
 
-@dataclass
-class _AlikeRanks:
-    """Ranks that do the same, and the nodes of the first of them."""
-
-    nodes: Sequence[TraceNode]
-    members: list[int]
-
-
-def _is_read(attribute: str) -> bool:
-    return attribute in READ or attribute.startswith("perfmodel_")
+_AlikeRanks = tuple[Sequence[TraceNode], list[int]]
+"""Nodes of the first of some ranks that do the same, and all of these ranks."""
 
 
 def _read_classes(files: Mapping[int, Path], builder: _Builder) -> dict[str, _AlikeRanks]:
-    """Ranks that do the same: those that perfmodel wrote as a class, otherwise each its own.
+    """Find ranks that do the same: perfmodel wrote them as a class, or their files are equal.
 
     One rank's nodes at a time are held beside those of the first rank of each class.
     """
     classes: dict[str, _AlikeRanks] = {}
     names: dict[bytes, str] = {}
     for rank, path in files.items():
-        nodes = read_trace(path, is_read=_is_read)
+        nodes = read_trace(path, is_read=lambda n: n in READ or n.startswith("perfmodel_"))
         builder.add_groups(rank, nodes)
-        stated = next((node.attributes.get(CLASS) for node in nodes), None)
-        if isinstance(stated, str):
-            name = stated
-        else:
+        name = next((node.attributes.get(CLASS) for node in nodes), None)
+        if not isinstance(name, str):
             name = names.setdefault(_digest(rank, nodes), f"rank {rank}")
-        classes.setdefault(name, _AlikeRanks(nodes, [])).members.append(rank)
+        classes.setdefault(name, (nodes, []))[1].append(rank)
     return classes
 
 
@@ -199,27 +197,24 @@ class _Builder:
     ) -> None:
         """Add the tasks of one class, as its first rank has them."""
         self.classes.append(RankClass(name, members))
-        first = members[0]
-        nodes = _in_order(unordered, first, self.folder)
         counts: dict[str, int] = defaultdict(int)
         index_of: dict[int, int] = {}
-        previous: list[tuple[int, tuple[int, ...]]] = []
-        for node, waits in _with_waits(nodes):
-            depends = tuple(sorted({index_of[each] for each in waits if each in index_of}))
+        first_task = len(self.tasks)
+        after_previous: list[Value | None] = []
+        for node, waits in _with_waits(_in_order(unordered, members[0], self.folder)):
             twin = index_of.get(node.number - 1)
             both = node.attributes.get("perfmodel_op") == "send_recv"
             if node.kind == RECEIVE and both and twin is not None:
                 index_of[node.number] = twin
                 continue
-            task = self._task(node, name, first, depends, counts)
+            depends = tuple(sorted({index_of[each] for each in waits if each in index_of}))
             index_of[node.number] = len(self.tasks)
-            stated = node.attributes.get("perfmodel_after_previous")
+            after_previous.append(node.attributes.get("perfmodel_after_previous"))
+            self.tasks.append(self._task(node, name, members[0], depends, counts))
+        for at, stated in enumerate(after_previous, start=first_task):
             if isinstance(stated, tuple):
-                previous.append((len(self.tasks), stated))
-            self.tasks.append(task)
-        for at, stated in previous:
-            before = tuple(index_of[number] for number in stated if number in index_of)
-            self.tasks[at] = replace(self.tasks[at], after_previous=before)
+                before = tuple(index_of[number] for number in stated if number in index_of)
+                self.tasks[at] = replace(self.tasks[at], after_previous=before)
 
     def add_groups(self, rank: int, nodes: Sequence[TraceNode]) -> None:
         """Note the groups of a rank, by communicator."""
@@ -236,68 +231,51 @@ class _Builder:
         depends: tuple[int, ...],
         counts: dict[str, int],
     ) -> Task:
-        attributes = node.attributes
-        stream = self._stream(node, rank)
-        work = (
-            Compute(_duration_s(node))
-            if node.kind in HAVE_TIME
-            else self._collective(node, rank, counts)
-        )
-        default = "communication" if isinstance(work, Collective) else "compute"
+        own, stream = _Own(node), self._stream(node, rank)
+        is_compute = node.kind in HAVE_TIME
         return Task(
             name=node.name or f"node {node.number}",
-            kind=_text(attributes, "perfmodel_kind") or default,
+            kind=own.text("kind") or ("compute" if is_compute else "communication"),
             rank_class=name,
             stream=stream,
-            work=work,
+            work=_compute(node, own) if is_compute else self._collective(node, rank, counts),
             after=depends,
-            bucket=_number(attributes, "perfmodel_bucket"),
-            core_s=_seconds(attributes, "perfmodel_core_s") or 0.0,
-            acquires=_text(attributes, "perfmodel_acquires"),
-            releases=_text(attributes, "perfmodel_releases"),
+            bucket=own.number("bucket"),
+            core_s=own.seconds("core_s") or 0.0,
+            acquires=own.text("acquires"),
+            releases=own.text("releases"),
         )
 
     def _stream(self, node: TraceNode, rank: int) -> str:
-        own = _text(node.attributes, "perfmodel_stream")
-        if own is not None:
-            word = _text(node.attributes, "perfmodel_stream_kind") or "compute"
-            if word not in KINDS:
-                self._refuse(f"perfmodel_stream_kind {word!r}", "one of " + ", ".join(KINDS))
-            kind = cast("Kind", word)
-            workers = _number(node.attributes, "perfmodel_workers") or 1
-            self.streams.setdefault(own, Stream(own, kind, workers))
-            return own
-        if node.kind in (SEND, RECEIVE):
-            name = f"messages {self._group(node, rank)[0]}"
-            self.streams.setdefault(name, Stream(name, "comm"))
-            return name
-        kind = (
-            "comm"
-            if node.kind == COLLECTIVE
-            else "copy"
-            if node.kind != COMPUTE
-            else "host"
-            if node.attributes.get("is_cpu_op") is True
-            else "compute"
-        )
-        self.streams.setdefault(kind, Stream(kind, kind))
-        return kind
+        own, workers = _Own(node), 1
+        name, kind = own.text("stream"), own.text("stream_kind") or "compute"
+        if name is not None:
+            if kind not in KINDS:
+                self._refuse(f"perfmodel_stream_kind {kind!r}", "one of " + ", ".join(KINDS))
+            workers = own.number("workers") or 1
+        elif node.kind in (SEND, RECEIVE):
+            name, kind = f"messages {self._group(node, rank)[0]}", "comm"
+        else:
+            on_host = node.attributes.get("is_cpu_op") is True
+            kinds = {COLLECTIVE: "comm", COMPUTE: "host" if on_host else "compute"}
+            name = kind = kinds.get(node.kind, "copy")
+        self.streams.setdefault(name, Stream(name, cast("Kind", kind), workers))
+        return name
 
     def _group(self, node: TraceNode, rank: int) -> tuple[str, tuple[int, ...]]:
-        """Communicator of a node, and the group of it that a rank is in."""
-        attributes = node.attributes
-        stated = attributes.get("pg_name")
+        """Return the communicator of a node, and the group of it that a rank is in."""
+        stated = node.attributes.get("pg_name")
         name = "" if stated is None else str(stated)
-        group = self.groups.get(name)
-        own = _text(attributes, "perfmodel_communicator")
+        group, own = self.groups.get(name), _Own(node).text("communicator")
         if own is None and node.kind in (SEND, RECEIVE):
-            stated_ends = [_number(attributes, key) for key in ("comm_src", "comm_dst")]
-            ends = [rank if end is None else end for end in stated_ends]
-            if ends[0] == ends[1] or not all(0 <= end < self.world for end in ends):
-                text = f"a message from rank {ends[0]} to {ends[1]} in {node.name!r}"
-                self._refuse(text, f"two of the {self.world} ranks")
-            group = (ends[0], ends[1])
-            own = f"{group[0]} to {group[1]}"
+            numbers = [_number(node.attributes.get(key)) for key in ("comm_src", "comm_dst")]
+            source, target = (rank if number is None else number for number in numbers)
+            if source == target or not all(0 <= end < self.world for end in (source, target)):
+                self._refuse(
+                    f"a message from rank {source} to {target} in {node.name!r}",
+                    f"two of the {self.world} ranks",
+                )
+            group, own = (source, target), f"{source} to {target}"
         if group is None:
             if name and self.groups:
                 self._refuse(f"group {name!r} of {node.name!r}", f"a group of {GROUPS}")
@@ -307,85 +285,82 @@ class _Builder:
         return own or (f"group {name}" if name else "all ranks"), group
 
     def _collective(self, node: TraceNode, rank: int, counts: dict[str, int]) -> Collective:
-        attributes = node.attributes
-        communicator, group = self._group(node, rank)
-        size = _number(attributes, "comm_size") or 0
-        own = _text(attributes, "perfmodel_op")
-        if own is not None:
+        own, (communicator, group) = _Own(node), self._group(node, rank)
+        if (op := own.text("op")) is not None:
             return Collective(
-                cast("Op", own),
-                _number(attributes, "perfmodel_nbytes") or 0,
+                cast("Op", op),
+                own.number("nbytes") or 0,
                 communicator,
-                _text(attributes, "perfmodel_key") or node.name,
-                root=_number(attributes, "perfmodel_root") or 0,
-                dtype=_text(attributes, "perfmodel_dtype"),
-                times=_number(attributes, "perfmodel_times") or 1,
+                own.text("key") or node.name,
+                root=own.number("root") or 0,
+                dtype=own.text("dtype"),
+                times=own.number("times") or 1,
             )
-        if node.kind in (SEND, RECEIVE):
-            tag = _number(attributes, "comm_tag") or 0
-            key = f"{communicator} {tag}"
-            op: str = "send"
-        else:
-            number = _number(attributes, "comm_type")
-            if number not in OPERATIONS:
-                self._refuse(
-                    f"comm_type {number} of {node.name!r}", "one of " + ", ".join(COLLECTIVES)
-                )
-            op = OPERATIONS[cast("int", number)]
-            size *= len(group) if op in PER_RANK else 1
-            key = communicator
+        stated = {key: _number(node.attributes.get(key)) for key in ("comm_type", "comm_tag")}
+        op, key = "send", f"{communicator} {stated['comm_tag'] or 0}"
+        if node.kind == COLLECTIVE:
+            op, key = OPERATIONS.get(stated["comm_type"]), communicator
+        if op is None:
+            self._refuse(
+                f"comm_type {stated['comm_type']} of {node.name!r}",
+                "one of " + ", ".join(COLLECTIVES),
+            )
         counts[key] += 1
+        parts = len(group) if op in PER_RANK else 1
+        nbytes = max((_number(node.attributes.get("comm_size")) or 0) * parts, 1)
         return Collective(
-            cast("Op", op), max(size, 1), communicator, f"{key} {counts[key]}", root=group[0]
+            cast("Op", op), nbytes, communicator, f"{key} {counts[key]}", root=group[0]
         )
 
-    def _refuse(self, text: str, allowed: str) -> None:
+    def _refuse(self, text: str, allowed: str) -> NoReturn:
         raise InputError(Fault("trace", text, allowed, str(self.folder)))
 
 
-def _text(attributes: Mapping[str, Any], name: str) -> str | None:
-    value = attributes.get(name)
-    return value if isinstance(value, str) else None
+class _Own:
+    """What perfmodel itself wrote of a node, by names without ``perfmodel_``; None: it did not."""
+
+    def __init__(self, node: TraceNode) -> None:
+        self._attributes = node.attributes
+
+    def text(self, name: str) -> str | None:
+        """Return a text."""
+        value = self._attributes.get(f"perfmodel_{name}")
+        return value if isinstance(value, str) else None
+
+    def number(self, name: str) -> int | None:
+        """Return a whole number."""
+        return _number(self._attributes.get(f"perfmodel_{name}"))
+
+    def seconds(self, name: str) -> float | None:
+        """Return a time."""
+        value = self._attributes.get(f"perfmodel_{name}")
+        return value if isinstance(value, float) and value >= 0 else None
 
 
-def _number(attributes: Mapping[str, Any], name: str) -> int | None:
-    value = attributes.get(name)
+def _number(value: Value | None) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _seconds(attributes: Mapping[str, Any], name: str) -> float | None:
-    value = attributes.get(name)
-    return value if isinstance(value, float) and value >= 0 else None
-
-
-def _duration_s(node: TraceNode) -> float:
-    own = _seconds(node.attributes, "perfmodel_s")
-    return node.duration_us * 1e-6 if own is None else own
-
-
-def _runs(node: TraceNode) -> bool:
-    """Whether a node takes a stream: metadata and the like do not."""
-    return node.kind in HAVE_TIME or node.kind in (SEND, RECEIVE, COLLECTIVE)
+def _compute(node: TraceNode, own: _Own) -> Compute:
+    duration_s = own.seconds("s")
+    return Compute(node.duration_us * 1e-6 if duration_s is None else duration_s)
 
 
 def _in_order(nodes: Sequence[TraceNode], rank: int, folder: Path) -> list[TraceNode]:
-    """Nodes behind all that they depend on; of those that are free, the lowest number first."""
-    import heapq
-
+    """Sort nodes behind all that they depend on; of those that are free, the lowest first."""
     by_number = {node.number: node for node in nodes}
     allowed = "nodes with numbers of their own that depend on others without a circle"
     if len(by_number) < len(nodes):
         raise InputError(Fault("trace", f"rank {rank}: a number twice", allowed, str(folder)))
     missing: dict[int, int] = {}
-    followers: dict[int, list[int]] = {}
+    followers: defaultdict[int, list[int]] = defaultdict(list)
     for number, node in by_number.items():
         before = {each for each in (*node.data_deps, *node.ctrl_deps) if each in by_number}
         missing[number] = len(before)
         for each in before:
-            followers.setdefault(each, []).append(number)
-    ready = [number for number, count in missing.items() if not count]
+            followers[each].append(number)
+    ready, ordered = [number for number, count in missing.items() if not count], []
     heapq.heapify(ready)
-    ordered = []
     while ready:
         number = heapq.heappop(ready)
         ordered.append(by_number[number])
@@ -399,21 +374,17 @@ def _in_order(nodes: Sequence[TraceNode], rank: int, folder: Path) -> list[Trace
 
 
 def _with_waits(nodes: Iterable[TraceNode]) -> Iterator[tuple[TraceNode, set[int]]]:
-    """Nodes with work, and those with work that each waits for, through those without.
+    """Yield nodes with work, and those with work that each waits for, through those without.
 
-    The order of a stream, which control dependencies of perfmodel's own traces hold, is the
-    stream's.
+    Metadata and the like take no stream. The order of a stream, which control dependencies of
+    perfmodel's own traces hold, is the stream's.
     """
-    idle: dict[int, frozenset[int]] = {}
+    idle: dict[int, set[int]] = {}
     for node in nodes:
         own = "perfmodel_stream" in node.attributes
-        chosen: set[int] = set()
-        for each in node.data_deps if own else (*node.data_deps, *node.ctrl_deps):
-            if each in idle:
-                chosen |= idle[each]
-            else:
-                chosen.add(each)
-        if _runs(node):
+        depends = node.data_deps if own else (*node.data_deps, *node.ctrl_deps)
+        chosen: set[int] = set().union(*(idle.get(each, {each}) for each in depends))
+        if node.kind in HAVE_TIME or node.kind in (SEND, RECEIVE, COLLECTIVE):
             yield node, chosen
         else:
-            idle[node.number] = frozenset(chosen)
+            idle[node.number] = chosen

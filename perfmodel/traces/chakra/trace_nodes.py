@@ -7,8 +7,10 @@ Fields and numbers are those of ``et_def.proto`` (mlcommons/chakra, schema/proto
 from __future__ import annotations
 
 import io
+import itertools
 import struct
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar, cast
@@ -17,9 +19,10 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.files.read import GZIP, read_bytes
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+FIXED_BYTES = {FIXED64: 8, FIXED32: 4}
 _LONGEST_VARINT = 10
 MOST_INTEGERS = 1 << 20
-"""Of one list: a node depends on tens of others; a list of a megabyte is no trace's."""
+"""Longest list: a node depends on tens of others; a list of a megabyte is no trace's."""
 
 Field = tuple[int, int, int | bytes]
 """Number of the field, wire type, and what it holds."""
@@ -99,15 +102,14 @@ def decode_fields(data: bytes | memoryview) -> Iterator[Field]:
         number, kind = tag >> 3, tag & 7
         if number == 0:
             raise WireError("a field without number")
-        if kind == VARINT:
+        length = FIXED_BYTES.get(kind, 0)
+        if kind in (VARINT, BYTES):
             value, at = decode_varint(data, at)
-            yield number, kind, value
-            continue
-        if kind == BYTES:
-            length, at = decode_varint(data, at)
-        elif kind in (FIXED64, FIXED32):
-            length = 8 if kind == FIXED64 else 4
-        else:
+            if kind == VARINT:
+                yield number, kind, value
+                continue
+            length = value
+        elif not length:
             raise WireError(f"a field of type {kind}")
         if at + length > size:
             raise WireError("a field that is cut off")
@@ -116,7 +118,7 @@ def decode_fields(data: bytes | memoryview) -> Iterator[Field]:
 
 
 def decode_integers(kind: int, value: int | bytes) -> list[int]:
-    """Integers of a repeated field, packed or one by one."""
+    """Return the integers of a repeated field, packed or one by one."""
     if isinstance(value, int):
         return [value]
     if kind != BYTES:
@@ -138,7 +140,7 @@ def decode_text(value: int | bytes) -> str:
 
 
 METADATA, LOAD, STORE, COMPUTE, SEND, RECEIVE, COLLECTIVE = range(1, 8)
-"""Of ``NodeType``."""
+"""Kinds of nodes (``NodeType``)."""
 
 COLLECTIVES: Mapping[str, int] = {
     "all_reduce": 0,
@@ -150,17 +152,18 @@ COLLECTIVES: Mapping[str, int] = {
     "all_to_all": 6,
     "reduce_scatter": 7,
 }
-"""Of ``CollectiveCommType``."""
+"""Numbers of collectives (``CollectiveCommType``)."""
 
 SCHEMA_VERSION: Final = "0.0.4"
+ALLOWED = "a Chakra execution trace (.et, protobuf)"
 LARGEST_BYTES = 256 << 20
 MOST_NODES = 500_000
-"""Of a rank; with as many, and a file as large, reading takes up to 460 MB, as measured."""
+"""Nodes of a rank; reading as many from a file as large takes up to 460 MB, as measured."""
 _LENGTH_BYTES = 10
 """Most that the length of a message takes."""
 
 Value = bool | int | float | str | tuple[int, ...]
-"""Of an attribute."""
+"""Types of an attribute's value."""
 _T = TypeVar("_T", bound=Hashable)
 
 
@@ -212,17 +215,18 @@ def _encode_node(node: TraceNode) -> bytes:
 
 
 def _encode_attribute(name: str, value: Value) -> bytes:
-    start = encode_bytes(1, name)
     if isinstance(value, bool):
-        return start + encode_integer(_BOOL, int(value))
-    if isinstance(value, int):
+        content = encode_integer(_BOOL, int(value))
+    elif isinstance(value, int):
         kind = _UINT64 if name in _UNSIGNED else _INT32 if name in _SHORT else _INT64
-        return start + encode_integer(kind, value)
-    if isinstance(value, float):
-        return start + encode_double(_DOUBLE, value)
-    if isinstance(value, str):
-        return start + encode_bytes(_STRING, value)
-    return start + encode_bytes(_UINT64_LIST, encode_packed(1, value))
+        content = encode_integer(kind, value)
+    elif isinstance(value, float):
+        content = encode_double(_DOUBLE, value)
+    elif isinstance(value, str):
+        content = encode_bytes(_STRING, value)
+    else:
+        content = encode_bytes(_UINT64_LIST, encode_packed(1, value))
+    return encode_bytes(1, name) + content
 
 
 # ---------------------------------------------------------------- read
@@ -236,9 +240,8 @@ def read_trace(
     `is_read`: of an attribute's name, whether it is kept; all are where nothing is given.
     Raises `InputError`: no Chakra trace, or a damaged one.
     """
-    allowed = "a Chakra execution trace (.et, protobuf)"
     nodes: list[TraceNode] = []
-    decoder = _NodeDecoder(is_read)
+    decoder, problem = _NodeDecoder(is_read), "no nodes"
     try:
         with _opened(path) as stream:
             for number, message in enumerate(_messages(stream)):
@@ -247,55 +250,46 @@ def read_trace(
                 else:
                     nodes.append(decoder.node(message))
     except WireError as error:
-        text = f"message {len(nodes)}: {error}"
-        raise InputError(Fault("trace", text, allowed, str(path))) from None
+        problem = f"message {len(nodes)}: {error}"
+        nodes.clear()
     if not nodes:
-        raise InputError(Fault("trace", "no nodes", allowed, str(path)))
+        raise InputError(Fault("trace", problem, ALLOWED, str(path)))
     return tuple(nodes)
 
 
 def _opened(path: Path) -> BinaryIO:
-    """The file itself, of which a message at a time is held, or what it is packed of.
+    """Open the file itself, of which a message at a time is held, or what it is packed of.
 
     Raises `InputError`: not readable, empty, or too large.
     """
-    if _is_plain(path):
-        return path.open("rb")
+    with suppress(OSError):
+        if path.is_file() and 0 < path.stat().st_size <= LARGEST_BYTES:
+            stream = path.open("rb")
+            if stream.read(len(GZIP)) != GZIP:
+                stream.seek(0)
+                return stream
+            stream.close()
     data = read_bytes(path, LARGEST_BYTES)
     if not data:
-        allowed = "a Chakra execution trace (.et, protobuf)"
-        raise InputError(Fault("trace", "an empty file", allowed, str(path)))
+        raise InputError(Fault("trace", "an empty file", ALLOWED, str(path)))
     return io.BytesIO(data)
 
 
-def _is_plain(path: Path) -> bool:
-    """Whether a file can be read as it is: of a legal size, and not packed."""
-    try:
-        if not path.is_file() or not 0 < path.stat().st_size <= LARGEST_BYTES:
-            return False
-        with path.open("rb") as stream:
-            return stream.read(len(GZIP)) != GZIP
-    except OSError:
-        return False
-
-
 def _messages(stream: BinaryIO) -> Iterator[memoryview]:
-    """Messages of a file, each behind its length."""
-    number = 0
-    while start := stream.read(_LENGTH_BYTES):
+    """Yield the messages of a file, each behind its length."""
+    for number in itertools.count():
+        if not (start := stream.read(_LENGTH_BYTES)):
+            return
+        if number >= MOST_NODES:
+            raise WireError(f"more than {MOST_NODES:,} nodes")
         length, at = decode_varint(start, 0)
-        if length > LARGEST_BYTES:
-            raise WireError("it is cut off")
         message = start[at : at + length]
-        if at + length < len(start):
-            stream.seek(at + length - len(start), io.SEEK_CUR)
-        message += stream.read(length - len(message))
+        stream.seek(min(at + length - len(start), 0), io.SEEK_CUR)
+        if length <= LARGEST_BYTES:
+            message += stream.read(length - len(message))
         if len(message) < length:
             raise WireError("it is cut off")
         yield memoryview(message)
-        number += 1
-        if number > MOST_NODES:
-            raise WireError(f"more than {MOST_NODES:,} nodes")
 
 
 def _check_metadata(data: memoryview) -> None:
@@ -317,12 +311,12 @@ class _NodeDecoder:
 
     def node(self, data: memoryview) -> TraceNode:
         """Decode one node."""
-        number = kind = duration = 0
-        name, data_deps, ctrl_deps = "", list[int](), list[int]()
+        name, integers = "", {1: 0, 3: 0, 7: 0}
+        depends: dict[int, list[int]] = {4: [], 5: []}
         attributes: dict[str, Value] = {}
         for field_, wire, value in decode_fields(data):
-            if field_ in (4, 5):
-                (ctrl_deps if field_ == 4 else data_deps).extend(decode_integers(wire, value))
+            if field_ in depends:
+                depends[field_] += decode_integers(wire, value)
             elif field_ == 2:
                 name = decode_text(value)
             elif field_ == 10 and isinstance(value, bytes):
@@ -331,23 +325,22 @@ class _NodeDecoder:
                     attributes[self._one(key)] = (
                         self._one(content) if isinstance(content, str) else content
                     )
-            elif isinstance(value, int):
-                number = value if field_ == 1 else number
-                kind = value if field_ == 3 else kind
-                duration = value if field_ == 7 else duration
-        number, *others = self._same(number, *data_deps, *ctrl_deps)
-        inputs, control = tuple(others[: len(data_deps)]), tuple(others[len(data_deps) :])
+            elif field_ in integers and isinstance(value, int):
+                integers[field_] = value
+        number, kind, duration = integers.values()
+        control, inputs = (
+            tuple(self._numbers.setdefault(each, each) for each in depends[field_])
+            for field_ in (4, 5)
+        )
+        number = self._numbers.setdefault(number, number)
         return TraceNode(number, name, kind, inputs, control, duration, self._one_of(attributes))
 
-    def _same(self, *numbers: int) -> Iterator[int]:
-        return (self._numbers.setdefault(number, number) for number in numbers)
-
     def _one(self, value: _T) -> _T:
-        """The object of this value that was seen first."""
+        """Return the object of this value that was seen first."""
         return cast("_T", self._shared.setdefault(value, value))
 
     def _one_of(self, attributes: dict[str, Value]) -> Mapping[str, Value]:
-        """Attributes that many nodes have, such as one flag, once."""
+        """Return attributes that many nodes have, such as one flag, once."""
         if len(attributes) > 1:
             return attributes
         key = tuple((name, type(value), value) for name, value in attributes.items())
@@ -358,32 +351,32 @@ _SIGNED = frozenset({7, 9})
 _ZIGZAG = frozenset({15, 17})
 
 
+_PACKED = {FIXED64: ({19: "<Q", 25: "<q"}, "<d"), FIXED32: ({5: "<f", 23: "<I", 21: "<I"}, "<i")}
+"""Codes of `struct` by wire type and field, and the code of all other fields."""
+
+
 def _decode_attribute(data: bytes) -> tuple[str, Value]:
     name: str = ""
     content: Value = 0
     for number, wire, value in decode_fields(data):
         if number == 1:
             name = decode_text(value)
-        elif number == _BOOL and isinstance(value, int):
-            content = bool(value)
         elif isinstance(value, int):
             zigzag = value >> 1 ^ -(value & 1)
             content = zigzag if number in _ZIGZAG else signed(value) if number in _SIGNED else value
-        elif wire == FIXED64:
-            code = {19: "<Q", 25: "<q"}.get(number, "<d")
-            content = struct.unpack(code, value)[0]
-        elif wire == FIXED32:
-            code = {5: "<f", 23: "<I", 21: "<I"}.get(number, "<i")
-            content = struct.unpack(code, value)[0]
+            content = bool(value) if number == _BOOL else content
+        elif wire in _PACKED:
+            codes, other = _PACKED[wire]
+            content = struct.unpack(codes.get(number, other), value)[0]
         elif number in (_STRING, 31):
             content = decode_text(value)
-        elif wire == BYTES and number != 2:
+        elif number != 2:
             content = _decode_list(value)
     return name, content
 
 
 def _decode_list(data: bytes) -> tuple[int, ...]:
-    """Whole numbers of a list; those of text and fractions, which nothing here reads, are empty."""
+    """Return whole numbers of a list; text and fractions, which nothing here reads, are empty."""
     values: list[int] = []
     for number, wire, value in decode_fields(data):
         if number == 1:

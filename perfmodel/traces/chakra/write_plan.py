@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
@@ -24,7 +24,7 @@ from perfmodel.traces.chakra.trace_nodes import (
     Value,
     encode_trace,
 )
-from perfmodel.training.plan.step_plan import Collective, Compute, RankClass, StepPlan, Task
+from perfmodel.training.plan.step_plan import Collective, Compute, RankClass, StepPlan, Stream, Task
 
 GROUPS = "comm_groups.json"
 MOST_RANKS = 2048
@@ -40,94 +40,69 @@ def write_plan(plan: StepPlan, folder: Path, name: str) -> list[Path]:
     """
     total = sum(len(each.ranks) for each in plan.classes)
     if total > MOST_RANKS:
-        allowed = f"up to {MOST_RANKS} ranks, a file each"
-        raise InputError(Fault("cluster", f"{total} ranks", allowed))
-    numbers = _numbers_of(plan)
-    files = []
-    for rank_class in plan.classes:
-        for rank in rank_class.ranks:
-            path = folder / f"{name}.{rank}.et"
-            write_atomically(path, encode_trace(_nodes_of(plan, rank_class, rank, numbers)))
-            files.append(path)
-    groups = {str(number): list(members) for (_, members), number in numbers.groups.items()}
-    path = folder / GROUPS
-    write_atomically(path, json.dumps(groups, indent=1))
-    return [*files, path]
-
-
-_Group = tuple[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Numbers:
-    """Numbers above zero that stand for names, the same ones in the files of all ranks.
-
-    `groups`: of each group of each communicator: ASTRA-sim names groups so.
-    `tags`: by key of a message, whose two ends ASTRA-sim matches by it.
-    """
-
-    groups: Mapping[_Group, int]
-    tags: Mapping[str, int]
-
-
-def _numbers_of(plan: StepPlan) -> _Numbers:
-    groups = [(each.name, tuple(group)) for each in plan.communicators for group in each.groups]
+        raise InputError(
+            Fault("cluster", f"{total} ranks", f"up to {MOST_RANKS} ranks, a file each")
+        )
+    names = [(each.name, tuple(group)) for each in plan.communicators for group in each.groups]
     keys = [task.work.key for task in plan.tasks if isinstance(task.work, Collective)]
-    return _Numbers(
-        {group: number for number, group in enumerate(dict.fromkeys(groups), start=1)},
+    numbers = (
+        {group: number for number, group in enumerate(dict.fromkeys(names), start=1)},
         {key: number for number, key in enumerate(dict.fromkeys(keys), start=1)},
     )
+    groups = {str(number): list(members) for (_, members), number in numbers[0].items()}
+    contents = {
+        folder / f"{name}.{rank}.et": _nodes_of(plan, rank_class, rank, numbers)
+        for rank_class in plan.classes
+        for rank in rank_class.ranks
+    }
+    for path, nodes in contents.items():
+        write_atomically(path, encode_trace(nodes))
+    write_atomically(folder / GROUPS, json.dumps(groups, indent=1))
+    return [*contents, folder / GROUPS]
+
+
+_Numbers = tuple[Mapping[tuple[str, tuple[int, ...]], int], Mapping[str, int]]
+"""Numbers above zero that stand for names, the same ones in the files of all ranks.
+
+Those of each group of each communicator: ASTRA-sim names groups so. Then those by key of a message,
+whose two ends ASTRA-sim matches by it.
+"""
 
 
 def _nodes_of(
     plan: StepPlan, rank_class: RankClass, rank: int, numbers: _Numbers
 ) -> Iterator[TraceNode]:
-    """Nodes of one rank; a task's number is twice its index, plus one for a second node."""
-    workers = {stream.name: stream.workers for stream in plan.streams}
-    kinds = {stream.name: stream.kind for stream in plan.streams}
+    """Yield the nodes of one rank; a task's number is twice its index, plus one for a second."""
+    streams = {stream.name: stream for stream in plan.streams}
     last: dict[str, int] = {}
     ends: dict[int, tuple[int, ...]] = {}
     for index, task in enumerate(plan.tasks):
         if task.rank_class != rank_class.name:
             continue
-        before = last.get(task.stream) if workers[task.stream] == 1 else None
+        stream = streams[task.stream]
+        before = last.get(task.stream) if stream.workers == 1 else None
         depends = tuple(number for each in task.after for number in ends[each])
         ordered = ends[before] if before is not None and before not in task.after else ()
-        attributes = _own_attributes(task, kinds[task.stream], workers[task.stream])
-        nodes = list(_task_nodes(plan, index, task, rank, numbers, attributes))
-        for node in nodes:
-            yield TraceNode(
-                node.number,
-                node.name,
-                node.kind,
-                depends,
-                ordered,
-                node.duration_us,
-                node.attributes,
-            )
+        nodes = list(_task_nodes(plan, index, task, rank, numbers, _own_attributes(task, stream)))
+        yield from (replace(node, data_deps=depends, ctrl_deps=ordered) for node in nodes)
         ends[index] = tuple(node.number for node in nodes)
         last[task.stream] = index
 
 
-def _own_attributes(task: Task, kind: str, workers: int) -> dict[str, Value]:
-    attributes: dict[str, Value] = {
-        "perfmodel_stream": task.stream,
-        "perfmodel_stream_kind": kind,
-        "perfmodel_workers": workers,
-        "perfmodel_kind": task.kind,
-        "perfmodel_class": task.rank_class,
+def _own_attributes(task: Task, stream: Stream) -> dict[str, Value]:
+    attributes: dict[str, Value | None] = {
+        "stream": task.stream,
+        "stream_kind": stream.kind,
+        "workers": stream.workers,
+        "kind": task.kind,
+        "class": task.rank_class,
+        "after_previous": tuple(2 * at + 2 for at in task.after_previous) or None,
+        "bucket": task.bucket,
+        "core_s": task.core_s or None,
+        "acquires": task.acquires,
+        "releases": task.releases,
     }
-    if task.after_previous:
-        attributes["perfmodel_after_previous"] = tuple(2 * at + 2 for at in task.after_previous)
-    if task.bucket is not None:
-        attributes["perfmodel_bucket"] = task.bucket
-    if task.core_s:
-        attributes["perfmodel_core_s"] = task.core_s
-    for name in ("acquires", "releases"):
-        value = getattr(task, name)
-        if value is not None:
-            attributes[f"perfmodel_{name}"] = value
-    return attributes
+    return {f"perfmodel_{name}": value for name, value in attributes.items() if value is not None}
 
 
 def _task_nodes(
@@ -145,11 +120,12 @@ def _task_nodes(
         duration = round(work.duration_s * 1e6)
         yield TraceNode(number, task.name, COMPUTE, duration_us=duration, attributes=attributes)
         return
-    group = _group_of(plan, work, rank)
-    size = work.nbytes * work.times
+    communicator = next(each for each in plan.communicators if each.name == work.communicator)
+    group = next(tuple(group) for group in communicator.groups if rank in group)
+    size, (group_numbers, tags) = work.nbytes * work.times, numbers
     attributes = {
         "is_cpu_op": False,
-        "pg_name": str(numbers.groups[work.communicator, group]),
+        "pg_name": str(group_numbers[work.communicator, group]),
         "perfmodel_op": work.op,
         "perfmodel_nbytes": work.nbytes,
         "perfmodel_times": work.times,
@@ -164,7 +140,7 @@ def _task_nodes(
         attributes |= {"comm_type": COLLECTIVES[work.op], "comm_size": per_rank}
         yield TraceNode(number, task.name, COLLECTIVE, attributes=attributes)
         return
-    attributes |= {"comm_size": size, "comm_tag": numbers.tags[work.key]}
+    attributes |= {"comm_size": size, "comm_tag": tags[work.key]}
     yield from _messages(number, task.name, group, rank, attributes, both=work.op == "send_recv")
 
 
@@ -185,8 +161,3 @@ def _messages(
     if both or at > 0:
         ends = {"comm_src": group[(at - 1) % size], "comm_dst": rank}
         yield TraceNode(number + both, name, RECEIVE, attributes={**attributes, **ends})
-
-
-def _group_of(plan: StepPlan, work: Collective, rank: int) -> tuple[int, ...]:
-    communicator = next(each for each in plan.communicators if each.name == work.communicator)
-    return next(tuple(group) for group in communicator.groups if rank in group)

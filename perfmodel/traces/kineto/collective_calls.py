@@ -43,7 +43,7 @@ ELEMENT_TYPES = {
     "signed char": "int8",
     "unsigned char": "uint8",
 }
-"""By PyTorch's word in lower case."""
+"""Our names of types by PyTorch's words in lower case."""
 
 
 GLOO_WORKERS = 2
@@ -84,21 +84,26 @@ def elements_in(shapes: Any) -> int | None:
         return None
     if all(isinstance(size, int) and not isinstance(size, bool) for size in shapes):
         return math.prod(shapes)
-    sums = [elements_in(each) for each in shapes]
-    numbers = [number for number in sums if number is not None]
+    numbers = [number for number in [elements_in(each) for each in shapes] if number is not None]
     return sum(numbers) if numbers else None
 
 
 def communication_mask(table: EventTable) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which of the device's work communicates."""
-    numbers = [
-        n for n, name in enumerate(table.names) if name.lower().startswith(COMMUNICATION_KERNELS)
-    ]
+    """Return which of the device's work communicates."""
+    starts = COMMUNICATION_KERNELS
+    numbers = [n for n, name in enumerate(table.names) if name.lower().startswith(starts)]
     return np.isin(table.device.name, numbers)
 
 
+def first_tensor(arguments: Mapping[str, Any]) -> tuple[int | None, str | None]:
+    """Return elements of the inputs of an event, and the type of the first, as far as recorded."""
+    types = arguments.get("Input type")
+    dtype = element_type(types[0]) if isinstance(types, list) and types else None
+    return elements_in(arguments.get("Input Dims")), dtype
+
+
 def read_calls(table: EventTable) -> tuple[Call, ...]:
-    """All collectives of a trace, in the order in which they began."""
+    """Return all collectives of a trace, in the order in which they began."""
     kernels = table.device.where(communication_mask(table))
     return _of_kernels(table, kernels) if len(kernels) else _of_workers(table)
 
@@ -110,103 +115,88 @@ def _of_kernels(table: EventTable, kernels: Events) -> tuple[Call, ...]:
         for (kind, _), arguments in table.arguments.items()
         if kind == "op" and "Collective name" in arguments and "External id" in arguments
     }
-    marks = _marked_elements(table)
-    calls = []
-    for at in range(len(kernels)):
+    marks, calls = _marked_elements(table), []
+    for at, start in enumerate(kernels.start.tolist()):
         own = table.arguments.get(("device", int(kernels.row[at])), {})
-        identity = own.get("External id")
-        arguments = own if "In msg nelems" in own else {**own, **stated.get(identity, {})}
-        start = float(kernels.start[at])
-        issued = launched.get(int(kernels.key[at]), start)
-        name = table.names[int(kernels.name[at])]
-        calls.append(_call(name, arguments, issued, start, float(kernels.end[at]), marks))
-    return tuple(calls)
-
-
-def _marked_elements(table: EventTable) -> list[tuple[float, float, int | None, str | None]]:
-    """Begin, end, elements and type of the ranges that PyTorch puts around calls of a library."""
-    numbers = table.named(*BACKENDS)
-    chosen = table.marks.where(np.isin(table.marks.name, numbers))
-    rows = []
-    for at in range(len(chosen)):
-        arguments = table.arguments.get(("mark", int(chosen.row[at])), {})
-        elements = elements_in(arguments.get("Input Dims"))
-        types = arguments.get("Input type")
-        dtype = element_type(types[0]) if isinstance(types, list) and types else None
-        rows.append((float(chosen.start[at]), float(chosen.end[at]), elements, dtype))
-    return rows
-
-
-def _call(
-    name: str,
-    arguments: Mapping[str, Any],
-    issued: float,
-    start: float,
-    end: float,
-    marks: list[tuple[float, float, int | None, str | None]],
-) -> Call:
-    elements, dtype = arguments.get("In msg nelems"), element_type(arguments.get("dtype"))
-    if not isinstance(elements, int):
-        elements = None
-        for begin, stop, number, kind in marks:
-            if begin <= issued <= stop:
-                elements, dtype = number, dtype or kind
-                break
-    size = arguments.get("Group size")
-    word = arguments.get("Collective name")
-    return Call(
-        op=operation_of(word if isinstance(word, str) else name),
-        elements=elements,
-        dtype=dtype,
-        group_size=size if isinstance(size, int) and size > 0 else None,
-        group=str(arguments.get("Process Group Name", "0"))[:40],
-        issued_s=issued,
-        start_s=start,
-        end_s=end,
-    )
-
-
-def _of_workers(table: EventTable) -> tuple[Call, ...]:
-    """What Gloo's and MPI's worker threads did, each with the call that asked for it."""
-    marks = table.marks.where(np.isin(table.marks.name, table.named("gloo:", "mpi:", "ucc:")))
-    issued = table.ops.where(np.isin(table.ops.name, table.named("c10d::")))
-    by_operation: dict[str, list[float]] = {}
-    for at in range(len(issued)):
-        operation = operation_of(table.names[int(issued.name[at])].removeprefix("c10d::"))
-        by_operation.setdefault(operation, []).append(float(issued.start[at]))
-    rows = _marked_elements(table)
-    calls: list[Call] = []
-    for at in range(len(marks)):
-        name = table.names[int(marks.name[at])].partition(":")[2]
-        start = float(marks.start[at])
-        operation, asked_s = _asked(operation_of(name), start, by_operation)
-        row = next((row for row in rows if row[0] == start), (start, start, None, None))
+        if "In msg nelems" not in own:
+            own = {**own, **stated.get(own.get("External id"), {})}
         calls.append(
-            Call(
-                operation,
-                row[2],
-                row[3],
-                None,
-                "0",
-                asked_s,
-                _taken_up(asked_s, start, calls),
-                float(marks.end[at]),
+            _call(
+                table.names[int(kernels.name[at])],
+                own,
+                (launched.get(int(kernels.key[at]), start), start, float(kernels.end[at])),
+                marks,
             )
         )
     return tuple(calls)
 
 
-def _asked(operation: str, start_s: float, issued: dict[str, list[float]]) -> tuple[str, float]:
-    """Which call a worker's operation belongs to: Gloo reduces and scatters by an all-reduce."""
-    candidates = (operation, "reduce_scatter") if operation == "all_reduce" else (operation,)
-    pending = [
-        (issued[each][0], each)
-        for each in candidates
-        if issued.get(each) and issued[each][0] <= start_s
+_MarkedCall = tuple[float, float, int | None, str | None]
+"""Begin, end, elements and type of a range that PyTorch puts around a call of a library."""
+
+
+def _marked_elements(table: EventTable) -> list[_MarkedCall]:
+    chosen = table.chosen(table.marks, *BACKENDS)
+    return [
+        (start, end, *first_tensor(table.arguments.get(("mark", row), {})))
+        for start, end, row in zip(
+            chosen.start.tolist(), chosen.end.tolist(), chosen.row.tolist(), strict=True
+        )
     ]
-    if not pending:
-        return operation, start_s
-    asked_s, operation = min(pending)
+
+
+def _call(
+    name: str,
+    arguments: Mapping[str, Any],
+    times_s: tuple[float, float, float],
+    marks: list[_MarkedCall],
+) -> Call:
+    """Return a call; `times_s`: when it was issued, began and ended."""
+    elements, dtype = arguments.get("In msg nelems"), element_type(arguments.get("dtype"))
+    if not isinstance(elements, int):
+        around = (mark[2:] for mark in marks if mark[0] <= times_s[0] <= mark[1])
+        elements, kind = next(around, (None, None))
+        dtype = dtype or kind
+    size, word = arguments.get("Group size"), arguments.get("Collective name")
+    return Call(
+        operation_of(word if isinstance(word, str) else name),
+        elements,
+        dtype,
+        size if isinstance(size, int) and size > 0 else None,
+        str(arguments.get("Process Group Name", "0"))[:40],
+        *times_s,
+    )
+
+
+def _of_workers(table: EventTable) -> tuple[Call, ...]:
+    """Return what Gloo's and MPI's worker threads did, each with the call that asked for it."""
+    marks = table.chosen(table.marks, "gloo:", "mpi:", "ucc:")
+    issued = table.chosen(table.ops, "c10d::")
+    by_operation: dict[str, list[float]] = {}
+    for name, start in zip(issued.name.tolist(), issued.start.tolist(), strict=True):
+        operation = operation_of(table.names[name].removeprefix("c10d::"))
+        by_operation.setdefault(operation, []).append(start)
+    tensors = {row[0]: row[2:] for row in reversed(_marked_elements(table))}
+    calls: list[Call] = []
+    for number, start, end in zip(
+        marks.name.tolist(), marks.start.tolist(), marks.end.tolist(), strict=True
+    ):
+        operation, asked_s = _asked(
+            operation_of(table.names[number].partition(":")[2]), start, by_operation
+        )
+        begun_s = _taken_up(asked_s, start, calls)
+        tensor = tensors.get(start, (None, None))
+        calls.append(Call(operation, *tensor, None, "0", asked_s, begun_s, end))
+    return tuple(calls)
+
+
+def _asked(operation: str, start_s: float, issued: dict[str, list[float]]) -> tuple[str, float]:
+    """Find the call of a worker's operation: Gloo reduces and scatters by an all-reduce."""
+    candidates = (operation, "reduce_scatter") if operation == "all_reduce" else (operation,)
+    pending = [(issued[each][0], each) for each in candidates if issued.get(each)]
+    asked_s, operation = min(pending, default=(start_s, operation))
+    if not pending or asked_s > start_s:
+        return candidates[0], start_s
     issued[operation].pop(0)
     return operation, asked_s
 

@@ -8,12 +8,16 @@ thousandfold) is refused before it fills the memory.
 from __future__ import annotations
 
 import codecs
+import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files.read import GZIP, GzipError, inflate
@@ -31,7 +35,7 @@ MOST_EVENTS = 40_000_000
 BOMB_RATIO, BOMB_FROM_BYTES = 300, 64 << 20
 """Kineto traces shrink 10 to 30 times; beyond 64 MiB of text a larger ratio is no trace."""
 
-GUESSES = 8
+MOST_GUESSES = 8
 """Brackets that may be the end of the last whole event in memory."""
 
 _NEXT_OBJECT = re.compile(r"[ \t\r\n]*,[ \t\r\n]*\{")
@@ -53,56 +57,50 @@ def trace_fault(path: Path, text: str, allowed: str = _ALLOWED) -> InputError:
     return InputError(Fault("trace", text, allowed, str(path)))
 
 
+def opened(path: Path) -> IO[bytes]:
+    """Open a file, decompressed if it is packed by gzip, whatever its name says."""
+    with path.open("rb") as file:
+        is_packed = file.read(len(GZIP)) == GZIP
+    return cast("IO[bytes]", gzip.open(path)) if is_packed else path.open("rb")
+
+
+def first_bytes(path: Path, count: int) -> bytes:
+    """Return the first bytes of a file, decompressed; nothing where it cannot be read."""
+    try:
+        with opened(path) as file:
+            return file.read(count)
+    except (OSError, EOFError, zlib.error):
+        return b""
+
+
 def _read_bytes(path: Path) -> Iterator[bytes]:
-    """Decompressed pieces of a file."""
+    """Yield decompressed pieces of a file."""
+    grown = 0
     try:
         with path.open("rb") as file:
             first = file.read(PIECE_BYTES)
-            if not first:
-                raise trace_fault(path, "an empty file")
-            if first.startswith(GZIP):
-                yield from _inflate(path, file, first)
-                return
-            for magic, kind in _FOREIGN.items():
-                if first.startswith(magic):
-                    raise trace_fault(path, kind)
-            while first:
-                yield first
-                first = file.read(PIECE_BYTES)
-    except OSError as error:
-        raise trace_fault(path, error.strerror or str(error), "a file that can be read") from None
-
-
-def _inflate(path: Path, file: Any, first: bytes) -> Iterator[bytes]:
-    consumed = grown = 0
-
-    def pieces() -> Iterator[bytes]:
-        nonlocal consumed
-        piece = first
-        while piece:
-            consumed += len(piece)
-            yield piece
-            piece = file.read(PIECE_BYTES)
-
-    try:
-        for text in inflate(pieces()):
-            grown += len(text)
-            if grown > max(BOMB_FROM_BYTES, BOMB_RATIO * consumed):
-                raise trace_fault(path, f"gzip that grows more than {BOMB_RATIO} times")
-            yield text
+            pieces = chain([first], iter(partial(file.read, PIECE_BYTES), b""))
+            foreign = {kind for magic, kind in _FOREIGN.items() if first.startswith(magic)}
+            if foreign or not first:
+                raise trace_fault(path, foreign.pop() if foreign else "an empty file")
+            for text in inflate(pieces) if first.startswith(GZIP) else pieces:
+                grown += len(text)
+                if grown > max(BOMB_FROM_BYTES, BOMB_RATIO * file.tell()):
+                    raise trace_fault(path, f"gzip that grows more than {BOMB_RATIO} times")
+                yield text
     except GzipError as error:
         raise trace_fault(path, str(error)) from None
+    except OSError as error:
+        raise trace_fault(path, error.strerror or str(error), "a file that can be read") from None
 
 
 class _Text:
     """The part of the text that is in memory, and how far it is read."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.pieces = _read_bytes(path)
+        self.path, self.pieces, self.parser = path, _read_bytes(path), json.JSONDecoder()
         self.decoder = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
         self.text, self.at, self.ended, self.is_fresh = "", 0, False, True
-        self.parser = json.JSONDecoder()
 
     def grow(self) -> None:
         """Drop what is read, and add a piece."""
@@ -113,19 +111,21 @@ class _Text:
         self.text = self.text[self.at :] + self.decoder.decode(piece)
         self.at, self.is_fresh = 0, True
 
-    def peek(self) -> str:
-        """Return the next character that is no space; nothing at the end."""
+    def peek(self, *, needed: bool = False) -> str:
+        """Return the next character that is no space; nothing at the end, unless it is needed."""
         while True:
             self.at = _SPACES.match(self.text, self.at).end()  # type: ignore[union-attr]
-            if self.at < len(self.text) or self.ended:
-                return self.text[self.at : self.at + 1]
+            if self.at < len(self.text):
+                return self.text[self.at]
+            if self.ended and needed:
+                raise trace_fault(self.path, "a file that ends too early", "a whole trace")
+            if self.ended:
+                return ""
             self.grow()
 
     def take(self, allowed: str) -> str:
         """Read one character out of some."""
-        character = self.peek()
-        if not character:
-            raise trace_fault(self.path, "a file that ends too early", "a whole trace")
+        character = self.peek(needed=True)
         if character not in allowed:
             choice = " or ".join(repr(each) for each in allowed)
             raise trace_fault(self.path, f"{character!r} where JSON has {choice}")
@@ -134,18 +134,18 @@ class _Text:
 
     def value(self, member: str) -> Any:
         """Read one JSON value."""
-        if not self.peek():
-            raise trace_fault(self.path, "a file that ends too early", "a whole trace")
+        self.peek(needed=True)
+        size = f"{LARGEST_MEMBER >> 20} MiB"
         while True:
             with suppress(json.JSONDecodeError):
                 return self._parse(member)
-            if self.ended or len(self.text) - self.at > LARGEST_MEMBER:
-                break
+            if self.ended:
+                raise trace_fault(
+                    self.path, f"{member} that is cut off or no JSON", "a whole trace"
+                )
+            if len(self.text) - self.at > LARGEST_MEMBER:
+                raise trace_fault(self.path, f"{member} that is no JSON, or more than {size} of it")
             self.grow()
-        if self.ended:
-            raise trace_fault(self.path, f"{member} that is cut off or no JSON", "a whole trace")
-        size = f"{LARGEST_MEMBER >> 20} MiB"
-        raise trace_fault(self.path, f"{member} that is no JSON, or more than {size} of it")
 
     def many(self) -> list[Any]:
         """Read all whole objects of a list that are in memory, up to a comma; nothing if unsure.
@@ -153,17 +153,16 @@ class _Text:
         What parses as a list up to some bracket is the begin of the list in the file.
         """
         cut = len(self.text)
-        for _ in range(GUESSES if self.is_fresh else 0):
+        for _ in range(MOST_GUESSES if self.is_fresh else 0):
             cut = self.text.rfind("}", self.at, cut)
             if cut < 0:
                 return []
             follower = _NEXT_OBJECT.match(self.text, cut + 1)
-            if follower is None:
-                continue
-            with suppress(ValueError, RecursionError):
-                values: list[Any] = json.loads(f"[{self.text[self.at : cut + 1]}]")
-                self.at = follower.end() - 1
-                return values
+            if follower is not None:
+                with suppress(ValueError, RecursionError):
+                    values: list[Any] = json.loads(f"[{self.text[self.at : cut + 1]}]")
+                    self.at = follower.end() - 1
+                    return values
         self.is_fresh = False
         return []
 
@@ -179,8 +178,7 @@ class _Text:
         if end == len(self.text) and not self.ended:
             raise json.JSONDecodeError("it may go on in the next piece", "", end)
         if end - self.at > LARGEST_MEMBER:
-            size = f"more than {LARGEST_MEMBER >> 20} MiB"
-            raise trace_fault(self.path, f"{member} of {size}")
+            raise trace_fault(self.path, f"{member} of more than {LARGEST_MEMBER >> 20} MiB")
         self.at = end
         return value
 
@@ -194,13 +192,11 @@ def read_events(
 
     Raises `InputError`: no trace, or a damaged one; names the file and what is wrong with it.
     """
-    text = _Text(path)
-    if text.peek() == "":
-        raise trace_fault(path, "an empty file")
+    text, has_events = _Text(path), False
     if text.peek() != "{":
-        raise trace_fault(path, f"text that begins with {text.text[text.at : text.at + 20]!r}")
+        begin = text.text[text.at : text.at + 20]
+        raise trace_fault(path, f"text that begins with {begin!r}" if begin else "an empty file")
     text.take("{")
-    has_events = False
     while text.peek() != "}":
         key = text.value("a member's name")
         if not isinstance(key, str):

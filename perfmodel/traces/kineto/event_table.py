@@ -16,7 +16,7 @@ from perfmodel.arrays import FloatArray
 from perfmodel.garbage import no_collections
 from perfmodel.traces.kineto.event_stream import read_events, trace_fault
 
-US = 1e-6
+MICROSECOND_S = 1e-6
 
 CATEGORIES = {
     "cpu_op": "op",
@@ -35,7 +35,7 @@ CATEGORIES = {
     "privateuse1_runtime": "launch",
     "python_function": "module",
 }
-"""By ``cat`` in lower case: until 1.10 PyTorch wrote "Operator", "Runtime", "Kernel"."""
+"""Kinds by ``cat`` in lower case: until 1.10 PyTorch wrote "Operator", "Runtime", "Kernel"."""
 
 MARKS = ("ProfilerStep#", "DistributedDataParallel.", "Optimizer.", "## ", "nn.Module: ")
 """Names of ranges; some versions wrote them as operators."""
@@ -57,43 +57,35 @@ FIRST_OPERATORS = {
 """Operators that models begin with, and which of their inputs has the samples."""
 
 MOST_SHAPED = 1000
-"""Of these, shapes that are kept: the first ones of a step are enough."""
+"""Shapes of first operators that are kept: those of one step are enough."""
+
+
+KINDS = ("op", "mark", "device", "launch", "module")
+"""Operators, ranges, device work, calls of the runtime, and forward passes of modules."""
 
 
 @dataclass
 class Columns:
-    """Begin, duration (seconds since the first event) and numbers of some events."""
+    """Begin and duration (seconds since the first event) and four whole numbers of some events."""
 
-    start: array[float] = field(default_factory=lambda: array("d"))
-    length: array[float] = field(default_factory=lambda: array("d"))
-    name: array[int] = field(default_factory=lambda: array("l"))
-    thread: array[int] = field(default_factory=lambda: array("l"))
-    key: array[int] = field(default_factory=lambda: array("q"))
-    detail: array[int] = field(default_factory=lambda: array("q"))
+    times: array[float] = field(default_factory=lambda: array("d"))
+    numbers: array[int] = field(default_factory=lambda: array("q"))
 
     def add(
         self, start: float, length: float, name: int, thread: int, key: int, detail: int
     ) -> int:
         """Append an event and return its index."""
-        self.start.append(start)
-        self.length.append(length)
-        self.name.append(name)
-        self.thread.append(thread)
-        self.key.append(key)
-        self.detail.append(detail)
-        return len(self.start) - 1
+        self.times.extend((start, length))
+        self.numbers.extend((name, thread, key, detail))
+        return len(self.times) // 2 - 1
 
     def frozen(self) -> Events:
-        """As arrays, in order of their begin; longer ones first."""
-        start, length = np.asarray(self.start), np.asarray(self.length)
+        """Return arrays in the order in which events begin; longer ones first."""
+        start, length = np.asarray(self.times).reshape(-1, 2).T
         order = np.lexsort((-length, start))
-        integers = [
-            np.asarray(column, dtype=np.int64)[order]
-            for column in (self.name, self.thread, self.key, self.detail)
-        ]
-        name, thread, key, detail = integers
-        begin = start[order]
-        return Events(begin, begin + length[order], name, thread, key, detail, order)
+        numbers = np.asarray(self.numbers, dtype=np.int64).reshape(-1, 4)[order]
+        name, thread, key, detail = numbers.T.copy()
+        return Events(start[order], start[order] + length[order], name, thread, key, detail, order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +106,12 @@ class Events:
     row: NDArray[np.int64]
 
     def where(self, mask: NDArray[np.bool_]) -> Events:
-        """Those that a mask selects."""
+        """Return those that a mask selects."""
         return Events(*(getattr(self, name)[mask] for name in self.__slots__))
+
+    def within(self, start_s: float, end_s: float) -> Events:
+        """Return those that begin in a span of time."""
+        return self.where((self.start >= start_s) & (self.start < end_s))
 
     def __len__(self) -> int:
         return len(self.start)
@@ -127,8 +123,8 @@ class EventTable:
 
     `header`: members of the file besides events.
     `names`: of events, by number.
-    `ops`, `marks`, `device`, `launches`, `modules`: operators, ranges, device work, calls of the
-        runtime, forward passes of modules.
+    `ops`, `marks`, `device`, `launches`, `modules`: the events, by `KINDS`.
+    `owners`: operators that lie in no other one of their thread.
     `arguments`: of communication, of gradients and of first operators, by kind and row.
     """
 
@@ -140,13 +136,81 @@ class EventTable:
     device: Events
     launches: Events
     modules: Events
+    owners: Events
     arguments: Mapping[tuple[str, int], Mapping[str, Any]]
     events: int
 
     def named(self, *prefixes: str) -> NDArray[np.int64]:
-        """Numbers of the names that begin so."""
+        """Return the numbers of the names that begin so."""
         chosen = [n for n, name in enumerate(self.names) if name.startswith(prefixes)]
         return np.array(chosen, dtype=np.int64)
+
+    def chosen(self, events: Events, *prefixes: str) -> Events:
+        """Return the events whose names begin so."""
+        return events.where(np.isin(events.name, self.named(*prefixes)))
+
+    def owner_name(self, row: int) -> str:
+        """Return the name of one of `owners`."""
+        return self.names[int(self.owners.name[row])]
+
+
+class TableBuilder:
+    """Columns of a trace while it is read; the first event begins at zero.
+
+    `unit_s`: of the file's times.
+    """
+
+    def __init__(self, path: Path, unit_s: float) -> None:
+        self.path, self.unit_s = path, unit_s
+        self.names: dict[str, int] = {}
+        self.threads: dict[Any, int] = {}
+        self.columns = {kind: Columns() for kind in KINDS}
+        self.arguments: dict[tuple[str, int], Mapping[str, Any]] = {}
+        self.base: float | None = None
+
+    def store(
+        self, kind: str, name: str, start: float, length: float, thread: Any, key: int, detail: int
+    ) -> int:
+        """Append an event in the file's unit of time and return its index."""
+        if self.base is None:
+            self.base = start
+        return self.columns[kind].add(
+            (start - self.base) * self.unit_s,
+            length * self.unit_s,
+            self.names.setdefault(name, len(self.names)),
+            self.threads.setdefault(thread, len(self.threads)),
+            key,
+            detail,
+        )
+
+    def table(self, header: Mapping[str, Any], count: int | None = None) -> EventTable:
+        """Return the table; `count`: events of the file, if not those that were stored."""
+        kinds = [self.columns[kind].frozen() for kind in KINDS]
+        ops, marks, device, launches, modules = kinds
+        return EventTable(
+            self.path,
+            header,
+            tuple(self.names),
+            ops,
+            marks,
+            device,
+            launches,
+            modules,
+            outermost(ops),
+            self.arguments,
+            sum(map(len, kinds)) if count is None else count,
+        )
+
+
+def outermost(events: Events) -> Events:
+    """Return those that lie in no other event of their thread."""
+    chosen = np.zeros(len(events), dtype=bool)
+    for thread in np.unique(events.thread):
+        rows = np.flatnonzero(events.thread == thread)
+        before = np.concatenate([[-np.inf], np.maximum.accumulate(events.end[rows])[:-1]])
+        # Times are whole nanoseconds at best: an operator may begin where its parent ends.
+        chosen[rows] = events.start[rows] >= before - 1e-9
+    return events.where(chosen)
 
 
 def read_table(path: Path) -> EventTable:
@@ -155,50 +219,32 @@ def read_table(path: Path) -> EventTable:
     Raises `InputError`: no such trace, or a damaged one.
     """
     header: dict[str, Any] = {}
-    builder = _Builder(path)
-    count = 0
+    builder, count = _Builder(path), 0
     with no_collections():
         for event in read_events(path, header):
             builder.add(event)
             count += 1
     if not count:
         raise trace_fault(path, "no events")
-    if not len(builder.columns["op"].start) and not len(builder.columns["device"].start):
+    if not builder.columns["op"].times and not builder.columns["device"].times:
         kinds = ", ".join(sorted(builder.others)[:5]) or "no categories"
         raise trace_fault(path, f"a trace of another program ({kinds})")
-    kinds_ = {kind: columns.frozen() for kind, columns in builder.columns.items()}
-    return EventTable(
-        path,
-        header,
-        tuple(builder.names),
-        kinds_["op"],
-        kinds_["mark"],
-        kinds_["device"],
-        kinds_["launch"],
-        kinds_["module"],
-        builder.arguments,
-        count,
-    )
+    return builder.table(header, count)
 
 
-class _Builder:
+class _Builder(TableBuilder):
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.names: dict[str, int] = {}
-        self.threads: dict[tuple[Any, Any], int] = {}
-        self.columns = {kind: Columns() for kind in ("op", "mark", "device", "launch", "module")}
-        self.arguments: dict[tuple[str, int], Mapping[str, Any]] = {}
+        super().__init__(path, MICROSECOND_S)
         self.fields: dict[tuple[str, str], tuple[str, ...]] = {}
         self.others: set[str] = set()
-        self.base: float | None = None
         self.shaped = 0
 
     def add(self, event: dict[str, Any]) -> None:
-        category = event.get("cat")
+        """Store an event, if it is of a kind that counts."""
+        category, name = event.get("cat"), event.get("name")
         if event.get("ph") != "X" or not isinstance(category, str):
             return
         kind = CATEGORIES.get(category.lower())
-        name = event.get("name")
         if kind is None or not isinstance(name, str):
             if len(self.others) < 8:
                 self.others.add(category[:30])
@@ -207,48 +253,13 @@ class _Builder:
             kind = "module" if name.startswith(MODULE) else "mark"
         elif kind == "module":
             return
-        start = self._time(event, "ts", -LONGEST_US)
-        length = self._time(event, "dur", 0.0)
-        if self.base is None:
-            self.base = start
-        start, length = (start - self.base) * US, length * US
-        arguments = event.get("args")
-        arguments = arguments if isinstance(arguments, dict) else {}
-        self._store(kind, name[:LONGEST_NAME], start, length, event, arguments)
-
-    def _time(self, event: Mapping[str, Any], field_: str, least: float) -> float:
-        value = event.get(field_)
-        if type(value) is float and least <= value <= LONGEST_US:
-            return value
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not least <= value <= LONGEST_US:  # type: ignore[operator]
-            text = f"{field_} {value!r:.40} of {str(event.get('name'))[:40]!r}"
-            raise trace_fault(self.path, text, "microseconds, as numbers")
-        return float(value)  # type: ignore[arg-type]
-
-    def _store(
-        self,
-        kind: str,
-        name: str,
-        start: float,
-        length: float,
-        event: Mapping[str, Any],
-        arguments: Mapping[str, Any],
-    ) -> None:
-        number = self.names.setdefault(name, len(self.names))
-        owner = (event.get("pid"), event.get("tid"))
+        name, owner = name[:LONGEST_NAME], (event.get("pid"), event.get("tid"))
         if type(owner[0]) is not int or type(owner[1]) is not int:
             owner = (str(owner[0]), str(owner[1]))
-        thread = self.threads.setdefault(owner, len(self.threads))
-        key, detail = _integer(arguments.get("correlation")), 0
-        if kind == "op":
-            key = _integer(arguments.get("Sequence number"))
-            detail = _hash(arguments.get("Input Dims"))
-        elif kind == "device":
-            copied = _integer(arguments.get("bytes"))
-            grid = (arguments.get("grid"), arguments.get("block"))
-            detail = copied if copied >= 0 else _hash(grid)
-        row = self.columns[kind].add(start, length, number, thread, key, detail)
+        arguments = event.get("args")
+        arguments = arguments if isinstance(arguments, dict) else {}
+        start, length = self._time(event, "ts", -LONGEST_US), self._time(event, "dur", 0.0)
+        row = self.store(kind, name, start, length, owner, *_numbers(kind, arguments))
         fields = self.fields.get((kind, name))
         if fields is None:
             fields = self.fields[kind, name] = kept_fields(kind, name)
@@ -257,6 +268,28 @@ class _Builder:
         elif name in FIRST_OPERATORS and self.shaped < MOST_SHAPED and "Input Dims" in arguments:
             self.arguments[kind, row] = {"Input Dims": arguments["Input Dims"]}
             self.shaped += 1
+
+    def _time(self, event: Mapping[str, Any], field_: str, least: float) -> float:
+        value = event.get(field_)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not least <= value <= LONGEST_US:  # type: ignore[operator]
+            raise trace_fault(
+                self.path,
+                f"{field_} {value!r:.40} of {str(event.get('name'))[:40]!r}",
+                "microseconds, as numbers",
+            )
+        return float(value)  # type: ignore[arg-type]
+
+
+def _numbers(kind: str, arguments: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the key and the detail of an event, as `Events` has them."""
+    if kind == "op":
+        return _integer(arguments.get("Sequence number")), _hash(arguments.get("Input Dims"))
+    key = _integer(arguments.get("correlation"))
+    if kind != "device":
+        return key, 0
+    copied = _integer(arguments.get("bytes"))
+    return key, copied if copied >= 0 else _hash((arguments.get("grid"), arguments.get("block")))
 
 
 _COMMUNICATION: tuple[str, ...] = (
@@ -268,11 +301,6 @@ _COMMUNICATION: tuple[str, ...] = (
     "External id",
 )
 _SHAPES = ("Input Dims", "Input type", "External id")
-
-
-def kept_arguments(kind: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of communication and of gradients; those of others are dropped."""
-    return {key: arguments[key] for key in kept_fields(kind, name) if key in arguments}
 
 
 def kept_fields(kind: str, name: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -36,61 +37,46 @@ def fill_buckets(
     Returns the gradients, and what had to be assumed.
     """
     issued = sorted(call.issued_s for call in buckets)
-    homes: list[int | None] = []
-    for start, _ in ready_s:
-        later = [number for number, at in enumerate(issued) if at >= start]
-        homes.append(later[0] if later else None)
-    placed = [replace(g, bucket=home) for g, home in zip(gradients, homes, strict=True)]
-    elements = [bucket.elements for bucket in buckets]
-    dtypes = [bucket.dtype for bucket in buckets]
+    homes = [next((n for n, at in enumerate(issued) if at >= start), None) for start, _ in ready_s]
     placed = [
-        replace(g, dtype=g.dtype or (dtypes[g.bucket] if g.bucket is not None else None))
-        for g in placed
+        replace(g, bucket=home, dtype=g.dtype or (None if home is None else buckets[home].dtype))
+        for g, home in zip(gradients, homes, strict=True)
     ]
+    elements = [bucket.elements for bucket in buckets]
     if all(g.elements is not None for g in placed):
         return tuple(placed), _contradictions(placed, elements)
     sized = _by_copies(placed, elements, copied_bytes)
-    if sized is not None:
-        return sized, ()
-    return _evenly(placed, elements)
+    return (tuple(sized), ()) if sized is not None else _evenly(placed, elements)
 
 
 def _contradictions(
     gradients: Sequence[Gradient], elements: Sequence[int | None]
 ) -> tuple[str, ...]:
-    sums = _sums(gradients, len(elements))
+    """Say which buckets are of another size than their gradients together."""
+    sums = [
+        sum(gradient.elements or 0 for gradient in gradients if gradient.bucket == number)
+        for number in range(len(elements))
+    ]
     wrong = [
-        f"bucket {number} has {total:,} elements, its gradients {sums[number]:,}"
-        for number, total in enumerate(elements)
-        if total is not None and total != sums[number]
+        f"bucket {number} has {total:,} elements, its gradients {own:,}"
+        for number, (total, own) in enumerate(zip(elements, sums, strict=True))
+        if total is not None and total != own
     ]
     return (f"gradients do not add up to buckets: {'; '.join(wrong[:3])}",) if wrong else ()
 
 
-def _sums(gradients: Sequence[Gradient], count: int) -> list[int]:
-    sums = [0] * count
-    for gradient in gradients:
-        if gradient.bucket is not None:
-            sums[gradient.bucket] += gradient.elements or 0
-    return sums
-
-
 def _by_copies(
     gradients: Sequence[Gradient], elements: Sequence[int | None], copied: Sequence[int]
-) -> tuple[Gradient, ...] | None:
-    """Sizes from copies out of the buckets, bucket by bucket; None if they do not fit."""
+) -> list[Gradient] | None:
+    """Find sizes by copies out of the buckets, bucket by bucket; None if they do not fit."""
     if len(copied) < len(gradients):
         return None
-    order = sorted(
-        range(len(gradients)), key=lambda at: (gradients[at].bucket is None, gradients[at].bucket)
-    )
     sized = list(gradients)
+    order = sorted(range(len(sized)), key=lambda at: (sized[at].bucket is None, sized[at].bucket))
     for at, nbytes in zip(order, copied, strict=False):
         item = ITEM_BYTES.get(gradients[at].dtype or "fp32", 4)
         sized[at] = replace(gradients[at], elements=max(1, nbytes // item))
-    sums = _sums(sized, len(elements))
-    fits = all(total is None or total == sums[number] for number, total in enumerate(elements))
-    return tuple(sized) if fits else None
+    return None if _contradictions(sized, elements) else sized
 
 
 def _evenly(
@@ -100,22 +86,19 @@ def _evenly(
     sized = list(gradients)
     for number, total in enumerate(elements):
         members = [at for at, gradient in enumerate(gradients) if gradient.bucket == number]
-        if total is None or not members:
-            continue
-        share, more = divmod(total, len(members))
-        for position, at in enumerate(members):
+        share, more = divmod(total or 0, max(len(members), 1))
+        for position, at in enumerate(members if total is not None else ()):
             sized[at] = replace(gradients[at], elements=max(1, share + (position < more)))
-    if not any(total is not None for total in elements):
-        return tuple(sized), ("the trace has neither shapes nor sizes of messages",)
     note = (
         "no shapes in the trace (record_shapes=True): each bucket is split evenly among its "
         "gradients; buckets themselves are exact"
     )
-    return tuple(sized), (note,)
+    silent = "the trace has neither shapes nor sizes of messages"
+    return tuple(sized), (silent if all(total is None for total in elements) else note,)
 
 
 def copied_sizes(work: Work, rows: NDArray[np.int64]) -> list[int]:
-    """Bytes of the copies that a step ends with, in order; the last run of copies without kernels.
+    """Return the bytes of the copies that a step ends with: its last run of copies, in order.
 
     Copies of buffers come at the begin of a step, those of gradients after backward.
     """
@@ -123,11 +106,8 @@ def copied_sizes(work: Work, rows: NDArray[np.int64]) -> list[int]:
     copies = np.flatnonzero(nbytes > 0)
     if not len(copies):
         return []
-    last = int(copies[-1])
-    first = last
-    while first > 0 and nbytes[first - 1] > 0:
-        first -= 1
-    return [int(each) for each in nbytes[first : last + 1]]
+    kernels = np.flatnonzero(nbytes[: copies[-1]] <= 0)
+    return [int(n) for n in nbytes[kernels[-1] + 1 if len(kernels) else 0 : copies[-1] + 1]]
 
 
 HOOKS = {2: "FSDP::", 1: "FullyShardedDataParallel._"}
@@ -163,7 +143,7 @@ def union(spans: Spans) -> Spans:
 
 
 def common(first: Spans, second: Spans) -> Spans:
-    """Parts that lie in both of two lists of spans, each without overlaps.
+    """Return the parts that lie in both of two lists of spans, each without overlaps.
 
     Examples
     --------
@@ -174,19 +154,19 @@ def common(first: Spans, second: Spans) -> Spans:
     for low, high in first:
         while at < len(second) and second[at][1] <= low:
             at += 1
-        number = at
-        while number < len(second) and second[number][0] < high:
-            both.append((max(low, second[number][0]), min(high, second[number][1])))
-            number += 1
+        both += [
+            (max(low, start), min(high, end))
+            for start, end in takewhile(lambda span: span[0] < high, second[at:])  # noqa: B023
+        ]
     return both
 
 
 def waits_s(table: EventTable, work: Work, calls: Sequence[Call], version: int) -> FloatArray:
-    """Of each piece of work: time of its gap, or on a CPU inside of hooks, beside collectives."""
+    """Return the gap before each piece of work, or on a CPU its hooks, beside collectives."""
     spans = union([(call.start_s, call.end_s) for call in calls])
     waits = overlap_s(work.start - work.gap_s, work.start, spans)
     if work.on_cpu:
-        marks = table.marks.where(np.isin(table.marks.name, table.named(HOOKS[version])))
+        marks = table.chosen(table.marks, HOOKS[version])
         hooks = union(list(zip(marks.start.tolist(), marks.end.tolist(), strict=True)))
         waits += overlap_s(work.start, work.end, common(spans, hooks))
     return waits
@@ -206,38 +186,30 @@ def shard_gradients(
     """
     if version == 1:
         return _flat_gradients(gradients, ready_s, reductions)
-    marks = table.marks.where(
-        np.isin(table.marks.name, table.named(REDUCE))
-        & (table.marks.start >= window.start_s)
-        & (table.marks.start < window.end_s)
-    )
-    spans = [_around(marks, call) for call in reductions]
-    names = tuple(_unit_of(table, name) for name, _ in spans)
+    marks = table.chosen(table.marks, REDUCE).within(window.start_s, window.end_s)
+    units = [_unit_around(table, marks, call) for call in reductions]
     homes: list[int | None] = [None] * len(gradients)
     # Units without inputs that need gradients end with the outermost one, which has what is left.
-    for number in sorted(range(len(names)), key=lambda each: names[each] == ""):
-        shapes = _concatenated(table, spans[number][1])
+    for number in sorted(range(len(units)), key=lambda each: units[each][0] == ""):
+        _, start_s, end_s = units[number]
+        shapes = _concatenated(table, start_s, end_s)
         for gradient in reversed(range(len(gradients))):
-            is_ready = ready_s[gradient][0] < spans[number][1][1]
             shape = gradients[gradient].shape
-            if homes[gradient] is None and is_ready and shapes[shape] > 0:
+            if homes[gradient] is None and ready_s[gradient][0] < end_s and shapes[shape] > 0:
                 homes[gradient] = number
                 shapes[shape] -= 1
+    names = tuple(name for name, *_ in units)
     return tuple(replace(g, bucket=n) for g, n in zip(gradients, homes, strict=True)), names
 
 
-def _around(marks: Events, call: Call) -> tuple[int | None, tuple[float, float]]:
-    """Name and span of the range that a reduction was issued in."""
+def _unit_around(table: EventTable, marks: Events, call: Call) -> tuple[str, float, float]:
+    """Return unit, begin and end of the range that a reduction was issued in."""
     around = np.flatnonzero((marks.start <= call.issued_s) & (marks.end >= call.issued_s))
     if not len(around):
-        return None, (call.issued_s, call.issued_s)
-    at = int(around[-1])
-    return int(marks.name[at]), (float(marks.start[at]), float(marks.end[at]))
-
-
-def _unit_of(table: EventTable, name: int | None) -> str:
-    matched = None if name is None else _UNIT.fullmatch(table.names[name])
-    return matched.group(1) if matched else ""
+        return "", call.issued_s, call.issued_s
+    matched = _UNIT.fullmatch(table.names[int(marks.name[around[-1]])])
+    span = float(marks.start[around[-1]]), float(marks.end[around[-1]])
+    return matched.group(1) if matched else "", *span
 
 
 def _flat_gradients(
@@ -245,28 +217,23 @@ def _flat_gradients(
     ready_s: Sequence[tuple[float, float]],
     reductions: Sequence[Call],
 ) -> tuple[tuple[Gradient, ...], tuple[str, ...]]:
-    """One flat gradient for each unit, which is reduced as soon as it is there."""
+    """Return one flat gradient for each unit, which is reduced as soon as it is there."""
     placed = []
     for gradient, (start_s, _) in zip(gradients, ready_s, strict=True):
         home = next((n for n, call in enumerate(reductions) if call.issued_s >= start_s), None)
-        elements = gradient.elements
-        if elements is None and home is not None:
-            elements = reductions[home].elements
+        reduced = None if home is None else reductions[home].elements
+        elements = reduced if gradient.elements is None else gradient.elements
         placed.append(replace(gradient, bucket=home, elements=elements))
     # The outermost unit is complete last.
     last = len(reductions) - 1
     return tuple(placed), tuple("" if n == last else f"unit{last - n}" for n in range(last + 1))
 
 
-def _concatenated(table: EventTable, span: tuple[float, float]) -> Counter[Any]:
-    """Shapes of the gradients that were copied to the buffer of a reduction."""
-    copies = table.ops.where(
-        np.isin(table.ops.name, table.named(CONCATENATE))
-        & (table.ops.start >= span[0])
-        & (table.ops.start <= span[1])
-    )
+def _concatenated(table: EventTable, start_s: float, end_s: float) -> Counter[Any]:
+    """Count the shapes of the gradients that were copied to the buffer of a reduction."""
+    copies = table.chosen(table.ops, CONCATENATE)
     shapes: Counter[Any] = Counter()
-    for row in copies.row.tolist():
+    for row in copies.row[(copies.start >= start_s) & (copies.start <= end_s)].tolist():
         listed = table.arguments.get(("op", row), {}).get("Input Dims")
         tensors = listed[0] if isinstance(listed, list) and listed else None
         for sizes in tensors if isinstance(tensors, list) else ():

@@ -1,28 +1,209 @@
-"""Work on the timeline that a step follows: kernels of a GPU, or operators of a CPU."""
+"""Work on the timeline that a step follows, kernels of a GPU or operators of a CPU, and its layers.
+
+A layer is the operators of backward up to the gradients that they complete.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray
-from perfmodel.traces.kineto.collective_calls import communication_mask
+from perfmodel.traces.kineto.collective_calls import communication_mask, first_tensor
 from perfmodel.traces.kineto.event_stream import trace_fault
-from perfmodel.traces.kineto.event_table import BACKENDS, Events, EventTable
-from perfmodel.traces.model import Call
+from perfmodel.traces.kineto.event_table import BACKENDS, MODULE, Events, EventTable
+from perfmodel.traces.model import Call, Gradient, TracedLayer
+
+VIEW_OPERATORS = frozenset(
+    {
+        "TBackward0",
+        "ViewBackward0",
+        "TransposeBackward0",
+        "AsStridedBackward0",
+        "PermuteBackward0",
+        "UnsafeViewBackward0",
+        "ReshapeAliasBackward0",
+        "ToCopyBackward0",
+        "ExpandBackward0",
+        "SplitBackward0",
+        "SliceBackward0",
+        "SelectBackward0",
+        "SqueezeBackward0",
+        "UnsqueezeBackward0",
+        "SumBackward1",
+    }
+)
+"""Between an operator and the gradient of its weight: they belong to its layer."""
+
+
+class Pass(NamedTuple):
+    """Backward of one step: operators (indices of owners), the layer of each, and gradients.
+
+    `gradients`: operators that hand over a gradient, in order. `size`: layers.
+    """
+
+    operators: NDArray[np.int64]
+    layers: NDArray[np.int64]
+    gradients: NDArray[np.int64]
+    layer_of_gradient: tuple[int, ...]
+    size: int
+
+
+def read_pass(table: EventTable, window: Window) -> Pass:
+    """Group the operators of a step's backward into layers."""
+    events = table.owners
+    rows = np.flatnonzero(window.holds(events.start) & np.isin(events.name, table.named(EVALUATE)))
+    ready = np.isin(events.name[rows], table.named(ACCUMULATE))
+    layers = np.zeros(len(rows), dtype=np.int64)
+    number, closed, homes = 0, False, []
+    for at, row in enumerate(rows.tolist()):
+        if ready[at]:
+            closed = True
+            homes.append(number)
+        elif closed and table.owner_name(row).removeprefix(EVALUATE) not in VIEW_OPERATORS:
+            number, closed = number + 1, False
+        layers[at] = number
+    count = number + 1
+    if homes and not closed:  # operators after the last gradient
+        count = max(homes) + 1
+        layers = np.minimum(layers, count - 1)
+    return Pass(rows, layers, rows[ready], tuple(homes), count)
+
+
+def forward_layers(
+    table: EventTable, window: Window, backward: Pass
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the outermost operators of forward (indices of owners), and the layer of each.
+
+    An operator belongs to the layer whose backward has its sequence number; one without goes with
+    the next that has one.
+    """
+    events = table.owners
+    first = float(events.start[backward.operators[0]])
+    rows = np.flatnonzero((events.start >= window.start_s) & (events.start < first))
+    if not len(rows):
+        return rows, rows
+    numbers = events.key[backward.operators]
+    order = np.argsort(numbers, kind="stable")[np.count_nonzero(numbers < 0) :]
+    sorted_numbers, sorted_layers = numbers[order], backward.layers[order]
+    keys = events.key[rows]
+    # An operator has the number that the next node of the graph will get: it covers all up to that
+    # of the operator behind it.
+    following = np.concatenate([keys[1:], [np.iinfo(np.int64).max]])
+    for at in range(len(keys) - 2, -1, -1):
+        if following[at] < 0:
+            following[at] = following[at + 1]
+    layers = np.zeros(len(rows), dtype=np.int64)
+    low = np.searchsorted(sorted_numbers, keys, side="left")
+    high = np.searchsorted(sorted_numbers, following, side="left")
+    current = 0
+    for at in range(len(rows) - 1, -1, -1):
+        if keys[at] >= 0 and low[at] < high[at]:
+            current = sorted_layers[low[at] : high[at]].min()
+        layers[at] = current
+    return rows, layers
+
+
+def read_gradients(table: EventTable, backward: Pass) -> tuple[Gradient, ...]:
+    """Return the gradients of a step, with shapes where the profiler recorded them."""
+    inner = table.chosen(table.ops, "torch::autograd::AccumulateGrad")
+    gradients = []
+    for row in backward.gradients.tolist():
+        at = int(np.searchsorted(inner.start, table.owners.start[row] - 1e-9))
+        is_there = at < len(inner) and inner.start[at] <= table.owners.end[row]
+        arguments = table.arguments.get(("op", int(inner.row[at])), {}) if is_there else {}
+        elements, dtype = first_tensor(arguments)
+        shape = _first_shape(arguments.get("Input Dims"))
+        gradients.append(Gradient(elements if shape else None, shape, dtype))
+    return tuple(gradients)
+
+
+def _first_shape(shapes: Any) -> tuple[int, ...] | None:
+    """Return the shape of the first tensor; a scalar counts as one element."""
+    sizes = shapes[0] if isinstance(shapes, list) and shapes else None
+    is_shape = isinstance(sizes, list) and all(
+        isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in sizes
+    )
+    return (tuple(sizes) or (1,)) if sizes is not None and is_shape else None
+
+
+def name_layers(
+    table: EventTable, backward: Pass, forward: tuple[NDArray[np.int64], NDArray[np.int64]]
+) -> tuple[TracedLayer, ...]:
+    """Name each layer after the module, or else the operator, that runs its forward."""
+    modules = _module_names(table, forward)
+    names = _unique(
+        [
+            modules.get(layer) or _layer_word(table, backward, forward[0], layer)
+            for layer in range(backward.size)
+        ]
+    )
+    members: list[list[int]] = [[] for _ in names]
+    for gradient, layer in enumerate(backward.layer_of_gradient):
+        members[layer].append(gradient)
+    return tuple(TracedLayer(name, tuple(own)) for name, own in zip(names, members, strict=True))
+
+
+def _layer_word(table: EventTable, backward: Pass, forward: NDArray[np.int64], layer: int) -> str:
+    """Return the operator whose backward comes just before the first gradient of the layer."""
+    chosen = -1
+    for row in backward.operators[backward.layers == layer].tolist():
+        name = table.owner_name(row).removeprefix(EVALUATE)
+        if name.startswith("torch::autograd::AccumulateGrad"):
+            break
+        chosen = row if name not in VIEW_OPERATORS or chosen < 0 else chosen
+    if chosen < 0:
+        return "layer"
+    numbered = forward[table.owners.key[forward] >= 0]
+    at = np.searchsorted(table.owners.key[numbered], table.owners.key[chosen], side="right") - 1
+    if at >= 0:
+        return _plain_word(table.owner_name(int(numbered[at])))
+    name = table.owner_name(chosen).removeprefix(EVALUATE)
+    return _plain_word(name.partition("Backward")[0].lower())
+
+
+def _plain_word(name: str) -> str:
+    """An operator's name as a layer's: no namespace, nothing that a file would have to quote."""
+    return re.sub(r"[^A-Za-z0-9_.]+", "_", name.removeprefix("aten::")).strip("_")[:60] or "layer"
+
+
+def _module_names(
+    table: EventTable, forward: tuple[NDArray[np.int64], NDArray[np.int64]]
+) -> dict[int, str]:
+    """Return the innermost module (recorded ``with_stack``) around each layer's operators."""
+    names: dict[int, str] = {}
+    spans, events = table.modules, table.owners
+    if not len(spans):
+        return names
+    for row, layer in zip(*(each.tolist() for each in forward), strict=True):
+        around = np.flatnonzero((spans.start <= events.start[row]) & (spans.end >= events.end[row]))
+        if len(around):
+            innermost = int(around[np.argmax(spans.start[around])])
+            names[layer] = table.names[int(spans.name[innermost])].removeprefix(MODULE)
+    return names
+
+
+def _unique(plain_names: Sequence[str]) -> list[str]:
+    """Number alike names in the order of forward, which is backward's reversed."""
+    return [
+        word if plain_names.count(word) == 1 else f"{word}_{plain_names[at:].count(word)}"
+        for at, word in enumerate(plain_names)
+    ]
+
 
 EVALUATE = "autograd::engine::evaluate_function: "
 ACCUMULATE = EVALUATE + "torch::autograd::AccumulateGrad"
 COPY_IN = "torch::distributed::reducer::mul_out"
 COPY_OUT = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 
-MOSTLY, HARDLY = 0.8, 0.02
-"""Part of a kernel that counts as beside a collective, and as without one."""
+BESIDE_SHARE, ALONE_SHARE = 0.8, 0.02
+"""Least part of a kernel that counts as beside a collective, and most of one that is alone."""
 
 LEAST_ALIKE = 3
 """Runs alone that a kernel needs for a median."""
@@ -30,7 +211,7 @@ LEAST_ALIKE = 3
 LEAST_SHARE = 0.05
 """Part of the time beside collectives that must have such a median: less says nothing."""
 
-LARGEST = 5.0
+LARGEST_SLOWDOWN = 5.0
 """A larger factor is not slower work, but processes that take turns on a core: kernels beside NCCL
 were measured to run up to twice as long (NVIDIA/nccl issues 338, 1428, 1433)."""
 
@@ -57,65 +238,43 @@ class Work:
     on_cpu: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Owners:
-    """Outermost operators of all threads, by begin."""
-
-    events: Events
-    names: tuple[str, ...]
-
-    def name(self, index: int) -> str:
-        """Name of an operator."""
-        return self.names[int(self.events.name[index])]
-
-
-def outermost(events: Events) -> Events:
-    """Those that lie in no other event of their thread."""
-    chosen = np.zeros(len(events), dtype=bool)
-    for thread in np.unique(events.thread):
-        rows = np.flatnonzero(events.thread == thread)
-        ends = np.maximum.accumulate(events.end[rows])
-        before = np.concatenate([[-np.inf], ends[:-1]])
-        # Times are whole nanoseconds at best: an operator may begin where its parent ends.
-        chosen[rows] = events.start[rows] >= before - 1e-9
-    return events.where(chosen)
-
-
-def owners_of(table: EventTable) -> Owners:
-    """Find the outermost operators."""
-    return Owners(outermost(table.ops), table.names)
-
-
-def work_of(table: EventTable, owners: Owners) -> Work:
-    """All work but communication."""
+def work_of(table: EventTable) -> Work:
+    """Return all work but communication."""
     device = table.device.where(~communication_mask(table))
     if len(device):
-        return _device_work(table, device, owners)
-    busy = np.isin(owners.events.name, table.named("c10d::", *BACKENDS, "record_param_comms"))
-    chosen = np.flatnonzero(~busy)
-    events = owners.events.where(~busy)
-    lengths, gaps = _taken(events)
-    kind = events.name * (1 << 31) + events.detail
-    zeros = np.zeros(len(events), dtype=np.int64)
+        return _device_work(table, device)
+    busy = np.isin(table.owners.name, table.named("c10d::", *BACKENDS, "record_param_comms"))
+    events = table.owners.where(~busy)
     return Work(
-        events.start, events.end, lengths, gaps, events.start, chosen, kind, zeros, on_cpu=True
+        events.start,
+        events.end,
+        *_taken(events),
+        issued_s=events.start,
+        owner=np.flatnonzero(~busy),
+        kind=events.name * (1 << 31) + events.detail,
+        nbytes=np.zeros(len(events), dtype=np.int64),
+        on_cpu=True,
     )
 
 
-def _device_work(table: EventTable, device: Events, owners: Owners) -> Work:
+def _device_work(table: EventTable, device: Events) -> Work:
     issued, threads = _launched(table, device)
-    owner = np.full(len(device), -1, dtype=np.int64)
-    for thread in np.unique(owners.events.thread):
-        rows = np.flatnonzero(owners.events.thread == thread)
-        mine = np.flatnonzero(threads == thread)
-        at = np.searchsorted(owners.events.start[rows], issued[mine], side="right") - 1
-        inside = (at >= 0) & (issued[mine] <= owners.events.end[rows][np.maximum(at, 0)])
+    owner, owners = np.full(len(device), -1, dtype=np.int64), table.owners
+    for thread in np.unique(owners.thread):
+        rows, mine = np.flatnonzero(owners.thread == thread), np.flatnonzero(threads == thread)
+        at = np.searchsorted(owners.start[rows], issued[mine], side="right") - 1
+        inside = (at >= 0) & (issued[mine] <= owners.end[rows][np.maximum(at, 0)])
         owner[mine[inside]] = rows[at[inside]]
-    lengths, gaps = _taken(device)
-    kind = device.name * (1 << 31) + np.minimum(device.detail, (1 << 31) - 1)
-    copies = np.isin(device.name, table.named("Memcpy"))
-    nbytes = np.where(copies, device.detail, 0)
-    return Work(device.start, device.end, lengths, gaps, issued, owner, kind, nbytes, on_cpu=False)
+    return Work(
+        device.start,
+        device.end,
+        *_taken(device),
+        issued_s=issued,
+        owner=owner,
+        kind=device.name * (1 << 31) + np.minimum(device.detail, (1 << 31) - 1),
+        nbytes=np.where(np.isin(device.name, table.named("Memcpy")), device.detail, 0),
+        on_cpu=False,
+    )
 
 
 def _launched(table: EventTable, device: Events) -> tuple[FloatArray, NDArray[np.int64]]:
@@ -136,8 +295,7 @@ def _taken(events: Events) -> tuple[FloatArray, FloatArray]:
     """Time from the end of all earlier work to the end of each piece, and the gap in it."""
     ends = np.maximum.accumulate(events.end) if len(events) else events.end
     before = np.concatenate([events.start[:1], ends[:-1]])
-    lengths = np.maximum(0.0, events.end - before)
-    return np.asarray(lengths), np.maximum(0.0, events.start - before)
+    return np.asarray(np.maximum(0.0, events.end - before)), np.maximum(0.0, events.start - before)
 
 
 def overlap_s(start: FloatArray, end: FloatArray, spans: list[tuple[float, float]]) -> FloatArray:
@@ -151,9 +309,7 @@ def overlap_s(start: FloatArray, end: FloatArray, spans: list[tuple[float, float
 # ---------------------------------------------------------------- beside collectives
 
 
-def estimate_slowdown(
-    work: Work, calls: Sequence[Call], windows: Sequence[tuple[float, float]]
-) -> float | None:
+def estimate_slowdown(work: Work, calls: Sequence[Call], windows: Sequence[Window]) -> float | None:
     """Return the time of work beside collectives over that of the same work alone, at least 1.
 
     Kernels are the same by name, grid and block, operators by name and shapes.
@@ -163,13 +319,10 @@ def estimate_slowdown(
     if not calls:
         return None
     length = work.end - work.start
-    inside = np.zeros(len(length), dtype=bool)
-    for low, high in windows:
-        inside |= (work.issued_s >= low) & (work.issued_s < high)
     spans = sorted((call.start_s, call.end_s) for call in calls)
     part = overlap_s(work.start, work.end, spans) / np.maximum(length, 1e-12)
-    usable = inside & (length > 0)
-    overlapped, alone = usable & (part > MOSTLY), usable & (part < HARDLY)
+    usable = np.any([window.holds(work.issued_s) for window in windows], axis=0) & (length > 0)
+    overlapped, alone = usable & (part > BESIDE_SHARE), usable & (part < ALONE_SHARE)
     compared_s = expected_s = 0.0
     for kind in np.unique(work.kind[overlapped]):
         same = work.kind == kind
@@ -182,7 +335,7 @@ def estimate_slowdown(
     if expected_s <= 0 or compared_s < LEAST_SHARE * overlapped_s:
         return None
     factor = max(1.0, compared_s / expected_s)
-    return factor if factor <= LARGEST else None
+    return factor if factor <= LARGEST_SLOWDOWN else None
 
 
 class Window(NamedTuple):
@@ -192,72 +345,60 @@ class Window(NamedTuple):
     start_s: float
     end_s: float
 
+    def holds(self, times_s: FloatArray) -> NDArray[np.bool_]:
+        """Return which times lie in the step."""
+        return (times_s >= self.start_s) & (times_s < self.end_s)
 
-def find_windows(table: EventTable, owners: Owners) -> tuple[tuple[Window, ...], str]:
+
+def find_windows(table: EventTable) -> tuple[tuple[Window, ...], str]:
     """Return the steps with a backward pass, and how they were found.
 
     Raises `InputError`: no backward pass in the trace.
     """
-    gradients = owners.events.where(np.isin(owners.events.name, table.named(ACCUMULATE)))
+    gradients = table.chosen(table.owners, ACCUMULATE)
     if not len(gradients):
-        allowed = "a trace of training: forward, backward and what follows, with CPU activity"
-        raise trace_fault(table.path, "no backward pass that ends in gradients", allowed)
+        raise trace_fault(
+            table.path,
+            "no backward pass that ends in gradients",
+            "a trace of training: forward, backward and what follows, with CPU activity",
+        )
+    optimizer = table.chosen(table.marks, "Optimizer.step#").end.tolist()
     windows, source = _marked(table), "ProfilerStep"
     if not windows:
-        windows, source = _after_optimizer(table, owners), "the optimizer's steps"
+        windows, source = _split(table.owners, optimizer), "the optimizer's steps"
     if not windows:
-        windows, source = _between_passes(table, owners), "the order of forward and backward"
-    chosen = tuple(
-        window
-        for window in windows
-        if np.any((gradients.start >= window.start_s) & (gradients.start < window.end_s))
-    )
+        windows, source = _between_passes(table), "the order of forward and backward"
+    chosen = tuple(window for window in windows if np.any(window.holds(gradients.start)))
     if not chosen:
         raise trace_fault(table.path, "no whole step", "a trace with one whole step at least")
     return chosen, source
 
 
 def _marked(table: EventTable) -> list[Window]:
-    marks = table.marks.where(np.isin(table.marks.name, table.named("ProfilerStep#")))
-    if not len(marks):
-        return []
-    first = marks.where(marks.thread == marks.thread[0])
-    return [
-        Window(table.names[int(first.name[at])], float(first.start[at]), float(first.end[at]))
-        for at in range(len(first))
-    ]
+    marks = table.chosen(table.marks, "ProfilerStep#")
+    first = marks.where(marks.thread == marks.thread[:1])
+    spans = zip(first.name.tolist(), first.start.tolist(), first.end.tolist(), strict=True)
+    return [Window(table.names[name], start, end) for name, start, end in spans]
 
 
-def _after_optimizer(table: EventTable, owners: Owners) -> list[Window]:
-    marks = table.marks.where(np.isin(table.marks.name, table.named("Optimizer.step#")))
-    return _split(owners, marks.end.tolist())
-
-
-def _between_passes(table: EventTable, owners: Owners) -> list[Window]:
+def _between_passes(table: EventTable) -> list[Window]:
     """Cut before the first operator with a gradient that follows a backward pass."""
-    events = owners.events
+    events = table.owners
     backward = np.isin(events.name, table.named(EVALUATE))
-    forward = ~backward & (events.key >= 0)
     cuts, in_backward = [], False
-    for at in range(len(events)):
-        if backward[at]:
-            in_backward = True
-        elif forward[at] and in_backward:
+    for at in np.flatnonzero(backward | (events.key >= 0)).tolist():
+        if in_backward and not backward[at]:
             cuts.append(float(events.start[at]) - 1e-9)
-            in_backward = False
-    return _split(owners, cuts)
+        in_backward = bool(backward[at])
+    return _split(events, cuts)
 
 
-def _split(owners: Owners, cuts: Sequence[float]) -> list[Window]:
-    events = owners.events
+def _split(events: Events, cuts: Sequence[float]) -> list[Window]:
     if not cuts or not len(events):
         return []
-    last = float(events.end.max())
-    borders = [float(events.start[0]), *cuts]
-    if np.any(events.start > cuts[-1]):
-        borders.append(last)
+    ends = [float(events.end.max())] if np.any(events.start > cuts[-1]) else []
     return [
         Window(f"step {number}", low, high)
-        for number, (low, high) in enumerate(pairwise(borders))
+        for number, (low, high) in enumerate(pairwise([float(events.start[0]), *cuts, *ends]))
         if high > low
     ]

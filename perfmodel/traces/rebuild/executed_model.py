@@ -84,41 +84,34 @@ def read_executed_model(path: Path, batch: int | None = None) -> ExecutedModel:
     Raises `InputError`: no whole step, or no layer in it.
     """
     nodes = read_nodes(path)
-    first_backward = min(
-        (n for n, (name, _) in nodes.parents.items() if name.startswith(AUTOGRAD)), default=None
-    )
+    first_backward = min(nodes.beginning(AUTOGRAD), default=None)
     if first_backward is None:
         raise trace_fault(path, "no backward pass", HOW)
-    steps = sorted(n for n, (name, _) in nodes.parents.items() if name.startswith(OPTIMIZER))
-    end = steps[0] if steps else math.inf
-    forward = [
-        each for each in nodes.operations if each.number < end and _is_of_forward(nodes, each)
-    ]
+    step = min(nodes.beginning(OPTIMIZER), default=None)
+    end = math.inf if step is None else step
+    forward = [each for each in nodes.operations if each.number < end and _is_forward(nodes, each)]
     if not forward:
         raise trace_fault(path, "no operator of forward that is known", HOW)
     sharding = sharding_of(nodes, end)
     if sharding.version:
         forward = in_units(nodes, forward, sharding.version)
     passes = sharding.passes or _count_passes(forward)
-    shapes = Counter(shape for number, shape in nodes.gradients if number < end)
-    trained = Counter({shape: -(-count // passes) for shape, count in shapes.items()})
-    flat = sum(map(math.prod, trained.elements()))
-    if sharding.version == 1:
-        trained.clear()  # which has gradients of flat units
+    gradients = Counter(shape for number, shape in nodes.gradients if number < end)
+    trained = Counter({shape: -(-count // passes) for shape, count in gradients.items()})
+    found = Counter() if sharding.version == 1 else trained.copy()  # 1 has those of flat units
     once = [each for each in forward if each.number < first_backward]
-    layered = [each for each in _with_parameters(once, trained) if each[1] or _matrix(each[0], 1)]
+    layered = [each for each in _with_parameters(once, found) if each[1] or _matrix(each[0], 1)]
     if not any(parameters for _, parameters in layered):
         raise trace_fault(path, "no operator of forward that reads a parameter", HOW)
     samples = batch or _samples(layered)
     layers, parameters = _as_documents(layered, samples)
     if sharding.casts:  # which forward reads in another precision than they have
         parameters = [each | {"dtype": "fp32"} for each in parameters]
-    optimizer = nodes.parents[steps[0]][0] if steps else ""
-    named = re.fullmatch(rf"{OPTIMIZER}(\w+)\.step", optimizer)
-    unread = [shape for shape in trained.elements() if shape]
+    unread = [shape for shape in found.elements() if shape]
     if sharding.version == 1:
-        missing = flat - sum(math.prod(each["shape"]) for each in parameters)
-        padding = FLAT_ALIGNMENT * (len(parameters) + len(shapes))
+        read = sum(math.prod(each["shape"]) for each in parameters)
+        missing = sum(map(math.prod, trained.elements())) - read
+        padding = FLAT_ALIGNMENT * (len(parameters) + len(gradients))
         unread = [(missing,)] if missing > padding else []
     rest = [
         {"name": f"unread.{at}", "shape": list(shape), "dtype": parameters[0]["dtype"]}
@@ -126,6 +119,8 @@ def read_executed_model(path: Path, batch: int | None = None) -> ExecutedModel:
     ]
     if rest:
         layers = [{"name": "unread", "parameters": [each["name"] for each in rest]}, *layers]
+    optimizer = "" if step is None else nodes.parents[step][0]
+    named = re.fullmatch(rf"{OPTIMIZER}(\w+)\.step", optimizer)
     return ExecutedModel(
         tuple(layers),
         (*rest, *parameters),
@@ -149,8 +144,8 @@ def _count_passes(forward: Sequence[Operation]) -> int:
     )
 
 
-def _is_of_forward(nodes: ExecutedNodes, operation: Operation) -> bool:
-    """Whether neither autograd, nor the optimizer, nor another operator called it."""
+def _is_forward(nodes: ExecutedNodes, operation: Operation) -> bool:
+    """Tell whether neither autograd, nor the optimizer, nor another operator called it."""
     others = (AUTOGRAD, "Optimizer.", "aten::")
     return not any(name.startswith(others) for name in nodes.ancestors(operation.number))
 
@@ -158,25 +153,24 @@ def _is_of_forward(nodes: ExecutedNodes, operation: Operation) -> bool:
 def _with_parameters(
     operations: Sequence[Operation], trained: Counter[tuple[int, ...]]
 ) -> list[tuple[Operation, list[TensorInput]]]:
-    """Operators with their parameters, each of the first that reads it.
+    """Return operators with their parameters, each of the first that reads it.
 
     Inputs that are always parameters go before others of the same shape. `trained`: shapes of
     gradients; those that were found are taken out of it.
     """
     named: set[tuple[str, Storage]] = set()
-    by_number: dict[int, list[TensorInput]] = {}
-    for surely in (True, False):
-        for operation in operations:
-            if operation.name.startswith(SURELY) is not surely:
-                continue
-            for tensor in operation.weights:
-                identity = (operation.unit, tensor.storage)
-                is_new = identity not in named and tensor.dtype in TRAINABLE
-                if is_new and (surely or trained[tensor.shape] > 0):
-                    named.add(identity)
-                    by_number.setdefault(operation.number, []).append(tensor)
-                    trained[tensor.shape] = max(0, trained[tensor.shape] - 1)
-    return [(each, by_number.get(each.number, [])) for each in operations]
+    found: dict[int, list[TensorInput]] = {each.number: [] for each in operations}
+    # Stable: in the order of calls, those that surely read parameters first.
+    for operation in sorted(operations, key=lambda each: not each.name.startswith(SURELY)):
+        surely = operation.name.startswith(SURELY)
+        for tensor in operation.weights:
+            identity = (operation.unit, tensor.storage)
+            is_new = identity not in named and tensor.dtype in TRAINABLE
+            if is_new and (surely or trained[tensor.shape] > 0):
+                named.add(identity)
+                found[operation.number].append(tensor)
+                trained[tensor.shape] = max(0, trained[tensor.shape] - 1)
+    return [(each, found[each.number]) for each in operations]
 
 
 def _samples(layered: Sequence[tuple[Operation, list[TensorInput]]]) -> int:
@@ -193,7 +187,7 @@ def _samples(layered: Sequence[tuple[Operation, list[TensorInput]]]) -> int:
 def _as_documents(
     layered: Sequence[tuple[Operation, list[TensorInput]]], samples: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Layers and parameters of a model file."""
+    """Write layers and parameters of a model file."""
     layers: list[dict[str, Any]] = []
     parameters: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
@@ -206,10 +200,8 @@ def _as_documents(
             is_bias = len(tensor.shape) == 1 and (bool(own) or kind in ("addmm", "add"))
             own.append(f"{name}.{'bias' if is_bias else 'weight'}")
             parameters.append({"name": own[-1], "shape": list(tensor.shape), "dtype": tensor.dtype})
-        layer: dict[str, Any] = {"name": name}
-        if own:
-            layer["parameters"] = own[::-1]  # a bias is ready before its weight
-        layers.append(layer | _matrix(operation, samples))
+        named = {"parameters": own[::-1]} if own else {}  # a bias is ready before its weight
+        layers.append({"name": name, **named, **_matrix(operation, samples)})
     return layers, parameters
 
 
@@ -222,8 +214,9 @@ def _matrix(operation: Operation, samples: int) -> dict[str, Any]:
     if len(shapes) < 2:
         return {}
     if name == "aten::linear" and len(shapes[1]) == 2:
-        bias = bool(shapes[2:3] and shapes[2])
-        return _product(math.prod(shapes[0][:-1]), *shapes[1], samples, bias=bias)
+        return _product(
+            math.prod(shapes[0][:-1]), *shapes[1], samples, bias=bool(shapes[2:3] and shapes[2])
+        )
     if name.startswith("aten::conv") and len(shapes[1]) in (3, 4) and len(out) == len(shapes[0]):
         return {"convolution": _convolution(shapes[0], shapes[1], out)}
     if name == "aten::scaled_dot_product_attention" and len(shapes[0]) == len(shapes[1]) == 4:
@@ -236,24 +229,18 @@ _FACTORS = {"aten::mm": 0, "aten::bmm": 0, "aten::matmul": 0, "aten::addmm": 1, 
 
 
 def _multiplied(shapes: Sequence[tuple[int, ...]], place: int, samples: int) -> dict[str, Any]:
-    """Product of two tensors: with a weight, where the second is a matrix."""
+    """Write a product of two tensors: with a weight, where the second is a matrix."""
     factors = shapes[place : place + 2]
     if len(factors) < 2 or min(map(len, factors)) < 2:
         return {}
     first, second = factors
     if len(second) == 2:
         return _product(math.prod(first[:-1]), second[1], second[0], samples, bias=place == 1)
-    count = math.prod(second[:-2])
+    count, (rows, depth), columns = math.prod(second[:-2]), first[-2:], second[-1]
     if count % samples:
-        return {"matmul_flops": 2.0 * count * first[-2] * first[-1] * second[-1] / samples}
-    product = {
-        "rows": first[-2],
-        "columns": second[-1],
-        "depth": first[-1],
-        "count": count // samples,
-        "activations": True,
-    }
-    return {"product": product}
+        return {"matmul_flops": 2.0 * count * rows * depth * columns / samples}
+    product = {"rows": rows, "columns": columns, "depth": depth, "count": count // samples}
+    return {"product": product | {"activations": True}}
 
 
 def _product(rows: int, columns: int, depth: int, samples: int, *, bias: bool) -> dict[str, Any]:
@@ -267,17 +254,12 @@ def _product(rows: int, columns: int, depth: int, samples: int, *, bias: bool) -
 def _convolution(
     read: tuple[int, ...], weight: tuple[int, ...], out: tuple[int, ...]
 ) -> dict[str, Any]:
-    """A convolution of one or two dimensions; one has a height of 1."""
-
-    def sides(shape: tuple[int, ...]) -> list[int]:
-        return [1, *shape[2:]][-2:]
-
+    """Write a convolution of one or two dimensions; one has a height of 1."""
+    sides = {"in_size": read, "out_size": out, "kernel": weight}
     return {
         "in_channels": read[1],
         "out_channels": weight[0],
-        "in_size": sides(read),
-        "out_size": sides(out),
-        "kernel": sides(weight),
+        **{name: [1, *shape[2:]][-2:] for name, shape in sides.items()},
         "groups": read[1] // weight[1],
     }
 
@@ -288,9 +270,12 @@ IS_CAUSAL = 5
 
 def _attention(operation: Operation, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     (_, heads, tokens, head_size), (_, kv_heads, keys, _) = shapes[0], shapes[1]
-    document: dict[str, Any] = {"tokens": tokens, "heads": heads, "head_size": head_size}
-    document |= {"kv_heads": kv_heads} if kv_heads != heads else {}
-    document |= {"keys": keys} if keys != tokens else {}
-    values = operation.values
-    causal = len(values) > IS_CAUSAL and values[IS_CAUSAL] is True
-    return document | ({"causal": True} if causal else {})
+    causal = operation.values[IS_CAUSAL : IS_CAUSAL + 1]
+    return {
+        "tokens": tokens,
+        "heads": heads,
+        "head_size": head_size,
+        **({"kv_heads": kv_heads} if kv_heads != heads else {}),
+        **({"keys": keys} if keys != tokens else {}),
+        **({"causal": True} if any(value is True for value in causal) else {}),
+    }

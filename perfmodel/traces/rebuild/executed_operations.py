@@ -79,13 +79,17 @@ class ExecutedNodes:
     operations: list[Operation] = field(default_factory=list)
     gradients: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
 
+    def beginning(self, start: str) -> Iterator[int]:
+        """Yield the numbers of nodes whose names begin so."""
+        return (number for number, (name, _) in self.parents.items() if name.startswith(start))
+
     def ancestors(self, number: int) -> Iterator[str]:
-        """Names of what called a node, from near to far."""
-        name, parent = self.parents.get(number, ("", 0))
-        steps = 0
-        while parent in self.parents and parent != number and steps < len(self.parents):
+        """Yield the names of what called a node, from near to far."""
+        seen = {number}
+        _, parent = self.parents.get(number, ("", 0))
+        while parent in self.parents and parent not in seen:
+            seen.add(parent)
             name, parent = self.parents[parent]
-            steps += 1
             yield name
 
 
@@ -100,12 +104,12 @@ def read_nodes(path: Path) -> ExecutedNodes:
         if not isinstance(number, int) or not isinstance(name, str):
             continue
         nodes.parents[number] = name, parent if isinstance(parent, int) else 0
-        inputs, outputs = _tensors(row, "inputs"), _tensors(row, "outputs")
+        inputs = _tensors(row, "inputs")
         if name == ACCUMULATE and inputs and inputs[0]:
             nodes.gradients.append((number, inputs[0].shape))
         if name in WEIGHTS:
             values = row["inputs"].get("values") if isinstance(row.get("inputs"), dict) else []
-            shape = next((each.shape for each in outputs if each), ())
+            shape = next((each.shape for each in _tensors(row, "outputs") if each), ())
             nodes.operations.append(Operation(number, name, inputs, shape, tuple(values or ())))
     nodes.operations.sort(key=lambda each: each.number)
     return nodes
@@ -176,21 +180,20 @@ def sharding_of(nodes: ExecutedNodes, end: float) -> Sharding:
     )
     if not version:
         return Sharding()
-    units = [unit for _, unit, begins in _marks(names, version) if begins and unit]
+    units = dict.fromkeys(unit for _, unit, begins in _marks(names, version) if begins and unit)
     roots = sum(
         name == ROOTS[version] and ROOTS[version] not in nodes.ancestors(number)
         for number, name in names.items()
     )
-    casts = CASTS in names.values()
-    return Sharding(version, tuple(dict.fromkeys(units)), roots, casts)
+    return Sharding(version, tuple(units), roots, CASTS in names.values())
 
 
 def in_units(
     nodes: ExecutedNodes, operations: Sequence[Operation], version: int
 ) -> list[Operation]:
     """Return the operators with the unit that each runs in; "" is the root."""
-    names = {number: name for number, (name, _) in nodes.parents.items()}
-    marks, running, placed = list(_marks(names, version)), [""], []
+    marks = list(_marks({number: name for number, (name, _) in nodes.parents.items()}, version))
+    running, placed = [""], []
     for operation in operations:
         while marks and marks[0][0] < operation.number:
             _, unit, begins = marks.pop(0)
@@ -203,23 +206,21 @@ def in_units(
 
 
 def _is_range(name: str, word: str) -> bool:
-    """Whether a range has this name, of a unit or of the root."""
+    """Tell whether a range has this name, of a unit or of the root."""
     return name == word or name.startswith(f"{word} (")
 
 
 def _marks(names: Mapping[int, str], version: int) -> Iterator[tuple[int, str, bool]]:
-    """Number of a node, the unit, and whether its forward begins there or ends.
+    """Yield the number of a node, the unit, and whether its forward begins there or ends.
 
     Version 1 does not name its units: they are numbered, and the first one is the root.
     """
     begun = 0
-    for number in sorted(names):
-        name = names[number]
+    for number, name in sorted(names.items()):
         begins = _is_range(name, BEGINS[version])
-        if not begins and not _is_range(name, ENDS[version]):
-            continue
         named = _NAMED.fullmatch(name)
         unit = named[1] if named else ""
         if version == 1 and begins:
             unit, begun = f"units.{begun - 1}" if begun else "", begun + 1
-        yield number, unit, begins
+        if begins or _is_range(name, ENDS[version]):
+            yield number, unit, begins

@@ -7,19 +7,18 @@ execution trace has neither, nor the name of a GPU.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.files import write_atomically
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result.model import Result
 from perfmodel.traces.execution_trace import ExecutionTrace, read_execution_trace
 from perfmodel.traces.rebuild.executed_model import HOW, ExecutedModel, read_executed_model
-from perfmodel.traces.rebuild.scenario_files import MODEL, SCENARIO, dump_yaml
+from perfmodel.traces.rebuild.scenario_files import MODEL, SCENARIO, Draft
 from perfmodel.units import format_bytes
 
 FILES = (MODEL, SCENARIO)
@@ -35,16 +34,13 @@ MOST_NORMS = 4096
 """Elements of an all-reduce of norms of gradients: gloo has one for each tensor together."""
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """Documents by file name, and what they rest on.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutedDraft(Draft):
+    """A scenario of an execution trace.
 
     `recorded_bytes`: of each all-reduce or reduce-scatter of gradients, in the order of calls.
     """
 
-    documents: Mapping[str, Mapping[str, Any]]
-    comments: Mapping[str, str]
-    notes: tuple[str, ...]
     recorded_bytes: tuple[int, ...]
 
 
@@ -65,50 +61,44 @@ def run_draft(
     `cluster`, `batch`: as of `draft_scenario` and `read_executed_model`.
     Raises `InputError`: as these, or a cluster that does not resolve.
     """
-    model = read_executed_model(trace, batch)
-    draft = draft_scenario(read_execution_trace(trace), model, cluster)
-    path = write_draft(draft, folder)
+    draft = draft_scenario(read_execution_trace(trace), read_executed_model(trace, batch), cluster)
+    path = draft.write(folder)
     result = run_scenario(load_scenario(path))
-    sent = [bucket.nbytes for bucket in result.main.buckets]
-    compared = compare_buckets(draft.recorded_bytes, sent)
+    compared = compare_buckets(
+        draft.recorded_bytes, [bucket.nbytes for bucket in result.main.buckets]
+    )
     return DraftedRun(path, result, (*draft.notes, *filter(None, [compared])))
 
 
 def draft_scenario(
     trace: ExecutionTrace, model: ExecutedModel, cluster: Mapping[str, Any]
-) -> Draft:
+) -> ExecutedDraft:
     """Draft a scenario of one rank's step on a cluster.
 
     `cluster`: the section, which the trace does not know.
     Raises `InputError`: collectives of training that one rank's layers do not describe.
     """
-    operations = {each.op for each in trace.collectives}
+    operations, source = {each.op for each in trace.collectives}, trace.path.name
     if others := sorted(operations - SHARDED):
-        allowed = (
-            "a step of DistributedDataParallel, of FSDP or of one GPU; of other training the "
-            "profiler's traces of all ranks, or Chakra's (a folder of PREFIX.RANK.et)"
+        raise InputError(
+            Fault(
+                "trace",
+                ", ".join(others),
+                "a step of DistributedDataParallel, of FSDP or of one GPU; of other training the "
+                "profiler's traces of all ranks, or Chakra's (a folder of PREFIX.RANK.et)",
+                str(trace.path),
+            )
         )
-        raise InputError(Fault("trace", f"{', '.join(others)}", allowed, str(trace.path)))
     is_sharded = "reduce_scatter" in operations
     op = "reduce_scatter" if is_sharded else "all_reduce"
-    reduced = [c.nbytes for c in trace.collectives if c.op == op and c.elements > 1]
     strategy: dict[str, Any] = {"kind": "ddp"}
     if is_sharded:
         strategy = _sharded_strategy(trace, model)
     if model.passes > 1:
         strategy["accumulate"] = model.passes
     optimizer = OPTIMIZERS.get(model.optimizer)
-    scenario = {
-        "perfmodel": 1,
-        "model": {"file": MODEL},
-        "compute": {"precision": _precision(trace), "optimizer": optimizer or "adamw"},
-        "strategy": strategy,
-        "cluster": dict(cluster),
-        "training": {"batch_per_gpu": model.batch},
-    }
-    source = trace.path.name
-    return Draft(
-        {
+    return ExecutedDraft(
+        documents={
             MODEL: {
                 "perfmodel": 1,
                 "kind": "model",
@@ -116,48 +106,58 @@ def draft_scenario(
                 "parameters": list(model.parameters),
                 "layers": list(model.layers),
             },
-            SCENARIO: scenario,
+            SCENARIO: {
+                "perfmodel": 1,
+                "model": {"file": MODEL},
+                "compute": {"precision": _precision(trace), "optimizer": optimizer or "adamw"},
+                "strategy": strategy,
+                "cluster": dict(cluster),
+                "training": {"batch_per_gpu": model.batch},
+            },
         },
-        {
+        comments={
             MODEL: f"Layers of {source} by their shapes; times are estimated, the trace has none.",
             SCENARIO: f"How long is the step of {source} on this machine?",
         },
-        tuple(_notes(trace, model, optimizer)),
-        tuple(reduced),
+        notes=_notes(trace, model, optimizer),
+        recorded_bytes=tuple(
+            each.nbytes for each in trace.collectives if each.op == op and each.elements > 1
+        ),
     )
 
 
 def _sharded_strategy(trace: ExecutionTrace, model: ExecutedModel) -> dict[str, Any]:
-    """FSDP with the units, precisions and collectives of the trace."""
-    strategy: dict[str, Any] = {"kind": "fsdp"}
+    """Write FSDP with the units, precisions and collectives of the trace."""
     sharding, counts = model.sharding, Counter(each.op for each in trace.collectives)
-    if sharding.version:
-        strategy["version"] = sharding.version
-        strategy["wrap"] = sharding.wrap or "model"
-    units = len(sharding.units) + 1
-    if sharding.version and counts["all_gather"] <= units * model.passes:
-        strategy["reshard_after_forward"] = False
-    if sharding.version and model.passes > 1 and counts["reduce_scatter"] <= units:
-        strategy["sync"] = "last"
-    reduced = [each for each in trace.collectives if each.op == "all_reduce"]
-    if any(each.elements < MOST_NORMS for each in reduced):
-        strategy["clip_norm"] = True
-    if _has_copies(trace) and (ranks := next(_ranks(trace, "reduce_scatter"), None)):
-        strategy["shard_gpus"] = ranks
-    if sharding.casts:
-        dtypes = {op: each.dtype for each in trace.collectives if (op := each.op) in SHARDED}
-        strategy |= {"param_dtype": dtypes["all_gather"], "reduce_dtype": dtypes["reduce_scatter"]}
-    return strategy
+    units, is_known = len(sharding.units) + 1, bool(sharding.version)
+    norms = (c.elements < MOST_NORMS for c in trace.collectives if c.op == "all_reduce")
+    ranks = _shard_ranks(trace)
+    dtypes = {op: each.dtype for each in trace.collectives if (op := each.op) in SHARDED}
+    fields = {
+        "version": (sharding.version, is_known),
+        "wrap": (sharding.wrap or "model", is_known),
+        "reshard_after_forward": (
+            False,
+            is_known and counts["all_gather"] <= units * model.passes,
+        ),
+        "sync": ("last", is_known and model.passes > 1 and counts["reduce_scatter"] <= units),
+        "clip_norm": (True, any(norms)),
+        "shard_gpus": (ranks, _has_copies(trace) and ranks),
+        "param_dtype": (dtypes.get("all_gather"), sharding.casts),
+        "reduce_dtype": (dtypes.get("reduce_scatter"), sharding.casts),
+    }
+    return {"kind": "fsdp", **{name: value for name, (value, holds) in fields.items() if holds}}
 
 
 def _has_copies(trace: ExecutionTrace) -> bool:
-    """Whether gradients are reduced over copies of shards, too (HSDP)."""
+    """Tell whether gradients are reduced over copies of shards, too (HSDP)."""
     operations = {each.op for each in trace.collectives if each.elements >= MOST_NORMS}
     return operations >= {"all_reduce", "reduce_scatter"}
 
 
-def _ranks(trace: ExecutionTrace, op: str) -> Iterator[int]:
-    return (each.ranks for each in trace.collectives if each.op == op and each.ranks)
+def _shard_ranks(trace: ExecutionTrace) -> int | None:
+    scatters = (each for each in trace.collectives if each.op == "reduce_scatter")
+    return next((each.ranks for each in scatters if each.ranks), None)
 
 
 def _precision(trace: ExecutionTrace) -> str:
@@ -167,19 +167,17 @@ def _precision(trace: ExecutionTrace) -> str:
     return heaviest.dtype if heaviest is not None and heaviest.dtype in precisions else "fp32"
 
 
-def _notes(trace: ExecutionTrace, model: ExecutedModel, optimizer: str | None) -> Sequence[str]:
+def _notes(trace: ExecutionTrace, model: ExecutedModel, optimizer: str | None) -> tuple[str, ...]:
     source = (
         f"Drafted from {trace.path.name} alone: times are estimates by the model, because an "
         f"execution trace has none. For recorded ones give {HOW.partition('; or ')[2]}."
     )
-    notes = [
-        source,
-        f"{model.batch:,} samples a micro-batch, by the first size of the inputs (--batch).",
-    ]
+    samples = f"{model.batch:,} samples a micro-batch, by the first size of the inputs (--batch)."
+    notes = [source, samples]
     if optimizer is None:
         named = f"{model.optimizer!r}" if model.optimizer else "no optimizer"
         notes.append(f"The trace has {named}; AdamW is taken (compute.optimizer).")
-    if _has_copies(trace) and not next(_ranks(trace, "reduce_scatter"), 0):
+    if _has_copies(trace) and not _shard_ranks(trace):
         notes.append(
             "All-reduces beside reduce-scatters: of HSDP say strategy.shard_gpus, which the trace "
             "does not state."
@@ -189,7 +187,7 @@ def _notes(trace: ExecutionTrace, model: ExecutedModel, optimizer: str | None) -
             f"{model.unread:,} elements of parameters have gradients and no layer that was found "
             "reads them: their bytes count, their work does not."
         )
-    return notes
+    return tuple(notes)
 
 
 def compare_buckets(recorded: Sequence[int], drafted: Sequence[int]) -> str:
@@ -211,10 +209,3 @@ MOST_SIZES = 6
 def _sizes(sizes: Sequence[int]) -> str:
     more = f" and {len(sizes) - MOST_SIZES:,} more" if len(sizes) > MOST_SIZES else ""
     return ", ".join(map(format_bytes, sizes[:MOST_SIZES])) + more
-
-
-def write_draft(draft: Draft, folder: Path) -> Path:
-    """Write the files and return the path of the scenario."""
-    for name, document in draft.documents.items():
-        write_atomically(folder / name, dump_yaml(document, draft.comments[name]))
-    return folder / SCENARIO

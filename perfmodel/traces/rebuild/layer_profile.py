@@ -1,15 +1,23 @@
-"""What all ranks' traces say of one step: layers, buckets, transfers, waiting for others."""
+"""What all ranks' traces say of one step: layers, buckets, transfers, waiting for others.
+
+The machine that a trace was recorded on is known as far as its collectives show it: a star; each
+rank has one link to a switch, with the bandwidth and latency at which a ring takes as long as the
+recorded all-reduces did.
+"""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, raise_faults
+from perfmodel.traces.kineto.gradient_buckets import union
+from perfmodel.traces.kineto.work import overlap_s
 from perfmodel.traces.model import Call, RankTrace, TracedStep
 
 
@@ -82,18 +90,19 @@ def profile_ranks(ranks: Sequence[RankTrace]) -> Profile:
     else:
         forwards = [step.forward_s for step in slowest]
         backwards = [_alone(step, effective) for step in slowest]
-    forward, backward = np.mean(forwards, axis=0), np.mean(backwards, axis=0)
     sums = [float(np.sum(passes)) for passes in zip(forwards, backwards, strict=True)]
     mean = statistics.fmean(sums)
     scale = statistics.median(sums) / mean if mean > 0 else 1.0
     # Ranks begin a step at different times, but in the long run each as often as the others.
     lengths_s = tuple(statistics.fmean(step.length_s for step in steps) for steps in rounds)
+    medians = {
+        name: statistics.median(getattr(step, name) for step in slowest)
+        for name in ("exposed_s", "tail_s", "busy_s", "launch_wait_s")
+    }
     return Profile(
-        forward_s=forward * scale,
-        backward_s=backward * scale,
+        forward_s=np.mean(forwards, axis=0) * scale,
+        backward_s=np.mean(backwards, axis=0) * scale,
         copied_in_s=np.mean([step.copied_in_s for step in slowest], axis=0) * scale,
-        exposed_s=statistics.median(step.exposed_s for step in slowest),
-        tail_s=statistics.median(step.tail_s for step in slowest),
         step_s=statistics.median(lengths_s),
         steps_s=lengths_s,
         slowdown=slowdown,
@@ -101,43 +110,33 @@ def profile_ranks(ranks: Sequence[RankTrace]) -> Profile:
         buckets=_call_times(rounds, slowest, lambda step: step.buckets),
         gathers=_call_times(rounds, slowest, lambda step: step.others_of("all_gather")),
         averages=_call_times(rounds, slowest, lambda step: step.others_of("all_reduce")),
-        busy_s=statistics.median(step.busy_s for step in slowest),
-        launch_wait_s=statistics.median(step.launch_wait_s for step in slowest),
+        **medians,
     )
 
 
 def _awaited_s(step: TracedStep) -> float:
-    """What the other ranks of a step wait for: compute, and what lies between two steps."""
-    return _compute_s(step) + step.tail_s
-
-
-def _compute_s(step: TracedStep) -> float:
-    return float(step.forward_s.sum() + step.backward_s.sum())
+    """Return what the other ranks of a step wait for: compute, and what lies between two steps."""
+    return float(step.forward_s.sum() + step.backward_s.sum()) + step.tail_s
 
 
 def _check_alike(ranks: Sequence[RankTrace]) -> None:
-    first = ranks[0]
-    faults = []
+    first, faults = ranks[0], []
+    sizes = [len(layer.gradients) for layer in first.layers]
     for rank in ranks[1:]:
-        sizes = [len(layer.gradients) for layer in rank.layers]
-        if sizes != [len(layer.gradients) for layer in first.layers]:
+        if [len(layer.gradients) for layer in rank.layers] != sizes:
             text = f"rank {rank.rank} with {len(rank.layers)} layers"
-            allowed = f"the {len(first.layers)} layers of rank {first.rank}: traces of one job"
+            allowed = f"the {len(sizes)} layers of rank {first.rank}: traces of one job"
             faults.append(Fault("trace", text, allowed, str(rank.path)))
         if rank.world_size != first.world_size:
-            text = f"{rank.world_size} ranks"
             allowed = f"{first.world_size}, as {first.path.name} says"
-            faults.append(Fault("world_size", text, allowed, str(rank.path)))
-    if faults:
-        raise InputError(faults)
+            faults.append(Fault("world_size", f"{rank.world_size} ranks", allowed, str(rank.path)))
+    raise_faults(faults)
 
 
 def _effective(steps: Sequence[TracedStep], slowdown: float | None) -> float:
-    """Slowdown of the time beside collectives, of which gaps are no slower."""
-    if slowdown is None:
-        return 1.0
+    """Return the slowdown of the time beside collectives, of which gaps are no slower."""
     overlapped = sum(step.overlapped_s for step in steps)
-    saved = sum(step.overlapped_work_s for step in steps) * (1 - 1 / slowdown)
+    saved = sum(step.overlapped_work_s for step in steps) * (1 - 1 / (slowdown or 1.0))
     return overlapped / (overlapped - saved) if overlapped > saved > 0 else 1.0
 
 
@@ -150,19 +149,14 @@ def _blocking(steps: Sequence[TracedStep]) -> float:
 
 
 def _alone(step: TracedStep, effective: float) -> FloatArray:
-    """Times of backward without what collectives add: overlaps are spread over layers by time."""
+    """Return times of backward without what collectives add, which is spread over layers."""
     total = float(step.backward_s.sum())
     if effective <= 1 or total <= 0:
         return step.backward_s
-    begin = step.backward_end_s - total
-    ends = begin + np.cumsum(step.backward_s)
-    starts = ends - step.backward_s
-    overlaps = np.zeros(len(ends))
-    position = 0.0
-    for low, high in sorted((call.start_s, call.end_s) for call in step.buckets):
-        since = max(low, position)
-        overlaps += np.maximum(0.0, np.minimum(ends, high) - np.maximum(starts, since))
-        position = max(position, high)
+    ends = step.backward_end_s - total + np.cumsum(step.backward_s)
+    overlaps = overlap_s(
+        ends - step.backward_s, ends, union([(call.start_s, call.end_s) for call in step.buckets])
+    )
     return np.asarray(step.backward_s - overlaps * (1 - 1 / effective))
 
 
@@ -171,28 +165,105 @@ def _call_times(
     slowest: Sequence[TracedStep],
     calls_of: Callable[[TracedStep], tuple[Call, ...]],
 ) -> tuple[BucketTimes, ...]:
-    counts = {len(calls_of(step)) for steps in rounds for step in steps}
-    times = []
+    counts, times = {len(calls_of(step)) for steps in rounds for step in steps}, []
     for index in range(min(counts, default=0)):
-        calls = [[calls_of(step)[index] for step in steps] for steps in rounds]
-        transfers = [min(call.length_s for call in each) for each in calls]
-        several = len(rounds[0]) > 1
-        waits = [
-            max(call.length_s for call in each) - min(c.length_s for c in each) for each in calls
-        ]
-        mine = [(step, calls_of(step)[index]) for step in slowest]
-        last = calls[-1][0]
+        lengths = [[calls_of(step)[index].length_s for step in steps] for steps in rounds]
+        waits = [max(each) - min(each) for each in lengths]
+        mine = [(step.start_s, calls_of(step)[index]) for step in slowest]
+        last = calls_of(rounds[-1][0])[index]
         times.append(
             BucketTimes(
                 index=index,
                 elements=last.elements,
                 dtype=last.dtype,
-                transfer_s=statistics.median(transfers),
-                least_s=min(transfers),
-                waiting_s=statistics.median(waits) if several else None,
-                ready_s=statistics.median(call.issued_s - step.start_s for step, call in mine),
-                start_s=statistics.median(call.start_s - step.start_s for step, call in mine),
-                end_s=statistics.median(call.end_s - step.start_s for step, call in mine),
+                transfer_s=statistics.median(map(min, lengths)),
+                least_s=min(map(min, lengths)),
+                waiting_s=statistics.median(waits) if len(rounds[0]) > 1 else None,
+                ready_s=statistics.median(call.issued_s - begin_s for begin_s, call in mine),
+                start_s=statistics.median(call.start_s - begin_s for begin_s, call in mine),
+                end_s=statistics.median(call.end_s - begin_s for begin_s, call in mine),
             )
         )
     return tuple(times)
+
+
+LEAST_RATE_SHARE = 1e-3
+"""Where times do not grow with size, all of the largest transfer but this is latency."""
+
+
+class LinkFit(NamedTuple):
+    """Link of each rank: bandwidth, latency, and how far off recorded times are at most."""
+
+    bandwidth_Bps: float
+    latency_s: float
+    worst: float
+
+
+def fit_links(
+    ranks: int | Sequence[int],
+    sizes_bytes: Sequence[float],
+    times_s: Sequence[float],
+    passes: Sequence[int] | None = None,
+) -> LinkFit:
+    """Fit T = p (n-1) latency + p (n-1)/n bytes/bandwidth, relative errors alike.
+
+    `ranks`: n of all collectives, or of each.
+    `sizes_bytes`, `times_s`: of recorded collectives, each above zero.
+    `passes`: p of each: 2 for all-reduces (default), 1 for all-gathers and reduce-scatters.
+    """
+    from scipy.optimize import nnls
+
+    members = np.broadcast_to(np.asarray(ranks, dtype=float), (len(sizes_bytes),))
+    steps = (2 if passes is None else np.asarray(passes)) * (members - 1)
+    times, sizes = np.asarray(times_s) / steps, np.asarray(sizes_bytes) / members  # of one step
+    if len(set(sizes.tolist())) > 1:
+        (fixed, per_byte), _ = nnls(
+            np.stack([1 / times, sizes / times], axis=1), np.ones(len(times))
+        )
+    else:
+        fixed, per_byte = 0.0, float(np.median(times / sizes))
+    per_byte = max(float(per_byte), LEAST_RATE_SHARE * float((times / sizes).min()))
+    predicted = fixed + per_byte * sizes
+    return LinkFit(
+        bandwidth_Bps=1 / per_byte,
+        latency_s=float(fixed),
+        worst=float(np.abs(predicted / times - 1).max()),
+    )
+
+
+def node_document(ranks: int, gpu: str, fit: LinkFit | None, source: str) -> dict[str, Any]:
+    """Write the machine as a node file.
+
+    `fit`: None for one rank.
+    `source`: where the numbers come from.
+    """
+    bandwidth = f"{fit.bandwidth_Bps / 1e9:.9g} GB/s" if fit else "1 TB/s"
+    latency = f"{fit.latency_s / 2 * 1e6:.9g} us" if fit else "0 s"
+    last = f"rank[0-{ranks - 1}]" if ranks > 1 else "rank0"
+    return {
+        "perfmodel": 1,
+        "kind": "node",
+        "description": f"{ranks} ranks as they were recorded, on one switch",
+        "gpu": gpu,
+        "sources": {"trace": source},
+        "links": {
+            "recorded": {
+                "kind": "nvlink",
+                "bandwidth": bandwidth,
+                "source": "trace",
+                "efficiency": 1.0,
+                "efficiency_source": "trace",
+                "latency": latency,
+                "latency_source": "trace",
+            }
+        },
+        "nodes": [
+            {"id": last, "kind": "gpu"},
+            {"id": "switch0", "kind": "nvswitch"},
+            {"id": "cpu0", "kind": "cpu"},
+        ],
+        "edges": [
+            {"from": last, "to": "switch0", "link": "recorded"},
+            {"from": "switch0", "to": "cpu0", "link": "recorded"},
+        ],
+    }

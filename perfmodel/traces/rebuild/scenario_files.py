@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,14 +14,19 @@ from typing import Any
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.errors import Fault, InputError
-from perfmodel.files import write_atomically
+from perfmodel.errors import Fault, InputError, raise_faults
+from perfmodel.files import write_atomically, write_json
 from perfmodel.topology.from_text.gpu_text import read_gpu
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.traces.model import Gradient, RankTrace
-from perfmodel.traces.rebuild.layer_profile import Profile
-from perfmodel.traces.rebuild.recorded_machine import LinkFit, fit_links, node_document
+from perfmodel.traces.model import Call, Gradient, RankTrace
+from perfmodel.traces.rebuild.layer_profile import (
+    BucketTimes,
+    LinkFit,
+    Profile,
+    fit_links,
+    node_document,
+)
 from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.workload import load_workload
@@ -38,22 +44,40 @@ SHARDED = frozenset({"all_gather", "reduce_scatter", "barrier"})
 """Collectives of FSDP that shards over all ranks; over some of them it all-reduces, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rebuilt:
-    """What a trace was made into.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A scenario that was made of a trace.
 
-    `documents`: by file name.
+    `documents`: by file name; `comments`: the first line of each file.
+    """
+
+    documents: Mapping[str, Mapping[str, Any]]
+    comments: Mapping[str, str]
+    notes: tuple[str, ...]
+
+    def text(self, name: str) -> str:
+        """Return the content of one of the files."""
+        return dump_yaml(self.documents[name], self.comments[name])
+
+    def write(self, folder: Path) -> Path:
+        """Write the files and return the path of the scenario."""
+        for name in self.documents:
+            write_atomically(folder / name, self.text(name))
+        return folder / SCENARIO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuilt(Draft):
+    """A scenario with the times and the machine of a trace.
+
     `caps_bytes`: of each bucket; None: PyTorch's default caps give the same buckets.
     `fit`: of the links; None: one rank, or nothing recorded.
     """
 
     profile: Profile
-    documents: Mapping[str, Mapping[str, Any]]
-    comments: Mapping[str, str]
     caps_bytes: tuple[int, ...] | None
     fit: LinkFit | None
     gradients: tuple[Gradient, ...]
-    notes: tuple[str, ...]
 
 
 def rebuild(
@@ -72,68 +96,53 @@ def rebuild(
     Raises `InputError`: training that a list of layers cannot hold, or a GPU or model that does not
         fit.
     """
-    first = ranks[0]
-    _check_strategy(ranks)
+    first, file = ranks[0], ranks[0].path.name
+    _check_strategy(first)
     device = load_gpu(gpu or _gpu_name(first))
-    gradients = _named(first, model)
-    kernel_s = device.kernel_overhead_s
-    fastest = 10 * device.memory_Bps * device.memory_efficiency / 2
-    copy_Bps = _copy_rate(profile, gradients, kernel_s, device)
-    if first.fsdp:  # its copies are in the times of layers, between which they run
-        copy_Bps = fastest
-    model_document = _model_document(first, profile, gradients, copy_Bps, kernel_s)
+    gradients = _named_by_layers(first) if model is None else _named_by_model(first, model)
+    model_document = _model_document(first, profile, gradients, device)
     caps = None if first.fsdp else _caps(model_document, profile)
     fit = _fit(first, profile)
-    source = f"{'collectives' if first.fsdp else 'all-reduces'} of {first.path.name}"
-    machine = node_document(first.world_size, device.name, fit, source)
     notes = list(dict.fromkeys(note for rank in ranks for note in rank.notes))
     samples = batch or first.batch
     if samples is None:
         notes.append("samples of a step are not in the trace: counted as 1 (--batch)")
-    scenario = _scenario_document(first, profile, gradients, caps, samples or 1)
-    question = f"How long is the step of {first.path.name} on this machine, or on another?"
+    source = f"{'collectives' if first.fsdp else 'all-reduces'} of {file}"
     return Rebuilt(
-        profile,
-        {MODEL: model_document, MACHINE: machine, SCENARIO: scenario},
-        {
-            MODEL: (
-                f"Layers of {first.path.name}, in the order of forward, with their measured times."
-            ),
-            MACHINE: "The machine as recorded: set cluster.node to another one.",
-            SCENARIO: question,
+        profile=profile,
+        documents={
+            MODEL: model_document,
+            MACHINE: node_document(first.world_size, device.name, fit, source),
+            SCENARIO: _scenario_document(first, profile, gradients, caps, samples or 1),
         },
-        caps,
-        fit,
-        gradients,
-        tuple(notes),
+        comments={
+            MODEL: f"Layers of {file}, in the order of forward, with their measured times.",
+            MACHINE: "The machine as recorded: set cluster.node to another one.",
+            SCENARIO: f"How long is the step of {file} on this machine, or on another?",
+        },
+        caps_bytes=caps,
+        fit=fit,
+        gradients=gradients,
+        notes=tuple(notes),
     )
 
 
 def _fit(trace: RankTrace, profile: Profile) -> LinkFit | None:
-    """Links at which collectives take as long as recorded; an all-gather's size is all ranks'."""
+    """Fit links at which collectives take as long as recorded.
+
+    An all-gather's size is that of all ranks.
+    """
     ranks, shards, is_split = trace.world_size, trace.shard_ranks, trace.fsdp > 0
     rows = [(call, shards, 1 if is_split else 2, 1) for call in profile.buckets]
     if is_split:
         rows += [(call, shards, 1, shards) for call in profile.gathers]
     if shards < ranks:
         rows += [(call, ranks // shards, 2, 1) for call in profile.averages]
-    sizes = [parts * _bucket_bytes(call.elements, call.dtype) for call, _, _, parts in rows]
+    sizes = [parts * _bytes(call) for call, _, _, parts in rows]
     times = [call.transfer_s for call, *_ in rows]
     if ranks == 1 or not sizes or not all(sizes) or not all(times):
         return None
     return fit_links([row[1] for row in rows], sizes, times, [row[2] for row in rows])
-
-
-def write_rebuilt(rebuilt: Rebuilt, folder: Path) -> Path:
-    """Write the files and return the path of the scenario."""
-    for name in rebuilt.documents:
-        write_atomically(folder / name, yaml_text(rebuilt, name))
-    return folder / SCENARIO
-
-
-def yaml_text(rebuilt: Rebuilt, name: str) -> str:
-    """One of the files."""
-    return dump_yaml(rebuilt.documents[name], rebuilt.comments[name])
 
 
 def dump_yaml(document: Mapping[str, Any], comment: str) -> str:
@@ -148,41 +157,43 @@ def dump_yaml(document: Mapping[str, Any], comment: str) -> str:
     return f"# {comment}\n{text.getvalue()}"
 
 
-def _operations_of(trace: RankTrace) -> frozenset[str]:
-    """Collectives of the strategy that a trace shows."""
-    if not trace.fsdp:
-        return DATA_PARALLEL
-    copies = {"all_reduce"} if trace.shard_ranks < trace.world_size else set[str]()
-    return SHARDED | copies
-
-
-def _check_strategy(ranks: Sequence[RankTrace]) -> None:
-    first = ranks[0]
+def _check_strategy(trace: RankTrace) -> None:
+    step, ranks = trace.steps[-1], trace.world_size
+    known = SHARDED if trace.fsdp else DATA_PARALLEL
+    if trace.fsdp and trace.shard_ranks < ranks:
+        known = known | {"all_reduce"}
+    others = {call.op for step in trace.steps for call in (*step.buckets, *step.others)} - known
+    parts = {call.group_size or ranks for call in step.buckets} - {ranks, trace.shard_ranks}
     allowed = "a step of DistributedDataParallel, FSDP or of one GPU, for a scenario"
-    faults = []
-    operations = {call.op for step in first.steps for call in (*step.buckets, *step.others)}
-    if others := sorted(operations - _operations_of(first)):
-        faults.append(Fault("trace", f"{', '.join(others)} in a step", allowed, str(first.path)))
-    if first.passes > 1:
-        text = f"{first.passes} forward passes in a step (accumulated gradients)"
-        faults.append(Fault("trace", text, allowed, str(first.path)))
-    if not all(gradient.elements for gradient in first.gradients):
-        text = "neither shapes of gradients nor sizes of messages"
-        need = "a trace with record_shapes=True"
-        faults.append(Fault("trace", text, need, str(first.path)))
-    if first.fsdp and any(gradient.bucket is None for gradient in first.gradients):
-        text = "gradients that are in no unit of FSDP"
-        need = "a trace with record_shapes=True of a step that reduces all gradients"
-        faults.append(Fault("trace", text, need, str(first.path)))
-    sizes = {call.group_size or first.world_size for call in first.steps[-1].buckets}
-    if parts := sizes - {first.world_size, first.shard_ranks}:
-        text = f"gradients reduced among {min(parts)} of {first.world_size} ranks"
-        faults.append(Fault("trace", text, allowed, str(first.path)))
-    if first.world_size > 1 and not first.steps[-1].buckets:
-        text = f"no reduction of gradients in backward, of {first.world_size} ranks"
-        faults.append(Fault("trace", text, allowed, str(first.path)))
-    if faults:
-        raise InputError(faults)
+    shapes = "a trace with record_shapes=True"
+    problems = (
+        (others, f"{', '.join(sorted(others))} in a step", allowed),
+        (
+            trace.passes > 1,
+            f"{trace.passes} forward passes in a step (accumulated gradients)",
+            allowed,
+        ),
+        (
+            not all(gradient.elements for gradient in trace.gradients),
+            "neither shapes of gradients nor sizes of messages",
+            shapes,
+        ),
+        (
+            trace.fsdp and any(gradient.bucket is None for gradient in trace.gradients),
+            "gradients that are in no unit of FSDP",
+            f"{shapes} of a step that reduces all gradients",
+        ),
+        (parts, f"gradients reduced among {min(parts, default=0)} of {ranks} ranks", allowed),
+        (
+            ranks > 1 and not step.buckets,
+            f"no reduction of gradients in backward, of {ranks} ranks",
+            allowed,
+        ),
+    )
+    faults = [
+        Fault("trace", text, need, str(trace.path)) for holds, text, need in problems if holds
+    ]
+    raise_faults(faults)
 
 
 def _gpu_name(trace: RankTrace) -> str:
@@ -192,90 +203,90 @@ def _gpu_name(trace: RankTrace) -> str:
     for text in (trace.device, sized)[:: 1 if "GB" in trace.device else -1]:
         with suppress(InputError):
             return read_gpu(text).name
-    text = f"{trace.device!r} in the trace"
-    raise InputError(Fault("--gpu", text, "a GPU of the table: --gpu NAME"))
+    raise InputError(
+        Fault("--gpu", f"{trace.device!r} in the trace", "a GPU of the table: --gpu NAME")
+    )
 
 
 # ---------------------------------------------------------------- model
 
 
-def _named(trace: RankTrace, model: str | None) -> tuple[Gradient, ...]:
-    """Gradients with names: of a model that has the same, or of their layers."""
-    if model is not None:
-        workload = load_workload(model)
-        tensors = [workload.tensors[at] for at in workload.ready_order]
-        sizes = [tensor.numel for tensor in tensors]
-        own = [gradient.elements for gradient in trace.gradients]
-        if sizes != own:
-            differ = next(
-                (at for at, pair in enumerate(zip(sizes, own, strict=False)) if pair[0] != pair[1]),
-                min(len(sizes), len(own)),
-            )
-            text = f"{model!r}, of {len(sizes)} tensors, other than the trace from number {differ}"
-            raise InputError(
-                Fault("--model", text, f"a model with the {len(own)} gradients in order")
-            )
-        return tuple(
-            replace(gradient, name=tensor.name, shape=tensor.shape)
-            for gradient, tensor in zip(trace.gradients, tensors, strict=True)
+def _named_by_model(trace: RankTrace, model: str) -> tuple[Gradient, ...]:
+    """Name gradients as a model does that has the same ones."""
+    workload = load_workload(model)
+    tensors = [workload.tensors[at] for at in workload.ready_order]
+    sizes, own = [tensor.numel for tensor in tensors], [each.elements for each in trace.gradients]
+    if sizes != own:
+        pairs = enumerate(zip(sizes, own, strict=False))
+        differ = next(
+            (at for at, (size, other) in pairs if size != other), min(len(sizes), len(own))
         )
+        raise InputError(
+            Fault(
+                "--model",
+                f"{model!r}, of {len(sizes)} tensors, other than the trace from number {differ}",
+                f"a model with the {len(own)} gradients in order",
+            )
+        )
+    return tuple(
+        replace(gradient, name=tensor.name, shape=tensor.shape)
+        for gradient, tensor in zip(trace.gradients, tensors, strict=True)
+    )
+
+
+def _named_by_layers(trace: RankTrace) -> tuple[Gradient, ...]:
+    """Name gradients after their units and layers."""
     named = list(trace.gradients)
     for layer in trace.layers:
         shapes = [named[at].shape for at in layer.gradients]
         for position, at in enumerate(layer.gradients):
-            suffix, bucket = _suffix(shapes, position), named[at].bucket
+            bucket = named[at].bucket
             unit = trace.units[bucket] if trace.units and bucket is not None else ""
-            name = f"{unit}.{layer.name}.{suffix}" if unit else f"{layer.name}.{suffix}"
+            name = f"{unit}.{layer.name}.{_suffix(shapes, position)}".removeprefix(".")
             named[at] = replace(named[at], name=name)
     return tuple(named)
 
 
 def _suffix(shapes: Sequence[tuple[int, ...] | None], position: int) -> str:
-    shape = shapes[position]
-    matrices = [each for each in shapes if each is not None and len(each) > 1]
-    vectors = [each for each in shapes if each is not None and len(each) == 1]
-    if shape is not None and len(matrices) == 1 and len(shape) > 1:
+    dimensions = [len(shape) if shape is not None else 0 for shape in shapes]
+    own, matrices = dimensions[position], sum(each > 1 for each in dimensions)
+    if matrices == 1 and own > 1:
         return "weight"
-    if shape is not None and len(matrices) == 1 and len(vectors) == 1:
-        return "bias"
-    return f"parameter{position}"
+    is_bias = matrices == 1 and shapes[position] is not None and dimensions.count(1) == 1
+    return "bias" if is_bias else f"parameter{position}"
 
 
-def _bytes(gradient: Gradient) -> int:
-    return (gradient.elements or 0) * ITEM_BYTES.get(gradient.dtype or "fp32", 4)
+def _bytes(sized: Gradient | Call | BucketTimes) -> int:
+    return (sized.elements or 0) * ITEM_BYTES.get(sized.dtype or "fp32", 4)
 
 
-def _bucket_bytes(elements: int | None, dtype: str | None) -> int:
-    return (elements or 0) * ITEM_BYTES.get(dtype or "fp32", 4)
+def _copy_rate(trace: RankTrace, profile: Profile, gpu: Gpu) -> float:
+    """Return the rate at which copies into buckets take as long as recorded.
 
-
-def _copy_rate(profile: Profile, gradients: Sequence[Gradient], kernel_s: float, gpu: Gpu) -> float:
-    """Rate at which copies into buckets take as long as recorded; the memory's where none were."""
-    nbytes = sum(map(_bytes, gradients))
-    moving_s = float(profile.copied_in_s.sum()) - kernel_s * len(gradients)
+    Where none were, that of the memory. FSDP's copies are in the times of layers, between which
+    they run.
+    """
     fastest = gpu.memory_Bps * gpu.memory_efficiency / 2
+    if trace.fsdp:
+        return 10 * gpu.memory_Bps * gpu.memory_efficiency / 2
+    nbytes = sum(map(_bytes, trace.gradients))
+    moving_s = float(profile.copied_in_s.sum()) - gpu.kernel_overhead_s * len(trace.gradients)
     return min(nbytes / moving_s, 10 * fastest) if moving_s > 0 else fastest
 
 
 def _model_document(
-    trace: RankTrace,
-    profile: Profile,
-    gradients: Sequence[Gradient],
-    copy_Bps: float,
-    kernel_s: float,
+    trace: RankTrace, profile: Profile, gradients: Sequence[Gradient], gpu: Gpu
 ) -> dict[str, Any]:
-    copies = np.array(
-        [
+    copy_Bps, kernel_s = _copy_rate(trace, profile, gpu), gpu.kernel_overhead_s
+    backward, tail = profile.backward_s, profile.tail_s
+    if trace.world_size > 1 and not trace.fsdp:
+        copies = [
             sum(_bytes(gradients[at]) / copy_Bps + kernel_s for at in layer.gradients)
             for layer in trace.layers
         ]
-    )
-    distributed = trace.world_size > 1
-    reduces = distributed and not trace.fsdp
-    backward = without(profile.backward_s, copies) if reduces else profile.backward_s
-    tail = profile.tail_s
-    if reduces and not trace.views:
-        tail -= _copied_out(profile, gradients, copy_Bps, kernel_s)
+        backward = without(backward, np.array(copies))
+        if not trace.views:
+            tail -= _copied_out(profile, gradients, copy_Bps, kernel_s)
     layers = [
         {
             "name": layer.name,
@@ -285,11 +296,7 @@ def _model_document(
         }
         for at, layer in enumerate(trace.layers)
     ]
-    buffers = sum(
-        _bucket_bytes(call.elements, call.dtype)
-        for call in trace.steps[-1].others
-        if call.op == "broadcast"
-    )
+    buffers = sum(map(_bytes, trace.steps[-1].others_of("broadcast")))
     order = [at for layer in reversed(trace.layers) for at in reversed(layer.gradients)]
     document: dict[str, Any] = {
         "perfmodel": 1,
@@ -329,15 +336,13 @@ def without(times_s: FloatArray, parts_s: FloatArray) -> FloatArray:
 def _copied_out(
     profile: Profile, gradients: Sequence[Gradient], copy_Bps: float, kernel_s: float
 ) -> float:
-    """Time of copies out of buckets that a plan runs after the last bucket has been reduced."""
-    ends = [bucket.end_s for bucket in profile.buckets]
-    last = max(ends, default=0.0)
-    backward_end_s = last - profile.exposed_s
-    position = backward_end_s if profile.exposed_s > 0 else last
-    for bucket, end_s in zip(profile.buckets, ends, strict=True):
+    """Return the time of copies that a plan runs after the last bucket has been reduced."""
+    last = max((bucket.end_s for bucket in profile.buckets), default=0.0)
+    position = last - profile.exposed_s if profile.exposed_s > 0 else last
+    for bucket in profile.buckets:
         members = [g for g in gradients if g.bucket == bucket.index]
         copied = sum(map(_bytes, members)) / copy_Bps + kernel_s * len(members)
-        position = max(position, end_s) + copied
+        position = max(position, bucket.end_s) + copied
     return position - last
 
 
@@ -349,14 +354,10 @@ def _time(time_s: float) -> str:
 
 
 def _caps(document: Mapping[str, Any], profile: Profile) -> tuple[int, ...] | None:
-    """Bytes of each bucket, if PyTorch's default caps would make others."""
-    recorded = tuple(_bucket_bytes(b.elements, b.dtype) for b in profile.buckets)
+    """Return the bytes of each bucket, if PyTorch's default caps would make others."""
+    recorded = tuple(map(_bytes, profile.buckets))
     if not recorded or not all(recorded):
         return None
-    import tempfile
-
-    from perfmodel.files import write_json
-
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.json"
         write_json(path, dict(document))
@@ -372,60 +373,53 @@ def _scenario_document(
     caps: tuple[int, ...] | None,
     batch: int,
 ) -> dict[str, Any]:
-    strategy = _fsdp_section(trace, profile) if trace.fsdp else _ddp_section(trace, caps)
     dtypes = {gradient.dtype for gradient in gradients}
-    precision = next((d for d in ("fp32", "bf16", "fp16") if d in dtypes), "fp32")
-    compute: dict[str, Any] = {
-        "source": "file",
-        "times": MODEL,
-        "precision": precision,
-        "gpu_spread": 0,
-        "overlap_slowdown": math.floor(profile.effective_slowdown * 1e6) / 1e6,
-    }
-    library: dict[str, Any] = {"name": "plain"}
-    if trace.on_cpu:
-        library |= {"workers": 1 if trace.blocks else 2, "host_step": "0 s"}
+    on_cpu = {"workers": 1 if trace.blocks else 2, "host_step": "0 s"} if trace.on_cpu else {}
     return {
         "perfmodel": 1,
         "model": {"file": MODEL},
-        "compute": compute,
-        "strategy": strategy,
+        "compute": {
+            "source": "file",
+            "times": MODEL,
+            "precision": next((d for d in ("fp32", "bf16", "fp16") if d in dtypes), "fp32"),
+            "gpu_spread": 0,
+            "overlap_slowdown": math.floor(profile.effective_slowdown * 1e6) / 1e6,
+        },
+        "strategy": _fsdp_section(trace, profile) if trace.fsdp else _ddp_section(trace, caps),
         "cluster": {"node": MACHINE, "gpus_per_node": trace.world_size},
         "training": {"batch_per_gpu": batch},
-        "library": library,
+        "library": {"name": "plain", **on_cpu},
     }
 
 
 def _ddp_section(trace: RankTrace, caps: tuple[int, ...] | None) -> dict[str, Any]:
-    strategy: dict[str, Any] = {"kind": "ddp"}
-    if caps is not None:
-        strategy["bucket_caps"] = [f"{cap} B" for cap in caps]
-    if trace.views:
-        strategy["gradient_as_bucket_view"] = True
-    broadcasts = any(call.op == "broadcast" for call in trace.steps[-1].others)
-    strategy["broadcast_buffers"] = broadcasts
-    return strategy
+    return {
+        "kind": "ddp",
+        **({} if caps is None else {"bucket_caps": [f"{cap} B" for cap in caps]}),
+        **({"gradient_as_bucket_view": True} if trace.views else {}),
+        "broadcast_buffers": bool(trace.steps[-1].others_of("broadcast")),
+    }
 
 
 def _fsdp_section(trace: RankTrace, profile: Profile) -> dict[str, Any]:
-    """Units by their paths; whether they are gathered again in backward; dtypes that travel."""
-    units = [unit for unit in reversed(trace.units) if unit]
+    """Write units by their paths, whether they are gathered again, and dtypes that travel."""
     paths = dict.fromkeys(
-        ".".join("*" if part.isdecimal() else part for part in unit.split(".")) for unit in units
+        ".".join("*" if part.isdecimal() else part for part in unit.split("."))
+        for unit in reversed(trace.units)
+        if unit
     )
-    strategy: dict[str, Any] = {
+    own = next((g.dtype for g in trace.gradients if g.dtype in TRAINABLE), "fp32")
+    gathered = next((call.dtype for call in profile.gathers), own)
+    reduced = next((call.dtype for call in profile.buckets), gathered)
+    stated = {
+        "shard_gpus": (trace.shard_ranks, trace.shard_ranks < trace.world_size),
+        "param_dtype": (gathered, gathered in TRAINABLE and gathered != own),
+        "reduce_dtype": (reduced, reduced in TRAINABLE and reduced != gathered),
+    }
+    return {
         "kind": "fsdp",
         "version": trace.fsdp,
         "wrap": list(paths) if paths else "model",
         "reshard_after_forward": trace.gathers > len(trace.units),
+        **{name: value for name, (value, holds) in stated.items() if holds},
     }
-    if trace.shard_ranks < trace.world_size:
-        strategy["shard_gpus"] = trace.shard_ranks
-    own = next((g.dtype for g in trace.gradients if g.dtype in TRAINABLE), "fp32")
-    gathered = next((call.dtype for call in profile.gathers), own)
-    reduced = next((call.dtype for call in profile.buckets), gathered)
-    if gathered in TRAINABLE and gathered != own:
-        strategy["param_dtype"] = gathered
-    if reduced in TRAINABLE and reduced != gathered:
-        strategy["reduce_dtype"] = reduced
-    return strategy

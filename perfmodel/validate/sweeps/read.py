@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from perfmodel.calibrate.readers.infer_op import OPS
+from perfmodel.calibrate.readers.nccl_rows import OPS
 from perfmodel.errors import Fault, InputError
 from perfmodel.files.csv_rows import Record, RowReader, read_table
 from perfmodel.validate.sweeps.times import Row, Times, times_of

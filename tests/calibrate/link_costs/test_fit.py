@@ -16,7 +16,7 @@ from perfmodel.calibrate.parameters import Parameter
 from perfmodel.errors import InputError
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.measure.record import Measurement
+from perfmodel.measure.job import Measurement
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.templates.build import build_topology
 

@@ -10,7 +10,7 @@ from perfmodel.calibrate import draws, fit, read_profile
 from perfmodel.calibrate.apply import apply
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.measure.record import read_measurement
+from perfmodel.measure.job import read_measurement
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.templates.build import build_topology
 

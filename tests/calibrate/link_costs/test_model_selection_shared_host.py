@@ -15,7 +15,7 @@ from perfmodel.collectives.catalog import make
 from perfmodel.library.lowering.protocols import chunk_bytes, reduced_bytes
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.measure.record import Measurement
+from perfmodel.measure.job import Measurement
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.templates.build import build_topology
 

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.calibrate.readers import read_files, read_nccl_json, read_nccl_text, read_rccl_json
-from perfmodel.calibrate.readers.infer_op import ranks_of_factor
-from perfmodel.calibrate.readers.log_lines import Printed
-from perfmodel.calibrate.readers.sweep_records import version_text
+from perfmodel.calibrate.readers.nccl_rows import ranks_of_factor
+from perfmodel.calibrate.readers.sweep_records import Printed, version_text
 from perfmodel.errors import InputError
 
 NEW = "#  size  count  type  redop  root  time  algbw  busbw #wrong  time  algbw  busbw #wrong\n"

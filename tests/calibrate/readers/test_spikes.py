@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.calibrate.readers import read_files
-from perfmodel.calibrate.readers.sweep_records import SPIKE, spikes
+from perfmodel.calibrate.readers.sweep_records import SPIKE_RATIO, spikes
 from perfmodel.calibrate.transfer.inputs import MachineRequest, profile_of
 
 TIMES = st.lists(st.floats(1e-6, 1.0), min_size=4, max_size=30)
@@ -93,4 +93,4 @@ def test_recorded_logs_have_few_spikes():
     out, in_place = ({row.nbytes: row.time_s for row in sweep.rows} for sweep in file.sweeps)
     assert len(spikes(out, in_place)) <= 1
     ratios = np.array([out[nbytes] / in_place[nbytes] for nbytes in out])
-    assert np.quantile(np.abs(np.log(ratios)), 0.8) < np.log(SPIKE) / 4
+    assert np.quantile(np.abs(np.log(ratios)), 0.8) < np.log(SPIKE_RATIO) / 4

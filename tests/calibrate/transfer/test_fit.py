@@ -10,13 +10,15 @@ from perfmodel.calibrate.apply import apply
 from perfmodel.calibrate.parameters import Parameter
 from perfmodel.calibrate.transfer.fit import fit_profile, thin
 from perfmodel.calibrate.transfer.forward_model import model_of
-from perfmodel.calibrate.transfer.gaussian_process import (
+from perfmodel.calibrate.transfer.priors import (
     ContextArrays,
+    DirectMeasurement,
+    Priors,
     ResidualProcess,
     residual_covariance,
     run_covariance,
+    shipped_priors,
 )
-from perfmodel.calibrate.transfer.priors import DirectMeasurement, Priors, shipped_priors
 from perfmodel.errors import InputError
 from perfmodel.library.corrections import CollectiveContext, Corrections
 from perfmodel.library.machine import make_machine

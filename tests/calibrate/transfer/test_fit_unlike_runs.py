@@ -8,13 +8,13 @@ import pytest
 from perfmodel.calibrate import draws
 from perfmodel.calibrate.apply import apply
 from perfmodel.calibrate.transfer.fit import fit_profile
-from perfmodel.calibrate.transfer.gaussian_process import (
+from perfmodel.calibrate.transfer.noise_model import FactorCovariance, fit_noise
+from perfmodel.calibrate.transfer.priors import (
     ContextArrays,
     residual_covariance,
     run_covariance,
+    shipped_priors,
 )
-from perfmodel.calibrate.transfer.noise_model import FactorCovariance, fit_noise
-from perfmodel.calibrate.transfer.priors import shipped_priors
 from perfmodel.library.corrections import CollectiveContext
 from perfmodel.library.machine import make_machine, observed_time_s
 from perfmodel.library.model import load_library

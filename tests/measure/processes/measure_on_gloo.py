@@ -44,8 +44,8 @@ def result_of(job, rank):
 
     from perfmodel.measure import status as at
     from perfmodel.measure.job import make_schedules
-    from perfmodel.measure.p2p import count_scratch, make_exchanges, run_exchanges
     from perfmodel.measure.reference import count_elements, make_moves
+    from perfmodel.measure.worker import count_scratch, make_exchanges, run_exchanges
 
     schedule = list(make_schedules(job).values())[-1]
     rounds = make_moves(schedule)

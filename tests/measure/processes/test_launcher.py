@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import perfmodel
-from perfmodel.measure.record import read_measurement
+from perfmodel.measure.job import read_measurement
 
 pytest.importorskip("torch", reason="runs real processes on gloo")
 

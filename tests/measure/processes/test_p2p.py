@@ -2,8 +2,8 @@
 
 from perfmodel.collectives import catalog
 from perfmodel.collectives.algorithms import ring
-from perfmodel.measure.p2p import count_scratch, largest_scratch
 from perfmodel.measure.reference import make_moves
+from perfmodel.measure.worker import count_scratch, largest_scratch
 
 
 def test_scratch_of_the_neediest_rank_is_found():

@@ -22,7 +22,6 @@ from perfmodel.studies.run.prepared import prepare
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.traces.chakra.read_plan import read_plan
-from perfmodel.traces.chakra.simulate_trace import simulate_trace
 from perfmodel.traces.chakra.trace_nodes import (
     COLLECTIVE,
     COMPUTE,
@@ -38,6 +37,7 @@ from perfmodel.traces.chakra.trace_nodes import (
     signed,
 )
 from perfmodel.traces.chakra.write_plan import write_plan
+from perfmodel.traces.run import simulate_trace
 from perfmodel.training.plan.step_plan import Collective
 
 

@@ -145,7 +145,7 @@ def _describe_profile(sized: SizedJob, reported: ReportedRun) -> tuple[str, ...]
     profile = sized.ensemble.profile
     if profile is None:
         return ()
-    from perfmodel.calibrate.sampling import describe_beyond, requests_of
+    from perfmodel.calibrate.apply import describe_beyond, requests_of
 
     return describe_beyond(profile, requests_of(reported.plan, sized.size.gpus_per_node))
 

@@ -10,33 +10,38 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from perfmodel.calibrate.readers.infer_op import op_named
-from perfmodel.calibrate.readers.log_lines import number
-from perfmodel.calibrate.readers.nccl_tests.nccl_rows import (
+from perfmodel.calibrate.readers.nccl_rows import (
     HEAD,
     ROW,
-    Row,
     columns_of,
-    enough_cells,
     garbled_start,
     guess_columns,
-    is_milliseconds,
     joined_head,
+    op_named,
     plain_row,
     result_columns,
     row_of,
 )
-from perfmodel.calibrate.readers.nccl_tests.nccl_sweeps import Context, Table, each_once, sweeps_of
-from perfmodel.calibrate.readers.nccl_tests.rank_list import WITHOUT_MPI, ListedRank, listed_rank
-from perfmodel.calibrate.readers.sweep_records import PERFORMANCE, Sweep, version_text
+from perfmodel.calibrate.readers.nccl_sweeps import Context, Table, sweeps_of
+from perfmodel.calibrate.readers.sweep_records import (
+    PERFORMANCE,
+    WITHOUT_MPI,
+    ListedRank,
+    Sweep,
+    listed_rank,
+    number,
+    version_text,
+)
 from perfmodel.errors import Fault, InputError
+from perfmodel.files import collect_faults
 from perfmodel.files.pasted_text import clean_characters, clean_lines
 
 _VERSION = re.compile(r"\bNCCL version (\d+\.\d+(?:\.\d+)?)|nccl-library=(\d+)")
 _ENV = re.compile(r"\b(NCCL_\w+)(?:=| set by environment to )\"?([\w:,^.-]*[\w:,^-])")
+_CELL = re.compile(r"[-+.\de]+|N/?A?|/A|A")
 ONE_TABLE = "one table: the lines of one run alone"
 _FAILURE = re.compile(r"Test (?:NCCL|CUDA) failure .*|.*NCCL WARN .*|.*\bSegmentation fault\b.*")
 
@@ -65,13 +70,8 @@ class _Log:
     """A head whose columns do not fit: what stands below it is not read."""
 
 
-def is_nccl_text(text: str) -> bool:
-    """Whether a text has the head of such a table, its list of ranks, or its rows."""
-    return is_nccl_log(clean_lines(clean_characters(text)))
-
-
 def is_nccl_log(lines: Sequence[str]) -> bool:
-    """Whether cleaned lines hold the head of such a table, its list of ranks, or its rows."""
+    """Tell whether cleaned lines hold the head of such a table, its list of ranks, or its rows."""
     return any(HEAD.search(line) or ROW.search(line) or listed_rank(line) for line in lines)
 
 
@@ -103,12 +103,14 @@ def read_nccl_log(
     lines: Sequence[str], file: str, *, op: str | None = None, ranks: int | None = None
 ) -> list[Sweep]:
     """Read all tables of cleaned lines; see `read_nccl_text`."""
-    log = _Log()
+    log = _Log(context=Context(file=Path(file).name))
     wrapped = -1
     for at, line in enumerate(lines, start=1):
         if at == wrapped or not line.strip():
             continue
-        whole = joined_head(line, lines[at]) if at < len(lines) and _may_wrap(line) else None
+        # Times of one placement alone: the head may go on in the next line.
+        may_wrap = HEAD.search(line) is not None and len(re.findall(r"\btime\b", line)) < 2
+        whole = joined_head(line, lines[at]) if at < len(lines) and may_wrap else None
         wrapped = at + 1 if whole else wrapped
         _line(log, at, whole or line)
     _end_row(log)
@@ -117,51 +119,42 @@ def read_nccl_log(
         problem = "no table of nccl-tests" + ", but a head cut or wrapped" * log.torn_head
         raise InputError(Fault("file", problem, allowed, file))
     sweeps: list[Sweep] = []
-    log.context.file = Path(file).name
     for table in log.tables:
-        try:
+        with collect_faults(log.faults):
             sweeps += sweeps_of(table, log.context, op, ranks)
-        except InputError as error:
-            log.faults += error.faults
     if log.faults:
-        raise InputError(_decisive(log.faults)).located(file)
+        # From one of these all others follow.
+        first = next((f for f in log.faults if f.allowed in {WITHOUT_MPI, ONE_TABLE}), None)
+        raise InputError(log.faults if first is None else first).located(file)
     return each_once(sweeps)
 
 
-def _decisive(faults: list[Fault]) -> list[Fault]:
-    """The fault from which all others follow, if there is one of that kind."""
-    first = next((f for f in faults if f.allowed in {WITHOUT_MPI, ONE_TABLE}), None)
-    return faults if first is None else [first]
-
-
-def _may_wrap(line: str) -> bool:
-    """Whether a line is the head of a table with times of one placement alone."""
-    return HEAD.search(line) is not None and len(re.findall(r"\btime\b", line)) < 2
-
-
 def _line(log: _Log, at: int, line: str) -> None:
+    # Under the head of a table numbers are read as the tests print them.
+    plain = plain_row(line) if log.tables else line
     if (columns := columns_of(line)) is not None:
         _end_row(log)
         _open_table(log, at, columns, line)
     elif (rank := listed_rank(line)) is not None:
         log.ranks.append(rank)
-    elif (row := ROW.search(_in_table(log, line))) is not None and not _is_comment(line):
+    elif (row := ROW.search(plain)) is not None and not _is_comment(line):
         _row(log, at, row)
     elif log.tables and (start := garbled_start(line)) is not None:
         _end_row(log)
-        allowed = "size and count as whole numbers: the table is garbled"
-        log.faults.append(Fault("table", f"a row that begins with {start!r}", allowed, line=at))
-    elif log.begun is not None and _goes_on(line):
-        _continue_row(log, line.split())
+        log.faults.append(
+            Fault(
+                "table",
+                f"a row that begins with {start!r}",
+                "size and count as whole numbers: the table is garbled",
+                line=at,
+            )
+        )
+    elif log.begun is not None and all(_CELL.fullmatch(cell) for cell in line.split()):
+        _continue_row(log, log.begun, line.split())
     else:
         if log.begun is not None and not log.begun.torn:
             _end_row(log)
         _read_context(log, line)
-
-
-def _in_table(log: _Log, line: str) -> str:
-    """A line as it is, or, under the head of a table, with numbers as the tests print them."""
-    return plain_row(line) if log.tables else line
 
 
 def _is_comment(line: str) -> bool:
@@ -169,36 +162,33 @@ def _is_comment(line: str) -> bool:
     return line.lstrip().startswith("#") and not re.match(r"\s*#\s*\d+\s+\d+\s", line)
 
 
-def _goes_on(line: str) -> bool:
-    """Whether a line is the rest of a row: cells alone."""
-    return all(re.fullmatch(r"[-+.\de]+|N/?A?|/A|A", cell) for cell in line.split())
-
-
-def _open_table(log: _Log, at: int, columns: list[str], line: str) -> None:
-    if columns.count("size") > 1:
+def _open_table(log: _Log, at: int, columns: list[str] | None, line: str) -> None:
+    names = columns or []
+    if names.count("size") > 1:
         log.faults.append(Fault("table", "tables side by side", ONE_TABLE, line=at))
-    if "cputime" in columns:
-        problem = "times that the CPU took to launch (-C)"
-        log.faults.append(Fault("table", problem, "times of the GPUs", line=at))
-    unit_s = 1e-3 if is_milliseconds(line) else 1e-6
+    if "cputime" in names:
+        log.faults.append(
+            Fault("table", "times that the CPU took to launch (-C)", "times of the GPUs", line=at)
+        )
+    unit_s = 1e-3 if "bytes" in line else 1e-6  # milliseconds under the heads of NCCL 1
     log.tables.append(Table(at, columns, log.ranks, log.context.op, unit_s))
     log.ranks = []
 
 
 def _read_context(log: _Log, line: str) -> None:
     """Read collective, version and settings from a line between tables."""
-    context = log.context
+    context, table = log.context, log.tables[-1] if log.tables else None
     context.op = op_named(line) or context.op
     if (version := _VERSION.search(line)) is not None:
         context.version = version.group(1) or version_text(int(version.group(2)[:9]))
     if "rccl-tests" in line.lower() or "RCCL version" in line:
         context.tool = "rccl-tests"
     context.env.update({name: to for name, to in _ENV.findall(line) if name in PERFORMANCE})
-    if log.tables and "..." in line and not line.strip(". "):
-        log.tables[-1].elided = True
     log.torn_head |= HEAD.search(line) is not None
-    if log.tables and not log.tables[-1].rows and (failure := _FAILURE.search(line)) is not None:
-        log.tables[-1].failure = log.tables[-1].failure or failure[0].strip()[:120]
+    if table is not None:
+        table.elided |= "..." in line and not line.strip(". ")
+        failure = None if table.rows else _FAILURE.search(line)
+        table.failure = table.failure or (failure[0].strip()[:120] if failure else "")
 
 
 # ---------------------------------------------------------------- rows
@@ -207,26 +197,22 @@ def _read_context(log: _Log, line: str) -> None:
 def _row(log: _Log, at: int, match: re.Match[str]) -> None:
     _end_row(log)
     rest, torn, _ = match[4].partition("NCCL")
-    if ROW.search(rest.partition("|")[0]) is not None:
+    rest = rest.partition("|")[0]
+    if ROW.search(rest) is not None:
         log.faults.append(Fault("table", "two rows in one line", "a line for each", line=at))
         return
-    cells = rest.split("|")[0].split() if "|" in rest else rest.split()
+    cells = rest.split()
     if torn:  # a line of NCCL's own came in between; it may run into the last cell
         cells = [restored for cell in cells if (restored := _restore_cell(cell))]
-    if not log.tables or log.tables[-1].columns is None:
-        if not log.tables and (log.torn_head or guess_columns(cells) is None):
+    if not log.tables:
+        if log.torn_head or guess_columns(cells) is None:
             return
-        if not log.tables:
-            log.tables.append(Table(at, None, log.ranks, log.context.op, 1e-6))
-            log.ranks = []
-            log.tables[-1].notes.append("its head is missing: columns by how their numbers fit")
-        log.begun = _Begun(match, cells, at, torn=bool(torn))
-        _add(log, cells)
-        return
+        _open_table(log, at, None, "")
+        log.tables[-1].notes.append("its head is missing: columns by how their numbers fit")
     log.begun = _Begun(match, cells, at, torn=bool(torn))
-    names, _ = result_columns(log.tables[-1].columns, cells)
-    if len(cells) >= len(names) and not torn:
-        _add(log, cells)
+    columns = log.tables[-1].columns
+    if columns is None or (not torn and len(cells) >= len(result_columns(columns, cells)[0])):
+        _add(log, log.begun)
 
 
 def _restore_cell(cell: str) -> str:
@@ -237,10 +223,9 @@ def _restore_cell(cell: str) -> str:
     return begin.group(0) if begin else ""
 
 
-def _continue_row(log: _Log, cells: list[str]) -> None:
-    """The rest, or more, of a row that other output or the width of a terminal cut in two."""
-    begun, columns = log.begun, log.tables[-1].columns
-    assert begun is not None
+def _continue_row(log: _Log, begun: _Begun, cells: list[str]) -> None:
+    """Add the rest, or more, of a row that other output or the width of a terminal cut in two."""
+    columns = log.tables[-1].columns
     if columns is None or not cells:
         return
     names, _ = result_columns(columns, begun.cells + cells)
@@ -248,57 +233,78 @@ def _continue_row(log: _Log, cells: list[str]) -> None:
         begun.cells[-1] += cells.pop(0)  # the width cut a cell in two
     begun.cells += cells
     if len(begun.cells) >= len(names):
-        _add(log, begun.cells)
+        _add(log, begun)
 
 
 def _end_row(log: _Log) -> None:
     """End a row whose cells did not come: times out of place may be whole all the same."""
-    begun = log.begun
+    begun, log.begun = log.begun, None
     if begun is None:
         return
     table = log.tables[-1]
     if begun.torn:
         table.notes.append(f"the row of {begun.match[1]} bytes, cut by other output, was left out")
-        log.begun = None
         return
     columns = table.columns or guess_columns(begun.cells)
     names = result_columns(columns, begun.cells)[0] if columns else []
-    if enough_cells(names, begun.cells) and names.count("time") > 1 and _is_one(names, begun.cells):
+    if names.count("time") > 1 and _is_one(names, begun.cells):
         table.without_in_place += 1
-        _add(log, begun.cells)
+        _add(log, begun)
         return
-    actual = f"a row of {3 + len(begun.cells)} cells"
     whole = len(table.columns) if table.columns else "9 or 13"
-    allowed = f"{whole}, as its head has: the table is cut off"
-    log.faults.append(Fault("table", actual, allowed, line=begun.line))
-    log.begun = None
-
-
-def _is_one(names: Sequence[str], cells: Sequence[str]) -> bool:
-    """Whether a row ends where the times in place would begin."""
-    second = [at for at, name in enumerate(names) if name == "time"][1]
-    return (len(cells) in {second, second - 1} and number(cells[-1]) is not None) or (
-        len(cells) == second and cells[-1] == "N/A"
+    log.faults.append(
+        Fault(
+            "table",
+            f"a row of {3 + len(begun.cells)} cells",
+            f"{whole}, as its head has: the table is cut off",
+            line=begun.line,
+        )
     )
 
 
-def _add(log: _Log, cells: list[str]) -> None:
-    begun, table = log.begun, log.tables[-1]
-    assert begun is not None
-    log.begun = None
+def _is_one(names: Sequence[str], cells: Sequence[str]) -> bool:
+    """Tell whether a row is whole and ends where the times in place would begin."""
+    first, second, *_ = (at for at, name in enumerate(names) if name == "time")
+    is_number = len(cells) in {second, second - 1} and number(cells[-1]) is not None
+    return first + 2 < len(cells) and (is_number or cells[second - 1 :] == ["N/A"])
+
+
+def _add(log: _Log, begun: _Begun) -> None:
+    """Add a row to the last table, or say what is wrong with it."""
+    table, cells, log.begun = log.tables[-1], begun.cells, None
     columns = table.columns or guess_columns(cells)
     if columns is None:
-        problem = f"{len(cells)} cells behind the type"
-        log.faults.append(Fault("table", problem, "a row as nccl-tests print it", line=begun.line))
+        log.faults.append(
+            Fault(
+                "table",
+                f"{len(cells)} cells behind the type",
+                "a row as nccl-tests print it",
+                line=begun.line,
+            )
+        )
         return
     names, redop = result_columns(columns, cells)
     root = cells[names.index("root")] if "root" in names and cells else None
     if root is not None and not re.fullmatch(r"-?\d{1,9}", root):
-        problem, allowed = repr(root[:40]), "a number: the table is garbled"
-        log.faults.append(Fault("root", problem, allowed, line=begun.line))
+        log.faults.append(
+            Fault("root", repr(root[:40]), "a number: the table is garbled", line=begun.line)
+        )
         return
     if table.elided:
         table.notes.append("rows that its author left out ('...') are missing")
         table.elided = False
-    row: Row = row_of(begun.match, names, redop, cells, begun.line)
-    table.rows.append(row)
+    table.rows.append(row_of(begun.match, names, redop, cells, begun.line))
+
+
+REPEATED = "pasted more than once: taken once"
+
+
+def each_once(sweeps: Sequence[Sweep]) -> list[Sweep]:
+    """Sweeps without those whose every time stands above already: a log that was pasted twice."""
+    once: dict[tuple[object, ...], Sweep] = {}
+    for sweep in sweeps:
+        key = (sweep.op, sweep.ranks, sweep.dtype, sweep.in_place, sweep.rows)
+        first = once.setdefault(key, sweep)
+        if first is not sweep and REPEATED not in first.notes:
+            once[key] = replace(first, notes=(*first.notes, REPEATED))
+    return list(once.values())

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.measure.record import (
+from perfmodel.measure.job import (
     Measurement,
     compute_quantiles,
     read_measurement,

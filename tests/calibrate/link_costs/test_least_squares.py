@@ -8,7 +8,7 @@ from perfmodel.calibrate.apply import apply
 from perfmodel.calibrate.link_costs.least_squares import shipped_cost_priors
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.measure.record import Measurement
+from perfmodel.measure.job import Measurement
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.templates.build import build_topology
 

@@ -1,0 +1,395 @@
+"""From a table of nccl-tests to sweeps: its collective and ranks, and a check of its numbers.
+
+The list of ranks above a table says how many there are, on which hosts and GPUs.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from perfmodel.calibrate.readers.nccl_rows import (
+    ITEM_BYTES,
+    NO_TIME,
+    Points,
+    Row,
+    disagreement,
+    factor_of,
+    op_of_file,
+    ops_allowed,
+    ranks_of_factor,
+    ranks_of_parts,
+)
+from perfmodel.calibrate.readers.sweep_records import (
+    WITHOUT_MPI,
+    ListedRank,
+    Printed,
+    Sweep,
+    refuse,
+    rows_of,
+)
+from perfmodel.errors import Fault, InputError, allowed_names
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """What a list says; 0 ranks where there is none.
+
+    `each`: ranks of every host, None where they differ. `one_process`: of several GPUs; None where
+    no process is named.
+    """
+
+    count: int = 0
+    nodes: int | None = None
+    each: int | None = None
+    devices: tuple[str, ...] = ()
+    one_process: bool | None = None
+    notes: tuple[str, ...] = ()
+    certain: bool = True
+    """Whether the list names all hosts."""
+
+
+def summary_of(lines: Sequence[ListedRank], line: int) -> Ranks:
+    """Count ranks and hosts; a list that names only some of its ranks is completed by its pattern.
+
+    Raises
+    ------
+    InputError
+        Several groups at once, processes that ran alone, or a list with holes that show no pattern.
+    """
+    ranks = list(dict.fromkeys(lines))
+    if not ranks:
+        return Ranks()
+    groups = len({rank.group for rank in ranks})
+    times = Counter(rank.rank for rank in ranks)
+    again = next((number for number, listed in times.items() if listed > 1), None)
+    refuse(
+        line,
+        (
+            groups > 1,
+            "table",
+            f"{groups} groups of ranks that run at once (NCCL_TESTS_SPLIT)",
+            "one group",
+        ),
+        (
+            again == 0 and len(times) == 1,
+            "ranks",
+            f"{len(ranks)} lists of one rank each",
+            WITHOUT_MPI,
+        ),
+        (
+            again is not None,
+            "ranks",
+            f"rank {again} twice, on different devices",
+            "each rank once",
+        ),
+    )
+    count, hosts = max(times) + 1, Counter(rank.host for rank in ranks)
+    each = max(hosts.values()) if len(set(hosts.values())) == 1 else None
+    nodes: int | None = len(hosts)
+    if len(ranks) < count:
+        each = max(rank.device for rank in ranks) + 1
+        nodes = count // each
+        _check_pattern(ranks, count, each, line)
+    processes = {(rank.host, rank.process) for rank in ranks if rank.process}
+    return Ranks(
+        count,
+        nodes,
+        each,
+        devices=tuple(dict.fromkeys(rank.model for rank in ranks if rank.model)),
+        one_process=len(processes) < len(ranks) if processes else None,
+        notes=_notes(ranks, count),
+        certain=nodes == len(hosts),
+    )
+
+
+def _check_pattern(ranks: Sequence[ListedRank], count: int, each: int, line: int) -> None:
+    """Refuse a list that leaves out others than the middle: first and last of each host."""
+    pairs = {(rank.rank // each, rank.host) for rank in ranks}
+    regular = (
+        count % each == 0
+        and all(rank.rank % each == rank.device for rank in ranks)
+        and len(pairs) == len({host for _, host in pairs})
+    )
+    problem = f"{len(ranks)} of the ranks 0 to {count - 1}"
+    refuse(line, (not regular, "ranks", problem, "a list of all of them (cut off?)"))
+
+
+def _notes(ranks: Sequence[ListedRank], count: int) -> tuple[str, ...]:
+    places = Counter((rank.host, rank.bus, rank.device) for rank in ranks)
+    (host, bus, _), most = places.most_common(1)[0]
+    listed = f"{len(ranks)} of {count} ranks are listed: the others are taken to be alike"
+    shared = f"{most} ranks share one GPU ({host}, {bus}): these are no times of {count} GPUs"
+    return (listed,) * (len(ranks) < count) + (shared,) * (most > 1)
+
+
+@dataclass
+class Context:
+    """What lines between tables say; `op`: of the last executable that was named."""
+
+    op: str | None = None
+    version: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    tool: str = "nccl-tests"
+    file: str = ""
+
+
+@dataclass
+class Table:
+    """A table while it is read."""
+
+    line: int
+    columns: list[str] | None
+    """None: its head is missing."""
+    ranks: list[ListedRank]
+    op: str | None
+    unit_s: float
+    """Unit of its times; seconds."""
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    without_in_place: int = 0
+    elided: bool = False
+    """Dots stand for rows behind the last."""
+    failure: str = ""
+    """First line after the head that says that the test failed."""
+
+
+def sweeps_of(table: Table, context: Context, op: str | None, ranks: int | None) -> list[Sweep]:
+    """Return the sweeps of a table by type, reduction and placement.
+
+    Raises `InputError`: nothing was timed, numbers that contradict each other, or collective or
+    ranks that nothing says.
+    """
+    listed = summary_of(table.ranks, table.line)
+    _check_rows(table, listed)
+    chosen, count = _identify(table, context.file, op, ranks, listed)
+    notes = [*table.notes, *listed.notes]
+    if table.without_in_place:
+        notes.append("rows end behind the times out of place: there are none in place")
+    sweeps = []
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in table.rows:  # tests of all types and reductions print them in one table
+        groups.setdefault((row.dtype, row.redop), []).append(row)
+    for (dtype, _), rows in groups.items():
+        for place in range(max(len(row.timings) for row in rows)):
+            times, repeated = _times(rows, place, table)
+            own = [f"{repeated} sizes were timed several times: their medians"] * bool(repeated)
+            sweep = Sweep(
+                op=chosen,
+                ranks=count,
+                nodes=listed.nodes,
+                gpus_per_node=listed.each,
+                dtype=dtype,
+                in_place=place > 0,
+                rows=rows_of(times),
+                devices=listed.devices,
+                version=context.version,
+                one_process=listed.one_process,
+                env=dict(context.env),
+                tool=context.tool,
+                file=context.file,
+                line=table.line,
+                notes=tuple(dict.fromkeys((*notes, *own))),
+            )
+            sweeps += [sweep] if sweep.rows else []
+    refuse(table.line, (not sweeps, "table", "no row with a size and a time", "one"))
+    return sweeps
+
+
+def _times(rows: Sequence[Row], place: int, table: Table) -> tuple[list[tuple[int, float]], int]:
+    """Sizes and microseconds, of a size that was timed again the median; and how many were."""
+    times: dict[int, list[float]] = {}
+    for row in rows:
+        timing = row.timings[place] if place < len(row.timings) else None
+        if timing is not None and row.nbytes:
+            times.setdefault(row.nbytes, []).append(timing.time.value * table.unit_s * 1e6)
+    repeated = sum(len(set(values)) > 1 for values in times.values())
+    return [(nbytes, statistics.median(values)) for nbytes, values in times.items()], repeated
+
+
+# ---------------------------------------------------------------- checks
+
+
+def _check_rows(table: Table, listed: Ranks) -> None:
+    rows, failure = table.rows, table.failure
+    text = next((row.text for row in rows if row.text), None)
+    is_timed = any(timing for row in rows for timing in row.timings)
+    refuse(
+        table.line,
+        (
+            not rows,
+            "table",
+            f"no rows: {failure!r}" if failure else "a head without rows",
+            "a run that did not fail" if failure else "rows: the table is cut off",
+        ),
+        (
+            not is_timed,
+            "time",
+            "no row that is whole" if text is None else f"{text[:40]!r} in all rows",
+            "times (is this an example to fill in?)",
+        ),
+    )
+    rows_of(pair for place in (0, 1) for pair in _times(rows, place, table)[0])
+    points = points_of(rows)
+    measured = factor_of(points)
+    low, high = (0.0, 1.0) if measured is None else measured
+    refuse(
+        table.line,
+        ((listed.count == 1 and low < 0.3) or high < 0.1, "ranks", "1", WITHOUT_MPI),
+        (
+            listed.count == 1,
+            "ranks",
+            "1 in the list, where busbw is that of several",
+            "a list of all ranks (cut off?)",
+        ),
+    )
+    faults = [
+        Fault("row", contradiction, UNGARBLED, line=row.line)
+        for row in rows
+        if (contradiction := disagreement(row, table.unit_s)) is not None
+    ]
+    faults += [
+        Fault("time", repr(row.text[:40]), "a number, or N/A: it is garbled", line=row.line)
+        for row in rows
+        if row.text and NO_TIME.fullmatch(row.text) is None
+    ]
+    if faults or measured is None:
+        raise InputError(faults or _odd_row(table))
+    if table.columns is None:
+        _check_headless(table, points)
+    _check_repeated(table)
+
+
+UNGARBLED = "numbers that fit each other: it is garbled"
+
+MOST_APART = 3.0
+"""Times between two times of one size in a table; those of different machines are farther apart."""
+
+
+def _check_repeated(table: Table) -> None:
+    """Refuse rows of one size that are of unlike runs: two tables ran into each other."""
+    times: dict[tuple[object, ...], list[float]] = {}
+    for row in table.rows:
+        if row.timings and row.timings[0] is not None and row.nbytes >= 2**20:
+            key = (row.dtype, row.redop, row.nbytes, row.root)
+            times.setdefault(key, []).append(row.timings[0].time.value)
+    for (_, _, nbytes, _), values in times.items():
+        least, most = min(values), max(values)
+        problem = f"{nbytes:,} B in {least:g} and in {most:g}"
+        allowed = "one run in one table: is the head of a second missing?"
+        refuse(table.line, (0 < MOST_APART * least < most, "table", problem, allowed))
+
+
+def _check_headless(table: Table, points: Points) -> None:
+    """Refuse rows without a head that do not tell their columns, or are of several tables."""
+    repeated = any(_times(table.rows, place, table)[1] for place in (0, 1))
+    few, several = "with too few digits to tell columns", "of one size several times: of several"
+    allowed = "the head above them"
+    refuse(
+        table.line,
+        (
+            not any(algbw.value >= 0.5 for algbw, _ in points),
+            "table",
+            f"rows without a head, {few}",
+            allowed,
+        ),
+        (repeated, "table", f"rows without a head, {several} tables?", allowed),
+    )
+
+
+def _odd_row(table: Table) -> Fault:
+    """Find the row whose bus bandwidth is another multiple than that of most."""
+    ranges = [factor_of(points_of([row])) or (0.0, float("inf")) for row in table.rows]
+    exact = [low for low, high in ranges if high < 3.0]
+    usual = statistics.median(exact) if exact else 1.0
+    off = [max(low - usual, usual - high) for low, high in ranges]
+    row = table.rows[off.index(max(off))]
+    return Fault(
+        "row",
+        f"busbw that is another multiple of algbw ({row.nbytes:,} B) than in other rows",
+        UNGARBLED,
+        line=row.line,
+    )
+
+
+def points_of(rows: Sequence[Row]) -> list[tuple[Printed, Printed]]:
+    """Return algorithm and bus bandwidth of all timed rows."""
+    return [
+        (timing.algbw, timing.busbw)
+        for row in rows
+        for timing in row.timings
+        if row.nbytes and timing is not None and timing.algbw and timing.busbw
+    ]
+
+
+# ---------------------------------------------------------------- collective and ranks
+
+
+def _identify(
+    table: Table, file: str, op: str | None, ranks: int | None, listed: Ranks
+) -> tuple[str, int]:
+    """Find collective and number of ranks of a table; faults if anything contradicts them."""
+    points = points_of(table.rows)
+    count = listed.count or ranks
+    name = op or table.op or op_of_file(Path(file).name)
+    allowed = ops_allowed(points, count, _redop(table), table.rows[0].root)
+    usual = allowed - {"send_recv"} or allowed  # sends print "sum" as well, and are named
+    if name is None and len(usual) == 1:
+        (name,) = usual
+    if not allowed:
+        raise InputError(_contradiction(table, points, count, listed))
+    if name is None or name not in allowed:
+        among = f" among {count} ranks" if count else ""
+        actual, named = f"{name!r}, whose busbw would be another multiple of algbw{among}", ""
+        if name is None:
+            actual, named = "a table that does not say which", " (--op)"
+        raise InputError(
+            Fault("collective", actual, allowed_names(allowed) + named, line=table.line)
+        )
+    counted = [(row.nbytes, row.count * ITEM_BYTES[row.dtype]) for row in table.rows if row.nbytes]
+    parts = ranks_of_parts(name, (size // own if own else 1 for size, own in counted))
+    implied = ranks_of_factor(name, points)
+    total, cut_off = count or parts or implied or 0, "a list of all ranks (cut off?)"
+    refuse(
+        table.line,
+        (
+            count and parts and count != parts,
+            "ranks",
+            f"{count}, where sizes are those of {parts}",
+            cut_off,
+        ),
+        (
+            not listed.certain and count not in {parts, implied},
+            "ranks",
+            f"{listed.count}, of which the list names some hosts alone",
+            cut_off,
+        ),
+        (
+            total == 0,
+            "ranks",
+            "a table without its list of devices",
+            "how many there were (--nodes, --gpus-per-node)",
+        ),
+        (total < 2, "ranks", str(total), WITHOUT_MPI),
+    )
+    return name, total
+
+
+def _redop(table: Table) -> str:
+    """Return the reduction as printed, "none" where it has no column or is left empty."""
+    return table.rows[0].redop or ("" if table.columns is None else "none")
+
+
+def _contradiction(table: Table, points: Points, count: int | None, listed: Ranks) -> Fault:
+    """Say why no collective fits: the list of ranks, or the numbers themselves."""
+    others = ops_allowed(points, None, _redop(table), table.rows[0].root)
+    implied = {ranks for op in others if (ranks := ranks_of_factor(op, points))}
+    among = f" among {count} ranks" if count else ""
+    actual = f"busbw over algbw that no collective has{among}"
+    if not listed.count or len(implied) != 1:
+        return Fault("table", actual, "a table that is not garbled", line=table.line)
+    allowed = f"{implied.pop()}, by that multiple: is the list cut off?"
+    return Fault("ranks", f"{listed.count} in the list, and {actual}", allowed, line=table.line)
