@@ -25,8 +25,7 @@ from perfmodel.studies.tune.caps import (
     with_caps,
 )
 from perfmodel.studies.tune.evaluator import Evaluator
-from perfmodel.studies.tune.model import Fusion, Horovod
-from perfmodel.studies.tune.surrogate import STEP_ROUNDING
+from perfmodel.studies.tune.model import STEP_ROUNDING, Fusion, Horovod
 from perfmodel.training.ddp.options import MIB
 from perfmodel.training.plan.step_plan import Collective
 from perfmodel.training.strategies import STRATEGIES

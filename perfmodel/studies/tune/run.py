@@ -26,22 +26,22 @@ from perfmodel.studies.tune.evaluator import (
     make_evaluator,
 )
 from perfmodel.studies.tune.exact import (
-    all_sizes_timed,
     allow_integer_caps,
     search_by_surrogate,
     time_all_sizes,
 )
 from perfmodel.studies.tune.mixed_dtypes import search_shared_lists, tune_horovod
-from perfmodel.studies.tune.model import CurvePoint, Horovod, TuneResult
-from perfmodel.studies.tune.recommendation import evaluate_candidates, recommend
-from perfmodel.studies.tune.robustness import (
+from perfmodel.studies.tune.model import STEP_ROUNDING, CurvePoint, Horovod, TuneResult
+from perfmodel.studies.tune.recommendation import (
     build_curve,
     compare_machines,
     curve_error,
+    evaluate_candidates,
     find_plateau,
     find_robust_cap,
+    recommend,
 )
-from perfmodel.studies.tune.surrogate import STEP_ROUNDING, tighten_bound
+from perfmodel.studies.tune.surrogate import tighten_bound
 from perfmodel.studies.tune.surrogate_search import (
     make_budget,
     search_by_simulation,
@@ -197,7 +197,8 @@ def _search_lists_by_surrogate(
     if integer_caps:
         lists.append(tuple(float(cap) for cap in integer_caps))
     _simulate_promising_caps(evaluator, partitions)
-    return lists, evaluator.surrogate.slowdown == 1.0 and all_sizes_timed(evaluator)
+    all_timed = all(map(evaluator.allreduce.is_timed, gradients.group_sizes))
+    return lists, evaluator.surrogate.slowdown == 1.0 and all_timed
 
 
 def _caps(evaluator: Evaluator, groups: Groups) -> Caps:

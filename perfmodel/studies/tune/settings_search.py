@@ -13,7 +13,7 @@ from perfmodel.errors import InputError
 from perfmodel.scenario import ClusterSize, Scenario, change_scenario, scenario_digest
 from perfmodel.studies.run.prepared import PreparedSize, prepare
 from perfmodel.studies.run.run import name_machine
-from perfmodel.studies.tune.recommendation import WORTH
+from perfmodel.studies.tune.model import WORTH
 from perfmodel.training.memory.use import StepOptions
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import Setting

@@ -10,6 +10,7 @@ the search. It takes microseconds.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,12 +18,8 @@ from itertools import pairwise
 
 from perfmodel.studies.tune.allreduce_times import AllReduceTimes, TimeOf
 from perfmodel.studies.tune.caps import Cuts, GradientOrder, Groups
-from perfmodel.training.plan.step_plan import Compute, StepPlan, Task
-
-STEP_ROUNDING = 1e-9
-"""Relative difference of steps that is the rounding of sums."""
-STEP_TOLERANCE = 5e-4
-"""Relative difference of steps that is not worth an odd number, nor a longer search."""
+from perfmodel.studies.tune.model import STEP_ROUNDING
+from perfmodel.training.plan.step_plan import Compute, StepPlan
 
 
 @dataclass(frozen=True)
@@ -113,54 +110,37 @@ def build_surrogate(
         if task.kind == "backward" and task.micro_batch == last
     )
     compute = frozenset(stream.name for stream in plan.streams if stream.kind == "compute")
-    parts = _Parts(len(gradients), compute)
+    ready, out = [0.0] * len(gradients), [0.0] * len(gradients)
+    backward_s, optimizer_s, is_over = 0.0, 0.0, False
     for task in plan.tasks[begin:]:
-        parts.count(task)
+        if not isinstance(task.work, Compute) or task.stream not in compute:
+            continue
+        is_over = is_over or task.kind == "optimizer"
+        if is_over:
+            optimizer_s += task.work.duration_s
+        elif task.role == "copy_out" and task.bucket is not None:
+            out[task.bucket] += task.work.duration_s
+        elif task.role != "compress":  # a bucket's, not a gradient's
+            backward_s += task.work.duration_s
+            if task.kind == "copy" and task.bucket is not None:
+                ready[task.bucket] = backward_s
     return StepSurrogate(
         gradients=gradients,
         before_s=before_s,
-        ready_s=tuple(itertools.accumulate(parts.ready, max)),
-        backward_s=parts.work_s,
-        out_s=tuple(parts.out),
-        optimizer_s=parts.optimizer_s,
+        ready_s=tuple(itertools.accumulate(ready, max)),
+        backward_s=backward_s,
+        out_s=tuple(out),
+        optimizer_s=optimizer_s,
         slowdown=slowdown,
     )
 
 
-class _Parts:
-    """Sums of the work of the last backward and of the tasks after it."""
-
-    def __init__(self, gradients: int, streams: frozenset[str]) -> None:
-        self.streams = streams
-        self.ready, self.out = [0.0] * gradients, [0.0] * gradients
-        self.work_s = self.optimizer_s = 0.0
-        self.is_over = False
-
-    def count(self, task: Task) -> None:
-        """Add a task."""
-        if not isinstance(task.work, Compute) or task.stream not in self.streams:
-            return
-        if task.kind == "optimizer" or self.is_over:
-            self.is_over = True
-            self.optimizer_s += task.work.duration_s
-        elif task.role == "copy_out" and task.bucket is not None:
-            self.out[task.bucket] += task.work.duration_s
-        elif task.role != "compress":  # a bucket's, not a gradient's
-            self.work_s += task.work.duration_s
-            if task.kind == "copy" and task.bucket is not None:
-                self.ready[task.bucket] = self.work_s
-
-
 def buckets_of_cuts(surrogate: StepSurrogate, cuts: Cuts) -> list[Bucket]:
     """Return contiguous groups as buckets."""
-    gradients = surrogate.gradients
+    sums, out_s = surrogate.gradients.sums, surrogate.sums_out_s
     return [
-        (
-            end - 1,
-            gradients.sums[end] - gradients.sums[begin],
-            surrogate.sums_out_s[end] - surrogate.sums_out_s[begin],
-        )
-        for begin, end in itertools.pairwise((0, *cuts))
+        (end - 1, sums[end] - sums[begin], out_s[end] - out_s[begin])
+        for begin, end in pairwise((0, *cuts))
     ]
 
 
@@ -219,40 +199,32 @@ def _compute_bound(
 ) -> tuple[float, float | None]:
     """Return the bound, and a size whose exact time may raise it."""
     cells = allreduce.lower_bounds()
-    points = [(float(high), least_s) for _, high, least_s in cells]
-    lines = list(minorants(points))
-    rate = allreduce.wire_s_per_byte
-    lost = 1.0 - 1.0 / surrogate.slowdown
-    total = surrogate.gradients.sums[-1] * allreduce.scale
+    lines = list(minorants([(float(high), least_s) for _, high, least_s in cells]))
+    sums, lost = surrogate.gradients.sums, 1.0 - 1.0 / surrogate.slowdown
+    wire_s_per_byte = allreduce.wire_s_per_byte
 
-    def least_s(nbytes: float) -> tuple[float, Line | None]:
-        by_line = max((a + b * nbytes, (a, b)) for a, b in lines)
-        by_wire_s = rate * nbytes
-        return (
-            (by_wire_s, None)
-            if by_wire_s > by_line[0] / workers
-            else (by_line[0] / workers, by_line[1])
-        )
+    def least_s(before: int) -> tuple[float, Line | None]:
+        """Return the least time of all gradients but the first bytes, and the line that says so."""
+        nbytes = (sums[-1] - before) * allreduce.scale
+        by_wire_s = wire_s_per_byte * nbytes
+        by_line_s, line = max((a + b * nbytes, (a, b)) for a, b in lines)
+        by_line_s /= workers
+        return (by_wire_s, None) if by_wire_s > by_line_s else (by_line_s, line)
 
-    all_s, line = least_s(total)
-    best = surrogate.work_s + lost * all_s
-    tight = line
+    all_s, line = least_s(0)
+    best, tight = surrogate.work_s + lost * all_s, line
     behind_s = min(surrogate.out_s) + surrogate.optimizer_s + surrogate.before_s
-    for position, ready_s in enumerate(surrogate.ready_s):
-        rest_s, of_rest = least_s(
-            (surrogate.gradients.sums[-1] - surrogate.gradients.sums[position]) * allreduce.scale
-        )
+    for before, ready_s in zip(sums, surrogate.ready_s, strict=False):
+        rest_s, line = least_s(before)
         bound_s = behind_s + ready_s + lost * max(0.0, all_s - rest_s) + rest_s
         if bound_s > best:
-            best, tight = bound_s, of_rest
+            best, tight = bound_s, line
     return best * (1 - STEP_ROUNDING), _find_weakest(cells, tight)
 
 
 def _find_weakest(cells: Sequence[tuple[int, int, float]], line: Line | None) -> float | None:
     """Return the middle of the widest interval of sizes whose bound a line touches."""
-    if line is None:
-        return None
-    a, b = line
+    a, b = line or (-math.inf, 0.0)  # without a line none is touched
     touched = [
         (high - low, (low + high) / 2)
         for low, high, least_s in cells
@@ -266,12 +238,12 @@ def minorants(points: Sequence[Point]) -> Iterator[Line]:
     yield min(y for _, y in points), 0.0
     yield 0.0, min(y / x for x, y in points)
     hull: list[Point] = []
-    for x, y in sorted(points):
-        if hull and hull[-1][0] == x:
+    for point in sorted(points):
+        if hull and hull[-1][0] == point[0]:
             continue  # the lower one of two above each other came first
-        while len(hull) > 1 and _turns_down(hull[-2], hull[-1], (x, y)):
+        while len(hull) > 1 and _turns_down(hull[-2], hull[-1], point):
             hull.pop()
-        hull.append((x, y))
+        hull.append(point)
     for (x0, y0), (x1, y1) in pairwise(hull):
         b = (y1 - y0) / (x1 - x0)
         a = y0 - b * x0
@@ -280,7 +252,7 @@ def minorants(points: Sequence[Point]) -> Iterator[Line]:
 
 
 def _turns_down(first: Point, second: Point, third: Point) -> bool:
-    """Whether the middle one of three points lies above the line through the others."""
+    """Return whether the middle one of three points lies above the line through the others."""
     return (second[1] - first[1]) * (third[0] - first[0]) >= (third[1] - first[1]) * (
         second[0] - first[0]
     )

@@ -23,12 +23,8 @@ from perfmodel.studies.tune.evaluator import (
     read_reductions,
 )
 from perfmodel.studies.tune.exact import allow_integer_caps, best_cuts, improve, neighbourhood
-from perfmodel.studies.tune.surrogate import (
-    STEP_ROUNDING,
-    STEP_TOLERANCE,
-    StepSurrogate,
-    buckets_of_cuts,
-)
+from perfmodel.studies.tune.model import STEP_ROUNDING, STEP_TOLERANCE
+from perfmodel.studies.tune.surrogate import StepSurrogate, buckets_of_cuts
 
 WORK = 400_000.0
 """Budget of simulated tasks: a few seconds."""
