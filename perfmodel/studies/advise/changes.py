@@ -15,16 +15,19 @@ from perfmodel.topology.templates.spec import NodeSpec, nic_ports
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.workload.model import Workload
 
+Rows = tuple[tuple[bool, Proposed], ...]
+"""Changes, and whether each is one here."""
+
 LOSSY = "gradients lose information: compare the loss over a few thousand steps"
 COARSER = "gradients are rounded to {bits} for the sum over GPUs"
 FOLLOW = "the batch: learning rate and epochs have to follow"
 
-_HOOKS: Mapping[str, tuple[str, Touches, str]] = {
-    "fp16": ("fp16 hook", "rounding", f"{COARSER.format(bits='10 bits')}"),
-    "bf16": ("bf16 hook", "rounding", f"{COARSER.format(bits='7 bits')}"),
-    "powersgd": ("PowerSGD hook", "training", LOSSY),
+_HOOKS: Mapping[str, tuple[str, Any, Touches, str]] = {
+    "fp16": ("fp16 hook", "fp16", "rounding", COARSER.format(bits="10 bits")),
+    "bf16": ("bf16 hook", "bf16", "rounding", COARSER.format(bits="7 bits")),
+    "powersgd": ("PowerSGD hook", {"kind": "powersgd", "rank": 4}, "training", LOSSY),
 }
-"""Name, what it touches, and what it costs."""
+"""Name, section as a file has it, what it touches, and what it costs."""
 
 _REDUCED_IN = {"fsdp": "reduce_dtype", "zero": "communication_data_type"}
 """Fields of strategies for the dtype that gradients travel in."""
@@ -76,6 +79,13 @@ _KERNELS: tuple[tuple[str, str, Any, dict[str, Any]], ...] = (
 )
 """Kernels that may run otherwise: text, field of ``compute``, its value, and more of `Proposed`."""
 
+_LESS_RECOMPUTED = (
+    ("no recomputation", "recompute", "none", ("none",)),
+    ("selective recomputation", "recompute", "selective", ("selective", "none")),
+    ("no offloading of activations", "offload_activations", "none", ("none",)),
+)
+"""Text, field of ``compute``, its value, and values with which that would recompute no less."""
+
 _SCHEDULES: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("interleaved pipeline, 2 chunks", {"schedule": "interleaved", "chunks": 2}),
     ("zero-bubble pipeline (ZB-H1)", {"schedule": "zb_h1"}),
@@ -88,45 +98,60 @@ def list_settings(
     """List what could be set otherwise; whether it can and whether it fits is seen later."""
     predicted = scenario.compute.source == "roofline"
     if gpus > 1:
-        yield from _channels(scenario)
-        yield from _hooks(scenario, workload)
+        yield from _held(*_channels(scenario), *_hooks(scenario, workload))
         yield from _strategies(scenario)
     if predicted:
-        yield from _batches(scenario)
-        yield from _recomputation(scenario)
+        yield from _held(*_batches(scenario), *_recomputation(scenario))
     if predicted and scenario.compute.measured_step is None:
-        yield from _precisions_and_kernels(scenario, gpu)
-    yield from _degrees(scenario)
+        yield from _held(*_precisions(scenario, gpu), *_kernels(scenario))
+    yield from _held(*_degrees(scenario))
 
 
-def _channels(scenario: Scenario) -> Iterator[Proposed]:
+def _held(*rows: tuple[bool, Proposed]) -> Iterator[Proposed]:
+    """Yield the changes that are some here."""
+    return (proposed for holds, proposed in rows if holds)
+
+
+def _channels(scenario: Scenario) -> Rows:
     """List more channels of NCCL than it chooses, which carry small messages of many NICs."""
     library = scenario.library
-    if library.name != "nccl" or library.channels is not None or set(library.env) & _CHANNELS:
-        return
-    for least in LEAST_CHANNELS:
-        yield Proposed(
-            f"at least {least} channels of NCCL",
-            {"library.env": {**library.env, "NCCL_MIN_CTAS": str(least)}},
-            "channels",
-            note="multiprocessors that kernels of communication take from others",
-            is_plural=True,
+    is_free = library.channels is None and not set(library.env) & _CHANNELS
+    return tuple(
+        (
+            library.name == "nccl" and is_free,
+            Proposed(
+                f"at least {least} channels of NCCL",
+                {"library.env": {**library.env, "NCCL_MIN_CTAS": str(least)}},
+                "channels",
+                note="multiprocessors that kernels of communication take from others",
+                is_plural=True,
+            ),
         )
+        for least in LEAST_CHANNELS
+    )
 
 
-def _hooks(scenario: Scenario, workload: Workload) -> Iterator[Proposed]:
+def _hooks(scenario: Scenario, workload: Workload) -> Rows:
     """List gradients that travel narrower, by the own field of each strategy."""
     own, is_wide = scenario.strategy, any(tensor.dtype == "fp32" for tensor in workload.tensors)
-    if own.kind == "ddp" and own.mixed_precision is None:
-        for hook, (text, touches, note) in _HOOKS.items():
-            if own.hook.kind != hook and (is_wide or hook == "powersgd"):
-                section = {"kind": "powersgd", "rank": 4} if hook == "powersgd" else hook
-                fields = {"strategy.hook": section}
-                yield Proposed(text, fields, "hook", touches, note, takes_article=True)
-    field = _REDUCED_IN.get(own.kind)
-    if field is not None and is_wide and getattr(own, field) is None:
-        note, fields = COARSER.format(bits="7 bits"), {f"strategy.{field}": "bf16"}
-        yield Proposed("gradients in bf16", fields, "hook", "rounding", note, is_plural=True)
+    used = own.hook.kind if own.kind == "ddp" and own.mixed_precision is None else None
+    field, note = _REDUCED_IN.get(own.kind, ""), COARSER.format(bits="7 bits")
+    fields = {f"strategy.{field}": "bf16"}
+    return (
+        *(
+            (
+                used not in (None, hook) and (is_wide or hook == "powersgd"),
+                Proposed(
+                    text, {"strategy.hook": section}, "hook", touches, costs, takes_article=True
+                ),
+            )
+            for hook, (text, section, touches, costs) in _HOOKS.items()
+        ),
+        (
+            is_wide and bool(field) and getattr(own, field) is None,
+            Proposed("gradients in bf16", fields, "hook", "rounding", note, is_plural=True),
+        ),
+    )
 
 
 def _strategies(scenario: Scenario) -> Iterator[Proposed]:
@@ -150,76 +175,107 @@ def _strategies(scenario: Scenario) -> Iterator[Proposed]:
             yield Proposed(text, fields, "strategy")
 
 
-def _batches(scenario: Scenario) -> Iterator[Proposed]:
+def _batches(scenario: Scenario) -> Iterator[tuple[bool, Proposed]]:
     """List larger micro-batches of the same batch, larger batches, and more micro-steps."""
     training, count = scenario.training, scenario.accumulate
+    per_gpu, total = training.batch_per_gpu, training.global_batch or 0
     can_accumulate = "accumulate" in type(scenario.strategy).model_fields
-    per_gpu, per_gpu_field = training.batch_per_gpu, "training.batch_per_gpu"
-    if can_accumulate and count % 2 == 0:
-        batch = {} if per_gpu is None else {per_gpu_field: 2 * per_gpu}
-        fields = {"strategy.accumulate": count // 2, **batch}
-        text = f"larger micro-batches ({count // 2} a step)"
-        yield Proposed(text, fields, "batch", is_plural=True)
-    if training.global_batch is not None:
-        fields = {"training.global_batch": 2 * training.global_batch}
-        yield Proposed("twice the global batch", fields, "batch", "training", f"twice {FOLLOW}")
+
+    def batch(times: int) -> dict[str, Any]:
+        return {} if per_gpu is None else {"training.batch_per_gpu": times * per_gpu}
+
+    yield (
+        can_accumulate and count % 2 == 0,
+        Proposed(
+            f"larger micro-batches ({count // 2} a step)",
+            {"strategy.accumulate": count // 2, **batch(2)},
+            "batch",
+            is_plural=True,
+        ),
+    )
+    fields = {"training.global_batch": 2 * total}
+    yield (
+        total > 0,
+        Proposed("twice the global batch", fields, "batch", "training", f"twice {FOLLOW}"),
+    )
+    if per_gpu is None or total:
         return
-    assert per_gpu is not None
     for factor in (2, 4):
-        note = f"{factor} times {FOLLOW}"
-        text, fields = f"batch {factor * per_gpu:,} per GPU", {per_gpu_field: factor * per_gpu}
-        yield Proposed(text, fields, "batch", "training", note)
-        if can_accumulate:
-            text = f"{factor * count} micro-batches a step"
-            fields = {"strategy.accumulate": factor * count}
-            yield Proposed(text, fields, "batch", "training", note, is_plural=True)
-    if scenario.compute.recompute != "full":
-        text = f"batch {2 * per_gpu:,} per GPU with full recomputation"
-        recomputed = {per_gpu_field: 2 * per_gpu, "compute.recompute": "full"}
-        yield Proposed(text, recomputed, "batch", "training", f"2 times {FOLLOW}")
+        note, text = f"{factor} times {FOLLOW}", f"batch {factor * per_gpu:,} per GPU"
+        yield True, Proposed(text, batch(factor), "batch", "training", note)
+        fields = {"strategy.accumulate": factor * count}
+        text = f"{factor * count} micro-batches a step"
+        yield can_accumulate, Proposed(text, fields, "batch", "training", note, is_plural=True)
+    text = f"batch {2 * per_gpu:,} per GPU with full recomputation"
+    recomputed, note = {**batch(2), "compute.recompute": "full"}, f"2 times {FOLLOW}"
+    is_new = scenario.compute.recompute != "full"
+    yield is_new, Proposed(text, recomputed, "batch", "training", note)
 
 
-def _recomputation(scenario: Scenario) -> Iterator[Proposed]:
-    own = scenario.compute.recompute
-    for kind, text in (("none", "no recomputation"), ("selective", "selective recomputation")):
-        if own not in (kind, "none"):
-            yield Proposed(text, {"compute.recompute": kind}, "recomputation")
-    if scenario.compute.offload_activations != "none":
-        fields = {"compute.offload_activations": "none"}
-        yield Proposed("no offloading of activations", fields, "recomputation")
+def _recomputation(scenario: Scenario) -> Rows:
+    return tuple(
+        (
+            getattr(scenario.compute, field) not in same,
+            Proposed(text, {f"compute.{field}": value}, "recomputation"),
+        )
+        for text, field, value, same in _LESS_RECOMPUTED
+    )
 
 
-def _precisions_and_kernels(scenario: Scenario, gpu: Gpu) -> Iterator[Proposed]:
+def _precisions(scenario: Scenario, gpu: Gpu) -> Rows:
+    return tuple(
+        (
+            precision in gpu.peak_flops,
+            Proposed(
+                f"{precision} arithmetic",
+                {"compute.precision": precision},
+                "precision",
+                *_PRECISIONS[precision],
+            ),
+        )
+        for precision in _NARROWER.get(scenario.compute.precision, ())
+    )
+
+
+def _kernels(scenario: Scenario) -> Rows:
     compute = scenario.compute
-    for precision in _NARROWER.get(compute.precision, ()):
-        if precision in gpu.peak_flops:
-            fields = {"compute.precision": precision}
-            yield Proposed(f"{precision} arithmetic", fields, "precision", *_PRECISIONS[precision])
-    for text, field, value, more in _KERNELS:
-        own = getattr(compute, field)
-        if not own or (isinstance(value, str) and own != value):
-            yield Proposed(text, {f"compute.{field}": value}, field, **more)
+    return tuple(
+        (
+            getattr(compute, field) != value
+            if isinstance(value, str)
+            else not getattr(compute, field),
+            Proposed(text, {f"compute.{field}": value}, field, **more),
+        )
+        for text, field, value, more in _KERNELS
+    )
 
 
-def _degrees(scenario: Scenario) -> Iterator[Proposed]:
+def _degrees(scenario: Scenario) -> Rows:
     """List degrees of a model that is split over GPUs, and the schedule of its pipeline."""
     parallel, is_weak = scenario.parallel, scenario.training.scaling == "weak"
-    if parallel.tensor > 1:
-        half = parallel.tensor // 2
-        yield Proposed(
-            f"tensor degree {half}",
-            {"parallel.tensor": half} if half > 1 else {"parallel": _without_tensor(scenario)},
-            "tensor degree",
-            "training" if is_weak else "nothing",
-            "the global batch changes with the data-parallel ranks" if is_weak else "",
-        )
-    if parallel.tensor > 1 and not parallel.sequence_parallel:
-        fields = {"parallel.sequence_parallel": True}
-        yield Proposed("sequence parallelism", fields, "sequence parallelism")
-    if parallel.pipeline.stages > 1 and parallel.pipeline.schedule == "1f1b":
-        for text, section in _SCHEDULES:
-            whole = {"stages": parallel.pipeline.stages, **section}
-            yield Proposed(text, {"parallel.pipeline": whole}, "schedule")
+    half, stages = parallel.tensor // 2, parallel.pipeline.stages
+    is_1f1b = stages > 1 and parallel.pipeline.schedule == "1f1b"
+    sequences = "sequence parallelism"
+    return (
+        (
+            parallel.tensor > 1,
+            Proposed(
+                f"tensor degree {half}",
+                {"parallel.tensor": half} if half > 1 else {"parallel": _without_tensor(scenario)},
+                "tensor degree",
+                "training" if is_weak else "nothing",
+                "the global batch changes with the data-parallel ranks" if is_weak else "",
+            ),
+        ),
+        (
+            parallel.tensor > 1 and not parallel.sequence_parallel,
+            Proposed(sequences, {"parallel.sequence_parallel": True}, sequences),
+        ),
+        *(
+            (is_1f1b, Proposed(text, {"parallel.pipeline": {"stages": stages, **more}}, "schedule"))
+            for text, more in _SCHEDULES
+        ),
+    )
 
 
 def _without_tensor(scenario: Scenario) -> dict[str, Any]:
@@ -237,6 +293,24 @@ ADAPTERS_GBIT = (1, 10, 25, 50, 100, 200, 400, 800)
 to ConnectX-8 data sheets."""
 TIMES_QUICKER = (2, 4)
 """How many times the present rate of adapters is offered, at least."""
+_FABRICS: tuple[tuple[str, str, Any, str, str], ...] = (
+    (
+        "rail-optimised fabric",
+        "fabric",
+        "rail-optimised",
+        "fabric",
+        "other cables: each adapter of a server to a leaf of its own",
+    ),
+    (
+        "no oversubscription",
+        "fabric.oversubscription",
+        1.0,
+        "fabric",
+        "the price of more uplinks and spine switches",
+    ),
+    ("adaptive routing", "fabric.routing", "adaptive", "routing", "switches and adapters that can"),
+)
+"""Text, field of ``cluster``, its value, what it is about, and what it costs."""
 NO_PRICE = "the price of the adapters, their ports and cables"
 
 
@@ -258,12 +332,16 @@ def list_upgrades(
     """
     if size.nodes > 1 and not isinstance(node, Topology):
         yield from _adapters(scenario, node)
-        yield from _fabric(scenario, node, routing)
+        yield from _held(*_fabric(scenario, node, routing))
     if not isinstance(node, Topology) and node.power_limit is not None:
         full_W = f"{load_gpu(node.gpu).power_W:g} W"
-        fields, note = {"cluster.node.power_limit": full_W}, "power and cooling of the racks"
         yield Proposed(
-            f"boards at their {full_W}", fields, "power", "hardware", note, is_plural=True
+            f"boards at their {full_W}",
+            {"cluster.node.power_limit": full_W},
+            "power",
+            "hardware",
+            "power and cooling of the racks",
+            is_plural=True,
         )
     yield from _planned(scenario, size)
 
@@ -312,45 +390,27 @@ def _adapters(scenario: Scenario, node: NodeSpec) -> Iterator[Proposed]:
         )
 
 
-def _fabric(scenario: Scenario, node: NodeSpec, routing: float) -> Iterator[Proposed]:
+def _fabric(scenario: Scenario, node: NodeSpec, routing: float) -> Rows:
     fabric = scenario.cluster.fabric
     if fabric is None:
-        return
-    has_rails = fabric.kind in ("leaf-spine", "fat-tree") and len(nic_ports(node)) > 1
-    rows: tuple[tuple[bool, str, str, dict[str, Any], str], ...] = (
-        (
-            has_rails,
-            "fabric",
-            "rail-optimised fabric",
-            {"cluster.fabric": "rail-optimised"},
-            "other cables: each adapter of a server to a leaf of its own",
-        ),
-        (
-            (fabric.oversubscription or 1.0) > 1.0,
-            "fabric",
-            "no oversubscription",
-            {"cluster.fabric.oversubscription": 1.0},
-            "the price of more uplinks and spine switches",
-        ),
-        (
-            routing > 1.0 and fabric.routing != "adaptive",
-            "routing",
-            "adaptive routing",
-            {"cluster.fabric.routing": "adaptive"},
-            "switches and adapters that can",
-        ),
+        return ()
+    has_leaves = fabric.kind in ("leaf-spine", "fat-tree") and len(nic_ports(node)) > 1
+    holds = {
+        "rail-optimised fabric": has_leaves,
+        "no oversubscription": (fabric.oversubscription or 1.0) > 1.0,
+        "adaptive routing": routing > 1.0 and fabric.routing != "adaptive",
+    }
+    return tuple(
+        (holds[text], Proposed(text, {f"cluster.{field}": value}, about, "hardware", note))
+        for text, field, value, about, note in _FABRICS
     )
-    for holds, about, text, fields, note in rows:
-        if holds:
-            yield Proposed(text, fields, about, "hardware", note)
 
 
 def _planned(scenario: Scenario, size: ClusterSize) -> Iterator[Proposed]:
     """List upgrades of the scenario's plan, at their prices; not those of other nodes."""
     if scenario.plan is None:
         return
-    candidates = scenario.plan.candidates
-    own = {each.name for each in candidates if each.node == scenario.cluster.node}
+    own = {each.name for each in scenario.plan.candidates if each.node == scenario.cluster.node}
     for upgrade in scenario.plan.upgrades:
         fields = {
             name: value

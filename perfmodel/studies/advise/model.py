@@ -13,6 +13,7 @@ from perfmodel.scenario.sections.plan import Money
 from perfmodel.studies.compare.model import Change
 from perfmodel.studies.run.result.memory import Memory
 from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.studies.tune.model import WORTH
 from perfmodel.workload.sample import Sample
 
 Touches = Literal["nothing", "rounding", "training", "hardware"]
@@ -21,9 +22,6 @@ gradients, so that the loss has to be watched; or money."""
 
 TOUCHES: tuple[Touches, ...] = ("nothing", "rounding", "training", "hardware")
 """From the cheapest to the dearest."""
-
-WORTH = 0.01
-"""Gain of throughput from which a change is worth making, as a share: `tune` has the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +184,9 @@ class Advice:
 
 # ---------------------------------------------------------------- gains of several changes together
 
-NARROWER = 0.5
+NARROW_SHARE = 0.5
 """Share of the width of one change's interval below which that of several asks for a reason."""
-WIDE = math.log(1.1)
+WIDE_LOG_WIDTH = math.log(1.1)
 """Width of an interval, in its logarithm, from which on it is worth a sentence."""
 
 
@@ -229,7 +227,7 @@ def find_narrow_gains(advice: Advice) -> Iterator[NarrowGain]:
         widest = max(parts, key=_width, default=None)
         if widest is None or len(together.changes) < 2 or together.interval is None:
             continue
-        if _width(widest) >= WIDE and _width(together) < NARROWER * _width(widest):
+        if _width(widest) >= WIDE_LOG_WIDTH and _width(together) < NARROW_SHARE * _width(widest):
             yield _reason(advice.base, widest, together)
 
 

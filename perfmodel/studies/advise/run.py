@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from perfmodel.studies.advise.changes import (
     list_upgrades,
 )
 from perfmodel.studies.advise.model import (
-    WORTH,
     Advice,
     Proposed,
     Touches,
@@ -34,7 +33,9 @@ from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.sized_job import size_job
 from perfmodel.studies.sweep.executor import check_backend, map_unordered
+from perfmodel.studies.sweep.run import Progress
 from perfmodel.studies.sweep.variants import without_curve
+from perfmodel.studies.tune.model import WORTH
 from perfmodel.timeline import Timeline
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.gpus import load_gpu
@@ -48,8 +49,6 @@ MOST_TOGETHER = 4
 """Changes of a proposal: what a person can make and check at once."""
 MOST_TRIALS = 6
 """Changes that are tried beside the best, at each level of what they touch."""
-
-Progress = Callable[[int, int], None]
 
 
 Outcome = tuple[SizeResult | None, Memory | None, str]
@@ -128,8 +127,9 @@ class _Trials:
             changed = apply_changes(self.scenario, changes)
         except PerfmodelError as error:
             return Trial(changes, None, None, None, str(error))
-        most = self.base.memory.total_bytes
-        outcome = simulate_changed(0, changed, self.profile, most, with_limits=with_limits)[1]
+        outcome = simulate_changed(
+            0, changed, self.profile, self.base.memory.total_bytes, with_limits=with_limits
+        )[1]
         return self._keep(changes, outcome)
 
     def _keep(self, changes: tuple[Proposed, ...], outcome: Outcome) -> Trial:

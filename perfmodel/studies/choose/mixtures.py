@@ -285,14 +285,12 @@ class MixtureJobs:
         """Make the job of a mixture; raises `InputError`: the model cannot be split so."""
         changed = change_scenario(self.scenario, self.changes(candidate))
         split = (candidate.tensor, candidate.context, candidate.expert)
-        on_node = expert_ranks_per_node(changed, self.base.size)
-        key = (*split, candidate.sequence_parallel, on_node)
+        key = (*split, candidate.sequence_parallel, expert_ranks_per_node(changed, self.base.size))
         if key not in self._shares:
             self._shares[key] = result_or_error(
                 lambda: resolve_share(changed, self.inputs.workload, self.base.size)
             )
-        share = result_of(self._shares[key])
-        return self.base.with_scenario(changed, candidate.micro_batch, share)
+        return self.base.with_scenario(changed, candidate.micro_batch, result_of(self._shares[key]))
 
     def changes(self, candidate: MixtureCandidate) -> dict[str, Any]:
         """Fields of the scenario that make it a mixture."""

@@ -18,13 +18,14 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from perfmodel.errors import InputError
 from perfmodel.scenario import Scenario
 from perfmodel.studies.choose.mixtures import (
     MixtureCandidate,
     MixtureJobs,
+    T,
     list_mixtures,
     prepare_jobs,
     result_of,
@@ -41,58 +42,22 @@ from perfmodel.training.strategies import STRATEGIES
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
 
-LISTED = 10
+MOST_LISTED = 10
 """Simulated mixtures that are shown."""
 HIDDEN_SHARE = 0.01
 """Share of a step below which what reductions expose is not worth more simulations; `tune` keeps
 the library's buckets for less, too."""
-AT_LEAST = 1 - 1e-9
+SURE_SHARE_OF_BOUND = 1 - 1e-9
 """Share of its lower bound that no step is below: sums of floats differ in the last digits."""
 
 Progress = Callable[[str], None]
-T = TypeVar("T")
 
 
 # ---------------------------------------------------------------- simulated steps
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedStep:
-    """Time of a step and its parts (`step_causes`); seconds."""
-
-    step_s: float
-    parts_s: Mapping[str, float]
-
-
-@dataclass
-class Simulations:
-    """Simulated steps of mixtures.
-
-    `question`: what workers prepare their own jobs from (`as_question`).
-    `ready`: steps, or why there is none, of what workers have simulated.
-    """
-
-    jobs: MixtureJobs
-    workers: Workers
-    question: bytes
-    ready: dict[MixtureCandidate, SimulatedStep | InputError] = field(default_factory=dict)
-
-    def step(self, candidate: MixtureCandidate, sized: SizedJob) -> SimulatedStep:
-        """Step of a mixture; raises `InputError`: none can be planned."""
-        step = self.ready.get(candidate)
-        return _simulate(sized) if step is None else result_of(step)
-
-    def begin(self, candidates: Sequence[MixtureCandidate]) -> None:
-        """Let workers simulate what is not ready, if there are workers."""
-        calls = [(self.question, each) for each in candidates if each not in self.ready]
-        if self.workers.alone or len(calls) < 2:
-            return
-        jobs, backend, scheduler = astuple(self.workers)
-        self.ready.update(
-            map_unordered(
-                _simulate_candidate, calls, jobs=jobs, backend=backend, scheduler=scheduler
-            )
-        )
+SimulatedStep = tuple[float, Mapping[str, float]]
+"""Time of a step, and its parts (`step_causes`); seconds."""
 
 
 def as_question(scenario: Scenario, profile: Profile | None, fidelity: str | None) -> bytes:
@@ -102,7 +67,7 @@ def as_question(scenario: Scenario, profile: Profile | None, fidelity: str | Non
 
 def _simulate(sized: SizedJob) -> SimulatedStep:
     reported = simulate_reported(sized)
-    return SimulatedStep(reported.step_s, step_causes(reported))
+    return reported.step_s, step_causes(reported)
 
 
 @lru_cache(maxsize=1)
@@ -181,8 +146,8 @@ def choose_mixture(
     )
     bounds = StepBounds(scenario.compute.precision, jobs.make)
     say(f"{len(candidates):,} mixtures")
-    simulations = Simulations(jobs, workers or ALONE, as_question(scenario, profile, fidelity))
-    search = _Search(jobs, bounds, candidates, say, simulations, impossible=divided)
+    question = as_question(scenario, profile, fidelity)
+    search = _Search(jobs, bounds, candidates, say, workers or ALONE, question, divided)
     bounded = (search.bound(number) for number in range(len(candidates)))
     queue = [each for each in bounded if each is not None]
     heapq.heapify(queue)
@@ -199,6 +164,8 @@ def choose_mixture(
 class _Search:
     """The search: what was simulated so far, and what became of the other mixtures.
 
+    `question`: what workers prepare their own jobs from (`as_question`).
+    `ready`: steps, or why there is none, of what workers have simulated.
     `impossible`, `too_big`: how many mixtures were.
     `least`: the least memory of what does not fit, and the number of that mixture.
     `refused`: the last error of an impossible mixture.
@@ -209,13 +176,15 @@ class _Search:
     bounds: StepBounds
     candidates: list[MixtureCandidate]
     say: Progress
-    simulations: Simulations
+    workers: Workers
+    question: bytes
     impossible: int
     too_big: int = 0
     simulated: list[tuple[float, int, SimulatedMixture]] = field(default_factory=list)
     least: tuple[float, int] = (math.inf, 0)
     refused: InputError | None = None
     checks: dict[int, _Queued | InputError] = field(default_factory=dict)
+    ready: dict[MixtureCandidate, SimulatedStep | InputError] = field(default_factory=dict)
 
     @property
     def best_s(self) -> float:
@@ -240,7 +209,7 @@ class _Search:
         """Simulate what may be the quickest, until nothing else may."""
         most = len(self.candidates) if exhaustive else self.jobs.section.simulate
         while queue and len(self.simulated) < most:
-            if not exhaustive and queue[0].bound_s * AT_LEAST >= self.best_s:
+            if not exhaustive and queue[0].bound_s * SURE_SHARE_OF_BOUND >= self.best_s:
                 break
             if queue[0].memory is not None:
                 self._begin_next(queue, most - len(self.simulated), exhaustive=exhaustive)
@@ -253,13 +222,13 @@ class _Search:
 
         Nothing that the search does later depends on it, but for how soon it has steps.
         """
-        most = min(most, self.simulations.workers.at_once)
+        most = min(most, self.workers.at_once)
         ahead, following = list(queue), list[MixtureCandidate]()
-        if most < 2 or self.candidates[queue[0].number] in self.simulations.ready:
+        if most < 2 or self.candidates[queue[0].number] in self.ready:
             return
         while ahead and len(following) < most:
             head = heapq.heappop(ahead)
-            if not exhaustive and head.bound_s * AT_LEAST >= self.best_s:
+            if not exhaustive and head.bound_s * SURE_SHARE_OF_BOUND >= self.best_s:
                 break
             if head.memory is not None:
                 following.append(self.candidates[head.number])
@@ -267,7 +236,18 @@ class _Search:
             again = self._check(head)
             if isinstance(again, _Queued) and again.needed_bytes is None:
                 heapq.heappush(ahead, again)
-        self.simulations.begin(following)
+        self._begin(following)
+
+    def _begin(self, candidates: Sequence[MixtureCandidate]) -> None:
+        """Let workers simulate what is not ready, if there are workers."""
+        calls = [(self.question, each) for each in candidates if each not in self.ready]
+        if not self.workers.alone and len(calls) > 1:
+            jobs, backend, scheduler = astuple(self.workers)
+            self.ready.update(
+                map_unordered(
+                    _simulate_candidate, calls, jobs=jobs, backend=backend, scheduler=scheduler
+                )
+            )
 
     def _look(self, head: _Queued) -> _Queued | None:
         """Simulate a mixture that is checked, or return it checked if it is possible and fits."""
@@ -324,7 +304,7 @@ class _Search:
             for size in setting.values
         ]
         middle = setting.values.index(None)
-        self.simulations.begin([variants[middle - 1], variants[middle + 1]])
+        self._begin([variants[middle - 1], variants[middle + 1]])
         for direction in (1, -1):
             at = middle + direction
             while 0 <= at < len(variants) and self._is_quicker(variants[at]):
@@ -348,28 +328,30 @@ class _Search:
         candidate = self.candidates[head.number]
         sized = self.jobs.make(candidate)
         with locate_errors(sized):
-            step = self.simulations.step(candidate, sized)
+            ready = self.ready.get(candidate)
+            step_s, parts_s = _simulate(sized) if ready is None else result_of(ready)
         simulated = SimulatedMixture(
             text=self._describe(candidate),
             changes=self.jobs.changes(candidate),
-            step_time_s=step.step_s,
+            step_time_s=step_s,
             bound_s=head.bound_s,
             memory_bytes=memory.total_bytes,
-            parts_s=step.parts_s,
+            parts_s=parts_s,
         )
-        self.simulated.append((step.step_s, head.number, simulated))
+        self.simulated.append((step_s, head.number, simulated))
         self.say(f"{len(self.simulated)} simulated, the best {self.best_s:.4g} s")
 
     def _describe(self, candidate: MixtureCandidate) -> str:
-        data = self.jobs.base.size.gpus // candidate.gpus_per_replica
-        return candidate.describe(self.jobs.section, data)
+        return candidate.describe(
+            self.jobs.section, self.jobs.base.size.gpus // candidate.gpus_per_replica
+        )
 
     def result(self, listed: int, queue: list[_Queued]) -> MixtureSearch:
         """Return what the search came to."""
         ranked = [mixture for _, _, mixture in sorted(self.simulated, key=lambda each: each[:2])]
         lowest_s = min((each.bound_s for each in queue), default=math.inf)
         return MixtureSearch(
-            best=tuple(ranked[:LISTED]),
+            best=tuple(ranked[:MOST_LISTED]),
             listed=listed,
             impossible=self.impossible,
             too_big=self.too_big,

@@ -80,8 +80,7 @@ class StepBounds:
         """
         share = self._share(candidate)
         if candidate.pipeline == 1:
-            passes_s = share.forward_s[-1] + share.backward_s[-1]
-            return float(candidate.micro_batches * passes_s)
+            return float(candidate.micro_batches * (share.forward_s[-1] + share.backward_s[-1]))
         return self._pipeline_bound_s(candidate, share)
 
     def _share(self, candidate: MixtureCandidate) -> PricedShare:
@@ -118,7 +117,7 @@ class StepBounds:
             grid = sized.job.mixture.grid(sized.size.gpus)
             own, per_node = sized.allocation.own, sized.size.gpus_per_node
             self._groups[key] = tuple(
-                (name, _unlike(_first_of_stages(listed, grid), own, per_node))
+                (name, _first_of_kinds(listed, grid, own, per_node))
                 for name, listed in (
                     ("tensor", grid.tensor_groups),
                     ("context", grid.context_groups),
@@ -173,8 +172,9 @@ class StepBounds:
     def _collective_s(self, sized: SizedJob, group: RankGroup, op: Op, nbytes: int) -> float:
         key = (op, nbytes, group)
         if key not in self._alone_s:
-            machine = sized.ensemble.likely
-            self._alone_s[key] = collective_s(machine, group, self._timers, op, nbytes)
+            self._alone_s[key] = collective_s(
+                sized.ensemble.likely, group, self._timers, op, nbytes
+            )
         return self._alone_s[key]
 
     def _pipeline_bound_s(self, candidate: MixtureCandidate, share: PricedShare) -> float:
@@ -251,21 +251,19 @@ def _segments(sized: SizedJob) -> list[tuple[int, int]]:
     return [(begin, end) for begin, end in pairwise(edges) if begin < end]
 
 
-def _first_of_stages(groups: tuple[RankGroup, ...], grid: RankGrid) -> tuple[RankGroup, ...]:
-    """One group of each stage: all of a stage wait for the slowest of theirs."""
-    first = [int(rank) for rank in grid.numbers[:, 0, 0]]
-    return tuple(group for group in groups if set(first).intersection(group))
+def _first_of_kinds(
+    groups: tuple[RankGroup, ...], grid: RankGrid, own: RankGroup, per_node: int
+) -> tuple[RankGroup, ...]:
+    """Return groups of the machine's ranks, one of each stage and the first of those alike.
 
-
-def _unlike(groups: tuple[RankGroup, ...], own: RankGroup, per_node: int) -> tuple[RankGroup, ...]:
-    """Groups of the machine's ranks, the first of those that are alike."""
-    unlike: dict[Hashable, RankGroup] = {}
+    All of a stage wait for the slowest of their groups. Those take as long that have the same
+    places in a node.
+    """
+    first = {int(rank) for rank in grid.numbers[:, 0, 0]}
+    kinds: dict[Hashable, RankGroup] = {}
     for group in groups:
-        unlike.setdefault(_pattern(group, per_node), tuple(own[rank] for rank in group))
-    return tuple(unlike.values())
-
-
-def _pattern(group: RankGroup, per_node: int) -> Hashable:
-    """What groups have in common that take as long: their places in a node, or all ranks."""
-    nodes = {rank // per_node for rank in group}
-    return tuple(rank % per_node for rank in group) if len(nodes) == 1 else tuple(group)
+        if first.intersection(group):
+            in_node = len({rank // per_node for rank in group}) == 1
+            kind = tuple(rank % per_node for rank in group) if in_node else tuple(group)
+            kinds.setdefault(kind, tuple(own[rank] for rank in group))
+    return tuple(kinds.values())

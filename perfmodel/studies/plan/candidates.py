@@ -13,13 +13,14 @@ from perfmodel.errors import InputError, PerfmodelError
 from perfmodel.scenario import (
     CandidateSection,
     FailureSection,
+    PlanSection,
     Scenario,
     UpgradeSection,
     change_scenario,
-    scenario_digest,
 )
 from perfmodel.studies.plan.model import Step
-from perfmodel.studies.sweep import Answer, SweepResult, Variant
+from perfmodel.studies.sweep import Answer, SweepResult
+from perfmodel.studies.sweep.variants import make_variant
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.build import build_topology, load_node
 
@@ -99,30 +100,27 @@ class PredictedStep:
     reason: str = ""
 
 
-def list_requests(scenario: Scenario) -> Iterator[StepRequest]:
-    """Yield all steps to predict: candidates by size, their upgrades, and one GPU alone of each."""
-    plan = scenario.plan
-    assert plan is not None
+def list_requests(plan: PlanSection, *, is_weak: bool) -> Iterator[StepRequest]:
+    """Yield all steps to predict: candidates by size, their upgrades, and one GPU alone of each.
+
+    `is_weak`: whether the batch per GPU is kept, so that one GPU alone can be compared.
+    """
     for candidate in plan.candidates:
-        for nodes in candidate.nodes:
-            yield StepRequest(candidate, nodes)
-        if scenario.training.scaling == "weak":
+        yield from (StepRequest(candidate, nodes) for nodes in candidate.nodes)
+        if is_weak:
             yield StepRequest(candidate, 1, alone=True)
         for upgrade in plan.upgrades:
             if upgrade.candidates is None or candidate.name in upgrade.candidates:
-                for nodes in candidate.nodes:
-                    yield StepRequest(candidate, nodes, upgrade)
+                yield from (StepRequest(candidate, nodes, upgrade) for nodes in candidate.nodes)
 
 
-def find_failures(scenario: Scenario, request: StepRequest) -> FailureSection | str | None:
-    """Return the failures of a request; None where nothing fails, or a text on why unknown."""
-    assert scenario.plan is not None
-    if not request.failure_changes:
-        return scenario.plan.failures
-    try:
-        plan = change_scenario(scenario, request.failure_changes).plan
-    except InputError as error:
-        return describe_error(error)
+def find_failures(scenario: Scenario, request: StepRequest) -> FailureSection | None:
+    """Return the failures of a request; None where nothing fails.
+
+    Raises `InputError`: what its upgrade sets makes no plan.
+    """
+    changes = request.failure_changes
+    plan = change_scenario(scenario, changes).plan if changes else scenario.plan
     return None if plan is None else plan.failures
 
 
@@ -188,23 +186,16 @@ def predict(
     `sweep`: `perfmodel.studies.sweep.run_sweep` with its options.
     """
     file = scenario.origin.file
-    variants = [_variant(at, request, scenario) for at, request in enumerate(requests)]
+    variants = [
+        make_variant(scenario, at, each.changes, labels=each.labels, describe=describe_error)
+        for at, each in enumerate(requests)
+    ]
     predicted = []
     for request, variant, answer in zip(requests, variants, sweep(variants).answers, strict=True):
         lines = answer.message.splitlines()  # their file is the plan's own
         reason = "; ".join(line.removeprefix(f"{file}: ") if file else line for line in lines)
         predicted.append(PredictedStep(request, variant.scenario, _step(answer), reason))
     return predicted
-
-
-def _variant(index: int, request: StepRequest, scenario: Scenario) -> Variant:
-    """Return the scenario to predict as a variant, or why there is none."""
-    try:
-        changed = change_scenario(scenario, request.changes)
-    except InputError as error:
-        reason = describe_error(error)
-        return Variant(index, request.labels, None, f"{index}: {reason}", reason)
-    return Variant(index, request.labels, changed, scenario_digest(changed))
 
 
 def _step(answer: Answer) -> Step | None:

@@ -25,6 +25,7 @@ from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
 from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.simulate_step import timer_of
 from perfmodel.studies.run.steps.sized_job import SizedJob, size_job
+from perfmodel.training.ddp.options import MIB
 from perfmodel.training.plan.step_plan import Collective
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.units import format_bytes, format_time
@@ -42,8 +43,8 @@ def pareto_front(options: Iterable[PlanOption]) -> tuple[PlanOption, ...]:
     """
     front: list[PlanOption] = []
     for option in sorted((o for o in options if o.cost is not None), key=_quick_then_cheap):
-        is_equal = bool(front) and _quick_then_cheap(option) == _quick_then_cheap(front[-1])
-        if is_equal or not front or _cost(option) < _cost(front[-1]):
+        last = _quick_then_cheap(front[-1]) if front else (math.inf, math.inf)
+        if _quick_then_cheap(option) == last or _cost(option) < last[1]:
             front.append(option)
     return tuple(front)
 
@@ -159,8 +160,7 @@ def rank_upgrades(outcomes: Iterable[UpgradeOutcome]) -> tuple[UpgradeOutcome, .
 
     def key(outcome: UpgradeOutcome) -> tuple[bool, bool, float, float]:
         saved = outcome.saved or outcome.saved_s or 0.0
-        never = outcome.payback_s is None
-        return outcome.saved_s is None, never, outcome.payback_s or 0.0, -saved
+        return outcome.saved_s is None, outcome.payback_s is None, outcome.payback_s or 0.0, -saved
 
     return tuple(sorted(outcomes, key=key))
 
@@ -252,8 +252,9 @@ def measure_swings(
         if worse.status == better.status == "ok":
             is_free = worse.cost is None or better.cost is None
             costs = None if is_free else (_cost(worse), _cost(better))
-            walls_s = (worse.wall_s, better.wall_s)
-            measured.append(Sensitivity(swing.what, swing.labels, walls_s, costs))
+            measured.append(
+                Sensitivity(swing.what, swing.labels, (worse.wall_s, better.wall_s), costs)
+            )
 
     def effect(each: Sensitivity) -> float:
         """Return the widest relative swing, of the cost where it is known and of the time."""
@@ -286,8 +287,6 @@ LEAST_SPEEDUP = 1.02
 
 NCCL_ALGO_NAMES = {"ring": "Ring", "tree": "Tree"}
 """Algorithms that a user can ask for by NCCL_ALGO, as NCCL writes them."""
-
-MIB = 2**20
 
 
 def explain_dips(

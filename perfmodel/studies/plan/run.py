@@ -10,11 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perfmodel.errors import InputError
 from perfmodel.scenario import PlanSection, Scenario, scenario_digest
 from perfmodel.studies.plan.candidates import (
     Hardware,
     PredictedStep,
     StepRequest,
+    describe_error,
     describe_fabric,
     find_failures,
     find_hardware,
@@ -106,8 +108,9 @@ def plan_scenario(
     """
     section = scenario.plan
     if section is None:
-        allowed = "a section with target and candidates: see plan-gpt2-xl"
-        raise scenario.fault("plan", "nothing", allowed)
+        raise scenario.fault(
+            "plan", "nothing", "a section with target and candidates: see plan-gpt2-xl"
+        )
     workload = resolve_workload(scenario)
     target_samples(scenario, workload)  # raises what would be wrong with every candidate
     shared = _Plan(
@@ -116,7 +119,8 @@ def plan_scenario(
     sweep = partial(
         run_sweep, profile=profile, jobs=jobs, backend=backend, scheduler=scheduler, store=store
     )
-    requests = list(list_requests(scenario))
+    is_weak = scenario.training.scaling == "weak"
+    requests = list(list_requests(section, is_weak=is_weak))
     predictions = predict(scenario, requests, partial(sweep, progress=progress))
     shared.bases.update(_find_bases(shared, predictions))
     result = _assemble_result(shared, workload, predictions, profile)
@@ -181,15 +185,14 @@ def _find_bases(shared: _Plan, predictions: Sequence[PredictedStep]) -> dict[str
     """Return the samples per second and GPU at an efficiency of one, by candidate."""
     weak = shared.scenario.training.scaling == "weak"
     bases: dict[str, float] = {}
-    for prediction in predictions:
-        request, step = prediction.request, prediction.step
-        name, hardware = request.candidate.name, shared.hardware[request.candidate.name]
+    for request, step in ((each.request, each.step) for each in predictions):
+        hardware = shared.hardware[request.candidate.name]
         if step is None or isinstance(hardware, str) or request.upgrade is not None:
             continue
         # One GPU alone may lack the memory and still be what scaling is measured against.
         if weak == request.alone and (weak or step.fits):
             gpus = 1 if request.alone else request.nodes * hardware.gpus_per_node
-            bases.setdefault(name, step.samples_per_s / gpus)
+            bases.setdefault(request.candidate.name, step.samples_per_s / gpus)
     return bases
 
 
@@ -216,7 +219,10 @@ def _option(shared: _Plan, prediction: PredictedStep) -> PlanOption:
         if step.memory_bytes <= gpu.memory_bytes:
             why = f"may need more than {has} of memory per GPU: activations are estimated"
         return replace(failed, status="too big", reason=why)
-    training = _train(shared, request, scenario, step)
+    try:
+        training = _train(shared, request, scenario, step)
+    except InputError as error:
+        training = describe_error(error)
     if isinstance(training, str):
         return replace(failed, reason=training)
     power, upgrade = candidate.power, request.upgrade
@@ -253,8 +259,6 @@ def _add_efficiency(
 def _train(shared: _Plan, request: StepRequest, scenario: Scenario, step: Step) -> Training | str:
     """Return the training to the target, or why there is none; upgrades are not simulated."""
     failures = find_failures(shared.scenario, request)
-    if isinstance(failures, str):
-        return failures
     workload, compute = shared.workload(scenario), scenario.compute
     upkeep, runs = None, 0
     if failures is not None:

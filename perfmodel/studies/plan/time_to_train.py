@@ -29,14 +29,14 @@ from perfmodel.studies.plan.model import Cost, Interval, Simulated, Step, Traini
 from perfmodel.units import format_time
 from perfmodel.workload.model import Workload
 
-HOPELESS = 100.0
+MOST_WALL_OVER_WORK = 100.0
 """Wall time over work beyond which a training counts as never finishing."""
 
 MOST_FAILURES = 20_000
 """Most failures of one training, on average, that are simulated (a second for all runs). Beyond it
 the spread of the wall time is negligible."""
 
-INSIDE = (10.0, 90.0)
+INTERVAL_PERCENTILES = (10.0, 90.0)
 """Percentiles of the 80 % interval."""
 
 
@@ -216,7 +216,7 @@ def simulate_walls(
 def summarise(walls_s: FloatArray, failures: IntArray) -> Simulated:
     """Return mean and spread of simulated trainings."""
     count = len(walls_s)
-    low_s, high_s = np.percentile(walls_s, INSIDE)
+    low_s, high_s = np.percentile(walls_s, INTERVAL_PERCENTILES)
     return Simulated(
         runs=count,
         mean_s=float(walls_s.mean()),
@@ -235,10 +235,10 @@ def widen_by_luck(walls_s: FloatArray, low: float, high: float) -> tuple[float, 
         taken as normal, with a width of its own on either side, and as independent of failures.
     """
     count, quantile = len(walls_s), NormalDist().inv_cdf
-    end = quantile(INSIDE[1] / 100)
+    end = quantile(INTERVAL_PERCENTILES[1] / 100)
     sigmas = np.array([quantile((at + 0.5) / count) / end for at in range(count)])
     factors = round_bits(np.exp(np.where(sigmas < 0, -math.log(low), math.log(high)) * sigmas))
-    low_s, high_s = np.percentile(walls_s * factors, INSIDE, method="hazen")
+    low_s, high_s = np.percentile(walls_s * factors, INTERVAL_PERCENTILES, method="hazen")
     return float(low_s), float(high_s)
 
 
@@ -265,12 +265,14 @@ def train(
         calm = None if ends_s is None else (ends_s[0], ends_s[1])
         return Training(needed, steps, work_s, work_s, calm, 1.0)
     wall_s = expected_wall_s(work_s, upkeep)
-    if not wall_s <= HOPELESS * work_s:
-        times_s = (upkeep.mtbf_s, upkeep.write_s, upkeep.restart_s)
-        fails, writes, restarts = map(format_time, times_s)
+    if not wall_s <= MOST_WALL_OVER_WORK * work_s:
+        fails, writes, restarts = map(
+            format_time, (upkeep.mtbf_s, upkeep.write_s, upkeep.restart_s)
+        )
         return (
-            f"it would take more than {HOPELESS:g} times as long as without failures: one comes "
-            f"every {fails} on average, a checkpoint takes {writes} and a restart {restarts}"
+            f"it would take more than {MOST_WALL_OVER_WORK:g} times as long as without failures: "
+            f"one comes every {fails} on average, a checkpoint takes {writes} and a restart "
+            f"{restarts}"
         )
     interval, summary = None, None
     if ends_s is not None:

@@ -138,8 +138,9 @@ class Window:
 
     def intersect(self, other: Window) -> Window:
         """Return the caps in this window and in another."""
-        most = min(self.most_bytes, other.most_bytes)
-        return Window(max(self.above_bytes, other.above_bytes), most)
+        return Window(
+            max(self.above_bytes, other.above_bytes), min(self.most_bytes, other.most_bytes)
+        )
 
     def contains(self, cap_mb: float) -> bool:
         """Whether PyTorch makes the buckets of this window with a ``bucket_cap_mb``; MiB."""
@@ -224,14 +225,6 @@ def integer_caps_mb(windows: Sequence[Window]) -> tuple[int, ...] | None:
     return None if None in numbers else tuple(number for number in numbers if number)
 
 
-def find_uniform_window(gradients: GradientOrder, groups: Groups, cap: int) -> Window:
-    """Return the caps for which one cap for all makes the same groups as `cap` bytes does."""
-    windows = [gradients.window(group) for group in groups]
-    most = min((each.most_bytes for each in windows if each.most_bytes >= cap), default=math.inf)
-    ends = (each.above_bytes if each.most_bytes >= cap else each.most_bytes for each in windows)
-    return Window(int(max(ends, default=0)), most)
-
-
 def as_bytes(caps: Sequence[float]) -> tuple[float, ...]:
     """Return the bytes that PyTorch makes of a list of caps in MiB."""
     return tuple(float(cap_bytes(cap)) for cap in caps)
@@ -272,7 +265,10 @@ def list_uniform_partitions(
             if gradients.single_dtype
             else assign_buckets(workload, with_cap(options, cap))
         )
-        window = find_uniform_window(gradients, groups, cap)
+        windows = [gradients.window(group) for group in groups]
+        ends = [each.above_bytes if each.most_bytes >= cap else each.most_bytes for each in windows]
+        most = min((w.most_bytes for w in windows if w.most_bytes >= cap), default=math.inf)
+        window = Window(int(max(ends, default=0)), most)
         if partitions and partitions[-1].groups == groups:
             window = Window(partitions.pop().window.above_bytes, window.most_bytes)
         partitions.append(UniformPartition(groups, window))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
 
 from perfmodel.scenario import Scenario
 from perfmodel.simulate.engine.engine import BY_SENDS
@@ -12,7 +11,6 @@ from perfmodel.studies.run.prepared import PreparedSize, StepEstimate
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.steps.output_analysis import SETTLED
 from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
-from perfmodel.studies.tune.allreduce_times import AllReduceTimes
 from perfmodel.studies.tune.caps import (
     Caps,
     GradientOrder,
@@ -28,6 +26,7 @@ from perfmodel.studies.tune.caps import (
 )
 from perfmodel.studies.tune.model import STEP_ROUNDING, STEP_TOLERANCE, ReducedBucket
 from perfmodel.studies.tune.surrogate import (
+    AllReduceTimes,
     Bucket,
     StepSurrogate,
     buckets_of_groups,
@@ -109,8 +108,9 @@ class Evaluator:
         if groups not in self.outcomes:
             stepped = self.prepared.step(options)
             step_s, exposed_s = stepped.step_time_s, stepped.exposed_comm_s
-            reductions = read_reductions(stepped)
-            self.outcomes[groups] = Outcome(step_s, exposed_s, reductions, stepped.noise_s)
+            self.outcomes[groups] = Outcome(
+                step_s, exposed_s, read_reductions(stepped), stepped.noise_s
+            )
             if not self.reasons:
                 self.time_allreduces(groups)
             error = abs(self.predict_step_s(groups) / step_s - 1.0)
@@ -204,8 +204,9 @@ def _slowest_factor(constant: Sequence[Disturbance]) -> float:
 def _before_s(prepared: PreparedSize, constant: Sequence[Disturbance]) -> float:
     """From the end of a step to the start of the last backward, where that is latest; seconds."""
     sized = prepared.sized
-    quiet = replace(sized.setup(launches=False), fidelity="flow")
-    _, run, _ = simulate_steps(quiet, constant, SETTLED)
+    _, run, _ = simulate_steps(
+        replace(sized.setup(launches=False), fidelity="flow"), constant, SETTLED
+    )
     last = sized.job.options.accumulate - 1
     begin_s: dict[str, float] = {}
     for span in run.timeline.spans:
@@ -218,12 +219,11 @@ def read_reductions(stepped: StepEstimate) -> tuple[ReducedBucket, ...]:
     """Return when the buckets of the last step were reduced."""
     step = stepped.steps - 1
     start_s = (0.0, *stepped.run.step_ends_s)[step]
-    spans = [
-        span
-        for span in stepped.run.timeline.spans
+    first_spans = {
+        span.bucket: span
+        for span in reversed(stepped.run.timeline.spans)
         if span.step == step and span.kind == "communication" and span.bucket is not None
-    ]
-    first_spans = {cast("int", span.bucket): span for span in reversed(spans)}
+    }
     return tuple(
         ReducedBucket(
             span.nbytes, span.ready_s - start_s, span.start_s - start_s, span.end_s - start_s

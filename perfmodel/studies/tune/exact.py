@@ -1,4 +1,6 @@
-"""The best list of caps where the surrogate is exact: dynamic programming with dominance.
+"""The best list of caps where the surrogate is exact, and a bound that no list is below.
+
+The search is dynamic programming with dominance.
 
 A label is a partial solution, the buckets of the first gradients, by three times: when the last of
 these gradients is ready (later the more all-reduces have slowed compute down), when the last
@@ -10,7 +12,8 @@ Where communication does not slow compute down, this is the recurrence
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +23,8 @@ from numpy.typing import NDArray
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.studies.tune.caps import Cuts, GradientOrder
 from perfmodel.studies.tune.evaluator import Evaluator
-from perfmodel.studies.tune.surrogate import StepSurrogate, buckets_of_cuts
+from perfmodel.studies.tune.model import STEP_ROUNDING
+from perfmodel.studies.tune.surrogate import AllReduceTimes, StepSurrogate, buckets_of_cuts
 from perfmodel.training.ddp.options import MIB
 
 Rate = Callable[[Cuts], float]
@@ -53,15 +57,12 @@ def neighbourhood(cuts: Cuts, every: bool = True) -> Iterator[Cuts]:
             yield tuple(sorted((*cuts, position)))
 
 
-def improve(cuts: Cuts, rate: Rate, effort: int = MOST_RATED_BUCKETS) -> Cuts:
-    """Take the best neighbour as long as it is better and effort remains.
-
-    `effort`: most buckets to rate.
-    """
-    best_s = rate(cuts)
-    while effort > 0:
+def improve(cuts: Cuts, rate: Rate) -> Cuts:
+    """Take the best neighbour as long as it is better and `MOST_RATED_BUCKETS` allow."""
+    best_s, left = rate(cuts), MOST_RATED_BUCKETS
+    while left > 0:
         candidates = list(neighbourhood(cuts, every=len(cuts) <= MANY_GROUPS))
-        effort -= len(candidates) * len(cuts)
+        left -= len(candidates) * len(cuts)
         nearest_s, nearest = min(
             ((rate(candidate), candidate) for candidate in candidates), default=(best_s, cuts)
         )
@@ -71,16 +72,13 @@ def improve(cuts: Cuts, rate: Rate, effort: int = MOST_RATED_BUCKETS) -> Cuts:
     return cuts
 
 
-def simplify(cuts: Cuts, rate: Rate, within: float = LEAST_GAIN) -> Cuts:
+def simplify(cuts: Cuts, rate: Rate) -> Cuts:
     """Remove ends that gain nothing."""
-    best_s = rate(cuts)
-    at = 0
-    while at < len(cuts) - 1:
-        fewer = (*cuts[:at], *cuts[at + 1 :])
-        if rate(fewer) <= best_s * (1 + within):
+    limit_s = rate(cuts) * (1 + LEAST_GAIN)
+    for end in cuts[:-1]:
+        fewer = tuple(cut for cut in cuts if cut != end)
+        if rate(fewer) <= limit_s:
             cuts = fewer
-        else:
-            at += 1
     return cuts
 
 
@@ -93,9 +91,9 @@ ReadTimes = Callable[[IntArray], FloatArray]
 MOST_LABELS, MOST_LABELS_SLOWED = 24, 8
 """Labels per position: without a slowdown more than dominance leaves on models of the zoo, and
 where all-reduces slow compute down."""
-SEARCHES = 4
+MOST_SEARCHES = 4
 """Searches, each with exact times of the sizes that the one before chose."""
-FINALISTS = 4
+MOST_FINALISTS = 4
 """Labels whose step is computed, where all-reduces slow the copies back down."""
 
 LABEL = np.dtype(
@@ -200,11 +198,11 @@ def search_by_surrogate(evaluator: Evaluator, allowed: BoolArray | None = None) 
 
     best: Cuts | None = None
     keep = MOST_LABELS_SLOWED if slowed else MOST_LABELS
-    for _ in range(SEARCHES):
+    for _ in range(MOST_SEARCHES):
         ranked = best_cuts(surrogate, allreduce.interpolate, allowed=allowed, keep=keep)
         if not ranked:
             return None
-        candidates = [*ranked[: FINALISTS if slowed else 1], *([best] if best else [])]
+        candidates = [*ranked[: MOST_FINALISTS if slowed else 1], *([best] if best else [])]
         best = simplify(min(candidates, key=rate), rate)
         best = simplify(improve(best, rate), rate) if slowed else best
         if not evaluator.time_allreduces(evaluator.gradients.groups(best)):
@@ -231,3 +229,103 @@ def allow_integer_caps(gradients: GradientOrder) -> BoolArray:
     is_last = begin == 0 if gradients.reverse_filled else end == n
     allowed: BoolArray = (end > begin) & ((cap * MIB <= nbytes) | is_last)
     return allowed
+
+
+# ---------------------------------------------------------------- lower bound
+
+Line = tuple[float, float]
+"""Seconds, and seconds per byte on the network."""
+Point = tuple[float, float]
+"""Bytes on the network, and the least time that these take; seconds."""
+
+
+BOUND_TOLERANCE = 1e-3
+"""Relative distance from the best step at which the bound is good enough."""
+
+
+def lower_bound_s(surrogate: StepSurrogate, allreduce: AllReduceTimes, workers: int) -> float:
+    """Return a time that no step is below, whatever its buckets; seconds.
+
+    `allreduce`: with exact times of the least and the largest possible size.
+    `workers`: all-reduces under way at a time.
+    """
+    return _compute_bound(surrogate, allreduce, workers)[0]
+
+
+def tighten_bound(
+    surrogate: StepSurrogate, allreduce: AllReduceTimes, workers: int, best_s: float, at_most: int
+) -> float:
+    """Compute sizes where that may raise the bound, as long as it is below a step of `best_s`.
+
+    Returns the raised bound; seconds.
+    """
+    for _ in range(at_most):
+        bound_s, weakest = _compute_bound(surrogate, allreduce, workers)
+        if bound_s > best_s * (1 - BOUND_TOLERANCE) or weakest is None:
+            break
+        allreduce.compute(int(weakest / allreduce.scale))
+    return lower_bound_s(surrogate, allreduce, workers)
+
+
+def _compute_bound(
+    surrogate: StepSurrogate, allreduce: AllReduceTimes, workers: int
+) -> tuple[float, float | None]:
+    """Return the bound, and a size whose exact time may raise it."""
+    cells = allreduce.lower_bounds()
+    lines = list(minorants([(float(high), least_s) for _, high, least_s in cells]))
+    sums, lost = surrogate.gradients.sums, 1.0 - 1.0 / surrogate.slowdown
+    wire_s_per_byte = allreduce.wire_s_per_byte
+
+    def least_s(before: int) -> tuple[float, Line | None]:
+        """Return the least time of all gradients but the first bytes, and the line that says so."""
+        nbytes = (sums[-1] - before) * allreduce.scale
+        by_wire_s = wire_s_per_byte * nbytes
+        by_line_s, line = max((a + b * nbytes, (a, b)) for a, b in lines)
+        by_line_s /= workers
+        return (by_wire_s, None) if by_wire_s > by_line_s else (by_line_s, line)
+
+    all_s, line = least_s(0)
+    best, tight = surrogate.work_s + lost * all_s, line
+    behind_s = min(surrogate.out_s) + surrogate.optimizer_s + surrogate.before_s
+    for before, ready_s in zip(sums, surrogate.ready_s, strict=False):
+        rest_s, line = least_s(before)
+        bound_s = behind_s + ready_s + lost * max(0.0, all_s - rest_s) + rest_s
+        if bound_s > best:
+            best, tight = bound_s, line
+    return best * (1 - STEP_ROUNDING), _find_weakest(cells, tight)
+
+
+def _find_weakest(cells: Sequence[tuple[int, int, float]], line: Line | None) -> float | None:
+    """Return the middle of the widest interval of sizes whose bound a line touches."""
+    a, b = line or (-math.inf, 0.0)  # without a line none is touched
+    touched = [
+        (high - low, (low + high) / 2)
+        for low, high, least_s in cells
+        if high - low > 4 and high > 1.003 * low and least_s <= (a + b * high) * (1 + STEP_ROUNDING)
+    ]
+    return max(touched)[1] if touched else None
+
+
+def minorants(points: Sequence[Point]) -> Iterator[Line]:
+    """Lines with a, b >= 0 below all points: edges of their lower hull, and the two extremes."""
+    yield min(y for _, y in points), 0.0
+    yield 0.0, min(y / x for x, y in points)
+    hull: list[Point] = []
+    for point in sorted(points):
+        if hull and hull[-1][0] == point[0]:
+            continue  # the lower one of two above each other came first
+        while len(hull) > 1 and _turns_down(hull[-2], hull[-1], point):
+            hull.pop()
+        hull.append(point)
+    for (x0, y0), (x1, y1) in pairwise(hull):
+        b = (y1 - y0) / (x1 - x0)
+        a = y0 - b * x0
+        if a >= 0 and b >= 0:
+            yield a, b
+
+
+def _turns_down(first: Point, second: Point, third: Point) -> bool:
+    """Return whether the middle one of three points lies above the line through the others."""
+    return (second[1] - first[1]) * (third[0] - first[0]) >= (third[1] - first[1]) * (
+        second[0] - first[0]
+    )

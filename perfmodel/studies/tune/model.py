@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from perfmodel.scenario import Scenario
@@ -11,6 +11,8 @@ STEP_ROUNDING = 1e-9
 """Relative difference of steps that is the rounding of sums."""
 STEP_TOLERANCE = 5e-4
 """Relative difference of steps that is not worth an odd number, nor a longer search."""
+Progress = Callable[[str], None]
+"""Called with the next stage, in words."""
 WORTH = 0.01
 """Gain below which PyTorch's default is kept, and regret up to which a cap is as good as the best.
 """
@@ -119,7 +121,7 @@ class Plateau:
 
 
 @dataclass(frozen=True, slots=True)
-class RobustCap:
+class RobustCap(Plateau):
     """The cap with the least largest regret on the likely, quick and slow machine.
 
     `spans_mb`: caps whose largest regret is at most `within` above the least.
@@ -127,8 +129,6 @@ class RobustCap:
     `worst_regret`: of that cap.
     """
 
-    within: float
-    spans_mb: Spans
     bucket_cap_mb: float
     worst_regret: float
 
@@ -157,8 +157,21 @@ class Horovod:
     assumptions: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class TuneResult:
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """The job that was tuned, and what its answer depends on."""
+
+    scenario: Scenario = field(repr=False)
+    workload: str
+    machine: str
+    gpus: int
+    nodes: int
+    assumptions: tuple[str, ...]
+    provenance: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneResult(Tuned):
     """The answer of ``perfmodel tune``.
 
     `default`: PyTorch's own: 1 MiB first, then 25 MiB.
@@ -174,11 +187,6 @@ class TuneResult:
     `compute_s`: compute of the device in a step, without slowdown.
     """
 
-    scenario: Scenario = field(repr=False)
-    workload: str
-    machine: str
-    gpus: int
-    nodes: int
     default: Choice
     requested: Choice | None
     best_uniform: Choice
@@ -193,8 +201,6 @@ class TuneResult:
     exact: bool
     compute_s: float
     horovod: Horovod | None
-    assumptions: tuple[str, ...]
-    provenance: Mapping[str, str]
 
     def regret(self, choice: Choice) -> float:
         """How much longer a step is than with the best list, relatively."""

@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 
@@ -162,8 +161,9 @@ def _compare_machine(evaluator: Evaluator, machine: Machine, sizes: Sequence[int
         ranks, nodes = evaluator.prepared.size.gpus, evaluator.prepared.size.nodes
 
         def factor(nbytes: int) -> float:
-            wire = evaluator.allreduce.wire_bytes(nbytes)
-            situation = CollectiveContext("all_reduce", wire, ranks, nodes, "", "")
+            situation = CollectiveContext(
+                "all_reduce", evaluator.allreduce.wire_bytes(nbytes), ranks, nodes, "", ""
+            )
             return 1.0 if smooth is None else smooth(situation)
 
         return cache(factor)
@@ -286,28 +286,12 @@ def _is_sure(choice: Choice) -> bool:
     return min(choice.gains + choice.gains_nearby) > 0.0 and choice.gains[0] > choice.noise
 
 
-# ---------------------------------------------------------------- what there is to choose from
-
-
-class Candidates(NamedTuple):
-    """Settings under the names that `TuneResult` has for them."""
-
-    default: Choice
-    requested: Choice | None
-    best_uniform: Choice
-    best_list: Choice
-    best_integer_list: Choice
-
-    @property
-    def tuned(self) -> tuple[Choice, ...]:
-        """What may be recommended, in the order in which to offer it."""
-        return self.best_uniform, self.best_list, self.best_integer_list
-
-
 def evaluate_candidates(
     evaluator: Evaluator, cap: float, caps: Caps, integer_caps: Caps, ratios: Sequence[Ratio]
-) -> Candidates:
+) -> tuple[Choice | None, Choice, Choice, Choice, Choice]:
     """Simulate the settings of a result on the likely machine, and rate them on the others.
+
+    Returns the scenario's own, if it has any, PyTorch's default, and what was tuned.
 
     `cap`, `caps`, `integer_caps`: what was tuned; MiB.
     `ratios`: of `perfmodel.studies.tune.robustness.compare_machines`.
@@ -323,12 +307,12 @@ def evaluate_candidates(
     def evaluate(options: DdpOptions, cap: float | None = None, caps: Caps | None = None) -> Choice:
         return _evaluate(evaluator, ratios, options, cap, caps)
 
-    return Candidates(
-        default=evaluate(evaluator.default_options()),
-        requested=evaluate(own, own_cap, own_caps) if any(n is not None for n in stated) else None,
-        best_uniform=evaluate(evaluator.uniform_options(cap), cap=cap),
-        best_list=evaluate(evaluator.list_options(caps), caps=caps),
-        best_integer_list=evaluate(evaluator.list_options(integer_caps), caps=integer_caps),
+    return (
+        evaluate(own, own_cap, own_caps) if any(n is not None for n in stated) else None,
+        evaluate(evaluator.default_options()),
+        evaluate(evaluator.uniform_options(cap), cap=cap),
+        evaluate(evaluator.list_options(caps), caps=caps),
+        evaluate(evaluator.list_options(integer_caps), caps=integer_caps),
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from perfmodel.scenario import load_scenario
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.prepared import prepare
-from perfmodel.studies.tune.allreduce_times import AllReduceTimes
+from perfmodel.studies.tune.surrogate import AllReduceTimes
 
 
 @pytest.fixture(scope="module")
