@@ -193,7 +193,7 @@ def check_report_folder(
 
 
 def _list_inputs(scenarios: Iterable[Scenario]) -> Iterator[tuple[str, Path]]:
-    from perfmodel.studies.sweep.cache_key import list_files
+    from perfmodel.studies.sweep.run import list_files
 
     for scenario in scenarios:
         if scenario.origin.file is not None:

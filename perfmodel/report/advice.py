@@ -36,7 +36,6 @@ from perfmodel.report.common.palette import INK, WORK
 from perfmodel.scenario.sections.plan import Money
 from perfmodel.scenario.source_map import SourceMap
 from perfmodel.studies.advise.model import (
-    WORTH,
     Advice,
     NarrowGain,
     Proposed,
@@ -47,6 +46,7 @@ from perfmodel.studies.advise.model import (
     joined_fields,
     to_json,
 )
+from perfmodel.studies.tune.model import WORTH
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -20,8 +20,7 @@ from perfmodel.report.planning.text import (
     unit_of,
 )
 from perfmodel.studies.plan.export import deadline_met, probability_in_time
-from perfmodel.studies.plan.failures import Upkeep
-from perfmodel.studies.plan.model import Cost, PlanOption, PlanResult, Training
+from perfmodel.studies.plan.model import Cost, PlanOption, PlanResult, Training, Upkeep
 
 T = TypeVar("T")
 

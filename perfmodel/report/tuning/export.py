@@ -10,8 +10,7 @@ from typing import Any
 from perfmodel.files import as_json, attributes, csv_text
 from perfmodel.scenario.strategies.ddp import DdpStrategy
 from perfmodel.studies.tune.caps import format_caps, number
-from perfmodel.studies.tune.model import Choice, Horovod, TuneResult
-from perfmodel.studies.tune.recommendation import MinimaxCap, SharedCap
+from perfmodel.studies.tune.model import Choice, Horovod, MinimaxCap, SharedCap, TuneResult
 from perfmodel.training.ddp.strategy import ddp_options
 
 

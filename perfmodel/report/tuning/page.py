@@ -24,8 +24,7 @@ from perfmodel.report.tuning import text
 from perfmodel.report.tuning.export import compromise_json, curve_csv, shared_snippet, tuned_json
 from perfmodel.report.tuning.figures import draw_buckets, draw_curve, draw_exposed
 from perfmodel.studies.tune.caps import number
-from perfmodel.studies.tune.model import TuneResult
-from perfmodel.studies.tune.recommendation import MinimaxCap
+from perfmodel.studies.tune.model import MinimaxCap, TuneResult
 
 PREDICTED = "A prediction by simulation, not a measurement."
 

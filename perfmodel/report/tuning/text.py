@@ -8,8 +8,7 @@ from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs
 from perfmodel.report.tuning.export import shared_snippet, snippet
 from perfmodel.studies.tune.caps import format_caps, number
-from perfmodel.studies.tune.model import Choice, Horovod, Spans, TuneResult
-from perfmodel.studies.tune.recommendation import WORTH, MinimaxCap
+from perfmodel.studies.tune.model import WORTH, Choice, Horovod, MinimaxCap, Spans, TuneResult
 from perfmodel.training.ddp.options import MIB
 
 SLIVER = 0.02

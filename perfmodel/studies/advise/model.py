@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from perfmodel.files import as_json, attributes
@@ -13,6 +13,7 @@ from perfmodel.scenario.sections.plan import Money
 from perfmodel.studies.compare.model import Change
 from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.run.result.usage import Memory
+from perfmodel.studies.tune.model import WORTH
 from perfmodel.workload.sample import Sample
 
 Touches = Literal["nothing", "rounding", "training", "hardware"]
@@ -21,9 +22,6 @@ gradients, so that the loss has to be watched; or money."""
 
 TOUCHES: tuple[Touches, ...] = ("nothing", "rounding", "training", "hardware")
 """From the cheapest to the dearest."""
-
-WORTH = 0.01
-"""Gain of throughput from which a change is worth making, as a share: `tune` has the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +90,14 @@ class Trial:
         return 0.0 if self.gain is None else self.gain.ratio
 
     @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 80 % interval of that ratio; None where it is not known."""
+        return None if self.gain is None else self.gain.interval
+
+    @property
     def sure(self) -> bool:
         """Whether it gains over the whole interval."""
-        return self.gain is not None and (self.gain.interval or (self.ratio,))[0] > 1.0
+        return (self.interval or (self.ratio,))[0] > 1.0
 
     @property
     def saves(self) -> float:
@@ -181,9 +184,9 @@ class Advice:
 
 # ---------------------------------------------------------------- gains of several changes together
 
-NARROWER = 0.5
+NARROW_SHARE = 0.5
 """Share of the width of one change's interval below which that of several asks for a reason."""
-WIDE = math.log(1.1)
+WIDE_LOG_WIDTH = math.log(1.1)
 """Width of an interval, in its logarithm, from which on it is worth a sentence."""
 
 
@@ -222,53 +225,43 @@ def find_narrow_gains(advice: Advice) -> Iterator[NarrowGain]:
     for together in advice.together:
         parts = [alone[change.text] for change in together.changes if change.text in alone]
         widest = max(parts, key=_width, default=None)
-        if len(together.changes) < 2 or widest is None or _width(widest) < WIDE:
+        if widest is None or len(together.changes) < 2 or together.interval is None:
             continue
-        assert together.gain is not None
-        if together.gain.interval and _width(together) < NARROWER * _width(widest):
+        if _width(widest) >= WIDE_LOG_WIDTH and _width(together) < NARROW_SHARE * _width(widest):
             yield _reason(advice.base, widest, together)
 
 
 def _width(trial: Trial) -> float:
-    """Width of the interval of a gain, in its logarithm; 0 where it is not known."""
-    if trial.gain is None or trial.gain.interval is None:
-        return 0.0
-    low, high = trial.gain.interval
+    """Return the width of a gain's interval, in its logarithm; 0 where it is not known."""
+    low, high = trial.interval or (1.0, 1.0)
     return math.log(high / low)
 
 
 def _reason(base: SizeResult, alone: Trial, together: Trial) -> NarrowGain:
     assert base.uncertainties is not None  # else no gain had an interval
-    shared = [each.origin for each in base.uncertainties if each.is_shared]
-    by_origin = {
-        origin: sorted(_steps(base, alone, together, origin), key=lambda each: each.alone)
-        for origin in shared
-    }
-    origin = max(shared, key=lambda each: by_origin[each][1].alone / by_origin[each][0].alone)
-    return NarrowGain(together, alone, origin, *by_origin[origin])
-
-
-def _steps(base: SizeResult, alone: Trial, together: Trial, origin: str) -> list[StepsAtEnd]:
-    """Steps at the low and at the high end of one uncertain number."""
     assert alone.point is not None
     assert together.point is not None
     points = (base, alone.point, together.point)
-    batches = [point.global_batch / base.global_batch for point in points]
-    ends = []
-    at_both = [_ends_s(point, origin) for point in points]
-    for end in (0, 1):
-        base_s, alone_s, together_s = (ends_s[end] for ends_s in at_both)
-        gains = batches[1] * base_s / alone_s, batches[2] * base_s / together_s
-        ends.append(StepsAtEnd(base_s, alone_s, together_s, *gains))
-    return ends
+    more, most = (point.global_batch / base.global_batch for point in points[1:])
+    by_origin = {}
+    for origin in (each.origin for each in base.uncertainties if each.is_shared):
+        ends = [
+            StepsAtEnd(
+                base_s, alone_s, together_s, more * base_s / alone_s, most * base_s / together_s
+            )
+            for base_s, alone_s, together_s in zip(
+                *(_ends_s(point, origin) for point in points), strict=True
+            )
+        ]
+        by_origin[origin] = sorted(ends, key=lambda each: each.alone)
+    origin = max(by_origin, key=lambda each: by_origin[each][1].alone / by_origin[each][0].alone)
+    return NarrowGain(together, alone, origin, *by_origin[origin])
 
 
 def _ends_s(point: SizeResult, origin: str) -> tuple[float, float]:
-    """A step at both ends of an uncertain number; the likely one where it has no part in it."""
-    for each in point.uncertainties or ():
-        if each.origin == origin:
-            return each.low_s, each.high_s
-    return point.step_time_s, point.step_time_s
+    """Return a step at both ends of an uncertain number; the likely one where it has no part."""
+    own = (each for each in point.uncertainties or () if each.origin == origin)
+    return next(((each.low_s, each.high_s) for each in own), (point.step_time_s,) * 2)
 
 
 # ---------------------------------------------------------------- advice as plain data
@@ -298,14 +291,10 @@ def to_json(advice: Advice) -> dict[str, Any]:
             }
             for trial in advice.refused
         ],
-        "hourly": _money(advice.hourly),
+        "hourly": None if advice.hourly is None else asdict(advice.hourly),
         **attributes(advice, "simulated provenance"),
     }
     return dict(as_json(document, "advice"))
-
-
-def _money(money: Money | None) -> dict[str, Any] | None:
-    return None if money is None else attributes(money, "amount currency")
 
 
 def _point(point: SizeResult) -> dict[str, Any]:
@@ -323,6 +312,7 @@ def _point(point: SizeResult) -> dict[str, Any]:
 
 def _trial(trial: Trial, advice: Advice) -> dict[str, Any]:
     gain, base = trial.gain, advice.base.memory.total_bytes
+    used = None if trial.memory is None else trial.memory.total_bytes
     return {
         "change": trial.text,
         "fields": joined_fields(trial.changes),
@@ -333,35 +323,28 @@ def _trial(trial: Trial, advice: Advice) -> dict[str, Any]:
         "gain_interval": None if gain is None else gain.interval,
         "sure": trial.sure,
         "saves": trial.saves if gain is not None else None,
-        "memory_bytes": None if trial.memory is None else trial.memory.total_bytes,
-        "more_memory_bytes": None if trial.memory is None else trial.memory.total_bytes - base,
-        "prices": [_money(change.price) for change in trial.changes if change.price],
-        "rents": [_money(change.rent) for change in trial.changes if change.rent],
+        "memory_bytes": used,
+        "more_memory_bytes": None if used is None else used - base,
+        "prices": [asdict(change.price) for change in trial.changes if change.price],
+        "rents": [asdict(change.rent) for change in trial.changes if change.rent],
         "point": None if trial.point is None else _point(trial.point),
     }
 
 
 def advice_rows(advice: Advice) -> list[dict[str, Any]]:
-    """One row per change and proposal that runs, with the interval of its gain."""
-    rows = []
-    for kind, trials in (("alone", advice.trials), ("together", advice.together)):
-        for trial in trials:
-            assert trial.point is not None
-            assert trial.gain is not None
-            low, high = trial.gain.interval or (None, None)
-            rows.append(
-                {
-                    "change": trial.text,
-                    "kind": kind,
-                    "gain": trial.ratio,
-                    "gain_low": low,
-                    "gain_high": high,
-                    "sure": trial.sure,
-                    "touches": trial.touches,
-                    "step_time_s": trial.point.step_time_s,
-                    "samples_per_s": trial.point.samples_per_s,
-                    "memory_bytes": trial.point.memory.total_bytes,
-                    "bottleneck": trial.point.bottleneck or None,
-                }
-            )
-    return rows
+    """Return one row per change and proposal that runs, with the interval of its gain."""
+    listed = [("alone", each) for each in advice.trials]
+    return [
+        {
+            "change": trial.text,
+            "kind": kind,
+            "gain": trial.ratio,
+            **dict(zip(("gain_low", "gain_high"), trial.interval or (None, None), strict=True)),
+            **attributes(trial, "sure touches"),
+            **attributes(trial.point, "step_time_s samples_per_s"),
+            "memory_bytes": trial.point.memory.total_bytes,
+            "bottleneck": trial.point.bottleneck or None,
+        }
+        for kind, trial in (*listed, *(("together", each) for each in advice.together))
+        if trial.point is not None
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from perfmodel.studies.advise.changes import (
     list_upgrades,
 )
 from perfmodel.studies.advise.model import (
-    WORTH,
     Advice,
     Proposed,
     Touches,
@@ -29,16 +28,17 @@ from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.loops.one_loop_size import simulate_loop_size
 from perfmodel.studies.run.prepared import PreparedSize
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
-from perfmodel.studies.run.result.model import Result, SizeResult
+from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.run.result.usage import Memory
 from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.sized_job import size_job
 from perfmodel.studies.sweep.executor import check_backend, map_unordered
+from perfmodel.studies.sweep.run import Progress
 from perfmodel.studies.sweep.variants import without_curve
+from perfmodel.studies.tune.model import WORTH
 from perfmodel.timeline import Timeline
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.topology.templates.spec import NodeSpec
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.version import __version__
 
@@ -50,16 +50,9 @@ MOST_TOGETHER = 4
 MOST_TRIALS = 6
 """Changes that are tried beside the best, at each level of what they touch."""
 
-Progress = Callable[[int, int], None]
 
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of a scenario with changes; see `Trial`."""
-
-    point: SizeResult | None
-    memory: Memory | None
-    message: str = ""
+Outcome = tuple[SizeResult | None, Memory | None, str]
+"""Point, memory and message of a scenario with changes, as a `Trial` has them."""
 
 
 def simulate_changed(
@@ -82,12 +75,12 @@ def simulate_changed(
         sized = size_job(inputs, inputs.sizes[-1])
         memory = sized.memory()
         if not memory.fits or (memory.tight and memory.total_bytes > base_bytes):
-            return number, Outcome(None, memory)
+            return number, (None, memory, "")
         simulate = simulate_size if sized.job.strategy.loops is None else simulate_loop_size
         point = simulate(sized, with_first=False, with_limits=with_limits)
     except PerfmodelError as error:
-        return number, Outcome(None, None, str(error))
-    return number, Outcome(_light(point), memory)
+        return number, (None, None, str(error))
+    return number, (_light(point), memory, "")
 
 
 def _light(point: SizeResult) -> SizeResult:
@@ -99,7 +92,7 @@ def _light(point: SizeResult) -> SizeResult:
 class _Trials:
     """Simulates changes of one scenario; each combination once.
 
-    `steps`: simulations done, and expected in all.
+    `simulated`, `total`: simulations done, and expected in all.
     """
 
     scenario: Scenario
@@ -113,49 +106,41 @@ class _Trials:
 
     def all_of(self, proposals: Sequence[Proposed]) -> list[Trial]:
         """Simulate changes alone, in processes."""
-        calls, trials = [], {}
+        calls, most = [], self.base.memory.total_bytes
+        trials: dict[int, Trial] = {}
         for number, proposal in enumerate(proposals):
             try:
                 changed = apply_changes(self.scenario, (proposal,))
+                calls.append((number, changed, self.profile, most))
             except PerfmodelError as error:
-                trials[number] = Trial((proposal,), None, None, None, str(error))
-                self._tell()
-            else:
-                calls.append((number, changed, self.profile, self.base.memory.total_bytes))
+                trials[number] = self._keep((proposal,), (None, None, str(error)))
         for number, outcome in map_unordered(simulate_changed, calls, jobs=self.jobs):
-            trials[number] = self._trial((proposals[number],), outcome)
+            trials[number] = self._keep((proposals[number],), outcome)
         return [trials[number] for number in range(len(proposals))]  # as listed, not as they end
 
-    def of(self, changes: tuple[Proposed, ...]) -> Trial:
-        """Simulate changes together."""
-        key = frozenset(change.text for change in changes)
-        if key not in self.trials:
-            try:
-                changed = apply_changes(self.scenario, changes)
-            except PerfmodelError as error:
-                return Trial(changes, None, None, None, str(error))
-            _, outcome = simulate_changed(0, changed, self.profile, self.base.memory.total_bytes)
-            self._trial(changes, outcome)
-        return self.trials[key]
+    def of(self, changes: tuple[Proposed, ...], *, with_limits: bool = False) -> Trial:
+        """Simulate changes together; `with_limits`: again, with their bottleneck."""
+        known = self.trials.get(frozenset(change.text for change in changes))
+        if known is not None and not with_limits:
+            return known
+        try:
+            changed = apply_changes(self.scenario, changes)
+        except PerfmodelError as error:
+            return Trial(changes, None, None, None, str(error))
+        outcome = simulate_changed(
+            0, changed, self.profile, self.base.memory.total_bytes, with_limits=with_limits
+        )[1]
+        return self._keep(changes, outcome)
 
-    def whole(self, best: Trial) -> Trial:
-        """Simulate a proposal again, with its bottleneck."""
-        changed = apply_changes(self.scenario, best.changes)
-        most = self.base.memory.total_bytes
-        _, outcome = simulate_changed(0, changed, self.profile, most, with_limits=True)
-        return self._trial(best.changes, outcome)
-
-    def _trial(self, changes: tuple[Proposed, ...], outcome: Outcome) -> Trial:
-        gain = None if outcome.point is None else gain_of(self.base, outcome.point)
-        trial = Trial(changes, outcome.point, outcome.memory, gain, outcome.message)
+    def _keep(self, changes: tuple[Proposed, ...], outcome: Outcome) -> Trial:
+        point, memory, message = outcome
+        gain = None if point is None else gain_of(self.base, point)
+        trial = Trial(changes, point, memory, gain, message)
         self.trials[frozenset(change.text for change in changes)] = trial
-        self._tell()
-        return trial
-
-    def _tell(self) -> None:
         self.simulated += 1
         if self.progress is not None:
             self.progress(min(self.simulated, self.total), self.total)
+        return trial
 
 
 def apply_changes(scenario: Scenario, changes: Sequence[Proposed]) -> Scenario:
@@ -178,7 +163,7 @@ def advise_scenario(
     Parameters
     ----------
     scenario : Scenario
-        Its main size is looked at; with strategy ``auto`` the mixture that it chooses.
+        Its main size is looked at; with strategy ``auto`` the parallel layout that it chooses.
     profile : Profile, optional
         Measured numbers instead of datasheets'.
     jobs : int, optional
@@ -194,25 +179,28 @@ def advise_scenario(
     check_backend("loky", None, jobs)
     result = run_scenario(without_curve(scenario), profile=profile)
     if result.search is not None:
-        # As if given by flags: commands that run a proposal have to name the mixture, too.
-        mixture = result.search.winner.changes
-        scenario = change_scenario(scenario, mixture, flags=tuple(mixture))
+        # As if given by flags: commands that run a proposal have to name the layout, too.
+        layout = result.search.winner.changes
+        scenario = change_scenario(scenario, layout, flags=tuple(layout))
     single = without_curve(scenario)
     inputs = resolve_scenario(single, profile, None)
-    size = inputs.sizes[-1]
+    size, node = inputs.sizes[-1], inputs.node
     sized = size_job(inputs, size)
     proposals = [
         *scan_settings(PreparedSize(sized, ())),
         *list_settings(single, inputs.workload, sized.job.gpu, size.gpus),
-        *list_upgrades(single, inputs.node, size, result.routing_cost),
+        *list_upgrades(single, node, size, result.routing_cost),
     ]
-    limits = tuple(list_power_limits(single, inputs.node))
+    limits = tuple(list_power_limits(single, node))
     most = len(proposals) + len(limits) + len(LEVELS) * MOST_TRIALS
     trials = _Trials(single, _light(result.main), profile, jobs, progress, most)
     alone = _without_dearer(trials.all_of(proposals))
     power = tuple(each for each in trials.all_of(limits) if each.point is not None)
-    together = tuple(_combine(trials, [each for each in alone if each.point is not None]))
-    rate, count = find_adapter(inputs.node) if size.nodes > 1 else (None, 0)
+    running = [each for each in alone if each.point is not None]
+    together = tuple(_combine(trials, running))
+    rate, count = find_adapter(node) if size.nodes > 1 else (None, 0)
+    limited_W = None if isinstance(node, Topology) else node.power_limit
+    gpu = node.gpu if isinstance(node, Topology) else load_gpu(node.gpu)
     if progress is not None:
         progress(most, most)
     return Advice(
@@ -223,52 +211,41 @@ def advise_scenario(
         base=trials.base,
         adapter_Bps=rate,
         adapters=count,
-        trials=tuple(sorted((t for t in alone if t.point), key=lambda trial: -trial.ratio)),
+        trials=tuple(sorted(running, key=lambda trial: -trial.ratio)),
         together=together,
         power=power,
-        full_power_W=_full_power_W(inputs.node),
+        full_power_W=limited_W or gpu.power_W,
         too_big=tuple(each for each in alone if each.memory and each.point is None),
         refused=tuple(each for each in alone if each.memory is None),
         hourly=hourly_price(scenario, size),
         simulated=trials.simulated,
-        provenance=_provenance(single, result),
+        provenance={
+            "perfmodel": __version__,
+            "scenario_sha256": scenario_digest(single),
+            "fidelity": result.provenance["fidelity"],
+            "profile": result.provenance["profile"],
+            "python": platform.python_version(),
+        },
     )
 
 
-def _full_power_W(node: NodeSpec | Topology) -> float | None:
-    """Most that each GPU may draw: its limit, or what its data sheet says; watts."""
-    if isinstance(node, Topology):
-        return node.gpu.power_W
-    return node.power_limit or load_gpu(node.gpu).power_W
-
-
 def _without_dearer(alone: Sequence[Trial]) -> list[Trial]:
-    """Leave out hardware of a kind that gains no more than the cheaper one listed before it."""
+    """Leave out adapters that gain no more than the cheaper ones before them, if these run."""
 
     def offered_rate(trial: Trial) -> float:
         """Rate of the network that a change asks for, in units of the present one; 0 of others."""
         return float(trial.changes[0].fields.get("what_if.network_bandwidth", 0.0))
 
-    offered: list[Trial] = []
+    kept: list[Trial] = []
+    adapters: list[float] = []
     for trial in sorted(alone, key=offered_rate):  # stable: otherwise as listed
-        change = trial.changes[0]
-        rivals = [t for t in offered if t.changes[0].about == change.about and t.point is not None]
-        if change.about == "network adapter" and any(
-            trial.ratio < (1.0 + WORTH) * rival.ratio for rival in rivals
-        ):
+        is_adapter = trial.changes[0].about == "network adapter"
+        if is_adapter and any(trial.ratio < (1.0 + WORTH) * ratio for ratio in adapters):
             continue
-        offered.append(trial)
-    return offered
-
-
-def _provenance(scenario: Scenario, result: Result) -> Mapping[str, str]:
-    return {
-        "perfmodel": __version__,
-        "scenario_sha256": scenario_digest(scenario),
-        "fidelity": result.provenance["fidelity"],
-        "profile": result.provenance["profile"],
-        "python": platform.python_version(),
-    }
+        kept.append(trial)
+        if is_adapter and trial.point is not None:
+            adapters.append(trial.ratio)
+    return kept
 
 
 # ---------------------------------------------------------------- the best few together
@@ -289,7 +266,7 @@ def _combine(trials: _Trials, alone: Sequence[Trial]) -> Iterator[Trial]:
         better = _best_of_level(trials, alone, allowed, first)
         if better is not None and better.ratio >= (1.0 + WORTH) * (first.ratio if first else 1.0):
             first = better if allowed == LEVELS[0] else first
-            yield trials.whole(better)
+            yield trials.of(better.changes, with_limits=True)
 
 
 def _best_of_level(
@@ -302,15 +279,12 @@ def _best_of_level(
         return start
     best = start if start is not None and start.ratio >= worth[0].ratio else worth[0]
     trial_count = 0
-    for each in worth:
-        (change,) = each.changes
-        used = {other.about for other in best.changes}
-        if change.about in used or len(best.changes) == MOST_TOGETHER or trial_count == MOST_TRIALS:
-            continue
-        trial_count += 1
-        joined = trials.of((*best.changes, change))
-        if joined.ratio >= (1.0 + WORTH) * best.ratio:
-            best = joined
+    for (change,) in (each.changes for each in worth):
+        is_used = change.about in {other.about for other in best.changes}
+        if not is_used and len(best.changes) < MOST_TOGETHER and trial_count < MOST_TRIALS:
+            trial_count += 1
+            joined = trials.of((*best.changes, change))
+            best = joined if joined.ratio >= (1.0 + WORTH) * best.ratio else best
     return _without_idle(trials, best)
 
 
@@ -327,8 +301,10 @@ def _without_idle(trials: _Trials, best: Trial) -> Trial:
 
 CAPS_MIB = (1, 5, 10, 50, 100, 200, 400)
 """Bucket caps around PyTorch's 25 MiB that are tried; `perfmodel tune` looks at every one."""
-LEAST = 0.002
+LEAST_SAVING = 0.002
 """Share of the step that a setting has to save to be simulated in full."""
+OTHER_CAPS: Mapping[str, None] = {"strategy.bucket_caps": None, "strategy.first_bucket": None}
+"""Fields that a cap for all buckets replaces."""
 
 
 def scan_settings(prepared: PreparedSize) -> Iterator[Proposed]:
@@ -339,14 +315,9 @@ def scan_settings(prepared: PreparedSize) -> Iterator[Proposed]:
         return
     now_s = prepared.step().step_time_s
     if row.has_buckets:
-        caps: list[Any] = [f"{cap} MiB" for cap in CAPS_MIB]
-        best = _best(prepared, "bucket_cap", caps, now_s)
+        best = _best(prepared, "bucket_cap", [f"{cap} MiB" for cap in CAPS_MIB], now_s)
         if best is not None:
-            fields = {
-                "strategy.bucket_cap": best,
-                "strategy.bucket_caps": None,
-                "strategy.first_bucket": None,
-            }
+            fields = {"strategy.bucket_cap": best, **OTHER_CAPS}
             yield Proposed(f"buckets of {best}", fields, "buckets", is_plural=True)
     for setting in row.settings(prepared.job.workload, scenario.strategy) if row.settings else ():
         values = [_written(value, setting.unit) for value in setting.values]
@@ -357,22 +328,20 @@ def scan_settings(prepared: PreparedSize) -> Iterator[Proposed]:
 
 
 def _written(value: Any, unit: str | None) -> Any:
-    """A value as a file has it."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or unit == "elements":
-        return value
-    if unit == "seconds":
+    """Return a value as a file has it."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and unit == "seconds":
         return f"{value * 1e3:.12g} ms"
-    return f"{value / 2**20:.12g} MiB" if unit == "bytes" else value
+    return f"{value / 2**20:.12g} MiB" if is_number and unit == "bytes" else value
 
 
 def _best(prepared: PreparedSize, name: str, values: Sequence[Any], now_s: float) -> Any:
     """Return the value with the shortest step, if it saves something; else None."""
-    scenario, shortest_s, best = prepared.job.scenario, now_s * (1.0 - LEAST), None
-    clear = {"strategy.bucket_caps": None, "strategy.first_bucket": None}
+    scenario, shortest_s, best = prepared.job.scenario, now_s * (1.0 - LEAST_SAVING), None
+    clear = OTHER_CAPS if name == "bucket_cap" else {}
     for value in values:
-        fields = {f"strategy.{name}": value}
         try:
-            changed = change_scenario(scenario, fields | (clear if name == "bucket_cap" else {}))
+            changed = change_scenario(scenario, {f"strategy.{name}": value, **clear})
             step_s = prepared.step(prepared.job.strategy.options(changed.strategy)).step_time_s
         except PerfmodelError:
             continue  # a value that does not go with the others

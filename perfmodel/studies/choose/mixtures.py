@@ -1,19 +1,37 @@
-"""Which mixtures there are: all combinations of the lists of a section ``auto``."""
+"""Which mixtures there are, the job of each on one machine, and the causes of its step's time.
+
+A mixture is a parallel layout with its batch, recomputation and data-parallel strategy; there are
+all combinations of the lists of a section ``auto``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from perfmodel.errors import InputError
 from perfmodel.files.spec import AS_WRITTEN
-from perfmodel.scenario import ClusterSize, Scenario
+from perfmodel.scenario import ClusterSize, Scenario, change_scenario
 from perfmodel.scenario.sections.base import MOST_MICRO_STEPS
 from perfmodel.scenario.strategies.strategy import AutoStrategy
+from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario, resolve_scenario
+from perfmodel.studies.run.resolve.training_job import expert_ranks_per_node, resolve_share
+from perfmodel.studies.run.steps.sized_job import (
+    ReportedRun,
+    SizedJob,
+    size_job,
+)
+from perfmodel.studies.run.steps.step_parts import busiest_class, spans_by_step
+from perfmodel.timeline import Span, covered_s, exposed_s
 from perfmodel.training.pipeline.schedules import SCHEDULES
+from perfmodel.training.plan.step_plan import Dimension, dimension_of
 from perfmodel.workload.memory.blocks import repeated_blocks
 from perfmodel.workload.model import Workload
+
+if TYPE_CHECKING:
+    from perfmodel.calibrate import Profile
 
 T = TypeVar("T")
 
@@ -22,9 +40,9 @@ MOST_STAGES = 64
 LEAST_TOKENS = 8192
 """Tokens of a sample that a GPU has at least in context degrees tried without a list: as many as in
 Llama 3's training on 131,072 with 16 GPUs (arXiv 2407.21783, table 4)."""
-ENDS = 2
+END_BLOCKS = 2
 """Embedding and loss, where they count as blocks."""
-WHOLE_FROM = 3
+GATHERS_FROM_STAGE = 3
 """Stage of ZeRO from which parameters are gathered in each pass."""
 
 
@@ -69,76 +87,69 @@ class MixtureCandidate:
 
     def changes(self, section: AutoStrategy) -> dict[str, Any]:
         """Fields of the scenario that make it this mixture."""
-        own = section.sharding[self.sharding]
-        fields: dict[str, Any] = {
+        pipeline: dict[str, Any] = {"stages": self.pipeline, "schedule": self.schedule}
+        pipeline |= {} if self.chunks is None else {"chunks": self.chunks}
+        if self.ends_as_blocks:
+            pipeline |= {"embedding_as_block": True, "loss_as_block": True}
+        split = {
+            "tensor": (self.tensor > 1, self.tensor),
+            "sequence_parallel": (self.tensor > 1, self.sequence_parallel),
+            "context": (self.context > 1, self.context),
+            "expert": (self.expert > 1, self.expert),
+            "pipeline": (self.pipeline > 1, pipeline),
+        }
+        return {
             "strategy": {
-                "kind": own.kind,
-                **own.model_dump(mode="json", exclude_defaults=True, context=AS_WRITTEN),
+                **_as_written(section.sharding[self.sharding]),
                 **({} if self.bucket_size is None else dict([self.bucket_size])),
                 "accumulate": self.micro_batches,
             },
             "compute.recompute": self.recompute,
+            **{f"parallel.{name}": value for name, (holds, value) in split.items() if holds},
         }
-        if self.tensor > 1:
-            fields["parallel.tensor"] = self.tensor
-            fields["parallel.sequence_parallel"] = self.sequence_parallel
-        if self.context > 1:
-            fields["parallel.context"] = self.context
-        if self.expert > 1:
-            fields["parallel.expert"] = self.expert
-        if self.pipeline > 1:
-            pipeline: dict[str, Any] = {"stages": self.pipeline, "schedule": self.schedule}
-            if self.chunks is not None:
-                pipeline["chunks"] = self.chunks
-            if self.ends_as_blocks:
-                pipeline |= {"embedding_as_block": True, "loss_as_block": True}
-            fields["parallel.pipeline"] = pipeline
-        return fields
 
     def describe(self, section: AutoStrategy, data: int) -> str:
         """Write the mixture in words; `data`: data-parallel ranks."""
-        parts = [f"tensor {self.tensor}" + " with sequence parallelism" * self.sequence_parallel]
-        parts += [f"context {self.context}"] * (self.context > 1)
-        parts += [f"expert {self.expert}"] * (self.expert > 1)
-        if self.pipeline > 1:
-            chunks = "" if self.chunks is None else f", {self.chunks} chunks each"
-            assert self.schedule is not None
-            parts.append(f"pipeline {self.pipeline} ({SCHEDULES[self.schedule].title}{chunks})")
-        else:
-            parts.append("pipeline 1")
-        unit = "sample" if self.micro_batch == 1 else "samples"
-        count = "micro-batch" if self.micro_batches == 1 else "micro-batches"
-        own = section.sharding[self.sharding]
+        own, field, size = section.sharding[self.sharding], *(self.bucket_size or ("", ""))
         is_sharding = getattr(own, "use_distributed_optimizer", False)
-        name = "distributed optimizer" if is_sharding else own.kind
-        parts += [
-            f"data {data} ({name})",
-            f"{self.micro_batches} {count} of {self.micro_batch} {unit}",
-            "no recomputation" if self.recompute == "none" else f"{self.recompute} recomputation",
-        ]
-        if self.bucket_size is not None:
-            field, value = self.bucket_size
-            size = value if isinstance(value, str) else f"{value / 1e6:g} million"
-            parts.append(f"{field} {size}")
-        return ", ".join(parts)
+        chunks = "" if self.chunks is None else f", {self.chunks} chunks each"
+        schedule = f" ({SCHEDULES[self.schedule].title}{chunks})" if self.schedule else ""
+        count = "micro-batch" if self.micro_batches == 1 else "micro-batches"
+        unit = "sample" if self.micro_batch == 1 else "samples"
+        sequences = " with sequence parallelism" if self.sequence_parallel else ""
+        parts = {
+            f"tensor {self.tensor}{sequences}": True,
+            f"context {self.context}": self.context > 1,
+            f"expert {self.expert}": self.expert > 1,
+            f"pipeline {self.pipeline}{schedule}": True,
+            f"data {data} ({'distributed optimizer' if is_sharding else own.kind})": True,
+            f"{self.micro_batches} {count} of {self.micro_batch} {unit}": True,
+            f"{'no' if self.recompute == 'none' else self.recompute} recomputation": True,
+            f"{field} {size if isinstance(size, str) else f'{size / 1e6:g} million'}": bool(field),
+        }
+        return ", ".join(part for part, is_said in parts.items() if is_said)
+
+
+def _as_written(section: Any) -> dict[str, Any]:
+    """Return a strategy's section as a file has it: its kind, and what is not by default."""
+    fields = section.model_dump(mode="json", exclude_defaults=True, context=AS_WRITTEN)
+    return {"kind": section.kind, **fields}
 
 
 def list_mixtures(
     scenario: Scenario, section: AutoStrategy, size: ClusterSize, workload: Workload
 ) -> tuple[list[MixtureCandidate], int]:
-    """Mixtures whose degrees divide GPUs, batch and blocks, and how many others there are.
+    """Return mixtures whose degrees divide GPUs, batch and blocks, and how many others there are.
 
     Combinations that differ in what has no effect (a schedule with one stage) are one.
     """
     blocks = len(repeated_blocks(workload)) if workload.stream_elements else 0
-    total = scenario.training.global_batch or 0
-    tokens = scenario.model.sequence_length
-    experts = scenario.model.experts
-    expert_tensor = experts.tensor if experts else 1
+    total, experts = scenario.training.global_batch or 0, scenario.model.experts
     has_experts = any(tensor.of_experts for tensor in workload.tensors)
+    combinations = _combinations(section, size, scenario.model.sequence_length, has_experts)
     listed = [
-        _fill(each, section, total, size.gpus, blocks, expert_tensor)
-        for each in _combinations(section, size, tokens, has_experts)
+        _fill(each, section, total, size.gpus, blocks, experts.tensor if experts else 1)
+        for each in combinations
     ]
     candidates = [each for each in listed if each is not None]
     return candidates, len(listed) - len(candidates)
@@ -152,33 +163,32 @@ def _fill(
     blocks: int,
     expert_tensor: int,
 ) -> MixtureCandidate | None:
-    """The candidate with the micro-batches of a global batch; None where degrees do not divide.
+    """Return the candidate with the micro-batches of a batch; None where degrees do not divide.
 
     `expert_tensor`: ranks that share each expert where a tensor group does.
     """
-    own = section.sharding[candidate.sharding]
+    own, replicas = section.sharding[candidate.sharding], gpus // candidate.gpus_per_replica
     shares_experts = _shares_experts(candidate, own, gpus, expert_tensor)
     if gpus % candidate.gpus_per_replica or not shares_experts:
         return None
-    samples = gpus // candidate.gpus_per_replica * candidate.micro_batch
-    if total % samples or total // samples > MOST_MICRO_STEPS:
+    micro_batches, rest = divmod(total, replicas * candidate.micro_batch)
+    if rest or micro_batches > MOST_MICRO_STEPS:
         return None
-    filled = replace(candidate, micro_batches=total // samples)
+    filled = replace(candidate, micro_batches=micro_batches)
     if candidate.pipeline == 1:
         return filled
-    gathers_in_passes = own.kind == "fsdp" or getattr(own, "stage", 0) >= WHOLE_FROM
-    if gathers_in_passes:  # then they cannot run in another order
+    # A strategy that gathers parameters in each pass cannot run passes in another order.
+    gathers_in_passes = own.kind == "fsdp" or getattr(own, "stage", 0) >= GATHERS_FROM_STAGE
+    if not blocks or blocks < candidate.parts or gathers_in_passes:
         return None
-    for ends in (0, ENDS):
-        if blocks and (blocks + ends) % candidate.parts == 0 and blocks >= candidate.parts:
-            return replace(filled, ends_as_blocks=ends > 0)
-    return None
+    ends = (n for n in (0, END_BLOCKS) if (blocks + n) % candidate.parts == 0)
+    return next((replace(filled, ends_as_blocks=n > 0) for n in ends), None)
 
 
 def _shares_experts(
     candidate: MixtureCandidate, section: Any, gpus: int, expert_tensor: int
 ) -> bool:
-    """Whether experts can be shared so: Megatron and ``fully_shard`` reduce them by themselves.
+    """Return whether experts can be shared so: Megatron and ``fully_shard`` reduce them themselves.
 
     Ranks of a tensor group hold different experts, or all a part of each (`RankGrid`).
     """
@@ -190,9 +200,7 @@ def _shares_experts(
         getattr(section, "reshard_after_forward", True), bool
     )
     sharding = section.kind == "fsdp" and section.version == 2 and whole_groups
-    sharing = gpus // candidate.pipeline
-    if expert_tensor > 1:
-        sharing //= candidate.tensor
+    sharing = gpus // candidate.pipeline // (candidate.tensor if expert_tensor > 1 else 1)
     return (section.kind == "megatron" or sharding) and sharing % candidate.expert == 0
 
 
@@ -240,3 +248,136 @@ def _schedules(section: AutoStrategy) -> Iterator[tuple[str, int | None]]:
 
 def _distinct(values: Sequence[T]) -> list[T]:
     return list(dict.fromkeys(values))
+
+
+# ---------------------------------------------------------------- jobs of mixtures
+
+
+def result_or_error(work: Callable[[], T]) -> T | InputError:
+    """Return a result, or the error instead of it, to be kept or sent like a result."""
+    try:
+        return work()
+    except InputError as error:
+        return error
+
+
+def result_of(kept: T | InputError) -> T:
+    """Return a kept result; raises the error that was kept instead."""
+    if isinstance(kept, InputError):
+        raise kept
+    return kept
+
+
+@dataclass
+class MixtureJobs:
+    """Jobs of mixtures on one machine: models are cut, and collectives timed, once.
+
+    `base`: the job as if nothing were split.
+    """
+
+    inputs: ResolvedScenario
+    scenario: Scenario
+    section: AutoStrategy
+    base: SizedJob
+    _shares: dict[Hashable, Workload | InputError] = field(default_factory=dict)
+
+    def make(self, candidate: MixtureCandidate) -> SizedJob:
+        """Make the job of a mixture; raises `InputError`: the model cannot be split so."""
+        changed = change_scenario(self.scenario, self.changes(candidate))
+        split = (candidate.tensor, candidate.context, candidate.expert)
+        key = (*split, candidate.sequence_parallel, expert_ranks_per_node(changed, self.base.size))
+        if key not in self._shares:
+            self._shares[key] = result_or_error(
+                lambda: resolve_share(changed, self.inputs.workload, self.base.size)
+            )
+        return self.base.with_scenario(changed, candidate.micro_batch, result_of(self._shares[key]))
+
+    def changes(self, candidate: MixtureCandidate) -> dict[str, Any]:
+        """Fields of the scenario that make it a mixture."""
+        return {
+            **candidate.changes(self.section),
+            **_unsplit(self.scenario, tensor=candidate.tensor == 1, expert=candidate.expert == 1),
+        }
+
+
+def prepare_jobs(scenario: Scenario, profile: Profile | None, fidelity: str | None) -> MixtureJobs:
+    """Look up all names but those of mixtures, and build the machine.
+
+    Raises `InputError`: another strategy than ``auto``, or a name that does not resolve.
+    """
+    section = scenario.strategy
+    if not isinstance(section, AutoStrategy):
+        raise scenario.fault("strategy.kind", repr(section.kind), "'auto'")
+    changes = {
+        "strategy": _as_written(section.sharding[0]),
+        "training": {"batch_per_gpu": 1},
+        **_unsplit(  # by default, degrees are all that the node allows
+            scenario,
+            tensor=max(section.tensor or [2]) > 1,
+            expert=max(section.expert or [2]) > 1,
+        ),
+    }
+    inputs = resolve_scenario(change_scenario(scenario, changes), profile, fidelity)
+    return MixtureJobs(inputs, scenario, section, size_job(inputs, inputs.sizes[-1]))
+
+
+def _unsplit(scenario: Scenario, *, tensor: bool, expert: bool) -> dict[str, Any]:
+    """Return the changes that take back what is stated of tensor groups, and of shared experts."""
+    parallel, experts = scenario.parallel, scenario.model.experts
+    taken_back = {
+        "tensor": tensor,
+        "dispatcher": expert,
+        "dispatch_dtype": expert,
+        # A capacity drops tokens on one GPU, too.
+        "imbalance": expert and experts is not None and experts.capacity is None,
+    }
+    fields = type(parallel).model_fields if tensor else {}
+    changes = {f"parallel.{name}": fields[name].default for name in parallel.idle_fields if fields}
+    return changes | {
+        f"model.experts.{name}": type(experts).model_fields[name].default
+        for name, holds in taken_back.items()
+        if holds and experts is not None and name in experts.model_fields_set
+    }
+
+
+# ---------------------------------------------------------------- causes of the time of a step
+
+CALLED_DIMENSIONS: tuple[Dimension, ...] = ("tensor", "context", "expert")
+"""Dimensions of layers' collectives (`perfmodel.training.plan.layer_calls`)."""
+
+
+def step_causes(reported: ReportedRun) -> dict[str, float]:
+    """Return parts of the last counted step of the class that computes longest; seconds.
+
+    They add up to the step. "data" is what gradients and parameters are exchanged for longer than
+    kernels hide, "pipeline" messages between stages, "bubble" all other waiting.
+    """
+    at = reported.counted_steps[-1]
+    spans = spans_by_step(reported.run)[at]
+    kinds = {stream.name: stream.kind for stream in reported.plan.streams}
+    busiest = busiest_class(spans, kinds)
+    own = [span for span in spans if span.rank_class == busiest]
+    on_device = [span for span in own if kinds[span.stream] == "compute"]
+    exchanged = [span for span in own if kinds[span.stream] == "comm"]
+    communicators = {each.name: each for each in reported.plan.communicators}
+    sent = [span for span in on_device + exchanged if span.kind == "communication"]
+    causes = {
+        dimension: [s for s in sent if dimension_of(communicators[s.communicator]) == dimension]
+        for dimension in CALLED_DIMENSIONS
+    }
+    cover = _intervals([span for span in on_device if span.kind != "communication"])
+    parts = {"compute": covered_s(cover)}
+    for cause, spans_of_cause in {
+        **causes,
+        "data": [s for s in exchanged if communicators[s.communicator].role != "stages"],
+        "pipeline": [s for s in exchanged if communicators[s.communicator].role == "stages"],
+    }.items():
+        busy = _intervals(spans_of_cause)
+        parts[cause] = exposed_s(busy, cover)
+        cover = cover + busy
+    parts["bubble"] = max(0.0, reported.run.step_times_s[at] - sum(parts.values()))
+    return parts
+
+
+def _intervals(spans: list[Span]) -> list[tuple[float, float]]:
+    return [(span.start_s, span.end_s) for span in spans]

@@ -4,67 +4,106 @@ Mixtures are taken by their lower bounds: first what a step of each takes at lea
 then memory, and what is left at the head of the queue is simulated, until the next bound is not
 below the best simulated step. So nothing that was left out can be quicker, unless the number of
 simulations ends the search. Then the winner is tried with other sizes of buckets.
+
+Worker processes simulate the mixtures that a search would come to next, before it asks for them. So
+it finds what it finds alone, and only what a better one found meanwhile rules out was simulated in
+vain.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+import math
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from perfmodel.errors import InputError
 from perfmodel.scenario import Scenario
-from perfmodel.studies.choose.mixture_jobs import (
+from perfmodel.studies.choose.mixtures import (
+    MixtureCandidate,
     MixtureJobs,
-    Simulations,
-    as_question,
+    T,
+    list_mixtures,
     prepare_jobs,
+    result_of,
+    result_or_error,
+    step_causes,
 )
-from perfmodel.studies.choose.mixtures import MixtureCandidate, list_mixtures
 from perfmodel.studies.choose.step_bound import StepBounds
 from perfmodel.studies.run.result.model import MixtureSearch, SimulatedMixture
 from perfmodel.studies.run.result.usage import Memory
-from perfmodel.studies.run.steps.sized_job import SizedJob, locate_errors
-from perfmodel.studies.sweep.executor import ALONE, Workers
+from perfmodel.studies.run.steps.sized_job import SizedJob, locate_errors, simulate_reported
+from perfmodel.studies.sweep.executor import ALONE, Workers, map_unordered
 from perfmodel.training.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
 
-LISTED = 10
+MOST_LISTED = 10
 """Simulated mixtures that are shown."""
-HIDDEN = 0.01
+HIDDEN_SHARE = 0.01
 """Share of a step below which what reductions expose is not worth more simulations; `tune` keeps
 the library's buckets for less, too."""
-AT_LEAST = 1 - 1e-9
+SURE_SHARE_OF_BOUND = 1 - 1e-9
 """Share of its lower bound that no step is below: sums of floats differ in the last digits."""
 
 Progress = Callable[[str], None]
 
 
-@dataclass
-class _Counts:
-    impossible: int = 0
-    too_big: int = 0
-    simulated: int = 0
+# ---------------------------------------------------------------- simulated steps
+
+
+SimulatedStep = tuple[float, Mapping[str, float]]
+"""Time of a step, and its parts (`step_causes`); seconds."""
+
+
+def as_question(scenario: Scenario, profile: Profile | None, fidelity: str | None) -> bytes:
+    """What workers need to prepare jobs; equal bytes for each call, so that they do so once."""
+    return pickle.dumps((scenario, profile, fidelity))
+
+
+def _simulate(sized: SizedJob) -> SimulatedStep:
+    reported = simulate_reported(sized)
+    return reported.step_s, step_causes(reported)
+
+
+@lru_cache(maxsize=1)
+def _jobs_of(question: bytes) -> MixtureJobs:
+    """Jobs of a worker's process."""
+    return prepare_jobs(*pickle.loads(question))  # noqa: S301  (bytes of the process that asks)
+
+
+def _simulate_candidate(
+    question: bytes, candidate: MixtureCandidate
+) -> tuple[MixtureCandidate, SimulatedStep | InputError]:
+    """Simulate a mixture in a worker."""
+
+    def simulate() -> SimulatedStep:
+        sized = _jobs_of(question).make(candidate)
+        with locate_errors(sized):
+            return _simulate(sized)
+
+    return candidate, result_or_error(simulate)
+
+
+# ---------------------------------------------------------------- the search
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class _Queued:
-    """A mixture in the queue. `checked`: whether it fits, and the bound is that of its plan."""
+    """A mixture in the queue.
+
+    `memory`: once it was checked, and the bound is that of its plan.
+    `needed_bytes`: where it does not fit; infinite where that was plain at once.
+    """
 
     bound_s: float
     number: int
-    checked: bool = False
     memory: Memory | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class _TooBig:
-    """A mixture that does not fit; `needed_bytes`: None where that was plain at once."""
-
-    needed_bytes: float | None = None
+    needed_bytes: float | None = field(default=None, compare=False)
 
 
 def choose_mixture(
@@ -105,67 +144,76 @@ def choose_mixture(
     candidates, divided = list_mixtures(
         scenario, jobs.section, jobs.base.size, jobs.inputs.workload
     )
-    counts = _Counts(impossible=divided)
     bounds = StepBounds(scenario.compute.precision, jobs.make)
     say(f"{len(candidates):,} mixtures")
-    queue: list[_Queued] = []
-    refused: InputError | None = None
-    for number, candidate in enumerate(candidates):
-        try:
-            queue.append(_Queued(bounds.lower_bound_s(candidate), number))
-        except InputError as error:
-            counts.impossible += 1
-            refused = error
+    question = as_question(scenario, profile, fidelity)
+    search = _Search(jobs, bounds, candidates, say, workers or ALONE, question, divided)
+    bounded = (search.bound(number) for number in range(len(candidates)))
+    queue = [each for each in bounded if each is not None]
     heapq.heapify(queue)
     say(f"{len(queue):,} bounds")
-    simulations = Simulations(jobs, workers or ALONE, as_question(scenario, profile, fidelity))
-    search = _Search(jobs, bounds, candidates, counts, say, simulations)
     search.run(queue, exhaustive=exhaustive)
     if jobs.section.buckets and search.simulated:
         search.tune_buckets()
     if not search.simulated:
-        raise _nothing(scenario, search, refused)
+        raise scenario.fault("strategy", *search.nothing())
     return search.result(divided + len(candidates), queue)
 
 
 @dataclass
 class _Search:
-    """The search: what was simulated so far, and the least memory of what does not fit.
+    """The search: what was simulated so far, and what became of the other mixtures.
 
+    `question`: what workers prepare their own jobs from (`as_question`).
+    `ready`: steps, or why there is none, of what workers have simulated.
+    `impossible`, `too_big`: how many mixtures were.
+    `least`: the least memory of what does not fit, and the number of that mixture.
+    `refused`: the last error of an impossible mixture.
     `checks`: by the number of a mixture what `_check` said of it.
     """
 
     jobs: MixtureJobs
     bounds: StepBounds
     candidates: list[MixtureCandidate]
-    counts: _Counts
     say: Progress
-    simulations: Simulations
+    workers: Workers
+    question: bytes
+    impossible: int
+    too_big: int = 0
     simulated: list[tuple[float, int, SimulatedMixture]] = field(default_factory=list)
-    least: tuple[float, int] | None = None
+    least: tuple[float, int] = (math.inf, 0)
     refused: InputError | None = None
-    checks: dict[int, _Queued | _TooBig | InputError] = field(default_factory=dict)
+    checks: dict[int, _Queued | InputError] = field(default_factory=dict)
+    ready: dict[MixtureCandidate, SimulatedStep | InputError] = field(default_factory=dict)
 
     @property
     def best_s(self) -> float:
         """Quickest step so far; seconds."""
-        return min((step_s for step_s, _, _ in self.simulated), default=float("inf"))
+        return min((step_s for step_s, _, _ in self.simulated), default=math.inf)
+
+    def bound(self, number: int) -> _Queued | None:
+        """Return a mixture with its lower bound for the queue; None if it is impossible."""
+        candidate = self.candidates[number]
+        bound_s = self._possible(result_or_error(lambda: self.bounds.lower_bound_s(candidate)))
+        return None if bound_s is None else _Queued(bound_s, number)
+
+    def _possible(self, outcome: T | InputError) -> T | None:
+        """Return an outcome; None where it is an error, by which a mixture is impossible."""
+        if not isinstance(outcome, InputError):
+            return outcome
+        self.impossible += 1
+        self.refused = outcome
+        return None
 
     def run(self, queue: list[_Queued], *, exhaustive: bool) -> None:
         """Simulate what may be the quickest, until nothing else may."""
         most = len(self.candidates) if exhaustive else self.jobs.section.simulate
-        while queue and self.counts.simulated < most:
-            if not exhaustive and queue[0].bound_s * AT_LEAST >= self.best_s:
+        while queue and len(self.simulated) < most:
+            if not exhaustive and queue[0].bound_s * SURE_SHARE_OF_BOUND >= self.best_s:
                 break
-            if queue[0].checked:
-                self._begin_next(queue, most - self.counts.simulated, exhaustive=exhaustive)
-            head = heapq.heappop(queue)
-            try:
-                again = self._look(head)
-            except InputError as error:
-                self.counts.impossible += 1
-                self.refused = error
-                continue
+            if queue[0].memory is not None:
+                self._begin_next(queue, most - len(self.simulated), exhaustive=exhaustive)
+            again = self._look(heapq.heappop(queue))
             if again is not None:
                 heapq.heappush(queue, again)
 
@@ -174,62 +222,69 @@ class _Search:
 
         Nothing that the search does later depends on it, but for how soon it has steps.
         """
-        most = min(most, self.simulations.workers.at_once)
+        most = min(most, self.workers.at_once)
         ahead, following = list(queue), list[MixtureCandidate]()
-        if most < 2 or self.candidates[queue[0].number] in self.simulations.ready:
+        if most < 2 or self.candidates[queue[0].number] in self.ready:
             return
         while ahead and len(following) < most:
             head = heapq.heappop(ahead)
-            if not exhaustive and head.bound_s * AT_LEAST >= self.best_s:
+            if not exhaustive and head.bound_s * SURE_SHARE_OF_BOUND >= self.best_s:
                 break
-            if head.checked:
+            if head.memory is not None:
                 following.append(self.candidates[head.number])
-            elif isinstance(again := self._check(head), _Queued):
+                continue
+            again = self._check(head)
+            if isinstance(again, _Queued) and again.needed_bytes is None:
                 heapq.heappush(ahead, again)
-        self.simulations.begin(following)
+        self._begin(following)
+
+    def _begin(self, candidates: Sequence[MixtureCandidate]) -> None:
+        """Let workers simulate what is not ready, if there are workers."""
+        calls = [(self.question, each) for each in candidates if each not in self.ready]
+        if not self.workers.alone and len(calls) > 1:
+            jobs, backend, scheduler = astuple(self.workers)
+            self.ready.update(
+                map_unordered(
+                    _simulate_candidate, calls, jobs=jobs, backend=backend, scheduler=scheduler
+                )
+            )
 
     def _look(self, head: _Queued) -> _Queued | None:
-        """Check a mixture, or simulate one that is checked."""
-        if head.checked and head.memory is not None:
-            sized = self.jobs.make(self.candidates[head.number])
-            with locate_errors(sized):
-                self._simulate(head, sized, head.memory)
+        """Simulate a mixture that is checked, or return it checked if it is possible and fits."""
+        memory = head.memory
+        if memory is not None:
+            self._possible(result_or_error(lambda: self._simulate(head, memory)))
             return None
-        checked = self._check(head)
-        if isinstance(checked, InputError):
-            raise checked
-        if isinstance(checked, _Queued):
-            return checked
-        self.counts.too_big += 1
-        if checked.needed_bytes is not None:
-            needed = (checked.needed_bytes, head.number)
-            self.least = needed if self.least is None else min(self.least, needed)
-        return None
+        checked = self._possible(self._check(head))
+        if checked is not None and checked.needed_bytes is not None:
+            self.too_big += 1
+            self.least = min(self.least, (checked.needed_bytes, head.number))
+            return None
+        return checked
 
-    def _check(self, head: _Queued) -> _Queued | _TooBig | InputError:
-        """Whether a mixture is possible and fits, and the bound of its plan; worked out once."""
+    def _check(self, head: _Queued) -> _Queued | InputError:
+        """Return a mixture with its memory and the bound of its plan; worked out once."""
         if head.number not in self.checks:
-            try:
-                self.checks[head.number] = self._check_anew(head)
-            except InputError as error:
-                self.checks[head.number] = error
+            self.checks[head.number] = result_or_error(lambda: self._check_anew(head))
         return self.checks[head.number]
 
-    def _check_anew(self, head: _Queued) -> _Queued | _TooBig:
+    def _check_anew(self, head: _Queued) -> _Queued:
         candidate = self.candidates[head.number]
         sized = self.jobs.make(candidate)
+        whole = sized.job.scenario.strategy.kind in ("ddp", "megatron")
         with locate_errors(sized):
-            if self._holds_too_much(candidate, sized):
-                return _TooBig()
+            # Where each GPU holds them whole, parameters and gradients alone may not fit.
+            least_bytes = 2 * sized.job.workload.nbytes / candidate.pipeline
+            if whole and least_bytes > sized.job.gpu.memory_bytes:
+                return replace(head, needed_bytes=math.inf)
             if candidate.pipeline > 1:
                 sized.job.mixture.pipeline_schedule(candidate.micro_batches)
             memory = sized.memory()
             if not memory.fits or memory.tight:
-                return _TooBig(memory.total_bytes + memory.reserve_bytes)
-            bound_s = head.bound_s
-            if candidate.pipeline == 1:
-                bound_s = max(bound_s, self.bounds.busiest_stream_s(sized))
-            return _Queued(bound_s, head.number, True, memory)
+                return replace(head, needed_bytes=memory.total_bytes + memory.reserve_bytes)
+            is_whole = candidate.pipeline == 1
+            plan_s = self.bounds.busiest_stream_s(sized) if is_whole else head.bound_s
+            return _Queued(max(head.bound_s, plan_s), head.number, memory)
 
     def tune_buckets(self) -> None:
         """Go from the winner's size of buckets to larger and smaller ones while these are quicker.
@@ -242,14 +297,14 @@ class _Search:
         sizes_of = STRATEGIES[own.kind].bucket_sizes
         ranks = self.jobs.base.size.gpus // best.gpus_per_replica * best.context
         setting = None if sizes_of is None else sizes_of(own, ranks)
-        if setting is None or winner.parts_s["data"] < HIDDEN * step_s:
+        if setting is None or winner.parts_s["data"] < HIDDEN_SHARE * step_s:
             return
         variants = [
             replace(best, bucket_size=None if size is None else (setting.field, size))
             for size in setting.values
         ]
         middle = setting.values.index(None)
-        self.simulations.begin([variants[middle - 1], variants[middle + 1]])
+        self._begin([variants[middle - 1], variants[middle + 1]])
         for direction in (1, -1):
             at = middle + direction
             while 0 <= at < len(variants) and self._is_quicker(variants[at]):
@@ -258,84 +313,68 @@ class _Search:
                 return
 
     def _is_quicker(self, candidate: MixtureCandidate) -> bool:
-        """Simulate one more mixture if it fits; whether it is the best so far."""
+        """Simulate one more mixture if it fits; return whether it is the best so far."""
         before_s = self.best_s
-        if self.counts.simulated >= self.jobs.section.simulate:
+        if len(self.simulated) >= self.jobs.section.simulate:
             return False
         self.candidates.append(candidate)
-        try:
-            bound_s = self.bounds.lower_bound_s(candidate)
-            checked = self._look(_Queued(bound_s, len(self.candidates) - 1))
-            if checked is not None:
-                self._look(checked)
-        except InputError as error:
-            self.counts.impossible += 1
-            self.refused = error
+        head = self.bound(len(self.candidates) - 1)
+        checked = None if head is None else self._look(head)
+        if checked is not None:
+            self._look(checked)
         return self.best_s < before_s
 
-    def _holds_too_much(self, candidate: MixtureCandidate, sized: SizedJob) -> bool:
-        """Whether parameters and gradients alone do not fit, where each GPU holds them whole."""
-        whole = sized.job.scenario.strategy.kind in ("ddp", "megatron")
-        least = 2 * sized.job.workload.nbytes / candidate.pipeline
-        return whole and least > sized.job.gpu.memory_bytes
-
-    def _simulate(self, head: _Queued, sized: SizedJob, memory: Memory) -> None:
+    def _simulate(self, head: _Queued, memory: Memory) -> None:
         candidate = self.candidates[head.number]
-        step = self.simulations.step(candidate, sized)
-        section, data = self.jobs.section, sized.size.gpus // candidate.gpus_per_replica
-        self.counts.simulated += 1
-        self.simulated.append(
-            (
-                step.step_s,
-                head.number,
-                SimulatedMixture(
-                    text=candidate.describe(section, data),
-                    changes=self.jobs.changes(candidate),
-                    step_time_s=step.step_s,
-                    bound_s=head.bound_s,
-                    memory_bytes=memory.total_bytes,
-                    parts_s=step.parts_s,
-                ),
-            )
+        sized = self.jobs.make(candidate)
+        with locate_errors(sized):
+            ready = self.ready.get(candidate)
+            step_s, parts_s = _simulate(sized) if ready is None else result_of(ready)
+        simulated = SimulatedMixture(
+            text=self._describe(candidate),
+            changes=self.jobs.changes(candidate),
+            step_time_s=step_s,
+            bound_s=head.bound_s,
+            memory_bytes=memory.total_bytes,
+            parts_s=parts_s,
         )
-        self.say(f"{self.counts.simulated} simulated, the best {self.best_s:.4g} s")
+        self.simulated.append((step_s, head.number, simulated))
+        self.say(f"{len(self.simulated)} simulated, the best {self.best_s:.4g} s")
+
+    def _describe(self, candidate: MixtureCandidate) -> str:
+        return candidate.describe(
+            self.jobs.section, self.jobs.base.size.gpus // candidate.gpus_per_replica
+        )
 
     def result(self, listed: int, queue: list[_Queued]) -> MixtureSearch:
-        """What the search came to."""
+        """Return what the search came to."""
         ranked = [mixture for _, _, mixture in sorted(self.simulated, key=lambda each: each[:2])]
-        lowest_s = min((each.bound_s for each in queue), default=float("inf"))
+        lowest_s = min((each.bound_s for each in queue), default=math.inf)
         return MixtureSearch(
-            best=tuple(ranked[:LISTED]),
+            best=tuple(ranked[:MOST_LISTED]),
             listed=listed,
-            impossible=self.counts.impossible,
-            too_big=self.counts.too_big,
+            impossible=self.impossible,
+            too_big=self.too_big,
             bounded=len(queue),
-            simulated=self.counts.simulated,
+            simulated=len(self.simulated),
             unproven=max(0.0, 1 - lowest_s / ranked[0].step_time_s),
         )
 
-
-def _nothing(scenario: Scenario, search: _Search, refused: InputError | None) -> InputError:
-    """Say why there is no answer: nothing fits, or nothing is possible."""
-    counts = search.counts
-    if counts.too_big and search.least is None:
-        allowed = "more GPUs, or other lists: parameters and gradients alone are larger than a GPU"
-        return scenario.fault("strategy", f"{counts.too_big:,} mixtures, none fits", allowed)
-    if search.least is not None:
-        needed, number = search.least
-        candidate = search.candidates[number]
-        gpus = search.jobs.base.size.gpus
-        mixture = candidate.describe(search.jobs.section, gpus // candidate.gpus_per_replica)
-        text = f"{counts.too_big:,} mixtures, none of which fits"
-        allowed = (
-            f"more GPUs, or other lists: the least memory, {needed / 2**30:.1f} GiB of "
-            f"{search.jobs.base.job.gpu.memory_bytes / 2**30:.1f} GiB with what CUDA, NCCL and "
-            f"the allocator take, has {mixture}"
-        )
-        return scenario.fault("strategy", text, allowed)
-    last = search.refused or refused
-    reason = "degrees that divide GPUs, batch and blocks of the model"
-    if last is not None:
-        fault = last.faults[0]
-        reason = f"for one, {fault.field}: found {fault.found}; allowed: {fault.allowed}"
-    return scenario.fault("strategy", f"{counts.impossible:,} mixtures, all impossible", reason)
+    def nothing(self) -> tuple[str, str]:
+        """Say why there is no answer, nothing fits or is possible; and what is allowed."""
+        needed, number = self.least
+        if self.too_big and math.isinf(needed):
+            allowed = "parameters and gradients alone are larger than a GPU"
+            return f"{self.too_big:,} mixtures, none fits", f"more GPUs, or other lists: {allowed}"
+        if self.too_big:
+            has = self.jobs.base.job.gpu.memory_bytes
+            return f"{self.too_big:,} mixtures, none of which fits", (
+                f"more GPUs, or other lists: the least memory, {needed / 2**30:.1f} GiB of "
+                f"{has / 2**30:.1f} GiB with what CUDA, NCCL and the allocator take, has "
+                f"{self._describe(self.candidates[number])}"
+            )
+        reason = "degrees that divide GPUs, batch and blocks of the model"
+        if self.refused is not None:
+            fault = self.refused.faults[0]
+            reason = f"for one, {fault.field}: found {fault.found}; allowed: {fault.allowed}"
+        return f"{self.impossible:,} mixtures, all impossible", reason

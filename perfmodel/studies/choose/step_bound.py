@@ -8,7 +8,8 @@ least as long as alone on the network. So no simulated step is shorter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -27,16 +28,17 @@ from perfmodel.training.parallel.rank_grid import RankGrid
 from perfmodel.training.pipeline.pass_actions import PipelineSchedule
 from perfmodel.training.pipeline.schedules import SCHEDULES
 from perfmodel.training.pipeline.stage_workload import PartitionOptions, part_layers
-from perfmodel.training.plan.layer_calls import PassCall, backward_calls, forward_calls
+from perfmodel.training.plan.layer_calls import backward_calls, forward_calls
 from perfmodel.training.plan.step_plan import Collective, Compute, Op
 from perfmodel.workload.compute_spread import slowest_factor
 from perfmodel.workload.memory.blocks import repeated_blocks
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, slow_device
+from perfmodel.workload.shards.calls import LayerCall
 
 WHOLE_BACKWARD = ("gpipe", "1f1b", "interleaved", "looped_bfs")
 """Schedules whose last backward of a stage is followed by those of the stages before it."""
 
-HIDING = ("dualpipe", "dualpipe_v")
+HIDING_EXPERTS = ("dualpipe", "dualpipe_v")
 """Schedules that hide what experts exchange."""
 
 Groups = tuple[tuple[str, tuple[RankGroup, ...]], ...]
@@ -78,8 +80,7 @@ class StepBounds:
         """
         share = self._share(candidate)
         if candidate.pipeline == 1:
-            passes_s = share.forward_s[-1] + share.backward_s[-1]
-            return float(candidate.micro_batches * passes_s)
+            return float(candidate.micro_batches * (share.forward_s[-1] + share.backward_s[-1]))
         return self._pipeline_bound_s(candidate, share)
 
     def _share(self, candidate: MixtureCandidate) -> PricedShare:
@@ -106,27 +107,25 @@ class StepBounds:
         return self._held[candidate.sharding]
 
     def _exposed_groups(self, candidate: MixtureCandidate) -> Groups:
-        """Groups of which calls may not be hidden."""
-        hides = candidate.schedule in HIDING
-        groups = self._called_groups(candidate)
-        return tuple(each for each in groups if each[0] != "expert" or not hides)
+        """Return groups of which calls may not be hidden.
 
-    def _called_groups(self, candidate: MixtureCandidate) -> Groups:
-        """One group of each stage whose ranks share layers, without those that are alike."""
+        One group of each stage whose ranks share layers, without those that are alike.
+        """
         key = (candidate.tensor, candidate.context, candidate.expert, candidate.pipeline)
         if key not in self._groups:
             sized = self.make(candidate)
             grid = sized.job.mixture.grid(sized.size.gpus)
             own, per_node = sized.allocation.own, sized.size.gpus_per_node
             self._groups[key] = tuple(
-                (name, _unlike(_first_of_stages(listed, grid), own, per_node))
+                (name, _first_of_kinds(listed, grid, own, per_node))
                 for name, listed in (
                     ("tensor", grid.tensor_groups),
                     ("context", grid.context_groups),
                     ("expert", grid.expert_groups),
                 )
             )
-        return self._groups[key]
+        groups = self._groups[key]  # those of experts last
+        return groups[:-1] if candidate.schedule in HIDING_EXPERTS else groups
 
     def _price(self, sized: SizedJob, groups: dict[str, tuple[RankGroup, ...]]) -> PricedShare:
         job, workload = sized.job, sized.job.workload
@@ -155,55 +154,47 @@ class StepBounds:
         job = sized.job
         precision = "fp32" if job.wide_precision == "tf32" else job.wide_precision
 
-        def of(calls: tuple[PassCall, ...]) -> float:
-            total_s = 0.0
-            for each in calls:
-                if each.window_s == 0 and each.call.group in groups:
-                    call = each.call
-                    item_bytes = ITEM_BYTES[call.dtype or precision]
-                    nbytes = round(call.elements * sized.batch) * item_bytes
-                    least_s = min(
-                        self._collective_s(sized, group, call.op, nbytes)
-                        for group in groups[call.group]
-                    )
-                    total_s += call.times * least_s
-            return total_s
+        def least_s(call: LayerCall) -> float:
+            nbytes = round(call.elements * sized.batch) * ITEM_BYTES[call.dtype or precision]
+            return call.times * min(
+                self._collective_s(sized, group, call.op, nbytes) for group in groups[call.group]
+            )
 
-        forward = forward_calls(job.workload, times, layers)
-        return of(forward), of(backward_calls(job.workload, times, layers, job.recompute))
+        forward, backward = (
+            [each.call for each in calls if each.window_s == 0 and each.call.group in groups]
+            for calls in (
+                forward_calls(job.workload, times, layers),
+                backward_calls(job.workload, times, layers, job.recompute),
+            )
+        )
+        return sum(map(least_s, forward), 0.0), sum(map(least_s, backward), 0.0)
 
     def _collective_s(self, sized: SizedJob, group: RankGroup, op: Op, nbytes: int) -> float:
         key = (op, nbytes, group)
         if key not in self._alone_s:
-            machine = sized.ensemble.likely
-            self._alone_s[key] = collective_s(machine, group, self._timers, op, nbytes)
+            self._alone_s[key] = collective_s(
+                sized.ensemble.likely, group, self._timers, op, nbytes
+            )
         return self._alone_s[key]
 
     def _pipeline_bound_s(self, candidate: MixtureCandidate, share: PricedShare) -> float:
         """Fill, all passes of a stage, and drain, of the stage where they take longest; seconds."""
         assert candidate.schedule is not None
-        row = SCHEDULES[candidate.schedule]
-        shape = PipelineSchedule(
-            row.title,
-            candidate.pipeline,
-            candidate.micro_batches,
-            candidate.chunks or row.chunks or 1,
-            row.layout,
-            (),
-        )
+        row, count = SCHEDULES[candidate.schedule], candidate.micro_batches
+        chunks, stages = candidate.chunks or row.chunks or 1, candidate.pipeline
+        shape = PipelineSchedule(row.title, stages, count, chunks, row.layout, ())
         edges = self._edges(candidate, share, shape)
         forward_s, backward_s = np.diff(share.forward_s[edges]), np.diff(share.backward_s[edges])
-        stages = np.arange(candidate.pipeline)
         both_ways = row.layout == "bidirectional"
         held = np.array(
             [[shape.part(s, chunk) for chunk in range(shape.chunks)] for s in range(shape.stages)]
         )
-        count = candidate.micro_batches / (2 if both_ways else 1)
-        bounds = count * (forward_s + backward_s)[held].sum(axis=1)
+        passes = count / 2 if both_ways else count
+        bounds = passes * (forward_s + backward_s)[held].sum(axis=1)
         if not both_ways:
-            bounds = bounds + _sums(forward_s)[stages]
+            bounds = bounds + _sums(forward_s)[:stages]
         if candidate.schedule in WHOLE_BACKWARD:
-            bounds = bounds + _sums(backward_s)[stages]
+            bounds = bounds + _sums(backward_s)[:stages]
         return float(bounds.max())
 
     def _edges(
@@ -225,16 +216,15 @@ class StepBounds:
         groups = {each.name: each.groups[0] for each in plan.communicators if each.groups}
         workers = {stream.name: stream.workers for stream in plan.streams}
         kinds = {stream.name: stream.kind for stream in plan.streams}
-        total_s: dict[Any, float] = {}
+        total_s: defaultdict[Any, float] = defaultdict(float)
         for task in plan.tasks:
             if kinds[task.stream] == "host" or task.acquires or task.releases:
                 continue
-            if isinstance(task.work, Compute):
-                own_s = task.work.duration_s
-            else:
-                own_s = self._work_s(sized, task.work, groups)
-            at = (task.rank_class, task.stream)
-            total_s[at] = total_s.get(at, 0.0) + own_s / workers[task.stream]
+            work = task.work
+            own_s = (
+                work.duration_s if isinstance(work, Compute) else self._work_s(sized, work, groups)
+            )
+            total_s[task.rank_class, task.stream] += own_s / workers[task.stream]
         return max(total_s.values(), default=0.0)
 
     def _work_s(self, sized: SizedJob, work: Collective, groups: dict[str, RankGroup]) -> float:
@@ -253,33 +243,27 @@ def _sums(values: FloatArray) -> FloatArray:
     return np.concatenate([[0.0], np.cumsum(values)])
 
 
-def _segments(sized: SizedJob) -> Iterator[tuple[int, int]]:
-    """Layers before the blocks, of each block, and after them."""
+def _segments(sized: SizedJob) -> list[tuple[int, int]]:
+    """Return the layers before the blocks, of each block, and after them."""
     workload = sized.job.workload
-    edges = [0]
-    for block in repeated_blocks(workload):
-        edges += [block.start, block.stop]
-    edges.append(len(workload.layers))
-    for begin, end in pairwise(edges):
-        if begin < end:
-            yield begin, end
+    ends = (end for block in repeated_blocks(workload) for end in (block.start, block.stop))
+    edges = [0, *ends, len(workload.layers)]
+    return [(begin, end) for begin, end in pairwise(edges) if begin < end]
 
 
-def _first_of_stages(groups: tuple[RankGroup, ...], grid: RankGrid) -> tuple[RankGroup, ...]:
-    """One group of each stage: all of a stage wait for the slowest of theirs."""
-    first = [int(rank) for rank in grid.numbers[:, 0, 0]]
-    return tuple(group for group in groups if set(first).intersection(group))
+def _first_of_kinds(
+    groups: tuple[RankGroup, ...], grid: RankGrid, own: RankGroup, per_node: int
+) -> tuple[RankGroup, ...]:
+    """Return groups of the machine's ranks, one of each stage and the first of those alike.
 
-
-def _unlike(groups: tuple[RankGroup, ...], own: RankGroup, per_node: int) -> tuple[RankGroup, ...]:
-    """Groups of the machine's ranks, the first of those that are alike."""
-    unlike: dict[Hashable, RankGroup] = {}
+    All of a stage wait for the slowest of their groups. Those take as long that have the same
+    places in a node.
+    """
+    first = {int(rank) for rank in grid.numbers[:, 0, 0]}
+    kinds: dict[Hashable, RankGroup] = {}
     for group in groups:
-        unlike.setdefault(_pattern(group, per_node), tuple(own[rank] for rank in group))
-    return tuple(unlike.values())
-
-
-def _pattern(group: RankGroup, per_node: int) -> Hashable:
-    """What groups have in common that take as long: their places in a node, or all ranks."""
-    nodes = {rank // per_node for rank in group}
-    return tuple(rank % per_node for rank in group) if len(nodes) == 1 else tuple(group)
+        if first.intersection(group):
+            in_node = len({rank // per_node for rank in group}) == 1
+            kind = tuple(rank % per_node for rank in group) if in_node else tuple(group)
+            kinds.setdefault(kind, tuple(own[rank] for rank in group))
+    return tuple(kinds.values())

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.scenario import Scenario, change_scenario, scenario_digest
+from perfmodel.scenario import Scenario, change_scenario
 from perfmodel.scenario.sections.variants import WhatIf
 from perfmodel.studies.compare.model import (
     Change,
@@ -22,8 +23,9 @@ from perfmodel.studies.compare.model import (
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result.model import SizeResult, Uncertainty
 from perfmodel.studies.run.steps.uncertainty import ratio_interval
-from perfmodel.studies.sweep import Variant, run_sweep
-from perfmodel.studies.sweep.variants import without_curve
+from perfmodel.studies.sweep import run_sweep
+from perfmodel.studies.sweep.run import Progress
+from perfmodel.studies.sweep.variants import make_variant, without_curve
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
@@ -48,17 +50,16 @@ def list_differing_fields(scenarios: Sequence[Scenario]) -> tuple[Field, ...]:
     documents = [
         dict(_flatten(each.model_dump(mode="json", exclude=unasked))) for each in scenarios
     ]
-    names = dict.fromkeys(name for document in documents for name in document)
     fields: dict[str, Field] = {}
-    for name in names:
-        if len({json.dumps(each.get(name), sort_keys=True) for each in documents}) > 1:
-            written_names = [_find_written(scenario, name)[0] for scenario in scenarios]
-            shortest = min(written_names, key=len)
-            written = [_find_written(scenario, shortest)[1] for scenario in scenarios]
-            values = tuple(v if isinstance(v, str) else json.dumps(v) for v in written)
-            if len(set(values)) > 1:  # else it follows from another field
-                reader = READERS.get(shortest.partition(".")[0])
-                fields.setdefault(shortest, Field(shortest, values, reader))
+    for name in dict.fromkeys(name for document in documents for name in document):
+        if len({json.dumps(each.get(name), sort_keys=True) for each in documents}) == 1:
+            continue
+        shortest = min((_find_written(scenario, name)[0] for scenario in scenarios), key=len)
+        written = (_find_written(scenario, shortest)[1] for scenario in scenarios)
+        values = tuple(v if isinstance(v, str) else json.dumps(v) for v in written)
+        if len(set(values)) > 1:  # else it follows from another field
+            reader = READERS.get(shortest.partition(".")[0])
+            fields.setdefault(shortest, Field(shortest, values, reader))
     return tuple(fields.values())
 
 
@@ -86,9 +87,6 @@ def _find_written(scenario: Scenario, name: str) -> tuple[str, Any]:
             return name, DEFAULT
         section = section[part]
     return name, section
-
-
-Progress = Callable[[int, int], None]
 
 
 def compare(
@@ -166,14 +164,13 @@ def compare_with_first(first: Side, other: Side) -> SideDifference:
 
 def gain_of(base: SizeResult, point: SizeResult) -> Change:
     """Samples per second of one over those of the other, with the interval of the ratio."""
-    ends = ratio_interval_of(base, point)
-    batch = point.global_batch / base.global_batch
+    ends, batch = ratio_interval_of(base, point), point.global_batch / base.global_batch
     interval = None if ends is None else (batch / ends[1], batch / ends[0])
     return Change(point.samples_per_s / base.samples_per_s, interval)
 
 
 def ratio_interval_of(a: SizeResult, b: SizeResult) -> Ends | None:
-    """80 % interval of the ratio of two steps, the second over the first.
+    """Return the 80 % interval of the ratio of two steps, the second over the first.
 
     None where one of them has no interval. Where neither has one but for chance, the interval is
     that of chance.
@@ -189,7 +186,7 @@ def ratio_interval_of(a: SizeResult, b: SizeResult) -> Ends | None:
 
 
 def _chance(point: SizeResult) -> tuple[Uncertainty, ...]:
-    """Uncertainty of a mean of random steps; none where they are all alike."""
+    """Return the uncertainty of a mean of random steps; none where they are all alike."""
     if point.disturbance is None or point.disturbance.mean_interval_s is None:
         return ()
     return (Uncertainty("chance", *point.disturbance.mean_interval_s, is_shared=False),)
@@ -206,42 +203,41 @@ LEAST_DIFFERENCE = 1e-6
 """Share of a step below which the difference of two steps is rounding and has no parts."""
 
 
-def list_what_ifs(sides: Sequence[Side]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def list_what_ifs(sides: Sequence[Side]) -> list[tuple[str, Mapping[str, Any]]]:
     """List what-ifs that change some side: a description and the fields of ``what_if``."""
-    points = [side.point for side in sides]
-    if any(point.gpus > 1 for point in points):
-        yield from _list_fast_links(points)
-        yield "no communication at all", SILENT
-    yield "compute twice as fast", {"compute": 2.0}
-    events = [event.kind for side in sides for event in side.scenario.events]
-    if "jitter" in events:
-        yield "no jitter", {"jitter": False}
-    if any(kind != "jitter" for kind in events):
-        yield "no events", {"events": False}
-    if any(side.scenario.jobs for side in sides):
-        yield "no other jobs", {"jobs": False}
+    points, kinds = (
+        [side.point for side in sides],
+        [e.kind for s in sides for e in s.scenario.events],
+    )
+    several = any(point.gpus > 1 for point in points)
+    links = _list_fast_links(points) if several else {}
+    rows: tuple[tuple[bool, str, Mapping[str, Any]], ...] = (
+        (several, "no communication at all", SILENT),
+        (True, "compute twice as fast", {"compute": 2.0}),
+        ("jitter" in kinds, "no jitter", {"jitter": False}),
+        (any(kind != "jitter" for kind in kinds), "no events", {"events": False}),
+        (any(side.scenario.jobs for side in sides), "no other jobs", {"jobs": False}),
+    )
+    return [*links.items(), *((what, fields) for holds, what, fields in rows if holds)]
 
 
-def _list_fast_links(points: Sequence[SizeResult]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _list_fast_links(points: Sequence[SizeResult]) -> dict[str, Mapping[str, Any]]:
     """List what-ifs of links and latency, and what relieves the bottleneck of each size."""
     inside: Mapping[str, Any] = {"node_bandwidth": "infinite"}
-    links: dict[str, Mapping[str, Any]] = {"infinitely fast links between the GPUs": inside}
-    every = inside
+    network: Mapping[str, Any] = {"network_bandwidth": "infinite"}
+    links, every = {"infinitely fast links between the GPUs": inside}, inside
     if any(point.nodes > 1 for point in points):
-        network = {"network_bandwidth": "infinite"}
         every = {**network, **inside}
         links = {
             "an infinitely fast network, hosts as they are": network,
             "infinitely fast links inside the hosts": inside,
             "infinitely fast links everywhere": every,
         }
-    reliefs = [point.relief for point in points if point.relief is not None]
-    for relief in reliefs:
+    for relief in (point.relief for point in points if point.relief is not None):
         if relief.what_if and relief.what_if not in (*links.values(), NO_LATENCY, SILENT):
             links[relief.what] = dict(relief.what_if)
-    yield from links.items()
-    yield "no latency", NO_LATENCY
-    yield "infinitely fast links and no latency", {**every, **NO_LATENCY}
+    both = {"infinitely fast links and no latency": {**every, **NO_LATENCY}}
+    return links | {"no latency": NO_LATENCY} | both
 
 
 def attribute_step(
@@ -249,41 +245,39 @@ def attribute_step(
     *,
     profile: Profile | None = None,
     jobs: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> tuple[WhatIfResult, ...]:
     """Simulate each what-if on each side.
 
     `jobs`: processes, as for `run_sweep`.
     """
-    what_ifs = list(list_what_ifs(sides))
-    scenarios = [_add_what_if(side, fields) for _, fields in what_ifs for side in sides]
-    variants = [Variant(at, {}, each, scenario_digest(each)) for at, each in enumerate(scenarios)]
-    swept = run_sweep(variants, jobs=jobs, profile=profile, progress=progress)
+    what_ifs = list_what_ifs(sides)
+    asked = [(side, fields) for _, fields in what_ifs for side in sides]
+    variants = [
+        make_variant(side.scenario, at, _on_top(side.scenario, fields))
+        for at, (side, fields) in enumerate(asked)
+    ]
+    answers = iter(run_sweep(variants, jobs=jobs, profile=profile, progress=progress).answers)
     results = []
-    for at, (description, fields) in enumerate(what_ifs):
-        answers = swept.answers[at * len(sides) : (at + 1) * len(sides)]
-        steps_s = tuple(answer.step_time_s for answer in answers)
-        messages = tuple(answer.message for answer in answers)
-        shares = _removed_shares(sides, steps_s)
+    for description, fields in what_ifs:
+        own = list(islice(answers, len(sides)))
+        steps_s = tuple(answer.step_time_s for answer in own)
+        messages, shares = tuple(answer.message for answer in own), _removed_shares(sides, steps_s)
         results.append(WhatIfResult(description, fields, steps_s, messages, shares))
     return tuple(results)
 
 
-def _add_what_if(side: Side, fields: Mapping[str, Any]) -> Scenario:
-    """Add a what-if to a side's scenario, on top of its own."""
-    own = side.scenario.what_if or WhatIf()
-    values = dict(fields)
-    if "compute" in values:
-        values["compute"] *= own.compute
-    return change_scenario(
-        side.scenario, {f"what_if.{name}": value for name, value in values.items()}
-    )
+def _on_top(scenario: Scenario, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the changes that add a what-if to a scenario, on top of its own."""
+    own = (scenario.what_if or WhatIf()).compute
+    values = {**fields, "compute": fields["compute"] * own} if "compute" in fields else fields
+    return {f"what_if.{name}": value for name, value in values.items()}
 
 
 def _removed_shares(
     sides: Sequence[Side], steps_s: Sequence[float | None]
 ) -> tuple[float | None, ...]:
-    """Share of the difference between each side and the first that a what-if removes.
+    """Return the share of the difference between each side and the first that a what-if removes.
 
     None where steps cannot be compared: other samples, or another number of them.
     """
@@ -293,9 +287,8 @@ def _removed_shares(
         base_s = first.point.step_time_s
         difference_s = side.point.step_time_s - base_s
         comparable = same_samples(first, side) and same_batch(first, side)
-        if not comparable or first_s is None or step_s is None:
-            return None
-        if abs(difference_s) <= LEAST_DIFFERENCE * base_s:
+        is_rounding = abs(difference_s) <= LEAST_DIFFERENCE * base_s
+        if not comparable or first_s is None or step_s is None or is_rounding:
             return None
         return 1.0 - (step_s - first_s) / difference_s
 

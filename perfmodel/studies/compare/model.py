@@ -152,18 +152,20 @@ class Comparison:
     @property
     def labelled_assumptions(self) -> tuple[tuple[tuple[str, ...], str], ...]:
         """As `assumptions`, beside the labels of the sides; none for what holds for all."""
-        own = [RATIOS] if any(each.step.interval is not None for each in self.differences) else []
-        own += [SHARES] if self.what_ifs else []
-        labels_of: dict[str, list[str]] = {}
-        for side in self.sides:
-            for line in dict.fromkeys(side.result.assumptions):
-                labels_of.setdefault(line, []).append(side.label)
-        count = len(self.sides)
-        shared = [
-            (() if len(labels) == count else tuple(labels), line)
-            for line, labels in labels_of.items()
-        ]
-        return (*(((), line) for line in own), *shared)
+        has_interval = any(each.step.interval is not None for each in self.differences)
+        own = {RATIOS: has_interval, SHARES: bool(self.what_ifs)}
+        lines = dict.fromkeys(line for side in self.sides for line in side.result.assumptions)
+        labels_of = {
+            line: tuple(side.label for side in self.sides if line in side.result.assumptions)
+            for line in lines
+        }
+        return (
+            *(((), line) for line, holds in own.items() if holds),
+            *(
+                (() if len(labels) == len(self.sides) else labels, line)
+                for line, labels in labels_of.items()
+            ),
+        )
 
 
 RATIOS = (
@@ -250,20 +252,22 @@ def _imagined(imagined: WhatIfResult, sides: tuple[Side, ...]) -> dict[str, Any]
 
 def csv_rows(comparison: Comparison) -> list[dict[str, Any]]:
     """One row per side: what differs, the figures, and the step under each what-if."""
-    rows = []
-    for at, side in enumerate(comparison.sides):
-        row = _side(side)
-        parts, ends = row.pop("breakdown_s"), row.pop("interval_s") or (None, None)
-        row |= {f"exposed_{use.op}_s": use.exposed_s for use in row.pop("communication")}
-        row |= {"low_s": ends[0], "high_s": ends[1]}
-        row |= {f"{name.replace(' ', '_')}_s": time_s for name, time_s in parts.items()}
-        row |= {field.name: field.values[at] for field in comparison.fields}
-        row |= {
-            f"step_time_s with {imagined.what}": imagined.steps_s[at]
-            for imagined in comparison.what_ifs
-        }
-        rows.append(row)
-    return rows
+    return [_csv_row(comparison, at) for at in range(len(comparison.sides))]
+
+
+def _csv_row(comparison: Comparison, at: int) -> dict[str, Any]:
+    row = _side(comparison.sides[at])
+    parts, uses = row.pop("breakdown_s"), row.pop("communication")
+    low_s, high_s = row.pop("interval_s") or (None, None)
+    return {
+        **row,
+        **{f"exposed_{use.op}_s": use.exposed_s for use in uses},
+        "low_s": low_s,
+        "high_s": high_s,
+        **{f"{name.replace(' ', '_')}_s": time_s for name, time_s in parts.items()},
+        **{field.name: field.values[at] for field in comparison.fields},
+        **{f"step_time_s with {each.what}": each.steps_s[at] for each in comparison.what_ifs},
+    }
 
 
 def to_csv(comparison: Comparison) -> str:

@@ -6,28 +6,23 @@ First the requests and their scenarios, then the predictions, then what follows 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from perfmodel.errors import InputError, PerfmodelError
 from perfmodel.scenario import (
     CandidateSection,
     FailureSection,
+    PlanSection,
     Scenario,
     UpgradeSection,
     change_scenario,
-    scenario_digest,
 )
-from perfmodel.studies.plan.model import Interval, Step
-from perfmodel.studies.sweep import Answer, Variant, run_sweep
+from perfmodel.studies.plan.model import Step
+from perfmodel.studies.sweep import Answer, SweepResult
+from perfmodel.studies.sweep.variants import make_variant
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.build import build_topology, load_node
-from perfmodel.workload.memory.optimizer_states import optimizer_state_bytes
-from perfmodel.workload.model import Workload
-
-if TYPE_CHECKING:
-    from perfmodel.calibrate import Profile
 
 LONGEST_ALLOWED = 120
 """Most characters of an error's list of allowed values."""
@@ -48,11 +43,8 @@ class StepRequest:
     @property
     def changes(self) -> dict[str, Any]:
         """Fields of the scenario to set."""
-        candidate = self.candidate
-        fabric = (
-            None if candidate.fabric is None else candidate.fabric.model_dump(exclude_none=True)
-        )
-        fields: dict[str, Any] = {
+        candidate, fabric = self.candidate, self.candidate.fabric
+        return {
             "plan": None,
             "sweep": None,
             "scale": None,
@@ -60,28 +52,30 @@ class StepRequest:
                 "node": candidate.node,
                 "nodes": self.nodes,
                 "gpus_per_node": 1 if self.alone else candidate.gpus_per_node,
-                "fabric": fabric,
+                "fabric": None if fabric is None else fabric.model_dump(exclude_none=True),
             },
+            **(candidate.set or {}),
+            **self._upgraded(of_plan=False),
         }
-        fields |= candidate.set or {}
-        upgraded = {} if self.upgrade is None else self.upgrade.set
-        return fields | {name: value for name, value in upgraded.items() if not _is_of_plan(name)}
 
     @property
     def failure_changes(self) -> dict[str, Any]:
         """Fields of the plan that the upgrade sets, such as a faster storage."""
-        upgraded = {} if self.upgrade is None else self.upgrade.set
-        return {name: value for name, value in upgraded.items() if _is_of_plan(name)}
+        return self._upgraded(of_plan=True)
+
+    def _upgraded(self, *, of_plan: bool) -> dict[str, Any]:
+        fields = {} if self.upgrade is None else self.upgrade.set
+        return {key: value for key, value in fields.items() if key.startswith("plan.") == of_plan}
 
     @property
     def labels(self) -> dict[str, object]:
         """Labels of the variant in a sweep."""
-        fields: dict[str, object] = {"candidate": self.candidate.name, "nodes": self.nodes}
-        if self.upgrade is not None:
-            fields["upgrade"] = self.upgrade.name
-        if self.alone:
-            fields["gpus_per_node"] = 1
-        return fields
+        return {
+            "candidate": self.candidate.name,
+            "nodes": self.nodes,
+            **({} if self.upgrade is None else {"upgrade": self.upgrade.name}),
+            **({"gpus_per_node": 1} if self.alone else {}),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,43 +100,34 @@ class PredictedStep:
     reason: str = ""
 
 
-def _is_of_plan(name: str) -> bool:
-    return name.startswith("plan.")
+def list_requests(plan: PlanSection, *, is_weak: bool) -> Iterator[StepRequest]:
+    """Yield all steps to predict: candidates by size, their upgrades, and one GPU alone of each.
 
-
-def list_requests(scenario: Scenario) -> Iterator[StepRequest]:
-    """Yield all steps to predict: candidates by size, their upgrades, and one GPU alone of each."""
-    plan = scenario.plan
-    assert plan is not None
+    `is_weak`: whether the batch per GPU is kept, so that one GPU alone can be compared.
+    """
     for candidate in plan.candidates:
-        for nodes in candidate.nodes:
-            yield StepRequest(candidate, nodes)
-        if scenario.training.scaling == "weak":
+        yield from (StepRequest(candidate, nodes) for nodes in candidate.nodes)
+        if is_weak:
             yield StepRequest(candidate, 1, alone=True)
         for upgrade in plan.upgrades:
             if upgrade.candidates is None or candidate.name in upgrade.candidates:
-                for nodes in candidate.nodes:
-                    yield StepRequest(candidate, nodes, upgrade)
+                yield from (StepRequest(candidate, nodes, upgrade) for nodes in candidate.nodes)
 
 
-def find_failures(scenario: Scenario, request: StepRequest) -> FailureSection | str | None:
-    """Return the failures of a request; None where nothing fails, or a text on why unknown."""
-    assert scenario.plan is not None
-    if not request.failure_changes:
-        return scenario.plan.failures
-    try:
-        plan = change_scenario(scenario, request.failure_changes).plan
-    except InputError as error:
-        return describe_error(error)
+def find_failures(scenario: Scenario, request: StepRequest) -> FailureSection | None:
+    """Return the failures of a request; None where nothing fails.
+
+    Raises `InputError`: what its upgrade sets makes no plan.
+    """
+    changes = request.failure_changes
+    plan = change_scenario(scenario, changes).plan if changes else scenario.plan
     return None if plan is None else plan.failures
 
 
 def find_hardware(scenario: Scenario, candidate: CandidateSection) -> Hardware | str:
     """Return the hardware of a candidate's node, or why it is not known."""
-    name = scenario.origin.beside("plan.candidates", candidate.node)
     try:
-        spec = load_node(name)
-        host = build_topology(spec)
+        host = build_topology(load_node(scenario.origin.beside("plan.candidates", candidate.node)))
         return Hardware(candidate.gpus_per_node or len(host.ranks), host.gpu)
     except PerfmodelError as error:
         return describe_error(error)
@@ -169,9 +154,8 @@ def _shorten(allowed: str) -> str:
     """Shorten a long list of names, but keep the suggestion at its end."""
     if len(allowed) <= LONGEST_ALLOWED:
         return allowed
-    meant = allowed.rfind(" (did you mean")
-    hint = allowed[meant:] if meant >= 0 else ""
-    return f"{allowed[:LONGEST_ALLOWED].rpartition(',')[0]}, ...{hint}"
+    _, meant, hint = allowed.rpartition(" (did you mean")
+    return f"{allowed[:LONGEST_ALLOWED].rpartition(',')[0]}, ...{meant}{hint if meant else ''}"
 
 
 def describe_fabric(candidate: CandidateSection) -> str:
@@ -187,75 +171,40 @@ def describe_fabric(candidate: CandidateSection) -> str:
         return "none"
     settings: Mapping[str, Any] = candidate.fabric.model_dump(exclude_none=True, exclude={"kind"})
     text = ", ".join(
-        f"{name.replace('_', ' ')} {value:g}"
-        if isinstance(value, float)
-        else f"{name.replace('_', ' ')} {value}"
+        f"{name.replace('_', ' ')} {f'{value:g}' if isinstance(value, float) else value}"
         for name, value in settings.items()
     )
     return f"{candidate.fabric.kind}{f' ({text})' if text else ''}"
 
 
 def predict(
-    scenario: Scenario,
-    requests: Sequence[StepRequest],
-    *,
-    profile: Profile | None = None,
-    jobs: int | None = None,
-    backend: str = "loky",
-    scheduler: str | None = None,
-    store: Path | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    scenario: Scenario, requests: Sequence[StepRequest], sweep: Callable[..., SweepResult]
 ) -> list[PredictedStep]:
     """Predict steps; one that fails has a reason and stops no other.
 
     `scenario`: with a plan.
-    `profile`, `jobs`, `backend`, `scheduler`, `store`, `progress`: as for
-        `perfmodel.studies.sweep.run_sweep`.
+    `sweep`: `perfmodel.studies.sweep.run_sweep` with its options.
     """
-    variants = [_variant(at, request, scenario) for at, request in enumerate(requests)]
-    swept = run_sweep(
-        variants,
-        jobs=jobs,
-        backend=backend,
-        scheduler=scheduler,
-        store=store,
-        profile=profile,
-        progress=progress,
-    )
-    return [
-        PredictedStep(
-            request, variant.scenario, _step(answer), _shorten_message(answer.message, scenario)
-        )
-        for request, variant, answer in zip(requests, variants, swept.answers, strict=True)
-    ]
-
-
-def _variant(index: int, request: StepRequest, scenario: Scenario) -> Variant:
-    """Return the scenario to predict as a variant, or why there is none."""
-    try:
-        changed = change_scenario(scenario, request.changes)
-    except InputError as error:
-        reason = describe_error(error)
-        return Variant(index, request.labels, None, f"{index}: {reason}", reason)
-    return Variant(index, request.labels, changed, scenario_digest(changed))
-
-
-def _shorten_message(message: str, scenario: Scenario) -> str:
-    """Leave out the file, which is the plan's own, and line breaks."""
     file = scenario.origin.file
-    lines = (line.removeprefix(f"{file}: ") if file else line for line in message.splitlines())
-    return "; ".join(lines)
+    variants = [
+        make_variant(scenario, at, each.changes, labels=each.labels, describe=describe_error)
+        for at, each in enumerate(requests)
+    ]
+    predicted = []
+    for request, variant, answer in zip(requests, variants, sweep(variants).answers, strict=True):
+        lines = answer.message.splitlines()  # their file is the plan's own
+        reason = "; ".join(line.removeprefix(f"{file}: ") if file else line for line in lines)
+        predicted.append(PredictedStep(request, variant.scenario, _step(answer), reason))
+    return predicted
 
 
 def _step(answer: Answer) -> Step | None:
     if answer.status != "ok" or answer.step_time_s is None or answer.samples_per_s is None:
         return None
-    interval: Interval | None = None
-    if answer.low_s is not None and answer.high_s is not None:
-        interval = answer.low_s, answer.high_s
+    is_known = answer.low_s is not None and answer.high_s is not None
     return Step(
         step_time_s=answer.step_time_s,
-        interval_s=interval,
+        interval_s=(answer.low_s or 0.0, answer.high_s or 0.0) if is_known else None,
         samples_per_s=answer.samples_per_s,
         global_batch=round(answer.samples_per_s * answer.step_time_s),
         exposed_comm_s=answer.exposed_comm_s or 0.0,
@@ -265,33 +214,3 @@ def _step(answer: Answer) -> Step | None:
         tight=bool(answer.tight),
         routing_cost=answer.routing_cost or 1.0,
     )
-
-
-def add_efficiency(step: Step, gpus: int, base_per_gpu: float | None, flops: float | None) -> Step:
-    """Add efficiency and model FLOPs utilisation.
-
-    `base_per_gpu`: samples per second and GPU that are an efficiency of one.
-    `flops`: of one sample over the dense peak of one GPU; seconds.
-    """
-    each = step.samples_per_s / gpus
-    return replace(
-        step,
-        efficiency=None if base_per_gpu is None else each / base_per_gpu,
-        mfu=None if not flops else each * flops,
-    )
-
-
-def sample_at_peak_s(workload: Workload, hardware: Hardware, precision: str) -> float | None:
-    """Time of one sample's products at a GPU's dense peak; None where either is not known; s."""
-    flops = workload.training_flops
-    peak = hardware.gpu.peak_flops.get(precision)
-    return flops / peak if flops and peak else None
-
-
-def checkpoint_bytes(workload: Workload, optimizer: str, *, master_weights: bool = True) -> float:
-    """Size of a checkpoint: parameters, buffers and optimizer states, once.
-
-    Ranks of DistributedDataParallel all hold the same, so one of them writes.
-    """
-    states = optimizer_state_bytes(workload, optimizer, master_weights=master_weights)
-    return float(workload.nbytes + workload.buffer_bytes + states)

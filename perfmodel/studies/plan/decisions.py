@@ -1,92 +1,39 @@
-"""Decisions of a plan: whether an upgrade pays, and the options that answer each question."""
+"""Decisions of a plan: options that answer each question, upgrades that pay, what it depends on."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
-from perfmodel.scenario import CandidateSection, UpgradeSection
-from perfmodel.studies.plan.model import Answers, Pays, PlanOption, UpgradeOutcome
+from perfmodel.errors import PerfmodelError
+from perfmodel.scenario import (
+    CandidateSection,
+    Scenario,
+    UpgradeSection,
+    WhatIf,
+    change_scenario,
+)
+from perfmodel.scenario.sections.plan import Money
+from perfmodel.studies.plan.candidates import StepRequest
+from perfmodel.studies.plan.model import Answers, Pays, PlanOption, Sensitivity, UpgradeOutcome
 from perfmodel.studies.plan.time_to_train import HOURS_PER_YEAR
+from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
+from perfmodel.studies.run.steps.one_size import simulate_size
+from perfmodel.studies.run.steps.simulate_step import timer_of
+from perfmodel.studies.run.steps.sized_job import SizedJob, size_job
+from perfmodel.training.ddp.options import MIB
+from perfmodel.training.plan.step_plan import Collective
+from perfmodel.training.strategies import STRATEGIES
+from perfmodel.units import format_bytes, format_time
 
+if TYPE_CHECKING:
+    from perfmodel.calibrate import Profile
 
-def one_off_price(upgrade: UpgradeSection, nodes: int) -> float | None:
-    """Return the one-off price of an upgrade of some nodes; None where none is given."""
-    if upgrade.price is not None:
-        return upgrade.price.amount
-    if upgrade.price_per_node is not None:
-        return nodes * upgrade.price_per_node.amount
-    return None
-
-
-def compare_upgrade(
-    upgrade: UpgradeSection, candidate: CandidateSection, before: PlanOption, after: PlanOption
-) -> UpgradeOutcome:
-    """Compare an option with the same option after an upgrade.
-
-    `candidate`: of both options.
-    `before`, `after`: `after` pays the upgrade's rent already, if it has one.
-    """
-    price = one_off_price(upgrade, before.nodes)
-    if after.status != "ok":
-        return UpgradeOutcome(upgrade.name, before, after, None, None, price, None, "unknown")
-    saved_s = before.wall_s - after.wall_s
-    saved = None if before.cost is None or after.cost is None else before.cost - after.cost
-    payback_s = _payback_s(
-        saved, price, after.wall_s, rented=upgrade.price_per_gpu_hour is not None
-    )
-    pays = _verdict(upgrade, saved, price, payback_s, life_s(candidate))
-    return UpgradeOutcome(upgrade.name, before, after, saved_s, saved, price, payback_s, pays)
-
-
-def life_s(candidate: CandidateSection) -> float | None:
-    """Return the time of use of a purchase; seconds, None for a rented candidate."""
-    bought = candidate.purchase
-    return None if bought is None else bought.years * bought.utilisation * HOURS_PER_YEAR * 3600
-
-
-def _payback_s(
-    saved: float | None, price: float | None, wall_s: float, *, rented: bool
-) -> float | None:
-    """Return the training time until savings reach the price; seconds, None for never."""
-    if saved is None or saved <= 0:
-        return None
-    if rented:
-        return 0.0
-    return None if price is None else price / saved * wall_s
-
-
-def _verdict(
-    upgrade: UpgradeSection,
-    saved: float | None,
-    price: float | None,
-    payback_s: float | None,
-    life: float | None,
-) -> Pays:
-    if price is None and upgrade.price_per_gpu_hour is None:
-        return "no price"
-    if saved is None:
-        return "unknown"
-    if payback_s is None:
-        return "never"
-    if life is not None and payback_s > life:
-        return "not in its life"
-    return "in this training" if price is None or price <= saved else "later"
-
-
-def rank_upgrades(outcomes: list[UpgradeOutcome]) -> tuple[UpgradeOutcome, ...]:
-    """Sort upgrades: soonest paid back first, then by savings; failed ones last."""
-
-    def key(outcome: UpgradeOutcome) -> tuple[bool, bool, float, float]:
-        never = outcome.payback_s is None
-        return (
-            outcome.saved_s is None,
-            never,
-            outcome.payback_s or 0.0,
-            -(outcome.saved or outcome.saved_s or 0.0),
-        )
-
-    return tuple(sorted(outcomes, key=key))
+# ---------------------------------------------------------------- answers
 
 
 def pareto_front(options: Iterable[PlanOption]) -> tuple[PlanOption, ...]:
@@ -94,11 +41,10 @@ def pareto_front(options: Iterable[PlanOption]) -> tuple[PlanOption, ...]:
 
     Options without a price are left out.
     """
-    priced = [option for option in options if option.cost is not None]
     front: list[PlanOption] = []
-    for option in sorted(priced, key=_quick_then_cheap):
-        is_equal = bool(front) and _quick_then_cheap(option) == _quick_then_cheap(front[-1])
-        if is_equal or not front or _cost(option) < _cost(front[-1]):
+    for option in sorted((o for o in options if o.cost is not None), key=_quick_then_cheap):
+        last = _quick_then_cheap(front[-1]) if front else (math.inf, math.inf)
+        if _quick_then_cheap(option) == last or _cost(option) < last[1]:
             front.append(option)
     return tuple(front)
 
@@ -133,17 +79,21 @@ def choose_answers(
     `options`: with status "ok".
     `deadline_s`: against expected wall times; seconds.
     """
+
+    def best(
+        allowed: Iterable[PlanOption], key: Callable[[PlanOption], tuple[float, ...]]
+    ) -> PlanOption | None:
+        return min(allowed, key=key, default=None)
+
     in_time = [o for o in options if deadline_s is not None and o.wall_s <= deadline_s]
     priced = [o for o in options if o.cost is not None]
     in_budget = [o for o in priced if budget is not None and _cost(o) <= budget]
     return Answers(
-        smallest_in_time=_best(in_time, lambda o: (o.gpus or 0, _cost(o), o.wall_s)),
-        cheapest_in_time=_best(
-            [o for o in in_time if o.cost is not None], lambda o: (_cost(o), o.wall_s)
-        ),
-        fastest_in_budget=_best(in_budget, _quick_then_cheap),
-        fastest=_best(options, _quick_then_cheap),
-        cheapest=_best(priced, lambda o: (_cost(o), o.wall_s)),
+        smallest_in_time=best(in_time, lambda o: (o.gpus or 0, _cost(o), o.wall_s)),
+        cheapest_in_time=best((o for o in in_time if o.cost is not None), _cheap_then_quick),
+        fastest_in_budget=best(in_budget, _quick_then_cheap),
+        fastest=best(options, _quick_then_cheap),
+        cheapest=best(priced, _cheap_then_quick),
         pareto=pareto_front(options),
         ladder=smallest_by_deadline(options),
     )
@@ -153,11 +103,284 @@ def _quick_then_cheap(option: PlanOption) -> tuple[float, float]:
     return option.wall_s, _cost(option)
 
 
+def _cheap_then_quick(option: PlanOption) -> tuple[float, float]:
+    return _cost(option), option.wall_s
+
+
 def _cost(option: PlanOption) -> float:
     return math.inf if option.cost is None else option.cost
 
 
-def _best(
-    options: Sequence[PlanOption], key: Callable[[PlanOption], tuple[float, ...]]
-) -> PlanOption | None:
-    return min(options, key=key, default=None)
+# ---------------------------------------------------------------- upgrades
+
+
+def one_off_price(upgrade: UpgradeSection, nodes: int) -> Money | None:
+    """Return the one-off price of an upgrade of some nodes; None where none is given."""
+    each = upgrade.price_per_node
+    return upgrade.price if each is None else Money(nodes * each.amount, each.currency)
+
+
+def compare_upgrade(
+    upgrade: UpgradeSection, candidate: CandidateSection, before: PlanOption, after: PlanOption
+) -> UpgradeOutcome:
+    """Compare an option with the same option after an upgrade.
+
+    `candidate`: of both options.
+    `before`, `after`: `after` pays the upgrade's rent already, if it has one.
+    """
+    once, is_rented = one_off_price(upgrade, before.nodes), upgrade.price_per_gpu_hour is not None
+    price = None if once is None else once.amount
+    if after.status != "ok":
+        return UpgradeOutcome(upgrade.name, before, after, None, None, price, None, "unknown")
+    saved = None if before.cost is None or after.cost is None else before.cost - after.cost
+    payback_s = None
+    if saved is not None and saved > 0:
+        payback_s = 0.0 if is_rented else None if price is None else price / saved * after.wall_s
+    verdicts: tuple[tuple[bool, Pays], ...] = (
+        (price is None and not is_rented, "no price"),
+        (saved is None, "unknown"),
+        (payback_s is None, "never"),
+        ((payback_s or 0.0) > (life_s(candidate) or math.inf), "not in its life"),
+        ((price or 0.0) <= (saved or 0.0), "in this training"),
+        (True, "later"),
+    )
+    pays = next(verdict for holds, verdict in verdicts if holds)
+    saved_s = before.wall_s - after.wall_s
+    return UpgradeOutcome(upgrade.name, before, after, saved_s, saved, price, payback_s, pays)
+
+
+def life_s(candidate: CandidateSection) -> float | None:
+    """Return the time of use of a purchase; seconds, None for a rented candidate."""
+    bought = candidate.purchase
+    return None if bought is None else bought.years * bought.utilisation * HOURS_PER_YEAR * 3600
+
+
+def rank_upgrades(outcomes: Iterable[UpgradeOutcome]) -> tuple[UpgradeOutcome, ...]:
+    """Sort upgrades: soonest paid back first, then by savings; failed ones last."""
+
+    def key(outcome: UpgradeOutcome) -> tuple[bool, bool, float, float]:
+        saved = outcome.saved or outcome.saved_s or 0.0
+        return outcome.saved_s is None, outcome.payback_s is None, outcome.payback_s or 0.0, -saved
+
+    return tuple(sorted(outcomes, key=key))
+
+
+# ---------------------------------------------------------------- one assumption at a time
+
+PRICE_SWING = 0.2
+"""Prices of clouds differ by more between vendors; this is a discount that is bargained for."""
+COMPUTE_SWING = 0.1
+"""Half of the width of a usual interval of compute (`workload/compute_spread.yaml`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swing:
+    """One assumption, with the changes that make it worse and better; None where none does."""
+
+    what: str
+    labels: tuple[str, str]
+    worse: StepRequest | None
+    better: StepRequest | None
+
+
+def list_swings(scenario: Scenario, best: PlanOption) -> Iterator[Swing]:
+    """Yield what is simulated again for the chosen cluster.
+
+    Each costs up to two steps; a search for the best parallel layout would be one for each, so that
+    plans with `strategy.kind: auto` vary failures only.
+    """
+    plan = scenario.plan
+    assert plan is not None
+    candidate = next(c for c in plan.candidates if c.name == best.candidate)
+    now = StepRequest(candidate, best.nodes)
+
+    def changed(what: str, fields: Mapping[str, object]) -> StepRequest:
+        """Set fields as a free upgrade, whose training is not simulated."""
+        return replace(now, upgrade=UpgradeSection.model_construct(name=what, set=fields))
+
+    if plan.failures is not None:
+        mtbf_s = candidate.mtbf_per_node or plan.failures.mtbf_per_node
+        ends = [
+            replace(
+                changed("failures", {}),
+                candidate=candidate.model_copy(update={"mtbf_per_node": factor * mtbf_s}),
+            )
+            for factor in (0.5, 2.0)
+        ]
+        yield Swing("failures", ("twice as many", "half as many"), *ends)
+    current = change_scenario(scenario, now.changes)
+    if current.strategy.kind == "auto":
+        return
+    by, own, fabric = COMPUTE_SWING, current.what_if or WhatIf(), current.cluster.fabric
+    percent, rate = f"{100 * by:g} %", own.network_bandwidth
+    labels = (f"{percent} slower", f"{percent} quicker")
+    rows: list[tuple[str, tuple[str, str], str, float, float | None]] = [
+        ("compute", labels, "what_if.compute", own.compute * (1 - by), own.compute * (1 + by))
+    ]
+    if best.nodes > 1:
+        labels = ("half as fast", "twice as fast")
+        rows += [("network", labels, "what_if.network_bandwidth", rate * 0.5, rate * 2.0)]
+    if best.nodes > 1 and fabric is not None:
+        ratio = fabric.oversubscription or 1.0
+        labels, field = (f"{2 * ratio:g} to 1", "1 to 1"), "cluster.fabric.oversubscription"
+        rows += [("oversubscription", labels, field, 2 * ratio, 1.0 if ratio > 1 else None)]
+    for what, labels, field, worse, better in rows:
+        yield Swing(
+            what,
+            labels,
+            changed(what, {field: worse}),
+            None if better is None else changed(what, {field: better}),
+        )
+
+
+def measure_swings(
+    best: PlanOption,
+    swings: Sequence[Swing],
+    answer: Callable[[Sequence[StepRequest]], Sequence[PlanOption]],
+) -> tuple[Sensitivity, ...]:
+    """Return what each assumption makes of time and cost, the largest effect first.
+
+    `answer`: options of requests, in their order.
+    """
+    requests = [request for swing in swings for request in (swing.worse, swing.better) if request]
+    options = iter(answer(requests))
+    measured = [*_from_intervals(best)]
+    for swing in swings:
+        worse, better = (
+            next(options) if request else best for request in (swing.worse, swing.better)
+        )
+        if worse.status == better.status == "ok":
+            is_free = worse.cost is None or better.cost is None
+            costs = None if is_free else (_cost(worse), _cost(better))
+            measured.append(
+                Sensitivity(swing.what, swing.labels, (worse.wall_s, better.wall_s), costs)
+            )
+
+    def effect(each: Sensitivity) -> float:
+        """Return the widest relative swing, of the cost where it is known and of the time."""
+        ends = [each.wall_s] + ([] if each.cost is None else [each.cost])
+        return max(abs(worse - better) / (max(worse, better) or 1.0) for worse, better in ends)
+
+    return tuple(sorted(measured, key=effect, reverse=True))
+
+
+def _from_intervals(best: PlanOption) -> Iterator[Sensitivity]:
+    """Yield what needs no simulation: the prediction's own interval, and the price."""
+    training, bill = best.training, best.bill
+    if training is not None and training.wall_interval_s is not None:
+        quick_s, slow_s = training.wall_interval_s
+        costs = None if bill is None or bill.interval is None else bill.interval[::-1]
+        labels = ("slow end", "quick end")
+        yield Sensitivity("the prediction (80 % interval)", labels, (slow_s, quick_s), costs)
+    if bill is not None and bill.machines and bill.total is not None:
+        by, percent = PRICE_SWING * bill.machines, f"{100 * PRICE_SWING:g} %"
+        labels, costs = (f"{percent} more", f"{percent} less"), (bill.total + by, bill.total - by)
+        yield Sensitivity("price of the machines", labels, (best.wall_s, best.wall_s), costs)
+
+
+# ---------------------------------------------------------------- dips of efficiency
+
+LEAST_DIP = 0.05
+"""Efficiency that has to be missing beside a larger size, before a reader wonders."""
+LEAST_SPEEDUP = 1.02
+"""Times as quick as another algorithm makes a step before it is worth naming."""
+
+NCCL_ALGO_NAMES = {"ring": "Ring", "tree": "Tree"}
+"""Algorithms that a user can ask for by NCCL_ALGO, as NCCL writes them."""
+
+
+def explain_dips(
+    options: Sequence[PlanOption],
+    scenarios: Mapping[tuple[str, int], Scenario | None],
+    profile: Profile | None,
+) -> Iterator[str]:
+    """Yield a sentence for each option that is much less efficient than the next larger one.
+
+    `scenarios`: by candidate and number of nodes.
+    """
+    stepped = [
+        (each, each.step)
+        for each in options
+        if each.step is not None and each.step.efficiency is not None
+    ]
+    for (option, step), (larger, more) in pairwise(stepped):
+        low, high = step.efficiency or 0.0, more.efficiency or 0.0
+        is_next = option.candidate == larger.candidate and option.nodes < larger.nodes
+        if not is_next or high - low < LEAST_DIP:
+            continue
+        own, other = (scenarios[each.candidate, each.nodes] for each in (option, larger))
+        assert own is not None  # it has a step
+        assert other is not None
+        limits = f"its limit there is {step.bottleneck}; on more {more.bottleneck}"
+        yield (
+            f"{option.candidate} is less efficient on {option.nodes:,} nodes ({100 * low:.0f} %) "
+            f"than on {larger.nodes:,} ({100 * high:.0f} %): "
+            f"{_other_algorithm(own, other, profile) or limits}."
+        )
+
+
+def _other_algorithm(smaller: Scenario, larger: Scenario, profile: Profile | None) -> str:
+    """Say which algorithm makes the difference, and what the other would; "" where none does."""
+    if STRATEGIES[smaller.strategy.kind].loops is not None:
+        return ""  # its workers have no step of collectives in common
+    try:
+        own, other = (_main_collective(_sized(each, profile)) for each in (smaller, larger))
+        if own is None or other is None or own[0] == other[0]:
+            return ""
+        library = "NCCL" if smaller.library.name == "nccl" else smaller.library.name
+        (here, text), (there, text_there) = own, other
+        return (
+            f"there {library} prefers a {here.replace('_', ' ')} ({text}), on more nodes a "
+            f"{there.replace('_', ' ')} ({text_there}){_if_named(smaller, there, profile)}"
+        )
+    except PerfmodelError:
+        return ""
+
+
+def _if_named(scenario: Scenario, algorithm: str, profile: Profile | None) -> str:
+    """Say how long the step is where the user names the algorithm, if that is shorter."""
+    env, name = scenario.library.env, NCCL_ALGO_NAMES.get(algorithm)
+    if scenario.library.name != "nccl" or name is None or "NCCL_ALGO" in env:
+        return ""
+    by_name = change_scenario(scenario, {"library.env": {**env, "NCCL_ALGO": name}})
+    before_s, after_s = (
+        simulate_size(_sized(each, profile), with_first=False, with_limits=False).step_time_s
+        for each in (scenario, by_name)
+    )
+    if before_s < LEAST_SPEEDUP * after_s:
+        return ""
+    return (
+        f"; with NCCL_ALGO={name} a step would take {format_time(after_s)} instead of "
+        f"{format_time(before_s)} by this model, which is not NCCL's own estimate: worth measuring"
+    )
+
+
+def _sized(scenario: Scenario, profile: Profile | None) -> SizedJob:
+    inputs = resolve_scenario(scenario, profile, None)
+    return size_job(inputs, inputs.sizes[-1])
+
+
+def _main_collective(sized: SizedJob) -> tuple[str, str] | None:
+    """Return the algorithm that takes most time of a step, and its mean message in words.
+
+    None without collectives.
+    """
+    plan, timer = sized.plan_for(None), timer_of(sized.setup(), sized.steady_disturbances)
+    groups = {each.name: max(each.groups, key=len) for each in plan.communicators}
+    total_s: defaultdict[tuple[str, str], float] = defaultdict(float)
+    total_bytes, counts = Counter[Any](), Counter[Any]()
+    for work in (task.work for task in plan.tasks if isinstance(task.work, Collective)):
+        group = groups[work.communicator]
+        if len(group) < 2:
+            continue
+        lowered, time_s = timer.best(work.op, work.nbytes, group, work.root)
+        key = str(work.op), lowered.schedule.algorithm
+        total_s[key] += time_s * work.times
+        total_bytes[key] += work.nbytes * work.times
+        counts[key] += work.times
+    if not counts:
+        return None
+    key = max(total_s, key=lambda each: total_s[each])
+    mean_s, mean_mib = total_s[key] / counts[key], total_bytes[key] / counts[key] / MIB
+    size = format_bytes(round(mean_mib) * MIB)
+    return key[1], f"{size} of {key[0].replace('_', '-')} in {format_time(mean_s)}"

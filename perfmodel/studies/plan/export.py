@@ -1,4 +1,4 @@
-"""A plan as plain data: the document that ``perfmodel plan --json`` prints, and the CSV table.
+"""What is told of a plan: the document of ``perfmodel plan --json``, the CSV table, assumptions.
 
 Keys are a contract that other programs rely on: they are added to, never renamed.
 """
@@ -6,14 +6,19 @@ Keys are a contract that other programs rely on: they are added to, never rename
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from statistics import NormalDist
 from typing import Any
 
 from perfmodel.arrays import Z80
 from perfmodel.files import as_json, attributes, csv_text
-from perfmodel.studies.plan.failures import daly_s, young_s
-from perfmodel.studies.plan.model import PlanOption, PlanResult, Training, UpgradeOutcome
+from perfmodel.scenario import CandidateSection, PlanSection, PowerSection
+from perfmodel.studies.plan.candidates import Hardware
+from perfmodel.studies.plan.model import PlanOption, PlanResult, Training, UpgradeOutcome, Upkeep
+from perfmodel.studies.plan.time_to_train import daly_s, young_s
+from perfmodel.studies.run.steps.routing_cost import MUCH
+from perfmodel.topology.templates.gpus import gpu_sources
 
 CSV_COLUMNS = (
     "candidate",
@@ -92,7 +97,7 @@ def to_json(plan: PlanResult) -> dict[str, Any]:
 
 
 def deadline_met(option: PlanOption, deadline_s: float | None) -> str | None:
-    """How much of an option's 80 % interval meets a deadline.
+    """Return how much of an option's 80 % interval meets a deadline.
 
     "whole interval" if its slow end does; "expected" if the expected time does; "quick end" if only
     that does; else "no".
@@ -100,15 +105,12 @@ def deadline_met(option: PlanOption, deadline_s: float | None) -> str | None:
     if deadline_s is None or option.training is None:
         return None
     low_s, high_s = option.training.wall_interval_s or (option.wall_s, math.inf)
-    if high_s <= deadline_s:
-        return "whole interval"
-    if option.wall_s <= deadline_s:
-        return "expected"
-    return "quick end" if low_s <= deadline_s else "no"
+    ends_s = {"whole interval": high_s, "expected": option.wall_s, "quick end": low_s}
+    return next((met for met, end_s in ends_s.items() if end_s <= deadline_s), "no")
 
 
 def probability_in_time(option: PlanOption, deadline_s: float | None) -> float | None:
-    """Probability that a training meets a deadline; None where it has no interval.
+    """Return the probability that a training meets a deadline; None where it has no interval.
 
     The logarithm of the wall time is taken as normal about the expected time, with a width of its
     own on either side, whose 80 % interval is the option's.
@@ -120,9 +122,7 @@ def probability_in_time(option: PlanOption, deadline_s: float | None) -> float |
     late = deadline_s >= option.wall_s
     width = math.log(high_s / option.wall_s if late else option.wall_s / low_s) / Z80
     room = math.log(deadline_s / option.wall_s)
-    if width == 0:
-        return float(late)
-    return NormalDist().cdf(room / width)
+    return float(late) if width == 0 else NormalDist().cdf(room / width)
 
 
 def option_to_json(option: PlanOption, plan: PlanResult) -> dict[str, Any]:
@@ -141,18 +141,22 @@ def option_to_json(option: PlanOption, plan: PlanResult) -> dict[str, Any]:
 
 
 def _training(training: Training) -> dict[str, Any]:
-    upkeep = training.upkeep
     return {
         **attributes(training, "samples steps work_s wall_s wall_interval_s goodput"),
-        "mtbf_s": None if upkeep is None else upkeep.mtbf_s,
-        "checkpoint_every_s": None if upkeep is None else upkeep.interval_s,
-        "checkpoint_steps": training.checkpoint_steps,
-        "checkpoint_write_s": None if upkeep is None else upkeep.write_s,
-        "young_s": None if upkeep is None else young_s(upkeep.write_s, upkeep.mtbf_s),
-        "daly_s": None if upkeep is None else daly_s(upkeep.write_s, upkeep.mtbf_s),
-        "restart_s": None if upkeep is None else upkeep.restart_s,
+        **_upkeep(training.upkeep),
         "simulated": None if training.simulated is None else asdict(training.simulated),
     }
+
+
+def _upkeep(upkeep: Upkeep | None) -> dict[str, Any]:
+    keys = "mtbf_s checkpoint_every_s checkpoint_steps checkpoint_write_s young_s daly_s restart_s"
+    if upkeep is None:
+        return dict.fromkeys(keys.split())
+    mtbf_s, write_s = upkeep.mtbf_s, upkeep.write_s
+    best_s = young_s(write_s, mtbf_s), daly_s(write_s, mtbf_s)
+    steps = upkeep.checkpoint_steps
+    values = (mtbf_s, upkeep.interval_s, steps, write_s, *best_s, upkeep.restart_s)
+    return dict(zip(keys.split(), values, strict=True))
 
 
 def _outcome(outcome: UpgradeOutcome) -> dict[str, Any]:
@@ -168,33 +172,208 @@ def _outcome(outcome: UpgradeOutcome) -> dict[str, Any]:
 
 
 def _key(option: PlanOption | None) -> dict[str, Any] | None:
-    """Which option, by candidate and size."""
+    """Return which option it is, by candidate and size."""
     return None if option is None else attributes(option, "candidate nodes gpus")
 
 
 def csv_rows(plan: PlanResult) -> list[dict[str, Any]]:
-    """One flat row per option, by the names of `CSV_COLUMNS`."""
+    """Return one flat row per option, by the names of `CSV_COLUMNS`."""
     return [_row(option_to_json(option, plan), plan.currency) for option in plan.options]
 
 
 def _row(option: dict[str, Any], currency: str | None) -> dict[str, Any]:
     step, training, cost = (option[part] or {} for part in ("step", "training", "cost"))
     simulated = training.get("simulated") or {}
-    row = {**option, **step, **training, "currency": currency}
-    for name, ends in (
-        ("step", step.get("interval_s")),
-        ("wall", training.get("wall_interval_s")),
-    ):
-        row[f"{name}_low_s"], row[f"{name}_high_s"] = ends or (None, None)
-    row |= {f"simulated_{end}_s": simulated.get(f"{end}_s") for end in ("mean", "low", "high")}
-    row["cost"] = cost.get("total")
-    row["cost_low"], row["cost_high"] = cost.get("interval") or (None, None)
-    row |= {"cost_machines": cost.get("machines"), "cost_energy": cost.get("energy")}
-    row |= {"cost_per_step": cost.get("per_step"), "outlay": cost.get("outlay")}
-    row |= {"energy_kWh": cost.get("energy_kWh"), "power_W": cost.get("power_W")}
+    intervals = {
+        "step_{}_s": step.get("interval_s"),
+        "wall_{}_s": training.get("wall_interval_s"),
+        "cost_{}": cost.get("interval"),
+    }
+    row = {
+        **option,
+        **step,
+        **training,
+        **cost,
+        **{f"simulated_{name}": value for name, value in simulated.items()},
+        **{name.format("low"): ends[0] for name, ends in intervals.items() if ends},
+        **{name.format("high"): ends[1] for name, ends in intervals.items() if ends},
+        "cost": cost.get("total"),
+        "cost_machines": cost.get("machines"),
+        "cost_energy": cost.get("energy"),
+        "cost_per_step": cost.get("per_step"),
+        "currency": currency,
+    }
     return {name: row.get(name) for name in CSV_COLUMNS}
 
 
 def plan_csv(plan: PlanResult) -> str:
     """Write the table of options as CSV; empty where an option has no such number."""
     return csv_text(CSV_COLUMNS, (row.values() for row in csv_rows(plan)))
+
+
+# ---------------------------------------------------------------- assumptions in sentences
+
+HardwareByName = Mapping[str, Hardware | str]
+"""Hardware of each candidate's node, or why it is not known."""
+
+
+_SENTENCES = {
+    "steps": "Step times are predictions by simulation, as of `perfmodel run` for each cluster; "
+    "every step takes as long as a settled one, and the input pipeline never holds a GPU up.",
+    "no failures": "Nothing ever fails and nothing is checkpointed (no `failures` given).",
+    "failures": "Failures of nodes are independent, equally likely at any time, and each stops the "
+    "whole job; checkpoints come {often}, training stands still while one is written, and goes on "
+    "from the last one after the restart. A failed node is replaced within the restart.",
+    "checkpoint": "A checkpoint holds parameters, buffers and optimizer states once, with fp32 "
+    "master weights where parameters are narrower.",
+    "formula": "Expected wall time is Daly's exponential formula; simulated trainings check it and "
+    "give the spread that luck with failures has.",
+    "intervals": "80 % intervals are of compute and communication{luck} carried through to days "
+    "and costs. Prices and what upgrades save have none.",
+    "prices": "Prices are the scenario file's. A cluster is paid for from start to end of the "
+    "training, failures included, and no longer; setting it up, storage, networks to the outside "
+    "and people cost nothing here.",
+    "purchase": "{name}: a node's price is spread over {years:g} years of which {percent:.3g} % "
+    "are used, without interest and resale value; electricity is charged for the training only.",
+    "upgrades": "An upgrade pays back by what each training costs less; the cluster is taken to "
+    "train like this one after the other until then.",
+}
+"""What may be assumed beside the steps' own assumptions."""
+
+
+def assumptions(
+    plan: PlanSection, options: Sequence[PlanOption], hardware: HardwareByName
+) -> tuple[str, ...]:
+    """Return the assumptions beside those of the step, which `perfmodel run` gives."""
+    failures, candidates = plan.failures, plan.candidates
+    often, luck = "at Daly's interval (2006), in whole steps", ""
+    if failures is not None:
+        luck = " and luck with failures, as if independent,"
+        often = "as often as given" if failures.checkpoint_every else often
+    is_priced = any(c.purchase is not None or c.price_per_gpu_hour is not None for c in candidates)
+    conditions = {
+        "no failures": failures is None,
+        "failures": failures is not None,
+        "checkpoint": failures is not None
+        and failures.checkpoint_write is None
+        and failures.checkpoint_size is None,
+        "formula": failures is not None,
+        "intervals": True,
+        "prices": is_priced,
+    }
+    return (
+        _SENTENCES["steps"],
+        *_describe_samples(plan, options),
+        *(
+            _SENTENCES[name].format(often=often, luck=luck)
+            for name, holds in conditions.items()
+            if holds
+        ),
+        *(
+            _SENTENCES["purchase"].format(
+                name=c.name, years=c.purchase.years, percent=100 * c.purchase.utilisation
+            )
+            for c in candidates
+            if c.purchase is not None
+        ),
+        *([_SENTENCES["upgrades"]] if plan.upgrades else []),
+        *(
+            f"{candidate.name}: {_describe_draw(candidate, node)}."
+            for candidate in candidates
+            if not isinstance(node := hardware[candidate.name], str)
+        ),
+    )
+
+
+def cautions(plan: PlanSection, options: Sequence[PlanOption]) -> tuple[str, ...]:
+    """Return the assumptions that no reader should miss."""
+    stepped = [(option, option.step) for option in options if option.step is not None]
+    tight = [option for option, step in stepped if option.status == "ok" and step.tight]
+    others = any(option.status == "ok" and option not in tight for option in options)
+    chosen = "so no answer names it" if others else "and nothing else fits"
+    collide = [(option, step.routing_cost) for option, step in stepped if step.routing_cost > MUCH]
+    powers = {c.name: (c, c.power or PowerSection()) for c in plan.candidates}
+    bare = [name for name, (_, p) in powers.items() if p.per_node is None and p.factor <= 1]
+    unlike = (
+        f"The energy of {', '.join(bare)} is that of the GPUs alone, of the others that of whole "
+        "nodes: give each candidate power.per_node or power.factor to compare them."
+    )
+    free = [n for n, (c, p) in powers.items() if c.purchase and p.energy_price is None]
+    return (
+        *_describe_samples(plan, options),
+        *(
+            f"{sizes}: memory is tight, CUDA, NCCL and the allocator may not fit beside "
+            f"the training state; {chosen}. Try one step on such a machine before you buy."
+            for _, sizes in _sizes(tight)
+        ),
+        *(
+            f"{sizes}: the fabric sends each flow one way by a static hash (ECMP), and flows "
+            "collide: the largest all-reduce takes up to "
+            f"{max(cost for option, cost in collide if option.candidate == name):.2g} times as "
+            "long as if every flow were spread over all its ways (`fabric: {routing: adaptive}`)."
+            for name, sizes in _sizes([option for option, _ in collide])
+        ),
+        *([unlike] if 0 < len(bare) < len(powers) else []),
+        *(
+            f"{name}: electricity costs nothing here (no power.energy_price is given)."
+            for name in free
+        ),
+    )
+
+
+def _sizes(options: Sequence[PlanOption]) -> Iterator[tuple[str, str]]:
+    """Yield the candidates of some options, and each with its numbers of nodes in words."""
+    for name in dict.fromkeys(option.candidate for option in options):
+        nodes = [f"{option.nodes:,}" for option in options if option.candidate == name]
+        yield name, f"{name}, {', '.join(nodes)} node{'' if nodes == ['1'] else 's'}"
+
+
+def _describe_samples(plan: PlanSection, options: Sequence[PlanOption]) -> Iterator[str]:
+    batches = sorted({o.step.global_batch for o in options if o.step and o.status == "ok"})
+    target = plan.target
+    if batches and target.critical_batch is not None:
+        reference = f" at a batch of {target.reference_batch:,}" if target.reference_batch else ""
+        yield (
+            "Samples grow with the global batch as 1 + batch / critical batch (McCandlish et al. "
+            f"2018, arXiv 1812.06162), with the critical batch of {target.critical_batch:,} and "
+            f"the target{reference or ' for small batches'} as given."
+        )
+    elif batches and batches[0] != batches[-1]:
+        yield (
+            f"The global batch is {batches[0]:,} to {batches[-1]:,} samples, and every batch is "
+            "taken to need as many samples for the same result: whether the largest still "
+            "trains as well is not modelled (target.critical_batch would)."
+        )
+
+
+def _describe_draw(candidate: CandidateSection, node: Hardware) -> str:
+    power = candidate.power or PowerSection()
+    losses = f", times a PUE of {power.pue:g}" if power.pue != 1 else ""
+    free = "is in the rent" if candidate.price_per_gpu_hour else "is not charged for"
+    charged = "" if power.energy_price else f"; its energy {free}"
+    if power.per_node is not None:
+        return f"a node draws {power.per_node:g} W all the time, as given{losses}{charged}"
+    each = power.per_gpu or node.gpu.power_W
+    if each is None:
+        return f"what a {node.gpu.name} draws is not known, so its energy is not either"
+    sheet = "the data sheet's most" if node.gpu.limited_rate == 1 else "its power limit"
+    source = "as given" if power.per_gpu else sheet
+    rest = " and the rest of the node nothing"
+    if power.factor != 1:
+        rest = f" times {power.factor:g} for the rest of the node"
+    return f"a GPU draws {each:g} W all the time, {source},{rest}{losses}{charged}"
+
+
+def sources(plan: PlanSection, hardware: HardwareByName) -> dict[str, str]:
+    """Return the source of the power of each GPU, unless the file or a power limit gives it."""
+    stated = {c.name for c in plan.candidates if c.power and (c.power.per_node or c.power.per_gpu)}
+    gpus = [
+        node.gpu
+        for name, node in hardware.items()
+        if name not in stated and not isinstance(node, str)
+    ]
+    return {
+        f"power of {gpu.name}": gpu_sources(gpu.name)["power"]
+        for gpu in gpus
+        if gpu.power_W is not None and gpu.limited_rate >= 1
+    }

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from perfmodel.studies.plan.failures import Simulated, Upkeep
 from perfmodel.workload.sample import Sample
 
 Interval = tuple[float, float]
@@ -40,6 +39,41 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Upkeep:
+    """How a job on some nodes fails and recovers; times in seconds.
+
+    `mtbf_s`: mean time between failures of the whole job.
+    `write_s`: time to write a checkpoint, in which training stands still.
+    `restart_s`: from a failure to the first new step.
+    `interval_s`: training time between checkpoints.
+    `checkpoint_steps`: steps from checkpoint to checkpoint.
+    """
+
+    mtbf_s: float
+    write_s: float
+    restart_s: float
+    interval_s: float
+    checkpoint_steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """Wall times of simulated trainings; seconds.
+
+    `mean_s`, `error_s`: mean, and its standard error.
+    `low_s`, `high_s`: 80 % of trainings end between them.
+    `failures`: failures per training, on average.
+    """
+
+    runs: int
+    mean_s: float
+    error_s: float
+    low_s: float
+    high_s: float
+    failures: float
+
+
+@dataclass(frozen=True, slots=True)
 class Training:
     """A whole training: the target's samples, with failures and checkpoints.
 
@@ -49,7 +83,6 @@ class Training:
     `wall_interval_s`: 80 %, of the step time and of the number of failures together.
     `goodput`: `work_s` over `wall_s`.
     `upkeep`: None where nothing fails.
-    `checkpoint_steps`: steps from checkpoint to checkpoint.
     `simulated`: at the likely step time.
     """
 
@@ -60,7 +93,6 @@ class Training:
     wall_interval_s: Interval | None
     goodput: float
     upkeep: Upkeep | None = None
-    checkpoint_steps: int | None = None
     simulated: Simulated | None = None
 
 

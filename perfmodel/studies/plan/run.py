@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,47 +10,42 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perfmodel.errors import InputError
 from perfmodel.scenario import PlanSection, Scenario, scenario_digest
-from perfmodel.studies.plan.assumptions import assumptions, cautions, sources
 from perfmodel.studies.plan.candidates import (
     Hardware,
     PredictedStep,
     StepRequest,
-    add_efficiency,
-    checkpoint_bytes,
+    describe_error,
     describe_fabric,
     find_failures,
     find_hardware,
     list_requests,
     predict,
-    sample_at_peak_s,
 )
 from perfmodel.studies.plan.decisions import (
     choose_answers,
     compare_upgrade,
+    explain_dips,
+    list_swings,
+    measure_swings,
     rank_upgrades,
     sure_fits,
 )
-from perfmodel.studies.plan.model import (
-    PlanOption,
-    PlanResult,
-    Status,
-    Step,
-    Training,
-    UpgradeOutcome,
-)
-from perfmodel.studies.plan.sensitivity import explain_dips, list_swings, measure_swings
+from perfmodel.studies.plan.export import assumptions, cautions, sources
+from perfmodel.studies.plan.model import PlanOption, PlanResult, Step, Training, UpgradeOutcome
 from perfmodel.studies.plan.time_to_train import (
     compute_cost,
-    compute_rates,
     describe_target,
     target_samples,
     train,
     upkeep_of,
 )
 from perfmodel.studies.run.resolve.training_job import resolve_workload
+from perfmodel.studies.sweep import run_sweep
 from perfmodel.units import format_bytes
 from perfmodel.version import __version__
+from perfmodel.workload.memory.optimizer_states import optimizer_state_bytes
 from perfmodel.workload.model import Workload
 
 if TYPE_CHECKING:
@@ -112,42 +108,36 @@ def plan_scenario(
     """
     section = scenario.plan
     if section is None:
-        allowed = "a section with target and candidates: see plan-gpt2-xl"
-        raise scenario.fault("plan", "nothing", allowed)
+        raise scenario.fault(
+            "plan", "nothing", "a section with target and candidates: see plan-gpt2-xl"
+        )
     workload = resolve_workload(scenario)
     target_samples(scenario, workload)  # raises what would be wrong with every candidate
-    hardware = {c.name: find_hardware(scenario, c) for c in section.candidates}
-    shared = _Plan(scenario, section, hardware)
-    requests = list(list_requests(scenario))
-    predict_all = partial(
-        predict,
-        scenario,
-        profile=profile,
-        jobs=jobs,
-        backend=backend,
-        scheduler=scheduler,
-        store=store,
+    shared = _Plan(
+        scenario, section, {c.name: find_hardware(scenario, c) for c in section.candidates}
     )
-    predictions = predict_all(requests, progress=progress)
+    sweep = partial(
+        run_sweep, profile=profile, jobs=jobs, backend=backend, scheduler=scheduler, store=store
+    )
+    is_weak = scenario.training.scaling == "weak"
+    requests = list(list_requests(section, is_weak=is_weak))
+    predictions = predict(scenario, requests, partial(sweep, progress=progress))
     shared.bases.update(_find_bases(shared, predictions))
     result = _assemble_result(shared, workload, predictions, profile)
     if result.best is None:
         return result
 
+    def progress_after(done: int, total: int) -> None:
+        """Count on from the steps that were predicted before."""
+        if progress is not None:
+            progress(len(requests) + done, len(requests) + total)
+
     def answer(more: Sequence[StepRequest]) -> list[PlanOption]:
-        swung = predict_all(
-            more,
-            progress=None if progress is None else partial(_after, progress, len(requests)),
-        )
+        swung = predict(scenario, more, partial(sweep, progress=progress_after))
         return [_option(shared, prediction) for prediction in swung]
 
     swings = list(list_swings(scenario, result.best))
     return replace(result, sensitivities=measure_swings(result.best, swings, answer))
-
-
-def _after(progress: Callable[[int, int], None], before: int, done: int, total: int) -> None:
-    """Count on from the steps that were predicted before."""
-    progress(before + done, before + total)
 
 
 def _assemble_result(
@@ -162,6 +152,8 @@ def _assemble_result(
     budget = None if section.budget is None else section.budget.amount
     usable = [option for option in options if option.status == "ok"]
     scenarios = {(p.request.candidate.name, p.request.nodes): p.scenario for p in plain}
+    is_weak = scenario.training.scaling == "weak"
+    base = "one GPU of the candidate" if is_weak else "the candidate's smallest size that fits"
     return PlanResult(
         scenario=scenario.name,
         question=scenario.question,
@@ -171,143 +163,131 @@ def _assemble_result(
         currency=section.paid_in,
         deadline_s=section.deadline,
         budget=budget,
-        efficiency_base=_describe_base(scenario),
+        efficiency_base=f"relative to {base}",
         options=tuple(options),
         answers=choose_answers(sure_fits(usable), section.deadline, budget),
-        outcomes=_compare_upgrades(shared, predictions, options),
-        cautions=(*cautions(scenario, options), *explain_dips(options, scenarios, profile)),
-        assumptions=assumptions(scenario, options, shared.hardware),
+        outcomes=_compare_upgrades(shared, predictions, usable),
+        cautions=(*cautions(section, options), *explain_dips(options, scenarios, profile)),
+        assumptions=assumptions(section, options, shared.hardware),
         sources=sources(section, shared.hardware),
-        provenance=_provenance(scenario, section, profile),
+        provenance={
+            "perfmodel": __version__,
+            "scenario_sha256": scenario_digest(scenario),
+            "plan_sha256": hashlib.sha256(section.model_dump_json().encode()).hexdigest(),
+            "profile": profile.name if profile is not None else scenario.profile or "none",
+            "seed": str(scenario.seed),
+            "python": platform.python_version(),
+        },
     )
-
-
-def _provenance(
-    scenario: Scenario, section: PlanSection, profile: Profile | None
-) -> dict[str, str]:
-    import hashlib
-
-    return {
-        "perfmodel": __version__,
-        "scenario_sha256": scenario_digest(scenario),
-        "plan_sha256": hashlib.sha256(section.model_dump_json().encode()).hexdigest(),
-        "profile": profile.name if profile is not None else scenario.profile or "none",
-        "seed": str(scenario.seed),
-        "python": platform.python_version(),
-    }
-
-
-def _describe_base(scenario: Scenario) -> str:
-    if scenario.training.scaling == "weak":
-        return "relative to one GPU of the candidate"
-    return "relative to the candidate's smallest size that fits"
 
 
 def _find_bases(shared: _Plan, predictions: Sequence[PredictedStep]) -> dict[str, float]:
     """Return the samples per second and GPU at an efficiency of one, by candidate."""
     weak = shared.scenario.training.scaling == "weak"
     bases: dict[str, float] = {}
-    for prediction in predictions:
-        request, step = prediction.request, prediction.step
-        name, hardware = request.candidate.name, shared.hardware[request.candidate.name]
+    for request, step in ((each.request, each.step) for each in predictions):
+        hardware = shared.hardware[request.candidate.name]
         if step is None or isinstance(hardware, str) or request.upgrade is not None:
             continue
         # One GPU alone may lack the memory and still be what scaling is measured against.
-        if weak == request.alone and (weak or step.fits) and name not in bases:
+        if weak == request.alone and (weak or step.fits):
             gpus = 1 if request.alone else request.nodes * hardware.gpus_per_node
-            bases[name] = step.samples_per_s / gpus
+            bases.setdefault(request.candidate.name, step.samples_per_s / gpus)
     return bases
 
 
 def _option(shared: _Plan, prediction: PredictedStep) -> PlanOption:
     """Return the option of a prediction: one candidate at one size, perhaps upgraded."""
-    candidate, nodes = prediction.request.candidate, prediction.request.nodes
-    hardware = shared.hardware[candidate.name]
-    if isinstance(hardware, str):
-        return _make_option(prediction.request, None, "failed", hardware)
-    gpus = nodes * hardware.gpus_per_node
-    if prediction.step is None or prediction.scenario is None:
-        return _make_option(prediction.request, gpus, "failed", prediction.reason)
-    precision = prediction.scenario.compute.precision
-    peak_s = sample_at_peak_s(shared.workload(prediction.scenario), hardware, precision)
-    step = add_efficiency(prediction.step, gpus, shared.bases.get(candidate.name), peak_s)
+    request, scenario, step = prediction.request, prediction.scenario, prediction.step
+    candidate, hardware = request.candidate, shared.hardware[request.candidate.name]
+    failed = PlanOption(
+        candidate.name,
+        candidate.node,
+        describe_fabric(candidate),
+        request.nodes,
+        None if isinstance(hardware, str) else request.nodes * hardware.gpus_per_node,
+        "failed",
+        hardware if isinstance(hardware, str) else prediction.reason,
+    )
+    if isinstance(hardware, str) or step is None or scenario is None:
+        return failed
+    step = _add_efficiency(shared, step, hardware, request, scenario)
+    failed, gpu = replace(failed, step=step), hardware.gpu
     if not step.fits:
-        has = format_bytes(hardware.gpu.memory_bytes)
+        has = format_bytes(gpu.memory_bytes)
         why = f"needs {format_bytes(step.memory_bytes)} of memory per GPU, which has {has}"
-        if step.memory_bytes <= hardware.gpu.memory_bytes:
+        if step.memory_bytes <= gpu.memory_bytes:
             why = f"may need more than {has} of memory per GPU: activations are estimated"
-        return _make_option(prediction.request, gpus, "too big", why, step)
-    return _price(shared, prediction, hardware, step)
-
-
-def _price(shared: _Plan, prediction: PredictedStep, hardware: Hardware, step: Step) -> PlanOption:
-    """Add time and cost of the training to a step that fits."""
-    assert prediction.scenario is not None
-    request = prediction.request
-    gpus = request.nodes * hardware.gpus_per_node
-    training = _train(shared, request, prediction.scenario, step)
+        return replace(failed, status="too big", reason=why)
+    try:
+        training = _train(shared, request, scenario, step)
+    except InputError as error:
+        training = describe_error(error)
     if isinstance(training, str):
-        return _make_option(request, gpus, "failed", training, step)
-    rent = None if request.upgrade is None else request.upgrade.price_per_gpu_hour
-    rates = compute_rates(
-        request.candidate,
+        return replace(failed, reason=training)
+    power, upgrade = candidate.power, request.upgrade
+    rent = None if upgrade is None else upgrade.price_per_gpu_hour
+    bill = compute_cost(
+        candidate,
+        training,
         nodes=request.nodes,
         gpus_per_node=hardware.gpus_per_node,
-        gpu_W=hardware.gpu.power_W,
+        gpu_W=gpu.power_W,
         more_rent=0.0 if rent is None else rent.amount,
     )
-    if rates.power_W is None and rates.energy_per_kWh:
-        why = f"an energy price, but no data sheet says what a {hardware.gpu.name} draws"
-        return _make_option(request, gpus, "failed", f"{why}: give power.per_gpu or per_node", step)
-    cost = compute_cost(rates, training.wall_s, training.wall_interval_s, training.steps)
-    return replace(_make_option(request, gpus, "ok", "", step), training=training, bill=cost)
+    if bill.power_W is None and power and power.energy_price and power.energy_price.amount:
+        why = f"an energy price, but no data sheet says what a {gpu.name} draws"
+        return replace(failed, reason=f"{why}: give power.per_gpu or per_node")
+    return replace(failed, status="ok", reason="", training=training, bill=bill)
+
+
+def _add_efficiency(
+    shared: _Plan, step: Step, hardware: Hardware, request: StepRequest, scenario: Scenario
+) -> Step:
+    """Add efficiency and model FLOPs utilisation, where they are known."""
+    each = step.samples_per_s / (request.nodes * hardware.gpus_per_node)
+    base_each = shared.bases.get(request.candidate.name)
+    flops = shared.workload(scenario).training_flops
+    peak = hardware.gpu.peak_flops.get(scenario.compute.precision)
+    return replace(
+        step,
+        efficiency=None if base_each is None else each / base_each,
+        mfu=each * (flops / peak) if flops and peak else None,
+    )
 
 
 def _train(shared: _Plan, request: StepRequest, scenario: Scenario, step: Step) -> Training | str:
     """Return the training to the target, or why there is none; upgrades are not simulated."""
     failures = find_failures(shared.scenario, request)
-    if isinstance(failures, str):
-        return failures
-    workload = shared.workload(scenario)
-    samples = target_samples(shared.scenario, workload)
-    target, seed = shared.section.target, shared.scenario.seed
-    if failures is None:
-        return train(step, target, samples, None)
-    compute = scenario.compute
-    size = checkpoint_bytes(workload, compute.optimizer, master_weights=compute.master_weights)
-    upkeep = upkeep_of(failures, request.candidate, request.nodes, step.step_time_s, size)
-    runs = failures.runs if request.upgrade is None else 0
-    return train(step, target, samples, upkeep, runs=runs, seed=seed)
-
-
-def _make_option(
-    request: StepRequest, gpus: int | None, status: Status, why: str, step: Step | None = None
-) -> PlanOption:
-    """Return an option without a training; `why` it has none, if it fails."""
-    candidate = request.candidate
-    return PlanOption(
-        candidate.name,
-        candidate.node,
-        describe_fabric(candidate),
-        request.nodes,
-        gpus,
-        status,
-        why,
-        step,
-    )
+    workload, compute = shared.workload(scenario), scenario.compute
+    upkeep, runs = None, 0
+    if failures is not None:
+        # Ranks of DistributedDataParallel all hold the same, so one of them writes it once.
+        size = workload.nbytes + workload.buffer_bytes
+        size += optimizer_state_bytes(
+            workload, compute.optimizer, master_weights=compute.master_weights
+        )
+        upkeep = upkeep_of(
+            failures, request.candidate, request.nodes, step.step_time_s, float(size)
+        )
+        runs = failures.runs if request.upgrade is None else 0
+    samples, seed = target_samples(shared.scenario, workload), shared.scenario.seed
+    return train(step, shared.section.target, samples, upkeep, runs=runs, seed=seed)
 
 
 def _compare_upgrades(
-    shared: _Plan, predictions: Sequence[PredictedStep], options: Sequence[PlanOption]
+    shared: _Plan, predictions: Sequence[PredictedStep], usable: Sequence[PlanOption]
 ) -> tuple[UpgradeOutcome, ...]:
     """Compare every upgrade of every option that runs without it."""
-    usable = {(o.candidate, o.nodes): o for o in options if o.status == "ok"}
-    outcomes: list[UpgradeOutcome] = []
-    for prediction in predictions:
-        request = prediction.request
-        before = usable.get((request.candidate.name, request.nodes))
-        if request.upgrade is None or before is None:
-            continue
-        after = _option(shared, prediction)
-        outcomes.append(compare_upgrade(request.upgrade, request.candidate, before, after))
-    return rank_upgrades(outcomes)
+    before = {(option.candidate, option.nodes): option for option in usable}
+    return rank_upgrades(
+        compare_upgrade(
+            prediction.request.upgrade,
+            prediction.request.candidate,
+            before[prediction.request.candidate.name, prediction.request.nodes],
+            _option(shared, prediction),
+        )
+        for prediction in predictions
+        if prediction.request.upgrade is not None
+        and (prediction.request.candidate.name, prediction.request.nodes) in before
+    )

@@ -1,10 +1,23 @@
-"""From a target and a step time to a whole training: samples, steps, wall time with failures."""
+"""From a target and a step time to a whole training: its wall time with failures, and its cost.
+
+A synchronous job stops when any of its nodes fails. Failures come as a Poisson process; training
+goes on from the last checkpoint after a restart, in which it may fail again. Young's and Daly's
+formulas give the mean of the wall time; simulated trainings give its spread, and check the
+formulas.
+
+Sources: J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17(9),
+1974; J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps,
+Future Generation Computer Systems 22(3), 2006.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from statistics import NormalDist
 
+import numpy as np
+
+from perfmodel.arrays import FloatArray, IntArray, round_bits
 from perfmodel.scenario import (
     CandidateSection,
     FailureSection,
@@ -12,25 +25,26 @@ from perfmodel.scenario import (
     Scenario,
     TargetSection,
 )
-from perfmodel.studies.plan.failures import (
-    HOPELESS,
-    MOST_FAILURES,
-    Upkeep,
-    daly_s,
-    expected_wall_s,
-    job_mtbf_s,
-    round_to_steps,
-    simulate_walls,
-    summarise,
-    widen_by_luck,
-)
-from perfmodel.studies.plan.model import Cost, Interval, Step, Training
+from perfmodel.studies.plan.model import Cost, Interval, Simulated, Step, Training, Upkeep
 from perfmodel.units import format_time
 from perfmodel.workload.model import Workload
 
+MOST_WALL_OVER_WORK = 100.0
+"""Wall time over work beyond which a training counts as never finishing."""
+
+MOST_FAILURES = 20_000
+"""Most failures of one training, on average, that are simulated (a second for all runs). Beyond it
+the spread of the wall time is negligible."""
+
+INTERVAL_PERCENTILES = (10.0, 90.0)
+"""Percentiles of the 80 % interval."""
+
+
+# ---------------------------------------------------------------- samples and steps of a target
+
 
 def target_samples(scenario: Scenario, workload: Workload) -> float:
-    """Samples of the target at its reference batch.
+    """Return the samples of the target at its reference batch.
 
     Raises `InputError`: tokens of a model whose samples are no sequences.
     """
@@ -40,25 +54,23 @@ def target_samples(scenario: Scenario, workload: Workload) -> float:
         return float(target.samples)
     if target.tokens is not None:
         return target.tokens / _tokens(scenario, workload, "plan.target.tokens")
-    dataset = target.dataset
-    assert dataset is not None
-    count = float(dataset.count)
-    if dataset.unit == "tokens":
+    assert target.dataset is not None
+    count = float(target.dataset.count)
+    if target.dataset.unit == "tokens":
         count /= _tokens(scenario, workload, "plan.target.dataset")
     return (target.epochs or 0.0) * count
 
 
 def _tokens(scenario: Scenario, workload: Workload, field: str) -> int:
-    each = workload.sample.tokens
-    if each is None:
+    if workload.sample.tokens is None:
         problem = f"tokens, but a sample of {workload.name} is no sequence: one {workload.sample}"
         allowed = "samples, a transformer of the zoo, or a model file with tokens_per_sample"
         raise scenario.fault(field, problem, allowed)
-    return each
+    return workload.sample.tokens
 
 
 def samples_at(target: TargetSection, samples: float, global_batch: int) -> float:
-    """Samples that a global batch takes for the same result.
+    """Return the samples that a global batch takes for the same result.
 
     E(B) = E_min (1 + B / B_crit), McCandlish et al. 2018 (arXiv 1812.06162), their equation for the
     trade between steps and examples solved for the examples; scaled so that the reference batch
@@ -76,7 +88,7 @@ def samples_at(target: TargetSection, samples: float, global_batch: int) -> floa
 
 
 def steps_for(samples: float, global_batch: int) -> int:
-    """Whole steps that go through so many samples."""
+    """Return the whole steps that go through so many samples."""
     return max(1, math.ceil(samples / global_batch * (1 - 1e-12)))
 
 
@@ -88,13 +100,11 @@ def describe_target(target: TargetSection) -> str:
     >>> describe_target(TargetSection(tokens=300e9))
     '300 billion tokens'
     """
-    if target.samples is not None:
-        return f"{_format_count(target.samples)} samples"
-    if target.tokens is not None:
-        return f"{_format_count(target.tokens)} tokens"
-    assert target.dataset is not None
-    epochs = f"{target.epochs:g} epoch{'' if target.epochs == 1 else 's'}"
-    return f"{epochs} of {_format_count(target.dataset.count)} {target.dataset.unit}"
+    if target.dataset is not None:
+        epochs = f"{target.epochs:g} epoch{'' if target.epochs == 1 else 's'}"
+        return f"{epochs} of {_format_count(target.dataset.count)} {target.dataset.unit}"
+    unit = "samples" if target.samples is not None else "tokens"
+    return f"{_format_count(target.samples or target.tokens or 0.0)} {unit}"
 
 
 def _format_count(count: float) -> str:
@@ -104,68 +114,35 @@ def _format_count(count: float) -> str:
     return f"{count:,.0f}"
 
 
-def train(
-    step: Step,
-    target: TargetSection,
-    samples: float,
-    upkeep: tuple[Upkeep, int] | None,
-    *,
-    runs: int = 0,
-    seed: int = 0,
-) -> Training | str:
-    """Return the training that reaches the target, or why it never ends.
+# ---------------------------------------------------------------- failures and checkpoints
 
-    `samples`: that the target takes at its reference batch.
-    `upkeep`: see `upkeep_of`; None where nothing fails.
-    `runs`, `seed`: of the simulation; with 0 runs the interval leaves the spread of failures out.
+
+def young_s(write_s: float, mtbf_s: float) -> float:
+    """Return Young's checkpoint interval, sqrt(2 write mtbf); seconds of training.
+
+    Examples
+    --------
+    >>> young_s(300.0, 86400.0) / 60
+    120.0
     """
-    needed = samples_at(target, samples, step.global_batch)
-    steps = steps_for(needed, step.global_batch)
-    work_s = steps * step.step_time_s
-    ends = step.interval_s
-    if upkeep is None:
-        of_steps = None if ends is None else (steps * ends[0], steps * ends[1])
-        return Training(needed, steps, work_s, work_s, of_steps, 1.0)
-    failing, every = upkeep
-    wall_s = expected_wall_s(work_s, failing)
-    if not wall_s <= HOPELESS * work_s:
-        return _explain_hopeless(failing)
-    interval, summary = None, None
-    if ends is not None:
-        low_s, high_s = (expected_wall_s(steps * end, failing) for end in ends)
-        interval = _enclose(wall_s, low_s, high_s)
-    if runs and wall_s <= MOST_FAILURES * failing.mtbf_s:
-        walls_s, failures = simulate_walls(work_s, failing, runs=runs, seed=seed)
-        summary = summarise(walls_s, failures)
-        if interval is not None:
-            low, high = (end_s / wall_s for end_s in interval)
-            interval = _enclose(wall_s, *widen_by_luck(walls_s, low, high))
-    return Training(
-        samples=needed,
-        steps=steps,
-        work_s=work_s,
-        wall_s=wall_s,
-        wall_interval_s=interval,
-        goodput=work_s / wall_s,
-        upkeep=failing,
-        checkpoint_steps=every,
-        simulated=summary,
-    )
+    return math.sqrt(2 * write_s * mtbf_s)
 
 
-def _enclose(wall_s: float, low_s: float, high_s: float) -> Interval:
-    """Widen an interval to hold the expected time: rare failures may all be beyond its end."""
-    return min(low_s, wall_s), max(high_s, wall_s)
+def daly_s(write_s: float, mtbf_s: float) -> float:
+    """Return Daly's checkpoint interval; seconds of training.
 
+    sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + (d / 2M) / 9) - d with d the time to write and M the mean
+    time between failures, and M where d is 2M or more.
 
-def _explain_hopeless(upkeep: Upkeep) -> str:
-    fails, writes, restarts = (
-        format_time(time_s) for time_s in (upkeep.mtbf_s, upkeep.write_s, upkeep.restart_s)
-    )
-    return (
-        f"it would take more than {HOPELESS:g} times as long as without failures: one comes every "
-        f"{fails} on average, a checkpoint takes {writes} and a restart {restarts}"
-    )
+    Examples
+    --------
+    >>> round(daly_s(300.0, 86400.0) / 60)
+    117
+    """
+    if write_s >= 2 * mtbf_s:
+        return mtbf_s
+    part = write_s / (2 * mtbf_s)
+    return young_s(write_s, mtbf_s) * (1 + math.sqrt(part) / 3 + part / 9) - write_s
 
 
 def upkeep_of(
@@ -174,19 +151,144 @@ def upkeep_of(
     nodes: int,
     step_time_s: float,
     checkpoint: float,
-) -> tuple[Upkeep, int]:
-    """Return failures and checkpoints of one option, and the steps between checkpoints.
+) -> Upkeep:
+    """Return failures and checkpoints of one option; any of its nodes stops the job.
 
     `checkpoint`: size by the model; bytes. Unused where the file gives size or time.
     """
-    mtbf_s = job_mtbf_s(candidate.mtbf_per_node or failures.mtbf_per_node, nodes)
+    mtbf_s = (candidate.mtbf_per_node or failures.mtbf_per_node) / nodes
     write_s = failures.checkpoint_write
     if write_s is None:
         assert failures.storage_bandwidth is not None
         write_s = (failures.checkpoint_size or checkpoint) / failures.storage_bandwidth
-    wanted_s = failures.checkpoint_every or daly_s(write_s, mtbf_s)
-    every, interval_s = round_to_steps(wanted_s, step_time_s)
-    return Upkeep(mtbf_s, write_s, failures.restart, interval_s), every
+    steps = max(1, round((failures.checkpoint_every or daly_s(write_s, mtbf_s)) / step_time_s))
+    return Upkeep(mtbf_s, write_s, failures.restart, steps * step_time_s, steps)
+
+
+def expected_wall_s(work_s: float, upkeep: Upkeep) -> float:
+    """Return the expected wall time of a training with failures; seconds, infinite on overflow.
+
+    Daly's M e^(R/M) (e^((t + d)/M) - 1) for each interval t and the checkpoint d after it. The last
+    interval is what is left of the work, so that the sum is exact where `interval_s` does not
+    divide it; a checkpoint after it holds the result.
+
+    `work_s`: training time without failures and checkpoints, above zero; seconds.
+    """
+    mtbf_s, interval_s = upkeep.mtbf_s, upkeep.interval_s
+    whole = math.floor(work_s / interval_s + 1e-9)
+    rest_s = work_s - whole * interval_s
+    try:
+        again = mtbf_s * math.exp(upkeep.restart_s / mtbf_s)
+        full = math.expm1((interval_s + upkeep.write_s) / mtbf_s) if whole else 0.0
+        is_left = rest_s > 1e-9 * interval_s  # less is rounding
+        last = math.expm1((rest_s + upkeep.write_s) / mtbf_s) if is_left else 0.0
+        return again * (whole * full + last)
+    except OverflowError:
+        return math.inf
+
+
+def simulate_walls(
+    work_s: float, upkeep: Upkeep, *, runs: int, seed: int
+) -> tuple[FloatArray, IntArray]:
+    """Simulate trainings, each with failures of its own, from failure to failure.
+
+    `work_s`: training time without failures and checkpoints; seconds.
+    Returns wall times in seconds and numbers of failures, each of shape (runs,).
+    """
+    draws = np.random.default_rng(seed)
+    walls_s, saved_s = np.zeros(runs), np.zeros(runs)
+    failures = np.zeros(runs, dtype=np.int64)
+    going, restart_s = np.arange(runs), 0.0
+    while going.size:
+        lasts_s = round_bits(draws.exponential(upkeep.mtbf_s, runs))[going]
+        left_s = work_s - saved_s[going]
+        pieces = np.maximum(1, np.ceil(left_s / upkeep.interval_s - 1e-9))
+        needed_s = restart_s + left_s + pieces * upkeep.write_s
+        done = lasts_s >= needed_s
+        whole = np.floor((lasts_s - restart_s) / (upkeep.interval_s + upkeep.write_s))
+        walls_s[going] += np.where(done, needed_s, lasts_s)
+        saved_s[going] += np.clip(whole, 0, pieces - 1) * upkeep.interval_s
+        failures[going] += ~done
+        going, restart_s = going[~done], upkeep.restart_s
+    return walls_s, failures
+
+
+def summarise(walls_s: FloatArray, failures: IntArray) -> Simulated:
+    """Return mean and spread of simulated trainings."""
+    count = len(walls_s)
+    low_s, high_s = np.percentile(walls_s, INTERVAL_PERCENTILES)
+    return Simulated(
+        runs=count,
+        mean_s=float(walls_s.mean()),
+        error_s=float(walls_s.std(ddof=1) / math.sqrt(count)) if count > 1 else 0.0,
+        low_s=float(low_s),
+        high_s=float(high_s),
+        failures=float(failures.mean()),
+    )
+
+
+def widen_by_luck(walls_s: FloatArray, low: float, high: float) -> tuple[float, float]:
+    """Return the 80 % interval of wall times, the uncertainty of the step time included.
+
+    `walls_s`: at the likely step time; seconds; shape (runs,).
+    `low`, `high`: ends of the 80 % interval of the step time over the likely one. Its logarithm is
+        taken as normal, with a width of its own on either side, and as independent of failures.
+    """
+    count, quantile = len(walls_s), NormalDist().inv_cdf
+    end = quantile(INTERVAL_PERCENTILES[1] / 100)
+    sigmas = np.array([quantile((at + 0.5) / count) / end for at in range(count)])
+    factors = round_bits(np.exp(np.where(sigmas < 0, -math.log(low), math.log(high)) * sigmas))
+    low_s, high_s = np.percentile(walls_s * factors, INTERVAL_PERCENTILES, method="hazen")
+    return float(low_s), float(high_s)
+
+
+def train(
+    step: Step,
+    target: TargetSection,
+    samples: float,
+    upkeep: Upkeep | None,
+    *,
+    runs: int = 0,
+    seed: int = 0,
+) -> Training | str:
+    """Return the training that reaches the target, or why it never ends.
+
+    `samples`: that the target takes at its reference batch.
+    `upkeep`: None where nothing fails.
+    `runs`, `seed`: of the simulation; with 0 runs the interval leaves the spread of failures out.
+    """
+    needed = samples_at(target, samples, step.global_batch)
+    steps = steps_for(needed, step.global_batch)
+    work_s = steps * step.step_time_s
+    ends_s = None if step.interval_s is None else [steps * end_s for end_s in step.interval_s]
+    if upkeep is None:
+        calm = None if ends_s is None else (ends_s[0], ends_s[1])
+        return Training(needed, steps, work_s, work_s, calm, 1.0)
+    wall_s = expected_wall_s(work_s, upkeep)
+    if not wall_s <= MOST_WALL_OVER_WORK * work_s:
+        fails, writes, restarts = map(
+            format_time, (upkeep.mtbf_s, upkeep.write_s, upkeep.restart_s)
+        )
+        return (
+            f"it would take more than {MOST_WALL_OVER_WORK:g} times as long as without failures: "
+            f"one comes every {fails} on average, a checkpoint takes {writes} and a restart "
+            f"{restarts}"
+        )
+    interval, summary = None, None
+    if ends_s is not None:
+        interval = _enclose(wall_s, *(expected_wall_s(end_s, upkeep) for end_s in ends_s))
+    if runs and wall_s <= MOST_FAILURES * upkeep.mtbf_s:
+        walls_s, failures = simulate_walls(work_s, upkeep, runs=runs, seed=seed)
+        summary = summarise(walls_s, failures)
+        if interval is not None:
+            low, high = (end_s / wall_s for end_s in interval)
+            interval = _enclose(wall_s, *widen_by_luck(walls_s, low, high))
+    return Training(needed, steps, work_s, wall_s, interval, work_s / wall_s, upkeep, summary)
+
+
+def _enclose(wall_s: float, low_s: float, high_s: float) -> Interval:
+    """Widen an interval to hold the expected time: rare failures may all be beyond its end."""
+    return min(low_s, wall_s), max(high_s, wall_s)
 
 
 # ---------------------------------------------------------------- cost and energy of a training
@@ -195,49 +297,40 @@ HOURS_PER_YEAR = 365.25 * 24
 JOULES_PER_KWH = 3.6e6
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Cost per hour and power of a cluster, in the plan's currency.
-
-    `machines`: rent, or the purchase over the hours in which it is used.
-    `energy_per_kWh`: 0 where none is charged.
-    `power_W`: with the building's losses.
-    """
-
-    machines: float | None
-    energy_per_kWh: float
-    power_W: float | None
-    outlay: float | None
-
-
-def compute_rates(
+def compute_cost(
     candidate: CandidateSection,
+    training: Training,
     *,
     nodes: int,
     gpus_per_node: int,
     gpu_W: float | None,
     more_rent: float = 0.0,
-) -> Rates:
-    """Return the cost per hour and the power of a candidate at one size.
+) -> Cost:
+    """Return the cost of a training on a candidate, which is rented or in use all the time.
 
     `nodes`, `gpus_per_node`: as they are used; a node is bought and powered as a whole.
     `gpu_W`: data-sheet power of one GPU; watts.
     `more_rent`: per GPU and hour, for an upgrade.
     """
-    machines, outlay = None, None
+    gpus, power, wall_s = nodes * gpus_per_node, candidate.power or PowerSection(), training.wall_s
+    hourly, outlay = None, None
     if candidate.price_per_gpu_hour is not None:
-        machines = nodes * gpus_per_node * candidate.price_per_gpu_hour.amount
-    if candidate.purchase is not None:
-        bought = candidate.purchase
+        hourly = gpus * candidate.price_per_gpu_hour.amount
+    elif (bought := candidate.purchase) is not None:
         outlay = nodes * bought.price_per_node.amount
-        machines = outlay / (bought.years * HOURS_PER_YEAR * bought.utilisation)
-    if machines is not None:
-        machines += nodes * gpus_per_node * more_rent
-    power = candidate.power or PowerSection()
-    price = 0.0 if power.energy_price is None else power.energy_price.amount
-    drawn = node_W(power, gpus_per_node, gpu_W)
-    whole = None if drawn is None else nodes * drawn * power.pue
-    return Rates(machines, price, whole, outlay)
+        hourly = outlay / (bought.years * HOURS_PER_YEAR * bought.utilisation)
+    drawn_W = node_W(power, gpus_per_node, gpu_W)
+    power_W = None if drawn_W is None else nodes * drawn_W * power.pue
+    energy_kWh = None if power_W is None else power_W * wall_s / JOULES_PER_KWH
+    if hourly is None:
+        return Cost(None, None, None, None, outlay, energy_kWh, power_W)
+    machines = (hourly + gpus * more_rent) * wall_s / 3600
+    energy = (energy_kWh or 0.0) * (power.energy_price.amount if power.energy_price else 0.0)
+    total, ends = machines + energy, None
+    if training.wall_interval_s is not None:  # every part of the cost grows with the time
+        low_s, high_s = training.wall_interval_s
+        ends = total * low_s / wall_s, total * high_s / wall_s
+    return Cost(machines, energy, ends, total / training.steps, outlay, energy_kWh, power_W)
 
 
 def node_W(power: PowerSection, gpus_per_node: int, gpu_W: float | None) -> float | None:
@@ -246,21 +339,3 @@ def node_W(power: PowerSection, gpus_per_node: int, gpu_W: float | None) -> floa
         return power.per_node
     each = power.per_gpu or gpu_W
     return None if each is None else gpus_per_node * each * power.factor
-
-
-def compute_cost(rates: Rates, wall_s: float, interval_s: Interval | None, steps: int) -> Cost:
-    """Return the cost of a training.
-
-    `wall_s`: how long the cluster is rented or in use; seconds.
-    `interval_s`: of `wall_s`.
-    """
-    energy_kWh = None if rates.power_W is None else rates.power_W * wall_s / JOULES_PER_KWH
-    energy = 0.0 if energy_kWh is None else energy_kWh * rates.energy_per_kWh
-    if rates.machines is None:
-        return Cost(None, None, None, None, rates.outlay, energy_kWh, rates.power_W)
-    machines = rates.machines * wall_s / 3600
-    total = machines + energy
-    ends = None
-    if interval_s is not None:  # every part of the cost grows with the time
-        ends = total * interval_s[0] / wall_s, total * interval_s[1] / wall_s
-    return Cost(machines, energy, ends, total / steps, rates.outlay, energy_kWh, rates.power_W)

@@ -36,10 +36,10 @@ WATCH_S = 0.5
 CONNECT_S = 10
 """How long to wait for a scheduler to answer, and for its first worker; seconds."""
 
-AHEAD = 2
+CALLS_PER_WORKER = 2
 """Calls per worker that are under way, so that none waits for the next."""
 
-OF_A_CLUSTER = 32
+CALLS_OF_A_CLUSTER = 32
 """Calls that a cluster of unknown size is given together."""
 
 KEPT = "what was done until then is kept in the store, if there is one"
@@ -61,17 +61,24 @@ def check_backend(backend: str, scheduler: str | None, jobs: int | None) -> Back
     Raises `InputError`: an unknown one, a scheduler for loky, none for dask, or no workers; all
         faults.
     """
-    faults = []
-    if backend not in get_args(Backend):
-        faults.append(Fault("--backend", repr(backend), allowed_names(get_args(Backend), backend)))
-    if backend == "dask" and scheduler is None:
-        faults.append(Fault("--scheduler", "nothing", "the address of dask's, tcp://HOST:PORT"))
-    if backend == "loky" and scheduler is not None:
-        allowed = "nothing with --backend loky, which needs none"
-        faults.append(Fault("--scheduler", repr(scheduler), allowed))
-    if jobs is not None and jobs < 1:
-        faults.append(Fault("-j", str(jobs), "1 or more"))
-    if faults:
+    names, missing, stated = get_args(Backend), scheduler is None, scheduler is not None
+    rows = (
+        (backend not in names, "--backend", repr(backend), allowed_names(names, backend)),
+        (
+            backend == "dask" and missing,
+            "--scheduler",
+            "nothing",
+            "the address of dask's, tcp://HOST:PORT",
+        ),
+        (
+            backend == "loky" and stated,
+            "--scheduler",
+            repr(scheduler),
+            "nothing with --backend loky, which needs none",
+        ),
+        (jobs is not None and jobs < 1, "-j", str(jobs), "1 or more"),
+    )
+    if faults := [Fault(field, found, allowed) for holds, field, found, allowed in rows if holds]:
         raise InputError(faults)
     return backend  # type: ignore[return-value]
 
@@ -94,7 +101,7 @@ class Workers:
         """Calls that are worth beginning together where later ones may not be needed."""
         if self.jobs is not None:
             return self.jobs
-        return count_cores() if self.backend == "loky" else OF_A_CLUSTER
+        return count_cores() if self.backend == "loky" else CALLS_OF_A_CLUSTER
 
 
 ALONE = Workers(jobs=1)
@@ -223,7 +230,7 @@ def _map_on_dask(
         from distributed import CancelledError, KilledWorker
         from distributed.comm.core import CommClosedError
 
-        under_way = jobs or AHEAD * max(1, sum(client.nthreads().values()))
+        under_way = jobs or CALLS_PER_WORKER * max(1, sum(client.nthreads().values()))
         begun = (client.submit(_call_in_cluster, function, call, pure=False) for call in calls)
         try:
             running = set(islice(begun, under_way))
@@ -271,25 +278,26 @@ def _await_greeting(address: str, place: str) -> None:
     Raises `ExecutorUnavailable`: nothing listens there, or it is no scheduler.
     """
     host, _, port = place.removeprefix("tcp://").rpartition(":")
-    deadline_s, greeting = time.monotonic() + CONNECT_S, b""
+    deadline_s = time.monotonic() + CONNECT_S
     while True:
         try:
             with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S) as connection:
-                greeting = connection.recv(1)
+                if connection.recv(1):
+                    return
             break
         except TimeoutError:
             break
         except (OSError, OverflowError) as error:  # it may be about to start
             if time.monotonic() > deadline_s:
                 reason = getattr(error, "strerror", None) or error
-                text = f"no dask scheduler answers at {address}: {reason}"
-                raise ExecutorUnavailable(text) from None
+                raise ExecutorUnavailable(
+                    f"no dask scheduler answers at {address}: {reason}"
+                ) from None
             time.sleep(WATCH_S)
-    if not greeting:
-        raise ExecutorUnavailable(
-            f"no dask scheduler answers at {address}: what listens there says nothing (the port "
-            "of a scheduler's dashboard, 8787 by default, is not the scheduler's, 8786)"
-        )
+    raise ExecutorUnavailable(
+        f"no dask scheduler answers at {address}: what listens there says nothing (the port of a "
+        "scheduler's dashboard, 8787 by default, is not the scheduler's, 8786)"
+    )
 
 
 @contextmanager
@@ -351,7 +359,7 @@ def _map_on_ray(
     Raises `ExecutorUnavailable`: ray is not installed, or no cluster answers.
     """
     with _connect_ray(address) as ray:
-        under_way = jobs or AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+        under_way = jobs or CALLS_PER_WORKER * max(1, int(ray.cluster_resources().get("CPU", 1)))
         work = ray.remote(max_retries=0)(_call_in_cluster)
         begun = (work.remote(function, call) for call in calls)
         running = list(islice(begun, under_way))
@@ -372,9 +380,11 @@ def _connect_ray(address: str | None) -> Iterator[Any]:
     except ImportError:
         raise ExecutorUnavailable("--backend ray needs ray: pip install 'perfmodel[ray]'") from None
     ours = not ray.is_initialized()
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     try:
+        if ours and host and port.isdecimal():  # to fail soon
+            socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
         if ours:
-            _check_port(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # noqa: BLE001  (ray raises that itself, of no kind of its own)
         fault = "ray does not start" if address is None else f"no ray cluster answers at {address}"
@@ -384,10 +394,3 @@ def _connect_ray(address: str | None) -> Iterator[Any]:
     finally:
         if ours:
             ray.shutdown()
-
-
-def _check_port(address: str | None) -> None:
-    """Connect to the port of an address that has one, to fail soon."""
-    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
-    if host and port.isdecimal():
-        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()

@@ -1,20 +1,35 @@
-"""`run_sweep`: take the answers of variants from a store, compute the others and store them."""
+"""`run_sweep`: take the answers of variants from a store, compute the others and store them.
+
+The key of a stored answer is a digest of scenario, files that it names, profile and model version.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.errors import ExecutorUnavailable
-from perfmodel.files import attributes, write_atomically
-from perfmodel.scenario import Scenario
-from perfmodel.studies.sweep.cache_key import make_key, model_version, profile_digest
-from perfmodel.studies.sweep.executor import Backend, check_backend, map_unordered
+from perfmodel.errors import ExecutorUnavailable, InputError
+from perfmodel.files import attributes, data_folder, find_file, is_folder, write_atomically
+from perfmodel.files.find import is_shipped
+from perfmodel.scenario import ModelSection, Scenario
+from perfmodel.scenario.source_map import SourceMap
+from perfmodel.studies.run.resolve.machine import named_node
+from perfmodel.studies.sweep.executor import check_backend, map_unordered
 from perfmodel.studies.sweep.store import FIGURES, Answer, Store, answer
 from perfmodel.studies.sweep.variants import Variant
+from perfmodel.topology.composed.load import node_files
+from perfmodel.topology.templates.gpus import user_tables
+from perfmodel.version import __version__
+from perfmodel.workload.configs.file_text import CONFIG_NAME, is_argument_file
+from perfmodel.workload.configs.safetensors import INDEX_SUFFIX, SUFFIX, header_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,14 +120,21 @@ def run_sweep(
         A worker was killed.
     """
     chosen = check_backend(backend, scheduler, jobs)
-    keys = _make_keys(variants, profile, stored=store is not None)
+    # The model's version matters in a store only; each file is read once for all variants.
+    version, files = "" if store is None else model_version(), dict[Path, str]()
+    of_profile = "" if profile is None else _digest(profile.model_dump_json())
+    keys = [make_key(variant, of_profile, version, files) for variant in variants]
     first = dict(reversed(list(zip(keys, variants, strict=True))))
     with Store(Path(store)) if store is not None else nullcontext() as storage:
         answers = storage.find(first) if storage is not None else {}
         reused = sum(key in answers for key in keys)
         missing = [(key, variant) for key, variant in first.items() if key not in answers][::-1]
-        results = _answer_all(missing, profile, jobs, chosen, scheduler)
-        for done, (key, result) in enumerate(results, 1):
+        calls = [(key, each.scenario, profile) for key, each in missing if each.scenario]
+        results = map_unordered(
+            _answer_with_key, calls, jobs=jobs, backend=chosen, scheduler=scheduler
+        )
+        failed = [(key, Answer("failed", v.fault)) for key, v in missing if v.scenario is None]
+        for done, (key, result) in enumerate(chain(failed, results), 1):
             answers[key] = result
             if storage is not None:
                 storage.add(key, first[key].set, result)
@@ -121,39 +143,126 @@ def run_sweep(
     return SweepResult(tuple(variants), tuple(answers[key] for key in keys), reused)
 
 
-def _make_keys(variants: Sequence[Variant], profile: Profile | None, *, stored: bool) -> list[str]:
-    """Return the keys of the answers; the model's version matters in a store only."""
-    files: dict[Path, str] = {}
-    of_profile, version = profile_digest(profile), model_version() if stored else ""
-    return [make_key(variant, of_profile, version, files) for variant in variants]
-
-
-def _answer_all(
-    variants: Sequence[tuple[str, Variant]],
-    profile: Profile | None,
-    jobs: int | None,
-    backend: Backend,
-    scheduler: str | None,
-) -> Iterator[tuple[str, Answer]]:
-    calls = []
-    for key, variant in variants:
-        if variant.scenario is None:
-            yield key, Answer("failed", variant.fault)
-        else:
-            calls.append((key, variant.scenario, profile))
-    yield from map_unordered(
-        _answer_with_key, calls, jobs=jobs, backend=backend, scheduler=scheduler
-    )
-
-
 def _answer_with_key(key: str, scenario: Scenario, profile: Profile | None) -> tuple[str, Answer]:
     return key, answer(scenario, profile)
 
 
+# ---------------------------------------------------------------- keys of stored answers
+
+NOT_MODEL = (
+    "cli/",
+    "report/",
+    "validate/",
+    "studies/plan/",
+    "studies/tune/",
+    "studies/compare/",
+    "_data/",
+)
+"""Folders that a step time cannot depend on: nothing that `studies.run` imports lies in them."""
+
+
+@cache
+def model_version() -> str:
+    """Return the package's version and a digest of source and data that an answer depends on.
+
+    So answers of an older model are never reused.
+    """
+    package = Path(__file__).parents[2]
+    topologies = data_folder("topologies")
+    digest = hashlib.sha256()
+    for folder, root, left_out in (("package", package, NOT_MODEL), ("topologies", topologies, ())):
+        for path in sorted(root.rglob("*")):
+            inside = path.relative_to(root).as_posix()
+            is_read = path.suffix in {".py", ".yaml", ".csv", ".json"} and path.is_file()
+            if is_read and not inside.startswith(left_out):
+                digest.update(f"{folder}/{inside}\0{_digest_file(path)}\0".encode())
+    return f"{__version__}+{digest.hexdigest()[:16]}"
+
+
+def make_key(
+    variant: Variant, profile: str, version: str, digests: dict[Path, str] | None = None
+) -> str:
+    """Return the key of a variant's answer.
+
+    `profile`: digest of its numbers; "" without one.
+    `version`: `model_version`.
+    `digests`: digests of files, extended here, so that many variants read each file once.
+    """
+    known = {} if digests is None else digests
+    named = () if variant.scenario is None else list_files(variant.scenario)
+    paths = {field: path for field, path in named if path.is_file()}
+    for path in set(paths.values()) - known.keys():
+        known[path] = "" if is_shipped(path) else _digest_file(path)
+    # Files that ship are part of the model's version.
+    files = {field: known[path] for field, path in paths.items() if known[path]}
+    question = {"question": variant.digest, "files": files, "profile": profile, "model": version}
+    return _digest(json.dumps(question, sort_keys=True))
+
+
+def list_files(scenario: Scenario) -> Iterator[tuple[str, Path]]:
+    """List the files that a scenario names, or that its machine may come from, by field."""
+    origin, cluster = scenario.origin, scenario.cluster
+    for number, path in enumerate(node_files(named_node(scenario))):
+        yield f"cluster.node{f' extends {number}' if number else ''}", path
+    if scenario.profile is not None:
+        name = origin.beside("profile", scenario.profile)
+        yield from _locate("profile", name, "topologies/profiles")
+    if cluster.fabric is not None:
+        kind = cluster.fabric.kind
+        if kind.endswith((".yaml", ".yml")):
+            name = origin.beside("cluster.fabric", kind)
+            yield from _locate("cluster.fabric", name, "topologies")
+        yield "cluster.fabric.kind", Path("topologies") / "fabrics" / f"{kind}.yaml"
+    for path in user_tables():
+        yield f"gpus of {path.parent}/{path.name}", path
+    others = ((f"jobs.{at}.model", job.model) for at, job in enumerate(scenario.jobs))
+    for field, model in (("model", scenario.model), *others):
+        yield from _model_files(field, model, origin)
+    if scenario.compute.times is not None:
+        yield "compute.times", origin.resolve("compute.times", scenario.compute.times)
+
+
+def _model_files(field: str, model: ModelSection, origin: SourceMap) -> Iterator[tuple[str, Path]]:
+    """List the files that state a model; a name of the zoo is one of a file that ships."""
+    if model.file is not None:
+        path = origin.resolve(f"{field}.file", model.file)
+        yield f"{field}.file", path
+        if path.name.endswith(INDEX_SUFFIX):
+            shards = sorted(path.parent.glob(f"*{SUFFIX}"))
+            yield from ((f"{field}.file {shard.name}", shard) for shard in shards)
+    elif model.config is not None:
+        path = origin.resolve(f"{field}.config", model.config)
+        yield f"{field}.config", path / CONFIG_NAME if is_folder(path) else path
+    elif model.megatron is not None:
+        if is_argument_file(model.megatron):
+            yield f"{field}.megatron", origin.resolve(f"{field}.megatron", model.megatron)
+    elif model.transformer is None and model.name is not None:
+        yield f"{field}.name", Path(model.name)
+
+
+def _locate(field: str, name: str, kind: str) -> Iterator[tuple[str, Path]]:
+    try:
+        yield field, find_file(name, kind)
+    except InputError:
+        return  # the answer will say so
+
+
+def _digest_file(path: Path) -> str:
+    try:  # a file of weights has many GB, of which a model is the header
+        return _digest(header_bytes(path) if path.name.endswith(SUFFIX) else path.read_bytes())
+    except InputError as error:  # the answer will say so, too
+        return _digest(str(error))
+
+
+def _digest(content: str | bytes) -> str:
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
+
+
+# ---------------------------------------------------------------- CSV, Parquet and JSON of a sweep
+
+
 def format_value(value: object) -> str:
     """Format a value of a set field as in a file."""
-    import json
-
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -162,19 +271,16 @@ def format_fields(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={format_value(value)}" for name, value in values.items())
 
 
-# ---------------------------------------------------------------- CSV, Parquet and JSON of a sweep
-
-
 def flatten(swept: SweepResult) -> pd.DataFrame:
     """Return the table with set fields as columns of one plain type, else as text."""
     table = swept.table
     for name in swept.fields:
         values = [variant.set.get(name) for variant in swept.variants]
         kinds = {type(value) for value in values if value is not None}
-        if kinds == {int, float}:
-            table[name] = [None if value is None else float(value) for value in values]
-        elif len(kinds) > 1 or not kinds <= {str, int, float, bool}:
-            table[name] = [None if value is None else format_value(value) for value in values]
+        is_plain = len(kinds) <= 1 and kinds <= {str, int, float, bool}
+        write = float if kinds == {int, float} else format_value
+        if not is_plain:
+            table[name] = [None if value is None else write(value) for value in values]
     return table
 
 
@@ -202,8 +308,6 @@ def write_parquet(swept: SweepResult, path: Path) -> None:
     Raises `ExecutorUnavailable`: pyarrow is not installed.
     """
     check_parquet()
-    import io
-
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -8,7 +8,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -16,27 +16,9 @@ from perfmodel.errors import Fault, InputError, PerfmodelError
 from perfmodel.files import attributes
 from perfmodel.scenario import Scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result.model import Result
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
-
-FIGURES = (
-    "step_time_s",
-    "low_s",
-    "high_s",
-    "compute_s",
-    "comm_s",
-    "exposed_comm_s",
-    "samples_per_s",
-    "gpus",
-    "bottleneck",
-    "memory_bytes",
-    "fits",
-    "tight",
-    "routing_cost",
-)
-"""Columns of an answered variant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +63,11 @@ class Answer:
     @property
     def as_row(self) -> dict[str, Any]:
         """By name; status and message last."""
-        row = asdict(self)
-        return {
-            **{key: row[key] for key in FIGURES},
-            "status": self.status,
-            "message": self.message,
-        }
+        return attributes(self, f"{' '.join(FIGURES)} status message")
+
+
+FIGURES = tuple(each.name for each in fields(Answer))[2:]
+"""Columns of an answered variant."""
 
 
 def answer(scenario: Scenario, profile: Profile | None = None) -> Answer:
@@ -99,16 +80,13 @@ def answer(scenario: Scenario, profile: Profile | None = None) -> Answer:
         Measured numbers instead of datasheets'.
     """
     try:
-        return _from_result(run_scenario(scenario, profile=profile, with_first=False))
+        result = run_scenario(scenario, profile=profile, with_first=False)
     except PerfmodelError as error:
         return Answer("failed", str(error))
     except Exception as error:  # noqa: BLE001  (one variant must not stop the others)
         return Answer("failed", f"{type(error).__name__}: {error}")
-
-
-def _from_result(result: Result) -> Answer:
-    point = result.main
-    low_s, high_s = point.interval_s or (None, None)
+    point, (low_s, high_s) = result.main, result.main.interval_s or (None, None)
+    names = "step_time_s compute_s comm_s exposed_comm_s samples_per_s gpus bottleneck"
     return Answer(
         "ok",
         low_s=low_s,
@@ -117,9 +95,7 @@ def _from_result(result: Result) -> Answer:
         fits=point.memory.fits,
         tight=point.memory.tight,
         routing_cost=result.routing_cost,
-        **attributes(
-            point, "step_time_s compute_s comm_s exposed_comm_s samples_per_s gpus bottleneck"
-        ),
+        **attributes(point, names),
     )
 
 
@@ -194,12 +170,16 @@ class Store:
 
     def _check_file(self) -> None:
         """Refuse what SQLite would not: a pipe, which it waits for, and files too short for it."""
-        if self.path.is_dir():
-            raise self._fault("a folder", A_STORE)
-        if self.path.exists() and not self.path.is_file():
-            raise self._fault("a device or pipe", A_STORE)
-        if self.path.exists() and 0 < (size := self.path.stat().st_size) < SMALLEST_BYTES:
-            raise self._fault(f"a file of {size} bytes that is no store", A_STORE)
+        exists = self.path.exists()
+        size = self.path.stat().st_size if exists else 0
+        problems = {
+            "a folder": self.path.is_dir(),
+            "a device or pipe": exists and not self.path.is_file(),
+            f"a file of {size} bytes that is no store": 0 < size < SMALLEST_BYTES,
+        }
+        for problem, holds in problems.items():
+            if holds:
+                raise self._fault(problem, A_STORE)
 
     def _open(self) -> None:
         self._base.text_factory = bytes  # what is no UTF-8 is then a wrong checksum, not an error
@@ -342,10 +322,10 @@ def _checksum(content: list[Any]) -> bytes:
 def _describe(error: sqlite3.Error) -> tuple[str, str]:
     """Return what is wrong with the file, and what is allowed."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the rest is detail
-    if code == sqlite3.SQLITE_NOTADB:
-        return f"a file that is no store ({error})", A_STORE
-    if code in _DAMAGED:
-        return f"a damaged file ({ascii(str(error))[1:-1]})", AS_WRITTEN
-    if code in _NO_PLACE:
-        return f"a file that cannot be written ({error})", A_PLACE
-    return f"a file that cannot be used ({error})", A_STORE
+    rows = (
+        ((sqlite3.SQLITE_NOTADB,), f"a file that is no store ({error})", A_STORE),
+        (_DAMAGED, f"a damaged file ({ascii(str(error))[1:-1]})", AS_WRITTEN),
+        (_NO_PLACE, f"a file that cannot be written ({error})", A_PLACE),
+        ((code,), f"a file that cannot be used ({error})", A_STORE),
+    )
+    return next((problem, allowed) for codes, problem, allowed in rows if code in codes)

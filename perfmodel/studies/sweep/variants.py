@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
@@ -81,10 +83,41 @@ def variants(
     base = change_scenario(base, {"scale": None})
     if faults := list(_find_faults(scenario, base, section)):
         raise InputError(dict.fromkeys(faults))
-    return tuple(
-        _build_variant(base, index, _locate_lines(scenario, places), values)
-        for index, (places, values) in enumerate(_combine_values(section))
-    )
+    from_flag = scenario.origin.from_flag("sweep")
+    listed = []
+    for index, (places, values) in enumerate(_combine_values(section)):
+        located = {} if from_flag else {n: scenario.locate(at)[1] for n, at in places.items()}
+        lines = {field: line for field, line in located.items() if line is not None}
+        flags = () if base.origin.file and lines else tuple(values)
+        listed.append(make_variant(base, index, values, lines=lines, flags=flags))
+    return tuple(listed)
+
+
+def make_variant(
+    base: Scenario,
+    index: int,
+    changes: Mapping[str, Any],
+    *,
+    labels: Mapping[str, Any] | None = None,
+    lines: Mapping[str, int] = MappingProxyType({}),
+    flags: Sequence[str] = (),
+    describe: Callable[[InputError], str] = str,
+) -> Variant:
+    """Return a scenario with changes as a variant, or why they make none.
+
+    `labels`: what to call it by; default: the changes.
+    `lines`, `flags`: where the values come from, for messages.
+    `describe`: writes an error as text.
+    """
+    named = changes if labels is None else labels
+    try:
+        scenario = change_scenario(base, changes, lines=lines, flags=flags)
+    except InputError as error:
+        content, _, _ = change_content(base, changes, {}, ())
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)
+        digest = hashlib.sha256(f"no scenario: {text}".encode()).hexdigest()
+        return Variant(index, named, None, digest, describe(error))
+    return Variant(index, named, scenario, scenario_digest(scenario))
 
 
 def _section(
@@ -114,16 +147,8 @@ def _combine_values(
         yield {field: f"sweep.{part}.{field}.{n}" for part, field, n in chosen}, values
 
 
-def _locate_lines(scenario: Scenario, places: Mapping[str, str]) -> dict[str, int]:
-    """Return the lines of values in the file; empty for values of a flag."""
-    if scenario.origin.from_flag("sweep"):
-        return {}
-    lines = {field: scenario.locate(place)[1] for field, place in places.items()}
-    return {field: line for field, line in lines.items() if line is not None}
-
-
 def _find_faults(scenario: Scenario, base: Scenario, section: SweepSection) -> Iterator[Fault]:
-    """Yield the faults of single values by themselves."""
+    """Yield the faults of single values by themselves, not of their combination with others."""
     for part, field, values in section.axes:
         for at, value in enumerate(values):
             place = f"sweep.{part}.{field}.{at}"
@@ -132,28 +157,9 @@ def _find_faults(scenario: Scenario, base: Scenario, section: SweepSection) -> I
             try:
                 validate_document(Scenario, content)
             except InputError as error:
-                faults += [f for f in error.faults if _is_fault_of(f.field, field)]
+                own = re.compile(rf"(--set )?{re.escape(field)}(\..*)?")
+                faults += [fault for fault in error.faults if own.fullmatch(fault.field)]
             yield from (scenario.origin.fault(place, f.found, f.allowed) for f in faults)
-
-
-def _is_fault_of(fault_field: str, field: str) -> bool:
-    """Whether a fault is in this field, not in its combination with another."""
-    fault_field = fault_field.removeprefix("--set ")
-    return fault_field == field or fault_field.startswith(f"{field}.")
-
-
-def _build_variant(
-    base: Scenario, index: int, lines: Mapping[str, int], values: Mapping[str, Any]
-) -> Variant:
-    flags = () if base.origin.file and lines else tuple(values)
-    try:
-        scenario = change_scenario(base, values, lines=lines, flags=flags)
-    except InputError as error:
-        content, _, _ = change_content(base, values, {}, ())
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)
-        digest = hashlib.sha256(f"no scenario: {text}".encode()).hexdigest()
-        return Variant(index, values, None, digest, str(error))
-    return Variant(index, values, scenario, scenario_digest(scenario))
 
 
 def without_curve(scenario: Scenario) -> Scenario:
@@ -161,5 +167,6 @@ def without_curve(scenario: Scenario) -> Scenario:
     if scenario.scale is None:
         return scenario
     content = {name: part for name, part in scenario.origin.content.items() if name != "scale"}
-    reduced = scenario.model_copy(update={"scale": None})
-    return reduced.with_origin(replace(scenario.origin, content=content))
+    return scenario.model_copy(update={"scale": None}).with_origin(
+        replace(scenario.origin, content=content)
+    )

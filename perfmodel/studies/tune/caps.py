@@ -8,6 +8,7 @@ each for a range of caps.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from bisect import bisect_left
@@ -55,6 +56,11 @@ class GradientOrder:
         """Bytes before each position, and of all."""
         return (0, *itertools.accumulate(self.nbytes))
 
+    @property
+    def group_sizes(self) -> set[int]:
+        """Bytes of all contiguous groups."""
+        return {b - a for i, a in enumerate(self.sums) for b in self.sums[i + 1 :]}
+
     @cached_property
     def positions(self) -> dict[int, int]:
         """Position of each tensor."""
@@ -73,17 +79,19 @@ class GradientOrder:
         """Bytes of a group of tensors."""
         return sum(self.nbytes[self.positions[tensor]] for tensor in group)
 
+    def window(self, group: Sequence[int]) -> Window:
+        """Caps that close a bucket with a group's last tensor."""
+        nbytes = self.size(group)
+        return Window(nbytes - self.nbytes[self.positions[group[-1]]], nbytes)
+
 
 def order_gradients(workload: Workload, options: DdpOptions) -> GradientOrder:
     """Return the gradients of a workload in the order in which DDP reduces them.
 
     `options`: whether PyTorch rebuilds its buckets in the order in which gradients get ready.
     """
-    single = DdpOptions(
-        bucket_cap_bytes=1.0,
-        find_unused_parameters=options.find_unused_parameters,
-        static_graph=options.static_graph,
-    )
+    unused, static = options.find_unused_parameters, options.static_graph
+    single = DdpOptions(1.0, find_unused_parameters=unused, static_graph=static)
     buckets = ddp_buckets(workload, single)
     return GradientOrder(
         tensors=tuple(bucket.tensors[0] for bucket in buckets),
@@ -98,7 +106,7 @@ def order_gradients(workload: Workload, options: DdpOptions) -> GradientOrder:
 Caps = tuple[float, ...]
 """``bucket_cap_mb_list``; MiB."""
 
-MOST_DIGITS = 9
+MOST_CAP_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +127,20 @@ class Window:
         return (self.most_bytes + 1) / MIB
 
     @property
+    def room(self) -> float:
+        """Ratio of the largest to the least cap, at most two."""
+        return min(self.high_mb, 2 * self.low_mb) / self.low_mb
+
+    @property
     def exists(self) -> bool:
         """Whether any cap is in it."""
         return self.above_bytes < self.most_bytes
 
     def intersect(self, other: Window) -> Window:
         """Return the caps in this window and in another."""
-        most = min(self.most_bytes, other.most_bytes)
-        return Window(max(self.above_bytes, other.above_bytes), most)
+        return Window(
+            max(self.above_bytes, other.above_bytes), min(self.most_bytes, other.most_bytes)
+        )
 
     def contains(self, cap_mb: float) -> bool:
         """Whether PyTorch makes the buckets of this window with a ``bucket_cap_mb``; MiB."""
@@ -161,7 +175,7 @@ def round_cap_mb(window: Window) -> float:
     if math.isinf(high):
         return float(math.ceil(low))
     middle = (low + high) / 2
-    for digits in range(MOST_DIGITS):
+    for digits in range(MOST_CAP_DIGITS):
         unit = 10.0**-digits
         near = (round(middle, digits), math.ceil(low / unit) * unit, math.floor(high / unit) * unit)
         for cap in (round(candidate, digits) for candidate in near):
@@ -181,22 +195,15 @@ def find_windows(gradients: GradientOrder, groups: Groups) -> tuple[Window, ...]
 
     The caps of a list are those of the first, second ... bucket of *each* dtype.
     """
-    rank: dict[str, int] = {}
-    windows: list[Window] = []
-    filled = groups[::-1] if gradients.reverse_filled else groups
-    last = {gradients.dtypes[gradients.positions[group[0]]]: at for at, group in enumerate(filled)}
-    for at, group in enumerate(filled):
+    by_dtype: dict[str, list[Window]] = {}
+    for group in groups[::-1] if gradients.reverse_filled else groups:
         dtype = gradients.dtypes[gradients.positions[group[0]]]
-        position = rank.get(dtype, 0)
-        rank[dtype] = position + 1
-        nbytes = gradients.size(group)
-        before = nbytes - gradients.nbytes[gradients.positions[group[-1]]]
-        window = Window(before, math.inf if at == last[dtype] else nbytes)
-        if position == len(windows):
-            windows.append(window)
-        else:
-            windows[position] = windows[position].intersect(window)
-    return tuple(windows) if all(window.exists for window in windows) else None
+        by_dtype.setdefault(dtype, []).append(gradients.window(group))
+    for own in by_dtype.values():  # any larger cap makes the last bucket, too
+        own[-1] = Window(own[-1].above_bytes, math.inf)
+    columns = itertools.zip_longest(*by_dtype.values(), fillvalue=Window(0, math.inf))
+    windows = tuple(functools.reduce(Window.intersect, column) for column in columns)
+    return windows if all(window.exists for window in windows) else None
 
 
 def merge_last_windows(windows: Sequence[Window]) -> tuple[Window, ...]:
@@ -216,19 +223,6 @@ def integer_caps_mb(windows: Sequence[Window]) -> tuple[int, ...] | None:
     """Return ``bucket_cap_mb_list`` of whole numbers; None where a window has none."""
     numbers = [integer_cap_mb(window) for window in merge_last_windows(windows)]
     return None if None in numbers else tuple(number for number in numbers if number)
-
-
-def find_uniform_window(gradients: GradientOrder, groups: Groups, cap: int) -> Window:
-    """Return the caps for which one cap for all makes the same groups as `cap` bytes does."""
-    above, most = 0, math.inf
-    for group in groups:
-        nbytes = gradients.size(group)
-        if nbytes >= cap:
-            most = min(most, nbytes)
-            above = max(above, nbytes - gradients.nbytes[gradients.positions[group[-1]]])
-        else:
-            above = max(above, nbytes)
-    return Window(above, most)
 
 
 def as_bytes(caps: Sequence[float]) -> tuple[float, ...]:
@@ -266,11 +260,15 @@ def list_uniform_partitions(
     partitions: list[UniformPartition] = []
     cap = 1
     while True:
-        if gradients.single_dtype:
-            groups = _assign_contiguous(gradients, cap)
-        else:
-            groups = assign_buckets(workload, with_cap(options, cap))
-        window = find_uniform_window(gradients, groups, cap)
+        groups = (
+            _assign_contiguous(gradients, cap)
+            if gradients.single_dtype
+            else assign_buckets(workload, with_cap(options, cap))
+        )
+        windows = [gradients.window(group) for group in groups]
+        ends = [each.above_bytes if each.most_bytes >= cap else each.most_bytes for each in windows]
+        most = min((w.most_bytes for w in windows if w.most_bytes >= cap), default=math.inf)
+        window = Window(int(max(ends, default=0)), most)
         if partitions and partitions[-1].groups == groups:
             window = Window(partitions.pop().window.above_bytes, window.most_bytes)
         partitions.append(UniformPartition(groups, window))
@@ -298,12 +296,11 @@ def assign_buckets(workload: Workload, options: DdpOptions) -> Groups:
 
 def _assign_contiguous(gradients: GradientOrder, cap: int) -> Groups:
     """As `assign_buckets` where all share buckets: each goes on until it reaches the cap."""
-    tensors = gradients.tensors[::-1] if gradients.reverse_filled else gradients.tensors
-    nbytes = gradients.nbytes[::-1] if gradients.reverse_filled else gradients.nbytes
-    sums = [0, *accumulate(nbytes)]
+    step = -1 if gradients.reverse_filled else 1
+    tensors, sums = gradients.tensors[::step], [0, *accumulate(gradients.nbytes[::step])]
     groups, begin = [], 0
     while begin < len(tensors):
         end = min(bisect_left(sums, sums[begin] + cap), len(tensors))
         groups.append(tensors[begin:end])
         begin = end
-    return tuple(groups[::-1]) if gradients.reverse_filled else tuple(groups)
+    return tuple(groups[::step])

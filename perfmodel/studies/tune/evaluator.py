@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
 
 from perfmodel.scenario import Scenario
 from perfmodel.simulate.engine.engine import BY_SENDS
@@ -12,7 +11,6 @@ from perfmodel.studies.run.prepared import PreparedSize, StepEstimate
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.steps.output_analysis import SETTLED
 from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
-from perfmodel.studies.tune.allreduce_times import AllReduceTimes
 from perfmodel.studies.tune.caps import (
     Caps,
     GradientOrder,
@@ -26,10 +24,9 @@ from perfmodel.studies.tune.caps import (
     with_cap,
     with_caps,
 )
-from perfmodel.studies.tune.model import ReducedBucket
+from perfmodel.studies.tune.model import STEP_ROUNDING, STEP_TOLERANCE, ReducedBucket
 from perfmodel.studies.tune.surrogate import (
-    STEP_ROUNDING,
-    STEP_TOLERANCE,
+    AllReduceTimes,
     Bucket,
     StepSurrogate,
     buckets_of_groups,
@@ -110,13 +107,16 @@ class Evaluator:
         groups = assign_buckets(self.workload, options)
         if groups not in self.outcomes:
             stepped = self.prepared.step(options)
+            step_s, exposed_s = stepped.step_time_s, stepped.exposed_comm_s
             self.outcomes[groups] = Outcome(
-                stepped.step_time_s,
-                stepped.exposed_comm_s,
-                read_reductions(stepped),
-                stepped.noise_s,
+                step_s, exposed_s, read_reductions(stepped), stepped.noise_s
             )
-            self._check_surrogate(groups)
+            if not self.reasons:
+                self.time_allreduces(groups)
+            error = abs(self.predict_step_s(groups) / step_s - 1.0)
+            self.surrogate_error = max(self.surrogate_error, error)
+            if error > STEP_ROUNDING and not self.reasons:
+                self.reasons.append("the host holds the device up, or ranks differ")
         return self.outcomes[groups]
 
     def simulate_first_step(self, options: DdpOptions) -> float:
@@ -126,19 +126,12 @@ class Evaluator:
             self._first_s[key] = self.prepared.first_step_s(options)
         return self._first_s[key]
 
-    def _check_surrogate(self, groups: Groups) -> None:
-        """Compare the surrogate with the simulation of some buckets."""
-        if not self.reasons:
-            self.time_allreduces(groups)
-        outcome = self.outcomes[groups]
-        error = abs(self.predict_step_s(groups) / outcome.step_time_s - 1.0)
-        self.surrogate_error = max(self.surrogate_error, error)
-        if error > STEP_ROUNDING and not self.reasons:
-            self.reasons.append("the host holds the device up, or ranks differ")
-
     def time_allreduces(self, groups: Groups) -> int:
         """Compute the all-reduces of some buckets; returns how many were interpolated before."""
-        return self.allreduce.refine((self.gradients.size(group) for group in groups), len(groups))
+        before = self.allreduce.computed_sizes
+        for group in groups:
+            self.allreduce.compute(self.gradients.size(group))
+        return self.allreduce.computed_sizes - before
 
     def predict_step_s(self, groups: Groups, optimistic: bool = False) -> float:
         """Predict the step time, optimistic: with the least times of all-reduces; seconds."""
@@ -163,25 +156,40 @@ class Evaluator:
 
 def make_evaluator(prepared: PreparedSize) -> Evaluator:
     """Return the evaluator of a scenario, its surrogate built."""
-    sized, job = prepared.sized, prepared.job
-    gradients = order_gradients(job.workload, job.ddp_options)
+    sized, job, options = prepared.sized, prepared.job, prepared.job.ddp_options
+    gradients, setting = order_gradients(job.workload, options), sized.setup()
     constant = [disturbance for disturbance in sized.disturbances if _is_constant(disturbance)]
-    finest = sized.with_options(with_cap(job.ddp_options, 1.0)).plan_for(None)
-    surrogate = build_surrogate(
-        finest, gradients, _before_s(prepared, constant), _slowdown(prepared)
-    )
+    finest = sized.with_options(with_cap(options, 1.0)).plan_for(None)
+    slowdown = job.scenario.compute.overlap_slowdown
+    if slowdown is None:
+        slowdown = prepared.machine.topology.gpu.overlap_slowdown
+    surrogate = build_surrogate(finest, gradients, _before_s(prepared, constant), slowdown)
     surrogate = surrogate.scaled(_slowest_factor(constant))
-    allreduce = _make_allreduce_times(prepared, gradients)
+    sent = options.sent_item_bytes
+    allreduce = AllReduceTimes(
+        timer_of(setting, sized.disturbances),
+        sized.allocation.own,
+        scale=1.0 if sent is None else sent / ITEM_BYTES[gradients.dtypes[0]],
+        factor=0.0 if setting.fidelity == "free" else 1.0,
+    )
     allreduce.prepare(min(gradients.nbytes), gradients.sums[-1])
-    return Evaluator(prepared, gradients, surrogate, allreduce, _list_reasons(prepared, gradients))
+    conditions = {
+        "what happens around the job varies": len(constant) < len(sized.disturbances),
+        "every message is simulated": sized.fidelity in BY_SENDS,
+        "several all-reduces are under way at a time": job.library.workers > 1,
+        "a hook compresses each bucket": options.has_hook,
+        "gradients of several dtypes share the list": not gradients.single_dtype,
+        "buckets are never rebuilt": gradients.reverse_filled,
+        "the host waits for each all-reduce": job.library.host_staged,
+    }
+    reasons = [reason for reason, holds in conditions.items() if holds]
+    return Evaluator(prepared, gradients, surrogate, allreduce, reasons)
 
 
 def _is_constant(disturbance: Disturbance) -> bool:
     """Whether a disturbance slows ranks or links by the same factor in every step."""
-    others = (
-        disturbance.gpu is not None or disturbance.traffic or disturbance.background_job is not None
-    )
-    return not (disturbance.varies or others)
+    is_shared = disturbance.traffic or disturbance.background_job is not None
+    return not (disturbance.varies or disturbance.gpu is not None or is_shared)
 
 
 def _slowest_factor(constant: Sequence[Disturbance]) -> float:
@@ -196,8 +204,9 @@ def _slowest_factor(constant: Sequence[Disturbance]) -> float:
 def _before_s(prepared: PreparedSize, constant: Sequence[Disturbance]) -> float:
     """From the end of a step to the start of the last backward, where that is latest; seconds."""
     sized = prepared.sized
-    quiet = replace(sized.setup(launches=False), fidelity="flow")
-    _, run, _ = simulate_steps(quiet, constant, SETTLED)
+    _, run, _ = simulate_steps(
+        replace(sized.setup(launches=False), fidelity="flow"), constant, SETTLED
+    )
     last = sized.job.options.accumulate - 1
     begin_s: dict[str, float] = {}
     for span in run.timeline.spans:
@@ -206,47 +215,15 @@ def _before_s(prepared: PreparedSize, constant: Sequence[Disturbance]) -> float:
     return max(begin_s.values()) - run.step_ends_s[-2]
 
 
-def _slowdown(prepared: PreparedSize) -> float:
-    requested = prepared.job.scenario.compute.overlap_slowdown
-    return prepared.machine.topology.gpu.overlap_slowdown if requested is None else requested
-
-
-def _make_allreduce_times(prepared: PreparedSize, gradients: GradientOrder) -> AllReduceTimes:
-    sized, sent = prepared.sized, prepared.job.ddp_options.sent_item_bytes
-    setting = sized.setup()
-    scale = 1.0 if sent is None else sent / ITEM_BYTES[gradients.dtypes[0]]
-    factor = 0.0 if setting.fidelity == "free" else 1.0
-    return AllReduceTimes(
-        timer_of(setting, sized.disturbances), sized.allocation.own, scale, factor
-    )
-
-
-def _list_reasons(prepared: PreparedSize, gradients: GradientOrder) -> list[str]:
-    """Return why the surrogate may differ from the simulation."""
-    conditions = {
-        "what happens around the job varies": not all(
-            map(_is_constant, prepared.sized.disturbances)
-        ),
-        "every message is simulated": prepared.sized.fidelity in BY_SENDS,
-        "several all-reduces are under way at a time": prepared.job.library.workers > 1,
-        "a hook compresses each bucket": prepared.job.ddp_options.has_hook,
-        "gradients of several dtypes share the list": not gradients.single_dtype,
-        "buckets are never rebuilt": gradients.reverse_filled,
-        "the host waits for each all-reduce": prepared.job.library.host_staged,
-    }
-    return [reason for reason, holds in conditions.items() if holds]
-
-
 def read_reductions(stepped: StepEstimate) -> tuple[ReducedBucket, ...]:
     """Return when the buckets of the last step were reduced."""
     step = stepped.steps - 1
     start_s = (0.0, *stepped.run.step_ends_s)[step]
-    spans = [
-        span
-        for span in stepped.run.timeline.spans
+    first_spans = {
+        span.bucket: span
+        for span in reversed(stepped.run.timeline.spans)
         if span.step == step and span.kind == "communication" and span.bucket is not None
-    ]
-    first_spans = {cast("int", span.bucket): span for span in reversed(spans)}
+    }
     return tuple(
         ReducedBucket(
             span.nbytes, span.ready_s - start_s, span.start_s - start_s, span.end_s - start_s
@@ -263,36 +240,33 @@ FEWER_TOLERANCE = 3e-3
 Assumption: a model of CPUs that reduce while they compute is less sure of what many small buckets
 cost than of the rest (in reports/experiments/gloo_ddp the median error is 0.9 % of a step).
 """
-LOOKS = 6
+MOST_ROUND_CAPS = 6
 """Most caps that are simulated in search of a round one."""
 
 
 def choose_uniform_cap(evaluator: Evaluator, partitions: Sequence[UniformPartition]) -> float:
     """Return the best simulated uniform cap, or a rounder one that is as good; MiB."""
-    simulated = [partition for partition in partitions if partition.groups in evaluator.outcomes]
-    best = min(simulated, key=lambda partition: evaluator.outcomes[partition.groups].step_time_s)
-    least_s = evaluator.outcomes[best.groups].step_time_s
-    limit_s = least_s * (1 + (FEWER_TOLERANCE if evaluator.workers > 1 else STEP_TOLERANCE))
-    candidates = [partition for partition in partitions if _step_s(evaluator, partition) <= limit_s]
-    for partition in sorted(candidates, key=lambda each: _complexity(evaluator, each))[:LOOKS]:
+    outcomes, several = evaluator.outcomes, evaluator.workers > 1
+    simulated = [partition for partition in partitions if partition.groups in outcomes]
+    best = min(simulated, key=lambda partition: outcomes[partition.groups].step_time_s)
+    tolerance = FEWER_TOLERANCE if several else STEP_TOLERANCE
+    limit_s = outcomes[best.groups].step_time_s * (1 + tolerance)
+
+    def may_be_good(partition: UniformPartition) -> bool:
+        """Whether the step is short: simulated, or by the surrogate where that is exact."""
+        if partition.groups in outcomes:
+            return outcomes[partition.groups].step_time_s <= limit_s
+        return not evaluator.reasons and evaluator.predict_step_s(partition.groups) <= limit_s
+
+    def complexity(partition: UniformPartition) -> tuple[int, int, float]:
+        """Fewer buckets where that counts, fewer digits, more room."""
+        buckets = len(partition.groups) if several else 0
+        return buckets, len(number(partition.cap_mb)), -partition.window.room
+
+    for partition in sorted(filter(may_be_good, partitions), key=complexity)[:MOST_ROUND_CAPS]:
         if evaluator.simulate(evaluator.uniform_options(partition.cap_mb)).step_time_s <= limit_s:
             return partition.cap_mb
     return best.cap_mb
-
-
-def _step_s(evaluator: Evaluator, partition: UniformPartition) -> float:
-    """Step time; seconds, infinite where the surrogate is not exact and nothing was simulated."""
-    if partition.groups in evaluator.outcomes:
-        return evaluator.outcomes[partition.groups].step_time_s
-    return float("inf") if evaluator.reasons else evaluator.predict_step_s(partition.groups)
-
-
-def _complexity(evaluator: Evaluator, partition: UniformPartition) -> tuple[int, int, float]:
-    """Key that orders caps: fewer buckets where that counts, fewer digits, more room."""
-    window = partition.window
-    room = min(window.high_mb, 2 * window.low_mb) / window.low_mb
-    buckets = len(partition.groups) if evaluator.workers > 1 else 0
-    return buckets, len(number(partition.cap_mb)), -room
 
 
 def choose_lists(
@@ -300,10 +274,8 @@ def choose_lists(
 ) -> tuple[Caps, Caps]:
     """Return the best list of caps, and the best of whole numbers; MiB."""
     simulated = [partition for partition in partitions if partition.groups in evaluator.outcomes]
-    whole = [
-        cap for partition in simulated if (cap := integer_cap_mb(partition.window)) is not None
-    ]
-    uniform = [(1.0, 25.0), *((float(cap),) for cap in whole)]
+    whole = [integer_cap_mb(partition.window) for partition in simulated]
+    uniform = [(1.0, 25.0), *((float(cap),) for cap in whole if cap is not None)]
     candidates = [*lists, *uniform, *((partition.cap_mb,) for partition in simulated)]
     integers = [caps for caps in (*lists, *uniform) if all(cap == int(cap) for cap in caps)]
     return _choose_quickest(evaluator, candidates), _choose_quickest(evaluator, integers)
@@ -311,6 +283,6 @@ def choose_lists(
 
 def _choose_quickest(evaluator: Evaluator, lists: Sequence[Caps]) -> Caps:
     rated = [(evaluator.simulate(evaluator.list_options(caps)).step_time_s, caps) for caps in lists]
-    least_s = min(step_s for step_s, _ in rated)
-    quickest = [caps for step_s, caps in rated if step_s <= least_s * (1 + STEP_ROUNDING)]
+    limit_s = min(rated)[0] * (1 + STEP_ROUNDING)
+    quickest = [caps for step_s, caps in rated if step_s <= limit_s]
     return min(quickest, key=lambda caps: (len(caps), len(str(caps))))

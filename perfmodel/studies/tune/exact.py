@@ -1,4 +1,6 @@
-"""The best list of caps where the surrogate is exact: dynamic programming with dominance.
+"""The best list of caps where the surrogate is exact, and a bound that no list is below.
+
+The search is dynamic programming with dominance.
 
 A label is a partial solution, the buckets of the first gradients, by three times: when the last of
 these gradients is ready (later the more all-reduces have slowed compute down), when the last
@@ -10,8 +12,10 @@ Where communication does not slow compute down, this is the recurrence
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +23,17 @@ from numpy.typing import NDArray
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.studies.tune.caps import Cuts, GradientOrder
 from perfmodel.studies.tune.evaluator import Evaluator
-from perfmodel.studies.tune.surrogate import StepSurrogate, buckets_of_cuts
+from perfmodel.studies.tune.model import STEP_ROUNDING
+from perfmodel.studies.tune.surrogate import AllReduceTimes, StepSurrogate, buckets_of_cuts
 from perfmodel.training.ddp.options import MIB
 
 Rate = Callable[[Cuts], float]
 """Seconds of a step, or infinity where a group is not allowed."""
 
-SHIFTS = (-8, -4, -2, -1, 1, 2, 4, 8)
-EFFORT = 100_000
-MANY = 30
+END_SHIFTS = (-8, -4, -2, -1, 1, 2, 4, 8)
+"""Gradients by which an end of a group is moved."""
+MOST_RATED_BUCKETS = 100_000
+MANY_GROUPS = 30
 """Groups from which on only the middle of each is tried as a new end."""
 LEAST_GAIN = 1e-10
 """Least relative gain of a round."""
@@ -39,30 +45,24 @@ def neighbourhood(cuts: Cuts, every: bool = True) -> Iterator[Cuts]:
     `every`: whether to try all new ends, or only the middle of each group.
     """
     inner, n = cuts[:-1], cuts[-1]
-    ends = set(inner)
     for at, cut in enumerate(inner):
         yield (*inner[:at], *inner[at + 1 :], n)
         low, high = (0, *inner)[at], (*inner, n)[at + 1]
-        for shift in SHIFTS:
+        for shift in END_SHIFTS:
             if low < cut + shift < high:
                 yield (*inner[:at], cut + shift, *inner[at + 1 :], n)
-    if every:
-        new = [position for position in range(1, n) if position not in ends]
-    else:
-        new = [(a + b) // 2 for a, b in zip((0, *inner), cuts, strict=True) if b - a > 1]
-    for position in new:
-        yield tuple(sorted((*cuts, position)))
+    middles = ((a + b) // 2 for a, b in zip((0, *inner), cuts, strict=True) if b - a > 1)
+    for position in range(1, n) if every else middles:
+        if position not in inner:
+            yield tuple(sorted((*cuts, position)))
 
 
-def improve(cuts: Cuts, rate: Rate, effort: int = EFFORT) -> Cuts:
-    """Take the best neighbour as long as it is better and effort remains.
-
-    `effort`: most buckets to rate.
-    """
-    best_s = rate(cuts)
-    while effort > 0:
-        candidates = list(neighbourhood(cuts, every=len(cuts) <= MANY))
-        effort -= len(candidates) * len(cuts)
+def improve(cuts: Cuts, rate: Rate) -> Cuts:
+    """Take the best neighbour as long as it is better and `MOST_RATED_BUCKETS` allow."""
+    best_s, left = rate(cuts), MOST_RATED_BUCKETS
+    while left > 0:
+        candidates = list(neighbourhood(cuts, every=len(cuts) <= MANY_GROUPS))
+        left -= len(candidates) * len(cuts)
         nearest_s, nearest = min(
             ((rate(candidate), candidate) for candidate in candidates), default=(best_s, cuts)
         )
@@ -72,16 +72,13 @@ def improve(cuts: Cuts, rate: Rate, effort: int = EFFORT) -> Cuts:
     return cuts
 
 
-def simplify(cuts: Cuts, rate: Rate, within: float = LEAST_GAIN) -> Cuts:
+def simplify(cuts: Cuts, rate: Rate) -> Cuts:
     """Remove ends that gain nothing."""
-    best_s = rate(cuts)
-    at = 0
-    while at < len(cuts) - 1:
-        fewer = (*cuts[:at], *cuts[at + 1 :])
-        if rate(fewer) <= best_s * (1 + within):
+    limit_s = rate(cuts) * (1 + LEAST_GAIN)
+    for end in cuts[:-1]:
+        fewer = tuple(cut for cut in cuts if cut != end)
+        if rate(fewer) <= limit_s:
             cuts = fewer
-        else:
-            at += 1
     return cuts
 
 
@@ -94,32 +91,21 @@ ReadTimes = Callable[[IntArray], FloatArray]
 MOST_LABELS, MOST_LABELS_SLOWED = 24, 8
 """Labels per position: without a slowdown more than dominance leaves on models of the zoo, and
 where all-reduces slow compute down."""
-
-
-PASSES = 4
+MOST_SEARCHES = 4
 """Searches, each with exact times of the sizes that the one before chose."""
-
-
-FINALISTS = 4
+MOST_FINALISTS = 4
 """Labels whose step is computed, where all-reduces slow the copies back down."""
 
-
-@dataclass
-class _Labels:
-    """Labels of all positions in one set of arrays; `before` is the index of the predecessor."""
-
-    position: IntArray
-    ready: FloatArray
-    ended: FloatArray
-    late: FloatArray
-    before: IntArray
-    count: int = 0
-
-    def add(self, position: int, rows: tuple[FloatArray, FloatArray, FloatArray, IntArray]) -> None:
-        span = slice(self.count, self.count + len(rows[0]))
-        self.position[span] = position
-        self.ready[span], self.ended[span], self.late[span], self.before[span] = rows
-        self.count = span.stop
+LABEL = np.dtype(
+    [
+        ("position", np.int64),
+        ("ready", float),
+        ("ended", float),
+        ("late", float),
+        ("before", np.int64),
+    ]
+)
+"""A label of some position; `before` is the index of its predecessor."""
 
 
 def best_cuts(
@@ -137,54 +123,47 @@ def best_cuts(
     They come by growing time according to the labels, which count copies back as if all-reduces did
     not slow them down. Empty if nothing is allowed.
     """
-    gradients = surrogate.gradients
+    gradients, slowdown = surrogate.gradients, surrogate.slowdown
     n, sums = len(gradients), np.array(gradients.sums, dtype=np.int64)
-    work = np.array((0.0, *surrogate.ready_s))
-    out = np.concatenate([[0.0], np.cumsum(surrogate.out_s)])
-    size = n * keep + 1
-    labels = _Labels(
-        np.zeros(size, np.int64),
-        np.zeros(size),
-        np.zeros(size),
-        np.zeros(size),
-        np.zeros(size, np.int64),
-    )
-    nothing = np.zeros(1)
-    labels.add(0, (nothing, nothing, nothing - np.inf, np.full(1, -1)))
+    work_s = np.array((0.0, *surrogate.ready_s))
+    out_s = np.concatenate([[0.0], np.cumsum(surrogate.out_s)])
+    labels, count = np.zeros(n * keep + 1, LABEL), 1
+    labels[0] = (0, 0.0, 0.0, -np.inf, -1)
     for position in range(1, n + 1):
-        begins = np.arange(labels.count)
+        begins = np.arange(count)
         if allowed is not None:
-            begins = begins[allowed[labels.position[begins], position]]
-        if len(begins):
-            cost = read(sums[position] - sums[:position])[labels.position[begins]]
-            labels.add(
-                position,
-                _extend(labels, begins, cost, surrogate.slowdown, position, work, out, keep),
-            )
-    return _trace_all_back(labels, surrogate, n, float(out[-1]))
+            begins = begins[allowed[labels["position"][:count], position]]
+        if not len(begins):
+            continue
+        at = labels["position"][begins]  # where the bucket begins
+        cost = read(sums[position] - sums[:position])[at]
+        ready, ended = labels["ready"][begins], labels["ended"][begins]
+        ready = _after(ready, work_s[position] - work_s[at], ended, slowdown)
+        ended = np.maximum(ready, ended) + cost
+        late = np.maximum(labels["late"][begins], ended - out_s[at])
+        chosen = _undominated(ready, ended, late, keep)
+        new = labels[count : count + len(chosen)]
+        new["position"], new["before"] = position, begins[chosen]
+        new["ready"], new["ended"], new["late"] = ready[chosen], ended[chosen], late[chosen]
+        count += len(chosen)
+    last = np.flatnonzero(labels["position"][:count] == n)
+    tail_s = np.full(len(last), surrogate.backward_s - surrogate.ready_s[-1])
+    ready = _after(labels["ready"][last], tail_s, labels["ended"][last], slowdown)
+    total_s = np.maximum(ready + out_s[-1], labels["late"][last] + out_s[-1])
+    return [_trace_back(labels, int(last[at])) for at in np.argsort(total_s, kind="stable")]
 
 
-def _extend(
-    labels: _Labels,
-    begins: IntArray,
-    cost: FloatArray,
-    slowdown: float,
-    position: int,
-    work: FloatArray,
-    out: FloatArray,
-    keep: int,
-) -> tuple[FloatArray, FloatArray, FloatArray, IntArray]:
-    """Extend labels by one bucket up to a position, and drop those that are dominated."""
-    position_of_begin = labels.position[begins]
-    ready, ended = labels.ready[begins], labels.ended[begins]
-    work_s = work[position] - work[position_of_begin]
-    busy = np.maximum(0.0, ended - ready)
-    slowed = np.minimum(work_s, busy / slowdown)
-    ready = ready + slowed * slowdown + (work_s - slowed)
-    ended = np.maximum(ready, ended) + cost
-    late = np.maximum(labels.late[begins], ended - out[position_of_begin])
+def _after(ready: FloatArray, work_s: FloatArray, ended: FloatArray, slowdown: float) -> FloatArray:
+    """Return when work that begins once ready ends; all-reduces are under way until `ended`."""
+    slowed_s = np.minimum(work_s, np.maximum(0.0, ended - ready) / slowdown)
+    done: FloatArray = ready + slowed_s * slowdown + (work_s - slowed_s)
+    return done
+
+
+def _undominated(ready: FloatArray, ended: FloatArray, late: FloatArray, keep: int) -> IntArray:
+    """Return which labels no other dominates in all three times, the earliest end first."""
     order = np.lexsort((late, ready, ended))
-    ready, ended, late = ready[order], ended[order], late[order]
+    ready, late = ready[order], late[order]
     better = np.ones(len(order), dtype=bool)
     better[1:] = (ready[1:] < np.minimum.accumulate(ready)[:-1]) | (
         late[1:] < np.minimum.accumulate(late)[:-1]
@@ -192,25 +171,15 @@ def _extend(
     chosen = np.flatnonzero(better)
     if len(chosen) > keep:  # the quickest, and evenly spread ones of those that are ready earlier
         chosen = chosen[np.unique(np.linspace(0, len(chosen) - 1, keep).astype(np.int64))]
-    return ready[chosen], ended[chosen], late[chosen], begins[order[chosen]]
+    undominated: IntArray = order[chosen]
+    return undominated
 
 
-def _trace_all_back(labels: _Labels, surrogate: StepSurrogate, n: int, out_s: float) -> list[Cuts]:
-    """Return the groups of all labels at the last position, the quickest first."""
-    last = np.flatnonzero(labels.position[: labels.count] == n)
-    ready, ended = labels.ready[last], labels.ended[last]
-    work_s = surrogate.backward_s - surrogate.ready_s[-1]
-    slowed = np.minimum(work_s, np.maximum(0.0, ended - ready) / surrogate.slowdown)
-    ready = ready + slowed * surrogate.slowdown + (work_s - slowed)
-    total = np.maximum(ready + out_s, labels.late[last] + out_s)
-    return [_trace_back(labels, int(last[at])) for at in np.argsort(total, kind="stable")]
-
-
-def _trace_back(labels: _Labels, at: int) -> Cuts:
+def _trace_back(labels: Any, at: int) -> Cuts:
     cuts = []
-    while labels.position[at] > 0:
-        cuts.append(int(labels.position[at]))
-        at = int(labels.before[at])
+    while labels["position"][at] > 0:
+        cuts.append(int(labels["position"][at]))
+        at = int(labels["before"][at])
     return tuple(reversed(cuts))
 
 
@@ -223,58 +192,140 @@ def search_by_surrogate(evaluator: Evaluator, allowed: BoolArray | None = None) 
     slowed = surrogate.slowdown > 1.0
 
     def rate(cuts: Cuts) -> float:
-        if allowed is not None and not all(
-            allowed[a, b] for a, b in zip((0, *cuts), cuts, strict=False)
-        ):
+        if allowed is not None and not all(allowed[a, b] for a, b in pairwise((0, *cuts))):
             return float("inf")
         return surrogate.step_s(buckets_of_cuts(surrogate, cuts), allreduce.time_s)
 
     best: Cuts | None = None
-    for _ in range(PASSES):
-        keep = MOST_LABELS_SLOWED if slowed else MOST_LABELS
+    keep = MOST_LABELS_SLOWED if slowed else MOST_LABELS
+    for _ in range(MOST_SEARCHES):
         ranked = best_cuts(surrogate, allreduce.interpolate, allowed=allowed, keep=keep)
         if not ranked:
             return None
-        candidates = [*ranked[: FINALISTS if slowed else 1], *([best] if best else [])]
-        cuts = min(candidates, key=rate)
-        cuts = simplify(cuts, rate)
-        best = simplify(improve(cuts, rate), rate) if slowed else cuts
+        candidates = [*ranked[: MOST_FINALISTS if slowed else 1], *([best] if best else [])]
+        best = simplify(min(candidates, key=rate), rate)
+        best = simplify(improve(best, rate), rate) if slowed else best
         if not evaluator.time_allreduces(evaluator.gradients.groups(best)):
             break
     return best
-
-
-def all_sizes_timed(evaluator: Evaluator) -> bool:
-    """Whether the time of every contiguous group was computed, none interpolated."""
-    sizes = _group_sizes(evaluator.gradients)
-    return all(evaluator.allreduce.is_timed(size) for size in sizes)
-
-
-def _group_sizes(gradients: GradientOrder) -> set[int]:
-    """Bytes of all contiguous groups."""
-    sums = gradients.sums
-    return {b - a for i, a in enumerate(sums) for b in sums[i + 1 :]}
 
 
 def time_all_sizes(evaluator: Evaluator, at_most: int) -> None:
     """Compute the time of every contiguous group, if these are few."""
     if len(evaluator.gradients.sums) ** 2 > 4 * at_most:
         return
-    sizes = _group_sizes(evaluator.gradients)
-    if len(sizes) <= at_most:
-        for size in sorted(sizes):
-            evaluator.allreduce.compute(size)
+    sizes = evaluator.gradients.group_sizes
+    for size in sorted(sizes) if len(sizes) <= at_most else ():
+        evaluator.allreduce.compute(size)
 
 
 def allow_integer_caps(gradients: GradientOrder) -> BoolArray:
     """Whether a cap of whole MiB makes a bucket of the gradients from one position to another."""
     n, sums = len(gradients), np.array(gradients.sums, dtype=np.int64)
     begin, end = np.meshgrid(np.arange(n), np.arange(n + 1), indexing="ij")
-    nbytes = sums[end] - sums[begin]
-    sizes = np.array(gradients.nbytes, dtype=np.int64)
-    last = sizes[begin] if gradients.reverse_filled else sizes[np.maximum(end, 1) - 1]
-    above = nbytes - last
-    cap = np.maximum(1, above // MIB + 1)
+    nbytes, sizes = sums[end] - sums[begin], np.array(gradients.nbytes, dtype=np.int64)
+    closing = begin if gradients.reverse_filled else np.maximum(end, 1) - 1
+    cap = np.maximum(1, (nbytes - sizes[closing]) // MIB + 1)
     is_last = begin == 0 if gradients.reverse_filled else end == n
     allowed: BoolArray = (end > begin) & ((cap * MIB <= nbytes) | is_last)
     return allowed
+
+
+# ---------------------------------------------------------------- lower bound
+
+Line = tuple[float, float]
+"""Seconds, and seconds per byte on the network."""
+Point = tuple[float, float]
+"""Bytes on the network, and the least time that these take; seconds."""
+
+
+BOUND_TOLERANCE = 1e-3
+"""Relative distance from the best step at which the bound is good enough."""
+
+
+def lower_bound_s(surrogate: StepSurrogate, allreduce: AllReduceTimes, workers: int) -> float:
+    """Return a time that no step is below, whatever its buckets; seconds.
+
+    `allreduce`: with exact times of the least and the largest possible size.
+    `workers`: all-reduces under way at a time.
+    """
+    return _compute_bound(surrogate, allreduce, workers)[0]
+
+
+def tighten_bound(
+    surrogate: StepSurrogate, allreduce: AllReduceTimes, workers: int, best_s: float, at_most: int
+) -> float:
+    """Compute sizes where that may raise the bound, as long as it is below a step of `best_s`.
+
+    Returns the raised bound; seconds.
+    """
+    for _ in range(at_most):
+        bound_s, weakest = _compute_bound(surrogate, allreduce, workers)
+        if bound_s > best_s * (1 - BOUND_TOLERANCE) or weakest is None:
+            break
+        allreduce.compute(int(weakest / allreduce.scale))
+    return lower_bound_s(surrogate, allreduce, workers)
+
+
+def _compute_bound(
+    surrogate: StepSurrogate, allreduce: AllReduceTimes, workers: int
+) -> tuple[float, float | None]:
+    """Return the bound, and a size whose exact time may raise it."""
+    cells = allreduce.lower_bounds()
+    lines = list(minorants([(float(high), least_s) for _, high, least_s in cells]))
+    sums, lost = surrogate.gradients.sums, 1.0 - 1.0 / surrogate.slowdown
+    wire_s_per_byte = allreduce.wire_s_per_byte
+
+    def least_s(before: int) -> tuple[float, Line | None]:
+        """Return the least time of all gradients but the first bytes, and the line that says so."""
+        nbytes = (sums[-1] - before) * allreduce.scale
+        by_wire_s = wire_s_per_byte * nbytes
+        by_line_s, line = max((a + b * nbytes, (a, b)) for a, b in lines)
+        by_line_s /= workers
+        return (by_wire_s, None) if by_wire_s > by_line_s else (by_line_s, line)
+
+    all_s, line = least_s(0)
+    best, tight = surrogate.work_s + lost * all_s, line
+    behind_s = min(surrogate.out_s) + surrogate.optimizer_s + surrogate.before_s
+    for before, ready_s in zip(sums, surrogate.ready_s, strict=False):
+        rest_s, line = least_s(before)
+        bound_s = behind_s + ready_s + lost * max(0.0, all_s - rest_s) + rest_s
+        if bound_s > best:
+            best, tight = bound_s, line
+    return best * (1 - STEP_ROUNDING), _find_weakest(cells, tight)
+
+
+def _find_weakest(cells: Sequence[tuple[int, int, float]], line: Line | None) -> float | None:
+    """Return the middle of the widest interval of sizes whose bound a line touches."""
+    a, b = line or (-math.inf, 0.0)  # without a line none is touched
+    touched = [
+        (high - low, (low + high) / 2)
+        for low, high, least_s in cells
+        if high - low > 4 and high > 1.003 * low and least_s <= (a + b * high) * (1 + STEP_ROUNDING)
+    ]
+    return max(touched)[1] if touched else None
+
+
+def minorants(points: Sequence[Point]) -> Iterator[Line]:
+    """Lines with a, b >= 0 below all points: edges of their lower hull, and the two extremes."""
+    yield min(y for _, y in points), 0.0
+    yield 0.0, min(y / x for x, y in points)
+    hull: list[Point] = []
+    for point in sorted(points):
+        if hull and hull[-1][0] == point[0]:
+            continue  # the lower one of two above each other came first
+        while len(hull) > 1 and _turns_down(hull[-2], hull[-1], point):
+            hull.pop()
+        hull.append(point)
+    for (x0, y0), (x1, y1) in pairwise(hull):
+        b = (y1 - y0) / (x1 - x0)
+        a = y0 - b * x0
+        if a >= 0 and b >= 0:
+            yield a, b
+
+
+def _turns_down(first: Point, second: Point, third: Point) -> bool:
+    """Return whether the middle one of three points lies above the line through the others."""
+    return (second[1] - first[1]) * (third[0] - first[0]) >= (third[1] - first[1]) * (
+        second[0] - first[0]
+    )

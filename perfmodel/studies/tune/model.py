@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from perfmodel.scenario import Scenario
+
+STEP_ROUNDING = 1e-9
+"""Relative difference of steps that is the rounding of sums."""
+STEP_TOLERANCE = 5e-4
+"""Relative difference of steps that is not worth an odd number, nor a longer search."""
+Progress = Callable[[str], None]
+"""Called with the next stage, in words."""
+WORTH = 0.01
+"""Gain below which PyTorch's default is kept, and regret up to which a cap is as good as the best.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +121,7 @@ class Plateau:
 
 
 @dataclass(frozen=True, slots=True)
-class RobustCap:
+class RobustCap(Plateau):
     """The cap with the least largest regret on the likely, quick and slow machine.
 
     `spans_mb`: caps whose largest regret is at most `within` above the least.
@@ -119,8 +129,6 @@ class RobustCap:
     `worst_regret`: of that cap.
     """
 
-    within: float
-    spans_mb: Spans
     bucket_cap_mb: float
     worst_regret: float
 
@@ -149,8 +157,21 @@ class Horovod:
     assumptions: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class TuneResult:
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """The job that was tuned, and what its answer depends on."""
+
+    scenario: Scenario = field(repr=False)
+    workload: str
+    machine: str
+    gpus: int
+    nodes: int
+    assumptions: tuple[str, ...]
+    provenance: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneResult(Tuned):
     """The answer of ``perfmodel tune``.
 
     `default`: PyTorch's own: 1 MiB first, then 25 MiB.
@@ -166,11 +187,6 @@ class TuneResult:
     `compute_s`: compute of the device in a step, without slowdown.
     """
 
-    scenario: Scenario = field(repr=False)
-    workload: str
-    machine: str
-    gpus: int
-    nodes: int
     default: Choice
     requested: Choice | None
     best_uniform: Choice
@@ -185,8 +201,6 @@ class TuneResult:
     exact: bool
     compute_s: float
     horovod: Horovod | None
-    assumptions: tuple[str, ...]
-    provenance: Mapping[str, str]
 
     def regret(self, choice: Choice) -> float:
         """How much longer a step is than with the best list, relatively."""
@@ -201,3 +215,48 @@ class TuneResult:
     def at(self, cap_mb: float) -> CurvePoint:
         """Return the point of the curve that holds a cap."""
         return next((p for p in self.curve if cap_mb < p.high_mb), self.curve[-1])
+
+
+# ---------------------------------------------------------------- one cap for several scenarios
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCap:
+    """One cap for all scenarios.
+
+    `bucket_cap_mb`: None: PyTorch's default.
+    `steps_s`: scenario by scenario; seconds.
+    `regrets`: how much longer a step is than with the best cap for that scenario alone, relatively.
+    """
+
+    bucket_cap_mb: float | None
+    steps_s: tuple[float, ...]
+    regrets: tuple[float, ...]
+
+    @property
+    def worst_regret(self) -> float:
+        """Largest regret over the scenarios."""
+        return max(self.regrets)
+
+
+@dataclass(frozen=True)
+class MinimaxCap:
+    """The answer of ``perfmodel tune`` for several scenarios.
+
+    `best`: the cap whose largest regret is the least.
+    `low_mb`, `high_mb`: caps that do exactly the same everywhere; MiB.
+    `default`: PyTorch's own caps.
+    """
+
+    each: tuple[TuneResult, ...]
+    best: SharedCap
+    low_mb: float
+    high_mb: float
+    default: SharedCap
+
+    @property
+    def keep_default(self) -> bool:
+        """Whether the cap is not worth leaving the default: in all, or in one scenario."""
+        pairs = zip(self.best.steps_s, self.default.steps_s, strict=True)
+        gains = [1.0 - best / usual for best, usual in pairs]
+        return max(gains) < WORTH or min(gains) < -STEP_ROUNDING

@@ -1,32 +1,260 @@
 """What to recommend: nothing that may be slower than PyTorch's default, or hardly quicker.
 
 The default needs no upkeep when the model changes, so that another setting has to earn its place.
+
+First the step and the regret of every uniform cap on the likely machine, and on the quick and the
+slow one: the caps as good as the best, and the cap with the least largest regret.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.studies.run.prepared import PreparedSize
+from perfmodel.library.corrections import BANDS, CollectiveContext, Corrections
+from perfmodel.library.machine import Machine
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.steps.uncertainty import nearby_machines
-from perfmodel.studies.tune.caps import Caps, Window, assign_buckets, round_cap_mb
-from perfmodel.studies.tune.evaluator import Evaluator
-from perfmodel.studies.tune.model import Choice, Recommendation, TuneResult
-from perfmodel.studies.tune.robustness import (
-    WITHIN,
-    RatedPartition,
-    Ratio,
-    steps_on_machines,
+from perfmodel.studies.tune.caps import (
+    Caps,
+    Groups,
+    UniformPartition,
+    Window,
+    assign_buckets,
+    number,
+    round_cap_mb,
 )
-from perfmodel.studies.tune.surrogate import STEP_ROUNDING
+from perfmodel.studies.tune.evaluator import Evaluator
+from perfmodel.studies.tune.model import (
+    STEP_ROUNDING,
+    STEP_TOLERANCE,
+    WORTH,
+    Choice,
+    CurvePoint,
+    MinimaxCap,
+    Plateau,
+    Recommendation,
+    RobustCap,
+    SharedCap,
+    TuneResult,
+)
 from perfmodel.training.ddp.options import MIB, DdpOptions
 
-WORTH = WITHIN
-"""Gain below which PyTorch's default is kept: caps within it count as good as the best, too."""
+COMPARED_SIZES = 5
+"""Sizes at which another machine is compared with the likely one."""
+TAIL_SHARE = 0.1
+"""Share of the draws below the quick and above the slow machine: 80 % lie between."""
+TINY_S = 1e-30
+
+Ratio = Callable[[int], float]
+"""Time of an all-reduce of some bytes on another machine over that on the likely one."""
+
+CapCost = tuple[float, float, bool]
+"""Step and exposed communication in seconds, and whether they were simulated."""
+
+RatedPartition = tuple[Groups, float]
+"""Some buckets, and their step on the likely machine; seconds."""
+
+
+def build_curve(
+    evaluator: Evaluator, partitions: Sequence[UniformPartition], ratios: Sequence[Ratio]
+) -> tuple[tuple[CurvePoint, ...], tuple[float, ...]]:
+    """Return a point for every uniform cap, and the regrets of PyTorch's default.
+
+    `ratios`: of `compare_machines`.
+    """
+    default = assign_buckets(evaluator.workload, evaluator.default_options())
+    outcome = evaluator.simulate(evaluator.default_options())
+    # Buffers before forward are exposed as well, which buckets do not change.
+    base_s = max(0.0, outcome.exposed_comm_s - evaluator.predict(default)[1])
+    costs = [_cost_of(evaluator, partition.groups, base_s) for partition in partitions]
+    if evaluator.reasons:
+        costs = _scale_as_nearest(evaluator, partitions, costs)
+    rated = [(each.groups, cost[0]) for each, cost in zip(partitions, costs, strict=True)]
+    steps_s = steps_on_machines(evaluator, [(default, outcome.step_time_s), *rated], ratios)
+    # PyTorch's default buckets may be better than every uniform cap.
+    best_s = [min(of_machine) for of_machine in zip(*steps_s[1:], strict=True)]
+    default_regrets, *regrets = (
+        tuple(step_s / least_s - 1.0 for step_s, least_s in zip(row, best_s, strict=True))
+        for row in steps_s
+    )
+    curve = tuple(
+        CurvePoint(
+            bucket_cap_mb=partition.cap_mb,
+            low_mb=partition.window.low_mb,
+            high_mb=partition.window.high_mb,
+            buckets=len(partition.groups),
+            step_time_s=step_s,
+            exposed_comm_s=exposed_s,
+            simulated=simulated,
+            regrets=regret,
+        )
+        for partition, (step_s, exposed_s, simulated), regret in zip(
+            partitions, costs, regrets, strict=True
+        )
+    )
+    return curve, default_regrets
+
+
+def _cost_of(evaluator: Evaluator, groups: Groups, base_s: float) -> CapCost:
+    if groups in evaluator.outcomes:
+        return (
+            evaluator.outcomes[groups].step_time_s,
+            evaluator.outcomes[groups].exposed_comm_s,
+            True,
+        )
+    step_s, waited_s = evaluator.predict(groups)
+    return step_s, waited_s + base_s, False
+
+
+def curve_error(evaluator: Evaluator, partitions: Sequence[UniformPartition]) -> float:
+    """Return the largest relative error that the curve may have where it was not simulated."""
+    estimated = [p.groups for p in partitions if p.groups not in evaluator.outcomes]
+    errors = (
+        1.0 - evaluator.predict_step_s(groups, optimistic=True) / evaluator.predict_step_s(groups)
+        for groups in estimated
+    )
+    return max(errors, default=0.0)
+
+
+def _scale_as_nearest(
+    evaluator: Evaluator, partitions: Sequence[UniformPartition], costs: list[CapCost]
+) -> list[CapCost]:
+    """Scale predictions by the error of the surrogate at the nearest simulated cap."""
+    simulated_at = [at for at, cost in enumerate(costs) if cost[2]]
+
+    def scaled(at: int, cost: CapCost) -> CapCost:
+        nearest = min(simulated_at, key=lambda place: abs(place - at))
+        factor = costs[nearest][0] / evaluator.predict_step_s(partitions[nearest].groups)
+        return factor * cost[0], max(0.0, cost[1] + (factor - 1.0) * cost[0]), False
+
+    return [cost if cost[2] else scaled(at, cost) for at, cost in enumerate(costs)]
+
+
+def compare_machines(evaluator: Evaluator) -> tuple[Ratio, ...]:
+    """Return the time ratios of all-reduces on the quick machine, and on the slow one."""
+    others = evaluator.prepared.alternatives
+    if not others:
+        return ()
+    least, most = min(evaluator.gradients.nbytes), evaluator.gradients.sums[-1]
+    sizes = [int(n) for n in np.unique(np.geomspace(least, most, COMPARED_SIZES).astype(int))]
+    if len(others) > 2:
+        middle = sizes[len(sizes) // 2]
+        ranked = sorted(others, key=lambda each: _time_s(evaluator, UncontendedTimer(each), middle))
+        place = int(TAIL_SHARE * len(ranked))
+        others = (ranked[place], ranked[-1 - place])
+    return tuple(_compare_machine(evaluator, other, sizes) for other in others)
+
+
+def _compare_machine(evaluator: Evaluator, machine: Machine, sizes: Sequence[int]) -> Ratio:
+    """Compare a machine with the likely one: by its residual alone, or at some sizes."""
+    likely, residual = evaluator.prepared.machine, machine.measured.residual
+    same_hardware = machine.library is likely.library and machine.topology is likely.topology
+    measured = (likely.measured, machine.measured)
+    if same_hardware and measured == (Corrections(), Corrections(residual=residual)):
+        smooth = smooth_residual(machine).measured.residual
+        ranks, nodes = evaluator.prepared.size.gpus, evaluator.prepared.size.nodes
+
+        def factor(nbytes: int) -> float:
+            situation = CollectiveContext(
+                "all_reduce", evaluator.allreduce.wire_bytes(nbytes), ranks, nodes, "", ""
+            )
+            return 1.0 if smooth is None else smooth(situation)
+
+        return cache(factor)
+    timer, usual, logs = UncontendedTimer(machine), evaluator.allreduce.timer, np.log(sizes)
+    ratios = [
+        _time_s(evaluator, timer, n) / max(_time_s(evaluator, usual, n), TINY_S) for n in sizes
+    ]
+    return cache(lambda nbytes: float(np.interp(np.log(nbytes), logs, ratios)))
+
+
+def smooth_residual(machine: Machine) -> Machine:
+    """Return a machine whose residual changes gradually from band to band of sizes.
+
+    Intervals are known by band (`perfmodel.library.corrections`). A machine that is slow in
+    all bands does not reduce 65 MiB quicker than 63 MiB, as the jump between two bands says, and no
+    cap should be recommended because of such a jump.
+    """
+    residual = machine.measured.residual
+    if residual is None:
+        return machine
+    low, high = (end for _, end in BANDS[:2])
+    middle = (low * high) ** 0.5
+    middles = (middle * low / high, middle, middle * high / low)
+    logs = np.log(middles)
+
+    def factor(situation: CollectiveContext) -> float:
+        residuals = [np.log(residual(replace(situation, nbytes=int(n)))) for n in middles]
+        return float(np.exp(np.interp(np.log(max(1, situation.nbytes)), logs, residuals)))
+
+    return machine.with_corrections(machine.topology, Corrections(residual=factor))
+
+
+def _time_s(evaluator: Evaluator, timer: UncontendedTimer, nbytes: int) -> float:
+    return timer.best(
+        "all_reduce", evaluator.allreduce.wire_bytes(nbytes), evaluator.allreduce.group
+    )[1]
+
+
+def steps_on_machines(
+    evaluator: Evaluator, partitions: Sequence[RatedPartition], ratios: Sequence[Ratio]
+) -> list[tuple[float, ...]]:
+    """Return the steps of each partition on the likely machine and on others; seconds.
+
+    `ratios`: of the other machines. What a step differs by on them is that of the surrogate.
+    """
+
+    def on_other(groups: Groups, step_s: float, time_of: Ratio) -> float:
+        other_s = evaluator.surrogate.step_s(evaluator.buckets(groups), time_of)
+        return step_s + other_s - evaluator.predict_step_s(groups)
+
+    times_of = [_scale_times(evaluator, ratio) for ratio in ratios]
+    return [
+        (step_s, *(on_other(groups, step_s, time_of) for time_of in times_of))
+        for groups, step_s in partitions
+    ]
+
+
+def _scale_times(evaluator: Evaluator, ratio: Ratio) -> Ratio:
+    return cache(lambda nbytes: evaluator.allreduce.time_s(nbytes) * ratio(nbytes))
+
+
+def find_plateau(curve: Sequence[CurvePoint]) -> Plateau:
+    """Return the caps whose regret on the likely machine is at most `WORTH` above the least."""
+    return Plateau(WORTH, _merge_spans(curve, [point.regrets[0] for point in curve]))
+
+
+def find_robust_cap(curve: Sequence[CurvePoint]) -> RobustCap | None:
+    """Return the cap with the least largest regret; None if no interval is known."""
+    if len(curve[0].regrets) < 2:
+        return None
+    worst = [point.worst_regret for point in curve]
+    least = min(worst)
+    candidates = [point for point in curve if point.worst_regret <= least + STEP_TOLERANCE]
+    best = min(candidates, key=lambda point: (len(number(point.bucket_cap_mb)), -point.room))
+    return RobustCap(WORTH, _merge_spans(curve, worst), best.bucket_cap_mb, best.worst_regret)
+
+
+def _merge_spans(
+    curve: Sequence[CurvePoint], regrets_of: Sequence[float]
+) -> tuple[tuple[float, float], ...]:
+    limit = min(regrets_of) + WORTH
+    spans: list[tuple[float, float]] = []
+    for point, regret in zip(curve, regrets_of, strict=True):
+        if regret <= limit:
+            is_next = bool(spans) and spans[-1][1] == point.low_mb
+            low_mb = spans.pop()[0] if is_next else point.low_mb
+            spans.append((low_mb, point.high_mb))
+    return tuple(spans)
+
+
+# ---------------------------------------------------------------- what to paste
 
 
 def recommend(
@@ -58,64 +286,34 @@ def _is_sure(choice: Choice) -> bool:
     return min(choice.gains + choice.gains_nearby) > 0.0 and choice.gains[0] > choice.noise
 
 
-# ---------------------------------------------------------------- what there is to choose from
-
-
-class Candidates(NamedTuple):
-    """Settings under the names that `TuneResult` has for them."""
-
-    default: Choice
-    requested: Choice | None
-    best_uniform: Choice
-    best_list: Choice
-    best_integer_list: Choice
-
-    @property
-    def tuned(self) -> tuple[Choice, ...]:
-        """What may be recommended, in the order in which to offer it."""
-        return self.best_uniform, self.best_list, self.best_integer_list
-
-
 def evaluate_candidates(
     evaluator: Evaluator, cap: float, caps: Caps, integer_caps: Caps, ratios: Sequence[Ratio]
-) -> Candidates:
+) -> tuple[Choice | None, Choice, Choice, Choice, Choice]:
     """Simulate the settings of a result on the likely machine, and rate them on the others.
+
+    Returns the scenario's own, if it has any, PyTorch's default, and what was tuned.
 
     `cap`, `caps`, `integer_caps`: what was tuned; MiB.
     `ratios`: of `perfmodel.studies.tune.robustness.compare_machines`.
     """
+    own = evaluator.options
+    stated = own.bucket_cap_bytes, own.first_bucket_bytes, own.caps_list_bytes
+    own_cap, own_caps = None, None
+    if own.caps_list_bytes is not None:
+        own_caps = tuple(nbytes / MIB for nbytes in own.caps_list_bytes)
+    elif own.bucket_cap_bytes is not None:
+        own_cap = own.bucket_cap_bytes / MIB
 
     def evaluate(options: DdpOptions, cap: float | None = None, caps: Caps | None = None) -> Choice:
         return _evaluate(evaluator, ratios, options, cap, caps)
 
-    own = evaluator.options
-    stated = own.bucket_cap_bytes, own.first_bucket_bytes, own.caps_list_bytes
-    return Candidates(
-        default=evaluate(evaluator.default_options()),
-        requested=None if stated == (None, None, None) else evaluate(own, *_own_caps(own)),
-        best_uniform=evaluate(evaluator.uniform_options(cap), cap=cap),
-        best_list=evaluate(evaluator.list_options(caps), caps=caps),
-        best_integer_list=evaluate(evaluator.list_options(integer_caps), caps=integer_caps),
+    return (
+        evaluate(own, own_cap, own_caps) if any(n is not None for n in stated) else None,
+        evaluate(evaluator.default_options()),
+        evaluate(evaluator.uniform_options(cap), cap=cap),
+        evaluate(evaluator.list_options(caps), caps=caps),
+        evaluate(evaluator.list_options(integer_caps), caps=integer_caps),
     )
-
-
-def _gains_nearby(
-    prepared: PreparedSize, default: DdpOptions, options: DdpOptions
-) -> tuple[float, ...]:
-    """Gains where a little more or less of the network may change the order of messages."""
-    nearby = nearby_machines(prepared.machine, prepared.sized.fidelity)
-    return tuple(
-        1.0
-        - prepared.step(options, machine).step_time_s / prepared.step(default, machine).step_time_s
-        for machine, _ in nearby.values()
-    )
-
-
-def _own_caps(options: DdpOptions) -> tuple[float | None, Caps | None]:
-    """Cap for all, or list, as the constructor takes them; MiB."""
-    if options.caps_list_bytes is not None:
-        return None, tuple(nbytes / MIB for nbytes in options.caps_list_bytes)
-    return None if options.bucket_cap_bytes is None else options.bucket_cap_bytes / MIB, None
 
 
 def _evaluate(
@@ -125,14 +323,22 @@ def _evaluate(
     cap: float | None,
     caps: Caps | None,
 ) -> Choice:
-    default, outcome = (
-        evaluator.simulate(setting) for setting in (evaluator.default_options(), options)
+    prepared, usual = evaluator.prepared, evaluator.default_options()
+    default, outcome = evaluator.simulate(usual), evaluator.simulate(options)
+    default_s, steps_s = steps_on_machines(
+        evaluator,
+        [
+            (assign_buckets(evaluator.workload, setting), simulated.step_time_s)
+            for setting, simulated in ((usual, default), (options, outcome))
+        ],
+        ratios,
     )
-    rated = [
-        RatedPartition(assign_buckets(evaluator.workload, setting), simulated.step_time_s)
-        for setting, simulated in ((evaluator.default_options(), default), (options, outcome))
+    # A little more or less of the network may change the order of messages.
+    nearby = nearby_machines(prepared.machine, prepared.sized.fidelity).values()
+    nearby_s = [
+        (prepared.step(options, there).step_time_s, prepared.step(usual, there).step_time_s)
+        for there, _ in nearby
     ]
-    default_s, steps_s = steps_on_machines(evaluator, rated, ratios)
     return Choice(
         bucket_cap_mb=cap,
         bucket_cap_mb_list=caps,
@@ -140,57 +346,13 @@ def _evaluate(
         exposed_comm_s=outcome.exposed_comm_s,
         first_step_time_s=evaluator.simulate_first_step(options),
         buckets=outcome.buckets,
-        gains=tuple(1.0 - step / usual for step, usual in zip(steps_s, default_s, strict=True)),
-        gains_nearby=_gains_nearby(evaluator.prepared, evaluator.default_options(), options),
+        gains=tuple(1.0 - step / least for step, least in zip(steps_s, default_s, strict=True)),
+        gains_nearby=tuple(1.0 - step_s / least_s for step_s, least_s in nearby_s),
         noise=math.hypot(outcome.noise_s, default.noise_s) / default.step_time_s,
     )
 
 
 # ---------------------------------------------------------------- minimax regret
-
-
-@dataclass(frozen=True, slots=True)
-class SharedCap:
-    """One cap for all scenarios.
-
-    `bucket_cap_mb`: None: PyTorch's default.
-    `steps_s`: scenario by scenario; seconds.
-    `regrets`: how much longer a step is than with the best cap for that scenario alone, relatively.
-    """
-
-    bucket_cap_mb: float | None
-    steps_s: tuple[float, ...]
-    regrets: tuple[float, ...]
-
-    @property
-    def worst_regret(self) -> float:
-        """Largest regret over the scenarios."""
-        return max(self.regrets)
-
-
-@dataclass(frozen=True)
-class MinimaxCap:
-    """The answer of ``perfmodel tune`` for several scenarios.
-
-    `best`: the cap whose largest regret is the least.
-    `low_mb`, `high_mb`: caps that do exactly the same everywhere; MiB.
-    `default`: PyTorch's own caps.
-    """
-
-    each: tuple[TuneResult, ...]
-    best: SharedCap
-    low_mb: float
-    high_mb: float
-    default: SharedCap
-
-    @property
-    def keep_default(self) -> bool:
-        """Whether the cap is not worth leaving the default: in all, or in one scenario."""
-        gains = [
-            1.0 - best / usual
-            for best, usual in zip(self.best.steps_s, self.default.steps_s, strict=True)
-        ]
-        return max(gains) < WORTH or min(gains) < -STEP_ROUNDING
 
 
 def choose_minimax_cap(results: Sequence[TuneResult]) -> MinimaxCap:
@@ -202,26 +364,21 @@ def choose_minimax_cap(results: Sequence[TuneResult]) -> MinimaxCap:
     if len(results) < 2:
         raise InputError(Fault("scenarios", f"{len(results)}", "two or more for one setting"))
     ends = sorted({point.low_mb for tuned in results for point in tuned.curve})
-    rated = [(rate_cap(results, low), low) for low in ends]
-    least = min(shared.worst_regret for shared, _ in rated)
-    index = next(
-        index
-        for index, (shared, _) in enumerate(rated)
-        if shared.worst_regret <= least + STEP_ROUNDING
-    )
-    best_cap, low_mb = rated[index]
-    high_mb = ends[index + 1] if index + 1 < len(ends) else float("inf")
-    window = Window(round(low_mb * MIB) - 1, high_mb * MIB - 1)
-    best = SharedCap(round_cap_mb(window), best_cap.steps_s, best_cap.regrets)
-    steps = tuple(tuned.default.step_time_s for tuned in results)
-    default = SharedCap(None, steps, _compute_regrets(results, steps))
-    return MinimaxCap(tuple(results), best, low_mb, high_mb, default)
+    rated = [rate_cap(results, low) for low in ends]
+    least = min(shared.worst_regret for shared in rated)
+    best = next(at for at, each in enumerate(rated) if each.worst_regret <= least + STEP_ROUNDING)
+    low_mb, high_mb = (*ends, math.inf)[best : best + 2]
+    cap_mb = round_cap_mb(Window(round(low_mb * MIB) - 1, high_mb * MIB - 1))
+    steps_s = tuple(tuned.default.step_time_s for tuned in results)
+    default = SharedCap(None, steps_s, _compute_regrets(results, steps_s))
+    shared = replace(rated[best], bucket_cap_mb=cap_mb)
+    return MinimaxCap(tuple(results), shared, low_mb, high_mb, default)
 
 
 def rate_cap(results: Sequence[TuneResult], cap_mb: float) -> SharedCap:
     """Return the steps and regrets of one cap for several scenarios."""
-    steps = tuple(tuned.at(cap_mb).step_time_s for tuned in results)
-    return SharedCap(cap_mb, steps, _compute_regrets(results, steps))
+    steps_s = tuple(tuned.at(cap_mb).step_time_s for tuned in results)
+    return SharedCap(cap_mb, steps_s, _compute_regrets(results, steps_s))
 
 
 def _compute_regrets(results: Sequence[TuneResult], steps_s: Sequence[float]) -> tuple[float, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,6 @@ from perfmodel.studies.run.resolve.resolved_scenario import gpus_of, resolve_nam
 from perfmodel.studies.run.run import name_machine
 from perfmodel.studies.tune.caps import (
     Caps,
-    Groups,
     UniformPartition,
     caps_mb,
     find_windows,
@@ -26,26 +25,28 @@ from perfmodel.studies.tune.evaluator import (
     make_evaluator,
 )
 from perfmodel.studies.tune.exact import (
-    all_sizes_timed,
     allow_integer_caps,
     search_by_surrogate,
+    tighten_bound,
     time_all_sizes,
 )
-from perfmodel.studies.tune.mixed_dtypes import search_shared_lists, tune_horovod
-from perfmodel.studies.tune.model import CurvePoint, Horovod, TuneResult
-from perfmodel.studies.tune.recommendation import evaluate_candidates, recommend
-from perfmodel.studies.tune.robustness import (
+from perfmodel.studies.tune.model import STEP_ROUNDING, CurvePoint, Horovod, Progress, TuneResult
+from perfmodel.studies.tune.recommendation import (
     build_curve,
     compare_machines,
     curve_error,
+    evaluate_candidates,
     find_plateau,
     find_robust_cap,
+    recommend,
 )
-from perfmodel.studies.tune.surrogate import STEP_ROUNDING, tighten_bound
+from perfmodel.studies.tune.settings_search import tune_horovod
+from perfmodel.studies.tune.surrogate import FEW_RANKS
 from perfmodel.studies.tune.surrogate_search import (
     make_budget,
     search_by_simulation,
     search_integer_list,
+    search_shared_lists,
     select_main_dtype,
     simulate_uniform_caps,
 )
@@ -55,17 +56,14 @@ from perfmodel.version import __version__
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
 
-CHEAP_SIZES, DEAR_SIZES = 300, 16
+MOST_SIZES_ON_FEW, MOST_SIZES_ON_MANY = 300, 16
 """Most all-reduces computed to find the best uniform cap, on few and on many ranks."""
-ALL_SIZES = 150
+MOST_SIZES_OF_ALL = 150
 """Sizes of groups up to which all are computed: models of a dozen tensors."""
-BOUND_SIZES = 24
+MOST_SIZES_OF_BOUND = 24
 """Most sizes computed to raise the lower bound, on few ranks."""
-FEW_RANKS = 32
-FOR_WHOLE = 2
+STEPS_FOR_WHOLE = 2
 """Simulations reserved for lists of whole numbers."""
-
-Progress = Callable[[str], None]
 
 
 def tune_scenario(
@@ -113,25 +111,15 @@ def tune_scenario(
     partitions = list_uniform_partitions(evaluator.workload, evaluator.gradients, evaluator.options)
     say(f"{len(partitions)} partitions that one cap can make")
     fusion = tune_horovod(scenario, profile, size) if horovod else None
-    return _tune(evaluator, partitions, fusion, say)
-
-
-def _tune(
-    evaluator: Evaluator,
-    partitions: Sequence[UniformPartition],
-    horovod: Horovod | None,
-    say: Progress,
-) -> TuneResult:
     for options in (evaluator.default_options(), evaluator.options):
         evaluator.simulate(options)
-    lists: list[Caps] = []
-    exact = False
+    lists, exact = list[Caps](), False
     if not evaluator.reasons:
         lists, exact = _search_lists_by_surrogate(evaluator, partitions)
     if evaluator.reasons:
         say("simulating, because " + ", ".join(evaluator.reasons))
         lists, exact = _search_lists_by_simulation(evaluator, partitions), False
-    return _assemble_result(evaluator, partitions, lists, exact, horovod)
+    return _assemble_result(evaluator, partitions, lists, exact, fusion)
 
 
 def _assemble_result(
@@ -142,13 +130,13 @@ def _assemble_result(
     horovod: Horovod | None,
 ) -> TuneResult:
     """Choose among what was simulated, and rate every cap."""
-    ratios = compare_machines(evaluator)
+    ratios, prepared = compare_machines(evaluator), evaluator.prepared
     cap = choose_uniform_cap(evaluator, partitions)
     caps, integer_caps = choose_lists(evaluator, lists, partitions)
-    choices = evaluate_candidates(evaluator, cap, caps, integer_caps, ratios)
+    requested, default, *tuned = evaluate_candidates(evaluator, cap, caps, integer_caps, ratios)
     curve, default_regrets = build_curve(evaluator, partitions, ratios)
-    best_s = choices.best_list.step_time_s
-    prepared = evaluator.prepared
+    best_uniform, best_list, best_integer_list = tuned
+    best_s = best_list.step_time_s
     bound_s = _prove_bound(evaluator, best_s)
     if bound_s is not None and bound_s > best_s * (1 + STEP_ROUNDING):
         bound_s = None  # all-reduces that share a link made each other quicker: nothing is proven
@@ -158,8 +146,12 @@ def _assemble_result(
         machine=name_machine(prepared.machine.topology, prepared.size),
         gpus=prepared.size.gpus,
         nodes=prepared.size.nodes,
-        **choices._asdict(),
-        recommended=recommend(choices.default, choices.requested, choices.tuned),
+        default=default,
+        requested=requested,
+        best_uniform=best_uniform,
+        best_list=best_list,
+        best_integer_list=best_integer_list,
+        recommended=recommend(default, requested, tuned),
         curve=curve,
         plateau=find_plateau(curve),
         robust=find_robust_cap(curve),
@@ -185,43 +177,38 @@ def _search_lists_by_surrogate(
     evaluator: Evaluator, partitions: Sequence[UniformPartition]
 ) -> tuple[list[Caps], bool]:
     """Return lists to simulate, and whether the first is proven to be the best of all."""
-    time_all_sizes(evaluator, ALL_SIZES)
-    cuts = search_by_surrogate(evaluator)
+    time_all_sizes(evaluator, MOST_SIZES_OF_ALL)
+    gradients, cuts = evaluator.gradients, search_by_surrogate(evaluator)
     assert cuts is not None  # anything is allowed
-    gradients = evaluator.gradients
-    lists = [_caps(evaluator, gradients.groups(cuts))]
+    windows = find_windows(gradients, gradients.groups(cuts))
+    assert windows is not None  # contiguous groups can always be made
+    lists = [caps_mb(windows)]
     evaluator.simulate(evaluator.list_options(lists[0]))
     integer_cuts = search_by_surrogate(evaluator, allow_integer_caps(gradients))
-    windows = integer_cuts and find_windows(gradients, gradients.groups(integer_cuts))
-    integer_caps = windows and integer_caps_mb(windows)
+    integer_windows = integer_cuts and find_windows(gradients, gradients.groups(integer_cuts))
+    integer_caps = integer_windows and integer_caps_mb(integer_windows)
     if integer_caps:
         lists.append(tuple(float(cap) for cap in integer_caps))
     _simulate_promising_caps(evaluator, partitions)
-    return lists, evaluator.surrogate.slowdown == 1.0 and all_sizes_timed(evaluator)
-
-
-def _caps(evaluator: Evaluator, groups: Groups) -> Caps:
-    windows = find_windows(evaluator.gradients, groups)
-    assert windows is not None  # contiguous groups can always be made
-    return caps_mb(windows)
+    all_timed = all(map(evaluator.allreduce.is_timed, gradients.group_sizes))
+    return lists, evaluator.surrogate.slowdown == 1.0 and all_timed
 
 
 def _simulate_promising_caps(evaluator: Evaluator, partitions: Sequence[UniformPartition]) -> None:
     """Simulate every cap that may be the best one, given the error of interpolated times."""
     many_ranks = evaluator.prepared.size.gpus > FEW_RANKS
-    sizes_left = DEAR_SIZES if many_ranks else CHEAP_SIZES
-    best_s = float("inf")
+    sizes_left = MOST_SIZES_ON_MANY if many_ranks else MOST_SIZES_ON_FEW
+    limit_s = float("inf")
     for partition in sorted(
         partitions, key=lambda p: evaluator.predict_step_s(p.groups, optimistic=True)
     ):
-        if evaluator.predict_step_s(partition.groups, optimistic=True) >= best_s * (
-            1 - STEP_ROUNDING
-        ):
+        if evaluator.predict_step_s(partition.groups, optimistic=True) >= limit_s:
             continue
         if sizes_left > 0:
             sizes_left -= evaluator.time_allreduces(partition.groups)
-        if evaluator.predict_step_s(partition.groups) < best_s * (1 - STEP_ROUNDING):
-            best_s = evaluator.simulate(evaluator.uniform_options(partition.cap_mb)).step_time_s
+        if evaluator.predict_step_s(partition.groups) < limit_s:
+            outcome = evaluator.simulate(evaluator.uniform_options(partition.cap_mb))
+            limit_s = outcome.step_time_s * (1 - STEP_ROUNDING)
 
 
 # ---------------------------------------------------------------- where it is not exact
@@ -238,25 +225,18 @@ def _search_lists_by_simulation(
     simulated.sort(key=lambda p: evaluator.outcomes[p.groups].step_time_s)
     cuts = search_by_simulation(evaluator, budget, simulated[:2])
     caps = select_main_dtype(evaluator).caps(cuts)
-    budget.remaining = max(budget.remaining, FOR_WHOLE * budget.cost(len(cuts)))
+    budget.remaining = max(budget.remaining, STEPS_FOR_WHOLE * budget.cost(len(cuts)))
     integer_caps = search_integer_list(evaluator, budget, cuts)
     lists = [caps_mb for caps_mb in (caps, integer_caps) if caps_mb is not None]
     if evaluator.gradients.single_dtype:
         return lists
-    return [*lists, *_search_lists_of_dtypes(evaluator, lists, simulated[:2])]
-
-
-def _search_lists_of_dtypes(
-    evaluator: Evaluator, found_lists: Sequence[Caps], partitions: Sequence[UniformPartition]
-) -> list[Caps]:
-    """Return simulated lists for several dtypes, and lists of whole numbers near the best."""
-    starts = [*found_lists, (1.0, 25.0), *((p.cap_mb,) for p in partitions)]
-    lists = search_shared_lists(evaluator, starts)
-    lists.sort(key=lambda caps: evaluator.simulate(evaluator.list_options(caps)).step_time_s)
+    starts = [*lists, (1.0, 25.0), *((p.cap_mb,) for p in simulated[:2])]
+    shared = search_shared_lists(evaluator, starts)
+    shared.sort(key=lambda caps: evaluator.simulate(evaluator.list_options(caps)).step_time_s)
     near = [
-        tuple(float(max(1, f(cap))) for cap in caps) for caps in lists[:2] for f in (round, ceil)
+        tuple(float(max(1, f(cap))) for cap in caps) for caps in shared[:2] for f in (round, ceil)
     ]
-    return [*lists, *dict.fromkeys(near)]
+    return [*lists, *shared, *dict.fromkeys(near)]
 
 
 # ---------------------------------------------------------------- the result
@@ -264,12 +244,12 @@ def _search_lists_of_dtypes(
 
 def _prove_bound(evaluator: Evaluator, best_s: float) -> float | None:
     """Return the lower bound; None where ranks may be quicker than the GPU of the model."""
-    sized = evaluator.prepared.sized
+    sized, surrogate = evaluator.prepared.sized, evaluator.surrogate
     varied = any(d.jitter is not None or d.gpu is not None for d in sized.disturbances)
     if varied or sized.fidelity != "flow":
         return None
-    sizes = 0 if evaluator.prepared.size.gpus > FEW_RANKS else BOUND_SIZES
-    return tighten_bound(evaluator.surrogate, evaluator.allreduce, evaluator.workers, best_s, sizes)
+    sizes = 0 if evaluator.prepared.size.gpus > FEW_RANKS else MOST_SIZES_OF_BOUND
+    return tighten_bound(surrogate, evaluator.allreduce, evaluator.workers, best_s, sizes)
 
 
 def list_sizes(scenario: Scenario) -> tuple[ClusterSize, ...]:
@@ -289,100 +269,81 @@ def assumptions(
     `exact`: whether the list is proven to be the best.
     `curve_error`: largest relative error that the curve may have where it was not simulated.
     """
-    simulated = sum(point.simulated for point in curve)
-    lines = [
-        _describe_caps(len(curve)),
-        _describe_curve(evaluator, simulated, len(curve), curve_error),
-        _describe_list(evaluator, exact),
+    simulated, points = sum(point.simulated for point in curve), len(curve)
+    reasons, prepared = " and ".join(evaluator.reasons), evaluator.prepared
+    were = "was" if simulated == 1 else "were"
+    is_curve_whole = simulated == points
+    is_list_estimated = not exact and not reasons
+    slows = evaluator.surrogate.slowdown > 1
+    conditions = {
+        "any cap": points == 1,
+        "caps": points > 1,
+        "whole point": is_curve_whole and points == 1,
+        "whole curve": is_curve_whole and points > 1,
+        "estimated curve": not is_curve_whole and bool(reasons),
+        "interpolated curve": not is_curve_whole and not reasons,
+        "proven list": exact,
+        "simulated list": not exact and bool(reasons),
+        "slowed list": is_list_estimated and slows,
+        "interpolated list": is_list_estimated and not slows,
+        "reverse": evaluator.gradients.reverse_filled,
+        "network": bool(prepared.alternatives),
+    }
+    sentences = [
+        _SENTENCES[name].format(
+            points=points,
+            simulated=f"{simulated} of them {were} simulated in full.",
+            surrogate_error=f"{100 * evaluator.surrogate_error:.2g}",
+            reasons=reasons,
+            sizes=evaluator.allreduce.computed_sizes,
+            curve_error=f"{100 * max(curve_error, 1e-4):.2g} %",
+        )
+        for name, holds in conditions.items()
+        if holds
     ]
-    if evaluator.gradients.reverse_filled:
-        lines.append(
-            "PyTorch does not rebuild these buckets: they are filled in the order of registration "
-            "and launched in the reverse."
-        )
-    if evaluator.prepared.alternatives:
-        lines.append(
-            "On a quicker or a slower network nothing was simulated: steps there are those on the "
-            "likely one, longer or shorter by what the all-reduces add bucket by bucket. All sizes "
-            "are taken to be quicker or slower together."
-        )
-    lines += _describe_profile(evaluator)
-    if not evaluator.gradients.single_dtype:
-        lines.append("The caps of a list hold for the first, second ... bucket of each dtype.")
-    return tuple(lines)
+    shared = [] if evaluator.gradients.single_dtype else [_SENTENCES["shared list"]]
+    return (*sentences, *_describe_profile(evaluator), *shared)
+
+
+_SENTENCES = {
+    "any cap": "Whatever the cap, the buckets are the same.",
+    "caps": "One cap for all can make {points} different partitions into buckets; the curve has a "
+    "point for each.",
+    "whole point": "This was simulated in full.",
+    "whole curve": "All of them were simulated in full.",
+    "estimated curve": "{simulated} The steps of the others are estimates, up to {surrogate_error} "
+    "% off where they were checked, because {reasons}: a better cap may be among them, and only "
+    "what was simulated is recommended.",
+    "interpolated curve": "{simulated} The steps of the others follow, bucket by bucket, from "
+    "times of all-reduces of {sizes} sizes; between these times were interpolated, which may put a "
+    "step on the curve off by up to {curve_error}. What is recommended was simulated.",
+    "proven list": "The list is the best of all groups of neighbouring gradients (dynamic "
+    "programming).",
+    "simulated list": "The list is the best that was simulated; no cap that was simulated is "
+    "better.",
+    "slowed list": "The list was found by dynamic programming. All-reduces slow compute down, so "
+    "that it is not proven to be the best of all; no cap for all is better.",
+    "interpolated list": "The list is the best of all groups of neighbouring gradients (dynamic "
+    "programming), as far as interpolated times of all-reduces are right.",
+    "reverse": "PyTorch does not rebuild these buckets: they are filled in the order of "
+    "registration and launched in the reverse.",
+    "network": "On a quicker or a slower network nothing was simulated: steps there are those on "
+    "the likely one, longer or shorter by what the all-reduces add bucket by bucket. All sizes are "
+    "taken to be quicker or slower together.",
+    "shared list": "The caps of a list hold for the first, second ... bucket of each dtype.",
+}
+"""What may be assumed of caps, of the curve, and of the list."""
 
 
 def _describe_profile(evaluator: Evaluator) -> tuple[str, ...]:
     """Say which buckets are beyond what the profile was measured with."""
-    prepared = evaluator.prepared
-    profile, size = prepared.sized.ensemble.profile, prepared.size
+    profile, size = evaluator.prepared.sized.ensemble.profile, evaluator.prepared.size
     if profile is None:
         return ()
     from perfmodel.calibrate.apply import CollectiveRequest, describe_beyond
 
+    buckets = (bucket for outcome in evaluator.outcomes.values() for bucket in outcome.buckets)
     return describe_beyond(
         profile,
-        (
-            CollectiveRequest("all_reduce", bucket.nbytes, size.gpus, size.nodes)
-            for outcome in evaluator.outcomes.values()
-            for bucket in outcome.buckets
-        ),
-    )
-
-
-def _describe_caps(points: int) -> str:
-    if points == 1:
-        return "Whatever the cap, the buckets are the same."
-    return (
-        f"One cap for all can make {points} different partitions into buckets; the curve has a "
-        "point for each."
-    )
-
-
-def _describe_curve(evaluator: Evaluator, simulated: int, points: int, curve_error: float) -> str:
-    if simulated == points:
-        return (
-            "This was simulated in full." if points == 1 else "All of them were simulated in full."
-        )
-    were = "was" if simulated == 1 else "were"
-    how = f"{simulated} of them {were} simulated in full. "
-    if evaluator.reasons:
-        return (
-            f"{how}The steps of the others are estimates, up to "
-            f"{100 * evaluator.surrogate_error:.2g} % off where they were checked, because "
-            f"{' and '.join(evaluator.reasons)}: a better cap may be among them, and only "
-            "what was simulated is recommended."
-        )
-    return (
-        f"{how}The steps of the others follow, bucket by bucket, from times of all-reduces of "
-        f"{evaluator.allreduce.computed_sizes} sizes; between these times were interpolated, which "
-        f"may put a step on the curve off by up to {percent(curve_error)}. What is "
-        "recommended was simulated."
-    )
-
-
-def percent(fraction: float) -> str:
-    """Format a small fraction in per cent, at least 0.01 %.
-
-    Examples
-    --------
-    >>> percent(0.00123), percent(1e-9)
-    ('0.12 %', '0.01 %')
-    """
-    return f"{100 * max(fraction, 1e-4):.2g} %"
-
-
-def _describe_list(evaluator: Evaluator, exact: bool) -> str:
-    if exact:
-        return "The list is the best of all groups of neighbouring gradients (dynamic programming)."
-    if evaluator.reasons:
-        return "The list is the best that was simulated; no cap that was simulated is better."
-    if evaluator.surrogate.slowdown > 1:
-        return (
-            "The list was found by dynamic programming. All-reduces slow compute down, so that it "
-            "is not proven to be the best of all; no cap for all is better."
-        )
-    return (
-        "The list is the best of all groups of neighbouring gradients (dynamic programming), as "
-        "far as interpolated times of all-reduces are right."
+        (CollectiveRequest("all_reduce", each.nbytes, size.gpus, size.nodes) for each in buckets),
     )

@@ -1,4 +1,4 @@
-"""The result of tuning the settings of a strategy."""
+"""`tune_settings`: the best settings of a strategy, and Horovod's fusion threshold."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import InputError
 from perfmodel.scenario import ClusterSize, Scenario, change_scenario, scenario_digest
+from perfmodel.scenario.strategies.ddp import DdpStrategy
+from perfmodel.scenario.strategies.strategy import HorovodStrategy
 from perfmodel.studies.run.prepared import PreparedSize, prepare
 from perfmodel.studies.run.run import name_machine
-from perfmodel.studies.tune.recommendation import WORTH
+from perfmodel.studies.tune.model import STEP_ROUNDING, WORTH, Fusion, Horovod, Progress, Tuned
+from perfmodel.training.ddp.options import MIB
 from perfmodel.training.memory.use import StepOptions
+from perfmodel.training.plan.step_plan import Collective
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import Setting
 from perfmodel.version import __version__
@@ -43,8 +47,8 @@ class Trial:
     fits: bool
 
 
-@dataclass(frozen=True)
-class SettingsTuning:
+@dataclass(frozen=True, kw_only=True)
+class SettingsTuning(Tuned):
     """The answer of ``perfmodel tune`` for a strategy without DDP's buckets.
 
     `strategy`: its name, for people; `kind`: its name in a file.
@@ -59,11 +63,6 @@ class SettingsTuning:
     `own_words`: the best settings as the library takes them.
     """
 
-    scenario: Scenario = field(repr=False)
-    workload: str
-    machine: str
-    gpus: int
-    nodes: int
     strategy: str
     kind: str
     fields: tuple[str, ...]
@@ -74,18 +73,13 @@ class SettingsTuning:
     refused: int
     section: Values
     own_words: tuple[str, ...]
-    assumptions: tuple[str, ...]
-    provenance: Mapping[str, str]
 
     @property
     def gain(self) -> float:
         """How much shorter the best step is than the default's, as a share of that."""
-        if self.best is None:
-            return 0.0
-        best_s, default_s = self.best.step_time_s, self.default.step_time_s
-        assert best_s is not None
-        assert default_s is not None
-        return 1.0 - best_s / default_s
+        default_s = self.default.step_time_s
+        best_s = None if self.best is None else self.best.step_time_s
+        return 0.0 if best_s is None or default_s is None else 1.0 - best_s / default_s
 
     @property
     def keep(self) -> bool:
@@ -108,16 +102,16 @@ class SettingsTuning:
 Choice = tuple[Any, ...]
 """A value for each setting, in their order."""
 
-MOST_WHOLE = 40
+MOST_COMBINATIONS = 40
 """Combinations up to which all are tried; beyond, settings are tried one after the other."""
 MOST_ROUNDS = 3
 """Rounds over all settings, unless one changes nothing."""
 HALVINGS = 2
 """Times that the values next to the best one are brought nearer."""
 
-KIB, MIB = 1024, 1024 * 1024
-FEW = 4
-"""MiB from which whole ones are near enough."""
+BINARY_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+WHOLE_FROM_MIB = 4
+"""Size from which whole MiB are near enough."""
 
 Cost = Callable[[Choice], float]
 """Seconds of a step; infinite where it cannot be."""
@@ -136,7 +130,7 @@ def search(settings: Sequence[Setting], starts: Sequence[Choice], cost: Cost) ->
     """
     best = min(starts, key=cost)
     grids = [setting.values for setting in settings]
-    if math.prod(map(len, grids)) <= MOST_WHOLE:
+    if math.prod(map(len, grids)) <= MOST_COMBINATIONS:
         best = min([best, *itertools.product(*grids)], key=cost)
     else:
         for _ in range(MOST_ROUNDS):
@@ -146,7 +140,7 @@ def search(settings: Sequence[Setting], starts: Sequence[Choice], cost: Cost) ->
             if best == before:
                 break
     for place, setting in enumerate(settings):
-        if setting.unit is not None:
+        if setting.unit is not None and best[place] is not None:
             best = _refine(setting, place, best, cost)
     return best
 
@@ -157,8 +151,6 @@ def _with(choice: Choice, place: int, value: object) -> Choice:
 
 def _refine(setting: Setting, place: int, best: Choice, cost: Cost) -> Choice:
     """Try values halfway to the neighbours of the best one, by ratio, ever nearer."""
-    if best[place] is None:
-        return best
     values = sorted({*setting.values, best[place]} - {None})
     for _ in range(HALVINGS):
         at = values.index(best[place])
@@ -176,7 +168,7 @@ def _between(low: float, high: float, unit: str | None) -> float:
     """The geometric mean in few digits: whole MiB or KiB, or two digits of others."""
     middle = math.sqrt(low * high)
     if unit == "bytes":
-        step = MIB if middle > FEW * MIB else KIB
+        step = MIB if middle > WHOLE_FROM_MIB * MIB else 1024
         return float(max(1, round(middle / step)) * step)
     rounded = float(f"{middle:.2g}")
     return int(rounded) if unit == "elements" else rounded
@@ -187,14 +179,12 @@ def _between(low: float, high: float, unit: str | None) -> float:
 SETTING_TOLERANCE = 1e-3
 """Relative difference of steps that is no reason to change one more setting."""
 
-Progress = Callable[[str], None]
-
 
 @dataclass
 class _Trials:
     """Choices of settings that were tried, and what became of them.
 
-    `refused`: choices that do not hold together.
+    `trials`: by choice; None where its settings do not hold together.
     """
 
     prepared: PreparedSize
@@ -207,9 +197,8 @@ class _Trials:
     def section(self, choice: Choice) -> dict[str, Any]:
         """The strategy section with a choice of settings, as a file has it."""
         own = self.prepared.job.scenario.origin.content["strategy"]
-        names = {setting.field for setting in self.settings}
-        others = {name: value for name, value in own.items() if name not in names}
-        return {**others, **self.values(choice)}
+        tuned = {setting.field for setting in self.settings}
+        return {**{k: value for k, value in own.items() if k not in tuned}, **self.values(choice)}
 
     def changed(self, choice: Choice) -> Scenario:
         """Return the scenario with a choice of settings.
@@ -226,33 +215,29 @@ class _Trials:
             if value != usual
         }
 
-    def trial(self, choice: Choice, *, anyway: bool = False) -> Trial | None:
-        """Simulate a choice, if it fits or `anyway`; None where it does not hold together."""
+    def cost(self, choice: Choice) -> float:
+        """Time of a step; infinite where it does not hold together or fit; seconds."""
         if choice not in self.trials:
             try:
-                self.trials[choice] = self._simulate(choice, anyway)
+                self.trials[choice] = self.simulate(choice)
             except InputError:
-                if anyway:
-                    raise
                 self.trials[choice] = None
-        return self.trials[choice]
+        trial = self.trials[choice]
+        step_s = trial.step_time_s if trial is not None and trial.fits else None
+        return math.inf if step_s is None else step_s
 
-    def cost(self, choice: Choice) -> float:
-        """Time of a step; infinite where it does not fit; seconds."""
-        trial = self.trial(choice)
-        if trial is None or not trial.fits or trial.step_time_s is None:
-            return math.inf
-        return trial.step_time_s
+    def simulate(self, choice: Choice, *, anyway: bool = False) -> Trial:
+        """Simulate a choice, if it fits or `anyway`.
 
-    def _simulate(self, choice: Choice, anyway: bool) -> Trial:
+        Raises `InputError`: it does not hold together.
+        """
         job = self.prepared.job
         options = job.strategy.options(self.changed(choice).strategy)
         if options in self.by_options:
             return replace(self.by_options[options], values=self.values(choice))
         chosen = copy(self.prepared.sized)
         chosen.job = replace(job, chosen=options)
-        memory = chosen.memory()
-        step_s = exposed_s = None
+        memory, step_s, exposed_s = chosen.memory(), None, None
         if memory.fits or anyway:
             self.say(f"{len(self.by_options) + 1} settings simulated")
             stepped = self.prepared.step(options)
@@ -263,16 +248,14 @@ class _Trials:
 
 
 def _written(setting: Setting, value: Any) -> Any:
-    """A value as a file has it."""
+    """Return a value as a file has it."""
     if not isinstance(value, float):
         return value
     if setting.unit == "seconds":
         return f"{value * 1e3:.12g} ms"
-    unit, scale = next(each for each in _BINARY if value % each[1] == 0 and (value or each[1] == 1))
+    units = (each for each in BINARY_UNITS if value % each[1] == 0 and (value or each[1] == 1))
+    unit, scale = next(units)
     return f"{value / scale:.12g} {unit}"
-
-
-_BINARY = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 
 
 def tune_settings(
@@ -309,42 +292,36 @@ def tune_settings(
         allowed = "2 or more: one GPU communicates nothing, so that settings change nothing"
         raise scenario.fault("cluster.nodes", "1 GPU in all", allowed)
     settings = row.settings(prepared.job.workload, scenario.strategy)
-    default = _choice_of(
-        settings, type(scenario.strategy).model_validate({"kind": scenario.strategy.kind})
+    usual = type(scenario.strategy).model_validate({"kind": scenario.strategy.kind})
+    default, own = (
+        tuple(getattr(section, setting.field) for setting in settings)
+        for section in (usual, scenario.strategy)
     )
     trials = _Trials(prepared, settings, progress or (lambda _: None), default)
-    own = _choice_of(settings, scenario.strategy)
-    for start in (default, own):
-        trials.trial(start, anyway=True)
-    search(settings, list(dict.fromkeys((default, own))), trials.cost)
-    return _assemble(trials, own)
-
-
-def _choice_of(settings: Sequence[Setting], section: Any) -> Choice:
-    return tuple(getattr(section, setting.field) for setting in settings)
+    starts = list(dict.fromkeys((default, own)))
+    simulated = {start: trials.simulate(start, anyway=True) for start in starts}
+    trials.trials.update(simulated)
+    search(settings, starts, trials.cost)
+    requested = None if own == default else simulated[own]
+    return _assemble(trials, simulated[default], requested)
 
 
 def _choose(trials: _Trials) -> Choice | None:
-    """The default, unless another saves enough; else the fewest changes for the shortest step."""
+    """Return the default, unless another saves enough; else the shortest step, changed least."""
     costs = {choice: trials.cost(choice) for choice in trials.trials}
     least_s = min(costs.values())
     if math.isinf(least_s):
         return None
     if costs[trials.default] * (1 - WORTH) <= least_s:
         return trials.default
-    good = [
-        choice for choice, step_s in costs.items() if step_s <= least_s * (1 + SETTING_TOLERANCE)
-    ]
+    limit_s = least_s * (1 + SETTING_TOLERANCE)
+    good = [choice for choice, step_s in costs.items() if step_s <= limit_s]
     return min(good, key=lambda choice: (len(trials.values(choice)), costs[choice]))
 
 
-def _assemble(trials: _Trials, own: Choice) -> SettingsTuning:
-    prepared, job = trials.prepared, trials.prepared.job
-    default, requested = trials.trials[trials.default], trials.trials[own]
-    assert default is not None
-    chosen = _choose(trials)
-    spell = job.strategy.own_words
-    distinct = {id(trial): trial for trial in trials.by_options.values()}
+def _assemble(trials: _Trials, default: Trial, requested: Trial | None) -> SettingsTuning:
+    prepared, job, chosen = trials.prepared, trials.prepared.job, _choose(trials)
+    spell, distinct = job.strategy.own_words, list(trials.by_options.values())
     return SettingsTuning(
         scenario=job.scenario,
         workload=job.workload.name,
@@ -355,9 +332,9 @@ def _assemble(trials: _Trials, own: Choice) -> SettingsTuning:
         kind=job.scenario.strategy.kind,
         fields=tuple(setting.field for setting in trials.settings),
         default=default,
-        requested=None if own == trials.default else requested,
+        requested=requested,
         best=None if chosen is None else trials.trials[chosen],
-        trials=tuple(sorted(distinct.values(), key=lambda each: each.step_time_s or math.inf)),
+        trials=tuple(sorted(distinct, key=lambda each: each.step_time_s or math.inf)),
         refused=sum(trial is None for trial in trials.trials.values()),
         section={} if chosen is None else trials.section(chosen),
         own_words=spell(trials.changed(chosen).strategy) if spell and chosen is not None else (),
@@ -368,3 +345,31 @@ def _assemble(trials: _Trials, own: Choice) -> SettingsTuning:
             "simulated_settings": str(len(distinct)),
         },
     )
+
+
+# ---------------------------------------------------------------- Horovod's fusion
+
+THRESHOLDS_MB = (0.0, *(2.0**power for power in range(-2, 11)))
+
+
+def tune_horovod(scenario: Scenario, profile: Profile | None, size: ClusterSize | None) -> Horovod:
+    """Return the best fusion threshold of a job, and the step by threshold."""
+    own = scenario.strategy
+    section: dict[str, Any] = {"kind": "horovod", "accumulate": own.accumulate}
+    if isinstance(own, DdpStrategy) and own.hook.kind == "fp16":  # its compression has no other
+        section["compression"] = "fp16"
+    prepared = prepare(change_scenario(scenario, {"strategy": section}), profile=profile, size=size)
+    options = prepared.job.options
+    assert isinstance(options, HorovodStrategy)
+
+    def simulate(threshold_mb: float) -> Fusion:
+        stepped = prepared.step(options.model_copy(update={"fusion_threshold": threshold_mb * MIB}))
+        reductions = sum(isinstance(task.work, Collective) for task in stepped.plan.tasks)
+        return Fusion(threshold_mb, stepped.step_time_s, stepped.exposed_comm_s, reductions)
+
+    curve, usual_mb = tuple(map(simulate, THRESHOLDS_MB)), options.fusion_threshold / MIB
+    default = next(fusion for fusion in curve if fusion.threshold_mb == usual_mb)
+    limit_s = min(fusion.step_time_s for fusion in curve) * (1 + STEP_ROUNDING)
+    quickest = [fusion for fusion in curve if fusion.step_time_s <= limit_s]
+    nearest = min(quickest, key=lambda fusion: abs(fusion.threshold_mb - usual_mb))
+    return Horovod(options.cycle_time, default, nearest, curve, STRATEGIES["horovod"].assumptions)

@@ -5,24 +5,208 @@ host is ahead of the device: then compute goes on without a pause from the first
 backward to its end, slower while an all-reduce is under way, and bucket by bucket
 ``end = max(ready, end of the one before) + cost``. Elsewhere it is an estimate that only guides
 the search. It takes microseconds.
+
+The time of an all-reduce of any size is computed for some sizes, interpolated between them. A
+library changes its algorithm or protocol at certain sizes, where times jump. Bisection finds these;
+between two computed sizes with the same algorithm and protocol the time is close to linear. How
+close is measured whenever a size is computed that was interpolated before.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import math
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
-from perfmodel.studies.tune.allreduce_times import AllReduceTimes, TimeOf
-from perfmodel.studies.tune.caps import Cuts, GradientOrder, Groups
-from perfmodel.training.plan.step_plan import Compute, StepPlan, Task
+import numpy as np
 
-STEP_ROUNDING = 1e-9
-"""Relative difference of steps that is the rounding of sums."""
-STEP_TOLERANCE = 5e-4
-"""Relative difference of steps that is not worth an odd number, nor a longer search."""
+from perfmodel.arrays import FloatArray, IntArray, RankGroup
+from perfmodel.library.lowering.lower import lower_collective
+from perfmodel.library.lowering.lowered import link_times_s
+from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.studies.run.steps.simulate_step import simulated_s
+from perfmodel.studies.tune.caps import Cuts, GradientOrder, Groups
+from perfmodel.training.plan.step_plan import Compute, StepPlan
+
+# ---------------------------------------------------------------- times of all-reduces
+
+AlgorithmProtocol = tuple[str, str]
+"""Algorithm and protocol of a size."""
+
+SIZE_STEP_BYTES = 4
+"""Resolution of sizes."""
+FEW_RANKS = 32
+"""Most ranks for which computing a collective takes about a millisecond."""
+RATIO_ON_FEW, RATIO_ON_MANY = 2.0, 3.0
+"""Ratio of neighbouring sizes of the first grid, on few and on many ranks."""
+LEAST_ERROR = 2e-4
+"""Least relative error of interpolation that is assumed.
+
+Pieces of a size are whole lines of a protocol: 1.2e-4 of the small trees on 8 ranks over Ethernet.
+"""
+UNSEEN_ERROR = 0.05
+"""Relative error of interpolation where none was measured yet."""
+
+TimeOf = Callable[[int], float]
+"""Seconds of an all-reduce of so many bytes of gradients."""
+
+
+@dataclass
+class AllReduceTimes:
+    """Times of all-reduces of one group with nothing else on the network.
+
+    `scale`: bytes on the network per byte of gradients (a hook that compresses sends fewer).
+    `factor`: on all times; 0 where communication takes no time.
+    """
+
+    timer: UncontendedTimer
+    group: RankGroup
+    scale: float = 1.0
+    factor: float = 1.0
+    _sizes: list[int] = field(default_factory=list)
+    _timed: dict[int, tuple[float, AlgorithmProtocol]] = field(default_factory=dict)
+    _errors: dict[int, float] = field(default_factory=dict)  # by the lower size of an interval
+    _per_byte: FloatArray | None = None
+    _interpolated: dict[int, float] = field(default_factory=dict)
+    _lower: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def computed_sizes(self) -> int:
+        """Number of sizes computed so far."""
+        return len(self._timed)
+
+    def compute(self, nbytes: int) -> float:
+        """Compute the time of one size of gradients; seconds."""
+        size = self.wire_bytes(nbytes)
+        if size not in self._timed:
+            lowered, time_s = self.timer.best("all_reduce", size, self.group)
+            if self.in_order:
+                time_s = simulated_s(self.timer, self.group, "all_reduce", size)
+            time_s *= self.factor
+            self._record_error(size, time_s)
+            self._timed[size] = (time_s, (lowered.schedule.algorithm, lowered.protocol))
+            capacity_Bps = self.timer.machine.topology.arcs.bandwidth_Bps
+            links = self.factor * link_times_s(capacity_Bps, lowered) / size
+            self._per_byte = links if self._per_byte is None else np.minimum(self._per_byte, links)
+            insort(self._sizes, size)
+            self._interpolated.clear()
+            self._lower.clear()
+        return self._timed[size][0]
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the messages of a connection are in order, so that each is simulated."""
+        return self.timer.machine.library.in_order
+
+    def is_timed(self, nbytes: int) -> bool:
+        """Whether the time of a size has been computed."""
+        return self.wire_bytes(nbytes) in self._timed
+
+    def interpolate(self, nbytes: IntArray) -> FloatArray:
+        """Interpolate the times of some sizes of gradients; seconds."""
+        wire = np.ceil(nbytes * self.scale / SIZE_STEP_BYTES) * SIZE_STEP_BYTES
+        times = [self._timed[size][0] for size in self._sizes]
+        read: FloatArray = np.interp(wire, self._sizes, times)
+        return read
+
+    def time_s(self, nbytes: int) -> float:
+        """Return the time of one size, computed before or interpolated; seconds."""
+        if nbytes not in self._interpolated:
+            self._interpolated[nbytes] = self._interpolate(self.wire_bytes(nbytes))
+        return self._interpolated[nbytes]
+
+    def _interpolate(self, size: int) -> float:
+        timed, sizes = self._timed, self._sizes
+        index = bisect_left(sizes, size)
+        if size in timed or not 0 < index < len(sizes):
+            return timed[sizes[min(index, len(sizes) - 1)]][0]
+        low, high = sizes[index - 1], sizes[index]
+        low_s, high_s = timed[low][0], timed[high][0]
+        return low_s + (high_s - low_s) * ((size - low) / (high - low))
+
+    def lower_s(self, nbytes: int) -> float:
+        """Return the least time of a size, given the error that interpolation may have; seconds."""
+        if nbytes not in self._lower:
+            size, least_s = self.wire_bytes(nbytes), self.time_s(nbytes)
+            if size not in self._timed:
+                position = bisect_left(self._sizes, size)
+                low = self._sizes[max(0, position - 1)]
+                least_s *= 1 - self._errors.get(low, UNSEEN_ERROR)
+                (before_s, style), (_, other) = self._timed[low], self._timed[self._sizes[position]]
+                least_s = max(before_s, least_s) if style == other else least_s
+            self._lower[nbytes] = least_s
+        return self._lower[nbytes]
+
+    def prepare(self, least: int, most: int) -> None:
+        """Compute enough sizes to interpolate all between two sizes of gradients."""
+        ratio = RATIO_ON_MANY if len(self.group) > FEW_RANKS else RATIO_ON_FEW
+        steps = max(1, int(np.ceil(np.log(max(most / least, 1.0)) / np.log(ratio))))
+        grid = [int(size) for size in np.geomspace(least, most, steps + 1)]
+        for size in [least, most, *grid[::2], *grid[1::2]]:
+            self.compute(size)
+        for low, high in list(pairwise(self._sizes)):
+            if self._timed[low][1] != self._timed[high][1]:
+                self._find_jump(low, high)
+
+    def lower_bounds(self) -> list[tuple[int, int, float]]:
+        """Return the least time of the sizes between neighbouring computed ones.
+
+        Times do not fall with the size while algorithm and protocol are the same.
+
+        Returns first size and last, in bytes on the network, and seconds.
+        """
+        bounds = []
+        for low, high in pairwise((*self._sizes, self._sizes[-1])):
+            (low_s, style), (high_s, high_style) = self._timed[low], self._timed[high]
+            bounds.append((low, high, low_s if style == high_style else min(low_s, high_s)))
+        return bounds
+
+    @property
+    def wire_s_per_byte(self) -> float:
+        """Least time of the busiest link per byte over all algorithms used; seconds per byte."""
+        if self._per_byte is None or self.in_order:  # shaped links let bursts pass at any rate
+            return 0.0
+        return float(self._per_byte.max(initial=0.0))
+
+    def wire_bytes(self, nbytes: int) -> int:
+        """Return the bytes on the network of some bytes of gradients."""
+        steps = math.ceil(nbytes * self.scale / SIZE_STEP_BYTES)
+        return max(SIZE_STEP_BYTES, steps * SIZE_STEP_BYTES)
+
+    def _record_error(self, size: int, time_s: float) -> None:
+        """Record the error that interpolating this size would have had.
+
+        Halving an interval quarters the error of a straight line; half of it is assumed.
+        """
+        position = bisect_left(self._sizes, size)
+        if not 0 < position < len(self._sizes):
+            return
+        low, high = self._sizes[position - 1], self._sizes[position]
+        if self._timed[low][1] == self._timed[high][1] and time_s > 0:
+            error = abs(self._interpolate(size) / time_s - 1.0)
+            self._errors[low] = self._errors[size] = max(error / 2, LEAST_ERROR)
+
+    def _find_jump(self, low: int, high: int) -> None:
+        """Find the size between two at which algorithm or protocol change, by bisection."""
+        first = self._timed[low][1]
+        while high - low > SIZE_STEP_BYTES:
+            middle = (low + high) // (2 * SIZE_STEP_BYTES) * SIZE_STEP_BYTES
+            lowerings = lower_collective(self.timer.machine, "all_reduce", middle, self.group)
+            lowered = lowerings[0]
+            if len(lowerings) > 1:
+                lowered, _ = self.timer.best("all_reduce", middle, self.group)
+            is_first = (lowered.schedule.algorithm, lowered.protocol) == first
+            low, high = (middle, high) if is_first else (low, middle)
+        for size in (low, high):
+            if size not in self._timed:
+                self.compute(int(size / self.scale))
+
+
+# ---------------------------------------------------------------- the step
 
 
 @dataclass(frozen=True)
@@ -90,8 +274,7 @@ class StepSurrogate:
         if ended <= now or self.slowdown == 1.0:
             return now + work_s
         done_s = (ended - now) / self.slowdown
-        slowed = work_s <= done_s
-        return now + work_s * self.slowdown if slowed else ended + (work_s - done_s)
+        return now + work_s * self.slowdown if work_s <= done_s else ended + (work_s - done_s)
 
 
 Bucket = tuple[int, int, float]
@@ -113,54 +296,37 @@ def build_surrogate(
         if task.kind == "backward" and task.micro_batch == last
     )
     compute = frozenset(stream.name for stream in plan.streams if stream.kind == "compute")
-    parts = _Parts(len(gradients), compute)
+    ready, out = [0.0] * len(gradients), [0.0] * len(gradients)
+    backward_s, optimizer_s, is_over = 0.0, 0.0, False
     for task in plan.tasks[begin:]:
-        parts.count(task)
+        if not isinstance(task.work, Compute) or task.stream not in compute:
+            continue
+        is_over = is_over or task.kind == "optimizer"
+        if is_over:
+            optimizer_s += task.work.duration_s
+        elif task.role == "copy_out" and task.bucket is not None:
+            out[task.bucket] += task.work.duration_s
+        elif task.role != "compress":  # a bucket's, not a gradient's
+            backward_s += task.work.duration_s
+            if task.kind == "copy" and task.bucket is not None:
+                ready[task.bucket] = backward_s
     return StepSurrogate(
         gradients=gradients,
         before_s=before_s,
-        ready_s=tuple(itertools.accumulate(parts.ready, max)),
-        backward_s=parts.work_s,
-        out_s=tuple(parts.out),
-        optimizer_s=parts.optimizer_s,
+        ready_s=tuple(itertools.accumulate(ready, max)),
+        backward_s=backward_s,
+        out_s=tuple(out),
+        optimizer_s=optimizer_s,
         slowdown=slowdown,
     )
 
 
-class _Parts:
-    """Sums of the work of the last backward and of the tasks after it."""
-
-    def __init__(self, gradients: int, streams: frozenset[str]) -> None:
-        self.streams = streams
-        self.ready, self.out = [0.0] * gradients, [0.0] * gradients
-        self.work_s = self.optimizer_s = 0.0
-        self.is_over = False
-
-    def count(self, task: Task) -> None:
-        """Add a task."""
-        if not isinstance(task.work, Compute) or task.stream not in self.streams:
-            return
-        if task.kind == "optimizer" or self.is_over:
-            self.is_over = True
-            self.optimizer_s += task.work.duration_s
-        elif task.role == "copy_out" and task.bucket is not None:
-            self.out[task.bucket] += task.work.duration_s
-        elif task.role != "compress":  # a bucket's, not a gradient's
-            self.work_s += task.work.duration_s
-            if task.kind == "copy" and task.bucket is not None:
-                self.ready[task.bucket] = self.work_s
-
-
 def buckets_of_cuts(surrogate: StepSurrogate, cuts: Cuts) -> list[Bucket]:
     """Return contiguous groups as buckets."""
-    gradients = surrogate.gradients
+    sums, out_s = surrogate.gradients.sums, surrogate.sums_out_s
     return [
-        (
-            end - 1,
-            gradients.sums[end] - gradients.sums[begin],
-            surrogate.sums_out_s[end] - surrogate.sums_out_s[begin],
-        )
-        for begin, end in itertools.pairwise((0, *cuts))
+        (end - 1, sums[end] - sums[begin], out_s[end] - out_s[begin])
+        for begin, end in pairwise((0, *cuts))
     ]
 
 
@@ -176,111 +342,3 @@ def buckets_of_groups(surrogate: StepSurrogate, groups: Groups) -> list[Bucket]:
         )
         for last, group in zip(latest, positions, strict=True)
     ]
-
-
-# ---------------------------------------------------------------- lower bound
-
-Line = tuple[float, float]
-"""Seconds, and seconds per byte on the network."""
-Point = tuple[float, float]
-"""Bytes on the network, and the least time that these take; seconds."""
-
-
-BOUND_TOLERANCE = 1e-3
-"""Relative distance from the best step at which the bound is good enough."""
-
-
-def lower_bound_s(surrogate: StepSurrogate, allreduce: AllReduceTimes, workers: int) -> float:
-    """Return a time that no step is below, whatever its buckets; seconds.
-
-    `allreduce`: with exact times of the least and the largest possible size.
-    `workers`: all-reduces under way at a time.
-    """
-    return _compute_bound(surrogate, allreduce, workers)[0]
-
-
-def tighten_bound(
-    surrogate: StepSurrogate, allreduce: AllReduceTimes, workers: int, best_s: float, at_most: int
-) -> float:
-    """Compute sizes where that may raise the bound, as long as it is below a step of `best_s`.
-
-    Returns the raised bound; seconds.
-    """
-    for _ in range(at_most):
-        bound_s, weakest = _compute_bound(surrogate, allreduce, workers)
-        if bound_s > best_s * (1 - BOUND_TOLERANCE) or weakest is None:
-            break
-        allreduce.compute(int(weakest / allreduce.scale))
-    return lower_bound_s(surrogate, allreduce, workers)
-
-
-def _compute_bound(
-    surrogate: StepSurrogate, allreduce: AllReduceTimes, workers: int
-) -> tuple[float, float | None]:
-    """Return the bound, and a size whose exact time may raise it."""
-    cells = allreduce.lower_bounds()
-    points = [(float(high), least_s) for _, high, least_s in cells]
-    lines = list(minorants(points))
-    rate = allreduce.wire_s_per_byte
-    lost = 1.0 - 1.0 / surrogate.slowdown
-    total = surrogate.gradients.sums[-1] * allreduce.scale
-
-    def least_s(nbytes: float) -> tuple[float, Line | None]:
-        by_line = max((a + b * nbytes, (a, b)) for a, b in lines)
-        by_wire_s = rate * nbytes
-        return (
-            (by_wire_s, None)
-            if by_wire_s > by_line[0] / workers
-            else (by_line[0] / workers, by_line[1])
-        )
-
-    all_s, line = least_s(total)
-    best = surrogate.work_s + lost * all_s
-    tight = line
-    behind_s = min(surrogate.out_s) + surrogate.optimizer_s + surrogate.before_s
-    for position, ready_s in enumerate(surrogate.ready_s):
-        rest_s, of_rest = least_s(
-            (surrogate.gradients.sums[-1] - surrogate.gradients.sums[position]) * allreduce.scale
-        )
-        bound_s = behind_s + ready_s + lost * max(0.0, all_s - rest_s) + rest_s
-        if bound_s > best:
-            best, tight = bound_s, of_rest
-    return best * (1 - STEP_ROUNDING), _find_weakest(cells, tight)
-
-
-def _find_weakest(cells: Sequence[tuple[int, int, float]], line: Line | None) -> float | None:
-    """Return the middle of the widest interval of sizes whose bound a line touches."""
-    if line is None:
-        return None
-    a, b = line
-    touched = [
-        (high - low, (low + high) / 2)
-        for low, high, least_s in cells
-        if high - low > 4 and high > 1.003 * low and least_s <= (a + b * high) * (1 + STEP_ROUNDING)
-    ]
-    return max(touched)[1] if touched else None
-
-
-def minorants(points: Sequence[Point]) -> Iterator[Line]:
-    """Lines with a, b >= 0 below all points: edges of their lower hull, and the two extremes."""
-    yield min(y for _, y in points), 0.0
-    yield 0.0, min(y / x for x, y in points)
-    hull: list[Point] = []
-    for x, y in sorted(points):
-        if hull and hull[-1][0] == x:
-            continue  # the lower one of two above each other came first
-        while len(hull) > 1 and _turns_down(hull[-2], hull[-1], (x, y)):
-            hull.pop()
-        hull.append((x, y))
-    for (x0, y0), (x1, y1) in pairwise(hull):
-        b = (y1 - y0) / (x1 - x0)
-        a = y0 - b * x0
-        if a >= 0 and b >= 0:
-            yield a, b
-
-
-def _turns_down(first: Point, second: Point, third: Point) -> bool:
-    """Whether the middle one of three points lies above the line through the others."""
-    return (second[1] - first[1]) * (third[0] - first[0]) >= (third[1] - first[1]) * (
-        second[0] - first[0]
-    )

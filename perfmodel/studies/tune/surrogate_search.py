@@ -1,9 +1,15 @@
-"""The best list of caps where the surrogate is not exact: it proposes, the simulation decides."""
+"""The best list of caps where the surrogate is not exact: it proposes, the simulation decides.
+
+Where gradients of several dtypes share a list, a local search varies it cap by cap.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate
 
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.studies.run.prepared import StepEstimate
@@ -11,49 +17,52 @@ from perfmodel.studies.tune.caps import (
     Caps,
     Cuts,
     GradientOrder,
+    Groups,
     UniformPartition,
+    Window,
+    as_bytes,
+    assign_buckets,
     caps_mb,
     find_windows,
     integer_caps_mb,
+    round_cap_mb,
+    with_caps,
 )
 from perfmodel.studies.tune.evaluator import (
     FEWER_TOLERANCE,
     Evaluator,
-    Outcome,
     read_reductions,
 )
 from perfmodel.studies.tune.exact import allow_integer_caps, best_cuts, improve, neighbourhood
-from perfmodel.studies.tune.surrogate import (
-    STEP_ROUNDING,
-    STEP_TOLERANCE,
-    StepSurrogate,
-    buckets_of_cuts,
-)
+from perfmodel.studies.tune.model import STEP_ROUNDING, STEP_TOLERANCE
+from perfmodel.studies.tune.surrogate import StepSurrogate, buckets_of_cuts
+from perfmodel.training.ddp.options import MIB
 
-WORK = 400_000.0
+MOST_TASKS = 400_000.0
 """Budget of simulated tasks: a few seconds."""
-WORK_BY_MESSAGE = 1_600_000.0
+MOST_TASKS_BY_MESSAGE = 1_600_000.0
 """The same where every message is simulated: some ten seconds."""
-FEWEST, FEWEST_IN_CROWD = 16, 4
+FEWEST_STEPS, FEWEST_STEPS_IN_CROWD = 16, 4
 """Fewest simulations of PyTorch's default; the latter where others use the network."""
-TASKS_OF_SHARING = 40
-"""Cost of an all-reduce that shares links with the next one; tasks."""
-CROWD, SHARING_IN_CROWD = 8, 200
-"""Cost of a task, and of an all-reduce, where others use the network; tasks."""
-MESSAGES = 1.5
+TASKS_ALONE, TASKS_SHARING, TASKS_IN_CROWD = 3, 40, 200
+"""Cost of an all-reduce: alone, where it shares links with the next one, and where others use the
+network; tasks."""
+CROWD_FACTOR = 8
+"""Cost of a task where others use the network; tasks."""
+COST_PER_RANK = 1.5
 """Cost of a task, per rank, where every message is simulated; tasks."""
-FOR_CAPS = 0.6
+SHARE_FOR_CAPS = 0.6
 """Largest share of the budget for uniform caps, where not all of them can be simulated."""
-USUAL_MB = (25.0, 50.0, 12.0, 100.0)
-"""Caps that are simulated whatever the surrogate predicts, if only a few can be; MiB."""
-SHARES = (1.0, 0.75, 0.5, 0.3)
+USUAL_CAPS_MB = (25.0, 50.0, 12.0, 100.0)
+"""Caps that are simulated whatever the surrogate predicts, if only a few can be."""
+TIME_SHARES = (1.0, 0.75, 0.5, 0.3)
 """Shares of an all-reduce's time that the surrogate counts, where several go on at a time."""
-FOR_FEWER = 12
+STEPS_FOR_FEWER = 12
 """Simulations reserved for removing bucket ends that gain next to nothing."""
-LABELS = 8
-STARTS = 3
+PROPOSED_LABELS = 8
+MOST_STARTS = 3
 """Lists that local search starts from."""
-GAIN = 1e-5
+LEAST_CLIMB = 1e-5
 """Least relative gain of a step of local search."""
 
 
@@ -87,20 +96,19 @@ def make_budget(evaluator: Evaluator, stepped: StepEstimate, bound_s: float | No
     `stepped`: a step that was simulated.
     `bound_s`: that no step is below; seconds.
     """
+    in_order = evaluator.allreduce.in_order  # then every message is simulated
     ranks = sum(len(each.ranks) for each in stepped.plan.classes) if stepped.counted > 1 else 0
     crowded = any(d.background_job or d.traffic for d in evaluator.prepared.sized.disturbances)
-    weight = stepped.steps * (1 + ranks / 200) * (CROWD if crowded else 1)
-    if evaluator.allreduce.in_order:  # message by message
-        weight *= MESSAGES * evaluator.prepared.size.gpus
+    weight = stepped.steps * (1 + ranks / 200) * (CROWD_FACTOR if crowded else 1)
+    weight *= COST_PER_RANK * evaluator.prepared.size.gpus if in_order else 1
+    alone = TASKS_SHARING if evaluator.workers > 1 else TASKS_ALONE
+    per_bucket = weight * (TASKS_IN_CROWD if crowded else alone)
     per_step = weight * len(stepped.plan.tasks)
-    per_allreduce = TASKS_OF_SHARING if evaluator.workers > 1 else 3
-    per_allreduce = SHARING_IN_CROWD if crowded else per_allreduce
-    minimum = (FEWEST_IN_CROWD if crowded else FEWEST) * (
-        per_step + weight * per_allreduce * len(read_reductions(stepped))
-    )
+    steps = FEWEST_STEPS_IN_CROWD if crowded else FEWEST_STEPS
+    least = steps * (per_step + per_bucket * len(read_reductions(stepped)))
     target_s = 0.0 if bound_s is None else bound_s * (1 + STEP_TOLERANCE)
-    maximum = WORK_BY_MESSAGE if evaluator.allreduce.in_order else WORK
-    return Budget(max(maximum, minimum), per_step, weight * per_allreduce, target_s)
+    most = MOST_TASKS_BY_MESSAGE if in_order else MOST_TASKS
+    return Budget(max(most, least), per_step, per_bucket, target_s)
 
 
 @dataclass
@@ -135,25 +143,22 @@ class MainDtype:
         """Step time by the simulation; seconds, infinite if no list makes these groups."""
         if cuts not in self.steps_s:
             caps = self.caps(cuts)
-            step_s = float("inf") if caps is None else self.outcome(caps).step_time_s
-            self.steps_s[cuts] = step_s
+            self.steps_s[cuts] = float("inf") if caps is None else self.list_step_s(caps)
         return self.steps_s[cuts]
 
-    def outcome(self, caps: Caps) -> Outcome:
-        """Simulate a list."""
-        return self.evaluator.simulate(self.evaluator.list_options(caps))
+    def list_step_s(self, caps: Caps) -> float:
+        """Step time of a list by the simulation; seconds."""
+        return self.evaluator.simulate(self.evaluator.list_options(caps)).step_time_s
 
 
 def select_main_dtype(evaluator: Evaluator) -> MainDtype:
     """Return the gradients of the dtype with most bytes."""
     gradients, surrogate = evaluator.gradients, evaluator.surrogate
-    if gradients.single_dtype:
-        return MainDtype(evaluator, gradients, surrogate)
     share: dict[str, int] = {}
     for dtype, nbytes in zip(gradients.dtypes, gradients.nbytes, strict=True):
         share[dtype] = share.get(dtype, 0) + nbytes
-    dtype = max(share, key=lambda name: share[name])
-    mine = [position for position, each in enumerate(gradients.dtypes) if each == dtype]
+    largest = max(share, key=lambda name: share[name])
+    mine = [position for position, dtype in enumerate(gradients.dtypes) if dtype == largest]
     part = GradientOrder(
         tuple(gradients.tensors[i] for i in mine),
         tuple(gradients.nbytes[i] for i in mine),
@@ -169,16 +174,14 @@ def simulate_uniform_caps(
     evaluator: Evaluator, partitions: Sequence[UniformPartition], budget: Budget
 ) -> None:
     """Simulate uniform caps: all, or within the budget those that the surrogate ranks first."""
-    affordable = FOR_CAPS * budget.remaining
-    order = partitions
+    affordable = SHARE_FOR_CAPS * budget.remaining
+    reserve, order = budget.remaining - affordable, partitions
     if sum(budget.cost(len(partition.groups)) for partition in partitions) > affordable:
         count = max(1, int(affordable / budget.cost(4)) // 4)
-        usual = [p for cap in USUAL_MB for p in partitions if p.window.contains(cap)]
+        usual = [p for cap in USUAL_CAPS_MB for p in partitions if p.window.contains(cap)]
         spread = partitions[len(partitions) // 4 :: max(1, len(partitions) // count)]
         ranked = sorted(partitions, key=lambda p: evaluator.predict_step_s(p.groups))
-        first = (*usual, *ranked) if count < len(usual) else (*spread, *usual, *ranked)
-        order = list(dict.fromkeys(first))
-    reserve = budget.remaining - affordable
+        order = list(dict.fromkeys((*(spread if count >= len(usual) else ()), *usual, *ranked)))
     for partition in order:
         exceeds = budget.remaining - budget.cost(len(partition.groups)) < reserve
         if exceeds and evaluator.outcomes.keys() & {each.groups for each in partitions}:
@@ -195,61 +198,79 @@ def search_by_simulation(
     `uniform_starts`: starts beside those that the surrogate proposes.
     """
     main = select_main_dtype(evaluator)
-    starts = list(dict.fromkeys((*_propose(main), *_to_cuts(main, uniform_starts))))
     rated: list[tuple[float, Cuts]] = []
-    for cuts in starts:
+    for cuts in dict.fromkeys((*_propose(main), *_to_cuts(main, uniform_starts))):
         if main.caps(cuts) is not None and (not rated or budget.pay(len(cuts))):
             rated.append((main.simulate(cuts), cuts))
-    rated = sorted(rated) or [(main.simulate((len(main.gradients),)), (len(main.gradients),))]
+    whole = (len(main.gradients),)
+    rated = sorted(rated) or [(main.simulate(whole), whole)]
     best_s, best = rated[0]
-    for _, start in rated[:STARTS]:
+    for _, start in rated[:MOST_STARTS]:
         near_s, cuts_near = _climb(main, start, budget)
         if near_s < best_s * (1 - STEP_ROUNDING):
             best_s, best = near_s, cuts_near
     if evaluator.workers == 1:
         return best
-    starts_s = [evaluator.outcomes[p.groups].step_time_s for p in uniform_starts]
-    uniform_s = min(starts_s, default=best_s)
-    return _reduce_buckets(
-        main, max(best_s, min(best_s * (1 + FEWER_TOLERANCE), uniform_s)), budget
-    )
+    starts_s = (evaluator.outcomes[p.groups].step_time_s for p in uniform_starts)
+    limit_s = max(best_s, min(best_s * (1 + FEWER_TOLERANCE), min(starts_s, default=best_s)))
+    return _reduce_buckets(main, limit_s, budget)
 
 
 def _reduce_buckets(main: MainDtype, limit_s: float, budget: Budget) -> Cuts:
     """Return a list with as few buckets as a limit of the step time allows."""
     _, _, best = min((len(c), step_s, c) for c, step_s in main.steps_s.items() if step_s <= limit_s)
-    budget.remaining = max(budget.remaining, FOR_FEWER * budget.cost(len(best)))
-    improved = True
-    while improved:
-        improved = False
-        ends = best[:-1]
-        for candidate in sorted(
-            ((*ends[:i], *best[i + 1 :]) for i in range(len(ends))), key=main.predict_step_s
-        ):
-            if main.caps(candidate) is None:
-                continue
-            if candidate not in main.steps_s and not budget.pay(len(candidate)):
-                return best
-            if main.simulate(candidate) <= limit_s:
-                best, improved = candidate, True
-                break
+    budget.remaining = max(budget.remaining, STEPS_FOR_FEWER * budget.cost(len(best)))
+    found: Cuts | None = best
+    known = set(main.steps_s)
+    while found is not None:
+        best = found
+        fewer = [(*best[:i], *best[i + 1 :]) for i in range(len(best) - 1)]
+        found = _first_within(main, fewer, limit_s, known, budget)
     return best
+
+
+def _climb(main: MainDtype, cuts: Cuts, budget: Budget) -> tuple[float, Cuts]:
+    """Take the first neighbour that is better, in the surrogate's order, until none is."""
+    best_s, known = main.simulate(cuts), {cuts}
+    while best_s > budget.target_s:
+        near = [c for c in dict.fromkeys(neighbourhood(cuts, every=False)) if c not in known]
+        found = _first_within(main, near, best_s * (1 - LEAST_CLIMB), known, budget)
+        if found is None:
+            break
+        best_s, cuts = main.simulate(found), found
+    return best_s, cuts
+
+
+def _first_within(
+    main: MainDtype, candidates: Iterable[Cuts], limit_s: float, known: set[Cuts], budget: Budget
+) -> Cuts | None:
+    """Return the first candidate, in the surrogate's order, whose simulated step is short enough.
+
+    `known`: what was paid for; extended here.
+    None: no candidate is, or the budget does not hold the next.
+    """
+    for candidate in sorted(candidates, key=main.predict_step_s):
+        if main.caps(candidate) is None:
+            continue
+        if candidate not in known and not budget.pay(len(candidate)):
+            return None
+        known.add(candidate)
+        if main.simulate(candidate) <= limit_s:
+            return candidate
+    return None
 
 
 def _propose(main: MainDtype) -> Iterator[Cuts]:
     """Best groups by the surrogate, if all-reduces took a share of their time."""
     allreduce = main.evaluator.allreduce
-    for share in SHARES if main.evaluator.workers > 1 else SHARES[:1]:
+    for share in TIME_SHARES if main.evaluator.workers > 1 else TIME_SHARES[:1]:
 
         def read(nbytes: IntArray, share: float = share) -> FloatArray:
             return share * allreduce.interpolate(nbytes)
 
-        def rate(cuts: Cuts, share: float = share) -> float:
-            return main.predict_step_s(cuts, share)
-
-        candidates = best_cuts(main.surrogate, read, keep=LABELS)
+        candidates = best_cuts(main.surrogate, read, keep=PROPOSED_LABELS)
         yield from candidates[:3]
-        yield improve(candidates[0], rate)
+        yield improve(candidates[0], partial(main.predict_step_s, share=share))
 
 
 def _to_cuts(main: MainDtype, partitions: Iterable[UniformPartition]) -> Iterator[Cuts]:
@@ -259,41 +280,110 @@ def _to_cuts(main: MainDtype, partitions: Iterable[UniformPartition]) -> Iterato
         yield main.gradients.cuts(tuple(group for group in groups if group))
 
 
-def _climb(main: MainDtype, cuts: Cuts, budget: Budget) -> tuple[float, Cuts]:
-    """Take the first neighbour that is better, in the surrogate's order, until none is."""
-    best_s = main.simulate(cuts)
-    evaluated = {cuts}
-    improved = True
-    while improved:
-        improved = False
-        candidates = [
-            c for c in dict.fromkeys(neighbourhood(cuts, every=False)) if c not in evaluated
-        ]
-        for candidate in sorted(candidates, key=main.predict_step_s):
-            if main.caps(candidate) is None:
-                continue
-            if best_s <= budget.target_s or not budget.pay(len(candidate)):
-                return best_s, cuts
-            evaluated.add(candidate)
-            step_s = main.simulate(candidate)
-            if step_s < best_s * (1 - GAIN):
-                best_s, cuts, improved = step_s, candidate, True
-                break
-    return best_s, cuts
-
-
 def search_integer_list(evaluator: Evaluator, budget: Budget, best: Cuts) -> Caps | None:
     """Return the best list of whole MiB that was simulated; None without one."""
-    main = select_main_dtype(evaluator)
+    main, read = select_main_dtype(evaluator), evaluator.allreduce.interpolate
     allowed = allow_integer_caps(main.gradients)
-    allreduce = evaluator.allreduce
-    candidates = best_cuts(main.surrogate, allreduce.interpolate, allowed=allowed, keep=LABELS)[:4]
-    outcomes: list[tuple[float, Caps]] = []
+    candidates = best_cuts(main.surrogate, read, allowed=allowed, keep=PROPOSED_LABELS)[:4]
     windows = [find_windows(main.gradients, main.gradients.groups(cuts)) for cuts in candidates]
     lists = [integer_caps_mb(each) for each in windows if each]
     lists += [tuple(max(1, f(cap)) for cap in main.caps(best) or ()) for f in (round, int)]
-    for caps in dict.fromkeys(caps for caps in lists if caps):
+    outcomes: list[tuple[float, Caps]] = []
+    for caps in dict.fromkeys(tuple(map(float, caps)) for caps in lists if caps):
         if not outcomes or budget.pay(len(caps)):
-            integer_caps = tuple(float(cap) for cap in caps)
-            outcomes.append((main.outcome(integer_caps).step_time_s, integer_caps))
+            outcomes.append((main.list_step_s(caps), caps))
     return min(outcomes)[1] if outcomes else None
+
+
+# ---------------------------------------------------------------- lists that dtypes share
+
+# The j-th cap closes the j-th bucket of each dtype, with the first gradient that brings it to the
+# cap. So only caps that are sums of gradients from the start of one of these buckets differ.
+
+Bytes = tuple[int, ...]
+
+MOST_RATED_LISTS = 1500
+"""Lists that the surrogate rates."""
+CAP_SHIFTS = (-3, -2, -1, 1, 2, 3)
+"""How far a cap is moved among those that differ."""
+MOST_SIMULATED_LISTS = 12
+
+
+def search_shared_lists(evaluator: Evaluator, starts: Sequence[Caps]) -> list[Caps]:
+    """Return lists of caps, MiB, with the shortest steps by the surrogate, the best first.
+
+    `evaluator`: of gradients of several dtypes.
+    `starts`: lists to start from; MiB.
+    """
+    gradients = evaluator.gradients
+    # Sizes of the gradients of each dtype, in the order in which they fill buckets.
+    queues = [
+        tuple(n for n, own in zip(gradients.nbytes, gradients.dtypes, strict=True) if own == dtype)
+        for dtype in dict.fromkeys(gradients.dtypes)
+    ]
+    queues = [sizes[:: -1 if gradients.reverse_filled else 1] for sizes in queues]
+    rated: dict[Groups, tuple[float, Bytes]] = {}
+
+    def rate(caps: Bytes) -> tuple[float, Bytes]:
+        groups = assign_buckets(
+            evaluator.workload, with_caps(evaluator.options, tuple(map(float, caps)))
+        )
+        if groups not in rated:
+            rated[groups] = evaluator.predict_step_s(groups), caps
+        return rated[groups][0], caps
+
+    for start in starts:
+        best = rate(_normalise(queues, [int(cap) for cap in as_bytes(start)]))
+        while len(rated) < MOST_RATED_LISTS:
+            nearest = min(map(rate, _vary(queues, best[1])), default=best)
+            if nearest[0] >= best[0]:
+                break
+            best = nearest
+    return [_to_mib(queues, caps) for _, caps in sorted(rated.values())[:MOST_SIMULATED_LISTS]]
+
+
+def _vary(queues: Sequence[Bytes], caps: Bytes) -> Iterator[Bytes]:
+    """Yield the lists with one cap removed, replaced or inserted."""
+    for at, (cap, sums) in enumerate(_sums_at_each(queues, caps)):
+        current = bisect_left(sums, cap)
+        yield _normalise(queues, (*caps[:at], *caps[at + 1 :]))
+        for position in {current + by for by in CAP_SHIFTS} | {len(sums) // 2, len(sums) - 1}:
+            if 0 <= position < len(sums) and position != current:
+                yield _normalise(queues, (*caps[:at], sums[position], *caps[at + 1 :]))
+                yield _normalise(queues, (*caps[:at], sums[position], *caps[at:]))
+
+
+def _normalise(queues: Sequence[Bytes], caps: Sequence[int]) -> Bytes:
+    """Return the list with one cap per bucket: the last one repeated, unused ones dropped."""
+    remaining, normal = list(queues), list[int]()
+    while any(remaining):
+        cap = caps[min(len(normal), len(caps) - 1)] if caps else 1
+        normal.append(cap)
+        remaining = [_after_bucket(queue, cap) for queue in remaining]
+    return tuple(normal)
+
+
+def _sums_at_each(queues: Sequence[Bytes], caps: Bytes) -> Iterator[tuple[int, list[int]]]:
+    """Yield each cap of a list with those that differ from it: sums of what is not in a bucket."""
+    remaining = list(queues)
+    for cap in caps:
+        yield cap, sorted({nbytes for queue in remaining for nbytes in accumulate(queue)})
+        remaining = [_after_bucket(queue, cap) for queue in remaining]
+
+
+def _after_bucket(queue: Bytes, cap: int) -> Bytes:
+    """Return the gradients after the bucket that a cap closes."""
+    return queue[bisect_left(list(accumulate(queue)), cap) + 1 :]
+
+
+def _to_mib(queues: Sequence[Bytes], caps: Bytes) -> Caps:
+    """Write a list in short numbers, each cap within the range that makes the same buckets."""
+    caps_mb = []
+    for cap, sums in _sums_at_each(queues, caps):
+        position = bisect_left(sums, cap)
+        above = sums[position - 1] if position else 0
+        most = sums[position] if position < len(sums) else float(max(cap, MIB))
+        caps_mb.append(round_cap_mb(Window(above, most)))
+    while len(caps_mb) > 1 and caps_mb[-1] == caps_mb[-2]:
+        caps_mb.pop()  # PyTorch repeats the last one
+    return tuple(caps_mb)

@@ -9,7 +9,7 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.scenario import change_scenario, load_scenario, scenario_digest
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_names
-from perfmodel.studies.sweep.cache_key import list_files
+from perfmodel.studies.sweep.run import list_files
 
 TEXT = """# How fast with one NIC?
 perfmodel: 1

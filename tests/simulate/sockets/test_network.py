@@ -21,7 +21,7 @@ from perfmodel.simulate.sockets.network import SocketNetwork
 from perfmodel.simulate.sockets.rank_loops import rank_rounds
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.collective import collective_rows
-from perfmodel.studies.tune.allreduce_times import AllReduceTimes
+from perfmodel.studies.tune.surrogate import AllReduceTimes
 from perfmodel.topology.model import Sockets, Topology
 from perfmodel.topology.templates.build import build_topology
 from reports.validation.trainings.shaped_links import ShapedCluster, machine_of

@@ -35,7 +35,7 @@ from perfmodel.scenario import (
 from perfmodel.scenario.sections.plan import Money
 from perfmodel.studies.advise import run as run_of_advice
 from perfmodel.studies.advise.changes import list_power_limits, list_settings, list_upgrades
-from perfmodel.studies.advise.model import WORTH, Advice, Proposed, Trial, advice_rows, to_json
+from perfmodel.studies.advise.model import Advice, Proposed, Trial, advice_rows, to_json
 from perfmodel.studies.advise.run import (
     _best,
     _without_idle,
@@ -46,6 +46,7 @@ from perfmodel.studies.compare.compare import gain_of
 from perfmodel.studies.compare.model import Change
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_names
+from perfmodel.studies.tune.model import WORTH
 from perfmodel.topology.templates.gpus import load_gpu
 
 SLOW_NETWORK: dict[str, Any] = {

@@ -6,7 +6,6 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.scenario import change_scenario, load_scenario
-from perfmodel.studies.choose import mixture_jobs
 from perfmodel.studies.choose import search as search_module
 from perfmodel.studies.choose.search import choose_mixture
 from perfmodel.studies.compare import compare
@@ -86,7 +85,7 @@ def test_workers_find_what_one_process_finds(small, monkeypatch):
 
     scenario = change_scenario(small, {"strategy.pipeline": 1, "strategy.simulate": 4})
     alone = choose_mixture(scenario)
-    monkeypatch.setattr(mixture_jobs, "map_unordered", answer)
+    monkeypatch.setattr(search_module, "map_unordered", answer)
     workers = Workers(3, "dask", "tcp://cluster:8786")
     assert choose_mixture(scenario, workers=workers) == alone
     assert asked[0] == (3, {"jobs": 3, "backend": "dask", "scheduler": "tcp://cluster:8786"})

@@ -10,9 +10,14 @@ from perfmodel.scenario import (
     CandidateSection,
     PowerSection,
 )
-from perfmodel.studies.plan.time_to_train import compute_cost, compute_rates, node_W
+from perfmodel.studies.plan.model import Training
+from perfmodel.studies.plan.time_to_train import compute_cost, node_W
 
 HOUR = 3600.0
+
+
+def training(wall_s, interval=None, steps=1):
+    return Training(1.0, steps, wall_s, wall_s, interval, 1.0)
 
 
 def rented(price="2 USD/h", **more):
@@ -31,8 +36,8 @@ def bought(**more):
 
 
 def test_a_rent_by_hand():
-    held = compute_rates(rented(), nodes=4, gpus_per_node=8, gpu_W=400.0)
-    sums = compute_cost(held, 10 * HOUR, (9 * HOUR, 12 * HOUR), steps=1000)
+    trained = training(10 * HOUR, (9 * HOUR, 12 * HOUR), steps=1000)
+    sums = compute_cost(rented(), trained, nodes=4, gpus_per_node=8, gpu_W=400.0)
     assert sums.total == pytest.approx(4 * 8 * 2.0 * 10)  # 640 USD
     assert sums.interval == pytest.approx((576.0, 768.0))
     assert sums.per_step == pytest.approx(0.64)
@@ -44,8 +49,8 @@ def test_a_rent_by_hand():
 
 def test_a_purchase_by_hand():
     # 4 years of 8766 h, half of them used: 17,532 h, so 4 USD per node and hour.
-    held = compute_rates(bought(), nodes=2, gpus_per_node=8, gpu_W=None)
-    sums = compute_cost(held, 100 * HOUR, None, steps=10)
+    trained = training(100 * HOUR, steps=10)
+    sums = compute_cost(bought(), trained, nodes=2, gpus_per_node=8, gpu_W=None)
     assert sums.outlay == pytest.approx(140_256)
     assert sums.machines == pytest.approx(800.0)
     assert sums.energy_kWh == pytest.approx(2 * 5 * 1.2 * 100)  # 1,200 kWh
@@ -64,19 +69,16 @@ def test_power_of_a_node():
 
 def test_without_a_price_there_is_energy_and_no_cost():
     one = CandidateSection(name="x", node="n", nodes=[1])
-    sums = compute_cost(
-        compute_rates(one, nodes=1, gpus_per_node=8, gpu_W=100.0), HOUR, None, steps=1
-    )
+    sums = compute_cost(one, training(HOUR), nodes=1, gpus_per_node=8, gpu_W=100.0)
     assert (sums.total, sums.per_step, sums.energy_kWh) == (None, None, pytest.approx(0.8))
 
 
 @given(st.floats(0.01, 100), st.floats(1, 1e8), st.integers(1, 500), st.floats(1.1, 10))
 def test_cost_grows_with_price_time_and_nodes(price, wall_s, nodes, more):
     def cost(price=price, wall_s=wall_s, nodes=nodes, rent=0.0):
-        held = compute_rates(
-            rented(f"{price!r} USD/h"), nodes=nodes, gpus_per_node=8, gpu_W=1.0, more_rent=rent
-        )
-        return compute_cost(held, wall_s, None, 1).total
+        candidate = rented(f"{price!r} USD/h")
+        hardware = {"nodes": nodes, "gpus_per_node": 8, "gpu_W": 1.0}
+        return compute_cost(candidate, training(wall_s), **hardware, more_rent=rent).total
 
     assert cost(price=2 * price) == pytest.approx(2 * cost())
     assert cost(wall_s=more * wall_s) == pytest.approx(more * cost())

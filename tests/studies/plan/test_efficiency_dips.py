@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.scenario import Scenario, change_scenario, load_scenario
-from perfmodel.studies.plan.sensitivity import explain_dips
+from perfmodel.studies.plan.decisions import explain_dips
 from perfmodel.studies.run.run import run_scenario
 from perfmodel.studies.sweep.variants import without_curve
 

@@ -11,19 +11,20 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from scipy.special import lambertw
 
-from perfmodel.studies.plan.failures import (
-    Upkeep,
+from perfmodel.scenario import CandidateSection, FailureSection
+from perfmodel.studies.plan.model import Upkeep
+from perfmodel.studies.plan.time_to_train import (
     daly_s,
     expected_wall_s,
-    job_mtbf_s,
-    round_to_steps,
     simulate_walls,
     summarise,
+    upkeep_of,
     widen_by_luck,
     young_s,
 )
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
+CLUSTER = CandidateSection(name="a", node="n", nodes=[1])
 
 
 # Captions of figures 3 to 5 of Daly 2006: dumps of 5 min, and the interval that its model predicts.
@@ -49,7 +50,11 @@ def test_a_job_of_many_nodes_fails_more_often():
     # GPUs, 8 to a node; "one failure every three hours" as the press had it.
     per_node_s = 54 * DAY * 2048 / 419
     assert per_node_s / DAY == pytest.approx(264, abs=0.5)
-    assert job_mtbf_s(per_node_s, 2048) / HOUR == pytest.approx(3.1, abs=0.05)
+    failures = FailureSection(
+        mtbf_per_node=f"{per_node_s!r} s", checkpoint_write="1 s", restart="1 s"
+    )
+    upkeep = upkeep_of(failures, CLUSTER, 2048, 1.0, 0.0)
+    assert upkeep.mtbf_s / HOUR == pytest.approx(3.1, abs=0.05)
 
 
 def test_wall_time_by_hand():
@@ -202,9 +207,15 @@ def test_more_failures_never_finish_sooner(work_s, mtbf_s, write_s, restart_s, i
     assert wall_s(restart_s=restart_s * more) >= base * (1 - 1e-12)
 
 
-@given(st.floats(0.0, 1e6), st.floats(1e-3, 1e3))
+@given(st.floats(1e-3, 1e6), st.floats(1e-3, 1e3))
 def test_checkpoints_come_after_whole_steps(interval_s, step_s):
-    steps, taken_s = round_to_steps(interval_s, step_s)
-    assert steps >= 1
-    assert taken_s == steps * step_s
-    assert abs(taken_s - interval_s) <= max(step_s, 0.5 * step_s + 1e-9 * interval_s)
+    failures = FailureSection(
+        mtbf_per_node="1 d",
+        checkpoint_write="1 s",
+        restart="1 s",
+        checkpoint_every=f"{interval_s!r} s",
+    )
+    upkeep = upkeep_of(failures, CLUSTER, 1, step_s, 0.0)
+    assert upkeep.checkpoint_steps >= 1
+    assert upkeep.interval_s == upkeep.checkpoint_steps * step_s
+    assert abs(upkeep.interval_s - interval_s) <= max(step_s, 0.5 * step_s + 1e-9 * interval_s)

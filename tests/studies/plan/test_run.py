@@ -13,7 +13,7 @@ from perfmodel.report.planning.tables import option_table
 from perfmodel.scenario import Scenario, change_scenario, load_scenario
 from perfmodel.studies.plan import plan_scenario
 from perfmodel.studies.plan.export import deadline_met, to_json
-from perfmodel.studies.plan.failures import daly_s, expected_wall_s
+from perfmodel.studies.plan.time_to_train import daly_s, expected_wall_s
 from perfmodel.studies.run import run_scenario
 
 

@@ -10,8 +10,8 @@ import pytest
 from perfmodel.report.planning.figures import draw_throughput, draw_tornado
 from perfmodel.scenario import Scenario, change_scenario
 from perfmodel.studies.plan import plan_scenario
+from perfmodel.studies.plan.decisions import Swing, list_swings, measure_swings
 from perfmodel.studies.plan.model import PlanOption, PlanResult, Sensitivity
-from perfmodel.studies.plan.sensitivity import Swing, list_swings, measure_swings
 
 
 def swing(plan: PlanResult, what: str) -> Sensitivity:

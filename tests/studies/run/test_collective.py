@@ -18,7 +18,7 @@ from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.uncontended import UncontendedTimer, hidden_s
 from perfmodel.studies.run.collective import collective_rows, nominal_timer
-from perfmodel.studies.tune.allreduce_times import AllReduceTimes
+from perfmodel.studies.tune.surrogate import AllReduceTimes
 from perfmodel.topology.templates.build import build_topology
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -25,9 +25,8 @@ from perfmodel.studies.tune.caps import (
     with_caps,
 )
 from perfmodel.studies.tune.evaluator import FEWER_TOLERANCE, make_evaluator
-from perfmodel.studies.tune.model import TuneResult
+from perfmodel.studies.tune.model import STEP_ROUNDING, STEP_TOLERANCE, TuneResult
 from perfmodel.studies.tune.run import list_sizes, tune_scenario
-from perfmodel.studies.tune.surrogate import STEP_ROUNDING, STEP_TOLERANCE
 
 AllCuts = Callable[[int], Iterator[Cuts]]
 Made = Callable[..., Scenario]

@@ -14,8 +14,8 @@ from perfmodel.report.tuning.text import headline, to_paste, tuned_lines
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.tune.caps import as_bytes, with_cap, with_caps
-from perfmodel.studies.tune.model import Choice, TuneResult
-from perfmodel.studies.tune.recommendation import WORTH, recommend
+from perfmodel.studies.tune.model import WORTH, Choice, TuneResult
+from perfmodel.studies.tune.recommendation import recommend
 from perfmodel.studies.tune.run import tune_scenario
 
 STEP_S = 0.1

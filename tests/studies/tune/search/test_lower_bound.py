@@ -20,14 +20,9 @@ from perfmodel.studies.tune.caps import (
     with_caps,
 )
 from perfmodel.studies.tune.evaluator import make_evaluator
+from perfmodel.studies.tune.exact import lower_bound_s, minorants, tighten_bound
 from perfmodel.studies.tune.run import tune_scenario
-from perfmodel.studies.tune.surrogate import (
-    StepSurrogate,
-    buckets_of_groups,
-    lower_bound_s,
-    minorants,
-    tighten_bound,
-)
+from perfmodel.studies.tune.surrogate import StepSurrogate, buckets_of_groups
 
 AllCuts = Callable[[int], Iterator[Cuts]]
 Made = Callable[..., Scenario]

@@ -8,7 +8,7 @@ import pytest
 from perfmodel.scenario import load_scenario
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.prepared import prepare
-from perfmodel.studies.tune.allreduce_times import AllReduceTimes
+from perfmodel.studies.tune.surrogate import AllReduceTimes
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,10 @@ def test_what_was_worked_out_is_not_read_off(timer: UncontendedTimer) -> None:
     exact = allreduce.compute(3_333_332)
     assert exact == timer.best("all_reduce", 3_333_332, range(8))[1]
     assert allreduce.time_s(3_333_332) == allreduce.lower_s(3_333_332) == exact
-    assert allreduce.refine([3_333_332, 5_000_000, 6_000_000], at_most=1) == 1
+    few = allreduce.computed_sizes
+    for nbytes in (3_333_332, 5_000_000):
+        allreduce.compute(nbytes)
+    assert allreduce.computed_sizes == few + 1
 
 
 def test_a_hook_halves_the_bytes(timer: UncontendedTimer) -> None:

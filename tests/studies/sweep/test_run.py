@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.scenario import load_scenario
-from perfmodel.studies.sweep import cache_key as keys
+from perfmodel.studies.sweep import run as keys
 from perfmodel.studies.sweep import variants
 
 
@@ -73,7 +73,7 @@ def test_the_version_is_that_of_source_and_data(tmp_path: Path, monkeypatch) -> 
     ):
         path.parent.mkdir(parents=True)
         path.write_text("1")
-    monkeypatch.setattr(keys, "__file__", str(package / "studies" / "sweep" / "cache_key.py"))
+    monkeypatch.setattr(keys, "__file__", str(package / "studies" / "sweep" / "run.py"))
     monkeypatch.setattr(keys, "data_folder", lambda _: topologies)
 
     def version() -> str:
