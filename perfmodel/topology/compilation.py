@@ -283,8 +283,13 @@ def _leaf_of(
             usual = range(nics) if len(edges) == 1 else (at,)
             for nic in data.get("nics", usual):
                 if not 0 <= nic < nics or leaf_of[host, nic] >= 0:
-                    allowed = f"each of the NICs 0 to {nics - 1} of a host, once"
-                    faults.append(Fault(f"fabric.{host} -- {switch}", f"NIC {nic}", allowed))
+                    faults.append(
+                        Fault(
+                            f"fabric.{host} -- {switch}",
+                            f"NIC {nic}",
+                            f"each of the NICs 0 to {nics - 1} of a host, once",
+                        )
+                    )
                 else:
                     leaf_of[host, nic] = place[switch]
     bare = np.argwhere(leaf_of < 0).tolist()

@@ -64,8 +64,7 @@ def expand(
             where = {fact: switch[fact] for fact in SWITCH_FACTS if fact in switch}
             graph.add_node(name, kind=device.kind, local=local, **where)
         else:
-            stated = node.nodes[device.local]
-            graph.add_node(name, **stated, node=device.host, local=device.local)
+            graph.add_node(name, **node.nodes[device.local], node=device.host, local=device.local)
     graph.add_edges_from(_links(arcs))
     return graph
 

@@ -251,8 +251,7 @@ def _check_paths(graph: nx.MultiDiGraph[str]) -> None:
     import networkx as nx
 
     gpus = {name for name, kind in _kinds(graph).items() if kind == "gpu"}
-    parts = [part & gpus for part in nx.strongly_connected_components(graph)]
-    largest = max(parts, key=len)
+    largest = max([part & gpus for part in nx.strongly_connected_components(graph)], key=len)
     hub = next(name for name in graph if name in largest)
     faults = []
     for name in (name for name in graph if name in gpus - largest):
@@ -394,6 +393,5 @@ def _joins_nics(fabric: nx.MultiDiGraph[int | str], host: nx.MultiDiGraph[str]) 
                 return False
         if "src_device" in data:
             plugged.add((src, data["src_device"]))
-    ports = (len(fabric) - len(switches)) * len(nics)
-    complete = 0 < len(plugged) == ports and bool(switches)
+    complete = 0 < len(plugged) == ((len(fabric) - len(switches)) * len(nics)) and bool(switches)
     return complete and nx.is_strongly_connected(fabric.subgraph(switches))

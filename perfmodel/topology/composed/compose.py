@@ -66,8 +66,7 @@ def compose(section: NodeSection, base: NodeSpec | None) -> NodeSpec:
     else:
         assert named is not None
         start = _described(section, count or 1, named, nics)
-    host = _changed(start, section, named, count, slot, (nics, field))
-    return _finished(start, host, section)
+    return _finished(start, _changed(start, section, named, count, slot, (nics, field)), section)
 
 
 def _changed(
@@ -131,8 +130,9 @@ def _change_access(host: PartedHost, section: NodeSection) -> PartedHost:
         if not ports:
             raise InputError(Fault("gpudirect", "no NIC", "nothing, or a NIC beside it"))
         if section.gpudirect and "tcp" in ports:
-            allowed = "off with NICs of kind tcp: sockets copy from host memory"
-            raise InputError(Fault("gpudirect", "on", allowed))
+            raise InputError(
+                Fault("gpudirect", "on", "off with NICs of kind tcp: sockets copy from host memory")
+            )
         host = host.with_node(gpudirect_rdma=section.gpudirect)
     node = host.node
     staged = not node.gpu_p2p or (host.names("nic") and not node.gpudirect_rdma)

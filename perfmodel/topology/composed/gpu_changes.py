@@ -66,11 +66,14 @@ def change_count(host: PartedHost, count: int) -> PartedHost:
     """
     gpus = host.names("gpu")
     if count > len(gpus):
-        allowed = f"at most {len(gpus)}, as {host.node.name} has; more: a host without `extends`"
-        raise InputError(Fault("gpus", str(count), allowed))
-    if count == len(gpus):
-        return host
-    return host.without(gpus[count:]).with_node(graphs=())
+        raise InputError(
+            Fault(
+                "gpus",
+                str(count),
+                f"at most {len(gpus)}, as {host.node.name} has; more: a host without `extends`",
+            )
+        )
+    return host if count == len(gpus) else host.without(gpus[count:]).with_node(graphs=())
 
 
 def change_gpu(host: PartedHost, named: NamedGpu, *, relink: bool) -> PartedHost:
@@ -84,14 +87,29 @@ def change_gpu(host: PartedHost, named: NamedGpu, *, relink: bool) -> PartedHost
         return host
     layout = layout_of(host)
     if (part.c2c is None) != (old.c2c is None):
-        allowed = "a GPU that is plugged in alike: chips with a CPU of their own are no cards"
-        raise InputError(Fault("gpu", repr(named.name), allowed))
+        raise InputError(
+            Fault(
+                "gpu",
+                repr(named.name),
+                "a GPU that is plugged in alike: chips with a CPU of their own are no cards",
+            )
+        )
     if part.amd != old.amd and layout != "pcie":
-        allowed = "a GPU for the same board: NVLink joins NVIDIA's, xGMI AMD's"
-        raise InputError(Fault("gpu", repr(named.name), allowed))
+        raise InputError(
+            Fault(
+                "gpu",
+                repr(named.name),
+                "a GPU for the same board: NVLink joins NVIDIA's, xGMI AMD's",
+            )
+        )
     if relink and layout == "nvswitch" and part.nvlink and not part.on_board:
-        allowed = "a GPU of a board with NVSwitch, which joins no cards; or nvlink: none"
-        raise InputError(Fault("gpu", repr(named.name), allowed))
+        raise InputError(
+            Fault(
+                "gpu",
+                repr(named.name),
+                "a GPU of a board with NVSwitch, which joins no cards; or nvlink: none",
+            )
+        )
     changed = PartedHost(host.node, part, host.notes).with_node(
         gpu=named.name, staging=None, power_limit=None
     )
@@ -111,8 +129,13 @@ def change_gpu(host: PartedHost, named: NamedGpu, *, relink: bool) -> PartedHost
     if layout == "pcie" or not relink:
         return changed
     if part.nvlink is None:
-        allowed = f"a GPU with NVLink, which joins those of {host.node.name}; or nvlink: none"
-        raise InputError(Fault("gpu", repr(named.name), allowed))
+        raise InputError(
+            Fault(
+                "gpu",
+                repr(named.name),
+                f"a GPU with NVLink, which joins those of {host.node.name}; or nvlink: none",
+            )
+        )
     if (part.nvlink, part.lanes, part.lane_Bps) == (old.nvlink, old.lanes, old.lane_Bps):
         return changed
     note = f"assumption: {part.lanes} NVLinks for each {named.name}, joined as in the template"
@@ -192,8 +215,9 @@ def _read_nvlink(text: str) -> IntraText:
     plain = text.strip().lower() in {*_ON, "nvlink", "nvswitch"}
     unread = not plain and unread_words(nvlink_words(text).replace(",", " "), "nvlink")
     if unread or _BITS.search(text) or (not plain and all(each is None for each in stated)):
-        allowed = "'none', 'bridge', 'mesh', 'NVLink4' or '12 x 25 GB/s'"
-        raise InputError(Fault("nvlink", repr(text), allowed))
+        raise InputError(
+            Fault("nvlink", repr(text), "'none', 'bridge', 'mesh', 'NVLink4' or '12 x 25 GB/s'")
+        )
     return intra
 
 
@@ -270,8 +294,9 @@ def _link_faults(host: PartedHost, layout: Layout, name: str | None, lanes: int)
     if name is None:
         yield Fault("nvlink", f"NVLink between {gpu}", f"'none': {gpu} has no NVLink that is known")
     elif host.part.amd and (name != host.part.nvlink or layout != "mesh"):
-        allowed = f"'none' or 'mesh': xGMI joins {gpu} all to all"
-        yield Fault("nvlink", f"{name} and {layout}", allowed)
+        yield Fault(
+            "nvlink", f"{name} and {layout}", f"'none' or 'mesh': xGMI joins {gpu} all to all"
+        )
     elif lanes < 1:
         yield Fault("nvlink", f"{lanes} NVLinks", "how many, as in '4 x 25 GB/s'")
     elif lanes > max(1, host.part.lanes):

@@ -42,11 +42,16 @@ def read_words(text: str, field: str) -> NodeSection:
         if before and _is_card(before, phrase, rest):
             fields["gpus"] += " PCIe"
         if not read:
-            allowed = (
-                "NICs ('10 GbE', '2 x 100 Gbit/s RoCE'), 'NVLink bridge', 'PCIe gen4 x16', "
-                "'500 W' for each GPU, 'no P2P' or 'two sockets'"
+            faults.append(
+                Fault(
+                    field,
+                    f"{phrase.text!r} in {text!r}",
+                    (
+                        "NICs ('10 GbE', '2 x 100 Gbit/s RoCE'), 'NVLink bridge', 'PCIe gen4 x16', "
+                        "'500 W' for each GPU, 'no P2P' or 'two sockets'"
+                    ),
+                )
             )
-            faults.append(Fault(field, f"{phrase.text!r} in {text!r}", allowed))
         for key in sorted(fields.keys() & read.keys()):
             once = "one kind of GPU in a node" if key == "gpus" else "each once"
             faults.append(Fault(field, f"{phrase.text!r}, beside another {key}", once))

@@ -61,8 +61,9 @@ class PartedHost:
         for edge in self.node.edges:
             joined = pairs(edge)
             rest = [(a, b) for a, b in joined if a not in removed and b not in removed]
-            whole = len(rest) == len(joined)
-            edges += [edge] if whole else [_single(edge, a, b) for a, b in rest]
+            edges += (
+                [edge] if (len(rest) == len(joined)) else [_single(edge, a, b) for a, b in rest]
+            )
         return self.with_node(nodes=tuple(devices), edges=tuple(edges))
 
     def without_edges(self, kinds: Collection[str]) -> PartedHost:

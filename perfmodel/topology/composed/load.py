@@ -49,8 +49,13 @@ def _load(machine: str | NodeSection, field: str, chain: tuple[Path, ...]) -> No
                 _in_one_line(fault, field, machine) for fault in error.faults
             ) from None
     if machine.lower().endswith(GRAPH_SUFFIXES):
-        allowed = "a node; a graph is a whole machine: `cluster.graph`, or `perfmodel.topology`"
-        raise InputError(Fault(field, repr(machine), allowed))
+        raise InputError(
+            Fault(
+                field,
+                repr(machine),
+                "a node; a graph is a whole machine: `cluster.graph`, or `perfmodel.topology`",
+            )
+        )
     path = find_template(machine, field)
     document = read_yaml(path)
     if not is_composed(document):

@@ -60,8 +60,9 @@ def read_nics(section: NicSection, field: str) -> StatedNics:
     for phrase, name in ((described, "text"), (named, "kind")):
         faults += [] if phrase is None else _twice(section, phrase, f"{field}.{name}", field)
     if described and named and described.kind and named.kind != described.kind:
-        allowed = f"{described.kind!r}, as the words say"
-        faults.append(Fault(f"{field}.kind", repr(section.kind), allowed))
+        faults.append(
+            Fault(f"{field}.kind", repr(section.kind), f"{described.kind!r}, as the words say")
+        )
     slot = None
     try:
         slot = None if section.pcie is None else read_slot(section.pcie, f"{field}.pcie")
@@ -75,8 +76,13 @@ def read_nics(section: NicSection, field: str) -> StatedNics:
     rate_Bps = section.rate or next((each.nic_Bps for each in stated if each.nic_Bps), None)
     carried_Bps = adapter_rate(section.text or "")
     if rate_Bps is not None and carried_Bps is not None and rate_Bps > carried_Bps:
-        allowed = f"at most {bits(carried_Bps)}, which this adapter carries"
-        raise InputError(Fault(f"{field}.text", repr(section.text), allowed))
+        raise InputError(
+            Fault(
+                f"{field}.text",
+                repr(section.text),
+                f"at most {bits(carried_Bps)}, which this adapter carries",
+            )
+        )
     rate_Bps = rate_Bps or carried_Bps
     if section.text is not None and (leading := re.match(r"\s*(\d+)\s*x\b", section.text)):
         counts.append(int(leading[1]))

@@ -26,11 +26,17 @@ def change_slots(host: PartedHost, slot: tuple[int, int], cpu: str | None) -> Pa
     generation, lanes = slot
     newest = int(host.part.pcie.removeprefix("pcie"))
     if host.part.c2c is not None:
-        allowed = "nothing: its GPUs are joined to their CPUs by NVLink-C2C"
-        raise InputError(Fault("pcie", f"gen{generation}", allowed))
+        raise InputError(
+            Fault(
+                "pcie",
+                f"gen{generation}",
+                "nothing: its GPUs are joined to their CPUs by NVLink-C2C",
+            )
+        )
     if generation > newest:
-        allowed = f"at most gen{newest}, as {host.node.gpu} has"
-        raise InputError(Fault("pcie", f"gen{generation}", allowed))
+        raise InputError(
+            Fault("pcie", f"gen{generation}", f"at most gen{newest}, as {host.node.gpu} has")
+        )
     own = [edge for _, edge in _slots_of(host, host.names("gpu"))]
     switches = host.names("pcie_switch")
     uplinks = [edge for _, edge in _slots_of(host, switches, ("cpu", "pcie_switch"))]
@@ -62,9 +68,7 @@ def _with_slot(host: PartedHost, edges: list[EdgeSpec], generation: int, lanes: 
         for edge in edges
         if host.node.links[edge.link].bandwidth * edge.lanes != spec.bandwidth
     ]
-    if not changed:
-        return host
-    return host.relinked(name, spec, changed).with_node(staging=None)
+    return host if not changed else host.relinked(name, spec, changed).with_node(staging=None)
 
 
 def limit_slots(host: PartedHost) -> PartedHost:

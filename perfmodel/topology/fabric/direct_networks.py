@@ -166,8 +166,13 @@ def plug_in(
     if nics <= each:  # whole hosts
         each -= each % nics
     if hosts * nics > each * routers:
-        most = f"at most {each * routers}: {each} at each of {routers} routers"
-        raise InputError(Fault("fabric.hosts_per_router", f"{hosts * nics} NICs", most))
+        raise InputError(
+            Fault(
+                "fabric.hosts_per_router",
+                f"{hosts * nics} NICs",
+                f"at most {each * routers}: {each} at each of {routers} routers",
+            )
+        )
     graph = plugged(
         hosts,
         [[(host * nics + nic) // each for nic in range(nics)] for host in range(hosts)],

@@ -111,12 +111,11 @@ def _read(path: Path) -> FabricFile:
     fields = file.fabric.model_fields_set - {"kind", "routing"}
     line = line_of(document, ["sources"])
     if (file.fabric.kind == "listed") != (file.fabric.hosts is not None):
-        needed = "hosts of a listed fabric, and of no other"
         raise InputError(
             Fault(
                 "fabric.hosts",
                 "them" if file.fabric.hosts else "none",
-                needed,
+                "hosts of a listed fabric, and of no other",
                 str(path),
                 line_of(document, ["fabric"]),
             )

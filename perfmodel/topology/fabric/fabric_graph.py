@@ -105,8 +105,13 @@ def _listed(fabric: Fabric, rails: Rails, hosts: int) -> nx.MultiGraph[int | str
     odd_host = next((row for row in rows if len(row.leaves) != len(rails)), None)
     if odd_host is not None:
         listed = f"{len(odd_host.leaves)} of {odd_host.name} in the fabric"
-        mismatch = f"{len(rails)} NICs per host, and {listed}"
-        faults.append(Fault("fabric", mismatch, "as many as the host template has"))
+        faults.append(
+            Fault(
+                "fabric",
+                f"{len(rails)} NICs per host, and {listed}",
+                "as many as the host template has",
+            )
+        )
     faults += [
         Fault("fabric.trunks", f"{trunk.to} joined to itself", "two different switches")
         for trunk in fabric.trunks

@@ -106,8 +106,7 @@ class Cables:
 
     def _at_switch(self, name: str) -> tuple[Sequence[int], Sequence[int]]:
         lower, upper = self._trunks_at.get(name, ((), ()))
-        ports = np.flatnonzero(self.leaf_of == self._place[name]).tolist()
-        return lower, [*ports, *upper]
+        return lower, [*np.flatnonzero(self.leaf_of == self._place[name]).tolist(), *upper]
 
     @cached_property
     def _place(self) -> dict[str, int]:

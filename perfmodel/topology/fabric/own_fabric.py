@@ -62,8 +62,9 @@ def own_fabric(make: Generator, hosts: int, nics: int) -> nx.Graph[Any]:
 
     graph = call_function("fabric", make, (hosts, nics), "(hosts, nics)", A_FUNCTION)
     if not isinstance(graph, nx.Graph) or graph.is_directed():
-        found = f"{name_of(make)}, which returned {describe_type(graph)}"
-        raise InputError(Fault("fabric", found, A_FUNCTION))
+        raise InputError(
+            Fault("fabric", f"{name_of(make)}, which returned {describe_type(graph)}", A_FUNCTION)
+        )
     faults = [
         Fault(f"fabric.{host}", f"no host {host} in the graph", f"the nodes 0 to {hosts - 1}")
         for host in range(hosts)

@@ -223,18 +223,23 @@ def read_stated_gpu(text: str) -> NamedGpu:
     phrases = read_phrases(text)
     unread = unread_words(text, "gpus")
     if unread:
-        allowed = f"words on {named.part.spelled.upper()} alone: its form and memory"
-        raise InputError(Fault("gpu", repr(unread), allowed))
+        raise InputError(
+            Fault(
+                "gpu",
+                repr(unread),
+                f"words on {named.part.spelled.upper()} alone: its form and memory",
+            )
+        )
     words, part = next(phrase.words for phrase in phrases if phrase.subject == "gpus"), named.part
     faults = []
     form, memory, maker = (words.get(name, "") for name in ("form", "memory", "maker"))
     if form and not _has_form(part, form):
         faults.append(Fault("gpu", repr(form), f"{part.form.upper()}, as {named.name} has"))
     if memory and named.memory_GB is not None:
-        stated_GB = int(re.sub(r"\D", "", memory))
-        if abs(stated_GB / part.memory - 1) > _SAME_MEMORY:
-            allowed = f"{part.memory} GB, as the nearest ({named.name}) has"
-            faults.append(Fault("gpu", repr(memory), allowed))
+        if abs(int(re.sub(r"\D", "", memory)) / part.memory - 1) > _SAME_MEMORY:
+            faults.append(
+                Fault("gpu", repr(memory), f"{part.memory} GB, as the nearest ({named.name}) has")
+            )
     of_amd, of_nvidia = re.search("amd|instinct", maker), re.search("nvidia|geforce|tesla", maker)
     if (of_amd and not part.amd) or (of_nvidia and part.amd):
         faults.append(Fault("gpu", repr(maker), f"another maker: {named.name} is not theirs"))

@@ -100,10 +100,13 @@ def read_network(
     kind = _kind_in_use(stated, env or {}) or (None if text is None else usual)
     silent = re.fullmatch(r"\W*(none|no network|nan)?\W*", folded)
     if kind is None and read_nvlink_domain(folded) is None and not silent:
-        allowed = (
-            "none, infiniband, roce, efa, tcp, tcpx, tcpxo or omni-path, in any usual spelling"
+        raise InputError(
+            Fault(
+                "network",
+                repr(text),
+                "none, infiniband, roce, efa, tcp, tcpx, tcpxo or omni-path, in any usual spelling",
+            )
         )
-        raise InputError(Fault("network", repr(text), allowed))
     in_bits = _OTHER_UNIT.sub(_gigabits, text or "")
     nics, nic_Gbps, source = _rate(" ".join(_parts_about(in_bits.lower(), "network")))
     slingshot = kind == "roce" and "roce" not in folded and "slingshot" in folded

@@ -139,8 +139,11 @@ def _gpu(
     if hints.template is not None and template is not None and models:
         (model,) = models
         if part_of(template.gpu).spelled != part_of(model).spelled:
-            problem = f"{model} by its PCI device, and {template.gpu} in {hints.template}"
-            raise hints.refuse("template", problem, "a machine with the GPUs of the file")
+            raise hints.refuse(
+                "template",
+                f"{model} by its PCI device, and {template.gpu} in {hints.template}",
+                "a machine with the GPUs of the file",
+            )
     if hints.gpu is not None:
         named = read_gpu(hints.gpu)
         if models and part_of(next(iter(models))).spelled != named.part.spelled:

@@ -162,16 +162,28 @@ def _cable_faults(blocks: Mapping[str, _Block], file: str) -> list[Fault]:
             for block in blocks.values()
             if first in {far for far, _, _ in block.ports.values()}
         )
-        problem = f"{len(missing)} devices at the far end of cables without a block of their own"
-        allowed = f"a block for each, as for {first} (is the file cut off?)"
-        faults.append(Fault("block", problem, allowed, file, line))
+        faults.append(
+            Fault(
+                "block",
+                f"{len(missing)} devices at the far end of cables without a block of their own",
+                f"a block for each, as for {first} (is the file cut off?)",
+                file,
+                line,
+            )
+        )
     for block in blocks.values():
         for number, (far, far_port, _) in block.ports.items():
             back = blocks[far].ports.get(far_port) if far in blocks else None
             if back is not None and (back[0], back[1]) != (block.guid, number):
-                problem = f"port {number} to {far} port {far_port}, which leads elsewhere"
-                allowed = "cables that both ends agree on"
-                faults.append(Fault("port", problem, allowed, file, block.line))
+                faults.append(
+                    Fault(
+                        "port",
+                        f"port {number} to {far} port {far_port}, which leads elsewhere",
+                        "cables that both ends agree on",
+                        file,
+                        block.line,
+                    )
+                )
     return faults
 
 

@@ -155,8 +155,7 @@ def _text(value: Any) -> str:
 
 def _bus(value: Any) -> str:
     """Bus id as sysfs has it: NVML's domain has eight digits."""
-    text = _text(value).strip("\0").lower()
-    return text[-12:]
+    return _text(value).strip("\0").lower()[-12:]
 
 
 # ---------------------------------------------------------------- NICs
@@ -207,8 +206,7 @@ def _path_type(a: str, b: str) -> str:
         common += 1
     shared = [part for part in parts[:common] if re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{2}:.*", part)]
     if shared:
-        bridges = max(len(parts), len(other_parts)) - common
-        return "PIX" if bridges <= 2 else "PXB"
+        return "PIX" if (max(len(parts), len(other_parts)) - common) <= 2 else "PXB"
     if any(re.fullmatch(r"pci[0-9a-f]{4}:[0-9a-f]{2}", part) for part in parts[:common]):
         return "PHB"
     domains = [_read(Path(place) / "numa_node").strip() for place in (a, b)]

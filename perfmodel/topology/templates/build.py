@@ -121,8 +121,11 @@ def _faults(
     if gpus_per_host is not None and not 1 <= gpus_per_host <= gpus:
         yield Fault("gpus_per_host", str(gpus_per_host), f"1 to {gpus} on {spec.name}")
     if hosts * gpus > MOST_GPUS:
-        most = f"at most {MOST_GPUS:,} GPUs: {MOST_GPUS // gpus:,} of {spec.name}"
-        yield Fault("hosts", f"{hosts:,} of {gpus} GPUs each", most)
+        yield Fault(
+            "hosts",
+            f"{hosts:,} of {gpus} GPUs each",
+            f"at most {MOST_GPUS:,} GPUs: {MOST_GPUS // gpus:,} of {spec.name}",
+        )
     if hosts > 1 and not device_names(spec, "nic"):
         yield Fault("hosts", f"{hosts} of {spec.name}", "1: this node has no NIC to join hosts by")
     if hosts > 1 and fabric is None:

@@ -32,13 +32,10 @@ def check(machine: NodeSpec | Topology | str | Path) -> tuple[Fault, ...]:
     if isinstance(machine, Topology):
         return tuple(_graph_faults(machine))
     if isinstance(machine, NodeSpec):
-        document = machine.model_dump(by_alias=True)
-        faults = reference_faults(document, machine.name)
+        faults = reference_faults(machine.model_dump(by_alias=True), machine.name)
         return tuple(faults) or tuple(_graph_faults(build_topology(machine), machine.name))
     try:
-        if isinstance(machine, Path):
-            return _file_faults(machine)
-        return check(load_node(machine))
+        return _file_faults(machine) if isinstance(machine, Path) else check(load_node(machine))
     except InputError as error:
         return error.faults
 
@@ -52,8 +49,7 @@ def _file_faults(path: Path) -> tuple[Fault, ...]:
     if kind == "gpus":
         validate_document(GpuTable, document, str(path))
         return tuple(source_faults(document, str(path)))
-    node = load_node(str(path))
-    return tuple(_graph_faults(build_topology(node), str(path)))
+    return tuple(_graph_faults(build_topology(load_node(str(path))), str(path)))
 
 
 # ---------------------------------------------------------------- graphs

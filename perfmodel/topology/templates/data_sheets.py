@@ -49,8 +49,13 @@ def complete(
     if not peers:
         generations = sorted({gpu.generation for gpu in measured})
         field = f"gpus.{name}.generation"
-        allowed = f"{allowed_names(generations, spec.generation)}; or all of {', '.join(ESTIMATED)}"
-        raise InputError(Fault(field, repr(spec.generation), allowed))
+        raise InputError(
+            Fault(
+                field,
+                repr(spec.generation),
+                f"{allowed_names(generations, spec.generation)}; or all of {', '.join(ESTIMATED)}",
+            )
+        )
     usual = {
         "memory_efficiency": statistics.median(gpu.memory_efficiency for gpu in peers),
         "kernel_overhead": statistics.median(gpu.kernel_overhead_s for gpu in peers),

@@ -25,13 +25,19 @@ def find_template(name_or_path: str, field: str = "topology") -> Path:
     Raises `InputError`: nothing by that name, or a fabric or a profile; `field` is its field.
     """
     if name_or_path.startswith(_NOT_TEMPLATES):
-        allowed = f"a node template, {allowed_names(template_names())}"
-        raise InputError(Fault(field, repr(name_or_path), allowed))
+        raise InputError(
+            Fault(field, repr(name_or_path), f"a node template, {allowed_names(template_names())}")
+        )
     try:
         return find_file(name_or_path, "topologies", field=field)
     except InputError as error:
-        allowed = f"a file's path or {allowed_names(template_names(), Path(name_or_path).stem)}"
-        raise InputError(Fault(field, error.faults[0].found, allowed)) from None
+        raise InputError(
+            Fault(
+                field,
+                error.faults[0].found,
+                f"a file's path or {allowed_names(template_names(), Path(name_or_path).stem)}",
+            )
+        ) from None
 
 
 def check_template(document: Any, path: Path) -> NodeSpec:

@@ -81,12 +81,19 @@ def read_domains(root: Element, file: str) -> list[Domain]:
     """
     faults: list[Fault] = []
     if (amd := _amd_gpu(root)) is not None:
-        problem = f"AMD GPUs ({amd.get('gcn') or 'XGMI'}), in a topology of RCCL"
-        allowed = "NVIDIA GPUs: links of AMD's (XGMI) are not imported; describe the node in YAML"
-        raise InputError(Fault("gpu", problem, allowed, file, amd.line))
+        raise InputError(
+            Fault(
+                "gpu",
+                f"AMD GPUs ({amd.get('gcn') or 'XGMI'}), in a topology of RCCL",
+                "NVIDIA GPUs: links of AMD's (XGMI) are not imported; describe the node in YAML",
+                file,
+                amd.line,
+            )
+        )
     if root.get("version") not in {None, "1"}:
-        problem = f"version {root.get('version')!r}"
-        faults.append(Fault("system", problem, "version 1", file, root.line))
+        faults.append(
+            Fault("system", f"version {root.get('version')!r}", "version 1", file, root.line)
+        )
     domains = [_domain(cpu, at, file, faults) for at, cpu in enumerate(root.all("cpu"))]
     if not domains:
         faults.append(Fault("system", "no cpu element", "one per NUMA domain", file, root.line))
@@ -94,8 +101,15 @@ def read_domains(root: Element, file: str) -> list[Domain]:
     by_bus: dict[str, Device] = {}
     for device in (d for domain in domains for d in domain.walk()):
         if device.busid in by_bus and device.busid:
-            problem = f"busid {device.busid!r} again (first on line {by_bus[device.busid].line})"
-            faults.append(Fault("pci", problem, "each device once", file, device.line))
+            faults.append(
+                Fault(
+                    "pci",
+                    f"busid {device.busid!r} again (first on line {by_bus[device.busid].line})",
+                    "each device once",
+                    file,
+                    device.line,
+                )
+            )
         by_bus[device.busid] = device
     if faults:
         raise InputError(faults)
@@ -125,8 +139,15 @@ def _number_faults(root: Element, domains: list[Domain], file: str) -> list[Faul
         for at, domain in enumerate(domains):
             domain.number = at
         return []
-    problem = f"numaid {numbers} with one number twice"
-    return [Fault("cpu", problem, "each NUMA domain once", file, root.line)]
+    return [
+        Fault(
+            "cpu",
+            f"numaid {numbers} with one number twice",
+            "each NUMA domain once",
+            file,
+            root.line,
+        )
+    ]
 
 
 def _domain(cpu: Element, at: int, file: str, faults: list[Fault]) -> Domain:
@@ -137,8 +158,7 @@ def _domain(cpu: Element, at: int, file: str, faults: list[Fault]) -> Domain:
     part = None
     if vendor:
         family = _integer(cpu, "familyid", file, faults, default=0)
-        model = _integer(cpu, "modelid", file, faults, default=0)
-        part = cpu_named(vendor, family, model)
+        part = cpu_named(vendor, family, _integer(cpu, "modelid", file, faults, default=0))
     devices = [_device(pci, file, faults) for pci in cpu.all("pci")]
     for i, nic in enumerate(cpu.all("nic")):
         nets = [net for net in nic.all("net") if not is_virtual(net)]

@@ -175,9 +175,7 @@ def _template_port(completion: Completion) -> tuple[str, float] | None:
     if completion.template is None:
         return None
     ports = [completion.template.links[d.port] for d in completion.template.nodes if d.port]
-    if not ports:
-        return None
-    return ports[0].network_kind, ports[0].bandwidth
+    return None if not ports else (ports[0].network_kind, ports[0].bandwidth)
 
 
 def _rate_of(

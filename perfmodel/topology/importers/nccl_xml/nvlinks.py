@@ -63,9 +63,15 @@ def _check_without(host: HostDraft, gpus: Sequence[Device]) -> None:
     part = host.completion.part
     if len(gpus) < 2 or not (part.on_board and part.nvlink and part.c2c is None):
         return
-    problem = f"no nvlink element for {len(gpus)} GPUs {part.spelled.upper()} {part.form.upper()}"
-    allowed = "their NVLinks, or --template NAME of the machine, whose NVLinks are taken"
-    raise InputError(Fault("nvlink", problem, allowed, host.file, gpus[0].line))
+    raise InputError(
+        Fault(
+            "nvlink",
+            f"no nvlink element for {len(gpus)} GPUs {part.spelled.upper()} {part.form.upper()}",
+            "their NVLinks, or --template NAME of the machine, whose NVLinks are taken",
+            host.file,
+            gpus[0].line,
+        )
+    )
 
 
 def _has_its_nvlinks(host: HostDraft, template: NodeSpec) -> bool:
@@ -172,9 +178,15 @@ def _check_totals(
     for at in sorted(lines):
         total = switched.get(at, 0) + sum(n for (a, _), n in between.items() if a == at)
         if total > part.lanes:
-            problem = f"{total} NVLinks of gpu{at}"
-            allowed = f"at most {part.lanes}: {model} {part.form.upper()}"
-            raise InputError(Fault("nvlink.count", problem, allowed, host.file, lines[at]))
+            raise InputError(
+                Fault(
+                    "nvlink.count",
+                    f"{total} NVLinks of gpu{at}",
+                    f"at most {part.lanes}: {model} {part.form.upper()}",
+                    host.file,
+                    lines[at],
+                )
+            )
     most = max(switched.values(), default=0)
     fewer = [f"gpu{at} has {count}" for at, count in sorted(switched.items()) if count < most]
     if fewer:

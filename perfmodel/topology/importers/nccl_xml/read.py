@@ -41,8 +41,7 @@ def read_nccl(text: str, file: str, *, gpu: str | None, template: str | None) ->
     """
     root, comments = parse_xml(text, file)
     domains = read_domains(root, file)
-    described = " ".join((Path(file).stem.lower(), *comments)).lower()
-    hints = Hints(file, described, gpu, template)
+    hints = Hints(file, " ".join((Path(file).stem.lower(), *comments)).lower(), gpu, template)
     completion = complete_machine(domains, hints)
     notes = [
         *_virtual_nets(root),

@@ -29,8 +29,7 @@ class Element:
 
     def get(self, name: str) -> str | None:
         """An attribute, without spaces around it; None where it is missing or empty."""
-        value = self.attributes.get(name, "").strip()
-        return value or None
+        return self.attributes.get(name, "").strip() or None
 
 
 class _Refused(Exception):
@@ -44,8 +43,14 @@ def parse_xml(text: str, file: str) -> tuple[Element, tuple[str, ...]]:
     (which can make a small file huge), too deep, or too many elements.
     """
     if len(text) > LARGEST_XML:
-        problem = f"XML of {len(text) / 2**20:.0f} MiB"
-        raise InputError(Fault("file", problem, f"at most {LARGEST_XML // 2**20} MiB", file))
+        raise InputError(
+            Fault(
+                "file",
+                f"XML of {len(text) / 2**20:.0f} MiB",
+                f"at most {LARGEST_XML // 2**20} MiB",
+                file,
+            )
+        )
     reader = _Reader()
     # Named here, so that a document cannot name one that is unknown: `text` is decoded already.
     parser = expat.ParserCreate("utf-8")

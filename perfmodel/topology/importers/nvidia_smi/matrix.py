@@ -48,14 +48,26 @@ def matrix_of(text: str, file: str) -> Matrix:
     lines = text.splitlines()
     tables = [table for table in tables_of(lines) if not _is_status(table)]
     if not tables:
-        problem = "no line of device names that begins with GPU0"
-        allowed = "the table whole, as nvidia-smi topo -m prints it"
-        raise InputError(Fault("header", problem, allowed, file))
+        raise InputError(
+            Fault(
+                "header",
+                "no line of device names that begins with GPU0",
+                "the table whole, as nvidia-smi topo -m prints it",
+                file,
+            )
+        )
     first = _checked(tables[0], file)
     for other in tables[1:]:
         if other.devices != tables[0].devices or _checked(other, file)[0] != first[0]:
-            allowed = f"the table of one host (the first begins on line {tables[0].line})"
-            raise InputError(Fault("table", "another table", allowed, file, other.line))
+            raise InputError(
+                Fault(
+                    "table",
+                    "another table",
+                    f"the table of one host (the first begins on line {tables[0].line})",
+                    file,
+                    other.line,
+                )
+            )
     cells, notes = first
     table = tables[0]
     numa = {name: domain for name, domain in table.numa.items() if domain is not None}
@@ -109,9 +121,15 @@ def _affinity_faults(table: TableLines, file: str) -> list[Fault]:
             if table.places[other] < table.places[name] and (cpus == theirs) != (
                 numa == other_numa
             ):
-                problem = f"CPUs {cpus} of NUMA domain {numa}"
-                allowed = f"what fits {other}: CPUs {theirs} of NUMA domain {other_numa}"
-                faults.append(Fault(f"row of {name}", problem, allowed, file, table.places[name]))
+                faults.append(
+                    Fault(
+                        f"row of {name}",
+                        f"CPUs {cpus} of NUMA domain {numa}",
+                        f"what fits {other}: CPUs {theirs} of NUMA domain {other_numa}",
+                        file,
+                        table.places[name],
+                    )
+                )
                 break
     return faults
 
@@ -202,6 +220,13 @@ def _model(lines: Sequence[str], file: str) -> str | None:
         if match is not None:
             models.setdefault(match[1], at)
     if len(models) > 1:
-        problem = f"GPUs of several kinds: {', '.join(sorted(models))}"
-        raise InputError(Fault("gpu", problem, "one kind", file, max(models.values())))
+        raise InputError(
+            Fault(
+                "gpu",
+                f"GPUs of several kinds: {', '.join(sorted(models))}",
+                "one kind",
+                file,
+                max(models.values()),
+            )
+        )
     return next(iter(models), None)

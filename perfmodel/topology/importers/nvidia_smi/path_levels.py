@@ -104,15 +104,25 @@ def _gpu(
         named = read_gpu(text, "nvlink" if nvlinks else "pcie")
         for other, field in ((matrix.gpu, "the file"), (node and node.gpu, "--template")):
             if other and read_gpu(other).part.spelled != named.part.spelled:
-                problem = f"{text!r}, where {field} has {other!r}"
-                raise InputError(Fault("gpu", problem, "one and the same model", file))
+                raise InputError(
+                    Fault(
+                        "gpu",
+                        f"{text!r}, where {field} has {other!r}",
+                        "one and the same model",
+                        file,
+                    )
+                )
         return named, [note.removeprefix("assumption: ") for note in named.assumptions]
     try:
         named = read_gpu(Path(file).stem, "nvlink" if nvlinks else "pcie")
     except InputError:
-        allowed = "--gpu NAME (such as 'A100-SXM4-80GB') or --template NAME"
         raise InputError(
-            Fault("gpu", "a table, which does not name the model of the GPUs", allowed, file)
+            Fault(
+                "gpu",
+                "a table, which does not name the model of the GPUs",
+                "--gpu NAME (such as 'A100-SXM4-80GB') or --template NAME",
+                file,
+            )
         ) from None
     return named, [f"GPUs are {named.name}, by the name of the file"]
 
@@ -177,12 +187,26 @@ def _check_lanes(
     for (gpu, other), number in lanes.items():
         place = matrix.lines.get(gpu)
         if number > part.lanes:
-            allowed = f"at most NV{part.lanes}, all NVLinks of one {model}"
-            raise InputError(Fault(f"row of {gpu}", f"NV{number}", allowed, file, place))
+            raise InputError(
+                Fault(
+                    f"row of {gpu}",
+                    f"NV{number}",
+                    f"at most NV{part.lanes}, all NVLinks of one {model}",
+                    file,
+                    place,
+                )
+            )
         if switched and number != max(lanes.values()):
             problem = f"NV{number} to {other}, and NV{max(lanes.values())} between others"
-            allowed = f"{part.lanes} NVLinks of a {model} in all, or as many to each by a switch"
-            raise InputError(Fault(f"row of {gpu}", problem, allowed, file, place))
+            raise InputError(
+                Fault(
+                    f"row of {gpu}",
+                    problem,
+                    f"{part.lanes} NVLinks of a {model} in all, or as many to each by a switch",
+                    file,
+                    place,
+                )
+            )
     linked = sorted({gpu for gpu, _ in lanes}, key=matrix.gpus.index)
     apart = [(a, b) for a in linked for b in linked if a != b and (a, b) not in lanes]
     if switched and apart:
@@ -241,8 +265,7 @@ def _link(host: _HostDraft, device: str) -> str:
     if device in host.matrix.gpus:
         host.notes.append(f"PCIe of generation {host.part.pcie[-1]} with 16 lanes to each GPU")
         return _stock(host, int(host.part.pcie[-1]), 16)
-    cpu = hardware_parts().cpus[host.part.cpu]
-    generation = max(int(cpu.pcie[-1]), int(host.part.pcie[-1]))
+    generation = max(int(hardware_parts().cpus[host.part.cpu].pcie[-1]), int(host.part.pcie[-1]))
     host.notes.append(f"PCIe of generation {generation} with 16 lanes to each NIC")
     return _stock(host, generation, 16)
 
