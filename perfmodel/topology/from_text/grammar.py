@@ -235,11 +235,10 @@ def read_stated_gpu(text: str) -> NamedGpu:
     form, memory, maker = (words.get(name, "") for name in ("form", "memory", "maker"))
     if form and not _has_form(part, form):
         faults.append(Fault("gpu", repr(form), f"{part.form.upper()}, as {named.name} has"))
-    if memory and named.memory_GB is not None:
-        if abs(int(re.sub(r"\D", "", memory)) / part.memory - 1) > _SAME_MEMORY:
-            faults.append(
-                Fault("gpu", repr(memory), f"{part.memory} GB, as the nearest ({named.name}) has")
-            )
+    stated_GB = int(re.sub(r"\D", "", memory) or part.memory)
+    if named.memory_GB is not None and abs(stated_GB / part.memory - 1) > _SAME_MEMORY:
+        nearest = f"{part.memory} GB, as the nearest ({named.name}) has"
+        faults.append(Fault("gpu", repr(memory), nearest))
     of_amd, of_nvidia = re.search("amd|instinct", maker), re.search("nvidia|geforce|tesla", maker)
     if (of_amd and not part.amd) or (of_nvidia and part.amd):
         faults.append(Fault("gpu", repr(maker), f"another maker: {named.name} is not theirs"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -132,6 +132,27 @@ def join_gpus(draft: Draft, board: Board) -> None:
         return
     for a, b, lanes in _pairs(board):
         draft.join(f"gpu{a}", f"gpu{b}", name, lanes=lanes)
+
+
+def wire_nvlinks(
+    draft: Draft,
+    link: str,
+    switched: Mapping[int, int],
+    between: Mapping[tuple[int, int], int],
+    comments: Mapping[int, str],
+) -> None:
+    """Add counted NVLinks of GPUs: to a switch, and to each other.
+
+    `link`: name of the NVLink among the parts. `comments`: what to say of the links of a GPU.
+    """
+    if switched or between:
+        draft.link(link, nvlink(link, switched=bool(switched)))
+    if switched:
+        draft.add("nvs", "nvswitch")
+    joined = [(at, "nvs", lanes) for at, lanes in switched.items()]
+    joined += [(a, f"gpu{b}", lanes) for (a, b), lanes in between.items()]
+    for at, end, lanes in joined:
+        draft.join(f"gpu{at}", end, link, comments.get(at, ""), lanes=lanes)
 
 
 def _pairs(board: Board) -> Iterator[tuple[int, int, int]]:

@@ -10,7 +10,6 @@ from typing import Any
 from perfmodel.errors import Fault, InputError
 from perfmodel.topology.importers.detect import kind_of, read_content
 from perfmodel.topology.importers.imported import ImportedTopology
-from perfmodel.topology.importers.nccl_xml.devices import number
 from perfmodel.topology.importers.nccl_xml.safe_xml import Element, parse_xml
 from perfmodel.topology.templates.name_ranges import expand_pattern
 
@@ -52,10 +51,10 @@ def _graph(
     graph: Element, kinds: Mapping[str, str], name: str, file: str, faults: list[Fault]
 ) -> dict[str, Any] | None:
     channels = graph.all("channel")
-    pattern = number(graph, "id")
+    pattern = graph.number("id")
     if not channels or pattern is None or int(pattern) not in _PATTERNS:
         return None
-    speeds = [number(graph, f"speed{where}") or 0.0 for where in ("intra", "inter")]
+    speeds = [graph.number(f"speed{where}") or 0.0 for where in ("intra", "inter")]
     if min(speeds) <= 0:
         faults.append(Fault("graph.speedintra", "no speed", "more than 0 GB/s", file, graph.line))
         return None

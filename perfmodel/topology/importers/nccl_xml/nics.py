@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.topology.from_text.parts import usual_nics
-from perfmodel.topology.importers.complete import Completion
-from perfmodel.topology.importers.nccl_xml.devices import Device, Domain, number
+from perfmodel.topology.importers.complete import ImportedHost
+from perfmodel.topology.importers.nccl_xml.devices import Device, Domain
 from perfmodel.topology.importers.nccl_xml.safe_xml import Element
 
 MOST_GBPS = 1600
@@ -35,26 +35,43 @@ _RATES_GBPS = {
 """Rate of adapters by PCI vendor and device: the PCI ID Repository (pci-ids.ucw.cz) names the
 models, their data sheets the rates (ConnectX-4 to -8, BlueField-2 and -3, EFA, Omni-Path)."""
 
+_Place = tuple[Device, Device | None, Domain]
+"""A function, the switch above it (None: the CPU), and its NUMA domain."""
+
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """One NIC of the template."""
+    """One NIC of the template.
+
+    Parameters
+    ----------
+    devices : tuple of Device
+        Functions of the file that it represents.
+    above : Device or None
+        Switch above it; None: the CPU.
+    domain : Domain
+    network : str
+    Bps : float
+        Raw rate; bytes per second.
+    source : str
+        Where the rate is from.
+    comment : str
+        Where the adapter is from.
+    gdr : bool, optional
+        Whether the file says that it reads GPU memory.
+    shared : int
+        Adapters that share the PCIe lanes of one function.
+    """
 
     devices: tuple[Device, ...]
-    """Functions of the file that it represents."""
-    domain: Domain
     above: Device | None
-    """Switch above it; None: the CPU."""
+    domain: Domain
     network: str
     Bps: float
-    """Raw rate; bytes per second."""
     source: str
-    """Where the rate is from."""
-    gdr: bool | None
-    """Whether the file says that it reads GPU memory."""
-    shared: int
-    """Adapters that share the PCIe lanes of one function."""
     comment: str
+    gdr: bool | None = None
+    shared: int = 1
 
     @property
     def lanes(self) -> int:
@@ -62,98 +79,69 @@ class Adapter:
         return max(1, min(16, sum(device.lanes for device in self.devices)) // self.shared)
 
 
-def find_adapters(
-    domains: Sequence[Domain], completion: Completion, notes: list[str]
-) -> list[Adapter]:
+def find_adapters(host: ImportedHost) -> list[Adapter]:
     """NICs in the order of their numbers in the file, or as they stand there."""
-    rows = [row for domain in domains for row in _functions(domain)]
-    if not rows:
-        return _from_template(domains, completion, notes)
-    functions = _functions_per_adapter(rows, completion, notes)
-    adapters = []
-    for first in range(0, len(rows), functions):
-        devices = tuple(device for device, _, _ in rows[first : first + functions])
-        _, above, domain = rows[first]
-        adapters += list(_adapters(devices, above, domain, completion, notes))
+    places = [
+        (device, above, domain) for domain in host.domains for device, above in _functions(domain)
+    ]
+    if not places:
+        return _from_template(host)
+    functions = _functions_per_adapter(places, host)
+    adapters = [
+        adapter
+        for first in range(0, len(places), functions)
+        for adapter in _adapters(places[first : first + functions], host)
+    ]
     if len(adapters) > MOST_NICS:
         problem, allowed = f"{len(adapters)} NICs of one host", f"at most {MOST_NICS}"
         raise InputError(Fault("nic", problem, allowed))
     return adapters
 
 
-def _functions(domain: Domain) -> Iterator[tuple[Device, Device | None, Domain]]:
-    def below(
-        devices: Sequence[Device], above: Device | None
-    ) -> Iterator[tuple[Device, Device | None, Domain]]:
-        for device in devices:
-            if device.kind == "nic":
-                yield device, above, domain
-            else:
-                yield from below(device.children, device if device.kind == "switch" else above)
-
-    return below(domain.devices, None)
+def _functions(
+    device: Device, above: Device | None = None
+) -> Iterator[tuple[Device, Device | None]]:
+    """Yield the NICs below a device, each with the switch above it."""
+    for child in device.children:
+        if child.kind == "nic":
+            yield child, above
+        else:
+            yield from _functions(child, child if child.kind == "switch" else above)
 
 
-def _functions_per_adapter(
-    rows: Sequence[tuple[Device, Device | None, Domain]], completion: Completion, notes: list[str]
-) -> int:
+def _functions_per_adapter(places: Sequence[_Place], host: ImportedHost) -> int:
     """EFA devices beside one GPU act as one adapter of several rails (aws-ofi-nccl)."""
-    devices = [device for device, _, _ in rows]
-    is_efa = _network(devices[0], completion) == "efa"
-    adapters = completion.nics or 8
-    if not is_efa or len(devices) <= adapters or len(devices) % adapters:
+    adapters = host.usual("nic") or 8
+    functions, rest = divmod(len(places), adapters)
+    if _network(places[0][0], host) != "efa" or functions < 2 or rest:
         return 1
-    functions = len(devices) // adapters
-    places = [id(above) for _, above, _ in rows]
-    if any(len(set(places[at : at + functions])) > 1 for at in range(0, len(rows), functions)):
+    above = [id(switch) for _, switch, _ in places]
+    if any(len(set(above[at : at + functions])) > 1 for at in range(0, len(above), functions)):
         return 1
-    notes.append(f"{functions} EFA devices act as one adapter (aws-ofi-nccl)")
+    host.notes.append(f"{functions} EFA devices act as one adapter (aws-ofi-nccl)")
     return functions
 
 
-def _adapters(
-    devices: tuple[Device, ...],
-    above: Device | None,
-    domain: Domain,
-    completion: Completion,
-    notes: list[str],
-) -> Iterator[Adapter]:
-    first = devices[0]
-    network = _network(first, completion)
-    if network == "roce" and first.vendor != "15b3" and completion.template is None:
-        notes.append("Ethernet NICs beside such GPUs speak RoCE v2")
-    nets = [net for device in devices for net in device.nets]
-    if nets and len(devices) == 1:
-        for net in nets:
-            Bps, source = _rate_of(net, first, network, completion, notes)
-            gdr = number(net, "gdr")
-            yield Adapter(
-                devices,
-                domain,
-                above,
-                network,
-                Bps,
-                source,
-                None if gdr is None else gdr > 0,
-                len(nets),
-                f"line {net.line}, net {net.get('name') or ''}".rstrip(),
-            )
-        return
-    Bps, source = _rate(first, network, completion, len(devices), notes)
-    yield Adapter(
-        devices,
-        domain,
-        above,
-        network,
-        Bps,
-        source,
-        None,
-        1,
-        f"line {first.line}, pci {first.busid}",
-    )
+def _adapters(places: Sequence[_Place], host: ImportedHost) -> Iterator[Adapter]:
+    """Yield the adapters of some functions: each net of a single one, or all functions as one."""
+    devices = tuple(device for device, _, _ in places)
+    first, above, domain = places[0]
+    network = _network(first, host)
+    if network == "roce" and first.vendor != "15b3" and host.template is None:
+        host.notes.append("Ethernet NICs beside such GPUs speak RoCE v2")
+    nets = first.nets if len(devices) == 1 else []
+    for net in nets or [None]:
+        Bps, source = _rate(first, net, network, len(devices), host)
+        gdr, comment = None, f"line {first.line}, pci {first.busid}"
+        if net is not None:
+            gdr = net.number("gdr")
+            comment = f"line {net.line}, net {net.get('name') or ''}".rstrip()
+        reads = None if gdr is None else gdr > 0
+        shared = max(1, len(nets))
+        yield Adapter(devices, above, domain, network, Bps, source, comment, reads, shared)
 
 
-def _network(device: Device, completion: Completion) -> str:
+def _network(device: Device, host: ImportedHost) -> str:
     """Kind of network, by class and vendor, by the names NCCL gives, or by the template."""
     names = " ".join(net.get("name") or "" for net in device.nets)
     if device.pci_class.startswith("0207"):
@@ -162,76 +150,58 @@ def _network(device: Device, completion: Completion) -> str:
         return "efa"
     if device.pci_class.startswith("0208") or "hfi1" in names:
         return "omni-path"
-    template = _template_port(completion)
-    if template is not None:
-        return template[0]
+    if host.port is not None:
+        return host.port.network_kind
     rdma = device.vendor == "15b3" or any(word in names for word in ("mlx", "bnxt", "irdma"))
     plain = any(name.startswith(("eth", "en")) for name in names.split())
-    return "roce" if rdma or (completion.part.on_board and not plain) else "tcp"
+    return "roce" if rdma or (host.part.on_board and not plain) else "tcp"
 
 
-def _template_port(completion: Completion) -> tuple[str, float] | None:
-    """Kind of network and rate of the template's NICs."""
-    if completion.template is None:
-        return None
-    ports = [completion.template.links[d.port] for d in completion.template.nodes if d.port]
-    return None if not ports else (ports[0].network_kind, ports[0].bandwidth)
-
-
-def _rate_of(
-    net: Element, device: Device, network: str, completion: Completion, notes: list[str]
+def _rate(
+    device: Device, net: Element | None, network: str, functions: int, host: ImportedHost
 ) -> tuple[float, str]:
-    speed = number(net, "speed")
-    if speed is not None and speed > MOST_GBPS * 1000:
+    """Rate of an adapter and its source: as the file states it, or else as is assumed."""
+    speed = net.number("speed") if net is not None else None
+    if net is not None and speed is not None and speed > MOST_GBPS * 1000:
         problem, allowed = f"{speed:g} Mbit/s", f"at most {MOST_GBPS * 1000:,}"
         raise InputError(Fault("net.speed", problem, allowed, line=net.line))
     if speed is not None and speed > 0:
         return speed * 1e6 / 8, "NCCL's topology file, speed of its net elements"
-    return _rate(device, network, completion, 1, notes)
-
-
-def _rate(
-    device: Device, network: str, completion: Completion, functions: int, notes: list[str]
-) -> tuple[float, str]:
-    """Rate of an adapter where the file does not state it."""
-    template = _template_port(completion)
-    if template is not None and completion.template is not None:
-        note = f"NICs of {template[1] * 8e-9:g} Gbit/s, as in {completion.template.name}"
-        notes.append(note)
-        return template[1], f"assumption: {note}"
     by_device = _RATES_GBPS.get(f"{device.vendor}:{device.device}")
-    if by_device is not None:
-        note = f"NICs of {by_device * functions:g} Gbit/s, by their PCI device {device.device}"
-        notes.append(note)
-        return by_device * functions * 1e9 / 8, f"assumption: {note}"
-    _, usual_Bps = usual_nics(network, completion.part.spelled)
-    note = f"NICs of {usual_Bps * 8e-9:g} Gbit/s, usual for this GPU and kind of network"
-    notes.append(note)
-    return usual_Bps, f"assumption: {note}"
+    if host.port is not None and host.template is not None:
+        Bps, why = host.port.bandwidth, f"as in {host.template.name}"
+    elif by_device is not None:
+        Bps, why = by_device * functions * 1e9 / 8, f"by their PCI device {device.device}"
+    else:
+        _, Bps = usual_nics(network, host.part.spelled)
+        why = "usual for this GPU and kind of network"
+    note = f"NICs of {Bps * 8e-9:g} Gbit/s, {why}"
+    host.notes.append(note)
+    return Bps, f"assumption: {note}"
 
 
-def _from_template(
-    domains: Sequence[Domain], completion: Completion, notes: list[str]
-) -> list[Adapter]:
+def _from_template(host: ImportedHost) -> list[Adapter]:
     """NICs of the template, spread evenly, for a file that has none."""
-    template = _template_port(completion)
-    if template is None or not completion.nics:
-        notes.append("no NICs: the file has none")
+    port, count = host.port, host.usual("nic")
+    if port is None or host.template is None:
+        host.notes.append("no NICs: the file has none")
         return []
-    network, Bps = template
-    places: list[tuple[Device | None, Domain]] = [
+    places = [
         (device, domain)
-        for domain in domains
+        for domain in host.domains
         for device in domain.walk()
         if device.kind == "switch"
-    ] or [(None, domain) for domain in domains]
-    name = completion.template.name if completion.template else ""
-    notes.append(f"{completion.nics} NICs of {name}, spread evenly: the file has none")
-    source = f"assumption: as in {name}"
+    ] or [(None, domain) for domain in host.domains]
+    name = host.template.name
+    host.notes.append(f"{count} NICs of {name}, spread evenly: the file has none")
     return [
         Adapter(
-            (Device("nic", "", 0),), place[1], place[0], network, Bps, source, None, 1, "assumed"
+            (Device("nic", "", 0),),
+            *places[at * len(places) // count],
+            port.network_kind,
+            port.bandwidth,
+            f"assumption: as in {name}",
+            "assumed",
         )
-        for at in range(completion.nics)
-        for place in [places[at * len(places) // completion.nics]]
+        for at in range(count)
     ]

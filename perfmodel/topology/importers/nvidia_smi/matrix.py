@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.topology.importers.imported import ImportedTopology
-from perfmodel.topology.importers.nvidia_smi.path_levels import template_from_matrix
-from perfmodel.topology.importers.nvidia_smi.path_matrix import Matrix
+from perfmodel.topology.importers.nvidia_smi.path_levels import Matrix, template_from_matrix
 from perfmodel.topology.importers.nvidia_smi.table_lines import (
     STATUS_CELLS,
+    Problem,
     TableLines,
     is_cell,
     is_gpu,
@@ -22,6 +22,8 @@ from perfmodel.topology.importers.nvidia_smi.table_lines import (
 _OLD = {"SOC": "SYS", "PSB": "PXB"}
 """Names of old drivers: SOC is SYS; PSB is a switch on a board of two GPUs."""
 _SAME_TO_NCCL = {"PHB", "NODE"}
+
+_Cells = dict[tuple[str, str], str]
 
 
 def read_matrix(text: str, file: str, *, gpu: str | None, template: str | None) -> ImportedTopology:
@@ -48,32 +50,23 @@ def matrix_of(text: str, file: str) -> Matrix:
     lines = text.splitlines()
     tables = [table for table in tables_of(lines) if not _is_status(table)]
     if not tables:
-        raise InputError(
-            Fault(
-                "header",
-                "no line of device names that begins with GPU0",
-                "the table whole, as nvidia-smi topo -m prints it",
-                file,
-            )
-        )
-    first = _checked(tables[0], file)
-    for other in tables[1:]:
-        if other.devices != tables[0].devices or _checked(other, file)[0] != first[0]:
-            raise InputError(
-                Fault(
-                    "table",
-                    "another table",
-                    f"the table of one host (the first begins on line {tables[0].line})",
-                    file,
-                    other.line,
-                )
-            )
-    cells, notes = first
+        problem = "no line of device names that begins with GPU0"
+        allowed = "the table whole, as nvidia-smi topo -m prints it"
+        raise InputError(Fault("header", problem, allowed, file))
     table = tables[0]
-    numa = {name: domain for name, domain in table.numa.items() if domain is not None}
-    model = _model(lines, file)
+    cells, notes = _checked(table, file)
+    for other in tables[1:]:
+        if other.devices != table.devices or _checked(other, file)[0] != cells:
+            allowed = f"the table of one host (the first begins on line {table.line})"
+            raise InputError(Fault("table", "another table", allowed, file, other.line))
     return Matrix(
-        table.devices, cells, numa, _legend(text), table.places, model, (*table.notes, *notes)
+        table.devices,
+        cells,
+        {name: domain for name, domain in table.numa.items() if domain is not None},
+        dict(re.findall(r"^[ \t]*(NIC\d+):[ \t]*(\S+)", text, re.MULTILINE)),
+        table.places,
+        _model(lines, file),
+        (*table.notes, *notes),
     )
 
 
@@ -82,134 +75,99 @@ def _is_status(table: TableLines) -> bool:
     return any(cell in STATUS_CELLS for row in table.rows.values() for cell in row)
 
 
-def _checked(table: TableLines, file: str) -> tuple[dict[tuple[str, str], str], list[str]]:
-    """Cells of both directions, and notes; every fault of the table."""
-    faults = [
-        Fault(field, problem, allowed, file, line) for field, problem, allowed, line in table.faults
-    ]
-    for name, row in table.rows.items():
-        faults += _row_faults(name, row, table, file)
-    faults += _affinity_faults(table, file)
-    missing = [name for name in table.devices if is_gpu(name) and name not in table.rows]
-    if missing:
-        problem = f"no row of {', '.join(missing)}"
-        faults.append(Fault("row", problem, "a row for every GPU (cut off?)", file, table.line))
-    numbers = [int(name[3:]) for name in table.devices if is_gpu(name)]
-    absent = next((at for at in count() if at not in numbers), 0)
-    if absent < len(numbers):
-        problem = f"{len(numbers)} GPUs, and GPU{absent} not among them"
-        faults.append(Fault("header", problem, "all from GPU0 on", file, table.line))
-    if faults:
-        raise InputError(faults)
-    cells, notes, faults = _fill_cells(table, file)
-    if faults:
-        raise InputError(faults)
+def _checked(table: TableLines, file: str) -> tuple[_Cells, list[str]]:
+    """Cells of both directions, and notes.
+
+    Raises `InputError`: every fault of the table.
+    """
+    _refuse([*table.faults, *_table_problems(table)], file)
+    cells, notes, problems = _fill_cells(table)
+    _refuse(problems, file)
     unlisted = [name for name in table.devices if name not in table.rows]
     if unlisted:
-        notes.append(
-            f"{_spelled(unlisted)} as the rows of GPUs have them: their own rows are missing"
-        )
+        spelled = unlisted[0] if len(unlisted) == 1 else f"{unlisted[0]} to {unlisted[-1]}"
+        notes.append(f"{spelled} as the rows of GPUs have them: their own rows are missing")
     return cells, notes
 
 
-def _affinity_faults(table: TableLines, file: str) -> list[Fault]:
+def _refuse(problems: Sequence[Problem], file: str) -> None:
+    if problems:
+        raise InputError(Fault(*problem[:3], file, problem[3]) for problem in problems)
+
+
+def _table_problems(table: TableLines) -> Iterator[Problem]:
+    for name, row in table.rows.items():
+        if problem := _row_problem(name, row, table):
+            yield f"row of {name}", *problem, table.places[name]
+    yield from _affinity_problems(table)
+    gpus = [name for name in table.devices if is_gpu(name)]
+    if missing := [name for name in gpus if name not in table.rows]:
+        found, allowed = f"no row of {', '.join(missing)}", "a row for every GPU (cut off?)"
+        yield "row", found, allowed, table.line
+    absent = next(at for at in count() if f"GPU{at}" not in gpus)
+    if absent < len(gpus):
+        found = f"{len(gpus)} GPUs, and GPU{absent} not among them"
+        yield "header", found, "all from GPU0 on", table.line
+
+
+def _affinity_problems(table: TableLines) -> Iterator[Problem]:
     """CPUs and NUMA domain of a GPU belong together: GPUs with the same of one have both alike."""
-    faults = []
     for name, cpus in table.cpus.items():
+        numa = table.numa[name]
         for other, theirs in table.cpus.items():
-            numa, other_numa = table.numa[name], table.numa[other]
-            if table.places[other] < table.places[name] and (cpus == theirs) != (
-                numa == other_numa
-            ):
-                faults.append(
-                    Fault(
-                        f"row of {name}",
-                        f"CPUs {cpus} of NUMA domain {numa}",
-                        f"what fits {other}: CPUs {theirs} of NUMA domain {other_numa}",
-                        file,
-                        table.places[name],
-                    )
-                )
+            other_numa, is_before = table.numa[other], table.places[other] < table.places[name]
+            if is_before and (cpus == theirs) != (numa == other_numa):
+                allowed = f"what fits {other}: CPUs {theirs} of NUMA domain {other_numa}"
+                found = f"CPUs {cpus} of NUMA domain {numa}"
+                yield f"row of {name}", found, allowed, table.places[name]
                 break
-    return faults
 
 
-def _spelled(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
-
-
-def _row_faults(name: str, cells: Sequence[str], table: TableLines, file: str) -> list[Fault]:
-    devices, line = table.devices, table.places[name]
+def _row_problem(name: str, cells: Sequence[str], table: TableLines) -> tuple[str, str] | None:
+    """What is wrong in a row, and what may stand there."""
+    devices = table.devices
     wrong = [cell for cell in cells[: len(devices)] if not is_cell(cell)]
     if wrong:
-        return [
-            Fault(
-                f"row of {name}",
-                repr(wrong[0][:40]),
-                "X, NV#, PIX, PXB, PHB, NODE or SYS",
-                file,
-                line,
-            )
-        ]
+        return repr(wrong[0][:40]), "X, NV#, PIX, PXB, PHB, NODE or SYS"
     if len(cells) != len(devices):
         more = "a name is missing in the header" if len(cells) > len(devices) else "cut off?"
-        return [
-            Fault(
-                f"row of {name}",
-                f"{len(cells)} cells",
-                f"{len(devices)}, one per device ({more})",
-                file,
-                line,
-            )
-        ]
-    linked = [
-        other for other, cell in zip(devices, cells, strict=False) if cell.upper().startswith("NV")
-    ]
+        return f"{len(cells)} cells", f"{len(devices)}, one per device ({more})"
+    cell_of = {device: cell.upper() for device, cell in zip(devices, cells, strict=True)}
+    linked = [other for other, cell in cell_of.items() if cell.startswith("NV")]
     bonded = [other for other in linked if not (is_gpu(name) and is_gpu(other))]
     if bonded:
-        problem = f"NVLinks to {bonded[0]}" if is_gpu(name) else f"NVLinks of {name}"
-        return [Fault(f"row of {name}", problem, "NV# between GPUs alone", file, line)]
-    own = [other for other, cell in zip(devices, cells, strict=True) if cell.upper() == "X"]
+        found = f"NVLinks to {bonded[0]}" if is_gpu(name) else f"NVLinks of {name}"
+        return found, "NV# between GPUs alone"
+    own = [other for other, cell in cell_of.items() if cell == "X"]
     if own != [name]:
         at = cells[devices.index(name)]
-        return [
-            Fault(
-                f"row of {name}",
-                repr(at) if at.upper() != "X" else f"X for {own}",
-                "X in its own column alone",
-                file,
-                line,
-            )
-        ]
-    return []
+        return repr(at) if at.upper() != "X" else f"X for {own}", "X in its own column alone"
+    return None
 
 
-def _fill_cells(
-    table: TableLines, file: str
-) -> tuple[dict[tuple[str, str], str], list[str], list[Fault]]:
+def _fill_cells(table: TableLines) -> tuple[_Cells, list[str], list[Problem]]:
     """Cells of both directions; a row that is missing is that of its column."""
-    cells: dict[tuple[str, str], str] = {}
-    for name, row in table.rows.items():
-        for other, cell in zip(table.devices, row, strict=False):
-            if other != name:
-                cells[name, other] = _OLD.get(cell.upper(), cell.upper())
+    stated = {
+        (name, other): _OLD.get(cell.upper(), cell.upper())
+        for name, row in table.rows.items()
+        for other, cell in zip(table.devices, row, strict=False)
+        if other != name
+    }
+    backwards = {(b, a): cell for (a, b), cell in stated.items() if (b, a) not in stated}
+    cells = stated | backwards
     notes: list[str] = []
-    faults: list[Fault] = []
-    for (a, b), cell in list(cells.items()):
-        back = cells.setdefault((b, a), cell)
+    problems: list[Problem] = []
+    for (a, b), cell in stated.items():
+        back = cells[b, a]
         if back == cell or table.devices.index(a) > table.devices.index(b):
             continue
         if {cell, back} == _SAME_TO_NCCL:
             notes.append(f"{a} to {b} is {cell}, and back {back}: the first counts")
             cells[b, a] = cell
-            continue
-        problem, allowed = f"{cell} to {b}, whose row says {back}", "the same both ways"
-        faults.append(Fault(f"row of {a}", problem, allowed, file, table.places.get(a)))
-    return cells, notes, faults
-
-
-def _legend(text: str) -> dict[str, str]:
-    return dict(re.findall(r"^[ \t]*(NIC\d+):[ \t]*(\S+)", text, re.MULTILINE))
+        else:
+            found = f"{cell} to {b}, whose row says {back}"
+            problems.append((f"row of {a}", found, "the same both ways", table.places[a]))
+    return cells, notes, problems
 
 
 def _model(lines: Sequence[str], file: str) -> str | None:
@@ -220,13 +178,6 @@ def _model(lines: Sequence[str], file: str) -> str | None:
         if match is not None:
             models.setdefault(match[1], at)
     if len(models) > 1:
-        raise InputError(
-            Fault(
-                "gpu",
-                f"GPUs of several kinds: {', '.join(sorted(models))}",
-                "one kind",
-                file,
-                max(models.values()),
-            )
-        )
+        problem = f"GPUs of several kinds: {', '.join(sorted(models))}"
+        raise InputError(Fault("gpu", problem, "one kind", file, max(models.values())))
     return next(iter(models), None)

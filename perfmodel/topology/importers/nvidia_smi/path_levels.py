@@ -4,28 +4,139 @@ PIX: below one switch. PXB: below switches that another switch joins. PHB and NO
 (between its host bridges, for NODE; NCCL counts both as PHB). SYS: two NUMA domains. Where NVLink
 hides how two GPUs meet over PCIe, the NICs beside them or their NUMA domains show it; else it is as
 usual.
+
+A matrix of path types between the devices of a host, and the groups that it implies.
+
+Groups are devices that share a NUMA domain, a switch, or a cluster of switches.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count, pairwise
 from pathlib import Path
+from typing import TypeVar
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.topology.from_text.defaults import usual_domains
 from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
+from perfmodel.topology.from_text.layouts import wire_nvlinks
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts, reads_gpus, usual_nics
-from perfmodel.topology.from_text.template_builder import (
-    Draft,
-    nvlink,
-    pattern,
-    stock_link,
-)
+from perfmodel.topology.from_text.template_builder import Draft, pattern, stock_link
 from perfmodel.topology.importers.imported import ImportedTopology, plain_name
-from perfmodel.topology.importers.nvidia_smi.path_matrix import Matrix, clusters_of, domains_of
 from perfmodel.topology.templates.build import load_node
-from perfmodel.topology.templates.spec import NodeSpec
+from perfmodel.topology.templates.spec import NodeSpec, nic_ports
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Devices of one host and the path type between each two."""
+
+    devices: tuple[str, ...]
+    """As the tool names them, GPUs first."""
+    cells: dict[tuple[str, str], str]
+    """One of "NV2", "PIX", "PXB", "PHB", "NODE", "SYS"; both directions."""
+    numa: dict[str, str] = field(default_factory=dict)
+    """NUMA domain of a GPU, where the table says."""
+    legend: dict[str, str] = field(default_factory=dict)
+    """Names of NICs."""
+    lines: dict[str, int] = field(default_factory=dict)
+    """Line of a device's row."""
+    gpu: str | None = None
+    """Model, where the text says."""
+    notes: tuple[str, ...] = ()
+    """What was odd."""
+    pcie: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Generation and lanes of a GPU's PCIe link, where they are known."""
+    ports: dict[str, tuple[str, float, str]] = field(default_factory=dict)
+    """Kind of network, rate in bytes per second and its source, where they are known."""
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """The GPUs, in order."""
+        return tuple(name for name in self.devices if re.fullmatch(r"GPU\d+", name))
+
+    @property
+    def nics(self) -> tuple[str, ...]:
+        """All else: NICs."""
+        return tuple(name for name in self.devices if name not in self.gpus)
+
+
+_Name = TypeVar("_Name", bound=Hashable)
+_ONE_DOMAIN = {"PIX", "PXB", "PHB", "NODE"}
+
+
+def domains_of(matrix: Matrix, part: GpuConnector, notes: list[str]) -> list[list[str]]:
+    """Devices of each NUMA domain; `notes` gets what was assumed."""
+    pairs = [pair for pair, cell in matrix.cells.items() if cell in _ONE_DOMAIN]
+    same = [
+        (a, b)
+        for a, own in matrix.numa.items()
+        for b, other in matrix.numa.items()
+        if a < b and own == other and matrix.cells.get((a, b)) not in {"DIS", "N/A"}
+    ]
+    if any(matrix.cells.get(pair) == "SYS" for pair in same):
+        notes.append(
+            "GPUs of one NUMA domain are joined there, though the table says SYS (a virtual"
+            " machine hides how)"
+        )
+    stated = pairs or matrix.numa or "SYS" in matrix.cells.values()
+    if stated or len(matrix.devices) == 1:
+        domains = _components(matrix.devices, [*pairs, *same])
+        merged = domains if matrix.numa else _merge_domains(domains, matrix)
+        if len(merged) < len(domains):
+            notes.append("as few NUMA domains as the table allows, where NVLink hides them")
+        return merged
+    gpus = list(matrix.gpus)
+    count = len(gpus) if part.c2c else usual_domains(part, len(gpus), part.cpu)
+    notes.append(f"{count} NUMA domains, usual for this GPU: NVLink hides the rest")
+    edges = [round(i * len(gpus) / count) for i in range(count + 1)]
+    domains = [gpus[a:b] for a, b in pairwise(edges)]
+    domains[0] += matrix.nics
+    return [domain for domain in domains if domain]
+
+
+def _merge_domains(groups: Sequence[list[str]], matrix: Matrix) -> list[list[str]]:
+    """Put groups that NVLink joins on one domain, unless SYS stands between any two devices."""
+    domains: list[list[str]] = []
+    for group in groups:
+        for domain in domains:
+            between = {matrix.cells.get((a, b), "") for a in domain for b in group}
+            if "SYS" not in between and any(cell.startswith("NV") for cell in between):
+                domain.extend(group)
+                break
+        else:
+            domains.append(list(group))
+    return domains
+
+
+def clusters_of(matrix: Matrix, domain: Sequence[str]) -> list[list[list[str]]]:
+    """Clusters of a domain: groups that one more switch joins; each a list of devices."""
+    inside = set(domain)
+    leaves = _components(
+        domain, [p for p, cell in matrix.cells.items() if cell == "PIX" and set(p) <= inside]
+    )
+    leaf_of = {name: at for at, leaf in enumerate(leaves) for name in leaf}
+    joined = [
+        (leaf_of[a], leaf_of[b])
+        for (a, b), cell in matrix.cells.items()
+        if cell == "PXB" and {a, b} <= inside
+    ]
+    return [[leaves[at] for at in cluster] for cluster in _components(range(len(leaves)), joined)]
+
+
+def _components(items: Iterable[_Name], pairs: Iterable[tuple[_Name, _Name]]) -> list[list[_Name]]:
+    """Groups of items that pairs join, in the order of their first items."""
+    group_of = {item: [item] for item in items}
+    place = {item: at for at, item in enumerate(group_of)}
+    for a, b in pairs:
+        if group_of[a] is not group_of[b]:
+            joined = sorted(group_of[a] + group_of[b], key=place.__getitem__)
+            group_of |= dict.fromkeys(joined, joined)
+    return list({id(group): group for group in group_of.values()}.values())
+
 
 _DRIVERS = (
     (r"efa|rdmap", "efa"),
@@ -33,8 +144,12 @@ _DRIVERS = (
     (r"bnxt|irdma|mlx5_bond|roce", "roce"),
     (r"mlx|ibp|^ib", "infiniband"),
     (r"^(eth|en)", "tcp"),
+    (r"", "infiniband"),
 )
-"""Kind of network by the name of a NIC's driver, as nvidia-smi shows it."""
+"""Kind of network by the name of a NIC's driver, as nvidia-smi shows it; the first that fits."""
+
+_Lanes = Mapping[tuple[str, str], int]
+"""NVLinks between two GPUs, by their names in the matrix."""
 
 
 @dataclass
@@ -44,14 +159,19 @@ class _HostDraft:
     draft: Draft
     part: GpuConnector
     matrix: Matrix
+    file: str
     names: dict[str, str]
     notes: list[str]
 
-    def join(self, src: str, dst: str, link: str, device: str = "", lanes: int = 0) -> None:
-        """Add an edge, with the line of the device's row."""
+    def comment(self, device: str) -> str:
+        """Return the line of the row of a device, where there is one."""
         line = self.matrix.lines.get(device)
-        comment = "" if line is None else f"line {line}, {device}"
-        self.draft.join(src, dst, link, comment, lanes=lanes)
+        return "" if line is None else f"line {line}, {device}"
+
+    def refuse(self, gpu: str, found: str, allowed: str) -> InputError:
+        """Return the error for what is wrong in the row of a GPU."""
+        line = self.matrix.lines.get(gpu)
+        return InputError(Fault(f"row of {gpu}", found, allowed, self.file, line))
 
 
 def template_from_matrix(
@@ -63,15 +183,15 @@ def template_from_matrix(
     """
     node = load_node(template) if template is not None else None
     named, notes = _gpu(matrix, file, gpu, node)
-    _check_template(matrix, node, file)
-    rows = dict(enumerate(matrix.gpus))
-    names = {name: f"gpu{at}" for at, name in rows.items()}
+    names = {name: f"gpu{at}" for at, name in enumerate(matrix.gpus)}
     names |= {name: f"nic{at}" for at, name in enumerate(matrix.nics)}
     nics = f", {len(matrix.nics)} NICs" if matrix.nics else ""
-    draft = Draft(named.name, f"{len(rows)} x {named.name}{nics} (imported)", plain_name(file))
-    host = _HostDraft(draft, named.part, matrix, names, [*matrix.notes, *notes])
-    draft.add(pattern("gpu", len(rows)), "gpu")
-    _add_nvlinks(host, file)
+    description = f"{len(matrix.gpus)} x {named.name}{nics} (imported)"
+    draft = Draft(named.name, description, plain_name(file))
+    host = _HostDraft(draft, named.part, matrix, file, names, [*matrix.notes, *notes])
+    _check_template(host, node)
+    draft.add(pattern("gpu", len(matrix.gpus)), "gpu")
+    _add_nvlinks(host)
     _add_pcie(host)
     networks = _add_ports(host, node)
     draft.extra = {
@@ -83,46 +203,35 @@ def template_from_matrix(
     )
 
 
-def _check_template(matrix: Matrix, node: NodeSpec | None, file: str) -> None:
+def _check_template(host: _HostDraft, node: NodeSpec | None) -> None:
     """A table without NVLinks is not one of a machine that has them."""
+    cells, gpus = host.matrix.cells, host.matrix.gpus
     joins = node is not None and any(link.kind == "nvlink" for link in node.links.values())
-    bonded = any(cell.startswith("NV") for cell in matrix.cells.values())
-    if joins and len(matrix.gpus) > 1 and not bonded and node is not None:
-        path = matrix.cells.get((matrix.gpus[0], matrix.gpus[1]), "nothing")
-        problem = f"{path} between GPUs, and no NVLinks"
+    bonded = any(cell.startswith("NV") for cell in cells.values())
+    if joins and len(gpus) > 1 and not bonded and node is not None:
+        found = f"{cells.get((gpus[0], gpus[1]), 'nothing')} between GPUs, and no NVLinks"
         allowed = f"NV#, as {node.name} (--template) has NVLinks; else --gpu NAME alone"
-        place = matrix.lines.get(matrix.gpus[0])
-        raise InputError(Fault(f"row of {matrix.gpus[0]}", problem, allowed, file, place))
+        raise host.refuse(gpus[0], found, allowed)
 
 
 def _gpu(
     matrix: Matrix, file: str, gpu: str | None, node: NodeSpec | None
 ) -> tuple[NamedGpu, list[str]]:
-    nvlinks = " ".join(cell for cell in matrix.cells.values() if cell.startswith("NV"))
+    intra = "nvlink" if any(cell.startswith("NV") for cell in matrix.cells.values()) else "pcie"
     text = gpu or matrix.gpu or (node.gpu if node is not None else None)
     if text is not None:
-        named = read_gpu(text, "nvlink" if nvlinks else "pcie")
+        named = read_gpu(text, intra)
         for other, field in ((matrix.gpu, "the file"), (node and node.gpu, "--template")):
             if other and read_gpu(other).part.spelled != named.part.spelled:
-                raise InputError(
-                    Fault(
-                        "gpu",
-                        f"{text!r}, where {field} has {other!r}",
-                        "one and the same model",
-                        file,
-                    )
-                )
+                problem = f"{text!r}, where {field} has {other!r}"
+                raise InputError(Fault("gpu", problem, "one and the same model", file))
         return named, [note.removeprefix("assumption: ") for note in named.assumptions]
     try:
-        named = read_gpu(Path(file).stem, "nvlink" if nvlinks else "pcie")
+        named = read_gpu(Path(file).stem, intra)
     except InputError:
+        allowed = "--gpu NAME (such as 'A100-SXM4-80GB') or --template NAME"
         raise InputError(
-            Fault(
-                "gpu",
-                "a table, which does not name the model of the GPUs",
-                "--gpu NAME (such as 'A100-SXM4-80GB') or --template NAME",
-                file,
-            )
+            Fault("gpu", "a table, which does not name the model of the GPUs", allowed, file)
         ) from None
     return named, [f"GPUs are {named.name}, by the name of the file"]
 
@@ -130,148 +239,107 @@ def _gpu(
 # ---------------------------------------------------------------- NVLink
 
 
-def _add_nvlinks(host: _HostDraft, file: str) -> None:
-    matrix, part = host.matrix, host.part
+def _add_nvlinks(host: _HostDraft) -> None:
+    gpus, part = host.matrix.gpus, host.part
     lanes = {
-        (a, b): int(cell[2:])
-        for (a, b), cell in matrix.cells.items()
-        if cell.startswith("NV") and host.names[a] != host.names[b]
+        pair: int(cell[2:])
+        for pair, cell in host.matrix.cells.items()
+        if cell.startswith("NV") and int(cell[2:])
     }
-    lanes = {pair: count for pair, count in lanes.items() if count}
     if not lanes:
         return
     if part.nvlink is None:
-        cell = f"NV{next(iter(lanes.values()))}"
-        raise InputError(
-            Fault(
-                "gpu",
-                f"{part.spelled.upper()}, which has no NVLink",
-                f"a GPU that has, because the table says {cell}",
-                file,
-            )
-        )
-    totals = {a: sum(n for (x, _), n in lanes.items() if x == a) for a in matrix.gpus}
+        found = f"{part.spelled.upper()}, which has no NVLink"
+        allowed = f"a GPU that has, because the table says NV{next(iter(lanes.values()))}"
+        raise InputError(Fault("gpu", found, allowed, host.file))
+    totals = {gpu: sum(n for (a, _), n in lanes.items() if a == gpu) for gpu in gpus}
     most = max(lanes.values())
     switched = max(totals.values()) > part.lanes or (
         part.on_board and part.sm >= 80 and most == part.lanes
     )
-    _check_lanes(lanes, host, file, switched=switched)
-    name = host.draft.link(part.nvlink, nvlink(part.nvlink, switched=switched))
+    _check_lanes(lanes, host, switched=switched)
+    number = {gpu: at for at, gpu in enumerate(gpus)}
+    to_switch, between = {}, {}
     if switched:
-        host.draft.add("nvs", "nvswitch")
+        linked = {a: lanes_of for (a, _), lanes_of in lanes.items()}
+        to_switch = {number[gpu]: linked[gpu] for gpu in gpus if gpu in linked}
         host.notes.append(
             f"an NVSwitch, because {most} NVLinks to each of several GPUs are more"
             f" than the {part.lanes} of one"
         )
-        for gpu in matrix.gpus:
-            own = max((n for (a, _), n in lanes.items() if a == gpu), default=0)
-            if own:
-                host.join(host.names[gpu], "nvs", name, gpu, own)
-            else:
-                host.notes.append(
-                    f"{gpu} has no NVLinks, as its row says, though others have"
-                    f" {most}: where they are only down, mend the row"
-                )
-        return
-    for (a, b), count in lanes.items():
-        if matrix.gpus.index(a) < matrix.gpus.index(b):
-            host.join(host.names[a], host.names[b], name, a, count)
+        host.notes += [
+            f"{gpu} has no NVLinks, as its row says, though others have"
+            f" {most}: where they are only down, mend the row"
+            for gpu in gpus
+            if number[gpu] not in to_switch
+        ]
+    else:
+        ends = ((number[a], number[b], count) for (a, b), count in lanes.items())
+        between = {(a, b): count for a, b, count in ends if a < b}
+    comments = {at: host.comment(gpu) for gpu, at in number.items()}
+    wire_nvlinks(host.draft, part.nvlink, to_switch, between, comments)
 
 
-def _check_lanes(
-    lanes: Mapping[tuple[str, str], int], host: _HostDraft, file: str, *, switched: bool
-) -> None:
+def _check_lanes(lanes: _Lanes, host: _HostDraft, *, switched: bool) -> None:
     """No GPU has more NVLinks than its model, and a switch joins all that hang on it alike."""
-    part, matrix = host.part, host.matrix
+    part, most = host.part, max(lanes.values())
     model = part.spelled.upper()
     for (gpu, other), number in lanes.items():
-        place = matrix.lines.get(gpu)
         if number > part.lanes:
-            raise InputError(
-                Fault(
-                    f"row of {gpu}",
-                    f"NV{number}",
-                    f"at most NV{part.lanes}, all NVLinks of one {model}",
-                    file,
-                    place,
-                )
-            )
-        if switched and number != max(lanes.values()):
-            problem = f"NV{number} to {other}, and NV{max(lanes.values())} between others"
-            raise InputError(
-                Fault(
-                    f"row of {gpu}",
-                    problem,
-                    f"{part.lanes} NVLinks of a {model} in all, or as many to each by a switch",
-                    file,
-                    place,
-                )
-            )
-    linked = sorted({gpu for gpu, _ in lanes}, key=matrix.gpus.index)
+            allowed = f"at most NV{part.lanes}, all NVLinks of one {model}"
+            raise host.refuse(gpu, f"NV{number}", allowed)
+        if switched and number != most:
+            found = f"NV{number} to {other}, and NV{most} between others"
+            allowed = f"{part.lanes} NVLinks of a {model} in all, or as many to each by a switch"
+            raise host.refuse(gpu, found, allowed)
+    linked = sorted({gpu for gpu, _ in lanes}, key=host.matrix.gpus.index)
     apart = [(a, b) for a in linked for b in linked if a != b and (a, b) not in lanes]
     if switched and apart:
-        (a, b), number = apart[0], max(lanes.values())
-        problem = f"{matrix.cells.get((a, b), 'nothing')} to {b}, and NV{number} to others"
-        allowed = "NV# to all GPUs that a switch joins"
-        raise InputError(Fault(f"row of {a}", problem, allowed, file, matrix.lines.get(a)))
+        a, b = apart[0]
+        found = f"{host.matrix.cells.get((a, b), 'nothing')} to {b}, and NV{most} to others"
+        raise host.refuse(a, found, "NV# to all GPUs that a switch joins")
 
 
 # ---------------------------------------------------------------- PCIe
 
 
 def _add_pcie(host: _HostDraft) -> None:
-    matrix, draft = host.matrix, host.draft
-    domains = domains_of(matrix, host.part, host.notes)
-    trees = [clusters_of(matrix, domain) for domain in domains]
-    count = sum(_switches(tree) for tree in trees)
-    if count:
-        draft.add(pattern("pcie", count), "pcie_switch")
-    draft.add(pattern("cpu", len(domains)), "cpu")
-    free = iter(range(count))
-    for cpu, tree in enumerate(trees):
-        for cluster in tree:
-            above = f"cpu{cpu}"
-            if len(cluster) > 1:
-                above = _switch(host, above, next(free))
+    draft, free, own = host.draft, count(), int(host.part.pcie[-1])
+    domains = domains_of(host.matrix, host.part, host.notes)
+
+    def new_switch(above: str) -> str:
+        name = f"pcie{next(free)}"
+        draft.join(name, above, draft.add_pcie(own, 16))
+        return name
+
+    for cpu, domain in enumerate(domains):
+        for cluster in clusters_of(host.matrix, domain):
+            above = new_switch(f"cpu{cpu}") if len(cluster) > 1 else f"cpu{cpu}"
             for leaf in cluster:
-                alone = len(leaf) == 1 and len(cluster) == 1
-                under = above if alone else _switch(host, above, next(free))
+                under = above if len(leaf) == len(cluster) == 1 else new_switch(above)
                 for device in leaf:
-                    host.join(host.names[device], under, _link(host, device), device)
-    cpu_kind = host.part.cpu
-    host.notes.append(f"CPUs of the kind {cpu_kind}, usual with this GPU")
-    draft.add_host_memory(cpu_kind, range(len(domains)))
-
-
-def _switch(host: _HostDraft, above: str, number: int) -> str:
-    host.join(f"pcie{number}", above, _stock(host, int(host.part.pcie[-1]), 16))
-    return f"pcie{number}"
-
-
-def _switches(tree: Sequence[Sequence[Sequence[str]]]) -> int:
-    return sum(
-        (len(cluster) > 1) + sum(len(leaf) > 1 or len(cluster) > 1 for leaf in cluster)
-        for cluster in tree
-    )
+                    link = _link(host, device)
+                    draft.join(host.names[device], under, link, host.comment(device))
+    if switches := next(free):
+        draft.add(pattern("pcie", switches), "pcie_switch")
+    draft.add(pattern("cpu", len(domains)), "cpu")
+    host.notes.append(f"CPUs of the kind {host.part.cpu}, usual with this GPU")
+    draft.add_host_memory(host.part.cpu, range(len(domains)))
 
 
 def _link(host: _HostDraft, device: str) -> str:
     """PCIe link of a device: as it says, else of the GPU's generation, or the CPUs' for NICs."""
-    if device in host.matrix.gpus and host.part.c2c is not None:
-        return host.draft.link(host.part.c2c, stock_link(host.part.c2c))
+    is_gpu, c2c = device in host.matrix.gpus, host.part.c2c
+    if is_gpu and c2c is not None:
+        return host.draft.link(c2c, stock_link(c2c))
     width = host.matrix.pcie.get(device)
-    if width is not None:
-        return _stock(host, *width)
-    if device in host.matrix.gpus:
-        host.notes.append(f"PCIe of generation {host.part.pcie[-1]} with 16 lanes to each GPU")
-        return _stock(host, int(host.part.pcie[-1]), 16)
-    generation = max(int(hardware_parts().cpus[host.part.cpu].pcie[-1]), int(host.part.pcie[-1]))
-    host.notes.append(f"PCIe of generation {generation} with 16 lanes to each NIC")
-    return _stock(host, generation, 16)
-
-
-def _stock(host: _HostDraft, generation: int, lanes: int) -> str:
-    return host.draft.add_pcie(min(max(generation, 1), 6), lanes)
+    if width is None:
+        own, of_cpu = int(host.part.pcie[-1]), int(hardware_parts().cpus[host.part.cpu].pcie[-1])
+        generation = own if is_gpu else max(own, of_cpu)
+        end = "GPU" if is_gpu else "NIC"
+        host.notes.append(f"PCIe of generation {generation} with 16 lanes to each {end}")
+        width = (generation, 16)
+    return host.draft.add_pcie(min(max(width[0], 1), 6), width[1])
 
 
 # ---------------------------------------------------------------- NICs
@@ -279,13 +347,8 @@ def _stock(host: _HostDraft, generation: int, lanes: int) -> str:
 
 def _add_ports(host: _HostDraft, node: NodeSpec | None) -> list[str]:
     """Add the NICs; returns the kinds of their networks."""
-    networks, ports = [], []
-    for nic in host.matrix.nics:
-        network, Bps, source, note = _network(host, nic, node)
-        if note:
-            host.notes.append(note)
-        ports.append(host.draft.add_port(network, Bps, source))
-        networks.append(network)
+    networks = [_network(host, nic, node) for nic in host.matrix.nics]
+    ports = [host.draft.add_port(network, Bps, source) for network, Bps, source in networks]
     host.draft.add_nics(ports)
     extra = len(ports) - len(host.matrix.gpus)
     if extra > 0 and len(host.matrix.gpus) > 1:
@@ -293,22 +356,22 @@ def _add_ports(host: _HostDraft, node: NodeSpec | None) -> list[str]:
             f"all {len(ports)} NICs carry training, {extra} more than GPUs: take those for storage"
             " and management out of the table"
         )
-    return networks
+    return [network for network, _, _ in networks]
 
 
-def _network(host: _HostDraft, nic: str, node: NodeSpec | None) -> tuple[str, float, str, str]:
-    """Kind of network, rate, its source, and what was assumed."""
+def _network(host: _HostDraft, nic: str, node: NodeSpec | None) -> tuple[str, float, str]:
+    """Kind of network, rate and its source."""
     if nic in host.matrix.ports:
-        return (*host.matrix.ports[nic], "")
-    for device in node.nodes if node is not None else ():
-        if device.port and node is not None:
-            link = node.links[device.port]
-            note = f"NICs as in {node.name}"
-            return link.network_kind, link.bandwidth, f"assumption: {note}", note
-    driver = host.matrix.legend.get(nic, nic)
-    kind: str = next((k for word, k in _DRIVERS if re.search(word, driver)), "infiniband")
-    _, usual_Bps = usual_nics(kind, host.part.spelled)
-    name_pattern = re.sub(r"\d+$", "*", driver)
-    rate = f"{usual_Bps * 8e-9:g} Gbit/s {kind}"
-    note = f"NICs of {rate}, usual for this GPU (by the name {name_pattern})"
-    return kind, usual_Bps, f"assumption: {note}", note
+        return host.matrix.ports[nic]
+    port = next(iter(nic_ports(node) if node is not None else ()), None)
+    if port is not None and node is not None:
+        kind: str = port.network_kind
+        Bps, note = port.bandwidth, f"NICs as in {node.name}"
+    else:
+        driver = host.matrix.legend.get(nic, nic)
+        kind = next(kind for word, kind in _DRIVERS if re.search(word, driver))
+        _, Bps = usual_nics(kind, host.part.spelled)
+        name = re.sub(r"\d+$", "*", driver)
+        note = f"NICs of {Bps * 8e-9:g} Gbit/s {kind}, usual for this GPU (by the name {name})"
+    host.notes.append(note)
+    return kind, Bps, f"assumption: {note}"
