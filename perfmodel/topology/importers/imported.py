@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from perfmodel.files import validate_document
-from perfmodel.topology.importers.detect import Kind
 from perfmodel.topology.templates.spec import FabricFile, NodeSpec
+
+Kind = Literal["nccl-topology", "nccl-graph", "topo-matrix", "ibnetdiscover"]
 
 _PLAIN = re.compile(r"[A-Za-z_][\w./+-]*( [\w./+-]+)*")
 _NOT_STRINGS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
