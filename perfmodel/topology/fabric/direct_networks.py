@@ -1,15 +1,15 @@
 """Direct networks, in which every router holds hosts: torus, mesh, hypercube, flattened butterfly.
 
-Each is a Cartesian product of lines of routers: rings, paths or complete graphs. A generator takes
-the number of hosts and the rail of each NIC of a host, and returns a NetworkX graph: hosts are the
-integers 0, 1, ..., routers stand at a `place` of the grid, and all NICs of a host are plugged into
-one router.
+Each is a Cartesian product of lines of routers: rings, paths or complete graphs. The generator
+takes the number of hosts and the rail of each NIC of a host, and returns a NetworkX graph: hosts
+are the integers 0, 1, ..., routers stand at a `place` of the grid, and all NICs of a host are
+plugged into one router.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -21,29 +21,49 @@ if TYPE_CHECKING:
 
 Dims = Sequence[int]
 
+GRIDS: Mapping[str, tuple[str, int]] = {
+    # Rings; the diameter is the sum of half the sides; k even, 2 k**(n - 1) links cross the middle
+    # of a k-ary n-cube. Source: Dally, "Performance Analysis of k-ary n-cube Interconnection
+    # Networks", IEEE Transactions on Computers 39(6), 1990.
+    "torus": ("ring", 3),
+    # A torus without the links that close its rings: the diameter is the sum of the sides less one.
+    "mesh": ("path", 2),
+    # Two routers along each of n dimensions: 2**n of them, n their diameter; 2**(n - 1) links cross
+    # the middle. Source: Saad and Schultz, "Topological Properties of Hypercubes", IEEE
+    # Transactions on Computers 37(7), 1988.
+    "hypercube": ("path", 0),
+    # Complete graphs, so that one hop crosses a dimension: a k-ary n-flat has n - 1 dimensions of k
+    # routers, and k ports for hosts at each. Source: Kim, Dally and Abts, "Flattened Butterfly: A
+    # Cost-Efficient Topology for High-Radix Networks", ISCA 2007.
+    "flattened-butterfly": ("complete", 2),
+}
+"""Line of routers along each dimension, and usual number of dimensions; 0: as many as needed."""
 
-def torus(
+
+def direct_network(
+    kind: str,
     hosts: int,
     rails: Rails,
     *,
     dims: Dims | None = None,
+    dimensions: int | None = None,
     hosts_per_router: int | None = None,
     trunk_cables: int = 1,
     routing: str = "dimension-ordered",
 ) -> nx.Graph[int | str]:
-    """Rings of routers along each dimension: a k-ary n-cube where all sides are k.
-
-    The diameter is the sum of half the sides; k even, 2 k**(n - 1) links cross the middle. Source:
-    Dally, "Performance Analysis of k-ary n-cube Interconnection Networks", IEEE Transactions on
-    Computers 39(6), 1990.
+    """Lines of routers along each dimension.
 
     Parameters
     ----------
+    kind : str
+        One of `GRIDS`.
     hosts : int
     rails : tuple of int
         Rail of each NIC of a host.
     dims : sequence of int, optional
-        Routers along each dimension; by default the smallest even box of three dimensions.
+        Routers along each dimension; by default the smallest even box that holds all hosts.
+    dimensions : int, optional
+        Of a hypercube; by default the fewest that hold all hosts, one host to a router.
     hosts_per_router : int, optional
         By default as few as hold all hosts.
     trunk_cables : int
@@ -56,69 +76,13 @@ def torus(
     InputError
         More hosts than the routers hold.
     """
-    sides = dims or even_box(hosts, hosts_per_router, 3)
-    ports = hosts_per_router and hosts_per_router * len(rails)
-    return plug_in(hosts, rails, _grid("ring", sides, trunk_cables, routing), ports)
-
-
-def mesh(
-    hosts: int,
-    rails: Rails,
-    *,
-    dims: Dims | None = None,
-    hosts_per_router: int | None = None,
-    trunk_cables: int = 1,
-    routing: str = "dimension-ordered",
-) -> nx.Graph[int | str]:
-    """Paths of routers along each dimension: a torus without the links that close its rings.
-
-    The diameter is the sum of the sides less one each. Options are those of a torus; by default it
-    is an even box of two dimensions.
-    """
-    sides = dims or even_box(hosts, hosts_per_router, 2)
-    ports = hosts_per_router and hosts_per_router * len(rails)
-    return plug_in(hosts, rails, _grid("path", sides, trunk_cables, routing), ports)
-
-
-def hypercube(
-    hosts: int,
-    rails: Rails,
-    *,
-    dimensions: int | None = None,
-    hosts_per_router: int | None = None,
-    trunk_cables: int = 1,
-    routing: str = "dimension-ordered",
-) -> nx.Graph[int | str]:
-    """Two routers along each of n dimensions: 2**n of them, n their diameter.
-
-    2**(n - 1) links cross the middle. Source: Saad and Schultz, "Topological Properties of
-    Hypercubes", IEEE Transactions on Computers 37(7), 1988. By default it has the fewest dimensions
-    that hold all hosts, one host to a router; the other options are those of a torus.
-    """
+    line, usual = GRIDS[kind]
+    if dims is None and usual:
+        dims = even_box(hosts, hosts_per_router, usual)
     routers = math.ceil(hosts / (hosts_per_router or 1))
-    sides = (2,) * (dimensions or max(1, (routers - 1).bit_length()))
+    sides = dims or (2,) * (dimensions or max(1, (routers - 1).bit_length()))
     ports = hosts_per_router and hosts_per_router * len(rails)
-    return plug_in(hosts, rails, _grid("path", sides, trunk_cables, routing), ports)
-
-
-def flattened_butterfly(
-    hosts: int,
-    rails: Rails,
-    *,
-    dims: Dims | None = None,
-    hosts_per_router: int | None = None,
-    trunk_cables: int = 1,
-    routing: str = "dimension-ordered",
-) -> nx.Graph[int | str]:
-    """Complete graphs of routers along each dimension, so that one hop crosses a dimension.
-
-    A k-ary n-flat has n - 1 dimensions of k routers, and k ports for hosts at each. Source: Kim,
-    Dally and Abts, "Flattened Butterfly: A Cost-Efficient Topology for High-Radix Networks", ISCA
-    2007. By default it is an even box of two dimensions; the other options are those of a torus.
-    """
-    sides = dims or even_box(hosts, hosts_per_router, 2)
-    ports = hosts_per_router and hosts_per_router * len(rails)
-    return plug_in(hosts, rails, _grid("complete", sides, trunk_cables, routing), ports)
+    return plug_in(hosts, rails, _grid(line, sides, trunk_cables, routing), ports)
 
 
 def even_box(hosts: int, hosts_per_router: int | None, dimensions: int) -> tuple[int, ...]:
@@ -163,21 +127,11 @@ def plug_in(
     routers = sum("place" in data for _, data in network.nodes(data=True))
     nics = len(rails)
     each = ports or math.ceil(hosts / routers) * nics
-    if nics <= each:  # whole hosts
-        each -= each % nics
+    each -= each % nics if nics <= each else 0  # whole hosts
     if hosts * nics > each * routers:
-        raise InputError(
-            Fault(
-                "fabric.hosts_per_router",
-                f"{hosts * nics} NICs",
-                f"at most {each * routers}: {each} at each of {routers} routers",
-            )
-        )
-    graph = plugged(
-        hosts,
-        [[(host * nics + nic) // each for nic in range(nics)] for host in range(hosts)],
-        [str(name) for name in network],
-    )
+        most = f"at most {each * routers}: {each} at each of {routers} routers"
+        raise InputError(Fault("fabric.hosts_per_router", f"{hosts * nics} NICs", most))
+    leaf_of = [[(host * nics + nic) // each for nic in range(nics)] for host in range(hosts)]
+    graph = plugged(hosts, leaf_of, map(str, network), **network.graph)
     graph.update(network)
-    graph.graph |= network.graph
     return graph

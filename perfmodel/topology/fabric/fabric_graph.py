@@ -8,7 +8,8 @@ the NICs' ports if left out) after ``latency`` (that of the fabric's cables).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import Fault, InputError
@@ -21,14 +22,10 @@ from perfmodel.topology.fabric.clos import (
     rail_only,
     rail_optimised,
 )
-from perfmodel.topology.fabric.direct_networks import (
-    flattened_butterfly,
-    hypercube,
-    mesh,
-    torus,
-)
+from perfmodel.topology.fabric.direct_networks import GRIDS, direct_network
 from perfmodel.topology.fabric.dragonfly import dragonfly
 from perfmodel.topology.fabric.fabric import Fabric
+from perfmodel.topology.templates.spec import OPTIONS, FabricSpec
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -49,48 +46,36 @@ def fabric_graph(fabric: Fabric, rails: Rails, hosts: int) -> nx.Graph[int | str
     InputError
         The fabric has too few ports, or a list does not fit the hosts.
     """
-    adaptive = fabric.routing == "adaptive"
-    levels: dict[str, Any] = {
-        "radix": fabric.radix,
-        "oversubscription": fabric.oversubscription,
-        "adaptive": adaptive,
+    spec, numbers = fabric.spec, fabric.numbers
+    clos = {
+        "radix": spec.radix,
+        "oversubscription": spec.oversubscription,
+        "adaptive": spec.routing == "adaptive",
     }
-    leaves = {
-        **levels,
-        "down_ports": fabric.down_ports,
-        "hosts_per_leaf": fabric.hosts_per_leaf,
+    leaves = {**clos, "down_ports": fabric.down_ports, "hosts_per_leaf": spec.hosts_per_leaf}
+    own = {"routing": spec.routing, **{name: numbers[name] for name in OPTIONS & numbers.keys()}}
+    shapes: Mapping[str, tuple[Callable[..., nx.Graph[int | str]], Mapping[str, Any]]] = {
+        "one-switch": (one_switch, {}),
+        "rail-optimised": (rail_optimised, leaves),
+        "leaf-spine": (leaf_spine, leaves),
+        "fat-tree": (fat_tree, {"k": spec.k, **clos}),
+        "rail-only": (rail_only, {"radix": spec.radix, **own}),
+        "dragonfly": (dragonfly, {"radix": spec.radix, **own}),
+        "listed": (partial(_listed, spec), {}),
+        **{kind: (partial(direct_network, kind), own) for kind in GRIDS},
     }
-    own: dict[str, Any] = {"routing": fabric.routing, **fabric.options}
-    shapes: Mapping[str, Callable[[], nx.Graph[int | str]]] = {
-        "one-switch": lambda: one_switch(hosts, rails),
-        "rail-optimised": lambda: rail_optimised(hosts, rails, **leaves),
-        "leaf-spine": lambda: leaf_spine(hosts, rails, **leaves),
-        "fat-tree": lambda: fat_tree(hosts, rails, k=fabric.k, **levels),
-        "rail-only": lambda: rail_only(hosts, rails, radix=fabric.radix, **own),
-        "dragonfly": lambda: dragonfly(hosts, rails, radix=fabric.radix, **own),
-        "torus": lambda: torus(hosts, rails, **own),
-        "mesh": lambda: mesh(hosts, rails, **own),
-        "hypercube": lambda: hypercube(hosts, rails, **own),
-        "flattened-butterfly": lambda: flattened_butterfly(hosts, rails, **own),
-        "listed": lambda: _listed(fabric, rails, hosts),
-    }
-    graph = shapes[fabric.kind]()
-    numbers = {
-        "kind": fabric.kind,
-        "routing": fabric.routing,
-        "switch_latency": fabric.switch_latency_s,
-        "cable_latency": fabric.cable_latency_s,
-        "uplink_bandwidth": fabric.uplink_Bps,
-        "sources": dict(fabric.sources),
-    }
-    graph.graph |= {name: value for name, value in numbers.items() if value is not None}
+    make, options = shapes[spec.kind]
+    graph = make(hosts, rails, **options)
+    facts = ("kind", "routing", "switch_latency", "cable_latency", "uplink_bandwidth")
+    graph.graph |= {name: numbers[name] for name in facts if name in numbers}
+    graph.graph["sources"] = dict(fabric.sources)
     return graph
 
 
 # ---------------------------------------------------------------- listed fabrics
 
 
-def _listed(fabric: Fabric, rails: Rails, hosts: int) -> nx.MultiGraph[int | str]:
+def _listed(spec: FabricSpec, hosts: int, rails: Rails) -> nx.MultiGraph[int | str]:
     """Plug the NICs of the first hosts into the switches that the list says.
 
     Raises `InputError`: more hosts than the list has, NICs that differ in number, or switches that
@@ -98,64 +83,39 @@ def _listed(fabric: Fabric, rails: Rails, hosts: int) -> nx.MultiGraph[int | str
     """
     import networkx as nx
 
-    rows = fabric.hosts[:hosts]
+    listed, trunks = spec.hosts or (), spec.trunks or ()
+    rows = listed[:hosts]
     faults = []
-    if hosts > len(fabric.hosts):
-        faults.append(Fault("hosts", str(hosts), f"at most {len(fabric.hosts)} in this fabric"))
+    if hosts > len(listed):
+        faults.append(Fault("hosts", str(hosts), f"at most {len(listed)} in this fabric"))
     odd_host = next((row for row in rows if len(row.leaves) != len(rails)), None)
     if odd_host is not None:
-        listed = f"{len(odd_host.leaves)} of {odd_host.name} in the fabric"
-        faults.append(
-            Fault(
-                "fabric",
-                f"{len(rails)} NICs per host, and {listed}",
-                "as many as the host template has",
-            )
-        )
+        other = f"{len(odd_host.leaves)} of {odd_host.name} in the fabric"
+        mismatch = f"{len(rails)} NICs per host, and {other}"
+        faults.append(Fault("fabric", mismatch, "as many as the host template has"))
     faults += [
         Fault("fabric.trunks", f"{trunk.to} joined to itself", "two different switches")
-        for trunk in fabric.trunks
+        for trunk in trunks
         if trunk.from_ == trunk.to
     ]
     if faults:
         raise InputError(faults)
     leaves = list(dict.fromkeys(leaf for row in rows for leaf in row.leaves))
-    reached = _reached(leaves[:1], [(trunk.from_, trunk.to) for trunk in fabric.trunks])
-    unreachable = [leaf for leaf in leaves if leaf not in reached]
-    if unreachable:
-        raise InputError(
-            Fault(
-                "fabric.trunks",
-                f"no cables from {leaves[0]} to {unreachable[0]}",
-                "switches that are joined",
-            )
-        )
-    names = [*leaves, *(name for name in reached if name not in set(leaves))]
-    place = {name: at for at, name in enumerate(names)}
+    joined: nx.Graph[str] = nx.Graph((trunk.from_, trunk.to) for trunk in trunks)
+    joined.add_node(leaves[0])
+    reached = [leaves[0], *(name for _, name in nx.bfs_edges(joined, leaves[0]))]
+    unreachable = next((leaf for leaf in leaves if leaf not in set(reached)), None)
+    if unreachable is not None:
+        problem = f"no cables from {leaves[0]} to {unreachable}"
+        raise InputError(Fault("fabric.trunks", problem, "switches that are joined"))
+    place = {name: at for at, name in enumerate(dict.fromkeys((*leaves, *reached)))}
     leaf_of = [[place[leaf] for leaf in row.leaves] for row in rows]
-    graph: nx.MultiGraph[int | str] = nx.MultiGraph(plugged(hosts, leaf_of, names))
-    for index, trunk in enumerate(fabric.trunks):
+    notes = [f"assumption: the first {hosts} of {len(listed)} hosts of the fabric"]
+    facts = {"assumptions": notes} if hosts < len(listed) else {}
+    graph: nx.MultiGraph[int | str] = nx.MultiGraph(plugged(hosts, leaf_of, place, **facts))
+    for index, trunk in enumerate(trunks):
         if trunk.from_ in place:
             low, high = sorted((trunk.from_, trunk.to), key=place.__getitem__)
             numbers = {} if trunk.bandwidth is None else {"bandwidth": trunk.bandwidth}
             graph.add_edge(low, high, cables=trunk.cables, index=index, **numbers)
-    if hosts < len(fabric.hosts):
-        note = f"assumption: the first {hosts} of {len(fabric.hosts)} hosts of the fabric"
-        graph.graph["assumptions"] = [note]
     return graph
-
-
-def _reached(start: Iterable[str], pairs: list[tuple[str, str]]) -> dict[str, None]:
-    """Switches that cables lead to, in the order in which they are met."""
-    neighbours: dict[str, list[str]] = {}
-    for a, b in pairs:
-        neighbours.setdefault(a, []).append(b)
-        neighbours.setdefault(b, []).append(a)
-    reached = dict.fromkeys(start)
-    queue = list(reached)
-    for name in queue:
-        for other in neighbours.get(name, ()):
-            if other not in reached:
-                reached[other] = None
-                queue.append(other)
-    return reached

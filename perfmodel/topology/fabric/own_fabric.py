@@ -91,8 +91,8 @@ def own_fabric(make: Generator, hosts: int, nics: int) -> nx.Graph[Any]:
         raise InputError(faults)
     usual = resolve_fabric("one-switch")
     own.graph |= {
-        "switch_latency": usual.switch_latency_s,
-        "cable_latency": usual.cable_latency_s,
+        "switch_latency": usual.spec.switch_latency,
+        "cable_latency": usual.spec.cable_latency,
         "sources": dict(usual.sources),
     }
     return own

@@ -53,7 +53,8 @@ def with_usual_routing(
         return fabric
     if isinstance(fabric, FabricSpec):
         return fabric.model_copy(update={"routing": routing})
-    return replace(resolve_fabric(fabric), routing=routing)
+    settled = resolve_fabric(fabric)
+    return replace(settled, spec=settled.spec.model_copy(update={"routing": routing}))
 
 
 def build_topology(
