@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -71,7 +71,7 @@ def devices_of(devices: Mapping[str, Device], host: int) -> Iterator[Device]:
 
 
 @dataclass(frozen=True)
-class Cables:
+class Cables(Sequence[ArcEnd]):
     """Where the cables of a fabric end: each NIC's at its leaf, then those between switches.
 
     Every cable is two arcs, up and down.
@@ -98,15 +98,13 @@ class Cables:
     def at(self, device: str) -> tuple[Sequence[int], Sequence[int]]:
         """Cables whose lower end a device is, and those whose upper end it is."""
         if device in self._place:
-            return self._at_switch(device)
+            lower, upper = self._trunks_at.get(device, ((), ()))
+            ports = np.flatnonzero(self.leaf_of == self._place[device]).tolist()
+            return lower, [*ports, *upper]
         host, _, nic = device.partition("/")
         if nic not in self.nics:
             return (), ()
         return (int(host[1:]) * len(self.nics) + self.nics.index(nic),), ()
-
-    def _at_switch(self, name: str) -> tuple[Sequence[int], Sequence[int]]:
-        lower, upper = self._trunks_at.get(name, ((), ()))
-        return lower, [*np.flatnonzero(self.leaf_of == self._place[name]).tolist(), *upper]
 
     @cached_property
     def _place(self) -> dict[str, int]:
@@ -120,7 +118,7 @@ class Cables:
                 cables.setdefault(name, ([], []))[side].append(cable)
         return cables
 
-    def ends(self, arc: int) -> ArcEnd:
+    def __getitem__(self, arc: Any) -> Any:
         """Ends of an arc, counted from the fabric's first."""
         cable, down = divmod(arc, 2)
         ports = len(self.leaf_of)
@@ -172,7 +170,7 @@ class ArcEnds(Sequence[ArcEnd]):
 
     def _ends(self, arc: int) -> ArcEnd:
         if arc >= self._first_cable and self._cables is not None:
-            return self._cables.ends(arc - self._first_cable)
+            return self._cables[arc - self._first_cable]
         host, local = divmod(arc, len(self._local))
         src, dst = self._local[local]
         return f"n{host}/{src}", f"n{host}/{dst}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
@@ -17,11 +18,10 @@ from perfmodel.topology.routing.shortest_paths import (
     HostArc,
     Path,
     best_paths,
-    shortest_paths,
 )
 
-_RANK = {name: rank for rank, name in enumerate(PATH_TYPES)}
 _WHOLE = -1
+"""In place of the number of a host that no fault is in."""
 
 
 class HostRoutes:
@@ -36,8 +36,7 @@ class HostRoutes:
         self.kinds: Mapping[str, str] = {
             device.local: device.kind for device in devices_of(topology.devices, 0)
         }
-        nccl = topology.node_graph.graph.get("routing", "nccl") == "nccl"
-        self._find = best_paths if nccl else shortest_paths
+        self._forwarding = topology.node_graph.graph.get("routing", "nccl") != "nccl"
         self._arcs: dict[str, list[HostArc]] = {}
         arcs = built.arcs
         for index in range(topology.host_arcs):
@@ -48,13 +47,14 @@ class HostRoutes:
         self._cut = _cut_nics_by_host(topology)
         self._paths: dict[tuple[int, str], dict[str, Path]] = {}
         self._nics: dict[int, dict[str, tuple[str, ...]]] = {}
-
-    def variants(self, hosts: int) -> Ints:
+        self.variants = np.full(topology.hosts, _WHOLE, dtype=np.int64)
         """Variant of each host: those of one have the same paths; -1 for healthy hosts."""
-        variant_of = np.full(hosts, _WHOLE, dtype=np.int64)
         odd = sorted(self._dead.keys() | self._cut.keys())
-        variant_of[odd] = odd
-        return variant_of
+        self.variants[odd] = odd
+
+    def _like(self, host: int) -> int:
+        """The host whose paths inside are those of this one."""
+        return host if host in self._dead else _WHOLE
 
     def memory_of(self, cpu: str) -> str | None:
         """Memory beside a CPU, if there is one."""
@@ -63,21 +63,25 @@ class HostRoutes:
 
     def paths(self, local: str, host: int) -> Mapping[str, Path]:
         """Best path to each device that this one reaches."""
-        key = (host if host in self._dead else _WHOLE, local)
+        key = (self._like(host), local)
         if key not in self._paths:
-            dead = self._dead.get(key[0], ())
-            self._paths[key] = self._find(local, self.kinds, _living_arcs(self._arcs, dead))
+            dead = self._dead.get(host, ())
+            living = {
+                src: [arc for arc in out if arc.index not in dead] if dead else out
+                for src, out in self._arcs.items()
+            }
+            found = best_paths(local, self.kinds, living, forwarding=self._forwarding)
+            self._paths[key] = found
         return self._paths[key]
 
     def nics(self, local: str, host: int) -> tuple[str, ...]:
         """NICs with a cable that a device reaches, best first; GPUs that share them use all."""
-        ranking = self._nics.get(host if host in self._dead else _WHOLE)
-        if ranking is None:
-            ranking = self._rank_nics(host)
-            self._nics[host if host in self._dead else _WHOLE] = ranking
-        ranked = ranking.get(local)
-        if ranked is None:
-            ranked = tuple(name for group in self._nic_groups(local, host) for name in group)
+        like = self._like(host)
+        if like not in self._nics:
+            self._nics[like] = self._rank_nics(host)
+        ranked: Iterable[str] = self._nics[like].get(local, ())
+        if not ranked:
+            ranked = chain.from_iterable(self._nic_groups(local, host))
         cut = self._cut.get(host, ())
         return tuple(name for name in ranked if name not in cut)
 
@@ -85,7 +89,7 @@ class HostRoutes:
         """CPU (NUMA domain) with the best path to a device, if any."""
         reached = self.paths(local, host)
         cpus = [name for name, kind in self.kinds.items() if kind == "cpu" and name in reached]
-        return min(cpus, key=lambda name: _cost(reached[name])) if cpus else None
+        return min(cpus, key=lambda name: reached[name].cost, default=None)
 
     def _nic_groups(self, local: str, host: int) -> list[list[str]]:
         """NICs that a device reaches, best first, equally good ones together."""
@@ -94,12 +98,13 @@ class HostRoutes:
         for name, kind in self.kinds.items():
             if kind == "nic" and name in reached:
                 path = reached[name]
-                groups.setdefault((_RANK[path.type], -path.bandwidth_Bps), []).append(name)
+                groups.setdefault(path.cost[:2], []).append(name)
         return [groups[key] for key in sorted(groups)]
 
     def _rank_nics(self, host: int) -> dict[str, tuple[str, ...]]:
-        gpus = [name for name, kind in self.kinds.items() if kind == "gpu"]
-        grouped = {gpu: self._nic_groups(gpu, host) for gpu in gpus}
+        grouped = {
+            name: self._nic_groups(name, host) for name, kind in self.kinds.items() if kind == "gpu"
+        }
         sharers: dict[tuple[str, ...], list[str]] = {}
         for gpu, groups in grouped.items():
             if groups:
@@ -108,21 +113,9 @@ class HostRoutes:
         for nics, users in sharers.items():
             for position, gpu in enumerate(users):
                 start = position * max(1, len(nics) // len(users)) % len(nics)
-                rest = [name for group in grouped[gpu][1:] for name in group]
+                rest = chain.from_iterable(grouped[gpu][1:])
                 ranked[gpu] = (*nics[start:], *nics[:start], *rest)
         return ranked
-
-
-def _cost(path: Path) -> tuple[int, float, int]:
-    return _RANK[path.type], -path.bandwidth_Bps, len(path.arcs)
-
-
-def _living_arcs(
-    arcs: Mapping[str, list[HostArc]], dead: Collection[int]
-) -> Mapping[str, list[HostArc]]:
-    if not dead:
-        return arcs
-    return {src: [arc for arc in out if arc.index not in dead] for src, out in arcs.items()}
 
 
 def _dead_arcs_by_host(topology: Topology) -> dict[int, set[int]]:
@@ -186,10 +179,9 @@ class Router:
         no such device.
         """
         key = (src, dst, flow)
-        route = self._routes.get(key)
-        if route is None:
-            route = self._routes[key] = self._find(src, dst, flow)
-        return route
+        if key not in self._routes:
+            self._routes[key] = self._find(src, dst, flow)
+        return self._routes[key]
 
     def path_type(self, src: str, dst: str) -> str:
         """Path type between two devices, one of `shortest_paths.PATH_TYPES`.
@@ -230,10 +222,10 @@ class Router:
 
     # ------------------------------------------------------------ many at once
 
-    @cached_property
+    @property
     def variants(self) -> Ints:
         """Variant of each host: hosts of one have the same paths; -1 for those without faults."""
-        return self._host_routes.variants(self.topology.hosts)
+        return self._host_routes.variants
 
     @property
     def by_rails(self) -> bool:
