@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.topology.from_text.gpu_text import NamedGpu
 from perfmodel.topology.from_text.intra_text import IntraText
-from perfmodel.topology.from_text.layouts import Board, HostParts, Network
+from perfmodel.topology.from_text.layouts import Board, HostParts
+from perfmodel.topology.from_text.network_text import NetworkText
 from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts
 
 
@@ -17,22 +18,16 @@ def usual_layout(named: NamedGpu, gpus: int, intra: IntraText) -> tuple[Layout, 
     if intra.layout is not None:
         return intra.layout, ()
     if not part.on_board:
-        linked = intra.nvlink and part.lanes
-        return ("bridge", ()) if linked else ("pcie", ())
-    if gpus == 1 and not intra.nvlink:
+        return "bridge" if intra.nvlink and part.lanes else "pcie", ()
+    if not intra.nvlink and (gpus == 1 or part.nvlink is None):  # None: a data sheet without links
         return "pcie", ()
-    if part.nvlink is None and not intra.nvlink:  # of a GPU whose data sheet names no links
-        return "pcie", ()
-    if part.form == "superchip":
-        usual: Layout = "mesh" if part.spelled == "gh200" and gpus <= 4 else "nvswitch"
-    elif part.form == "sxm3":
-        usual = "nvswitch"
-    elif gpus <= 4:
-        usual = "mesh"
-    else:
-        usual = "cube" if part.form == "sxm2" and gpus <= 8 else "nvswitch"
     if part.amd:
         return "mesh", ()
+    of_form: Mapping[str, Layout] = {"superchip": "nvswitch", "sxm3": "nvswitch"}
+    few: Layout = (
+        "mesh" if gpus <= 4 else "cube" if part.form == "sxm2" and gpus <= 8 else "nvswitch"
+    )
+    usual = few if part.spelled == "gh200" else of_form.get(part.form, few)
     shapes = {"nvswitch": "NVSwitch", "cube": "a hybrid cube mesh", "mesh": "NVLink, all to all"}
     return usual, (f"assumption: {gpus} {part.spelled.upper()} joined by {shapes[usual]}",)
 
@@ -53,7 +48,7 @@ def usual_host(
     gpus: int,
     layout: Layout,
     intra: IntraText,
-    network: Network | None,
+    network: NetworkText | None,
     *,
     p2p: bool | None,
 ) -> tuple[HostParts, tuple[str, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from perfmodel.topology.from_text.network_text import links_inside
+from perfmodel.topology.from_text.network_text import links_inside, on_or_off
 from perfmodel.topology.from_text.parts import Layout, hardware_parts
 
 
@@ -133,10 +133,8 @@ _IN_A_NODE = re.compile(
 
 
 def _switches(text: str) -> bool | None:
-    text = _IN_A_NODE.sub(" ", text)
-    if re.search(r"root (complex|port)|phb|\bnode\b|straight|direct", text):
-        return False
-    return True if re.search(r"pix|pxb|plx|(?<!nv)(?<!nv )switch", text) else None
+    straight = r"root (complex|port)|phb|\bnode\b|straight|direct"
+    return on_or_off(_IN_A_NODE.sub(" ", text), straight, r"pix|pxb|plx|(?<!nv)(?<!nv )switch")
 
 
 def _domains(text: str) -> int | None:
@@ -153,17 +151,10 @@ def _domains(text: str) -> int | None:
 def _cpu(text: str) -> str | None:
     if re.search(r"amd|epyc|rome|milan", text):
         return "epyc"
-    for name in hardware_parts().cpus:
-        if name in text:
-            return name
-    return None
+    return next((name for name in hardware_parts().cpus if name in text), None)
 
 
 def read_peer_access(text: str) -> bool | None:
     """Whether GPUs copy to each other over PCIe; None: not stated."""
-    text = text.lower()
-    denied = r"no[- ]?p2p|without p2p|p2p_disable\s*=\s*1|p2p[^,;]{0,20}(?:unavail|disab|off|not)"
-    if re.search(denied, text):
-        return False
-    allowed = r"p2p[^,;]{0,20}(?:enab|patch|unlock|on\b)|patched driver"
-    return True if re.search(allowed, text) else None
+    off = r"no[- ]?p2p|without p2p|p2p_disable\s*=\s*1|p2p[^,;]{0,20}(?:unavail|disab|off|not)"
+    return on_or_off(text.lower(), off, r"p2p[^,;]{0,20}(?:enab|patch|unlock|on\b)|patched driver")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from perfmodel.topology.from_text.network_text import NetworkText
 from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts, reads_gpus
 from perfmodel.topology.from_text.template_builder import (
     Draft,
@@ -39,79 +40,93 @@ pytorch/pytorch benchmarks/distributed/ddp/README.md). P100 has one NVLink where
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
-    """NICs of a host."""
-
-    kind: str
-    """Kind of network (`NetworkKind`)."""
-    nics: int
-    nic_Bps: float
-    """Raw rate of each; bytes per second."""
-    source: str
-    """Where that rate comes from."""
-    across: bool = False
-    """Under another CPU than the GPUs."""
-
-
-@dataclass(frozen=True, slots=True)
 class Board:
-    """How the GPUs of a host are joined by NVLink."""
+    """How the GPUs of a host are joined by NVLink.
+
+    Parameters
+    ----------
+    gpus : int
+    layout : Layout
+    nvlink : str or None
+        Name of the NVLink among the parts.
+    lanes : int
+        NVLinks of one GPU.
+    lane_Bps : float, optional
+        Raw rate of each, where it is not that of the part; bytes per second.
+    """
 
     gpus: int
     layout: Layout
     nvlink: str | None
-    """Name of the NVLink among the parts."""
     lanes: int
-    """NVLinks of one GPU."""
     lane_Bps: float | None = None
-    """Raw rate of each, where it is not that of the part; bytes per second."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostParts:
-    """What a host is made of."""
+    """What a host is made of.
+
+    Parameters
+    ----------
+    gpu : str
+        Name in the table of GPUs.
+    part : GpuConnector
+    board : Board
+    cpu : str
+        Kind of CPU.
+    domains : int
+        CPUs (NUMA domains).
+    pcie : str
+        Link of the GPUs.
+    switches : bool
+        Whether PCIe switches stand between GPUs and CPUs.
+    p2p : bool
+        Whether GPUs copy to each other over PCIe.
+    network : NetworkText, optional
+        Its NICs, whose number and rate are settled; None: it has none.
+    crowded : bool
+        Whether the CPUs have too few lanes for all GPUs.
+    """
 
     gpu: str
-    """Name in the table of GPUs."""
     part: GpuConnector
     board: Board
     cpu: str
     domains: int
-    """CPUs (NUMA domains)."""
     pcie: str
-    """Link of the GPUs."""
     switches: bool
-    """Whether PCIe switches stand between GPUs and CPUs."""
     p2p: bool
-    network: Network | None
+    network: NetworkText | None
     crowded: bool = False
-    """Whether the CPUs have too few lanes for all GPUs."""
 
     @property
-    def gpus(self) -> int:
-        """GPUs of the host."""
-        return self.board.gpus
+    def nics(self) -> int:
+        """NICs of the host."""
+        return (self.network.nics or 0) if self.network else 0
+
+    @property
+    def across(self) -> bool:
+        """Whether the NICs are under another CPU than the GPUs."""
+        return self.network is not None and self.network.across
 
 
 def draft_host(host: HostParts) -> Draft:
     """Put a host together as a node template."""
-    network = host.network
-    name = f"{host.gpus} x {host.gpu}"
-    wires = (
-        f", {network.nics} x {network.nic_Bps * 8e-9:g} Gbit/s {network.kind}" if network else ""
-    )
-    draft = Draft(host.gpu, f"{name}{wires} (described)", f"{name.replace(' ', '')}-described")
-    draft.add(pattern("gpu", host.gpus), "gpu")
-    join_gpus(draft, host.board)
-    domains = min(host.domains, host.gpus) if not (network and network.across) else 2
-    groups = _plug_gpus(draft, host, domains)
+    network, gpus = host.network, host.board.gpus
+    name, wires = f"{gpus} x {host.gpu}", ""
     if network is not None:
-        _plug_nics(draft, host, network, groups, domains)
+        wires = f", {host.nics} x {(network.nic_Bps or 0) * 8e-9:g} Gbit/s {network.kind}"
+    draft = Draft(host.gpu, f"{name}{wires} (described)", f"{name.replace(' ', '')}-described")
+    draft.add(pattern("gpu", gpus), "gpu")
+    join_gpus(draft, host.board)
+    domains = 2 if host.across else min(host.domains, gpus)
+    holders = _plug_gpus(draft, host, domains)
+    reads = not host.part.geforce
+    if network is not None:
+        _plug_nics(draft, host, network, [f"cpu{domains - 1}"] if host.across else holders)
+        reads = reads_gpus(host.part, network.kind or "")
     draft.add_host_memory(host.cpu, range(domains))
-    draft.extra = {
-        "gpu_p2p": host.p2p,
-        "gpudirect_rdma": reads_gpus(host.part, network.kind) if network else not host.part.geforce,
-    }
+    draft.extra = {"gpu_p2p": host.p2p, "gpudirect_rdma": reads}
     return draft
 
 
@@ -172,29 +187,20 @@ def _pairs(board: Board) -> Iterator[tuple[int, int, int]]:
 
 def _plug_gpus(draft: Draft, host: HostParts, domains: int) -> list[str]:
     """Plug GPUs under CPUs; returns the switches or CPUs that NICs are plugged into."""
-    used = 1 if host.network and host.network.across else domains
-    if host.part.c2c is not None:
-        draft.link(host.part.c2c, stock_link(host.part.c2c))
-        draft.add(pattern("cpu", domains), "cpu")
-        for cpu, group in enumerate(_shares(host.gpus, used)):
-            draft.join(pattern("gpu", len(group), group[0]), f"cpu{cpu}", host.part.c2c)
-        return [f"cpu{i}" for i in range(used)]
-    draft.link(host.pcie, stock_link(host.pcie))
-    if not host.switches:
-        draft.add(pattern("cpu", domains), "cpu")
-        for cpu, group in enumerate(_shares(host.gpus, used)):
-            draft.join(pattern("gpu", len(group), group[0]), f"cpu{cpu}", host.pcie)
-        return [f"cpu{i}" for i in range(used)]
-    count = _switch_count(host, used)
-    draft.add(pattern("pcie", count), "pcie_switch")
+    used, gpus, c2c = 1 if host.across else domains, host.board.gpus, host.part.c2c
+    link = draft.link(c2c or host.pcie, stock_link(c2c or host.pcie))
+    switches = _switch_count(host, used) if host.switches and c2c is None else 0
+    if switches:
+        draft.add(pattern("pcie", switches), "pcie_switch")
     draft.add(pattern("cpu", domains), "cpu")
-    for switch, group in enumerate(_shares(host.gpus, count)):
-        draft.join(pattern("gpu", len(group), group[0]), f"pcie{switch}", host.pcie)
-    for cpu, group in enumerate(_shares(count, used)):
-        draft.join(pattern("pcie", len(group), group[0]), f"cpu{cpu}", host.pcie)
+    kind, places = ("pcie", switches) if switches else ("cpu", used)
+    for at, group in enumerate(_shares(gpus, places)):
+        draft.join(pattern("gpu", len(group), group[0]), f"{kind}{at}", link)
+    for cpu, group in enumerate(_shares(switches, used)):
+        draft.join(pattern("pcie", len(group), group[0]), f"cpu{cpu}", link)
     if host.crowded:  # the lanes that switches spare are for NICs
-        return [f"cpu{i}" for i in range(used)]
-    return [f"pcie{i}" for i in range(count)]
+        kind, places = "cpu", used
+    return [f"{kind}{at}" for at in range(places)]
 
 
 def _switch_count(host: HostParts, cpus: int) -> int:
@@ -203,24 +209,22 @@ def _switch_count(host: HostParts, cpus: int) -> int:
     Assumption, as in the layouts of DGX-1, DGX A100 and DGX H100; cards share one per CPU where
     switches are stated, and two share one where the CPUs have too few lanes for all.
     """
+    gpus = host.board.gpus
     if not host.part.on_board:
-        return -(-host.gpus // 2) if host.crowded else cpus
-    nics = host.network.nics if host.network else host.gpus
-    single = host.part.sm >= 90 and nics >= host.gpus
-    return max(cpus, host.gpus if single else -(-host.gpus // 2))
+        return -(-gpus // 2) if host.crowded else cpus
+    single = host.part.sm >= 90 and (host.network is None or host.nics >= gpus)
+    return max(cpus, gpus if single else -(-gpus // 2))
 
 
-def _plug_nics(
-    draft: Draft, host: HostParts, network: Network, groups: Sequence[str], domains: int
-) -> None:
-    """Plug NICs evenly beside the GPUs, or under the last CPU where they are across."""
+def _plug_nics(draft: Draft, host: HostParts, network: NetworkText, places: Sequence[str]) -> None:
+    """Plug NICs evenly into some places."""
     link = max(host.pcie, hardware_parts().cpus[host.cpu].pcie)
     draft.link(link, stock_link(link))
-    name = draft.link(network.kind, port(network.kind, network.nic_Bps, network.source))
-    draft.add(pattern("nic", network.nics), "nic", port=name)
-    places = [f"cpu{domains - 1}"] if network.across else groups
-    for nic in range(network.nics):
-        draft.join(f"nic{nic}", places[nic * len(places) // network.nics], link)
+    kind = network.kind or ""
+    name = draft.link(kind, port(kind, network.nic_Bps or 0, network.rate_source))
+    draft.add(pattern("nic", host.nics), "nic", port=name)
+    for nic in range(host.nics):
+        draft.join(f"nic{nic}", places[nic * len(places) // host.nics], link)
 
 
 def _shares(items: int, into: int) -> list[range]:

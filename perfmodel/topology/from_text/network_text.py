@@ -202,12 +202,16 @@ def read_mtu(text: str) -> int | None:
 
 def read_gpudirect(text: str) -> bool | None:
     """Whether NICs read and write GPU memory; None: not stated."""
-    text = text.lower()
     name = r"(?:gpu ?direct(?: rdma)?|gdr(?:dma)?)"
-    denied = rf"(?:no|without) {name}\b|{name}[^,;]{{0,12}}(?:disab|off\b|unavail|not )"
-    if re.search(denied, text):
+    off = rf"(?:no|without) {name}\b|{name}[^,;]{{0,12}}(?:disab|off\b|unavail|not )"
+    return on_or_off(text.lower(), off, rf"{name}[^,;]{{0,12}}(?:enab|on\b|forced)")
+
+
+def on_or_off(text: str, off: str, on: str) -> bool | None:
+    """Return whether a text says that something is on, by patterns; None: it says neither."""
+    if re.search(off, text):
         return False
-    return True if re.search(rf"{name}[^,;]{{0,12}}(?:enab|on\b|forced)", text) else None
+    return True if re.search(on, text) else None
 
 
 def read_nvlink_domain(text: str) -> int | None:
