@@ -50,20 +50,20 @@ class PartedHost:
 
     def without(self, removed: Collection[str]) -> PartedHost:
         """Take devices and their edges out."""
-        devices = []
+        devices: list[DeviceSpec] = []
         for spec in self.node.nodes:
-            names = [name for name in expand_pattern(spec.id) if name not in removed]
-            if len(names) == len(expand_pattern(spec.id)):
-                devices.append(spec)
-            else:
-                devices += [spec.model_copy(update={"id": name}) for name in names]
-        edges = []
+            names = expand_pattern(spec.id)
+            rest = [name for name in names if name not in removed]
+            single = [spec.model_copy(update={"id": name}) for name in rest]
+            devices += [spec] if len(rest) == len(names) else single
+        edges: list[EdgeSpec] = []
         for edge in self.node.edges:
             joined = pairs(edge)
-            rest = [(a, b) for a, b in joined if a not in removed and b not in removed]
-            edges += (
-                [edge] if (len(rest) == len(joined)) else [_single(edge, a, b) for a, b in rest]
-            )
+            left = [(a, b) for a, b in joined if a not in removed and b not in removed]
+            alone = [
+                edge.model_copy(update={"from_": a, "to": b, "pattern": "each"}) for a, b in left
+            ]
+            edges += [edge] if len(left) == len(joined) else alone
         return self.with_node(nodes=tuple(devices), edges=tuple(edges))
 
     def without_edges(self, kinds: Collection[str]) -> PartedHost:
@@ -154,7 +154,3 @@ def spread_evenly(items: int, places: Sequence[str]) -> tuple[str, ...]:
     ('cpu0', 'cpu0', 'cpu1', 'cpu1')
     """
     return tuple(places[at * len(places) // items] for at in range(items))
-
-
-def _single(edge: EdgeSpec, a: str, b: str) -> EdgeSpec:
-    return edge.model_copy(update={"from_": a, "to": b, "pattern": "each"})

@@ -99,25 +99,38 @@ def change_tree(
     `domains`: NUMA domains of all sockets. `cpu`: kind of CPU.
     Raises `InputError`: a kind of CPU that is not known, or parts that the GPUs cannot be under.
     """
-    kinds, faults = hardware_parts().cpus, list[Fault]()
-    if cpu is not None and cpu.lower() not in kinds:
-        faults.append(Fault("cpu", repr(cpu), allowed_names(kinds, cpu)))
-    if host.part.c2c is not None and switches:
-        allowed = "0: its GPUs are joined to their CPUs by NVLink-C2C"
-        faults.append(Fault("pcie_switches", str(switches), allowed))
-    gpus = host.names("gpu")
+    kinds, c2c, gpus = hardware_parts().cpus, host.part.c2c, host.names("gpu")
     old_switches, old_domains = host.names("pcie_switch"), host.names("cpu")
     count = min(len(old_switches), len(gpus)) if switches is None else switches
     numa = domains or sockets or len(old_domains)
-    if count > len(gpus):
-        faults.append(Fault("pcie_switches", str(count), f"at most {len(gpus)}, one for each GPU"))
     gpu_links = {edge.link for gpu in gpus for _, edge in host.neighbours(gpu, _ABOVE)}
-    if not gpu_links:
-        faults.append(Fault("sockets", f"{host.node.name}", "a host whose GPUs are under CPUs"))
+    cases = (
+        (
+            cpu is not None and cpu.lower() not in kinds,
+            ("cpu", repr(cpu), allowed_names(kinds, cpu)),
+        ),
+        (
+            c2c is not None and bool(switches),
+            (
+                "pcie_switches",
+                str(switches),
+                "0: its GPUs are joined to their CPUs by NVLink-C2C",
+            ),
+        ),
+        (
+            count > len(gpus),
+            ("pcie_switches", str(count), f"at most {len(gpus)}, one for each GPU"),
+        ),
+        (
+            not gpu_links,
+            ("sockets", f"{host.node.name}", "a host whose GPUs are under CPUs"),
+        ),
+    )
+    faults = [Fault(*fault) for refused, fault in cases if refused]
     if faults:
         raise InputError(faults)
     moved = numa != len(old_domains) and (numa != len(gpus) or numa > _MOST_OF_A_HOST)
-    if host.part.c2c is not None and (moved or cpu not in {None, host.part.cpu}):
+    if c2c is not None and (moved or cpu not in {None, host.part.cpu}):
         allowed = "nothing: each CPU is on one module with its GPUs, by NVLink-C2C"
         field = "cpu" if cpu else "sockets" if sockets else "numa_domains"
         raise InputError(Fault(field, cpu or str(numa), allowed))
@@ -166,9 +179,8 @@ def _tree(
     gpus, nics = bare.names("gpu"), bare.names("nic")
     for gpu, place in zip(gpus, spread_evenly(len(gpus), places), strict=True):
         draft.join(gpu, place, gpu_link)
-    if nics:
-        for nic, place in zip(nics, spread_evenly(len(nics), places), strict=True):
-            draft.join(nic, place, nic_links[nic])
+    for nic, place in zip(nics, spread_evenly(len(nics), places), strict=True):
+        draft.join(nic, place, nic_links[nic])
     draft.add_host_memory(kind, range(domains), per_socket)
     return draft
 
@@ -177,16 +189,11 @@ def _kind_of_cpus(host: PartedHost) -> str:
     """Kind of CPU whose link between sockets the host has, or the usual one with its GPU."""
     cpus, links = hardware_parts().cpus, host.node.links
     between = [spec.bandwidth for spec in links.values() if spec.kind == "upi"]
-    if not between or cpus[host.part.cpu].between in between:
-        return host.part.cpu
-    return next(
-        (
-            name
-            for name, cpu in cpus.items()
-            if cpu.between in between and cpu.pcie >= host.part.pcie
-        ),
-        host.part.cpu,
+    own = cpus[host.part.cpu].between in between
+    others = (
+        name for name, cpu in cpus.items() if cpu.between in between and cpu.pcie >= host.part.pcie
     )
+    return host.part.cpu if own else next(others, host.part.cpu)
 
 
 def _usual_sockets(host: PartedHost, domains: int) -> int:
