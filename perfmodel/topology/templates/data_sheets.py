@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.topology.model import Gpu
@@ -23,6 +24,14 @@ ESTIMATED = (
     "overlap_slowdown",
 )
 """Numbers that no data sheet has, or that few state."""
+
+_MEDIANS = {
+    "memory_efficiency": "memory_efficiency",
+    "kernel_overhead": "kernel_overhead_s",
+    "launch": "launch_s",
+    "overlap_slowdown": "overlap_slowdown",
+}
+"""Numbers that are the median of those of other GPUs, and the fields of `Gpu` that have them."""
 
 NEAREST = 3
 """Measured GPUs that an efficiency is the mean of. With the three whose peak per byte of memory
@@ -56,24 +65,23 @@ def complete(
                 f"{allowed_names(generations, spec.generation)}; or all of {', '.join(ESTIMATED)}",
             )
         )
-    usual = {
-        "memory_efficiency": statistics.median(gpu.memory_efficiency for gpu in peers),
-        "kernel_overhead": statistics.median(gpu.kernel_overhead_s for gpu in peers),
-        "launch": statistics.median(gpu.launch_s for gpu in peers),
-        "overlap_slowdown": statistics.median(gpu.overlap_slowdown for gpu in peers),
-        "streaming_multiprocessors": multiprocessors(spec, peers),
-    }
-    sources = dict.fromkeys(
-        usual, f"assumption: as usual for GPUs of the generation {spec.generation}"
-    )
-    sources["streaming_multiprocessors"] = (
-        f"assumption: operations of fp32 per multiprocessor as of another {spec.generation} GPU"
-    )
     efficiency, names = efficiencies(name, spec, measured)
-    values = {**usual, "matmul_efficiency": efficiency}
-    sources["matmul_efficiency"] = f"assumption: the mean of {names}, the nearest in peak per byte"
-    left_out = {field: value for field, value in values.items() if getattr(spec, field) is None}
-    return spec.model_copy(update=left_out), {field: sources[field] for field in left_out}
+    usual = f"assumption: as usual for GPUs of the generation {spec.generation}"
+    per_unit = f"operations of fp32 per multiprocessor as of another {spec.generation} GPU"
+    values: dict[str, tuple[Any, str]] = {
+        **{
+            field: (statistics.median(getattr(gpu, own) for gpu in peers), usual)
+            for field, own in _MEDIANS.items()
+        },
+        "streaming_multiprocessors": (multiprocessors(spec, peers), f"assumption: {per_unit}"),
+        "matmul_efficiency": (
+            efficiency,
+            f"assumption: the mean of {names}, the nearest in peak per byte",
+        ),
+    }
+    left_out = {field: each for field, each in values.items() if getattr(spec, field) is None}
+    numbers = {field: value for field, (value, _) in left_out.items()}
+    return spec.model_copy(update=numbers), {field: why for field, (_, why) in left_out.items()}
 
 
 def multiprocessors(spec: GpuSpec, peers: Sequence[Gpu]) -> int:

@@ -46,14 +46,8 @@ def _entry(name: str) -> tuple[Gpu, Mapping[str, str]]:
         raise InputError(Fault("gpu", repr(name), allowed_names(sections, name)))
     *others, path = sections[name]
     if others:
-        raise InputError(
-            Fault(
-                f"gpus.{name}",
-                f"the same name in {others[0].name}",
-                "in one of these files only",
-                str(path),
-            )
-        )
+        problem = f"the same name in {others[0].name}"
+        raise InputError(Fault(f"gpus.{name}", problem, "in one of these files only", str(path)))
     return _read_entry(path, path.stat().st_mtime_ns, name)
 
 
@@ -116,31 +110,48 @@ def _read_entry(path: Path, modified_ns: int, name: str) -> tuple[Gpu, Mapping[s
     """
     document = _read_document(path, modified_ns)
     alone = {**plain(document), "gpus": {name: plain(document)["gpus"][name]}}
+    estimated: Mapping[str, str] = {}
     try:
         table = validate_document(GpuTable, alone)
+        _check_sources(document, path, name)
+        spec = table.gpus[name]
+        sources = dict(_source_texts(spec, table))
+        if is_data_sheet(spec):
+            spec, estimated = complete(name, spec, measured_gpus())
     except InputError as error:
         raise InputError(
-            replace(fault, file=str(path), line=line_of(document, fault.field.split(".")))
+            fault
+            if fault.file
+            else replace(fault, file=str(path), line=line_of(document, fault.field.split(".")))
             for fault in error.faults
         ) from None
+    sources |= estimated
+    assumed = sources.get("matmul_efficiency", "").startswith("assumption")
+    numbers: dict[str, Any] = {own: getattr(spec, field) for field, own in _NUMBERS.items()}
+    gpu = Gpu(name=name, **numbers, efficiency_assumed=assumed, estimated=tuple(estimated))
+    return gpu, MappingProxyType(sources)
+
+
+def _check_sources(document: Any, path: Path, name: str) -> None:
     faults = source_faults(document, str(path), only=name)
     if faults:
         raise InputError(faults)
-    spec = table.gpus[name]
-    sources = dict(_source_texts(spec, table))
-    estimated: Mapping[str, str] = {}
-    if is_data_sheet(spec):
-        try:
-            spec, estimated = complete(name, spec, measured_gpus())
-        except InputError as error:
-            raise InputError(
-                replace(fault, file=str(path), line=line_of(document, fault.field.split(".")))
-                for fault in error.faults
-            ) from None
-    sources |= estimated
-    assumed = sources.get("matmul_efficiency", "").startswith("assumption")
-    gpu = replace(_gpu(name, spec), efficiency_assumed=assumed, estimated=tuple(estimated))
-    return gpu, MappingProxyType(sources)
+
+
+_NUMBERS = {
+    "memory": "memory_bytes",
+    "memory_bandwidth": "memory_Bps",
+    "peak": "peak_flops",
+    "matmul_efficiency": "matmul_efficiency",
+    "memory_efficiency": "memory_efficiency",
+    "kernel_overhead": "kernel_overhead_s",
+    "launch": "launch_s",
+    "streaming_multiprocessors": "streaming_multiprocessors",
+    "overlap_slowdown": "overlap_slowdown",
+    "generation": "generation",
+    "power": "power_W",
+}
+"""Names of the numbers of `Gpu`, by those of a table."""
 
 
 @lru_cache(maxsize=1)
@@ -166,29 +177,6 @@ def gpu_spec(name: str) -> GpuSpec:
     return validate_document(GpuSpec, document["gpus"][name])
 
 
-def _gpu(name: str, spec: GpuSpec) -> Gpu:
-    assert spec.matmul_efficiency is not None
-    assert spec.memory_efficiency is not None
-    assert spec.kernel_overhead is not None
-    assert spec.launch is not None
-    assert spec.streaming_multiprocessors is not None
-    assert spec.overlap_slowdown is not None
-    return Gpu(
-        name=name,
-        memory_bytes=spec.memory,
-        memory_Bps=spec.memory_bandwidth,
-        peak_flops=dict(spec.peak),
-        matmul_efficiency=dict(spec.matmul_efficiency),
-        memory_efficiency=spec.memory_efficiency,
-        kernel_overhead_s=spec.kernel_overhead,
-        launch_s=spec.launch,
-        streaming_multiprocessors=spec.streaming_multiprocessors,
-        overlap_slowdown=spec.overlap_slowdown,
-        generation=spec.generation,
-        power_W=spec.power,
-    )
-
-
 def _source_texts(spec: GpuSpec, table: GpuTable) -> Mapping[str, str]:
     stated = spec.model_fields_set - _UNSOURCED
     texts = {field: spec.source for field in sorted(stated) if spec.source is not None}
@@ -206,57 +194,39 @@ def source_faults(
     data = plain(document)
     keys = data.get("sources") or {}
     fields = set(GpuSpec.model_fields) - _UNSOURCED
-    faults = []
+    findings: list[tuple[str, str, str, list[str]]] = []
     for name, entry in data.get("gpus", {}).items():
         if only not in {None, name}:
             continue
         at = ["gpus", name, "sources"]
-        sources = entry.get("sources") or {}
-        required = fields - (_OPTIONAL - set(entry))
+        sources, required = entry.get("sources") or {}, fields - (_OPTIONAL - set(entry))
         needed = set() if entry.get("source") else required
-        faults += (
-            [
-                Fault(
-                    f"gpus.{name}.sources.{f}",
-                    "nothing",
-                    "a source for this number",
-                    file,
-                    line_of(document, at),
-                )
+        peaks = set(entry["peak"])
+        findings += [
+            *(
+                (f"sources.{f}", "nothing", "a source for this number", at)
                 for f in sorted(needed - set(sources))
-            ]
-            + [
-                Fault(
-                    f"gpus.{name}.sources.{f}",
-                    repr(f),
-                    allowed_names(required, f),
-                    file,
-                    line_of(document, [*at, f]),
-                )
+            ),
+            *(
+                (f"sources.{f}", repr(f), allowed_names(required, f), [*at, f])
                 for f in sorted(set(sources) - required)
-            ]
-            + [
-                Fault(
-                    f"gpus.{name}.sources.{f}",
-                    repr(text),
-                    f"a sentence or {allowed_names(keys, text)}",
-                    file,
-                    line_of(document, [*at, f]),
-                )
+            ),
+            *(
+                (f"sources.{f}", repr(text), f"a sentence or {allowed_names(keys, text)}", [*at, f])
                 for f, text in sources.items()
                 if is_unknown_key(text, keys)
-            ]
-            + [
-                Fault(
-                    f"gpus.{name}.matmul_efficiency",
+            ),
+            *(
+                (
+                    "matmul_efficiency",
                     f"nothing for {precision!r}",
                     "an efficiency for every precision of `peak`",
-                    file,
-                    line_of(document, ["gpus", name, "matmul_efficiency"]),
+                    ["gpus", name, "matmul_efficiency"],
                 )
-                for precision in sorted(
-                    set(entry["peak"]) ^ set(entry.get("matmul_efficiency") or entry["peak"])
-                )
-            ]
-        )
-    return faults
+                for precision in sorted(peaks ^ set(entry.get("matmul_efficiency") or peaks))
+            ),
+        ]
+    return [
+        Fault(f"gpus.{path[1]}.{field}", found, allowed, file, line_of(document, path))
+        for field, found, allowed, path in findings
+    ]

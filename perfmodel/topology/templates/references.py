@@ -25,14 +25,21 @@ def reference_faults(document: Any, file: str | None = None) -> list[Fault]:
     data = plain(document)
     if not isinstance(data, Mapping):
         return []
+    kinds = {
+        name: entry.get("kind")
+        for _, entry in _entries(data, "nodes")
+        for name in _names(entry.get("id"))
+    }
+    links = data.get("links")
+    links = links if isinstance(links, Mapping) else {}
     findings = [
-        *_device_findings(data),
-        *_edge_findings(data),
-        *_port_findings(data),
-        *_link_findings(data),
-        *_source_findings(data),
+        *_device_findings(data, kinds),
+        *_edge_findings(data, kinds, links),
+        *_port_findings(data, links),
+        *_link_findings(links),
+        *_source_findings(data, links),
         *_gpu_findings(data),
-        *_graph_findings(data),
+        *_graph_findings(data, kinds),
     ]
     return [
         Fault(".".join(map(str, path)), problem, allowed, file, line_of(document, path))
@@ -41,13 +48,15 @@ def reference_faults(document: Any, file: str | None = None) -> list[Fault]:
 
 
 _Finding = tuple[list[str | int], str, str]
+"""Path of a field, what was found, what is allowed."""
+_Kinds = Mapping[str, Any]
+"""Kind of each device, as the file says it."""
 
 
 def _entries(data: Mapping[str, Any], section: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     entries = data.get(section)
-    for position, entry in enumerate(entries if isinstance(entries, list) else []):
-        if isinstance(entry, Mapping):
-            yield position, entry
+    listed = entries if isinstance(entries, list) else []
+    return ((at, entry) for at, entry in enumerate(listed) if isinstance(entry, Mapping))
 
 
 def _names(pattern: Any) -> tuple[str, ...]:
@@ -58,20 +67,7 @@ def _names(pattern: Any) -> tuple[str, ...]:
         return ()
 
 
-def _device_kinds(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: entry.get("kind")
-        for _, entry in _entries(data, "nodes")
-        for name in _names(entry.get("id"))
-    }
-
-
-def _links(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    links = data.get("links")
-    return links if isinstance(links, Mapping) else {}
-
-
-def _device_findings(data: Mapping[str, Any]) -> Iterator[_Finding]:
+def _device_findings(data: Mapping[str, Any], kinds: _Kinds) -> Iterator[_Finding]:
     uses: Counter[str] = Counter()
     joined = {
         name
@@ -79,117 +75,97 @@ def _device_findings(data: Mapping[str, Any]) -> Iterator[_Finding]:
         for side in ("from", "to")
         for name in _names(edge.get(side))
     }
-    alone = len(_device_kinds(data)) == 1
     for position, entry in _entries(data, "nodes"):
+        path: list[str | int] = ["nodes", position, "id"]
         names = _names(entry.get("id"))
         for name in names:
             uses[name] += 1
             if uses[name] == 2:
-                yield ["nodes", position, "id"], f"{name!r} again", "a name that is used once"
-        loose = [name for name in names if name not in joined]
-        if loose and not alone:
-            yield (
-                ["nodes", position, "id"],
-                f"{', '.join(loose)}, which no edge reaches",
-                "an edge to every device",
-            )
-    if "gpu" not in _device_kinds(data).values():
+                yield path, f"{name!r} again", "a name that is used once"
+        loose = ", ".join(name for name in names if name not in joined)
+        if loose and len(kinds) != 1:
+            yield path, f"{loose}, which no edge reaches", "an edge to every device"
+    if "gpu" not in kinds.values():
         yield ["nodes"], "no GPU", "at least one node of kind 'gpu'"
 
 
-def _edge_findings(data: Mapping[str, Any]) -> Iterator[_Finding]:
-    kinds, links = _device_kinds(data), _links(data)
+def _edge_findings(
+    data: Mapping[str, Any], kinds: _Kinds, links: Mapping[str, Any]
+) -> Iterator[_Finding]:
     for position, edge in _entries(data, "edges"):
-        sides = [_names(edge.get(side)) for side in ("from", "to")]
-        for side, names in zip(("from", "to"), sides, strict=True):
+        sides = {side: _names(edge.get(side)) for side in ("from", "to")}
+        for side, names in sides.items():
             missing = [name for name in names if name not in kinds]
             if missing:
-                yield (
-                    ["edges", position, side],
-                    f"{', '.join(map(repr, missing))}, which is no node",
-                    allowed_names(kinds, missing[0]),
-                )
-        if isinstance(edge.get("link"), str) and edge["link"] not in links:
-            yield (
-                ["edges", position, "link"],
-                repr(edge["link"]),
-                allowed_names(links, edge["link"]),
-            )
-        yield from _pattern_findings(position, edge, sides)
+                problem = f"{', '.join(map(repr, missing))}, which is no node"
+                yield ["edges", position, side], problem, allowed_names(kinds, missing[0])
+        link = edge.get("link")
+        if isinstance(link, str) and link not in links:
+            yield ["edges", position, "link"], repr(link), allowed_names(links, link)
+        if all(sides.values()):
+            yield from _pattern_findings(position, edge, *sides.values())
 
 
 def _pattern_findings(
-    position: int, edge: Mapping[str, Any], sides: list[tuple[str, ...]]
+    position: int, edge: Mapping[str, Any], sources: tuple[str, ...], targets: tuple[str, ...]
 ) -> Iterator[_Finding]:
-    if not all(sides):
-        return
     try:
-        joined = join(sides[0], sides[1], edge.get("pattern", "each"))
+        joined = join(sources, targets, edge.get("pattern", "each"))
     except ValueError as error:
         yield ["edges", position], f"{edge['from']!r} to {edge['to']!r}", str(error)
         return
-    loops = [a for a, b in joined if a == b]
-    if loops:
-        yield ["edges", position], f"{loops[0]!r} joined to itself", "two different devices"
+    loop = next((a for a, b in joined if a == b), None)
+    if loop is not None:
+        yield ["edges", position], f"{loop!r} joined to itself", "two different devices"
 
 
-def _port_findings(data: Mapping[str, Any]) -> Iterator[_Finding]:
-    links = _links(data)
+def _port_findings(data: Mapping[str, Any], links: Mapping[str, Any]) -> Iterator[_Finding]:
+    ports = [
+        name
+        for name, link in links.items()
+        if isinstance(link, Mapping) and link.get("kind") in PORT_KINDS
+    ]
     for position, entry in _entries(data, "nodes"):
-        port = entry.get("port")
+        port, rails, is_nic = entry.get("port"), entry.get("rails"), entry.get("kind") == "nic"
         path: list[str | int] = ["nodes", position, "port"]
-        if entry.get("kind") == "nic":
-            ports = [
-                name
-                for name, link in links.items()
-                if isinstance(link, Mapping) and link.get("kind") in PORT_KINDS
-            ]
-            if port is None:
-                yield path, "nothing", f"the link that leaves the NIC, {allowed_names(ports)}"
-            elif port not in ports:
-                yield (
-                    path,
-                    repr(port),
-                    f"a link of kind ethernet or infiniband, {allowed_names(ports, str(port))}",
-                )
-        elif port is not None:
+        if is_nic and port is None:
+            yield path, "nothing", f"the link that leaves the NIC, {allowed_names(ports)}"
+        elif is_nic and port not in ports:
+            allowed = f"a link of kind ethernet or infiniband, {allowed_names(ports, str(port))}"
+            yield path, repr(port), allowed
+        elif not is_nic and port is not None:
             yield path, repr(port), "no port: only a NIC has one"
-        if entry.get("kind") != "nic" and entry.get("rails") is not None:
-            yield (
-                ["nodes", position, "rails"],
-                repr(entry["rails"]),
-                "no rails: only NICs have them",
-            )
+        if not is_nic and rails is not None:
+            yield ["nodes", position, "rails"], repr(rails), "no rails: only NICs have them"
 
 
-def _link_findings(data: Mapping[str, Any]) -> Iterator[_Finding]:
-    for name, link in _links(data).items():
-        if not isinstance(link, Mapping) or link.get("kind") in PORT_KINDS:
-            continue
-        for key in ("network", "flow", "flow_source", "adapter"):
-            if link.get(key) is not None:
-                allowed = f"nothing: only a NIC's port, of kind ethernet or infiniband, has {key!r}"
-                yield ["links", name, key], repr(link[key]), allowed
+def _link_findings(links: Mapping[str, Any]) -> Iterator[_Finding]:
+    for name, link in links.items():
+        if isinstance(link, Mapping) and link.get("kind") not in PORT_KINDS:
+            for key in ("network", "flow", "flow_source", "adapter"):
+                if link.get(key) is not None:
+                    port = "a NIC's port, of kind ethernet or infiniband,"
+                    allowed = f"nothing: only {port} has {key!r}"
+                    yield ["links", name, key], repr(link[key]), allowed
 
 
 _SOURCED = ("staging", "launch", "host_memory", "nvme")
 """Sections of a template whose numbers have one source."""
 
 
-def _source_findings(data: Mapping[str, Any]) -> Iterator[_Finding]:
+def _source_findings(data: Mapping[str, Any], links: Mapping[str, Any]) -> Iterator[_Finding]:
     keys = data.get("sources")
     keys = keys if isinstance(keys, Mapping) else {}
-    sections = [(["links", name], link) for name, link in _links(data).items()]
-    sections += [([name], data.get(name)) for name in _SOURCED]
+    sections: list[tuple[list[str | int], Any]] = [
+        *((["links", name], link) for name, link in links.items()),
+        *(([name], data.get(name)) for name in _SOURCED),
+    ]
     for path, section in sections:
         for field in ("source", "efficiency_source", "latency_source", "flow_source"):
             text = section.get(field) if isinstance(section, Mapping) else None
             if isinstance(text, str) and text and is_unknown_key(text, keys):
-                yield (
-                    [*path, field],
-                    repr(text),
-                    f"a sentence, or a key of `sources`: {allowed_names(keys, text)}",
-                )
+                allowed = f"a sentence, or a key of `sources`: {allowed_names(keys, text)}"
+                yield [*path, field], repr(text), allowed
 
 
 def _gpu_findings(data: Mapping[str, Any]) -> Iterator[_Finding]:
@@ -198,8 +174,7 @@ def _gpu_findings(data: Mapping[str, Any]) -> Iterator[_Finding]:
         yield ["gpu"], repr(name), f"a GPU of the table, {allowed_names(gpu_names(), name)}"
 
 
-def _graph_findings(data: Mapping[str, Any]) -> Iterator[_Finding]:
-    kinds = _device_kinds(data)
+def _graph_findings(data: Mapping[str, Any], kinds: _Kinds) -> Iterator[_Finding]:
     for position, graph in _entries(data, "graphs"):
         for at, channel in _entries(graph, "channels"):
             named = [("gpu", name) for name in channel.get("gpus") or ()]
