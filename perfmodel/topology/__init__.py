@@ -39,7 +39,7 @@ def build_cluster(
         Network between the nodes, by name or file, or its kind with what differs from the kind's
         defaults: ``{"kind": "fat-tree", "oversubscription": 4.0}``; or a function of the numbers of
         nodes and of NICs of each that returns a graph of them and of switches (see
-        `perfmodel.topology.fabric.own_fabric`). Needed for more than one node.
+        `perfmodel.topology.fabric.fabric_graph`). Needed for more than one node.
     gpus_per_node : int, optional
         Use only the first GPUs of each node.
 

@@ -17,9 +17,8 @@ import numpy as np
 
 from perfmodel.arrays import IntArray
 from perfmodel.errors import Fault, InputError
-from perfmodel.topology.arcs import Arcs, LinkKinds
+from perfmodel.topology.arcs import ArcEnd, ArcEnds, Arcs, Cables, LikeHosts, LinkKinds
 from perfmodel.topology.expanded_graph import SWITCH
-from perfmodel.topology.fabric.like_hosts import ArcEnd, ArcEnds, Cables, LikeHosts
 from perfmodel.topology.model import (
     ChannelGraph,
     ChannelPath,

@@ -17,12 +17,13 @@ from perfmodel.topology.composed.gpu_changes import (
     nvlink_words,
     read_gpus,
 )
-from perfmodel.topology.composed.host_parts import PartedHost, used_only
 from perfmodel.topology.composed.nic_changes import STATED, StatedNics, change_nics, read_nics
 from perfmodel.topology.composed.tree_changes import (
+    PartedHost,
     change_slots,
     change_tree,
     limit_slots,
+    used_only,
     with_memory,
 )
 from perfmodel.topology.from_text.describe import Described, describe

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.topology.composed.host_parts import PartedHost
-from perfmodel.topology.from_text.defaults import stated_rate
+from perfmodel.topology.composed.tree_changes import PartedHost
 from perfmodel.topology.from_text.gpu_text import NamedGpu
 from perfmodel.topology.from_text.grammar import read_stated_gpu, unread_words
-from perfmodel.topology.from_text.intra_text import IntraText, read_intra
-from perfmodel.topology.from_text.layouts import Board, join_gpus
+from perfmodel.topology.from_text.layouts import Board, join_gpus, stated_rate
+from perfmodel.topology.from_text.network_text import IntraText, read_intra
 from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts, reads_gpus
 from perfmodel.topology.from_text.template_builder import Draft
 from perfmodel.topology.templates.gpus import load_gpu

@@ -188,8 +188,11 @@ def _is_card(gpus: Phrase, slot: Phrase, text: str) -> bool:
 
 def _read_phrase(phrase: Phrase) -> dict[str, Any]:
     """Fields of a node that a phrase states; none where it has no meaning."""
-    from perfmodel.topology.from_text.intra_text import read_intra, read_peer_access
-    from perfmodel.topology.from_text.network_text import read_gpudirect
+    from perfmodel.topology.from_text.network_text import (
+        read_gpudirect,
+        read_intra,
+        read_peer_access,
+    )
 
     text, folded = phrase.text, phrase.text.lower()
     if phrase.subject in {"gpus", "nic", "pcie", "power_limit"}:

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import collect_faults, validate_document
-from perfmodel.topology.from_text.defaults import usual_host, usual_layout
 from perfmodel.topology.from_text.gpu_text import NamedGpu
-from perfmodel.topology.from_text.layouts import draft_host
+from perfmodel.topology.from_text.layouts import draft_host, usual_host, usual_layout
 from perfmodel.topology.from_text.match_template import (
     HostText,
     TemplateFacts,

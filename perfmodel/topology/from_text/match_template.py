@@ -8,19 +8,17 @@ from functools import lru_cache
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import collect_faults
-from perfmodel.topology.from_text.defaults import usual_layout
 from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
-from perfmodel.topology.from_text.intra_text import (
-    IntraText,
-    read_intra,
-    read_pcie,
-    read_peer_access,
-)
+from perfmodel.topology.from_text.layouts import usual_layout
 from perfmodel.topology.from_text.network_text import (
+    IntraText,
     NetworkText,
     read_gpudirect,
+    read_intra,
     read_mtu,
     read_network,
+    read_pcie,
+    read_peer_access,
 )
 from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts, usual_nics
 from perfmodel.topology.from_text.template_builder import names_any

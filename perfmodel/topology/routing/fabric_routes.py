@@ -15,7 +15,7 @@ import numpy as np
 
 from perfmodel.errors import TopologyError
 from perfmodel.garbage import no_collections
-from perfmodel.topology.fabric.like_hosts import devices_of
+from perfmodel.topology.arcs import devices_of
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.clos import Ints, Tiers
 from perfmodel.topology.routing.switch_paths import NO_CABLE, NO_HOP, CableRoutes, switch_paths

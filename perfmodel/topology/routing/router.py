@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 
 from perfmodel.errors import TopologyError, allowed_names
-from perfmodel.topology.fabric.like_hosts import devices_of
+from perfmodel.topology.arcs import devices_of
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.clos import Ints
 from perfmodel.topology.routing.fabric_routes import FabricRoutes

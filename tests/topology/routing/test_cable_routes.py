@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 import perfmodel as pm
 from perfmodel.errors import InputError
 from perfmodel.simulate.sharing.max_min import max_min_rates
-from perfmodel.topology.fabric.direct_networks import direct_network
-from perfmodel.topology.fabric.dragonfly import dragonfly
+from perfmodel.topology.fabric.direct_networks import direct_network, dragonfly
 from perfmodel.topology.faults import find_arcs, remove_links
 from perfmodel.topology.model import Topology
 from perfmodel.topology.own_graph import topology_of

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.topology.fabric.direct_networks import direct_network
-from perfmodel.topology.fabric.dragonfly import dragonfly
+from perfmodel.topology.fabric.direct_networks import direct_network, dragonfly
 from perfmodel.topology.routing.clos import hashed
 from perfmodel.topology.routing.switch_paths import switch_paths
 

@@ -8,8 +8,7 @@ import pytest
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.topology.fabric.fabric import resolve_fabric
-from perfmodel.topology.templates.build import build_topology, load_node
-from perfmodel.topology.templates.check import check
+from perfmodel.topology.templates.build import build_topology, check, load_node
 from perfmodel.topology.templates.name_ranges import expand_pattern, expand_ranges
 from perfmodel.topology.templates.spec import DeviceSpec, EdgeSpec, join
 
