@@ -1,4 +1,10 @@
-"""Devices and directed links of a machine as arrays; `compilation` makes them of its graphs."""
+"""Devices and directed links of a machine as arrays; `compilation` makes them of its graphs.
+
+Names of a cluster's devices and of the ends of its links, and who is whose neighbour, are made on
+demand. All hosts are alike, and a fabric has a cable for each NIC: a template, the number of hosts
+and the leaf of each port say all. Kept one by one, the names of 100,000 GPUs and of what joins them
+take more memory than their numbers, and more time than a simulation.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def _read(path: Path) -> nx.Graph[Any]:
 
     file = str(path)
     if file.lower().endswith(".graphml"):
-        from perfmodel.topology.importers.nccl_xml.safe_xml import parse_xml
+        from perfmodel.topology.importers.safe_xml import parse_xml
 
         text = read_text(path)
         parse_xml(text, file)  # refuses what could make a small file huge

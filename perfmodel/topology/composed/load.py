@@ -1,6 +1,6 @@
 """Nodes of any kind by name, path or words: templates, and hosts that are put together.
 
-A host in one line: "2 x rtx-4090, 10 GbE", "dgx-a100, 1 x 100 Gbit/s RoCE".
+A host in words is one line: "2 x rtx-4090, 10 GbE", "dgx-a100, 1 x 100 Gbit/s RoCE".
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""PCIe of a composed host: slots, switches, CPUs and their memory.
-
-A template taken apart: its devices by kind, its edges, and what a change makes of them.
-"""
+"""A template taken apart, and its PCIe changed: slots, switches, CPUs and their memory."""
 
 from __future__ import annotations
 

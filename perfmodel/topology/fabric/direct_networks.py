@@ -1,9 +1,9 @@
-"""Direct networks, in which every router holds hosts: torus, mesh, hypercube, flattened butterfly.
+"""Direct networks, in which every router holds hosts: grids and the dragonfly.
 
-Each is a Cartesian product of lines of routers: rings, paths or complete graphs. The generator
-takes the number of hosts and the rail of each NIC of a host, and returns a NetworkX graph: hosts
-are the integers 0, 1, ..., routers stand at a `place` of the grid, and all NICs of a host are
-plugged into one router.
+A torus, a mesh, a hypercube and a flattened butterfly are Cartesian products of lines of routers:
+rings, paths or complete graphs. A dragonfly has groups of routers that are all joined to each
+other, as are the groups. A generator takes the number of hosts and the rail of each NIC of a host,
+and returns a NetworkX graph: hosts are the integers 0, 1, ..., and routers stand at a `place`.
 """
 
 from __future__ import annotations

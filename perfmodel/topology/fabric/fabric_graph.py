@@ -1,11 +1,9 @@
-"""The network between hosts as a NetworkX graph: of a shape's generator, or of a list of cables.
+"""The network between hosts as a NetworkX graph: of a shape, a list, or a function of the user's.
 
 Nodes are the hosts, by their numbers, and switches, by their names. An edge of a host plugs in some
 of its NICs (``nics``, all if it is the only edge); an edge between switches is a number of parallel
 ``cables`` with ``lanes`` bonded into each, of which each cable carries ``bandwidth`` (raw; that of
 the NICs' ports if left out) after ``latency`` (that of the fabric's cables).
-
-Fabrics of one's own: a function that returns a NetworkX graph of hosts and switches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Node templates from parts: boards with NVLink, cards in slots, CPUs, memory and NICs."""
+"""A host from parts: boards with NVLink, cards in slots, CPUs, memory and NICs.
+
+What its text leaves open is as usual: the layout of NVLinks, CPUs, switches.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks between hosts as people write them: "RoCE v2 25 GbE", "AWS EFA (p4d.24xlarge)"."""
+"""Links inside a host and networks between hosts as people write them: "NVLink3", "RoCE 25 GbE"."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ from perfmodel.files.pasted_text import (
 )
 from perfmodel.topology.importers.ibnetdiscover import read_fabric
 from perfmodel.topology.importers.imported import ImportedTopology, Kind
-from perfmodel.topology.importers.nccl_xml.read import read_nccl
-from perfmodel.topology.importers.nccl_xml.safe_xml import Element, parse_xml
-from perfmodel.topology.importers.nvidia_smi.matrix import read_matrix
+from perfmodel.topology.importers.nccl_topology import read_nccl
+from perfmodel.topology.importers.safe_xml import Element, parse_xml
+from perfmodel.topology.importers.topo_matrix import read_matrix
 from perfmodel.topology.templates.spec import device_names
 
 LARGEST_BYTES = 64 * 2**20

@@ -1,4 +1,7 @@
-"""An imported host or fabric: its document, what was assumed, and its text as YAML."""
+"""An imported host or fabric: its document, what was assumed, and its text as YAML.
+
+A node template of any origin is written as YAML that loads back to the same host.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from perfmodel.errors import ExecutorUnavailable
 from perfmodel.topology.importers.imported import ImportedTopology, natural_key
-from perfmodel.topology.importers.nvidia_smi.path_levels import Matrix, template_from_matrix
+from perfmodel.topology.importers.path_levels import Matrix, template_from_matrix
 
 _LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """Path types by nvmlGpuTopologyLevel_t (nvml.h)."""

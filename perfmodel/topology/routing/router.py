@@ -146,7 +146,7 @@ def _cut_nics_by_host(topology: Topology) -> dict[int, set[str]]:
     return by_host
 
 
-class Router:
+class Router(FabricRoutes):
     """Finds routes and caches them.
 
     A route inside one host is the same in all of them, shifted by ``host_arcs``; it is searched
@@ -156,9 +156,8 @@ class Router:
     """
 
     def __init__(self, topology: Topology) -> None:
-        self.topology = topology
+        super().__init__(topology)
         self._host_routes = HostRoutes(topology)
-        self._fabric = FabricRoutes(topology)
         self._routes: dict[tuple[str, str, int], tuple[int, ...]] = {}
 
     @cached_property
@@ -233,34 +232,9 @@ class Router:
         tiers = self.topology.tiers
         return tiers is not None and tiers.by_place
 
-    def nic_number(self, nic: str) -> int:
-        """Number of a NIC in its host."""
-        return self._fabric.number_of(nic)
-
-    def nic_numbers(self, cables: Ints, end: int) -> Ints:
-        """Numbers of the NICs that arcs of the fabric leave, with `end` 0, or enter, with 1."""
-        return self._fabric.numbers_at(cables, end)
-
     def nic_name(self, host: int, number: int) -> str:
         """Name of a NIC by its number in its host."""
-        return self._fabric.name_of(int(self.ports(np.array(host), np.array(number))))
-
-    def ports(self, host: Ints, nic: Ints) -> Ints:
-        """Ports of NICs, given by their hosts and their numbers in their hosts."""
-        return self._fabric.ports(host, nic)
-
-    @property
-    def parts(self) -> Ints | None:
-        """Part of the fabric of each port; None where cables join them all."""
-        return self._fabric.parts
-
-    def joined(self, src: str, dst: str) -> bool:
-        """Whether cables lead from one NIC to another."""
-        return self._fabric.joined(src, dst)
-
-    def across(self, src: Ints, dst: Ints, flow: Ints) -> tuple[Ints, Ints]:
-        """Routes of many flows between ports; see `FabricRoutes.routes`."""
-        return self._fabric.routes(src, dst, flow)
+        return self.name_of(int(self.ports(np.array(host), np.array(number))))
 
     def unreachable(self, src: str, dst: str, why: str) -> TopologyError:
         """What to raise where two devices cannot reach each other; names what was lost."""
@@ -293,7 +267,7 @@ class Router:
         head = self._way_out(src, out) if out != src else ()
         tail = self.route(into, dst) if into != dst else ()
         try:
-            across = self._fabric.route(out, into, flow)
+            across = self.route_between(out, into, flow)
         except TopologyError as error:
             raise self.unreachable(src, dst, str(error)) from None
         return head + across + tail
@@ -303,14 +277,14 @@ class Router:
 
         `other`: the NIC that it sends to, to which cables lead from some NICs only.
         """
-        if name in self._fabric:
+        if self.has_cable(name):
             return name
         nics = self.nearest_nics(name)
         if not nics:
             raise self.unreachable(src, dst, f"{name} reaches no NIC")
         if other is None or self.parts is None:
             return nics[0]
-        joined = [nic for nic in nics if self._fabric.joined(nic, other)]
+        joined = [nic for nic in nics if self.joined(nic, other)]
         rail = next((nic for nic in joined if self._hands_over(name, nic)), None)
         if rail is None:
             raise self.unreachable(src, dst, no_rail(name, nics[0], other))
@@ -318,9 +292,9 @@ class Router:
 
     def _hands_over(self, name: str, nic: str) -> bool:
         """Whether a device's bytes leave by a NIC: of GPUs by near ones, or over NVLink."""
-        near = self.path_type(name, nic) in _NEAR
+        is_gpu = self.topology.devices[name].kind == "gpu"
         return (
-            near or self.topology.devices[name].kind != "gpu" or self._relay(name, nic) is not None
+            not is_gpu or self.path_type(name, nic) in _NEAR or self._relay(name, nic) is not None
         )
 
     def _way_out(self, src: str, nic: str) -> tuple[int, ...]:

@@ -1,4 +1,7 @@
-"""From files to a `Topology`: a node template, repeated, and joined by a fabric."""
+"""From files to a `Topology`: a node template, repeated, and joined by a fabric.
+
+`check` finds every fault of a template, a built topology or a file at once.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """The table of GPUs: ``topologies/gpus.yaml`` and a user's own.
 
-GPUs of which a data sheet is all that is known: the rest from GPUs that were measured.
-
-How far the rest may be off stands in ``workload/compute_spread.yaml``: there every shipped GPU was
-taken for a new one (`reports.kernels.data_sheets`).
+Where a data sheet is all that is known of a GPU, the rest is estimated from GPUs that were measured.
+How far that may be off stands in ``workload/compute_spread.yaml``: there every shipped GPU was taken
+for a new one (`reports.kernels.data_sheets`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Node templates by name or path: files that list their devices and links.
 
-Faults of names in a node file: undefined, defined twice, or devices without a link.
-
-Works on the raw document, so that these faults are reported together with those of its schema.
+Names in a file that are undefined or defined twice, and devices without a link, are found in the
+raw document, so that these faults are reported together with those of its schema.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from perfmodel.errors import Fault, InputError
 from perfmodel.topology.from_text.parts import usual_nics
 from perfmodel.topology.importers.complete import ImportedHost
-from perfmodel.topology.importers.nccl_xml.devices import Device, Domain
-from perfmodel.topology.importers.nccl_xml.safe_xml import Element
+from perfmodel.topology.importers.nccl_devices import Device, Domain
+from perfmodel.topology.importers.safe_xml import Element
 
 MOST_GBPS = 1600
 """Of one adapter yet: ConnectX-9 (NVIDIA's data sheet), two ports of 800 Gbit/s."""

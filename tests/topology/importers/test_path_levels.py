@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.topology.importers import ImportedTopology, import_file
-from perfmodel.topology.importers.nvidia_smi.matrix import matrix_of
-from perfmodel.topology.importers.nvidia_smi.path_levels import Matrix
+from perfmodel.topology.importers.path_levels import Matrix
+from perfmodel.topology.importers.topo_matrix import matrix_of
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.routing.shortest_paths import HostArc, best_paths

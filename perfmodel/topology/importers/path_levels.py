@@ -4,10 +4,6 @@ PIX: below one switch. PXB: below switches that another switch joins. PHB and NO
 (between its host bridges, for NODE; NCCL counts both as PHB). SYS: two NUMA domains. Where NVLink
 hides how two GPUs meet over PCIe, the NICs beside them or their NUMA domains show it; else it is as
 usual.
-
-A matrix of path types between the devices of a host, and the groups that it implies.
-
-Groups are devices that share a NUMA domain, a switch, or a cluster of switches.
 """
 
 from __future__ import annotations

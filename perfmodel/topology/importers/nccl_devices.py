@@ -14,7 +14,7 @@ from typing import Literal
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.topology.from_text.parts import cpu_named
-from perfmodel.topology.importers.nccl_xml.safe_xml import Element
+from perfmodel.topology.importers.safe_xml import Element
 
 DeviceKind = Literal["cpu", "gpu", "nic", "switch", "nvswitch", "unknown"]
 

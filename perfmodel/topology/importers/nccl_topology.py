@@ -1,6 +1,6 @@
 """NCCL's topology XML (`NCCL_TOPO_DUMP_FILE`, `NCCL_TOPO_FILE`) as a node template.
 
-NVLinks of an imported host: from the file, a template, or as usual.
+NVLinks are from the file, from a template, or as usual.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from perfmodel.topology.from_text.template_builder import (
 )
 from perfmodel.topology.importers.complete import ImportedHost, complete_machine, part_of, sort_gpus
 from perfmodel.topology.importers.imported import ImportedTopology, plain_name
-from perfmodel.topology.importers.nccl_xml.devices import Device, Domain, is_virtual, read_domains
-from perfmodel.topology.importers.nccl_xml.nics import Adapter, find_adapters
-from perfmodel.topology.importers.nccl_xml.safe_xml import Element, parse_xml
+from perfmodel.topology.importers.nccl_devices import Device, Domain, is_virtual, read_domains
+from perfmodel.topology.importers.nccl_nics import Adapter, find_adapters
+from perfmodel.topology.importers.safe_xml import Element, parse_xml
 from perfmodel.topology.templates.spec import NodeSpec, device_names, pairs
 
 

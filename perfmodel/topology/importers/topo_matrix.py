@@ -1,9 +1,8 @@
 """Reader of `nvidia-smi topo -m`, in the spellings of all drivers.
 
-Lines of a topology matrix as logical rows: glued names split, wrapped lines put together.
-
-A terminal of 80 columns breaks a row anywhere, also inside of a cell; the header says how many
-cells a row has, so that there is one way at most to put it together.
+Lines become logical rows: glued names are split, and wrapped lines put together. A terminal of 80
+columns breaks a row anywhere, also inside of a cell; the header says how many cells a row has, so
+that there is one way at most to put it together.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.topology.importers.imported import ImportedTopology
-from perfmodel.topology.importers.nvidia_smi.path_levels import Matrix, template_from_matrix
+from perfmodel.topology.importers.path_levels import Matrix, template_from_matrix
 
 _OLD = {"SOC": "SYS", "PSB": "PXB"}
 """Names of old drivers: SOC is SYS; PSB is a switch on a board of two GPUs."""
