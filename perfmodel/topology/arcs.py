@@ -213,8 +213,7 @@ class Cables(Sequence[ArcEnd]):
         """Cables whose lower end a device is, and those whose upper end it is."""
         if device in self._place:
             lower, upper = self._trunks_at.get(device, ((), ()))
-            ports = np.flatnonzero(self.leaf_of == self._place[device]).tolist()
-            return lower, [*ports, *upper]
+            return lower, [*np.flatnonzero(self.leaf_of == self._place[device]).tolist(), *upper]
         host, _, nic = device.partition("/")
         if nic not in self.nics:
             return (), ()

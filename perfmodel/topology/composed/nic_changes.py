@@ -71,8 +71,9 @@ def read_nics(section: NicSection, field: str) -> StatedNics:
     for name, phrase in read.items():
         faults += _twice(section, phrase, f"{field}.{name}", field)
     if described and named and described.kind and named.kind != described.kind:
-        allowed = f"{described.kind!r}, as the words say"
-        faults.append(Fault(f"{field}.kind", repr(section.kind), allowed))
+        faults.append(
+            Fault(f"{field}.kind", repr(section.kind), f"{described.kind!r}, as the words say")
+        )
     slot = None
     with collect_faults(faults):
         slot = None if section.pcie is None else read_slot(section.pcie, f"{field}.pcie")
@@ -82,8 +83,13 @@ def read_nics(section: NicSection, field: str) -> StatedNics:
     rate_Bps = next((each for each in rates_Bps if each), None)
     carried_Bps = adapter_rate(section.text or "")
     if rate_Bps is not None and carried_Bps is not None and rate_Bps > carried_Bps:
-        allowed = f"at most {bits(carried_Bps)}, which this adapter carries"
-        raise InputError(Fault(f"{field}.text", repr(section.text), allowed))
+        raise InputError(
+            Fault(
+                f"{field}.text",
+                repr(section.text),
+                f"at most {bits(carried_Bps)}, which this adapter carries",
+            )
+        )
     leading = re.match(r"\s*(\d+)\s*x\b", section.text or "")
     counts = [section.count, *(each.nics for each in read.values())]
     counts.append(int(leading[1]) if leading else None)

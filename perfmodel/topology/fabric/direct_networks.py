@@ -131,8 +131,13 @@ def plug_in(
     each = ports or math.ceil(hosts / routers) * nics
     each -= each % nics if nics <= each else 0  # whole hosts
     if hosts * nics > each * routers:
-        most = f"at most {each * routers}: {each} at each of {routers} routers"
-        raise InputError(Fault("fabric.hosts_per_router", f"{hosts * nics} NICs", most))
+        raise InputError(
+            Fault(
+                "fabric.hosts_per_router",
+                f"{hosts * nics} NICs",
+                f"at most {each * routers}: {each} at each of {routers} routers",
+            )
+        )
     leaf_of = [[(host * nics + nic) // each for nic in range(nics)] for host in range(hosts)]
     graph = plugged(hosts, leaf_of, map(str, network), **network.graph)
     graph.update(network)

@@ -113,9 +113,14 @@ def _read(path: Path) -> FabricFile:
     line = line_of(document, ["sources"])
     if (file.fabric.kind == "listed") != (file.fabric.hosts is not None):
         found = "them" if file.fabric.hosts else "none"
-        allowed = "hosts of a listed fabric, and of no other"
         raise InputError(
-            Fault("fabric.hosts", found, allowed, str(path), line_of(document, ["fabric"]))
+            Fault(
+                "fabric.hosts",
+                found,
+                "hosts of a listed fabric, and of no other",
+                str(path),
+                line_of(document, ["fabric"]),
+            )
         )
     faults = [
         Fault(f"sources.{name}", "nothing", "a source for this number", str(path), line)

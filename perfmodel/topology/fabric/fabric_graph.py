@@ -101,8 +101,13 @@ def _listed(spec: FabricSpec, hosts: int, rails: Rails) -> nx.MultiGraph[int | s
     odd_host = next((row for row in rows if len(row.leaves) != len(rails)), None)
     if odd_host is not None:
         other = f"{len(odd_host.leaves)} of {odd_host.name} in the fabric"
-        mismatch = f"{len(rails)} NICs per host, and {other}"
-        faults.append(Fault("fabric", mismatch, "as many as the host template has"))
+        faults.append(
+            Fault(
+                "fabric",
+                f"{len(rails)} NICs per host, and {other}",
+                "as many as the host template has",
+            )
+        )
     faults += [
         Fault("fabric.trunks", f"{trunk.to} joined to itself", "two different switches")
         for trunk in trunks
@@ -116,8 +121,13 @@ def _listed(spec: FabricSpec, hosts: int, rails: Rails) -> nx.MultiGraph[int | s
     reached = [leaves[0], *(name for _, name in nx.bfs_edges(joined, leaves[0]))]
     unreachable = next((leaf for leaf in leaves if leaf not in set(reached)), None)
     if unreachable is not None:
-        problem = f"no cables from {leaves[0]} to {unreachable}"
-        raise InputError(Fault("fabric.trunks", problem, "switches that are joined"))
+        raise InputError(
+            Fault(
+                "fabric.trunks",
+                f"no cables from {leaves[0]} to {unreachable}",
+                "switches that are joined",
+            )
+        )
     place = {name: at for at, name in enumerate(dict.fromkeys((*leaves, *reached)))}
     leaf_of = [[place[leaf] for leaf in row.leaves] for row in rows]
     notes = [f"assumption: the first {hosts} of {len(listed)} hosts of the fabric"]

@@ -155,11 +155,10 @@ def read_phrases(text: str) -> list[Phrase]:
     phrases: list[Phrase] = []
     begun = at = _skip(_BETWEEN_PHRASES, text, 0)
     while at < len(text):
-        found = [_phrase(subject, patterns[subject], text, at) for subject in patterns]
+        found = (_phrase(subject, patterns[subject], text, at) for subject in patterns)
         longest = max(found, key=lambda phrase: len(phrase.text))
         if not longest.text:
-            unread = _UNREAD.match(text, at)
-            longest = Phrase("", unread[0] if unread else text[at:], {})
+            longest = Phrase("", text[at : _skip(_UNREAD, text, at)], {})
         if phrases and phrases[-1].subject == longest.subject == "":
             longest = Phrase("", text[begun : at + len(longest.text)], {})
             del phrases[-1]
@@ -237,8 +236,9 @@ def read_stated_gpu(text: str) -> NamedGpu:
         faults.append(Fault("gpu", repr(form), f"{part.form.upper()}, as {named.name} has"))
     stated_GB = int(re.sub(r"\D", "", memory) or part.memory)
     if named.memory_GB is not None and abs(stated_GB / part.memory - 1) > _SAME_MEMORY:
-        nearest = f"{part.memory} GB, as the nearest ({named.name}) has"
-        faults.append(Fault("gpu", repr(memory), nearest))
+        faults.append(
+            Fault("gpu", repr(memory), f"{part.memory} GB, as the nearest ({named.name}) has")
+        )
     of_amd, of_nvidia = re.search("amd|instinct", maker), re.search("nvidia|geforce|tesla", maker)
     if (of_amd and not part.amd) or (of_nvidia and part.amd):
         faults.append(Fault("gpu", repr(maker), f"another maker: {named.name} is not theirs"))

@@ -151,13 +151,17 @@ def _gpu(host: ImportedHost, models: Sequence[str]) -> str:
     family = part_of(by_device).spelled if by_device else None
     asked = template if host.asked_template is not None else None
     if asked is not None and family not in {None, part_of(asked.gpu).spelled}:
-        problem = f"{by_device} by its PCI device, and {asked.gpu} in {host.asked_template}"
-        raise host.refuse("template", problem, "a machine with the GPUs of the file")
+        raise host.refuse(
+            "template",
+            f"{by_device} by its PCI device, and {asked.gpu} in {host.asked_template}",
+            "a machine with the GPUs of the file",
+        )
     if host.asked_gpu is not None:
         named = read_gpu(host.asked_gpu)
         if by_device and family != named.part.spelled:
-            problem = f"{by_device} by its PCI device, {host.asked_gpu!r} asked for"
-            raise host.refuse("gpu", problem, by_device)
+            raise host.refuse(
+                "gpu", f"{by_device} by its PCI device, {host.asked_gpu!r} asked for", by_device
+            )
         host.notes.extend(note.removeprefix("assumption: ") for note in named.assumptions)
         return named.name
     if by_device:
@@ -167,8 +171,11 @@ def _gpu(host: ImportedHost, models: Sequence[str]) -> str:
         return template.gpu
     spelled = _spelled_in(host.text)
     if spelled is None:
-        allowed = "--gpu NAME (such as 'A100-SXM4-80GB') or --template NAME"
-        raise host.refuse("gpu", "nothing that tells the model of the GPUs", allowed)
+        raise host.refuse(
+            "gpu",
+            "nothing that tells the model of the GPUs",
+            "--gpu NAME (such as 'A100-SXM4-80GB') or --template NAME",
+        )
     host.notes.append(f"GPUs are {spelled}: the file's name or a comment says so")
     return spelled
 
@@ -200,8 +207,11 @@ def _classify(host: ImportedHost) -> None:
         return
     count, gpus, nics = len(unknown), host.usual("gpu"), host.usual("nic")
     if host.template is None:
-        allowed = "--template NAME of the machine, which tells what they are"
-        raise host.refuse("pci.class", f"nothing for {count} devices", allowed)
+        raise host.refuse(
+            "pci.class",
+            f"nothing for {count} devices",
+            "--template NAME of the machine, which tells what they are",
+        )
     if not host.all("gpu") and count == gpus + nics:
         for domain in host.domains:
             for at, device in enumerate(devices_of([domain], "unknown")):
@@ -212,8 +222,11 @@ def _classify(host: ImportedHost) -> None:
             device.kind = "nic"
         note = f"the {count} devices without a class are NICs"
     else:
-        allowed = f"{gpus} GPUs and {nics} NICs, as {host.template.name} has"
-        raise host.refuse("pci.class", f"{count} devices without a class", allowed)
+        raise host.refuse(
+            "pci.class",
+            f"{count} devices without a class",
+            f"{gpus} GPUs and {nics} NICs, as {host.template.name} has",
+        )
     host.notes.append(note)
 
 
@@ -228,8 +241,11 @@ def _add_gpus(host: ImportedHost) -> None:
     if not gpus:
         raise host.refuse("gpu", "no GPU", "--template NAME of the machine, which has them")
     if gpus % len(places):
-        problem = f"no GPU, and {len(places)} places for {gpus}"
-        raise host.refuse("gpu", problem, "a template whose GPUs spread evenly")
+        raise host.refuse(
+            "gpu",
+            f"no GPU, and {len(places)} places for {gpus}",
+            "a template whose GPUs spread evenly",
+        )
     each = gpus // len(places)
     for at in range(gpus):
         places[at // each].children.append(Device("gpu", f"~{at:04d}", 0))

@@ -78,8 +78,9 @@ def read_fabric(text: str, file: str) -> ImportedTopology:
     hosts = _hosts(listing, names)
     if not names or not hosts:
         lacking = "no switch" if not names else "no host beside a switch"
-        allowed = "switches and hosts, as ibnetdiscover lists them"
-        raise InputError(Fault("file", lacking, allowed, file))
+        raise InputError(
+            Fault("file", lacking, "switches and hosts, as ibnetdiscover lists them", file)
+        )
     counts = Counter(map(len, hosts.values()))
     usual = max(counts, key=lambda count: (counts[count], count))
     odd = [host for host, nics in hosts.items() if len(nics) != usual]
@@ -110,8 +111,15 @@ def _blocks(text: str, file: str) -> _Listing:
             kind, _, guid, name = begins.groups()
             block = _Block(kind, guid.lower(), (name or "").strip(), number)
             if block.guid in blocks:
-                found = f"{guid} again (first on line {blocks[block.guid].line})"
-                faults.append(Fault("block", found, "each device once", file, number))
+                faults.append(
+                    Fault(
+                        "block",
+                        f"{guid} again (first on line {blocks[block.guid].line})",
+                        "each device once",
+                        file,
+                        number,
+                    )
+                )
             blocks[block.guid] = block
         elif line.startswith("["):
             port = _PORT.match(line)
@@ -121,8 +129,15 @@ def _blocks(text: str, file: str) -> _Listing:
                 continue
             cable = (port[2].lower(), int(port[3]), _rate(port[4]))
             if block.ports.setdefault(int(port[1]), cable)[:2] != cable[:2]:
-                found = f"port {port[1]} again, to another device"
-                faults.append(Fault("port", found, "each port once", file, number))
+                faults.append(
+                    Fault(
+                        "port",
+                        f"port {port[1]} again, to another device",
+                        "each port once",
+                        file,
+                        number,
+                    )
+                )
     faults = faults or list(_cable_faults(blocks, file))
     if faults:
         raise InputError(faults[:20])
@@ -139,15 +154,24 @@ def _cable_faults(blocks: Mapping[str, _Block], file: str) -> Iterator[Fault]:
             for block in blocks.values()
             if first in {far for far, _, _ in block.ports.values()}
         )
-        problem = f"{len(missing)} devices at the far end of cables without a block of their own"
-        allowed = f"a block for each, as for {first} (is the file cut off?)"
-        yield Fault("block", problem, allowed, file, line)
+        yield Fault(
+            "block",
+            f"{len(missing)} devices at the far end of cables without a block of their own",
+            f"a block for each, as for {first} (is the file cut off?)",
+            file,
+            line,
+        )
     for block in blocks.values():
         for number, (far, far_port, _) in block.ports.items():
             back = blocks[far].ports.get(far_port) if far in blocks else None
             if back is not None and back[:2] != (block.guid, number):
-                problem = f"port {number} to {far} port {far_port}, which leads elsewhere"
-                yield Fault("port", problem, "cables that both ends agree on", file, block.line)
+                yield Fault(
+                    "port",
+                    f"port {number} to {far} port {far_port}, which leads elsewhere",
+                    "cables that both ends agree on",
+                    file,
+                    block.line,
+                )
 
 
 _FEW_UNLISTED = 0.05

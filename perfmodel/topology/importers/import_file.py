@@ -97,15 +97,22 @@ def import_file(
     text = read_content(path)
     kind = kind_of(text, str(path))
     if kind == "nccl-graph":
-        found = "an NCCL graph (channels): it does not say what joins the devices"
-        allowed = "a topology (NCCL_TOPO_DUMP_FILE), with this beside it as --graph"
-        raise InputError(Fault("file", found, allowed, str(path)))
+        raise InputError(
+            Fault(
+                "file",
+                "an NCCL graph (channels): it does not say what joins the devices",
+                "a topology (NCCL_TOPO_DUMP_FILE), with this beside it as --graph",
+                str(path),
+            )
+        )
     if kind == "ibnetdiscover":
         options = {"gpu": gpu, "template": template, "graph": graph}
         stated = {name: str(value) for name, value in options.items() if value is not None}
         if stated:
-            allowed = "nothing: a fabric has no GPUs"
-            raise InputError(Fault(name, repr(value), allowed) for name, value in stated.items())
+            raise InputError(
+                Fault(name, repr(value), "nothing: a fabric has no GPUs")
+                for name, value in stated.items()
+            )
         return read_fabric(text, str(path))
     read = read_nccl if kind == "nccl-topology" else read_matrix
     imported = read(text, str(path), gpu=gpu, template=template)
@@ -213,8 +220,7 @@ def _is_matrix(text: str) -> bool:
 
 
 def _is_status_matrix(text: str) -> bool:
-    rows = re.findall(r"^[ \t]*GPU\d+((?:[ \t]+\S+)+)", text, re.MULTILINE)
-    cells = " ".join(rows)
+    cells = " ".join(re.findall(r"^[ \t]*GPU\d+((?:[ \t]+\S+)+)", text, re.MULTILINE))
     is_path = re.search(r"(?<!\S)(?:PIX|PXB|PHB|NODE|SYS|SOC|NV\d+)(?!\S)", cells)
     return is_path is None and bool(re.search(r"(?<!\S)(?:OK|[CGT]?NS|DR)(?!\S)", cells))
 
@@ -236,8 +242,9 @@ def _with_graph(imported: ImportedTopology, path: Path) -> ImportedTopology:
     """
     file, node, text = str(path), imported.node(), read_content(path)
     if (kind := kind_of(text, file)) != "nccl-graph":
-        allowed = "an NCCL graph (root element 'graphs')"
-        raise InputError(Fault("graph", f"a file of kind {kind}", allowed, file))
+        raise InputError(
+            Fault("graph", f"a file of kind {kind}", "an NCCL graph (root element 'graphs')", file)
+        )
     root, _ = parse_xml(text, file)
     devices = {kind: device_names(node, kind) for kind in ("gpu", "nic")}
     faults: list[Fault] = []
@@ -263,8 +270,9 @@ def _graph(
         return None
     speeds = [graph.number(f"speed{where}") or 0.0 for where in ("intra", "inter")]
     if min(speeds) <= 0:
-        allowed = "more than 0 GB/s"
-        faults.append(Fault("graph.speedintra", "no speed", allowed, str(path), graph.line))
+        faults.append(
+            Fault("graph.speedintra", "no speed", "more than 0 GB/s", str(path), graph.line)
+        )
         return None
     return {
         "pattern": _PATTERNS[int(pattern)],

@@ -98,13 +98,20 @@ def read_domains(root: Element, file: str) -> list[Domain]:
     gpus = (each for each in root.below() if each.tag == "gpu")
     amd = next((gpu for gpu in gpus if gpu.get("gcn") is not None or gpu.all("xgmi")), None)
     if amd is not None:  # as RCCL's files name and join them
-        problem = f"AMD GPUs ({amd.get('gcn') or 'XGMI'}), in a topology of RCCL"
-        allowed = "NVIDIA GPUs: links of AMD's (XGMI) are not imported; describe the node in YAML"
-        raise InputError(Fault("gpu", problem, allowed, file, amd.line))
+        raise InputError(
+            Fault(
+                "gpu",
+                f"AMD GPUs ({amd.get('gcn') or 'XGMI'}), in a topology of RCCL",
+                "NVIDIA GPUs: links of AMD's (XGMI) are not imported; describe the node in YAML",
+                file,
+                amd.line,
+            )
+        )
     faults: list[Fault] = []
     if root.get("version") not in {None, "1"}:
-        problem = f"version {root.get('version')!r}"
-        faults.append(Fault("system", problem, "version 1", file, root.line))
+        faults.append(
+            Fault("system", f"version {root.get('version')!r}", "version 1", file, root.line)
+        )
     domains = [_domain(cpu, at, file, faults) for at, cpu in enumerate(root.all("cpu"))]
     if not domains:
         faults.append(Fault("system", "no cpu element", "one per NUMA domain", file, root.line))
@@ -112,8 +119,15 @@ def read_domains(root: Element, file: str) -> list[Domain]:
     by_bus: dict[str, Device] = {}
     for device in (each for domain in domains for each in domain.walk() if each.busid):
         if device.busid in by_bus:
-            problem = f"busid {device.busid!r} again (first on line {by_bus[device.busid].line})"
-            faults.append(Fault("pci", problem, "each device once", file, device.line))
+            faults.append(
+                Fault(
+                    "pci",
+                    f"busid {device.busid!r} again (first on line {by_bus[device.busid].line})",
+                    "each device once",
+                    file,
+                    device.line,
+                )
+            )
         by_bus[device.busid] = device
     if faults:
         raise InputError(faults)
@@ -131,8 +145,15 @@ def _number_faults(root: Element, domains: list[Domain], file: str) -> list[Faul
         for at, domain in enumerate(domains):
             domain.number = at
         return []
-    problem = f"numaid {numbers} with one number twice"
-    return [Fault("cpu", problem, "each NUMA domain once", file, root.line)]
+    return [
+        Fault(
+            "cpu",
+            f"numaid {numbers} with one number twice",
+            "each NUMA domain once",
+            file,
+            root.line,
+        )
+    ]
 
 
 def _domain(cpu: Element, at: int, file: str, faults: list[Fault]) -> Domain:
@@ -242,6 +263,7 @@ def _integer(element: Element, name: str, file: str, faults: list[Fault], *, def
         return default
     if re.fullmatch(r"-?\d{1,9}", text):
         return int(text)
-    field = f"{element.tag}.{name}"
-    faults.append(Fault(field, repr(text[:40]), "a whole number", file, element.line))
+    faults.append(
+        Fault(f"{element.tag}.{name}", repr(text[:40]), "a whole number", file, element.line)
+    )
     return default

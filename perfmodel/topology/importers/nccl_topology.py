@@ -216,8 +216,15 @@ def _check_without(host: ImportedHost, gpus: Sequence[Device]) -> None:
     if len(gpus) > 1 and part.on_board and part.nvlink and part.c2c is None:
         problem = f"no nvlink element for {len(gpus)} GPUs"
         problem += f" {part.spelled.upper()} {part.form.upper()}"
-        allowed = "their NVLinks, or --template NAME of the machine, whose NVLinks are taken"
-        raise InputError(Fault("nvlink", problem, allowed, host.file, gpus[0].line))
+        raise InputError(
+            Fault(
+                "nvlink",
+                problem,
+                "their NVLinks, or --template NAME of the machine, whose NVLinks are taken",
+                host.file,
+                gpus[0].line,
+            )
+        )
 
 
 def _has_its_nvlinks(host: ImportedHost, template: NodeSpec) -> bool:
@@ -316,9 +323,15 @@ def _check_totals(
     for at in sorted(lines):
         total = switched.get(at, 0) + sum(n for (a, _), n in between.items() if a == at)
         if total > part.lanes:
-            allowed = f"at most {part.lanes}: {part.spelled.upper()} {part.form.upper()}"
-            found = f"{total} NVLinks of gpu{at}"
-            raise InputError(Fault("nvlink.count", found, allowed, host.file, lines[at]))
+            raise InputError(
+                Fault(
+                    "nvlink.count",
+                    f"{total} NVLinks of gpu{at}",
+                    f"at most {part.lanes}: {part.spelled.upper()} {part.form.upper()}",
+                    host.file,
+                    lines[at],
+                )
+            )
     most = max(switched.values(), default=0)
     fewer = [f"gpu{at} has {count}" for at, count in sorted(switched.items()) if count < most]
     if fewer:

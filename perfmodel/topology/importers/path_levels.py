@@ -218,15 +218,25 @@ def _gpu(
         named = read_gpu(text, intra)
         for other, field in ((matrix.gpu, "the file"), (node and node.gpu, "--template")):
             if other and read_gpu(other).part.spelled != named.part.spelled:
-                problem = f"{text!r}, where {field} has {other!r}"
-                raise InputError(Fault("gpu", problem, "one and the same model", file))
+                raise InputError(
+                    Fault(
+                        "gpu",
+                        f"{text!r}, where {field} has {other!r}",
+                        "one and the same model",
+                        file,
+                    )
+                )
         return named, [note.removeprefix("assumption: ") for note in named.assumptions]
     try:
         named = read_gpu(Path(file).stem, intra)
     except InputError:
-        allowed = "--gpu NAME (such as 'A100-SXM4-80GB') or --template NAME"
         raise InputError(
-            Fault("gpu", "a table, which does not name the model of the GPUs", allowed, file)
+            Fault(
+                "gpu",
+                "a table, which does not name the model of the GPUs",
+                "--gpu NAME (such as 'A100-SXM4-80GB') or --template NAME",
+                file,
+            )
         ) from None
     return named, [f"GPUs are {named.name}, by the name of the file"]
 
@@ -244,9 +254,14 @@ def _add_nvlinks(host: _HostDraft) -> None:
     if not lanes:
         return
     if part.nvlink is None:
-        found = f"{part.spelled.upper()}, which has no NVLink"
-        allowed = f"a GPU that has, because the table says NV{next(iter(lanes.values()))}"
-        raise InputError(Fault("gpu", found, allowed, host.file))
+        raise InputError(
+            Fault(
+                "gpu",
+                f"{part.spelled.upper()}, which has no NVLink",
+                f"a GPU that has, because the table says NV{next(iter(lanes.values()))}",
+                host.file,
+            )
+        )
     totals = {gpu: sum(n for (a, _), n in lanes.items() if a == gpu) for gpu in gpus}
     most = max(lanes.values())
     switched = max(totals.values()) > part.lanes or (
@@ -281,18 +296,24 @@ def _check_lanes(lanes: _Lanes, host: _HostDraft, *, switched: bool) -> None:
     model = part.spelled.upper()
     for (gpu, other), number in lanes.items():
         if number > part.lanes:
-            allowed = f"at most NV{part.lanes}, all NVLinks of one {model}"
-            raise host.refuse(gpu, f"NV{number}", allowed)
+            raise host.refuse(
+                gpu, f"NV{number}", f"at most NV{part.lanes}, all NVLinks of one {model}"
+            )
         if switched and number != most:
-            found = f"NV{number} to {other}, and NV{most} between others"
-            allowed = f"{part.lanes} NVLinks of a {model} in all, or as many to each by a switch"
-            raise host.refuse(gpu, found, allowed)
+            raise host.refuse(
+                gpu,
+                f"NV{number} to {other}, and NV{most} between others",
+                f"{part.lanes} NVLinks of a {model} in all, or as many to each by a switch",
+            )
     linked = sorted({gpu for gpu, _ in lanes}, key=host.matrix.gpus.index)
     apart = [(a, b) for a in linked for b in linked if a != b and (a, b) not in lanes]
     if switched and apart:
         a, b = apart[0]
-        found = f"{host.matrix.cells.get((a, b), 'nothing')} to {b}, and NV{most} to others"
-        raise host.refuse(a, found, "NV# to all GPUs that a switch joins")
+        raise host.refuse(
+            a,
+            f"{host.matrix.cells.get((a, b), 'nothing')} to {b}, and NV{most} to others",
+            "NV# to all GPUs that a switch joins",
+        )
 
 
 # ---------------------------------------------------------------- PCIe

@@ -70,8 +70,14 @@ def parse_xml(text: str, file: str) -> tuple[Element, tuple[str, ...]]:
     (which can make a small file huge), too deep, or too many elements.
     """
     if len(text) > LARGEST_XML:
-        problem = f"XML of {len(text) / 2**20:.0f} MiB"
-        raise InputError(Fault("file", problem, f"at most {LARGEST_XML // 2**20} MiB", file))
+        raise InputError(
+            Fault(
+                "file",
+                f"XML of {len(text) / 2**20:.0f} MiB",
+                f"at most {LARGEST_XML // 2**20} MiB",
+                file,
+            )
+        )
     document, comments, elements = Element("", {}, 0), list[str](), count(1)
     begun = [document]
     # Named here, so that a document cannot name one that is unknown: `text` is decoded already.
@@ -94,12 +100,24 @@ def parse_xml(text: str, file: str) -> tuple[Element, tuple[str, ...]]:
     try:
         parser.Parse(text.encode(), True)
     except _Refused as error:
-        allowed = "plain elements and attributes, as NCCL writes them"
         raise InputError(
-            Fault("file", str(error), allowed, file, parser.CurrentLineNumber)
+            Fault(
+                "file",
+                str(error),
+                "plain elements and attributes, as NCCL writes them",
+                file,
+                parser.CurrentLineNumber,
+            )
         ) from None
     except expat.ExpatError as error:
         cut = " (cut off?)" if begun[1:] else ""
-        problem = f"XML that is not well formed: {expat.ErrorString(error.code)}{cut}"
-        raise InputError(Fault("file", problem, "a whole document", file, error.lineno)) from None
+        raise InputError(
+            Fault(
+                "file",
+                f"XML that is not well formed: {expat.ErrorString(error.code)}{cut}",
+                "a whole document",
+                file,
+                error.lineno,
+            )
+        ) from None
     return document.children[0], tuple(comments)

@@ -48,15 +48,27 @@ def matrix_of(text: str, file: str) -> Matrix:
     lines = text.splitlines()
     tables = [table for table in tables_of(lines) if not _is_status(table)]
     if not tables:
-        problem = "no line of device names that begins with GPU0"
-        allowed = "the table whole, as nvidia-smi topo -m prints it"
-        raise InputError(Fault("header", problem, allowed, file))
+        raise InputError(
+            Fault(
+                "header",
+                "no line of device names that begins with GPU0",
+                "the table whole, as nvidia-smi topo -m prints it",
+                file,
+            )
+        )
     table = tables[0]
     cells, notes = _checked(table, file)
     for other in tables[1:]:
         if other.devices != table.devices or _checked(other, file)[0] != cells:
-            allowed = f"the table of one host (the first begins on line {table.line})"
-            raise InputError(Fault("table", "another table", allowed, file, other.line))
+            raise InputError(
+                Fault(
+                    "table",
+                    "another table",
+                    f"the table of one host (the first begins on line {table.line})",
+                    file,
+                    other.line,
+                )
+            )
     return Matrix(
         table.devices,
         cells,
@@ -176,8 +188,15 @@ def _model(lines: Sequence[str], file: str) -> str | None:
         if match is not None:
             models.setdefault(match[1], at)
     if len(models) > 1:
-        problem = f"GPUs of several kinds: {', '.join(sorted(models))}"
-        raise InputError(Fault("gpu", problem, "one kind", file, max(models.values())))
+        raise InputError(
+            Fault(
+                "gpu",
+                f"GPUs of several kinds: {', '.join(sorted(models))}",
+                "one kind",
+                file,
+                max(models.values()),
+            )
+        )
     return next(iter(models), None)
 
 
@@ -356,20 +375,18 @@ def _cells_of(parts: Sequence[str], devices: int, titles: int) -> tuple[list[str
 
     Lines behind a row that is whole (a sentence of a page) are no part of it.
     """
-    best: tuple[int, list[str], list[str], int] | None = None
+    ways: list[tuple[list[str], list[str], int]] = []
     for pieces in range(1, len(parts) + 1):
         for text in _joined(parts[:pieces]):
             tokens = text.split()
             cells, tail = tokens[:devices], tokens[devices:]
             whole = len(cells) == devices and all(map(is_cell, cells))
-            if not whole or not all(map(_AFFINITY.fullmatch, tail)):
-                continue
-            if best is not None and best[1] != cells:
-                return tokens, [], 1  # two ways to read it: a fault of the row
-            off = abs(len(tail) - titles)
-            best = best if best is not None and best[0] <= off else (off, cells, tail, pieces)
-    if best is not None:
-        return best[1], best[2], best[3]
+            if whole and all(map(_AFFINITY.fullmatch, tail)):
+                ways.append((cells, tail, pieces))
+                if cells != ways[0][0]:
+                    return tokens, [], 1  # two ways to read it: a fault of the row
+    if ways:
+        return min(ways, key=lambda way: abs(len(way[1]) - titles))
     tokens = " ".join(part.strip() for part in parts).split()
     end = next((at for at, text in enumerate(tokens) if re.match(r"\d", text)), len(tokens))
     return tokens[:end], [], 1
@@ -380,6 +397,5 @@ _AFFINITY = re.compile(r"[\d,-]+|N/A", re.IGNORECASE)
 
 def _affinity(tail: Sequence[str]) -> str | None:
     """NUMA domain of a GPU: its own column, or the CPUs near it."""
-    if len(tail) >= 2 and re.fullmatch(r"[\d,-]+", tail[1]):
-        return tail[1]
-    return tail[0] if tail and re.fullmatch(r"[\d,-]+", tail[0]) else None
+    columns = (text for text in reversed(tail[:2]) if re.fullmatch(r"[\d,-]+", text))
+    return next(columns, None)

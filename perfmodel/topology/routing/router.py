@@ -70,8 +70,7 @@ class HostRoutes:
                 src: [arc for arc in out if arc.index not in dead] if dead else out
                 for src, out in self._arcs.items()
             }
-            found = best_paths(local, self.kinds, living, forwarding=self._forwarding)
-            self._paths[key] = found
+            self._paths[key] = best_paths(local, self.kinds, living, forwarding=self._forwarding)
         return self._paths[key]
 
     def nics(self, local: str, host: int) -> tuple[str, ...]:
@@ -97,8 +96,7 @@ class HostRoutes:
         groups: dict[tuple[int, float], list[str]] = {}
         for name, kind in self.kinds.items():
             if kind == "nic" and name in reached:
-                path = reached[name]
-                groups.setdefault(path.cost[:2], []).append(name)
+                groups.setdefault(reached[name].cost[:2], []).append(name)
         return [groups[key] for key in sorted(groups)]
 
     def _rank_nics(self, host: int) -> dict[str, tuple[str, ...]]:

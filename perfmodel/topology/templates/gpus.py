@@ -1,8 +1,8 @@
 """The table of GPUs: ``topologies/gpus.yaml`` and a user's own.
 
-Where a data sheet is all that is known of a GPU, the rest is estimated from GPUs that were measured.
-How far that may be off stands in ``workload/compute_spread.yaml``: there every shipped GPU was taken
-for a new one (`reports.kernels.data_sheets`).
+Where a data sheet is all that is known of a GPU, the rest is estimated from GPUs that were
+measured. How far that may be off stands in ``workload/compute_spread.yaml``: there every shipped
+GPU was taken for a new one (`reports.kernels.data_sheets`).
 """
 
 from __future__ import annotations
@@ -174,8 +174,14 @@ def _entry(name: str) -> tuple[Gpu, Mapping[str, str]]:
         raise InputError(Fault("gpu", repr(name), allowed_names(sections, name)))
     *others, path = sections[name]
     if others:
-        problem = f"the same name in {others[0].name}"
-        raise InputError(Fault(f"gpus.{name}", problem, "in one of these files only", str(path)))
+        raise InputError(
+            Fault(
+                f"gpus.{name}",
+                f"the same name in {others[0].name}",
+                "in one of these files only",
+                str(path),
+            )
+        )
     return _read_entry(path, path.stat().st_mtime_ns, name)
 
 
