@@ -232,15 +232,15 @@ def _kinds(graph: nx.Graph[Any]) -> dict[Any, str]:
 
 def _usual_kind(kinds: set[str], networked: bool) -> str:
     """Kind of a link that does not say it: by what it joins, and whether the graph has NICs."""
-    if "memory" in kinds:
-        return "memory"
-    if "switch" in kinds and networked:
-        return "infiniband"
-    if kinds == {"cpu"}:
-        return "upi"
-    if kinds == {"nic"}:
-        return "infiniband"
-    return "pcie" if kinds & {"pcie_switch", "cpu", "nic"} else "nvlink"
+    cases = (
+        ("memory" in kinds, "memory"),
+        ("switch" in kinds and networked, "infiniband"),
+        (kinds == {"cpu"}, "upi"),
+        (kinds == {"nic"}, "infiniband"),
+        (bool(kinds & {"pcie_switch", "cpu", "nic"}), "pcie"),
+        (True, "nvlink"),
+    )
+    return next(kind for applies, kind in cases if applies)
 
 
 def _check_paths(graph: nx.MultiDiGraph[str]) -> None:

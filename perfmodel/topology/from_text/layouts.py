@@ -281,7 +281,7 @@ def usual_host(
     """Choose the parts of a host: as stated, else as usual; returns what was assumed too."""
     part = named.part
     whole = _gpus_of_machine(part, gpus, layout)
-    faults = list(_capacity_faults(part, gpus, layout, intra))
+    faults = _capacity_faults(part, gpus, layout, intra)
     if faults:
         raise InputError(faults)
     cpu = intra.cpu or part.cpu
@@ -351,15 +351,25 @@ def stated_rate(nvlink: str | None, lane_Bps: float | None) -> float | None:
 
 def _capacity_faults(
     part: GpuConnector, gpus: int, layout: Layout, intra: IntraText
-) -> Iterator[Fault]:
+) -> list[Fault]:
     name = part.spelled.upper()
     unlinked = part.nvlink is None and not (intra.generation and intra.lanes)
-    if layout != "pcie" and unlinked:
-        yield Fault("intra", f"NVLink between {name}", f"PCIe: {name} has no NVLink")
-    if layout == "cube" and gpus > 8:
-        yield Fault("gpus", f"{gpus} in a hybrid cube mesh", "2 to 8")
-    if layout == "mesh" and gpus - 1 > max(1, intra.lanes or part.lanes):
-        yield Fault("gpus", f"{gpus}, all joined to all", f"at most {part.lanes + 1} of {name}")
+    rows = (
+        (
+            layout != "pcie" and unlinked,
+            "intra",
+            f"NVLink between {name}",
+            f"PCIe: {name} has no NVLink",
+        ),
+        (layout == "cube" and gpus > 8, "gpus", f"{gpus} in a hybrid cube mesh", "2 to 8"),
+        (
+            layout == "mesh" and gpus - 1 > max(1, intra.lanes or part.lanes),
+            "gpus",
+            f"{gpus}, all joined to all",
+            f"at most {part.lanes + 1} of {name}",
+        ),
+    )
+    return [Fault(field, found, allowed) for wrong, field, found, allowed in rows if wrong]
 
 
 def usual_domains(part: GpuConnector, gpus: int, cpu: str) -> int:

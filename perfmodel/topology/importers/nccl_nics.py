@@ -144,17 +144,16 @@ def _adapters(places: Sequence[_Place], host: ImportedHost) -> Iterator[Adapter]
 def _network(device: Device, host: ImportedHost) -> str:
     """Kind of network, by class and vendor, by the names NCCL gives, or by the template."""
     names = " ".join(net.get("name") or "" for net in device.nets)
-    if device.pci_class.startswith("0207"):
-        return "infiniband"
-    if device.vendor == "1d0f" or "efa" in names or "rdmap" in names:
-        return "efa"
-    if device.pci_class.startswith("0208") or "hfi1" in names:
-        return "omni-path"
-    if host.port is not None:
-        return host.port.network_kind
     rdma = device.vendor == "15b3" or any(word in names for word in ("mlx", "bnxt", "irdma"))
     plain = any(name.startswith(("eth", "en")) for name in names.split())
-    return "roce" if rdma or (host.part.on_board and not plain) else "tcp"
+    usual = "roce" if rdma or (host.part.on_board and not plain) else "tcp"
+    cases = (
+        (device.pci_class.startswith("0207"), "infiniband"),
+        (device.vendor == "1d0f" or "efa" in names or "rdmap" in names, "efa"),
+        (device.pci_class.startswith("0208") or "hfi1" in names, "omni-path"),
+        (True, host.port.network_kind if host.port else usual),
+    )
+    return next(kind for applies, kind in cases if applies)
 
 
 def _rate(

@@ -91,7 +91,7 @@ def build_topology(
         Unknown names, more GPUs than there are, several hosts without NICs or fabric; every fault.
     """
     spec = load_node(node) if isinstance(node, str) else _check_references(node)
-    faults = list(_faults(spec, hosts, fabric, gpus_per_host))
+    faults = _faults(spec, hosts, fabric, gpus_per_host)
     if faults:
         raise InputError(faults)
     node_alone = node_graph(spec)
@@ -123,26 +123,36 @@ def _faults(
     hosts: int,
     fabric: FabricSpec | Fabric | str | Generator | None,
     gpus_per_host: int | None,
-) -> Iterator[Fault]:
+) -> list[Fault]:
     gpus = len(device_names(spec, "gpu"))
-    if hosts < 1:
-        yield Fault("hosts", str(hosts), "one or more")
-    if gpus_per_host is not None and not 1 <= gpus_per_host <= gpus:
-        yield Fault("gpus_per_host", str(gpus_per_host), f"1 to {gpus} on {spec.name}")
-    if hosts * gpus > MOST_GPUS:
-        yield Fault(
+    rows = (
+        (hosts < 1, "hosts", str(hosts), "one or more"),
+        (
+            gpus_per_host is not None and not 1 <= gpus_per_host <= gpus,
+            "gpus_per_host",
+            str(gpus_per_host),
+            f"1 to {gpus} on {spec.name}",
+        ),
+        (
+            hosts * gpus > MOST_GPUS,
             "hosts",
             f"{hosts:,} of {gpus} GPUs each",
-            f"at most {MOST_GPUS:,} GPUs: {MOST_GPUS // gpus:,} of {spec.name}",
-        )
-    if hosts > 1 and not device_names(spec, "nic"):
-        yield Fault("hosts", f"{hosts} of {spec.name}", "1: this node has no NIC to join hosts by")
-    if hosts > 1 and fabric is None:
-        yield Fault(
+            f"at most {MOST_GPUS:,} GPUs: {MOST_GPUS // max(1, gpus):,} of {spec.name}",
+        ),
+        (
+            hosts > 1 and not device_names(spec, "nic"),
+            "hosts",
+            f"{hosts} of {spec.name}",
+            "1: this node has no NIC to join hosts by",
+        ),
+        (
+            hosts > 1 and fabric is None,
             "fabric",
             f"nothing for {hosts} hosts",
             "'one-switch', 'rail-optimised', 'leaf-spine' or 'fat-tree'",
-        )
+        ),
+    )
+    return [Fault(field, found, allowed) for wrong, field, found, allowed in rows if wrong]
 
 
 def check(machine: NodeSpec | Topology | str | Path) -> tuple[Fault, ...]:

@@ -101,10 +101,12 @@ def multiprocessors(spec: GpuSpec, peers: Sequence[Gpu]) -> int:
     fp32 = spec.peak.get("fp32") or max(spec.peak.values()) / 16
     ratio = math.log(_matrix_peak(spec.peak) / fp32)
 
-    def distance(gpu: Gpu) -> float:
-        return abs(math.log(_matrix_peak(gpu.peak_flops) / gpu.peak_flops["fp32"]) - ratio)
-
-    peer = min(peers, key=distance)
+    peer = min(
+        peers,
+        key=lambda gpu: abs(
+            math.log(_matrix_peak(gpu.peak_flops) / gpu.peak_flops["fp32"]) - ratio
+        ),
+    )
     return max(1, round(fp32 / peer.peak_flops["fp32"] * peer.streaming_multiprocessors))
 
 
@@ -117,10 +119,10 @@ def efficiencies(
     """
     intensity = math.log(_matrix_peak(spec.peak) / spec.memory_bandwidth)
 
-    def distance(gpu: Gpu) -> float:
-        return abs(math.log(_matrix_peak(gpu.peak_flops) / gpu.memory_Bps) - intensity)
-
-    nearest = sorted(measured, key=distance)
+    nearest = sorted(
+        measured,
+        key=lambda gpu: abs(math.log(_matrix_peak(gpu.peak_flops) / gpu.memory_Bps) - intensity),
+    )
     shares, faults = dict[str, float](), list[Fault]()
     for precision in spec.peak:
         able = [gpu for gpu in nearest if precision in gpu.matmul_efficiency]
