@@ -283,7 +283,8 @@ class ArcEnds(Sequence[ArcEnd]):
 
     def _ends(self, arc: int) -> ArcEnd:
         if arc >= self._first_cable and self._cables is not None:
-            return self._cables[arc - self._first_cable]
+            ends: ArcEnd = self._cables[arc - self._first_cable]
+            return ends
         host, local = divmod(arc, len(self._local))
         src, dst = self._local[local]
         return f"n{host}/{src}", f"n{host}/{dst}"

@@ -5,9 +5,9 @@ What its text leaves open is as usual: the layout of NVLinks, CPUs, switches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.topology.from_text.gpu_text import NamedGpu
@@ -175,16 +175,14 @@ def wire_nvlinks(
         draft.join(f"gpu{at}", end, link, comments.get(at, ""), lanes=lanes)
 
 
-def _pairs(board: Board) -> Iterator[tuple[int, int, int]]:
+def _pairs(board: Board) -> list[tuple[int, int, int]]:
     """Pairs of GPUs with NVLinks between them, and how many."""
     if board.layout == "cube":
-        for a, b, lanes in CUBE:
-            yield a, b, lanes if board.lanes >= 6 else 1
-    elif board.layout == "mesh":
+        return [(a, b, lanes if board.lanes >= 6 else 1) for a, b, lanes in CUBE]
+    if board.layout == "mesh":
         each = max(1, board.lanes // max(1, board.gpus - 1))
-        yield from ((a, b, each) for a in range(board.gpus) for b in range(a + 1, board.gpus))
-    else:  # bridges
-        yield from ((a, a + 1, board.lanes) for a in range(0, board.gpus - 1, 2))
+        return [(a, b, each) for a, b in combinations(range(board.gpus), 2)]
+    return [(a, a + 1, board.lanes) for a in range(0, board.gpus - 1, 2)]  # bridges
 
 
 # ---------------------------------------------------------------- PCIe
