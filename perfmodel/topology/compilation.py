@@ -195,7 +195,7 @@ def _cabling(
     links = Arcs(
         names=Cables(tuple(nics), switches, leaf_of, tuple(ends)),
         kinds=LinkKinds(own.names, np.tile(np.repeat(own.codes, 2), hosts)).followed_by(
-            LinkKinds((fastest["port_kind"],), np.zeros(2 * len(ends)))
+            LinkKinds((fastest["port_kind"],), np.zeros(2 * len(ends), dtype=np.uint8))
         ),
         bandwidth_Bps=np.concatenate(
             [np.tile(np.repeat(rates_Bps, 2), hosts), np.repeat(trunks.bandwidth_Bps, 2)]
@@ -288,7 +288,7 @@ def _trunks(
             for (low, high, _), cables in zip(bundles, count, strict=True)
             for _ in range(cables)
         ),
-        kinds=LinkKinds((port["port_kind"],), np.zeros(sum(count))),
+        kinds=LinkKinds((port["port_kind"],), np.zeros(sum(count), dtype=np.uint8)),
         bandwidth_Bps=np.repeat(np.array(rates_Bps, dtype=float) * lanes, count),
         latency_s=np.repeat(np.array(hops_s, dtype=float), count),
         lanes=np.repeat(lanes, count),
@@ -330,9 +330,9 @@ def _stated_leaves(
     return np.array(leaves, dtype=np.int64)
 
 
-def named(node: nx.MultiDiGraph[str], kind: str) -> list[str]:
-    """Names of the devices of a kind, in order."""
-    return [name for name, data in node.nodes(data=True) if data["kind"] == kind]
+def named(graph: nx.Graph[Any], kind: str) -> list[Any]:
+    """Names of the devices, or of the switches of a fabric, of a kind; in order."""
+    return [name for name, data in graph.nodes(data=True) if data["kind"] == kind]
 
 
 def gpu_of(node: nx.MultiDiGraph[str], name: str) -> Gpu:

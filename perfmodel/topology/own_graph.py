@@ -265,9 +265,9 @@ def _check_paths(graph: nx.MultiDiGraph[str]) -> None:
 def _hosts(graph: nx.MultiDiGraph[str]) -> dict[Hashable, list[str]]:
     """Names of the devices of each host, by its ``node``."""
     hosts: dict[Hashable, list[str]] = {}
-    for name, host in graph.nodes(data="node"):
-        if host is not None:
-            hosts.setdefault(host, []).append(name)
+    for name, data in graph.nodes(data=True):
+        if data.get("node") is not None:
+            hosts.setdefault(data["node"], []).append(name)
     return hosts
 
 

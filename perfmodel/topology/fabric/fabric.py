@@ -54,8 +54,9 @@ class Fabric:
         """Ports of a leaf that face hosts: as many as leave room for the uplinks."""
         if self.spec.leaf_ports is not None:
             return self.spec.leaf_ports
-        down, ports = self.numbers["oversubscription"], self.numbers["radix"]
-        return max(1, math.floor(ports * (down / (1 + down)) + 1e-9))
+        taper: float = self.numbers["oversubscription"]
+        ports: float = self.numbers["radix"] * (taper / (1 + taper))
+        return max(1, math.floor(ports + 1e-9))
 
 
 def usual_routing(kind: str, network: str) -> str:

@@ -182,7 +182,7 @@ def kind_of(text: str, file: str) -> Kind:
     """
     refuse = partial(_refusal, file=file)
     root = _root(text)
-    if root in _ROOT_KINDS:
+    if root is not None and root in _ROOT_KINDS:
         return _ROOT_KINDS[root]
     if root is not None:
         raise refuse(_ROOTS.get(root.lower(), f"XML whose root element is {root[:40]!r}"))

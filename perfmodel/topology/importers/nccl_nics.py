@@ -130,7 +130,8 @@ def _adapters(places: Sequence[_Place], host: ImportedHost) -> Iterator[Adapter]
     if network == "roce" and first.vendor != "15b3" and host.template is None:
         host.notes.append("Ethernet NICs beside such GPUs speak RoCE v2")
     nets = first.nets if len(devices) == 1 else []
-    for net in nets or [None]:
+    each_net: Sequence[Element | None] = nets or [None]
+    for net in each_net:
         Bps, source = _rate(first, net, network, len(devices), host)
         gdr, comment = None, f"line {first.line}, pci {first.busid}"
         if net is not None:
@@ -185,7 +186,7 @@ def _from_template(host: ImportedHost) -> list[Adapter]:
     if port is None or host.template is None:
         host.notes.append("no NICs: the file has none")
         return []
-    places = [
+    places: list[tuple[Device | None, Domain]] = [
         (device, domain)
         for domain in host.domains
         for device in domain.walk()

@@ -220,7 +220,7 @@ _SOURCED = ("staging", "launch", "host_memory", "nvme")
 def _source_findings(data: Mapping[str, Any], links: Mapping[str, Any]) -> Iterator[_Finding]:
     keys = data.get("sources")
     keys = keys if isinstance(keys, Mapping) else {}
-    sections: list[tuple[list[str | int], Any]] = [
+    sections = [
         *((["links", name], link) for name, link in links.items()),
         *(([name], data.get(name)) for name in _SOURCED),
     ]
