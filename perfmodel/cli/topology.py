@@ -133,7 +133,7 @@ def show(
 
 def _print_node(topology: str, flags: Sequence[str]) -> None:
     """Print a host as YAML; refuse flags on what is beyond one host."""
-    from perfmodel.topology.composed.node_yaml import node_text
+    from perfmodel.topology.importers.imported import node_text
     from perfmodel.topology.templates.build import load_node
 
     if flags:
@@ -162,7 +162,7 @@ def check(
     """
     from perfmodel.files import find_file
     from perfmodel.topology.graph_files import is_graph_file
-    from perfmodel.topology.templates.check import check as find_faults
+    from perfmodel.topology.templates.build import check as find_faults
 
     if is_graph_file(topology):
         build_cluster(topology, nodes, None, fabric)  # refuses all that is wrong
@@ -299,7 +299,7 @@ def _check_output(output: Path | None, *, force: bool) -> None:
 def _write(imported: ImportedTopology, output: Path | None) -> None:
     """Check what was read, say what was assumed, and write it."""
     from perfmodel.files import write_atomically
-    from perfmodel.topology.templates.check import check
+    from perfmodel.topology.templates.build import check
 
     if imported.is_fabric:
         imported.fabric()

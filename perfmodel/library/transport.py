@@ -18,7 +18,7 @@ from typing import Literal
 from perfmodel.errors import TopologyError
 from perfmodel.library.model import CommLibrary, Protocol, SocketCosts
 from perfmodel.library.settings import LEAST_CHANNELS, LEVELS, MOST_CHANNELS, LibrarySettings
-from perfmodel.topology.fabric.like_hosts import devices_of
+from perfmodel.topology.arcs import devices_of
 from perfmodel.topology.model import Reach, Sockets, Topology
 from perfmodel.topology.routing.router import Router
 

@@ -39,7 +39,7 @@ def build_cluster(
         Network between the nodes, by name or file, or its kind with what differs from the kind's
         defaults: ``{"kind": "fat-tree", "oversubscription": 4.0}``; or a function of the numbers of
         nodes and of NICs of each that returns a graph of them and of switches (see
-        `perfmodel.topology.fabric.own_fabric`). Needed for more than one node.
+        `perfmodel.topology.fabric.fabric_graph`). Needed for more than one node.
     gpus_per_node : int, optional
         Use only the first GPUs of each node.
 
@@ -87,11 +87,21 @@ def _check_arguments(node: object, fabric: object, **counts: object) -> None:
 
     faults = []
     if not isinstance(node, str | Path):
-        allowed = "a name such as 'dgx-a100', a path, or a NetworkX graph"
-        faults.append(Fault("topology", f"a {type(node).__name__}", allowed))
+        faults.append(
+            Fault(
+                "topology",
+                f"a {type(node).__name__}",
+                "a name such as 'dgx-a100', a path, or a NetworkX graph",
+            )
+        )
     if not (isinstance(fabric, str | Path | Mapping | None) or callable(fabric)):
-        allowed = "a name, a path, a mapping with its 'kind', or a function that returns a graph"
-        faults.append(Fault("fabric", f"a {type(fabric).__name__}", allowed))
+        faults.append(
+            Fault(
+                "fabric",
+                f"a {type(fabric).__name__}",
+                "a name, a path, a mapping with its 'kind', or a function that returns a graph",
+            )
+        )
     for name, number in counts.items():
         if number is not None and (isinstance(number, bool) or not isinstance(number, Integral)):
             faults.append(Fault(name, repr(number), "a whole number"))
@@ -116,8 +126,10 @@ def graph_alone(graph: nx.Graph[Any] | Path, **arguments: Any) -> Topology:
 
     stated = {name: value for name, value in arguments.items() if value not in (None, 1)}
     if stated:
-        allowed = "nothing beside a graph, which says all of a machine"
-        raise InputError(Fault(name, repr(value), allowed) for name, value in stated.items())
+        raise InputError(
+            Fault(name, repr(value), "nothing beside a graph, which says all of a machine")
+            for name, value in stated.items()
+        )
     return read_topology(graph) if isinstance(graph, Path) else topology_of(graph)
 
 

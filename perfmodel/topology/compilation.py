@@ -3,33 +3,34 @@
 A machine is a graph of graphs: one node of many that are alike (`node_graph`), and a fabric whose
 nodes are these hosts and the switches between them. Routing, the choice of NICs, NCCL's search and
 the rates of links read arrays (`Arcs`) instead, in which each host owns a block of equal length.
+
+What the graph of a node says of it as a whole: its GPU, its ports, sockets, dumped channels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.arrays import IntArray
 from perfmodel.errors import Fault, InputError
-from perfmodel.topology.arcs import Arcs, LinkKinds
+from perfmodel.topology.arcs import ArcEnd, ArcEnds, Arcs, Cables, LikeHosts, LinkKinds
 from perfmodel.topology.expanded_graph import SWITCH
-from perfmodel.topology.fabric.like_hosts import ArcEnd, ArcEnds, Cables, LikeHosts
-from perfmodel.topology.model import Drives, Reach, Topology
-from perfmodel.topology.node_facts import (
-    channel_graphs_of,
-    first_port,
-    gpu_of,
-    named,
-    sockets_of,
+from perfmodel.topology.model import (
+    ChannelGraph,
+    ChannelPath,
+    Drives,
+    Gpu,
+    Reach,
+    Sockets,
+    Topology,
 )
 from perfmodel.topology.routing.clos import Tiers, places
-from perfmodel.topology.templates.gpus import gpu_sources
-from perfmodel.topology.templates.power_limits import describe_limit
+from perfmodel.topology.templates.gpus import gpu_sources, load_gpu
+from perfmodel.topology.templates.power_limits import describe_limit, limit_power
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -64,14 +65,9 @@ def compile_topology(
     if not gpus:
         raise InputError(Fault("ranks", "no GPU", "at least one GPU"))
     gpu = gpu_of(node, gpus[0])
-    block = _node_arcs(node)
-    cabling = None if fabric is None else _cabling(fabric, node, hosts)
-    arcs = _joined(block, hosts, cabling)
-    devices = LikeHosts(
-        [(name, data["kind"]) for name, data in node.nodes(data=True)],
-        hosts,
-        cabling.switches if cabling else (),
-    )
+    block = _arcs_of(rows(node))
+    switches, links, tiers = _cabling(fabric, node, hosts, hosts * len(block))
+    local = [(name, data["kind"]) for name, data in node.nodes(data=True)]
     wider = {} if fabric is None else fabric.graph
     sources = {
         **{f"gpu {field}": text for field, text in gpu_sources(gpu.name).items()},
@@ -85,8 +81,8 @@ def compile_topology(
         name=f"{name} x {hosts}" if hosts > 1 else name,
         node_graph=node,
         fabric_graph=fabric,
-        devices=devices,
-        built=arcs,
+        devices=LikeHosts(local, hosts, switches),
+        built=_joined(block, hosts, links),
         ranks=tuple(f"n{host}/{local}" for host in range(hosts) for local in gpus[:gpus_per_host]),
         gpu=gpu,
         hosts=hosts,
@@ -97,7 +93,7 @@ def compile_topology(
         sources=sources,
         template=name,
         fabric=wider.get("kind", "none"),
-        tiers=cabling.tiers(hosts * len(block)) if cabling else None,
+        tiers=tiers,
         assumptions=(
             *(f"{name}: {note}" for note in facts.get("assumptions", ())),
             *(
@@ -132,10 +128,10 @@ def rows(graph: nx.Graph[Any]) -> list[Edge]:
     return ordered(graph.edges(data=True))
 
 
-def _node_arcs(node: nx.MultiDiGraph[str]) -> Arcs:
-    links = rows(node)
+def _arcs_of(links: Sequence[Edge], names: Sequence[ArcEnd] | None = None) -> Arcs:
+    """Links as arrays; `names`: their ends, where these are not those of the edges."""
     return Arcs(
-        names=tuple((src, dst) for src, dst, _ in links),
+        names=tuple((src, dst) for src, dst, _ in links) if names is None else names,
         kinds=LinkKinds.of(data["kind"] for _, _, data in links),
         bandwidth_Bps=np.array([data["bandwidth"] for _, _, data in links], dtype=float),
         latency_s=np.array([data["latency"] for _, _, data in links], dtype=float),
@@ -143,86 +139,45 @@ def _node_arcs(node: nx.MultiDiGraph[str]) -> Arcs:
     )
 
 
-def _joined(block: Arcs, hosts: int, cabling: Cabling | None) -> Arcs:
+def _joined(block: Arcs, hosts: int, links: Arcs | None) -> Arcs:
     """Each host's block in turn, then the fabric's links."""
-    ends = None if cabling is None else cabling.ends
-    regular = ends if isinstance(ends, Cables) else None
-    names: Sequence[ArcEnd] = ArcEnds(block.names, hosts, regular)
-    if isinstance(ends, tuple):
-        names = (*names, *ends)
+    ends = None if links is None else links.names
+    names: Sequence[ArcEnd] = ArcEnds(
+        block.names, hosts, ends if isinstance(ends, Cables) else None
+    )
     own = Arcs(
-        names=names,
+        names=(*names, *ends) if isinstance(ends, tuple) else names,
         kinds=LinkKinds(block.kinds.names, np.tile(block.kinds.codes, hosts)),
         bandwidth_Bps=np.tile(block.bandwidth_Bps, hosts),
         latency_s=np.tile(block.latency_s, hosts),
         lanes=np.tile(block.lanes, hosts),
     )
-    if cabling is None:
+    if links is None:
         return own
     return replace(
         own,
-        kinds=own.kinds.followed_by(cabling.kinds),
-        bandwidth_Bps=np.concatenate([own.bandwidth_Bps, cabling.bandwidth_Bps]),
-        latency_s=np.concatenate([own.latency_s, cabling.latency_s]),
-        lanes=np.concatenate([own.lanes, cabling.lanes]),
+        kinds=own.kinds.followed_by(links.kinds),
+        bandwidth_Bps=np.concatenate([own.bandwidth_Bps, links.bandwidth_Bps]),
+        latency_s=np.concatenate([own.latency_s, links.latency_s]),
+        lanes=np.concatenate([own.lanes, links.lanes]),
     )
 
 
 # ---------------------------------------------------------------- links between hosts
 
-
-@dataclass(frozen=True, slots=True)
-class Cabling:
-    """Links of a fabric as arrays.
-
-    Parameters
-    ----------
-    switches : tuple of str
-    ends : Cables or tuple of (str, str)
-        Each NIC and its leaf, both directions, then the trunks, both directions; or any links.
-    kinds, bandwidth_Bps, latency_s, lanes
-        Of the links, as in `Arcs`.
-    levels : mapping, optional
-        How regular the fabric is: numbers of `Tiers`.
-    leaf_of : ndarray of int, shape (ports,)
-        Leaf of each port, as a position in `switches`; empty where the fabric is not regular.
-    nics : int
-        Of one host.
-    by_place : bool
-        Whether it is routed by rails.
-    """
-
-    switches: tuple[str, ...]
-    ends: Cables | tuple[ArcEnd, ...]
-    kinds: LinkKinds
-    bandwidth_Bps: FloatArray
-    latency_s: FloatArray
-    lanes: NDArray[np.int32]
-    levels: Mapping[str, int] | None
-    leaf_of: IntArray
-    nics: int
-    by_place: bool
-
-    def tiers(self, first: int) -> Tiers | None:
-        """The structure by which routes are found; `first` is the number of the first arc.
-
-        None where there is none: then they are searched.
-        """
-        if self.levels is None or not len(self.leaf_of):
-            return None
-        return Tiers(
-            leaf_of=self.leaf_of,
-            place_of=places(self.leaf_of),
-            nics=self.nics,
-            first=first,
-            **{"above": 0, "cables": 0, "cores": 0, **self.levels},
-            by_place=self.by_place,
-        )
+Cabling = tuple[tuple[str, ...], Arcs | None, Tiers | None]
+"""Switches of a fabric; its links (each NIC and its leaf, both directions, then the trunks, both
+directions; or any links); and the structure by which routes are found, None: they are searched."""
 
 
-def _cabling(fabric: nx.Graph[int | str], node: nx.MultiDiGraph[str], hosts: int) -> Cabling:
+def _cabling(
+    fabric: nx.Graph[int | str] | None, node: nx.MultiDiGraph[str], hosts: int, first: int
+) -> Cabling:
+    """Links of a fabric as arrays; `first` is the number of its first arc."""
+    if fabric is None:
+        return (), None, None
     if fabric.is_directed():
-        return _stated_links(fabric, node, hosts)
+        return _stated_links(fabric, node, hosts, first)
     nics = named(node, "nic")
     ports = [node.nodes[nic] for nic in nics]
     rates_Bps = [port["port_bandwidth"] * port["port_efficiency"] for port in ports]
@@ -231,38 +186,42 @@ def _cabling(fabric: nx.Graph[int | str], node: nx.MultiDiGraph[str], hosts: int
     switch_s = fabric.graph.get("switch_latency", 0.0)
     into_s = [port["port_latency"] + cable_s for port in ports]
     out_s = [delay_s + switch_s for delay_s in into_s]  # a switch delays what leaves it
-    names = [name for name, data in fabric.nodes(data=True) if data["kind"] == "switch"]
+    names = named(fabric, "switch")
     leaf_of = _leaf_of(fabric, names, hosts, len(nics))
     trunks = _trunks(fabric, frozenset(names), fastest)
-    kinds = LinkKinds.of([*(port["port_kind"] for port in ports), fastest["port_kind"]])
-    switches = tuple(f"{SWITCH}{name}" for name in names)
-    return Cabling(
-        switches=switches,
-        ends=Cables(tuple(nics), switches, leaf_of, trunks.ends),
-        kinds=LinkKinds(
-            kinds.names,
-            np.concatenate(
-                [
-                    np.tile(np.repeat(kinds.codes[:-1], 2), hosts),
-                    np.full(2 * len(trunks.ends), kinds.codes[-1]),
-                ]
-            ),
+    ends, switches = trunks.names, tuple(f"{SWITCH}{name}" for name in names)
+    own = LinkKinds.of(port["port_kind"] for port in ports)
+    latencies_s = np.stack([into_s, out_s], axis=1).ravel()
+    links = Arcs(
+        names=Cables(tuple(nics), switches, leaf_of, tuple(ends)),
+        kinds=LinkKinds(own.names, np.tile(np.repeat(own.codes, 2), hosts)).followed_by(
+            LinkKinds((fastest["port_kind"],), np.zeros(2 * len(ends), dtype=np.uint8))
         ),
         bandwidth_Bps=np.concatenate(
             [np.tile(np.repeat(rates_Bps, 2), hosts), np.repeat(trunks.bandwidth_Bps, 2)]
         ),
-        latency_s=np.concatenate(
-            [
-                np.tile(np.stack([into_s, out_s], axis=1).ravel(), hosts),
-                np.repeat(trunks.latency_s, 2),
-            ]
-        ),
+        latency_s=np.concatenate([np.tile(latencies_s, hosts), np.repeat(trunks.latency_s, 2)]),
         lanes=np.concatenate(
             [np.ones(2 * len(leaf_of), dtype=np.int32), np.repeat(trunks.lanes, 2)]
         ),
-        levels=fabric.graph.get("tiers"),
+    )
+    return switches, links, _tiers(fabric, leaf_of, len(nics), first)
+
+
+def _tiers(fabric: nx.Graph[int | str], leaf_of: IntArray, nics: int, first: int) -> Tiers | None:
+    """The structure of a fabric of levels; None where there is none.
+
+    `leaf_of`: leaf of each port, as a position among the switches; empty in an irregular fabric.
+    """
+    levels = fabric.graph.get("tiers")
+    if levels is None or not len(leaf_of):
+        return None
+    return Tiers(
         leaf_of=leaf_of,
-        nics=len(nics),
+        place_of=places(leaf_of),
+        nics=nics,
+        first=first,
+        **{"above": 0, "cables": 0, "cores": 0, **levels},
         by_place=fabric.graph.get("routing") == "rail",
     )
 
@@ -283,8 +242,13 @@ def _leaf_of(
             usual = range(nics) if len(edges) == 1 else (at,)
             for nic in data.get("nics", usual):
                 if not 0 <= nic < nics or leaf_of[host, nic] >= 0:
-                    allowed = f"each of the NICs 0 to {nics - 1} of a host, once"
-                    faults.append(Fault(f"fabric.{host} -- {switch}", f"NIC {nic}", allowed))
+                    faults.append(
+                        Fault(
+                            f"fabric.{host} -- {switch}",
+                            f"NIC {nic}",
+                            f"each of the NICs 0 to {nics - 1} of a host, once",
+                        )
+                    )
                 else:
                     leaf_of[host, nic] = place[switch]
     bare = np.argwhere(leaf_of < 0).tolist()
@@ -299,63 +263,47 @@ def _leaf_of(
 
 def _edges_at(fabric: nx.Graph[int | str], host: int) -> list[tuple[int | str, dict[str, Any]]]:
     """Switches that a host is joined to, and what each edge says; parallel edges apart."""
-    if fabric.is_multigraph():
-        return [
-            (switch, data) for switch, keys in fabric.adj[host].items() for data in keys.values()
-        ]
-    return list(fabric.adj[host].items())
-
-
-@dataclass(frozen=True, slots=True)
-class _Trunks:
-    """Cables between switches, parallel ones apart; arrays have shape (cables,)."""
-
-    ends: tuple[ArcEnd, ...]
-    bandwidth_Bps: FloatArray
-    latency_s: FloatArray
-    lanes: NDArray[np.int32]
+    near = fabric.adj[host].items()
+    apart = fabric.is_multigraph()
+    return [(switch, data) for switch, keys in near for data in keys.values()] if apart else [*near]
 
 
 def _trunks(
     fabric: nx.Graph[int | str], switches: frozenset[str | int], port: Mapping[str, Any]
-) -> _Trunks:
-    """Cables between switches, whose usable part is that of the fastest port."""
+) -> Arcs:
+    """Cables between switches, parallel ones apart; their usable part is that of a port."""
     facts = fabric.graph
     usual_Bps = facts.get("uplink_bandwidth", port["port_bandwidth"])
-    usual_s = facts.get("cable_latency", 0.0)
+    usual_s, switch_s = facts.get("cable_latency", 0.0), facts.get("switch_latency", 0.0)
     bundles = ordered(
         edge for edge in fabric.edges(data=True) if edge[0] in switches and edge[1] in switches
     )
-    count = [data.get("cables", 1) for _, _, data in bundles]
-    lanes = np.array([data.get("lanes", 1) for _, _, data in bundles], dtype=np.int32)
-    rates_Bps = np.array(
-        [data.get("bandwidth", usual_Bps) * port["port_efficiency"] for *_, data in bundles], float
-    )
-    hops_s = np.array(
-        [facts.get("switch_latency", 0.0) + data.get("latency", usual_s) for *_, data in bundles],
-        float,
-    )
-    return _Trunks(
-        ends=tuple(
+    count = [data.get("cables", 1) for *_, data in bundles]
+    lanes = np.array([data.get("lanes", 1) for *_, data in bundles], dtype=np.int32)
+    rates_Bps = [data.get("bandwidth", usual_Bps) * port["port_efficiency"] for *_, data in bundles]
+    hops_s = [switch_s + data.get("latency", usual_s) for *_, data in bundles]
+    return Arcs(
+        names=tuple(
             (f"{SWITCH}{low}", f"{SWITCH}{high}")
             for (low, high, _), cables in zip(bundles, count, strict=True)
             for _ in range(cables)
         ),
-        bandwidth_Bps=np.repeat(rates_Bps * lanes, count),
-        latency_s=np.repeat(hops_s, count),
+        kinds=LinkKinds((port["port_kind"],), np.zeros(sum(count), dtype=np.uint8)),
+        bandwidth_Bps=np.repeat(np.array(rates_Bps, dtype=float) * lanes, count),
+        latency_s=np.repeat(np.array(hops_s, dtype=float), count),
         lanes=np.repeat(lanes, count),
     )
 
 
-def _stated_links(fabric: nx.Graph[int | str], node: nx.MultiDiGraph[str], hosts: int) -> Cabling:
+def _stated_links(
+    fabric: nx.Graph[int | str], node: nx.MultiDiGraph[str], hosts: int, first: int
+) -> Cabling:
     """Links of a directed fabric, each with its numbers, in the order of their ``index``.
 
     The end of a link at a host has the name of the device there (``src_device``, ``dst_device``).
     """
     links = rows(fabric)
-    switches = tuple(
-        f"{SWITCH}{name}" for name, data in fabric.nodes(data=True) if data["kind"] == "switch"
-    )
+    switches = tuple(f"{SWITCH}{name}" for name in named(fabric, "switch"))
 
     def end(place: int | str, device: str | None) -> str:
         return f"{SWITCH}{place}" if device is None else f"n{place}/{device}"
@@ -365,18 +313,8 @@ def _stated_links(fabric: nx.Graph[int | str], node: nx.MultiDiGraph[str], hosts
         for src, dst, data in links
     )
     nics = named(node, "nic")
-    return Cabling(
-        switches=switches,
-        ends=names,
-        kinds=LinkKinds.of(data["kind"] for _, _, data in links),
-        bandwidth_Bps=np.array([data["bandwidth"] for _, _, data in links], dtype=float),
-        latency_s=np.array([data["latency"] for _, _, data in links], dtype=float),
-        lanes=np.array([data.get("lanes", 1) for _, _, data in links], dtype=np.int32),
-        levels=fabric.graph.get("tiers"),
-        leaf_of=_stated_leaves(names, switches, [f"n{h}/{n}" for h in range(hosts) for n in nics]),
-        nics=len(nics),
-        by_place=fabric.graph.get("routing") == "rail",
-    )
+    leaf_of = _stated_leaves(names, switches, [f"n{h}/{n}" for h in range(hosts) for n in nics])
+    return switches, _arcs_of(links, names), _tiers(fabric, leaf_of, len(nics), first)
 
 
 def _stated_leaves(
@@ -390,3 +328,51 @@ def _stated_leaves(
     if [port for port, _ in ups] != list(ports) or not paired or -1 in leaves:
         return np.empty(0, dtype=np.int64)
     return np.array(leaves, dtype=np.int64)
+
+
+def named(graph: nx.Graph[Any], kind: str) -> list[Any]:
+    """Names of the devices, or of the switches of a fabric, of a kind; in order."""
+    return [name for name, data in graph.nodes(data=True) if data["kind"] == kind]
+
+
+def gpu_of(node: nx.MultiDiGraph[str], name: str) -> Gpu:
+    """The model of a GPU, under the power limit and with the CPU that the node has."""
+    gpu = limit_power(load_gpu(node.nodes[name]["model"]), node.graph.get("power_limit_W"))
+    return replace(gpu, launch_s=node.graph.get("launch_s", gpu.launch_s))
+
+
+def first_port(node: nx.MultiDiGraph[str], number: str, default: Any) -> Any:
+    """What the first NIC says of its port."""
+    nics = named(node, "nic")
+    return node.nodes[nics[0]].get(number, default) if nics else default
+
+
+def sockets_of(node: nx.MultiDiGraph[str]) -> Sockets:
+    """Limits of TCP: those of the node, and what its first port says."""
+    limits = Sockets(**node.graph.get("sockets", {}))
+    flow_Bps = first_port(node, "flow_bandwidth", None)
+    if flow_Bps is not None:
+        flow_Bps *= first_port(node, "port_efficiency", 1.0)
+    return replace(limits, flow_Bps=flow_Bps, adapter=first_port(node, "adapter", None))
+
+
+def channel_graphs_of(node: nx.MultiDiGraph[str]) -> tuple[ChannelGraph, ...]:
+    """Dumped channels by the numbers of GPUs and NICs."""
+    gpu = {name: at for at, name in enumerate(named(node, "gpu"))}
+    nic = {name: at for at, name in enumerate(named(node, "nic"))}
+    return tuple(
+        ChannelGraph(
+            **{
+                **dumped,
+                "paths": tuple(
+                    ChannelPath(
+                        tuple(gpu[name] for name in path["gpus"]),
+                        nic.get(path["enter"]),
+                        nic.get(path["leave"]),
+                    )
+                    for path in dumped["paths"]
+                ),
+            }
+        )
+        for dumped in node.graph.get("channels", ())
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.topology.arcs import Arcs, Device
@@ -64,20 +64,18 @@ def expand(
             where = {fact: switch[fact] for fact in SWITCH_FACTS if fact in switch}
             graph.add_node(name, kind=device.kind, local=local, **where)
         else:
-            stated = node.nodes[device.local]
-            graph.add_node(name, **stated, node=device.host, local=device.local)
-    graph.add_edges_from(_links(arcs))
-    return graph
-
-
-def _links(arcs: Arcs) -> Iterator[tuple[str, str, dict[str, Any]]]:
+            graph.add_node(name, **node.nodes[device.local], node=device.host, local=device.local)
     columns = (
         arcs.names,
         arcs.kinds,
         arcs.bandwidth_Bps.tolist(),
         arcs.latency_s.tolist(),
         arcs.lanes.tolist(),
+        range(len(arcs)),
     )
-    for index, (ends, kind, rate_Bps, latency_s, lanes) in enumerate(zip(*columns, strict=True)):
-        numbers = {"bandwidth": rate_Bps, "latency": latency_s, "lanes": lanes}
-        yield *ends, {"kind": kind, **numbers, "index": index}
+    facts_of_links = ("kind", "bandwidth", "latency", "lanes", "index")
+    graph.add_edges_from(
+        (*ends, dict(zip(facts_of_links, numbers, strict=True)))
+        for ends, *numbers in zip(*columns, strict=True)
+    )
+    return graph

@@ -63,8 +63,8 @@ def no_device(topology: Topology, name: str, field: str) -> Fault:
 def _allowed(topology: Topology, name: str) -> str:
     head = name.partition("/")[0] + "/"
     near = [node for node in topology.devices if node.startswith(head)]
-    candidates = near or [node for node in topology.devices if node.startswith(("n0/", "fabric/"))]
-    return f"a device: {allowed_names(candidates, name, limit=12)}"
+    others = (node for node in topology.devices if node.startswith(("n0/", "fabric/")))
+    return f"a device: {allowed_names(near or list(others), name, limit=12)}"
 
 
 def find_devices(topology: Topology, pattern: str, field: str) -> list[str]:
@@ -182,14 +182,13 @@ def _link_names(topology: Topology, arcs: Collection[int]) -> list[str]:
 
 
 def _check_numbers(topology: Topology, numbers: Mapping[str, Mapping[int, float]]) -> None:
-    count = len(topology.arcs)
-    faults = []
-    for field, values in numbers.items():
-        for arc, value in values.items():
-            if not 0 <= arc < count:
-                faults.append(Fault(field, f"arc {arc}", f"0 to {count - 1}"))
-            elif not (math.isfinite(value) and value >= 0):
-                label = topology.arcs.label(arc)
-                faults.append(Fault(field, f"{value} on {label}", "a number of zero or more"))
+    count, faults = len(topology.arcs), []
+    rows = ((field, *row) for field, values in numbers.items() for row in values.items())
+    for field, arc, value in rows:
+        if not 0 <= arc < count:
+            faults.append(Fault(field, f"arc {arc}", f"0 to {count - 1}"))
+        elif not (math.isfinite(value) and value >= 0):
+            label = topology.arcs.label(arc)
+            faults.append(Fault(field, f"{value} on {label}", "a number of zero or more"))
     if faults:
         raise InputError(faults)

@@ -37,7 +37,7 @@ def _read(path: Path) -> nx.Graph[Any]:
 
     file = str(path)
     if file.lower().endswith(".graphml"):
-        from perfmodel.topology.importers.nccl_xml.safe_xml import parse_xml
+        from perfmodel.topology.importers.safe_xml import parse_xml
 
         text = read_text(path)
         parse_xml(text, file)  # refuses what could make a small file huge
@@ -56,8 +56,14 @@ def _read(path: Path) -> nx.Graph[Any]:
     try:
         return nx.node_link_graph(document, edges=links)
     except (KeyError, TypeError, AttributeError, ValueError, nx.NetworkXError) as error:
-        found = f"nodes or edges that are no mappings, or without an end: {error}"
-        raise InputError(Fault("file", found, allowed, file)) from None
+        raise InputError(
+            Fault(
+                "file",
+                f"nodes or edges that are no mappings, or without an end: {error}",
+                allowed,
+                file,
+            )
+        ) from None
 
 
 def write_graph(topology: Topology, path: Path) -> None:

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from perfmodel.topology.arcs import Arcs, Device
+from perfmodel.topology.arcs import Adjacency, Arcs, Device
 from perfmodel.topology.expanded_graph import expand
-from perfmodel.topology.fabric.like_hosts import Adjacency
 from perfmodel.topology.routing.clos import Tiers
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -104,11 +104,10 @@ def topology_of(graph: nx.Graph[Any], name: str = "") -> Topology:
         note = "its nodes differ, or other links than from NICs to switches join them"
         facts["assumptions"] = (f"one machine whose devices all forward: {note}",)
         return compile_topology(_one_node(stated, facts))
-    parts.node.graph.update(facts)
-    parts.fabric.graph.update(stated_facts.get("fabric", {"kind": "own"}))
-    return compile_topology(
-        parts.node, hosts=len(hosts), fabric=parts.fabric, gpus_per_host=per_node
-    )
+    node, fabric = parts
+    node.graph.update(facts)
+    fabric.graph.update(stated_facts.get("fabric", {"kind": "own"}))
+    return compile_topology(node, hosts=len(hosts), fabric=fabric, gpus_per_host=per_node)
 
 
 # ---------------------------------------------------------------- what is stated
@@ -143,7 +142,12 @@ def _stated(graph: nx.Graph[Any]) -> nx.MultiDiGraph[str]:
     names = {node: _name(node) for node in graph}
     links = rows(graph)
     labels = _labels([(names[src], names[dst]) for src, dst, _ in links])
-    faults = [*_name_faults(names), *_model_faults(graph, names)]
+    faults = [
+        Fault(f"nodes.{name}", f"{nodes} nodes of this name", "one node of each name")
+        for name, nodes in Counter(names.values()).items()
+        if nodes > 1
+    ]
+    faults += _model_faults(graph, names)
     document = {
         "nodes": {names[node]: dict(data) for node, data in graph.nodes(data=True)},
         "edges": {label: dict(row[2]) for label, row in zip(labels, links, strict=True)},
@@ -151,7 +155,12 @@ def _stated(graph: nx.Graph[Any]) -> nx.MultiDiGraph[str]:
     try:
         read = validate_document(_StatedGraph, document)
     except InputError as error:
-        faults += [_expected(fault) for fault in error.faults]
+        faults += [
+            replace(each, allowed=REQUIRED[each.field.rpartition(".")[2]])
+            if each.found == "nothing"
+            else each
+            for each in error.faults
+        ]
     faults += [
         Fault(f"edges.{label}", "an edge from a node to itself", "two different nodes")
         for label, (src, dst, _) in zip(labels, links, strict=True)
@@ -182,12 +191,6 @@ REQUIRED = {
 """What a node or an edge has to say, by its attribute."""
 
 
-def _expected(fault: Fault) -> Fault:
-    """Say of an attribute that is missing what it may be."""
-    attribute = fault.field.rpartition(".")[2]
-    return replace(fault, allowed=REQUIRED[attribute]) if fault.found == "nothing" else fault
-
-
 def _name(node: Hashable) -> str:
     """Name of a node; that of a tuple such as (0, 1) is "0-1"."""
     return "-".join(map(str, node)) if isinstance(node, tuple) else str(node)
@@ -198,16 +201,10 @@ def _labels(ends: Sequence[tuple[str, str]]) -> list[str]:
     seen: Counter[tuple[str, str]] = Counter()
     labels = []
     for src, dst in ends:
-        number = f" #{seen[src, dst]}" if seen[src, dst] else ""
-        labels.append(f"{src} -- {dst}{number}")
+        number = seen[src, dst]
+        labels.append(f"{src} -- {dst} #{number}" if number else f"{src} -- {dst}")
         seen[src, dst] += 1
     return labels
-
-
-def _name_faults(names: Mapping[Hashable, str]) -> Iterator[Fault]:
-    for name, nodes in Counter(names.values()).items():
-        if nodes > 1:
-            yield Fault(f"nodes.{name}", f"{nodes} nodes of this name", "one node of each name")
 
 
 def _model_faults(graph: nx.Graph[Any], names: Mapping[Hashable, str]) -> Iterator[Fault]:
@@ -235,15 +232,15 @@ def _kinds(graph: nx.Graph[Any]) -> dict[Any, str]:
 
 def _usual_kind(kinds: set[str], networked: bool) -> str:
     """Kind of a link that does not say it: by what it joins, and whether the graph has NICs."""
-    if "memory" in kinds:
-        return "memory"
-    if "switch" in kinds and networked:
-        return "infiniband"
-    if kinds == {"cpu"}:
-        return "upi"
-    if kinds == {"nic"}:
-        return "infiniband"
-    return "pcie" if kinds & {"pcie_switch", "cpu", "nic"} else "nvlink"
+    cases = (
+        ("memory" in kinds, "memory"),
+        ("switch" in kinds and networked, "infiniband"),
+        (kinds == {"cpu"}, "upi"),
+        (kinds == {"nic"}, "infiniband"),
+        (bool(kinds & {"pcie_switch", "cpu", "nic"}), "pcie"),
+        (True, "nvlink"),
+    )
+    return next(kind for applies, kind in cases if applies)
 
 
 def _check_paths(graph: nx.MultiDiGraph[str]) -> None:
@@ -251,8 +248,7 @@ def _check_paths(graph: nx.MultiDiGraph[str]) -> None:
     import networkx as nx
 
     gpus = {name for name, kind in _kinds(graph).items() if kind == "gpu"}
-    parts = [part & gpus for part in nx.strongly_connected_components(graph)]
-    largest = max(parts, key=len)
+    largest = max([part & gpus for part in nx.strongly_connected_components(graph)], key=len)
     hub = next(name for name in graph if name in largest)
     faults = []
     for name in (name for name in graph if name in gpus - largest):
@@ -280,7 +276,8 @@ def _one_node(graph: nx.MultiDiGraph[str], facts: Mapping[str, Any]) -> nx.Multi
     import networkx as nx
 
     local = {name: str(data.get("local", name)) for name, data in graph.nodes(data=True)}
-    node: nx.MultiDiGraph[str] = nx.relabel_nodes(graph, _distinct(local, graph))
+    distinct = len(set(local.values())) == len(graph)
+    node: nx.MultiDiGraph[str] = nx.relabel_nodes(graph, local if distinct else {})
     for _, data in node.nodes(data=True):
         data.pop("local", None)
         data.pop("node", None)
@@ -289,22 +286,14 @@ def _one_node(graph: nx.MultiDiGraph[str], facts: Mapping[str, Any]) -> nx.Multi
     return node
 
 
-def _distinct(local: Mapping[str, str], graph: nx.MultiDiGraph[str]) -> dict[str, str]:
-    """Local names where no two are the same, else the names themselves."""
-    distinct = len(set(local.values())) == len(graph)
-    return dict(local) if distinct else {name: name for name in local}
-
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """One of many alike hosts, and the directed graph of hosts and switches."""
-
-    node: nx.MultiDiGraph[str]
-    fabric: nx.MultiDiGraph[int | str]
+_Parts = tuple["nx.MultiDiGraph[str]", "nx.MultiDiGraph[int | str]"]
 
 
 def _parts(graph: nx.MultiDiGraph[str], hosts: Mapping[Hashable, list[str]]) -> _Parts | None:
-    """Take a graph apart; None where its hosts differ or are not joined from NICs to switches."""
+    """One of many alike hosts, and the directed graph of hosts and switches.
+
+    None where the hosts differ or are not joined from NICs to switches.
+    """
     import networkx as nx
 
     members = list(hosts.values())
@@ -324,7 +313,7 @@ def _parts(graph: nx.MultiDiGraph[str], hosts: Mapping[Hashable, list[str]]) -> 
     for nic, data in alike[0].nodes(data=True):
         if data["kind"] == "nic":
             data.setdefault("network", NETWORKS.get(leaving[nic], "infiniband"))
-    return _Parts(alike[0], fabric)
+    return alike[0], fabric
 
 
 def _fabric(
@@ -394,6 +383,5 @@ def _joins_nics(fabric: nx.MultiDiGraph[int | str], host: nx.MultiDiGraph[str]) 
                 return False
         if "src_device" in data:
             plugged.add((src, data["src_device"]))
-    ports = (len(fabric) - len(switches)) * len(nics)
-    complete = 0 < len(plugged) == ports and bool(switches)
+    complete = 0 < len(plugged) == ((len(fabric) - len(switches)) * len(nics)) and bool(switches)
     return complete and nx.is_strongly_connected(fabric.subgraph(switches))

@@ -3,7 +3,7 @@
     python -m reports.kernels.data_sheets      # prints the tables, a minute
 
 Of each GPU only the numbers of its data sheet are kept; the rest is estimated from the others as
-for a user's own GPU (`perfmodel.topology.templates.data_sheets`), GPUs of the same kind left out.
+for a user's own GPU (`perfmodel.topology.templates.gpus`), GPUs of the same kind left out.
 The half widths at the end stand in ``perfmodel/workload/compute_spread.yaml``.
 """
 
@@ -20,7 +20,7 @@ from unittest.mock import patch
 from perfmodel.errors import InputError
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates import gpus as table
-from perfmodel.topology.templates.data_sheets import ESTIMATED, complete
+from perfmodel.topology.templates.gpus import ESTIMATED, complete
 from reports.kernels.left_out import log_error, spread
 from reports.kernels.records import Record, product_records
 from reports.kernels.steps import StepRecord, quantile, step_records, table_weights

@@ -8,8 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from perfmodel.cli.app import app
-from perfmodel.topology.templates.build import build_topology
-from perfmodel.topology.templates.check import check
+from perfmodel.topology.templates.build import build_topology, check
 
 TABLE = """\
 \tGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity

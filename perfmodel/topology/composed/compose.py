@@ -17,12 +17,13 @@ from perfmodel.topology.composed.gpu_changes import (
     nvlink_words,
     read_gpus,
 )
-from perfmodel.topology.composed.host_parts import PartedHost, used_only
 from perfmodel.topology.composed.nic_changes import STATED, StatedNics, change_nics, read_nics
 from perfmodel.topology.composed.tree_changes import (
+    PartedHost,
     change_slots,
     change_tree,
     limit_slots,
+    used_only,
     with_memory,
 )
 from perfmodel.topology.from_text.describe import Described, describe
@@ -66,8 +67,7 @@ def compose(section: NodeSection, base: NodeSpec | None) -> NodeSpec:
     else:
         assert named is not None
         start = _described(section, count or 1, named, nics)
-    host = _changed(start, section, named, count, slot, (nics, field))
-    return _finished(start, host, section)
+    return _finished(start, _changed(start, section, named, count, slot, (nics, field)), section)
 
 
 def _changed(
@@ -131,8 +131,9 @@ def _change_access(host: PartedHost, section: NodeSection) -> PartedHost:
         if not ports:
             raise InputError(Fault("gpudirect", "no NIC", "nothing, or a NIC beside it"))
         if section.gpudirect and "tcp" in ports:
-            allowed = "off with NICs of kind tcp: sockets copy from host memory"
-            raise InputError(Fault("gpudirect", "on", allowed))
+            raise InputError(
+                Fault("gpudirect", "on", "off with NICs of kind tcp: sockets copy from host memory")
+            )
         host = host.with_node(gpudirect_rdma=section.gpudirect)
     node = host.node
     staged = not node.gpu_p2p or (host.names("nic") and not node.gpudirect_rdma)
@@ -148,7 +149,8 @@ def _finished(start: PartedHost, host: PartedHost, section: NodeSection) -> Node
     own = ("name", "extends", "perfmodel", "kind", "description")
     fields = "; ".join(f"{key} {_in_words(key, stated[key])}" for key in stated if key not in own)
     extended = section.extends is not None
-    name = section.name or (f"{start.node.name}-changed" if extended else _plain(section))
+    composed = str(section.gpus).replace(" ", "") + "-composed"
+    name = section.name or (f"{start.node.name}-changed" if extended else composed)
     description = getattr(section, "description", "") or (
         f"{start.node.description}; with {fields}" if extended else f"Composed: {fields}"
     )
@@ -159,10 +161,6 @@ def _finished(start: PartedHost, host: PartedHost, section: NodeSection) -> Node
             "assumed": tuple(dict.fromkeys(host.notes)),
         }
     )
-
-
-def _plain(section: NodeSection) -> str:
-    return str(section.gpus).replace(" ", "") + "-composed"
 
 
 def _in_words(key: str, value: Any) -> str:
@@ -177,9 +175,7 @@ def _in_words(key: str, value: Any) -> str:
         if "rate" in stated:
             stated["rate"] = f"{stated['rate'] * 8e-9:g} Gbit/s"
         return " ".join(str(each) for each in stated.values())
-    return (
-        {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else f"{value}"
-    )
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
 # ---------------------------------------------------------------- a host of its own
@@ -191,8 +187,8 @@ def _described(
     """The host that is usual with these GPUs, or the template that it is."""
     intra = _intra_words(section)
     network = None if nics is None else nics.kind or "tcp"
-    rate_Gbps = None if nics is None or nics.rate_Bps is None else nics.rate_Bps * 8e-9
-    number = None if nics is None or nics.count is None else nics.count
+    number, rate_Bps = (None, None) if nics is None else (nics.count, nics.rate_Bps)
+    rate_Gbps = None if rate_Bps is None else rate_Bps * 8e-9
     try:
         described = _describe(named, count, intra, network, number, rate_Gbps)
     except InputError as error:
@@ -207,25 +203,24 @@ def _described(
         for note in described.assumptions
         if note.startswith("assumption") and not settled.search(note)
     ]
-    if described.template is None and len(described.node.nodes):
+    if described.template is None:
         notes.append("assumption: latencies and efficiencies of links as usual for their kind")
     return PartedHost(described.node, read_gpu(described.node.gpu).part, tuple(notes))
 
 
 def _settled_notes(section: NodeSection, nics: StatedNics | None) -> Iterator[str]:
     """Patterns of notes on what a field states, so that nothing is assumed of it."""
-    if section.cpu is not None:
-        yield "CPUs of the kind"
-    if section.sockets is not None or section.numa_domains is not None:
-        yield "NUMA domain"
-    if section.pcie_switches is not None:
-        yield "PCIe switch"
-    if section.nvlink is not None or section.nvswitch is not None:
-        yield "joined by"
-    if nics is not None and nics.places_them:
-        yield "NICs? per host"
-    if nics is not None and nics.rate_Bps is not None:
-        yield "NICs of"
+    rows = (
+        (section.cpu, "CPUs of the kind"),
+        (section.sockets, "NUMA domain"),
+        (section.numa_domains, "NUMA domain"),
+        (section.pcie_switches, "PCIe switch"),
+        (section.nvlink, "joined by"),
+        (section.nvswitch, "joined by"),
+        ((nics and nics.places_them) or None, "NICs? per host"),
+        (nics and nics.rate_Bps, "NICs of"),
+    )
+    return (pattern for stated, pattern in rows if stated is not None)
 
 
 def _describe(
@@ -248,11 +243,9 @@ def _describe(
 
 def _intra_words(section: NodeSection) -> str:
     """What joins the GPUs, in the words that descriptions have."""
-    texts = [] if section.nvlink is None else [nvlink_words(section.nvlink)]
-    if section.nvswitch:
-        texts.append("NVSwitch")
+    texts = ["" if section.nvlink is None else nvlink_words(section.nvlink)]
+    texts.append("NVSwitch" if section.nvswitch else "")
     if section.pcie is not None:
         texts.append(f"PCIe {section.pcie.lower().replace('pcie', '')}")
-    if section.p2p is not None:
-        texts.append("P2P enabled" if section.p2p else "no P2P")
+    texts.append({None: "", True: "P2P enabled", False: "no P2P"}[section.p2p])
     return "; ".join(text for text in texts if text) or "none"

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.topology.composed.host_parts import PartedHost
-from perfmodel.topology.from_text.defaults import stated_rate
+from perfmodel.topology.composed.tree_changes import PartedHost
 from perfmodel.topology.from_text.gpu_text import NamedGpu
 from perfmodel.topology.from_text.grammar import read_stated_gpu, unread_words
-from perfmodel.topology.from_text.intra_text import IntraText, read_intra
-from perfmodel.topology.from_text.layouts import Board, join_gpus
+from perfmodel.topology.from_text.layouts import Board, join_gpus, stated_rate
+from perfmodel.topology.from_text.network_text import IntraText, read_intra
 from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts, reads_gpus
 from perfmodel.topology.from_text.template_builder import Draft
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.topology.templates.power_limits import limit_power
+from perfmodel.topology.templates.spec import nic_ports
 
 _COUNTED = re.compile(r"\s*(?P<count>\d{1,4})\s*(?:x\s*|\s)(?P<gpu>\S.*)", re.IGNORECASE)
 
@@ -66,11 +65,14 @@ def change_count(host: PartedHost, count: int) -> PartedHost:
     """
     gpus = host.names("gpu")
     if count > len(gpus):
-        allowed = f"at most {len(gpus)}, as {host.node.name} has; more: a host without `extends`"
-        raise InputError(Fault("gpus", str(count), allowed))
-    if count == len(gpus):
-        return host
-    return host.without(gpus[count:]).with_node(graphs=())
+        raise InputError(
+            Fault(
+                "gpus",
+                str(count),
+                f"at most {len(gpus)}, as {host.node.name} has; more: a host without `extends`",
+            )
+        )
+    return host if count == len(gpus) else host.without(gpus[count:]).with_node(graphs=())
 
 
 def change_gpu(host: PartedHost, named: NamedGpu, *, relink: bool) -> PartedHost:
@@ -83,15 +85,27 @@ def change_gpu(host: PartedHost, named: NamedGpu, *, relink: bool) -> PartedHost
     if named.name == host.node.gpu:
         return host
     layout = layout_of(host)
-    if (part.c2c is None) != (old.c2c is None):
-        allowed = "a GPU that is plugged in alike: chips with a CPU of their own are no cards"
-        raise InputError(Fault("gpu", repr(named.name), allowed))
-    if part.amd != old.amd and layout != "pcie":
-        allowed = "a GPU for the same board: NVLink joins NVIDIA's, xGMI AMD's"
-        raise InputError(Fault("gpu", repr(named.name), allowed))
-    if relink and layout == "nvswitch" and part.nvlink and not part.on_board:
-        allowed = "a GPU of a board with NVSwitch, which joins no cards; or nvlink: none"
-        raise InputError(Fault("gpu", repr(named.name), allowed))
+    cases = (
+        (
+            (part.c2c is None) != (old.c2c is None),
+            "a GPU that is plugged in alike: chips with a CPU of their own are no cards",
+        ),
+        (
+            part.amd != old.amd and layout != "pcie",
+            "a GPU for the same board: NVLink joins NVIDIA's, xGMI AMD's",
+        ),
+        (
+            relink and layout == "nvswitch" and part.nvlink and not part.on_board,
+            "a GPU of a board with NVSwitch, which joins no cards; or nvlink: none",
+        ),
+        (
+            relink and layout != "pcie" and part.nvlink is None,
+            f"a GPU with NVLink, which joins those of {host.node.name}; or nvlink: none",
+        ),
+    )
+    for refused, allowed in cases:
+        if refused:
+            raise InputError(Fault("gpu", repr(named.name), allowed))
     changed = PartedHost(host.node, part, host.notes).with_node(
         gpu=named.name, staging=None, power_limit=None
     )
@@ -101,18 +115,12 @@ def change_gpu(host: PartedHost, named: NamedGpu, *, relink: bool) -> PartedHost
             "assumption: the driver keeps GeForce GPUs from copying over PCIe"
         )
     elif old.geforce and not part.geforce:
-        networks = [
-            host.node.links[spec.port].network_kind for spec in host.node.nodes if spec.port
-        ]
-        direct = all(reads_gpus(part, network) for network in networks)
+        direct = all(reads_gpus(part, port.network_kind) for port in nic_ports(host.node))
         changed = changed.with_node(gpu_p2p=True, gpudirect_rdma=direct).noting(
             f"assumption: the driver lets {named.name} copy over PCIe, as it does no GeForce"
         )
     if layout == "pcie" or not relink:
         return changed
-    if part.nvlink is None:
-        allowed = f"a GPU with NVLink, which joins those of {host.node.name}; or nvlink: none"
-        raise InputError(Fault("gpu", repr(named.name), allowed))
     if (part.nvlink, part.lanes, part.lane_Bps) == (old.nvlink, old.lanes, old.lane_Bps):
         return changed
     note = f"assumption: {part.lanes} NVLinks for each {named.name}, joined as in the template"
@@ -161,9 +169,7 @@ def change_nvlink(host: PartedHost, text: str | None, *, switch: bool | None) ->
     if layout == "pcie":
         return host.without(host.names("nvswitch")).without_edges(("nvlink",))
     name, lanes, lane_Bps = _links(host.part, intra)
-    faults = list(_link_faults(host, layout, name, lanes))
-    if faults:
-        raise InputError(faults)
+    _check_links(host, layout, name, lanes)
     same = layout == layout_of(host) and name == host.part.nvlink and lane_Bps is None
     if same and _lanes_of(host) == lanes and layout != "mesh":
         return host
@@ -192,8 +198,9 @@ def _read_nvlink(text: str) -> IntraText:
     plain = text.strip().lower() in {*_ON, "nvlink", "nvswitch"}
     unread = not plain and unread_words(nvlink_words(text).replace(",", " "), "nvlink")
     if unread or _BITS.search(text) or (not plain and all(each is None for each in stated)):
-        allowed = "'none', 'bridge', 'mesh', 'NVLink4' or '12 x 25 GB/s'"
-        raise InputError(Fault("nvlink", repr(text), allowed))
+        raise InputError(
+            Fault("nvlink", repr(text), "'none', 'bridge', 'mesh', 'NVLink4' or '12 x 25 GB/s'")
+        )
     return intra
 
 
@@ -232,13 +239,12 @@ def _layout(
         return "nvswitch"
     if stated is not None:
         return stated
-    few = len(host.names("gpu")) <= 4
-    pairwise: Layout = "mesh" if len(host.names("gpu")) > 2 else "bridge"
+    gpus = len(host.names("gpu"))
     if switch is False and current in ("nvswitch", "pcie"):
-        return "pcie" if intra is None else pairwise
+        return "pcie" if intra is None else "mesh" if gpus > 2 else "bridge"
     if current != "pcie":
         return current
-    return "bridge" if not host.part.on_board else "mesh" if few else "nvswitch"
+    return "bridge" if not host.part.on_board else "mesh" if gpus <= 4 else "nvswitch"
 
 
 def _links(part: GpuConnector, intra: IntraText | None) -> tuple[str | None, int, float | None]:
@@ -265,20 +271,34 @@ def _lanes_of(host: PartedHost) -> int:
     )
 
 
-def _link_faults(host: PartedHost, layout: Layout, name: str | None, lanes: int) -> Iterator[Fault]:
-    gpus, gpu = len(host.names("gpu")), host.node.gpu
-    if name is None:
-        yield Fault("nvlink", f"NVLink between {gpu}", f"'none': {gpu} has no NVLink that is known")
-    elif host.part.amd and (name != host.part.nvlink or layout != "mesh"):
-        allowed = f"'none' or 'mesh': xGMI joins {gpu} all to all"
-        yield Fault("nvlink", f"{name} and {layout}", allowed)
-    elif lanes < 1:
-        yield Fault("nvlink", f"{lanes} NVLinks", "how many, as in '4 x 25 GB/s'")
-    elif lanes > max(1, host.part.lanes):
-        yield Fault("nvlink", f"{lanes} NVLinks", f"at most {host.part.lanes}, as {gpu} has")
-    elif gpus < 2 and layout != "nvswitch":
-        yield Fault("nvlink", f"{layout} with one GPU", "'none', or two GPUs and more")
-    elif layout == "mesh" and gpus - 1 > lanes:
-        yield Fault("nvlink", f"{gpus} GPUs, all joined to all", f"at most {lanes + 1} of {gpu}")
-    elif layout == "cube" and gpus != 8:
-        yield Fault("nvlink", f"a hybrid cube mesh of {gpus}", "8 GPUs")
+def _check_links(host: PartedHost, layout: Layout, name: str | None, lanes: int) -> None:
+    """Refuse NVLinks that the GPUs of a host do not have; the first thing that is wrong."""
+    gpus, gpu, part = len(host.names("gpu")), host.node.gpu, host.part
+    cases = (
+        (
+            name is None,
+            f"NVLink between {gpu}",
+            f"'none': {gpu} has no NVLink that is known",
+        ),
+        (
+            part.amd and (name != part.nvlink or layout != "mesh"),
+            f"{name} and {layout}",
+            f"'none' or 'mesh': xGMI joins {gpu} all to all",
+        ),
+        (lanes < 1, f"{lanes} NVLinks", "how many, as in '4 x 25 GB/s'"),
+        (lanes > max(1, part.lanes), f"{lanes} NVLinks", f"at most {part.lanes}, as {gpu} has"),
+        (
+            gpus < 2 and layout != "nvswitch",
+            f"{layout} with one GPU",
+            "'none', or two GPUs and more",
+        ),
+        (
+            layout == "mesh" and gpus - 1 > lanes,
+            f"{gpus} GPUs, all joined to all",
+            f"at most {lanes + 1} of {gpu}",
+        ),
+        (layout == "cube" and gpus != 8, f"a hybrid cube mesh of {gpus}", "8 GPUs"),
+    )
+    for refused, found, allowed in cases:
+        if refused:
+            raise InputError(Fault("nvlink", found, allowed))

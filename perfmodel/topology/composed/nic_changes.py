@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.files import validate_document
+from perfmodel.files import collect_faults, validate_document
 from perfmodel.scenario.sections.cluster import NicSection
-from perfmodel.topology.composed.host_parts import PartedHost, spread_evenly
+from perfmodel.topology.composed.tree_changes import PartedHost, spread_evenly
 from perfmodel.topology.from_text.grammar import adapter_rate, read_slot, unread_words
 from perfmodel.topology.from_text.network_text import NetworkText, read_network
 from perfmodel.topology.from_text.parts import hardware_parts, reads_gpus, usual_nics
@@ -22,6 +23,7 @@ from perfmodel.topology.from_text.template_builder import (
     port,
     same_link,
     stock_link,
+    with_ports,
 )
 from perfmodel.topology.model import NetworkKind
 from perfmodel.topology.templates.spec import LinkSpec
@@ -31,22 +33,29 @@ STATED = "as stated in the description of the host"
 
 @dataclass(frozen=True, slots=True)
 class StatedNics:
-    """What fields and words say of NICs; None: nothing."""
+    """What fields and words say of NICs; None: nothing.
 
+    Parameters
+    ----------
+    section : NicSection
+        The fields.
+    count : int, optional
+    kind : NetworkKind, optional
+    rate_Bps : float, optional
+    slot : (int, int), optional
+        Generation and lanes of PCIe.
+    """
+
+    section: NicSection
     count: int | None
-    per_socket: int | None
     kind: NetworkKind | None
     rate_Bps: float | None
-    rate_source: str
-    latency_s: float | None
-    mtu: int | None
     slot: tuple[int, int] | None
-    """Generation and lanes of PCIe."""
 
     @property
     def places_them(self) -> bool:
         """Whether NICs are counted, so that they are plugged in anew."""
-        return self.count is not None or self.per_socket is not None
+        return self.count is not None or self.section.per_socket is not None
 
 
 def read_nics(section: NicSection, field: str) -> StatedNics:
@@ -57,44 +66,39 @@ def read_nics(section: NicSection, field: str) -> StatedNics:
     faults: list[Fault] = []
     described = _network(section.text, f"{field}.text", faults)
     named = _network(section.kind, f"{field}.kind", faults)
-    for phrase, name in ((described, "text"), (named, "kind")):
-        faults += [] if phrase is None else _twice(section, phrase, f"{field}.{name}", field)
+    stated = {"text": described, "kind": named}
+    read = {name: each for name, each in stated.items() if each is not None}
+    for name, phrase in read.items():
+        faults += _twice(section, phrase, f"{field}.{name}", field)
     if described and named and described.kind and named.kind != described.kind:
-        allowed = f"{described.kind!r}, as the words say"
-        faults.append(Fault(f"{field}.kind", repr(section.kind), allowed))
+        faults.append(
+            Fault(f"{field}.kind", repr(section.kind), f"{described.kind!r}, as the words say")
+        )
     slot = None
-    try:
+    with collect_faults(faults):
         slot = None if section.pcie is None else read_slot(section.pcie, f"{field}.pcie")
-    except InputError as error:
-        faults += error.faults
     if faults:
         raise InputError(faults)
-    stated = [each for each in (described, named) if each is not None]
-    counts = [section.count, *(each.nics for each in stated)]
-    kind = next((each.kind for each in stated if each.kind), None)
-    rate_Bps = section.rate or next((each.nic_Bps for each in stated if each.nic_Bps), None)
+    rates_Bps = (section.rate, *(each.nic_Bps for each in read.values()))
+    rate_Bps = next((each for each in rates_Bps if each), None)
     carried_Bps = adapter_rate(section.text or "")
     if rate_Bps is not None and carried_Bps is not None and rate_Bps > carried_Bps:
-        allowed = f"at most {bits(carried_Bps)}, which this adapter carries"
-        raise InputError(Fault(f"{field}.text", repr(section.text), allowed))
-    rate_Bps = rate_Bps or carried_Bps
-    if section.text is not None and (leading := re.match(r"\s*(\d+)\s*x\b", section.text)):
-        counts.append(int(leading[1]))
-    count = next((each for each in counts if each is not None), None)
+        raise InputError(
+            Fault(
+                f"{field}.text",
+                repr(section.text),
+                f"at most {bits(carried_Bps)}, which this adapter carries",
+            )
+        )
+    leading = re.match(r"\s*(\d+)\s*x\b", section.text or "")
+    counts = [section.count, *(each.nics for each in read.values())]
+    counts.append(int(leading[1]) if leading else None)
+    usual = 1 if field == "nic" and section.per_socket is None else None
+    count = next((each for each in counts if each is not None), usual)
     if count == 0:
         raise InputError(Fault(f"{field}.text", repr(section.text), "one NIC or more"))
-    if count is None and field == "nic" and section.per_socket is None:
-        count = 1
-    return StatedNics(
-        count=count,
-        per_socket=section.per_socket,
-        kind=kind,
-        rate_Bps=rate_Bps,
-        rate_source=STATED,
-        latency_s=section.latency,
-        mtu=section.mtu,
-        slot=slot,
-    )
+    kind = next((each.kind for each in read.values() if each.kind), None)
+    return StatedNics(section, count, kind, rate_Bps or carried_Bps, slot)
 
 
 _BARE_RATE = re.compile(r"\s*(\d+\s*x\s*)?\d+(\.\d+)?\s*g(bit/?s?|bps|b/s|b)?\s*", re.IGNORECASE)
@@ -104,9 +108,9 @@ _BARE_RATE = re.compile(r"\s*(\d+\s*x\s*)?\d+(\.\d+)?\s*g(bit/?s?|bps|b/s|b)?\s*
 def _network(text: str | None, field: str, faults: list[Fault]) -> NetworkText | None:
     if text is None:
         return None
+    allowed = allowed_names((*hardware_parts().ports, "2 x 100 Gbit/s RoCE"))
     if unread := unread_words(text, "nic"):
-        kinds = (*hardware_parts().ports, "2 x 100 Gbit/s RoCE")
-        faults.append(Fault(field, repr(unread), allowed_names(kinds)))
+        faults.append(Fault(field, repr(unread), allowed))
         return None
     bare = _BARE_RATE.fullmatch(text) is not None
     try:
@@ -115,8 +119,7 @@ def _network(text: str | None, field: str, faults: list[Fault]) -> NetworkText |
         faults += [Fault(field, fault.found, fault.allowed) for fault in error.faults]
         return None
     if read.kind is None:
-        kinds = (*hardware_parts().ports, "2 x 100 Gbit/s RoCE")
-        faults.append(Fault(field, repr(text), allowed_names(kinds)))
+        faults.append(Fault(field, repr(text), allowed))
     return replace(read, kind=None) if bare else read
 
 
@@ -145,22 +148,16 @@ def change_nics(
 
     `sockets`: CPUs as stated. Raises `InputError`: a number that the host cannot have.
     """
-    nics = host.names("nic")
-    count = _count(host, stated, sockets)
+    nics, per_socket = host.names("nic"), stated.section.per_socket
+    count = stated.count or len(nics) or 1
+    if per_socket is not None:
+        count = per_socket * (sockets or max(1, len(host.names("cpu"))))
     host, link = _port(host, stated, field)
-    if count != len(nics) or (stated.per_socket is not None) or not nics:
+    if count != len(nics) or per_socket is not None or not nics:
         return _plug(host, link, count, stated)
     if stated.slot is not None:
         host = _plug(host, link, count, stated)
-    names = {spec.port for spec in host.node.nodes if spec.kind == "nic"}
-    links = {name: link if name in names else spec for name, spec in host.node.links.items()}
-    return host.with_node(links=links)
-
-
-def _count(host: PartedHost, stated: StatedNics, sockets: int | None) -> int:
-    if stated.per_socket is not None:
-        return stated.per_socket * (sockets or max(1, len(host.names("cpu"))))
-    return stated.count or len(host.names("nic")) or 1
+    return host.with_node(links=with_ports(host.node, dict(link)).links)
 
 
 def _port(host: PartedHost, stated: StatedNics, field: str) -> tuple[PartedHost, LinkSpec]:
@@ -173,15 +170,14 @@ def _port(host: PartedHost, stated: StatedNics, field: str) -> tuple[PartedHost,
     if old is not None and old.network_kind == kind:
         link = old
         if stated.rate_Bps is not None and stated.rate_Bps != old.bandwidth:
-            source = stated.rate_source
-            link = old.model_copy(update={"bandwidth": stated.rate_Bps, "source": source})
+            link = old.model_copy(update={"bandwidth": stated.rate_Bps, "source": STATED})
     else:
         rate_Bps = stated.rate_Bps
         if rate_Bps is None:
             rate_Bps = old.bandwidth if old is not None else usual_nics(kind, host.part.spelled)[1]
             why = "as before" if old is not None else "usual with this GPU"
             host = host.noting(f"assumption: NICs of {rate_Bps * 8e-9:g} Gbit/s, {why}")
-        link = validate_document(LinkSpec, port(kind, rate_Bps, stated.rate_source))
+        link = validate_document(LinkSpec, port(kind, rate_Bps, STATED))
         host = host.with_node(
             gpudirect_rdma=reads_gpus(host.part, kind),
             sources={**hardware_parts().sources, **node.sources},
@@ -190,34 +186,34 @@ def _port(host: PartedHost, stated: StatedNics, field: str) -> tuple[PartedHost,
 
 
 def _with_details(link: LinkSpec, kind: NetworkKind, stated: StatedNics) -> LinkSpec:
-    if stated.latency_s is not None:
-        link = link.model_copy(update={"latency": stated.latency_s, "latency_source": STATED})
-    if stated.mtu is not None:
-        share = stated.mtu / (stated.mtu + hardware_parts().ports[kind].header)
-        link = link.model_copy(update={"efficiency": share, "efficiency_source": STATED})
-    return link
+    latency_s, mtu = stated.section.latency, stated.section.mtu
+    fields: dict[str, Any] = {}
+    if latency_s is not None:
+        fields |= {"latency": latency_s, "latency_source": STATED}
+    if mtu is not None:
+        share = mtu / (mtu + hardware_parts().ports[kind].header)
+        fields |= {"efficiency": share, "efficiency_source": STATED}
+    return link.model_copy(update=fields)
 
 
 def _plug(host: PartedHost, link: LinkSpec, count: int, stated: StatedNics) -> PartedHost:
     """Plug NICs in anew, evenly beside the old ones, the switches of GPUs, or the CPUs."""
-    nics = host.names("nic")
-    ends = dict.fromkeys(
-        (place, edge.link) for nic in nics for place, edge in host.neighbours(nic, _HOLDERS)
-    )
-    places = list(dict.fromkeys(place for place, _ in ends))
-    old_link = next((name for _, name in ends), None)
+    nics, by_cpu = host.names("nic"), stated.section.per_socket is not None
+    ends = [each for nic in nics for each in host.neighbours(nic, _HOLDERS)]
+    old_link = ends[0][1].link if ends else None
     fresh = host.without(nics)
-    if not places or stated.per_socket is not None:
-        places = _places(fresh, by_cpu=stated.per_socket is not None)
+    places = list(dict.fromkeys(place for place, _ in ends))
+    if not places or by_cpu:
+        places = _places(fresh, by_cpu=by_cpu)
     draft = Draft(host.node.gpu, "", "")
     slot_name, slot_link = _slot(host, stated, old_link)
     draft.links |= {slot_name: slot_link, link.network_kind: same_link(link)}
-    at, spread = 0, spread_evenly(count, places)
-    for place in dict.fromkeys(spread):
-        group = spread.count(place)
-        draft.add(pattern("nic", group, at), "nic", port=link.network_kind)
-        draft.join(pattern("nic", group, at), place, slot_name)
-        at += group
+    at = 0
+    for place, count_here in Counter(spread_evenly(count, places)).items():
+        names = pattern("nic", count_here, at)
+        draft.add(names, "nic", port=link.network_kind)
+        draft.join(names, place, slot_name)
+        at += count_here
     return fresh.plus(draft).with_node(graphs=())
 
 
@@ -240,11 +236,11 @@ def _places(host: PartedHost, *, by_cpu: bool) -> list[str]:
 
 def _slot(host: PartedHost, stated: StatedNics, old: str | None) -> tuple[str, dict[str, Any]]:
     """PCIe link of a NIC, by name."""
-    if stated.slot is None and old is not None:
-        return old, same_link(host.node.links[old])
     if stated.slot is not None:
         draft = Draft(host.node.gpu, "", "")
         name = draft.add_pcie(*stated.slot)
         return name, draft.links[name]
+    if old is not None:
+        return old, same_link(host.node.links[old])
     name = max(host.part.pcie, hardware_parts().cpus[host.part.cpu].pcie)
     return name, stock_link(name)

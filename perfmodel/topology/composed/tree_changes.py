@@ -1,11 +1,13 @@
-"""PCIe of a composed host: slots, switches, CPUs and their memory."""
+"""A template taken apart, and its PCIe changed: slots, switches, CPUs and their memory."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import validate_document
-from perfmodel.topology.composed.host_parts import PartedHost, spread_evenly
-from perfmodel.topology.from_text.parts import hardware_parts
+from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts
 from perfmodel.topology.from_text.template_builder import (
     Draft,
     dram,
@@ -13,7 +15,8 @@ from perfmodel.topology.from_text.template_builder import (
     same_link,
     stock_link,
 )
-from perfmodel.topology.templates.spec import EdgeSpec, LinkSpec
+from perfmodel.topology.templates.name_ranges import expand_pattern
+from perfmodel.topology.templates.spec import DeviceSpec, EdgeSpec, LinkSpec, NodeSpec, pairs
 
 
 def change_slots(host: PartedHost, slot: tuple[int, int], cpu: str | None) -> PartedHost:
@@ -26,11 +29,17 @@ def change_slots(host: PartedHost, slot: tuple[int, int], cpu: str | None) -> Pa
     generation, lanes = slot
     newest = int(host.part.pcie.removeprefix("pcie"))
     if host.part.c2c is not None:
-        allowed = "nothing: its GPUs are joined to their CPUs by NVLink-C2C"
-        raise InputError(Fault("pcie", f"gen{generation}", allowed))
+        raise InputError(
+            Fault(
+                "pcie",
+                f"gen{generation}",
+                "nothing: its GPUs are joined to their CPUs by NVLink-C2C",
+            )
+        )
     if generation > newest:
-        allowed = f"at most gen{newest}, as {host.node.gpu} has"
-        raise InputError(Fault("pcie", f"gen{generation}", allowed))
+        raise InputError(
+            Fault("pcie", f"gen{generation}", f"at most gen{newest}, as {host.node.gpu} has")
+        )
     own = [edge for _, edge in _slots_of(host, host.names("gpu"))]
     switches = host.names("pcie_switch")
     uplinks = [edge for _, edge in _slots_of(host, switches, ("cpu", "pcie_switch"))]
@@ -62,9 +71,7 @@ def _with_slot(host: PartedHost, edges: list[EdgeSpec], generation: int, lanes: 
         for edge in edges
         if host.node.links[edge.link].bandwidth * edge.lanes != spec.bandwidth
     ]
-    if not changed:
-        return host
-    return host.relinked(name, spec, changed).with_node(staging=None)
+    return host if not changed else host.relinked(name, spec, changed).with_node(staging=None)
 
 
 def limit_slots(host: PartedHost) -> PartedHost:
@@ -95,25 +102,38 @@ def change_tree(
     `domains`: NUMA domains of all sockets. `cpu`: kind of CPU.
     Raises `InputError`: a kind of CPU that is not known, or parts that the GPUs cannot be under.
     """
-    kinds, faults = hardware_parts().cpus, list[Fault]()
-    if cpu is not None and cpu.lower() not in kinds:
-        faults.append(Fault("cpu", repr(cpu), allowed_names(kinds, cpu)))
-    if host.part.c2c is not None and switches:
-        allowed = "0: its GPUs are joined to their CPUs by NVLink-C2C"
-        faults.append(Fault("pcie_switches", str(switches), allowed))
-    gpus = host.names("gpu")
+    kinds, c2c, gpus = hardware_parts().cpus, host.part.c2c, host.names("gpu")
     old_switches, old_domains = host.names("pcie_switch"), host.names("cpu")
     count = min(len(old_switches), len(gpus)) if switches is None else switches
     numa = domains or sockets or len(old_domains)
-    if count > len(gpus):
-        faults.append(Fault("pcie_switches", str(count), f"at most {len(gpus)}, one for each GPU"))
     gpu_links = {edge.link for gpu in gpus for _, edge in host.neighbours(gpu, _ABOVE)}
-    if not gpu_links:
-        faults.append(Fault("sockets", f"{host.node.name}", "a host whose GPUs are under CPUs"))
+    cases = (
+        (
+            cpu is not None and cpu.lower() not in kinds,
+            ("cpu", repr(cpu), allowed_names(kinds, cpu)),
+        ),
+        (
+            c2c is not None and bool(switches),
+            (
+                "pcie_switches",
+                str(switches),
+                "0: its GPUs are joined to their CPUs by NVLink-C2C",
+            ),
+        ),
+        (
+            count > len(gpus),
+            ("pcie_switches", str(count), f"at most {len(gpus)}, one for each GPU"),
+        ),
+        (
+            not gpu_links,
+            ("sockets", f"{host.node.name}", "a host whose GPUs are under CPUs"),
+        ),
+    )
+    faults = [Fault(*fault) for refused, fault in cases if refused]
     if faults:
         raise InputError(faults)
     moved = numa != len(old_domains) and (numa != len(gpus) or numa > _MOST_OF_A_HOST)
-    if host.part.c2c is not None and (moved or cpu not in {None, host.part.cpu}):
+    if c2c is not None and (moved or cpu not in {None, host.part.cpu}):
         allowed = "nothing: each CPU is on one module with its GPUs, by NVLink-C2C"
         field = "cpu" if cpu else "sockets" if sockets else "numa_domains"
         raise InputError(Fault(field, cpu or str(numa), allowed))
@@ -162,9 +182,8 @@ def _tree(
     gpus, nics = bare.names("gpu"), bare.names("nic")
     for gpu, place in zip(gpus, spread_evenly(len(gpus), places), strict=True):
         draft.join(gpu, place, gpu_link)
-    if nics:
-        for nic, place in zip(nics, spread_evenly(len(nics), places), strict=True):
-            draft.join(nic, place, nic_links[nic])
+    for nic, place in zip(nics, spread_evenly(len(nics), places), strict=True):
+        draft.join(nic, place, nic_links[nic])
     draft.add_host_memory(kind, range(domains), per_socket)
     return draft
 
@@ -173,16 +192,11 @@ def _kind_of_cpus(host: PartedHost) -> str:
     """Kind of CPU whose link between sockets the host has, or the usual one with its GPU."""
     cpus, links = hardware_parts().cpus, host.node.links
     between = [spec.bandwidth for spec in links.values() if spec.kind == "upi"]
-    if not between or cpus[host.part.cpu].between in between:
-        return host.part.cpu
-    return next(
-        (
-            name
-            for name, cpu in cpus.items()
-            if cpu.between in between and cpu.pcie >= host.part.pcie
-        ),
-        host.part.cpu,
+    own = cpus[host.part.cpu].between in between
+    others = (
+        name for name, cpu in cpus.items() if cpu.between in between and cpu.pcie >= host.part.pcie
     )
+    return host.part.cpu if own else next(others, host.part.cpu)
 
 
 def _usual_sockets(host: PartedHost, domains: int) -> int:
@@ -202,3 +216,147 @@ def with_memory(host: PartedHost) -> PartedHost:
         draft.join(f"mem{at}", cpu, "dram")
     note = f"assumption: memory of CPUs of the kind {kind}, through which copies go"
     return host.plus(draft).noting(note)
+
+
+@dataclass(frozen=True, slots=True)
+class PartedHost:
+    """A node template while fields of a composed host change it, one after the other.
+
+    Parameters
+    ----------
+    node : NodeSpec
+    part : GpuConnector
+        How its GPU is plugged in.
+    notes : tuple of str
+        What no field states and how it was filled.
+    """
+
+    node: NodeSpec
+    part: GpuConnector
+    notes: tuple[str, ...] = field(default=())
+
+    def names(self, kind: str) -> tuple[str, ...]:
+        """Names of the devices of a kind, in their order."""
+        return tuple(
+            name
+            for spec in self.node.nodes
+            if spec.kind == kind
+            for name in expand_pattern(spec.id)
+        )
+
+    def edge_pairs(self) -> tuple[tuple[str, str, EdgeSpec], ...]:
+        """Every edge, device by device."""
+        return tuple((a, b, edge) for edge in self.node.edges for a, b in pairs(edge))
+
+    def neighbours(self, name: str, kinds: Collection[str]) -> tuple[tuple[str, EdgeSpec], ...]:
+        """Devices of some kinds that a device is joined to, with the edge."""
+        of_kind = {each for kind in kinds for each in self.names(kind)}
+        ends = ((b if a == name else a, edge) for a, b, edge in self.edge_pairs() if name in (a, b))
+        return tuple((other, edge) for other, edge in ends if other in of_kind)
+
+    def without(self, removed: Collection[str]) -> PartedHost:
+        """Take devices and their edges out."""
+        devices: list[DeviceSpec] = []
+        for spec in self.node.nodes:
+            names = expand_pattern(spec.id)
+            rest = [name for name in names if name not in removed]
+            single = [spec.model_copy(update={"id": name}) for name in rest]
+            devices += [spec] if len(rest) == len(names) else single
+        edges: list[EdgeSpec] = []
+        for edge in self.node.edges:
+            joined = pairs(edge)
+            left = [(a, b) for a, b in joined if a not in removed and b not in removed]
+            alone = [
+                edge.model_copy(update={"from_": a, "to": b, "pattern": "each"}) for a, b in left
+            ]
+            edges += [edge] if len(left) == len(joined) else alone
+        return self.with_node(nodes=tuple(devices), edges=tuple(edges))
+
+    def without_edges(self, kinds: Collection[str]) -> PartedHost:
+        """Take the edges out whose links are of some kinds."""
+        links = self.node.links
+        edges = tuple(edge for edge in self.node.edges if links[edge.link].kind not in kinds)
+        return self.with_node(edges=edges)
+
+    def plus(self, draft: Draft) -> PartedHost:
+        """Add the devices, edges and links of a draft; a link of another rate gets a new name."""
+        links, renamed = dict(self.node.links), dict[str, str]()
+        for name, document in draft.links.items():
+            spec = validate_document(LinkSpec, document)
+            renamed[name] = free_name(links, name, spec)
+            links[renamed[name]] = spec
+        devices = [
+            DeviceSpec.model_validate(
+                device | ({"port": renamed[device["port"]]} if "port" in device else {})
+            )
+            for device in draft.nodes
+        ]
+        edges = [
+            EdgeSpec.model_validate(edge | {"link": renamed[edge["link"]]}) for edge in draft.edges
+        ]
+        return self.with_node(
+            links=links,
+            nodes=(*self.node.nodes, *devices),
+            edges=(*self.node.edges, *edges),
+            sources={**hardware_parts().sources, **self.node.sources},
+        )
+
+    def relinked(self, name: str, spec: LinkSpec, edges: Iterable[EdgeSpec]) -> PartedHost:
+        """Give some edges another link."""
+        chosen = {id(edge) for edge in edges}
+        links = dict(self.node.links)
+        fresh = free_name(links, name, spec)
+        links[fresh] = spec
+        changed = tuple(
+            edge.model_copy(update={"link": fresh}) if id(edge) in chosen else edge
+            for edge in self.node.edges
+        )
+        sources = {**hardware_parts().sources, **self.node.sources}
+        return self.with_node(links=links, edges=changed, sources=sources)
+
+    def pruned(self) -> PartedHost:
+        """Drop links and sources that nothing names any more."""
+        return PartedHost(used_only(self.node), self.part, self.notes)
+
+    def with_node(self, **fields: object) -> PartedHost:
+        """Change fields of the template."""
+        return PartedHost(self.node.model_copy(update=fields), self.part, self.notes)
+
+    def noting(self, *notes: str) -> PartedHost:
+        """Add what was assumed."""
+        return PartedHost(self.node, self.part, (*self.notes, *notes))
+
+
+def free_name(links: Mapping[str, LinkSpec], name: str, spec: LinkSpec) -> str:
+    """Name for a link beside others: its own, or with a number where that is another link's."""
+    fresh, number = name, 2
+    while fresh in links and links[fresh] != spec:
+        fresh, number = f"{name}-{number}", number + 1
+    return fresh
+
+
+def used_only(node: NodeSpec) -> NodeSpec:
+    """The same node without links and sources that nothing names any more."""
+    used = {edge.link for edge in node.edges} | {spec.port for spec in node.nodes}
+    links = {name: link for name, link in node.links.items() if name in used}
+    texts = {
+        text
+        for link in links.values()
+        for key, text in link.model_dump().items()
+        if key.endswith("source")
+    }
+    sections = (node.staging, node.launch, node.host_memory, node.nvme)
+    texts |= {section.source for section in sections if section is not None}
+    sources = {key: text for key, text in node.sources.items() if key in texts}
+    return node.model_copy(update={"links": links, "sources": sources})
+
+
+def spread_evenly(items: int, places: Sequence[str]) -> tuple[str, ...]:
+    """Place of each of some items, neighbours together.
+
+    Examples
+    --------
+    >>> spread_evenly(4, ["cpu0", "cpu1"])
+    ('cpu0', 'cpu0', 'cpu1', 'cpu1')
+    """
+    return tuple(places[at * len(places) // items] for at in range(items))

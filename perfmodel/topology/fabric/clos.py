@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import Fault, InputError
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 Rails = tuple[int, ...]
 """Rail of each NIC of one host; all hosts are alike."""
 
+_ONE_LEAF = {"leaves": 1, "pod": 1}
+
 
 def one_switch(hosts: int, rails: Rails) -> nx.Graph[int | str]:
     """All NICs on one switch."""
-    graph = plugged(hosts, [[0] * len(rails)] * hosts, ["switch0"])
-    graph.graph["tiers"] = {"leaves": 1, "pod": 1}
-    return graph
+    return plugged(hosts, [[0] * len(rails)] * hosts, ["switch0"], tiers=_ONE_LEAF)
 
 
 def rail_optimised(
@@ -97,15 +97,24 @@ def fat_tree(
     leaf_of = [[(host * len(rails) + nic) // half for nic in numbers] for host in range(hosts)]
     names = [f"edge{edge}" for edge in range(edges)]
     if edges == 1:
-        graph = plugged(hosts, leaf_of, names)
-        graph.graph["tiers"] = {"leaves": 1, "pod": 1}
-        return graph
+        return plugged(hosts, leaf_of, names, tiers=_ONE_LEAF)
     pods, up = math.ceil(edges / half), max(1, round(half / oversubscription))
     above, lanes = (1, up) if adaptive else (up, 1)  # switches of a pod, cables to each
     cores = (1 if adaptive else half) if pods > 1 else 0  # above each of those
     aggs = [f"agg{agg}" for agg in range(pods * above)]
     tops = [f"core{core}" for core in range(above * cores)]
-    graph = plugged(hosts, leaf_of, names + aggs + tops)
+    graph = plugged(
+        hosts,
+        leaf_of,
+        names + aggs + tops,
+        tiers={"leaves": edges, "pod": half, "above": above, "cables": 1, "cores": cores},
+        assumptions=[
+            *_rounded_taper(half, up, oversubscription),
+            *_adaptive_note(
+                adaptive, f"the {up} aggregation switches of a pod and all core switches"
+            ),
+        ],
+    )
     graph.add_edges_from(
         (names[edge], aggs[edge // half * above + agg], {"lanes": lanes})
         for edge in range(edges)
@@ -116,17 +125,6 @@ def fat_tree(
         for agg in range(pods * above)
         for core in range(cores)
     )
-    graph.graph["tiers"] = {
-        "leaves": edges,
-        "pod": half,
-        "above": above,
-        "cables": 1,
-        "cores": cores,
-    }
-    graph.graph["assumptions"] = [
-        *_rounded_taper(half, up, oversubscription),
-        *_adaptive_note(adaptive, f"the {up} aggregation switches of a pod and all core switches"),
-    ]
     return graph
 
 
@@ -149,12 +147,9 @@ def _with_spines(
     """Join leaves of `down` used ports by the fewest spines that have ports enough."""
     names = [f"leaf{leaf}" for leaf in range(leaves)]
     if leaves == 1:
-        graph = plugged(hosts, leaf_of, names)
-        graph.graph["tiers"] = {"leaves": 1, "pod": 1}
-        return graph
+        return plugged(hosts, leaf_of, names, tiers=_ONE_LEAF)
     up = max(1, round(down / oversubscription))
-    fitting = (s for s in range(1, up + 1) if up % s == 0 and leaves * up // s <= radix)
-    spines = next(fitting, up)
+    spines = _fewest_spines(leaves, up, radix)
     notes = []
     if leaves * up // spines > radix:
         notes.append(
@@ -165,13 +160,18 @@ def _with_spines(
     notes += _adaptive_note(adaptive and spines > 1, f"{spines} spine switches")
     above, cables, lanes = (1, 1, up) if adaptive else (spines, up // spines, 1)
     upper = [f"spine{spine}" for spine in range(above)]
-    graph = plugged(hosts, leaf_of, names + upper)
+    tiers = {"leaves": leaves, "pod": leaves, "above": above, "cables": cables}
+    graph = plugged(hosts, leaf_of, names + upper, tiers=tiers, assumptions=notes)
     graph.add_edges_from(
         (leaf, spine, {"cables": cables, "lanes": lanes}) for leaf in names for spine in upper
     )
-    graph.graph["tiers"] = {"leaves": leaves, "pod": leaves, "above": above, "cables": cables}
-    graph.graph["assumptions"] = notes
     return graph
+
+
+def _fewest_spines(leaves: int, up: int, radix: int) -> int:
+    """Spines of at most `radix` ports that `up` cables of each leaf are spread over evenly."""
+    fitting = (n for n in range(1, up + 1) if up % n == 0 and leaves * up // n <= radix)
+    return next(fitting, up)
 
 
 def rail_only(
@@ -198,36 +198,35 @@ def rail_only(
     group = hosts if hosts * nics <= radix else max(1, radix // 2 // nics)
     leaves = math.ceil(hosts / group)
     uplinks = group * nics if leaves > 1 else 0
-    fits = (s for s in range(1, uplinks + 1) if uplinks % s == 0 and leaves * uplinks // s <= radix)
-    spines = next(fits, uplinks)
+    spines = _fewest_spines(leaves, uplinks, radix)
     names = [f"rail{rail}/leaf{leaf}" for rail in used for leaf in range(leaves)]
     own = [used.index(rail) * leaves for rail in rails]
-    graph = plugged(hosts, [[leaf + host // group for leaf in own] for host in range(hosts)], names)
+    leaf_of = [[leaf + host // group for leaf in own] for host in range(hosts)]
     adaptive = routing == "adaptive"
-    for name in names if leaves > 1 else ():
-        for spine in range(1 if adaptive else spines):
-            upper = f"{name.partition('/')[0]}/spine{spine}"
-            graph.add_node(upper, kind="switch")
-            trunk = {"lanes": uplinks} if adaptive else {"cables": uplinks // spines}
-            graph.add_edge(name, upper, **trunk)
-    graph.graph["routing"] = routing
     above, cables = (1, 1) if adaptive else (spines, uplinks // max(1, spines))
     levels = {"above": above, "cables": cables} if leaves > 1 else {}
-    graph.graph["tiers"] = {"leaves": len(names), "pod": leaves, **levels}
+    tiers = {"leaves": len(names), "pod": leaves, **levels}
+    graph = plugged(hosts, leaf_of, names, routing=routing, tiers=tiers)
+    for name in names if leaves > 1 else ():
+        for spine in range(above):
+            upper = f"{name.partition('/')[0]}/spine{spine}"
+            graph.add_node(upper, kind="switch")
+            graph.add_edge(name, upper, **({"lanes": uplinks} if adaptive else {"cables": cables}))
     return graph
 
 
 def plugged(
-    hosts: int, leaf_of: Sequence[Sequence[int]], switches: Iterable[str]
+    hosts: int, leaf_of: Sequence[Sequence[int]], switches: Iterable[str], **facts: Any
 ) -> nx.Graph[int | str]:
     """Return hosts and switches, each NIC plugged into its leaf.
 
-    `leaf_of`: position among the switches of the leaf of each NIC, host by host.
+    `leaf_of`: position among the switches of the leaf of each NIC, host by host. `facts`: of the
+    graph as a whole.
     """
     import networkx as nx
 
     names = list(switches)
-    graph: nx.Graph[int | str] = nx.Graph()
+    graph: nx.Graph[int | str] = nx.Graph(**facts)
     graph.add_nodes_from(range(hosts), kind="host")
     graph.add_nodes_from(names, kind="switch")
     graph.add_edges_from(

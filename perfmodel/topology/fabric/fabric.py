@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,42 +19,44 @@ from perfmodel.files import (
 )
 from perfmodel.topology.templates.spec import (
     FABRIC_KINDS,
-    OPTIONS,
     ROUTINGS_OF,
     FabricFile,
     FabricSpec,
-    ListedHost,
-    ListedTrunk,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """A fabric with every number settled; the fields are those of `FabricSpec`, in SI units."""
+    """A fabric with every number settled.
 
-    kind: str
-    switch_latency_s: float
-    cable_latency_s: float
-    radix: int
-    oversubscription: float
-    leaf_ports: int | None
-    hosts_per_leaf: int | None
-    uplink_Bps: float | None
-    k: int | None
-    routing: str
+    Parameters
+    ----------
+    spec : FabricSpec
+    sources : mapping of str to str
+        Where its numbers come from, by field.
+    """
+
+    spec: FabricSpec
     sources: Mapping[str, str]
-    hosts: tuple[ListedHost, ...] = ()
-    trunks: tuple[ListedTrunk, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """What only the generator of its shape reads."""
+
+    @property
+    def kind(self) -> str:
+        """Its shape."""
+        return self.spec.kind
+
+    @property
+    def numbers(self) -> Mapping[str, Any]:
+        """Every number that it has, by its field in `FabricSpec`."""
+        return {name: value for name, value in dict(self.spec).items() if value is not None}
 
     @property
     def down_ports(self) -> int:
         """Ports of a leaf that face hosts: as many as leave room for the uplinks."""
-        if self.leaf_ports is not None:
-            return self.leaf_ports
-        share = self.oversubscription / (1 + self.oversubscription)
-        return max(1, math.floor(self.radix * share + 1e-9))
+        if self.spec.leaf_ports is not None:
+            return self.spec.leaf_ports
+        taper: float = self.numbers["oversubscription"]
+        ports: float = self.numbers["radix"] * (taper / (1 + taper))
+        return max(1, math.floor(ports + 1e-9))
 
 
 def usual_routing(kind: str, network: str) -> str:
@@ -111,12 +113,12 @@ def _read(path: Path) -> FabricFile:
     fields = file.fabric.model_fields_set - {"kind", "routing"}
     line = line_of(document, ["sources"])
     if (file.fabric.kind == "listed") != (file.fabric.hosts is not None):
-        needed = "hosts of a listed fabric, and of no other"
+        found = "them" if file.fabric.hosts else "none"
         raise InputError(
             Fault(
                 "fabric.hosts",
-                "them" if file.fabric.hosts else "none",
-                needed,
+                found,
+                "hosts of a listed fabric, and of no other",
                 str(path),
                 line_of(document, ["fabric"]),
             )
@@ -134,34 +136,22 @@ def _read(path: Path) -> FabricFile:
 
 
 def _merge(file: FabricFile, overrides: FabricSpec | None) -> Fabric:
-    settings = (
-        {} if overrides is None else overrides.model_dump(exclude_none=True, exclude={"kind"})
-    )
-    own_file = overrides is file.fabric  # has its own sources
     listed = overrides or file.fabric
-    lists = {"hosts", "trunks"}
-    values = file.fabric.model_dump(exclude_none=True, exclude=lists) | {
-        name: value for name, value in settings.items() if name not in lists
+    settings = overrides.model_dump(exclude_none=True) if overrides else {}
+    values = {
+        "switch_latency": 0.0,
+        "cable_latency": 0.0,
+        "radix": 64,
+        "oversubscription": 1.0,
+        "routing": ROUTINGS_OF.get(listed.kind, ("ecmp",))[0],
+        **file.fabric.model_dump(exclude_none=True),
+        **settings,
+        "hosts": listed.hosts,
+        "trunks": listed.trunks,
     }
-    settings.pop("routing", None)  # a choice, not a number that needs a source
     if listed.kind == "fat-tree" and "radix" in settings:
         values["k"] = values["radix"] - values["radix"] % 2  # half the ports face up, half down
-    return Fabric(
-        kind=listed.kind,
-        switch_latency_s=values.get("switch_latency", 0.0),
-        cable_latency_s=values.get("cable_latency", 0.0),
-        radix=values.get("radix", 64),
-        oversubscription=values.get("oversubscription", 1.0),
-        leaf_ports=values.get("leaf_ports"),
-        hosts_per_leaf=values.get("hosts_per_leaf"),
-        uplink_Bps=values.get("uplink_bandwidth"),
-        k=values.get("k"),
-        routing=values.get("routing", ROUTINGS_OF.get(listed.kind, ("ecmp",))[0]),
-        sources={
-            **file.sources,
-            **({} if own_file else dict.fromkeys(settings, "given in the scenario")),
-        },
-        hosts=listed.hosts or (),
-        trunks=listed.trunks or (),
-        options={name: value for name, value in values.items() if name in OPTIONS},
-    )
+    stated = [] if overrides is file.fabric else [*settings]
+    choices = {"kind", "routing"}  # which have no source
+    own = {name: "given in the scenario" for name in stated if name not in choices}
+    return Fabric(FabricSpec.model_construct(**values), {**file.sources, **own})

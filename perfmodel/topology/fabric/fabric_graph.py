@@ -1,4 +1,4 @@
-"""The network between hosts as a NetworkX graph: of a shape's generator, or of a list of cables.
+"""The network between hosts as a NetworkX graph: of a shape, a list, or a function of the user's.
 
 Nodes are the hosts, by their numbers, and switches, by their names. An edge of a host plugs in some
 of its NICs (``nics``, all if it is the only edge); an edge between switches is a number of parallel
@@ -8,10 +8,22 @@ the NICs' ports if left out) after ``latency`` (that of the fabric's cables).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.errors import Fault, InputError
+from pydantic import BaseModel
+
+from perfmodel.errors import Fault, InputError, describe_type
+from perfmodel.files import (
+    LinkBandwidth,
+    LinkLatency,
+    Parts,
+    validate_document,
+)
+from perfmodel.own_functions import call_function, name_of
+from perfmodel.topology.expanded_graph import SWITCH_FACTS
 from perfmodel.topology.fabric.clos import (
     Rails,
     fat_tree,
@@ -21,14 +33,9 @@ from perfmodel.topology.fabric.clos import (
     rail_only,
     rail_optimised,
 )
-from perfmodel.topology.fabric.direct_networks import (
-    flattened_butterfly,
-    hypercube,
-    mesh,
-    torus,
-)
-from perfmodel.topology.fabric.dragonfly import dragonfly
-from perfmodel.topology.fabric.fabric import Fabric
+from perfmodel.topology.fabric.direct_networks import GRIDS, direct_network, dragonfly
+from perfmodel.topology.fabric.fabric import Fabric, resolve_fabric
+from perfmodel.topology.templates.spec import OPTIONS, FabricSpec
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -49,48 +56,36 @@ def fabric_graph(fabric: Fabric, rails: Rails, hosts: int) -> nx.Graph[int | str
     InputError
         The fabric has too few ports, or a list does not fit the hosts.
     """
-    adaptive = fabric.routing == "adaptive"
-    levels: dict[str, Any] = {
-        "radix": fabric.radix,
-        "oversubscription": fabric.oversubscription,
-        "adaptive": adaptive,
+    spec, numbers = fabric.spec, fabric.numbers
+    clos = {
+        "radix": spec.radix,
+        "oversubscription": spec.oversubscription,
+        "adaptive": spec.routing == "adaptive",
     }
-    leaves = {
-        **levels,
-        "down_ports": fabric.down_ports,
-        "hosts_per_leaf": fabric.hosts_per_leaf,
+    leaves = {**clos, "down_ports": fabric.down_ports, "hosts_per_leaf": spec.hosts_per_leaf}
+    own = {"routing": spec.routing, **{name: numbers[name] for name in OPTIONS & numbers.keys()}}
+    shapes: Mapping[str, tuple[Callable[..., nx.Graph[int | str]], Mapping[str, Any]]] = {
+        "one-switch": (one_switch, {}),
+        "rail-optimised": (rail_optimised, leaves),
+        "leaf-spine": (leaf_spine, leaves),
+        "fat-tree": (fat_tree, {"k": spec.k, **clos}),
+        "rail-only": (rail_only, {"radix": spec.radix, **own}),
+        "dragonfly": (dragonfly, {"radix": spec.radix, **own}),
+        "listed": (partial(_listed, spec), {}),
+        **{kind: (partial(direct_network, kind), own) for kind in GRIDS},
     }
-    own: dict[str, Any] = {"routing": fabric.routing, **fabric.options}
-    shapes: Mapping[str, Callable[[], nx.Graph[int | str]]] = {
-        "one-switch": lambda: one_switch(hosts, rails),
-        "rail-optimised": lambda: rail_optimised(hosts, rails, **leaves),
-        "leaf-spine": lambda: leaf_spine(hosts, rails, **leaves),
-        "fat-tree": lambda: fat_tree(hosts, rails, k=fabric.k, **levels),
-        "rail-only": lambda: rail_only(hosts, rails, radix=fabric.radix, **own),
-        "dragonfly": lambda: dragonfly(hosts, rails, radix=fabric.radix, **own),
-        "torus": lambda: torus(hosts, rails, **own),
-        "mesh": lambda: mesh(hosts, rails, **own),
-        "hypercube": lambda: hypercube(hosts, rails, **own),
-        "flattened-butterfly": lambda: flattened_butterfly(hosts, rails, **own),
-        "listed": lambda: _listed(fabric, rails, hosts),
-    }
-    graph = shapes[fabric.kind]()
-    numbers = {
-        "kind": fabric.kind,
-        "routing": fabric.routing,
-        "switch_latency": fabric.switch_latency_s,
-        "cable_latency": fabric.cable_latency_s,
-        "uplink_bandwidth": fabric.uplink_Bps,
-        "sources": dict(fabric.sources),
-    }
-    graph.graph |= {name: value for name, value in numbers.items() if value is not None}
+    make, options = shapes[spec.kind]
+    graph = make(hosts, rails, **options)
+    facts = ("kind", "routing", "switch_latency", "cable_latency", "uplink_bandwidth")
+    graph.graph |= {name: numbers[name] for name in facts if name in numbers}
+    graph.graph["sources"] = dict(fabric.sources)
     return graph
 
 
 # ---------------------------------------------------------------- listed fabrics
 
 
-def _listed(fabric: Fabric, rails: Rails, hosts: int) -> nx.MultiGraph[int | str]:
+def _listed(spec: FabricSpec, hosts: int, rails: Rails) -> nx.MultiGraph[int | str]:
     """Plug the NICs of the first hosts into the switches that the list says.
 
     Raises `InputError`: more hosts than the list has, NICs that differ in number, or switches that
@@ -98,59 +93,125 @@ def _listed(fabric: Fabric, rails: Rails, hosts: int) -> nx.MultiGraph[int | str
     """
     import networkx as nx
 
-    rows = fabric.hosts[:hosts]
+    listed, trunks = spec.hosts or (), spec.trunks or ()
+    rows = listed[:hosts]
     faults = []
-    if hosts > len(fabric.hosts):
-        faults.append(Fault("hosts", str(hosts), f"at most {len(fabric.hosts)} in this fabric"))
+    if hosts > len(listed):
+        faults.append(Fault("hosts", str(hosts), f"at most {len(listed)} in this fabric"))
     odd_host = next((row for row in rows if len(row.leaves) != len(rails)), None)
     if odd_host is not None:
-        listed = f"{len(odd_host.leaves)} of {odd_host.name} in the fabric"
-        mismatch = f"{len(rails)} NICs per host, and {listed}"
-        faults.append(Fault("fabric", mismatch, "as many as the host template has"))
+        other = f"{len(odd_host.leaves)} of {odd_host.name} in the fabric"
+        faults.append(
+            Fault(
+                "fabric",
+                f"{len(rails)} NICs per host, and {other}",
+                "as many as the host template has",
+            )
+        )
     faults += [
         Fault("fabric.trunks", f"{trunk.to} joined to itself", "two different switches")
-        for trunk in fabric.trunks
+        for trunk in trunks
         if trunk.from_ == trunk.to
     ]
     if faults:
         raise InputError(faults)
     leaves = list(dict.fromkeys(leaf for row in rows for leaf in row.leaves))
-    reached = _reached(leaves[:1], [(trunk.from_, trunk.to) for trunk in fabric.trunks])
-    unreachable = [leaf for leaf in leaves if leaf not in reached]
-    if unreachable:
+    joined: nx.Graph[str] = nx.Graph((trunk.from_, trunk.to) for trunk in trunks)
+    joined.add_node(leaves[0])
+    reached = [leaves[0], *(name for _, name in nx.bfs_edges(joined, leaves[0]))]
+    unreachable = next((leaf for leaf in leaves if leaf not in set(reached)), None)
+    if unreachable is not None:
         raise InputError(
             Fault(
                 "fabric.trunks",
-                f"no cables from {leaves[0]} to {unreachable[0]}",
+                f"no cables from {leaves[0]} to {unreachable}",
                 "switches that are joined",
             )
         )
-    names = [*leaves, *(name for name in reached if name not in set(leaves))]
-    place = {name: at for at, name in enumerate(names)}
+    place = {name: at for at, name in enumerate(dict.fromkeys((*leaves, *reached)))}
     leaf_of = [[place[leaf] for leaf in row.leaves] for row in rows]
-    graph: nx.MultiGraph[int | str] = nx.MultiGraph(plugged(hosts, leaf_of, names))
-    for index, trunk in enumerate(fabric.trunks):
+    notes = [f"assumption: the first {hosts} of {len(listed)} hosts of the fabric"]
+    facts = {"assumptions": notes} if hosts < len(listed) else {}
+    graph: nx.MultiGraph[int | str] = nx.MultiGraph(plugged(hosts, leaf_of, place, **facts))
+    for index, trunk in enumerate(trunks):
         if trunk.from_ in place:
             low, high = sorted((trunk.from_, trunk.to), key=place.__getitem__)
             numbers = {} if trunk.bandwidth is None else {"bandwidth": trunk.bandwidth}
             graph.add_edge(low, high, cables=trunk.cables, index=index, **numbers)
-    if hosts < len(fabric.hosts):
-        note = f"assumption: the first {hosts} of {len(fabric.hosts)} hosts of the fabric"
-        graph.graph["assumptions"] = [note]
     return graph
 
 
-def _reached(start: Iterable[str], pairs: list[tuple[str, str]]) -> dict[str, None]:
-    """Switches that cables lead to, in the order in which they are met."""
-    neighbours: dict[str, list[str]] = {}
-    for a, b in pairs:
-        neighbours.setdefault(a, []).append(b)
-        neighbours.setdefault(b, []).append(a)
-    reached = dict.fromkeys(start)
-    queue = list(reached)
-    for name in queue:
-        for other in neighbours.get(name, ()):
-            if other not in reached:
-                reached[other] = None
-                queue.append(other)
-    return reached
+A_FUNCTION = "a function of the numbers of hosts and NICs that returns an undirected nx.Graph"
+
+Generator = Callable[[int, int], "nx.Graph[Any]"]
+"""From the number of hosts and of NICs of each to a graph of hosts and switches."""
+
+
+class _Cable(BaseModel):
+    """What an edge of the graph may say."""
+
+    bandwidth: LinkBandwidth | None = None
+    latency: LinkLatency | None = None
+    cables: Parts = 1
+    lanes: Parts = 1
+    nics: tuple[int, ...] | None = None
+
+
+def own_fabric(make: Generator, hosts: int, nics: int) -> nx.Graph[Any]:
+    """Call a function of the user's, and check what it returns.
+
+    Parameters
+    ----------
+    make : callable
+        ``make(hosts, nics)`` returns an undirected graph whose nodes ``0`` to ``hosts - 1`` are the
+        hosts; all others are switches. An edge of a host plugs in the NICs with the numbers
+        ``nics``: by default all of them if it is the only one, else one each. An edge between
+        switches may have ``bandwidth`` (default: that of the NICs' ports), ``latency`` (default: a
+        cable's), parallel ``cables`` and ``lanes`` bonded into each. ``graph.graph["routing"]`` may
+        be "minimal" or "valiant" where switches have a ``group``, and "dimension-ordered" or
+        "valiant" on a grid whose ``dims`` and ``line`` (ring, path or complete) the graph states.
+    hosts, nics : int
+
+    Raises
+    ------
+    InputError
+        No such function or graph, hosts or cables that are missing, wrong numbers; every fault.
+    """
+    import networkx as nx
+
+    graph = call_function("fabric", make, (hosts, nics), "(hosts, nics)", A_FUNCTION)
+    if not isinstance(graph, nx.Graph) or graph.is_directed():
+        raise InputError(
+            Fault("fabric", f"{name_of(make)}, which returned {describe_type(graph)}", A_FUNCTION)
+        )
+    faults = [
+        Fault(f"fabric.{host}", f"no host {host} in the graph", f"the nodes 0 to {hosts - 1}")
+        for host in range(hosts)
+        if host not in graph
+    ]
+    grid = {fact: graph.graph[fact] for fact in ("dims", "line") if fact in graph.graph}
+    own: nx.MultiGraph[int | str] = nx.MultiGraph(
+        kind=name_of(make), routing=graph.graph.get("routing", "ecmp"), **grid
+    )
+    own.add_nodes_from(range(hosts), kind="host")
+    own.add_nodes_from(
+        (node, {**{fact: data[fact] for fact in SWITCH_FACTS if fact in data}, "kind": "switch"})
+        for node, data in graph.nodes(data=True)
+        if node not in range(hosts)
+    )
+    for src, dst, data in graph.edges(data=True):
+        try:
+            cable = validate_document(_Cable, dict(data))
+            own.add_edge(src, dst, **cable.model_dump(exclude_none=True))
+        except InputError as error:
+            place = f"fabric.{src} -- {dst}"
+            faults += [replace(each, field=f"{place}.{each.field}") for each in error.faults]
+    if faults:
+        raise InputError(faults)
+    usual = resolve_fabric("one-switch")
+    own.graph |= {
+        "switch_latency": usual.spec.switch_latency,
+        "cable_latency": usual.spec.cable_latency,
+        "sources": dict(usual.sources),
+    }
+    return own

@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.files import validate_document
-from perfmodel.topology.from_text.defaults import usual_host, usual_layout
+from perfmodel.files import collect_faults, validate_document
 from perfmodel.topology.from_text.gpu_text import NamedGpu
-from perfmodel.topology.from_text.layouts import Network, draft_host
+from perfmodel.topology.from_text.layouts import draft_host, usual_host, usual_layout
 from perfmodel.topology.from_text.match_template import (
     HostText,
     TemplateFacts,
@@ -21,7 +20,7 @@ from perfmodel.topology.from_text.match_template import (
 )
 from perfmodel.topology.from_text.network_text import NetworkText
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts, usual_nics
-from perfmodel.topology.from_text.template_builder import port, with_socket_limits
+from perfmodel.topology.from_text.template_builder import port, with_ports, with_socket_limits
 from perfmodel.topology.templates.load import load_template
 from perfmodel.topology.templates.spec import LinkSpec, NodeSpec
 
@@ -82,18 +81,21 @@ def describe(
     InputError
         What is not known, and what is; every fault.
     """
-    faults: list[Fault] = []
-    if gpus < 1:
-        faults.append(Fault("gpus", str(gpus), "one or more"))
-    if nics is not None and nics < 1:
-        faults.append(Fault("nics", str(nics), "one or more"))
-    if nic_Gbps is not None and not 0 < nic_Gbps < 1e5:
-        faults.append(Fault("nic_Gbps", str(nic_Gbps), "more than zero, in gigabits per second"))
-    try:
+    tests = (
+        ("gpus", gpus, gpus >= 1, "one or more"),
+        ("nics", nics, nics is None or nics >= 1, "one or more"),
+        (
+            "nic_Gbps",
+            nic_Gbps,
+            nic_Gbps is None or 0 < nic_Gbps < 1e5,
+            "more than zero, in gigabits per second",
+        ),
+    )
+    faults = [Fault(name, str(value), allowed) for name, value, fits, allowed in tests if not fits]
+    host = None
+    with collect_faults(faults):
         host = read_host(gpu, gpus=gpus, intra=intra, network=network, nics=nics, nic_Gbps=nic_Gbps)
-    except InputError as error:
-        raise InputError([*faults, *error.faults]) from None
-    if faults:
+    if faults or host is None:
         raise InputError(faults)
     return _with_stated(_build_host(host), host)
 
@@ -140,7 +142,7 @@ def _with_stated(described: Described, host: HostText) -> Described:
         notes.append(f"P2P over PCIe is {'on' if host.peer_access else 'off'}, as stated")
     if host.mtu is not None and host.network.kind is not None:
         share = host.mtu / (host.mtu + hardware_parts().ports[host.network.kind].header)
-        node = _with_payload_share(node, share)
+        node = with_ports(node, {"efficiency": share})
         notes.append(f"MTU {host.mtu}: {100 * share:.0f} % of the wire is payload")
     if host.network.kind == "tcp":
         node, limits = with_socket_limits(node, host.text)
@@ -148,27 +150,17 @@ def _with_stated(described: Described, host: HostText) -> Described:
     return replace(described, node=node, assumptions=tuple(notes))
 
 
-def _with_payload_share(node: NodeSpec, share: float) -> NodeSpec:
-    ports = {device.port for device in node.nodes if device.kind == "nic"}
-    links = {
-        name: link.model_copy(update={"efficiency": share}) if name in ports else link
-        for name, link in node.links.items()
-    }
-    return node.model_copy(update={"links": links})
-
-
 # ---------------------------------------------------------------- the network
 
 
-def _network(part: GpuConnector, net: NetworkText) -> tuple[Network | None, tuple[str, ...]]:
-    """NICs of a host, and what was assumed."""
+def _network(part: GpuConnector, net: NetworkText) -> tuple[NetworkText | None, tuple[str, ...]]:
+    """NICs of a host, all of them settled, and what was assumed."""
     if net.kind is None:
         return None, ()
     usual, usual_Bps = usual_nics(net.kind, part.spelled)
     notes = list(net.assumptions)
-    if not part.on_board:
-        usual = min(usual, 1)
-    nics, nic_Bps = net.nics or usual, net.nic_Bps or usual_Bps
+    nics = net.nics or (usual if part.on_board else min(usual, 1))
+    nic_Bps = net.nic_Bps or usual_Bps
     if part.on_board and nics > 8 and nics % 8 == 0:
         by = "aws-ofi-nccl" if net.kind == "efa" else "NCCL_IB_MERGE_NICS"
         notes.append(f"assumption: {nics // 8} devices beside a GPU are one adapter ({by})")
@@ -177,13 +169,8 @@ def _network(part: GpuConnector, net: NetworkText) -> tuple[Network | None, tupl
         notes.append(f"assumption: {nics} NIC{'s' if nics > 1 else ''} per host, as usual")
     if net.nic_Bps is None:
         notes.append(f"assumption: NICs of {nic_Bps * 8e-9:g} Gbit/s, as usual")
-    return Network(
-        kind=net.kind,
-        nics=nics,
-        nic_Bps=nic_Bps,
-        source=net.rate_source or _USUAL_RATE,
-        across=net.across,
-    ), tuple(notes)
+    source = net.rate_source or _USUAL_RATE
+    return replace(net, nics=nics, nic_Bps=nic_Bps, rate_source=source), tuple(notes)
 
 
 # ---------------------------------------------------------------- machines with a template
@@ -191,10 +178,8 @@ def _network(part: GpuConnector, net: NetworkText) -> tuple[Network | None, tupl
 
 def _from_template(facts: TemplateFacts, host: HostText, assumptions: tuple[str, ...]) -> Described:
     """A template with the GPU that is named."""
-    node = load_template(facts.name)
+    node = load_template(facts.name).model_copy(update={"gpu": host.gpu.name})
     notes = [*assumptions, *host.network.assumptions]
-    if node.gpu != host.gpu.name:
-        node = node.model_copy(update={"gpu": host.gpu.name})
     net = host.network
     if net.kind is not None and (net.nics is None or net.nic_Bps is None):
         nic_Gbps = facts.nic_Bps / facts.nics * 8e-9
@@ -214,15 +199,8 @@ def _rack(named: NamedGpu, net: NetworkText, assumptions: tuple[str, ...]) -> De
         nic_Bps = net.nic_Bps or usual_nics(net.kind, named.part.spelled)[1]
         if net.nic_Bps is None:
             notes.append(f"assumption: NICs of {nic_Bps * 8e-9:g} Gbit/s, one per GPU")
-        node = _with_ports(node, net.kind, net, nic_Bps)
+        source = net.rate_source or _USUAL_RATE
+        fresh = validate_document(LinkSpec, port(net.kind, nic_Bps, source))
+        sources = {**hardware_parts().sources, **node.sources}
+        node = with_ports(node, dict(fresh)).model_copy(update={"sources": sources})
     return Described(node, tuple(notes), rack, trays=RACK_GPUS // 4)
-
-
-def _with_ports(node: NodeSpec, kind: str, net: NetworkText, nic_Bps: float) -> NodeSpec:
-    """The same node with other ports on its NICs."""
-    names = {device.port for device in node.nodes if device.kind == "nic"}
-    fresh = validate_document(LinkSpec, port(kind, nic_Bps, net.rate_source or _USUAL_RATE))
-    links = {name: fresh if name in names else link for name, link in node.links.items()}
-    return node.model_copy(
-        update={"links": links, "sources": {**hardware_parts().sources, **node.sources}}
-    )

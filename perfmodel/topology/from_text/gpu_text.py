@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
 from perfmodel.errors import Fault, InputError, allowed_names, nearest
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts
@@ -61,12 +61,12 @@ def read_gpu(text: str, intra: str = "") -> NamedGpu:
     if text in gpu_names() and (similar := _same_generation(text)):
         return _of_table(text, similar)
     folded = text.lower()
-    mentions = sorted(_mentions(folded))
+    mentions = [(found.start(), _spelled(found[0])) for found in _families().finditer(folded)]
     if not mentions:
         raise InputError(Fault("gpu", repr(text), _known_gpus(text)))
-    start, _, family = mentions[0]
-    segment = folded[start : mentions[1][0]] if len(mentions) > 1 else folded[start:]
-    other = next((at for at, _, spelled in mentions if spelled != family), None)
+    start, family = mentions[0]
+    segment = folded[start : mentions[1][0] if len(mentions) > 1 else None]
+    other = next((at for at, spelled in mentions if spelled != family), None)
     named = _variant(family, segment, folded, intra.lower())
     if other is None:
         return named
@@ -110,17 +110,22 @@ def _known_gpus(text: str) -> str:
     return f"a GPU among {', '.join(sorted(spelled))}{hint}, or {allowed_names(gpu_names())}"
 
 
-def _mentions(text: str) -> Iterator[tuple[int, int, str]]:
-    """Where families are named: position, minus length (longer first), family; no overlaps."""
-    covered: list[range] = []
+@cache
+def _families() -> re.Pattern[str]:
+    """Names of families as people write them: longer ones first, with any space between words."""
     families = {part.spelled for part in hardware_parts().gpus.values()}
-    for spelled in sorted(families, key=len, reverse=True):
-        loose = r"[\s_-]*".join(map(re.escape, spelled.split()))
-        for match in re.finditer(_BEFORE + loose + r"(?!\d)", text):
-            span = range(*match.span())
-            if not any(span.start < other.stop and other.start < span.stop for other in covered):
-                covered.append(span)
-                yield span.start, -len(spelled), spelled
+    loose = [
+        r"[\s_-]*".join(map(re.escape, name.split()))
+        for name in sorted(families, key=len, reverse=True)
+    ]
+    return re.compile(rf"{_BEFORE}(?:{'|'.join(loose)})(?!\d)")
+
+
+def _spelled(mention: str) -> str:
+    """The family that a mention names, as the table spells it."""
+    bare = re.sub(r"[\s_-]", "", mention)
+    families = (part.spelled for part in hardware_parts().gpus.values())
+    return next(name for name in families if name.replace(" ", "") == bare)
 
 
 def _variant(spelled: str, segment: str, text: str, intra: str) -> NamedGpu:

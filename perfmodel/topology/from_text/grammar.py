@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
-from perfmodel.topology.from_text.intra_text import read_pcie
+from perfmodel.topology.from_text.network_text import read_pcie
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts
 from perfmodel.topology.templates.gpus import gpu_names
 from perfmodel.units import parse_bandwidth
@@ -155,11 +155,10 @@ def read_phrases(text: str) -> list[Phrase]:
     phrases: list[Phrase] = []
     begun = at = _skip(_BETWEEN_PHRASES, text, 0)
     while at < len(text):
-        found = [_phrase(subject, patterns[subject], text, at) for subject in patterns]
+        found = (_phrase(subject, patterns[subject], text, at) for subject in patterns)
         longest = max(found, key=lambda phrase: len(phrase.text))
         if not longest.text:
-            unread = _UNREAD.match(text, at)
-            longest = Phrase("", unread[0] if unread else text[at:], {})
+            longest = Phrase("", text[at : _skip(_UNREAD, text, at)], {})
         if phrases and phrases[-1].subject == longest.subject == "":
             longest = Phrase("", text[begun : at + len(longest.text)], {})
             del phrases[-1]
@@ -223,18 +222,23 @@ def read_stated_gpu(text: str) -> NamedGpu:
     phrases = read_phrases(text)
     unread = unread_words(text, "gpus")
     if unread:
-        allowed = f"words on {named.part.spelled.upper()} alone: its form and memory"
-        raise InputError(Fault("gpu", repr(unread), allowed))
+        raise InputError(
+            Fault(
+                "gpu",
+                repr(unread),
+                f"words on {named.part.spelled.upper()} alone: its form and memory",
+            )
+        )
     words, part = next(phrase.words for phrase in phrases if phrase.subject == "gpus"), named.part
     faults = []
     form, memory, maker = (words.get(name, "") for name in ("form", "memory", "maker"))
     if form and not _has_form(part, form):
         faults.append(Fault("gpu", repr(form), f"{part.form.upper()}, as {named.name} has"))
-    if memory and named.memory_GB is not None:
-        stated_GB = int(re.sub(r"\D", "", memory))
-        if abs(stated_GB / part.memory - 1) > _SAME_MEMORY:
-            allowed = f"{part.memory} GB, as the nearest ({named.name}) has"
-            faults.append(Fault("gpu", repr(memory), allowed))
+    stated_GB = int(re.sub(r"\D", "", memory) or part.memory)
+    if named.memory_GB is not None and abs(stated_GB / part.memory - 1) > _SAME_MEMORY:
+        faults.append(
+            Fault("gpu", repr(memory), f"{part.memory} GB, as the nearest ({named.name}) has")
+        )
     of_amd, of_nvidia = re.search("amd|instinct", maker), re.search("nvidia|geforce|tesla", maker)
     if (of_amd and not part.amd) or (of_nvidia and part.amd):
         faults.append(Fault("gpu", repr(maker), f"another maker: {named.name} is not theirs"))

@@ -1,11 +1,17 @@
-"""Node templates from parts: boards with NVLink, cards in slots, CPUs, memory and NICs."""
+"""A host from parts: boards with NVLink, cards in slots, CPUs, memory and NICs.
+
+What its text leaves open is as usual: the layout of NVLinks, CPUs, switches.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 
+from perfmodel.errors import Fault, InputError
+from perfmodel.topology.from_text.gpu_text import NamedGpu
+from perfmodel.topology.from_text.network_text import IntraText, NetworkText
 from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts, reads_gpus
 from perfmodel.topology.from_text.template_builder import (
     Draft,
@@ -39,79 +45,93 @@ pytorch/pytorch benchmarks/distributed/ddp/README.md). P100 has one NVLink where
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
-    """NICs of a host."""
-
-    kind: str
-    """Kind of network (`NetworkKind`)."""
-    nics: int
-    nic_Bps: float
-    """Raw rate of each; bytes per second."""
-    source: str
-    """Where that rate comes from."""
-    across: bool = False
-    """Under another CPU than the GPUs."""
-
-
-@dataclass(frozen=True, slots=True)
 class Board:
-    """How the GPUs of a host are joined by NVLink."""
+    """How the GPUs of a host are joined by NVLink.
+
+    Parameters
+    ----------
+    gpus : int
+    layout : Layout
+    nvlink : str or None
+        Name of the NVLink among the parts.
+    lanes : int
+        NVLinks of one GPU.
+    lane_Bps : float, optional
+        Raw rate of each, where it is not that of the part; bytes per second.
+    """
 
     gpus: int
     layout: Layout
     nvlink: str | None
-    """Name of the NVLink among the parts."""
     lanes: int
-    """NVLinks of one GPU."""
     lane_Bps: float | None = None
-    """Raw rate of each, where it is not that of the part; bytes per second."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostParts:
-    """What a host is made of."""
+    """What a host is made of.
+
+    Parameters
+    ----------
+    gpu : str
+        Name in the table of GPUs.
+    part : GpuConnector
+    board : Board
+    cpu : str
+        Kind of CPU.
+    domains : int
+        CPUs (NUMA domains).
+    pcie : str
+        Link of the GPUs.
+    switches : bool
+        Whether PCIe switches stand between GPUs and CPUs.
+    p2p : bool
+        Whether GPUs copy to each other over PCIe.
+    network : NetworkText, optional
+        Its NICs, whose number and rate are settled; None: it has none.
+    crowded : bool
+        Whether the CPUs have too few lanes for all GPUs.
+    """
 
     gpu: str
-    """Name in the table of GPUs."""
     part: GpuConnector
     board: Board
     cpu: str
     domains: int
-    """CPUs (NUMA domains)."""
     pcie: str
-    """Link of the GPUs."""
     switches: bool
-    """Whether PCIe switches stand between GPUs and CPUs."""
     p2p: bool
-    network: Network | None
+    network: NetworkText | None
     crowded: bool = False
-    """Whether the CPUs have too few lanes for all GPUs."""
 
     @property
-    def gpus(self) -> int:
-        """GPUs of the host."""
-        return self.board.gpus
+    def nics(self) -> int:
+        """NICs of the host."""
+        return (self.network.nics or 0) if self.network else 0
+
+    @property
+    def across(self) -> bool:
+        """Whether the NICs are under another CPU than the GPUs."""
+        return self.network is not None and self.network.across
 
 
 def draft_host(host: HostParts) -> Draft:
     """Put a host together as a node template."""
-    network = host.network
-    name = f"{host.gpus} x {host.gpu}"
-    wires = (
-        f", {network.nics} x {network.nic_Bps * 8e-9:g} Gbit/s {network.kind}" if network else ""
-    )
-    draft = Draft(host.gpu, f"{name}{wires} (described)", f"{name.replace(' ', '')}-described")
-    draft.add(pattern("gpu", host.gpus), "gpu")
-    join_gpus(draft, host.board)
-    domains = min(host.domains, host.gpus) if not (network and network.across) else 2
-    groups = _plug_gpus(draft, host, domains)
+    network, gpus = host.network, host.board.gpus
+    name, wires = f"{gpus} x {host.gpu}", ""
     if network is not None:
-        _plug_nics(draft, host, network, groups, domains)
+        wires = f", {host.nics} x {(network.nic_Bps or 0) * 8e-9:g} Gbit/s {network.kind}"
+    draft = Draft(host.gpu, f"{name}{wires} (described)", f"{name.replace(' ', '')}-described")
+    draft.add(pattern("gpu", gpus), "gpu")
+    join_gpus(draft, host.board)
+    domains = 2 if host.across else min(host.domains, gpus)
+    holders = _plug_gpus(draft, host, domains)
+    reads = not host.part.geforce
+    if network is not None:
+        _plug_nics(draft, host, network, [f"cpu{domains - 1}"] if host.across else holders)
+        reads = reads_gpus(host.part, network.kind or "")
     draft.add_host_memory(host.cpu, range(domains))
-    draft.extra = {
-        "gpu_p2p": host.p2p,
-        "gpudirect_rdma": reads_gpus(host.part, network.kind) if network else not host.part.geforce,
-    }
+    draft.extra = {"gpu_p2p": host.p2p, "gpudirect_rdma": reads}
     return draft
 
 
@@ -134,16 +154,35 @@ def join_gpus(draft: Draft, board: Board) -> None:
         draft.join(f"gpu{a}", f"gpu{b}", name, lanes=lanes)
 
 
-def _pairs(board: Board) -> Iterator[tuple[int, int, int]]:
+def wire_nvlinks(
+    draft: Draft,
+    link: str,
+    switched: Mapping[int, int],
+    between: Mapping[tuple[int, int], int],
+    comments: Mapping[int, str],
+) -> None:
+    """Add counted NVLinks of GPUs: to a switch, and to each other.
+
+    `link`: name of the NVLink among the parts. `comments`: what to say of the links of a GPU.
+    """
+    if switched or between:
+        draft.link(link, nvlink(link, switched=bool(switched)))
+    if switched:
+        draft.add("nvs", "nvswitch")
+    joined = [(at, "nvs", lanes) for at, lanes in switched.items()]
+    joined += [(a, f"gpu{b}", lanes) for (a, b), lanes in between.items()]
+    for at, end, lanes in joined:
+        draft.join(f"gpu{at}", end, link, comments.get(at, ""), lanes=lanes)
+
+
+def _pairs(board: Board) -> list[tuple[int, int, int]]:
     """Pairs of GPUs with NVLinks between them, and how many."""
     if board.layout == "cube":
-        for a, b, lanes in CUBE:
-            yield a, b, lanes if board.lanes >= 6 else 1
-    elif board.layout == "mesh":
+        return [(a, b, lanes if board.lanes >= 6 else 1) for a, b, lanes in CUBE]
+    if board.layout == "mesh":
         each = max(1, board.lanes // max(1, board.gpus - 1))
-        yield from ((a, b, each) for a in range(board.gpus) for b in range(a + 1, board.gpus))
-    else:  # bridges
-        yield from ((a, a + 1, board.lanes) for a in range(0, board.gpus - 1, 2))
+        return [(a, b, each) for a, b in combinations(range(board.gpus), 2)]
+    return [(a, a + 1, board.lanes) for a in range(0, board.gpus - 1, 2)]  # bridges
 
 
 # ---------------------------------------------------------------- PCIe
@@ -151,29 +190,20 @@ def _pairs(board: Board) -> Iterator[tuple[int, int, int]]:
 
 def _plug_gpus(draft: Draft, host: HostParts, domains: int) -> list[str]:
     """Plug GPUs under CPUs; returns the switches or CPUs that NICs are plugged into."""
-    used = 1 if host.network and host.network.across else domains
-    if host.part.c2c is not None:
-        draft.link(host.part.c2c, stock_link(host.part.c2c))
-        draft.add(pattern("cpu", domains), "cpu")
-        for cpu, group in enumerate(_shares(host.gpus, used)):
-            draft.join(pattern("gpu", len(group), group[0]), f"cpu{cpu}", host.part.c2c)
-        return [f"cpu{i}" for i in range(used)]
-    draft.link(host.pcie, stock_link(host.pcie))
-    if not host.switches:
-        draft.add(pattern("cpu", domains), "cpu")
-        for cpu, group in enumerate(_shares(host.gpus, used)):
-            draft.join(pattern("gpu", len(group), group[0]), f"cpu{cpu}", host.pcie)
-        return [f"cpu{i}" for i in range(used)]
-    count = _switch_count(host, used)
-    draft.add(pattern("pcie", count), "pcie_switch")
+    used, gpus, c2c = 1 if host.across else domains, host.board.gpus, host.part.c2c
+    link = draft.link(c2c or host.pcie, stock_link(c2c or host.pcie))
+    switches = _switch_count(host, used) if host.switches and c2c is None else 0
+    if switches:
+        draft.add(pattern("pcie", switches), "pcie_switch")
     draft.add(pattern("cpu", domains), "cpu")
-    for switch, group in enumerate(_shares(host.gpus, count)):
-        draft.join(pattern("gpu", len(group), group[0]), f"pcie{switch}", host.pcie)
-    for cpu, group in enumerate(_shares(count, used)):
-        draft.join(pattern("pcie", len(group), group[0]), f"cpu{cpu}", host.pcie)
+    kind, places = ("pcie", switches) if switches else ("cpu", used)
+    for at, group in enumerate(_shares(gpus, places)):
+        draft.join(pattern("gpu", len(group), group[0]), f"{kind}{at}", link)
+    for cpu, group in enumerate(_shares(switches, used)):
+        draft.join(pattern("pcie", len(group), group[0]), f"cpu{cpu}", link)
     if host.crowded:  # the lanes that switches spare are for NICs
-        return [f"cpu{i}" for i in range(used)]
-    return [f"pcie{i}" for i in range(count)]
+        kind, places = "cpu", used
+    return [f"{kind}{at}" for at in range(places)]
 
 
 def _switch_count(host: HostParts, cpus: int) -> int:
@@ -182,27 +212,168 @@ def _switch_count(host: HostParts, cpus: int) -> int:
     Assumption, as in the layouts of DGX-1, DGX A100 and DGX H100; cards share one per CPU where
     switches are stated, and two share one where the CPUs have too few lanes for all.
     """
+    gpus = host.board.gpus
     if not host.part.on_board:
-        return -(-host.gpus // 2) if host.crowded else cpus
-    nics = host.network.nics if host.network else host.gpus
-    single = host.part.sm >= 90 and nics >= host.gpus
-    return max(cpus, host.gpus if single else -(-host.gpus // 2))
+        return -(-gpus // 2) if host.crowded else cpus
+    single = host.part.sm >= 90 and (host.network is None or host.nics >= gpus)
+    return max(cpus, gpus if single else -(-gpus // 2))
 
 
-def _plug_nics(
-    draft: Draft, host: HostParts, network: Network, groups: Sequence[str], domains: int
-) -> None:
-    """Plug NICs evenly beside the GPUs, or under the last CPU where they are across."""
+def _plug_nics(draft: Draft, host: HostParts, network: NetworkText, places: Sequence[str]) -> None:
+    """Plug NICs evenly into some places."""
     link = max(host.pcie, hardware_parts().cpus[host.cpu].pcie)
     draft.link(link, stock_link(link))
-    name = draft.link(network.kind, port(network.kind, network.nic_Bps, network.source))
-    draft.add(pattern("nic", network.nics), "nic", port=name)
-    places = [f"cpu{domains - 1}"] if network.across else groups
-    for nic in range(network.nics):
-        draft.join(f"nic{nic}", places[nic * len(places) // network.nics], link)
+    kind = network.kind or ""
+    name = draft.link(kind, port(kind, network.nic_Bps or 0, network.rate_source))
+    draft.add(pattern("nic", host.nics), "nic", port=name)
+    for nic in range(host.nics):
+        draft.join(f"nic{nic}", places[nic * len(places) // host.nics], link)
 
 
 def _shares(items: int, into: int) -> list[range]:
     """Split a row of items into equal neighbours."""
     edges = [round(i * items / into) for i in range(into + 1)]
     return [range(a, b) for a, b in pairwise(edges) if b > a]
+
+
+def usual_layout(named: NamedGpu, gpus: int, intra: IntraText) -> tuple[Layout, tuple[str, ...]]:
+    """How GPUs are joined, and what was assumed."""
+    part = named.part
+    if intra.layout is not None:
+        return intra.layout, ()
+    if not part.on_board:
+        return "bridge" if intra.nvlink and part.lanes else "pcie", ()
+    if not intra.nvlink and (gpus == 1 or part.nvlink is None):  # None: a data sheet without links
+        return "pcie", ()
+    if part.amd:
+        return "mesh", ()
+    of_form: Mapping[str, Layout] = {"superchip": "nvswitch", "sxm3": "nvswitch"}
+    few: Layout = (
+        "mesh" if gpus <= 4 else "cube" if part.form == "sxm2" and gpus <= 8 else "nvswitch"
+    )
+    usual = few if part.spelled == "gh200" else of_form.get(part.form, few)
+    shapes = {"nvswitch": "NVSwitch", "cube": "a hybrid cube mesh", "mesh": "NVLink, all to all"}
+    return usual, (f"assumption: {gpus} {part.spelled.upper()} joined by {shapes[usual]}",)
+
+
+def _gpus_of_machine(part: GpuConnector, gpus: int, layout: Layout) -> int:
+    """GPUs of the whole machine, of which some may be used."""
+    if layout == "nvswitch":
+        return max(gpus, 16 if part.form == "sxm3" else 8)
+    if layout == "cube":
+        return 8
+    if layout == "mesh":
+        return max(gpus, 8 if part.amd else 4)
+    return gpus + gpus % 2 if layout == "bridge" else gpus
+
+
+def usual_host(
+    named: NamedGpu,
+    gpus: int,
+    layout: Layout,
+    intra: IntraText,
+    network: NetworkText | None,
+    *,
+    p2p: bool | None,
+) -> tuple[HostParts, tuple[str, ...]]:
+    """Choose the parts of a host: as stated, else as usual; returns what was assumed too."""
+    part = named.part
+    whole = _gpus_of_machine(part, gpus, layout)
+    faults = _capacity_faults(part, gpus, layout, intra)
+    if faults:
+        raise InputError(faults)
+    cpu = intra.cpu or part.cpu
+    notes = [] if intra.cpu else [f"assumption: CPUs of the kind {cpu}, usual with this GPU"]
+    board = part.on_board and whole > 1 and part.c2c is None
+    domains = whole if intra.own_domains else intra.domains or usual_domains(part, whole, cpu)
+    if intra.domains is None and not intra.own_domains:
+        notes.append(f"assumption: {domains} NUMA domain{'s' if domains > 1 else ''}")
+    crowded = not board and part.c2c is None and _lacks_slots(cpu, whole, domains)
+    switches = board or crowded if intra.switches is None else intra.switches
+    if intra.switches is None and not board and whole > 1 and part.c2c is None:
+        notes.append(
+            f"assumption: two GPUs behind each PCIe switch, as {cpu} CPUs have too few lanes"
+            if crowded
+            else "assumption: each GPU straight under a CPU, no PCIe switch"
+        )
+    if part.amd:
+        notes.append(_RCCL)
+    if p2p is None and part.geforce and whole > 1:
+        notes.append("assumption: the driver keeps GeForce GPUs from copying over PCIe")
+    nvlink, lanes = _generation(part, intra), intra.lanes or part.lanes
+    return HostParts(
+        gpu=named.name,
+        part=part,
+        board=Board(
+            whole, layout, nvlink, lanes, stated_rate(nvlink, intra.lane_Bps or part.lane_Bps)
+        ),
+        cpu=cpu,
+        domains=domains,
+        pcie=min(intra.pcie or part.pcie, part.pcie),
+        switches=switches,
+        p2p=not part.geforce if p2p is None else p2p,
+        network=network,
+        crowded=crowded,
+    ), tuple(notes)
+
+
+_RCCL = (
+    "assumption: RCCL is taken for the NCCL that it is made from, with rings over all xGMI links "
+    "and RCCL's own rates and latency of these; all-reduces of MI300X took 91 us of 105 predicted "
+    "(8 MiB on 8 GPUs, crickett-hpe/hpc-ai-envs pull request 30), and 11.2 ms of 13.8 (2 GiB on "
+    "16, ROCm/rccl pull request 2078)"
+)
+
+
+def _lacks_slots(cpu: str, gpus: int, domains: int) -> bool:
+    """Whether a CPU has fewer lanes than its GPUs, with sixteen each."""
+    slots = hardware_parts().cpus[cpu].slots
+    return slots is not None and gpus > slots * domains
+
+
+def _generation(part: GpuConnector, intra: IntraText) -> str | None:
+    """Name of the NVLink: the GPU's own, unless another generation is named and known."""
+    stated = f"nvlink{intra.generation}"
+    if intra.generation is None or stated not in hardware_parts().links:
+        return part.nvlink
+    return part.nvlink if part.nvlink and part.nvlink.startswith(stated) else stated
+
+
+def stated_rate(nvlink: str | None, lane_Bps: float | None) -> float | None:
+    """Rate of a link where it is not that of its generation, one direction or both together."""
+    if lane_Bps is None or nvlink is None:
+        return None
+    stock_Bps = hardware_parts().links[nvlink].bandwidth
+    return None if lane_Bps in {stock_Bps, 2 * stock_Bps} else lane_Bps
+
+
+def _capacity_faults(
+    part: GpuConnector, gpus: int, layout: Layout, intra: IntraText
+) -> list[Fault]:
+    name = part.spelled.upper()
+    unlinked = part.nvlink is None and not (intra.generation and intra.lanes)
+    rows = (
+        (
+            layout != "pcie" and unlinked,
+            "intra",
+            f"NVLink between {name}",
+            f"PCIe: {name} has no NVLink",
+        ),
+        (layout == "cube" and gpus > 8, "gpus", f"{gpus} in a hybrid cube mesh", "2 to 8"),
+        (
+            layout == "mesh" and gpus - 1 > max(1, intra.lanes or part.lanes),
+            "gpus",
+            f"{gpus}, all joined to all",
+            f"at most {part.lanes + 1} of {name}",
+        ),
+    )
+    return [Fault(field, found, allowed) for wrong, field, found, allowed in rows if wrong]
+
+
+def usual_domains(part: GpuConnector, gpus: int, cpu: str) -> int:
+    """NUMA domains of a host, as is usual; two where one CPU lacks lanes for the cards."""
+    if not part.on_board and part.c2c is None and _lacks_slots(cpu, gpus, 1):
+        return 2
+    if gpus <= 2 or (gpus <= 4 and not part.on_board):
+        return 1
+    return 4 if cpu == "epyc" and part.on_board and gpus == 8 else 2

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.topology.from_text.defaults import usual_layout
+from perfmodel.files import collect_faults
 from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
-from perfmodel.topology.from_text.intra_text import (
+from perfmodel.topology.from_text.layouts import usual_layout
+from perfmodel.topology.from_text.network_text import (
     IntraText,
+    NetworkText,
+    read_gpudirect,
     read_intra,
+    read_mtu,
+    read_network,
     read_pcie,
     read_peer_access,
 )
-from perfmodel.topology.from_text.network_text import (
-    NetworkText,
-    read_gpudirect,
-    read_mtu,
-    read_network,
-)
 from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts, usual_nics
+from perfmodel.topology.from_text.template_builder import names_any
 from perfmodel.topology.model import NetworkKind
 from perfmodel.topology.templates.load import is_template, load_template, template_names
 from perfmodel.topology.templates.name_ranges import expand_pattern
@@ -73,14 +72,10 @@ def read_host(
     """
     faults: list[Fault] = []
     named, net = None, None
-    try:
+    with collect_faults(faults):
         named = read_gpu(gpu, intra)
-    except InputError as error:
-        faults += error.faults
-    try:
+    with collect_faults(faults):
         net = read_network(network, env, usual=usual_network)
-    except InputError as error:
-        faults += error.faults
     if named is None or net is None:
         raise InputError(faults)
     stated = "; ".join((intra, network or "", settings))
@@ -126,8 +121,7 @@ class TemplateFacts:
 
     def is_named_in(self, text: str) -> bool:
         """Whether a text in lower case names the machine as its provider does."""
-        names = hardware_parts().machines.get(self.name, ())
-        return any(re.search(rf"(?<![a-z0-9]){re.escape(n)}(?![a-z0-9])", text) for n in names)
+        return names_any(hardware_parts().machines.get(self.name, ()), text)
 
 
 @lru_cache(maxsize=1)

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from perfmodel.files import validate_document
-from perfmodel.topology.from_text.parts import CloudPart, SharedPart, hardware_parts
+from perfmodel.topology.from_text.parts import SharedPart, hardware_parts
 from perfmodel.topology.templates.spec import LinkSpec, NodeSpec, SocketsSpec
 
 _LINK_ORDER = (
@@ -221,37 +221,36 @@ def port(network: str, Bps: float, source: str) -> dict[str, Any]:
 # ---------------------------------------------------------------- TCP
 
 
+def with_ports(node: NodeSpec, fields: Mapping[str, Any]) -> NodeSpec:
+    """Return the same node with other fields of the links that leave its NICs."""
+    ports = {device.port for device in node.nodes if device.kind == "nic"}
+    links = {
+        name: link.model_copy(update=fields) if name in ports else link
+        for name, link in node.links.items()
+    }
+    return node.model_copy(update={"links": links})
+
+
 def with_socket_limits(node: NodeSpec, text: str) -> tuple[NodeSpec, list[str]]:
     """Set the limits of a TCP connection that a text in lower case implies; what was assumed."""
     parts, notes = hardware_parts(), []
-    cloud = next((part for part in parts.clouds.values() if _names(part.spelled, text)), None)
+    cloud = next((part for part in parts.clouds.values() if names_any(part.spelled, text)), None)
     if cloud is not None:
-        flow_Bps = cloud.placed if re.search("placement group", text) else cloud.flow
-        node = _with_flow(node, cloud, flow_Bps)
+        flow_Bps = cloud.placed if "placement group" in text else cloud.flow
+        limits = {"adapter": cloud.adapter, "flow": flow_Bps, "flow_source": cloud.flow_source}
+        sources = {**parts.sources, **node.sources}
+        node = with_ports(node, limits).model_copy(update={"sources": sources})
         if flow_Bps is not None:
-            notes.append(
-                f"a TCP connection carries {flow_Bps * 8e-9:g} Gbit/s, as its cloud states"
-            )
-    if _names(parts.pods, text):
+            carried = f"a TCP connection carries {flow_Bps * 8e-9:g} Gbit/s"
+            notes.append(f"{carried}, as its cloud states")
+    if names_any(parts.pods, text):
         sockets = node.sockets or SocketsSpec(source="as described")
         node = node.model_copy(update={"sockets": sockets.model_copy(update={"pods": True})})
         notes.append("processes run in pods: NCCL has one connection for each channel")
     return node, notes
 
 
-def _names(spellings: Iterable[str], text: str) -> bool:
-    return any(
-        re.search(rf"(?<![a-z0-9]){re.escape(word)}(?![a-z0-9])", text) for word in spellings
-    )
-
-
-def _with_flow(node: NodeSpec, cloud: CloudPart, flow_Bps: float | None) -> NodeSpec:
-    limits = {"adapter": cloud.adapter, "flow": flow_Bps, "flow_source": cloud.flow_source}
-    ports = {device.port for device in node.nodes if device.kind == "nic"}
-    links = {
-        name: link.model_copy(update=limits) if name in ports else link
-        for name, link in node.links.items()
-    }
-    return node.model_copy(
-        update={"links": links, "sources": {**hardware_parts().sources, **node.sources}}
-    )
+def names_any(spellings: Iterable[str], text: str) -> bool:
+    """Whether a text in lower case has one of some words."""
+    words = "|".join(map(re.escape, spellings))
+    return bool(words) and re.search(rf"(?<![a-z0-9])(?:{words})(?![a-z0-9])", text) is not None

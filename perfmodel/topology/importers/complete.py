@@ -3,69 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.topology.from_text.gpu_text import read_gpu
 from perfmodel.topology.from_text.match_template import TemplateFacts, template_facts
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts
-from perfmodel.topology.importers.nccl_xml.devices import Device, Domain, number
+from perfmodel.topology.importers.nccl_devices import Device, DeviceKind, Domain, devices_of
 from perfmodel.topology.templates.build import load_node
-from perfmodel.topology.templates.spec import NodeSpec, device_names
+from perfmodel.topology.templates.spec import LinkSpec, NodeSpec, device_names, nic_ports
 
 
-@dataclass(frozen=True, slots=True)
-class Hints:
-    """What is known of the machine besides the elements of its file."""
+@dataclass
+class ImportedHost:
+    """The devices of a file, and what is known of the machine besides them.
 
+    Parameters
+    ----------
+    domains : sequence of Domain
+    file : str
+        Its name, for messages.
+    text : str
+        Its name and comments, in lower case.
+    asked_gpu, asked_template : str, optional
+        As the user named them.
+    notes : list of str
+        What was assumed.
+    gpu : str
+        Name in the table of GPUs.
+    template : NodeSpec, optional
+        Machine from which the rest is completed.
+    """
+
+    domains: Sequence[Domain]
     file: str
-    """Its name, for messages."""
     text: str
-    """Its name and comments, in lower case."""
-    gpu: str | None = None
-    template: str | None = None
-    """`gpu` and `template`: as the user named them."""
+    asked_gpu: str | None = None
+    asked_template: str | None = None
+    notes: list[str] = field(default_factory=list)
+    gpu: str = ""
+    template: NodeSpec | None = None
+
+    def all(self, kind: DeviceKind) -> list[Device]:
+        """Return the devices of a kind, in file order."""
+        return devices_of(self.domains, kind)
+
+    @property
+    def part(self) -> GpuConnector:
+        """How its GPU is plugged in."""
+        return part_of(self.gpu)
+
+    def usual(self, kind: str) -> int:
+        """Return how many devices of a kind the template has; 0 without one."""
+        return len(device_names(self.template, kind)) if self.template else 0
+
+    @property
+    def port(self) -> LinkSpec | None:
+        """What leaves the first NIC of the template."""
+        return next(iter(nic_ports(self.template) if self.template else ()), None)
 
     def refuse(self, field: str, problem: str, allowed: str) -> InputError:
         """Return the error for something that is missing or wrong in the file."""
         return InputError(Fault(field, problem, allowed, self.file))
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """GPU and template by which a file is completed."""
-
-    gpu: str
-    """Name in the table of GPUs."""
-    part: GpuConnector
-    template: NodeSpec | None
-    """Machine from which the rest is completed."""
-    notes: tuple[str, ...]
-    """What was assumed."""
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of the template; 0 without one."""
-        return len(device_names(self.template, "gpu")) if self.template else 0
-
-    @property
-    def nics(self) -> int:
-        """NICs of the template; 0 without one."""
-        return len(device_names(self.template, "nic")) if self.template else 0
-
-
-def complete_machine(domains: Sequence[Domain], hints: Hints) -> Completion:
+def complete_machine(host: ImportedHost) -> None:
     """Find GPU and machine by the user, the file, its name, or its structure.
 
     Raises `InputError`: neither the file nor the user names the GPU; or the two disagree.
     """
-    notes: list[str] = []
-    template = _template(domains, hints, notes)
-    gpu = _gpu(domains, hints, template, notes)
-    part = part_of(gpu)
-    if template is not None and hints.template is None:
-        notes.append(f"what the file leaves open is as in the template {template.name}")
-    return Completion(gpu, part, template, tuple(notes))
+    models = list(dict.fromkeys(name for gpu in host.all("gpu") for name in _by_device(gpu)))
+    host.template = _template(host, models)
+    host.gpu = _gpu(host, models)
+    if host.template is not None and host.asked_template is None:
+        host.notes.append(f"what the file leaves open is as in the template {host.template.name}")
+    _classify(host)
+    _add_gpus(host)
 
 
 def part_of(gpu: str) -> GpuConnector:
@@ -77,91 +90,94 @@ def part_of(gpu: str) -> GpuConnector:
 # ---------------------------------------------------------------- machine
 
 
-def _template(domains: Sequence[Domain], hints: Hints, notes: list[str]) -> NodeSpec | None:
+def _template(host: ImportedHost, models: Sequence[str]) -> NodeSpec | None:
     """Template of the machine: the user's, the one that the file names, or the first like it."""
-    if hints.template is not None:
-        node = load_node(hints.template)
-        notes.append(f"what the file leaves open is as in {hints.template}, as was asked")
-        return node
-    gpus = _kind(domains, "gpu")
+    if host.asked_template is not None:
+        host.notes.append(f"what the file leaves open is as in {host.asked_template}, as was asked")
+        return load_node(host.asked_template)
+    gpus = host.all("gpu")
     if any(device.gpu is not None for device in gpus):
         return None  # NCCL wrote the file: it leaves nothing open
-    named = next((facts for facts in template_facts() if facts.is_named_in(hints.text)), None)
-    if named is not None and (not gpus or len(gpus) <= named.gpus):
-        notes.append(f"{named.name}: the file's name or a comment says so")
+    named = next((facts for facts in template_facts() if facts.is_named_in(host.text)), None)
+    if named is not None and len(gpus) <= named.gpus:
+        host.notes.append(f"{named.name}: the file's name or a comment says so")
         return load_node(named.name)
-    family = _family(domains, hints)
-    nets = [net for device in _kind(domains, "nic") for net in device.nets]
-    if not gpus or (family and nets and all(number(net, "speed") for net in nets)):
+    family = _family(host, models)
+    nets = [net for device in host.all("nic") for net in device.nets]
+    if not gpus or (family and nets and all(net.number("speed") for net in nets)):
         return None  # a template would add nothing
     similar = [
         facts.name
         for facts in template_facts()
-        if family in {None, facts.gpu.spelled} and _is_like(facts, domains)
+        if family in {None, facts.gpu.spelled} and _is_like(facts, host)
     ]
     if not similar:
         return None
     others = f" (so are {', '.join(similar[1:])})" if similar[1:] else ""
-    notes.append(f"the machine is like {similar[0]}, by its GPUs, NICs and PCIe{others}")
+    host.notes.append(f"the machine is like {similar[0]}, by its GPUs, NICs and PCIe{others}")
     return load_node(similar[0])
 
 
-def _family(domains: Sequence[Domain], hints: Hints) -> str | None:
+def _family(host: ImportedHost, models: Sequence[str]) -> str | None:
     """Family of the GPUs by the user, the file or its name; None: none of them names it."""
-    if hints.gpu is not None:
-        return read_gpu(hints.gpu).part.spelled
-    models = [name for device in _kind(domains, "gpu") for name in [_by_device(device)] if name]
-    name = models[0] if models else _spelled_in(hints.text)
+    if host.asked_gpu is not None:
+        return read_gpu(host.asked_gpu).part.spelled
+    name = models[0] if models else _spelled_in(host.text)
     return part_of(name).spelled if name else None
 
 
-def _is_like(facts: TemplateFacts, domains: Sequence[Domain]) -> bool:
+def _is_like(facts: TemplateFacts, host: ImportedHost) -> bool:
     """Whether GPUs, NICs and generations of PCIe are those of a machine with a name."""
-    gpus, nics = _kind(domains, "gpu"), _kind(domains, "nic")
-    if facts.gpus != len(gpus) or facts.layout == "pcie" or facts.nics != len(nics):
-        return False
-    generations = {f"pcie{device.generation}" for device in gpus if device.generation}
+    gpus, nics, machines = host.all("gpu"), host.all("nic"), hardware_parts()
     infiniband = any(device.pci_class.startswith("0207") for device in nics)
-    same = {facts.gpu.pcie} == generations and infiniband == (facts.network == "infiniband")
-    machines = hardware_parts()
-    return same and facts.name in machines.machines and facts.name not in machines.only_if_named
+    return (
+        (facts.gpus, facts.nics) == (len(gpus), len(nics))
+        and facts.layout != "pcie"
+        and {facts.gpu.pcie} == {f"pcie{gpu.generation}" for gpu in gpus if gpu.generation}
+        and infiniband == (facts.network == "infiniband")
+        and facts.name in machines.machines
+        and facts.name not in machines.only_if_named
+    )
 
 
 # ---------------------------------------------------------------- GPU
 
 
-def _gpu(
-    domains: Sequence[Domain], hints: Hints, template: NodeSpec | None, notes: list[str]
-) -> str:
-    models = {name for device in _kind(domains, "gpu") for name in [_by_device(device)] if name}
+def _gpu(host: ImportedHost, models: Sequence[str]) -> str:
+    template = host.template
     if len(models) > 1:
-        raise hints.refuse("gpu", f"GPUs of several kinds: {', '.join(sorted(models))}", "one kind")
-    if hints.template is not None and template is not None and models:
-        (model,) = models
-        if part_of(template.gpu).spelled != part_of(model).spelled:
-            problem = f"{model} by its PCI device, and {template.gpu} in {hints.template}"
-            raise hints.refuse("template", problem, "a machine with the GPUs of the file")
-    if hints.gpu is not None:
-        named = read_gpu(hints.gpu)
-        if models and part_of(next(iter(models))).spelled != named.part.spelled:
-            other = next(iter(models))
-            raise hints.refuse("gpu", f"{other} by its PCI device, {hints.gpu!r} asked for", other)
-        notes.extend(note.removeprefix("assumption: ") for note in named.assumptions)
+        raise host.refuse("gpu", f"GPUs of several kinds: {', '.join(sorted(models))}", "one kind")
+    by_device = next(iter(models), None)
+    family = part_of(by_device).spelled if by_device else None
+    asked = template if host.asked_template is not None else None
+    if asked is not None and family not in {None, part_of(asked.gpu).spelled}:
+        raise host.refuse(
+            "template",
+            f"{by_device} by its PCI device, and {asked.gpu} in {host.asked_template}",
+            "a machine with the GPUs of the file",
+        )
+    if host.asked_gpu is not None:
+        named = read_gpu(host.asked_gpu)
+        if by_device and family != named.part.spelled:
+            raise host.refuse(
+                "gpu", f"{by_device} by its PCI device, {host.asked_gpu!r} asked for", by_device
+            )
+        host.notes.extend(note.removeprefix("assumption: ") for note in named.assumptions)
         return named.name
-    if models:
-        return next(iter(models))
+    if by_device:
+        return by_device
     if template is not None:
-        notes.append(f"GPUs are {template.gpu}, as in {template.name}")
+        host.notes.append(f"GPUs are {template.gpu}, as in {template.name}")
         return template.gpu
-    spelled = _spelled_in(hints.text)
-    if spelled is not None:
-        notes.append(f"GPUs are {spelled}: the file's name or a comment says so")
-        return spelled
-    raise hints.refuse(
-        "gpu",
-        "nothing that tells the model of the GPUs",
-        "--gpu NAME (such as 'A100-SXM4-80GB') or --template NAME",
-    )
+    spelled = _spelled_in(host.text)
+    if spelled is None:
+        raise host.refuse(
+            "gpu",
+            "nothing that tells the model of the GPUs",
+            "--gpu NAME (such as 'A100-SXM4-80GB') or --template NAME",
+        )
+    host.notes.append(f"GPUs are {spelled}: the file's name or a comment says so")
+    return spelled
 
 
 def _spelled_in(text: str) -> str | None:
@@ -171,80 +187,69 @@ def _spelled_in(text: str) -> str | None:
         return None
 
 
-def _by_device(device: Device) -> str | None:
-    if device.vendor not in {"", "10de"} or not device.device:
-        return None
-    rows = (name for name, part in hardware_parts().gpus.items() if device.device in part.devices)
-    return next(rows, None)
-
-
-def _kind(domains: Sequence[Domain], kind: str) -> list[Device]:
-    return [device for domain in domains for device in domain.walk() if device.kind == kind]
+def _by_device(device: Device) -> list[str]:
+    """Name of the GPU that a PCI device is, in a list; an empty list where it is not known."""
+    known = device.vendor in {"", "10de"} and device.device
+    rows = hardware_parts().gpus.items() if known else ()
+    return [name for name, part in rows if device.device in part.devices][:1]
 
 
 # ---------------------------------------------------------------- devices without a class
 
 
-def classify(domains: Sequence[Domain], completion: Completion, hints: Hints) -> tuple[str, ...]:
-    """Decide what devices without a class are, by how many the template has; returns notes.
+def _classify(host: ImportedHost) -> None:
+    """Decide what devices without a class are, by how many the template has.
 
     Raises `InputError`: no template, or its numbers of devices do not fit.
     """
-    unknown = _kind(domains, "unknown")
+    unknown = host.all("unknown")
     if not unknown:
-        return ()
-    count = len(unknown)
-    if completion.template is None:
-        raise hints.refuse(
+        return
+    count, gpus, nics = len(unknown), host.usual("gpu"), host.usual("nic")
+    if host.template is None:
+        raise host.refuse(
             "pci.class",
             f"nothing for {count} devices",
             "--template NAME of the machine, which tells what they are",
         )
-    if not _kind(domains, "gpu") and count == completion.gpus + completion.nics:
-        _first_are_gpus(domains, completion.gpus)
-        return (
-            f"{completion.gpus} of {count} devices without a class are GPUs, the last are NICs",
-        )
-    if completion.nics and count % completion.nics == 0:
+    if not host.all("gpu") and count == gpus + nics:
+        for domain in host.domains:
+            for at, device in enumerate(devices_of([domain], "unknown")):
+                device.kind = "gpu" if at < gpus // len(host.domains) else "nic"
+        note = f"{gpus} of {count} devices without a class are GPUs, the last are NICs"
+    elif nics and count % nics == 0:
         for device in unknown:
             device.kind = "nic"
-        return (f"the {count} devices without a class are NICs",)
-    raise hints.refuse(
-        "pci.class",
-        f"{count} devices without a class",
-        f"{completion.gpus} GPUs and {completion.nics} NICs, as {completion.template.name} has",
-    )
+        note = f"the {count} devices without a class are NICs"
+    else:
+        raise host.refuse(
+            "pci.class",
+            f"{count} devices without a class",
+            f"{gpus} GPUs and {nics} NICs, as {host.template.name} has",
+        )
+    host.notes.append(note)
 
 
-def _first_are_gpus(domains: Sequence[Domain], gpus: int) -> None:
-    per_domain = gpus // len(domains)
-    for domain in domains:
-        for at, device in enumerate(d for d in domain.walk() if d.kind == "unknown"):
-            device.kind = "gpu" if at < per_domain else "nic"
-
-
-def add_gpus(domains: Sequence[Domain], completion: Completion, hints: Hints) -> tuple[str, ...]:
-    """Put the template's GPUs under the switches of a file that has none; returns notes.
+def _add_gpus(host: ImportedHost) -> None:
+    """Put the template's GPUs under the switches of a file that has none.
 
     Raises `InputError`: no template, or its GPUs do not spread evenly.
     """
-    if _kind(domains, "gpu"):
-        return ()
-    switches = [d for domain in domains for d in domain.walk() if d.kind == "switch"]
-    places: list[list[Device]] = [d.children for d in switches] or [d.devices for d in domains]
-    if not completion.gpus:
-        raise hints.refuse("gpu", "no GPU", "--template NAME of the machine, which has them")
-    if completion.gpus % len(places):
-        raise hints.refuse(
+    if host.all("gpu"):
+        return
+    places, gpus = host.all("switch") or host.domains, host.usual("gpu")
+    if not gpus:
+        raise host.refuse("gpu", "no GPU", "--template NAME of the machine, which has them")
+    if gpus % len(places):
+        raise host.refuse(
             "gpu",
-            f"no GPU, and {len(places)} places for {completion.gpus}",
+            f"no GPU, and {len(places)} places for {gpus}",
             "a template whose GPUs spread evenly",
         )
-    per_place = completion.gpus // len(places)
-    for at, place in enumerate(places):
-        for i in range(per_place):
-            place.append(Device("gpu", f"~{at * per_place + i:04d}", 0))
-    return (f"{completion.gpus} GPUs, {per_place} per PCIe switch: the file has none",)
+    each = gpus // len(places)
+    for at in range(gpus):
+        places[at // each].children.append(Device("gpu", f"~{at:04d}", 0))
+    host.notes.append(f"{gpus} GPUs, {each} per PCIe switch: the file has none")
 
 
 # ---------------------------------------------------------------- order
@@ -252,9 +257,9 @@ def add_gpus(domains: Sequence[Domain], completion: Completion, hints: Hints) ->
 
 def sort_gpus(devices: Sequence[Device], attribute: str) -> list[Device]:
     """GPUs in the order of their numbers in the file, else of their bus ids, as CUDA counts."""
-    numbers = [number(device.gpu, attribute) for device in devices]
-    if all(value is not None for value in numbers) and len(set(numbers)) == len(devices):
-        return [
-            d for _, d in sorted(zip(numbers, devices, strict=True), key=lambda row: row[0] or 0)
-        ]
-    return sorted(devices, key=lambda device: device.busid)
+    numbers = {
+        id(device): device.gpu.number(attribute) if device.gpu else None for device in devices
+    }
+    if None in numbers.values() or len(set(numbers.values())) < len(devices):
+        return sorted(devices, key=lambda device: device.busid)
+    return sorted(devices, key=lambda device: numbers[id(device)] or 0)

@@ -34,10 +34,12 @@ _GBPS = {
 }
 """Data rate of one lane in Gbit/s (InfiniBand specification; SDR to QDR are 8b/10b)."""
 
-_Trunk = tuple[str, str, int, float | None]
-"""Switch, switch, cables, Gbit/s of each."""
-
 _NO_HOST = re.compile(r"aggregation node|sharp|\bufm\b|gateway|bridge", re.IGNORECASE)
+_MODEL = re.compile(r"MT\d+|Mellanox|ConnectX")
+"""Names that adapters have where nobody named them."""
+
+_Hosts = dict[str, list[tuple[str, float | None]]]
+"""Leaf switch and rate (Gbit/s) of each NIC, by host."""
 
 
 @dataclass
@@ -79,22 +81,19 @@ def read_fabric(text: str, file: str) -> ImportedTopology:
         raise InputError(
             Fault("file", lacking, "switches and hosts, as ibnetdiscover lists them", file)
         )
-    counts = Counter(len(nics) for nics in hosts.values())
+    counts = Counter(map(len, hosts.values()))
     usual = max(counts, key=lambda count: (counts[count], count))
     odd = [host for host, nics in hosts.items() if len(nics) != usual]
-    for host in odd:
-        del hosts[host]
     if odd:
-        names_shown = f"{', '.join(odd[:5])}{', ...' if len(odd) > 5 else ''}"
-        listing.notes.append(
-            f"{len(odd)} hosts with another number of NICs than {usual} are left out"
-            f" ({names_shown})"
-        )
+        shown = f"({', '.join(odd[:5])}{', ...' if odd[5:] else ''})"
+        what = f"hosts with another number of NICs than {usual} are left out"
+        listing.notes.append(f"{len(odd)} {what} {shown}")
+    hosts = {host: nics for host, nics in hosts.items() if len(nics) == usual}
     trunks = list(_trunks(listing, names))
     description = f"{len(names)} switches, {len(hosts)} hosts of {usual} NICs"
     return ImportedTopology(
         kind="ibnetdiscover",
-        document=_document(file, description, hosts, trunks, listing),
+        document=_document(file, description, hosts, trunks, listing.notes),
         title=f"Imported from {Path(file).name}, ibnetdiscover.",
         notes=tuple(listing.notes),
     )
@@ -107,10 +106,8 @@ def _blocks(text: str, file: str) -> _Listing:
     blocks: dict[str, _Block] = {}
     faults: list[Fault] = []
     block: _Block | None = None
-    for number, line in enumerate(text.splitlines(), 1):
-        line = line.strip()  # noqa: PLW2901
-        begins = _BLOCK.match(line)
-        if begins:
+    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+        if begins := _BLOCK.match(line):
             kind, _, guid, name = begins.groups()
             block = _Block(kind, guid.lower(), (name or "").strip(), number)
             if block.guid in blocks:
@@ -127,11 +124,8 @@ def _blocks(text: str, file: str) -> _Listing:
         elif line.startswith("["):
             port = _PORT.match(line)
             if port is None or block is None:
-                faults.append(
-                    Fault(
-                        "port", repr(line[:50]), '[port] "S-GUID"[port] # ... 4xHDR', file, number
-                    )
-                )
+                allowed = '[port] "S-GUID"[port] # ... 4xHDR'
+                faults.append(Fault("port", repr(line[:50]), allowed, file, number))
                 continue
             cable = (port[2].lower(), int(port[3]), _rate(port[4]))
             if block.ports.setdefault(int(port[1]), cable)[:2] != cable[:2]:
@@ -144,16 +138,14 @@ def _blocks(text: str, file: str) -> _Listing:
                         number,
                     )
                 )
-    if not faults:
-        faults = _cable_faults(blocks, file)
+    faults = faults or list(_cable_faults(blocks, file))
     if faults:
         raise InputError(faults[:20])
     return _Listing(blocks, _cables_of_one_end(blocks))
 
 
-def _cable_faults(blocks: Mapping[str, _Block], file: str) -> list[Fault]:
+def _cable_faults(blocks: Mapping[str, _Block], file: str) -> Iterator[Fault]:
     """Cables whose ends contradict each other, and far ends that have no block: a file cut off."""
-    faults = []
     missing = _unlisted(blocks)
     if len(missing) > max(1, _FEW_UNLISTED * len(blocks)):
         first = min(missing)
@@ -162,27 +154,33 @@ def _cable_faults(blocks: Mapping[str, _Block], file: str) -> list[Fault]:
             for block in blocks.values()
             if first in {far for far, _, _ in block.ports.values()}
         )
-        problem = f"{len(missing)} devices at the far end of cables without a block of their own"
-        allowed = f"a block for each, as for {first} (is the file cut off?)"
-        faults.append(Fault("block", problem, allowed, file, line))
+        yield Fault(
+            "block",
+            f"{len(missing)} devices at the far end of cables without a block of their own",
+            f"a block for each, as for {first} (is the file cut off?)",
+            file,
+            line,
+        )
     for block in blocks.values():
         for number, (far, far_port, _) in block.ports.items():
             back = blocks[far].ports.get(far_port) if far in blocks else None
-            if back is not None and (back[0], back[1]) != (block.guid, number):
-                problem = f"port {number} to {far} port {far_port}, which leads elsewhere"
-                allowed = "cables that both ends agree on"
-                faults.append(Fault("port", problem, allowed, file, block.line))
-    return faults
+            if back is not None and back[:2] != (block.guid, number):
+                yield Fault(
+                    "port",
+                    f"port {number} to {far} port {far_port}, which leads elsewhere",
+                    "cables that both ends agree on",
+                    file,
+                    block.line,
+                )
 
 
 _FEW_UNLISTED = 0.05
-"""Devices without a block, of all: a host that went down while it was walked."""
+"""Share of devices that may lack a block: a host that went down while the fabric was walked."""
 
 
 def _unlisted(blocks: Mapping[str, _Block]) -> set[str]:
     """Devices at the far end of cables that have no block."""
-    far_ends = {far for block in blocks.values() for far, _, _ in block.ports.values()}
-    return far_ends - set(blocks)
+    return {far for block in blocks.values() for far, _, _ in block.ports.values()} - set(blocks)
 
 
 def _cables_of_one_end(blocks: Mapping[str, _Block]) -> list[str]:
@@ -192,8 +190,8 @@ def _cables_of_one_end(blocks: Mapping[str, _Block]) -> list[str]:
         for block in blocks.values()
         for far, far_port, _ in block.ports.values()
     )
+    notes = [f"{lone} cables that only one of their ends names count as well"] if lone else []
     missing = sorted(_unlisted(blocks))
-    notes = [f"{lone} cables that only one of their ends names count as well"] * bool(lone)
     return notes + [f"{name} has no block of its own and is left out" for name in missing]
 
 
@@ -210,45 +208,38 @@ def _switch_names(listing: _Listing) -> dict[str, str]:
     named: dict[str, str] = {}
     uses: Counter[str] = Counter()
     for guid, block in listing.blocks.items():
-        if block.kind != "Switch":
-            continue
-        text = block.name.split(";")[-1] or guid
-        name = re.sub(r"[^A-Za-z0-9_.:-]+", "-", text).strip("-") or guid
-        uses[name] += 1
-        named[guid] = name if uses[name] == 1 else f"{name}.{uses[name]}"
+        if block.kind == "Switch":
+            text = block.name.split(";")[-1] or guid
+            name = re.sub(r"[^A-Za-z0-9_.:-]+", "-", text).strip("-") or guid
+            uses[name] += 1
+            named[guid] = name if uses[name] == 1 else f"{name}.{uses[name]}"
     return named
 
 
-def _hosts(
-    listing: _Listing, switches: Mapping[str, str]
-) -> dict[str, list[tuple[str, float | None]]]:
+def _hosts(listing: _Listing, switches: Mapping[str, str]) -> _Hosts:
     """Leaf switch and rate of each NIC, host by host, in the order of their names."""
-    rows: list[tuple[str, str, str, float | None]] = []
-    dropped: Counter[str] = Counter()
-    for guid, block in listing.blocks.items():
-        if block.kind != "Ca":
+    adapters = [block for block in listing.blocks.values() if block.kind == "Ca"]
+    others = Counter(block.name for block in adapters if _NO_HOST.search(block.name))
+    hosts: dict[str, list[tuple[Any, str, float | None]]] = {}
+    for block in adapters:
+        ports = {port: far for port, (far, _, _) in block.ports.items() if far in switches}
+        if block.name in others or not ports:
             continue
-        if _NO_HOST.search(block.name):
-            dropped[block.name] += 1
-            continue
-        for port, (far, _, _) in sorted(block.ports.items()):
-            if far in switches:
-                host, nic = _host_of(block, listing.notes)
-                rows.append((host, f"{nic}:{port:03d}", switches[far], listing.rate(guid, port)))
-    for name, count in dropped.items():
-        listing.notes.append(f"{count} x {name!r} is no host")
-    hosts: dict[str, list[tuple[str, float | None]]] = {}
-    for host, _, switch, rate in sorted(
-        rows, key=lambda row: (natural_key(row[0]), natural_key(row[1]))
-    ):
-        hosts.setdefault(host, []).append((switch, rate))
-    return hosts
+        host, nic = _host_of(block, listing.notes)
+        for port, far in sorted(ports.items()):
+            row = (natural_key(f"{nic}:{port:03d}"), switches[far], listing.rate(block.guid, port))
+            hosts.setdefault(host, []).append(row)
+    listing.notes += [f"{count} x {name!r} is no host" for name, count in others.items()]
+    return {
+        host: [(leaf, rate) for _, leaf, rate in sorted(hosts[host], key=lambda row: row[0])]
+        for host in sorted(hosts, key=natural_key)
+    }
 
 
 def _host_of(block: _Block, notes: list[str]) -> tuple[str, str]:
     """Host and adapter by the words of a Ca: "node1 mlx5_0", "node1 HCA-1", or a model's name."""
     parts = block.name.split()
-    if len(parts) >= 2 and not re.match(r"MT\d+|Mellanox|ConnectX", parts[0]):
+    if len(parts) >= 2 and not _MODEL.match(parts[0]):
         return parts[0], " ".join(parts[1:])
     note = "adapters whose names are those of their models are hosts of their own"
     if note not in notes:
@@ -262,62 +253,54 @@ def _host_of(block: _Block, notes: list[str]) -> tuple[str, str]:
 def _trunks(
     listing: _Listing, names: Mapping[str, str]
 ) -> Iterator[tuple[str, str, int, float | None]]:
-    """Cables between switches: how many of a rate between each two."""
-    counted: set[tuple[tuple[str, int], tuple[str, int]]] = set()
-    cables: Counter[tuple[str, str, float | None]] = Counter()
-    for guid, block in listing.blocks.items():
-        if guid not in names:
-            continue
-        for number, (far, far_port, _) in block.ports.items():
-            if far not in names or far == guid:
-                continue
-            ends = sorted([(guid, number), (far, far_port)])
-            cable = (ends[0], ends[1])
-            if cable in counted:
-                continue
-            counted.add(cable)
-            cables[ends[0][0], ends[1][0], listing.rate(guid, number)] += 1
+    """Cables between switches: two switches, how many of a rate, and that in Gbit/s."""
+    rate_of: dict[tuple[tuple[str, int], ...], float | None] = {}
+    for guid in names:
+        for number, (far, far_port, _) in listing.blocks[guid].ports.items():
+            if far in names and far != guid:
+                ends = tuple(sorted([(guid, number), (far, far_port)]))
+                rate_of.setdefault(ends, listing.rate(guid, number))
+    cables = Counter((ends[0][0], ends[1][0], rate) for ends, rate in rate_of.items())
     order = {guid: at for at, guid in enumerate(names)}
-    for (a, b, rate), count in sorted(
-        cables.items(), key=lambda c: (order[c[0][0]], order[c[0][1]])
-    ):
+    in_order = sorted(cables.items(), key=lambda each: (order[each[0][0]], order[each[0][1]]))
+    for (a, b, rate), count in in_order:
         yield names[a], names[b], count, rate
 
 
 def _document(
     file: str,
     description: str,
-    hosts: Mapping[str, list[tuple[str, float | None]]],
-    trunks: list[_Trunk],
-    listing: _Listing,
+    hosts: _Hosts,
+    trunks: list[tuple[str, str, int, float | None]],
+    notes: list[str],
 ) -> dict[str, Any]:
     shape = plain(read_yaml(data_folder("topologies") / "fabrics" / "one-switch.yaml"))
-    listing.notes.append("times through switches and cables as in one-switch")
-    rates = {rate for nics in hosts.values() for _, rate in nics if rate}
+    notes.append("times through switches and cables as in one-switch")
+    rates = sorted({rate for nics in hosts.values() for _, rate in nics if rate})
     if rates:
-        rate_list = ", ".join(f"{rate:g}" for rate in sorted(rates))
-        listing.notes.append(f"the host template's NICs; the file has NICs of {rate_list} Gbit/s")
-    rows = []
-    for a, b, cables, rate in trunks:
-        row: dict[str, Any] = {"from": a, "to": b, "cables": cables}
-        rows.append(row | ({"bandwidth": f"{rate:g} Gbit/s"} if rate else {}))
+        of_file = f"the file has NICs of {', '.join(f'{rate:g}' for rate in rates)} Gbit/s"
+        notes.append(f"the host template's NICs; {of_file}")
     if any(rate is None for *_, rate in trunks):
-        listing.notes.append("cables whose rate the file does not say are as fast as the NICs")
-    name = Path(file).name
+        notes.append("cables whose rate the file does not say are as fast as the NICs")
+    times, name = ("switch_latency", "cable_latency"), Path(file).name
     return {
         "perfmodel": 1,
         "kind": "fabric",
         "description": f"{description} (imported)",
         "fabric": {
             "kind": "listed",
-            **{key: shape["fabric"][key] for key in ("switch_latency", "cable_latency")},
+            **{key: shape["fabric"][key] for key in times},
             "hosts": [
-                {"name": host, "leaves": [s for s, _ in nics]} for host, nics in hosts.items()
+                {"name": host, "leaves": [leaf for leaf, _ in nics]} for host, nics in hosts.items()
             ],
-            "trunks": rows,
+            "trunks": [
+                {"from": a, "to": b, "cables": cables}
+                | ({"bandwidth": f"{rate:g} Gbit/s"} if rate else {})
+                for a, b, cables, rate in trunks
+            ],
         },
         "sources": {
-            **{key: shape["sources"][key] for key in ("switch_latency", "cable_latency")},
+            **{key: shape["sources"][key] for key in times},
             "hosts": f"{name}, its Ca blocks",
             "trunks": f"{name}, its Switch blocks",
         },

@@ -1,4 +1,7 @@
-"""An imported host or fabric: its document, what was assumed, and its text as YAML."""
+"""An imported host or fabric: its document, what was assumed, and its text as YAML.
+
+A node template of any origin is written as YAML that loads back to the same host.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from perfmodel.files import validate_document
-from perfmodel.topology.importers.detect import Kind
 from perfmodel.topology.templates.spec import FabricFile, NodeSpec
+from perfmodel.units import parse_bandwidth, parse_bytes, parse_time
+
+Kind = Literal["nccl-topology", "nccl-graph", "topo-matrix", "ibnetdiscover"]
 
 _PLAIN = re.compile(r"[A-Za-z_][\w./+-]*( [\w./+-]+)*")
 _NOT_STRINGS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
@@ -142,3 +147,58 @@ def _escaped(char: str) -> str:
         return char
     code = ord(char)
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+_BITS = ("ethernet", "infiniband")
+_UNITS = {
+    "latency": (("us", 1e-6), parse_time),
+    "time": (("us", 1e-6), parse_time),
+    "burst": (("B", 1.0), parse_bytes),
+    "frame": (("B", 1.0), parse_bytes),
+    "capacity": (("GB", 1e9), parse_bytes),
+}
+_RATES = ("bandwidth", "flow", "intra", "inter", "read", "write")
+
+
+def node_text(node: NodeSpec) -> str:
+    """Write a node out as a file of `topologies/`, every device and link with its source."""
+    return template_text(node_document(node), [node.description])
+
+
+def node_document(node: NodeSpec) -> dict[str, Any]:
+    """Return a node as the plain document of its file, numbers with their units."""
+    fields = node.model_dump(by_alias=True, exclude_none=True, exclude_defaults=True)
+    ordered = {"perfmodel": 1, "kind": "node", "name": fields.pop("name", None)}
+    document = {key: value for key, value in (ordered | fields).items() if value is not None}
+    return {key: _quantity(key, value, bits=False) for key, value in document.items()}
+
+
+def _with_units(value: Any, *, bits: bool) -> Any:
+    if isinstance(value, Mapping):
+        bits = value.get("kind") in _BITS
+        return {key: _quantity(key, each, bits=bits) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_units(each, bits=bits) for each in value]
+    return value
+
+
+def _quantity(key: str, value: Any, *, bits: bool) -> Any:
+    if not isinstance(value, float):
+        return _with_units(value, bits=bits)
+    if key == "power_limit":
+        return f"{value:g} W"
+    if key in _RATES:
+        unit = ("Gbit/s", 1.25e8) if bits or key == "flow" else ("GB/s", 1e9)
+        return _write(value, unit, parse_bandwidth)
+    if key in _UNITS:
+        unit, parse = _UNITS[key]
+        return _write(value, unit, parse)
+    return value
+
+
+def _write(value: float, unit: tuple[str, float], parse: Any) -> str:
+    """Write a quantity with as few digits as read back to the same number."""
+    name, scale = unit
+    texts = (f"{value / scale:.{digits}g} {name}" for digits in (6, 9, 12, 15, 16, 17))
+    base = {"us": "s", "GB/s": "B/s", "Gbit/s": "B/s", "B": "B", "GB": "B"}[name]
+    return next((text for text in texts if parse(text) == value), f"{value!r} {base}")

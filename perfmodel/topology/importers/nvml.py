@@ -6,13 +6,13 @@ import importlib
 import re
 from collections import Counter
 from itertools import permutations
+from os.path import commonpath
 from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import ExecutorUnavailable
 from perfmodel.topology.importers.imported import ImportedTopology, natural_key
-from perfmodel.topology.importers.nvidia_smi.path_levels import template_from_matrix
-from perfmodel.topology.importers.nvidia_smi.path_matrix import Matrix
+from perfmodel.topology.importers.path_levels import Matrix, template_from_matrix
 
 _LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """Path types by nvmlGpuTopologyLevel_t (nvml.h)."""
@@ -43,7 +43,10 @@ def discover(
     ExecutorUnavailable
         No nvidia-ml-py, no driver, or no GPU.
     """
-    nvml = module if module is not None else _module()
+    try:
+        nvml = module if module is not None else importlib.import_module("pynvml")
+    except ImportError:
+        raise ExecutorUnavailable(f"discovery needs nvidia-ml-py: {_INSTALL}") from None
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -61,13 +64,6 @@ def discover(
     return template_from_matrix(matrix, name, kind="nvml", title=title, gpu=None, template=None)
 
 
-def _module() -> Any:
-    try:
-        return importlib.import_module("pynvml")
-    except ImportError:
-        raise ExecutorUnavailable(f"discovery needs nvidia-ml-py: {_INSTALL}") from None
-
-
 # ---------------------------------------------------------------- GPUs
 
 
@@ -77,30 +73,30 @@ def _matrix(nvml: Any, sysfs: Path) -> Matrix:
         raise ExecutorUnavailable("NVML finds no GPU on this machine")
     handles = [nvml.nvmlDeviceGetHandleByIndex(at) for at in range(count)]
     buses = [_bus(nvml.nvmlDeviceGetPciInfo(handle).busId) for handle in handles]
-    models = {_text(nvml.nvmlDeviceGetName(handle)) for handle in handles}
-    notes = []
-    if len(models) > 1:
-        first = _text(nvml.nvmlDeviceGetName(handles[0]))
-        notes.append(f"all GPUs are {first}, the first of {', '.join(sorted(models))}")
-    cells: dict[tuple[str, str], str] = {}
-    for (a, near), (b, far) in permutations(enumerate(handles), 2):
-        level = nvml.nvmlDeviceGetTopologyCommonAncestor(near, far)
-        cells[f"GPU{a}", f"GPU{b}"] = _LEVELS.get(int(level), "SYS")
+    models = [_text(nvml.nvmlDeviceGetName(handle)) for handle in handles]
+    several = f"all GPUs are {models[0]}, the first of {', '.join(sorted(set(models)))}"
+    cells = {
+        (f"GPU{a}", f"GPU{b}"): _LEVELS.get(
+            int(nvml.nvmlDeviceGetTopologyCommonAncestor(near, far)), "SYS"
+        )
+        for (a, near), (b, far) in permutations(enumerate(handles), 2)
+    }
     _add_nvlinks(nvml, handles, buses, cells)
     nics, legend, ports = _nics(sysfs)
-    places = {f"GPU{at}": _place(sysfs, bus) for at, bus in enumerate(buses)} | nics
+    devices = sysfs / "bus" / "pci" / "devices"
+    places = {f"GPU{at}": str((devices / bus).resolve()) for at, bus in enumerate(buses)} | nics
     for nic, place in nics.items():
         for name in places:
             if name != nic:
                 cells[name, nic] = cells[nic, name] = _path_type(places[name], place)
-    numa = {f"GPU{at}": _numa(sysfs, bus) for at, bus in enumerate(buses)}
+    numa = {f"GPU{at}": _read(devices / bus / "numa_node").strip() for at, bus in enumerate(buses)}
     return Matrix(
         devices=(*(f"GPU{at}" for at in range(count)), *nics),
         cells=cells,
-        numa={gpu: domain for gpu, domain in numa.items() if domain is not None},
+        numa={gpu: domain for gpu, domain in numa.items() if domain.isdigit()},
         legend=legend,
-        gpu=_text(nvml.nvmlDeviceGetName(handles[0])),
-        notes=tuple(notes),
+        gpu=models[0],
+        notes=(several,) if len(set(models)) > 1 else (),
         pcie=_pcie(nvml, handles),
         ports=ports,
     )
@@ -133,12 +129,9 @@ def _add_nvlinks(
                 direct[at, buses.index(bus)] += 1
             elif kind == _REMOTE_SWITCH:
                 switched[at] += 1
-    for src, lanes in switched.items():
-        for dst in switched:
-            if src != dst:
-                cells[f"GPU{src}", f"GPU{dst}"] = f"NV{lanes}"
-    for (src, dst), lanes in direct.items():
-        cells[f"GPU{src}", f"GPU{dst}"] = f"NV{lanes}"
+    by_switch = {(src, dst): switched[src] for src, dst in permutations(switched, 2)}
+    lanes_of = {**by_switch, **direct}
+    cells |= {(f"GPU{src}", f"GPU{dst}"): f"NV{lanes}" for (src, dst), lanes in lanes_of.items()}
 
 
 def _answer(nvml: Any, question: str, *about: Any) -> Any:
@@ -155,8 +148,7 @@ def _text(value: Any) -> str:
 
 def _bus(value: Any) -> str:
     """Bus id as sysfs has it: NVML's domain has eight digits."""
-    text = _text(value).strip("\0").lower()
-    return text[-12:]
+    return _text(value).strip("\0").lower()[-12:]
 
 
 # ---------------------------------------------------------------- NICs
@@ -170,45 +162,33 @@ def _nics(
     legend: dict[str, str] = {}
     ports: dict[str, tuple[str, float, str]] = {}
     folder = sysfs / "class" / "infiniband"
-    for device in (
-        sorted(folder.iterdir(), key=lambda path: natural_key(path.name)) if folder.is_dir() else []
-    ):
-        for port in sorted((device / "ports").glob("*"), key=lambda path: natural_key(path.name)):
-            speed = re.match(r"\s*([\d.]+)\s*Gb/sec", _read(port / "rate"))
-            if speed is None or "ACTIVE" not in _read(port / "state"):
-                continue
-            name = f"NIC{len(places)}"
-            places[name] = str((device / "device").resolve())
-            legend[name] = device.name
-            layer = _read(port / "link_layer").strip()
-            efa = device.name.startswith(("efa", "rdmap"))
-            kind = "efa" if efa else "infiniband" if layer == "InfiniBand" else "roce"
-            source = f"/sys/class/infiniband/{device.name}/ports/{port.name}/rate"
-            ports[name] = (kind, float(speed[1]) * 1e9 / 8, f"{source} of the machine")
+    found = sorted(folder.glob("*/ports/*"), key=_in_order)
+    for port in found:
+        device, speed = port.parents[1], re.match(r"\s*([\d.]+)\s*Gb/sec", _read(port / "rate"))
+        if speed is None or "ACTIVE" not in _read(port / "state"):
+            continue
+        name = f"NIC{len(places)}"
+        places[name] = str((device / "device").resolve())
+        legend[name] = device.name
+        infiniband = _read(port / "link_layer").strip() == "InfiniBand"
+        efa = device.name.startswith(("efa", "rdmap"))
+        kind = "efa" if efa else "infiniband" if infiniband else "roce"
+        source = f"/sys/class/infiniband/{device.name}/ports/{port.name}/rate"
+        ports[name] = (kind, float(speed[1]) * 1e9 / 8, f"{source} of the machine")
     return places, legend, ports
 
 
-def _place(sysfs: Path, bus: str) -> str:
-    return str((sysfs / "bus" / "pci" / "devices" / bus).resolve())
-
-
-def _numa(sysfs: Path, bus: str) -> str | None:
-    text = _read(sysfs / "bus" / "pci" / "devices" / bus / "numa_node").strip()
-    return text if text.isdigit() else None
+def _in_order(port: Path) -> tuple[Any, Any]:
+    return natural_key(port.parents[1].name), natural_key(port.name)
 
 
 def _path_type(a: str, b: str) -> str:
     """Path type of two PCI functions, by the bridges above both."""
     parts, other_parts = (Path(place).parts for place in (a, b))
-    common = 0
-    for x, y in zip(parts, other_parts, strict=False):
-        if x != y:
-            break
-        common += 1
+    common = len(Path(commonpath([a, b])).parts)
     shared = [part for part in parts[:common] if re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{2}:.*", part)]
     if shared:
-        bridges = max(len(parts), len(other_parts)) - common
-        return "PIX" if bridges <= 2 else "PXB"
+        return "PIX" if (max(len(parts), len(other_parts)) - common) <= 2 else "PXB"
     if any(re.fullmatch(r"pci[0-9a-f]{4}:[0-9a-f]{2}", part) for part in parts[:common]):
         return "PHB"
     domains = [_read(Path(place) / "numa_node").strip() for place in (a, b)]

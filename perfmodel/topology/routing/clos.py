@@ -62,8 +62,7 @@ class Tiers:
     def kinds(self, src: Ints, dst: Ints) -> Ints:
         """How far pairs of ports are apart: 0 one leaf, 1 one pod, 2 two pods."""
         a, b = self.leaf_of[src], self.leaf_of[dst]
-        far = np.where(a // self.pod == b // self.pod, 1, 2)
-        return np.where(a == b, 0, far)
+        return np.where(a == b, 0, np.where(a // self.pod == b // self.pod, 1, 2))
 
     def paths(self, kind: int) -> int:
         """Number of equally short paths between ports that are so far apart."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from perfmodel.errors import TopologyError
 from perfmodel.garbage import no_collections
-from perfmodel.topology.fabric.like_hosts import devices_of
+from perfmodel.topology.arcs import devices_of
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.clos import Ints, Tiers
 from perfmodel.topology.routing.switch_paths import NO_CABLE, NO_HOP, CableRoutes, switch_paths
@@ -174,23 +174,23 @@ class FabricRoutes:
     """
 
     def __init__(self, topology: Topology) -> None:
-        self._topology = topology
+        self.topology = topology
         tiers = topology.tiers
         fits = tiers is not None and topology.first_cable + tiers.arcs == len(topology.arcs)
         self._tiers = tiers if fits else None
-        nics = [d.local for d in devices_of(topology.devices, 0) if d.kind == "nic"]
-        self._port = {local: at for at, local in enumerate(nics)}
+        self._names = [d.local for d in devices_of(topology.devices, 0) if d.kind == "nic"]
+        self._port = {local: at for at, local in enumerate(self._names)}
         self._dead = np.zeros(len(topology.arcs), dtype=np.bool_)
         self._dead[list(topology.dead)] = True
 
-    def __contains__(self, name: str) -> bool:
+    def has_cable(self, name: str) -> bool:
         """Whether a cable of the fabric ends at this device."""
         if self._tiers is None and self._over_cables is None:
             return name in self._search
-        device = self._topology.devices[name]
+        device = self.topology.devices[name]
         return device.host < 0 or device.local in self._port
 
-    def route(self, src: str, dst: str, flow: int) -> tuple[int, ...]:
+    def route_between(self, src: str, dst: str, flow: int) -> tuple[int, ...]:
         """Return the indices of the arcs from one device of the fabric to another.
 
         Raises `TopologyError`: nothing connects them.
@@ -199,7 +199,7 @@ class FabricRoutes:
         if None in ports or (self._tiers is None and self._over_cables is None):
             return self._search.route(src, dst, flow)
         a, b = (np.array([port]) for port in ports)
-        _, arcs = self.routes(a, b, np.array([flow % (1 << 62)]))
+        _, arcs = self.across(a, b, np.array([flow % (1 << 62)]))
         return tuple(arcs.tolist())
 
     def joined(self, src: str, dst: str) -> bool:
@@ -209,7 +209,7 @@ class FabricRoutes:
             return True
         return bool(self.parts[ports[0]] == self.parts[ports[1]])
 
-    def routes(self, src: Ints, dst: Ints, flow: Ints) -> tuple[Ints, Ints]:
+    def across(self, src: Ints, dst: Ints, flow: Ints) -> tuple[Ints, Ints]:
         """Routes of many flows between ports at once; arrays of shape (flows,).
 
         A port is the host times the NICs of a host plus the NIC's number in its host. Returns the
@@ -258,17 +258,17 @@ class FabricRoutes:
     @cached_property
     def _over_cables(self) -> CableRoutes | None:
         """Routes along the switches that the fabric's routing names; None where it names none."""
-        fabric, first = self._topology.fabric_graph, self._topology.first_cable
+        fabric, first = self.topology.fabric_graph, self.topology.first_cable
         paths = None if fabric is None or self._tiers is not None else switch_paths(fabric)
         if paths is None:
             return None
-        switches = [name for name, device in self._topology.devices.items() if device.host < 0]
-        ports = self._topology.hosts * len(self._port)
+        switches = [name for name, device in self.topology.devices.items() if device.host < 0]
+        ports = self.topology.hosts * len(self._port)
         return CableRoutes(
             paths,
             {name: at for at, name in enumerate(switches)},
             {self.name_of(port): port for port in range(ports)},
-            self._topology.arcs.names[first:],
+            self.topology.arcs.names[first:],
             first,
         )
 
@@ -277,32 +277,27 @@ class FabricRoutes:
         """Part of the fabric into which each port is plugged; None where cables join them all."""
         if self._tiers is not None:
             return self._tiers.leaf_of // self._tiers.pod if self._tiers.pods_apart else None
-        if self._topology.hosts == 1 or not self._port or self._over_cables is not None:
+        if self.topology.hosts == 1 or not self._port or self._over_cables is not None:
             return None
         part_of = self._search.parts()
-        ports = range(self._topology.hosts * len(self._port))
+        ports = range(self.topology.hosts * len(self._port))
         parts = np.array([part_of.get(self.name_of(port), -1 - port) for port in ports], np.int64)
         return parts if (parts != parts[0]).any() else None
 
     @cached_property
     def _search(self) -> SearchedRoutes:
-        return SearchedRoutes(self._topology)
+        return SearchedRoutes(self.topology)
 
-    @cached_property
-    def _names(self) -> list[str]:
-        """Local names of a host's NICs, by number."""
-        return list(self._port)
-
-    def number_of(self, nic: str) -> int:
+    def nic_number(self, nic: str) -> int:
         """Number of a NIC in its host."""
-        return self._port[self._topology.devices[nic].local]
+        return self._port[self.topology.devices[nic].local]
 
-    def numbers_at(self, cables: Ints, end: int) -> Ints:
-        """Numbers of the NICs at an end of their cables: 0 where arcs begin, 1 where they lead."""
+    def nic_numbers(self, cables: Ints, end: int) -> Ints:
+        """Numbers of the NICs that arcs of the fabric leave, with `end` 0, or enter, with 1."""
         if self._tiers is not None:
             return (cables - self._tiers.first) // 2 % self._tiers.nics
-        names = self._topology.arcs.names
-        return np.array([self.number_of(names[arc][end]) for arc in cables.tolist()], np.int64)
+        names = self.topology.arcs.names
+        return np.array([self.nic_number(names[arc][end]) for arc in cables.tolist()], np.int64)
 
     def name_of(self, port: int) -> str:
         """Name of the NIC with a port."""
@@ -310,11 +305,11 @@ class FabricRoutes:
         return f"n{host}/{self._names[nic]}"
 
     def ports(self, host: Ints, nic: Ints) -> Ints:
-        """Ports of NICs by host and number."""
+        """Ports of NICs, given by their hosts and their numbers in their hosts."""
         return host * len(self._port) + nic
 
     def _port_of(self, name: str) -> int | None:
-        device = self._topology.devices[name]
+        device = self.topology.devices[name]
         if device.host < 0 or device.local not in self._port:
             return None
         return device.host * len(self._port) + self._port[device.local]

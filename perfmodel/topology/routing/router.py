@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
 from perfmodel.errors import TopologyError, allowed_names
-from perfmodel.topology.fabric.like_hosts import devices_of
+from perfmodel.topology.arcs import devices_of
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.clos import Ints
 from perfmodel.topology.routing.fabric_routes import FabricRoutes
@@ -17,11 +18,10 @@ from perfmodel.topology.routing.shortest_paths import (
     HostArc,
     Path,
     best_paths,
-    shortest_paths,
 )
 
-_RANK = {name: rank for rank, name in enumerate(PATH_TYPES)}
 _WHOLE = -1
+"""In place of the number of a host that no fault is in."""
 
 
 class HostRoutes:
@@ -36,8 +36,7 @@ class HostRoutes:
         self.kinds: Mapping[str, str] = {
             device.local: device.kind for device in devices_of(topology.devices, 0)
         }
-        nccl = topology.node_graph.graph.get("routing", "nccl") == "nccl"
-        self._find = best_paths if nccl else shortest_paths
+        self._forwarding = topology.node_graph.graph.get("routing", "nccl") != "nccl"
         self._arcs: dict[str, list[HostArc]] = {}
         arcs = built.arcs
         for index in range(topology.host_arcs):
@@ -48,13 +47,14 @@ class HostRoutes:
         self._cut = _cut_nics_by_host(topology)
         self._paths: dict[tuple[int, str], dict[str, Path]] = {}
         self._nics: dict[int, dict[str, tuple[str, ...]]] = {}
-
-    def variants(self, hosts: int) -> Ints:
+        self.variants = np.full(topology.hosts, _WHOLE, dtype=np.int64)
         """Variant of each host: those of one have the same paths; -1 for healthy hosts."""
-        variant_of = np.full(hosts, _WHOLE, dtype=np.int64)
         odd = sorted(self._dead.keys() | self._cut.keys())
-        variant_of[odd] = odd
-        return variant_of
+        self.variants[odd] = odd
+
+    def _like(self, host: int) -> int:
+        """The host whose paths inside are those of this one."""
+        return host if host in self._dead else _WHOLE
 
     def memory_of(self, cpu: str) -> str | None:
         """Memory beside a CPU, if there is one."""
@@ -63,21 +63,24 @@ class HostRoutes:
 
     def paths(self, local: str, host: int) -> Mapping[str, Path]:
         """Best path to each device that this one reaches."""
-        key = (host if host in self._dead else _WHOLE, local)
+        key = (self._like(host), local)
         if key not in self._paths:
-            dead = self._dead.get(key[0], ())
-            self._paths[key] = self._find(local, self.kinds, _living_arcs(self._arcs, dead))
+            dead = self._dead.get(host, ())
+            living = {
+                src: [arc for arc in out if arc.index not in dead] if dead else out
+                for src, out in self._arcs.items()
+            }
+            self._paths[key] = best_paths(local, self.kinds, living, forwarding=self._forwarding)
         return self._paths[key]
 
     def nics(self, local: str, host: int) -> tuple[str, ...]:
         """NICs with a cable that a device reaches, best first; GPUs that share them use all."""
-        ranking = self._nics.get(host if host in self._dead else _WHOLE)
-        if ranking is None:
-            ranking = self._rank_nics(host)
-            self._nics[host if host in self._dead else _WHOLE] = ranking
-        ranked = ranking.get(local)
-        if ranked is None:
-            ranked = tuple(name for group in self._nic_groups(local, host) for name in group)
+        like = self._like(host)
+        if like not in self._nics:
+            self._nics[like] = self._rank_nics(host)
+        ranked: Iterable[str] = self._nics[like].get(local, ())
+        if not ranked:
+            ranked = chain.from_iterable(self._nic_groups(local, host))
         cut = self._cut.get(host, ())
         return tuple(name for name in ranked if name not in cut)
 
@@ -85,7 +88,7 @@ class HostRoutes:
         """CPU (NUMA domain) with the best path to a device, if any."""
         reached = self.paths(local, host)
         cpus = [name for name, kind in self.kinds.items() if kind == "cpu" and name in reached]
-        return min(cpus, key=lambda name: _cost(reached[name])) if cpus else None
+        return min(cpus, key=lambda name: reached[name].cost, default=None)
 
     def _nic_groups(self, local: str, host: int) -> list[list[str]]:
         """NICs that a device reaches, best first, equally good ones together."""
@@ -93,13 +96,13 @@ class HostRoutes:
         groups: dict[tuple[int, float], list[str]] = {}
         for name, kind in self.kinds.items():
             if kind == "nic" and name in reached:
-                path = reached[name]
-                groups.setdefault((_RANK[path.type], -path.bandwidth_Bps), []).append(name)
+                groups.setdefault(reached[name].cost[:2], []).append(name)
         return [groups[key] for key in sorted(groups)]
 
     def _rank_nics(self, host: int) -> dict[str, tuple[str, ...]]:
-        gpus = [name for name, kind in self.kinds.items() if kind == "gpu"]
-        grouped = {gpu: self._nic_groups(gpu, host) for gpu in gpus}
+        grouped = {
+            name: self._nic_groups(name, host) for name, kind in self.kinds.items() if kind == "gpu"
+        }
         sharers: dict[tuple[str, ...], list[str]] = {}
         for gpu, groups in grouped.items():
             if groups:
@@ -108,21 +111,9 @@ class HostRoutes:
         for nics, users in sharers.items():
             for position, gpu in enumerate(users):
                 start = position * max(1, len(nics) // len(users)) % len(nics)
-                rest = [name for group in grouped[gpu][1:] for name in group]
+                rest = chain.from_iterable(grouped[gpu][1:])
                 ranked[gpu] = (*nics[start:], *nics[:start], *rest)
         return ranked
-
-
-def _cost(path: Path) -> tuple[int, float, int]:
-    return _RANK[path.type], -path.bandwidth_Bps, len(path.arcs)
-
-
-def _living_arcs(
-    arcs: Mapping[str, list[HostArc]], dead: Collection[int]
-) -> Mapping[str, list[HostArc]]:
-    if not dead:
-        return arcs
-    return {src: [arc for arc in out if arc.index not in dead] for src, out in arcs.items()}
 
 
 def _dead_arcs_by_host(topology: Topology) -> dict[int, set[int]]:
@@ -153,7 +144,7 @@ def _cut_nics_by_host(topology: Topology) -> dict[int, set[str]]:
     return by_host
 
 
-class Router:
+class Router(FabricRoutes):
     """Finds routes and caches them.
 
     A route inside one host is the same in all of them, shifted by ``host_arcs``; it is searched
@@ -163,9 +154,8 @@ class Router:
     """
 
     def __init__(self, topology: Topology) -> None:
-        self.topology = topology
+        super().__init__(topology)
         self._host_routes = HostRoutes(topology)
-        self._fabric = FabricRoutes(topology)
         self._routes: dict[tuple[str, str, int], tuple[int, ...]] = {}
 
     @cached_property
@@ -186,10 +176,9 @@ class Router:
         no such device.
         """
         key = (src, dst, flow)
-        route = self._routes.get(key)
-        if route is None:
-            route = self._routes[key] = self._find(src, dst, flow)
-        return route
+        if key not in self._routes:
+            self._routes[key] = self._find(src, dst, flow)
+        return self._routes[key]
 
     def path_type(self, src: str, dst: str) -> str:
         """Path type between two devices, one of `shortest_paths.PATH_TYPES`.
@@ -230,10 +219,10 @@ class Router:
 
     # ------------------------------------------------------------ many at once
 
-    @cached_property
+    @property
     def variants(self) -> Ints:
         """Variant of each host: hosts of one have the same paths; -1 for those without faults."""
-        return self._host_routes.variants(self.topology.hosts)
+        return self._host_routes.variants
 
     @property
     def by_rails(self) -> bool:
@@ -241,34 +230,9 @@ class Router:
         tiers = self.topology.tiers
         return tiers is not None and tiers.by_place
 
-    def nic_number(self, nic: str) -> int:
-        """Number of a NIC in its host."""
-        return self._fabric.number_of(nic)
-
-    def nic_numbers(self, cables: Ints, end: int) -> Ints:
-        """Numbers of the NICs that arcs of the fabric leave, with `end` 0, or enter, with 1."""
-        return self._fabric.numbers_at(cables, end)
-
     def nic_name(self, host: int, number: int) -> str:
         """Name of a NIC by its number in its host."""
-        return self._fabric.name_of(int(self.ports(np.array(host), np.array(number))))
-
-    def ports(self, host: Ints, nic: Ints) -> Ints:
-        """Ports of NICs, given by their hosts and their numbers in their hosts."""
-        return self._fabric.ports(host, nic)
-
-    @property
-    def parts(self) -> Ints | None:
-        """Part of the fabric of each port; None where cables join them all."""
-        return self._fabric.parts
-
-    def joined(self, src: str, dst: str) -> bool:
-        """Whether cables lead from one NIC to another."""
-        return self._fabric.joined(src, dst)
-
-    def across(self, src: Ints, dst: Ints, flow: Ints) -> tuple[Ints, Ints]:
-        """Routes of many flows between ports; see `FabricRoutes.routes`."""
-        return self._fabric.routes(src, dst, flow)
+        return self.name_of(int(self.ports(np.array(host), np.array(number))))
 
     def unreachable(self, src: str, dst: str, why: str) -> TopologyError:
         """What to raise where two devices cannot reach each other; names what was lost."""
@@ -301,7 +265,7 @@ class Router:
         head = self._way_out(src, out) if out != src else ()
         tail = self.route(into, dst) if into != dst else ()
         try:
-            across = self._fabric.route(out, into, flow)
+            across = self.route_between(out, into, flow)
         except TopologyError as error:
             raise self.unreachable(src, dst, str(error)) from None
         return head + across + tail
@@ -311,14 +275,14 @@ class Router:
 
         `other`: the NIC that it sends to, to which cables lead from some NICs only.
         """
-        if name in self._fabric:
+        if self.has_cable(name):
             return name
         nics = self.nearest_nics(name)
         if not nics:
             raise self.unreachable(src, dst, f"{name} reaches no NIC")
         if other is None or self.parts is None:
             return nics[0]
-        joined = [nic for nic in nics if self._fabric.joined(nic, other)]
+        joined = [nic for nic in nics if self.joined(nic, other)]
         rail = next((nic for nic in joined if self._hands_over(name, nic)), None)
         if rail is None:
             raise self.unreachable(src, dst, no_rail(name, nics[0], other))
@@ -326,9 +290,9 @@ class Router:
 
     def _hands_over(self, name: str, nic: str) -> bool:
         """Whether a device's bytes leave by a NIC: of GPUs by near ones, or over NVLink."""
-        near = self.path_type(name, nic) in _NEAR
+        is_gpu = self.topology.devices[name].kind == "gpu"
         return (
-            near or self.topology.devices[name].kind != "gpu" or self._relay(name, nic) is not None
+            not is_gpu or self.path_type(name, nic) in _NEAR or self._relay(name, nic) is not None
         )
 
     def _way_out(self, src: str, nic: str) -> tuple[int, ...]:

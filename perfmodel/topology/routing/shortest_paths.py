@@ -20,7 +20,7 @@ PIX at most one PCIe switch; PXB several; P2C chip to chip and then PCIe; PHB th
 bridge, or its memory; SYS between CPUs; NET between hosts.
 """
 
-_RANK = {name: rank for rank, name in enumerate(PATH_TYPES)}
+RANK = {name: rank for rank, name in enumerate(PATH_TYPES)}
 _BY_HOST = frozenset({"pcie", "memory", "infiniband", "ethernet"})
 """Kinds of link whose paths have the types of PCIe's."""
 
@@ -45,6 +45,11 @@ class Path:
     """Of the narrowest link."""
     arcs: tuple[int, ...]
     """Indices of the links, in order."""
+
+    @property
+    def cost(self) -> tuple[int, float, int]:
+        """Key by which the better of two paths is the less."""
+        return RANK[self.type], -self.bandwidth_Bps, len(self.arcs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,63 +94,43 @@ class _Trail:
 
 
 def best_paths(
-    src: str, kinds: Mapping[str, str], arcs: Mapping[str, Sequence[HostArc]]
+    src: str,
+    kinds: Mapping[str, str],
+    arcs: Mapping[str, Sequence[HostArc]],
+    *,
+    forwarding: bool = False,
 ) -> dict[str, Path]:
     """Best path from one device to every other that it reaches.
 
-    `kinds`: kind of each device of the host. `arcs`: links that leave each device.
+    `kinds`: kind of each device of the host. `arcs`: links that leave each device. `forwarding`:
+    whether any device is passed; then those of the fewest links are best, and of these the widest.
     """
     done: dict[str, Path] = {}
-    start = (_RANK["LOC"], -float("inf"), 0, (), src, _Trail())
-    queue: list[tuple[int, float, int, tuple[int, ...], str, _Trail]] = [start]
-    while queue:
-        rank, negative_Bps, hops, arcs_so_far, device, trail = heapq.heappop(queue)
-        if device in done:
-            continue
-        done[device] = Path(PATH_TYPES[rank], -negative_Bps, arcs_so_far)
-        for arc in arcs.get(device, ()):
-            if arc.dst in done or not _may_pass(device == src, kinds[device], arc, kinds, trail):
-                continue
-            longer = trail.crossing(arc.kind, kinds[device], kinds[arc.dst])
-            narrowest = max(negative_Bps, -arc.bandwidth_Bps)
-            path = (*arcs_so_far, arc.index)
-            heapq.heappush(queue, (_RANK[longer.type], narrowest, hops + 1, path, arc.dst, longer))
-    return done
-
-
-def shortest_paths(
-    src: str, kinds: Mapping[str, str], arcs: Mapping[str, Sequence[HostArc]]
-) -> dict[str, Path]:
-    """Path of the fewest links from one device to every other, and of these the widest.
-
-    Arguments as of `best_paths`; any device is passed.
-    """
-    done: dict[str, Path] = {}
-    queue: list[tuple[int, float, tuple[int, ...], str, _Trail]] = [
-        (0, -float("inf"), (), src, _Trail())
+    queue: list[tuple[int, float, int, tuple[int, ...], str, _Trail]] = [
+        (0, -float("inf"), 0, (), src, _Trail())
     ]
     while queue:
-        hops, negative_Bps, arcs_so_far, device, trail = heapq.heappop(queue)
+        _, negative_Bps, hops, arcs_so_far, device, trail = heapq.heappop(queue)
         if device in done:
             continue
         done[device] = Path(trail.type, -negative_Bps, arcs_so_far)
         for arc in arcs.get(device, ()):
-            if arc.dst not in done:
-                narrowest = max(negative_Bps, -arc.bandwidth_Bps)
-                longer = trail.crossing(arc.kind, kinds[device], kinds[arc.dst])
-                path = (*arcs_so_far, arc.index)
-                heapq.heappush(queue, (hops + 1, narrowest, path, arc.dst, longer))
+            if arc.dst in done or not (
+                forwarding or _may_pass(device == src, kinds[device], arc, kinds, trail)
+            ):
+                continue
+            longer = trail.crossing(arc.kind, kinds[device], kinds[arc.dst])
+            rank = hops + 1 if forwarding else RANK[longer.type]
+            narrowest = max(negative_Bps, -arc.bandwidth_Bps)
+            path = (*arcs_so_far, arc.index)
+            heapq.heappush(queue, (rank, narrowest, hops + 1, path, arc.dst, longer))
     return done
 
 
 def _may_pass(
     at_start: bool, kind: str, arc: HostArc, kinds: Mapping[str, str], trail: _Trail
 ) -> bool:
-    if at_start:
-        return True
-    if kind == "nic":
-        return False
-    if kind == "gpu":  # a relay: over NVLink alone, to another GPU, once
+    if kind == "gpu" and not at_start:  # a relay: over NVLink alone, to another GPU, once
         relayed = trail.nvlinks == trail.length and trail.relays == 0
         return relayed and arc.kind == "nvlink" and kinds[arc.dst] in {"gpu", "nvswitch"}
-    return True
+    return at_start or kind != "nic"

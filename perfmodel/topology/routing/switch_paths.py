@@ -144,8 +144,7 @@ def _global_cables(fabric: nx.Graph[int | str]) -> tuple[Ints, int, CableOf]:
         [pair for a, b in listed for pair in ((a, b), (b, a))[:ways]], dtype=np.int64
     ).reshape(-1, 2)
     code = group[ends[:, 0]] * groups + group[ends[:, 1]]
-    order = np.argsort(code, kind="stable")
-    ends = ends[order]
+    ends = ends[np.argsort(code, kind="stable")]
     count = np.bincount(code, minlength=groups**2)
     start = np.cumsum(count) - count
 

@@ -1,11 +1,18 @@
-"""From files to a `Topology`: a node template, repeated, and joined by a fabric."""
+"""From files to a `Topology`: a node template, repeated, and joined by a fabric.
+
+`check` finds every fault of a template, a built topology or a file at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
-from perfmodel.errors import Fault, InputError
+import numpy as np
+
+from perfmodel.errors import Fault, InputError, TopologyError
+from perfmodel.files import read_yaml, validate_document
 from perfmodel.garbage import no_collections
 from perfmodel.topology.compilation import compile_topology
 from perfmodel.topology.composed.load import load_node
@@ -15,15 +22,16 @@ from perfmodel.topology.fabric.fabric import (
     states_routing,
     usual_routing,
 )
-from perfmodel.topology.fabric.fabric_graph import fabric_graph
-from perfmodel.topology.fabric.own_fabric import Generator, own_fabric
+from perfmodel.topology.fabric.fabric_graph import Generator, fabric_graph, own_fabric
 from perfmodel.topology.model import Topology
-from perfmodel.topology.templates.load import template_names
+from perfmodel.topology.routing.router import Router
+from perfmodel.topology.templates.gpus import source_faults
+from perfmodel.topology.templates.load import reference_faults, template_names
 from perfmodel.topology.templates.node_graph import node_graph
-from perfmodel.topology.templates.references import reference_faults
 from perfmodel.topology.templates.spec import (
     FABRIC_KINDS,
     FabricSpec,
+    GpuTable,
     NodeSpec,
     device_names,
     nic_ports,
@@ -53,7 +61,8 @@ def with_usual_routing(
         return fabric
     if isinstance(fabric, FabricSpec):
         return fabric.model_copy(update={"routing": routing})
-    return replace(resolve_fabric(fabric), routing=routing)
+    settled = resolve_fabric(fabric)
+    return replace(settled, spec=settled.spec.model_copy(update={"routing": routing}))
 
 
 def build_topology(
@@ -72,7 +81,7 @@ def build_topology(
     hosts : int
     fabric : FabricSpec, str or callable, optional
         Network between the hosts, or a function that returns its graph (see
-        `perfmodel.topology.fabric.own_fabric`); needed for more than one, unused for one.
+        `perfmodel.topology.fabric.fabric_graph`); needed for more than one, unused for one.
     gpus_per_host : int, optional
         Use only the first GPUs of each host as ranks. All hardware stays in the graph.
 
@@ -82,7 +91,7 @@ def build_topology(
         Unknown names, more GPUs than there are, several hosts without NICs or fabric; every fault.
     """
     spec = load_node(node) if isinstance(node, str) else _check_references(node)
-    faults = list(_faults(spec, hosts, fabric, gpus_per_host))
+    faults = _faults(spec, hosts, fabric, gpus_per_host)
     if faults:
         raise InputError(faults)
     node_alone = node_graph(spec)
@@ -114,20 +123,133 @@ def _faults(
     hosts: int,
     fabric: FabricSpec | Fabric | str | Generator | None,
     gpus_per_host: int | None,
-) -> Iterator[Fault]:
+) -> list[Fault]:
     gpus = len(device_names(spec, "gpu"))
-    if hosts < 1:
-        yield Fault("hosts", str(hosts), "one or more")
-    if gpus_per_host is not None and not 1 <= gpus_per_host <= gpus:
-        yield Fault("gpus_per_host", str(gpus_per_host), f"1 to {gpus} on {spec.name}")
-    if hosts * gpus > MOST_GPUS:
-        most = f"at most {MOST_GPUS:,} GPUs: {MOST_GPUS // gpus:,} of {spec.name}"
-        yield Fault("hosts", f"{hosts:,} of {gpus} GPUs each", most)
-    if hosts > 1 and not device_names(spec, "nic"):
-        yield Fault("hosts", f"{hosts} of {spec.name}", "1: this node has no NIC to join hosts by")
-    if hosts > 1 and fabric is None:
-        yield Fault(
+    rows = (
+        (hosts < 1, "hosts", str(hosts), "one or more"),
+        (
+            gpus_per_host is not None and not 1 <= gpus_per_host <= gpus,
+            "gpus_per_host",
+            str(gpus_per_host),
+            f"1 to {gpus} on {spec.name}",
+        ),
+        (
+            hosts * gpus > MOST_GPUS,
+            "hosts",
+            f"{hosts:,} of {gpus} GPUs each",
+            f"at most {MOST_GPUS:,} GPUs: {MOST_GPUS // max(1, gpus):,} of {spec.name}",
+        ),
+        (
+            hosts > 1 and not device_names(spec, "nic"),
+            "hosts",
+            f"{hosts} of {spec.name}",
+            "1: this node has no NIC to join hosts by",
+        ),
+        (
+            hosts > 1 and fabric is None,
             "fabric",
             f"nothing for {hosts} hosts",
             "'one-switch', 'rail-optimised', 'leaf-spine' or 'fat-tree'",
+        ),
+    )
+    return [Fault(field, found, allowed) for wrong, field, found, allowed in rows if wrong]
+
+
+def check(machine: NodeSpec | Topology | str | Path) -> tuple[Fault, ...]:
+    """Find every fault of a node template, of a built topology, or of a file.
+
+    `machine`: a string is the name or the path of a node template; a `Path` may also be that of a
+    fabric or of a table of GPUs.
+
+    Returns
+    -------
+    tuple of Fault
+        Empty if all is well. Faults of a file carry its name and the line.
+    """
+    if isinstance(machine, Topology):
+        return tuple(_graph_faults(machine))
+    if isinstance(machine, NodeSpec):
+        faults = reference_faults(machine.model_dump(by_alias=True), machine.name)
+        return tuple(faults) or tuple(_graph_faults(build_topology(machine), machine.name))
+    try:
+        return _file_faults(machine) if isinstance(machine, Path) else check(load_node(machine))
+    except InputError as error:
+        return error.faults
+
+
+def _file_faults(path: Path) -> tuple[Fault, ...]:
+    document = read_yaml(path)
+    kind = document.get("kind") if isinstance(document, dict) else None
+    if kind == "fabric":
+        resolve_fabric(str(path))
+        return ()
+    if kind == "gpus":
+        validate_document(GpuTable, document, str(path))
+        return tuple(source_faults(document, str(path)))
+    return tuple(_graph_faults(build_topology(load_node(str(path))), str(path)))
+
+
+# ---------------------------------------------------------------- graphs
+
+
+def _graph_faults(topology: Topology, file: str | None = None) -> Iterator[Fault]:
+    broken = [*_device_faults(topology)]
+    yield from (Fault(f.field, f.found, f.allowed, file) for f in broken)
+    if not broken:
+        yield from (Fault(f.field, f.found, f.allowed, file) for f in _route_faults(topology))
+
+
+def _device_faults(topology: Topology) -> Iterator[Fault]:
+    devices, names = topology.devices, topology.built.names
+    linked = {end for ends in names for end in ends}
+    leaving = {src for src, dst in names if devices[src].host != devices[dst].host}
+    for name, device in devices.items():
+        if name not in linked and len(devices) > 1:
+            yield Fault(f"nodes.{name}", "no link", "a link to every device")
+        if device.kind == "nic" and topology.hosts > 1 and name not in leaving:
+            yield Fault(
+                f"nodes.{name}", "a NIC without a cable", "a link to a switch of the fabric"
+            )
+
+
+def _route_faults(topology: Topology) -> Iterator[Fault]:
+    """GPUs that cannot reach each other. Hosts are alike, so one GPU of each other host will do."""
+    router = Router(topology)
+    first = topology.ranks[0]
+    inside = topology.ranks[: topology.gpus_per_host]
+    others = topology.ranks[topology.gpus_per_host :: topology.gpus_per_host]
+    yield from _unreached_faults(router, [(a, b) for a in inside for b in inside if a != b])
+    if not _all_reached(topology, router):
+        yield from _unreached_faults(
+            router, [pair for name in others for pair in ((first, name), (name, first))]
         )
+
+
+def _all_reached(topology: Topology, router: Router) -> bool:
+    """Whether the first GPUs of all hosts reach each other's first, in both directions, at once."""
+    nics = router.nearest_nics(topology.ranks[0])
+    if topology.hosts == 1 or not nics or (router.variants >= 0).any():
+        return topology.hosts == 1
+    hosts = np.arange(topology.hosts)
+    ports = router.ports(hosts, np.full_like(hosts, router.nic_number(nics[0])))
+    origin = np.full_like(ports[1:], ports[0])
+    try:
+        router.across(origin, ports[1:], hosts[1:])
+        router.across(ports[1:], origin, hosts[1:])
+    except TopologyError:
+        return False
+    return True
+
+
+def _unreached_faults(router: Router, pairs: Iterable[tuple[str, str]]) -> Iterator[Fault]:
+    cut: dict[str, list[str]] = {}
+    for src, dst in pairs:
+        try:
+            router.route(src, dst)
+        except TopologyError:
+            cut.setdefault(dst, []).append(src)
+    for dst, sources in cut.items():
+        names = ", ".join(sources[:3]) + (
+            f" and {len(sources) - 3} more" if len(sources) > 3 else ""
+        )
+        yield Fault(f"nodes.{dst}", f"no way from {names}", "a way between every two GPUs")

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.files import FileModel
 from perfmodel.topology.templates.name_ranges import expand_pattern
-from perfmodel.topology.templates.spec import DeviceSpec, GraphSpec, NodeSpec, pairs, resolve_source
+from perfmodel.topology.templates.spec import GraphSpec, NodeSpec, pairs, resolve_source
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -35,7 +36,7 @@ def node_graph(spec: NodeSpec) -> nx.MultiDiGraph[str]:
                 own["model"] = spec.gpu
             if device.kind == "nic":
                 own["rail"] = place % device.rails if device.rails else nics
-                own |= _port(spec, device)
+                own |= _stated(_renamed(spec.links[device.port or ""], _PORT))
                 nics += 1
             graph.add_node(name, **own)
     index = count()
@@ -53,21 +54,6 @@ def node_graph(spec: NodeSpec) -> nx.MultiDiGraph[str]:
     return graph
 
 
-def _port(spec: NodeSpec, device: DeviceSpec) -> dict[str, Any]:
-    """What leaves a NIC: kind, raw rate of the port and the usable part of it, what drives it."""
-    link = spec.links[device.port or ""]
-    port = {
-        "port_kind": link.kind,
-        "port_bandwidth": link.bandwidth,
-        "port_efficiency": link.efficiency,
-        "port_latency": link.latency,
-        "network": link.network_kind,
-        "flow_bandwidth": link.flow,
-        "adapter": link.adapter,
-    }
-    return {name: value for name, value in port.items() if value is not None}
-
-
 def node_facts(spec: NodeSpec) -> dict[str, Any]:
     """Return what a template says of the node as a whole, in SI units, without what it leaves out.
 
@@ -82,37 +68,43 @@ def node_facts(spec: NodeSpec) -> dict[str, Any]:
         "power_limit_W": spec.power_limit,
         "launch_s": spec.launch.time if spec.launch else None,
         "host_memory_bytes": spec.host_memory.capacity if spec.host_memory else None,
-        "drives": _drives(spec),
-        "sockets": _sockets(spec),
+        "drives": spec.nvme and _renamed(spec.nvme, _DRIVES),
+        "sockets": spec.sockets
+        and {**_renamed(spec.sockets, _SOCKETS), "burst_bytes": spec.sockets.burst or 0.0},
         "channels": [_channels(graph) for graph in spec.graphs] or None,
         "sources": dict(_sources(spec)),
         "assumptions": list(spec.assumed) or None,
     }
+    return _stated(facts)
+
+
+_DRIVES = {"read": "read_Bps", "write": "write_Bps", "capacity": "capacity_bytes"}
+_SOCKETS = {
+    "burst": "burst_bytes",
+    "cores": "cores",
+    "core_speed": "core_speed",
+    "frame": "frame_bytes",
+    "pods": "pods",
+}
+_PORT = {
+    "kind": "port_kind",
+    "bandwidth": "port_bandwidth",
+    "efficiency": "port_efficiency",
+    "latency": "port_latency",
+    "network_kind": "network",
+    "flow": "flow_bandwidth",
+    "adapter": "adapter",
+}
+"""Names of fields in a graph, which are in SI units, by those of a template."""
+
+
+def _renamed(section: FileModel, names: Mapping[str, str]) -> dict[str, Any]:
+    """What a section of a template states, by the names that a graph has for it."""
+    return {own: getattr(section, name) for name, own in names.items()}
+
+
+def _stated(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None}
-
-
-def _drives(spec: NodeSpec) -> dict[str, Any] | None:
-    stated = spec.nvme
-    if stated is None:
-        return None
-    return {
-        "read_Bps": stated.read,
-        "write_Bps": stated.write,
-        "capacity_bytes": stated.capacity,
-    }
-
-
-def _sockets(spec: NodeSpec) -> dict[str, Any] | None:
-    own = spec.sockets
-    if own is None:
-        return None
-    return {
-        "burst_bytes": own.burst or 0.0,
-        "cores": own.cores,
-        "core_speed": own.core_speed,
-        "frame_bytes": own.frame,
-        "pods": own.pods,
-    }
 
 
 def _channels(graph: GraphSpec) -> dict[str, Any]:
@@ -143,13 +135,11 @@ def _sources(spec: NodeSpec) -> Iterator[tuple[str, str]]:
         yield f"{name} latency", sentence(link.latency_source or link.source)
         if link.flow_source is not None:
             yield f"{name} flow", sentence(link.flow_source)
-    sections: Mapping[str, Any] = {
+    sections = {
         "staging bandwidth": spec.staging,
         "gpu launch": spec.launch,
         "host memory": spec.host_memory,
         "nvme drives": spec.nvme,
         "sockets": spec.sockets,
     }
-    for name, section in sections.items():
-        if section is not None:
-            yield name, sentence(section.source)
+    yield from ((name, sentence(each.source)) for name, each in sections.items() if each)

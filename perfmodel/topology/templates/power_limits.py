@@ -56,12 +56,20 @@ def limit_power(gpu: Gpu, limit_W: float | None) -> Gpu:
     if limit_W is None:
         return gpu
     if gpu.power_W is None:
-        allowed = f"nothing: no data sheet says what a {gpu.name} draws"
-        raise InputError(Fault("power_limit", f"{limit_W:g} W", allowed))
+        raise InputError(
+            Fault(
+                "power_limit",
+                f"{limit_W:g} W",
+                f"nothing: no data sheet says what a {gpu.name} draws",
+            )
+        )
     least_W = _constants()["least_share"]["value"] * gpu.power_W
     if not least_W <= limit_W <= gpu.power_W:
-        allowed = f"{least_W:g} to {gpu.power_W:g} W on a {gpu.name}"
-        raise InputError(Fault("power_limit", f"{limit_W:g} W", allowed))
+        raise InputError(
+            Fault(
+                "power_limit", f"{limit_W:g} W", f"{least_W:g} to {gpu.power_W:g} W on a {gpu.name}"
+            )
+        )
     rate = rate_at(limit_W / gpu.power_W, gpu.generation)
     return replace(
         gpu,

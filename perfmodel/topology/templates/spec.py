@@ -4,7 +4,7 @@ Three kinds of file live in ``topologies/``: ``kind: node`` describes one host, 
 network between hosts, ``kind: gpus`` the accelerators. Every number stands beside its source: a
 sentence, or a key of the file's ``sources`` map. A source that begins with "assumption" is shown
 to whoever reads a prediction. The shapes are checked here; what a file means (does a link name a
-node that exists?) is checked in `perfmodel.topology.templates.references`.
+node that exists?) is checked in `perfmodel.topology.templates.load`.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def test_what_fsdp_offloads_counts(run_with: Any) -> None:
 def test_files_keep_what_a_node_states(tmp_path: Path) -> None:
     from perfmodel.files import validate_document
     from perfmodel.topology.composed.load import load_node
-    from perfmodel.topology.composed.node_yaml import node_text
+    from perfmodel.topology.importers.imported import node_text
     from perfmodel.topology.templates.spec import NodeSpec
 
     node = load_node("dgx2-v100")

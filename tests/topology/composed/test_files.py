@@ -10,8 +10,8 @@ from perfmodel.errors import InputError
 from perfmodel.files import validate_document
 from perfmodel.files.read import parse_yaml
 from perfmodel.topology.composed.load import load_node, node_files
-from perfmodel.topology.composed.node_yaml import node_text
 from perfmodel.topology.from_text.describe import describe
+from perfmodel.topology.importers.imported import node_text
 from perfmodel.topology.templates.build import build_topology, template_names
 from perfmodel.topology.templates.spec import NodeSpec
 

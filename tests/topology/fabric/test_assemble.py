@@ -15,8 +15,7 @@ from perfmodel.files import validate_document
 from perfmodel.topology.model import Topology
 from perfmodel.topology.own_graph import topology_of
 from perfmodel.topology.routing.router import Router
-from perfmodel.topology.templates.build import build_topology, load_node
-from perfmodel.topology.templates.check import check
+from perfmodel.topology.templates.build import build_topology, check, load_node
 from perfmodel.topology.templates.spec import FabricSpec
 
 TEMPLATES = {name: load_node(name) for name in ("ethernet-10g", "l40s-x8", "dgx1-v100", "aws-p4d")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import networkx as nx
 import pytest
@@ -10,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
-from perfmodel.topology.fabric.direct_networks import (
-    even_box,
-    flattened_butterfly,
-    hypercube,
-    mesh,
-    torus,
-)
+from perfmodel.topology.fabric.direct_networks import direct_network, even_box
+
+flattened_butterfly = partial(direct_network, "flattened-butterfly")
+hypercube = partial(direct_network, "hypercube")
+mesh = partial(direct_network, "mesh")
+torus = partial(direct_network, "torus")
 
 SIDES = st.lists(st.integers(2, 5), min_size=1, max_size=3)
 

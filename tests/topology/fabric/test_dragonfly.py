@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from perfmodel.errors import InputError
-from perfmodel.topology.fabric.dragonfly import dragonfly
+from perfmodel.topology.fabric.direct_networks import dragonfly
 
 Demands = dict[tuple[int, int], float]
 

@@ -56,6 +56,6 @@ def test_a_fabric_in_a_file_routes_as_a_shape_does(node, stated, routing, tmp_pa
     file = tmp_path / "own.yaml"
     file.write_text(shipped.read_text().replace("  radix: 40\n", f"  radix: 40\n  {stated}\n"))
     fabric = resolve_fabric(with_usual_routing(node, str(file)))
-    assert fabric.routing == routing
+    assert fabric.spec.routing == routing
     assert fabric.sources == resolve_fabric("leaf-spine").sources
     assert "given in the scenario" not in fabric.sources.values()

@@ -8,9 +8,13 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.topology.from_text.describe import find_host
-from perfmodel.topology.from_text.intra_text import read_intra
 from perfmodel.topology.from_text.match_template import read_host
-from perfmodel.topology.from_text.network_text import read_gpudirect, read_mtu, read_network
+from perfmodel.topology.from_text.network_text import (
+    read_gpudirect,
+    read_intra,
+    read_mtu,
+    read_network,
+)
 
 
 @pytest.mark.parametrize(

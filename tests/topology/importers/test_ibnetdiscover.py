@@ -10,8 +10,7 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.topology.importers import import_file
 from perfmodel.topology.routing.router import Router
-from perfmodel.topology.templates.build import build_topology
-from perfmodel.topology.templates.check import check
+from perfmodel.topology.templates.build import build_topology, check
 from perfmodel.topology.templates.spec import FabricSpec
 
 # Made up: two leaves joined by three cables (one of them slower), hosts of two adapters on both

@@ -13,8 +13,7 @@ from perfmodel.errors import ExecutorUnavailable
 from perfmodel.topology.importers import nvml as reader
 from perfmodel.topology.importers.nvml import discover
 from perfmodel.topology.routing.router import Router
-from perfmodel.topology.templates.build import build_topology
-from perfmodel.topology.templates.check import check
+from perfmodel.topology.templates.build import build_topology, check
 
 
 class FakeError(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 
 import networkx as nx
@@ -15,8 +16,7 @@ from hypothesis import strategies as st
 import perfmodel as pm
 from perfmodel.errors import InputError
 from perfmodel.simulate.sharing.max_min import max_min_rates
-from perfmodel.topology.fabric.direct_networks import torus
-from perfmodel.topology.fabric.dragonfly import dragonfly
+from perfmodel.topology.fabric.direct_networks import direct_network, dragonfly
 from perfmodel.topology.faults import find_arcs, remove_links
 from perfmodel.topology.model import Topology
 from perfmodel.topology.own_graph import topology_of
@@ -24,6 +24,8 @@ from perfmodel.topology.routing.router import Router
 from perfmodel.topology.routing.switch_paths import switch_paths
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.spec import FabricSpec
+
+torus = partial(direct_network, "torus")
 
 SHAPES = [
     {"kind": "torus", "dims": (4, 3), "trunk_cables": 2},

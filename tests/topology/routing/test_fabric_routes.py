@@ -16,8 +16,7 @@ from perfmodel.files import validate_document
 from perfmodel.simulate.sharing.max_min import max_min_rates
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
-from perfmodel.topology.templates.build import build_topology
-from perfmodel.topology.templates.check import check
+from perfmodel.topology.templates.build import build_topology, check
 from perfmodel.topology.templates.spec import ROUTINGS_OF, FabricSpec
 
 UPLINKS = 8

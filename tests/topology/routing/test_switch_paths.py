@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 
 import networkx as nx
@@ -12,10 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.topology.fabric.direct_networks import flattened_butterfly, hypercube, mesh, torus
-from perfmodel.topology.fabric.dragonfly import dragonfly
+from perfmodel.topology.fabric.direct_networks import direct_network, dragonfly
 from perfmodel.topology.routing.clos import hashed
 from perfmodel.topology.routing.switch_paths import switch_paths
+
+flattened_butterfly = partial(direct_network, "flattened-butterfly")
+hypercube = partial(direct_network, "hypercube")
+mesh = partial(direct_network, "mesh")
+torus = partial(direct_network, "torus")
 
 GRIDS = {"torus": torus, "mesh": mesh, "flattened butterfly": flattened_butterfly}
 

@@ -8,8 +8,7 @@ import pytest
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.topology.fabric.fabric import resolve_fabric
-from perfmodel.topology.templates.build import build_topology, load_node
-from perfmodel.topology.templates.check import check
+from perfmodel.topology.templates.build import build_topology, check, load_node
 from perfmodel.topology.templates.name_ranges import expand_pattern, expand_ranges
 from perfmodel.topology.templates.spec import DeviceSpec, EdgeSpec, join
 
@@ -194,7 +193,12 @@ def test_fabric_and_gpu_files_must_give_every_source(tmp_path: Path) -> None:
     }
     fabric.write_text(fabric.read_text().replace("radixx", "switch_latency"))
     settled = resolve_fabric(str(fabric))
-    assert (settled.kind, settled.radix, settled.switch_latency_s) == ("leaf-spine", 8, 1e-6)
+    spec = settled.spec
+    assert (spec.kind, spec.radix, spec.switch_latency) == (
+        "leaf-spine",
+        8,
+        1e-6,
+    )
     assert settled.down_ports == 4
 
     gpus = tmp_path / "gpus.yaml"

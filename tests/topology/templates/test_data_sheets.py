@@ -11,8 +11,15 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.topology.composed.load import load_node
 from perfmodel.topology.templates.build import build_topology
-from perfmodel.topology.templates.data_sheets import ESTIMATED, complete, efficiencies
-from perfmodel.topology.templates.gpus import gpu_sources, gpu_spec, load_gpu, measured_gpus
+from perfmodel.topology.templates.gpus import (
+    ESTIMATED,
+    complete,
+    efficiencies,
+    gpu_sources,
+    gpu_spec,
+    load_gpu,
+    measured_gpus,
+)
 from perfmodel.workload.compute_spread import roofline_factors
 from perfmodel.workload.zoo import build_model
 

@@ -11,7 +11,7 @@ from perfmodel.errors import InputError
 from perfmodel.files import validate_document
 from perfmodel.scenario.sections.cluster import NodeSection
 from perfmodel.topology.composed.load import load_node
-from perfmodel.topology.composed.node_yaml import node_document
+from perfmodel.topology.importers.imported import node_document
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.gpus import load_gpu

@@ -9,8 +9,7 @@ import pytest
 from perfmodel.errors import InputError, TopologyError
 from perfmodel.files import data_folder
 from perfmodel.topology.routing.router import Router
-from perfmodel.topology.templates.build import build_topology, load_node, template_names
-from perfmodel.topology.templates.check import check
+from perfmodel.topology.templates.build import build_topology, check, load_node, template_names
 from perfmodel.topology.templates.gpus import gpu_names, gpu_sources, load_gpu
 from perfmodel.topology.templates.spec import FABRIC_KINDS
 

@@ -23,7 +23,7 @@ from perfmodel.studies.run.collective import collective_rows
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology
-from perfmodel.topology.templates.references import reference_faults
+from perfmodel.topology.templates.load import reference_faults
 from perfmodel.topology.templates.spec import FabricSpec, GpuTable, NodeSpec
 from tests.fields import Document, acts, list_fields, other_values, value_at
 

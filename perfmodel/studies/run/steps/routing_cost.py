@@ -19,7 +19,7 @@ from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.run.steps.simulate_step import timer_of
 from perfmodel.studies.run.steps.sized_job import SizedJob
-from perfmodel.topology.fabric.like_hosts import devices_of
+from perfmodel.topology.arcs import devices_of
 from perfmodel.topology.routing.clos import Ints
 from perfmodel.topology.templates.spec import ROUTINGS_OF
 from perfmodel.units import format_bytes

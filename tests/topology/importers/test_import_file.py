@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.topology.importers import import_file
-from perfmodel.topology.importers.detect import kind_of, read_content
+from perfmodel.topology.importers.import_file import kind_of, read_content
 
 HWLOC = """<?xml version="1.0" encoding="UTF-8"?>
 <!DOCTYPE topology SYSTEM "hwloc2.dtd">

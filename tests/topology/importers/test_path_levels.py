@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.topology.importers import ImportedTopology, import_file
-from perfmodel.topology.importers.nvidia_smi.matrix import matrix_of
-from perfmodel.topology.importers.nvidia_smi.path_matrix import Matrix
+from perfmodel.topology.importers.path_levels import Matrix
+from perfmodel.topology.importers.topo_matrix import matrix_of
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.routing.shortest_paths import HostArc, best_paths
-from perfmodel.topology.templates.build import build_topology
-from perfmodel.topology.templates.check import check
+from perfmodel.topology.templates.build import build_topology, check
 
 # Of public posts: pytorch/pytorch benchmarks/distributed/ddp/README.md (a DGX-1),
 # NVIDIA/nccl-tests issue 178 (A100 PCIe in pairs), konnase.github.io (V100, other wiring).

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.topology.arcs import Device, LinkKinds
-from perfmodel.topology.fabric.like_hosts import devices_of
+from perfmodel.topology.arcs import Device, LinkKinds, devices_of
 from perfmodel.topology.templates.build import build_topology
 
 CLUSTER = build_topology("dgx-a100", hosts=12, fabric="leaf-spine")

@@ -15,8 +15,7 @@ from perfmodel.studies.run.collective import collective_rows
 from perfmodel.topology.importers import ImportedTopology, import_file
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
-from perfmodel.topology.templates.build import build_topology
-from perfmodel.topology.templates.check import check
+from perfmodel.topology.templates.build import build_topology, check
 
 # A made-up host: two sockets, a switch each with two GPUs and one NIC of two ports.
 DUMP = """<system version="1">

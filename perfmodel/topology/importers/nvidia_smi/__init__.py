@@ -1,1 +1,0 @@
-"""The matrix of `nvidia-smi topo -m`; `matrix.read_matrix` imports one."""
