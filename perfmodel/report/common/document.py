@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -77,6 +77,20 @@ class Table(Block):
     def numeric(self) -> list[bool]:
         """Which columns hold numbers."""
         return [title.startswith(">") for title in self.header]
+
+
+Column = tuple[str, Callable[[Any], str]]
+"""Title of a column, and the function that writes its cell of an item."""
+
+
+def tabulate(items: Iterable[Any], columns: Iterable[Column | None], **look: Any) -> Table:
+    """Make a table of one row per item; None among columns is dropped.
+
+    `look`: further fields of `Table`.
+    """
+    shown = [column for column in columns if column is not None]
+    rows = [[write(item) for _, write in shown] for item in items]
+    return Table([title for title, _ in shown], rows, **look)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +200,11 @@ def section(title: str, lead: str, *blocks: Block | None) -> Section:
 def table_section(title: str, lead: str, table: Table) -> Section | None:
     """Make a section of one table; None if the table is empty."""
     return section(title, lead, table) if table.rows else None
+
+
+def bullets_section(title: str, lines: Sequence[str]) -> Section | None:
+    """Make a section of a list of sentences; None if there are none."""
+    return section(title, "", Bullets(lines)) if lines else None
 
 
 def pair(*columns: Sequence[Block]) -> Box:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import fields, replace
 from typing import Any
 
-from perfmodel.report.common.document import Block, Figure, Markup, Paragraph
+from perfmodel.report.common.document import Block, Figure, Paragraph
 from perfmodel.topology.model import Topology
 
 _Terms = tuple[tuple[re.Pattern[str], str], ...]
@@ -72,25 +72,19 @@ def for_ranks_of(topology: Topology, blocks: Iterable[Block | None]) -> list[Blo
 
 
 def _renamed(value: Any, terms: _Terms) -> Any:
-    """Rename in every text of a block and of what is in it."""
+    """Rename in every text of a block and of what is in it, HTML and figures too."""
     if isinstance(value, str):
         return _in_terms(value, terms)
-    if isinstance(value, Markup | Figure):
-        return _drawn(value, terms)
+    if isinstance(value, Figure):
+        import plotly.graph_objects as go
+
+        drawn = go.Figure(_renamed(value.figure.to_plotly_json(), terms))
+        return Figure(drawn, value.name, _renamed(value.description, terms))
     own = isinstance(value, Paragraph) and value.role in _USERS_OWN
-    if not own and (isinstance(value, Block) or hasattr(value, "__dataclass_fields__")):
-        changed = {f.name: _renamed(getattr(value, f.name), terms) for f in fields(value)}
-        return replace(value, **changed)
+    if not own and hasattr(value, "__dataclass_fields__"):
+        return replace(
+            value, **{f.name: _renamed(getattr(value, f.name), terms) for f in fields(value)}
+        )
     if isinstance(value, dict):
         return {_renamed(name, terms): _renamed(inner, terms) for name, inner in value.items()}
     return [_renamed(each, terms) for each in value] if isinstance(value, list | tuple) else value
-
-
-def _drawn(block: Markup | Figure, terms: _Terms) -> Block:
-    """Rename in HTML as a whole, and in what a figure writes."""
-    if isinstance(block, Markup):
-        return Markup(_renamed(block.html, terms))
-    import plotly.graph_objects as go
-
-    drawn = go.Figure(_renamed(block.figure.to_plotly_json(), terms))
-    return Figure(drawn, block.name, _renamed(block.description, terms))
