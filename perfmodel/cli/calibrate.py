@@ -107,7 +107,7 @@ def write_and_show(profile: Profile, output: Path, plot: Path | None, *, json: b
         _print(profile)
     print_note(f"wrote {output}")
     if plot is not None:
-        from perfmodel.report.residuals import write_residuals
+        from perfmodel.report.validation import write_residuals
 
         print_note(f"wrote {write_residuals(profile, plot)}")
 

@@ -126,15 +126,15 @@ def _tune_each(
 
 def _report(tunings: list[TuneResult], output: Path | None, *, json: bool) -> None:
     """Print one tuning, or the setting that serves several best, and write its page."""
-    from perfmodel.report.tuning import export, text
+    from perfmodel.report.tuning import text
     from perfmodel.studies.tune.recommendation import choose_minimax_cap
 
     if len(tunings) == 1:
         (tuned,) = tunings
-        print_answer(tuned, json=json, to_json=export.tuned_json, lines=text.tuned_lines)
+        print_answer(tuned, json=json, to_json=text.tuned_json, lines=text.tuned_lines)
     else:
         shared = choose_minimax_cap(tunings)
-        print_answer(shared, json=json, to_json=export.compromise_json, lines=text.compromise_lines)
+        print_answer(shared, json=json, to_json=text.compromise_json, lines=text.compromise_lines)
     if output is not None:
         from perfmodel.report.tuning.page import write_compromise, write_tuned
 

@@ -90,9 +90,9 @@ def add_note(figure: go.Figure, text: str, **place: Any) -> None:
 def bars(
     name: str, x: Sequence[Any], y: Sequence[Any], colour: str, hover: Sequence[str], **more: Any
 ) -> dict[str, Any]:
-    """Describe bars of one colour with a text of each."""
+    """Describe bars of one colour with a text of each; without a name they have no legend."""
     look = {"marker": {"color": colour}, "hoverinfo": "text", "hovertext": hover}
-    return {"type": "bar", "name": name, "x": x, "y": y} | look | more
+    return {"type": "bar", "name": name or None, "x": x, "y": y} | look | more
 
 
 def lines(

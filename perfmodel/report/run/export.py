@@ -1,13 +1,15 @@
-"""The result as JSON: the document that ``perfmodel run --json`` prints.
+"""The result as JSON, the document that ``perfmodel run --json`` prints, and as CSV.
 
 Keys are a contract that other programs rely on: they are added to, never renamed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from perfmodel.files import as_json, attributes
+from perfmodel.files import as_json, attributes, csv_text
+from perfmodel.report.run.sizes import SizeGain, size_gains
 from perfmodel.studies.run.result.model import DisturbanceCost, Result, SizeResult
 
 
@@ -76,3 +78,38 @@ def _disturbance(cost: DisturbanceCost | None) -> dict[str, Any]:
             "jobs": [],
         }
     return attributes(cost, "undisturbed_s steps_s mean_interval_s events waits jobs")
+
+
+def sizes_csv(result: Result) -> str:
+    """Every number of every size; SI units, empty where there is no interval."""
+    parts = sorted({part for point in result.points for part in point.breakdown_s})
+    rows = [_numbers(size, parts) for size in size_gains(result)]
+    return csv_text(rows[0], (row.values() for row in rows))
+
+
+def _numbers(size: SizeGain, parts: Sequence[str]) -> dict[str, object]:
+    point, memory, none = size.point, size.point.memory, (None, None)
+    return {
+        **attributes(point, "gpus nodes global_batch batch_per_gpu step_time_s"),
+        **dict(zip(("step_low_s", "step_high_s"), point.interval_s or none, strict=True)),
+        **attributes(point, "first_step_time_s samples_per_s"),
+        **dict(zip(("samples_low_per_s", "samples_high_per_s"), size.samples or none, strict=True)),
+        **attributes(point, "scaling_efficiency"),
+        **dict(zip(("efficiency_low", "efficiency_high"), size.efficiency or none, strict=True)),
+        "marginal_efficiency": size.marginal,
+        **attributes(point, "compute_s comm_s exposed_comm_s bottleneck"),
+        "memory_bytes": memory.total_bytes if memory.is_stated else None,
+        "memory_capacity_bytes": memory.capacity_bytes,
+        "fits": memory.fits if memory.is_stated else None,
+        **{f"{part.replace(' ', '_')}_s": point.breakdown_s.get(part, 0.0) for part in parts},
+    }
+
+
+def buckets_csv(result: Result) -> str:
+    """Gradient buckets of the size that is asked about; seconds from the start of the step."""
+    names = "index nbytes ready_s start_s end_s"
+    rows = (
+        [*attributes(bucket, names).values(), " ".join(bucket.parameters)]
+        for bucket in result.main.buckets
+    )
+    return csv_text([*names.split(), "parameters"], rows)
