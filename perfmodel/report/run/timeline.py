@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.figures import axis_layout, bar_times, new_figure, time_unit, title_row
+from perfmodel.report.common.figures import (
+    add_note,
+    axis_layout,
+    bar_times,
+    bars,
+    new_figure,
+    time_unit,
+    title_row,
+)
 from perfmodel.report.common.palette import INK, WAIT_INK, WORK, work_of
 from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.timeline import Span, assign_lanes, exposed
@@ -37,7 +45,7 @@ _SHADED, _LABELLED = 0.001, 0.005
 """Shares of the step from which exposed communication is shaded, and labelled."""
 _LABEL_ROOM, _LONG_LABEL_ROOM = 0.42, 0.75
 """Of the picture's width that such a label takes on a phone, and one that says more."""
-_MOSTLY = 0.5
+_SHADED_WHOLE = 0.5
 """Share of a stretch from which on it is shaded as exposed, and not only said to have pieces."""
 
 
@@ -47,46 +55,33 @@ def draw_timeline(point: SizeResult) -> go.Figure:
     unit, scale = time_unit(picture.length_s)
     rows = max(1, len(picture.rows))
     row_pixels = max(_LEAST_ROW_PIXELS, min(_ROW_PIXELS, _ROW_PIXELS * _ROOMY // rows))
-    figure = new_figure(110 + row_pixels * rows, barmode="overlay", bargap=0.3)
-    for work in WORK:
-        _add_bars(figure, picture, work, (unit, scale))
-    _add_waits(figure, picture, scale)
-    _shade(figure, picture, scale)
-    figure.update_xaxes(
-        **axis_layout(
+    top = len(picture.rows) - 1 + max(0.55, 0.3 + _TITLE_PIXELS / row_pixels)
+    figure = new_figure(
+        110 + row_pixels * rows,
+        [*_work_bars(picture, unit, scale), *_wait_bars(picture, scale)],
+        x=axis_layout(
             f"time since the step began ({unit})",
             range=[0, 1.01 * picture.length_s / scale],
             fixedrange=False,
-        )
+        ),
+        y=axis_layout(showgrid=False, showline=False, showticklabels=False, range=[-0.55, top]),
+        margin={"t": 30},
+        barmode="overlay",
+        bargap=0.3,
+        dragmode="zoom",
     )
-    _write_rows(figure, picture, scale)
-    figure.update_yaxes(
-        **axis_layout(
-            showgrid=False,
-            showline=False,
-            showticklabels=False,
-            range=[-0.55, len(picture.rows) - 1 + max(0.55, 0.3 + _TITLE_PIXELS / row_pixels)],
-        )
-    )
-    figure.update_layout(dragmode="zoom", margin={"t": 30})
+    _shade(figure, picture, scale)
+    for height, row in _by_height(picture):
+        title_row(figure, height + 0.3, escape(row.title, quote=False))
+        for middle, bucket in _numbers(row, picture.length_s):
+            place = {"x": middle / scale, "y": height - 0.27, "xanchor": "center"}
+            add_note(figure, f"{bucket}", **place, yanchor="top", font={"size": 12, "color": INK})
     return figure
 
 
-def _write_rows(figure: go.Figure, picture: StepPicture, scale: float) -> None:
-    """Put each row's title above it and the numbers of its buckets below it."""
-    for position, row in enumerate(picture.rows):
-        height = len(picture.rows) - 1 - position
-        title_row(figure, height + 0.3, escape(row.title, quote=False))
-        for middle, bucket in _numbers(row, picture.length_s):
-            figure.add_annotation(
-                x=middle / scale,
-                y=height - 0.27,
-                xanchor="center",
-                yanchor="top",
-                showarrow=False,
-                text=f"{bucket}",
-                font={"size": 12, "color": INK},
-            )
+def _by_height(picture: StepPicture) -> list[tuple[int, Row]]:
+    """Rows with their heights in the figure, from the top."""
+    return [(len(picture.rows) - 1 - at, row) for at, row in enumerate(picture.rows)]
 
 
 def has_bucket_numbers(point: SizeResult) -> bool:
@@ -103,59 +98,65 @@ def _numbers(row: Row, length_s: float) -> list[tuple[float, int]]:
     numbered = placed
     for stride in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000):
         numbered = [(middle, bucket) for middle, bucket in placed if bucket % stride == 0]
-        room = [_NUMBER_ROOM[min(3, len(f"{bucket}"))] * length_s for _, bucket in numbered[1:]]
-        gaps = [after - before for (before, _), (after, _) in pairwise(numbered)]
-        if all(gap >= least for gap, least in zip(gaps, room, strict=True)):
+        if all(
+            after - before >= _NUMBER_ROOM[min(3, len(f"{bucket}"))] * length_s
+            for (before, _), (after, bucket) in pairwise(numbered)
+        ):
             break
     return numbered if len({bucket for _, bucket in numbered}) >= _FEW_BUCKETS else []
 
 
-def _add_bars(figure: go.Figure, picture: StepPicture, work: str, axis: tuple[str, float]) -> None:
-    unit, scale = axis
-    placed = [
-        (len(picture.rows) - 1 - position, row, bar)
-        for position, row in enumerate(picture.rows)
-        for bar in row.bars
-        if bar.work == work
-    ]
-    if not placed:
-        return
-    edge, thin_s = 0.7 if work == "communication" else 0, _THIN * picture.length_s
-    edges = ["white" if b.end_s - b.start_s > thin_s else WORK[work] for *_, b in placed]
-    figure.add_bar(
-        orientation="h",
-        base=[bar.start_s / scale for _, _, bar in placed],
-        x=[(bar.end_s - bar.start_s) / scale for _, _, bar in placed],
-        y=[height for height, _, _ in placed],
-        width=0.52,
-        name=work,
-        marker={"color": WORK[work], "line": {"color": edges if edge else "white", "width": edge}},
-        hovertext=[_hover(bar) for *_, bar in placed],
-        hovertemplate=f"<b>{work}</b><br>%{{hovertext}}{bar_times(unit)}<extra></extra>",
-    )
+def _work_bars(picture: StepPicture, unit: str, scale: float) -> Iterator[dict[str, Any]]:
+    """Describe the bars of each kind of work."""
+    thin_s = _THIN * picture.length_s
+    for work, colour in WORK.items():
+        placed = [
+            (height, bar)
+            for height, row in _by_height(picture)
+            for bar in row.bars
+            if bar.work == work
+        ]
+        edges = ["white" if bar.end_s - bar.start_s > thin_s else colour for _, bar in placed]
+        line = {"color": edges, "width": 0.7} if work == "communication" else _NO_EDGE
+        if placed:
+            yield bars(
+                work,
+                [(bar.end_s - bar.start_s) / scale for _, bar in placed],
+                [height for height, _ in placed],
+                colour,
+                [_hover(bar) for _, bar in placed],
+                orientation="h",
+                base=[bar.start_s / scale for _, bar in placed],
+                width=0.52,
+                marker={"color": colour, "line": line},
+                hoverinfo=None,
+                hovertemplate=f"<b>{work}</b><br>%{{hovertext}}{bar_times(unit)}<extra></extra>",
+            )
 
 
-def _add_waits(figure: go.Figure, picture: StepPicture, scale: float) -> None:
-    """Fill the gaps of compute rows in which only communication runs."""
-    top = len(picture.rows) - 1
-    heights = [top - at for at, row in enumerate(picture.rows) if row.role == "compute"]
+_NO_EDGE = {"color": "white", "width": 0}
+
+
+def _wait_bars(picture: StepPicture, scale: float) -> Iterator[dict[str, Any]]:
+    """Describe what fills the gaps of compute rows in which only communication runs."""
+    heights = [height for height, row in _by_height(picture) if row.role == "compute"]
     waits = [(height, tail) for height in heights for tail in _visible(picture)]
-    if not waits:
-        return
-    figure.add_bar(
-        orientation="h",
-        base=[tail.start_s / scale for _, tail in waits],
-        x=[(tail.end_s - tail.start_s) / scale for _, tail in waits],
-        y=[height for height, _ in waits],
-        width=0.52,
-        name="exposed communication",
-        marker={"color": WORK["exposed communication"], "line": {"width": 0}},
-        hovertext=[
-            f"<b>waiting for the network</b><br>{quantities.duration(tail.exposed_s)} exposed"
-            for _, tail in waits
-        ],
-        hoverinfo="text",
-    )
+    colour = WORK["exposed communication"]
+    if waits:
+        yield bars(
+            "exposed communication",
+            [(tail.end_s - tail.start_s) / scale for _, tail in waits],
+            [height for height, _ in waits],
+            colour,
+            [
+                f"<b>waiting for the network</b><br>{quantities.duration(tail.exposed_s)} exposed"
+                for _, tail in waits
+            ],
+            orientation="h",
+            base=[tail.start_s / scale for _, tail in waits],
+            width=0.52,
+            marker={"color": colour, "line": {"width": 0}},
+        )
 
 
 def _visible(picture: StepPicture) -> list[Tail]:
@@ -164,58 +165,52 @@ def _visible(picture: StepPicture) -> list[Tail]:
 
 def _hover(bar: Bar) -> str:
     names = bar.first if bar.spans == 1 else f"{bar.first} and {bar.spans - 1:,} more"
-    lines = [escape(names.removeprefix(f"{bar.work} "), quote=False)]
-    if bar.bucket is not None:
-        wait = max(0.0, bar.start_s - bar.ready_s)
-        lines.append(
-            f"bucket {bar.bucket}, {quantities.size(bar.nbytes)}, "
-            f"waited {quantities.duration(wait)}"
-        )
-    if bar.spans > 1:
-        lines.append(f"busy {quantities.duration(bar.busy_s)}")
-    return "<br>".join(lines)
+    waited = quantities.duration(max(0.0, bar.start_s - bar.ready_s))
+    said = (
+        (True, escape(names.removeprefix(f"{bar.work} "), quote=False)),
+        (
+            bar.bucket is not None,
+            f"bucket {bar.bucket}, {quantities.size(bar.nbytes)}, waited {waited}",
+        ),
+        (bar.spans > 1, f"busy {quantities.duration(bar.busy_s)}"),
+    )
+    return "<br>".join(line for applies, line in said if applies)
 
 
 def _shade(figure: go.Figure, picture: StepPicture, scale: float) -> None:
     """Shade exposed parts over all rows and say how long the longest ones are."""
-    colour = WORK["exposed communication"]
     labelled: list[tuple[float, float]] = []
     for tail in sorted(_visible(picture), key=lambda tail: -tail.exposed_s):
-        in_pieces = tail.exposed_s < _MOSTLY * (tail.end_s - tail.start_s)
+        in_pieces = tail.exposed_s < _SHADED_WHOLE * (tail.end_s - tail.start_s)
         if not in_pieces:
             figure.add_vrect(
                 x0=tail.start_s / scale,
                 x1=tail.end_s / scale,
-                fillcolor=colour,
+                fillcolor=WORK["exposed communication"],
                 opacity=0.13,
                 line_width=0,
                 layer="below",
             )
+        # ends of the label as shares of the picture's width on a phone
+        room = _LONG_LABEL_ROOM if in_pieces else _LABEL_ROOM
         is_right = tail.start_s + tail.end_s > picture.length_s
-        low, high = _label_ends(tail, picture.length_s, is_right, in_pieces)
+        at_s = tail.end_s if is_right else tail.start_s
+        low = at_s / picture.length_s - (room if is_right else 0.0)
         short = labelled and tail.exposed_s < _LABELLED * picture.length_s
-        if short or any(low < end and high > start for start, end in labelled):
+        if short or any(low < end and low + room > start for start, end in labelled):
             continue
-        labelled.append((low, high))
-        figure.add_annotation(
-            x=(tail.end_s if is_right else tail.start_s) / scale,
+        labelled.append((low, low + room))
+        pieces = ", in short pieces" if in_pieces else ""
+        add_note(
+            figure,
+            f"<b>{quantities.duration(tail.exposed_s)} exposed{pieces}</b>",
+            x=at_s / scale,
             y=1,
             yref="paper",
             yanchor="bottom",
             xanchor="right" if is_right else "left",
-            showarrow=False,
-            text=f"<b>{quantities.duration(tail.exposed_s)} exposed"
-            f"{', in short pieces' if in_pieces else ''}</b>",
             font={"color": WAIT_INK, "size": 13},
         )
-
-
-def _label_ends(tail: Tail, length_s: float, is_right: bool, is_long: bool) -> tuple[float, float]:
-    """Ends of a label of exposed communication as shares of the picture's width on a phone."""
-    room = _LONG_LABEL_ROOM if is_long else _LABEL_ROOM
-    if is_right:
-        return tail.end_s / length_s - room, tail.end_s / length_s
-    return tail.start_s / length_s, tail.start_s / length_s + room
 
 
 _HOST_KINDS = frozenset({"issue", "wait"})
@@ -248,7 +243,7 @@ class Bar:
     start_s: float
     end_s: float
     first: str
-    last: str
+
     spans: int
     busy_s: float
     nbytes: int = 0
@@ -288,15 +283,19 @@ def step_picture(point: SizeResult) -> StepPicture:
 
     The step starts where its first work on a device starts: the host may run ahead.
     """
-    spans = point.timeline.spans
     device, (origin, end) = _on_devices(point), device_window(point)
     length = max(point.step_time_s, end - origin)
     with_host = point.breakdown_s.get("idle", 0.0) > _HOST_BOUND * point.step_time_s
-    drawn = list(spans) if with_host else device
-    stages = _stage_names(point)
+    # stages whose ranks differ are named before who they are
+    stages = {
+        each.rank_class: f"stage {each.stage}"
+        if each.rank_class == f"stage {each.stage}"
+        else f"stage {each.stage}, {each.rank_class}"
+        for each in (point.mixture.stages if point.mixture else ())
+    }
     drawn = [
         span._replace(rank_class=stages.get(span.rank_class, span.rank_class))
-        for span in drawn
+        for span in (point.timeline.spans if with_host else device)
         if span.end_s > origin
     ]
     rows = _rows(drawn, origin, _GAP * length)
@@ -315,13 +314,6 @@ def device_window(point: SizeResult) -> tuple[float, float]:
 
 def _on_devices(point: SizeResult) -> list[Span]:
     return [span for span in point.timeline.spans if span.kind not in _HOST_KINDS]
-
-
-def _stage_names(point: SizeResult) -> dict[str, str]:
-    """Names of the rank classes of stages whose ranks differ: the stage before who it is."""
-    stages = point.mixture.stages if point.mixture else ()
-    names = {each.rank_class: f"stage {each.stage}" for each in stages}
-    return {own: stage if own == stage else f"{stage}, {own}" for own, stage in names.items()}
 
 
 def _exposed(device: Sequence[Span], origin: float, gap_s: float) -> tuple[Tail, ...]:
@@ -352,22 +344,21 @@ def _rows(spans: Sequence[Span], origin: float, gap_s: float) -> tuple[Row, ...]
     for span in spans:
         streams[span.rank_class, span.stream].append(span)
     classes = list(dict.fromkeys(rank_class for rank_class, _ in streams))
-    rows: list[tuple[int, int, Row]] = []
     roles = {key: _role(members) for key, members in streams.items()}
     streams_of = Counter((rank_class, role) for (rank_class, _), role in roles.items())
-    for (rank_class, stream), members in streams.items():
+    rows: list[Row] = []
+    in_order = sorted(roles, key=lambda key: (classes.index(key[0]), _ORDER.index(roles[key])))
+    for rank_class, stream in in_order:
         role = roles[rank_class, stream]
         prefix = f"{_spelled(rank_class)}: " if len(classes) > 1 else ""
         name = _STREAMS.get(stream, stream) if streams_of[rank_class, role] > 1 else role
         title = prefix + _COPY.sub("copies", name)
-        for number, lane in enumerate(assign_lanes(members)):
-            bars = _bars(lane, origin, gap_s)
-            if len(bars) > _MOST_BARS:
-                bars = _bars(lane, origin, gap_s, join=True)
-            row = Row(title + (f" {number + 1}" if number else ""), role, bars)
-            rows.append((classes.index(rank_class), _ORDER.index(role), row))
-    rows.sort(key=lambda entry: entry[:2])
-    return tuple(row for _, _, row in rows)
+        for number, lane in enumerate(assign_lanes(streams[rank_class, stream])):
+            drawn = _bars(lane, origin, gap_s)
+            if len(drawn) > _MOST_BARS:
+                drawn = _bars(lane, origin, gap_s, join=True)
+            rows.append(Row(title + (f" {number + 1}" if number else ""), role, drawn))
+    return tuple(rows)
 
 
 def _joined_rows(
@@ -404,27 +395,25 @@ def _bars(
         if span.end_s <= span.start_s:
             continue
         work = work_of(span.kind)
-        communication = work == "communication" and not join
-        key = (work, span.bucket if communication else None, span.name if communication else "")
+        alone = work == "communication" and not join
+        run = groups[work, span.bucket if alone else None, span.name if alone else ""]
         bar = _bar(span, work, origin)
-        run = groups[key]
-        if run and not communication and bar.start_s - run[-1].end_s <= gap_s:
+        if run and not alone and bar.start_s - run[-1].end_s <= gap_s:
             run[-1] = _join(run[-1], bar)
         else:
             run.append(bar)
     drawn: list[Bar] = []
-    bars = [bar for run in groups.values() for bar in run]
-    for bar in sorted(bars, key=lambda bar: -bar.busy_s):
-        host = _find_absorbing_bar(drawn, bar, gap_s)
-        if host is None:
+    merged = [bar for run in groups.values() for bar in run]
+    for bar in sorted(merged, key=lambda bar: -bar.busy_s):
+        at = _find_absorbing_bar(drawn, bar, gap_s)
+        if at is None:
             drawn.append(bar)
         else:
-            wider = replace(
-                drawn[host],
-                start_s=min(drawn[host].start_s, bar.start_s),
-                end_s=max(drawn[host].end_s, bar.end_s),
-            )
-            drawn[host] = wider
+            ends = {
+                "start_s": min(drawn[at].start_s, bar.start_s),
+                "end_s": max(drawn[at].end_s, bar.end_s),
+            }
+            drawn[at] = replace(drawn[at], **ends)
     return tuple(drawn)
 
 
@@ -445,9 +434,17 @@ def _find_absorbing_bar(drawn: Sequence[Bar], bar: Bar, gap_s: float) -> int | N
 
 def _bar(span: Span, work: str, origin: float) -> Bar:
     start, end = max(0.0, span.start_s - origin), span.end_s - origin
-    bucket = span.bucket if work == "communication" else None
-    ready = span.ready_s - origin
-    return Bar(work, start, end, span.name, span.name, 1, end - start, span.nbytes, bucket, ready)
+    return Bar(
+        work,
+        start,
+        end,
+        span.name,
+        1,
+        end - start,
+        span.nbytes,
+        span.bucket if work == "communication" else None,
+        span.ready_s - origin,
+    )
 
 
 def _join(first: Bar, second: Bar) -> Bar:
@@ -456,7 +453,6 @@ def _join(first: Bar, second: Bar) -> Bar:
         first.start_s,
         max(first.end_s, second.end_s),
         first.first,
-        second.last,
         first.spans + second.spans,
         first.busy_s + second.busy_s,
         first.nbytes + second.nbytes,

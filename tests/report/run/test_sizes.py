@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.report.run import sizes
+from perfmodel.report.run.export import sizes_csv
 from perfmodel.report.run.page import report_html
 from perfmodel.report.run.scaling import findings, good_sentence, knee_sentence
 from perfmodel.report.run.text import run_markdown
@@ -130,9 +131,9 @@ def test_knee_moves_between_the_ends_of_the_intervals(curve: Callable[..., Resul
 
 def test_what_all_sizes_share_does_not_move_the_knee(curve: Callable[..., Result]) -> None:
     """Steps are known to 20 %, all of them off alike, and efficiency to a percent."""
-    sizes = [(1, 100.0), (2, 198.0), (4, 390.0)]
-    wide = {gpus: (0.8 * 10 * gpus / speed, 1.2 * 10 * gpus / speed) for gpus, speed in sizes}
-    steps = curve(sizes, wide)
+    speeds = [(1, 100.0), (2, 198.0), (4, 390.0)]
+    wide = {gpus: (0.8 * 10 * gpus / speed, 1.2 * 10 * gpus / speed) for gpus, speed in speeds}
+    steps = curve(speeds, wide)
     sure = replace(
         steps,
         points=tuple(
@@ -167,7 +168,7 @@ def test_sizes_without_an_interval_are_named(result: Result, curve: Callable[...
 
 def test_csv_holds_the_numbers_and_leaves_unknown_ones_empty(curve: Callable[..., Result]) -> None:
     found = curve([(1, 100.0), (16, 1600.0)], {16: (0.08, 0.2)})
-    rows = list(csv.DictReader(io.StringIO(sizes.sizes_csv(found))))
+    rows = list(csv.DictReader(io.StringIO(sizes_csv(found))))
     assert [row["gpus"] for row in rows] == ["1", "16"]
     assert (rows[0]["step_low_s"], rows[0]["marginal_efficiency"]) == ("", "")
     assert float(rows[1]["step_time_s"]) == found.main.step_time_s
