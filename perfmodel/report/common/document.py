@@ -210,3 +210,9 @@ def bullets_section(title: str, lines: Sequence[str]) -> Section | None:
 def pair(*columns: Sequence[Block]) -> Box:
     """Lay out blocks in two columns."""
     return Box("pair", [Box("", column) for column in columns])
+
+
+def grounds(assumptions: Sequence[str], provenance: Mapping[str, str]) -> Section:
+    """Make the section of what a page rests on, with its provenance folded away."""
+    folded = Folded("Provenance", [Definitions(provenance)])
+    return section("What this rests on", "", Bullets(assumptions), folded)
