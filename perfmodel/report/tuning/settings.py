@@ -97,9 +97,9 @@ def _notes(tuned: SettingsTuning) -> list[str]:
     """What was tried, and what the answer rests on."""
     notes = (
         (
-            f"{len(tuned.trials)} choices of {', '.join(tuned.fields)} were tried: a coarse grid, then "
-            "between the values next to the best. The defaults are among them; what saves less than "
-            "1 % is no reason to leave them."
+            f"{len(tuned.trials)} choices of {', '.join(tuned.fields)} were tried: a coarse grid, "
+            "then between the values next to the best. The defaults are among them; what saves "
+            "less than 1 % is no reason to leave them."
         ),
         f"Too large for the memory of a GPU, and not recommended: {tuned.too_large}."
         if tuned.too_large
