@@ -11,7 +11,6 @@ from perfmodel.report.common import quantities
 from perfmodel.report.common.palette import LINKS
 from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.run.result.usage import LinkEnds, LinkUse
-from perfmodel.topology.arcs import Arcs
 from perfmodel.topology.model import Topology
 
 BETWEEN_HOSTS = frozenset({"ethernet", "infiniband"})
@@ -37,10 +36,8 @@ class LayerLabel:
 
 def rate_text(kind: str, rate_Bps: float) -> str:
     """Bytes per second, and bits as networks are sold by."""
-    text = quantities.rate(rate_Bps)
-    if kind in BETWEEN_HOSTS:
-        text += f" ({float(f'{rate_Bps * 8e-9:.3g}'):,g} Gbit/s)"
-    return text
+    bits = f" ({float(f'{rate_Bps * 8e-9:.3g}'):,g} Gbit/s)" if kind in BETWEEN_HOSTS else ""
+    return f"{quantities.rate(rate_Bps)}{bits}"
 
 
 def find_limiting(point: SizeResult) -> list[LinkUse]:
@@ -121,8 +118,8 @@ def layer_labels(
     layers: dict[tuple[float, str, str], list[tuple[float, int, bool]]] = defaultdict(list)
     for ends, kind, rate_Bps, count in cables:
         height = sum(places[end][1] for end in ends) / 2
-        limits = (*sorted(ends), kind) in limiting
         name = _layer_name(kind, {topology.devices[end].kind for end in ends})
+        limits = (*sorted(ends), kind) in limiting
         layers[height, kind, name].append((rate_Bps, count, limits))
     return [
         LayerLabel(height, _layer_lines(kind, name, members), any(m[-1] for m in members))
@@ -133,10 +130,8 @@ def layer_labels(
 def _layer_name(kind: str, ends: set[str]) -> str:
     """Kind of link as people say it; of PCIe with what it belongs to, as a host has several."""
     name = LINKS.get(kind, ("", kind))[1]
-    if kind != "pcie":
-        return name
-    owners = (("gpu", "GPUs"), ("nic", "NICs"), ("pcie_switch", "switches"))
-    return next((f"{name} of {word}" for owner, word in owners if owner in ends), name)
+    owners = {"gpu": "GPUs", "nic": "NICs", "pcie_switch": "switches"} if kind == "pcie" else {}
+    return next((f"{name} of {word}" for owner, word in owners.items() if owner in ends), name)
 
 
 def _layer_lines(
@@ -155,14 +150,17 @@ def _layer_lines(
 
 def limit_sentence(topology: Topology, point: SizeResult) -> str:
     """Say what limits the step, and at which rate; nothing where that is not a link."""
-    limiting = find_limiting(point)
+    limiting, arcs = find_limiting(point), topology.arcs
+    if not limiting and point.limit == "compute":
+        return "The GPUs themselves are the bottleneck (compute), no link is"
     if not limiting:
-        if point.limit == "compute":
-            return "The GPUs themselves are the bottleneck (compute), no link is"
         return f"Bottleneck: {point.bottleneck}"
+    rates_Bps: dict[tuple[str, str, str], float] = {}
+    for (src, dst), kind, rate_Bps in zip(arcs.names, arcs.kinds, arcs.bandwidth_Bps, strict=True):
+        rates_Bps[src, dst, kind] = max(float(rate_Bps), rates_Bps.get((src, dst, kind), 0.0))
     each = "; ".join(
         f"{LINKS.get(link.kind, ('', link.kind))[1]} of "
-        f"{rate_text(link.kind, _rate_Bps(topology.arcs, link))}, "
+        f"{rate_text(link.kind, rates_Bps[_ends(link)])}, "
         f"{quantities.percent(link.utilisation)} used"
         for link in limiting
     )
@@ -175,22 +173,11 @@ def busiest_link(point: SizeResult) -> str:
     if not point.links:
         return ""
     busiest = max(point.links, key=lambda link: link.utilisation)
-    used = quantities.percent(busiest.utilisation)
-    path = (
-        f" Path of the bottleneck: {quantities.link_path(point)}." if find_limiting(point) else ""
-    )
+    path = f" Path of the bottleneck: {quantities.link_path(point)}."
     return (
-        f"Busiest link: {busiest.src} to {busiest.dst} ({busiest.kind}), {used} used over the "
-        f"whole step.{path}"
-    )
-
-
-def _rate_Bps(arcs: Arcs, link: LinkUse) -> float:
-    ends, kind = (link.src, link.dst), link.kind
-    return max(
-        float(arcs.bandwidth_Bps[at])
-        for at, (names, own) in enumerate(zip(arcs.names, arcs.kinds, strict=True))
-        if names == ends and own == kind
+        f"Busiest link: {busiest.src} to {busiest.dst} ({busiest.kind}), "
+        f"{quantities.percent(busiest.utilisation)} used over the whole step."
+        f"{path if find_limiting(point) else ''}"
     )
 
 
@@ -199,30 +186,24 @@ def stack(labels: Sequence[LayerLabel], line_height: float) -> list[tuple[float,
 
     Labels that would touch stand on each other, around the mean of their heights.
     """
+
+    def size(pile: Iterable[LayerLabel]) -> float:
+        """Height of labels, each with the space below it."""
+        return line_height * sum(len(each.lines) + each.limits + 0.4 for each in pile)
+
+    def middle(pile: Sequence[LayerLabel]) -> float:
+        return sum(label.height for label in pile) / len(pile)
+
+    def touch(lower: list[LayerLabel], upper: list[LayerLabel]) -> bool:
+        return middle(upper) - middle(lower) < size(lower + upper) / 2
+
     piles: list[list[LayerLabel]] = []
     for label in sorted(labels, key=lambda label: label.height):
         piles.append([label])
-        while len(piles) > 1 and _touch(piles[-2], piles[-1], line_height):
+        while len(piles) > 1 and touch(*piles[-2:]):
             piles[-2:] = [piles[-2] + piles[-1]]
-    places = []
-    for pile in piles:
-        bottom = _middle(pile) - line_height * sum(map(_lines, pile)) / 2
-        for label in pile:
-            height = line_height * _lines(label)
-            places.append((bottom + height / 2, label))
-            bottom += height
-    return places
-
-
-def _lines(label: LayerLabel) -> float:
-    """Lines that a label takes, with the space below it."""
-    return len(label.lines) + label.limits + 0.4
-
-
-def _middle(pile: Sequence[LayerLabel]) -> float:
-    return sum(label.height for label in pile) / len(pile)
-
-
-def _touch(lower: Sequence[LayerLabel], upper: Sequence[LayerLabel], line_height: float) -> bool:
-    lines = sum(map(_lines, (*lower, *upper)))
-    return _middle(upper) - _middle(lower) < line_height * lines / 2
+    return [
+        (middle(pile) - size(pile) / 2 + size(pile[:at]) + size([label]) / 2, label)
+        for pile in piles
+        for at, label in enumerate(pile)
+    ]

@@ -34,22 +34,27 @@ def summary(topology: Topology) -> list[str]:
     ``nvidia-smi topo -m`` prints them, how many bytes per second leave a host, and how much the
     fabric is oversubscribed.
     """
-    gpu = topology.gpu
+    gpu, of_cpu = topology.gpu, has_processes(topology)
     hosts = "1 host" if topology.hosts == 1 else f"{topology.hosts} hosts"
-    size = f"{len(topology.ranks)} ranks on {hosts}, {network_text(topology)}"
-    device = "Process" if has_processes(topology) else "GPU"
     memory = f"{format_bytes(gpu.memory_bytes)} at {format_bandwidth(gpu.memory_Bps)}"
-    lines = [
-        f"{topology.name}: {size}",
-        f"{device} {gpu.name}: {memory}",
+    counts = Counter[str](device.kind for device in topology.devices.values())
+    words = {**_PLURALS, "gpu": "processes"} if of_cpu else _PLURALS
+    return [
+        f"{topology.name}: {len(topology.ranks)} ranks on {hosts}, {network_text(topology)}",
+        f"{'Process' if of_cpu else 'GPU'} {gpu.name}: {memory}",
         "",
-        *_counts(topology),
+        *(f"{counts[kind]:>8}  {word}" for kind, word in words.items() if counts[kind]),
         "",
-        *_links(topology),
+        f"{'links':>8}  {'kind':<11} {'per direction':>14} {'latency':>10}",
+        *(
+            f"{count:>8}  {kind:<11} {rate:>14} {latency:>10}"
+            for count, kind, rate, latency in link_rows(topology)
+        ),
         "",
         *_matrix_lines(topology),
+        "",
+        *rate_lines(topology),
     ]
-    return [*lines, "", *rate_lines(topology)]
 
 
 def network_text(topology: Topology) -> str:
@@ -70,35 +75,18 @@ def path_matrix(topology: Topology) -> tuple[list[str], list[list[str]]]:
         for name, device in topology.devices.items()
         if device.host == 0 and device.kind == kind
     ]
-    rows = [[_cell(topology, router, a, b) for b in names] for a in names]
+    rows = [["X" if a == b else _cell(topology, router, a, b) for b in names] for a in names]
     return [topology.devices[name].local for name in names], rows
 
 
 def _cell(topology: Topology, router: Router, src: str, dst: str) -> str:
-    if src == dst:
-        return "X"
     try:
-        kind = router.path_type(src, dst)
-        arcs = router.route(src, dst)
+        kind, arcs = router.path_type(src, dst), router.route(src, dst)
     except TopologyError:
         return "-"
     if kind != "NVL":
         return kind
     return in_words_of(topology, f"NV{min(topology.arcs.lanes[arc] for arc in arcs)}")
-
-
-def _counts(topology: Topology) -> Iterator[str]:
-    counts = Counter[str](device.kind for device in topology.devices.values())
-    for kind, word in _PLURALS.items():
-        if counts[kind]:
-            of_cpu = kind == "gpu" and has_processes(topology)
-            yield f"{counts[kind]:>8}  {'processes' if of_cpu else word}"
-
-
-def _links(topology: Topology) -> Iterator[str]:
-    yield f"{'links':>8}  {'kind':<11} {'per direction':>14} {'latency':>10}"
-    for count, kind, rate, latency in link_rows(topology):
-        yield f"{count:>8}  {kind:<11} {rate:>14} {latency:>10}"
 
 
 def link_rows(topology: Topology) -> Iterator[tuple[str, str, str, str]]:
@@ -125,26 +113,23 @@ def _matrix_lines(topology: Topology) -> Iterator[str]:
 
 def rate_lines(topology: Topology) -> Iterator[str]:
     """Say how copies between GPUs are staged, what a host sends, and what leaf switches pass on."""
-    devices, arcs = topology.devices, topology.arcs
-    out_Bps = up_Bps = 0.0
-    start = topology.hosts * topology.host_arcs
-    leaves = {dst for src, dst in arcs.names[start:] if devices[src].kind == "nic"}
-    for (src, dst), rate_Bps in zip(arcs.names[start:], arcs.bandwidth_Bps[start:], strict=True):
-        if devices[src].kind == "nic":
-            out_Bps += float(rate_Bps)
-        elif src in leaves and devices[dst].kind == "switch" and dst not in leaves:
-            up_Bps += float(rate_Bps)
+    devices, arcs, start = topology.devices, topology.arcs, topology.hosts * topology.host_arcs
+    fabric = list(zip(arcs.names[start:], arcs.bandwidth_Bps[start:].tolist(), strict=True))
+    leaves = {dst for (src, dst), _ in fabric if devices[src].kind == "nic"}
+    out_Bps = sum(rate_Bps for (src, _), rate_Bps in fabric if devices[src].kind == "nic")
+    up_Bps = sum(
+        rate_Bps
+        for (src, dst), rate_Bps in fabric
+        if src in leaves and devices[dst].kind == "switch" and dst not in leaves
+    )
     if not topology.gpu_p2p and not has_processes(topology):
         yield "GPUs may not copy to each other over PCIe: traffic is staged in host memory"
     if out_Bps:
         yield f"each host sends {format_bandwidth(out_Bps / topology.hosts)} into the fabric"
-    if up_Bps:
-        ratio = out_Bps / up_Bps
-        yield (
-            f"leaf switches are oversubscribed {ratio:.3g} : 1"
-            if ratio > 1.0001
-            else ("leaf switches pass on all that their hosts send")
-        )
+    if up_Bps and out_Bps / up_Bps > 1.0001:
+        yield f"leaf switches are oversubscribed {out_Bps / up_Bps:.3g} : 1"
+    elif up_Bps:
+        yield "leaf switches pass on all that their hosts send"
 
 
 # ---------------------------------------------------------------- layout
@@ -160,25 +145,17 @@ def positions(topology: Topology, hosts: Sequence[int] = (0,)) -> dict[str, tupl
     """
     if not has_layers(topology):
         return _free_positions(topology)
-    columns = {host: column for column, host in enumerate(hosts)}
     layers: dict[tuple[int, float], list[str]] = {}
     for name, device in topology.devices.items():
-        if device.host in columns:
+        if device.host in hosts:
             layers.setdefault((device.host, _LAYERS[device.kind]), []).append(name)
-    width = max(len(names) for names in layers.values())
+    width = max(map(len, layers.values()))
     placed: dict[str, tuple[float, float]] = {}
     for (host, height), names in layers.items():
-        offset = columns[host] * (width + 1)
-        placed |= {
-            name: (offset + x, height)
-            for name, x in zip(names, _spread(len(names), width), strict=True)
-        }
-    total = len(columns) * (width + 1) - 1
-    for height, names in enumerate(_fabric_levels(topology, placed), start=4):
-        placed |= {
-            name: (x, float(height))
-            for name, x in zip(names, _spread(len(names), total), strict=True)
-        }
+        placed |= _spread(names, width, height, list(hosts).index(host) * (width + 1))
+    total = len(hosts) * (width + 1) - 1
+    for level, names in enumerate(_fabric_levels(topology, placed), start=4):
+        placed |= _spread(names, total, float(level))
     return placed
 
 
@@ -199,10 +176,8 @@ def _free_positions(topology: Topology) -> dict[str, tuple[float, float]]:
     import networkx as nx
 
     graph = nx.Graph(topology.graph)
-    if len(graph) <= MOST_LAID_BY_DISTANCE:
-        found = nx.kamada_kawai_layout(graph)
-    else:
-        found = nx.spring_layout(graph, seed=0)
+    is_small = len(graph) <= MOST_LAID_BY_DISTANCE
+    found = nx.kamada_kawai_layout(graph) if is_small else nx.spring_layout(graph, seed=0)
     side = len(graph) ** 0.5 / 2
     return {
         name: (float(x) * side / HEIGHT_OF_WIDTH**0.5, float(y) * side * HEIGHT_OF_WIDTH**0.5)
@@ -210,30 +185,29 @@ def _free_positions(topology: Topology) -> dict[str, tuple[float, float]]:
     }
 
 
-def _spread(count: int, width: int) -> list[float]:
-    """Middles of `count` equal parts of a line of `width` places."""
-    return [(i + 0.5) * width / count - 0.5 for i in range(count)]
+def _spread(
+    names: Sequence[str], width: int, height: float, begin: float = 0
+) -> dict[str, tuple[float, float]]:
+    """Place devices in the middles of equal parts of a line of `width` places."""
+    part = [(at + 0.5) * width / len(names) - 0.5 for at in range(len(names))]
+    return {name: (begin + x, height) for name, x in zip(names, part, strict=True)}
 
 
 def _fabric_levels(
     topology: Topology, placed: dict[str, tuple[float, float]]
 ) -> Iterator[list[str]]:
-    reached = set(placed)
-    level = list(placed)
+    """Switches level by level, without those that serve NICs of which none is drawn."""
+    devices, links = topology.devices, topology.links
+    reached, level, drawn = set(placed), list(placed), set(placed)
     while level:
         above = dict.fromkeys(
             name
             for below in level
-            for name in topology.links[below]
-            if topology.devices[name].kind == "switch" and name not in reached
+            for name in links[below]
+            if devices[name].kind == "switch" and name not in reached
         )
-        level = [name for name in above if not _is_foreign_leaf(topology, name, placed)]
+        nics = {name: {n for n in links[name] if devices[n].kind == "nic"} for name in above}
+        level = [name for name, own in nics.items() if not own or own & drawn]
         reached |= above.keys()
         if level:
             yield level
-
-
-def _is_foreign_leaf(topology: Topology, name: str, placed: dict[str, tuple[float, float]]) -> bool:
-    """Whether a switch serves NICs, but none that is drawn."""
-    nics = [n for n in topology.links[name] if topology.devices[n].kind == "nic"]
-    return bool(nics) and not any(n in placed for n in nics)
