@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 
+def size_axis(ends: tuple[float, float], powers: range) -> dict[str, Any]:
+    """Describe a logarithmic axis of sizes, labelled at some of these powers of two."""
+    step = max(1, -(-(len(powers) - 1) // (_SIZE_LABELS - 1)))
+    ticks = [2.0**power for power in powers[::step]] or [ends[0]]
+    return log_axis("size", ends, ticks, lambda size: quantities.whole(quantities.size(size)))
+
+
 _UNEVEN = 4.0
 """Steps that differ by more than this factor are drawn as shares, or short ones would vanish."""
 
@@ -40,6 +47,9 @@ _TEXTS = re.compile(
 """Lists of more than 30 texts; a quote within a text has a backslash, so that keys are keys."""
 _NUMBERS = re.compile(r'("(?:base|x|y)":)\[((?:-?[0-9.e+-]+,){30,}-?[0-9.e+-]+)\]')
 """Lists of more than 30 numbers."""
+
+_SIZE_LABELS = 6
+"""Labels of an axis of sizes, at most."""
 
 _TIME_UNITS = (("us", 1e-6), ("ms", 1e-3), ("s", 1.0))
 
@@ -100,7 +110,7 @@ def lines(
 ) -> dict[str, Any]:
     """Describe a line; one without ``hovertext`` says nothing when it is pointed at."""
     look = {"mode": "lines", "line": line, "hoverinfo": "text" if "hovertext" in more else "skip"}
-    return {"type": "scatter", "name": name, "x": x, "y": y} | look | more
+    return {"type": "scatter", "name": name or None, "x": x, "y": y} | look | more
 
 
 def band(
