@@ -1,4 +1,7 @@
-"""``perfmodel plan``: which cluster to buy or rent."""
+"""``perfmodel plan``: which cluster to buy or rent.
+
+``perfmodel advise``: what to change in a scenario, and what that costs.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,6 @@ from perfmodel.cli.output import (
 
 if TYPE_CHECKING:
     from perfmodel.studies.plan import PlanResult
-
 
 PLAN_EXAMPLES = (
     "perfmodel plan plan-gpt2-xl -o out",
@@ -102,3 +104,49 @@ def _print_notes(answer: PlanResult) -> None:
     print_note(f"Efficiency is {answer.efficiency_base}.{front}{explain_in_time(answer)}")
     more = "every upgrade of every cluster and " if answer.outcomes else ""
     print_note(f"See -o DIR or --json for {more}what all this rests on.")
+
+
+ADVISE_EXAMPLES = (
+    "perfmodel advise bucket-size-slow-ethernet",
+    "perfmodel advise resnet50-dgx-a100 --set cluster.nodes=4 -o out",
+    "perfmodel advise my-scenario.yaml --json",
+)
+
+
+def advise(
+    scenario: Annotated[
+        str, scenario_argument("A scenario by name (see 'perfmodel scenarios') or file.")
+    ],
+    output: Annotated[Path | None, output_option("DIR", "Write advice.html here.")] = None,
+    set_: SetOption = None,
+    profile: ProfileOption = None,
+    jobs: JobsOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Say what to change in a scenario: each change alone, and the best few together.
+
+    Buckets, gradient hook, batch, micro-batches, precision, strategy, kernels, recomputation,
+    degrees, network adapters and oversubscription are simulated; gains are samples per second,
+    with 80 % intervals; what does not fit the memory is not proposed. With -o it writes
+    advice.html (one file, works offline) and advice.json.
+    """
+    from perfmodel.scenario import load_scenario
+
+    question = load_scenario(scenario, set_ or ())
+    if output is not None:
+        from perfmodel.report.advice import FILES
+
+        check_report_folder(output, FILES, [question], profile)
+
+    from perfmodel.report.advice import advice_lines
+    from perfmodel.studies.advise.model import to_json
+    from perfmodel.studies.advise.run import advise_scenario
+
+    measured = load_profile(profile)
+    with progress_bar("simulating changes") as progress:
+        advice = advise_scenario(question, profile=measured, jobs=jobs, progress=progress)
+    print_answer(advice, json=json, to_json=to_json, lines=advice_lines)
+    if output is not None:
+        from perfmodel.report.advice import write_advice
+
+        print_note(f"wrote {write_advice(advice, output)}")

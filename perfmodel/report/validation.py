@@ -34,9 +34,8 @@ from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import CYCLE, INK
 from perfmodel.report.common.plain_text import render_markdown
 from perfmodel.validate.forecast import Mode, SweepPrediction
-from perfmodel.validate.run import Validation, to_json
+from perfmodel.validate.run import StepComparison, Validation, to_json
 from perfmodel.validate.scores import BAND_NAMES, LARGE, MODES, DataPoint, Score, by_sweep
-from perfmodel.validate.steps import StepComparison
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
