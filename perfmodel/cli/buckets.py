@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from perfmodel.cli.options import JsonOption, flags_as_fields, parse_quantities
-from perfmodel.cli.output import print_json, print_note, print_table
+from perfmodel.cli.output import print_json, print_note, print_table, refuse
 from perfmodel.errors import Fault, InputError, allowed_names
 
 if TYPE_CHECKING:
-    from perfmodel.training.ddp.buckets import Bucket
     from perfmodel.training.ddp.options import DdpOptions
 
 BUCKETS_EXAMPLES = (
@@ -66,6 +65,7 @@ def buckets(
     options = _options(bucket_cap, first_bucket, caps_list, find_unused=find_unused)
 
     from perfmodel.training.ddp.buckets import ddp_buckets
+    from perfmodel.units import format_bytes
     from perfmodel.workload import load_workload
 
     with flags_as_fields({"model": "MODEL", "name": "MODEL"}):
@@ -83,18 +83,27 @@ def buckets(
     iteration: Literal["first", "steady"] = "first" if first_iteration else "steady"
     with flags_as_fields({"ready_order": "--ready-order", "tensors": "MODEL"}):
         partition = ddp_buckets(workload, options, iteration=iteration, ready_order=order)
+    held = [(bucket, [names[tensor] for tensor in bucket.tensors]) for bucket in partition]
     if json:
         documents = [
-            {
-                "index": bucket.index,
-                "nbytes": bucket.nbytes,
-                "parameters": [names[tensor] for tensor in bucket.tensors],
-            }
-            for bucket in partition
+            {"index": bucket.index, "nbytes": bucket.nbytes, "parameters": own}
+            for bucket, own in held
         ]
         print_json({"buckets": documents})
-    else:
-        _print_buckets(partition, names)
+        return
+    print_table(
+        (">bucket", ">bytes", ">size", ">tensors", "parameters"),
+        [
+            (
+                f"{bucket.index}",
+                f"{bucket.nbytes:,}",
+                format_bytes(bucket.nbytes),
+                f"{len(own)}",
+                own[0] if len(own) == 1 else f"{own[0]} ... {own[-1]}",
+            )
+            for bucket, own in held
+        ],
+    )
 
 
 def _options(
@@ -133,21 +142,8 @@ def read_order(path: Path, names: Sequence[str]) -> list[int]:
         for n, name in listed
         if name not in position
     ]
-    if faults:
-        raise InputError(faults)
+    refuse(faults)
     return [position[name] for _, name in listed]
-
-
-def _print_buckets(partition: Sequence[Bucket], names: Sequence[str]) -> None:
-    from perfmodel.units import format_bytes
-
-    rows = []
-    for bucket in partition:
-        held = [names[tensor] for tensor in bucket.tensors]
-        span = held[0] if len(held) == 1 else f"{held[0]} ... {held[-1]}"
-        size = format_bytes(bucket.nbytes)
-        rows.append((f"{bucket.index}", f"{bucket.nbytes:,}", size, f"{len(held)}", span))
-    print_table((">bucket", ">bytes", ">size", ">tensors", "parameters"), rows)
 
 
 CAPTURE_EXAMPLES = (
@@ -208,6 +204,4 @@ def capture(
 
 def _refuse(flags: Mapping[str, bool], allowed: str) -> None:
     """Refuse flags that the kind of argument has no use for."""
-    faults = [Fault(name, "the flag", f"only with {allowed}") for name, on in flags.items() if on]
-    if faults:
-        raise InputError(faults)
+    refuse(Fault(name, "the flag", f"only with {allowed}") for name, on in flags.items() if on)

@@ -21,12 +21,14 @@ from perfmodel.cli.options import (
 )
 from perfmodel.cli.output import (
     check_outputs,
+    find_output_fault,
     print_answer,
     print_json,
     print_note,
     print_table,
     print_text,
     progress_bar,
+    refuse,
 )
 from perfmodel.errors import Fault, InputError, allowed_names
 
@@ -99,24 +101,18 @@ def calibrate(
     the like come factors that hold for other numbers of nodes and GPUs as well. 'perfmodel
     collective --profile' and 'perfmodel run --profile' then predict with it.
     """
+    from perfmodel.calibrate import write_profile
     from perfmodel.calibrate.transfer.inputs import MachineRequest
 
     _check_files({"-o": output, "--plot": plot}, files)
     request = MachineRequest(topology, nodes, gpus_per_node, fabric)
-    profile_name = name or output.stem
     contents = _read(files, op, request.ranks)
-    measurements = [content.measurement for content in contents if content.measurement is not None]
-    if len(measurements) == len(contents):
-        profile = _profile_from_measurements(measurements, files, request, library, profile_name)
+    measured = [content.measurement for content in contents if content.measurement is not None]
+    flags = (files, request, library, name or output.stem)
+    if len(measured) == len(contents):
+        profile = _profile_from_measurements(measured, *flags)
     else:
-        profile = _profile_from_sweeps(contents, files, request, library, profile_name)
-    write_and_show(profile, output, plot, json=json)
-
-
-def write_and_show(profile: Profile, output: Path, plot: Path | None, *, json: bool) -> None:
-    """Write a profile and its plot, and print what is in it."""
-    from perfmodel.calibrate import write_profile
-
+        profile = _profile_from_sweeps(contents, *flags)
     write_profile(profile, output)
     if json:
         print_json(profile.model_dump(mode="json"))
@@ -188,20 +184,15 @@ def _profile_from_measurements(
 
 def _check_files(places: dict[str, Path | None], files: list[Path]) -> None:
     """Every place can be written, and is not that of a measurement or of the other place."""
-    from perfmodel.cli.output import find_output_fault
-
     claimed = {path.resolve() for path in files}
     faults = []
     for flag, path in places.items():
-        if path is None:
-            continue
-        if (fault := find_output_fault(flag, path)) is not None:
-            faults.append(fault)
-        elif path.resolve() in claimed:
-            faults.append(Fault(flag, f"{str(path)!r}, named before", "a file of its own"))
-        claimed.add(path.resolve())
-    if faults:
-        raise InputError(faults)
+        if path is not None:
+            again = Fault(flag, f"{str(path)!r}, named before", "a file of its own")
+            taken = again if path.resolve() in claimed else None
+            faults.append(find_output_fault(flag, path) or taken)
+            claimed.add(path.resolve())
+    refuse(fault for fault in faults if fault is not None)
 
 
 def _read(files: list[Path], op: str | None, ranks: int | None) -> list[Found]:
@@ -216,16 +207,19 @@ def _read(files: list[Path], op: str | None, ranks: int | None) -> list[Found]:
     contents: list[Found] = []
     with collect_faults(faults):
         contents = read_files(files, op=op, ranks=ranks)
-    for path, content in zip(files, contents, strict=False):
-        if content.measurement is not None and content.measurement.backend == "device":
-            allowed = "backend 'gloo' or 'nccl': collectives between ranks"
-            faults.append(Fault("backend", "'device'", allowed, str(path)))
-    if not faults:
-        anonymous = [replace(content, file="") for content in contents]
-        again = [path for i, path in enumerate(files) if anonymous[i] in anonymous[:i]]
-        faults += [Fault("FILE", "a measurement given before", "each once", str(p)) for p in again]
-    if faults:
-        raise InputError(faults)
+    allowed = "backend 'gloo' or 'nccl': collectives between ranks"
+    faults += [
+        Fault("backend", "'device'", allowed, str(path))
+        for path, content in zip(files, contents, strict=False)
+        if content.measurement is not None and content.measurement.backend == "device"
+    ]
+    refuse(faults)
+    anonymous = [replace(content, file="") for content in contents]
+    refuse(
+        Fault("FILE", "a measurement given before", "each once", str(path))
+        for at, path in enumerate(files)
+        if anonymous[at] in anonymous[:at]
+    )
     return contents
 
 
@@ -241,36 +235,33 @@ def _print(profile: Profile) -> None:
 
 
 def _print_numbers(fit: Fit, library: str) -> None:
-    ranks = ", ".join(str(count) for count in fit.ranks)
+    def shortened(value: str) -> str:
+        """Write a value of a profile for people: ``"3.371 GB/s"``."""
+        number, space, unit = value.partition(" ")
+        return f"{float(number):.4g}{space}{unit}"
+
     subjects = {"library": f"{library}'s own collective", "schedule": "our schedule"}
     runs = "1 run" if fit.runs == 1 else f"{fit.runs} runs"
-    print_text(f"{subjects[fit.rows]}, measured on {ranks} ranks, {runs}")
+    print_text(f"{subjects[fit.rows]}, measured on {', '.join(map(str, fit.ranks))} ranks, {runs}")
     print_table(
         ("number", "of", ">chunks beyond", ">value", ">80 % from", ">to"),
         [
-            (v.parameter, v.where, v.beyond, *map(_four_digits, (v.value, *v.interval)))
+            (v.parameter, v.where, v.beyond, *map(shortened, (v.value, *v.interval)))
             for v in fit.values
         ],
     )
     _print_residuals(fit)
-    if fit.run_spread is not None:
-        spread, source = fit.run_spread, fit.run_spread.source.partition(":")[0]
+    if (spread := fit.run_spread) is not None:
         print_text(
             f"another run: times {100 * spread.times:.0f} %, rates {100 * spread.rates:.0f} % "
-            f"up or down (one standard deviation; {source}); within a run single sizes "
-            f"scatter by {100 * fit.scatter:.0f} %"
+            f"up or down (one standard deviation; {spread.source.partition(':')[0]}); within a "
+            f"run single sizes scatter by {100 * fit.scatter:.0f} %"
         )
     for lost in fit.undetermined:
         print_text(
             f"cannot tell {lost.parameter} of {lost.where}: {lost.reason}; kept: {lost.kept}"
         )
     print_text("")
-
-
-def _four_digits(value: str) -> str:
-    """Shorten a value of a profile for people: ``"3.371 GB/s"``."""
-    number, space, unit = value.partition(" ")
-    return f"{float(number):.4g}{space}{unit}"
 
 
 def _print_factors(fit: Fit) -> None:
@@ -308,23 +299,29 @@ def _print_residuals(fit: Fit) -> None:
 
     from perfmodel.units import format_bytes, format_time
 
+    measured_s = {
+        key: geometric_mean(point.measured_s for point in points)
+        for key, points in fit.by_size.items()
+    }
     print_text("")
-    rows = []
-    for (op, ranks, nbytes), points in fit.by_size.items():
-        measured_s, fitted_s = geometric_mean(p.measured_s for p in points), points[0].fitted_s
-        rows.append(
+    print_table(
+        ("collective", ">ranks", ">size", ">measured", ">fitted", ">error"),
+        [
             (
-                op,
-                str(ranks),
-                format_bytes(nbytes),
-                format_time(measured_s),
-                format_time(fitted_s),
-                f"{100 * (fitted_s / measured_s - 1):+.1f} %",
+                key[0],
+                str(key[1]),
+                format_bytes(key[2]),
+                format_time(measured_s[key]),
+                format_time(points[0].fitted_s),
+                f"{100 * (points[0].fitted_s / measured_s[key] - 1):+.1f} %",
             )
-        )
-    print_table(("collective", ">ranks", ">size", ">measured", ">fitted", ">error"), rows)
-    median, p90 = fit.median_abs, fit.p90_abs
-    print_text(f"absolute error: median {100 * median:.1f} %, 90th percentile {100 * p90:.1f} %")
+            for key, points in fit.by_size.items()
+        ],
+    )
+    print_text(
+        f"absolute error: median {100 * fit.median_abs:.1f} %, 90th percentile "
+        f"{100 * fit.p90_abs:.1f} %"
+    )
 
 
 VALIDATE_EXAMPLES = (
@@ -374,7 +371,7 @@ def validate(
     """
     check_outputs({"-o": output and output / "validation.html"})
 
-    from perfmodel.report.validation import validation_lines
+    from perfmodel.report.validation import validation_lines, write_validation
     from perfmodel.studies.sweep.executor import count_cores
     from perfmodel.validate.run import to_json
     from perfmodel.validate.run import validate as compare
@@ -389,8 +386,11 @@ def validate(
             processes=count_cores(),
             progress=progress,
         )
-    print_answer(answer, json=json, to_json=to_json, lines=validation_lines)
-    if output is not None:
-        from perfmodel.report.validation import write_validation
-
-        print_note(f"wrote {write_validation(answer, output)}")
+    print_answer(
+        answer,
+        json=json,
+        to_json=to_json,
+        lines=validation_lines,
+        write=write_validation,
+        folder=output,
+    )

@@ -35,13 +35,28 @@ def print_json(document: object) -> None:
 
 
 def print_answer(
-    answer: T, *, json: bool, to_json: Callable[[T], object], lines: Callable[[T], Iterable[Block]]
+    answer: T,
+    *,
+    json: bool,
+    to_json: Callable[[T], object],
+    lines: Callable[[T], Iterable[Block]],
+    notes: Callable[[T], Iterable[str]] | None = None,
+    write: Callable[[T, Path], Path] | None = None,
+    folder: Path | None = None,
 ) -> None:
-    """Print an answer as one JSON document, or for people."""
+    """Print an answer as one JSON document, or for people, with remarks; write its report.
+
+    `notes`: remarks for people.
+    `write`, `folder`: what writes the report, and where ``-o`` says; nothing without a folder.
+    """
     if json:
         print_json(to_json(answer))
     else:
         print_blocks(lines(answer))
+        for note in notes(answer) if notes is not None else ():
+            print_note(note)
+    if write is not None and folder is not None:
+        print_note(f"wrote {write(answer, folder)}")
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -83,35 +98,23 @@ def progress_bar(label: str) -> Iterator[Progress | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    bar = _Bar(label)
+    from rich.console import Console
+    from rich.progress import Progress as RichProgress
+
+    began_s, bar = time.monotonic(), RichProgress(console=Console(stderr=True), transient=True)
+    tasks: list[Any] = []
+
+    def update(done: int, total: int) -> None:
+        if not tasks and time.monotonic() - began_s >= SHOW_PROGRESS_AFTER_S:
+            tasks.append(bar.add_task(label, total=total))
+            bar.start()
+        for task in tasks:
+            bar.update(task, completed=done, total=total)
+
     try:
-        yield bar.update
+        yield update
     finally:
         bar.stop()
-
-
-class _Bar:
-    def __init__(self, label: str) -> None:
-        self.label = label
-        self.began_s = time.monotonic()
-        self.bar: Any = None
-        self.task: Any = None
-
-    def update(self, done: int, total: int) -> None:
-        if self.bar is None:
-            if time.monotonic() - self.began_s < SHOW_PROGRESS_AFTER_S:
-                return
-            from rich.console import Console
-            from rich.progress import Progress as RichProgress
-
-            self.bar = RichProgress(console=Console(stderr=True), transient=True)
-            self.task = self.bar.add_task(self.label, total=total)
-            self.bar.start()
-        self.bar.update(self.task, completed=done, total=total)
-
-    def stop(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
 
 
 def find_output_fault(flag: str, path: Path) -> Fault | None:
@@ -143,16 +146,20 @@ def check_outputs(
     Raises `InputError`: names each flag whose file cannot be written.
     """
     outputs = {flag: path for flag, path in files.items() if path is not None}
-    candidates = [find_output_fault(flag, path) for flag, path in outputs.items()]
+    faults = [find_output_fault(flag, path) for flag, path in outputs.items()]
     used = {name: path for name, path in (inputs or {}).items() if path is not None}
     for flag, path in outputs.items():
         same = [name for name, other in used.items() if _is_same_file(path, other)]
-        if same:
-            allowed = f"another file than that of {same[0]}, which it would replace"
-            candidates.append(Fault(flag, repr(str(path)), allowed))
+        allowed = f"another file than that of {''.join(same[:1])}, which it would replace"
+        faults += [Fault(flag, repr(str(path)), allowed)] if same else []
         used[flag] = path
-    if faults := [fault for fault in candidates if fault is not None]:
-        raise InputError(faults)
+    refuse(fault for fault in faults if fault is not None)
+
+
+def refuse(faults: Iterable[Fault]) -> None:
+    """Raise `InputError` of faults, each once, if there are any."""
+    if found := dict.fromkeys(faults):
+        raise InputError(found)
 
 
 def check_report_folder(
@@ -172,24 +179,26 @@ def check_report_folder(
     """
     if folder is None:
         return
+    place = repr(str(folder))
     try:
         is_file = folder.exists() and not folder.is_dir()
     except OSError as error:  # a name that is too long
-        place = f"{str(folder)!r} ({error.strerror or error})"
-        raise InputError(Fault("-o", place, "a place that can be written")) from None
+        actual = f"{place} ({error.strerror or error})"
+        raise InputError(Fault("-o", actual, "a place that can be written")) from None
     if is_file:
-        raise InputError(Fault("-o", f"{str(folder)!r} (a file)", "a folder, new or not"))
+        raise InputError(Fault("-o", f"{place} (a file)", "a folder, new or not"))
     inputs = {f"{role} ({path})": path for role, path in _list_inputs(scenarios)}
-    named = {"--profile": None if profile is None else Path(profile), "--store": store}
+    inputs |= {"--profile": Path(profile)} if profile is not None else {}
+    inputs |= {"--store": store} if store is not None else {}
     files = [folder / name for name in names]
     faults = [find_output_fault("-o", path) for path in files]
-    for path in files:
-        for role, other in (inputs | named).items():
-            if other is not None and _is_same_file(path, other):
-                allowed = f"another folder, as {path.name} would replace {role}"
-                faults.append(Fault("-o", repr(str(folder)), allowed))
-    if present := [fault for fault in faults if fault is not None]:
-        raise InputError(dict.fromkeys(present))
+    faults += [
+        Fault("-o", place, f"another folder, as {path.name} would replace {role}")
+        for path in files
+        for role, other in inputs.items()
+        if _is_same_file(path, other)
+    ]
+    refuse(fault for fault in faults if fault is not None)
 
 
 def _list_inputs(scenarios: Iterable[Scenario]) -> Iterator[tuple[str, Path]]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +25,6 @@ from perfmodel.cli.options import (
 from perfmodel.cli.output import (
     check_report_folder,
     print_answer,
-    print_note,
     progress_bar,
 )
 
@@ -61,18 +61,13 @@ def plan(
     or is not found is listed with the reason. The exit code is 1 if none can train. With -o it
     writes plan.html (one file, works offline), plan.md, plan.csv and plan.json.
     """
+    from perfmodel.report.planning.page import FILES, plan_lines, write_plan
     from perfmodel.scenario import load_scenario
-
-    question = load_scenario(scenario, set_ or ())
-    if output is not None:
-        from perfmodel.report.planning.page import FILES
-
-        check_report_folder(output, FILES, [question], profile, store=store)
-
-    from perfmodel.report.planning.page import plan_lines
     from perfmodel.studies.plan import plan_scenario
     from perfmodel.studies.plan.export import to_json
 
+    question = load_scenario(scenario, set_ or ())
+    check_report_folder(output, FILES, [question], profile, store=store)
     with progress_bar("simulating") as progress:
         answer = plan_scenario(
             question,
@@ -83,27 +78,28 @@ def plan(
             store=store,
             progress=progress,
         )
-    print_answer(answer, json=json, to_json=to_json, lines=plan_lines)
-    if not json:
-        _print_notes(answer)
-    if output is not None:
-        from perfmodel.report.planning.page import write_plan
-
-        print_note(f"wrote {write_plan(answer, output)}")
+    print_answer(
+        answer,
+        json=json,
+        to_json=to_json,
+        lines=plan_lines,
+        notes=_plan_notes,
+        write=write_plan,
+        folder=output,
+    )
     if not answer.usable:
         raise typer.Exit(1)
 
 
-def _print_notes(answer: PlanResult) -> None:
+def _plan_notes(answer: PlanResult) -> Iterator[str]:
     """Say what the numbers leave out."""
     from perfmodel.report.planning.text import explain_in_time
 
-    for line in answer.cautions:
-        print_note(f"note: {line}")
+    yield from (f"note: {line}" for line in answer.cautions)
     front = " Front: nothing else is both as quick and as cheap." if answer.currency else ""
-    print_note(f"Efficiency is {answer.efficiency_base}.{front}{explain_in_time(answer)}")
+    yield f"Efficiency is {answer.efficiency_base}.{front}{explain_in_time(answer)}"
     more = "every upgrade of every cluster and " if answer.outcomes else ""
-    print_note(f"See -o DIR or --json for {more}what all this rests on.")
+    yield f"See -o DIR or --json for {more}what all this rests on."
 
 
 ADVISE_EXAMPLES = (
@@ -130,23 +126,16 @@ def advise(
     with 80 % intervals; what does not fit the memory is not proposed. With -o it writes
     advice.html (one file, works offline) and advice.json.
     """
+    from perfmodel.report.advice import FILES, advice_lines, write_advice
     from perfmodel.scenario import load_scenario
-
-    question = load_scenario(scenario, set_ or ())
-    if output is not None:
-        from perfmodel.report.advice import FILES
-
-        check_report_folder(output, FILES, [question], profile)
-
-    from perfmodel.report.advice import advice_lines
     from perfmodel.studies.advise.model import to_json
     from perfmodel.studies.advise.run import advise_scenario
 
+    question = load_scenario(scenario, set_ or ())
+    check_report_folder(output, FILES, [question], profile)
     measured = load_profile(profile)
     with progress_bar("simulating changes") as progress:
         advice = advise_scenario(question, profile=measured, jobs=jobs, progress=progress)
-    print_answer(advice, json=json, to_json=to_json, lines=advice_lines)
-    if output is not None:
-        from perfmodel.report.advice import write_advice
-
-        print_note(f"wrote {write_advice(advice, output)}")
+    print_answer(
+        advice, json=json, to_json=to_json, lines=advice_lines, write=write_advice, folder=output
+    )

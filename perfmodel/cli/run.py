@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -30,6 +31,7 @@ from perfmodel.cli.output import (
     print_answer,
     print_note,
     progress_bar,
+    refuse,
 )
 from perfmodel.errors import Fault, InputError
 
@@ -88,7 +90,14 @@ def run(
     GPUs, as far as the scenario has them. The mixtures of strategy auto may be simulated in several
     processes, or on a cluster; the answer is the same.
     """
-    _check_flags(output, explore=explore, images=images)
+    needs_folder = {"--explore": explore, "--images": images is not None}
+    if output is None:
+        allowed = "a folder to write to: -o DIR"
+        refuse(Fault(flag, "no -o DIR", allowed) for flag, on in needs_folder.items() if on)
+    if images is not None:
+        from perfmodel.report.common.images import check_images
+
+        check_images()
     from perfmodel.scenario import change_scenario, load_scenario
 
     question = load_scenario(scenario, set_ or ())
@@ -104,8 +113,7 @@ def run(
     from perfmodel.studies.sweep.executor import search_workers
 
     workers = search_workers(question, jobs, backend, scheduler)
-    measured = load_profile(profile)
-    began_s = time.monotonic()
+    measured, began_s = load_profile(profile), time.monotonic()
     with progress_bar("simulating") as progress:
         result = run_scenario(
             question, fidelity=fidelity, profile=measured, progress=progress, workers=workers
@@ -115,23 +123,11 @@ def run(
     if output is not None:
         from perfmodel.report.run.page import write_report
 
-        if result.search is not None:
-            question = change_scenario(question, result.search.winner.changes)
-        if fidelity is not None:
-            question = change_scenario(question, {"fidelity": fidelity})
+        changes = {} if result.search is None else dict(result.search.winner.changes)
+        changes |= {} if fidelity is None else {"fidelity": fidelity}
+        question = change_scenario(question, changes) if changes else question
         grid = _simulate_grid(question, result, measured, points, each_s) if explore else None
         print_note(f"wrote {write_report(result, output, grid=grid, images=images)}")
-
-
-def _check_flags(output: Path | None, *, explore: bool, images: str | None) -> None:
-    """Refuse what cannot be written before anything is simulated."""
-    flags = [*["--explore"] * explore, *["--images"] * (images is not None)]
-    if output is None and flags:
-        raise InputError(Fault(flag, "no -o DIR", "a folder to write to: -o DIR") for flag in flags)
-    if images is not None:
-        from perfmodel.report.common.images import check_images
-
-        check_images()
 
 
 def _simulate_grid(
@@ -204,44 +200,45 @@ def compare(
         allowed = "two or more, a variation (--set, --with), or --attribute"
         raise InputError(Fault("SCENARIO", "one scenario alone", allowed))
 
-    if output is not None:
-        from perfmodel.report.comparison.page import FILES
-
-        check_report_folder(output, FILES, columns.values(), profile)
-
-    from perfmodel.report.comparison.page import comparison_lines
+    from perfmodel.report.comparison.page import FILES, comparison_lines, write_comparison
     from perfmodel.studies.compare import compare as compare_columns
     from perfmodel.studies.compare.model import to_json
 
+    check_report_folder(output, FILES, columns.values(), profile)
     measured = load_profile(profile)
     with progress_bar("simulating") as progress:
         comparison = compare_columns(
             columns, profile=measured, attribute=attribute, jobs=jobs, progress=progress
         )
-    print_answer(comparison, json=json, to_json=to_json, lines=comparison_lines)
-    if not json:
-        _print_notes(comparison)
-    if output is not None:
-        from perfmodel.report.comparison.page import write_comparison
-
-        print_note(f"wrote {write_comparison(comparison, output)}")
+    print_answer(
+        comparison,
+        json=json,
+        to_json=to_json,
+        lines=comparison_lines,
+        notes=_notes,
+        write=write_comparison,
+        folder=output,
+    )
 
 
 def _columns(names: list[str], sets: list[str], withs: list[str]) -> dict[str, Scenario]:
     """Scenarios by label; all faults of all of them at once."""
     from perfmodel.scenario import load_scenario
 
+    split = {text: [part.strip() for part in text.split(";") if part.strip()] for text in withs}
     if len(names) > 1 and withs:
         raise InputError(Fault("--with", "several scenarios", "variations of one"))
-    if any(not _split(text) for text in withs):
+    if not all(split.values()):
         raise InputError(Fault("--with", "nothing", "fields such as 'strategy.hook=fp16; A=B'"))
-    if len(names) > 1:
-        twice = {name for name in names if [Path(n).stem for n in names].count(Path(name).stem) > 1}
-        variations = [(name if name in twice else Path(name).stem, name, sets) for name in names]
-    else:
-        variations = [(Path(names[0]).stem, names[0], [])]
+    stems = [Path(name).stem for name in names]
+    variations = [
+        (name if stems.count(stem) > 1 else stem, name, sets)
+        for name, stem in zip(names, stems, strict=True)
+    ]
+    if len(names) == 1:
+        variations = [(stems[0], names[0], [])]
         variations += [(text, names[0], [text]) for text in sets]
-        variations += [(text, names[0], _split(text)) for text in withs]
+        variations += [(text, names[0], split[text]) for text in withs]
     columns: dict[str, Scenario] = {}
     faults: list[Fault] = []
     for at, (label, name, overrides) in enumerate(variations, 1):
@@ -252,20 +249,14 @@ def _columns(names: list[str], sets: list[str], withs: list[str]) -> dict[str, S
             faults += [replace(f, field=f.field.replace("--set", flag, 1)) for f in error.faults]
         else:
             columns[label if label not in columns else f"{label} ({at})"] = loaded
-    if faults:
-        raise InputError(dict.fromkeys(faults))
+    refuse(faults)
     return columns
 
 
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(";") if part.strip()]
-
-
-def _print_notes(comparison: Comparison) -> None:
+def _notes(comparison: Comparison) -> Iterator[str]:
     """Say what failed and what the numbers rest on."""
     for imagined in comparison.what_ifs:
         for side, message in zip(comparison.sides, imagined.messages, strict=True):
             if message:
-                print_note(f"{imagined.what}, {side.label}: {message}")
-    for line in comparison.assumptions[: 2 if comparison.what_ifs else 1]:
-        print_note(line)
+                yield f"{imagined.what}, {side.label}: {message}"
+    yield from comparison.assumptions[: 2 if comparison.what_ifs else 1]

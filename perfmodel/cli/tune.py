@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,10 +28,9 @@ from perfmodel.cli.output import (
     check_outputs,
     check_report_folder,
     print_answer,
-    print_blocks,
-    print_json,
     print_note,
     progress_bar,
+    refuse,
 )
 from perfmodel.errors import Fault, InputError
 
@@ -81,9 +81,11 @@ def tune(
     offline), tune.json and, for buckets, curve.csv.
     """
     from perfmodel.scenario import load_scenario
+    from perfmodel.training.strategies import STRATEGIES
 
     questions = [load_scenario(name, set_ or ()) for name in scenarios]
-    if not all(_has_buckets(question) for question in questions):
+    rows = [STRATEGIES.get(question.strategy.kind) for question in questions]
+    if not all(row is not None and row.has_buckets for row in rows):
         _refuse_for_settings(questions, all_sizes=all_sizes, horovod=horovod)
         _tune_settings(questions[0], profile, output, json=json)
         return
@@ -96,13 +98,6 @@ def tune(
     _report(tunings, output, json=json)
 
 
-def _has_buckets(question: Scenario) -> bool:
-    from perfmodel.training.strategies import STRATEGIES
-
-    row = STRATEGIES.get(question.strategy.kind)
-    return row is not None and row.has_buckets
-
-
 def _refuse_for_settings(questions: list[Scenario], *, all_sizes: bool, horovod: bool) -> None:
     """Refuse what only buckets of DDP have."""
     several, without = "several scenarios, not all with strategy ddp", "a strategy without buckets"
@@ -111,8 +106,7 @@ def _refuse_for_settings(questions: list[Scenario], *, all_sizes: bool, horovod:
         (all_sizes, Fault("--all-sizes", without, "one size, or ddp")),
         (horovod, Fault("--horovod", without, "ddp, or kind: horovod")),
     )
-    if faults := [fault for stated, fault in refused if stated]:
-        raise InputError(faults)
+    refuse(fault for stated, fault in refused if stated)
 
 
 def _tune_settings(
@@ -122,13 +116,17 @@ def _tune_settings(
     from perfmodel.report.tuning import settings
     from perfmodel.studies.tune.settings_search import tune_settings
 
-    if output is not None:
-        check_report_folder(output, settings.FILES, [question], profile)
+    check_report_folder(output, settings.FILES, [question], profile)
     say = print_note if sys.stderr.isatty() else None
     tuned = tune_settings(question, profile=load_profile(profile), progress=say)
-    print_answer(tuned, json=json, to_json=settings.settings_json, lines=settings.settings_lines)
-    if output is not None:
-        print_note(f"wrote {settings.write_settings(tuned, output)}")
+    print_answer(
+        tuned,
+        json=json,
+        to_json=settings.settings_json,
+        lines=settings.settings_lines,
+        write=settings.write_settings,
+        folder=output,
+    )
 
 
 def _tune_each(
@@ -151,21 +149,27 @@ def _tune_each(
 
 def _report(tunings: list[TuneResult], output: Path | None, *, json: bool) -> None:
     """Print one tuning, or the setting that serves several best, and write its page."""
-    from perfmodel.report.tuning import text
+    from perfmodel.report.tuning import page, text
     from perfmodel.studies.tune.recommendation import choose_minimax_cap
 
     if len(tunings) == 1:
-        (tuned,) = tunings
-        print_answer(tuned, json=json, to_json=text.tuned_json, lines=text.tuned_lines)
-    else:
-        shared = choose_minimax_cap(tunings)
-        print_answer(shared, json=json, to_json=text.compromise_json, lines=text.compromise_lines)
-    if output is not None:
-        from perfmodel.report.tuning.page import write_compromise, write_tuned
-
-        one = len(tunings) == 1
-        place = write_tuned(tuned, output) if one else write_compromise(shared, output)
-        print_note(f"wrote {place}")
+        print_answer(
+            tunings[0],
+            json=json,
+            to_json=text.tuned_json,
+            lines=text.tuned_lines,
+            write=page.write_tuned,
+            folder=output,
+        )
+        return
+    print_answer(
+        choose_minimax_cap(tunings),
+        json=json,
+        to_json=text.compromise_json,
+        lines=text.compromise_lines,
+        write=page.write_compromise,
+        folder=output,
+    )
 
 
 SWEEP_EXAMPLES = (
@@ -210,22 +214,18 @@ def sweep(
     exit code is then 1. Stopped by Ctrl-C or killed, it goes on from the store when run again. With
     -o it writes sweep.html (one file, works offline), sweep.csv and sweep.json.
     """
+    from perfmodel.report.sweep import FILES, sweep_lines, write_sweep
     from perfmodel.scenario import load_scenario
-
-    question = load_scenario(scenario, set_ or ())
-
     from perfmodel.studies.sweep import run_sweep, variants
     from perfmodel.studies.sweep.executor import check_backend
     from perfmodel.studies.sweep.run import check_parquet, to_json, write_csv, write_parquet
 
+    question = load_scenario(scenario, set_ or ())
     check_backend(backend, scheduler, jobs)
     logs = {f"--store (its {end})": Path(f"{store}-{end}") for end in STORE_FILES if store}
     inputs = {"the scenario": Path(scenario), "--profile": Path(profile) if profile else None}
     check_outputs({"--store": store, "--csv": csv, "--parquet": parquet}, inputs | logs)
-    if output is not None:
-        from perfmodel.report.sweep import FILES
-
-        check_report_folder(output, FILES, [question], profile)
+    check_report_folder(output, FILES, [question], profile)
     if parquet is not None:
         check_parquet()
     measured = load_profile(profile)
@@ -244,14 +244,15 @@ def sweep(
         if path is not None:
             write(swept, path)
             print_note(f"wrote {path}")
-    if json:
-        print_json(to_json(question.name, question.question, swept))
-    else:
-        _print(swept)
-    if output is not None:
-        from perfmodel.report.sweep import write_sweep
-
-        print_note(f"wrote {write_sweep(question, swept, output)}")
+    print_answer(
+        swept,
+        json=json,
+        to_json=partial(to_json, question.name, question.question),
+        lines=sweep_lines,
+        notes=_sweep_notes,
+        write=partial(write_sweep, question),
+        folder=output,
+    )
     if swept.failed:
         raise typer.Exit(1)
 
@@ -267,17 +268,16 @@ def _exit_on_interrupt(store: Path | None) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED_EXIT) from None
 
 
-def _print(swept: SweepResult) -> None:
-    """Print the best variants, then what failed."""
-    from perfmodel.report.sweep import TERMINAL_ROWS, answered, failed, sweep_lines
+def _sweep_notes(swept: SweepResult) -> Iterator[str]:
+    """Say how many variants were answered, and what failed."""
+    from perfmodel.report.sweep import TERMINAL_ROWS, answered, failed
     from perfmodel.studies.sweep.run import format_fields
 
-    print_blocks(sweep_lines(swept))
     done, count = len(answered(swept)), len(swept.variants)
     more = f", the {TERMINAL_ROWS} fastest are shown" if done > TERMINAL_ROWS else ", fastest first"
     reused = f", {swept.reused:,} of them from the store" if swept.reused else ""
-    print_note(f"{done:,} of {count:,} variants answered{reused}{more if done else ''}")
+    yield f"{done:,} of {count:,} variants answered{reused}{more if done else ''}"
     for variant, answer in failed(swept)[:TERMINAL_ROWS]:
-        print_note(f"failed: {format_fields(variant.set)}: {answer.message}")
+        yield f"failed: {format_fields(variant.set)}: {answer.message}"
     if swept.failed > TERMINAL_ROWS:
-        print_note(f"... and {swept.failed - TERMINAL_ROWS:,} more that failed")
+        yield f"... and {swept.failed - TERMINAL_ROWS:,} more that failed"
