@@ -284,12 +284,11 @@ def left_out(advice: Advice) -> list[str]:
     host_needs = ", ".join(
         f"{text} ({quantities.host_memory(memory)})" for text, memory in in_host.items()
     )
-    refused = ", ".join(trial.text for trial in advice.refused)
     said = (
         ("Less than 1 %, or slower", idle),
         (f"Does not fit the {has} of a GPU, with CUDA and NCCL beside it", gpu_needs),
         ("Does not fit the host", host_needs),
-        ("Not possible here", refused),
+        ("Not possible here", ", ".join(trial.text for trial in advice.refused)),
     )
     return [f"{what}: {which}." for what, which in said if which]
 

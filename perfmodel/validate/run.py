@@ -43,7 +43,7 @@ from perfmodel.validate.scores import (
     even_weights,
     points_of,
 )
-from perfmodel.validate.sweeps.match import Unmatched, match
+from perfmodel.validate.sweeps.match import Matched, Unmatched, match
 from perfmodel.validate.sweeps.read import has_sweeps, read_sweeps, sweeps_folder
 
 STEPS = "steps.csv"
@@ -190,12 +190,14 @@ class Validation:
             *as_shipped(self.predicted),
             *(p for p in self.points if p.mode != "datasheet" and p.counted and p.interval_s),
         ]
-        shares: dict[Mode, float] = {}
-        for mode in dict.fromkeys(p.mode for p in points):
-            own = [p for p in points if p.mode == mode]
-            inside = [p.inside for p in own]
-            shares[mode] = float(np.average(inside, weights=even_weights(own)))
-        return shares
+        by_mode = {
+            mode: [p for p in points if p.mode == mode]
+            for mode in dict.fromkeys(p.mode for p in points)
+        }
+        return {
+            mode: float(np.average([p.inside for p in own], weights=even_weights(own)))
+            for mode, own in by_mode.items()
+        }
 
 
 def as_shipped(predicted: Sequence[SweepPrediction]) -> list[DataPoint]:
@@ -250,45 +252,31 @@ def validate(
     folder = data or shipped_folder()
     table = folder / STEPS
     steps = read_steps(table) if table.is_file() else []
-    matched: list[Pair] = []
-    unmatched: dict[str, str] = {}
-    tasks: list[Task] = []
-    if has_sweeps(folder) or not steps:
-        matched, unmatched = match_all(sweeps_folder(folder))
-        tasks = prediction_tasks(matched, sweeps_folder(folder), profile, transfer=transfer)
+    home = sweeps_folder(folder) if has_sweeps(folder) or not steps else None
+    matched, unmatched = ([], {}) if home is None else match_all(home)
+    tasks = prediction_tasks(matched, home or folder, profile, transfer=transfer)
     outcomes = predict_sweeps(tasks, processes, progress)
-    sweeps = len(matched) + len(unmatched)
+    counts = {"sweep": len(matched) + len(unmatched), "step": len(steps)}
     predicted = pair_outcomes(matched, outcomes, unmatched)
-    comparisons: list[StepComparison] = []
-    for step in steps:
-        compared = compare_step(step, profile)
-        if isinstance(compared, str):
-            unmatched[step.id] = compared
-        else:
-            comparisons += compared
+    compared = {step.id: compare_step(step, profile) for step in steps}
+    unmatched |= {name: why for name, why in compared.items() if isinstance(why, str)}
     where = "the records that ship with perfmodel" if data is None else f"folder {data.name}"
-    counts = [_counted(sweeps, "sweep"), _counted(len(steps), "step")]
-    return Validation(", ".join([where, *filter(None, counts)]), predicted, unmatched, comparisons)
-
-
-def _counted(number: int, noun: str) -> str:
-    """How many of something; empty where there is none."""
-    if number == 0:
-        return ""
-    return f"1 {noun}" if number == 1 else f"{number} {noun}s"
+    sizes = [f"{n} {noun}{'' if n == 1 else 's'}" for noun, n in counts.items() if n]
+    return Validation(
+        ", ".join([where, *sizes]),
+        predicted,
+        unmatched,
+        [each for own in compared.values() if not isinstance(own, str) for each in own],
+    )
 
 
 def match_all(home: Path) -> tuple[list[Pair], dict[str, str]]:
     """Match all sweeps of a folder; the second part says why some could not be."""
-    matched: list[Pair] = []
-    unmatched: dict[str, str] = {}
-    for sweep in read_sweeps(home):
-        outcome = match(sweep, home)
-        if isinstance(outcome, Unmatched):
-            unmatched[sweep.id] = outcome.reason
-        else:
-            matched.append((sweep, outcome))
-    return matched, unmatched
+    outcomes = [(sweep, match(sweep, home)) for sweep in read_sweeps(home)]
+    matched = [(sweep, found) for sweep, found in outcomes if isinstance(found, Matched)]
+    return matched, {
+        sweep.id: found.reason for sweep, found in outcomes if isinstance(found, Unmatched)
+    }
 
 
 def prediction_tasks(
@@ -335,13 +323,9 @@ def pair_outcomes(
     matched: Sequence[Pair], outcomes: Sequence[Forecast | str], unmatched: dict[str, str]
 ) -> list[SweepPrediction]:
     """Pair sweeps with their predictions; those that have none go to `unmatched`."""
-    predicted = []
-    for (sweep, own), outcome in zip(matched, outcomes, strict=True):
-        if isinstance(outcome, str):
-            unmatched[sweep.id] = outcome
-        else:
-            predicted.append(SweepPrediction(sweep, own, outcome))
-    return predicted
+    pairs = list(zip(matched, outcomes, strict=True))
+    unmatched |= {sweep.id: why for (sweep, _), why in pairs if isinstance(why, str)}
+    return [SweepPrediction(*own, found) for own, found in pairs if not isinstance(found, str)]
 
 
 # ---------------------------------------------------------------- as JSON

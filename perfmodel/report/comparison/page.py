@@ -329,8 +329,7 @@ def comparison_html(comparison: Comparison) -> str:
         lead = (
             "The step if one thing were ideal and all else stayed, and how much of it that saves."
         )
-        table = what_if_table(comparison)
-        what_ifs = section("What each part of the machine costs", lead, table)
+        what_ifs = section("What each part of the machine costs", lead, what_if_table(comparison))
     return render_html(
         f"Comparison: {title}",
         [

@@ -155,9 +155,8 @@ def _tiles(result: Result) -> Tiles:
     limit = main.bottleneck
     # a device's name (n5) keeps its small letter
     first = limit.partition(" ")[0].partition("'")[0]
-    explained = explain_device(limit)
     below = quantities.limit(main) or "; ".join(
-        filter(None, ["costs more than anything else", explained])
+        filter(None, ["costs more than anything else", explain_device(limit)])
     )
     if main.limit == "compute":
         limit, below = "Compute", "nothing else would save more than 1 % of the step"
@@ -273,8 +272,7 @@ def _buckets(point: SizeResult) -> Section | None:
         (">Duration", lambda bucket: quantities.duration(bucket.end_s - bucket.start_s)),
         ("Parameters", lambda bucket: ends_of(bucket.parameters)),
     )
-    table = tabulate(point.buckets[:_BUCKETS_LISTED], columns)
-    return section("Gradient buckets", lead, table)
+    return section("Gradient buckets", lead, tabulate(point.buckets[:_BUCKETS_LISTED], columns))
 
 
 def _topology(result: Result) -> Section:

@@ -98,10 +98,9 @@ def draw_step_time(result: Result) -> go.Figure:
     longest = max([*steps, *(p.interval_s[1] for p in result.points if p.interval_s)])
     unit, scale = time_unit(longest)
     ends = [_scaled(point.interval_s, 1 / scale) for point in result.points]
-    colour = WORK["exposed communication"]
     return new_figure(
         300,
-        _curve(result, [step / scale for step in steps], ends, colour),
+        _curve(result, [step / scale for step in steps], ends, WORK["exposed communication"]),
         x=_gpu_axis(result),
         y=axis_layout(f"step time ({unit})", range=[0, 1.06 * longest / scale]),
     )

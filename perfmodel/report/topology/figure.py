@@ -113,8 +113,7 @@ def path(cable: Cable, places: Mapping[str, Place]) -> list[Place]:
 
 def width(cable: Cable) -> float:
     """Line width in pixels: 1 at 1 GB/s, one more for each factor of 4, at most 5."""
-    steps = math.log(max(cable.bandwidth_Bps, 1.0) / 1e9, 4)
-    return float(min(5, max(1, 1 + round(steps))))
+    return float(min(5, max(1, 1 + round(math.log(max(cable.bandwidth_Bps, 1.0) / 1e9, 4)))))
 
 
 def shrink(places: Mapping[str, Place], nodes: Iterable[str], diameter: float = 18.0) -> float:

@@ -171,12 +171,11 @@ def _curve(tuned: TuneResult) -> Section:
             f"{number(tuned.robust.bucket_cap_mb)} MiB, however quick or slow the network is "
             f"within its {text.INTERVAL}."
         )
-    exposed = "Exposed communication against the bucket cap"
     return section(
         "What each cap costs",
         lead,
         Figure(draw_curve(tuned), "curve", "Step time against the bucket cap"),
-        Figure(draw_exposed(tuned), "exposed", exposed),
+        Figure(draw_exposed(tuned), "exposed", "Exposed communication against the bucket cap"),
     )
 
 
@@ -267,10 +266,9 @@ def draw_exposed(tuned: TuneResult) -> go.Figure:
     points = _drawn(tuned)
     unit, scale = time_unit(max(point.exposed_comm_s for point in points))
     values = [point.exposed_comm_s / scale for point in points]
-    colour = WORK["exposed communication"]
     figure = new_figure(
         220,
-        [_steps(points, values, "exposed communication", colour)],
+        [_steps(points, values, "exposed communication", WORK["exposed communication"])],
         x=_caps_axis(points),
         y=axis_layout(f"exposed ({unit})", rangemode="tozero"),
     )

@@ -159,12 +159,11 @@ def _read_host(sweep: Sweep, layout: Allocation) -> HostText:
     numbers = read_gpu_numbers(text)
     per_node = re.search(r"(\d+)[- ]gpu nodes?", sweep.gpu.lower())
     networked = layout.hosts > 1
-    silent = says_nothing(sweep.inter_node)
     return read_host(
         sweep.gpu,
         gpus=max(layout.gpus, max(numbers, default=0) + 1, int(per_node[1]) if per_node else 0),
         intra=sweep.intra_node,
-        network=sweep.inter_node if networked and not silent else None,
+        network=sweep.inter_node if networked and not says_nothing(sweep.inter_node) else None,
         nics=None if sweep.nic_count is None else round(sweep.nic_count),
         nic_Gbps=sweep.nic_Gbps,
         env=read_assignments(text) if networked else {},

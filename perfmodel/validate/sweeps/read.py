@@ -251,8 +251,7 @@ def read_sweeps(folder: Path | str) -> list[Sweep]:
         raise InputError(faults)
     if not table:
         raise InputError(Fault("file", "no rows", "one row per sweep", str(path)))
-    together = _together(root, faults)
-    sweeps = _all_of(table, root, together, faults)
+    sweeps = _all_of(table, root, _together(root, faults), faults)
     if faults:
         raise InputError(faults)
     return sweeps
