@@ -141,7 +141,7 @@ class RunResult(Shown, Result):
             or "topology".
         """
         from perfmodel.report.common.figures import draw_breakdown, draw_memory
-        from perfmodel.report.run.scaling_figures import (
+        from perfmodel.report.run.scaling import (
             draw_efficiency,
             draw_step_time,
             draw_throughput,

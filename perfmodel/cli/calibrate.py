@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from perfmodel.cli.options import (
+from perfmodel.cli.output import (
     FabricOption,
     GpusPerNodeOption,
     JsonOption,
     ProfileOption,
-    flags_as_fields,
-    load_profile,
-)
-from perfmodel.cli.output import (
     check_outputs,
     find_output_fault,
+    flags_as_fields,
+    load_profile,
     print_answer,
     print_json,
     print_note,

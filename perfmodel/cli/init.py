@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.options import flags_as_fields
-from perfmodel.cli.output import check_outputs, print_note, print_text, refuse
+from perfmodel.cli.output import check_outputs, flags_as_fields, print_note, print_text, refuse
 from perfmodel.errors import Fault, InputError, PerfmodelError
 from perfmodel.units import MOST_NODES
 

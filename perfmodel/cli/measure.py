@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from perfmodel.cli.options import (
+from perfmodel.cli.output import (
     BeginOption,
     EndOption,
     FactorOption,
     JsonOption,
+    find_output_fault,
     flags_as_fields,
     output_option,
     parse_quantities,
-)
-from perfmodel.cli.output import (
-    find_output_fault,
     print_blocks,
     print_json,
     print_note,

@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.options import (
+from perfmodel.cli.output import (
     FabricOption,
     GpusPerNodeOption,
     JsonOption,
     NodesOption,
     TopologyArgument,
-    flags_as_fields,
-    output_option,
-)
-from perfmodel.cli.output import (
     check_outputs,
     find_output_fault,
+    flags_as_fields,
+    output_option,
     print_json,
     print_note,
     print_table,

@@ -11,24 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from perfmodel.cli.options import (
+from perfmodel.cli.output import (
     FabricOption,
     GpusPerNodeOption,
     JsonOption,
     NodesOption,
     SetOption,
-    output_option,
-    scenario_argument,
-)
-from perfmodel.cli.output import (
     check_outputs,
     check_report_folder,
+    output_option,
     print_answer,
     print_json,
     print_note,
     print_table,
     print_text,
     refuse,
+    scenario_argument,
 )
 from perfmodel.errors import Fault, InputError
 
@@ -209,8 +207,7 @@ def _draft_executed(
     json: bool,
 ) -> None:
     """Draft a scenario from one execution trace, run it, and print both."""
-    from perfmodel.report.run.export import to_json
-    from perfmodel.report.run.text import result_lines
+    from perfmodel.report.run.text import result_lines, to_json
     from perfmodel.traces.rebuild import executed_scenario
 
     machine = "the machine: an execution trace does not name its GPUs"

@@ -13,24 +13,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.options import (
+from perfmodel.cli.output import (
     BackendOption,
     JobsOption,
     JsonOption,
     ProfileOption,
     SchedulerOption,
     SetOption,
-    load_profile,
-    output_option,
-    scenario_argument,
-)
-from perfmodel.cli.output import (
     check_outputs,
     check_report_folder,
+    load_profile,
+    output_option,
     print_answer,
     print_note,
     progress_bar,
     refuse,
+    scenario_argument,
 )
 from perfmodel.errors import Fault, InputError
 

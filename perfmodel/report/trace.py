@@ -343,7 +343,8 @@ def draw_steps(analysis: TraceAnalysis) -> go.Figure:
                 [len(rows) - 1 - rows.index(bar.row) for bar in own],
                 WORK[work],
                 [
-                    f"<b>{escape(bar.label, quote=False)}</b><br>{duration(bar.end_s - bar.start_s)}"
+                    f"<b>{escape(bar.label, quote=False)}</b><br>"
+                    f"{duration(bar.end_s - bar.start_s)}"
                     for bar in own
                 ],
                 orientation="h",

@@ -34,6 +34,8 @@ from perfmodel.validate.forecast import (
     partners,
     predict,
 )
+from perfmodel.validate.match import Matched, Unmatched, match
+from perfmodel.validate.read import has_sweeps, read_sweeps, sweeps_folder
 from perfmodel.validate.scores import (
     LARGE,
     DataPoint,
@@ -43,8 +45,6 @@ from perfmodel.validate.scores import (
     even_weights,
     points_of,
 )
-from perfmodel.validate.sweeps.match import Matched, Unmatched, match
-from perfmodel.validate.sweeps.read import has_sweeps, read_sweeps, sweeps_folder
 
 STEPS = "steps.csv"
 SCALES = {"step_s": 1.0, "peak_GB": 1e9}

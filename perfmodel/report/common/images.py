@@ -16,7 +16,7 @@ from perfmodel.report.common import quantities
 from perfmodel.report.common.figures import draw_breakdown, draw_memory
 from perfmodel.report.common.html import legend
 from perfmodel.report.run.pipeline_figure import draw_pipeline
-from perfmodel.report.run.scaling_figures import draw_efficiency, draw_step_time, draw_throughput
+from perfmodel.report.run.scaling import draw_efficiency, draw_step_time, draw_throughput
 from perfmodel.report.run.timeline import draw_timeline
 from perfmodel.report.topology.figure import draw_topology, topology_caption
 from perfmodel.studies.run.result.model import Result

@@ -16,6 +16,7 @@ from perfmodel.report.common.document import (
     Section,
     Tile,
     Tiles,
+    for_ranks_of,
     paragraphs,
     section,
     tabulate,
@@ -23,20 +24,18 @@ from perfmodel.report.common.document import (
 from perfmodel.report.common.figures import draw_breakdown, draw_memory
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.images import ImageFormat, pictures, render
-from perfmodel.report.common.processes import for_ranks_of
 from perfmodel.report.explorer.grid import Grid
 from perfmodel.report.explorer.section import explorer_section
 from perfmodel.report.run.events import events_section, explain_device
-from perfmodel.report.run.export import buckets_csv, sizes_csv, to_json
 from perfmodel.report.run.kineto import write_kineto
 from perfmodel.report.run.parallelism import mixture_section, servers_section
 from perfmodel.report.run.pipeline_figure import PIPELINE_HINT, draw_pipeline
 from perfmodel.report.run.scaling import scaling_section
 from perfmodel.report.run.sizes import communication_table
-from perfmodel.report.run.text import result_header, run_markdown
+from perfmodel.report.run.text import buckets_csv, result_header, run_markdown, sizes_csv, to_json
 from perfmodel.report.run.timeline import device_window, draw_timeline, has_bucket_numbers
 from perfmodel.report.topology.figure import draw_topology, topology_caption
-from perfmodel.report.topology.labels import (
+from perfmodel.report.topology.summary import (
     busiest_link,
     drawn_hosts,
     find_limiting,
@@ -231,8 +230,8 @@ def _step(point: SizeResult) -> Section:
         (
             steps <= 1 and end_s - begin_s > _LONGER * point.step_time_s,
             (
-                f". {quantities.duration(end_s - begin_s)} are drawn: some GPUs begin the step while "
-                "others have not ended the one before"
+                f". {quantities.duration(end_s - begin_s)} are drawn: some GPUs begin the step "
+                "while others have not ended the one before"
             ),
         ),
     )

@@ -1,9 +1,15 @@
-"""What a scaling curve says, in sentences and as a section of the page."""
+"""What a scaling curve says, in sentences and as a section of the page.
+
+Figures of a scaling curve: throughput, step time and efficiency, each with its interval.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
@@ -17,26 +23,37 @@ from perfmodel.report.common.document import (
     paragraphs,
     section,
 )
-from perfmodel.report.run import sizes
-from perfmodel.report.run.scaling_figures import (
-    bottleneck_colours,
-    draw_efficiency,
-    draw_step_time,
-    draw_throughput,
+from perfmodel.report.common.figures import (
+    add_note,
+    axis_layout,
+    band,
+    gpu_ticks,
+    lines,
+    log_axis,
+    log_ticks,
+    new_figure,
+    time_unit,
 )
+from perfmodel.report.common.palette import INK, QUIET_INK, WORK, channels
+from perfmodel.report.run import sizes
 from perfmodel.report.run.sizes import (
     GOOD,
     WORTH,
+    Range,
     Reach,
     Run,
     ends,
     good_until,
     knee,
+    linear_speeds,
     runs,
     size_gains,
 )
 from perfmodel.report.topology.summary import has_layers
 from perfmodel.studies.run.result.model import Result
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 
 def basis(result: Result) -> str:
@@ -191,4 +208,217 @@ def _figures(result: Result) -> list[Box]:
                 *paragraphs([foot], "hint"),
             ],
         ),
+    ]
+
+
+_OTHERS = ("#d55e00", "#e69f00", "#cc79a7", "#009e73", "#56b4e9")
+"""Colours of bottlenecks other than compute and host, in the order in which they appear."""
+
+_STRIP = 0.035
+"""Height of the strip of bottlenecks, as a share of the figure."""
+
+_ABOVE_CURVES = 0.84
+"""Height of a label in the figure of throughput, whose curves rise from its lower left corner."""
+
+BAND = "80\N{NO-BREAK SPACE}% interval"
+
+
+def bottleneck_colours(result: Result) -> dict[str, str]:
+    """Colour of each kind of bottleneck."""
+    limits = {run.kind: run.limit for run in runs(result)}
+    own = {"compute": WORK["backward"], "host": WORK["host"]}
+    others = [kind for kind, limit in limits.items() if limit not in own]
+    return {
+        kind: own[limit] if limit in own else _OTHERS[others.index(kind) % len(_OTHERS)]
+        for kind, limit in limits.items()
+    }
+
+
+def draw_throughput(result: Result) -> go.Figure:
+    """Draw throughput against GPUs, with its interval and the line of perfect scaling."""
+    rows, ideal = size_gains(result), linear_speeds(result)
+    speed = [point.samples_per_s for point in result.points]
+    ends = [row.samples for row in rows]
+    lowest = min([*speed, *(low for low, _ in filter(None, ends))])
+    highest = max([1.25 * max(ideal), *(1.05 * high for _, high in filter(None, ends))])
+    figure = new_figure(
+        360,
+        [
+            *_curve(result, speed, ends, WORK["backward"]),
+            lines(  # drawn last, so that it shows where both lines coincide
+                "linear scaling",
+                [point.gpus for point in result.points],
+                ideal,
+                {"dash": "dot", "color": INK, "width": 1.5},
+            ),
+        ],
+        x=_gpu_axis(result),
+        y=log_axis(
+            "",
+            (lowest * 0.8, highest),
+            log_ticks(lowest * 0.8, highest),
+            lambda tick: quantities.count(tick) if tick < 1000 else f"{tick:,.0f}",
+        ),
+    )
+    add_note(
+        figure,
+        f"{result.scaling} scaling",
+        x=0.09,
+        y=0.98,
+        xref="paper",
+        yref="paper",
+        xanchor="left",
+        yanchor="top",
+        font={"color": QUIET_INK, "size": 13},
+    )
+    _mark_knee(figure, result, _ABOVE_CURVES)
+    return figure
+
+
+def draw_step_time(result: Result) -> go.Figure:
+    """Draw the step time against GPUs with its interval."""
+    steps = [point.step_time_s for point in result.points]
+    longest = max([*steps, *(p.interval_s[1] for p in result.points if p.interval_s)])
+    unit, scale = time_unit(longest)
+    ends = [_scaled(point.interval_s, 1 / scale) for point in result.points]
+    return new_figure(
+        300,
+        _curve(result, [step / scale for step in steps], ends, WORK["exposed communication"]),
+        x=_gpu_axis(result),
+        y=axis_layout(f"step time ({unit})", range=[0, 1.06 * longest / scale]),
+    )
+
+
+def draw_efficiency(result: Result) -> go.Figure:
+    """Draw efficiency against GPUs with its interval, above a strip of bottlenecks."""
+    values = [100 * point.scaling_efficiency for point in result.points]
+    ends = [_scaled(row.efficiency, 100) for row in size_gains(result)]
+    top = max([105.0, 1.05 * max([*values, *(high for _, high in filter(None, ends))])])
+    good, right = 100 * GOOD, values[-1] < 80  # where the curve leaves room for the label
+    figure = new_figure(
+        360,
+        _curve(result, values, ends, WORK["optimizer"]),
+        x=_gpu_axis(result),
+        y=axis_layout(range=[-_STRIP * 1.6 * top, top], ticksuffix=" %", tick0=0),
+    )
+    figure.add_hline(y=good, line={"color": QUIET_INK, "width": 1, "dash": "dot"}, layer="below")
+    side = "right" if right else "left"
+    place = {"x": float(right), "xref": "paper", "xanchor": side, "y": good, "yanchor": "top"}
+    add_note(figure, f"{good:g} %", **place)
+    _strip(figure, result)
+    _mark_knee(figure, result)
+    return figure
+
+
+def _scaled(ends: Range | None, factor: float) -> Range | None:
+    return None if ends is None else (factor * ends[0], factor * ends[1])
+
+
+def _strip(figure: go.Figure, result: Result) -> None:
+    """Colour the foot of the figure by what limits each size; borders lie between sizes."""
+    colours = bottleneck_colours(result)
+    sizes = [point.gpus for point in result.points]
+    low, high = _gpu_span(sizes)
+    edges = [10**low, *(math.sqrt(a * b) for a, b in pairwise(sizes)), 10**high]
+    for run in runs(result):
+        figure.add_shape(
+            type="rect",
+            layer="above",
+            yref="paper",
+            y0=0,
+            y1=_STRIP,
+            x0=edges[sizes.index(run.first)],
+            x1=edges[sizes.index(run.last) + 1],
+            fillcolor=colours[run.kind],
+            line={"width": 0},
+        )
+
+
+def _curve(
+    result: Result, values: Sequence[float], ends: Sequence[Range | None], colour: str
+) -> Iterator[dict[str, Any]]:
+    """Describe predicted values and their intervals; sizes without one have hollow marks.
+
+    The interval is filled over neighbouring sizes that have one; a size alone gets a bar.
+    """
+    sizes = [point.gpus for point in result.points]
+    fill = "rgba({},{},{},0.2)".format(*channels(colour))
+    intervals = zip(sizes, ends, strict=True)
+    groups = [
+        list(group) for known, group in groupby(intervals, lambda pair: bool(pair[1])) if known
+    ]
+    for number, group in enumerate(groups):
+        yield band(
+            [size for size, _ in group],
+            [interval for _, interval in group if interval is not None],
+            fill,
+            line={"width": 0} if len(group) > 1 else {"width": 7, "color": fill},
+            marker={"color": fill},
+            name=BAND,
+            showlegend=number == 0,
+        )
+    hollow = any(point.interval_s for point in result.points)
+    symbols = [
+        "circle-open" if hollow and point.interval_s is None else "circle"
+        for point in result.points
+    ]
+    yield lines(
+        "predicted",
+        sizes,
+        values,
+        {"color": colour, "width": 2.5},
+        mode="lines+markers",
+        hovertext=_hover(result),
+        marker={"size": 8, "symbol": symbols},
+    )
+
+
+def _mark_knee(figure: go.Figure, result: Result, height: float = 0.12) -> None:
+    """Draw where growing stops to pay; the label stands where no curve is."""
+    reach = knee(result)
+    if reach is None or reach.beyond is None:
+        return
+    figure.add_vline(x=reach.gpus, line={"color": QUIET_INK, "width": 1, "dash": "dash"})
+    right = reach.gpus * reach.gpus >= result.points[0].gpus * result.points[-1].gpus
+    add_note(
+        figure,
+        f"knee {reach.gpus:,}",
+        x=math.log10(reach.gpus),
+        y=height,
+        yref="paper",
+        xref="x",
+        xanchor="right" if right else "left",
+        xshift=-4 if right else 4,
+    )
+
+
+def _gpu_span(sizes: Sequence[int]) -> Range:
+    """Ends of an axis of sizes, as powers of ten."""
+    room = 0.04 * math.log10(max(sizes) / min(sizes)) + 0.02
+    return math.log10(min(sizes)) - room, math.log10(max(sizes)) + room
+
+
+def _gpu_axis(result: Result) -> Mapping[str, Any]:
+    ticks = gpu_ticks(result.points)
+    span = list(_gpu_span([point.gpus for point in result.points]))
+    names = [f"{gpus:,}" for gpus in ticks]
+    return axis_layout("GPUs", type="log", range=span, tickvals=ticks, ticktext=names)
+
+
+def _hover(result: Result) -> list[str]:
+    def ends(interval: Range | None, write: Callable[[float], str]) -> str:
+        return "" if interval is None else f" ({quantities.span(*interval, write)})"
+
+    unit, none = escape(quantities.samples_short(result)), f"no interval: {quantities.NO_INTERVAL}"
+    return [
+        f"<b>{quantities.gpus(point.gpus)}</b> on {quantities.nodes(point.nodes)}<br>"
+        f"{quantities.count(point.samples_per_s)} {unit}/s{ends(row.samples, quantities.count)}<br>"
+        f"{quantities.percent(point.scaling_efficiency)} of linear scaling"
+        f"{ends(row.efficiency, quantities.percent)}<br>"
+        f"step {quantities.duration(point.step_time_s)}"
+        f"{ends(point.interval_s, quantities.duration)}<br>"
+        f"exposed communication {quantities.duration(point.exposed_comm_s)}<br>"
+        f"bottleneck: {escape(point.bottleneck, quote=False)}"
+        + ("" if point.interval_s else f"<br>{none}")
+        for row, point in ((row, row.point) for row in size_gains(result))
     ]

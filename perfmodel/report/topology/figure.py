@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.report.common import quantities
+from perfmodel.report.common.document import count_ranks
 from perfmodel.report.common.figures import add_note, lines, new_figure
 from perfmodel.report.common.palette import (
     LIMIT_INK,
@@ -24,17 +25,17 @@ from perfmodel.report.common.palette import (
     UTILISATION,
     band_of,
 )
-from perfmodel.report.common.processes import count_ranks
-from perfmodel.report.topology.labels import (
+from perfmodel.report.topology.summary import (
     LayerLabel,
     alike,
     drawn_hosts,
     find_limiting,
+    has_layers,
     layer_labels,
     limiting_device,
+    positions,
     stack,
 )
-from perfmodel.report.topology.summary import has_layers, positions
 from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.run.result.usage import LinkUse
 from perfmodel.topology.model import Topology

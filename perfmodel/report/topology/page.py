@@ -7,9 +7,16 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.report.common.document import Definitions, Figure, Table, header, section
+from perfmodel.report.common.document import (
+    Definitions,
+    Figure,
+    Table,
+    for_ranks_of,
+    has_processes,
+    header,
+    section,
+)
 from perfmodel.report.common.html import render_html, write_report_files
-from perfmodel.report.common.processes import for_ranks_of, has_processes
 from perfmodel.report.topology.figure import draw_topology, topology_caption
 from perfmodel.report.topology.summary import link_rows, network_text, path_matrix, rate_lines
 from perfmodel.topology.model import Topology

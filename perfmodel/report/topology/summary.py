@@ -1,12 +1,21 @@
-"""A topology for people: a summary in plain text, and a layout to draw it by."""
+"""A topology for people: a summary in plain text, and a layout to draw it by.
+
+Words beside the picture of a machine: what each layer of links is, its rate, the bottleneck.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from perfmodel.errors import TopologyError
-from perfmodel.report.common.processes import has_processes, in_words_of
+from perfmodel.report.common import quantities
+from perfmodel.report.common.document import has_processes, in_words_of
+from perfmodel.report.common.palette import LINKS
+from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.studies.run.result.usage import LinkEnds, LinkUse
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.units import format_bandwidth, format_bytes, format_time
@@ -211,3 +220,199 @@ def _fabric_levels(
         reached |= above.keys()
         if level:
             yield level
+
+
+BETWEEN_HOSTS = frozenset({"ethernet", "infiniband"})
+
+_ALIKE = 0.02
+"""Share by which links may differ in how busy they are and still be the same bottleneck."""
+
+Place = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLabel:
+    """Links of one kind between two rows of the picture, or within one.
+
+    `height`: in the middle of the rows.
+    `lines`: kind and rate.
+    """
+
+    height: float
+    lines: tuple[str, ...]
+    limits: bool
+
+
+def rate_text(kind: str, rate_Bps: float) -> str:
+    """Bytes per second, and bits as networks are sold by."""
+    bits = f" ({float(f'{rate_Bps * 8e-9:.3g}'):,g} Gbit/s)" if kind in BETWEEN_HOSTS else ""
+    return f"{quantities.rate(rate_Bps)}{bits}"
+
+
+def find_limiting(point: SizeResult) -> list[LinkUse]:
+    """Links that the bottleneck names by their ends; none if something else limits the step.
+
+    Where the traffic of these is not listed, the like of them in a host whose traffic is.
+    """
+    links = point.links or ()
+    limiting = set(map(_ends, point.limiting_links))
+    named = [link for link in links if _ends(link) in limiting]
+    if _all_named(point, named):
+        return named
+    # Traffic is listed of a few hosts; the link that is named has its like in the first of them.
+    like = set(map(_layer_of, point.limiting_links))
+    layers = {_layer_of(link): link for link in reversed(links)}
+    return [link for layer, link in layers.items() if layer in like]
+
+
+def _all_named(point: SizeResult, links: Sequence[LinkUse]) -> bool:
+    """Whether links are those that the bottleneck names, and not others like them."""
+    limiting = list(map(_ends, point.limiting_links))
+    return len(limiting) == sum(_ends(link) in limiting for link in links)
+
+
+def _ends(link: LinkUse | LinkEnds) -> tuple[str, str, str]:
+    return link.src, link.dst, link.kind
+
+
+def _layer_of(link: LinkUse | LinkEnds) -> tuple[str, str, str]:
+    """Devices without their numbers, which are the same in all hosts, and the kind of link."""
+    return re.sub(r"\d+", "", link.src), re.sub(r"\d+", "", link.dst), link.kind
+
+
+def limiting_device(point: SizeResult) -> str:
+    """Kind of device that limits the step, where it is no link: GPUs that compute, or the host."""
+    return {"compute": "gpu", "host": "cpu"}.get(point.limit, "")
+
+
+def drawn_hosts(topology: Topology, limiting: Iterable[LinkUse]) -> tuple[int, ...]:
+    """Hosts to draw: the first one, or those of the links that limit the step."""
+    ends = {end for link in limiting for end in (link.src, link.dst) if end in topology.devices}
+    hosts = sorted({topology.devices[end].host for end in ends} - {-1})
+    return tuple(hosts[:2]) or (0,)
+
+
+def alike(
+    topology: Topology, links: Iterable[LinkUse], limiting: Sequence[LinkUse]
+) -> set[tuple[str, str, str]]:
+    """Both ends and kind of the links that limit the step, and of those just as busy beside them.
+
+    Those of one layer in different places: every NIC of a host whose first NIC is named.
+    """
+    places = {_layer(topology, link): link.utilisation for link in limiting}
+    return {
+        (*sorted((link.src, link.dst)), link.kind)  # type: ignore[misc]
+        for link in links
+        if abs(link.utilisation - places.get(_layer(topology, link), -1.0))
+        <= _ALIKE * link.utilisation
+    }
+
+
+def _layer(topology: Topology, link: LinkUse) -> tuple[str, ...]:
+    ends = [topology.devices.get(end) for end in (link.src, link.dst)]
+    return (link.kind, *sorted(end.kind for end in ends if end is not None))
+
+
+def layer_labels(
+    topology: Topology,
+    cables: Iterable[tuple[tuple[str, str], str, float, int]],
+    places: Mapping[str, Place],
+    limiting: set[tuple[str, str, str]],
+) -> list[LayerLabel]:
+    """Label every layer of links: how many, of which kind, their rates.
+
+    `cables`: ends, kind, rate of one link and number of parallel ones, each.
+    `limiting`: those that limit the step, as `alike` names them.
+    """
+    layers: dict[tuple[float, str, str], list[tuple[float, int, bool]]] = defaultdict(list)
+    for ends, kind, rate_Bps, count in cables:
+        height = sum(places[end][1] for end in ends) / 2
+        name = _layer_name(kind, {topology.devices[end].kind for end in ends})
+        limits = (*sorted(ends), kind) in limiting
+        layers[height, kind, name].append((rate_Bps, count, limits))
+    return [
+        LayerLabel(height, _layer_lines(kind, name, members), any(m[-1] for m in members))
+        for (height, kind, name), members in sorted(layers.items())
+    ]
+
+
+def _layer_name(kind: str, ends: set[str]) -> str:
+    """Kind of link as people say it; of PCIe with what it belongs to, as a host has several."""
+    name = LINKS.get(kind, ("", kind))[1]
+    owners = {"gpu": "GPUs", "nic": "NICs", "pcie_switch": "switches"} if kind == "pcie" else {}
+    return next((f"{name} of {word}" for owner, word in owners.items() if owner in ends), name)
+
+
+def _layer_lines(
+    kind: str, name: str, members: Sequence[tuple[float, int, bool]]
+) -> tuple[str, ...]:
+    rates = sorted({float(f"{rate_Bps:.3g}") for rate_Bps, *_ in members})
+    count = sum(number for _, number, _ in members)
+    several = f"{count} \N{MULTIPLICATION SIGN} " if count > 1 else ""
+    written = quantities.rate(rates[0])
+    if len(rates) > 1:
+        written = quantities.span(rates[0], rates[-1], quantities.rate)
+    elif kind in BETWEEN_HOSTS:
+        return f"{several}{name}", written, rate_text(kind, rates[0]).partition("(")[2].rstrip(")")
+    return f"{several}{name}", written
+
+
+def limit_sentence(topology: Topology, point: SizeResult) -> str:
+    """Say what limits the step, and at which rate; nothing where that is not a link."""
+    limiting, arcs = find_limiting(point), topology.arcs
+    if not limiting and point.limit == "compute":
+        return "The GPUs themselves are the bottleneck (compute), no link is"
+    if not limiting:
+        return f"Bottleneck: {point.bottleneck}"
+    rates_Bps: dict[tuple[str, str, str], float] = {}
+    for (src, dst), kind, rate_Bps in zip(arcs.names, arcs.kinds, arcs.bandwidth_Bps, strict=True):
+        rates_Bps[src, dst, kind] = max(float(rate_Bps), rates_Bps.get((src, dst, kind), 0.0))
+    each = "; ".join(
+        f"{LINKS.get(link.kind, ('', link.kind))[1]} of "
+        f"{rate_text(link.kind, rates_Bps[_ends(link)])}, "
+        f"{quantities.percent(link.utilisation)} used"
+        for link in limiting
+    )
+    drawn = "drawn thick" if _all_named(point, limiting) else "links like it are drawn thick"
+    return f"Bottleneck: {point.bottleneck}; {drawn} ({each} over the whole step)"
+
+
+def busiest_link(point: SizeResult) -> str:
+    """Say which link is busiest, by its ends, and the path of the bottleneck; in one line."""
+    if not point.links:
+        return ""
+    busiest = max(point.links, key=lambda link: link.utilisation)
+    path = f" Path of the bottleneck: {quantities.link_path(point)}."
+    return (
+        f"Busiest link: {busiest.src} to {busiest.dst} ({busiest.kind}), "
+        f"{quantities.percent(busiest.utilisation)} used over the whole step."
+        f"{path if find_limiting(point) else ''}"
+    )
+
+
+def stack(labels: Sequence[LayerLabel], line_height: float) -> list[tuple[float, LayerLabel]]:
+    """Heights at which labels stand without touching each other, near to those of their links.
+
+    Labels that would touch stand on each other, around the mean of their heights.
+    """
+
+    def size(pile: Iterable[LayerLabel]) -> float:
+        """Height of labels, each with the space below it."""
+        return line_height * sum(len(each.lines) + each.limits + 0.4 for each in pile)
+
+    def middle(pile: Sequence[LayerLabel]) -> float:
+        return sum(label.height for label in pile) / len(pile)
+
+    def touch(lower: list[LayerLabel], upper: list[LayerLabel]) -> bool:
+        return middle(upper) - middle(lower) < size(lower + upper) / 2
+
+    piles: list[list[LayerLabel]] = []
+    for label in sorted(labels, key=lambda label: label.height):
+        piles.append([label])
+        while len(piles) > 1 and touch(*piles[-2:]):
+            piles[-2:] = [piles[-2] + piles[-1]]
+    return [
+        (middle(pile) - size(pile) / 2 + size(pile[:at]) + size([label]) / 2, label)
+        for pile in piles
+        for at, label in enumerate(pile)
+    ]

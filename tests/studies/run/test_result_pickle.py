@@ -11,7 +11,7 @@ import pytest
 import perfmodel
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
-from perfmodel.report.run.export import to_json
+from perfmodel.report.run.text import to_json
 from perfmodel.report.tuning.text import tuned_json
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.studies.compare import compare
