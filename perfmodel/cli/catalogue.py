@@ -1,4 +1,4 @@
-"""Models, buckets and what there is: ``buckets``, ``capture``, ``models``, ``scenarios``, ``doctor``."""
+"""Commands about models and what there is: ``buckets``, ``capture``, ``scenarios``, ``doctor``."""
 
 from __future__ import annotations
 

@@ -294,7 +294,7 @@ def draw_residuals(profile: Profile) -> go.Figure:
     groups = [
         (fit, name, points) for fit in profile.fits for (_, name), points in _groups(fit).items()
     ]
-    sizes = [point.nbytes for *_, points in groups for point in points] or [1.0, 2.0]
+    sizes = [point.nbytes for *_, points in groups for point in points] or [1, 2]
     first = math.floor(math.log2(max(min(sizes), 1.0)))
     last = math.ceil(math.log2(max(*sizes, 2.0)))
     traces = []

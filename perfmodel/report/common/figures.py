@@ -189,7 +189,12 @@ def bar_times(unit: str) -> str:
 def label_rows(labels: Sequence[str], title: str, **axis: Any) -> dict[str, dict[str, Any]]:
     """Describe both axes of horizontal bars: names of rows from the top, what lengths are."""
     places = list(range(len(labels)))
-    rows = {"autorange": "reversed", "tickvals": places, "ticktext": labels, "showgrid": False}
+    rows: dict[str, Any] = {
+        "autorange": "reversed",
+        "tickvals": places,
+        "ticktext": labels,
+        "showgrid": False,
+    }
     return {"x": axis_layout(title, **axis), "y": axis_layout(**rows)}
 
 

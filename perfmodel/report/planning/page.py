@@ -150,7 +150,9 @@ def failure_table(plan: PlanResult) -> Table:
         (">9 in 10 lose less", nine_in_ten),
         (">goodput", lambda each: quantities.percent_column(each.training.goodput)),
     )
-    return tabulate((each for each in plan.usable if each.training.upkeep is not None), columns)
+    return tabulate(
+        (each for each in plan.usable if each.training and each.training.upkeep), columns
+    )
 
 
 def upgrade_table(plan: PlanResult) -> Table:

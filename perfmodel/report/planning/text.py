@@ -212,9 +212,9 @@ def answers(plan: PlanResult) -> dict[str, str]:
         (cheapest is not None, "Cheapest of all", cheapest, "", None),
     )
     questions: dict[str, list[str]] = {}
-    for applies, question, *choice in asked:
+    for applies, question, option, what, other in asked:
         if applies:
-            questions.setdefault(or_else(*choice), []).append(question)
+            questions.setdefault(or_else(option, what, other), []).append(question)
     joined = {
         ", ".join([own[0], *(later[0].lower() + later[1:] for later in own[1:])]): answer
         for answer, own in questions.items()

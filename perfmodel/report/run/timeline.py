@@ -409,11 +409,11 @@ def _bars(
         if at is None:
             drawn.append(bar)
         else:
-            ends = {
-                "start_s": min(drawn[at].start_s, bar.start_s),
-                "end_s": max(drawn[at].end_s, bar.end_s),
-            }
-            drawn[at] = replace(drawn[at], **ends)
+            drawn[at] = replace(
+                drawn[at],
+                start_s=min(drawn[at].start_s, bar.start_s),
+                end_s=max(drawn[at].end_s, bar.end_s),
+            )
     return tuple(drawn)
 
 
