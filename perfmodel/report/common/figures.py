@@ -195,7 +195,7 @@ def label_rows(labels: Sequence[str], title: str, **axis: Any) -> dict[str, dict
         "ticktext": labels,
         "showgrid": False,
     }
-    return {"x": axis_layout(title, **axis), "y": axis_layout(**rows, showgrid=False)}
+    return {"x": axis_layout(title, **axis), "y": axis_layout(**rows)}
 
 
 def title_row(figure: go.Figure, height: float, text: str) -> None:
