@@ -464,7 +464,7 @@ def collective(
     'ring'
     """
     from perfmodel.api.results import CollectiveTimes
-    from perfmodel.report.common.processes import count_ranks
+    from perfmodel.report.common.document import count_ranks
     from perfmodel.studies.run.collective import (
         check_own,
         collective_rows,

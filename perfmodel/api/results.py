@@ -131,12 +131,12 @@ class RunResult(Shown, Result):
             or "topology".
         """
         from perfmodel.report.common.figures import draw_breakdown, draw_memory
-        from perfmodel.report.run.timeline_figure import draw_timeline
-        from perfmodel.report.scaling.figures import (
+        from perfmodel.report.run.scaling import (
             draw_efficiency,
             draw_step_time,
             draw_throughput,
         )
+        from perfmodel.report.run.timeline import draw_timeline
         from perfmodel.report.topology.figure import draw_topology
 
         drawings: dict[str, Callable[[], go.Figure]] = {
@@ -186,8 +186,7 @@ class BucketTuning(Shown, TuneResult):
 
     def _views(self) -> Views:
         from perfmodel.report.tuning import text
-        from perfmodel.report.tuning.figures import draw_curve
-        from perfmodel.report.tuning.page import tuned_html
+        from perfmodel.report.tuning.page import draw_curve, tuned_html
 
         return Views(
             f"Buckets of {self.scenario.name}",

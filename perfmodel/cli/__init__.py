@@ -1,4 +1,4 @@
-"""One module per command of ``perfmodel``, no logic, nothing heavy at import; `main` runs them."""
+"""The commands of ``perfmodel``: no logic, nothing heavy at import; `main` runs them."""
 
 from perfmodel.cli.app import main
 

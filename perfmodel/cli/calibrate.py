@@ -1,4 +1,7 @@
-"""``perfmodel calibrate``: from measurement files of any tool to a profile."""
+"""``perfmodel calibrate``: from measurement files of any tool to a profile.
+
+``perfmodel validate``: predicted beside measured, over recorded sweeps and steps.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from perfmodel.cli.options import FabricOption, GpusPerNodeOption, JsonOption, flags_as_fields
-from perfmodel.cli.output import print_json, print_note, print_table, print_text
+from perfmodel.cli.output import (
+    FabricOption,
+    GpusPerNodeOption,
+    JsonOption,
+    ProfileOption,
+    check_outputs,
+    find_output_fault,
+    flags_as_fields,
+    load_profile,
+    print_answer,
+    print_json,
+    print_note,
+    print_table,
+    print_text,
+    progress_bar,
+    refuse,
+)
 from perfmodel.errors import Fault, InputError, allowed_names
 
 if TYPE_CHECKING:
@@ -18,7 +36,6 @@ if TYPE_CHECKING:
     from perfmodel.calibrate.readers import MeasurementFile as Found
     from perfmodel.calibrate.transfer.inputs import MachineRequest
     from perfmodel.measure.job import Measurement
-
 
 CALIBRATE_EXAMPLES = (
     "perfmodel calibrate m.json --topology cpu-loopback -o mine.yaml",
@@ -82,24 +99,18 @@ def calibrate(
     the like come factors that hold for other numbers of nodes and GPUs as well. 'perfmodel
     collective --profile' and 'perfmodel run --profile' then predict with it.
     """
+    from perfmodel.calibrate import write_profile
     from perfmodel.calibrate.transfer.inputs import MachineRequest
 
     _check_files({"-o": output, "--plot": plot}, files)
     request = MachineRequest(topology, nodes, gpus_per_node, fabric)
-    profile_name = name or output.stem
     contents = _read(files, op, request.ranks)
-    measurements = [content.measurement for content in contents if content.measurement is not None]
-    if len(measurements) == len(contents):
-        profile = _profile_from_measurements(measurements, files, request, library, profile_name)
+    measured = [content.measurement for content in contents if content.measurement is not None]
+    flags = (files, request, library, name or output.stem)
+    if len(measured) == len(contents):
+        profile = _profile_from_measurements(measured, *flags)
     else:
-        profile = _profile_from_sweeps(contents, files, request, library, profile_name)
-    write_and_show(profile, output, plot, json=json)
-
-
-def write_and_show(profile: Profile, output: Path, plot: Path | None, *, json: bool) -> None:
-    """Write a profile and its plot, and print what is in it."""
-    from perfmodel.calibrate import write_profile
-
+        profile = _profile_from_sweeps(contents, *flags)
     write_profile(profile, output)
     if json:
         print_json(profile.model_dump(mode="json"))
@@ -107,7 +118,7 @@ def write_and_show(profile: Profile, output: Path, plot: Path | None, *, json: b
         _print(profile)
     print_note(f"wrote {output}")
     if plot is not None:
-        from perfmodel.report.residuals import write_residuals
+        from perfmodel.report.validation import write_residuals
 
         print_note(f"wrote {write_residuals(profile, plot)}")
 
@@ -171,20 +182,15 @@ def _profile_from_measurements(
 
 def _check_files(places: dict[str, Path | None], files: list[Path]) -> None:
     """Every place can be written, and is not that of a measurement or of the other place."""
-    from perfmodel.cli.output import find_output_fault
-
     claimed = {path.resolve() for path in files}
     faults = []
     for flag, path in places.items():
-        if path is None:
-            continue
-        if (fault := find_output_fault(flag, path)) is not None:
-            faults.append(fault)
-        elif path.resolve() in claimed:
-            faults.append(Fault(flag, f"{str(path)!r}, named before", "a file of its own"))
-        claimed.add(path.resolve())
-    if faults:
-        raise InputError(faults)
+        if path is not None:
+            again = Fault(flag, f"{str(path)!r}, named before", "a file of its own")
+            taken = again if path.resolve() in claimed else None
+            faults.append(find_output_fault(flag, path) or taken)
+            claimed.add(path.resolve())
+    refuse(fault for fault in faults if fault is not None)
 
 
 def _read(files: list[Path], op: str | None, ranks: int | None) -> list[Found]:
@@ -199,16 +205,19 @@ def _read(files: list[Path], op: str | None, ranks: int | None) -> list[Found]:
     contents: list[Found] = []
     with collect_faults(faults):
         contents = read_files(files, op=op, ranks=ranks)
-    for path, content in zip(files, contents, strict=False):
-        if content.measurement is not None and content.measurement.backend == "device":
-            allowed = "backend 'gloo' or 'nccl': collectives between ranks"
-            faults.append(Fault("backend", "'device'", allowed, str(path)))
-    if not faults:
-        anonymous = [replace(content, file="") for content in contents]
-        again = [path for i, path in enumerate(files) if anonymous[i] in anonymous[:i]]
-        faults += [Fault("FILE", "a measurement given before", "each once", str(p)) for p in again]
-    if faults:
-        raise InputError(faults)
+    allowed = "backend 'gloo' or 'nccl': collectives between ranks"
+    faults += [
+        Fault("backend", "'device'", allowed, str(path))
+        for path, content in zip(files, contents, strict=False)
+        if content.measurement is not None and content.measurement.backend == "device"
+    ]
+    refuse(faults)
+    anonymous = [replace(content, file="") for content in contents]
+    refuse(
+        Fault("FILE", "a measurement given before", "each once", str(path))
+        for at, path in enumerate(files)
+        if anonymous[at] in anonymous[:at]
+    )
     return contents
 
 
@@ -224,36 +233,33 @@ def _print(profile: Profile) -> None:
 
 
 def _print_numbers(fit: Fit, library: str) -> None:
-    ranks = ", ".join(str(count) for count in fit.ranks)
+    def shortened(value: str) -> str:
+        """Write a value of a profile for people: ``"3.371 GB/s"``."""
+        number, space, unit = value.partition(" ")
+        return f"{float(number):.4g}{space}{unit}"
+
     subjects = {"library": f"{library}'s own collective", "schedule": "our schedule"}
     runs = "1 run" if fit.runs == 1 else f"{fit.runs} runs"
-    print_text(f"{subjects[fit.rows]}, measured on {ranks} ranks, {runs}")
+    print_text(f"{subjects[fit.rows]}, measured on {', '.join(map(str, fit.ranks))} ranks, {runs}")
     print_table(
         ("number", "of", ">chunks beyond", ">value", ">80 % from", ">to"),
         [
-            (v.parameter, v.where, v.beyond, *map(_four_digits, (v.value, *v.interval)))
+            (v.parameter, v.where, v.beyond, *map(shortened, (v.value, *v.interval)))
             for v in fit.values
         ],
     )
     _print_residuals(fit)
-    if fit.run_spread is not None:
-        spread, source = fit.run_spread, fit.run_spread.source.partition(":")[0]
+    if (spread := fit.run_spread) is not None:
         print_text(
             f"another run: times {100 * spread.times:.0f} %, rates {100 * spread.rates:.0f} % "
-            f"up or down (one standard deviation; {source}); within a run single sizes "
-            f"scatter by {100 * fit.scatter:.0f} %"
+            f"up or down (one standard deviation; {spread.source.partition(':')[0]}); within a "
+            f"run single sizes scatter by {100 * fit.scatter:.0f} %"
         )
     for lost in fit.undetermined:
         print_text(
             f"cannot tell {lost.parameter} of {lost.where}: {lost.reason}; kept: {lost.kept}"
         )
     print_text("")
-
-
-def _four_digits(value: str) -> str:
-    """Shorten a value of a profile for people: ``"3.371 GB/s"``."""
-    number, space, unit = value.partition(" ")
-    return f"{float(number):.4g}{space}{unit}"
 
 
 def _print_factors(fit: Fit) -> None:
@@ -291,20 +297,98 @@ def _print_residuals(fit: Fit) -> None:
 
     from perfmodel.units import format_bytes, format_time
 
+    measured_s = {
+        key: geometric_mean(point.measured_s for point in points)
+        for key, points in fit.by_size.items()
+    }
     print_text("")
-    rows = []
-    for (op, ranks, nbytes), points in fit.by_size.items():
-        measured_s, fitted_s = geometric_mean(p.measured_s for p in points), points[0].fitted_s
-        rows.append(
+    print_table(
+        ("collective", ">ranks", ">size", ">measured", ">fitted", ">error"),
+        [
             (
-                op,
-                str(ranks),
-                format_bytes(nbytes),
-                format_time(measured_s),
-                format_time(fitted_s),
-                f"{100 * (fitted_s / measured_s - 1):+.1f} %",
+                key[0],
+                str(key[1]),
+                format_bytes(key[2]),
+                format_time(measured_s[key]),
+                format_time(points[0].fitted_s),
+                f"{100 * (points[0].fitted_s / measured_s[key] - 1):+.1f} %",
             )
+            for key, points in fit.by_size.items()
+        ],
+    )
+    print_text(
+        f"absolute error: median {100 * fit.median_abs:.1f} %, 90th percentile "
+        f"{100 * fit.p90_abs:.1f} %"
+    )
+
+
+VALIDATE_EXAMPLES = (
+    "perfmodel validate",
+    "perfmodel validate --data my-sweeps -o my-report",
+    "perfmodel validate --data my-sweeps --profile mine --json",
+)
+
+
+def validate(
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            metavar="DIR",
+            help="Folder with META.csv (or nccl_sweeps/META.csv) and the times of each sweep, with "
+            "steps.csv, or with both; default: the recorded sweeps that ship with perfmodel.",
+        ),
+    ] = None,
+    profile: ProfileOption = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="DIR",
+            help="Write the report here (page, Markdown, JSON, CSV).",
+        ),
+    ] = None,
+    transfer: Annotated[
+        bool,
+        typer.Option(
+            "--transfer/--no-transfer",
+            help="Also predict each sweep from the others of the same hardware.",
+        ),
+    ] = True,
+    json: JsonOption = False,
+) -> None:
+    """Compare predictions with recorded sweeps of collectives and recorded training steps.
+
+    Each sweep is matched to a machine by the words of META.csv (or by its column topology) and
+    predicted from datasheets, and from other sweeps of the same hardware. What cannot be matched
+    is listed with the reason.
+
+    Each row of steps.csv names a scenario, and what was measured: step_s, peak_GB, or both. Other
+    columns are fields of the scenario, as for --set (cluster.nodes).
+    """
+    check_outputs({"-o": output and output / "validation.html"})
+
+    from perfmodel.report.validation import validation_lines, write_validation
+    from perfmodel.studies.sweep.executor import count_cores
+    from perfmodel.validate.run import to_json
+    from perfmodel.validate.run import validate as compare
+
+    with flags_as_fields({"profile": "--profile"}):
+        own = load_profile(profile)
+    with progress_bar("predicting sweeps") as progress:
+        answer = compare(
+            data,
+            profile=own,
+            transfer=transfer,
+            processes=count_cores(),
+            progress=progress,
         )
-    print_table(("collective", ">ranks", ">size", ">measured", ">fitted", ">error"), rows)
-    median, p90 = fit.median_abs, fit.p90_abs
-    print_text(f"absolute error: median {100 * median:.1f} %, 90th percentile {100 * p90:.1f} %")
+    print_answer(
+        answer,
+        json=json,
+        to_json=to_json,
+        lines=validation_lines,
+        write=write_validation,
+        folder=output,
+    )

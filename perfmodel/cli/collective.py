@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from perfmodel.cli.options import (
+from perfmodel.cli.output import (
     BeginOption,
     EndOption,
     Environment,
@@ -23,14 +23,12 @@ from perfmodel.cli.options import (
     ProtocolName,
     TopologyArgument,
     check_algorithm,
+    check_report_folder,
     flags_as_fields,
     library_settings,
     load_profile,
     output_option,
     parse_quantities,
-)
-from perfmodel.cli.output import (
-    check_report_folder,
     print_blocks,
     print_json,
     print_note,
@@ -138,7 +136,7 @@ def collective(
             print_note(text)
     if output is not None:
         from perfmodel.report.collective import write_collective
-        from perfmodel.report.common.processes import count_ranks
+        from perfmodel.report.common.document import count_ranks
 
         chosen = "" if algorithm == "auto" else f", {algorithm}"
         title = f"{op} over {count_ranks(machine)} of {machine.name}, {library}{chosen}"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.options import flags_as_fields
-from perfmodel.cli.output import check_outputs, print_note, print_text
+from perfmodel.cli.output import check_outputs, flags_as_fields, print_note, print_text, refuse
 from perfmodel.errors import Fault, InputError, PerfmodelError
 from perfmodel.units import MOST_NODES
+
+if TYPE_CHECKING:
+    from perfmodel.api.draft import Draft
 
 INIT_EXAMPLES = (
     "perfmodel init",
@@ -89,7 +91,13 @@ def init(
     With --trace the model, its times, the strategy and the machine are those that were recorded;
     --model names its parameters, --node another machine.
     """
-    from perfmodel.api.draft import DraftAnswers, check_new, draft_scenario, write_draft
+    from perfmodel.api.draft import (
+        DraftAnswers,
+        TraceAnswers,
+        check_new,
+        draft_from_trace,
+        draft_scenario,
+    )
 
     check_new(output, force=force)
     check_outputs({"-o": output}, {"--topo": topo, "--config": Path(config) if config else None})
@@ -97,9 +105,14 @@ def init(
         raise InputError(Fault("--topo", "both --node and --topo", "one of them"))
     if trace:
         unused = {"--config": config, "--precision": precision, "--strategy": strategy}
+        allowed = "nothing with --trace, which says it: change the file that is written"
+        refuse(Fault(flag, "a value", allowed) for flag, value in unused.items() if value)
         if topo is not None:
             node, gpu = str(_import_node(topo, gpu, output, force=force)), None
-        _draft_traces(trace, output, unused, (gpu, batch, model, node, nodes, fabric), force=force)
+        recorded = TraceAnswers(gpu, batch, model, node, nodes, fabric)
+        with flags_as_fields(_FLAGS):
+            draft = draft_from_trace(trace, output, recorded, force=force)
+        _write(draft, output, f"perfmodel run {output}", force=force)
         return
     if gpu is not None and topo is None:
         raise InputError(Fault("--gpu", repr(gpu), "--topo beside it: a node has its own GPUs"))
@@ -113,50 +126,33 @@ def init(
     answers = DraftAnswers(model, config, place, nodes or 1, fabric, precision, batch, strategy)
     with flags_as_fields(_FLAGS):
         draft = draft_scenario(answers, output.parent)
+    _write(draft, output, f"perfmodel run {output}, perfmodel advise {output}", force=force)
+
+
+def _write(draft: Draft, output: Path, go_on: str, *, force: bool) -> None:
+    """Write and print a draft, and say what was chosen and what to run next."""
+    from perfmodel.api.draft import write_draft
+
     write_draft(draft, output, force=force)
     print_text(draft.text.rstrip("\n"))
-    for line in draft.notes:
+    for line in (*draft.notes, f"wrote {output}; next: {go_on}"):
         print_note(line)
-    print_note(f"wrote {output}; next: perfmodel run {output}, perfmodel advise {output}")
-
-
-TraceFlags = tuple[str | None, int | None, str | None, str | None, int | None, str | None]
-
-
-def _draft_traces(
-    traces: list[Path],
-    output: Path,
-    unused: dict[str, str | None],
-    flags: TraceFlags,
-    *,
-    force: bool,
-) -> None:
-    """Draft a scenario from a trace, and write it with its files."""
-    from perfmodel.api.draft import TraceAnswers, draft_from_trace, write_draft
-
-    if set_flags := [flag for flag, value in unused.items() if value is not None]:
-        allowed = "nothing with --trace, which says it: change the file that is written"
-        raise InputError([Fault(flag, "a value", allowed) for flag in set_flags])
-    with flags_as_fields(_FLAGS):
-        draft = draft_from_trace(traces, output, TraceAnswers(*flags), force=force)
-    write_draft(draft, output, force=force)
-    print_text(draft.text.rstrip("\n"))
-    for line in draft.notes:
-        print_note(line)
-    print_note(f"wrote {output}; next: perfmodel run {output}")
 
 
 def _ask(node: str | None, topo: Path | None, nodes: int | None) -> tuple[str, str | None, int]:
     """Ask for what flags do not say; an answer that is not known is asked for again."""
-    model = _ask_for("Which model (perfmodel models lists them)?", "resnet50", _check_model)
+    from perfmodel.topology.templates.build import load_node
+    from perfmodel.workload.zoo import build_model
+
+    model = _ask_for("Which model (perfmodel models lists them)?", "resnet50", build_model)
     if node is None and topo is None:
-        node = _ask_for("Which machine (perfmodel topology list)?", "dgx-a100", _check_node)
+        node = _ask_for("Which machine (perfmodel topology list)?", "dgx-a100", load_node)
     if nodes is None:
         nodes = int(_ask_for("How many of them?", "1", _check_nodes))
     return model, node, nodes
 
 
-def _ask_for(question: str, default: str, check: Callable[[str], None]) -> str:
+def _ask_for(question: str, default: str, check: Callable[[str], object]) -> str:
     """Ask until the answer is known; say why it is not."""
     while True:
         answer = str(typer.prompt(question, default=default)).strip()
@@ -171,18 +167,6 @@ def _ask_for(question: str, default: str, check: Callable[[str], None]) -> str:
 def _check_nodes(text: str) -> None:
     if not text.isdecimal() or not 1 <= int(text) <= MOST_NODES:
         raise InputError(Fault("nodes", repr(text), f"a whole number from 1 to {MOST_NODES:,}"))
-
-
-def _check_model(name: str) -> None:
-    from perfmodel.workload.zoo import build_model
-
-    build_model(name)
-
-
-def _check_node(name: str) -> None:
-    from perfmodel.topology.templates.build import load_node
-
-    load_node(name)
 
 
 def _import_node(topo: Path, gpu: str | None, output: Path, *, force: bool) -> Path:

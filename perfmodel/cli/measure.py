@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from perfmodel.cli.options import (
+from perfmodel.cli.output import (
     BeginOption,
     EndOption,
     FactorOption,
     JsonOption,
+    find_output_fault,
     flags_as_fields,
     output_option,
     parse_quantities,
+    print_blocks,
+    print_json,
+    print_note,
+    progress_bar,
+    refuse,
 )
-from perfmodel.cli.output import print_json, print_note, print_table, progress_bar
 from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
     from perfmodel.measure.job import Measurement, MeasurementJob
+    from perfmodel.report.common.document import Column
 
 
 MEASURE_EXAMPLES = (
@@ -72,10 +78,12 @@ def measure(
     """
     from perfmodel.cli.collective import sizes_between
     from perfmodel.measure.job import MeasurementJob
+    from perfmodel.topology.templates.build import load_node
     from perfmodel.units import parse_time
 
     times = parse_quantities(parse_time, {"--budget": budget, "--timeout": timeout})
-    name = None if topology is None else _template_name(topology)
+    with flags_as_fields({"topology": "--topology"}):
+        name = None if topology is None else load_node(topology).name
     outputs = _outputs(output, runs)
     job = MeasurementJob(
         backend,
@@ -89,16 +97,18 @@ def measure(
         timeout_s=times["--timeout"],
         topology=name,
     )
-    spent = ["--budget", budget] if repeats is None else ["--repeats", str(repeats)]
-    sizes = [
-        "-b",
-        smallest,
-        "-e",
-        largest,
-        "-f",
-        f"{factor:g}" if float(f"{factor:g}") == factor else repr(factor),
-    ]
-    job = replace(job, command=_command(job, sizes, [*spent, "--timeout", timeout], topology))
+    brief = f"{factor:g}"
+    flags = {
+        "-b": smallest,
+        "-e": largest,
+        "-f": brief if float(brief) == factor else repr(factor),
+        "--budget" if repeats is None else "--repeats": budget if repeats is None else f"{repeats}",
+        "--timeout": timeout,
+    }
+    if topology is not None:
+        place = Path(topology)
+        flags["--topology"] = place.name if place.is_absolute() else topology
+    job = replace(job, command=_command(job, flags))
     documents = [
         measurement.model_dump()
         for number in range(1, runs + 1)
@@ -108,31 +118,16 @@ def measure(
         print_json(documents[0] if runs == 1 else {"runs": documents})
 
 
-def _command(
-    job: MeasurementJob, sizes: Sequence[str], times: Sequence[str], topology: str | None
-) -> str:
+def _command(job: MeasurementJob, flags: Mapping[str, str]) -> str:
     """The command that measures the same again, without folders of this machine."""
-    place = []
-    if topology is not None:
-        path = Path(topology)
-        place = ["--topology", path.name if path.is_absolute() else topology]
-    command = [
-        "perfmodel",
-        "measure",
-        job.algorithm,
-        "--backend",
-        job.backend,
-        "--ranks",
-        str(job.ranks),
-        "--collective",
-        job.collective,
-        "--dtype",
-        job.dtype,
-        *sizes,
-        *times,
-        *place,
-    ]
-    return shlex.join(command)
+    own = {
+        "--backend": job.backend,
+        "--ranks": f"{job.ranks}",
+        "--collective": job.collective,
+        "--dtype": job.dtype,
+    }
+    words = [word for flag in (own | dict(flags)).items() for word in flag]
+    return shlex.join(["perfmodel", "measure", job.algorithm, *words])
 
 
 def _measure_once(
@@ -141,8 +136,8 @@ def _measure_once(
     """One start; its file is written before the next one. None: another rank of torchrun's."""
     from perfmodel.measure.run import measure as execute
 
-    label = f"measuring {job.algorithm} on {job.backend}"
-    label += "" if runs == 1 else f", run {number} of {runs}"
+    which = "" if runs == 1 else f", run {number} of {runs}"
+    label = f"measuring {job.algorithm} on {job.backend}{which}"
     flags = {"op": "--collective", "algorithm": "ALGORITHM", "sizes": "-e"}
     with progress_bar(label) as progress, flags_as_fields(flags):
         measurement = execute(job, progress)
@@ -170,54 +165,41 @@ def _outputs(output: Path | None, runs: int) -> list[Path]:
         raise InputError(Fault("--runs", str(runs), allowed))
     if output is None:
         return []
-    digits = len(str(runs))
     paths = [output]
     if runs > 1:
-        numbers = range(1, runs + 1)
-        paths = [output.with_stem(f"{output.stem}-{number:0{digits}}") for number in numbers]
+        digits = len(str(runs))
+        stems = [f"{output.stem}-{number:0{digits}}" for number in range(1, runs + 1)]
+        paths = [output.with_stem(stem) for stem in stems]
     for path in paths:
-        _writable(path)
+        fault = find_output_fault("-o", path)
+        if fault is None and not path.parent.is_dir():
+            fault = Fault("-o", f"{str(path)!r}", "a file in a folder that exists")
+        refuse([] if fault is None else [fault])
     return paths
 
 
-def _writable(path: Path) -> None:
-    from perfmodel.cli.output import find_output_fault
-
-    fault = find_output_fault("-o", path)
-    if fault is None and not path.parent.is_dir():
-        fault = Fault("-o", f"{str(path)!r}", "a file in a folder that exists")
-    if fault is not None:
-        raise InputError(fault)
-
-
-def _template_name(topology: str) -> str | None:
-    """Name of the template, by name or by file."""
-    from perfmodel.topology.templates.build import load_node
-
-    with flags_as_fields({"topology": "--topology"}):
-        return load_node(topology).name
-
-
 def _print_rows(measurement: Measurement) -> None:
+    from perfmodel.report.common.document import tabulate
     from perfmodel.units import format_bandwidth, format_time
 
     named = any(row.setting for row in measurement.rows)
-    rows = [
+    columns: list[Column | None] = [
+        ("what", lambda row: row.what),
+        ("setting", lambda row: row.setting) if named else None,
+        (">bytes", lambda row: f"{row.nbytes:,}"),
+        (">repeats", lambda row: f"{row.repeats}"),
+        (">median", lambda row: format_time(row.median_s)),
+        (">middle half", lambda row: f"{format_time(row.p25_s)} ... {format_time(row.p75_s)}"),
         (
-            row.what,
-            *([row.setting] if named else []),
-            f"{row.nbytes:,}",
-            f"{row.repeats}",
-            format_time(row.median_s),
-            f"{format_time(row.p25_s)} ... {format_time(row.p75_s)}",
-            format_bandwidth(row.nbytes / row.median_s)
-            if row.nbytes and row.what != "overlap"
-            else "",
-        )
-        for row in measurement.rows
+            ">algbw",
+            lambda row: (
+                format_bandwidth(row.nbytes / row.median_s)
+                if row.nbytes and row.what != "overlap"
+                else ""
+            ),
+        ),
     ]
-    names = ["setting"] if named else []
-    print_table(("what", *names, ">bytes", ">repeats", ">median", ">middle half", ">algbw"), rows)
+    print_blocks([tabulate(measurement.rows, columns)])
     load = measurement.machine.get("other_work", "0 %")
     if int(load.split()[0]) >= 5:
         print_note(f"Other work kept {load} busy meanwhile; on a quiet machine times are shorter.")

@@ -1,4 +1,7 @@
-"""What commands print: answers to stdout, everything else to stderr; and checks of output files."""
+"""What commands print: answers to stdout, everything else to stderr; and checks of output files.
+
+Options that several commands share, and what their values mean.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.escape import printable
+from perfmodel.units import MOST_NODES, MOST_PARTS
 
+if TYPE_CHECKING:
+    from perfmodel.calibrate import Profile
+    from perfmodel.library.settings import LibrarySettings
 if TYPE_CHECKING:
     from perfmodel.report.common.document import Block
     from perfmodel.scenario import Scenario
@@ -35,13 +43,28 @@ def print_json(document: object) -> None:
 
 
 def print_answer(
-    answer: T, *, json: bool, to_json: Callable[[T], object], lines: Callable[[T], Iterable[Block]]
+    answer: T,
+    *,
+    json: bool,
+    to_json: Callable[[T], object],
+    lines: Callable[[T], Iterable[Block]],
+    notes: Callable[[T], Iterable[str]] | None = None,
+    write: Callable[[T, Path], Path] | None = None,
+    folder: Path | None = None,
 ) -> None:
-    """Print an answer as one JSON document, or for people."""
+    """Print an answer as one JSON document, or for people, with remarks; write its report.
+
+    `notes`: remarks for people.
+    `write`, `folder`: what writes the report, and where ``-o`` says; nothing without a folder.
+    """
     if json:
         print_json(to_json(answer))
     else:
         print_blocks(lines(answer))
+        for note in notes(answer) if notes is not None else ():
+            print_note(note)
+    if write is not None and folder is not None:
+        print_note(f"wrote {write(answer, folder)}")
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -83,35 +106,23 @@ def progress_bar(label: str) -> Iterator[Progress | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    bar = _Bar(label)
+    from rich.console import Console
+    from rich.progress import Progress as RichProgress
+
+    began_s, bar = time.monotonic(), RichProgress(console=Console(stderr=True), transient=True)
+    tasks: list[Any] = []
+
+    def update(done: int, total: int) -> None:
+        if not tasks and time.monotonic() - began_s >= SHOW_PROGRESS_AFTER_S:
+            tasks.append(bar.add_task(label, total=total))
+            bar.start()
+        for task in tasks:
+            bar.update(task, completed=done, total=total)
+
     try:
-        yield bar.update
+        yield update
     finally:
         bar.stop()
-
-
-class _Bar:
-    def __init__(self, label: str) -> None:
-        self.label = label
-        self.began_s = time.monotonic()
-        self.bar: Any = None
-        self.task: Any = None
-
-    def update(self, done: int, total: int) -> None:
-        if self.bar is None:
-            if time.monotonic() - self.began_s < SHOW_PROGRESS_AFTER_S:
-                return
-            from rich.console import Console
-            from rich.progress import Progress as RichProgress
-
-            self.bar = RichProgress(console=Console(stderr=True), transient=True)
-            self.task = self.bar.add_task(self.label, total=total)
-            self.bar.start()
-        self.bar.update(self.task, completed=done, total=total)
-
-    def stop(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
 
 
 def find_output_fault(flag: str, path: Path) -> Fault | None:
@@ -143,16 +154,20 @@ def check_outputs(
     Raises `InputError`: names each flag whose file cannot be written.
     """
     outputs = {flag: path for flag, path in files.items() if path is not None}
-    candidates = [find_output_fault(flag, path) for flag, path in outputs.items()]
+    faults = [find_output_fault(flag, path) for flag, path in outputs.items()]
     used = {name: path for name, path in (inputs or {}).items() if path is not None}
     for flag, path in outputs.items():
         same = [name for name, other in used.items() if _is_same_file(path, other)]
-        if same:
-            allowed = f"another file than that of {same[0]}, which it would replace"
-            candidates.append(Fault(flag, repr(str(path)), allowed))
+        allowed = f"another file than that of {''.join(same[:1])}, which it would replace"
+        faults += [Fault(flag, repr(str(path)), allowed)] if same else []
         used[flag] = path
-    if faults := [fault for fault in candidates if fault is not None]:
-        raise InputError(faults)
+    refuse(fault for fault in faults if fault is not None)
+
+
+def refuse(faults: Iterable[Fault]) -> None:
+    """Raise `InputError` of faults, each once, if there are any."""
+    if found := dict.fromkeys(faults):
+        raise InputError(found)
 
 
 def check_report_folder(
@@ -172,24 +187,26 @@ def check_report_folder(
     """
     if folder is None:
         return
+    place = repr(str(folder))
     try:
         is_file = folder.exists() and not folder.is_dir()
     except OSError as error:  # a name that is too long
-        place = f"{str(folder)!r} ({error.strerror or error})"
-        raise InputError(Fault("-o", place, "a place that can be written")) from None
+        actual = f"{place} ({error.strerror or error})"
+        raise InputError(Fault("-o", actual, "a place that can be written")) from None
     if is_file:
-        raise InputError(Fault("-o", f"{str(folder)!r} (a file)", "a folder, new or not"))
+        raise InputError(Fault("-o", f"{place} (a file)", "a folder, new or not"))
     inputs = {f"{role} ({path})": path for role, path in _list_inputs(scenarios)}
-    named = {"--profile": None if profile is None else Path(profile), "--store": store}
+    inputs |= {"--profile": Path(profile)} if profile is not None else {}
+    inputs |= {"--store": store} if store is not None else {}
     files = [folder / name for name in names]
     faults = [find_output_fault("-o", path) for path in files]
-    for path in files:
-        for role, other in (inputs | named).items():
-            if other is not None and _is_same_file(path, other):
-                allowed = f"another folder, as {path.name} would replace {role}"
-                faults.append(Fault("-o", repr(str(folder)), allowed))
-    if present := [fault for fault in faults if fault is not None]:
-        raise InputError(dict.fromkeys(present))
+    faults += [
+        Fault("-o", place, f"another folder, as {path.name} would replace {role}")
+        for path in files
+        for role, other in inputs.items()
+        if _is_same_file(path, other)
+    ]
+    refuse(fault for fault in faults if fault is not None)
 
 
 def _list_inputs(scenarios: Iterable[Scenario]) -> Iterator[tuple[str, Path]]:
@@ -209,3 +226,167 @@ def _is_same_file(path: Path, other: Path) -> bool:
         return path.resolve() == other.resolve()
     except (OSError, ValueError):  # a name too long, or with a zero byte, is no file
         return False
+
+
+ProtocolName = Annotated[
+    Literal["auto", "ll", "ll128", "simple"], typer.Option(help="Of NCCL, as NCCL_PROTO.")
+]
+Environment = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="NCCL's environment; may be given repeatedly."),
+]
+NcclVersion = Annotated[
+    str | None,
+    typer.Option(metavar="VERSION", help="2.0 to 2.30, such as 2.23.4; default: the newest."),
+]
+OneProcess = Annotated[
+    bool, typer.Option("--one-process", help="One process drives all GPUs of a host.")
+]
+
+
+def check_algorithm(library: str, algorithm: str) -> None:
+    """Refuse NCCL's own algorithms for MPI and Gloo; `plain` may try any."""
+    from perfmodel.collectives.catalog import NCCL_ONLY
+
+    if library in {"gloo", "mpi"} and algorithm.replace("-", "_") in NCCL_ONLY:
+        allowed = f"one that --library {library} has; only nccl has this one"
+        raise InputError(Fault("--algorithm", repr(algorithm), allowed))
+
+
+def library_settings(
+    library: str, protocol: str, env: list[str], version: str | None, *, one_process: bool
+) -> LibrarySettings:
+    """Return what the flags tell the library.
+
+    Raises `InputError`: a variable or value that NCCL does not know, or NCCL's flags for another
+        library.
+    """
+    from perfmodel.library.settings import environment_of, settings_of
+
+    flags = {
+        "--protocol": protocol if protocol != "auto" else None,
+        "--env": env[0] if env else None,
+        "--nccl-version": version,
+        "--one-process": "given" if one_process else None,
+    }
+    others = {flag: value for flag, value in flags.items() if value is not None}
+    if library != "nccl" and others:
+        allowed = f"nothing with --library {library}, only with nccl"
+        raise InputError(Fault(flag, repr(value), allowed) for flag, value in others.items())
+    variables = environment_of(env)
+    if protocol != "auto":
+        if variables.get("NCCL_PROTO", protocol).lower() != protocol:
+            clash = f"--env NCCL_PROTO={variables['NCCL_PROTO']}"
+            raise InputError(Fault("--protocol", repr(protocol), f"the same as in {clash}"))
+        variables["NCCL_PROTO"] = protocol
+    return settings_of(
+        version=version, env=variables, one_process=one_process, fields=("--nccl-version", "--env")
+    )
+
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
+FidelityOption = Annotated[
+    Literal["flow", "message", "reference"] | None,
+    typer.Option(
+        help="flow: rates on links; message: every send (up to some hundred GPUs); reference: the "
+        "same in plain SimPy (some ten GPUs)."
+    ),
+]
+NodesOption = Annotated[
+    int,
+    typer.Option("--nodes", min=1, max=MOST_NODES, metavar="N", help="How many of these machines."),
+]
+GpusPerNodeOption = Annotated[
+    int | None,
+    typer.Option(
+        "--gpus-per-node", min=1, max=MOST_PARTS, metavar="G", help="Default: all of them."
+    ),
+]
+FabricOption = Annotated[
+    str | None, typer.Option("--fabric", metavar="F", help="Network between them, by name.")
+]
+
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--profile", metavar="P", help="Measured numbers, by name or file (perfmodel calibrate)."
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Replace one field; may be repeated."),
+]
+JobsOption = Annotated[
+    int | None,
+    typer.Option("-j", "--jobs", metavar="N", help="Processes; default: all physical cores."),
+]
+BackendOption = Annotated[
+    str, typer.Option(metavar="loky|dask|ray", help="Processes of this machine, or a cluster.")
+]
+SchedulerOption = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Of the cluster, such as tcp://10.0.0.5:8786."),
+]
+
+BeginOption = Annotated[str, typer.Option("-b", "--begin", metavar="SIZE", help="Smallest size.")]
+EndOption = Annotated[str, typer.Option("-e", "--end", metavar="SIZE", help="Largest size.")]
+FactorOption = Annotated[float, typer.Option("-f", "--factor", metavar="X", help="Between sizes.")]
+TopologyArgument = Annotated[
+    str, typer.Argument(metavar="TOPOLOGY", help="Name (see 'perfmodel topology list') or file.")
+]
+
+
+def scenario_argument(text: str) -> Any:
+    """Describe the scenario that a command takes."""
+    return typer.Argument(metavar="SCENARIO", help=text)
+
+
+def output_option(metavar: str, text: str) -> Any:
+    """Describe what a command writes with ``-o``."""
+    return typer.Option("-o", "--output", metavar=metavar, help=text)
+
+
+def load_profile(name: str | None) -> Profile | None:
+    """Read the profile that ``--profile`` names; None where there is none."""
+    if name is None:
+        return None
+
+    from perfmodel.calibrate import read_profile
+
+    with flags_as_fields({"profile": "--profile"}):
+        return read_profile(name)
+
+
+def parse_quantities(
+    parse: Callable[[object, str], float], flags: Mapping[str, str | None]
+) -> dict[str, float]:
+    """Read flags with units, all faults at once; flags that are None are left out.
+
+    Raises `InputError`: a unit that is missing or unknown, or a value that is not above zero; names
+        the flag.
+    """
+    values: dict[str, float] = {}
+    faults: list[Fault] = []
+    for flag, text in flags.items():
+        if text is None:
+            continue
+        try:
+            values[flag] = parse(text, flag)
+        except InputError as error:
+            faults += error.faults
+        else:
+            if values[flag] <= 0:
+                faults.append(Fault(flag, repr(text), "more than zero"))
+    if faults:
+        raise InputError(faults)
+    return values
+
+
+@contextmanager
+def flags_as_fields(flags: Mapping[str, str]) -> Iterator[None]:
+    """Report faults of a function's parameters under the flags that set them."""
+    try:
+        yield
+    except InputError as error:
+        faults = [replace(f, field=flags.get(f.field, f.field)) for f in error.faults]
+        raise InputError(faults) from None

@@ -1,30 +1,39 @@
-"""``perfmodel run``: a scenario becomes a result and a report."""
+"""``perfmodel run``: a scenario becomes a result and a report.
+
+``perfmodel compare``: scenarios or variations of one, side by side.
+
+``perfmodel plan``: which cluster to buy or rent.
+
+``perfmodel advise``: what to change in a scenario, and what that costs.
+"""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from perfmodel.cli.options import (
+from perfmodel.cli.output import (
     BackendOption,
     FidelityOption,
+    JobsOption,
     JsonOption,
     ProfileOption,
     SchedulerOption,
     SetOption,
+    check_report_folder,
     load_profile,
     output_option,
-    scenario_argument,
-)
-from perfmodel.cli.output import (
-    check_report_folder,
     print_answer,
     print_note,
     progress_bar,
+    refuse,
+    scenario_argument,
 )
 from perfmodel.errors import Fault, InputError
 
@@ -33,7 +42,11 @@ if TYPE_CHECKING:
     from perfmodel.report.explorer.grid import Grid
     from perfmodel.scenario import Scenario
     from perfmodel.studies.run.result.model import Result
-
+if TYPE_CHECKING:
+    from perfmodel.scenario import Scenario
+    from perfmodel.studies.compare import Comparison
+if TYPE_CHECKING:
+    from perfmodel.studies.plan import PlanResult
 
 WARN_FROM_MIN = 2.0
 
@@ -81,7 +94,14 @@ def run(
     GPUs, as far as the scenario has them. The mixtures of strategy auto may be simulated in several
     processes, or on a cluster; the answer is the same.
     """
-    _check_flags(output, explore=explore, images=images)
+    needs_folder = {"--explore": explore, "--images": images is not None}
+    if output is None:
+        allowed = "a folder to write to: -o DIR"
+        refuse(Fault(flag, "no -o DIR", allowed) for flag, on in needs_folder.items() if on)
+    if images is not None:
+        from perfmodel.report.common.images import check_images
+
+        check_images()
     from perfmodel.scenario import change_scenario, load_scenario
 
     question = load_scenario(scenario, set_ or ())
@@ -91,14 +111,12 @@ def run(
         drawn = [] if images is None else [f"images/report.{images}"]  # a file in place of images
         check_report_folder(output, [*FILES, *drawn], [question], profile)
 
-    from perfmodel.report.run.export import to_json
-    from perfmodel.report.run.text import result_lines
+    from perfmodel.report.run.text import result_lines, to_json
     from perfmodel.studies.run import run_scenario
     from perfmodel.studies.sweep.executor import search_workers
 
     workers = search_workers(question, jobs, backend, scheduler)
-    measured = load_profile(profile)
-    began_s = time.monotonic()
+    measured, began_s = load_profile(profile), time.monotonic()
     with progress_bar("simulating") as progress:
         result = run_scenario(
             question, fidelity=fidelity, profile=measured, progress=progress, workers=workers
@@ -108,23 +126,11 @@ def run(
     if output is not None:
         from perfmodel.report.run.page import write_report
 
-        if result.search is not None:
-            question = change_scenario(question, result.search.winner.changes)
-        if fidelity is not None:
-            question = change_scenario(question, {"fidelity": fidelity})
+        changes = {} if result.search is None else dict(result.search.winner.changes)
+        changes |= {} if fidelity is None else {"fidelity": fidelity}
+        question = change_scenario(question, changes) if changes else question
         grid = _simulate_grid(question, result, measured, points, each_s) if explore else None
         print_note(f"wrote {write_report(result, output, grid=grid, images=images)}")
-
-
-def _check_flags(output: Path | None, *, explore: bool, images: str | None) -> None:
-    """Refuse what cannot be written before anything is simulated."""
-    flags = [*["--explore"] * explore, *["--images"] * (images is not None)]
-    if output is None and flags:
-        raise InputError(Fault(flag, "no -o DIR", "a folder to write to: -o DIR") for flag in flags)
-    if images is not None:
-        from perfmodel.report.common.images import check_images
-
-        check_images()
 
 
 def _simulate_grid(
@@ -145,3 +151,225 @@ def _simulate_grid(
         )
     with progress_bar("simulating settings") as progress:
         return explore(question, result, design, profile=measured, progress=progress)
+
+
+COMPARE_EXAMPLES = (
+    "perfmodel compare bert-large-v100-25g bert-large-v100-100g --attribute -o out",
+    "perfmodel compare resnet50-dgx-a100 --set what_if.network_bandwidth=4 --set what_if.compute=2",
+    "perfmodel compare gpt2-xl-pcie-p2p --with 'strategy.bucket_cap=50 MiB; strategy.hook=fp16'",
+)
+
+
+def compare(
+    scenarios: Annotated[
+        list[str], typer.Argument(metavar="SCENARIO...", help="Scenarios by name or file.")
+    ],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="FIELD=VALUE",
+            help="With one SCENARIO: a variation of it, each a column. With several: for all.",
+        ),
+    ] = None,
+    with_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with",
+            metavar="'A=X; B=Y'",
+            help="A variation of one SCENARIO in several fields; may be repeated.",
+        ),
+    ] = None,
+    attribute: Annotated[
+        bool,
+        typer.Option(
+            "--attribute",
+            help="Also: what if the network were infinitely fast, latency zero, compute twice as "
+            "fast ...",
+        ),
+    ] = False,
+    jobs: JobsOption = None,
+    output: Annotated[Path | None, output_option("DIR", "Write compare.html here.")] = None,
+    profile: ProfileOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Put scenarios, or variations of one, side by side: what changed, by how much, and why.
+
+    All are compared with the first, at the size that each asks about. With -o it writes
+    compare.html (one file, works offline), compare.csv and compare.json.
+    """
+    columns = _columns(scenarios, set_ or [], with_ or [])
+    if len(columns) < 2 and not attribute:
+        allowed = "two or more, a variation (--set, --with), or --attribute"
+        raise InputError(Fault("SCENARIO", "one scenario alone", allowed))
+
+    from perfmodel.report.comparison.page import FILES, comparison_lines, write_comparison
+    from perfmodel.studies.compare import compare as compare_columns
+    from perfmodel.studies.compare.model import to_json
+
+    check_report_folder(output, FILES, columns.values(), profile)
+    measured = load_profile(profile)
+    with progress_bar("simulating") as progress:
+        comparison = compare_columns(
+            columns, profile=measured, attribute=attribute, jobs=jobs, progress=progress
+        )
+    print_answer(
+        comparison,
+        json=json,
+        to_json=to_json,
+        lines=comparison_lines,
+        notes=_notes,
+        write=write_comparison,
+        folder=output,
+    )
+
+
+def _columns(names: list[str], sets: list[str], withs: list[str]) -> dict[str, Scenario]:
+    """Scenarios by label; all faults of all of them at once."""
+    from perfmodel.scenario import load_scenario
+
+    split = {text: [part.strip() for part in text.split(";") if part.strip()] for text in withs}
+    if len(names) > 1 and withs:
+        raise InputError(Fault("--with", "several scenarios", "variations of one"))
+    if not all(split.values()):
+        raise InputError(Fault("--with", "nothing", "fields such as 'strategy.hook=fp16; A=B'"))
+    stems = [Path(name).stem for name in names]
+    variations = [
+        (name if stems.count(stem) > 1 else stem, name, sets)
+        for name, stem in zip(names, stems, strict=True)
+    ]
+    if len(names) == 1:
+        variations = [(stems[0], names[0], [])]
+        variations += [(text, names[0], [text]) for text in sets]
+        variations += [(text, names[0], split[text]) for text in withs]
+    columns: dict[str, Scenario] = {}
+    faults: list[Fault] = []
+    for at, (label, name, overrides) in enumerate(variations, 1):
+        try:
+            loaded = load_scenario(name, overrides)
+        except InputError as error:
+            flag = "--with" if label in withs else "--set"
+            faults += [replace(f, field=f.field.replace("--set", flag, 1)) for f in error.faults]
+        else:
+            columns[label if label not in columns else f"{label} ({at})"] = loaded
+    refuse(faults)
+    return columns
+
+
+def _notes(comparison: Comparison) -> Iterator[str]:
+    """Say what failed and what the numbers rest on."""
+    for imagined in comparison.what_ifs:
+        for side, message in zip(comparison.sides, imagined.messages, strict=True):
+            if message:
+                yield f"{imagined.what}, {side.label}: {message}"
+    yield from comparison.assumptions[: 2 if comparison.what_ifs else 1]
+
+
+PLAN_EXAMPLES = (
+    "perfmodel plan plan-gpt2-xl -o out",
+    "perfmodel plan plan-gpt2-xl --set 'plan.deadline=5 d' --json",
+    "perfmodel plan my-scenario.yaml --store steps.sqlite",
+)
+
+
+def plan(
+    scenario: Annotated[
+        str, scenario_argument("A scenario with a 'plan' section, by name or file.")
+    ],
+    output: Annotated[Path | None, output_option("DIR", "Write plan.html and tables here.")] = None,
+    set_: SetOption = None,
+    jobs: JobsOption = None,
+    backend: BackendOption = "loky",
+    scheduler: SchedulerOption = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep predicted steps here, and look them up."),
+    ] = None,
+    profile: ProfileOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Compare candidate clusters: time to train, cost, energy, goodput with failures.
+
+    The section 'plan' has a target (samples, tokens or epochs), candidates (hardware, sizes,
+    prices), and if you like failures, deadline, budget and upgrades. A candidate that does not fit
+    or is not found is listed with the reason. The exit code is 1 if none can train. With -o it
+    writes plan.html (one file, works offline), plan.md, plan.csv and plan.json.
+    """
+    from perfmodel.report.planning.page import FILES, plan_lines, write_plan
+    from perfmodel.scenario import load_scenario
+    from perfmodel.studies.plan import plan_scenario
+    from perfmodel.studies.plan.export import to_json
+
+    question = load_scenario(scenario, set_ or ())
+    check_report_folder(output, FILES, [question], profile, store=store)
+    with progress_bar("simulating") as progress:
+        answer = plan_scenario(
+            question,
+            profile=load_profile(profile),
+            jobs=jobs,
+            backend=backend,
+            scheduler=scheduler,
+            store=store,
+            progress=progress,
+        )
+    print_answer(
+        answer,
+        json=json,
+        to_json=to_json,
+        lines=plan_lines,
+        notes=_plan_notes,
+        write=write_plan,
+        folder=output,
+    )
+    if not answer.usable:
+        raise typer.Exit(1)
+
+
+def _plan_notes(answer: PlanResult) -> Iterator[str]:
+    """Say what the numbers leave out."""
+    from perfmodel.report.planning.text import explain_in_time
+
+    yield from (f"note: {line}" for line in answer.cautions)
+    front = " Front: nothing else is both as quick and as cheap." if answer.currency else ""
+    yield f"Efficiency is {answer.efficiency_base}.{front}{explain_in_time(answer)}"
+    more = "every upgrade of every cluster and " if answer.outcomes else ""
+    yield f"See -o DIR or --json for {more}what all this rests on."
+
+
+ADVISE_EXAMPLES = (
+    "perfmodel advise bucket-size-slow-ethernet",
+    "perfmodel advise resnet50-dgx-a100 --set cluster.nodes=4 -o out",
+    "perfmodel advise my-scenario.yaml --json",
+)
+
+
+def advise(
+    scenario: Annotated[
+        str, scenario_argument("A scenario by name (see 'perfmodel scenarios') or file.")
+    ],
+    output: Annotated[Path | None, output_option("DIR", "Write advice.html here.")] = None,
+    set_: SetOption = None,
+    profile: ProfileOption = None,
+    jobs: JobsOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Say what to change in a scenario: each change alone, and the best few together.
+
+    Buckets, gradient hook, batch, micro-batches, precision, strategy, kernels, recomputation,
+    degrees, network adapters and oversubscription are simulated; gains are samples per second,
+    with 80 % intervals; what does not fit the memory is not proposed. With -o it writes
+    advice.html (one file, works offline) and advice.json.
+    """
+    from perfmodel.report.advice import FILES, advice_lines, write_advice
+    from perfmodel.scenario import load_scenario
+    from perfmodel.studies.advise.model import to_json
+    from perfmodel.studies.advise.run import advise_scenario
+
+    question = load_scenario(scenario, set_ or ())
+    check_report_folder(output, FILES, [question], profile)
+    measured = load_profile(profile)
+    with progress_bar("simulating changes") as progress:
+        advice = advise_scenario(question, profile=measured, jobs=jobs, progress=progress)
+    print_answer(
+        advice, json=json, to_json=to_json, lines=advice_lines, write=write_advice, folder=output
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -10,22 +10,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.options import (
+from perfmodel.cli.output import (
     FabricOption,
     GpusPerNodeOption,
     JsonOption,
     NodesOption,
     TopologyArgument,
-    flags_as_fields,
-    output_option,
-)
-from perfmodel.cli.output import (
     check_outputs,
     find_output_fault,
+    flags_as_fields,
+    output_option,
     print_json,
     print_note,
     print_table,
     print_text,
+    refuse,
 )
 from perfmodel.errors import Fault, InputError
 
@@ -102,7 +101,9 @@ def show(
             "-o": output is not None,
             "--graph": graph is not None,
         }
-        _print_node(topology, [flag for flag, stated in conflicts.items() if stated])
+        allowed = "--yaml alone: it prints one host, with all of its GPUs"
+        refuse(Fault(flag, "beside --yaml", allowed) for flag, on in conflicts.items() if on)
+        _print_node(topology)
         return
     check_outputs(
         {"-o": output, "--graph": graph},
@@ -117,9 +118,8 @@ def show(
     from perfmodel.report.topology.summary import summary
 
     print_text("\n".join(summary(machine)).rstrip())
-    print_text("\nwhere the numbers come from")
-    for name, source in machine.sources.items():
-        print_text(f"  {name}: {source}")
+    sources = (f"  {name}: {source}" for name, source in machine.sources.items())
+    print_text("\n".join(["\nwhere the numbers come from", *sources]))
     if graph is not None:
         from perfmodel.topology.graph_files import write_graph
 
@@ -131,17 +131,13 @@ def show(
         print_note(f"wrote {write_topology(machine, output)}")
 
 
-def _print_node(topology: str, flags: Sequence[str]) -> None:
-    """Print a host as YAML; refuse flags on what is beyond one host."""
+def _print_node(topology: str) -> None:
+    """Print a host as YAML."""
     from perfmodel.topology.importers.imported import node_text
     from perfmodel.topology.templates.build import load_node
 
-    if flags:
-        allowed = "--yaml alone: it prints one host, with all of its GPUs"
-        raise InputError([Fault(flag, "beside --yaml", allowed) for flag in flags])
     with flags_as_fields(FLAGS):
-        node = load_node(topology)
-    print_text(node_text(node).rstrip())
+        print_text(node_text(load_node(topology)).rstrip())
 
 
 def check(
@@ -166,13 +162,10 @@ def check(
 
     if is_graph_file(topology):
         build_cluster(topology, nodes, None, fabric)  # refuses all that is wrong
-        print_text(f"{topology}: no faults")
-        return
-    faults = find_faults(find_file(topology, "topologies", field="TOPOLOGY"))
-    if not faults and (nodes > 1 or fabric is not None):
-        faults = find_faults(build_cluster(topology, nodes, None, fabric))
-    if faults:
-        raise InputError(faults)
+    else:
+        refuse(find_faults(find_file(topology, "topologies", field="TOPOLOGY")))
+        if nodes > 1 or fabric is not None:
+            refuse(find_faults(build_cluster(topology, nodes, None, fabric)))
     print_text(f"{topology}: no faults")
 
 
@@ -187,10 +180,8 @@ def topologies(json: JsonOption = False) -> None:
     ]
     if json:
         print_json({"topologies": descriptions})
-    else:
-        print_table(
-            ("topology", "kind", "what it is"), [tuple(row.values()) for row in descriptions]
-        )
+        return
+    print_table(("topology", "kind", "what it is"), [tuple(each.values()) for each in descriptions])
 
 
 IMPORT_EXAMPLES = (
@@ -287,13 +278,10 @@ def _faults_of(file: str) -> Iterator[None]:
 
 
 def _check_output(output: Path | None, *, force: bool) -> None:
-    if output is None:
-        return
-    fault = find_output_fault("-o", output)
-    if fault is None and output.exists() and not force:
+    fault = None if output is None else find_output_fault("-o", output)
+    if output is not None and fault is None and output.exists() and not force:
         fault = Fault("-o", f"{str(output)!r}, which exists", "a new file, or --force beside it")
-    if fault is not None:
-        raise InputError(fault)
+    refuse([] if fault is None else [fault])
 
 
 def _write(imported: ImportedTopology, output: Path | None) -> None:
@@ -304,9 +292,7 @@ def _write(imported: ImportedTopology, output: Path | None) -> None:
     if imported.is_fabric:
         imported.fabric()
     else:
-        faults = check(imported.node())
-        if faults:
-            raise InputError(faults)
+        refuse(check(imported.node()))
     print_note(f"{_KINDS[imported.kind]}: {imported.document['description']}")
     for text in imported.notes:
         print_note(f"assumed: {text}")

@@ -1,4 +1,7 @@
-"""``perfmodel trace``: what a profiler's trace says, and its step on another machine."""
+"""``perfmodel trace``: what a profiler's trace says, and its step on another machine.
+
+``perfmodel export``: a step in the format of another simulator.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from perfmodel.cli.options import (
+from perfmodel.cli.output import (
     FabricOption,
     GpusPerNodeOption,
     JsonOption,
     NodesOption,
     SetOption,
-    output_option,
-)
-from perfmodel.cli.output import (
     check_outputs,
+    check_report_folder,
+    output_option,
     print_answer,
     print_json,
     print_note,
     print_table,
     print_text,
+    refuse,
+    scenario_argument,
 )
 from perfmodel.errors import Fault, InputError
 
@@ -95,30 +99,28 @@ def trace(
     if chakra or (topology is not None and not executed):
         faults = _unused(flags, "Chakra's traces")
         _simulate_chakra(traces, topology, (nodes, gpus_per_node, fabric), library, faults, json)
-        return
-    if executed:
-        own = {name: flags[name] for name in ("--gpu", "--model", "--set")}
-        if output is not None:
-            if faults := _unused(own, "execution traces"):
-                raise InputError(faults)
-            _draft_executed(traces, output, batch, (topology, nodes, gpus_per_node, fabric), json)
+    elif executed:
+        faults = _unused({name: flags[name] for name in _NOT_EXECUTED}, "execution traces")
+        if output is None:
+            drafting = {"--batch": batch, "--topology": topology}
+            draft = "execution traces but with -o DIR, where a draft goes"
+            refuse([*faults, *_unused(drafting, draft)])
+            _print_executed(traces, json)
             return
-        faults = _unused(own, "execution traces")
-        drafting = {"--batch": batch, "--topology": topology}
-        faults += _unused(drafting, "execution traces but with -o DIR, where a draft goes")
-        if faults:
-            raise InputError(faults)
-        _print_executed(traces, json)
-        return
-    if (nodes, gpus_per_node, fabric, library) != (1, None, None, "nccl"):
+        refuse(faults)
+        _draft_executed(traces, output, batch, (topology, nodes, gpus_per_node, fabric), json)
+    elif (nodes, gpus_per_node, fabric, library) != (1, None, None, "nccl"):
         allowed = "nothing with traces of a profiler: --set cluster.nodes=2, and so on"
         raise InputError(Fault("--nodes, --fabric, --library", "a machine", allowed))
-    if any(map(is_inspector, files)):
-        if faults := _unused(flags, "lines of NCCL's Inspector"):
-            raise InputError(faults)
+    elif any(map(is_inspector, files)):
+        refuse(_unused(flags, "lines of NCCL's Inspector"))
         _print_inspected(traces, json)
-        return
-    _analyse(traces, output, json, gpu=gpu, batch=batch, model=model, changes=set_ or ())
+    else:
+        _analyse(traces, output, json, gpu=gpu, batch=batch, model=model, changes=set_ or ())
+
+
+_NOT_EXECUTED = ("--gpu", "--model", "--set")
+"""Flags that execution traces have no use for."""
 
 
 def _unused(flags: Mapping[str, object], traces: str) -> list[Fault]:
@@ -139,7 +141,7 @@ def _analyse(
     changes: Sequence[str],
 ) -> None:
     """Sum up traces of a profiler, print that, and write it where it is asked for."""
-    from perfmodel.report.trace import FILES, trace_lines
+    from perfmodel.report.trace import FILES, trace_lines, write_trace_report
     from perfmodel.traces.run import analyse_traces, to_json
 
     if output is not None:
@@ -148,11 +150,14 @@ def _analyse(
     analysis = analyse_traces(
         traces, gpu=gpu, batch=batch, model=model, changes=changes, folder=output
     )
-    print_answer(analysis, json=json, to_json=to_json, lines=trace_lines)
-    if output is not None:
-        from perfmodel.report.trace import write_trace_report
-
-        print_note(f"wrote {write_trace_report(analysis, output)}")
+    print_answer(
+        analysis,
+        json=json,
+        to_json=to_json,
+        lines=trace_lines,
+        write=write_trace_report,
+        folder=output,
+    )
 
 
 MOST_OPERATORS = 15
@@ -162,34 +167,32 @@ MOST_OPERATORS = 15
 def _print_executed(paths: list[Path], json: bool) -> None:
     from dataclasses import asdict
 
+    from perfmodel.files import attributes
     from perfmodel.traces.execution_trace import (
         pair_files,
         read_execution_trace,
         with_times,
     )
 
-    documents = []
-    for path, profile in pair_files(paths):
-        trace = read_execution_trace(path)
-        trace = trace if profile is None else with_times(trace, profile)
-        documents.append(
+    pairs = [(read_execution_trace(path), profile) for path, profile in pair_files(paths)]
+    traces = [each if profile is None else with_times(each, profile) for each, profile in pairs]
+    if json:
+        documents = [
             {
-                "file": path.name,
-                "schema": trace.schema,
-                "nodes": trace.nodes,
-                "linked": trace.linked,
-                "flops": trace.flops,
+                "file": trace.path.name,
+                **attributes(trace, "schema nodes linked flops"),
                 "operators": [asdict(each) for each in trace.operators],
                 "collectives": [
                     asdict(each) | {"nbytes": each.nbytes} for each in trace.collectives
                 ],
             }
-        )
-        if not json:
-            _print_operators(trace)
-    if json:
+            for trace in traces
+        ]
         print_json({"perfmodel": 1, "kind": "execution-traces", "traces": documents})
-    elif not any(document["linked"] for document in documents):
+        return
+    for trace in traces:
+        _print_operators(trace)
+    if not any(trace.linked for trace in traces):
         print_note(
             "no times: give the profiler's traces of the same steps behind these, or -o DIR "
             "--topology MACHINE for a scenario whose times are estimated"
@@ -204,30 +207,38 @@ def _draft_executed(
     json: bool,
 ) -> None:
     """Draft a scenario from one execution trace, run it, and print both."""
-    from perfmodel.report.run.export import to_json
-    from perfmodel.report.run.text import result_lines
+    from perfmodel.report.run.text import result_lines, to_json
     from perfmodel.traces.rebuild import executed_scenario
 
-    topology, nodes, gpus_per_node, fabric = cluster
-    faults = []
-    if topology is None:
-        allowed = "the machine: an execution trace does not name its GPUs"
-        faults.append(Fault("--topology", "nothing", allowed))
-    if len(paths) != 1:
-        allowed = "one rank's alone with -o; with the profiler's traces leave -o out"
-        faults.append(Fault("trace", f"{len(paths)} files", allowed))
-    if faults:
-        raise InputError(faults)
+    machine = "the machine: an execution trace does not name its GPUs"
+    alone = "one rank's alone with -o; with the profiler's traces leave -o out"
+    _refuse_unless_one(paths, "files", cluster[0], alone, machine)
     check_outputs(
         {f"-o ({name})": output / name for name in executed_scenario.FILES},
         {f"the trace {paths[0]}": paths[0]},
     )
-    section = {"node": topology, "nodes": nodes, "gpus_per_node": gpus_per_node, "fabric": fabric}
-    stated = {name: value for name, value in section.items() if value is not None}
+    section = zip(("node", "nodes", "gpus_per_node", "fabric"), cluster, strict=True)
+    stated = {name: value for name, value in section if value is not None}
     drafted = executed_scenario.run_draft(paths[0], stated, output, batch)
     print_answer(drafted.result, json=json, to_json=to_json, lines=result_lines)
     for note in (*drafted.notes, f"wrote {drafted.path}"):
         print_note(note)
+
+
+def _refuse_unless_one(
+    paths: list[Path],
+    kind: str,
+    topology: str | None,
+    one: str,
+    machine: str,
+    faults: Sequence[Fault] = (),
+) -> None:
+    """Refuse several traces, and traces without a machine to simulate them on."""
+    stated = (
+        (topology is None, Fault("--topology", "nothing", machine)),
+        (len(paths) != 1, Fault("trace", f"{len(paths)} {kind}", one)),
+    )
+    refuse([*faults, *(fault for lacks, fault in stated if lacks)])
 
 
 def _print_operators(trace: ExecutionTrace) -> None:
@@ -308,13 +319,10 @@ def _simulate_chakra(
     unused: Sequence[Fault],
     json: bool,
 ) -> None:
-    faults = list(unused)
-    if topology is None:
-        faults.append(Fault("--topology", "nothing", "the machine to simulate Chakra's traces on"))
-    if len(folders) != 1:
-        faults.append(Fault("trace", f"{len(folders)} folders", "one folder of Chakra's traces"))
-    if faults or topology is None:
-        raise InputError(faults)
+    machine = "the machine to simulate Chakra's traces on"
+    one = "one folder of Chakra's traces"
+    _refuse_unless_one(folders, "folders", topology, one, machine, unused)
+    assert topology is not None
     from perfmodel.cli.topology import build_cluster
     from perfmodel.report.common import quantities
     from perfmodel.traces.run import simulate_trace
@@ -337,3 +345,36 @@ def _simulate_chakra(
         f"{ranks} ranks, {simulated.collectives} collectives: "
         f"{quantities.duration(simulated.step_s)} a step on {topology}"
     )
+
+
+EXPORT_EXAMPLES = ("perfmodel export chakra resnet50-dgx-a100 -o et --set cluster.nodes=1",)
+
+
+def export(
+    kind: Annotated[
+        Literal["chakra"],
+        typer.Argument(metavar="FORMAT", help="chakra: execution traces, as ASTRA-sim reads them."),
+    ],
+    scenario: Annotated[str, scenario_argument("A scenario by name or file.")],
+    output: Annotated[Path | None, output_option("DIR", "Write NAME.RANK.et here.")] = None,
+    set_: SetOption = None,
+) -> None:
+    """Write one step of a scenario for another simulator.
+
+    chakra: NAME.RANK.et for each rank, and comm_groups.json, of the cluster's full size.
+    'perfmodel trace DIR --topology MACHINE' reads them again.
+    """
+    if output is None:
+        raise InputError(Fault("-o", "nothing", "a folder to write to: -o DIR"))
+    from perfmodel.scenario import load_scenario
+    from perfmodel.studies.run.prepared import prepare
+    from perfmodel.traces.chakra.write_plan import GROUPS, write_plan
+
+    question = load_scenario(scenario, set_ or ())
+    check_report_folder(output, [GROUPS], [question])
+    prepared = prepare(question)
+    if prepared.job.strategy.plan is None:
+        allowed = "a strategy whose ranks share steps"
+        raise question.fault("strategy.kind", repr(question.strategy.kind), allowed)
+    files = write_plan(prepared.sized.plan_for(None), output, question.name)
+    print_note(f"wrote {len(files) - 1} traces and {files[-1]} ({kind})")

@@ -1,22 +1,45 @@
-"""``perfmodel tune``: the best gradient buckets, or the best settings of another strategy."""
+"""``perfmodel tune``: the best gradient buckets, or the best settings of another strategy.
+
+``perfmodel sweep``: many variants of a scenario.
+"""
 
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.options import JsonOption, ProfileOption, SetOption, load_profile, output_option
-from perfmodel.cli.output import check_report_folder, print_answer, print_note
+from perfmodel.cli.output import (
+    BackendOption,
+    JobsOption,
+    JsonOption,
+    ProfileOption,
+    SchedulerOption,
+    SetOption,
+    check_outputs,
+    check_report_folder,
+    load_profile,
+    output_option,
+    print_answer,
+    print_note,
+    progress_bar,
+    refuse,
+    scenario_argument,
+)
 from perfmodel.errors import Fault, InputError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from perfmodel.studies.sweep import SweepResult
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
     from perfmodel.scenario import Scenario
     from perfmodel.studies.tune.model import TuneResult
-
 
 TUNE_EXAMPLES = (
     "perfmodel tune bucket-size-slow-ethernet",
@@ -56,9 +79,11 @@ def tune(
     offline), tune.json and, for buckets, curve.csv.
     """
     from perfmodel.scenario import load_scenario
+    from perfmodel.training.strategies import STRATEGIES
 
     questions = [load_scenario(name, set_ or ()) for name in scenarios]
-    if not all(_has_buckets(question) for question in questions):
+    rows = [STRATEGIES.get(question.strategy.kind) for question in questions]
+    if not all(row is not None and row.has_buckets for row in rows):
         _refuse_for_settings(questions, all_sizes=all_sizes, horovod=horovod)
         _tune_settings(questions[0], profile, output, json=json)
         return
@@ -71,13 +96,6 @@ def tune(
     _report(tunings, output, json=json)
 
 
-def _has_buckets(question: Scenario) -> bool:
-    from perfmodel.training.strategies import STRATEGIES
-
-    row = STRATEGIES.get(question.strategy.kind)
-    return row is not None and row.has_buckets
-
-
 def _refuse_for_settings(questions: list[Scenario], *, all_sizes: bool, horovod: bool) -> None:
     """Refuse what only buckets of DDP have."""
     several, without = "several scenarios, not all with strategy ddp", "a strategy without buckets"
@@ -86,8 +104,7 @@ def _refuse_for_settings(questions: list[Scenario], *, all_sizes: bool, horovod:
         (all_sizes, Fault("--all-sizes", without, "one size, or ddp")),
         (horovod, Fault("--horovod", without, "ddp, or kind: horovod")),
     )
-    if faults := [fault for stated, fault in refused if stated]:
-        raise InputError(faults)
+    refuse(fault for stated, fault in refused if stated)
 
 
 def _tune_settings(
@@ -97,13 +114,17 @@ def _tune_settings(
     from perfmodel.report.tuning import settings
     from perfmodel.studies.tune.settings_search import tune_settings
 
-    if output is not None:
-        check_report_folder(output, settings.FILES, [question], profile)
+    check_report_folder(output, settings.FILES, [question], profile)
     say = print_note if sys.stderr.isatty() else None
     tuned = tune_settings(question, profile=load_profile(profile), progress=say)
-    print_answer(tuned, json=json, to_json=settings.settings_json, lines=settings.settings_lines)
-    if output is not None:
-        print_note(f"wrote {settings.write_settings(tuned, output)}")
+    print_answer(
+        tuned,
+        json=json,
+        to_json=settings.settings_json,
+        lines=settings.settings_lines,
+        write=settings.write_settings,
+        folder=output,
+    )
 
 
 def _tune_each(
@@ -126,18 +147,135 @@ def _tune_each(
 
 def _report(tunings: list[TuneResult], output: Path | None, *, json: bool) -> None:
     """Print one tuning, or the setting that serves several best, and write its page."""
-    from perfmodel.report.tuning import export, text
+    from perfmodel.report.tuning import page, text
     from perfmodel.studies.tune.recommendation import choose_minimax_cap
 
     if len(tunings) == 1:
-        (tuned,) = tunings
-        print_answer(tuned, json=json, to_json=export.tuned_json, lines=text.tuned_lines)
-    else:
-        shared = choose_minimax_cap(tunings)
-        print_answer(shared, json=json, to_json=export.compromise_json, lines=text.compromise_lines)
-    if output is not None:
-        from perfmodel.report.tuning.page import write_compromise, write_tuned
+        print_answer(
+            tunings[0],
+            json=json,
+            to_json=text.tuned_json,
+            lines=text.tuned_lines,
+            write=page.write_tuned,
+            folder=output,
+        )
+        return
+    print_answer(
+        choose_minimax_cap(tunings),
+        json=json,
+        to_json=text.compromise_json,
+        lines=text.compromise_lines,
+        write=page.write_compromise,
+        folder=output,
+    )
 
-        one = len(tunings) == 1
-        place = write_tuned(tuned, output) if one else write_compromise(shared, output)
-        print_note(f"wrote {place}")
+
+SWEEP_EXAMPLES = (
+    "perfmodel sweep sweep-buckets-and-nodes -o out --store sweep.sqlite",
+    "perfmodel sweep my-scenario.yaml --set 'sweep.grid={strategy.bucket_cap: [5 MiB, 25 MiB]}'",
+    "perfmodel sweep my-scenario.yaml --backend dask --scheduler tcp://10.0.0.5:8786",
+)
+
+STORE_FILES = ("wal", "shm", "journal")
+"""Files that SQLite keeps beside its own."""
+
+INTERRUPTED_EXIT = 130
+"""128 + SIGINT: what a shell reports for a program that was stopped by Ctrl-C."""
+
+
+def sweep(
+    scenario: Annotated[
+        str, scenario_argument("A scenario with a 'sweep' section, by name or file.")
+    ],
+    set_: SetOption = None,
+    jobs: JobsOption = None,
+    backend: BackendOption = "loky",
+    scheduler: SchedulerOption = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep answers here; run again, it goes on from there."),
+    ] = None,
+    profile: ProfileOption = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write a table.")
+    ] = None,
+    parquet: Annotated[
+        Path | None, typer.Option("--parquet", metavar="FILE", help="Write a table (pyarrow).")
+    ] = None,
+    output: Annotated[Path | None, output_option("DIR", "Write sweep.html here.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Answer many variants of a scenario, in parallel.
+
+    The section 'sweep' has 'grid' (every combination) and 'zip' (lists that go together) of fields
+    and values. A variant that fails is listed with its message and does not stop the others; the
+    exit code is then 1. Stopped by Ctrl-C or killed, it goes on from the store when run again. With
+    -o it writes sweep.html (one file, works offline), sweep.csv and sweep.json.
+    """
+    from perfmodel.report.sweep import FILES, sweep_lines, write_sweep
+    from perfmodel.scenario import load_scenario
+    from perfmodel.studies.sweep import run_sweep, variants
+    from perfmodel.studies.sweep.executor import check_backend
+    from perfmodel.studies.sweep.run import check_parquet, to_json, write_csv, write_parquet
+
+    question = load_scenario(scenario, set_ or ())
+    check_backend(backend, scheduler, jobs)
+    logs = {f"--store (its {end})": Path(f"{store}-{end}") for end in STORE_FILES if store}
+    inputs = {"the scenario": Path(scenario), "--profile": Path(profile) if profile else None}
+    check_outputs({"--store": store, "--csv": csv, "--parquet": parquet}, inputs | logs)
+    check_report_folder(output, FILES, [question], profile)
+    if parquet is not None:
+        check_parquet()
+    measured = load_profile(profile)
+    all_ = variants(question)
+    with _exit_on_interrupt(store), progress_bar("sweeping") as progress:
+        swept = run_sweep(
+            all_,
+            jobs=jobs,
+            backend=backend,
+            scheduler=scheduler,
+            store=store,
+            profile=measured,
+            progress=progress,
+        )
+    for path, write in ((csv, write_csv), (parquet, write_parquet)):
+        if path is not None:
+            write(swept, path)
+            print_note(f"wrote {path}")
+    print_answer(
+        swept,
+        json=json,
+        to_json=partial(to_json, question.name, question.question),
+        lines=sweep_lines,
+        notes=_sweep_notes,
+        write=partial(write_sweep, question),
+        folder=output,
+    )
+    if swept.failed:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _exit_on_interrupt(store: Path | None) -> Iterator[None]:
+    """End quietly when the user has had enough."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        rest = f"what was done is in {store}: run again to go on" if store else "nothing is kept"
+        print_note(f"stopped; {rest}")
+        raise typer.Exit(INTERRUPTED_EXIT) from None
+
+
+def _sweep_notes(swept: SweepResult) -> Iterator[str]:
+    """Say how many variants were answered, and what failed."""
+    from perfmodel.report.sweep import TERMINAL_ROWS, answered, failed
+    from perfmodel.studies.sweep.run import format_fields
+
+    done, count = len(answered(swept)), len(swept.variants)
+    more = f", the {TERMINAL_ROWS} fastest are shown" if done > TERMINAL_ROWS else ", fastest first"
+    reused = f", {swept.reused:,} of them from the store" if swept.reused else ""
+    yield f"{done:,} of {count:,} variants answered{reused}{more if done else ''}"
+    for variant, answer in failed(swept)[:TERMINAL_ROWS]:
+        yield f"failed: {format_fields(variant.set)}: {answer.message}"
+    if swept.failed > TERMINAL_ROWS:
+        yield f"... and {swept.failed - TERMINAL_ROWS:,} more that failed"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from html import escape
 from pathlib import Path
@@ -18,19 +18,19 @@ from perfmodel.report.common.document import (
     Block,
     Bullets,
     Code,
-    Definitions,
     Figure,
-    Folded,
     Paragraph,
-    Section,
     Table,
     Tile,
     Tiles,
+    bullets_section,
+    grounds,
     header,
     paragraphs,
     section,
+    tabulate,
 )
-from perfmodel.report.common.figures import error_bars, label_rows, new_figure, short_label
+from perfmodel.report.common.figures import bars, error_bars, label_rows, new_figure, short_label
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import INK, WORK
 from perfmodel.scenario.sections.plan import Money
@@ -46,6 +46,7 @@ from perfmodel.studies.advise.model import (
     joined_fields,
     to_json,
 )
+from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.tune.model import WORTH
 
 if TYPE_CHECKING:
@@ -147,48 +148,46 @@ def gain_interval(trial: Trial) -> str:
 
 def changes_table(advice: Advice, trials: Sequence[Trial]) -> Table:
     """One row per change: its gain, the memory that it takes, and what else it costs."""
-    rows = [
-        (
-            trial.text,
-            gain_text(trial.ratio),
-            gain_interval(trial),
-            quantities.duration(trial.point.step_time_s),
-            quantities.size(trial.point.memory.total_bytes),
-            costs(trial),
-        )
-        for trial in trials
-        if trial.point is not None
-    ]
-    rate = f">{advice.samples.units}/s"
-    header = ("change", rate, ">80 % interval", ">step", ">memory", "costs")
-    return Table(header, rows, ruled=False)
+    columns = (
+        ("change", lambda trial: trial.text),
+        (f">{advice.samples.units}/s", lambda trial: gain_text(trial.ratio)),
+        (">80 % interval", gain_interval),
+        (">step", lambda trial: quantities.duration(trial.point.step_time_s)),
+        (">memory", lambda trial: quantities.size(trial.point.memory.total_bytes)),
+        ("costs", costs),
+    )
+    simulated = (trial for trial in trials if trial.point is not None)
+    return tabulate(simulated, columns, ruled=False)
 
 
 def costs(trial: Trial) -> str:
     """What changes cost beside memory."""
-    notes = [note for note in dict.fromkeys(change.note for change in trial.changes) if note]
-    prices = [_money(change.price) for change in trial.changes if change.price is not None]
-    rents = [f"{_money(c.rent)} an hour" for c in trial.changes if c.rent is not None]
+
+    def money(amount: Money) -> str:
+        return f"{amount.amount:,.10g} {amount.currency}"
+
+    changes = trial.changes
+    prices = [money(change.price) for change in changes if change.price is not None]
+    rents = [f"{money(change.rent)} an hour" for change in changes if change.rent is not None]
+    notes = dict.fromkeys(change.note for change in changes if change.note)
     return "; ".join([*prices, *rents, *notes]) or "nothing"
-
-
-def _money(money: Money) -> str:
-    return f"{money.amount:,.10g} {money.currency}"
 
 
 def proposals(advice: Advice) -> list[str]:
     """State each proposal that was simulated as a whole."""
     lines = []
     for trial in advice.together:
-        assert trial.point is not None
-        step = quantities.duration(trial.point.step_time_s)
-        line = (
+        point = trial.point
+        assert point is not None
+        computes = point.limit == "compute"
+        then = "computing is the limit" if computes else f"the limit is {point.bottleneck}"
+        lines.append(
             f"{_upper(LEVELS[trial.touches])}: {trial.text}: {gain_text(trial.ratio)} "
             f"{advice.samples.units} per second (80 % interval {gain_interval(trial)}), a step "
-            f"takes {step} in {quantities.size(trial.point.memory.total_bytes)}; then "
-            f"{_then(trial)}."
+            f"takes {quantities.duration(point.step_time_s)} in "
+            f"{quantities.size(point.memory.total_bytes)}; then {then}."
+            f"{_cost_of_samples(advice, trial)}"
         )
-        lines.append(line + _cost_of_samples(advice, trial))
     return lines
 
 
@@ -199,20 +198,14 @@ def narrow_gains(advice: Advice) -> list[str]:
 
 def _sentence(reason: NarrowGain) -> str:
     (change,) = reason.alone.changes
-    rest = [each.text for each in reason.together.changes if each.text != change.text]
+    rest = " + ".join(each.text for each in reason.together.changes if each.text != change.text)
     quick = reason.least.base_s < reason.most.base_s
-    ends = (reason.least, reason.most) if quick else (reason.most, reason.least)
-    first, second = map(_steps, ends)
+    first, second = map(_steps, (reason.least, reason.most)[:: 1 if quick else -1])
     return (
-        f"Why {named(change)} gains less surely alone than with {' + '.join(rest)}: the "
-        f"{_short(reason.origin)} is uncertain. At its quick end a step takes {first}; at its slow "
-        f"end {second}."
+        f"Why {named(change)} gains less surely alone than with {rest}: the "
+        f"{reason.origin.partition(' of ')[0]} is uncertain. At its quick end a step takes "
+        f"{first}; at its slow end {second}."
     )
-
-
-def _short(origin: str) -> str:
-    """What is uncertain, without of which machine or model."""
-    return origin.partition(" of ")[0]
 
 
 def _steps(end: StepsAtEnd) -> str:
@@ -225,22 +218,13 @@ def _steps(end: StepsAtEnd) -> str:
 
 def power_limits(advice: Advice) -> list[str]:
     """Say what limits on the power of boards would save and cost, where that is worth it."""
-    lines = [
+    limits = "; ".join(
         f"{trial.text}: {gain_text(trial.ratio)} {advice.samples.units} per second for "
         f"{quantities.percent(1 - advice.energy_ratio(trial))} less energy of each"
         for trial in advice.thrifty
-    ]
-    if not lines:
-        return []
+    )
     counted = "boards counted at what they may draw; cluster.node.power_limit"
-    return [f"To save energy: {'; '.join(lines)} ({counted})."]
-
-
-def _then(trial: Trial) -> str:
-    assert trial.point is not None
-    if trial.point.limit == "compute":
-        return "computing is the limit"
-    return f"the limit is {trial.point.bottleneck}"
+    return [f"To save energy: {limits} ({counted})."] if limits else []
 
 
 def _cost_of_samples(advice: Advice, trial: Trial) -> str:
@@ -287,57 +271,51 @@ def _written_at(content: Mapping[str, Any], field: str) -> Any:
 
 
 def left_out(advice: Advice) -> list[str]:
-    """Say what gains nothing, and what is not proposed."""
-    lines = []
-    idle = [trial.text for trial in advice.trials if trial.ratio < 1.0 + WORTH]
-    if idle:
-        lines.append(f"Less than 1 %, or slower: {', '.join(idle)}.")
-    lines += _too_big(advice)
-    if advice.refused:
-        lines.append(f"Not possible here: {', '.join(trial.text for trial in advice.refused)}.")
-    return lines
-
-
-def _too_big(advice: Advice) -> Iterator[str]:
-    """Say what fits no GPU and what fits no host; each change is named with what it needs."""
-    needs = [(trial.text, trial.memory) for trial in advice.too_big if trial.memory is not None]
+    """Say what gains nothing, what fits no GPU and what no host, and what is not proposed."""
+    idle = ", ".join(trial.text for trial in advice.trials if trial.ratio < 1.0 + WORTH)
     has = quantities.size(advice.base.memory.capacity_bytes)
-    in_gpu, in_host = f"the {has} of a GPU, with CUDA and NCCL beside it", "the host"
-    lacking: dict[str, list[str]] = {in_gpu: [], in_host: []}
-    for text, memory in needs:
-        if memory.fits_gpu and memory.overfull:
-            lacking[in_host].append(f"{text} ({quantities.host_memory(memory)})")
-        else:
-            lacking[in_gpu].append(f"{text} ({quantities.size(memory.total_bytes)})")
-    for where, texts in lacking.items():
-        if texts:
-            yield f"Does not fit {where}: {', '.join(texts)}."
+    needs = [(trial.text, trial.memory) for trial in advice.too_big if trial.memory is not None]
+    in_host = {text: memory for text, memory in needs if memory.fits_gpu and memory.overfull}
+    gpu_needs = ", ".join(
+        f"{text} ({quantities.size(memory.total_bytes)})"
+        for text, memory in needs
+        if not (memory.fits_gpu and memory.overfull)
+    )
+    host_needs = ", ".join(
+        f"{text} ({quantities.host_memory(memory)})" for text, memory in in_host.items()
+    )
+    said = (
+        ("Less than 1 %, or slower", idle),
+        (f"Does not fit the {has} of a GPU, with CUDA and NCCL beside it", gpu_needs),
+        ("Does not fit the host", host_needs),
+        ("Not possible here", ", ".join(trial.text for trial in advice.refused)),
+    )
+    return [f"{what}: {which}." for what, which in said if which]
 
 
 def as_it_is(advice: Advice) -> str:
     """Describe the scenario as it is."""
     point = advice.base
-    rate = f"{quantities.count(point.samples_per_s)} {advice.samples.units}/s"
-    fits = (
-        "" if point.memory.fits else " It does not fit its GPUs: gains are over an imagined step."
-    )
+    imagined = " It does not fit its GPUs: gains are over an imagined step."
     return (
-        f"As it is: {quantities.gpus(point.gpus)}, {rate}, a step takes "
-        f"{quantities.duration(point.step_time_s)}, {quantities.waiting(point)}; bottleneck: "
-        f"{point.bottleneck}.{fits}"
+        f"As it is: {quantities.gpus(point.gpus)}, {quantities.count(point.samples_per_s)} "
+        f"{advice.samples.units}/s, a step takes {quantities.duration(point.step_time_s)}, "
+        f"{quantities.waiting(point)}; bottleneck: {point.bottleneck}."
+        f"{'' if point.memory.fits else imagined}"
     )
 
 
 def advice_lines(advice: Advice) -> list[Block]:
     """Arrange advice for the terminal."""
-    blocks: list[Block] = [Paragraph(headline(advice), "headline"), Paragraph(as_it_is(advice))]
-    if advice.worth:
-        blocks.append(changes_table(advice, advice.worth))
-    blocks += paragraphs(proposals(advice))
-    if advice.best is not None:
-        blocks.append(Paragraph(f"  {command(advice, advice.best)}"))
     notes = [*power_limits(advice), *left_out(advice), *narrow_gains(advice), INTERVALS]
-    return [*blocks, *paragraphs(notes, "note")]
+    return [
+        Paragraph(headline(advice), "headline"),
+        Paragraph(as_it_is(advice)),
+        *([changes_table(advice, advice.worth)] if advice.worth else []),
+        *paragraphs(proposals(advice)),
+        *([] if advice.best is None else [Paragraph(f"  {command(advice, advice.best)}")]),
+        *paragraphs(notes, "note"),
+    ]
 
 
 MOST_BARS = 14
@@ -353,31 +331,38 @@ _COLOURS: dict[Touches, tuple[str, str]] = {
 
 def draw_gains(advice: Advice) -> go.Figure:
     """Draw the gain of changes alone and together, the largest on top, with 80 % intervals."""
-    listed = sorted(
-        [*advice.trials, *(t for t in advice.together if len(t.changes) > 1)],
-        key=lambda trial: -trial.ratio,
-    )[:MOST_BARS]
-    figure = new_figure(90 + _ROW_PIXELS * max(1, len(listed)), bargap=0.35)
-    for touches, (colour, name) in _COLOURS.items():
-        places = [at for at, trial in enumerate(listed) if trial.touches == touches]
-        if not places:
-            continue
-        chosen = [listed[at] for at in places]
-        gains = [100 * (trial.ratio - 1.0) for trial in chosen]
-        ends = [_percent_ends(trial) for trial in chosen]
-        figure.add_bar(
-            x=gains,
-            y=places,
-            orientation="h",
-            name=name,
-            marker={"color": colour},
-            error_x=error_bars(gains, ends) | {"color": INK, "thickness": 1.2, "width": 4},
-            hoverinfo="text",
-            hovertext=[_hover(trial) for trial in chosen],
-        )
-    labels = [_label(trial) for trial in listed]
-    label_rows(figure, labels, f"{advice.samples.units}/s, change in %")
-    return figure
+    every = [*advice.trials, *(trial for trial in advice.together if len(trial.changes) > 1)]
+    listed = sorted(every, key=lambda trial: -trial.ratio)[:MOST_BARS]
+    return new_figure(
+        90 + _ROW_PIXELS * max(1, len(listed)),
+        [
+            _gain_bars(places, listed, colour, name)
+            for touches, (colour, name) in _COLOURS.items()
+            if (places := [at for at, trial in enumerate(listed) if trial.touches == touches])
+        ],
+        **label_rows(list(map(_label, listed)), f"{advice.samples.units}/s, change in %"),
+        bargap=0.35,
+    )
+
+
+def _gain_bars(
+    places: Sequence[int], listed: Sequence[Trial], colour: str, name: str
+) -> dict[str, Any]:
+    """Describe the bars of changes that touch the same."""
+    chosen = [listed[at] for at in places]
+    gains = [100 * (trial.ratio - 1.0) for trial in chosen]
+    intervals = [
+        (trial.gain.interval if trial.gain else None) or (trial.ratio, trial.ratio)
+        for trial in chosen
+    ]
+    ends = [(100 * (low - 1.0), 100 * (high - 1.0)) for low, high in intervals]
+    hover = [
+        f"<b>{escape(trial.text, quote=False)}</b><br>{gain_text(trial.ratio)} "
+        f"(80 % interval {gain_interval(trial)})<br>{escape(costs(trial), quote=False)}"
+        for trial in chosen
+    ]
+    error_x = error_bars(gains, ends) | {"color": INK, "thickness": 1.2, "width": 4}
+    return bars(name, gains, places, colour, hover, orientation="h", error_x=error_x)
 
 
 def _label(trial: Trial) -> str:
@@ -385,18 +370,6 @@ def _label(trial: Trial) -> str:
     if len(trial.changes) == 1:
         return short_label(trial.text)
     return f"<b>{short_label(f'{len(trial.changes)} together: {_COLOURS[trial.touches][1]}')}</b>"
-
-
-def _percent_ends(trial: Trial) -> tuple[float, float]:
-    low, high = (trial.gain.interval if trial.gain else None) or (trial.ratio, trial.ratio)
-    return 100 * (low - 1.0), 100 * (high - 1.0)
-
-
-def _hover(trial: Trial) -> str:
-    text = f"{gain_text(trial.ratio)} (80 % interval {gain_interval(trial)})"
-    return (
-        f"<b>{escape(trial.text, quote=False)}</b><br>{text}<br>{escape(costs(trial), quote=False)}"
-    )
 
 
 ALONE = "Sorted by gain; bars end where the simulation does, lines hold 80 % of what is uncertain."
@@ -413,9 +386,15 @@ def write_advice(advice: Advice, folder: Path) -> Path:
 
 def advice_html(advice: Advice) -> str:
     """Build the page as one string."""
-    setting = f"{advice.workload} on {advice.machine}"
-    limits = power_limits(advice)
+    setting, best, together = f"{advice.workload} on {advice.machine}", advice.best, None
     figure = Figure(draw_gains(advice), "gains", "Gain of each change, with its 80 % interval")
+    if best is not None:
+        together = section(
+            "What to do",
+            "Changes that belong together, each proposal simulated as a whole.",
+            Bullets(proposals(advice)),
+            Code("\n".join(command(advice, trial) for trial in advice.together)),
+        )
     return render_html(
         f"What to change: {setting}",
         [
@@ -426,56 +405,25 @@ def advice_html(advice: Advice) -> str:
                 [advice.scenario.question],
                 [as_it_is(advice)],
             ),
-            _tiles(advice),
-            _together(advice),
-            section(
-                "Each change alone",
-                ALONE,
-                figure,
-                changes_table(advice, advice.trials),
-            ),
-            section("Power", "", Bullets(limits)) if limits else None,
+            None if best is None or best.point is None else _tiles(advice, best, best.point),
+            together,
+            section("Each change alone", ALONE, figure, changes_table(advice, advice.trials)),
+            bullets_section("Power", power_limits(advice)),
             section("What is left out", "", Bullets(left_out(advice))),
-            section(
-                "What this rests on",
-                "",
-                Bullets([*narrow_gains(advice), INTERVALS]),
-                Folded("Provenance", [Definitions(dict(advice.provenance))]),
-            ),
+            grounds([*narrow_gains(advice), INTERVALS], dict(advice.provenance)),
         ],
     )
 
 
-def _tiles(advice: Advice) -> Tiles | None:
-    best = advice.best
-    if best is None or best.point is None:
-        return None
-    surely = "80 % interval" if best.sure else "not surely a gain"
+def _tiles(advice: Advice, best: Trial, point: SizeResult) -> Tiles:
+    now, surely = advice.base, "80 % interval" if best.sure else "not surely a gain"
+    duration, size = quantities.duration, quantities.size
+    held, held_now = size(point.memory.total_bytes), size(now.memory.total_bytes)
     return Tiles(
         [
-            Tile(
-                "Best proposal",
-                gain_text(best.ratio),
-                f"{surely} {gain_interval(best)}",
-            ),
-            Tile(
-                "Step time",
-                quantities.duration(best.point.step_time_s),
-                f"now {quantities.duration(advice.base.step_time_s)}",
-            ),
-            Tile(
-                "Memory per GPU",
-                quantities.size(best.point.memory.total_bytes),
-                f"now {quantities.size(advice.base.memory.total_bytes)}",
-            ),
-            Tile("Bottleneck then", best.point.bottleneck, f"now {advice.base.bottleneck}", "text"),
+            Tile("Best proposal", gain_text(best.ratio), f"{surely} {gain_interval(best)}"),
+            Tile("Step time", duration(point.step_time_s), f"now {duration(now.step_time_s)}"),
+            Tile("Memory per GPU", held, f"now {held_now}"),
+            Tile("Bottleneck then", point.bottleneck, f"now {now.bottleneck}", "text"),
         ]
     )
-
-
-def _together(advice: Advice) -> Section | None:
-    if advice.best is None:
-        return None
-    lead = "Changes that belong together, each proposal simulated as a whole."
-    commands = "\n".join(command(advice, trial) for trial in advice.together)
-    return section("What to do", lead, Bullets(proposals(advice)), Code(commands))

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import UnitError
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     PREDICTED,
     Block,
+    Column,
     Definitions,
     Figure,
     Paragraph,
@@ -21,10 +22,14 @@ from perfmodel.report.common.document import (
     header,
     paragraphs,
     section,
+    table_section,
+    tabulate,
 )
 from perfmodel.report.common.figures import (
     axis_layout,
+    bars,
     label_rows,
+    lines,
     log_axis,
     new_figure,
     short_label,
@@ -50,15 +55,18 @@ FASTEST_FIRST = "Most samples per second first; those that do not fit in memory 
 
 def answered(swept: SweepResult) -> list[Pair]:
     """Variants with an answer: those that fit first, then by throughput."""
-    pairs = zip(swept.variants, swept.answers, strict=True)
-    done = [(variant, answer) for variant, answer in pairs if answer.status == "ok"]
+    done = _with_status(swept, "ok")
     return sorted(done, key=lambda pair: (not pair[1].fits, -(pair[1].samples_per_s or 0.0)))
 
 
 def failed(swept: SweepResult) -> list[Pair]:
     """Variants without an answer."""
+    return _with_status(swept, "failed")
+
+
+def _with_status(swept: SweepResult, status: str) -> list[Pair]:
     pairs = zip(swept.variants, swept.answers, strict=True)
-    return [(variant, answer) for variant, answer in pairs if answer.status == "failed"]
+    return [(variant, answer) for variant, answer in pairs if answer.status == status]
 
 
 def has_one_size(pairs: Sequence[Pair]) -> bool:
@@ -132,36 +140,29 @@ def findings(swept: SweepResult) -> Iterator[str]:
 
 def variant_table(swept: SweepResult, most: int) -> Table:
     """List variants with their figures, the fastest first."""
-    headers = (
-        *swept.fields,
-        ">GPUs",
-        ">step",
-        ">80 % interval",
-        ">exposed",
-        ">samples/s",
-        ">memory",
-        "bottleneck",
-    )
-    rows = [
+
+    def value(name: str) -> Callable[[Pair], str]:
+        return lambda pair: brief(pair[0].set.get(name))
+
+    columns: tuple[Column, ...] = (
+        *((name, value(name)) for name in swept.fields),
+        (">GPUs", lambda pair: f"{pair[1].gpus:,}"),
+        (">step", lambda pair: quantities.duration(pair[1].step_time_s or 0.0)),
         (
-            *(brief(variant.set.get(name)) for name in swept.fields),
-            f"{answer.gpus:,}",
-            quantities.duration(answer.step_time_s or 0.0),
-            _interval(answer),
-            quantities.duration(answer.exposed_comm_s or 0.0),
-            quantities.count(answer.samples_per_s or 0.0),
-            quantities.size(answer.memory_bytes or 0.0),
-            (answer.bottleneck or "") + memory_note(answer),
-        )
-        for variant, answer in answered(swept)[:most]
-    ]
-    return Table(headers, rows)
+            ">80 % interval",
+            lambda pair: quantities.span_or("not known", _ends(pair[1]), quantities.duration),
+        ),
+        (">exposed", lambda pair: quantities.duration(pair[1].exposed_comm_s or 0.0)),
+        (">samples/s", lambda pair: quantities.count(pair[1].samples_per_s or 0.0)),
+        (">memory", lambda pair: quantities.size(pair[1].memory_bytes or 0.0)),
+        ("bottleneck", lambda pair: (pair[1].bottleneck or "") + memory_note(pair[1])),
+    )
+    return tabulate(answered(swept)[:most], columns)
 
 
-def _interval(answer: Answer) -> str:
-    if answer.low_s is None or answer.high_s is None:
-        return "not known"
-    return quantities.span(answer.low_s, answer.high_s, quantities.duration)
+def _ends(answer: Answer) -> tuple[float, float] | None:
+    known = answer.low_s is not None and answer.high_s is not None
+    return (answer.low_s or 0.0, answer.high_s or 0.0) if known else None
 
 
 def memory_note(answer: Answer) -> str:
@@ -250,61 +251,59 @@ def draw_sweep(swept: SweepResult) -> go.Figure:
 def draw_throughput(pairs: Sequence[Pair], axes: SweepAxes) -> go.Figure:
     """Draw throughput along a field, one line for each combination of the other fields."""
     each_gpu = not has_one_size(pairs)
-    lines: dict[str, list[tuple[float, float, Pair]]] = {}
-    for pair in pairs:
-        variant, answer = pair
+    by_label: dict[str, list[tuple[float, float, Pair]]] = {}
+    for variant, answer in pairs:
         place = axes.places.get(format_value(variant.set.get(axes.field)))
         if place is not None:
             label = describe({name: variant.set.get(name) for name in axes.lines})
             rate = per_gpu(answer) if each_gpu else answer.samples_per_s or 0.0
-            lines.setdefault(label, []).append((place, rate, pair))
-    best = sorted(lines, key=lambda label: -max(rate for _, rate, _ in lines[label]))
-    figure = new_figure(420)
-    for at, label in enumerate(best):
-        points = sorted(lines[label], key=lambda point: point[:2])
-        is_grey = at >= COLOURED
-        # filled where it fits: the highest mark may be of what cannot run
-        symbols = ["circle" if answer.fits else "circle-open" for _, _, (_, answer) in points]
-        colour = QUIET_INK if is_grey else CYCLE[at]
-        figure.add_scatter(
-            x=[place for place, _, _ in points],
-            y=[rate for _, rate, _ in points],
-            name=escape(label, quote=False),
-            showlegend=bool(label) and not is_grey,
-            mode="lines+markers",
-            line={"color": colour, "width": 1 if is_grey else 2},
-            opacity=0.4 if is_grey else 1.0,
-            marker={"color": colour, "size": 7, "symbol": symbols},
-            hoverinfo="text",
-            hovertext=[hover(pair) for _, _, pair in points],
-        )
-    figure.update_xaxes(**_field_axis(axes))
+            by_label.setdefault(label, []).append((place, rate, (variant, answer)))
+    best = sorted(by_label, key=lambda label: -max(rate for _, rate, _ in by_label[label]))
     title = "samples/s per GPU" if each_gpu else "samples/s"
-    figure.update_yaxes(**axis_layout(title, rangemode="tozero"))
-    return figure
+    return new_figure(
+        420,
+        [_line(label, at, by_label[label]) for at, label in enumerate(best)],
+        x=_field_axis(axes),
+        y=axis_layout(title, rangemode="tozero"),
+    )
+
+
+def _line(label: str, at: int, found: Sequence[tuple[float, float, Pair]]) -> dict[str, Any]:
+    """Describe one line, filled where it fits: the highest mark may be of what cannot run."""
+    points, is_grey = sorted(found, key=lambda point: point[:2]), at >= COLOURED
+    colour = QUIET_INK if is_grey else CYCLE[at]
+    symbols = ["circle" if answer.fits else "circle-open" for _, _, (_, answer) in points]
+    return lines(
+        escape(label, quote=False),
+        [place for place, _, _ in points],
+        [rate for _, rate, _ in points],
+        {"color": colour, "width": 1 if is_grey else 2},
+        mode="lines+markers",
+        showlegend=bool(label) and not is_grey,
+        opacity=0.4 if is_grey else 1.0,
+        marker={"color": colour, "size": 7, "symbol": symbols},
+        hovertext=[hover(pair) for _, _, pair in points],
+    )
 
 
 def _field_axis(axes: SweepAxes) -> dict[str, object]:
     """Describe the axis of a field: its own values are the labels."""
     texts = {place: text for text, place in axes.places.items()}
     places = sorted(texts)
-    step = -(-len(places) // _LABELS)
+    low, high, step = places[0], places[-1], -(-len(places) // _LABELS)
     labelled = places[::-step][::-1]
-    ends = places[0], places[-1]
-    if ends[1] < _SPREAD * ends[0]:
+    if high < _SPREAD * low:
         more = {"tickvals": labelled, "ticktext": [texts[place] for place in labelled]}
         return axis_layout(axes.field, **more)
-    room = (ends[1] / ends[0]) ** 0.03
-    return log_axis(axes.field, (ends[0] / room, ends[1] * room), labelled, texts.__getitem__)
+    room = (high / low) ** 0.03
+    return log_axis(axes.field, (low / room, high * room), labelled, texts.__getitem__)
 
 
 def hover(pair: Pair) -> str:
     """Write what is shown when a mark is pointed at."""
     variant, answer = pair
-    interval = ""
-    if answer.low_s is not None and answer.high_s is not None:
-        ends = f"{quantities.duration(answer.low_s)} to {quantities.duration(answer.high_s)}"
-        interval = f"<br>80 % interval {ends}"
+    ends = " to ".join(map(quantities.duration, _ends(answer) or ()))
+    interval = f"<br>80 % interval {ends}" if ends else ""
     return (
         f"<b>{escape(describe(variant.set), quote=False)}</b>"
         f"<br>{quantities.count(answer.samples_per_s or 0.0)} samples/s"
@@ -316,39 +315,38 @@ def hover(pair: Pair) -> str:
 
 def draw_steps(pairs: Sequence[Pair]) -> go.Figure:
     """Draw the step of the first variants: compute, exposed communication, and the rest."""
-    shown_pairs = pairs[:BARS]
-    unit, scale = time_unit(
-        max((answer.step_time_s or 0.0 for _, answer in shown_pairs), default=1.0), least=1.0
-    )
-    figure = new_figure(70 + 34 * len(shown_pairs), barmode="stack", bargap=0.3)
-    places = list(range(len(shown_pairs)))
+    shown = pairs[:BARS]
+    longest_s = max((answer.step_time_s or 0.0 for _, answer in shown), default=1.0)
+    unit, scale = time_unit(longest_s, least=1.0)
+    all_parts = [
+        parts_s(answer.step_time_s, answer.compute_s, answer.exposed_comm_s) for _, answer in shown
+    ]
     colours = {
         "compute": WORK["backward"],
         "exposed communication": WORK["exposed communication"],
         "the rest": WORK["idle"],
     }
-    for part, colour in colours.items():
-        times = [
-            parts_s(answer.step_time_s, answer.compute_s, answer.exposed_comm_s)[part] / scale
-            for _, answer in shown_pairs
-        ]
-        if not any(time > _NOTHING for time in times):
-            continue
-        figure.add_bar(
-            x=times,
-            y=places,
-            orientation="h",
-            name=part,
-            marker={"color": colour},
-            hoverinfo="text",
-            hovertext=[hover(pair) for pair in shown_pairs],
-        )
-    # Values only: the hover text has the names of their fields.
-    labels = [
-        short_label(", ".join(map(brief, variant.set.values()))) for variant, _ in shown_pairs
-    ]
-    label_rows(figure, labels, f"time per step ({unit})", rangemode="tozero")
-    return figure
+    times = {part: [parts[part] / scale for parts in all_parts] for part in colours}
+    # values only: the hover text has the names of their fields
+    names = [short_label(", ".join(map(brief, variant.set.values()))) for variant, _ in shown]
+    return new_figure(
+        70 + 34 * len(shown),
+        [
+            bars(
+                part,
+                own,
+                list(range(len(shown))),
+                colours[part],
+                list(map(hover, shown)),
+                orientation="h",
+            )
+            for part, own in times.items()
+            if max(own, default=0.0) > _NOTHING
+        ],
+        **label_rows(names, f"time per step ({unit})", rangemode="tozero"),
+        barmode="stack",
+        bargap=0.3,
+    )
 
 
 def parts_s(
@@ -391,55 +389,55 @@ def sweep_html(swept: SweepResult) -> str:
     """Build the page as one string."""
     scenarios = [variant.scenario for variant in swept.variants if variant.scenario is not None]
     name = scenarios[0].name if scenarios else "a scenario"
-    head = header(
-        f"Sweep of {name} over {', '.join(swept.fields)}",
-        headline(swept),
-        [PREDICTED],
-        [scenario.question for scenario in scenarios[:1]],
-        findings(swept),
+    count = len(answered(swept))
+    more = f" The first {ROWS} of {count:,}: sweep.csv has all." if count > ROWS else ""
+    messages = {format_fields(v.set): answer.message for v, answer in failed(swept)[:ROWS]}
+    return render_html(
+        f"Sweep: {name}",
+        [
+            header(
+                f"Sweep of {name} over {', '.join(swept.fields)}",
+                headline(swept),
+                [PREDICTED],
+                [scenario.question for scenario in scenarios[:1]],
+                findings(swept),
+            ),
+            *_charts(swept),
+            table_section("All variants", f"{FASTEST_FIRST}{more}", variant_table(swept, ROWS)),
+            section("Not answered", "", Definitions(messages)) if messages else None,
+        ],
     )
-    return render_html(f"Sweep: {name}", [head, *_charts(swept), *_lists(swept)])
 
 
 def _charts(swept: SweepResult) -> list[Section]:
     pairs = answered(swept)
     if not pairs:
         return []
-    sections = []
+    which = "Steps of the quickest variants" if len(pairs) > BARS else "Steps of all variants"
+    drawn = Figure(draw_steps(pairs), "steps", "Bars: the parts of a step of each variant")
+    lead = f"{which}, by {', '.join(swept.fields)}. {FASTEST_FIRST}"
+    steps = section("Where the step goes", lead, drawn)
     axes = choose_axes(swept.fields, pairs)
-    if axes is not None:
-        lead = f"Throughput along {axes.field}."
-        if not has_one_size(pairs):
-            lead = f"Throughput of each GPU along {axes.field}: what falls is lost to scale."
-        if axes.lines:
-            lead += " A line for each combination of the rest"
-            combinations = {describe({n: v.set.get(n) for n in axes.lines}) for v, _ in pairs}
-            lead += f"; the best {COLOURED} in colour." if len(combinations) > COLOURED else "."
-        values = {format_value(variant.set.get(axes.field)) for variant, _ in pairs}
-        if len(values) > len(axes.places):
-            lead += f" Values of {axes.field} that are no numbers are in the table alone."
-        if not all(answer.fits for _, answer in pairs):
-            lead += " Open marks do not fit in memory."
-        description = f"Lines: throughput along {axes.field}"
-        chart = Figure(draw_throughput(pairs, axes), "throughput", description)
-        sections.append(section(f"Throughput by {axes.field}", lead, chart))
-    lead = "Steps of the quickest variants" if len(pairs) > BARS else "Steps of all variants"
-    lead += f", by {', '.join(swept.fields)}."
-    bars = Figure(draw_steps(pairs), "steps", "Bars: the parts of a step of each variant")
-    return [*sections, section("Where the step goes", f"{lead} {FASTEST_FIRST}", bars)]
-
-
-def _lists(swept: SweepResult) -> list[Section]:
-    pairs, faults = answered(swept), failed(swept)
-    sections = []
-    if pairs:
-        rest = f" The first {ROWS} of {len(pairs):,}: sweep.csv has all."
-        lead = FASTEST_FIRST + (rest if len(pairs) > ROWS else "")
-        sections.append(section("All variants", lead, variant_table(swept, ROWS)))
-    if faults:
-        messages = {format_fields(v.set): answer.message for v, answer in faults[:ROWS]}
-        sections.append(section("Not answered", "", Definitions(messages)))
-    return sections
+    if axes is None:
+        return [steps]
+    combinations = {describe({n: v.set.get(n) for n in axes.lines}) for v, _ in pairs}
+    coloured = f"; the best {COLOURED} in colour" if len(combinations) > COLOURED else ""
+    values = {format_value(variant.set.get(axes.field)) for variant, _ in pairs}
+    one_size = has_one_size(pairs)
+    said = (
+        (one_size, f"Throughput along {axes.field}."),
+        (not one_size, f"Throughput of each GPU along {axes.field}: what falls is lost to scale."),
+        (axes.lines, f"A line for each combination of the rest{coloured}."),
+        (
+            len(values) > len(axes.places),
+            f"Values of {axes.field} that are no numbers are in the table alone.",
+        ),
+        (not all(answer.fits for _, answer in pairs), "Open marks do not fit in memory."),
+    )
+    description = f"Lines: throughput along {axes.field}"
+    chart = Figure(draw_throughput(pairs, axes), "throughput", description)
+    lead = " ".join(text for applies, text in said if applies)
+    return [section(f"Throughput by {axes.field}", lead, chart), steps]
 
 
 def sweep_lines(swept: SweepResult) -> list[Block]:

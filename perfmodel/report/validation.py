@@ -1,16 +1,25 @@
-"""The comparison of records with predictions: terminal, Markdown, CSV and a page."""
+"""The comparison of records with predictions: terminal, Markdown, CSV and a page.
+
+How far a fit is from what was measured, size by size.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from perfmodel.calibrate.profile import Fit, FittedObservation, Profile
 from perfmodel.files import csv_text
 from perfmodel.library.corrections import BANDS
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     Block,
     Bullets,
+    Column,
+    Figure,
     Paragraph,
     Section,
     Table,
@@ -18,13 +27,18 @@ from perfmodel.report.common.document import (
     paragraphs,
     section,
     table_section,
+    tabulate,
 )
+from perfmodel.report.common.figures import axis_layout, lines, new_figure, size_axis
 from perfmodel.report.common.html import render_html, write_report_files
+from perfmodel.report.common.palette import CYCLE, INK
 from perfmodel.report.common.plain_text import render_markdown
 from perfmodel.validate.forecast import Mode, SweepPrediction
-from perfmodel.validate.run import Validation, to_json
+from perfmodel.validate.run import StepComparison, Validation, to_json
 from perfmodel.validate.scores import BAND_NAMES, LARGE, MODES, DataPoint, Score, by_sweep
-from perfmodel.validate.steps import StepComparison
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 MODE_NAMES = {
     "left out": "family left out",
@@ -87,41 +101,42 @@ def sweep_table(
 ) -> Table:
     """Every predicted sweep with its errors from 256 KiB on by mode, and below in one mode."""
     scored = by_sweep(points)
-    modes = [mode for mode in MODES if any(mode in prediction.times for prediction in predicted)]
-    titles = (
-        "sweep",
-        "machine",
-        ">trust",
-        *(f">{MODE_NAMES[mode]}" for mode in modes),
-        f">below 256 KiB, {MODE_NAMES[small_mode]}",
-        "counted",
+
+    def errors(mode: Mode, band: str) -> Callable[[SweepPrediction], str]:
+        return lambda each: pair(scored.get(each.sweep.id, {}).get(mode, {}).get(band))
+
+    columns: tuple[Column, ...] = (
+        ("sweep", lambda each: each.sweep.id),
+        ("machine", lambda each: each.matched.topology.name),
+        (">trust", lambda each: str(each.sweep.trust)),
+        *((f">{MODE_NAMES[mode]}", errors(mode, LARGE)) for mode in _modes(predicted)),
+        (f">below 256 KiB, {MODE_NAMES[small_mode]}", errors(small_mode, "latency")),
+        ("counted", lambda each: "yes" if each.counted else f"no: {each.why_not}"),
     )
-    rows = []
-    for prediction in predicted:
-        own = scored.get(prediction.sweep.id, {})
-        rows.append(
-            (
-                prediction.sweep.id,
-                prediction.matched.topology.name,
-                str(prediction.sweep.trust),
-                *(pair(own.get(mode, {}).get(LARGE)) for mode in modes),
-                pair(own.get(small_mode, {}).get("latency")),
-                "yes" if prediction.counted else f"no: {prediction.why_not}",
-            )
-        )
-    return Table(titles, rows)
+    return tabulate(predicted, columns)
+
+
+def _modes(predicted: Sequence[SweepPrediction]) -> list[Mode]:
+    return [mode for mode in MODES if any(mode in each.times for each in predicted)]
 
 
 def step_table(steps: Sequence[StepComparison]) -> Table:
     """Every recorded number of a step beside the predicted one and its interval."""
-    titles = ("step", "quantity", ">measured", ">predicted", ">80 % interval", ">error", "source")
-    rows = []
-    for step in steps:
+
+    def interval(step: StepComparison) -> str:
         ends = step.interval
-        interval = "-" if ends is None else f"{ends[0]:.4g} \N{EN DASH} {ends[1]:.4g}"
-        numbers = (f"{step.measured:.4g}", f"{step.predicted:.4g}", interval, signed(step.error))
-        rows.append((step.id, step.quantity, *numbers, step.source))
-    return Table(titles, rows)
+        return "-" if ends is None else f"{ends[0]:.4g} \N{EN DASH} {ends[1]:.4g}"
+
+    columns: tuple[Column, ...] = (
+        ("step", lambda step: step.id),
+        ("quantity", lambda step: step.quantity),
+        (">measured", lambda step: f"{step.measured:.4g}"),
+        (">predicted", lambda step: f"{step.predicted:.4g}"),
+        (">80 % interval", interval),
+        (">error", lambda step: signed(step.error)),
+        ("source", lambda step: step.source),
+    )
+    return tabulate(steps, columns)
 
 
 def omissions(predicted: Sequence[SweepPrediction], unmatched: Mapping[str, str]) -> Iterator[str]:
@@ -135,18 +150,23 @@ def omissions(predicted: Sequence[SweepPrediction], unmatched: Mapping[str, str]
 
 def points_csv(predicted: Sequence[SweepPrediction]) -> str:
     """One row per sweep and size; times in microseconds, a column per mode."""
-    modes = [mode for mode in MODES if any(mode in each.times for each in predicted)]
+    modes = _modes(predicted)
     titles = ("sweep_id", "counted", "nbytes", "way", "measured_us", *(f"{m}_us" for m in modes))
-    rows: list[tuple[object, ...]] = []
-    for prediction in predicted:
-        sweep, predictions = prediction.sweep, prediction.times
-        for at, row in enumerate(sweep.rows):
-            times = [
-                f"{predictions[mode].time_s[at] * 1e6:.5g}" if mode in predictions else ""
+    rows = (
+        (
+            each.sweep.id,
+            int(each.counted),
+            row.nbytes,
+            each.choices[at],
+            f"{row.time_s * 1e6:.6g}",
+            *(
+                f"{each.times[mode].time_s[at] * 1e6:.5g}" if mode in each.times else ""
                 for mode in modes
-            ]
-            counted, path = int(prediction.counted), prediction.choices[at]
-            rows.append((sweep.id, counted, row.nbytes, path, f"{row.time_s * 1e6:.6g}", *times))
+            ),
+        )
+        for each in predicted
+        for at, row in enumerate(each.sweep.rows)
+    )
     return csv_text(titles, rows)
 
 
@@ -189,12 +209,17 @@ def _sections(validation: Validation) -> list[Section | None]:
 
 def validation_lines(validation: Validation) -> list[Block]:
     """Arrange a comparison for the terminal: tables, the headline, what is not counted."""
-    blocks: list[Block] = []
-    for part in _sections(validation)[:3]:
-        if part is not None:
-            blocks += [Paragraph(part.title), *part.blocks, Paragraph("")]
-    blocks += [*paragraphs([f"{headline(validation)}."]), Paragraph("")]
-    return blocks + paragraphs(omissions(validation.predicted, validation.unmatched))
+    parts = [part for part in _sections(validation)[:3] if part is not None]
+    return [
+        *(
+            block
+            for part in parts
+            for block in (Paragraph(part.title), *part.blocks, Paragraph(""))
+        ),
+        Paragraph(f"{headline(validation)}."),
+        Paragraph(""),
+        *paragraphs(omissions(validation.predicted, validation.unmatched)),
+    ]
 
 
 def write_validation(validation: Validation, folder: Path) -> Path:
@@ -231,3 +256,101 @@ def write_validation(validation: Validation, folder: Path) -> Path:
         "points.csv": points_csv(validation.predicted),
     }
     return write_report_files(folder, files)
+
+
+COLOURS = CYCLE[:6]
+_LEAD = (
+    "Fitted time over measured time, less one: above zero the profile is slower than what was "
+    "measured. A line for each number of ranks, or for each file of a table."
+)
+
+
+def write_residuals(profile: Profile, path: Path) -> Path:
+    """Write a self-contained page: relative error over size, a line per number of ranks.
+
+    Returns and raises as `write_report_files`.
+    """
+    points = [point for fit in profile.fits for point in fit.points]
+    errors = sorted(abs(point.fitted_s / point.measured_s - 1) for point in points)
+    median = quantities.percent(errors[len(errors) // 2]) if errors else "nothing"
+    figure = Figure(draw_residuals(profile), "residuals", "Lines: error of the fit by size")
+    title = f"Profile {profile.name}"
+    page = render_html(
+        title,
+        [
+            header(
+                title,
+                f"Half of {len(errors):,} measured times are within {median} of the fit",
+                ["The profile was fitted to these times: of others it may be further off."],
+            ),
+            section("Fitted against measured", _LEAD, figure),
+        ],
+    )
+    return write_report_files(path.parent, {path.name: page})
+
+
+def draw_residuals(profile: Profile) -> go.Figure:
+    """Draw relative errors over size; of factors also those with the correction by size."""
+    groups = [
+        (fit, name, points) for fit in profile.fits for (_, name), points in _groups(fit).items()
+    ]
+    sizes = [point.nbytes for *_, points in groups for point in points] or [1, 2]
+    first = math.floor(math.log2(max(min(sizes), 1.0)))
+    last = math.ceil(math.log2(max(*sizes, 2.0)))
+    traces = []
+    for number, (fit, name, points) in enumerate(groups):
+        line, plain = {"color": COLOURS[number % len(COLOURS)]}, [1.0] * len(points)
+        if fit.residual is None:
+            traces.append(_line(name, points, plain, line))
+        else:
+            corrections = [fit.residual(point.context) for point in points]
+            traces += [
+                _line(f"{name}: factors", points, plain, line | {"dash": "dot"}),
+                _line(f"{name}: and correction", points, corrections, line),
+            ]
+    figure = new_figure(
+        460,
+        traces,
+        x=size_axis((2.0**first / 1.3, 2.0**last * 1.3), range(first, last + 1)),
+        y=axis_layout("error of the fit", ticksuffix=" %"),
+    )
+    figure.add_hline(y=0, line={"color": INK, "width": 1})
+    return figure
+
+
+def _groups(fit: Fit) -> dict[tuple[int, str], list[FittedObservation]]:
+    """Points by line: of numbers one per number of ranks, of factors one per run."""
+    groups: dict[tuple[int, str], list[FittedObservation]] = {}
+    for point in fit.points:
+        name = f"{point.op}, {point.ranks} ranks"
+        own = (
+            (point.run, f"{fit.files[point.run]}, {name}")
+            if fit.gpu
+            else (0, f"{fit.rows}: {name}")
+        )
+        groups.setdefault(own, []).append(point)
+    return groups
+
+
+def _line(
+    name: str,
+    points: Sequence[FittedObservation],
+    factors: Sequence[float],
+    line: Mapping[str, str],
+) -> dict[str, Any]:
+    errors = [
+        100 * (point.fitted_s * factor / point.measured_s - 1)
+        for point, factor in zip(points, factors, strict=True)
+    ]
+    return lines(
+        name,
+        [max(point.nbytes, 1) for point in points],
+        errors,
+        line,
+        mode="lines+markers",
+        hovertext=[
+            f"<b>{quantities.size(point.nbytes)}</b>, {escape(name, quote=False)}<br>"
+            f"measured {quantities.duration(point.measured_s)}, {error:+.1f} %"
+            for point, error in zip(points, errors, strict=True)
+        ],
+    )

@@ -19,9 +19,8 @@ from perfmodel.library.machine import make_machine, observed_time_s
 from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.simulate.uncontended import UncontendedTimer, hidden_s
 from perfmodel.studies.run.collective import collective_rows
-from perfmodel.validate.sweeps.match import Matched, Unmatched, match, one_line
-from perfmodel.validate.sweeps.read import Sweep
-from perfmodel.validate.sweeps.times import without_spikes
+from perfmodel.validate.match import Matched, Unmatched, match, one_line
+from perfmodel.validate.read import Sweep, without_spikes
 
 Mode = Literal["left out", "datasheet", "transferred", "calibrated", "nccl tuner", "alpha-beta"]
 """Datasheet numbers with constants fitted without this family of machines; datasheet numbers with

@@ -1,4 +1,11 @@
-"""Compare a folder of records with predictions: `validate`, its outcome and its JSON."""
+"""Compare a folder of records with predictions: `validate`, its outcome and its JSON.
+
+Recorded training steps beside predictions: ``steps.csv``, a row for each run of a scenario.
+
+Columns: ``scenario`` (a file in the folder, or a name), ``step_s`` and ``peak_GB`` (10^9 bytes, of
+one GPU; one of them may be empty), ``id``, ``source`` and ``note``. Every other column is a dotted
+field of the scenario, as for ``--set``: ``cluster.nodes``; an empty cell leaves the field as it is.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +18,12 @@ from typing import Any
 import numpy as np
 
 from perfmodel.calibrate import Profile
+from perfmodel.errors import Fault, InputError, PerfmodelError
 from perfmodel.files import as_json, attributes
+from perfmodel.files.csv_rows import RowReader, read_table
 from perfmodel.library.corrections import datasheet_interval_s
+from perfmodel.scenario import Scenario, load_scenario
+from perfmodel.studies.run import run_scenario
 from perfmodel.studies.sweep.executor import count_cores, map_unordered
 from perfmodel.validate.forecast import (
     Forecast,
@@ -23,6 +34,8 @@ from perfmodel.validate.forecast import (
     partners,
     predict,
 )
+from perfmodel.validate.match import Matched, Unmatched, match
+from perfmodel.validate.read import has_sweeps, read_sweeps, sweeps_folder
 from perfmodel.validate.scores import (
     LARGE,
     DataPoint,
@@ -32,9 +45,110 @@ from perfmodel.validate.scores import (
     even_weights,
     points_of,
 )
-from perfmodel.validate.steps import STEPS, StepComparison, compare_step, read_steps
-from perfmodel.validate.sweeps.match import Unmatched, match
-from perfmodel.validate.sweeps.read import has_sweeps, read_sweeps, sweeps_folder
+
+STEPS = "steps.csv"
+SCALES = {"step_s": 1.0, "peak_GB": 1e9}
+"""SI units in one of each column that is compared."""
+_NOT_FIELDS = ("id", "scenario", "source", "note", *SCALES)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """What was measured of one run, and the scenario that is to say the same; SI units."""
+
+    id: str
+    scenario: Scenario
+    measured: Mapping[str, float]
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepComparison:
+    """One recorded number of a run beside the predicted one, in the unit that its column names."""
+
+    id: str
+    quantity: str
+    measured: float
+    predicted: float
+    interval: tuple[float, float] | None
+    source: str = ""
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted / self.measured - 1.0
+
+
+def read_steps(path: Path) -> list[RecordedStep]:
+    """Read the recorded steps of a table, with their scenarios.
+
+    Raises
+    ------
+    InputError
+        Every fault of every row, and of the scenarios that they name.
+    """
+    faults: list[Fault] = []
+    steps = []
+    for number, record in enumerate(read_table(path, faults), start=1):
+        reader = RowReader(record, faults)
+        measured = {name: value for name in SCALES if (value := reader.number(name)) is not None}
+        if not any(reader.text(name) for name in SCALES):
+            reader.fault(" or ".join(SCALES), "nothing", "what was measured of the step")
+        try:
+            scenario = _read_scenario(reader, path.parent)
+        except InputError as error:
+            faults += [_in_row(fault, reader) for fault in error.faults]
+            continue
+        steps.append(
+            RecordedStep(
+                reader.text("id") or f"row {number}", scenario, measured, reader.text("source")
+            )
+        )
+    if faults:
+        raise InputError(faults)
+    return steps
+
+
+def _in_row(fault: Fault, reader: RowReader) -> Fault:
+    """Name the column and the row of a fault that no file of its own has."""
+    if fault.file:
+        return fault
+    column = fault.field.removeprefix("--set ").replace("SCENARIO", "scenario")
+    return replace(fault, field=column, file=reader.record.file, line=reader.record.line)
+
+
+def _read_scenario(reader: RowReader, folder: Path) -> Scenario:
+    """Read the scenario of a row at its main size alone, with the fields that the row replaces."""
+    name = reader.text("scenario")
+    changes = [
+        f"{field}={reader.text(field)}"
+        for field in reader.record.cells
+        if field not in _NOT_FIELDS and reader.text(field)
+    ]
+    own = folder / name
+    return load_scenario(own if own.is_file() else name, [*changes, "scale=null"])
+
+
+def compare_step(step: RecordedStep, profile: Profile | None) -> list[StepComparison] | str:
+    """Predict one step; a text says why it could not be predicted."""
+    try:
+        point = run_scenario(step.scenario, profile=profile, with_first=False).main
+    except PerfmodelError as error:
+        return str(error)
+    predicted = {"step_s": point.step_time_s, "peak_GB": point.memory.total_bytes}
+    intervals = {"step_s": point.interval_s}
+    return [
+        StepComparison(
+            step.id,
+            quantity,
+            value,
+            predicted[quantity] / SCALES[quantity],
+            intervals.get(quantity),
+            step.source,
+        )
+        for quantity, value in step.measured.items()
+    ]
+
 
 WORTH_IT = 8
 """Sweeps from which on starting processes costs less than they save."""
@@ -76,12 +190,14 @@ class Validation:
             *as_shipped(self.predicted),
             *(p for p in self.points if p.mode != "datasheet" and p.counted and p.interval_s),
         ]
-        shares: dict[Mode, float] = {}
-        for mode in dict.fromkeys(p.mode for p in points):
-            own = [p for p in points if p.mode == mode]
-            inside = [p.inside for p in own]
-            shares[mode] = float(np.average(inside, weights=even_weights(own)))
-        return shares
+        by_mode = {
+            mode: [p for p in points if p.mode == mode]
+            for mode in dict.fromkeys(p.mode for p in points)
+        }
+        return {
+            mode: float(np.average([p.inside for p in own], weights=even_weights(own)))
+            for mode, own in by_mode.items()
+        }
 
 
 def as_shipped(predicted: Sequence[SweepPrediction]) -> list[DataPoint]:
@@ -136,45 +252,31 @@ def validate(
     folder = data or shipped_folder()
     table = folder / STEPS
     steps = read_steps(table) if table.is_file() else []
-    matched: list[Pair] = []
-    unmatched: dict[str, str] = {}
-    tasks: list[Task] = []
-    if has_sweeps(folder) or not steps:
-        matched, unmatched = match_all(sweeps_folder(folder))
-        tasks = prediction_tasks(matched, sweeps_folder(folder), profile, transfer=transfer)
+    home = sweeps_folder(folder) if has_sweeps(folder) or not steps else None
+    matched, unmatched = ([], {}) if home is None else match_all(home)
+    tasks = prediction_tasks(matched, home or folder, profile, transfer=transfer)
     outcomes = predict_sweeps(tasks, processes, progress)
-    sweeps = len(matched) + len(unmatched)
+    counts = {"sweep": len(matched) + len(unmatched), "step": len(steps)}
     predicted = pair_outcomes(matched, outcomes, unmatched)
-    comparisons: list[StepComparison] = []
-    for step in steps:
-        compared = compare_step(step, profile)
-        if isinstance(compared, str):
-            unmatched[step.id] = compared
-        else:
-            comparisons += compared
+    compared = {step.id: compare_step(step, profile) for step in steps}
+    unmatched |= {name: why for name, why in compared.items() if isinstance(why, str)}
     where = "the records that ship with perfmodel" if data is None else f"folder {data.name}"
-    counts = [_counted(sweeps, "sweep"), _counted(len(steps), "step")]
-    return Validation(", ".join([where, *filter(None, counts)]), predicted, unmatched, comparisons)
-
-
-def _counted(number: int, noun: str) -> str:
-    """How many of something; empty where there is none."""
-    if number == 0:
-        return ""
-    return f"1 {noun}" if number == 1 else f"{number} {noun}s"
+    sizes = [f"{n} {noun}{'' if n == 1 else 's'}" for noun, n in counts.items() if n]
+    return Validation(
+        ", ".join([where, *sizes]),
+        predicted,
+        unmatched,
+        [each for own in compared.values() if not isinstance(own, str) for each in own],
+    )
 
 
 def match_all(home: Path) -> tuple[list[Pair], dict[str, str]]:
     """Match all sweeps of a folder; the second part says why some could not be."""
-    matched: list[Pair] = []
-    unmatched: dict[str, str] = {}
-    for sweep in read_sweeps(home):
-        outcome = match(sweep, home)
-        if isinstance(outcome, Unmatched):
-            unmatched[sweep.id] = outcome.reason
-        else:
-            matched.append((sweep, outcome))
-    return matched, unmatched
+    outcomes = [(sweep, match(sweep, home)) for sweep in read_sweeps(home)]
+    matched = [(sweep, found) for sweep, found in outcomes if isinstance(found, Matched)]
+    return matched, {
+        sweep.id: found.reason for sweep, found in outcomes if isinstance(found, Unmatched)
+    }
 
 
 def prediction_tasks(
@@ -221,13 +323,9 @@ def pair_outcomes(
     matched: Sequence[Pair], outcomes: Sequence[Forecast | str], unmatched: dict[str, str]
 ) -> list[SweepPrediction]:
     """Pair sweeps with their predictions; those that have none go to `unmatched`."""
-    predicted = []
-    for (sweep, own), outcome in zip(matched, outcomes, strict=True):
-        if isinstance(outcome, str):
-            unmatched[sweep.id] = outcome
-        else:
-            predicted.append(SweepPrediction(sweep, own, outcome))
-    return predicted
+    pairs = list(zip(matched, outcomes, strict=True))
+    unmatched |= {sweep.id: why for (sweep, _), why in pairs if isinstance(why, str)}
+    return [SweepPrediction(*own, found) for own, found in pairs if not isinstance(found, str)]
 
 
 # ---------------------------------------------------------------- as JSON

@@ -156,27 +156,25 @@ def in_band(points: Iterable[DataPoint], band: str) -> list[DataPoint]:
 
 def by_band(points: Sequence[DataPoint]) -> dict[Mode, dict[str, Score]]:
     """Score the counted points by mode and band."""
-    table: dict[Mode, dict[str, Score]] = {}
-    for mode in MODES:
-        own = [p for p in points if p.mode == mode and p.counted]
-        bands = {band: score(in_band(own, band)) for band in (*(b for b, _ in BANDS), LARGE)}
-        scored = {
-            band: scored_band for band, scored_band in bands.items() if scored_band is not None
-        }
-        if scored:
-            table[mode] = scored
-    return table
+    counted = [point for point in points if point.counted]
+    table = {mode: _scores([p for p in counted if p.mode == mode]) for mode in MODES}
+    return {mode: scores for mode, scores in table.items() if scores}
+
+
+def _scores(points: Sequence[DataPoint]) -> dict[str, Score]:
+    """Score the bands in which there are points."""
+    bands = {band: score(in_band(points, band)) for band in (*(b for b, _ in BANDS), LARGE)}
+    return {band: scored for band, scored in bands.items() if scored is not None}
 
 
 def by_sweep(points: Sequence[DataPoint]) -> dict[str, dict[Mode, dict[str, Score]]]:
     """Score each sweep by mode and band, counted or not."""
-    table: dict[str, dict[Mode, dict[str, Score]]] = {}
     groups: dict[tuple[str, Mode], list[DataPoint]] = {}
     for point in points:
         groups.setdefault((point.sweep, point.mode), []).append(point)
+    table: dict[str, dict[Mode, dict[str, Score]]] = {}
     for (sweep, mode), own in groups.items():
-        for band in (*(b for b, _ in BANDS), LARGE, "all"):
-            scored = score(own if band == "all" else in_band(own, band))
-            if scored is not None:
-                table.setdefault(sweep, {}).setdefault(mode, {})[band] = scored
+        every = score(own)
+        assert every is not None
+        table.setdefault(sweep, {})[mode] = _scores(own) | {"all": every}
     return table

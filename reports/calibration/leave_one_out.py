@@ -32,8 +32,8 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.library.corrections import CollectiveContext, kind_of_machine
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
-from perfmodel.validate.sweeps.match import Matched, match
-from perfmodel.validate.sweeps.read import Sweep, read_sweeps
+from perfmodel.validate.match import Matched, match
+from perfmodel.validate.read import Sweep, read_sweeps
 from reports.validation.refit.numbers import library_without
 
 FEWEST_TRUST = 3
@@ -73,7 +73,7 @@ class Prepared:
     Parameters
     ----------
     hardware : str
-        As `perfmodel.validate.sweeps.match.Matched`.
+        As `perfmodel.validate.match.Matched`.
     table : str
         Sweeps of one table, or of one source, are of one machine.
     ranks : int

@@ -23,10 +23,10 @@ import numpy as np
 
 from perfmodel.library import model
 from perfmodel.library.model import CommLibrary, load_library
+from perfmodel.validate import read
+from perfmodel.validate.match import Matched, match
 from perfmodel.validate.run import shipped_folder
 from perfmodel.validate.scores import weighted_quantile
-from perfmodel.validate.sweeps import read
-from perfmodel.validate.sweeps.match import Matched, match
 from reports.validation.refit.fit import fit, refitted
 from reports.validation.refit.numbers import FILE, FittedNumber, LeftOut, changes, fitted_numbers
 from reports.validation.refit.slopes import Observed, observe

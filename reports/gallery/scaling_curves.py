@@ -15,8 +15,8 @@ from perfmodel.report.common.images import Picture
 from perfmodel.report.common.palette import channels
 from perfmodel.report.common.plain_text import render_markdown
 from perfmodel.report.run.page import write_report
-from perfmodel.report.scaling.analysis import size_gains
-from perfmodel.report.scaling.text import knee_sentence
+from perfmodel.report.run.scaling import knee_sentence
+from perfmodel.report.run.sizes import size_gains
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result.model import Result

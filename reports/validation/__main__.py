@@ -10,8 +10,17 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.cli.options import JsonOption, ProfileOption, flags_as_fields, load_profile
-from perfmodel.cli.output import check_outputs, print_blocks, print_json, print_note, progress_bar
+from perfmodel.cli.output import (
+    JsonOption,
+    ProfileOption,
+    check_outputs,
+    flags_as_fields,
+    load_profile,
+    print_blocks,
+    print_json,
+    print_note,
+    progress_bar,
+)
 from perfmodel.errors import PerfmodelError
 
 REPORT = Path(__file__).parent

@@ -13,6 +13,7 @@ from perfmodel.files import as_json, attributes
 from perfmodel.library.corrections import BANDS, Spread
 from perfmodel.validate import scores
 from perfmodel.validate.forecast import Mode, Pair, SweepPrediction
+from perfmodel.validate.read import SUBFOLDER, has_sweeps, sweeps_folder
 from perfmodel.validate.run import (
     as_shipped,
     match_all,
@@ -22,7 +23,6 @@ from perfmodel.validate.run import (
     sweep_entries,
 )
 from perfmodel.validate.scores import LARGE, DataPoint, Score, points_of
-from perfmodel.validate.sweeps.read import SUBFOLDER, has_sweeps, sweeps_folder
 from reports.validation.predict.run import predict_all
 from reports.validation.refit.fitted import Fitted, fitted_on
 from reports.validation.score import breakdowns, coverage

@@ -16,7 +16,7 @@ import pytest
 
 from perfmodel.files import plain
 from perfmodel.files.read import parse_yaml
-from perfmodel.report.run.export import to_json
+from perfmodel.report.run.text import to_json
 from perfmodel.scenario import Scenario, change_scenario, load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.steps import one_size

@@ -8,10 +8,10 @@ from typer.testing import CliRunner
 from perfmodel.cli.app import app
 from perfmodel.report.validation import write_validation
 from perfmodel.validate.forecast import partners
+from perfmodel.validate.match import match
+from perfmodel.validate.read import read_sweeps
 from perfmodel.validate.run import shipped_folder, to_json, validate
 from perfmodel.validate.scores import DataPoint, score
-from perfmodel.validate.sweeps.match import match
-from perfmodel.validate.sweeps.read import read_sweeps
 from tests.validate.small_records import HEADER, ROWS, TIMES, write_records
 
 

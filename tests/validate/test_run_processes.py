@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from perfmodel.validate.forecast import Task
+from perfmodel.validate.read import read_sweeps
 from perfmodel.validate.run import WORTH_IT, predict_sweeps
-from perfmodel.validate.sweeps.read import read_sweeps
 
 HEADER = (
     "sweep_id,collective,gpu,nodes,gpus_per_node,nranks,intra_node,inter_node,"

@@ -9,8 +9,7 @@ from perfmodel.api.functions import run as predict
 from perfmodel.cli.app import app
 from perfmodel.errors import Fault, InputError
 from perfmodel.report.validation import write_validation
-from perfmodel.validate.run import to_json, validate
-from perfmodel.validate.steps import read_steps
+from perfmodel.validate.run import read_steps, to_json, validate
 
 ROWS = """id,scenario,cluster.nodes,strategy.bucket_cap,step_s,peak_GB,source
 two,resnet50-dgx-a100,2,,0.1,20,me
@@ -83,7 +82,7 @@ def test_what_cannot_be_predicted_is_named(tmp_path, monkeypatch):
     def refuse(*_arguments, **_named):
         raise InputError(Fault("model", "none", "one"))
 
-    monkeypatch.setattr("perfmodel.validate.steps.run_scenario", refuse)
+    monkeypatch.setattr("perfmodel.validate.run.run_scenario", refuse)
     found = validate(folder(tmp_path))
     assert not found.steps
     assert set(found.unmatched) == {"two", "row 2"}

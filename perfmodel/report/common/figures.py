@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,13 @@ from perfmodel.studies.run.result.usage import Memory
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+
+
+def size_axis(ends: tuple[float, float], powers: range) -> dict[str, Any]:
+    """Describe a logarithmic axis of sizes, labelled at some of these powers of two."""
+    step = max(1, -(-(len(powers) - 1) // (_SIZE_LABELS - 1)))
+    ticks = [2.0**power for power in powers[::step]] or [ends[0]]
+    return log_axis("size", ends, ticks, lambda size: quantities.whole(quantities.size(size)))
 
 
 _UNEVEN = 4.0
@@ -41,32 +48,85 @@ _TEXTS = re.compile(
 _NUMBERS = re.compile(r'("(?:base|x|y)":)\[((?:-?[0-9.e+-]+,){30,}-?[0-9.e+-]+)\]')
 """Lists of more than 30 numbers."""
 
+_SIZE_LABELS = 6
+"""Labels of an axis of sizes, at most."""
+
 _TIME_UNITS = (("us", 1e-6), ("ms", 1e-3), ("s", 1.0))
 
 
-def new_figure(height: int, **layout: Any) -> go.Figure:
-    """Empty figure in the house style; plots other than the timeline do not zoom."""
+def new_figure(
+    height: int,
+    traces: Iterable[Mapping[str, Any]] = (),
+    *,
+    x: Mapping[str, Any] | None = None,
+    y: Mapping[str, Any] | None = None,
+    margin: Mapping[str, int] | None = None,
+    **layout: Any,
+) -> go.Figure:
+    """Make a figure in the house style; plots other than the timeline do not zoom.
+
+    `traces`: as plotly describes them, with their ``type``; more can be added.
+    `x`, `y`: what `axis_layout` makes.
+    `margin`: ends that differ from the usual ones.
+    """
     import plotly.graph_objects as go
 
-    figure = go.Figure()
-    figure.update_layout(
-        template="none",
-        height=height,
-        font={"family": FONT, "size": 13, "color": INK},
-        margin={"l": 2, "r": 26, "t": 12, "b": 12, "pad": 4},
-        paper_bgcolor="rgba(0,0,0,0)",  # that of the page, light or dark
-        plot_bgcolor="rgba(0,0,0,0)",
-        hoverlabel={
+    axes = {name: axis for name, axis in (("xaxis", x), ("yaxis", y)) if axis is not None}
+    usual: dict[str, Any] = {
+        "template": "none",
+        "height": height,
+        "font": {"family": FONT, "size": 13, "color": INK},
+        "margin": {"l": 2, "r": 26, "t": 12, "b": 12, "pad": 4} | dict(margin or {}),
+        "paper_bgcolor": "rgba(0,0,0,0)",  # that of the page, light or dark
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "hoverlabel": {
             "bgcolor": "white",
             "bordercolor": QUIET_INK,
             "font": {"color": INK, "family": FONT, "size": 13},
             "align": "left",
         },
-        dragmode=False,
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
-        **layout,
-    )
-    return figure
+        "dragmode": False,
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+    }
+    return go.Figure(list(traces), usual | axes | layout)
+
+
+def add_note(figure: go.Figure, text: str, **place: Any) -> None:
+    """Write small quiet text into a figure, without an arrow."""
+    quiet = {"showarrow": False, "font": {"size": 12, "color": QUIET_INK}}
+    figure.add_annotation(text=text, **(quiet | place))
+
+
+def bars(
+    name: str, x: Sequence[Any], y: Sequence[Any], colour: str, hover: Sequence[str], **more: Any
+) -> dict[str, Any]:
+    """Describe bars of one colour with a text of each; without a name they have no legend."""
+    look = {"marker": {"color": colour}, "hoverinfo": "text", "hovertext": hover}
+    return {"type": "bar", "name": name or None, "x": x, "y": y} | look | more
+
+
+def lines(
+    name: str, x: Sequence[Any], y: Sequence[Any], line: Mapping[str, Any], **more: Any
+) -> dict[str, Any]:
+    """Describe a line; one without ``hovertext`` says nothing when it is pointed at."""
+    look = {"mode": "lines", "line": line, "hoverinfo": "text" if "hovertext" in more else "skip"}
+    return {"type": "scatter", "name": name or None, "x": x, "y": y} | look | more
+
+
+def band(
+    x: Sequence[Any], ends: Sequence[Sequence[float]], colour: str, **more: Any
+) -> dict[str, Any]:
+    """Describe the area between low and high ends."""
+    return {
+        "type": "scatter",
+        "x": [*x, *reversed(x)],
+        "y": [*(end[1] for end in ends), *(end[0] for end in reversed(ends))],
+        "fill": "toself",
+        "fillcolor": colour,
+        "mode": "lines",
+        "hoverinfo": "skip",
+        "line": {"width": 0, "color": colour},
+    } | more
 
 
 def axis_layout(title: str = "", **more: Any) -> dict[str, Any]:
@@ -126,31 +186,21 @@ def bar_times(unit: str) -> str:
     return f"<br>%{{base:.5~r}} to %{{x:.5~r}}\N{NO-BREAK SPACE}{unit}"
 
 
-def label_rows(figure: go.Figure, labels: Sequence[str], title: str, **axis: Any) -> None:
-    """Name the rows of horizontal bars from top to bottom, and what their lengths are."""
-    figure.update_xaxes(**axis_layout(title, **axis))
-    figure.update_yaxes(
-        **axis_layout(
-            autorange="reversed",
-            tickvals=list(range(len(labels))),
-            ticktext=labels,
-            showgrid=False,
-        )
-    )
+def label_rows(labels: Sequence[str], title: str, **axis: Any) -> dict[str, dict[str, Any]]:
+    """Describe both axes of horizontal bars: names of rows from the top, what lengths are."""
+    places = list(range(len(labels)))
+    rows: dict[str, Any] = {
+        "autorange": "reversed",
+        "tickvals": places,
+        "ticktext": labels,
+        "showgrid": False,
+    }
+    return {"x": axis_layout(title, **axis), "y": axis_layout(**rows)}
 
 
 def title_row(figure: go.Figure, height: float, text: str) -> None:
     """Write a title at the left of a figure, above the bars of a row."""
-    figure.add_annotation(
-        x=0,
-        xref="paper",
-        y=height,
-        xanchor="left",
-        yanchor="bottom",
-        showarrow=False,
-        text=text,
-        font={"size": 12, "color": QUIET_INK},
-    )
+    add_note(figure, text, x=0, xref="paper", y=height, xanchor="left", yanchor="bottom")
 
 
 def error_bars(values: Sequence[float], ends: Sequence[tuple[float, float]]) -> dict[str, Any]:
@@ -170,10 +220,10 @@ def gpu_ticks(points: Sequence[SizeResult], apart: float = 0.09) -> list[int]:
     Labels stand at least the share `apart` of the axis from each other.
     """
     sizes = [point.gpus for point in points]
-    span = math.log(sizes[-1] / sizes[0]) or 1.0
+    least = apart * (math.log(sizes[-1] / sizes[0]) or 1.0)
     labelled = [sizes[-1]]
     for size in reversed(sizes[:-1]):
-        if math.log(labelled[-1] / size) >= apart * span:
+        if math.log(labelled[-1] / size) >= least:
             labelled.append(size)
     if labelled[-1] != sizes[0]:
         labelled[-1:] = [sizes[0]] if len(labelled) > 1 else [labelled[-1], sizes[0]]
@@ -182,22 +232,16 @@ def gpu_ticks(points: Sequence[SizeResult], apart: float = 0.09) -> list[int]:
 
 def log_ticks(low: float, high: float, most: int = 6) -> list[float]:
     """Round values between `low` and `high`, spread evenly on a logarithmic axis."""
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    decades = range(first, last + 1)
-    inside: list[float] = []
-    for steps in ((1, 2, 5), (1, 3), (1,)):
-        inside = _round_values(steps, decades, low, high)
-        if len(inside) <= most:
-            break
-    more = _round_values((1, 2, 3, 4, 6, 8), decades, low, high)
+
+    def round_values(*steps: int) -> list[float]:
+        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        values = [step * 10.0**decade for decade in decades for step in steps]
+        return [value for value in values if low <= value <= high]
+
+    choices = [round_values(1, 2, 5), round_values(1, 3), round_values(1)]
+    inside = next((each for each in choices if len(each) <= most), choices[-1])
+    more = round_values(1, 2, 3, 4, 6, 8)
     return more if len(inside) < _FEW_TICKS and len(more) <= most else inside
-
-
-def _round_values(
-    steps: Sequence[int], decades: Sequence[int], low: float, high: float
-) -> list[float]:
-    values = [step * 10.0**decade for decade in decades for step in steps]
-    return [value for value in values if low <= value <= high]
 
 
 def draw_breakdown(result: Result) -> go.Figure:
@@ -205,40 +249,50 @@ def draw_breakdown(result: Result) -> go.Figure:
 
     One size alone is a bar from left to right, as wide as the page and no taller than it needs.
     """
-    steps = [point.step_time_s for point in result.points]
+    points, steps = result.points, [point.step_time_s for point in result.points]
     shares = max(steps) > _UNEVEN * min(steps)
     unit, scale = ("%", 0.01) if shares else time_unit(max(steps))
-    lies = len(result.points) == 1
-    figure = new_figure(130 if lies else 360, barmode="stack", bargap=0.35)
-    names = [f"{point.gpus:,}" for point in result.points]
-    for part in _parts(result.points):
-        times = [point.breakdown_s.get(part, 0.0) for point in result.points]
-        values = [t / (s if shares else 1) / scale for t, s in zip(times, steps, strict=True)]
-        figure.add_bar(
-            x=values if lies else names,
-            y=[""] if lies else values,
-            orientation="h" if lies else "v",
-            name=part,
-            marker={"color": WORK.get(part, WORK["host"])},
-            hoverinfo="text",
-            hovertext=[
+    lies = len(points) == 1
+    parts = {
+        part: [point.breakdown_s.get(part, 0.0) for point in points]
+        for part in parts_that_matter(points)
+    }
+    heights = {
+        part: [t / (s if shares else 1) / scale for t, s in zip(times, steps, strict=True)]
+        for part, times in parts.items()
+    }
+    names = [f"{point.gpus:,}" for point in points]
+    title = "share of the step" if shares else f"time per step ({unit})"
+    if lies:
+        axes = {
+            "x": axis_layout(title, range=[0, 1.02 * max(steps) / scale]),
+            "y": axis_layout(showticklabels=False, showgrid=False, showline=False),
+        }
+    else:
+        axes = {
+            "x": axis_layout("GPUs", type="category", showgrid=False),
+            "y": axis_layout(title, rangemode="tozero", ticksuffix=" %" if shares else ""),
+        }
+    traces = [
+        bars(
+            part,
+            heights[part] if lies else names,
+            [""] if lies else heights[part],
+            WORK.get(part, WORK["host"]),
+            [
                 f"<b>{quantities.gpus(point.gpus)}</b><br>{escape(part)} "
                 f"{quantities.duration(time)}<br>"
                 f"{quantities.percent(time / point.step_time_s)} of the step"
-                for point, time in zip(result.points, times, strict=True)
+                for point, time in zip(points, times, strict=True)
             ],
+            orientation="h" if lies else "v",
         )
-    title = "share of the step" if shares else f"time per step ({unit})"
-    if lies:
-        figure.update_xaxes(**axis_layout(title, range=[0, 1.02 * max(steps) / scale]))
-        figure.update_yaxes(**axis_layout(showticklabels=False, showgrid=False, showline=False))
-        return figure
-    figure.update_xaxes(**axis_layout("GPUs", type="category", showgrid=False))
-    figure.update_yaxes(**axis_layout(title, rangemode="tozero", ticksuffix=" %" if shares else ""))
-    return figure
+        for part, times in parts.items()
+    ]
+    return new_figure(130 if lies else 360, traces, **axes, barmode="stack", bargap=0.35)
 
 
-def _parts(points: Sequence[SizeResult]) -> list[str]:
+def parts_that_matter(points: Sequence[SizeResult]) -> list[str]:
     """Parts of the step that matter somewhere, in the order of the palette."""
     present = {
         part
@@ -251,7 +305,6 @@ def _parts(points: Sequence[SizeResult]) -> list[str]:
 
 def draw_memory(part: Memory) -> go.Figure:
     """Draw memory per GPU as one bar against the device's capacity."""
-    gib = 2.0**30
     parts = {
         "parameters": part.parameters_bytes,
         "gradients": part.gradients_bytes,
@@ -261,21 +314,27 @@ def draw_memory(part: Memory) -> go.Figure:
         "gathered units": part.gathered_bytes,
         "temporary": part.temporary_bytes,
     }
-    figure = new_figure(150, barmode="stack")
-    for name, nbytes in parts.items():
-        if not nbytes:
-            continue
-        figure.add_bar(
-            x=[nbytes / gib],
-            y=[""],
-            orientation="h",
-            width=0.6,
-            hoverinfo="text",
-            name=f"{name} {quantities.size(nbytes)}",
-            marker={"color": MEMORY[name]},
-            hovertext=[f"{name}: {quantities.size(nbytes)}"],
-        )
+    gib, held = 2.0**30, {name: quantities.size(nbytes) for name, nbytes in parts.items() if nbytes}
     capacity = part.capacity_bytes / gib
+    figure = new_figure(
+        150,
+        [
+            bars(
+                f"{name} {size}",
+                [parts[name] / gib],
+                [""],
+                MEMORY[name],
+                [f"{name}: {size}"],
+                orientation="h",
+                width=0.6,
+            )
+            for name, size in held.items()
+        ],
+        x=axis_layout("GiB per GPU", range=[0, 1.02 * max(capacity, part.total_bytes / gib)]),
+        y=axis_layout(showticklabels=False, showgrid=False, showline=False),
+        margin={"t": 28},
+        barmode="stack",
+    )
     figure.add_vline(x=capacity, line={"color": INK, "width": 2})
     figure.add_annotation(
         x=capacity,
@@ -287,10 +346,6 @@ def draw_memory(part: Memory) -> go.Figure:
         text=f"capacity {quantities.size(part.capacity_bytes)}",
         font={"size": 12},
     )
-    figure.update_layout(margin={"t": 28})
-    longest = max(capacity, part.total_bytes / gib)
-    figure.update_xaxes(**axis_layout("GiB per GPU", range=[0, 1.02 * longest]))
-    figure.update_yaxes(**axis_layout(showticklabels=False, showgrid=False, showline=False))
     return figure
 
 
@@ -316,6 +371,5 @@ def _packed_texts(match: re.Match[str]) -> str:
 def _packed_numbers(match: re.Match[str]) -> str:
     values = np.array(match[2].split(","), dtype=np.float64)
     small = np.all(values == values.astype(np.int8))
-    data = values.astype("<i1" if small else "<f4").tobytes()
-    code = base64.b64encode(data).decode("ascii")
+    code = base64.b64encode(values.astype("<i1" if small else "<f4").tobytes()).decode("ascii")
     return f'{match[1]}{{"dtype":"{"i1" if small else "f4"}","bdata":"{code}"}}'

@@ -112,14 +112,19 @@ def _asset(name: str) -> str:
 
 def _dark() -> str:
     """Rules that exchange colours of figures and legends on a dark page, not on paper."""
-    rules = []
-    for light, dark in DARK.items():
-        painted = "rgb({}, {}, {})".format(*channels(light))
-        rules += [
-            f'.plot [style*="{part}: {painted}"] {{ {part}: {dark} !important; }}'
-            for part in ("fill", "stroke")
-        ]
-        rules.append(f'.swatch[style*="{light}"] {{ --c: {dark} !important; }}')
+    rules = [
+        rule
+        for light, dark in DARK.items()
+        for rule in (
+            *(
+                '.plot [style*="{0}: rgb({1}, {2}, {3})"] {{ {0}: {4} !important; }}'.format(
+                    part, *channels(light), dark
+                )
+                for part in ("fill", "stroke")
+            ),
+            f'.swatch[style*="{light}"] {{ --c: {dark} !important; }}',
+        )
+    ]
     return "@media screen and (prefers-color-scheme: dark) {{\n{}\n}}\n".format("\n".join(rules))
 
 
@@ -140,14 +145,14 @@ def render_block(block: Block) -> str:
         case Heading(text):
             html = f"<h3>{escape(text)}</h3>"
         case Bullets(lines, style):
-            items = (f"<li>{_with_links(line)}</li>" for line in lines)
-            html = f"<ul{_class(style)}>{''.join(items)}</ul>"
+            items = "".join(f"<li>{_with_links(line)}</li>" for line in lines)
+            html = f"<ul{_class(style)}>{items}</ul>"
         case Definitions(entries):
             rows = (f"<dt>{escape(k)}</dt><dd>{_with_links(v)}</dd>" for k, v in entries.items())
             html = f"<dl>{''.join(rows)}</dl>"
         case Code(text):
-            pre = f"<pre><code>{escape(text)}</code></pre>"
-            html = f'<div class="scroll code" tabindex="0">{pre}</div>'
+            code = f"<pre><code>{escape(text)}</code></pre>"
+            html = f'<div class="scroll code" tabindex="0">{code}</div>'
         case Table():
             html = _table(block)
         case Figure():
@@ -164,17 +169,16 @@ def render_block(block: Block) -> str:
 def _container(block: Block) -> str:
     html = ""
     match block:
-        case Header(paragraphs):
-            html = f"<header>{_render_all(paragraphs)}</header>"
-        case Box(style, blocks):
-            html = f"<div{_class(style)}>{_render_all(blocks)}</div>"
-        case Folded(title, blocks):
-            summary = f"<summary>{escape(title)}</summary>"
-            html = f"<details>{summary}{_render_all(blocks)}</details>"
-        case Section(title, blocks):
+        case Header(inner):
+            html = f"<header>{_render_all(inner)}</header>"
+        case Box(style, inner):
+            html = f"<div{_class(style)}>{_render_all(inner)}</div>"
+        case Folded(title, inner):
+            html = f"<details><summary>{escape(title)}</summary>{_render_all(inner)}</details>"
+        case Section(title, inner):
             anchor = "".join(c if c.isalnum() else "-" for c in title.lower())
-            heading = f"<h2>{escape(title)}</h2>"
-            html = f'<section id="{anchor}">{heading}{_render_all(blocks)}</section>'
+            body = f"<h2>{escape(title)}</h2>{_render_all(inner)}"
+            html = f'<section id="{anchor}">{body}</section>'
     return html
 
 
@@ -183,29 +187,31 @@ def _class(style: str) -> str:
 
 
 def _tile(tile: Tile) -> str:
+    # a long number may leave its unit to the next line: a phone would break within the unit
+    is_long = len(tile.figure) > _TILE_LETTERS
+    figure = tile.figure.replace("\N{NO-BREAK SPACE}", " ") if is_long else tile.figure
     return (
         f"<div{_class(f'tile {tile.style}'.strip())}><span>{escape(tile.title)}</span>"
-        f"<strong>{escape(_fitted(tile.figure))}</strong><small>{escape(tile.note)}</small></div>"
+        f"<strong>{escape(figure)}</strong><small>{escape(tile.note)}</small></div>"
     )
-
-
-def _fitted(figure: str) -> str:
-    """A long number may leave its unit to the next line: a phone would break within the unit."""
-    return figure if len(figure) <= _TILE_LETTERS else figure.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def _table(block: Table) -> str:
     """Write a table in a box that scrolls by itself."""
-    columns = zip(block.numeric, *block.rows, strict=True)
-    styles = ["" if numeric else _text_style(values) for numeric, *values in columns]
+    # a column of text needs no room to wrap in where all of it is short
+    styles = [
+        "" if numeric else "s" if max(map(len, values), default=0) <= _SHORT_TEXT else "w"
+        for numeric, *values in zip(block.numeric, *block.rows, strict=True)
+    ]
+
+    def cell(value: str, style: str, tag: str) -> str:
+        text = escape(value)
+        if tag == "th" or block.wraps or style == "w":
+            text = _JOINT.sub(r"\g<0><wbr>", text)  # names of fields break at their joints
+        return f"<{tag}{style and f' class={style}'}>{text}</{tag}>"
 
     def cells(values: Sequence[str], tag: str) -> str:
-        return "".join(
-            f"<{tag}{style and f' class={style}'}>"
-            f"{_breakable(value) if tag == 'th' or block.wraps or style == 'w' else escape(value)}"
-            f"</{tag}>"
-            for value, style in zip(values, styles, strict=True)
-        )
+        return "".join(cell(*pair, tag) for pair in zip(values, styles, strict=True))
 
     body = "".join(
         f"<tr{' class=changed' if number in block.marked else ''}>{cells(row, 'td')}</tr>"
@@ -220,23 +226,13 @@ def _table(block: Table) -> str:
     )
 
 
-def _text_style(values: Sequence[str]) -> str:
-    """Class of a column of text: it needs no room to wrap in where all of it is short."""
-    return "s" if max(map(len, values), default=0) <= _SHORT_TEXT else "w"
-
-
-def _breakable(text: str) -> str:
-    """Escape text and let names of fields break after a dot or an underscore."""
-    return _JOINT.sub(r"\g<0><wbr>", escape(text))
-
-
 def _with_links(text: str) -> str:
     """Escape text and turn web addresses into links, which load nothing until they are clicked."""
     parts, position = [], 0
     for match in _URL.finditer(text):
         address = escape(match.group())
-        parts.append(_prose(text[position : match.start()]))
-        parts.append(f'<a rel="noopener noreferrer" href="{address}">{address}</a>')
+        link = f'<a rel="noopener noreferrer" href="{address}">{address}</a>'
+        parts += [_prose(text[position : match.start()]), link]
         position = match.end()
     return "".join([*parts, _prose(text[position:])])
 
@@ -253,8 +249,7 @@ def _figure(block: Figure) -> str:
     """Turn a figure into HTML; its legend becomes text that wraps on narrow screens."""
     from plotly.io import to_html
 
-    figure = block.figure
-    key = legend(figure)
+    figure, key = block.figure, legend(block.figure)
     figure.update_layout(showlegend=False)
     drawing = to_html(
         figure,
@@ -266,8 +261,7 @@ def _figure(block: Figure) -> str:
     )
     drawing = drawing.replace("<script", '<script type="text/plain" class="drawing"', 1)
     drawing = _DIGITS.sub(lambda number: f"{float(number[0]):.7g}", drawing)
-    drawing = _ESCAPES.sub(lambda escaped: _PLAIN.get(escaped[0], escaped[0]), drawing)
-    drawing = pack(drawing)
+    drawing = pack(_ESCAPES.sub(lambda escaped: _PLAIN.get(escaped[0], escaped[0]), drawing))
     label = escape(block.description)
     return f'{key}<div class="plot" role="img" aria-label="{label}">{drawing}</div>'
 

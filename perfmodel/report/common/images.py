@@ -16,8 +16,8 @@ from perfmodel.report.common import quantities
 from perfmodel.report.common.figures import draw_breakdown, draw_memory
 from perfmodel.report.common.html import legend
 from perfmodel.report.run.pipeline_figure import draw_pipeline
-from perfmodel.report.run.timeline_figure import draw_timeline
-from perfmodel.report.scaling.figures import draw_efficiency, draw_step_time, draw_throughput
+from perfmodel.report.run.scaling import draw_efficiency, draw_step_time, draw_throughput
+from perfmodel.report.run.timeline import draw_timeline
 from perfmodel.report.topology.figure import draw_topology, topology_caption
 from perfmodel.studies.run.result.model import Result
 
@@ -61,7 +61,6 @@ def pictures(result: Result) -> dict[str, Picture]:
     setting = f"{result.workload} with {result.strategy} on {result.machine}"
     scaled = f"{setting}, {result.scaling} scaling"
     of_main = f"{setting}, {quantities.gpus(main.gpus)}"
-    machine = draw_topology(result.topology, main)
     drawn = {}
     if len(result.points) > 1:
         speed = f"Throughput, {quantities.samples(result)} per second"
@@ -71,14 +70,15 @@ def pictures(result: Result) -> dict[str, Picture]:
             "efficiency": Picture(draw_efficiency(result), share, scaled),
             "step-time": Picture(draw_step_time(result), "Step time", scaled),
         }
-    pipeline = {}
-    if main.mixture is not None and main.mixture.stages:
-        pipeline = {"pipeline": Picture(draw_pipeline(main), "Stages of one step", of_main)}
-    return drawn | {
+    drawn |= {
         "breakdown": Picture(draw_breakdown(result), "Where the time of a step goes", scaled),
         "timeline": Picture(draw_timeline(main), "One step", of_main),
-        **pipeline,
-        "topology": Picture(machine, "Machine and links", topology_caption(result.topology)),
+    }
+    if main.mixture is not None and main.mixture.stages:
+        drawn["pipeline"] = Picture(draw_pipeline(main), "Stages of one step", of_main)
+    machine, caption = draw_topology(result.topology, main), topology_caption(result.topology)
+    return drawn | {
+        "topology": Picture(machine, "Machine and links", caption),
         "memory": Picture(draw_memory(main.memory), "Memory per GPU", of_main),
     }
 
@@ -121,11 +121,10 @@ async def _render(drawn: Mapping[str, go.Figure], kind: ImageFormat) -> dict[str
 
 def _on_paper(picture: Picture) -> go.Figure:
     """Put a title and a legend above a figure, and white behind it."""
-    figure = picture.figure
+    figure, margin = picture.figure, picture.figure.layout.margin
     _name_lines(figure)
     below = escape(picture.below, quote=False)
     height = figure.layout.height + _HEAD
-    margin = figure.layout.margin
     figure.update_layout(
         paper_bgcolor="white",
         plot_bgcolor="white",

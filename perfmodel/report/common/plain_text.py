@@ -57,25 +57,20 @@ def _render(block: Block) -> str:
             text = "\n".join(f"- {escape_markdown(line)}" for line in lines)
         case Definitions(entries):
             # a name that is a question needs no colon
-            lines = [
-                f"{name}{'' if name[-1:] == '?' else ':'} {of}" for name, of in entries.items()
-            ]
-            text = _render(Bullets(lines))
+            named = (
+                (f"{name}{'' if name[-1:] == '?' else ':'}", of) for name, of in entries.items()
+            )
+            text = _render(Bullets([" ".join(entry) for entry in named]))
         case Table():
-            text = _markdown_table(block)
+            rule = ["---:" if numeric else "---" for numeric in block.numeric]
+            titles, *rows = ([*map(escape_markdown, row)] for row in (block.titles, *block.rows))
+            text = "\n".join(f"| {' | '.join(line)} |" for line in (titles, rule, *rows))
         case Header(paragraphs):
             answer_first = [p for p in paragraphs if p.role == "headline"]
             text = render_markdown(dict.fromkeys([*answer_first, *paragraphs]))
         case Section(title, blocks):
             text = f"## {escape_markdown(title)}\n\n{render_markdown(blocks)}"
     return text.strip()
-
-
-def _markdown_table(block: Table) -> str:
-    rule = ["---:" if numeric else "---" for numeric in block.numeric]
-    lines = [[escape_markdown(title) for title in block.titles], rule]
-    lines += [[escape_markdown(cell) for cell in row] for row in block.rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 _STYLES = {"headline": "bold", "note": "dim"}

@@ -141,21 +141,20 @@ def counted(number: int, singular: str, plural: str) -> str:
 
 def headline(result: Result) -> str:
     """Answer the scenario's question in one sentence."""
-    main = result.main
-    verb = "trains" if main.gpus == 1 else "train"
-    speed = f"{gpus(main.gpus)} {verb} {count(main.samples_per_s)} {samples_short(result)}/s"
-    if not main.memory.fits:
-        where = "GPU memory"
-        if main.memory.fits_gpu:
-            where = "the host's " + " and ".join(main.memory.overfull)
-        doubt = f"Does not fit in {where}. If it did"
-        if main.memory.may_fit:
-            doubt = f"May not fit in {where}. If it does"
-        speed = f"{doubt}, {speed.replace(verb, 'would train', 1)}"
+    main, memory = result.main, result.main.memory
+    verb, begin = "trains" if main.gpus == 1 else "train", ""
+    if not memory.fits:
+        host = f"the host's {' and '.join(memory.overfull)}"
+        doubt = ("May", "does") if memory.may_fit else ("Does", "did")
+        place = host if memory.fits_gpu else "GPU memory"
+        verb, begin = "would train", f"{doubt[0]} not fit in {place}. If it {doubt[1]}, "
     linear = ""
     if main.gpus != result.efficiency_base:
         linear = f", {percent(main.scaling_efficiency)} of linear scaling"
-    return f"{speed}{linear}; a step takes {duration(main.step_time_s)}, {waiting(main)}."
+    return (
+        f"{begin}{gpus(main.gpus)} {verb} {count(main.samples_per_s)} {samples_short(result)}/s"
+        f"{linear}; a step takes {duration(main.step_time_s)}, {waiting(main)}."
+    )
 
 
 _NO_PART = 1e-9
@@ -181,13 +180,15 @@ def limit(point: SizeResult) -> str:
     if relief is None:
         return ""
     saved = percent_column(relief.saves_s / point.step_time_s)
-    alone = [each.saves_s for each in point.reliefs if len(each.parts) == 1]
-    text = f"With {relief.what} a step would take {saved} less"
-    if len(relief.parts) > 1 and alone:
-        most = percent_column(max(0.0, *alone) / point.step_time_s)
-        text = f"{text}; no part alone saves more than {most}"
-    path = link_path(point)
-    return f"{text}.{f' Path: {path}.' if path else ''}"
+    single = [each.saves_s for each in point.reliefs if len(each.parts) == 1]
+    path, alone = link_path(point), ""
+    if len(relief.parts) > 1 and single:
+        most = percent_column(max(0.0, *single) / point.step_time_s)
+        alone = f"; no part alone saves more than {most}"
+    return (
+        f"With {relief.what} a step would take {saved} less"
+        f"{alone}.{f' Path: {path}.' if path else ''}"
+    )
 
 
 def link_path(point: SizeResult) -> str:
@@ -279,8 +280,9 @@ def scaling(result: Result) -> str:
     number = main.batch_per_gpu if weak else main.global_batch
     batch = f"{number:,} {result.samples if number == 1 else samples(result)}"
     if weak:
-        each = f"{batch} {batch_holder(main)} at every size"
-        return f"Weak scaling: {each}, so the global batch grows"
+        return (
+            f"Weak scaling: {batch} {batch_holder(main)} at every size, so the global batch grows"
+        )
     return f"Strong scaling: {batch} per step at every size, shared by all GPUs"
 
 
@@ -296,45 +298,46 @@ def efficiency_base(result: Result) -> str:
 
 def memory(part: Memory) -> str:
     """Say whether the training state fits, and how sure that is; what is offloaded, too."""
+    has = f"{size(part.capacity_bytes)} per GPU"
     if not part.is_stated:
-        has = size(part.capacity_bytes)
-        return f"Memory: not stated, as the strategy does not say what it keeps of {has} per GPU"
+        return f"Memory: not stated, as the strategy does not say what it keeps of {has}"
     offloaded = host_memory(part)
     if part.fits_gpu and part.overfull:
         return f"Does not fit the host: {offloaded}"
-    return "; ".join(filter(None, [_gpu_memory(part), offloaded]))
-
-
-def _gpu_memory(part: Memory) -> str:
     share = percent(part.total_bytes / part.capacity_bytes) if part.capacity_bytes else "all"
-    has = f"{size(part.capacity_bytes)} per GPU"
     used = f"{size(part.total_bytes)} of {has} ({share})"
     if part.low_bytes is not None and part.high_bytes is not None:
         used = f"{span(part.low_bytes, part.high_bytes, size)} of {has}, activations estimated"
-    if not part.may_fit:
-        return f"Does not fit: needs {used}"
-    if not part.fits:
-        return f"May not fit: takes {used}"
-    if part.tight:
-        reserve = f"CUDA, NCCL and the allocator take about {size(part.reserve_bytes)} beside it"
-        return f"Tight: {used}, and {reserve}"
-    return f"Fits: {used}, with room for the {size(part.reserve_bytes)} of CUDA, NCCL and allocator"
+    reserve = size(part.reserve_bytes)
+    verdicts = (
+        (not part.may_fit, f"Does not fit: needs {used}"),
+        (not part.fits, f"May not fit: takes {used}"),
+        (
+            part.tight,
+            f"Tight: {used}, and CUDA, NCCL and the allocator take about {reserve} beside it",
+        ),
+        (True, f"Fits: {used}, with room for the {reserve} of CUDA, NCCL and allocator"),
+    )
+    on_gpu = next(text for applies, text in verdicts if applies)
+    return "; ".join(filter(None, [on_gpu, offloaded]))
 
 
 def host_memory(part: Memory) -> str:
     """Say what is offloaded to a host's memory and drives, and what these hold; "" for nothing."""
-    sentences = []
-    for name, needed, has in (
-        ("memory", part.host_bytes, part.host_capacity_bytes),
-        ("drives", part.drive_bytes, part.drive_capacity_bytes),
-    ):
-        if needed:
-            field = "host_memory" if name == "memory" else "nvme.capacity"
-            unknown = f", not checked, as the node states no `{field}`"
-            room = unknown if has is None else f" of {size(has)} ({percent(needed / has)})"
-            verb = "take" if name == "drives" else "takes"
-            sentences.append(f"the host's {name} {verb} {size(needed)}{room}")
-    return "; ".join(sentences)
+    kept = (
+        ("memory takes", part.host_bytes, part.host_capacity_bytes, "host_memory"),
+        ("drives take", part.drive_bytes, part.drive_capacity_bytes, "nvme.capacity"),
+    )
+    return "; ".join(
+        f"the host's {name} {size(needed)}"
+        + (
+            f", not checked, as the node states no `{field}`"
+            if has is None
+            else f" of {size(has)} ({percent(needed / has)})"
+        )
+        for name, needed, has, field in kept
+        if needed
+    )
 
 
 def memory_size(part: Memory) -> str:
@@ -344,7 +347,8 @@ def memory_size(part: Memory) -> str:
 
 def memory_verdict(part: Memory) -> str:
     """Return the same in two words: "fits", "tight", "may not fit", "does not fit", or ""."""
-    verdict = "tight" if part.tight else "fits"
+    if not part.is_stated:
+        return ""
     if not part.fits:
-        verdict = "may not fit" if part.may_fit else "does not fit"
-    return verdict if part.is_stated else ""
+        return "may not fit" if part.may_fit else "does not fit"
+    return "tight" if part.tight else "fits"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from perfmodel.report.common.document import (
     paragraphs,
     section,
 )
-from perfmodel.report.common.figures import label_rows, new_figure, short_label, time_unit
+from perfmodel.report.common.figures import bars, label_rows, new_figure, short_label, time_unit
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import WORK
 from perfmodel.report.comparison import text
@@ -49,26 +49,46 @@ def fields_table(comparison: Comparison) -> Table:
 
 def figures_table(comparison: Comparison) -> Table:
     """The figures of each side; with two of them the change too."""
-    sides = comparison.sides
-    points = [side.point for side in sides]
-    rows: list[tuple[str, ...]] = [
-        ("GPUs", *(f"{point.gpus:,}" for point in points)),
-        ("global batch", *(f"{point.global_batch:,}" for point in points)),
-        ("step", *_steps([point.step_time_s for point in points])),
-        ("80 % interval", *map(_interval, points)),
-        _throughput_row(comparison),
-        *_per_sample_rows(comparison),
-        ("compute", *(quantities.duration(point.compute_s) for point in points)),
-        ("communication", *(quantities.duration(point.comm_s) for point in points)),
-        ("exposed communication", *(quantities.duration(p.exposed_comm_s) for p in points)),
-        *_exposed_rows(points),
-        *_mixture_rows(points),
-        ("sent per GPU", *(quantities.size(point.sent_bytes) for point in points)),
-        ("MFU", *map(_utilisation, sides)),
-        ("memory per GPU", *map(_memory, sides)),
-        ("limited by", *(_limited_by(point, short=len(sides) > 3) for point in points)),
-    ]
-    return _with_change(comparison, rows, _changes(comparison))
+    sides, points = comparison.sides, [side.point for side in comparison.sides]
+    count = len(sides)
+
+    def row(title: str, write: Callable[[SizeResult], str]) -> tuple[str, ...]:
+        return (title, *map(write, points))
+
+    return _with_change(
+        comparison,
+        [
+            row("GPUs", lambda point: f"{point.gpus:,}"),
+            row("global batch", lambda point: f"{point.global_batch:,}"),
+            ("step", *_steps([point.step_time_s for point in points])),
+            row(
+                "80 % interval",
+                lambda p: quantities.span_or("not known", p.interval_s, quantities.duration),
+            ),
+            _throughput_row(comparison),
+            *(
+                [row("time per sample", lambda p: quantities.duration(1 / p.samples_per_s))]
+                if _unlike_batches(comparison)
+                else []
+            ),
+            row("compute", lambda point: quantities.duration(point.compute_s)),
+            row("communication", lambda point: quantities.duration(point.comm_s)),
+            row("exposed communication", lambda p: quantities.duration(p.exposed_comm_s)),
+            *_exposed_rows(points),
+            *_mixture_rows(points),
+            row("sent per GPU", lambda point: quantities.size(point.sent_bytes)),
+            ("MFU", *map(_utilisation, sides)),
+            ("memory per GPU", *map(_memory, sides)),
+            row("limited by", lambda point: _limited_by(point, short=count > 3)),
+        ],
+        _changes(comparison),
+    )
+
+
+def _unlike_batches(comparison: Comparison) -> bool:
+    """Whether steps train unlike numbers of the same samples."""
+    same_samples = all(each.same_samples for each in comparison.differences)
+    return same_samples and not all(each.same_batch for each in comparison.differences)
 
 
 def _steps(times_s: Sequence[float]) -> list[str]:
@@ -101,22 +121,29 @@ def _exposed_rows(points: Sequence[SizeResult]) -> list[tuple[str, ...]]:
     ]
 
 
-def _mixture_rows(points: Sequence[SizeResult]) -> list[tuple[str, ...]]:
+def _mixture_rows(points: Sequence[SizeResult]) -> Iterator[tuple[str, ...]]:
     """Degrees, bubble, and what each dimension sends and leaves exposed, where a model is split."""
     uses = [point.mixture for point in points]
     if not any(uses):
-        return []
-    rows = [("split", *("data" if use is None else parallelism.degrees(use) for use in uses))]
+        return
+    yield ("split", *("data" if use is None else parallelism.degrees(use) for use in uses))
     if any(use is not None and use.bubble is not None for use in uses):
-        bubbles = [None if use is None else use.bubble for use in uses]
-        theory = [None if use is None else use.bubble_in_theory for use in uses]
-        rows += [("bubble", *map(_or_nothing, bubbles)), ("in theory", *map(_or_nothing, theory))]
+        yield ("bubble", *(_or_nothing(None if use is None else use.bubble) for use in uses))
+        yield (
+            "in theory",
+            *(_or_nothing(None if use is None else use.bubble_in_theory) for use in uses),
+        )
     by_name = [{each.dimension: each for each in use.dimensions} if use else {} for use in uses]
     for name in dict.fromkeys(name for each in by_name for name in each):
-        exposed = (quantities.duration(e[name].exposed_s) if name in e else "" for e in by_name)
-        sent = (quantities.size(e[name].sent_bytes) if name in e else "" for e in by_name)
-        rows += [(f"exposed, {name}", *exposed), (f"sent, {name}", *sent)]
-    return rows
+        owns = [each.get(name) for each in by_name]
+        yield (
+            f"exposed, {name}",
+            *("" if own is None else quantities.duration(own.exposed_s) for own in owns),
+        )
+        yield (
+            f"sent, {name}",
+            *("" if own is None else quantities.size(own.sent_bytes) for own in owns),
+        )
 
 
 def _limited_by(point: SizeResult, *, short: bool) -> str:
@@ -127,34 +154,25 @@ def _limited_by(point: SizeResult, *, short: bool) -> str:
     return "compute" if mostly_computes(point) else ", ".join(relief.parts)
 
 
-def _per_sample_rows(comparison: Comparison) -> list[tuple[str, ...]]:
-    """Time per sample, where steps train unlike numbers of the same samples."""
-    differences = comparison.differences
-    if not all(each.same_samples for each in differences):
-        return []
-    if all(each.same_batch for each in differences):
-        return []
-    points = [side.point for side in comparison.sides]
-    return [("time per sample", *(quantities.duration(1 / p.samples_per_s) for p in points))]
-
-
 def _or_nothing(share: float | None) -> str:
     return "" if share is None else quantities.percent_column(share)
 
 
 def parts_table(comparison: Comparison) -> Table:
     """Where the step of each side goes; with two sides the change too."""
+    sides = comparison.sides
     rows: list[tuple[str, ...]] = [
-        (name, *(quantities.duration(s.point.breakdown_s.get(name, 0.0)) for s in comparison.sides))
+        (name, *(quantities.duration(side.point.breakdown_s.get(name, 0.0)) for side in sides))
         for name in parts(comparison)
     ]
-    own = {
+    least_s = 0.5e-3 * max(side.point.step_time_s for side in sides)
+    changes = {
         name: _signed_time(time_s)
         for versus in comparison.differences
         for name, time_s in versus.parts_s.items()
-        if abs(time_s) >= 0.5e-3 * max(side.point.step_time_s for side in comparison.sides)
+        if abs(time_s) >= least_s
     }
-    return _with_change(comparison, rows, own)
+    return _with_change(comparison, rows, changes)
 
 
 def _with_change(
@@ -171,19 +189,28 @@ def _changes(comparison: Comparison) -> Mapping[str, str]:
     if len(comparison.sides) != 2:
         return {}
     (versus,), (first, other) = comparison.differences, [side.point for side in comparison.sides]
-    own = {
-        "step": signed_ratio(versus.step.ratio),
-        "communication": _signed_time(other.comm_s - first.comm_s),
-        "exposed communication": _signed_time(versus.exposed_s),
-    }
-    if abs(other.compute_s / first.compute_s - 1) >= NOTHING:
-        own["compute"] = _signed_time(other.compute_s - first.compute_s)
-    if versus.same_samples:
-        own[_throughput_row(comparison)[0]] = signed_ratio(versus.throughput.ratio)
-    if versus.step.interval is not None:
-        low, high = versus.step.interval
-        own["80 % interval"] = f"{signed_ratio(low)} to {signed_ratio(high)}"
-    return own
+    low, high = versus.step.interval or (1.0, 1.0)
+    changes = (
+        (True, "step", signed_ratio(versus.step.ratio)),
+        (True, "communication", _signed_time(other.comm_s - first.comm_s)),
+        (True, "exposed communication", _signed_time(versus.exposed_s)),
+        (
+            abs(other.compute_s / first.compute_s - 1) >= NOTHING,
+            "compute",
+            _signed_time(other.compute_s - first.compute_s),
+        ),
+        (
+            versus.same_samples,
+            _throughput_row(comparison)[0],
+            signed_ratio(versus.throughput.ratio),
+        ),
+        (
+            versus.step.interval is not None,
+            "80 % interval",
+            f"{signed_ratio(low)} to {signed_ratio(high)}",
+        ),
+    )
+    return {name: change for applies, name, change in changes if applies}
 
 
 def _throughput_row(comparison: Comparison) -> tuple[str, ...]:
@@ -192,8 +219,7 @@ def _throughput_row(comparison: Comparison) -> tuple[str, ...]:
     units = [f"{quantities.samples_short(side.result)}/s" for side in comparison.sides]
     if len(set(units)) == 1:
         return (f"throughput, {units[0]}", *counts)
-    pairs = zip(counts, units, strict=True)
-    return ("throughput", *(f"{number} {unit}" for number, unit in pairs))
+    return ("throughput", *map(" ".join, zip(counts, units, strict=True)))
 
 
 def _memory(side: Side) -> str:
@@ -214,10 +240,6 @@ def parts(comparison: Comparison) -> list[str]:
     ]
 
 
-def _interval(point: SizeResult) -> str:
-    return quantities.span_or("not known", point.interval_s, quantities.duration)
-
-
 def _signed_time(time_s: float) -> str:
     return "0 s" if time_s == 0 else quantities.signed(time_s, quantities.duration)
 
@@ -225,27 +247,24 @@ def _signed_time(time_s: float) -> str:
 def what_if_table(comparison: Comparison) -> Table:
     """The classic what-ifs: step, what is saved, and how much of the difference is gone."""
     names = column_names(comparison.sides)
+    now_s = [side.point.step_time_s for side in comparison.sides]
     if len(names) > 3:
         return _many_what_ifs(comparison, names)
-    titles = ["with"]
-    for name in names:
-        titles += [f">{name}", ">saved"]
-    shared = any(share is not None for each in comparison.what_ifs for share in each.shares)
-    if shared:
-        of = ">of the difference"
+    titles = ["with", *(title for name in names for title in (f">{name}", ">saved"))]
+    unchanged = [cell for time_s in now_s for cell in (quantities.duration(time_s), "")]
+    rows = [["everything as it is", *unchanged]]
+    of, others = ">of the difference", range(1, len(names))
+    if shared := any(share is not None for each in comparison.what_ifs for share in each.shares):
         titles += [of] if len(names) == 2 else [f"{of} ({name})" for name in names[1:]]
-    unchanged = ["everything as it is"]
-    for side in comparison.sides:
-        unchanged += [quantities.duration(side.point.step_time_s), ""]
-    rows = [unchanged + [""] * (len(titles) - len(unchanged))]
+        rows[0] += [""] * len(others)
     for imagined in comparison.what_ifs:
-        row = [imagined.what]
-        for side, step_s in zip(comparison.sides, imagined.steps_s, strict=True):
-            row += _cells(step_s, side.point.step_time_s)
-        shares = (
-            "" if s is None else f"{round(100 * s)}\N{NO-BREAK SPACE}%" for s in imagined.shares
-        )
-        rows.append([*row, *list(shares)[1:]] if shared else row)
+        cells = [_cells(*pair) for pair in zip(imagined.steps_s, now_s, strict=True)]
+        shares = [
+            "" if share is None else f"{round(100 * share)}\N{NO-BREAK SPACE}%"
+            for share in imagined.shares[1:]
+        ]
+        flat = [cell for pair in cells for cell in pair]
+        rows.append([imagined.what, *flat, *(shares if shared else [])])
     return Table(titles, rows)
 
 
@@ -276,10 +295,8 @@ def comparison_lines(comparison: Comparison) -> list[Block]:
         nothing = Paragraph("No field differs.")
         blocks += [fields_table(comparison) if comparison.fields else nothing]
         blocks += [*paragraphs(unread_fields(comparison)), blank]
-    blocks += [figures_table(comparison), blank, parts_table(comparison)]
-    if comparison.what_ifs:
-        blocks += [blank, what_if_table(comparison)]
-    return [*blocks, blank]
+    what_ifs = [blank, what_if_table(comparison)] if comparison.what_ifs else []
+    return [*blocks, figures_table(comparison), blank, parts_table(comparison), *what_ifs, blank]
 
 
 FILES = ("compare.html", "compare.csv", "compare.json")
@@ -299,49 +316,65 @@ def write_comparison(comparison: Comparison, folder: Path) -> Path:
 def comparison_html(comparison: Comparison) -> str:
     """Build the page as one string."""
     title = text.title(comparison)
-    lead, fields = "Nothing: all sides ask the same.", []
-    if comparison.fields:
-        lead = " ".join(text.unread_fields(comparison))
-        fields = [fields_table(comparison)]
     steps = Figure(draw_steps(comparison), "steps", "Bars: the parts of a step of each side")
-    parts = "One step of each in its parts."
-    sections = [
-        *([section("What differs", lead, *fields)] if len(comparison.sides) > 1 else []),
-        section("Figures", "", figures_table(comparison)),
-        section("Where the step goes", parts, steps, parts_table(comparison)),
-    ]
+    questions = dict.fromkeys(side.result.question for side in comparison.sides)
+    differs = what_ifs = None
+    if len(comparison.sides) > 1:
+        said = "Nothing: all sides ask the same."
+        differs = section("What differs", said)
+        if comparison.fields:
+            said = " ".join(unread_fields(comparison))
+            differs = section("What differs", said, fields_table(comparison))
     if comparison.what_ifs:
         lead = (
             "The step if one thing were ideal and all else stayed, and how much of it that saves."
         )
-        table = what_if_table(comparison)
-        sections.append(section("What each part of the machine costs", lead, table))
-    grounds = section("What the numbers rest on", "", Bullets(text.assumptions(comparison)))
-    questions = dict.fromkeys(side.result.question for side in comparison.sides)
-    answer, sentences = text.headline(comparison), text.sentences(comparison)
-    head = header(title, answer, [PREDICTED], questions, sentences)
-    return render_html(f"Comparison: {title}", [head, *sections, grounds])
+        what_ifs = section("What each part of the machine costs", lead, what_if_table(comparison))
+    return render_html(
+        f"Comparison: {title}",
+        [
+            header(title, headline(comparison), [PREDICTED], questions, sentences(comparison)),
+            differs,
+            section("Figures", "", figures_table(comparison)),
+            section(
+                "Where the step goes",
+                "One step of each in its parts.",
+                steps,
+                parts_table(comparison),
+            ),
+            what_ifs,
+            section("What the numbers rest on", "", Bullets(text.assumptions(comparison))),
+        ],
+    )
 
 
 def draw_steps(comparison: Comparison) -> go.Figure:
     """Draw the parts of each side's step as one bar, the first side on top."""
-    unit, scale = time_unit(max(side.point.step_time_s for side in comparison.sides), least=1.0)
-    figure = new_figure(70 + 46 * len(comparison.sides), barmode="stack", bargap=0.3)
+    sides = comparison.sides
+    unit, scale = time_unit(max(side.point.step_time_s for side in sides), least=1.0)
     labels = [short_label(name) for name in text.side_names(comparison)]
-    places = list(range(len(labels)))
-    for part in parts(comparison):
-        times_s = [side.point.breakdown_s.get(part, 0.0) for side in comparison.sides]
-        figure.add_bar(
-            x=[time_s / scale for time_s in times_s],
-            y=places,
-            orientation="h",
-            name=part,
-            marker={"color": WORK.get(part, WORK["host"])},
-            hoverinfo="text",
-            hovertext=[
-                f"<b>{escape(side.label, quote=False)}</b><br>{part} {quantities.duration(time_s)}"
-                for side, time_s in zip(comparison.sides, times_s, strict=True)
-            ],
-        )
-    label_rows(figure, labels, f"time per step ({unit})", rangemode="tozero")
-    return figure
+    parts_s = {
+        part: [side.point.breakdown_s.get(part, 0.0) for side in sides]
+        for part in parts(comparison)
+    }
+    return new_figure(
+        70 + 46 * len(sides),
+        [
+            bars(
+                part,
+                [time_s / scale for time_s in times_s],
+                list(range(len(sides))),
+                WORK.get(part, WORK["host"]),
+                [
+                    f"<b>{escape(side.label, quote=False)}</b><br>{part} "
+                    f"{quantities.duration(time_s)}"
+                    for side, time_s in zip(sides, times_s, strict=True)
+                ],
+                orientation="h",
+            )
+            for part, times_s in parts_s.items()
+        ],
+        **label_rows(labels, f"time per step ({unit})", rangemode="tozero"),
+        barmode="stack",
+        bargap=0.3,
+    )

@@ -32,11 +32,11 @@ def assumptions(comparison: Comparison) -> list[str]:
     """What the numbers rest on; what does not hold for all sides, after names of its columns."""
     sides = comparison.sides
     columns = dict(zip((side.label for side in sides), column_names(sides), strict=True))
-    lines = []
-    for labels, line in comparison.labelled_assumptions:
-        of = ", ".join(columns[label] for label in labels)
-        lines.append(f"{of}: {quantities.assumed(line)}" if of else quantities.assumed(line))
-    return lines
+    named = (
+        (", ".join(columns[label] for label in labels), quantities.assumed(line))
+        for labels, line in comparison.labelled_assumptions
+    )
+    return [": ".join(filter(None, pair)) for pair in named]
 
 
 def side_names(comparison: Comparison) -> list[str]:
@@ -87,20 +87,18 @@ def title(comparison: Comparison) -> str:
 
 def sentences(comparison: Comparison) -> Iterator[str]:
     """Compare each side with the first in one sentence."""
-    first = comparison.sides[0]
-    names = side_names(comparison)
+    first, names = comparison.sides[0], side_names(comparison)
     if len(names) == 1:
         return
     if not comparison.differences or names[0] != first.label:
         yield f"{names[0]}: a step takes {quantities.duration(first.point.step_time_s)}."
     rest = zip(names[1:], comparison.sides[1:], comparison.differences, strict=True)
     for name, side, versus in rest:
-        parts = (
-            _difference(first, side, versus),
-            _limit(first, side, versus),
-            _lacking_memory(first, side),
-        )
-        yield f"{name}: {' '.join(part for part in parts if part)}"
+        lacking = [each.label for each in (first, side) if not each.point.memory.fits]
+        does = "do not fit" if len(lacking) > 1 else "does not fit"
+        memory = f"{' and '.join(lacking)} {does} in memory." if lacking else ""
+        parts = (_difference(first, side, versus), _limit(first, side, versus), memory)
+        yield f"{name}: {' '.join(filter(None, parts))}"
 
 
 def _difference(first: Side, side: Side, versus: SideDifference) -> str:
@@ -139,11 +137,10 @@ def change(difference: Change, more: str, less: str) -> str:
     if difference.within:
         return f"{sentence}, which is within the interval ({ends})"
     if (low < 1) == (high < 1):
-        ends = f"{_percent(low)} to {_percent(high)}"
+        least, most = map(_percent, (low, high))
+        ends = f"{least} to {most}" if least != most else f"{least} at both ends of the interval"
         if difference.ratio >= MANY:
             ends = f"{quantities.count(low)} to {quantities.count(high)}"
-        elif _percent(low) == _percent(high):
-            ends = f"{_percent(low)} at both ends of the interval"
     return f"{sentence} ({ends})"
 
 
@@ -157,9 +154,9 @@ def _direction(ratio: float, more: str, less: str) -> str:
 
 def _percent(ratio: float) -> str:
     value = 100 * abs(ratio - 1)
-    near_all = 99 < value < 100  # a throughput that is lost is 100 %, a hundredth of it is not
-    digits = 1 if near_all else 0 if value >= 10 else 1 if value >= 1 else 2
-    return f"{value:,.{digits}f}\N{NO-BREAK SPACE}%"
+    if 99 < value < 100:  # a throughput that is lost is 100 %, a hundredth of it is not
+        return f"{value:,.1f}\N{NO-BREAK SPACE}%"
+    return f"{value:,.{0 if value >= 10 else 1 if value >= 1 else 2}f}\N{NO-BREAK SPACE}%"
 
 
 def _largest_part(versus: SideDifference) -> str:
@@ -192,17 +189,9 @@ def mostly_computes(point: SizeResult) -> bool:
 def _limit(first: Side, side: Side, versus: SideDifference) -> str:
     if mostly_computes(first.point) and mostly_computes(side.point):
         return "Compute limits both."
-    before, after = limited_by(first.point), limited_by(side.point)
     parts = {re.sub(r"\bhost \d+", "host", part) for part in versus.bottleneck}  # hosts are alike
-    moves = f"moves from {before} to" if len(parts) > 1 else "stays"
-    return f"The limit {moves} {after}."
-
-
-def _lacking_memory(first: Side, side: Side) -> str:
-    """Say which of two sides has no room in memory."""
-    lacking = [each.label for each in (first, side) if not each.point.memory.fits]
-    does = "do not fit" if len(lacking) > 1 else "does not fit"
-    return f"{' and '.join(lacking)} {does} in memory." if lacking else ""
+    moves = f"moves from {limited_by(first.point)} to" if len(parts) > 1 else "stays"
+    return f"The limit {moves} {limited_by(side.point)}."
 
 
 def signed_ratio(ratio: float) -> str:

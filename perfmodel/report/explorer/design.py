@@ -74,22 +74,22 @@ def drop_point(axis: Axis) -> Axis:
     dropped = min(inner_points(axis), key=lambda at: round(values[at + 1] - values[at - 1], 9))
     remaining = [point for at, point in enumerate(axis.points) if at != dropped]
     between = [stop for stop in axis.stops if not stop.at.is_integer()]
-    return replace(
-        axis,
-        stops=place_stops(remaining, between),
-        baseline=axis.baseline - (dropped < axis.baseline),
-    )
+    baseline = axis.baseline - (dropped < axis.baseline)
+    return replace(axis, stops=place_stops(remaining, between), baseline=baseline)
 
 
 def place_stops(points: Sequence[Stop], between: Iterable[Stop]) -> tuple[Stop, ...]:
     """Number the points, and place the stops between them by the logarithm of their value."""
-    stops = [replace(point, at=float(number)) for number, point in enumerate(points)]
-    for stop in between:
-        for low, high in pairwise(stops[: len(points)]):
-            if low.value < stop.value < high.value:
-                share = math.log(stop.value / low.value) / math.log(high.value / low.value)
-                stops.append(replace(stop, at=low.at + share))
-    return tuple(sorted(stops, key=lambda stop: stop.at))
+    numbered = [replace(point, at=float(number)) for number, point in enumerate(points)]
+    placed = [
+        replace(
+            stop, at=low.at + math.log(stop.value / low.value) / math.log(high.value / low.value)
+        )
+        for stop in between
+        for low, high in pairwise(numbered)
+        if low.value < stop.value < high.value
+    ]
+    return tuple(sorted([*numbered, *placed], key=lambda stop: stop.at))
 
 
 def stops_with_between(
@@ -190,67 +190,58 @@ class Design:
 
 def corners(place: Place) -> Iterator[tuple[Point, float]]:
     """Points around a place and their weights; one with weight 1 on a point."""
-    ends = []
-    for at in place:
-        low = math.floor(at)
-        share = at - low
-        ends.append(((low, 1 - share), (low + 1, share)) if share > 0 else ((low, 1.0),))
+    lows = [(math.floor(at), at - math.floor(at)) for at in place]
+    ends = [
+        ((low, 1 - share), (low + 1, share)) if share > 0 else ((low, 1.0),) for low, share in lows
+    ]
     for chosen in itertools.product(*ends):
         yield tuple(at for at, _ in chosen), math.prod(weight for _, weight in chosen)
 
 
 def _points_of(axes: Sequence[Axis], groups: Groups) -> set[Point]:
-    points: set[Point] = set()
-    for group in groups:
-        spans = [
-            range(len(axis)) if at in group else (axis.baseline,) for at, axis in enumerate(axes)
-        ]
-        points.update(itertools.product(*spans))
-    return points
+    spans = [
+        [range(len(axis)) if at in group else (axis.baseline,) for at, axis in enumerate(axes)]
+        for group in groups
+    ]
+    return {point for group in spans for point in itertools.product(*group)}
 
 
 def choose_design(axes: Sequence[Axis], most: int) -> Design:
-    """Simulate as much together as `most` combinations allow, with fewer stops if need be."""
-    together: list[Callable[[Sequence[Axis]], Groups]] = [_all, _threes, _pairs]
-    if len(axes) > _FEW_AXES and len(_points_of(axes, _all(axes))) > most:
-        together = together[1:]
-    for groups in together:
-        shortened = _drop_points(axes, groups(axes), most)
-        if shortened is not None:
-            return Design(shortened, groups(axes))
-    alone = tuple((at,) for at in range(len(axes)))
-    return Design(_drop_points(axes, alone, most) or tuple(axes), alone)
+    """Simulate as much together as `most` combinations allow, with fewer stops if need be.
 
-
-def _all(axes: Sequence[Axis]) -> Groups:
-    return (tuple(range(len(axes))),)
-
-
-def _pairs(axes: Sequence[Axis]) -> Groups:
-    return tuple(itertools.combinations(range(len(axes)), 2)) or _all(axes)
-
-
-def _threes(axes: Sequence[Axis]) -> Groups:
-    """Return all pairs, and every slider together with the two that matter to all."""
-    keys = [axis.key for axis in axes]
+    That is all sliders; every one with the two that matter to all, and all pairs; or pairs alone.
+    """
+    keys, numbers = [axis.key for axis in axes], range(len(axes))
     hubs = [keys.index(key) for key in _HUBS if key in keys][:2]
-    others = [at for at in range(len(axes)) if at not in hubs]
-    return (*((*hubs, at) for at in others), *itertools.combinations(others, 2))
+    others = [at for at in numbers if at not in hubs]
+    together: Groups = (tuple(numbers),)
+    threes = (*((*hubs, at) for at in others), *itertools.combinations(others, 2))
+    pairs = tuple(itertools.combinations(numbers, 2)) or together
+    choices = [together, threes, pairs]
+    if len(axes) > _FEW_AXES and len(_points_of(axes, together)) > most:
+        choices = choices[1:]
+    for groups in choices:
+        shortened = _drop_points(axes, groups, most)
+        if shortened is not None:
+            return Design(shortened, groups)
+    alone = tuple((at,) for at in numbers)
+    return Design(_drop_points(axes, alone, most) or tuple(axes), alone)
 
 
 def _drop_points(axes: Sequence[Axis], groups: Groups, most: int) -> tuple[Axis, ...] | None:
     """Leave inner points out of the longest axis until there are few enough; None if too many."""
+
+    def length(at: int) -> tuple[int, int]:
+        """Inner points, without those that interpolation between them would miss most."""
+        axis = shortened[at]
+        is_interpolated = len(axis.stops) > len(axis)
+        return len(inner_points(axis)) - (_KEPT if is_interpolated else 0), len(axis)
+
     shortened = list(axes)
     while len(_points_of(shortened, groups)) > most:
         longer = [at for at, axis in enumerate(shortened) if inner_points(axis)]
         if not longer:
             return None
-        longest = max(longer, key=lambda at: (_spare_points(shortened[at]), len(shortened[at])))
+        longest = max(longer, key=length)
         shortened[longest] = drop_point(shortened[longest])
     return tuple(shortened)
-
-
-def _spare_points(axis: Axis) -> int:
-    """Inner points, without those that interpolation between them would miss most."""
-    interpolated = len(axis.stops) > len(axis)
-    return len(inner_points(axis)) - _KEPT * interpolated

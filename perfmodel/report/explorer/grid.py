@@ -87,8 +87,7 @@ def value_at(grid: Grid, place: Place, column: str) -> float | None:
 
     In seconds, samples, bytes; None where a point around the place has no value.
     """
-    weighted = grid.design.weights(place)
-    rows = [(grid.rows[at], weight) for at, weight in weighted.items()]
+    rows = [(grid.rows[at], weight) for at, weight in grid.design.weights(place).items()]
     around = [(row, weight) for row, weight in rows if row is not None and row[column] is not None]
     if len(around) < len(rows):
         return None
@@ -97,10 +96,9 @@ def value_at(grid: Grid, place: Place, column: str) -> float | None:
     if column in {"samples", "memory_bytes"}:
         return _power(around, lambda row: row[column])
     exposed = _exposed(around)
-    others = _power(around, lambda row: row["step_time_s"] - row["exposed_comm_s"])
-    step = others + exposed
     if column == "exposed_comm_s":
         return exposed
+    step = _power(around, lambda row: row["step_time_s"] - row["exposed_comm_s"]) + exposed
     if column == "step_time_s":
         return step
     ratio = _power(around, lambda row: row[column] / row["step_time_s"])
@@ -149,12 +147,16 @@ def explore(
     run = [_without_network(axes, place) for place in [*places, *checked]]
     distinct = list(dict.fromkeys(run))
     settings = [_settings(axes, place) for place in distinct]
-    together = variants(
-        scenario, zip={name: [setting[name] for setting in settings] for name in settings[0]}
-    )
+    fields = {name: [setting[name] for setting in settings] for name in settings[0]}
+    together = variants(scenario, zip=fields)
     swept = run_sweep(together, jobs=jobs, profile=profile, progress=progress)
-    by_place = dict(zip(distinct, map(_with_samples, swept.rows), strict=True))
-    rows = [row if row["status"] == "ok" else None for row in (by_place[place] for place in run)]
+    by_place = {
+        place: {**row, "samples": row["samples_per_s"] * row["step_time_s"]}
+        if row["status"] == "ok"
+        else None
+        for place, row in zip(distinct, swept.rows, strict=True)
+    }
+    rows = [by_place[place] for place in run]
     grid = Grid(
         design=design,
         rows=tuple(rows[: len(places)]),
@@ -164,17 +166,12 @@ def explore(
     return replace(grid, checks=tuple(_check_interpolation(grid, checked, rows[len(places) :])))
 
 
-def _with_samples(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the samples of a step."""
-    is_simulated = row["samples_per_s"] is not None
-    return {**row, "samples": row["samples_per_s"] * row["step_time_s"] if is_simulated else None}
-
-
 def _settings(axes: Sequence[Axis], place: Place) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
-    for axis, at in zip(axes, place, strict=True):
-        settings |= _stop_at(axis, at).settings
-    return settings
+    return {
+        name: value
+        for axis, at in zip(axes, place, strict=True)
+        for name, value in _stop_at(axis, at).settings.items()
+    }
 
 
 def _stop_at(axis: Axis, at: float) -> Stop:
@@ -183,8 +180,7 @@ def _stop_at(axis: Axis, at: float) -> Stop:
 
 def _without_network(axes: Sequence[Axis], place: Place) -> Place:
     """The same place with the scenario's own network where one node uses none."""
-    size = _stop_at(axes[-1], place[-1])
-    if size.settings.get("cluster.nodes") != 1:
+    if _stop_at(axes[-1], place[-1]).settings.get("cluster.nodes") != 1:
         return place
     return tuple(
         float(axis.baseline) if axis.key in {"bandwidth", "latency"} else at
@@ -195,17 +191,17 @@ def _without_network(axes: Sequence[Axis], place: Place) -> Place:
 def _places_between(axes: Sequence[Axis]) -> Iterator[Place]:
     """Places in the middle between points: along each axis, and some amid several."""
     baseline = tuple(float(axis.baseline) for axis in axes)
-    middles = [_middles(axis) for axis in axes]
-    for number, stops in enumerate(middles):
+    middles = {number: _middles(axis) for number, axis in enumerate(axes)}
+    for number, stops in middles.items():
         for at in stops:
             yield (*baseline[:number], at, *baseline[number + 1 :])
-    free = [number for number, stops in enumerate(middles) if stops]
+    free = [number for number, stops in middles.items() if stops]
     if len(free) > 1:
         amid = list(itertools.product(*(middles[number] for number in free)))
         draw = random.Random(0)  # noqa: S311  (places to try, the same ones every time)
         for chosen in draw.sample(amid, min(_RANDOM_CHECKS, len(amid))):
-            stands = dict(zip(free, chosen, strict=True))
-            yield tuple(stands.get(number, at) for number, at in enumerate(baseline))
+            stands = dict(enumerate(baseline)) | dict(zip(free, chosen, strict=True))
+            yield tuple(stands.values())
 
 
 def _places_combined(design: Design) -> Iterator[Place]:
@@ -227,12 +223,10 @@ def _places_combined(design: Design) -> Iterator[Place]:
 
 def _middles(axis: Axis) -> list[float]:
     """The stop nearest to the middle between each two points."""
-    middles = []
-    for low in range(len(axis) - 1):
-        inside = [stop.at for stop in axis.stops if low < stop.at < low + 1]
-        if inside:
-            middles.append(min(inside, key=lambda at: abs(at - low - 0.5)))
-    return middles
+    between = [
+        [stop.at for stop in axis.stops if low < stop.at < low + 1] for low in range(len(axis) - 1)
+    ]
+    return [min(inside, key=lambda at: abs(at % 1 - 0.5)) for inside in between if inside]
 
 
 def _check_interpolation(

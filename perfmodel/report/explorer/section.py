@@ -13,7 +13,7 @@ from typing import Any
 from perfmodel.files import require_finite
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Markup, Section, section
-from perfmodel.report.explorer.design import Axis, Stop
+from perfmodel.report.explorer.design import Axis
 from perfmodel.report.explorer.grid import Grid, InterpolationCheck
 from perfmodel.studies.run.result.model import Result
 
@@ -56,24 +56,21 @@ COLUMNS = (
 
 def explorer_section(result: Result, grid: Grid) -> Section:
     """Build the section: sliders, the figures that they show, the data and the script."""
-    first = grid.axes[-1].points[0]
     others = "" if grid.design.is_complete else "; others are estimated from those and say so"
     lead = (
         f"Move a slider: {len(grid.rows):,} combinations of the ticked settings were simulated "
-        f"beforehand{others}. Efficiency is relative to {first.label} with the same other settings."
+        f"beforehand{others}. Efficiency is relative to {grid.axes[-1].points[0].label} with the "
+        "same other settings."
     )
-    sliders = "".join(_slider(axis) for axis in grid.axes)
     network = any(axis.key in {"bandwidth", "latency"} for axis in grid.axes)
-    hint = _HINT + (_NETWORK_HINT if network else "")
     tiles = "".join(_tile(result, *tile) for tile in _TILES)
-    data = _embed_json(to_data(grid))
     how_good = f"{_simulated_sentence(grid)} {interpolation_sentence(grid)}"
     markup = [
         f"<style>\n{_read('explorer.css')}</style>",
         (
-            f'<div class="explorer" id="explorer"><div>{sliders}'
+            f'<div class="explorer" id="explorer"><div>{"".join(map(_slider, grid.axes))}'
             '<button type="button" id="explorer-reset">Back to what was asked</button>'
-            f'<p class="hint">{hint}</p></div>'
+            f'<p class="hint">{_HINT}{_NETWORK_HINT if network else ""}</p></div>'
             '<div><p id="explorer-mark" role="status">The explorer needs JavaScript.</p>'
             f'<div class="answers">{tiles}</div></div></div>'
             '<h3 id="explorer-chart-title"></h3>'
@@ -82,7 +79,7 @@ def explorer_section(result: Result, grid: Grid) -> Section:
             "80\N{NO-BREAK SPACE}% interval.</p>"
             f'<p class="hint">{escape(how_good)}</p>'
         ),
-        f'<script type="application/json" id="explorer-data">{data}</script>',
+        f'<script type="application/json" id="explorer-data">{_embed_json(to_data(grid))}</script>',
         f"<script>\n{_read('explorer.js')}</script>",
     ]
     return section("What if", lead, Markup("\n".join(markup)))
@@ -91,18 +88,13 @@ def explorer_section(result: Result, grid: Grid) -> Section:
 def _simulated_sentence(grid: Grid) -> str:
     if grid.design.is_complete:
         return "All combinations of ticked settings are simulated."
-    sizes = {len(group) for group in grid.design.groups}
-    sets = "alone, and together with each of every other slider" if max(sizes) > 1 else "alone"
-    if max(sizes) > 2:
-        names = [grid.axes[at].name for at in _hubs(grid)]
-        sets += f", and in threes with {_inner(names[0])} and {_inner(names[1])}"
+    most = max(map(len, grid.design.groups))
+    sets = "alone, and together with each of every other slider" if most > 1 else "alone"
+    if most > 2:  # two sliders are in every group of three
+        hubs = set.intersection(*(set(group) for group in grid.design.groups if len(group) > 2))
+        first, second = sorted(grid.axes[at].name for at in hubs)[:2]
+        sets += f", and in threes with {_inner(first)} and {_inner(second)}"
     return f"Every ticked setting is simulated {sets}."
-
-
-def _hubs(grid: Grid) -> list[int]:
-    """Sliders that are in every group of three."""
-    threes = [set(group) for group in grid.design.groups if len(group) > 2]
-    return sorted(set.intersection(*threes), key=lambda at: grid.axes[at].name)
 
 
 def _inner(name: str) -> str:
@@ -114,6 +106,8 @@ def interpolation_sentence(grid: Grid) -> str:
     """State the errors at the places where they were checked."""
     combined = [check for check in grid.checks if check.axis == "combined"]
     between = [check for check in grid.checks if check.axis != "combined"]
+    if not grid.checks:
+        return "Nothing lies between them."
     sentences = []
     if combined:
         sentences.append(
@@ -128,8 +122,6 @@ def interpolation_sentence(grid: Grid) -> str:
             "Between ticks numbers are interpolated and say so: at "
             f"{len(between)} such places {_errors(between)} (between values of {values})."
         )
-    if not sentences:
-        return "Nothing lies between them."
     if grid.worst_error > COARSE:
         sentences.append("Simulate a setting itself before you rely on it: perfmodel run --set.")
     return " ".join(sentences)
@@ -149,18 +141,37 @@ def _share(error: float) -> str:
 
 def to_data(grid: Grid) -> dict[str, Any]:
     """Write the grid as the script reads it: flat columns, the last axis varying fastest."""
-    names = sorted({row["bottleneck"] for row in grid.rows if row is not None})
+    rows = grid.rows
+    names = sorted({row["bottleneck"] for row in rows if row is not None})
+
+    def column(write: Callable[[Mapping[str, Any]], object]) -> list[object]:
+        return [None if row is None else write(row) for row in rows]
+
+    def number(name: str) -> Callable[[Mapping[str, Any]], float | None]:
+        return lambda row: None if row[name] is None else require_finite(float(row[name]), name)
+
     return {
-        "axes": [_axis_data(axis) for axis in grid.axes],
+        "axes": [
+            {
+                "key": axis.key,
+                "name": axis.name,
+                "points": len(axis),
+                "asked": _baseline_stop(axis),
+                "stops": [
+                    {"at": stop.at, "label": stop.label, "short": stop.short}
+                    | ({"gpus": int(stop.value)} if axis.key == "gpus" else {})
+                    for stop in axis.stops
+                ],
+            }
+            for axis in grid.axes
+        ],
         "points": grid.design.points,
         "groups": grid.design.groups,
         "capacity": grid.capacity_bytes,
         "columns": {
-            **{name: [_number(row, name) for row in grid.rows] for name in COLUMNS},
-            "bottleneck": [
-                None if row is None else names.index(row["bottleneck"]) for row in grid.rows
-            ],
-            "fits": [None if row is None else bool(row["fits"]) for row in grid.rows],
+            **{name: column(number(name)) for name in COLUMNS},
+            "bottleneck": column(lambda row: names.index(row["bottleneck"])),
+            "fits": column(lambda row: bool(row["fits"])),
         },
         "bottlenecks": names,
         "errors": {
@@ -173,32 +184,10 @@ def to_data(grid: Grid) -> dict[str, Any]:
 
 
 def _worst(grid: Grid, includes: Callable[[str], bool]) -> str:
-    errors = [check.error for check in grid.checks if includes(check.axis)]
-    if not errors:
+    worst = max((each.error for each in grid.checks if includes(each.axis)), default=None)
+    if worst is None:
         return ""
-    return f"Where this was tried it was off by up to {quantities.percent(max(errors))}."
-
-
-def _number(row: Mapping[str, Any] | None, column: str) -> float | None:
-    value = None if row is None else row[column]
-    return None if value is None else require_finite(float(value), column)
-
-
-def _axis_data(axis: Axis) -> dict[str, Any]:
-    return {
-        "key": axis.key,
-        "name": axis.name,
-        "points": len(axis),
-        "asked": _baseline_stop(axis),
-        "stops": [_stop_data(axis, stop) for stop in axis.stops],
-    }
-
-
-def _stop_data(axis: Axis, stop: Stop) -> dict[str, Any]:
-    data: dict[str, Any] = {"at": stop.at, "label": stop.label, "short": stop.short}
-    if axis.key == "gpus":
-        data["gpus"] = int(stop.value)
-    return data
+    return f"Where this was tried it was off by up to {quantities.percent(worst)}."
 
 
 def _baseline_stop(axis: Axis) -> int:
@@ -207,8 +196,7 @@ def _baseline_stop(axis: Axis) -> int:
 
 
 def _slider(axis: Axis) -> str:
-    name, stops = f"explorer-{axis.key}", axis.stops
-    baseline = stops[_baseline_stop(axis)]
+    name, stops, own = f"explorer-{axis.key}", axis.stops, _baseline_stop(axis)
     ticks = "".join(
         f'<option value="{number}"></option>'
         for number, stop in enumerate(stops)
@@ -217,9 +205,9 @@ def _slider(axis: Axis) -> str:
     fixed = " hidden" if len(stops) < 2 else ""  # nothing to move, but the script reads it
     return (
         f'<div class="axis"{fixed}><label for="{name}"><span>{escape(axis.name)}</span>'
-        f'<output id="{name}-value" for="{name}">{escape(baseline.label)}</output></label>'
+        f'<output id="{name}-value" for="{name}">{escape(stops[own].label)}</output></label>'
         f'<input type="range" id="{name}" min="0" max="{len(stops) - 1}" step="1" '
-        f'value="{_baseline_stop(axis)}" list="{name}-points" autocomplete="off">'
+        f'value="{own}" list="{name}-points" autocomplete="off">'
         f'<datalist id="{name}-points">{ticks}</datalist></div>'
     )
 

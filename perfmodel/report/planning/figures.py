@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.figures import (
+    add_note,
     axis_layout,
+    band,
+    bars,
     error_bars,
     label_rows,
+    lines,
     log_axis,
     log_ticks,
     new_figure,
@@ -38,30 +42,26 @@ def draw_time_against_cost(plan: PlanResult) -> go.Figure:
     """Draw every option with its intervals; the front, deadline and budget as lines."""
     priced = [option for option in plan.usable if option.cost is not None]
     unit, unit_s = _unit(priced)
-    figure = new_figure(460)
-    front = plan.answers.pareto
+    front, traces = plan.answers.pareto, []
     if len(front) > 1:
-        figure.add_scatter(
-            x=[option.wall_s / unit_s for option in front],
-            y=[option.cost for option in front],
-            mode="lines",
-            name="front: quickest for its cost",
-            hoverinfo="skip",
-            line={"color": QUIET_INK, "width": 1.5, "dash": "dot", "shape": "hv"},
-        )
+        quiet = {"color": QUIET_INK, "width": 1.5, "dash": "dot", "shape": "hv"}
+        x, y = [option.wall_s / unit_s for option in front], [option.cost for option in front]
+        traces.append(lines("front: quickest for its cost", x, y, quiet))
     for at, name in enumerate(dict.fromkeys(option.candidate for option in plan.options)):
         own = [option for option in priced if option.candidate == name]
         if own:
-            figure.add_scatter(**_trace(plan, own, at, unit_s, labelled=len(priced) <= LABELLED))
+            traces.append(_trace(plan, own, at, unit_s, labelled=len(priced) <= LABELLED))
     logs = all(option.cost for option in priced)  # nothing has no logarithm
-    _limits(figure, plan, unit_s, logs=logs)
     low, high = _ends([_time_ends(option) for option in priced], plan.deadline_s)
-    figure.update_xaxes(**_log_axis(f"time to train ({unit})", low / unit_s, high / unit_s))
-    low, high = _ends([_cost_ends(option) for option in priced], plan.budget)
-    title = f"cost ({plan.currency})"
-    figure.update_yaxes(
-        **(_log_axis(title, low, high) if logs else axis_layout(title, rangemode="tozero"))
+    costs, title = _ends(list(map(_cost_ends, priced)), plan.budget), f"cost ({plan.currency})"
+    figure = new_figure(
+        460,
+        traces,
+        x=_log_axis(f"time to train ({unit})", low / unit_s, high / unit_s),
+        y=_log_axis(title, *costs) if logs else axis_layout(title, rangemode="tozero"),
+        margin={"t": 28},
     )
+    _limits(figure, plan, unit_s, logs=logs)
     return figure
 
 
@@ -75,24 +75,22 @@ def _trace(
 ) -> dict[str, Any]:
     """One candidate: its sizes joined by a thin line, each with its intervals."""
     colour = CYCLE[at % len(CYCLE)]
-    x = [option.wall_s / unit_s for option in own]
-    y = [option.cost or 0.0 for option in own]
-    bars = {"color": colour, "thickness": 1, "width": 3}
-    return {
-        "x": x,
-        "y": y,
-        "mode": "lines+markers+text" if labelled else "lines+markers",
-        "name": own[0].candidate,
-        "line": {"color": colour, "width": 1},
-        "marker": {"color": colour, "size": 10, "symbol": SYMBOLS[at % len(SYMBOLS)]},
-        "text": [f"{option.nodes:,}" for option in own],
-        "textposition": "top right",
-        "textfont": {"size": 12, "color": QUIET_INK},
-        "error_x": error_bars(x, [_time_ends(option, unit_s) for option in own]) | bars,
-        "error_y": error_bars(y, [_cost_ends(option) for option in own]) | bars,
-        "hovertext": [_hover(plan, option) for option in own],
-        "hoverinfo": "text",
-    }
+    x, y = [option.wall_s / unit_s for option in own], [option.cost or 0.0 for option in own]
+    ends = {"color": colour, "thickness": 1, "width": 3}
+    return lines(
+        own[0].candidate,
+        x,
+        y,
+        {"color": colour, "width": 1},
+        mode="lines+markers+text" if labelled else "lines+markers",
+        marker={"color": colour, "size": 10, "symbol": SYMBOLS[at % len(SYMBOLS)]},
+        text=[f"{option.nodes:,}" for option in own],
+        textposition="top right",
+        textfont={"size": 12, "color": QUIET_INK},
+        error_x=error_bars(x, [_time_ends(option, unit_s) for option in own]) | ends,
+        error_y=error_bars(y, [_cost_ends(option) for option in own]) | ends,
+        hovertext=[_hover(plan, option) for option in own],
+    )
 
 
 def _time_ends(option: PlanOption, unit_s: float = 1.0) -> tuple[float, float]:
@@ -122,33 +120,16 @@ def _hover(plan: PlanResult, option: PlanOption) -> str:
 def _limits(figure: go.Figure, plan: PlanResult, unit_s: float, *, logs: bool) -> None:
     """Draw deadline and budget; `logs` says that the cost axis is logarithmic."""
     line = {"color": INK, "width": 1, "dash": "dash"}
-    font = {"size": 12, "color": QUIET_INK}
+    side = {"yanchor": "bottom", "xanchor": "right"}
     if plan.deadline_s is not None:
         at = plan.deadline_s / unit_s
         figure.add_vline(x=at, line=line)
-        figure.add_annotation(
-            x=math.log10(at),
-            y=1,
-            yref="paper",
-            yanchor="bottom",
-            xanchor="right",
-            font=font,
-            showarrow=False,
-            text=f"deadline {given_span(plan.deadline_s)}",
-        )
+        deadline = f"deadline {given_span(plan.deadline_s)}"
+        add_note(figure, deadline, x=math.log10(at), y=1, yref="paper", **side)
     if plan.budget is not None:
         figure.add_hline(y=plan.budget, line=line)
-        figure.add_annotation(
-            x=1,
-            xref="paper",
-            y=math.log10(plan.budget) if logs else plan.budget,
-            yanchor="bottom",
-            xanchor="right",
-            font=font,
-            showarrow=False,
-            text=f"budget {amount_only(plan.budget)}",
-        )
-    figure.update_layout(margin={"t": 28})
+        height = math.log10(plan.budget) if logs else plan.budget
+        add_note(figure, f"budget {amount_only(plan.budget)}", x=1, xref="paper", y=height, **side)
 
 
 def _ends(ranges: Sequence[tuple[float, float]], limit: float | None) -> tuple[float, float]:
@@ -162,19 +143,14 @@ def _ends(ranges: Sequence[tuple[float, float]], limit: float | None) -> tuple[f
 
 def _log_axis(title: str, low: float, high: float) -> dict[str, Any]:
     ticks = log_ticks(low, high)
-    if len(ticks) < 4 and high < 10 * low:
-        ticks = _between(low, high)
+    if len(ticks) < 4 and high < 10 * low:  # round values inside less than a decade
+        step = 10.0 ** math.floor(math.log10((high - low) / 2))
+        step *= next(more for more in (1, 2, 5, 10) if (high - low) / (more * step) <= 6)
+        counts = range(math.ceil(low / step), math.floor(high / step) + 1)
+        ticks = [step * count for count in counts]
     return log_axis(
         title, (low, high), ticks, lambda tick: f"{tick:,.4g}" if tick < 1e4 else f"{tick:,.0f}"
     )
-
-
-def _between(low: float, high: float) -> list[float]:
-    """Round values inside less than a decade."""
-    step = 10.0 ** math.floor(math.log10((high - low) / 2))
-    step *= next(more for more in (1, 2, 5, 10) if (high - low) / (more * step) <= 6)
-    first = math.ceil(low / step)
-    return [step * count for count in range(first, math.floor(high / step) + 1)]
 
 
 # ---------------------------------------------------------------- throughput, sensitivity
@@ -182,57 +158,47 @@ def _between(low: float, high: float) -> list[float]:
 
 def draw_throughput(plan: PlanResult) -> go.Figure:
     """Draw samples per second by the number of GPUs, each candidate with its 80 % band."""
-    figure = new_figure(400)
     gpus = sorted({option.gpus or 1 for option in plan.usable})
-    for at, name in enumerate(dict.fromkeys(option.candidate for option in plan.usable)):
-        own = sorted(
-            (option for option in plan.usable if option.candidate == name),
-            key=lambda option: option.gpus or 0,
-        )
-        _add_band(figure, own, CYCLE[at % len(CYCLE)], SYMBOLS[at % len(SYMBOLS)])
+    names = dict.fromkeys(option.candidate for option in plan.usable)
+    in_order = sorted(plan.usable, key=lambda option: option.gpus or 0)
     room = (gpus[-1] / gpus[0]) ** 0.04 * 1.05
-    figure.update_xaxes(
-        **log_axis(
-            "GPUs", (gpus[0] / room, gpus[-1] * room), gpus[:: -(-len(gpus) // 8)], "{:,}".format
-        )
+    ends, ticks = (gpus[0] / room, gpus[-1] * room), gpus[:: -(-len(gpus) // 8)]
+    return new_figure(
+        400,
+        [
+            trace
+            for at, name in enumerate(names)
+            for trace in _band([each for each in in_order if each.candidate == name], at)
+        ],
+        x=log_axis("GPUs", ends, ticks, "{:,}".format),
+        y=axis_layout(f"{plan.samples.units}/s", rangemode="tozero"),
     )
-    figure.update_yaxes(**axis_layout(f"{plan.samples.units}/s", rangemode="tozero"))
-    return figure
 
 
-def _add_band(figure: go.Figure, own: Sequence[PlanOption], colour: str, symbol: str) -> None:
+def _band(own: Sequence[PlanOption], at: int) -> Iterator[dict[str, Any]]:
+    """Describe one candidate's throughput and its interval."""
+    colour, symbol = CYCLE[at % len(CYCLE)], SYMBOLS[at % len(SYMBOLS)]
     steps = [(option.gpus or 1, option.step) for option in own if option.step is not None]
-    x = [gpus for gpus, _ in steps]
+    x, speeds = [gpus for gpus, _ in steps], [step.samples_per_s for _, step in steps]
     ends = [
         tuple(step.samples_per_s * step.step_time_s / end_s for end_s in reversed(step.interval_s))
         if step.interval_s
         else (step.samples_per_s, step.samples_per_s)
         for _, step in steps
     ]
-    figure.add_scatter(
-        x=[*x, *reversed(x)],
-        y=[*(end[1] for end in ends), *(end[0] for end in reversed(ends))],
-        fill="toself",
-        fillcolor=colour,
-        opacity=0.16,
-        mode="lines",
-        hoverinfo="skip",
-        line={"width": 0, "color": colour},
-        showlegend=False,
-    )
-    figure.add_scatter(
-        x=x,
-        y=[step.samples_per_s for _, step in steps],
+    name = escape(own[0].candidate, quote=False)
+    yield band(x, ends, colour, opacity=0.16, showlegend=False)
+    yield lines(
+        name,
+        x,
+        speeds,
+        {"color": colour, "width": 2},
         mode="lines+markers",
-        name=escape(own[0].candidate, quote=False),
-        line={"color": colour, "width": 2},
         marker={"color": colour, "size": 8, "symbol": symbol},
-        hoverinfo="text",
         hovertext=[
-            f"<b>{escape(own[0].candidate, quote=False)}</b>, {quantities.gpus(gpus)}"
-            f"<br>{quantities.count(step.samples_per_s)}/s"
+            f"<b>{name}</b>, {quantities.gpus(gpus)}<br>{quantities.count(speed)}/s"
             f" ({quantities.count(low)} to {quantities.count(high)})"
-            for (gpus, step), (low, high) in zip(steps, ends, strict=True)
+            for gpus, speed, (low, high) in zip(x, speeds, ends, strict=True)
         ],
     )
 
@@ -244,35 +210,37 @@ def draw_tornado(plan: PlanResult) -> go.Figure:
     priced = [each for each in plan.sensitivities if each.cost is not None]
     unit, unit_s = _unit([best])
     in_money = bool(best.cost) and bool(priced)  # time says more of what is free
-    shown_swings = priced if in_money else plan.sensitivities
+    shown = priced if in_money else plan.sensitivities
     base = (best.cost or 0.0) if in_money else best.wall_s / unit_s
-    figure = new_figure(80 + 40 * len(shown_swings), barmode="overlay")
-    places = list(range(len(shown_swings)))
     ends = [
         each.cost if in_money and each.cost else tuple(time_s / unit_s for time_s in each.wall_s)
-        for each in shown_swings
+        for each in shown
     ]
-    opposite = [min(pair) <= base <= max(pair) for pair in ends]
-    for end, (name, colour) in enumerate((("worse", CYCLE[1]), ("better", CYCLE[2]))):
-        values = [pair[end] for pair in ends]
-        figure.add_bar(
-            x=[value - base for value in values],
-            base=base,
-            y=places,
-            orientation="h",
-            name=name,
-            width=[BAR if end == 0 or apart else BAR / 2 for apart in opposite],
-            marker={"color": colour},
-            hoverinfo="text",
-            hovertext=[
-                f"<b>{escape(each.what)}</b>: {escape(each.labels[end])}"
-                f"<br>{span(each.wall_s[end])}"
-                + (f"<br>{escape(money(each.cost[end], plan.currency))}" if each.cost else "")
-                for each in shown_swings
-            ],
-        )
-    figure.add_vline(x=base, line={"color": INK, "width": 1})
+    widths = [BAR if min(pair) <= base <= max(pair) else BAR / 2 for pair in ends]
     title = f"cost ({plan.currency})" if in_money else f"time to train ({unit})"
-    # five labels of money do not fit beside each other on a phone
-    label_rows(figure, [f"{escape(each.what)} " for each in shown_swings], title, nticks=4)
+    figure = new_figure(
+        80 + 40 * len(shown),
+        [
+            bars(
+                name,
+                [pair[end] - base for pair in ends],
+                list(range(len(shown))),
+                colour,
+                [
+                    f"<b>{escape(each.what)}</b>: {escape(each.labels[end])}"
+                    f"<br>{span(each.wall_s[end])}"
+                    + (f"<br>{escape(money(each.cost[end], plan.currency))}" if each.cost else "")
+                    for each in shown
+                ],
+                base=base,
+                orientation="h",
+                width=widths if end else [BAR] * len(shown),
+            )
+            for end, (name, colour) in enumerate((("worse", CYCLE[1]), ("better", CYCLE[2])))
+        ],
+        # five labels of money do not fit beside each other on a phone
+        **label_rows([f"{escape(each.what)} " for each in shown], title, nticks=4),
+        barmode="overlay",
+    )
+    figure.add_vline(x=base, line={"color": INK, "width": 1})
     return figure

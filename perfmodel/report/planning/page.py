@@ -4,34 +4,236 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     Block,
     Bullets,
+    Column,
     Definitions,
     Figure,
     Header,
     Heading,
     Paragraph,
     Section,
+    Table,
     Tile,
     Tiles,
     header,
     paragraphs,
     section,
     table_section,
+    tabulate,
 )
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.plain_text import render_markdown
-from perfmodel.report.planning import tables, text
+from perfmodel.report.planning import text
 from perfmodel.report.planning.figures import (
     draw_throughput,
     draw_time_against_cost,
     draw_tornado,
 )
-from perfmodel.studies.plan.export import plan_csv, to_json
-from perfmodel.studies.plan.model import PlanResult
+from perfmodel.studies.plan.export import deadline_met, plan_csv, probability_in_time, to_json
+from perfmodel.studies.plan.model import PlanOption, PlanResult
+
+T = TypeVar("T")
+
+NOTHING = "\N{EN DASH}"
+"""Where there is no such number."""
+
+FEWEST_FAILURES = 10
+"""In all simulated trainings together: with fewer the error of their mean says nothing."""
+
+
+def _or_nothing(write: Callable[[T], str], value: T | None) -> str:
+    return NOTHING if value is None else write(value)
+
+
+# Options that can be used have all their parts.
+_CANDIDATE: tuple[Column, ...] = (
+    ("candidate", lambda option: option.candidate),
+    (">nodes", lambda option: f"{option.nodes:,}"),
+)
+
+
+def option_table(plan: PlanResult, *, narrow: bool = False) -> Table:
+    """One row per option that runs and fits, in the order of the file; intervals are of 80 %.
+
+    front: whether nothing else is both as quick and as cheap (Pareto). A narrow table is for the
+    terminal.
+    """
+    unit = text.common_unit([option.wall_s for option in plan.usable])
+
+    def in_time(option: Any) -> str:
+        """Probability of meeting the deadline, or where the expected time is without it."""
+        share = probability_in_time(option, plan.deadline_s)
+        return (deadline_met(option, plan.deadline_s) or "") if share is None else text.odds(share)
+
+    def time(option: Any) -> str:
+        likely, ends = text.span(option.training.wall_s, unit), option.training.wall_interval_s
+        own_s = (unit or text.unit_of(option.training.wall_s))[1]
+        written = [quantities.count(end / own_s) for end in ends or ()]
+        return text.brief_range(likely, *written) if ends else likely
+
+    def amounts(option: Any) -> str:
+        if option.bill.total is None:
+            return NOTHING
+        likely, ends = text.amount_only(option.bill.total), option.bill.interval
+        return text.brief_range(likely, *map(text.amount_only, ends)) if ends else likely
+
+    columns: list[Column | None] = [
+        ("candidate", lambda each: each.candidate + (" (memory tight)" if each.step.tight else "")),
+        _CANDIDATE[1],
+        (">GPUs", lambda option: f"{option.gpus:,}"),
+        None if plan.deadline_s is None else (">in time", in_time),
+        (">front", lambda option: "yes" if option in plan.answers.pareto else "")
+        if plan.currency
+        else None,
+        (">time (80 %)", time),
+        (f">cost, {plan.currency} (80 %)", amounts) if plan.currency else None,
+        (">energy", lambda option: _or_nothing(text.energy, option.bill.energy_kWh)),
+        (
+            ">efficiency",
+            lambda option: _or_nothing(quantities.percent_column, option.step.efficiency),
+        ),
+        None if narrow else (">step", lambda each: quantities.duration(each.step.step_time_s)),
+    ]
+    return tabulate(plan.usable, columns)
+
+
+def refused(plan: PlanResult) -> dict[str, str]:
+    """Options that cannot run, and why; sizes of a candidate with one reason are joined."""
+    sizes: dict[tuple[str, str], list[int]] = {}
+    for option in plan.options:
+        if option.status != "ok":
+            sizes.setdefault((option.candidate, option.reason), []).append(option.nodes)
+    return {
+        f"{name}, {', '.join(map(str, nodes))} node{'' if nodes == [1] else 's'}": reason
+        for (name, reason), nodes in sizes.items()
+    }
+
+
+def failure_table(plan: PlanResult) -> Table:
+    """What failures cost each option, by formula and by simulation.
+
+    lost: time for checkpoints, restarts and work that was done again.
+    """
+
+    def simulated(option: Any) -> str:
+        simulation = option.training.simulated
+        if simulation is None:
+            return NOTHING
+        lost_s = simulation.mean_s - option.training.work_s
+        name, unit_s = text.unit_of(lost_s)
+        error = f" \N{PLUS-MINUS SIGN} {simulation.error_s / unit_s:#.2g}".rstrip(".")
+        enough = simulation.failures * simulation.runs >= FEWEST_FAILURES
+        return f"{quantities.count(lost_s / unit_s)}{error if enough else ''} {name}"
+
+    def nine_in_ten(option: Any) -> str:
+        simulation = option.training.simulated
+        if simulation is None:
+            return NOTHING
+        return text.span(simulation.high_s - option.training.work_s)
+
+    columns: tuple[Column, ...] = (
+        *_CANDIDATE,
+        (">fails every", lambda each: text.span(each.training.upkeep.mtbf_s)),
+        (">saves every", lambda each: text.span(each.training.upkeep.interval_s)),
+        (">which takes", lambda each: text.span(each.training.upkeep.write_s)),
+        (
+            ">failures",
+            lambda each: quantities.count(each.training.wall_s / each.training.upkeep.mtbf_s),
+        ),
+        (">lost", lambda each: text.span(each.training.wall_s - each.training.work_s)),
+        (">simulated", simulated),
+        (">9 in 10 lose less", nine_in_ten),
+        (">goodput", lambda each: quantities.percent_column(each.training.goodput)),
+    )
+    return tabulate(
+        (each for each in plan.usable if each.training and each.training.upkeep), columns
+    )
+
+
+def upgrade_table(plan: PlanResult) -> Table:
+    """Every upgrade of every option, soonest paid back first."""
+    currency = plan.currency or "no prices"
+
+    def signed(write: Callable[[float], str], value: float | None) -> str:
+        return _or_nothing(lambda known: f"{'-' if known < 0 else ''}{write(abs(known))}", value)
+
+    columns: tuple[Column, ...] = (
+        ("upgrade", lambda outcome: outcome.upgrade),
+        ("of", lambda outcome: text.cluster(outcome.before)),
+        (">saves time", lambda outcome: signed(text.span, outcome.saved_s)),
+        (
+            f">saves per training, {currency}",
+            lambda outcome: signed(text.amount_only, outcome.saved),
+        ),
+        (f">price, {currency}", lambda outcome: _or_nothing(text.amount_only, outcome.price)),
+        (">pays back after", lambda outcome: text.payback(outcome.payback_s) or NOTHING),
+        (
+            "pays",
+            lambda outcome: (
+                f"fails: {outcome.after.reason}" if outcome.saved_s is None else outcome.pays
+            ),
+        ),
+    )
+    return tabulate(plan.outcomes, columns)
+
+
+def ladder_table(plan: PlanResult) -> Table:
+    """Smallest cluster by deadline."""
+    unit = text.common_unit([option.wall_s for option in plan.answers.ladder])
+    columns: list[Column | None] = [
+        ("with at least", lambda option: text.span(option.wall_s, unit)),
+        (
+            "the smallest is",
+            lambda option: f"{option.candidate}, {quantities.nodes(option.nodes)}",
+        ),
+        (">GPUs", lambda option: f"{option.gpus:,}"),
+        (f">cost, {plan.currency}", lambda option: _or_nothing(text.amount_only, option.cost))
+        if plan.currency
+        else None,
+    ]
+    return tabulate(reversed(plan.answers.ladder), columns)
+
+
+def purchase_table(plan: PlanResult) -> Table:
+    """Figures for a purchase: outlay, power, shares of the cost."""
+
+    def amount(name: str) -> Callable[[PlanOption], str]:
+        return lambda option: _or_nothing(text.amount_only, getattr(option.bill, name))
+
+    def kilowatts(watts: float) -> str:
+        return f"{quantities.count(watts / 1e3)}\N{NO-BREAK SPACE}kW"
+
+    currency = plan.currency or ""
+    columns: tuple[Column, ...] = (
+        *_CANDIDATE,
+        (f">to buy, {currency}", amount("outlay")),
+        (">power", lambda option: _or_nothing(kilowatts, option.bill.power_W)),
+        (f">machines, {currency}", amount("machines")),
+        (f">electricity, {currency}", amount("energy")),
+        (f">per step, {currency}", amount("per_step")),
+        (">FLOPs used", lambda option: _or_nothing(quantities.percent_column, option.step.mfu)),
+    )
+    return tabulate(plan.usable, columns)
+
+
+def sensitivity_table(plan: PlanResult) -> Table:
+    """What one assumption at a time makes of the best option."""
+
+    def ends(at: int) -> tuple[Column, ...]:
+        return (
+            (("worse", "better")[at], lambda each: each.labels[at]),
+            (">time", lambda each: text.span(each.wall_s[at])),
+            (">cost", lambda each: "" if each.cost is None else text.amount_only(each.cost[at])),
+        )
+
+    columns: tuple[Column, ...] = (("assumption", lambda each: each.what), *ends(0), *ends(1))
+    return tabulate(plan.sensitivities, columns)
+
 
 NOT_MEASURED = "A prediction by simulation, not a measurement; prices are those of the file."
 
@@ -71,19 +273,41 @@ def write_plan(plan: PlanResult, folder: Path) -> Path:
 
 def plan_html(plan: PlanResult) -> str:
     """Build the page as one string."""
-    answers = Definitions(text.answers(plan))
+    said = Definitions(text.answers(plan))
+    sources = [Heading("Sources"), Definitions(plan.sources)] if plan.sources else []
+    names = [option.candidate for option in plan.usable]
+    throughput = sensitivity = None
+    if len(set(names)) < len(names):  # what more nodes bring, where a candidate has many sizes
+        drawn = Figure(draw_throughput(plan), "throughput", "Throughput by GPUs, with 80 % bands")
+        throughput = section("Throughput by size", "With 80 % intervals, as bands.", drawn)
+    if plan.best is not None and plan.sensitivities:
+        title = "Bars: what each assumption makes of the answer"
+        sensitivity = section(
+            "What the answer depends on",
+            f"{text.cluster(plan.best)}: one thing at a time is made worse and better.",
+            Figure(draw_tornado(plan), "tornado", title),
+            sensitivity_table(plan),
+        )
+    grounds = section(
+        "What this rests on",
+        "",
+        Heading("Assumptions"),
+        Bullets(plan.assumptions),
+        Heading("Provenance"),
+        Definitions({"scenario": plan.scenario, **plan.provenance}),
+        *sources,
+    )
     return render_html(
         f"Plan: {text.setting(plan)}",
         [
             _header(plan),
             _tiles(plan),
-            section("Answers", "", answers) if answers.entries else None,
+            section("Answers", "", said) if said.entries else None,
             _options(plan),
-            _throughput(plan),
-            _sensitivity(plan),
+            throughput,
+            sensitivity,
             *_tables(plan),
-            *_left_out(plan),
-            _grounds(plan),
+            grounds,
         ],
     )
 
@@ -95,10 +319,9 @@ def plan_markdown(plan: PlanResult) -> str:
         [
             _header(plan),
             section("Answers", "", Definitions(text.answers(plan))),
-            table_section("Time against cost", _hint(plan), tables.option_table(plan)),
-            table_section("What the answer depends on", "", tables.sensitivity_table(plan)),
+            table_section("Time against cost", _hint(plan), option_table(plan)),
+            table_section("What the answer depends on", "", sensitivity_table(plan)),
             *_tables(plan),
-            *_left_out(plan),
             section("What this rests on", "", Bullets(plan.assumptions), Definitions(facts)),
         ]
     )
@@ -113,31 +336,34 @@ def _tiles(plan: PlanResult) -> Tiles | None:
     best = plan.best
     if best is None or best.training is None or best.step is None or best.bill is None:
         return None
-    training, step, sums = best.training, best.step, best.bill
-    network = f"{best.node}, network {best.fabric}"
-    ends = _between(training.wall_interval_s, lambda ends: text.span_range(ends, training.wall_s))
-    tiles = [
-        Tile("Cluster", text.cluster(best), network, "text"),
-        Tile("Time to train", text.span(training.wall_s), ends),
-    ]
-    if sums.total is not None:
-        below = _between(sums.interval, text.amount_range)
-        if sums.outlay is not None:
-            below += f"; {text.money(sums.outlay, plan.currency)} to buy"
-        tiles.append(Tile("Cost", text.money(sums.total, plan.currency), below))
-    if sums.energy_kWh is not None:
-        power = f"{quantities.count((sums.power_W or 0.0) / 1e3)} kW"
-        tiles.append(Tile("Energy", text.energy(sums.energy_kWh), power))
-    below = "nothing fails" if training.upkeep is None else "of the time, with failures"
-    tiles.append(Tile("Goodput", quantities.percent(training.goodput), below))
-    if step.efficiency is not None:
-        efficiency = quantities.percent(step.efficiency)
-        tiles.append(Tile("Scaling efficiency", efficiency, plan.efficiency_base))
-    return Tiles(tiles)
+    training, step, bill = best.training, best.step, best.bill
 
+    def between(ends: tuple[float, float] | None, write: Callable[..., str], *likely: float) -> str:
+        return "no interval known" if ends is None else f"80 % interval {write(ends, *likely)}"
 
-def _between(ends: tuple[float, float] | None, write: Callable[[tuple[float, float]], str]) -> str:
-    return "no interval known" if ends is None else f"80 % interval {write(ends)}"
+    outlay = f"; {text.money(bill.outlay or 0.0, plan.currency)} to buy"
+    cost = between(bill.interval, text.amount_range) + ("" if bill.outlay is None else outlay)
+    power = f"{quantities.count((bill.power_W or 0.0) / 1e3)} kW"
+    goodput = "nothing fails" if training.upkeep is None else "of the time, with failures"
+    known = (
+        (True, "Cluster", text.cluster(best), f"{best.node}, network {best.fabric}", "text"),
+        (
+            True,
+            "Time to train",
+            text.span(training.wall_s),
+            between(training.wall_interval_s, text.span_range, training.wall_s),
+        ),
+        (bill.total is not None, "Cost", text.money(bill.total or 0.0, plan.currency), cost),
+        (bill.energy_kWh is not None, "Energy", text.energy(bill.energy_kWh or 0.0), power),
+        (True, "Goodput", quantities.percent(training.goodput), goodput),
+        (
+            step.efficiency is not None,
+            "Scaling efficiency",
+            quantities.percent(step.efficiency or 0.0),
+            plan.efficiency_base,
+        ),
+    )
+    return Tiles([Tile(*tile) for is_known, *tile in known if is_known])
 
 
 def _options(plan: PlanResult) -> Section | None:
@@ -151,26 +377,8 @@ def _options(plan: PlanResult) -> Section | None:
             "Numbers beside the points are nodes, bars 80 % intervals. Whatever is not on the "
             "front, the dotted line, is beaten in time and cost by something that is."
         )
-    table, hint = tables.option_table(plan), Paragraph(_hint(plan), "hint")
-    return section("Time against cost", lead, figure, table, hint)
-
-
-def _throughput(plan: PlanResult) -> Section | None:
-    """Draw what more nodes bring; nothing where each candidate has one size."""
-    names = [option.candidate for option in plan.usable]
-    if len(set(names)) == len(names):
-        return None
-    drawn = Figure(draw_throughput(plan), "throughput", "Throughput by GPUs, with 80 % bands")
-    return section("Throughput by size", "With 80 % intervals, as bands.", drawn)
-
-
-def _sensitivity(plan: PlanResult) -> Section | None:
-    if plan.best is None or not plan.sensitivities:
-        return None
-    drawn = Figure(draw_tornado(plan), "tornado", "Bars: what each assumption makes of the answer")
-    lead = f"{text.cluster(plan.best)}: one thing at a time is made worse and better."
-    table = tables.sensitivity_table(plan)
-    return section("What the answer depends on", lead, drawn, table)
+    hint = Paragraph(_hint(plan), "hint")
+    return section("Time against cost", lead, figure, option_table(plan), hint)
 
 
 def _hint(plan: PlanResult) -> str:
@@ -179,37 +387,22 @@ def _hint(plan: PlanResult) -> str:
 
 
 def _tables(plan: PlanResult) -> list[Section | None]:
-    """Sections of one table."""
-    failures, upgrades = tables.failure_table(plan), tables.upgrade_table(plan)
-    sections = [
-        table_section("Which upgrade pays", UPGRADES, upgrades),
-        table_section("Failures and checkpoints", text.LOST, failures),
-    ]
-    if len(plan.answers.ladder) > 1:
-        ladder = tables.ladder_table(plan)
-        sections.insert(0, table_section("Smallest cluster by deadline", LADDER, ladder))
-    if plan.currency is not None:
-        purchase = tables.purchase_table(plan)
-        sections.append(table_section("For a purchase paper", PURCHASE, purchase))
-    return sections
-
-
-def _left_out(plan: PlanResult) -> list[Section]:
-    refused = tables.refused(plan)
-    return [section("Left out", "", Definitions(refused))] if refused else []
-
-
-def _grounds(plan: PlanResult) -> Section:
-    sources = [Heading("Sources"), Definitions(plan.sources)] if plan.sources else []
-    return section(
-        "What this rests on",
-        "",
-        Heading("Assumptions"),
-        Bullets(plan.assumptions),
-        Heading("Provenance"),
-        Definitions({"scenario": plan.scenario, **plan.provenance}),
-        *sources,
+    """Sections of one table, and what is left out."""
+    shown = (
+        (len(plan.answers.ladder) > 1, "Smallest cluster by deadline", LADDER, ladder_table),
+        (True, "Which upgrade pays", UPGRADES, upgrade_table),
+        (True, "Failures and checkpoints", text.LOST, failure_table),
+        (plan.currency is not None, "For a purchase paper", PURCHASE, purchase_table),
     )
+    left_out = refused(plan)
+    return [
+        *(
+            table_section(title, lead, make(plan))
+            for applies, title, lead, make in shown
+            if applies
+        ),
+        section("Left out", "", Definitions(left_out)) if left_out else None,
+    ]
 
 
 # ---------------------------------------------------------------- terminal
@@ -217,16 +410,14 @@ def _grounds(plan: PlanResult) -> Section:
 
 def plan_lines(plan: PlanResult) -> list[Block]:
     """Arrange a plan for the terminal: the answer, the options, what was refused."""
-    blocks: list[Block] = [Paragraph(f"{text.headline(plan)}.\n")]
-    options, failures = tables.option_table(plan, narrow=True), tables.failure_table(plan)
-    if options.rows:
-        blocks += [options, Paragraph("")]
-    blocks += [
-        Paragraph(f"{title}{'' if title.endswith('?') else ':'} {answer}.")
-        for title, answer in text.answers(plan).items()
+    options, failures = option_table(plan, narrow=True), failure_table(plan)
+    return [
+        Paragraph(f"{text.headline(plan)}.\n"),
+        *([options, Paragraph("")] if options.rows else []),
+        *(
+            Paragraph(f"{title}{'' if title.endswith('?') else ':'} {answer}.")
+            for title, answer in text.answers(plan).items()
+        ),
+        *([Paragraph(f"\n{text.LOST}\n"), failures] if failures.rows else []),
+        *paragraphs(f"left out: {name}: {reason}" for name, reason in refused(plan).items()),
     ]
-    if failures.rows:
-        blocks += [Paragraph(f"\n{text.LOST}\n"), failures]
-    return blocks + paragraphs(
-        f"left out: {name}: {reason}" for name, reason in tables.refused(plan).items()
-    )

@@ -129,20 +129,19 @@ def cluster(option: PlanOption) -> str:
 
 def time_and_cost(option: PlanOption, currency: str | None, *, intervals: bool = True) -> str:
     """State time and cost, with their intervals if `intervals` is set and they are known."""
-    training, sums = option.training, option.bill
+    training, bill = option.training, option.bill
     assert training is not None
     phrase = f"in {span(training.wall_s)}"
     if intervals and training.wall_interval_s is not None:
         phrase += f" ({span_range(training.wall_interval_s, training.wall_s)})"
-    if sums is None or sums.total is None:
+    if bill is None or bill.total is None:
         return phrase
-    phrase += f" for {money(sums.total, currency)}"
-    if intervals and sums.interval is not None:
-        phrase += f" ({amount_range(sums.interval)})"
-    if sums.outlay is not None:
-        phrase += f", its share of {money(sums.outlay, currency)} to buy"
-        phrase += " and electricity" if sums.energy else ""
-    return phrase
+    ends = f" ({amount_range(bill.interval)})" if intervals and bill.interval is not None else ""
+    phrase += f" for {money(bill.total, currency)}{ends}"
+    if bill.outlay is None:
+        return phrase
+    electricity = " and electricity" if bill.energy else ""
+    return f"{phrase}, its share of {money(bill.outlay, currency)} to buy{electricity}"
 
 
 # ---------------------------------------------------------------- sentences
@@ -171,63 +170,74 @@ def setting(plan: PlanResult) -> str:
 
 def headline(plan: PlanResult) -> str:
     """Answer the plan in one sentence."""
-    best = plan.best
+    best, within = plan.best, given_span(plan.deadline_s or 0.0)
     if best is None:
         return f"None of the {len(plan.options)} options can train {plan.workload}"
-    kind = "Fastest" if best.cost is None else "Cheapest"
-    if plan.deadline_s is not None:
-        within = given_span(plan.deadline_s)
-        if best.wall_s > plan.deadline_s:
-            return f"Nothing finishes in {within}: even {cluster(best)} takes {span(best.wall_s)}"
-        kind = f"{'Smallest' if best.cost is None else kind} that finishes in {within}"
+    if plan.deadline_s is not None and best.wall_s > plan.deadline_s:
+        return f"Nothing finishes in {within}: even {cluster(best)} takes {span(best.wall_s)}"
+    if plan.deadline_s is None:
+        kind = "Fastest" if best.cost is None else "Cheapest"
+    else:
+        kind = f"{'Smallest' if best.cost is None else 'Cheapest'} that finishes in {within}"
     return f"{kind}: {_describe(plan, best, intervals=False)}"
 
 
 def answers(plan: PlanResult) -> dict[str, str]:
     """Each question and its answer; questions with the same answer are joined."""
-    questions: dict[str, str] = {}
-    for question, answer in _choices(plan):
-        before = questions.get(answer)
-        later = question[0].lower() + question[1:]
-        questions[answer] = question if before is None else f"{before}, {later}"
-    by_question = {question: answer for answer, question in questions.items()}
-    return by_question | dict(_upgrade_answers(plan))
-
-
-def _choices(plan: PlanResult) -> list[tuple[str, str]]:
-    """Each question that chooses an option, and the one that it chooses."""
     chosen = plan.answers
-    choices: list[tuple[str, str]] = []
-    if plan.deadline_s is not None:
-        within = f"that finishes in {given_span(plan.deadline_s)}"
-        choices.append((f"Smallest {within}", _or_fastest(plan, chosen.smallest_in_time)))
-        if chosen.cheapest is not None:
-            choices.append((f"Cheapest {within}", _or_fastest(plan, chosen.cheapest_in_time)))
-    if plan.budget is not None:
-        within = f"Fastest for {money(plan.budget, plan.currency)} at most"
-        best = chosen.fastest_in_budget
-        nothing = "none"
-        if chosen.cheapest is not None:
-            nothing = f"none; the cheapest is {_describe(plan, chosen.cheapest)}"
-        choices.append((within, nothing if best is None else _describe(plan, best)))
-    if chosen.fastest is not None:
-        choices.append(("Fastest of all", _describe(plan, chosen.fastest)))
-    if chosen.cheapest is not None:
-        choices.append(("Cheapest of all", _describe(plan, chosen.cheapest)))
-    return choices
+    cheapest, in_time, budgeted = (
+        chosen.cheapest,
+        plan.deadline_s is not None,
+        plan.budget is not None,
+    )
+
+    def or_else(option: PlanOption | None, what: str, other: PlanOption | None) -> str:
+        if option is not None or other is None:
+            return "none" if option is None else _describe(plan, option)
+        return f"none; the {what} is {_describe(plan, other)}"
+
+    within = f"that finishes in {given_span(plan.deadline_s or 0.0)}"
+    affordable = f"Fastest for {money(plan.budget or 0.0, plan.currency)} at most"
+    asked: tuple[tuple[bool, str, PlanOption | None, str, PlanOption | None], ...] = (
+        (in_time, f"Smallest {within}", chosen.smallest_in_time, "fastest", chosen.fastest),
+        (
+            in_time and cheapest is not None,
+            f"Cheapest {within}",
+            chosen.cheapest_in_time,
+            "fastest",
+            chosen.fastest,
+        ),
+        (budgeted, affordable, chosen.fastest_in_budget, "cheapest", cheapest),
+        (chosen.fastest is not None, "Fastest of all", chosen.fastest, "", None),
+        (cheapest is not None, "Cheapest of all", cheapest, "", None),
+    )
+    questions: dict[str, list[str]] = {}
+    for applies, question, option, what, other in asked:
+        if applies:
+            questions.setdefault(or_else(option, what, other), []).append(question)
+    joined = {
+        ", ".join([own[0], *(later[0].lower() + later[1:] for later in own[1:])]): answer
+        for answer, own in questions.items()
+    }
+    return joined | dict(_upgrade_answers(plan))
 
 
 def _describe(plan: PlanResult, option: PlanOption, *, intervals: bool = True) -> str:
     """The option, what it takes, and how sure it is to be in time."""
-    phrase = f"{cluster(option)}, {time_and_cost(option, plan.currency, intervals=intervals)}"
-    if option.step is not None and option.step.tight:
-        phrase += "; its memory is tight"
-    met = deadline_met(option, plan.deadline_s)
-    if met is None:
-        return phrase
-    share = probability_in_time(option, plan.deadline_s)
-    probability = "" if share is None else f" (probability {odds(share)})"
-    return f"{phrase}; {_IN_TIME[met]}{probability}"
+    met, share = deadline_met(option, plan.deadline_s), probability_in_time(option, plan.deadline_s)
+    tight = option.step is not None and option.step.tight
+    said = (
+        (tight, "; its memory is tight"),
+        (met is not None, f"; {_IN_TIME.get(met or '', '')}"),
+        (
+            met is not None and share is not None,
+            f" (probability {odds(0.0 if share is None else share)})",
+        ),
+    )
+    return (
+        f"{cluster(option)}, {time_and_cost(option, plan.currency, intervals=intervals)}"
+        + "".join(text for applies, text in said if applies)
+    )
 
 
 def odds(share: float) -> str:
@@ -251,27 +261,20 @@ _IN_TIME = {
 }
 
 
-def _or_fastest(plan: PlanResult, option: PlanOption | None) -> str:
-    if option is not None:
-        return _describe(plan, option)
-    fastest = plan.answers.fastest
-    return "none" if fastest is None else f"none; the fastest is {_describe(plan, fastest)}"
-
-
 def _upgrade_answers(plan: PlanResult) -> Iterator[tuple[str, str]]:
     """The best use of each upgrade."""
     for name in dict.fromkeys(outcome.upgrade for outcome in plan.outcomes):
         own = [outcome for outcome in plan.outcomes if outcome.upgrade == name]
         saving = [outcome for outcome in own if outcome.pays not in {"never", "unknown"}]
         best = next((outcome for outcome in saving if (outcome.saved_s or 0) > 0), None)
-        if best is None:
-            never = "no: it saves nothing anywhere here"
-            if all(outcome.saved_s is None for outcome in own):
-                never = f"it fails: {own[0].after.reason}"
-            yield f"Does '{name}' pay?", never
-        else:
+        if best is not None:
             does = f"{_verdict(best)}: {cluster(best.before)}, {pays(best, plan.currency)}"
-            yield f"Does '{name}' pay?", f"{does}{_at_headline_option(plan, own, best)}"
+            does += _at_headline_option(plan, own, best)
+        elif all(outcome.saved_s is None for outcome in own):
+            does = f"it fails: {own[0].after.reason}"
+        else:
+            does = "no: it saves nothing anywhere here"
+        yield f"Does '{name}' pay?", does
 
 
 def _at_headline_option(
@@ -306,9 +309,8 @@ def _verdict(outcome: UpgradeOutcome) -> str:
 
 
 def _back(payback_s: float) -> str:
-    if payback_s > _LONGEST_S:
-        return f"not back in {span(_LONGEST_S)}"
-    return f"back after {span(payback_s)}"
+    late = payback_s > _LONGEST_S
+    return f"not back in {span(_LONGEST_S)}" if late else f"back after {span(payback_s)}"
 
 
 def payback(payback_s: float | None) -> str:
@@ -324,20 +326,19 @@ def pays(outcome: UpgradeOutcome, currency: str | None) -> str:
         return f"fails: {outcome.after.reason}"
     saves = f"saves {span(outcome.saved_s)}" if outcome.saved_s > 0 else "saves no time"
     if outcome.saved is not None:
-        more = "and" if outcome.saved >= 0 else "but costs"
-        saves += f" {more} {money(abs(outcome.saved), currency)}"
-        saves += " more" if outcome.saved < 0 else ""
-    saves += " per training"
-    if outcome.pays == "no price":
-        return f"{saves}: worth no more than that"
-    if outcome.pays == "in this training":
-        return f"{saves}, more than its price" if outcome.price else f"{saves} with its rent paid"
-    if outcome.pays in {"later", "not in its life"}:
-        back_s = outcome.payback_s or 0.0
-        if back_s > _LONGEST_S:
-            return f"{saves}, its price is {_back(back_s)} of this"
-        trainings = f"{math.ceil(back_s / outcome.after.wall_s):,}"
-        late = "" if outcome.pays == "later" else ", longer than the nodes are used"
-        back = f"its price is {_back(back_s)} of this, {trainings} trainings{late}"
-        return f"{saves}, {back}"
-    return f"{saves}, never pays back" if outcome.pays == "never" else saves
+        amount = money(abs(outcome.saved), currency)
+        saves += f" and {amount}" if outcome.saved >= 0 else f" but costs {amount} more"
+    back_s = outcome.payback_s or 0.0
+    back = f", its price is {_back(back_s)} of this"
+    if back_s <= _LONGEST_S and outcome.pays in {"later", "not in its life"}:
+        back += f", {math.ceil(back_s / outcome.after.wall_s):,} trainings"
+        back += "" if outcome.pays == "later" else ", longer than the nodes are used"
+    endings: dict[Pays, str] = {
+        "no price": ": worth no more than that",
+        "in this training": ", more than its price" if outcome.price else " with its rent paid",
+        "later": back,
+        "not in its life": back,
+        "never": ", never pays back",
+        "unknown": "",
+    }
+    return f"{saves} per training{endings[outcome.pays]}"

@@ -16,10 +16,12 @@ from perfmodel.report.common.document import (
     Table,
     paragraphs,
     section,
+    tabulate,
 )
-from perfmodel.report.common.figures import axis_layout, new_figure, time_unit
+from perfmodel.report.common.figures import axis_layout, bars, new_figure, time_unit
+from perfmodel.report.common.figures import lines as line_trace
 from perfmodel.report.common.palette import INK, WORK
-from perfmodel.studies.run.result.model import DisturbanceCost, SizeResult, Wait
+from perfmodel.studies.run.result.model import DisturbanceCost, EventCost, SizeResult, Wait
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 LISTED = 24
 """Rows of collectives that the page lists, alike ones in one; result.json holds all."""
 
-MOSTLY = 0.5
+NAMED_SHARE = 0.5
 """Share of the steps from which on one rank or class is named as the one that others wait for."""
 
 WORTH_SAYING = 1e-3
@@ -49,20 +51,17 @@ def lead(point: SizeResult, cost: DisturbanceCost) -> str:
     """Say what everything together costs."""
     share = quantities.percent(abs(cost.costs_s) / cost.undisturbed_s)
     change = "longer" if cost.costs_s >= 0 else "shorter"
-    takes = f"A step takes {quantities.duration(point.step_time_s)}"
-    sentence = (
-        f"{takes}; without any of this it would take {quantities.duration(cost.undisturbed_s)}: "
+    without = (
+        f"; without any of this it would take {quantities.duration(cost.undisturbed_s)}: "
         f"{share} {change}"
         if _without_rounding(cost.costs_s, cost)
-        else f"{takes}, as long as without any of this"
+        else ", as long as without any of this"
     )
-    count = len(cost.steps_s)
-    if count > 1:
-        sentence += f". Mean of {count} steps"
+    mean = f". Mean of {len(cost.steps_s)} steps" if len(cost.steps_s) > 1 else ""
     if cost.mean_interval_s is not None:
         low, high = (quantities.duration(at) for at in cost.mean_interval_s)
-        sentence += f", 80{chr(160)}% interval of the mean {low} to {high}"
-    return f"{sentence}."
+        mean += f", 80{chr(160)}% interval of the mean {low} to {high}"
+    return f"A step takes {quantities.duration(point.step_time_s)}{without}{mean}."
 
 
 def waiting(point: SizeResult, cost: DisturbanceCost) -> str:
@@ -70,10 +69,8 @@ def waiting(point: SizeResult, cost: DisturbanceCost) -> str:
     worst = max(cost.waits, key=lambda wait: wait.waited_s, default=None)
     if worst is None or worst.waited_s < WORTH_SAYING * point.step_time_s:
         return ""
-    whom = worst.last
-    if worst.share < MOSTLY:
-        often = quantities.percent(worst.share)
-        whom = f"whoever is last, often another one ({worst.last} in {often} of steps)"
+    often = f"often another one ({worst.last} in {quantities.percent(worst.share)} of steps)"
+    whom = f"whoever is last, {often}" if worst.share < NAMED_SHARE else worst.last
     return (
         f"The longest wait is before {worst.collective}: the others wait "
         f"{quantities.duration(worst.waited_s)} on average, for {whom}."
@@ -85,15 +82,18 @@ def lines(point: SizeResult) -> list[str]:
     cost = point.disturbance
     if cost is None:
         return []
-    sentences = [lead(point, cost)]
-    sentences += [f"  {event.what}: {_cost(event.costs_s, cost)}" for event in cost.events]
-    sentences += [
-        f"  {job.name}, {quantities.gpus(job.gpus)}: a step takes "
-        f"{quantities.duration(job.step_time_s)}, alone {quantities.duration(job.alone_s)}"
-        for job in cost.jobs
+    sentences = [
+        lead(point, cost),
+        *(f"  {event.what}: {_cost(event.costs_s, cost)}" for event in cost.events),
+        *(
+            f"  {job.name}, {quantities.gpus(job.gpus)}: a step takes "
+            f"{quantities.duration(job.step_time_s)}, alone {quantities.duration(job.alone_s)}"
+            for job in cost.jobs
+        ),
+        explain_devices(cost),
+        waiting(point, cost),
     ]
-    sentences += [explained] if (explained := explain_devices(cost)) else []
-    return [*sentences, *([sentence] if (sentence := waiting(point, cost)) else [])]
+    return [sentence for sentence in sentences if sentence]
 
 
 def explain_devices(cost: DisturbanceCost) -> str:
@@ -136,7 +136,17 @@ def events_section(point: SizeResult) -> Section | None:
         figure = Figure(draw_steps(cost), "steps", "Duration of each counted step")
         blocks += [Heading("Step by step"), figure]
     if cost.jobs:
-        blocks += [Heading("The other jobs"), _jobs(cost)]
+        columns = (
+            ("Job", lambda job: job.name),
+            (">GPUs", lambda job: f"{job.gpus:,}"),
+            (">Step", lambda job: quantities.duration(job.step_time_s)),
+            (">Step alone", lambda job: quantities.duration(job.alone_s)),
+            (
+                ">Slower by",
+                lambda job: quantities.percent_column(job.step_time_s / job.alone_s - 1),
+            ),
+        )
+        blocks += [Heading("The other jobs"), tabulate(cost.jobs, columns)]
     if cost.waits:
         blocks += [Heading("Who waits for whom"), *_waits(point, cost)]
     return section("What happens around it, and what it costs", lead(point, cost), *blocks)
@@ -144,47 +154,36 @@ def events_section(point: SizeResult) -> Section | None:
 
 def _events(cost: DisturbanceCost) -> Table:
     count = len(cost.steps_s)
-    header = ["Event", ">Costs a step", ">Share", ">Step without it", ">Over all steps"]
-    rows = []
-    for event in cost.events:
-        costs_s = _without_rounding(event.costs_s, cost)
-        rows.append(
-            [
-                event.what,
-                quantities.duration(costs_s),
-                quantities.percent_column(costs_s / cost.undisturbed_s),
-                quantities.duration(event.without_s),
-                quantities.duration(costs_s * count),
-            ]
-        )
-    columns = 5 if count > 1 else 4
-    return Table(header[:columns], [row[:columns] for row in rows])
 
+    def costs_s(event: EventCost) -> float:
+        return _without_rounding(event.costs_s, cost)
 
-def _jobs(cost: DisturbanceCost) -> Table:
-    rows = [
-        [
-            job.name,
-            f"{job.gpus:,}",
-            quantities.duration(job.step_time_s),
-            quantities.duration(job.alone_s),
-            quantities.percent_column(job.step_time_s / job.alone_s - 1),
-        ]
-        for job in cost.jobs
-    ]
-    return Table(("Job", ">GPUs", ">Step", ">Step alone", ">Slower by"), rows)
+    return tabulate(
+        cost.events,
+        (
+            ("Event", lambda event: event.what),
+            (">Costs a step", lambda event: quantities.duration(costs_s(event))),
+            (
+                ">Share",
+                lambda event: quantities.percent_column(costs_s(event) / cost.undisturbed_s),
+            ),
+            (">Step without it", lambda event: quantities.duration(event.without_s)),
+            (">Over all steps", lambda event: quantities.duration(costs_s(event) * count))
+            if count > 1
+            else None,
+        ),
+    )
 
 
 def _waits(point: SizeResult, cost: DisturbanceCost) -> list[Block]:
-    sentence = waiting(point, cost) or "Nobody waits long for anybody."
     waited = [wait for wait in cost.waits if wait.longest_s > 0]
-    together = len(cost.waits) - len(waited)
-    groups = group_waits(waited)
+    together, groups, more = len(cost.waits) - len(waited), group_waits(waited), ""
     if len(groups) > LISTED:
-        sentence += f" The longest {LISTED} are listed; result.json holds all of them."
+        more = f" The longest {LISTED} are listed; result.json holds all of them."
         groups = dict(sorted(groups.items(), key=lambda item: -_waited_s(item[1]))[:LISTED])
     if together:
-        sentence += f" Before {together} of {len(cost.waits)} collectives nobody waits."
+        more += f" Before {together} of {len(cost.waits)} collectives nobody waits."
+    said = f"{waiting(point, cost) or 'Nobody waits long for anybody.'}{more}"
     header = (
         "Collective",
         ">Calls",
@@ -194,7 +193,7 @@ def _waits(point: SizeResult, cost: DisturbanceCost) -> list[Block]:
         ">First waits at most",
     )
     rows = [_wait_row(name, each) for name, each in groups.items()]
-    return [*paragraphs([sentence], "lead"), *([Table(header, rows)] if rows else [])]
+    return [*paragraphs([said], "lead"), *([Table(header, rows)] if rows else [])]
 
 
 def group_waits(waits: Sequence[Wait]) -> dict[str, list[Wait]]:
@@ -236,26 +235,22 @@ def draw_steps(cost: DisturbanceCost) -> go.Figure:
     """Draw the duration of each counted step, beside that of an undisturbed one."""
     unit, scale = time_unit(max(cost.steps_s))
     numbers = list(range(len(cost.steps_s)))
-    figure = new_figure(260, bargap=0.25)
-    figure.add_bar(
-        x=numbers,
-        y=[step / scale for step in cost.steps_s],
-        name="step",
-        marker={"color": WORK["backward"]},
-        hoverinfo="text",
-        hovertext=[
-            f"<b>step {at}</b><br>{quantities.duration(step)}"
-            for at, step in enumerate(cost.steps_s)
+    hover = [
+        f"<b>step {at}</b><br>{quantities.duration(step)}" for at, step in enumerate(cost.steps_s)
+    ]
+    heights = [step / scale for step in cost.steps_s]
+    return new_figure(
+        260,
+        [
+            bars("step", numbers, heights, WORK["backward"], hover),
+            line_trace(
+                "undisturbed",
+                [-0.5, numbers[-1] + 0.5],
+                [cost.undisturbed_s / scale] * 2,
+                {"color": INK, "dash": "dot", "width": 1.5},
+            ),
         ],
+        x=axis_layout("step, counted from the settled state"),
+        y=axis_layout(f"time per step ({unit})", rangemode="tozero"),
+        bargap=0.25,
     )
-    figure.add_scatter(
-        x=[-0.5, numbers[-1] + 0.5],
-        y=[cost.undisturbed_s / scale] * 2,
-        name="undisturbed",
-        mode="lines",
-        line={"color": INK, "dash": "dot", "width": 1.5},
-        hoverinfo="skip",
-    )
-    figure.update_xaxes(axis_layout("step, counted from the settled state"))
-    figure.update_yaxes(axis_layout(f"time per step ({unit})", rangemode="tozero"))
-    return figure

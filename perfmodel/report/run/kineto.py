@@ -80,24 +80,26 @@ def make_tracks(timeline: Timeline, classes: Sequence[str]) -> list[Track]:
     streams: dict[tuple[str, str], list[Span]] = defaultdict(list)
     for span in timeline.spans:
         streams[span.rank_class, span.stream].append(span)
-    tids: dict[str, Iterator[int]] = {name: itertools.count(LAUNCH_TID + 1) for name in classes}
-    numbers, tracks = itertools.count(1), list[Track]()
-    for (rank_class, stream), spans in streams.items():
-        for lane, own in enumerate(assign_lanes(spans)):
-            name = stream if lane == 0 else f"{stream} ({lane + 1})"
-            placed = _placed(own, numbers)
-            tracks.append(Track(classes.index(rank_class), next(tids[rank_class]), name, placed))
-    return tracks
+    tids = {name: itertools.count(LAUNCH_TID + 1) for name in classes}
+    numbers = itertools.count(1)
+    return [
+        Track(
+            classes.index(rank_class),
+            next(tids[rank_class]),
+            stream if lane == 0 else f"{stream} ({lane + 1})",
+            _placed(own, numbers),
+        )
+        for (rank_class, stream), spans in streams.items()
+        for lane, own in enumerate(assign_lanes(spans))
+    ]
 
 
 def _placed(lane: Sequence[Span], numbers: Iterator[int]) -> list[Placed]:
     """Round to nanoseconds so that neighbours which touch do not come to overlap."""
     placed: list[Placed] = []
     for span in lane:
-        start = nanoseconds(span.start_s)
-        start = max(start, placed[-1].end_ns if placed else start)
-        end = max(start, nanoseconds(span.end_s))
-        placed.append(Placed(span, start, end, next(numbers)))
+        start = max([nanoseconds(span.start_s), *(before.end_ns for before in placed[-1:])])
+        placed.append(Placed(span, start, max(start, nanoseconds(span.end_s)), next(numbers)))
     return placed
 
 
@@ -110,23 +112,13 @@ def launch_kernels(tracks: Sequence[Track]) -> dict[int, Launch]:
     """
     launches: dict[int, Launch] = {}
     for pid in dict.fromkeys(track.pid for track in tracks):
-        own = [track for track in tracks if track.pid == pid]
-        issues = [
-            (placed, track.tid)
-            for track in own
-            for placed in track.placed
-            if placed.span.kind == "issue"
+        own = [
+            (placed, track.tid) for track in tracks if track.pid == pid for placed in track.placed
         ]
+        issues = [pair for pair in own if pair[0].span.kind == "issue"]
         issues.sort(key=lambda pair: pair[0].end_ns)
-        kernels = sorted(
-            (
-                placed
-                for track in own
-                for placed in track.placed
-                if placed.span.kind not in HOST_KINDS
-            ),
-            key=lambda placed: (placed.start_ns, placed.end_ns),
-        )
+        kernels = [placed for placed, _ in own if placed.span.kind not in HOST_KINDS]
+        kernels.sort(key=lambda placed: (placed.start_ns, placed.end_ns))
         for at, issued in _by_issue(issues, kernels).items():
             launches |= _launches_of(pid, None if at < 0 else issues[at], issued)
     return launches
@@ -155,19 +147,17 @@ def _launches_of(
 ) -> dict[int, Launch]:
     """Launches one after another at the end of the host's work."""
     if issue is None:
+        ready_ns = [nanoseconds(kernel.span.ready_s) for kernel in kernels]
         return {
-            kernel.number: Launch(pid, LAUNCH_TID, ready_ns, ready_ns, kernel.number)
-            for kernel in kernels
-            for ready_ns in [nanoseconds(kernel.span.ready_s)]
+            kernel.number: Launch(pid, LAUNCH_TID, at_ns, at_ns, kernel.number)
+            for kernel, at_ns in zip(kernels, ready_ns, strict=True)
         }
     work, tid = issue
     each_ns = min(LAUNCH_NS, (work.end_ns - work.start_ns) // len(kernels))
-    first_ns = work.end_ns - each_ns * len(kernels)
+    starts_ns = [work.end_ns - each_ns * left for left in range(len(kernels), 0, -1)]
     return {
-        kernel.number: Launch(
-            pid, tid, first_ns + each_ns * at, first_ns + each_ns * (at + 1), work.number
-        )
-        for at, kernel in enumerate(kernels)
+        kernel.number: Launch(pid, tid, start_ns, start_ns + each_ns, work.number)
+        for kernel, start_ns in zip(kernels, starts_ns, strict=True)
     }
 
 
@@ -268,16 +258,35 @@ def _from_zero(timeline: Timeline) -> Timeline:
     first_s = min((min(span.ready_s, span.start_s) for span in timeline.spans), default=0.0)
     if first_s >= 0:
         return timeline
-    return replace(timeline, spans=tuple(_earlier(span, first_s) for span in timeline.spans))
+    moved = (
+        span._replace(
+            start_s=span.start_s - first_s,
+            end_s=span.end_s - first_s,
+            ready_s=span.ready_s - first_s,
+        )
+        for span in timeline.spans
+    )
+    return replace(timeline, spans=tuple(moved))
 
 
-def _earlier(span: Span, by_s: float) -> Span:
-    times = (span.start_s - by_s, span.end_s - by_s, span.ready_s - by_s)
-    return span._replace(start_s=times[0], end_s=times[1], ready_s=times[2])
-
-
-def _us(time_ns: int) -> float:
-    return time_ns / 1000
+def _complete(
+    category: str,
+    name: str,
+    place: tuple[int, int],
+    times_ns: tuple[int, int],
+    args: Mapping[str, Any],
+) -> Event:
+    """Write a slice: `place` is process and thread, times are begin and end."""
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": place[0],
+        "tid": place[1],
+        "ts": times_ns[0] / 1000,
+        "dur": (times_ns[1] - times_ns[0]) / 1000,
+        "args": args,
+    }
 
 
 def _names(
@@ -309,16 +318,8 @@ def _steps(timeline: Timeline, pids: Sequence[int]) -> Iterator[Event]:
     borders = [*(starts[step] for step in sorted(starts)), end]
     for pid in pids:
         for step, start, stop in zip(sorted(starts), borders, borders[1:], strict=False):
-            yield {
-                "ph": "X",
-                "cat": "user_annotation",
-                "name": f"ProfilerStep#{step}",
-                "pid": pid,
-                "tid": STEP_TID,
-                "ts": _us(start),
-                "dur": _us(max(0, stop - start)),
-                "args": {},
-            }
+            times_ns, name = (start, max(start, stop)), f"ProfilerStep#{step}"
+            yield _complete("user_annotation", name, (pid, STEP_TID), times_ns, {})
 
 
 def _track_events(
@@ -328,60 +329,35 @@ def _track_events(
     nccl: bool,
 ) -> Iterator[Event]:
     for placed in track.placed:
-        span = placed.span
-        event: Event = {
-            "ph": "X",
-            "cat": "kernel",
-            "name": span.name,
-            "pid": track.pid,
-            "tid": track.tid,
-            "ts": _us(placed.start_ns),
-            "dur": _us(placed.end_ns - placed.start_ns),
-        }
-        details: dict[str, Any] = {"kind": span.kind, "ready_us": _us(nanoseconds(span.ready_s))}
-        if span.bucket is not None:
-            details["bucket"] = span.bucket
+        span, place = placed.span, (track.pid, track.tid)
+        category, name, own = "kernel", span.name, {}
+        times_ns = (placed.start_ns, placed.end_ns)
+        bucket = {} if span.bucket is None else {"bucket": span.bucket}
+        details = {"kind": span.kind, "ready_us": nanoseconds(span.ready_s) / 1000} | bucket
         if span.kind in HOST_KINDS:
-            yield event | {"cat": "cpu_op", "args": {"External id": placed.number} | details}
+            args = {"External id": placed.number} | details
+            yield _complete("cpu_op", name, place, times_ns, args)
             continue
+        if span.kind == "communication":
+            # messages to and from servers have no operation
+            op = span.op if span.op in _COLLECTIVES else "send"
+            own = _communication_args(span, op, group_of(span))
+            name = f"ncclDevKernel_{_COLLECTIVES[op][0]}" if nccl else f"gloo:{op}"
+            category = category if nccl else "user_annotation"
         launch = launches[placed.number]
         ids = {"External id": launch.issued_by, "correlation": placed.number}
-        device = ids | {"device": track.pid, "stream": track.tid} | details
-        if span.kind == "communication":
-            event |= _communication_names(span, nccl)
-            device |= _communication_args(span, group_of(span))
-        yield {
-            "ph": "X",
-            "cat": "cuda_runtime",
-            "name": "cudaLaunchKernel",
-            "pid": launch.pid,
-            "tid": launch.tid,
-            "ts": _us(launch.start_ns),
-            "dur": _us(launch.end_ns - launch.start_ns),
-            "args": ids,
-        }
-        yield event | {"args": device}
+        launched_ns, thread = (launch.start_ns, launch.end_ns), (launch.pid, launch.tid)
+        yield _complete("cuda_runtime", "cudaLaunchKernel", thread, launched_ns, ids)
+        device = ids | {"device": track.pid, "stream": track.tid} | details | own
+        yield _complete(category, name, place, times_ns, device)
 
 
-def _operation(span: Span) -> str:
-    """Operation of a communication; messages to and from servers have none."""
-    return span.op if span.op in _COLLECTIVES else "send"
-
-
-def _communication_names(span: Span, nccl: bool) -> Event:
-    operation = _operation(span)
-    if nccl:
-        return {"name": f"ncclDevKernel_{_COLLECTIVES[operation][0]}"}
-    return {"cat": "user_annotation", "name": f"gloo:{operation}"}
-
-
-def _communication_args(span: Span, group: GroupOfClass) -> dict[str, Any]:
+def _communication_args(span: Span, operation: str, group: GroupOfClass) -> dict[str, Any]:
     listed = ", ".join(map(str, group.first))
     more = ", ..." if group.ranks > len(group.first) else ""
     name, element_bytes = _ELEMENTS.get(span.dtype or "", ("Byte", 1))
     elements = span.nbytes // element_bytes
     share = elements // max(1, group.ranks)
-    operation = _operation(span)
     return {
         "Collective name": _COLLECTIVES[operation][1],
         "In msg nelems": share if operation == "all_gather" else elements,
@@ -397,22 +373,23 @@ def _communication_args(span: Span, group: GroupOfClass) -> dict[str, Any]:
 
 def _flows(tracks: Sequence[Track]) -> Iterator[Event]:
     """Arrows from the span whose end made a bucket ready to the start of its collective."""
-    ends: dict[tuple[int, int], tuple[Track, Placed]] = {}
-    for track in tracks:
-        for placed in track.placed:
-            computes = placed.span.kind not in HOST_KINDS | {"communication"}
-            if computes and placed.end_ns > placed.start_ns:
-                ends[track.pid, placed.end_ns] = (track, placed)
+    placed_on = [(track, placed) for track in tracks for placed in track.placed]
+    # a start binds to the slice around it, and a slice does not contain its own end
+    ends = {
+        (track.pid, placed.end_ns): {
+            "pid": track.pid,
+            "tid": track.tid,
+            "ts": (placed.end_ns - 1) / 1000,
+        }
+        for track, placed in placed_on
+        if placed.span.kind not in HOST_KINDS | {"communication"}
+        and placed.end_ns > placed.start_ns
+    }
     number = itertools.count(1)
-    for track in tracks:
-        for placed in track.placed:
-            span = placed.span
-            source = ends.get((track.pid, nanoseconds(span.ready_s)))
-            if span.kind != "communication" or span.bucket is None or source is None:
-                continue
+    for track, placed in placed_on:
+        leave = ends.get((track.pid, nanoseconds(placed.span.ready_s)))
+        if placed.span.kind == "communication" and placed.span.bucket is not None and leave:
             base = {"cat": "bucket_ready", "name": "bucket ready", "id": next(number)}
-            # A start binds to the slice around it, and a slice does not contain its own end.
-            leave = {"pid": source[0].pid, "tid": source[0].tid, "ts": _us(source[1].end_ns - 1)}
-            arrive = {"pid": track.pid, "tid": track.tid, "ts": _us(placed.start_ns)}
+            arrive = {"pid": track.pid, "tid": track.tid, "ts": placed.start_ns / 1000}
             yield base | {"ph": "s"} | leave
             yield base | {"ph": "f", "bp": "e"} | arrive

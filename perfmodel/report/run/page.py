@@ -7,7 +7,6 @@ from pathlib import Path
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
-    Block,
     Bullets,
     Definitions,
     Figure,
@@ -15,30 +14,28 @@ from perfmodel.report.common.document import (
     Heading,
     Paragraph,
     Section,
-    Table,
     Tile,
     Tiles,
+    for_ranks_of,
+    paragraphs,
     section,
+    tabulate,
 )
 from perfmodel.report.common.figures import draw_breakdown, draw_memory
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.images import ImageFormat, pictures, render
-from perfmodel.report.common.processes import for_ranks_of
 from perfmodel.report.explorer.grid import Grid
 from perfmodel.report.explorer.section import explorer_section
-from perfmodel.report.run import tables
 from perfmodel.report.run.events import events_section, explain_device
-from perfmodel.report.run.export import to_json
 from perfmodel.report.run.kineto import write_kineto
-from perfmodel.report.run.parallelism import mixture_section
+from perfmodel.report.run.parallelism import mixture_section, servers_section
 from perfmodel.report.run.pipeline_figure import PIPELINE_HINT, draw_pipeline
-from perfmodel.report.run.servers import servers_section
-from perfmodel.report.run.text import result_header, run_markdown
-from perfmodel.report.run.timeline_figure import draw_timeline, has_bucket_numbers
-from perfmodel.report.run.timeline_layout import device_window
-from perfmodel.report.scaling.text import scaling_section
+from perfmodel.report.run.scaling import scaling_section
+from perfmodel.report.run.sizes import communication_table
+from perfmodel.report.run.text import buckets_csv, result_header, run_markdown, sizes_csv, to_json
+from perfmodel.report.run.timeline import device_window, draw_timeline, has_bucket_numbers
 from perfmodel.report.topology.figure import draw_topology, topology_caption
-from perfmodel.report.topology.labels import (
+from perfmodel.report.topology.summary import (
     busiest_link,
     drawn_hosts,
     find_limiting,
@@ -85,7 +82,7 @@ def write_report(
     """
     page = report_html(result, grid)
     drawn = {} if images is None else render(pictures(result), images)
-    buckets = {"buckets.csv": tables.buckets_csv(result)} if result.main.buckets else {}
+    buckets = {"buckets.csv": buckets_csv(result)} if result.main.buckets else {}
     path = write_report_files(
         folder,
         {
@@ -93,7 +90,7 @@ def write_report(
             "report.md": run_markdown(result),
             "result.json": to_json(result),
             "summary.csv": result.summary.to_csv(index=False),
-            "sizes.csv": tables.sizes_csv(result),
+            "sizes.csv": sizes_csv(result),
             **buckets,
             **{f"images/{name}": image for name, image in drawn.items()},
         },
@@ -125,6 +122,10 @@ def _write_timelines(result: Result, folder: Path) -> None:
 def report_html(result: Result, grid: Grid | None = None) -> str:
     """Build the page as one string; with an explorer if there is a grid for it."""
     to_json(result)  # refuses numbers that are not finite before anything is drawn
+    main, pipeline = result.main, []
+    if main.mixture is not None and main.mixture.stages:
+        drawn = Figure(draw_pipeline(main), "pipeline", "Passes of the stages of one training step")
+        pipeline = [drawn, Paragraph(PIPELINE_HINT, "hint")]
     return render_html(
         f"{result.workload} on {result.machine}",
         for_ranks_of(
@@ -132,111 +133,115 @@ def report_html(result: Result, grid: Grid | None = None) -> str:
             [
                 result_header(result),
                 _tiles(result),
-                servers_section(result.main),
-                events_section(result.main),
-                mixture_section(result.main, *_pipeline(result.main)),
+                servers_section(main),
+                events_section(main),
+                mixture_section(main, *pipeline),
                 scaling_section(result),
                 None if grid is None else explorer_section(result, grid),
                 _breakdown(result),
-                _step(result.main),
-                _buckets(result.main),
+                _step(main),
+                _buckets(main),
                 _topology(result),
-                _memory(result.main),
+                _memory(main),
                 _grounds(result),
             ],
         ),
     )
 
 
-def _pipeline(point: SizeResult) -> list[Block]:
-    if point.mixture is None or not point.mixture.stages:
-        return []
-    figure = Figure(draw_pipeline(point), "pipeline", "Passes of the stages of one training step")
-    return [figure, Paragraph(PIPELINE_HINT, "hint")]
-
-
 def _tiles(result: Result) -> Tiles:
-    main, memory = result.main, result.main.memory
-    share = quantities.percent(main.exposed_comm_s / main.step_time_s)
-    speed = quantities.count(main.samples_per_s)
-    first_step = f"first step {quantities.duration(main.first_step_time_s)}"
-    waiting = quantities.duration(main.exposed_comm_s)
-    limit, below = main.bottleneck, quantities.limit(main)
-    if not below:
-        below = "costs more than anything else"
-        below += f"; {explained}" if (explained := explain_device(limit)) else ""
+    main, several = result.main, len(result.points) > 1
+    limit = main.bottleneck
+    # a device's name (n5) keeps its small letter
+    first = limit.partition(" ")[0].partition("'")[0]
+    below = quantities.limit(main) or "; ".join(
+        filter(None, ["costs more than anything else", explain_device(limit)])
+    )
     if main.limit == "compute":
         limit, below = "Compute", "nothing else would save more than 1 % of the step"
     return Tiles(
         [
-            Tile("Throughput", speed, f"{quantities.samples(result)} per second"),
-            Tile("Step time", quantities.duration(main.step_time_s), first_step),
-            Tile("Scaling efficiency", *_efficiency(result)),
-            Tile("Waiting for network", waiting, f"{share} of the step"),
-            _memory_tile(memory),
+            Tile(
+                "Throughput",
+                quantities.count(main.samples_per_s),
+                f"{quantities.samples(result)} per second",
+            ),
+            Tile(
+                "Step time",
+                quantities.duration(main.step_time_s),
+                f"first step {quantities.duration(main.first_step_time_s)}",
+            ),
+            Tile(
+                "Scaling efficiency",
+                quantities.percent(main.scaling_efficiency) if several else "not known",
+                quantities.efficiency_base(result) if several else "only one size was asked for",
+            ),
+            Tile(
+                "Waiting for network",
+                quantities.duration(main.exposed_comm_s),
+                f"{quantities.percent(main.exposed_comm_s / main.step_time_s)} of the step",
+            ),
+            _memory_tile(main.memory),
             Tile(
                 "Global batch",
                 f"{main.global_batch:,}",
                 f"{main.batch_per_gpu:,} {quantities.batch_holder(main)}",
             ),
-            Tile("Bottleneck", _capital(limit), below, "text"),
+            Tile(
+                "Bottleneck",
+                limit[:1].upper() + limit[1:] if first.isalpha() else limit,
+                below,
+                "text",
+            ),
         ]
     )
-
-
-def _capital(text: str) -> str:
-    """Begin a text with a capital letter, unless it begins with the name of a device (``n5``)."""
-    first = text.partition(" ")[0].partition("'")[0]
-    return text[:1].upper() + text[1:] if first.isalpha() else text
-
-
-def _efficiency(result: Result) -> tuple[str, str]:
-    if len(result.points) < 2:
-        return "not known", "only one size was asked for"
-    return quantities.percent(result.main.scaling_efficiency), quantities.efficiency_base(result)
 
 
 def _breakdown(result: Result) -> Section:
     main = result.main
     part, time_s = max(main.breakdown_s.items(), key=lambda part: part[1], default=("compute", 0.0))
-    lead = (
-        f"At {quantities.gpus(main.gpus)} the largest part is {part}: "
-        f"{quantities.duration(time_s)}, "
-        f"{quantities.percent(time_s / main.step_time_s)} of the step."
+    said = (
+        (
+            f"At {quantities.gpus(main.gpus)} the largest part is {part}: "
+            f"{quantities.duration(time_s)}, "
+            f"{quantities.percent(time_s / main.step_time_s)} of the step."
+        ),
+        quantities.hot_spot(main),
+        quantities.utilisation(main),
     )
-    if hot_spot := quantities.hot_spot(main):
-        lead += f" {hot_spot}"
-    if used := quantities.utilisation(main):
-        lead += f" {used}"
     figure = Figure(draw_breakdown(result), "breakdown", "Parts of the step at each size")
-    return section("Where the time goes", lead, figure)
+    return section("Where the time goes", " ".join(filter(None, said)), figure)
 
 
 def _step(point: SizeResult) -> Section:
     hidden = point.comm_s - point.exposed_comm_s
-    lead = f"Communication takes {quantities.duration(point.comm_s)}"
-    if point.comm_s > 0:
-        behind = f"{quantities.duration(hidden)} hidden" if hidden > 1e-12 else "nothing hidden"
-        lead += f": {behind} behind compute, {quantities.duration(point.exposed_comm_s)} exposed"
-    averaged = point.disturbance is not None and len(point.disturbance.steps_s) > 1
-    if point.disturbance is not None and averaged:
-        lead += f" (mean of {len(point.disturbance.steps_s)} steps; one of them is drawn)"
-    drawing = draw_timeline(point)
-    if has_bucket_numbers(point):
-        lead += ". The numbers are gradient buckets"
+    behind = f"{quantities.duration(hidden)} hidden" if hidden > 1e-12 else "nothing hidden"
+    steps = 1 if point.disturbance is None else len(point.disturbance.steps_s)
     begin_s, end_s = device_window(point)
-    if not averaged and end_s - begin_s > _LONGER * point.step_time_s:
-        lead += (
-            f". {quantities.duration(end_s - begin_s)} are drawn: some GPUs begin the step while "
-            "others have not ended the one before"
-        )
+    drawn = Figure(draw_timeline(point), "timeline", "Timeline of one training step")
+    said = (
+        (True, f"Communication takes {quantities.duration(point.comm_s)}"),
+        (
+            point.comm_s > 0,
+            f": {behind} behind compute, {quantities.duration(point.exposed_comm_s)} exposed",
+        ),
+        (steps > 1, f" (mean of {steps} steps; one of them is drawn)"),
+        (has_bucket_numbers(point), ". The numbers are gradient buckets"),
+        (
+            steps <= 1 and end_s - begin_s > _LONGER * point.step_time_s,
+            (
+                f". {quantities.duration(end_s - begin_s)} are drawn: some GPUs begin the step "
+                "while others have not ended the one before"
+            ),
+        ),
+    )
     hint = (
         "Drag across the picture to zoom, double-click to go back. Bars too short to see are drawn "
         "with their neighbours; timeline.json, made for ui.perfetto.dev, holds every span."
     )
-    figure = Figure(drawing, "timeline", "Timeline of one training step")
-    table = [tables.communication_table(point)] if point.communication else []
-    return section("One step", f"{lead}.", figure, Paragraph(hint, "hint"), *table)
+    table = communication_table(point) if point.communication else None
+    lead = "".join(text for applies, text in said if applies)
+    return section("One step", f"{lead}.", drawn, Paragraph(hint, "hint"), table)
 
 
 def _buckets(point: SizeResult) -> Section | None:
@@ -249,38 +254,34 @@ def _buckets(point: SizeResult) -> Section | None:
     )
     if len(point.buckets) > _BUCKETS_LISTED:
         lead += f" The first {_BUCKETS_LISTED} are listed; result.json holds all of them."
-    header = (">Bucket", ">Size", ">Ready", ">Start", ">End", ">Wait", ">Duration", "Parameters")
-    rows = [
+
+    def ends_of(names: Sequence[str]) -> str:
+        return f"{names[0]} ... {names[-1]} ({len(names)})" if len(names) > 1 else "".join(names)
+
+    columns = (
+        (">Bucket", lambda bucket: f"{bucket.index}"),
+        (">Size", lambda bucket: quantities.size(bucket.nbytes)),
+        (">Ready", lambda bucket: quantities.duration(bucket.ready_s)),
+        (">Start", lambda bucket: quantities.duration(bucket.start_s)),
+        (">End", lambda bucket: quantities.duration(bucket.end_s)),
         (
-            f"{bucket.index}",
-            quantities.size(bucket.nbytes),
-            quantities.duration(bucket.ready_s),
-            quantities.duration(bucket.start_s),
-            quantities.duration(bucket.end_s),
-            quantities.duration(max(0.0, bucket.start_s - bucket.ready_s)),
-            quantities.duration(bucket.end_s - bucket.start_s),
-            _ends_of(bucket.parameters),
-        )
-        for bucket in point.buckets[:_BUCKETS_LISTED]
-    ]
-    return section("Gradient buckets", lead, Table(header, rows))
-
-
-def _ends_of(names: Sequence[str]) -> str:
-    return f"{names[0]} ... {names[-1]} ({len(names)})" if len(names) > 1 else "".join(names)
+            ">Wait",
+            lambda bucket: quantities.duration(max(0.0, bucket.start_s - bucket.ready_s)),
+        ),
+        (">Duration", lambda bucket: quantities.duration(bucket.end_s - bucket.start_s)),
+        ("Parameters", lambda bucket: ends_of(bucket.parameters)),
+    )
+    return section("Gradient buckets", lead, tabulate(point.buckets[:_BUCKETS_LISTED], columns))
 
 
 def _topology(result: Result) -> Section:
     main = result.main
-    hosts = drawn_hosts(result.topology, find_limiting(main))
-    lead = f"{topology_caption(result.topology, hosts)}. "
-    if main.links:
-        lead += f"{limit_sentence(result.topology, main)}. Rates are usable ones, each way."
+    caption = topology_caption(result.topology, drawn_hosts(result.topology, find_limiting(main)))
+    limit = f"{limit_sentence(result.topology, main)}. Rates are usable ones, each way."
+    lead = f"{caption}. {limit if main.links else ''}"
     figure = Figure(draw_topology(result.topology, main), "topology", lead)
-    detail = busiest_link(main)
-    return section(
-        "Machine and links", lead.strip(), figure, Paragraph(detail, "hint") if detail else None
-    )
+    detail = paragraphs([busiest_link(main)], "hint")
+    return section("Machine and links", lead.strip(), figure, *detail)
 
 
 def _memory_tile(memory: Memory) -> Tile:

@@ -1,17 +1,35 @@
-"""How a model is split over GPUs, what that costs, and how the quickest split was found."""
+"""How a model is split over GPUs, what that costs, and how the quickest split was found.
+
+Parameter servers: updates per second, staleness, how busy servers are, for page and terminal.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from math import isclose
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.document import Block, Paragraph, Section, Table, paragraphs, section
-from perfmodel.report.common.palette import LINKS
+from perfmodel.report.common.document import (
+    Block,
+    Figure,
+    Heading,
+    Paragraph,
+    Section,
+    Table,
+    paragraphs,
+    section,
+    tabulate,
+)
+from perfmodel.report.common.figures import axis_layout, bars, new_figure
+from perfmodel.report.common.palette import LINKS, WORK
 from perfmodel.studies.run.result.model import MixtureSearch, SizeResult
-from perfmodel.studies.run.result.usage import DimensionUse, MixtureUse
+from perfmodel.studies.run.result.usage import DimensionUse, MixtureUse, ServerUse, Staleness
 from perfmodel.units import format_bytes
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 _TIMES = "\N{NO-BREAK SPACE}\N{MULTIPLICATION SIGN} "
 
@@ -60,12 +78,12 @@ def bubble(use: MixtureUse) -> str:
 
 
 def lines(point: SizeResult) -> list[str]:
-    """Sentences on the mixture of a size; none where each GPU has the whole model."""
+    """Sentences on the parallel layout of a size; none where each GPU has the whole model."""
     use = point.mixture
     if use is None:
         return []
-    text = f"Split: {degrees(use)} (order {use.order})."
-    return [text, *([f"{bubble(use)}."] if use.schedule else [])]
+    split = f"Split: {degrees(use)} (order {use.order})."
+    return [split, f"{bubble(use)}."] if use.schedule else [split]
 
 
 def crossing(use: DimensionUse) -> str:
@@ -79,19 +97,17 @@ def crossing(use: DimensionUse) -> str:
 
 def dimensions_table(use: MixtureUse) -> Table:
     """What each dimension sends, what of it is exposed, and over which links it goes."""
-    header = ("Dimension", ">GPUs", ">Calls", ">Sent per GPU", ">Exposed", "Crosses")
-    rows = [
+    return tabulate(
+        use.dimensions,
         (
-            _WORDS.get(each.dimension, each.dimension),
-            f"{each.ranks:,}",
-            f"{each.calls:,}",
-            quantities.size(each.sent_bytes),
-            quantities.duration(each.exposed_s),
-            crossing(each),
-        )
-        for each in use.dimensions
-    ]
-    return Table(header, rows)
+            ("Dimension", lambda each: _WORDS.get(each.dimension, each.dimension)),
+            (">GPUs", lambda each: f"{each.ranks:,}"),
+            (">Calls", lambda each: f"{each.calls:,}"),
+            (">Sent per GPU", lambda each: quantities.size(each.sent_bytes)),
+            (">Exposed", lambda each: quantities.duration(each.exposed_s)),
+            ("Crosses", crossing),
+        ),
+    )
 
 
 DIMENSIONS_HINT = (
@@ -102,41 +118,40 @@ DIMENSIONS_HINT = (
 
 def stages_table(point: SizeResult, use: MixtureUse) -> Table:
     """What each stage of a pipeline does, and what its GPUs hold."""
-    header = (">Stage", ">Computes", ">Exposed", ">Waits", ">Memory per GPU")
     held = point.memory.stages_bytes
-    rows = [
+    return tabulate(
+        use.stages,
         (
-            f"{each.stage}",
-            quantities.duration(each.busy_s),
-            quantities.duration(each.exposed_s),
-            quantities.duration(each.waits_s),
-            quantities.size(held[each.stage]) if held else "",
-        )
-        for each in use.stages
-    ]
-    return Table(header, rows)
-
-
-def _reported_stage(point: SizeResult, use: MixtureUse) -> str:
-    """Say which stage the step's own parts are those of: the mean of all is another number."""
-    same = [s.stage for s in use.stages if isclose(s.exposed_s, point.exposed_comm_s, rel_tol=1e-6)]
-    if len(same) != 1:
-        return ""
-    return (
-        f"The parts of the step elsewhere on this page are those of stage {same[0]}, "
-        f"{quantities.duration(point.exposed_comm_s)} of waiting for the network among them."
+            (">Stage", lambda each: f"{each.stage}"),
+            (">Computes", lambda each: quantities.duration(each.busy_s)),
+            (">Exposed", lambda each: quantities.duration(each.exposed_s)),
+            (">Waits", lambda each: quantities.duration(each.waits_s)),
+            (
+                ">Memory per GPU",
+                lambda each: quantities.size(held[each.stage]) if held else "",
+            ),
+        ),
     )
 
 
-def _overlapping_steps(point: SizeResult, use: MixtureUse) -> str:
-    """Say why the parts of a stage are more than a step, if they are by a digit that is shown."""
+def _stage_hints(point: SizeResult, use: MixtureUse) -> list[str]:
+    """Say which stage the step's own parts are those of, and why parts are more than a step."""
+    same = [s.stage for s in use.stages if isclose(s.exposed_s, point.exposed_comm_s, rel_tol=1e-6)]
     longest_s = max(each.busy_s + each.exposed_s + each.waits_s for each in use.stages)
-    if longest_s < 1.005 * point.step_time_s:
-        return ""
-    return (
+    reported = (  # the mean of all stages is another number
+        "The parts of the step elsewhere on this page are those of stage "
+        f"{', '.join(map(str, same))}, {quantities.duration(point.exposed_comm_s)} of waiting for "
+        "the network among them."
+    )
+    overlapping = (
         "Stages begin a step while others still end the one before: a stage may be at work on a "
         "step for longer than one step takes after another."
     )
+    said = (
+        (len(same) == 1, reported),
+        (longest_s >= 1.005 * point.step_time_s, overlapping),  # by a digit that is shown
+    )
+    return [text for applies, text in said if applies]
 
 
 def result_blocks(point: SizeResult) -> list[Block]:
@@ -156,8 +171,7 @@ def mixture_section(point: SizeResult, *blocks: Block) -> Section | None:
         return None
     tables: list[Block] = [dimensions_table(use), Paragraph(DIMENSIONS_HINT, "hint")]
     if use.stages:
-        tables.append(stages_table(point, use))
-        tables += paragraphs([_reported_stage(point, use), _overlapping_steps(point, use)], "hint")
+        tables += [stages_table(point, use), *paragraphs(_stage_hints(point, use), "hint")]
     return section("How the model is split", " ".join(lines(point)), *blocks, *tables)
 
 
@@ -172,18 +186,16 @@ _TITLES = {
 
 
 def describe_search(search: MixtureSearch) -> tuple[str, ...]:
-    """The answer in words, how many mixtures there were, and whether a better one may be left."""
+    """The answer in words, how many layouts there were, and whether a better one may be left."""
     counts = (
         f"{search.listed:,} mixtures: {search.impossible:,} impossible, {search.too_big:,} too "
         f"big, {search.bounded:,} left out by their lower bounds, {search.simulated:,} simulated."
     )
-    if search.unproven > 0:
-        proof = (
-            "The search ended at strategy.simulate: a mixture that was left out may be up to "
-            f"{100 * search.unproven:.2g} % quicker."
-        )
-    else:
-        proof = "None that was left out can be quicker."
+    open_end = (
+        "The search ended at strategy.simulate: a mixture that was left out may be up to "
+        f"{100 * search.unproven:.2g} % quicker."
+    )
+    proof = open_end if search.unproven > 0 else "None that was left out can be quicker."
     return f"The quickest that fits: {search.winner.text}.", counts, proof
 
 
@@ -211,7 +223,7 @@ def best_table(search: MixtureSearch) -> Table:
 
 
 def paste_section(changes: Mapping[str, Any]) -> str:
-    """Sections of a scenario that are this mixture, as YAML in one line each.
+    """Sections of a scenario that are this parallel layout, as YAML in one line each.
 
     Examples
     --------
@@ -223,20 +235,114 @@ def paste_section(changes: Mapping[str, Any]) -> str:
     sections: dict[str, Any] = {}
     for field, value in changes.items():
         name, _, part = field.partition(".")
-        if part:
-            sections.setdefault(name, {})[part] = value
-        else:
-            sections[name] = value
+        sections[name] = sections.get(name, {}) | {part: value} if part else value
     return "; ".join(f"{name}: {json.dumps(value)}" for name, value in sections.items())
 
 
 def search_blocks(search: MixtureSearch | None) -> list[Block]:
-    """All of it; nothing where the scenario left no mixture open."""
+    """All of it; nothing where the scenario left no parallel layout open."""
     if search is None:
         return []
     paste = f"As sections of a scenario: {paste_section(search.winner.changes)}"
-    return [
-        *(Paragraph(line) for line in describe_search(search)),
-        best_table(search),
-        Paragraph(paste),
+    return [*paragraphs(describe_search(search)), best_table(search), Paragraph(paste)]
+
+
+LISTED = 32
+"""Servers that the page lists; result.json holds all."""
+
+
+def server_lines(point: SizeResult) -> list[str]:
+    """Sentences for the terminal; none without parameter servers."""
+    use = point.server_use
+    return [] if use is None else [_updates(use), _waiting(use), _staleness(use)]
+
+
+def _updates(use: ServerUse) -> str:
+    share = quantities.percent(use.updates_per_s / use.most_updates_per_s)
+    ends = ""
+    if use.updates_interval_per_s is not None:
+        low, high = (quantities.count(end) for end in use.updates_interval_per_s)
+        ends = f" (80 % interval {low} to {high})"
+    return (
+        f"{use.mode.capitalize()}: {quantities.count(use.updates_per_s)} updates/s of the "
+        f"parameters{ends} from {use.workers:,} workers, {share} of what {use.bound_by} allows."
+    )
+
+
+def _waiting(use: ServerUse) -> str:
+    count, busiest = len(use.servers), quantities.percent(max(use.server_busy))
+    servers = "The server updates" if count == 1 else f"The busiest of {count:,} servers updates"
+    speeds = (
+        f"; an iteration takes the fastest {quantities.duration(use.fastest_s)}, the slowest "
+        f"{quantities.duration(use.slowest_s)}"
+    )
+    return (
+        f"{servers} for {busiest} of the time, and holds {quantities.size(use.server_bytes)}; a "
+        f"worker waits for {quantities.percent(use.worker_wait)} of its time"
+        f"{speeds if use.slowest_s > 1.01 * use.fastest_s else ''}."
+    )
+
+
+def _staleness(use: ServerUse) -> str:
+    stale = use.staleness
+    if use.mode == "synchronous":
+        return "No gradient is stale: each update has the gradients of all workers."
+    ahead = f" No worker was more than {stale.most_ahead} iterations ahead of the slowest."
+    return (
+        f"A gradient is {stale.mean:.1f} updates late on average (median {stale.p50}, 90 % up to "
+        f"{stale.p90}, most {stale.most}).{'' if stale.most_ahead is None else ahead} What that "
+        "costs in learning is not modelled."
+    )
+
+
+def servers_section(point: SizeResult) -> Section | None:
+    """Build the section of the page; None without parameter servers."""
+    use = point.server_use
+    if use is None:
+        return None
+    late: list[Block] = []
+    if use.mode != "synchronous":
+        caption = "Share of gradients by how many updates late they are"
+        drawn = Figure(draw_staleness(use.staleness), "staleness", caption)
+        late = [Heading("How late gradients are"), drawn]
+    listed = list(zip(use.servers, use.server_busy, strict=True))[:LISTED]
+    more = len(use.servers) - LISTED
+    queue = (
+        f"A push waits {quantities.duration(use.queue_wait_s)} in its server's queue on average."
+        f"{f' {more} more servers are in result.json.' if more > 0 else ''}"
+    )
+    busy = [(name, quantities.percent_column(share)) for name, share in listed]
+    return section(
+        "Parameter servers",
+        f"{_updates(use)} {_waiting(use)}",
+        Paragraph(_staleness(use)),
+        *late,
+        Heading("How busy the servers are"),
+        Table(("Server", ">Updates for"), busy),
+        Paragraph(queue, "hint"),
+    )
+
+
+_MOST_LABELS = 6
+"""Of the histogram: more would touch on a phone."""
+
+
+def draw_staleness(stale: Staleness) -> go.Figure:
+    """Draw the histogram of staleness."""
+    shares = {
+        f"{first}" if first == last else f"{first} to {last}": share
+        for first, last, share in stale.histogram
+    }
+    hover = [
+        f"<b>{name} updates</b><br>{quantities.percent(share)} of gradients"
+        for name, share in shares.items()
     ]
+    names, heights = list(shares), [100 * share for share in shares.values()]
+    axis = {"type": "category", "tickvals": names[:: math.ceil(len(names) / _MOST_LABELS)]}
+    return new_figure(
+        260,
+        [bars("", names, heights, WORK["backward"], hover)],
+        x=axis_layout("updates by others since the parameters were read", **axis, tickangle=0),
+        y=axis_layout("gradients, %", rangemode="tozero"),
+        bargap=0.15,
+    )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from perfmodel.report.common.figures import axis_layout, bar_times, new_figure, time_unit
+from perfmodel.report.common.figures import axis_layout, bar_times, bars, new_figure, time_unit
 from perfmodel.report.common.palette import WORK
 from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.run.result.usage import StageUse
@@ -64,25 +64,33 @@ class PipelinePicture:
 def pipeline_picture(point: SizeResult) -> PipelinePicture:
     """Arrange the passes of a step; its begin and its end where it is too long for one window."""
     assert point.mixture is not None
-    stages = _chosen(point.mixture.stages)
+    stages, timeline = _chosen(point.mixture.stages), point.timeline
     rows = {each.rank_class: row for row, each in enumerate(stages)}
-    passes = [s for s in point.timeline.spans if s.kind in (_FORWARD, _BACKWARD)]
-    origin = min(span.start_s for span in passes)
-    end = max(span.end_s for span in point.timeline.spans if span.rank_class in rows) - origin
+    origin = min(span.start_s for span in timeline.spans if span.kind in (_FORWARD, _BACKWARD))
+    end = max(span.end_s for span in timeline.spans if span.rank_class in rows) - origin
     blocks = [
-        _block_of(span, rows[span.rank_class], kind, origin)
-        for span in point.timeline.spans
-        if (kind := _kind(span, point.timeline)) in KINDS
+        Block(
+            rows[span.rank_class],
+            kind,
+            span.name,
+            span.micro_batch if kind in (_FORWARD, _BACKWARD, _WEIGHTS) else None,
+            span.start_s - origin,
+            span.end_s - origin,
+        )
+        for span in timeline.spans
+        if (kind := _kind(span, timeline)) in KINDS
         and span.rank_class in rows
         and span.end_s > span.start_s
     ]
     windows = _windows(blocks, end)
-    gap_s = _GAP * (windows[0][1] - windows[0][0])
-    visible = [
-        b for b in blocks if any(b.start_s < high and b.end_s > low for low, high in windows)
-    ]
-    joined = tuple(_joined(sorted(visible, key=lambda b: (b.row, b.kind, b.start_s)), gap_s))
-    return PipelinePicture(tuple(each.stage for each in stages), joined, windows)
+    visible = [block for block in blocks if any(_in_window(block, window) for window in windows)]
+    in_order = sorted(visible, key=lambda b: (b.row, b.kind, b.start_s))
+    joined = _joined(in_order, _GAP * (windows[0][1] - windows[0][0]))
+    return PipelinePicture(tuple(each.stage for each in stages), tuple(joined), windows)
+
+
+def _in_window(block: Block, window: tuple[float, float]) -> bool:
+    return block.start_s < window[1] and block.end_s > window[0]
 
 
 def _chosen(stages: Sequence[StageUse]) -> list[StageUse]:
@@ -95,38 +103,27 @@ def _chosen(stages: Sequence[StageUse]) -> list[StageUse]:
 
 def _kind(span: Span, timeline: Timeline) -> str | None:
     """Kind of block of a span; None of a message that a stage sends: its receiver has it."""
-    if span.kind == "communication":
-        if timeline.stream_kinds[span.stream] == "compute":
-            return COLLECTIVE
-        return None if _sends(span, timeline) else MESSAGE
-    return _WEIGHTS if span.role == "weight_gradient" else span.kind
-
-
-def _sends(span: Span, timeline: Timeline) -> bool:
-    """Whether a span is the sender's end of a message, whose rank is the first of its group."""
+    if span.kind != "communication":
+        return _WEIGHTS if span.role == "weight_gradient" else span.kind
+    if timeline.stream_kinds[span.stream] == "compute":
+        return COLLECTIVE
+    # the sender of a message is the first rank of its group
     first = timeline.groups[span.rank_class, span.communicator].first[0]
-    return span.op == "send" and first == timeline.first_rank[span.rank_class]
-
-
-def _block_of(span: Span, row: int, kind: str, origin: float) -> Block:
-    number = span.micro_batch if kind in (_FORWARD, _BACKWARD, _WEIGHTS) else None
-    return Block(row, kind, span.name, number, span.start_s - origin, span.end_s - origin)
+    sends = span.op == "send" and first == timeline.first_rank[span.rank_class]
+    return None if sends else MESSAGE
 
 
 def _joined(blocks: Sequence[Block], gap_s: float) -> list[Block]:
     """Join neighbours of one kind and micro-batch that nearly touch."""
     joined: list[Block] = []
-    for block in blocks:
-        last = joined[-1] if joined else None
-        same_pass = last is not None and (last.row, last.kind, last.micro_batch) == (
-            block.row,
-            block.kind,
-            block.micro_batch,
-        )
-        if last is not None and same_pass and block.start_s - last.end_s <= gap_s:
-            joined[-1] = replace(last, end_s=max(last.end_s, block.end_s))
-        else:
-            joined.append(block)
+    for _, same in groupby(blocks, key=lambda b: (b.row, b.kind, b.micro_batch)):
+        first, *others = same
+        joined.append(first)
+        for block in others:
+            if block.start_s - joined[-1].end_s <= gap_s:
+                joined[-1] = replace(joined[-1], end_s=max(joined[-1].end_s, block.end_s))
+            else:
+                joined.append(block)
     return joined
 
 
@@ -135,10 +132,9 @@ def _windows(blocks: Sequence[Block], end_s: float) -> tuple[tuple[float, float]
 
     That is until the first stage has run a few backwards, for as many passes as can be drawn.
     """
-    spans = sorted(
-        (b for b in blocks if b.row == 0 and b.micro_batch is not None), key=lambda b: b.start_s
-    )
-    runs = groupby(spans, key=lambda block: (block.kind, block.micro_batch))
+    first_stage = [block for block in blocks if block.row == 0 and block.micro_batch is not None]
+    in_order = sorted(first_stage, key=lambda block: block.start_s)
+    runs = groupby(in_order, key=lambda block: (block.kind, block.micro_batch))
     passes = [next(run) for _, run in runs]
     if len(passes) <= 2 * _MOST_BLOCKS:
         return ((0.0, end_s),)
@@ -174,109 +170,90 @@ def draw_pipeline(point: SizeResult) -> go.Figure:
     """Draw the passes of a step; its begin above its end where it is long."""
     picture = pipeline_picture(point)
     unit, scale = time_unit(picture.windows[0][1])
-    panels = len(picture.windows)
-    rows = len(picture.stages)
-    figure = new_figure(
-        20 + panels * (_PANEL_PIXELS + _ROW_PIXELS * rows),
+    panels, labels = len(picture.windows), [f"{stage}" for stage in picture.stages]
+    names = ("the step",) if panels == 1 else ("the first passes", "the last passes")
+    height = (1 - 0.14 * (panels - 1)) / panels
+    axes, traces = {}, []
+    for panel, (low, high) in enumerate(picture.windows):
+        suffix, top = f"{panel + 1}" if panel else "", 1 - panel * (height + 0.14)
+        traces += list(block_traces(picture.blocks, (low, high), suffix, (unit, scale)))
+        axes[f"xaxis{suffix}"] = axis_layout(
+            f"{names[panel]}: time since the first pass ({unit})",
+            range=[low / scale, high / scale],
+            fixedrange=False,
+            anchor=f"y{suffix}",
+        )
+        axes[f"yaxis{suffix}"] = axis_layout(
+            "stage",
+            domain=[max(0.0, top - height), top],
+            range=[len(labels) - 0.4, -0.6],
+            tickvals=list(range(len(labels))),
+            ticktext=labels,
+            showgrid=False,
+            anchor=f"x{suffix}",
+        )
+    named: set[str] = set()
+    for trace in traces:
+        trace["showlegend"] = trace["name"] not in named
+        named.add(trace["name"])
+    return new_figure(
+        20 + panels * (_PANEL_PIXELS + _ROW_PIXELS * len(labels)),
+        traces,
+        **axes,
         barmode="overlay",
         uniformtext={"minsize": _LEAST_TEXT, "mode": "hide"},
-    )
-    for panel in range(panels):
-        _add_panel(figure, picture, panel, unit, scale)
-    figure.update_layout(dragmode="zoom")
-    return figure
-
-
-def _add_panel(
-    figure: go.Figure, picture: PipelinePicture, panel: int, unit: str, scale: float
-) -> None:
-    low, high = picture.windows[panel]
-    visible = [b for b in picture.blocks if b.start_s < high and b.end_s > low]
-    suffix = "" if panel == 0 else f"{panel + 1}"
-    for kind in KINDS:
-        _add_blocks(
-            figure, [b for b in visible if b.kind == kind], (low, high), suffix, (unit, scale)
-        )
-    panels, labels = len(picture.windows), [f"{stage}" for stage in picture.stages]
-    height = (1 - 0.14 * (panels - 1)) / panels
-    top = 1 - panel * (height + 0.14)
-    names = ("the step",) if panels == 1 else ("the first passes", "the last passes")
-    figure.update_layout(
-        {
-            f"xaxis{suffix}": axis_layout(
-                f"{names[panel]}: time since the first pass ({unit})",
-                range=[low / scale, high / scale],
-                fixedrange=False,
-                anchor=f"y{suffix}",
-            ),
-            f"yaxis{suffix}": axis_layout(
-                "stage",
-                domain=[max(0.0, top - height), top],
-                range=[len(labels) - 0.4, -0.6],
-                tickvals=list(range(len(labels))),
-                ticktext=labels,
-                showgrid=False,
-                anchor=f"x{suffix}",
-            ),
-        }
+        dragmode="zoom",
     )
 
 
-def _number(block: Block, window: tuple[float, float]) -> str:
-    """The micro-batch of a pass; nothing where the window shows less than half of it.
-
-    Numbers of blocks that reach over the edge would be cut, or stand on their neighbours'.
-    """
-    start_s, end_s = _clipped(block, window)
-    is_whole = end_s - start_s > 0.5 * (block.end_s - block.start_s)
-    return f"{block.micro_batch}" if is_whole and block.micro_batch is not None else ""
-
-
-def _clipped(block: Block, window: tuple[float, float]) -> tuple[float, float]:
-    return max(block.start_s, window[0]), min(block.end_s, window[1])
-
-
-def _add_blocks(
-    figure: go.Figure,
+def block_traces(
     blocks: Sequence[Block],
     window: tuple[float, float],
     suffix: str,
     axis: tuple[str, float],
-) -> None:
-    if not blocks:
-        return
+) -> Iterator[dict[str, Any]]:
+    """Describe the bars of a window by kind, cut at its edges.
+
+    Numbers of passes of which the window shows less than half are left out: they would be cut, or
+    stand on their neighbours'.
+    """
     unit, scale = axis
-    ends_s = [_clipped(block, window) for block in blocks]
-    kind, thin = blocks[0].kind, blocks[0].kind == MESSAGE
-    figure.add_bar(
-        orientation="h",
-        base=[start_s / scale for start_s, _ in ends_s],
-        x=[(end_s - start_s) / scale for start_s, end_s in ends_s],
-        y=[block.row + (0.42 if thin else 0.0) for block in blocks],
-        width=_THIN if thin else _HEIGHT,
-        name=kind,
-        showlegend=not suffix or all(trace.name != kind for trace in figure.data),
-        marker={
-            "color": _COLOURS[kind],
-            # an edge of its own colour keeps what is short visible
-            "line": {"color": _COLOURS[kind], "width": 0.6}
-            if blocks[0].micro_batch is None
-            else {"color": "white", "width": 0.4},
-        },
-        text=[_number(block, window) for block in blocks],
-        textposition="inside",
-        insidetextanchor="middle",
-        textangle=0,
-        constraintext="inside",
-        hovertext=[_hover(block) for block in blocks],
-        hovertemplate=f"<b>{kind}</b><br>%{{hovertext}}{bar_times(unit)}<extra></extra>",
-        xaxis=f"x{suffix}",
-        yaxis=f"y{suffix}",
-    )
-
-
-def _hover(block: Block) -> str:
-    """What is shown when a block is pointed at, between its kind and its times."""
-    if block.micro_batch is not None:
-        return f"micro-batch {block.micro_batch}"
-    return escape(block.name, quote=False)
+    for kind, colour in _COLOURS.items():
+        own = [block for block in blocks if block.kind == kind and _in_window(block, window)]
+        ends_s = [(max(b.start_s, window[0]), min(b.end_s, window[1])) for b in own]
+        if not own:
+            continue
+        # an edge of its own colour keeps what is short visible
+        edge = {"color": colour, "width": 0.6}
+        if own[0].micro_batch is not None:
+            edge = {"color": "white", "width": 0.4}
+        yield bars(
+            kind,
+            [(end_s - start_s) / scale for start_s, end_s in ends_s],
+            [block.row + (0.42 if kind == MESSAGE else 0.0) for block in own],
+            colour,
+            [
+                escape(block.name, quote=False)
+                if block.micro_batch is None
+                else f"micro-batch {block.micro_batch}"
+                for block in own
+            ],
+            orientation="h",
+            base=[start_s / scale for start_s, _ in ends_s],
+            width=_THIN if kind == MESSAGE else _HEIGHT,
+            marker={"color": colour, "line": edge},
+            text=[
+                ""
+                if b.micro_batch is None or end_s - start_s <= 0.5 * (b.end_s - b.start_s)
+                else f"{b.micro_batch}"
+                for b, (start_s, end_s) in zip(own, ends_s, strict=True)
+            ],
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            constraintext="inside",
+            hoverinfo=None,
+            hovertemplate=f"<b>{kind}</b><br>%{{hovertext}}{bar_times(unit)}<extra></extra>",
+            xaxis=f"x{suffix}",
+            yaxis=f"y{suffix}",
+        )

@@ -1,25 +1,37 @@
-"""A result in the terminal and as a Markdown file."""
+"""A result in the terminal, as Markdown, as JSON and as CSV.
+
+Keys of the JSON, which ``perfmodel run --json`` prints, are a contract that other programs rely on:
+they are added to, never renamed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from perfmodel.files import as_json, attributes, csv_text
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     Block,
     Bullets,
+    Column,
     Header,
     Paragraph,
-    Section,
     Table,
+    bullets_section,
+    for_ranks_of,
     header,
     paragraphs,
     section,
+    table_section,
+    tabulate,
 )
 from perfmodel.report.common.plain_text import render_markdown
-from perfmodel.report.common.processes import for_ranks_of
-from perfmodel.report.run import events, parallelism, servers, tables
-from perfmodel.report.run.parallelism import search_blocks
-from perfmodel.report.scaling.text import basis, findings
-from perfmodel.studies.run.result.model import Result, SizeResult
+from perfmodel.report.run import events, parallelism, sizes
+from perfmodel.report.run.parallelism import search_blocks, server_lines
+from perfmodel.report.run.scaling import basis, findings
+from perfmodel.report.run.sizes import SizeGain, size_gains
+from perfmodel.studies.run.result.model import DisturbanceCost, Result, SizeResult
 
 
 def result_header(result: Result) -> Header:
@@ -36,44 +48,46 @@ def result_header(result: Result) -> Header:
 def result_lines(result: Result) -> list[Block]:
     """Arrange a result for the terminal: the answer, the sizes, memory and certainty."""
     main = result.main
-    lines = [quantities.memory(main.memory) + ".", *main.memory.advice]
-    if not_fitting := [f"{p.gpus:,}" for p in result.points[:-1] if not p.memory.fits]:
-        lines.append(f"Does not fit on {', '.join(not_fitting)} GPUs: those rows are hypothetical.")
-    lines += filter(
-        None, [quantities.hot_spot(main), quantities.limit(main), quantities.slowest(result)]
-    )
-    lines += filter(None, [quantities.utilisation(main)])
-    lines.append(f"{quantities.scaling(result)}. Step time: {quantities.interval(main)}.")
+    too_big = ", ".join(f"{point.gpus:,}" for point in result.points[:-1] if not point.memory.fits)
+    notes = [
+        f"{quantities.memory(main.memory)}.",
+        *main.memory.advice,
+        f"Does not fit on {too_big} GPUs: those rows are hypothetical." if too_big else "",
+        quantities.hot_spot(main),
+        quantities.limit(main),
+        quantities.slowest(result),
+        quantities.utilisation(main),
+        f"{quantities.scaling(result)}. Step time: {quantities.interval(main)}.",
+    ]
     blocks: list[Block] = [
         Paragraph(quantities.headline(result), "headline"),
         *search_blocks(result.search),
         _short_sizes(result),
         *parallelism.result_blocks(main),
-        *paragraphs(servers.lines(main)),
+        *paragraphs(server_lines(main)),
         *paragraphs(events.lines(main)),
-        *paragraphs(lines, "note"),
+        *paragraphs(notes, "note"),
     ]
     return for_ranks_of(result.topology, blocks)
 
 
 def _short_sizes(result: Result) -> Table:
     """One row per cluster size; no efficiency where there is one size only."""
-    efficiency = slice(3, 4 if len(result.points) > 1 else 3)
-    titles = [">GPUs", ">step", f">{quantities.samples_short(result)}/s", ">efficiency"]
-    rows = [
-        [
-            f"{point.gpus:,}",
-            quantities.duration(point.step_time_s),
-            quantities.count(point.samples_per_s),
-            quantities.percent_column(point.scaling_efficiency),
-            quantities.duration(point.exposed_comm_s),
-            point.bottleneck,
-        ]
-        for point in result.points
-    ]
-    return Table(
-        [*titles[:3], *titles[efficiency], ">exposed", "bottleneck"],
-        [[*row[:3], *row[efficiency], *row[4:]] for row in rows],
+    return tabulate(
+        result.points,
+        (
+            (">GPUs", lambda point: f"{point.gpus:,}"),
+            (">step", lambda point: quantities.duration(point.step_time_s)),
+            (
+                f">{quantities.samples_short(result)}/s",
+                lambda point: quantities.count(point.samples_per_s),
+            ),
+            (">efficiency", lambda point: quantities.percent_column(point.scaling_efficiency))
+            if len(result.points) > 1
+            else None,
+            (">exposed", lambda point: quantities.duration(point.exposed_comm_s)),
+            ("bottleneck", lambda point: point.bottleneck),
+        ),
         ruled=False,
     )
 
@@ -84,61 +98,163 @@ def _short_sizes(result: Result) -> Table:
 def run_markdown(result: Result) -> str:
     """Write the answer, the findings, the sizes, the parts of the step and what it rests on."""
     main = result.main
-    explained = [*tables.hints(result), "sizes.csv holds every number in SI units."]
-    happening, serving = events.lines(main), servers.lines(main)
+    explained = [*sizes.hints(result), "sizes.csv holds every number in SI units."]
     facts = {"scenario": result.scenario, "simulated as": main.mode, **result.provenance}
-    mixture = search_blocks(result.search)
-    memory = [Paragraph(f"{quantities.memory(main.memory)}."), Bullets(main.memory.advice)]
-    return render_markdown(
-        for_ranks_of(
-            result.topology,
-            [
-                result_header(result),
-                *([section("The mixture", "", *mixture)] if mixture else []),
-                *([section("Parameter servers", "", Bullets(serving))] if serving else []),
-                *([section("What happens around it", "", Bullets(happening))] if happening else []),
-                section(
-                    "Scaling",
-                    basis(result),
-                    Bullets(findings(result)),
-                    tables.sizes_table(result),
-                    Paragraph(" ".join(explained)),
-                ),
-                *filter(None, [parallelism.mixture_section(main)]),
-                section("Where the time of a step goes", _limits(main), _breakdown(result)),
-                *_communication(result),
-                section("Memory", "", *memory),
-                section(
-                    "What this rests on",
-                    "",
-                    Bullets([quantities.assumed(text) for text in result.assumptions]),
-                    Table(("What", "Value"), list(facts.items())),
-                ),
-            ],
-        )
-    )
-
-
-def _communication(result: Result) -> list[Section]:
-    if not result.main.communication:
-        return []
-    lead = f"A rank's operations in a step on {quantities.gpus(result.main.gpus)}."
-    return [section("Communication", lead, tables.communication_table(result.main))]
-
-
-def _limits(main: SizeResult) -> str:
-    return " ".join(filter(None, [quantities.hot_spot(main), quantities.limit(main)]))
+    searched, limits = search_blocks(result.search), (quantities.hot_spot, quantities.limit)
+    blocks = [
+        result_header(result),
+        section("The mixture", "", *searched) if searched else None,
+        bullets_section("Parameter servers", server_lines(main)),
+        bullets_section("What happens around it", events.lines(main)),
+        section(
+            "Scaling",
+            basis(result),
+            Bullets(findings(result)),
+            sizes.sizes_table(result),
+            Paragraph(" ".join(explained)),
+        ),
+        parallelism.mixture_section(main),
+        section(
+            "Where the time of a step goes",
+            " ".join(filter(None, [say(main) for say in limits])),
+            _breakdown(result),
+        ),
+        table_section(
+            "Communication",
+            f"A rank's operations in a step on {quantities.gpus(main.gpus)}.",
+            sizes.communication_table(main),
+        ),
+        section(
+            "Memory",
+            "",
+            Paragraph(f"{quantities.memory(main.memory)}."),
+            Bullets(main.memory.advice),
+        ),
+        section(
+            "What this rests on",
+            "",
+            Bullets([quantities.assumed(text) for text in result.assumptions]),
+            Table(("What", "Value"), list(facts.items())),
+        ),
+    ]
+    return render_markdown(for_ranks_of(result.topology, blocks))
 
 
 def _breakdown(result: Result) -> Table:
-    parts = list(dict.fromkeys(part for p in result.points for part in p.breakdown_s))
-    used = [part for part in parts if any(p.breakdown_s.get(part, 0) > 0 for p in result.points)]
-    rows = [
-        [
-            f"{point.gpus:,}",
-            quantities.duration(point.step_time_s),
-            *(quantities.duration(point.breakdown_s.get(part, 0.0)) for part in used),
-        ]
-        for point in result.points
+    parts = dict.fromkeys(part for point in result.points for part in point.breakdown_s)
+
+    def time_of(part: str) -> Callable[[SizeResult], str]:
+        return lambda point: quantities.duration(point.breakdown_s.get(part, 0.0))
+
+    columns: list[Column] = [
+        (">GPUs", lambda point: f"{point.gpus:,}"),
+        (">Step", lambda point: quantities.duration(point.step_time_s)),
+        *(
+            (f">{part}", time_of(part))
+            for part in parts
+            if any(point.breakdown_s.get(part, 0) > 0 for point in result.points)
+        ),
     ]
-    return Table([">GPUs", ">Step", *(f">{part}" for part in used)], rows)
+    return tabulate(result.points, columns)
+
+
+def to_json(result: Result) -> dict[str, Any]:
+    """Write a result as plain data; times in seconds, sizes in bytes, every number finite.
+
+    The top level speaks of the size that the scenario asks about; ``curve`` holds the same
+    values for every size.
+
+    Raises `InputError`: a number is infinite or not a number; names the field.
+    """
+    names = "scenario question workload strategy machine scaling efficiency_base slowest_gpu"
+    document = {
+        **attributes(result, names),
+        **size_to_json(result.main),
+        "buckets": result.main.buckets,
+        **_disturbance(result.main.disturbance),
+        "server_use": result.main.server_use,
+        "hot_spot": result.main.hot_spot,
+        "search": result.search,
+        "curve": [size_to_json(point) for point in result.points],
+        **attributes(result, "assumptions sources provenance"),
+    }
+    return dict(as_json(document, "result"))
+
+
+def size_to_json(point: SizeResult) -> dict[str, Any]:
+    """Return the numbers of one cluster size."""
+    memory = point.memory
+    needs = (
+        "parameters_bytes gradients_bytes optimizer_bytes buckets_bytes activations_bytes "
+        "gathered_bytes temporary_bytes"
+    )
+    return {
+        **attributes(
+            point,
+            "gpus nodes global_batch batch_per_gpu step_time_s interval_s first_step_time_s "
+            "compute_s comm_s exposed_comm_s breakdown_s samples_per_s scaling_efficiency "
+            "scaling_efficiency_interval bottleneck bottleneck_path uncertainties communication "
+            "sent_bytes mfu mixture",
+        ),
+        "memory_bytes": memory.total_bytes if memory.is_stated else None,
+        "fits": memory.fits if memory.is_stated else None,
+        "tight": memory.tight if memory.is_stated else None,
+        "memory": attributes(
+            memory,
+            f"{needs} total_bytes capacity_bytes advice low_bytes high_bytes reserve_bytes "
+            "host_bytes host_capacity_bytes drive_bytes drive_capacity_bytes",
+        )
+        if memory.is_stated
+        else None,
+        "mode": point.mode,
+        "reliefs": [attributes(each, "what parts what_if saves_s") for each in point.reliefs],
+    }
+
+
+def _disturbance(cost: DisturbanceCost | None) -> dict[str, Any]:
+    """Return what events and other jobs did; empty lists and nulls where there are none."""
+    if cost is None:
+        return {
+            "undisturbed_s": None,
+            "steps_s": [],
+            "mean_interval_s": None,
+            "events": [],
+            "waits": [],
+            "jobs": [],
+        }
+    return attributes(cost, "undisturbed_s steps_s mean_interval_s events waits jobs")
+
+
+def sizes_csv(result: Result) -> str:
+    """Every number of every size; SI units, empty where there is no interval."""
+    parts = sorted({part for point in result.points for part in point.breakdown_s})
+    rows = [_numbers(size, parts) for size in size_gains(result)]
+    return csv_text(rows[0], (row.values() for row in rows))
+
+
+def _numbers(size: SizeGain, parts: Sequence[str]) -> dict[str, object]:
+    point, memory, none = size.point, size.point.memory, (None, None)
+    return {
+        **attributes(point, "gpus nodes global_batch batch_per_gpu step_time_s"),
+        **dict(zip(("step_low_s", "step_high_s"), point.interval_s or none, strict=True)),
+        **attributes(point, "first_step_time_s samples_per_s"),
+        **dict(zip(("samples_low_per_s", "samples_high_per_s"), size.samples or none, strict=True)),
+        **attributes(point, "scaling_efficiency"),
+        **dict(zip(("efficiency_low", "efficiency_high"), size.efficiency or none, strict=True)),
+        "marginal_efficiency": size.marginal,
+        **attributes(point, "compute_s comm_s exposed_comm_s bottleneck"),
+        "memory_bytes": memory.total_bytes if memory.is_stated else None,
+        "memory_capacity_bytes": memory.capacity_bytes,
+        "fits": memory.fits if memory.is_stated else None,
+        **{f"{part.replace(' ', '_')}_s": point.breakdown_s.get(part, 0.0) for part in parts},
+    }
+
+
+def buckets_csv(result: Result) -> str:
+    """Gradient buckets of the size that is asked about; seconds from the start of the step."""
+    names = "index nbytes ready_s start_s end_s"
+    rows = (
+        [*attributes(bucket, names).values(), " ".join(bucket.parameters)]
+        for bucket in result.main.buckets
+    )
+    return csv_text([*names.split(), "parameters"], rows)

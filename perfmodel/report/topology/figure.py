@@ -8,14 +8,15 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.figures import new_figure
+from perfmodel.report.common.document import count_ranks
+from perfmodel.report.common.figures import add_note, lines, new_figure
 from perfmodel.report.common.palette import (
     LIMIT_INK,
     LINKS,
@@ -24,17 +25,17 @@ from perfmodel.report.common.palette import (
     UTILISATION,
     band_of,
 )
-from perfmodel.report.common.processes import count_ranks
-from perfmodel.report.topology.labels import (
+from perfmodel.report.topology.summary import (
     LayerLabel,
     alike,
     drawn_hosts,
     find_limiting,
+    has_layers,
     layer_labels,
     limiting_device,
+    positions,
     stack,
 )
-from perfmodel.report.topology.summary import has_layers, positions
 from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.run.result.usage import LinkUse
 from perfmodel.topology.model import Topology
@@ -75,41 +76,27 @@ def cables_between(
     """Join parallel and opposite arcs between each two of `nodes`."""
     drawn = dict.fromkeys(nodes)  # in their order, so that a page is the same every time
     use: dict[tuple[str, str, str], LinkUse] = {}
-    for link in links or ():
-        key = (link.src, link.dst, link.kind)
-        if key not in use or link.utilisation > use[key].utilisation:
-            use[key] = link
-    by_ends: dict[tuple[str, str, str], list[tuple[str, float]]] = defaultdict(list)
+    for link in sorted(links or (), key=lambda link: -link.utilisation):
+        use.setdefault((*sorted((link.src, link.dst)), link.kind), link)  # type: ignore[arg-type]
+    rates_Bps: dict[tuple[str, str, str], list[list[float]]] = defaultdict(lambda: [[], []])
     built = topology.built
     for src in drawn:
         for dst, cables in topology.links[src].items():
             low, high = sorted((src, dst))
             for cable in cables if dst in drawn else ():
-                rate_Bps = float(built.bandwidth_Bps[cable])
-                by_ends[low, high, built.kinds[cable]].append((src, rate_Bps))
-    return [_cable(ends, arcs, use) for ends, arcs in by_ends.items()]
-
-
-def _cable(
-    ends: tuple[str, str, str],
-    arcs: Sequence[tuple[str, float]],
-    use: Mapping[tuple[str, str, str], LinkUse],
-) -> Cable:
-    low, high, kind = ends
-    directions = [[Bps for src, Bps in arcs if src == end] for end in (low, high)]
-    busiest = max(
-        (use[key] for key in ((low, high, kind), (high, low, kind)) if key in use),
-        key=lambda link: link.utilisation,
-        default=None,
-    )
-    return Cable(
-        ends=(low, high),
-        kind=kind,
-        bandwidth_Bps=max(sum(direction) for direction in directions),
-        arcs=max(len(direction) for direction in directions),
-        utilisation=busiest.utilisation if busiest else 0.0,
-        nbytes=busiest.nbytes if busiest else 0.0,
-    )
+                direction = rates_Bps[low, high, built.kinds[cable]][src == high]
+                direction.append(float(built.bandwidth_Bps[cable]))
+    return [
+        Cable(
+            ends=(low, high),
+            kind=kind,
+            bandwidth_Bps=max(map(sum, directions)),
+            arcs=max(map(len, directions)),
+            utilisation=use[low, high, kind].utilisation if (low, high, kind) in use else 0.0,
+            nbytes=use[low, high, kind].nbytes if (low, high, kind) in use else 0.0,
+        )
+        for (low, high, kind), directions in rates_Bps.items()
+    ]
 
 
 def path(cable: Cable, places: Mapping[str, Place]) -> list[Place]:
@@ -127,14 +114,12 @@ def path(cable: Cable, places: Mapping[str, Place]) -> list[Place]:
 
 def width(cable: Cable) -> float:
     """Line width in pixels: 1 at 1 GB/s, one more for each factor of 4, at most 5."""
-    steps = math.log(max(cable.bandwidth_Bps, 1.0) / 1e9, 4)
-    return float(min(5, max(1, 1 + round(steps))))
+    return float(min(5, max(1, 1 + round(math.log(max(cable.bandwidth_Bps, 1.0) / 1e9, 4)))))
 
 
 def shrink(places: Mapping[str, Place], nodes: Iterable[str], diameter: float = 18.0) -> float:
     """Factor by which `nodes` of `diameter` pixels shrink to clear their rows on a phone."""
-    heights = {places[node][1] for node in nodes}
-    xs = [x for x, _ in places.values()]
+    heights, xs = {places[node][1] for node in nodes}, [x for x, _ in places.values()]
     span = max(xs, default=0.0) - min(xs, default=0.0)
     gaps = [
         farther - nearer
@@ -177,30 +162,37 @@ def draw_topology(
     if places is None:
         places = default_places(topology, limiting)
     links = None if point is None else point.links
+    with_traffic, layered = links is not None, has_layers(topology)
     thick = alike(topology, links or (), limiting)
     cables = [
         replace(cable, limits=(*cable.ends, cable.kind) in thick)
         for cable in cables_between(topology, links, places.keys())
     ]
-    layered = has_layers(topology)
-    rows = len({y for _, y in places.values()}) if layered else _ROWS_WITHOUT_LAYERS
-    drawn = new_figure(120 + _ROW_PIXELS * rows)
     groups: dict[tuple[str, str], list[Cable]] = defaultdict(list)
     for cable in cables:
-        groups[_look(cable, with_traffic=links is not None)].append(cable)
+        groups[_look(cable, with_traffic=with_traffic)].append(cable)
     order = [(name, colour) for _, colour, name in UTILISATION]
     order += [(name, colour) for colour, name in LINKS.values()]
-    for look in sorted(groups, key=lambda look: order.index(look) if look in order else 99):
-        _add_cables(drawn, look, groups[look], places, with_traffic=links is not None)
+    looks = sorted(groups, key=lambda look: order.index(look) if look in order else 99)
     limits = "" if point is None else limiting_device(point)
-    _add_devices(drawn, topology, places, limits)
+    rows = len({y for _, y in places.values()}) if layered else _ROWS_WITHOUT_LAYERS
+    drawn = new_figure(
+        120 + _ROW_PIXELS * rows,
+        [
+            *(
+                trace
+                for look in looks
+                for trace in _cables(look, groups[look], places, with_traffic=with_traffic)
+            ),
+            *_devices(topology, places, limits),
+        ],
+        **_frame(places),
+    )
     if layered:
         _name_hosts(drawn, topology, places)
-    _frame(drawn, places)
-    heights = {places[name][1] for name in places if topology.devices[name].kind == limits}
-    labels = (NODES[limits][3], "compute" if limits == "gpu" else "launches") if limits else ()
-    devices = [LayerLabel(height, labels, limits=True) for height in sorted(heights)]
-    if layered:
+        heights = {places[name][1] for name in places if topology.devices[name].kind == limits}
+        said = (NODES[limits][3], "compute" if limits == "gpu" else "launches") if limits else ()
+        devices = [LayerLabel(height, said, limits=True) for height in sorted(heights)]
         _label_layers(drawn, topology, cables, places, thick, devices)
     return drawn
 
@@ -223,16 +215,16 @@ def _label_layers(
     labels = [*layer_labels(topology, parts, places, thick), *devices]
     for height, label in stack(labels, _LINE_PIXELS / _ROW_PIXELS):
         text = "<br>".join(label.lines)
-        drawn.add_annotation(
+        add_note(
+            drawn,
+            f"<b>Bottleneck<br>{text}</b>" if label.limits else text,
             x=0,
             xref="paper",
             y=height,
             xanchor="right",
             yanchor="middle",
             xshift=-6,
-            showarrow=False,
             align="right",
-            text=f"<b>Bottleneck<br>{text}</b>" if label.limits else text,
             font={"size": 11, "color": LIMIT_INK if label.limits else QUIET_INK},
         )
 
@@ -243,48 +235,46 @@ def _look(cable: Cable, *, with_traffic: bool) -> tuple[str, str]:
         return "bottleneck", LIMIT_INK
     if with_traffic:
         _, colour, name = UTILISATION[band_of(cable.utilisation)]
-    else:
-        colour, name = LINKS.get(cable.kind, (QUIET_INK, cable.kind))
+        return name, colour
+    colour, name = LINKS.get(cable.kind, (QUIET_INK, cable.kind))
     return name, colour
 
 
-def _add_cables(
-    drawn: go.Figure,
+def _cables(
     look: tuple[str, str],
     cables: Sequence[Cable],
     places: Mapping[str, Place],
     *,
     with_traffic: bool,
-) -> None:
+) -> Iterator[dict[str, Any]]:
+    """Describe lines by their width, and invisible marks on them that carry the hover text."""
     name, colour = look
-    crowded = len(cables) > _CROWD
-    by_width: dict[float, list[Cable]] = defaultdict(list)
+    crowded, by_width = len(cables) > _CROWD, defaultdict(list)
     for cable in cables:
         idle = with_traffic and cable.utilisation == 0
         usual = 1.0 if idle else min(width(cable), 1.5 if crowded else 5)
-        by_width[_LIMIT_PIXELS if cable.limits else usual].append(cable)
-    for pixels, members in sorted(by_width.items()):
-        points = [(*path(cable, places), (None, None)) for cable in members]
-        drawn.add_scatter(
-            x=[x for line in points for x, _ in line],
-            y=[y for line in points for _, y in line],
-            mode="lines",
-            line={"color": colour, "width": pixels},
-            hoverinfo="skip",
-            name=name,
+        by_width[_LIMIT_PIXELS if cable.limits else usual].append(path(cable, places))
+    for pixels, paths in sorted(by_width.items()):
+        points = [point for line in paths for point in (*line, (None, None))]
+        yield lines(
+            name,
+            [x for x, _ in points],
+            [y for _, y in points],
+            {"color": colour, "width": pixels},
             opacity=0.75 if crowded else 1.0,
             showlegend=False,
         )
     spots = [(spot, cable) for cable in cables for spot in _spots(path(cable, places))]
-    drawn.add_scatter(
-        x=[x for (x, _), _ in spots],
-        y=[y for (_, y), _ in spots],
-        mode="markers",
-        marker={"size": 12, "color": colour, "opacity": 0},
-        hoverinfo="text",
-        name=name,
-        hovertext=[_cable_hover(cable, with_traffic) for _, cable in spots],
-    )
+    yield {
+        "type": "scatter",
+        "x": [x for (x, _), _ in spots],
+        "y": [y for (_, y), _ in spots],
+        "mode": "markers",
+        "marker": {"size": 12, "color": colour, "opacity": 0},
+        "hoverinfo": "text",
+        "name": name,
+        "hovertext": [_cable_hover(cable, with_traffic) for _, cable in spots],
+    }
 
 
 def _spots(line: Sequence[Place]) -> list[Place]:
@@ -299,34 +289,33 @@ def _cable_hover(cable: Cable, with_traffic: bool) -> str:
     low, high = (escape(end, quote=False) for end in cable.ends)
     several = f", {cable.arcs} links" if cable.arcs > 1 else ""
     kind = escape(LINKS.get(cable.kind, ("", cable.kind))[1])
-    text = f"<b>{low} - {high}</b><br>{kind}{several}, {quantities.rate(cable.bandwidth_Bps)}"
-    if with_traffic:
-        used, nbytes = quantities.percent(cable.utilisation), quantities.size(cable.nbytes)
-        text += f"<br>{used} used, {nbytes} per step"
-    return text
+    used, nbytes = quantities.percent(cable.utilisation), quantities.size(cable.nbytes)
+    return (
+        f"<b>{low} - {high}</b><br>{kind}{several}, {quantities.rate(cable.bandwidth_Bps)}"
+        f"{f'<br>{used} used, {nbytes} per step' if with_traffic else ''}"
+    )
 
 
-def _add_devices(
-    drawn: go.Figure, topology: Topology, places: Mapping[str, Place], limits: str
-) -> None:
+def _devices(
+    topology: Topology, places: Mapping[str, Place], limits: str
+) -> Iterator[dict[str, Any]]:
+    """Describe the devices by kind, with the digits at the end of their names where they fit."""
     ranks = set(topology.ranks)
-    kinds: dict[str, list[str]] = defaultdict(list)
-    for node in places:
-        kinds[topology.devices[node].kind].append(node)
     for kind, (colour, symbol, diameter, name) in NODES.items():
-        nodes = kinds.get(kind, [])
+        nodes = [node for node in places if topology.devices[node].kind == kind]
         if not nodes:
             continue
         factor = shrink(places, nodes)
-        numbered = factor >= _NUMBERED
         # a processor that has no rank limits nothing
         marked = [kind == limits and (kind != "gpu" or node in ranks) for node in nodes]
-        drawn.add_scatter(
-            x=[places[node][0] for node in nodes],
-            y=[places[node][1] for node in nodes],
-            mode="markers+text" if numbered else "markers",
-            name=name,
-            marker={
+        digits = [re.search(r"\d{1,3}$", topology.devices[node].local or node) for node in nodes]
+        yield {
+            "type": "scatter",
+            "x": [places[node][0] for node in nodes],
+            "y": [places[node][1] for node in nodes],
+            "mode": "markers+text" if factor >= _NUMBERED else "markers",
+            "name": name,
+            "marker": {
                 "color": colour,
                 "symbol": symbol,
                 "size": factor * diameter,
@@ -335,49 +324,32 @@ def _add_devices(
                     "width": [factor * (3.5 if each else 1.5) for each in marked],
                 },
             },
-            text=[_number(topology, node) for node in nodes],
-            textposition="middle center",
-            textfont={"size": 10, "color": "white"},
-            hoverinfo="text",
-            hovertext=[f"<b>{escape(node, quote=False)}</b><br>{name}" for node in nodes],
-        )
-
-
-def _number(topology: Topology, node: str) -> str:
-    """Digits at the end of a device's name: the legend says what kind it is."""
-    local = topology.devices[node].local or node
-    digits = re.search(r"\d{1,3}$", local)
-    return digits.group() if digits else ""
+            "text": [match.group() if match else "" for match in digits],
+            "textposition": "middle center",
+            "textfont": {"size": 10, "color": "white"},
+            "hoverinfo": "text",
+            "hovertext": [f"<b>{escape(node, quote=False)}</b><br>{name}" for node in nodes],
+        }
 
 
 def _name_hosts(drawn: go.Figure, topology: Topology, places: Mapping[str, Place]) -> None:
     """Name each host below its lowest device, where no cable runs."""
-    hosts: dict[int, list[Place]] = defaultdict(list)
-    for node, place in places.items():
-        hosts[topology.devices[node].host].append(place)
-    for host, spots in hosts.items():
+    hosts: dict[int, list[float]] = defaultdict(list)
+    for node, (x, _) in places.items():
+        hosts[topology.devices[node].host].append(x)
+    for host, xs in hosts.items():
         if host >= 0:
-            drawn.add_annotation(
-                x=(min(x for x, _ in spots) + max(x for x, _ in spots)) / 2,
-                y=0,
-                yref="paper",
-                yanchor="top",
-                yshift=-4,
-                showarrow=False,
-                text=f"host {host}",
-                font={"size": 12, "color": QUIET_INK},
-            )
+            middle, foot = (min(xs) + max(xs)) / 2, {"y": 0, "yref": "paper", "yshift": -4}
+            add_note(drawn, f"host {host}", x=middle, yanchor="top", **foot)
 
 
-def _frame(drawn: go.Figure, places: Mapping[str, Place]) -> None:
+def _frame(places: Mapping[str, Place]) -> dict[str, Any]:
     """Leave room around the devices, and do not stretch a narrow machine over the page."""
     bare = {"visible": False, "fixedrange": True, "automargin": False}
     xs = [x for x, _ in places.values()] or [0.0]
-    middle = (min(xs) + max(xs)) / 2
-    half = max(_LEAST_COLUMNS, 1.06 * (max(xs) - min(xs))) / 2
-    drawn.update_xaxes(**bare, range=[middle - half, middle + half])
-    drawn.update_yaxes(**bare)
-    drawn.update_layout(margin={"t": 8, "b": 30, "l": _LABEL_PIXELS})
+    middle, half = (min(xs) + max(xs)) / 2, max(_LEAST_COLUMNS, 1.06 * (max(xs) - min(xs))) / 2
+    across = bare | {"range": [middle - half, middle + half]}
+    return {"x": across, "y": bare, "margin": {"t": 8, "b": 30, "l": _LABEL_PIXELS}}
 
 
 def topology_caption(topology: Topology, hosts: Sequence[int] = (0,)) -> str:
@@ -385,10 +357,7 @@ def topology_caption(topology: Topology, hosts: Sequence[int] = (0,)) -> str:
 
     `hosts`: numbers of those that are drawn.
     """
-    hosts_text = "one host" if topology.hosts == 1 else f"{topology.hosts:,} hosts"
-    devices = f"{count_ranks(topology)} ({topology.gpu.name}) in {hosts_text}"
-    some = ""
-    if topology.hosts > len(hosts):
-        drawn = "one host is" if len(hosts) == 1 else f"{len(hosts)} hosts are"
-        some = f"; {drawn} drawn, the others are wired alike"
-    return f"{topology.name}: {devices}{some}"
+    count = "one host" if topology.hosts == 1 else f"{topology.hosts:,} hosts"
+    drawn = "one host is" if len(hosts) == 1 else f"{len(hosts)} hosts are"
+    some = f"; {drawn} drawn, the others are wired alike" if topology.hosts > len(hosts) else ""
+    return f"{topology.name}: {count_ranks(topology)} ({topology.gpu.name}) in {count}{some}"

@@ -7,9 +7,16 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.report.common.document import Definitions, Figure, Section, Table, header, section
+from perfmodel.report.common.document import (
+    Definitions,
+    Figure,
+    Table,
+    for_ranks_of,
+    has_processes,
+    header,
+    section,
+)
 from perfmodel.report.common.html import render_html, write_report_files
-from perfmodel.report.common.processes import for_ranks_of, has_processes
 from perfmodel.report.topology.figure import draw_topology, topology_caption
 from perfmodel.report.topology.summary import link_rows, network_text, path_matrix, rate_lines
 from perfmodel.topology.model import Topology
@@ -39,6 +46,12 @@ def topology_html(topology: Topology) -> str:
     lead = f"{topology_caption(topology)}. Rates are usable ones, each way."
     links = Table((">links", "kind", ">each way", ">latency"), list(link_rows(topology)))
     rates = " ".join(f"{line[:1].upper()}{line[1:]}." for line in rate_lines(topology))
+    names, rows = path_matrix(topology)
+    paths = None
+    if len(names) <= _MOST_COLUMNS:
+        table = Table(("", *names), [(name, *row) for name, row in zip(names, rows, strict=True)])
+        said = _paths_text({cell for row in rows for cell in row})
+        paths = section("Paths inside a host", said, table)
     device = "process " if has_processes(topology) else "gpu "
     sources = {
         re.sub("^gpu ", device, name): re.sub(
@@ -46,18 +59,16 @@ def topology_html(topology: Topology) -> str:
         )
         for name, text in topology.sources.items()
     }
+    shown = (
+        section("Machine and links", lead, figure),
+        section("Links", rates, links),
+        paths,
+    )
     return render_html(
         topology.name,
         [
             header(network_text(topology), topology.name, []),
-            *for_ranks_of(
-                topology,
-                [
-                    section("Machine and links", lead, figure),
-                    section("Links", rates, links),
-                    *_paths_section(topology),
-                ],
-            ),
+            *for_ranks_of(topology, shown),
             section("Where the numbers come from", "", Definitions(sources)),
         ],
     )
@@ -73,21 +84,13 @@ _PATH_TYPES = {
 """What each path type that ``nvidia-smi topo -m`` names means."""
 
 
-def _paths_section(topology: Topology) -> list[Section]:
-    """How each device of a host reaches each; nothing of a host with more than fit."""
-    names, rows = path_matrix(topology)
-    if len(names) > _MOST_COLUMNS:
-        return []
-    table = Table(("", *names), [(name, *row) for name, row in zip(names, rows, strict=True)])
-    cells = {cell for row in rows for cell in row}
-    return [section("Paths inside a host", _paths_text(cells), table)]
-
-
 def _paths_text(cells: AbstractSet[str]) -> str:
     """Explain the path types of a machine, and no others."""
-    lanes = next((cell for cell in sorted(cells) if cell.startswith("NV")), None)
-    links = "lane" if lanes == "NV1" else "lanes"
-    texts = [f"{lanes}: {lanes[2:]} {links} of NVLink"] if lanes else []
-    texts += [f"{kind}: {text}" for kind, text in _PATH_TYPES.items() if kind in cells]
-    texts += ["XGMI: AMD's Infinity Fabric between GPUs"] if "XGMI" in cells else []
+    lanes = next((cell for cell in sorted(cells) if cell.startswith("NV")), "NV")
+    explained = {
+        lanes: f"{lanes[2:]} {'lane' if lanes == 'NV1' else 'lanes'} of NVLink",
+        **_PATH_TYPES,
+        "XGMI": "AMD's Infinity Fabric between GPUs",
+    }
+    texts = [f"{kind}: {text}" for kind, text in explained.items() if kind in cells]
     return f"As nvidia-smi topo -m names them: {'. '.join(texts)}." if texts else ""

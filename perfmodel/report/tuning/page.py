@@ -1,30 +1,58 @@
-"""Tuned buckets as one self-contained HTML page, with the data behind it."""
+"""Tuned buckets as one self-contained HTML page, with the data behind it.
+
+Figures of tuned buckets: what each cap costs, and when the buckets travel.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     Bullets,
     Code,
-    Definitions,
+    Column,
     Figure,
-    Folded,
     Paragraph,
     Section,
-    Table,
     Tile,
     Tiles,
+    grounds,
     header,
     section,
+    tabulate,
+)
+from perfmodel.report.common.figures import (
+    add_note,
+    axis_layout,
+    bars,
+    lines,
+    log_axis,
+    log_ticks,
+    new_figure,
+    time_unit,
+    title_row,
 )
 from perfmodel.report.common.html import render_html, write_report_files
+from perfmodel.report.common.palette import INK, QUIET_INK, WORK
 from perfmodel.report.tuning import text
-from perfmodel.report.tuning.export import compromise_json, curve_csv, shared_snippet, tuned_json
-from perfmodel.report.tuning.figures import draw_buckets, draw_curve, draw_exposed
+from perfmodel.report.tuning.text import (
+    caps,
+    compromise_json,
+    curve_csv,
+    fine,
+    shared_snippet,
+    tuned_json,
+    wide_spans,
+)
 from perfmodel.studies.tune.caps import number
-from perfmodel.studies.tune.model import MinimaxCap, TuneResult
+from perfmodel.studies.tune.model import Choice, CurvePoint, MinimaxCap, TuneResult
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 PREDICTED = "A prediction by simulation, not a measurement."
 
@@ -61,16 +89,30 @@ def tuned_html(tuned: TuneResult) -> str:
     job = f"{tuned.workload} with DistributedDataParallel on"
     setting = f"{job} {quantities.gpus(tuned.gpus)} of {tuned.machine}"
     answer, limit = text.answer(tuned)
+    pasted = [f"{code}  # {note}" if note else code for code, note in text.to_paste(tuned)]
+    facts = {name.replace("_", " "): value for name, value in tuned.provenance.items()}
+    travel = Figure(draw_buckets(tuned), "buckets", "All-reduces of each setting in one step")
     return render_html(
         f"Buckets of {setting}",
         [
             header(setting, answer, [PREDICTED], [tuned.scenario.question], [limit]),
             _tiles(tuned),
-            _paste(tuned),
+            section(
+                "What to use",
+                "",
+                Bullets(text.advice(tuned)),
+                Code("\n".join(pasted)),
+                text.settings_table(tuned),
+                Paragraph(text.first_step(tuned), "hint"),
+            ),
             _curve(tuned),
-            _buckets(tuned),
+            section(
+                "When the buckets travel",
+                "One settled step: when each bucket is complete, and when it is reduced.",
+                travel,
+            ),
             _horovod(tuned),
-            _grounds(tuned),
+            grounds(tuned.assumptions, facts),
         ],
     )
 
@@ -79,52 +121,41 @@ def compromise_html(compromise: MinimaxCap) -> str:
     """Build the page of several scenarios as one string."""
     lead = "Regrets: how much longer a step is than with the best cap of that scenario alone."
     code = Code(shared_snippet(compromise))
-    sections = [section("One cap for all", lead, text.scenarios_table(compromise), code)]
-    for at, tuned in enumerate(compromise.each):
-        title = f"{tuned.scenario.name}, {quantities.gpus(tuned.gpus)}"
-        description = f"Step time against the cap: {title}"
-        figure = Figure(draw_curve(tuned), f"curve-{at}", description)
-        sections.append(section(title, text.headline(tuned), figure))
+    titles = [f"{each.scenario.name}, {quantities.gpus(each.gpus)}" for each in compromise.each]
     setting, headline = f"{len(compromise.each)} scenarios", text.shared_headline(compromise)
-    blocks = [header(setting, headline, [PREDICTED]), *sections]
-    return render_html("One bucket cap for several scenarios", blocks)
+    return render_html(
+        "One bucket cap for several scenarios",
+        [
+            header(setting, headline, [PREDICTED]),
+            section("One cap for all", lead, text.scenarios_table(compromise), code),
+            *(
+                section(
+                    title,
+                    text.headline(tuned),
+                    Figure(draw_curve(tuned), f"curve-{at}", f"Step time against the cap: {title}"),
+                )
+                for at, (title, tuned) in enumerate(zip(titles, compromise.each, strict=True))
+            ),
+        ],
+    )
 
 
 def _tiles(tuned: TuneResult) -> Tiles:
-    best_s, uniform = tuned.best_list.step_time_s, tuned.best_uniform
+    def gain(step_s: float) -> str:
+        change = text.change(step_s / tuned.default.step_time_s - 1.0)
+        return "as with the default" if change == "same" else f"{change} against the default"
+
+    best_s, uniform, bound_s = tuned.best_list.step_time_s, tuned.best_uniform, tuned.lower_bound_s
     cap = number(uniform.bucket_cap_mb or 0.0)
-    default_s = text.fine(tuned.default.step_time_s)
     tiles = [
-        Tile("Best list", text.fine(best_s), _gain(tuned, best_s)),
-        Tile(
-            f"Best cap: {cap} MiB",
-            text.fine(uniform.step_time_s),
-            _gain(tuned, uniform.step_time_s),
-        ),
-        Tile("PyTorch's default", default_s, "1 MiB first, then 25 MiB"),
+        Tile("Best list", text.fine(best_s), gain(best_s)),
+        Tile(f"Best cap: {cap} MiB", text.fine(uniform.step_time_s), gain(uniform.step_time_s)),
+        Tile("PyTorch's default", text.fine(tuned.default.step_time_s), "1 MiB first, then 25 MiB"),
     ]
-    if tuned.lower_bound_s is not None:
-        above = quantities.percent(best_s / tuned.lower_bound_s - 1.0)
-        bound = text.fine(tuned.lower_bound_s)
-        tiles.append(Tile("Lower bound", bound, f"the list is {above} above it"))
+    if bound_s is not None:
+        above = quantities.percent(best_s / bound_s - 1.0)
+        tiles.append(Tile("Lower bound", text.fine(bound_s), f"the list is {above} above it"))
     return Tiles(tiles)
-
-
-def _gain(tuned: TuneResult, step_s: float) -> str:
-    change = text.change(step_s / tuned.default.step_time_s - 1.0)
-    return "as with the default" if change == "same" else f"{change} against the default"
-
-
-def _paste(tuned: TuneResult) -> Section:
-    lines = [f"{code}  # {note}" if note else code for code, note in text.to_paste(tuned)]
-    return section(
-        "What to use",
-        "",
-        Bullets(text.advice(tuned)),
-        Code("\n".join(lines)),
-        text.settings_table(tuned),
-        Paragraph(text.first_step(tuned), "hint"),
-    )
 
 
 def _curve(tuned: TuneResult) -> Section:
@@ -139,40 +170,222 @@ def _curve(tuned: TuneResult) -> Section:
             f"{number(tuned.robust.bucket_cap_mb)} MiB, however quick or slow the network is "
             f"within its {text.INTERVAL}."
         )
-    exposed = "Exposed communication against the bucket cap"
     return section(
         "What each cap costs",
         lead,
         Figure(draw_curve(tuned), "curve", "Step time against the bucket cap"),
-        Figure(draw_exposed(tuned), "exposed", exposed),
+        Figure(draw_exposed(tuned), "exposed", "Exposed communication against the bucket cap"),
     )
 
 
-def _buckets(tuned: TuneResult) -> Section:
-    lead = "One settled step: when each bucket is complete, and when it is reduced."
-    figure = Figure(draw_buckets(tuned), "buckets", "All-reduces of each setting in one step")
-    return section("When the buckets travel", lead, figure)
-
-
 def _horovod(tuned: TuneResult) -> Section | None:
-    horovod = tuned.horovod
-    if horovod is None:
+    if tuned.horovod is None:
         return None
-    rows = [
+    columns: tuple[Column, ...] = (
         (
-            "off" if fusion.threshold_mb == 0 else f"{number(fusion.threshold_mb)} MiB",
-            quantities.duration(fusion.step_time_s),
-            quantities.duration(fusion.exposed_comm_s),
-            f"{fusion.all_reduces}",
-        )
-        for fusion in horovod.curve
+            ">fusion threshold",
+            lambda fusion: f"{number(fusion.threshold_mb)} MiB" if fusion.threshold_mb else "off",
+        ),
+        (">step", lambda fusion: quantities.duration(fusion.step_time_s)),
+        (">exposed", lambda fusion: quantities.duration(fusion.exposed_comm_s)),
+        (">all-reduces", lambda fusion: f"{fusion.all_reduces}"),
+    )
+    table, assumptions = tabulate(tuned.horovod.curve, columns), Bullets(tuned.horovod.assumptions)
+    return section("Horovod", text.horovod_line(tuned.horovod), table, assumptions)
+
+
+LEAST_MB = 0.05
+"""Caps below are not drawn: hardly a bucket holds more than one gradient there."""
+_ROW_PIXELS = 62
+_ROOM = 0.07
+"""Share of a step that a bucket's bar must have for its size to be written on it."""
+_PLATEAU = WORK["optimizer"]
+
+
+def draw_curve(tuned: TuneResult) -> go.Figure:
+    """Draw step time against the cap, with what to compare it with."""
+    points, best, bound_s = _drawn(tuned), tuned.best_uniform, tuned.lower_bound_s
+    list_s, default_s = tuned.best_list.step_time_s, tuned.default.step_time_s
+    unit, scale = time_unit(max(point.step_time_s for point in points))
+    levels = [("best list", list_s, {"color": WORK["optimizer"]})]
+    if bound_s is not None:
+        dashed = {"color": QUIET_INK, "dash": "dash"}
+        levels.append(("no buckets are below", bound_s, dashed))
+    dots = (
+        (25.0, default_s, "PyTorch's default", "diamond", WORK["exposed communication"]),
+        (
+            best.bucket_cap_mb or 0.0,
+            best.step_time_s,
+            "best cap for all",
+            "circle",
+            WORK["backward"],
+        ),
+    )
+    # small caps may cost so much more that the rest would look flat
+    usual = [p.step_time_s for p in points if p.high_mb > 1.0] or [p.step_time_s for p in points]
+    top = max(*usual, default_s) / scale
+    bottom = min(list_s if bound_s is None else bound_s, best.step_time_s) / scale
+    pad = 0.06 * (top - bottom) or 0.01 * top
+    figure = new_figure(
+        380,
+        [
+            _steps(points, [p.step_time_s / scale for p in points], "one cap for all", INK),
+            *(
+                lines(name, list(_ends(points)), [value_s / scale] * 2, {"width": 2} | line)
+                | {"hoverinfo": "name"}
+                for name, value_s, line in levels
+            ),
+            *(
+                {
+                    "type": "scatter",
+                    "x": [cap],
+                    "y": [step_s / scale],
+                    "mode": "markers",
+                    "name": name,
+                    "hoverinfo": "name",
+                    "marker": {
+                        "color": colour,
+                        "size": 12,
+                        "symbol": symbol,
+                        "line": {"color": "white", "width": 1},
+                    },
+                }
+                for cap, step_s, name, symbol, colour in dots
+            ),
+        ],
+        x=_caps_axis(points),
+        y=axis_layout(f"step time ({unit})", range=[bottom - pad, top + pad]),
+    )
+    _shade(figure, tuned)
+    return figure
+
+
+def draw_exposed(tuned: TuneResult) -> go.Figure:
+    """Draw exposed communication against the cap."""
+    points = _drawn(tuned)
+    unit, scale = time_unit(max(point.exposed_comm_s for point in points))
+    values = [point.exposed_comm_s / scale for point in points]
+    figure = new_figure(
+        220,
+        [_steps(points, values, "exposed communication", WORK["exposed communication"])],
+        x=_caps_axis(points),
+        y=axis_layout(f"exposed ({unit})", rangemode="tozero"),
+    )
+    _shade(figure, tuned)
+    return figure
+
+
+def _drawn(tuned: TuneResult) -> list[CurvePoint]:
+    return [p for p in tuned.curve if p.high_mb > LEAST_MB] or list(tuned.curve)
+
+
+def _ends(points: list[CurvePoint]) -> tuple[float, float]:
+    low = max(points[0].low_mb, LEAST_MB)
+    return low, max(2 * low, 1.35 * points[-1].low_mb, 30.0)
+
+
+def _steps(points: list[CurvePoint], values: list[float], name: str, colour: str) -> dict[str, Any]:
+    low, high = _ends(points)
+    return lines(
+        name,
+        [max(point.low_mb, low) for point in points] + [high],
+        [*values, values[-1]],
+        {"color": colour, "width": 1.6, "shape": "hv"},
+        hovertext=[
+            f"{escape(number(p.bucket_cap_mb))} MiB, {p.buckets} buckets<br>"
+            f"{fine(p.step_time_s)}, exposed {quantities.duration(p.exposed_comm_s)}"
+            for p in (*points, points[-1])
+        ],
+        hoverinfo=None,
+        hovertemplate="%{hovertext}<extra></extra>",
+    )
+
+
+def _shade(figure: go.Figure, tuned: TuneResult) -> None:
+    """Shade caps that are as good as the best; mark those that are whatever is uncertain."""
+    low, high = _ends(_drawn(tuned))
+    robust = wide_spans(tuned.robust.spans_mb) if tuned.robust else []
+    foot = {"type": "rect", "xref": "x", "yref": "paper", "y0": 0, "y1": 0.03}
+    for spans, draw, look in (
+        (wide_spans(tuned.plateau.spans_mb), figure.add_vrect, {"opacity": 0.16}),
+        (robust, figure.add_shape, {"opacity": 0.9, **foot}),
+    ):
+        for begin, end in spans:
+            if end > low:
+                ends = {"x0": max(begin, low), "x1": min(end, high)}
+                draw(**ends, fillcolor=_PLATEAU, line_width=0, **look)
+
+
+def _caps_axis(points: list[CurvePoint]) -> dict[str, Any]:
+    ends = _ends(points)
+    return log_axis("bucket_cap_mb (MiB)", ends, log_ticks(*ends), lambda tick: f"{tick:g}")
+
+
+# ---------------------------------------------------------------- buckets in time
+
+
+def draw_buckets(tuned: TuneResult) -> go.Figure:
+    """Draw when the buckets of each setting are reduced, in one step."""
+    rows = [
+        (f"best list: {caps(tuned.best_list)}", tuned.best_list),
+        (f"best cap for all: {caps(tuned.best_uniform)} MiB", tuned.best_uniform),
+        ("PyTorch's default", tuned.default),
     ]
-    titles = (">fusion threshold", ">step", ">exposed", ">all-reduces")
-    table, assumptions = Table(titles, rows), Bullets(horovod.assumptions)
-    return section("Horovod", text.horovod_line(horovod), table, assumptions)
+    longest_s = max(choice.step_time_s for _, choice in rows)
+    unit, scale = time_unit(longest_s)
+    figure = new_figure(
+        90 + _ROW_PIXELS * len(rows),
+        [
+            trace | {"showlegend": place == len(rows) - 1}
+            for place, (_, choice) in enumerate(rows)
+            for trace in _bucket_bars(place, choice, scale)
+        ],
+        x=axis_layout(f"time since the step began ({unit})", range=[0, 1.01 * longest_s / scale]),
+        y=axis_layout(showgrid=False, showticklabels=False, range=[-0.5, len(rows) - 0.3]),
+        barmode="overlay",
+        bargap=0.3,
+    )
+    for place, (title, choice) in enumerate(rows):
+        text_of = escape(f"{title}: {fine(choice.step_time_s)}", quote=False)
+        title_row(figure, place + 0.2, text_of)
+        for bucket in choice.buckets:
+            length_s = bucket.end_s - bucket.start_s
+            if length_s >= _ROOM * choice.step_time_s * 1.6:
+                middle, size = (
+                    (bucket.start_s + length_s / 2) / scale,
+                    quantities.size(bucket.nbytes),
+                )
+                font = {"size": 12, "color": INK}
+                add_note(figure, size, x=middle, y=place, font=font)
+    return figure
 
 
-def _grounds(tuned: TuneResult) -> Section:
-    facts = {name.replace("_", " "): value for name, value in tuned.provenance.items()}
-    provenance = Folded("Provenance", [Definitions(facts)])
-    return section("What this rests on", "", Bullets(tuned.assumptions), provenance)
+def _bucket_bars(place: int, choice: Choice, scale: float) -> Iterator[dict[str, Any]]:
+    """Describe a step, and when each of its buckets was ready and was reduced."""
+    flat, each = {"orientation": "h", "width": 0.36}, choice.buckets
+    step = [f"step {quantities.duration(choice.step_time_s)}"]
+    yield bars("step", [choice.step_time_s / scale], [place], WORK["idle"], step, base=[0], **flat)
+    yield bars(
+        "all-reduce of a bucket",
+        [(bucket.end_s - bucket.start_s) / scale for bucket in each],
+        [place] * len(each),
+        WORK["communication"],
+        [
+            f"<b>bucket {at}</b>, {quantities.size(b.nbytes)}<br>"
+            f"ready {quantities.duration(b.ready_s)}<br>"
+            f"reduced in {quantities.duration(b.end_s - b.start_s)}"
+            for at, b in enumerate(each)
+        ],
+        base=[bucket.start_s / scale for bucket in each],
+        marker={"color": WORK["communication"], "line": {"color": "white", "width": 1}},
+        **flat,
+    )
+    yield {
+        "type": "scatter",
+        "x": [bucket.ready_s / scale for bucket in each],
+        "y": [place - 0.27] * len(each),
+        "mode": "markers",
+        "name": "bucket ready",
+        "marker": {"color": WORK["backward"], "size": 7, "symbol": "triangle-up"},
+        "hoverinfo": "skip",
+    }

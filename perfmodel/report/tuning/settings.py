@@ -10,17 +10,15 @@ from perfmodel.files import as_json, attributes
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     Block,
-    Bullets,
     Code,
-    Definitions,
-    Folded,
     Paragraph,
     Table,
+    grounds,
     header,
     paragraphs,
     section,
 )
-from perfmodel.report.common.figures import label_rows, new_figure, time_unit
+from perfmodel.report.common.figures import bars, label_rows, new_figure, time_unit
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import WORK
 from perfmodel.report.tuning.text import change, fine
@@ -41,18 +39,20 @@ PREDICTED = "A prediction by simulation, not a measurement."
 
 def settings_headline(tuned: SettingsTuning) -> str:
     """State in one sentence what to set."""
-    where = f"{tuned.workload} with {tuned.strategy} on {quantities.gpus(tuned.gpus)}"
-    where += f" ({tuned.machine})"
+    where = (
+        f"{tuned.workload} with {tuned.strategy} on {quantities.gpus(tuned.gpus)} ({tuned.machine})"
+    )
     if tuned.best is None:
         return f"{where}: none of {len(tuned.trials)} choices of settings fits the GPU's memory."
     step = fine(tuned.best.step_time_s or 0.0)
     if tuned.keep:
         return f"{where}: keep the defaults, no setting saves 1 % or more; a step takes {step}."
-    better = f"{quantities.percent(tuned.gain)} less than with the defaults"
     if not tuned.default.fits:
         better = "and the defaults do not fit"
     elif tuned.gain < 0:
         better = "more than with the defaults, which do not fit"
+    else:
+        better = f"{quantities.percent(tuned.gain)} less than with the defaults"
     return f"{where}: with {_listed(tuned.best)} a step takes {step}, {better}."
 
 
@@ -95,18 +95,19 @@ def yaml_snippet(tuned: SettingsTuning) -> str:
 
 def _notes(tuned: SettingsTuning) -> list[str]:
     """What was tried, and what the answer rests on."""
-    count = len(tuned.trials)
-    count_text = (
-        f"{count} choices of {', '.join(tuned.fields)} were tried: a coarse grid, then between the "
-        "values next to the best. The defaults are among them; what saves less than 1 % is no "
-        "reason to leave them."
+    notes = (
+        (
+            f"{len(tuned.trials)} choices of {', '.join(tuned.fields)} were tried: a coarse grid, "
+            "then between the values next to the best. The defaults are among them; what saves "
+            "less than 1 % is no reason to leave them."
+        ),
+        f"Too large for the memory of a GPU, and not recommended: {tuned.too_large}."
+        if tuned.too_large
+        else "",
+        f"Combinations that do not hold together: {tuned.refused}." if tuned.refused else "",
+        *tuned.assumptions,
     )
-    notes = [count_text]
-    if tuned.too_large:
-        notes.append(f"Too large for the memory of a GPU, and not recommended: {tuned.too_large}.")
-    if tuned.refused:
-        notes.append(f"Combinations that do not hold together: {tuned.refused}.")
-    return [*notes, *tuned.assumptions]
+    return [note for note in notes if note]
 
 
 def _paste(tuned: SettingsTuning) -> list[str]:
@@ -155,24 +156,21 @@ def write_settings(tuned: SettingsTuning, folder: Path) -> Path:
 
 def draw_trials(tuned: SettingsTuning) -> go.Figure:
     """Draw the step of each choice that was simulated, the shortest on top."""
-    simulated = [trial for trial in tuned.trials if trial.step_time_s is not None][:MOST_BARS]
-    longest = max((trial.step_time_s or 0.0 for trial in simulated), default=1.0)
-    unit, scale = time_unit(longest, least=1.0)
-    figure = new_figure(90 + 26 * len(simulated), bargap=0.3)
-    places = list(range(len(simulated)))
-    figure.add_bar(
-        x=[(trial.step_time_s or 0.0) / scale for trial in simulated],
-        y=places,
-        orientation="h",
-        marker={"color": WORK["backward"]},
-        hoverinfo="text",
-        hovertext=[
-            f"{escape(_listed(t), quote=False)}: {fine(t.step_time_s or 0.0)}" for t in simulated
-        ],
+    steps = [(_listed(each), each.step_time_s) for each in tuned.trials]
+    shown = [(escape(name, quote=False), step_s) for name, step_s in steps if step_s is not None]
+    del shown[MOST_BARS:]
+    unit, scale = time_unit(max((step_s for _, step_s in shown), default=1.0), least=1.0)
+    hover, lengths = (
+        [f"{name}: {fine(step_s)}" for name, step_s in shown],
+        [step_s / scale for _, step_s in shown],
     )
-    labels = [f"{escape(_listed(trial), quote=False)} " for trial in simulated]
-    label_rows(figure, labels, f"time per step ({unit})", rangemode="tozero")
-    return figure
+    places, title = list(range(len(shown))), f"time per step ({unit})"
+    return new_figure(
+        90 + 26 * len(shown),
+        [bars("", lengths, places, WORK["backward"], hover, orientation="h")],
+        **label_rows([f"{name} " for name, _ in shown], title, rangemode="tozero"),
+        bargap=0.3,
+    )
 
 
 def settings_html(tuned: SettingsTuning) -> str:
@@ -185,11 +183,6 @@ def settings_html(tuned: SettingsTuning) -> str:
             header(setting, settings_headline(tuned), [PREDICTED], [tuned.scenario.question]),
             section("What to paste", "", Code("\n".join(_paste(tuned)))),
             section("Settings that were tried", "", settings_table(tuned)),
-            section(
-                "What this rests on",
-                "",
-                Bullets(_notes(tuned)),
-                Folded("Provenance", [Definitions(facts)]),
-            ),
+            grounds(_notes(tuned), facts),
         ],
     )

@@ -1,15 +1,31 @@
-"""Sentences and tables about tuned buckets; the page and the terminal say the same."""
+"""Sentences and tables about tuned buckets; the page and the terminal say the same.
+
+What ``perfmodel tune --json`` prints, and its curve as CSV.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
+from perfmodel.files import as_json, attributes, csv_text
 from perfmodel.report.common import quantities
-from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs
-from perfmodel.report.tuning.export import shared_snippet, snippet
+from perfmodel.report.common.document import Block, Column, Paragraph, Table, paragraphs, tabulate
+from perfmodel.scenario.strategies.ddp import DdpStrategy
 from perfmodel.studies.tune.caps import format_caps, number
-from perfmodel.studies.tune.model import WORTH, Choice, Horovod, MinimaxCap, Spans, TuneResult
+from perfmodel.studies.tune.model import (
+    WORTH,
+    Choice,
+    Horovod,
+    MinimaxCap,
+    SharedCap,
+    Spans,
+    TuneResult,
+)
 from perfmodel.training.ddp.options import MIB
+from perfmodel.training.ddp.strategy import ddp_options
 
 SLIVER = 0.02
 """Gaps between equally good caps that are narrower than this share of the cap are ignored."""
@@ -38,27 +54,25 @@ def answer(tuned: TuneResult) -> tuple[str, str]:
 
 def _verdict(tuned: TuneResult) -> str:
     default, best = tuned.default.step_time_s, tuned.best_list.step_time_s
-    takes, gain = f"a step takes {fine(default)}", 1.0 - best / default
-    recommended = tuned.recommended
+    takes, recommended = f"a step takes {fine(default)}", tuned.recommended
+    doubt = "" if recommended.unsure is None else _doubt(recommended.unsure)
     if recommended.own is not None:
-        own_s = recommended.own.step_time_s
-        return (
-            f"the scenario's own buckets are as good as any, keep them; a step takes {fine(own_s)}"
-        )
+        own_s = fine(recommended.own.step_time_s)
+        return f"the scenario's own buckets are as good as any, keep them; a step takes {own_s}"
     if not recommended.keep:
         chosen = recommended.choices[0]
         better = f"{_percent(chosen.gains[0])} less than with PyTorch's default"
         return f"with {_setting(chosen)} a step takes {fine(chosen.step_time_s)}, {better}"
     if tuned.requested is not None:
         worse = f"of {fine(tuned.requested.step_time_s)} with the scenario's own"
-        doubt = "" if recommended.unsure is None else f"; {_doubt(recommended.unsure)}"
-        return f"use PyTorch's default buckets; {takes} instead {worse}{doubt}"
-    if gain < ROUNDING:
+        said = f"use PyTorch's default buckets; {takes} instead {worse}"
+        return f"{said}; {doubt}" if doubt else said
+    if 1.0 - best / default < ROUNDING:
         return f"PyTorch's default buckets are as good as any; {takes}"
-    if recommended.unsure is None:
-        saved = f"the best list of caps would save {_percent(gain)} of it"
-        return f"PyTorch's default buckets are as good, keep them; {takes}, and {saved}"
-    return f"keep PyTorch's default buckets; {takes}, and {_doubt(recommended.unsure)}"
+    if doubt:
+        return f"keep PyTorch's default buckets; {takes}, and {doubt}"
+    saved = f"the best list of caps would save {_percent(1.0 - best / default)} of it"
+    return f"PyTorch's default buckets are as good, keep them; {takes}, and {saved}"
 
 
 def _setting(choice: Choice) -> str:
@@ -82,50 +96,47 @@ def _doubt(unsure: Choice) -> str:
 
 def _limit(tuned: TuneResult) -> str:
     """Say that the network is the limit where buckets hide little of what is waited for it."""
-    default, best = tuned.default, tuned.best_list
-    saved_s = default.step_time_s - best.step_time_s
+    default, saved_s = tuned.default, tuned.default.step_time_s - tuned.best_list.step_time_s
     waits = default.exposed_comm_s >= NETWORK_BOUND * default.step_time_s
     if not waits or saved_s >= NETWORK_BOUND * default.exposed_comm_s:
         return ""
-    exposed = quantities.duration(default.exposed_comm_s)
+    more = f"save more than {quantities.duration(saved_s)}" if saved_s > 0 else "save anything"
     return (
-        f" The network is the limit: a step waits {exposed} for it, of which no buckets that were "
-        f"found save more than {quantities.duration(saved_s) if saved_s > 0 else 'nothing'}."
-    ).replace("save more than nothing", "save anything")
+        f" The network is the limit: a step waits {quantities.duration(default.exposed_comm_s)} "
+        f"for it, of which no buckets that were found {more}."
+    )
 
 
 def _percent(fraction: float) -> str:
-    if 0 <= fraction < 5e-5:
-        return "0\N{NO-BREAK SPACE}%"
-    return f"{100 * fraction:.2g}\N{NO-BREAK SPACE}%"
+    number_text = "0" if 0 <= fraction < ROUNDING else f"{100 * fraction:.2g}"
+    return f"{number_text}\N{NO-BREAK SPACE}%"
 
 
 def settings_table(tuned: TuneResult) -> Table:
     """Each setting with its figures."""
-    whole = tuned.best_integer_list
-    settings = [
+    whole, default_s = tuned.best_integer_list, tuned.default.step_time_s
+    differs = whole.bucket_cap_mb_list != tuned.best_list.bucket_cap_mb_list
+    settings = (
         ("PyTorch's default: 1, then 25", tuned.default),
         ("the scenario's own", tuned.requested),
         (f"best cap for all: {caps(tuned.best_uniform)}", tuned.best_uniform),
         (f"best list: {caps(tuned.best_list)}", tuned.best_list),
-    ]
-    if whole.bucket_cap_mb_list != tuned.best_list.bucket_cap_mb_list:
-        settings.append((f"best list of whole MiB: {caps(whole)}", whole))
+        (f"best list of whole MiB: {caps(whole)}", whole if differs else None),
+    )
     rows = [
         (
             name,
             fine(choice.step_time_s),
             quantities.duration(choice.exposed_comm_s),
-            change(choice.step_time_s / tuned.default.step_time_s - 1.0),
+            change(choice.step_time_s / default_s - 1.0),
             f"{len(choice.buckets)}",
             quantities.duration(choice.first_step_time_s),
         )
         for name, choice in settings
         if choice is not None
     ]
-    if tuned.lower_bound_s is not None:
-        bound_s = tuned.lower_bound_s
-        below = change(bound_s / tuned.default.step_time_s - 1.0)
+    if (bound_s := tuned.lower_bound_s) is not None:
+        below = change(bound_s / default_s - 1.0)
         rows.append(("lower bound: no buckets beat it", fine(bound_s), "", below, "", ""))
     header = ("setting", ">step", ">exposed", ">to default", ">buckets", ">first step")
     return Table(header, rows, ruled=False)
@@ -155,10 +166,9 @@ def slower(fraction: float) -> str:
 
 def change(fraction: float) -> str:
     """Write a relative change with its sign."""
-    if abs(fraction) < ROUNDING:
-        return "same"
     digits = 2 if abs(fraction) < 0.01 else 1
-    return quantities.signed(100 * fraction, f"{{:.{digits}f}}\N{NO-BREAK SPACE}%".format)
+    write = f"{{:.{digits}f}}\N{NO-BREAK SPACE}%".format
+    return "same" if abs(fraction) < ROUNDING else quantities.signed(100 * fraction, write)
 
 
 def caps(choice: Choice) -> str:
@@ -174,10 +184,13 @@ def caps(choice: Choice) -> str:
 def advice(tuned: TuneResult) -> tuple[str, ...]:
     """Say which caps for all are as good as the best, which is safe, what the default loses."""
     within = quantities.percent(tuned.plateau.within)
-    lines = [f"Caps within {within} of the best cap: {spans(tuned.plateau.spans_mb)}."]
-    if tuned.recommended.unsure is not None and not tuned.recommended.keep:
-        lines.append(f"Not recommended: {_doubt(tuned.recommended.unsure)}.")
-    return (*lines, *_robust_sentence(tuned), _default_sentence(tuned))
+    unsure = None if tuned.recommended.keep else tuned.recommended.unsure
+    return (
+        f"Caps within {within} of the best cap: {spans(tuned.plateau.spans_mb)}.",
+        *(() if unsure is None else (f"Not recommended: {_doubt(unsure)}.",)),
+        *_robust_sentence(tuned),
+        _default_sentence(tuned),
+    )
 
 
 def _robust_sentence(tuned: TuneResult) -> tuple[str, ...]:
@@ -195,22 +208,17 @@ def _robust_sentence(tuned: TuneResult) -> tuple[str, ...]:
 
 
 def _default_sentence(tuned: TuneResult) -> str:
-    likely, *others = tuned.default_regrets
-    text = f"PyTorch's default (1, then 25 MiB) {_default_loss(likely)}"
-    if not others:
-        return f"{text}."
-    most = max(tuned.default_regrets)
+    likely, most = tuned.default_regrets[0], max(tuned.default_regrets)
+    does = f"loses {_percent(likely)} to the best cap"
+    if likely < ROUNDING:
+        does = "loses nothing to the best cap"
+    if likely < -ROUNDING:
+        does = f"is {_percent(-likely)} quicker than the best cap"
+    beyond = f"; it may lose up to {_percent(most)} within that interval of the network"
     if most < ROUNDING:
-        return f"{text}, nor anywhere in that interval of the network."
-    return f"{text}; it may lose up to {_percent(most)} within that interval of the network."
-
-
-def _default_loss(regret: float) -> str:
-    if regret < -ROUNDING:
-        return f"is {_percent(-regret)} quicker than the best cap"
-    if regret < ROUNDING:
-        return "loses nothing to the best cap"
-    return f"loses {_percent(regret)} to the best cap"
+        beyond = ", nor anywhere in that interval of the network"
+    known = len(tuned.default_regrets) > 1
+    return f"PyTorch's default (1, then 25 MiB) {does}{beyond if known else ''}."
 
 
 def spans(equal: Spans) -> str:
@@ -237,11 +245,10 @@ def wide_spans(equal: Spans) -> list[tuple[float, float]]:
 
 def mb_span(low: float, high: float) -> str:
     """Two caps in MiB, with three digits."""
-    is_least = low * MIB <= 1.0
     first, last = (f"{end:.3g}" if end < 100 else f"{end:.0f}" for end in (low, high))
     if math.isinf(high):
         return f"{first} and more"
-    return f"up to {last}" if is_least else f"{first} to {last}"
+    return f"up to {last}" if low * MIB <= 1.0 else f"{first} to {last}"
 
 
 def to_paste(tuned: TuneResult) -> tuple[tuple[str, str], ...]:
@@ -305,21 +312,16 @@ def shared_headline(compromise: MinimaxCap) -> str:
 
 def scenarios_table(compromise: MinimaxCap) -> Table:
     """Scenario by scenario: its own best cap, and what it loses by the shared one."""
-    rows = [
-        (
-            tuned.scenario.name,
-            f"{tuned.gpus:,}",
-            f"{number(tuned.best_uniform.bucket_cap_mb or 0)} MiB",
-            fine(tuned.best_uniform.step_time_s),
-            change(shared),
-            change(default),
-        )
-        for tuned, shared, default in zip(
-            compromise.each, compromise.best.regrets, compromise.default.regrets, strict=True
-        )
-    ]
-    header = ("scenario", ">GPUs", ">own best cap", ">step", ">shared cap", ">default")
-    return Table(header, rows, ruled=False)
+    regrets = zip(compromise.each, compromise.best.regrets, compromise.default.regrets, strict=True)
+    columns: tuple[Column, ...] = (
+        ("scenario", lambda row: row[0].scenario.name),
+        (">GPUs", lambda row: f"{row[0].gpus:,}"),
+        (">own best cap", lambda row: f"{number(row[0].best_uniform.bucket_cap_mb or 0)} MiB"),
+        (">step", lambda row: fine(row[0].best_uniform.step_time_s)),
+        (">shared cap", lambda row: change(row[1])),
+        (">default", lambda row: change(row[2])),
+    )
+    return tabulate(regrets, columns, ruled=False)
 
 
 # ---------------------------------------------------------------- terminal
@@ -346,3 +348,141 @@ def compromise_lines(compromise: MinimaxCap) -> list[Block]:
         scenarios_table(compromise),
         Paragraph(f"  {shared_snippet(compromise)}"),
     ]
+
+
+def tuned_json(tuned: TuneResult) -> dict[str, Any]:
+    """Return a tuning as JSON; times in seconds, caps in MiB (what PyTorch calls MB)."""
+    document = {
+        "scenario": tuned.scenario.name,
+        **attributes(tuned, "workload machine gpus nodes"),
+        "default": _choice(tuned, tuned.default),
+        "asked": None if tuned.requested is None else _choice(tuned, tuned.requested),
+        "best_uniform": _choice(tuned, tuned.best_uniform),
+        "best_list": _choice(tuned, tuned.best_list),
+        "best_integer_list": _choice(tuned, tuned.best_integer_list),
+        **attributes(tuned, "lower_bound_s exact plateau"),
+        "robust": None
+        if tuned.robust is None
+        else attributes(tuned.robust, "bucket_cap_mb worst_regret within spans_mb"),
+        **attributes(tuned, "default_regrets curve"),
+        "recommended": _recommended(tuned),
+        "snippet": snippet(tuned, _to_use(tuned, tuned.recommended.choices)),
+        "snippet_uniform": snippet(
+            tuned, _to_use(tuned, [c for c in tuned.recommended.choices if c.bucket_cap_mb])
+        ),
+        "horovod": None if tuned.horovod is None else _horovod(tuned.horovod),
+        **attributes(tuned, "compute_s assumptions provenance"),
+    }
+    return dict(as_json(document, "tuning", infinite_as_null=True))
+
+
+def _to_use(tuned: TuneResult, choices: Sequence[Choice]) -> Choice:
+    """Return the first of some recommended settings; without any, what to keep."""
+    return choices[0] if choices else tuned.recommended.own or tuned.default
+
+
+def _recommended(tuned: TuneResult) -> dict[str, Any]:
+    recommended = tuned.recommended
+    names = {
+        id(tuned.best_uniform): "best_uniform",
+        id(tuned.best_list): "best_list",
+        id(tuned.best_integer_list): "best_integer_list",
+    }
+    return {
+        "keep": None if not recommended.keep else "asked" if recommended.own else "default",
+        "choices": [names[id(choice)] for choice in recommended.choices],
+        "unsure": None if recommended.unsure is None else names[id(recommended.unsure)],
+    }
+
+
+def compromise_json(compromise: MinimaxCap) -> dict[str, Any]:
+    """Return one setting for several scenarios as JSON."""
+    document = {
+        "best": _shared(compromise.best) | attributes(compromise, "low_mb high_mb"),
+        "default": _shared(compromise.default),
+        "snippet": shared_snippet(compromise),
+        "scenarios": [tuned_json(tuned) for tuned in compromise.each],
+    }
+    return dict(as_json(document, "tuning", infinite_as_null=True))
+
+
+def shared_snippet(compromise: MinimaxCap) -> str:
+    """Return what to paste for a cap that serves several scenarios."""
+    if compromise.keep_default:
+        return "DistributedDataParallel(model)"
+    cap = number(compromise.best.bucket_cap_mb or 0.0)
+    return f"DistributedDataParallel(model, bucket_cap_mb={cap})"
+
+
+def snippet(tuned: TuneResult, choice: Choice) -> str:
+    """Return what to paste: the constructor with the caps and the other options of the scenario.
+
+    Examples of what it returns: ``DistributedDataParallel(model, bucket_cap_mb=49)``.
+    """
+    strategy = tuned.scenario.strategy
+    assert isinstance(strategy, DdpStrategy)  # what else is tuned
+    options, cap, listed = ddp_options(strategy), choice.bucket_cap_mb, choice.bucket_cap_mb_list
+    flags = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")
+    arguments = [
+        "model",
+        f"bucket_cap_mb_list={format_caps(listed)}" if listed is not None else "",
+        f"bucket_cap_mb={number(cap)}" if listed is None and cap is not None else "",
+        *(f"{name}=True" for name in flags if getattr(options, name)),
+        "" if options.broadcast_buffers else "broadcast_buffers=False",
+    ]
+    return f"DistributedDataParallel({', '.join(filter(None, arguments))})"
+
+
+def curve_csv(tuned: TuneResult) -> str:
+    """Return the curve as CSV, one line per partition that one cap can make."""
+    regrets = ("regret", "regret_quick", "regret_slow")[: len(tuned.curve[0].regrets)]
+    titles = [
+        "bucket_cap_mb",
+        "low_mb",
+        "high_mb",
+        "buckets",
+        "step_time_s",
+        "exposed_comm_s",
+        "simulated",
+    ]
+    rows = (
+        (
+            number(point.bucket_cap_mb),
+            repr(point.low_mb),
+            "" if math.isinf(point.high_mb) else repr(point.high_mb),
+            point.buckets,
+            repr(point.step_time_s),
+            repr(point.exposed_comm_s),
+            int(point.simulated),
+            *(f"{regret:.6g}" for regret in point.regrets),
+        )
+        for point in tuned.curve
+    )
+    return csv_text([*titles, *regrets], rows)
+
+
+def _choice(tuned: TuneResult, choice: Choice) -> dict[str, Any]:
+    caps = choice.bucket_cap_mb_list
+    return {
+        "bucket_cap_mb": choice.bucket_cap_mb,
+        "bucket_cap_mb_list": None
+        if caps is None
+        else [int(cap) if cap == int(cap) else cap for cap in caps],
+        **attributes(choice, "step_time_s exposed_comm_s first_step_time_s"),
+        **attributes(choice, "gains gains_nearby noise"),
+        "regret": tuned.regret(choice),
+        "buckets": [{"index": index} | asdict(b) for index, b in enumerate(choice.buckets)],
+    }
+
+
+def _horovod(horovod: Horovod) -> dict[str, Any]:
+    return {
+        **attributes(horovod, "cycle_s default best curve"),
+        "snippet": f"HOROVOD_FUSION_THRESHOLD={round(horovod.best.threshold_mb * 1024 * 1024)}",
+        "assumptions": horovod.assumptions,
+    }
+
+
+def _shared(shared: SharedCap) -> dict[str, Any]:
+    times = {"bucket_cap_mb": shared.bucket_cap_mb, "step_time_s": shared.steps_s}
+    return times | attributes(shared, "regrets worst_regret")

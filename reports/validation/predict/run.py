@@ -14,8 +14,8 @@ from perfmodel.library.model import CommLibrary
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.sweep.executor import count_cores, map_unordered
 from perfmodel.validate.forecast import Forecast, Mode, Task, Times, observed_s, predict
+from perfmodel.validate.match import Matched, Unmatched, match, one_line
 from perfmodel.validate.run import WORTH_IT
-from perfmodel.validate.sweeps.match import Matched, Unmatched, match, one_line
 from reports.validation.predict.baselines import alpha_beta_s, tuner_s
 from reports.validation.refit.numbers import library_without
 from reports.validation.strategies.model import StrategyTable

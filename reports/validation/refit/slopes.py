@@ -16,8 +16,8 @@ from perfmodel.library.lowering.rings import SINGLE_SENDS
 from perfmodel.library.machine import Machine, make_machine, observed_time_s
 from perfmodel.library.model import CommLibrary, Variant, library_on
 from perfmodel.simulate.uncontended import UncontendedTimer, hidden_s
-from perfmodel.validate.sweeps.match import Matched
-from perfmodel.validate.sweeps.read import Sweep
+from perfmodel.validate.match import Matched
+from perfmodel.validate.read import Sweep
 from reports.validation.refit.numbers import FittedNumber, with_numbers
 
 MOST_SIZES = 9

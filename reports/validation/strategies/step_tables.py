@@ -10,7 +10,7 @@ from pathlib import Path
 from perfmodel.errors import Fault, InputError, PerfmodelError
 from perfmodel.files.csv_rows import read_table
 from perfmodel.files.read import parse_yaml
-from perfmodel.validate.sweeps.match import one_line
+from perfmodel.validate.match import one_line
 from reports.validation.strategies.model import StrategyTable
 from reports.validation.strategies.predicted_step import (
     PredictedStep,

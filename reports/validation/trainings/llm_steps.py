@@ -19,7 +19,7 @@ from perfmodel.errors import Fault, InputError, PerfmodelError, allowed_names
 from perfmodel.files.csv_rows import read_table
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.validate.sweeps.match import one_line
+from perfmodel.validate.match import one_line
 from perfmodel.workload.kernels.shapes import Attention
 from perfmodel.workload.memory.fused_layers import fuse_by_hand
 from perfmodel.workload.memory.optimizer_states import OptimizerKernels

@@ -13,7 +13,7 @@ from perfmodel.files.csv_rows import read_table
 from perfmodel.studies.run.result.model import Uncertainty
 from perfmodel.studies.run.steps.uncertainty import chance_of_gpus, ratio_interval, step_interval
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.validate.sweeps.match import one_line
+from perfmodel.validate.match import one_line
 from perfmodel.workload import zoo
 from perfmodel.workload.compute_spread import measured_factors, spread_of
 from perfmodel.workload.model import scale_times

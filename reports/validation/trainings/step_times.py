@@ -26,7 +26,7 @@ from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.horovod import horovod_plan
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategy import StepRequest
-from perfmodel.validate.sweeps.match import Allocation, build_cluster
+from perfmodel.validate.match import Allocation, build_cluster
 from perfmodel.workload.compute_spread import Factors, overlap_slowdowns, slowest_factor, spread_of
 from perfmodel.workload.memory.optimizer_states import OptimizerKernels
 from perfmodel.workload.model import LayerTimes, scale_times, slow_device

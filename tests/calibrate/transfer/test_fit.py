@@ -24,7 +24,7 @@ from perfmodel.library.corrections import CollectiveContext, Corrections
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
 from perfmodel.library.settings import LibrarySettings
-from perfmodel.report.residuals import write_residuals
+from perfmodel.report.validation import write_residuals
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.collective import collective_rows
 from perfmodel.topology.templates.build import build_topology

@@ -15,9 +15,9 @@ from perfmodel.library.machine import make_machine, observed_time_s
 from perfmodel.library.model import load_library
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.simulate.uncontended import UncontendedTimer, hidden_s
+from perfmodel.validate.match import match
+from perfmodel.validate.read import read_sweeps
 from perfmodel.validate.run import shipped_folder
-from perfmodel.validate.sweeps.match import match
-from perfmodel.validate.sweeps.read import read_sweeps
 from tests.calibrate.transfer.machines import SIZES, Row, dgx
 
 LARGE = [2**n for n in range(26, 33)]

@@ -3,8 +3,8 @@
 import pytest
 
 from perfmodel.calibrate.transfer.priors import shipped_priors
+from perfmodel.validate.read import read_sweeps
 from perfmodel.validate.run import shipped_folder
-from perfmodel.validate.sweeps.read import read_sweeps
 from reports.calibration import leave_one_out
 from reports.calibration.leave_one_out import OWN_ROWS, fold_of, prepare, questions, rows_of
 

@@ -15,9 +15,9 @@ from perfmodel.library.transport import local_path, usual_peer_level
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology
+from perfmodel.validate.match import match
+from perfmodel.validate.read import read_sweeps, sweeps_folder
 from perfmodel.validate.run import shipped_folder
-from perfmodel.validate.sweeps.match import match
-from perfmodel.validate.sweeps.read import read_sweeps, sweeps_folder
 
 HOME = sweeps_folder(shipped_folder())
 SWEEPS = {sweep.id: sweep for sweep in read_sweeps(HOME)}

@@ -17,9 +17,8 @@ from perfmodel.report.run.events import (
     group_waits,
     lines,
 )
-from perfmodel.report.run.export import to_json
 from perfmodel.report.run.page import report_html
-from perfmodel.report.run.text import result_lines
+from perfmodel.report.run.text import result_lines, to_json
 from perfmodel.studies.run.result.model import (
     BackgroundJobStep,
     DisturbanceCost,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.report.run.export import to_json
+from perfmodel.report.run.text import to_json
 from perfmodel.studies.run.result.model import Result
 
 # Keys that other programs were promised for ``perfmodel run --json``.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from perfmodel.report.common.html import render_block
-from perfmodel.report.run.servers import servers_section
+from perfmodel.report.run.parallelism import servers_section
 from perfmodel.studies.run.result.model import Result
 from perfmodel.studies.run.result.usage import ServerUse, Staleness
 

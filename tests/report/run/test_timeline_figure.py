@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.report.common.palette import WORK
-from perfmodel.report.run.timeline_figure import draw_timeline
+from perfmodel.report.run.timeline import draw_timeline
 from perfmodel.studies.run.result.model import Result
 from perfmodel.timeline import Span, Timeline
 

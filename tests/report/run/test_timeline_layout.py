@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.report.run.timeline_layout import step_picture
+from perfmodel.report.run.timeline import step_picture
 from perfmodel.studies.run.result.model import Result, SizeResult
 from perfmodel.studies.run.result.usage import MixtureUse, StageUse
 from perfmodel.timeline import Span, Timeline

@@ -23,14 +23,14 @@ from perfmodel.report.topology.figure import (
     shrink,
     topology_caption,
 )
-from perfmodel.report.topology.labels import (
+from perfmodel.report.topology.page import topology_html, write_topology
+from perfmodel.report.topology.summary import (
     LayerLabel,
     busiest_link,
     find_limiting,
     limit_sentence,
     stack,
 )
-from perfmodel.report.topology.page import topology_html, write_topology
 from perfmodel.studies.run.result.model import Result, SizeResult
 from perfmodel.studies.run.result.usage import LinkEnds, LinkUse
 from perfmodel.topology.own_graph import topology_of

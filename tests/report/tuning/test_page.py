@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from perfmodel.report.tuning import text
-from perfmodel.report.tuning.export import curve_csv, tuned_json
 from perfmodel.report.tuning.page import tuned_html, write_tuned
+from perfmodel.report.tuning.text import curve_csv, tuned_json
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.tune.model import TuneResult
 from perfmodel.studies.tune.run import tune_scenario

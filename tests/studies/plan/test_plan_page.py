@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from perfmodel.report.planning import tables
+from perfmodel.report.planning import page
 from perfmodel.report.planning import text as said
 from perfmodel.report.planning.figures import draw_time_against_cost
 from perfmodel.report.planning.page import plan_html, plan_markdown, write_plan
@@ -187,7 +187,7 @@ def test_times_in_a_column_share_a_unit_that_shows_them_all():
 
 def test_rare_failures_have_no_error_of_their_mean(planned):
     _, plan = planned
-    table = tables.failure_table(plan)
+    table = page.failure_table(plan)
     by = [dict(zip(table.titles, row, strict=True)) for row in table.rows]
     one = next(o for o in plan.usable if (o.candidate, o.nodes) == ("bought", 2))
     row = next(r for r in by if (r["candidate"], r["nodes"]) == ("bought", "2"))
@@ -231,7 +231,7 @@ def test_a_price_that_is_not_back_in_a_lifetime_is_said_so(planned, option):
         late = UpgradeOutcome("u", before, after, DAY, 1.0, 81e3, payback_s, "later")
         assert sentence in said.pays(late, "USD").replace("\N{NO-BREAK SPACE}", " ")
         plan = replace(planned[1], outcomes=(late,))
-        (row,) = tables.upgrade_table(plan).rows
+        (row,) = page.upgrade_table(plan).rows
         assert cell in [text.replace("\N{NO-BREAK SPACE}", " ") for text in row]
         answer = dict(said.answers(plan))["Does 'u' pay?"]
         assert answer.startswith("no: " if "100" in cell else "only in the long run: ")

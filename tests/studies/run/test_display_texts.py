@@ -17,7 +17,7 @@ from perfmodel.errors import InputError
 from perfmodel.files import list_shipped
 from perfmodel.report.run.kineto import to_kineto
 from perfmodel.report.run.pipeline_figure import pipeline_picture
-from perfmodel.report.run.timeline_layout import step_picture
+from perfmodel.report.run.timeline import step_picture
 from perfmodel.scenario import Scenario, change_scenario, load_scenario
 from perfmodel.studies.choose.mixtures import step_causes
 from perfmodel.studies.plan.time_to_train import target_samples

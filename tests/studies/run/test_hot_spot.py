@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.report.common import quantities
-from perfmodel.report.run.export import to_json
-from perfmodel.report.run.text import run_markdown
+from perfmodel.report.run.text import run_markdown, to_json
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result.model import Result

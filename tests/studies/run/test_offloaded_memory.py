@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel.files.read import parse_yaml
 from perfmodel.report.common import quantities
-from perfmodel.report.run.export import to_json
+from perfmodel.report.run.text import to_json
 from perfmodel.scenario import change_scenario, load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result.model import Result

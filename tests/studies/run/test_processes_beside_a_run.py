@@ -92,7 +92,7 @@ def test_the_result_names_them(tmp_path: Any) -> None:
     assert result.points[0].gpus == 8  # where n1 is not there
     page = str(result.to_html())
     assert "process burst" in page
-    from perfmodel.report.run.export import to_json
+    from perfmodel.report.run.text import to_json
 
     events = json.loads(json.dumps(to_json(result)))["events"]
     assert [each["what"] for each in events] == ["process burst", "process nothing"]

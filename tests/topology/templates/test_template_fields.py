@@ -16,7 +16,7 @@ from perfmodel.errors import InputError
 from perfmodel.files import plain, validate_document
 from perfmodel.files.read import parse_yaml
 from perfmodel.library.settings import LibrarySettings
-from perfmodel.report.run.export import to_json
+from perfmodel.report.run.text import to_json
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.collective import collective_rows

@@ -18,7 +18,7 @@ from perfmodel.scenario.strategies.strategy import HorovodStrategy
 from perfmodel.topology.from_text.gpu_text import says_nothing
 from perfmodel.topology.from_text.match_template import HostText, read_host
 from perfmodel.training.ddp.options import FIRST_BUCKET_BYTES, DdpOptions, cap_bytes
-from perfmodel.validate.sweeps.match import MOST_RANKS, one_line
+from perfmodel.validate.match import MOST_RANKS, one_line
 from reports.validation.trainings.rows.errata import correct
 from reports.validation.trainings.rows.model_names import NamedModel, read_model
 from reports.validation.trainings.rows.software import StatedSoftware, read_software

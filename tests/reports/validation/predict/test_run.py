@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from perfmodel.validate.forecast import SweepPrediction, Task
+from perfmodel.validate.match import match
+from perfmodel.validate.read import read_sweeps, sweeps_folder
 from perfmodel.validate.run import shipped_folder
-from perfmodel.validate.sweeps.match import match
-from perfmodel.validate.sweeps.read import read_sweeps, sweeps_folder
 from reports.validation.predict.run import predict_fully
 from reports.validation.refit.fitted import fitted_on
 from reports.validation.run import Validation, to_json

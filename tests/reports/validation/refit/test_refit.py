@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.library.model import load_library
+from perfmodel.validate.match import match
+from perfmodel.validate.read import read_sweeps, sweeps_folder
 from perfmodel.validate.run import shipped_folder
-from perfmodel.validate.sweeps.match import match
-from perfmodel.validate.sweeps.read import read_sweeps, sweeps_folder
 from reports.validation.refit import numbers
 from reports.validation.refit.fit import centres, fit, refitted, solve
 from reports.validation.refit.fitted import fitted_on

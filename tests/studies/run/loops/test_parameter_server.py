@@ -12,9 +12,8 @@ from rich.console import Console
 from perfmodel.errors import InputError
 from perfmodel.library.corrections import spread_factors
 from perfmodel.report.common.plain_text import render_terminal
-from perfmodel.report.run.export import to_json
 from perfmodel.report.run.page import report_html
-from perfmodel.report.run.text import result_lines, run_markdown
+from perfmodel.report.run.text import result_lines, run_markdown, to_json
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result.model import Result, SizeResult, Uncertainty

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.report.run.export import to_json
+from perfmodel.report.run.text import to_json
 from perfmodel.scenario import load_scenario
 from perfmodel.scenario.load import make_scenario
 from perfmodel.studies.run import run_scenario

@@ -106,7 +106,7 @@ def test_the_result_goes_the_usual_way(tmp_path: Any) -> None:
     page = str(result.to_html())
     assert "after_backward" in page
     assert "Memory: not stated" in page
-    from perfmodel.report.run.export import to_json
+    from perfmodel.report.run.text import to_json
 
     document = json.loads(json.dumps(to_json(result)))
     assert document["memory_bytes"] is None

@@ -8,7 +8,7 @@ import pytest
 
 from perfmodel.report.common.figures import new_figure
 from perfmodel.report.run.parallelism import degrees, lines
-from perfmodel.report.run.pipeline_figure import _add_blocks, pipeline_picture
+from perfmodel.report.run.pipeline_figure import block_traces, pipeline_picture
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
 from perfmodel.studies.run.result.model import SizeResult
@@ -97,8 +97,6 @@ def test_numbers_of_passes_stay_within_their_window(point: SizeResult) -> None:
     length_s = drawn.end_s - drawn.start_s
     for share, number in ((0.4, ""), (0.6, "1")):
         window = (drawn.end_s - share * length_s, drawn.end_s + 1.0)
-        figure = new_figure(100)
-        _add_blocks(figure, [drawn], window, "", ("s", 1.0))
-        (bar,) = figure.data
+        (bar,) = new_figure(100, block_traces([drawn], window, "", ("s", 1.0))).data
         assert bar.base[0] == pytest.approx(window[0])
         assert list(bar.text) == [number]

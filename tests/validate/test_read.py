@@ -5,8 +5,8 @@ import csv
 import pytest
 
 from perfmodel.errors import InputError
+from perfmodel.validate.read import operation, read_sweeps
 from perfmodel.validate.run import shipped_folder
-from perfmodel.validate.sweeps.read import operation, read_sweeps
 
 META = {
     "sweep_id": "one",

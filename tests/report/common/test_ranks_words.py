@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.report.common.document import Paragraph, Table
-from perfmodel.report.common.processes import for_ranks_of
+from perfmodel.report.common.document import Paragraph, Table, for_ranks_of
 from perfmodel.report.run.page import report_html
 from perfmodel.report.run.text import result_lines, run_markdown
 from perfmodel.report.topology.page import topology_html

@@ -4,9 +4,9 @@ import pytest
 
 from perfmodel.topology.from_text.gpu_text import read_gpu
 from perfmodel.topology.routing.router import Router
+from perfmodel.validate.match import Matched, Unmatched, match
+from perfmodel.validate.read import Row, Sweep, read_sweeps, sweeps_folder
 from perfmodel.validate.run import shipped_folder
-from perfmodel.validate.sweeps.match import Matched, Unmatched, match
-from perfmodel.validate.sweeps.read import Row, Sweep, read_sweeps, sweeps_folder
 
 SHIPPED = {sweep.id: sweep for sweep in read_sweeps(shipped_folder())}
 

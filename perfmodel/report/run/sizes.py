@@ -1,12 +1,17 @@
-"""What a scaling curve says: intervals, what an added GPU brings, the knee, bottlenecks by size."""
+"""Sizes and buckets of a result as tables: for people, and as CSV for spreadsheets.
+
+What a scaling curve says: intervals, what an added GPU brings, the knee, bottlenecks by size.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 
+from perfmodel.report.common import quantities
+from perfmodel.report.common.document import Column, Table, tabulate
 from perfmodel.studies.run.result.model import Limit, Result, SizeResult
 
 WORTH = 0.8
@@ -76,10 +81,18 @@ def size_gains(result: Result) -> tuple[SizeGain, ...]:
             samples=throughput_interval(point),
             efficiency=point.scaling_efficiency_interval,
             marginal=marginal,
-            moved=at > 0 and kinds[at] != kinds[at - 1],
+            moved=kind != before,
         )
-        for at, (point, marginal) in enumerate(zip(result.points, marginals, strict=True))
+        for point, marginal, kind, before in zip(
+            result.points, marginals, kinds, [*kinds[:1], *kinds[:-1]], strict=True
+        )
     )
+
+
+def linear_speeds(result: Result) -> list[float]:
+    """Throughput of every size if each GPU brought that of the size efficiency is relative to."""
+    base = next((p for p in result.points if p.gpus == result.efficiency_base), result.points[0])
+    return [base.samples_per_s / base.gpus * point.gpus for point in result.points]
 
 
 def throughput_interval(point: SizeResult) -> Range | None:
@@ -113,8 +126,7 @@ def kind_of(bottleneck: str) -> str:
 
 def _per_gpu(result: Result) -> float:
     """Throughput per GPU at the size that efficiency is relative to."""
-    base = next((p for p in result.points if p.gpus == result.efficiency_base), result.points[0])
-    return base.samples_per_s / base.gpus
+    return linear_speeds(result)[0] / result.points[0].gpus
 
 
 def marginal_efficiencies(result: Result, samples_per_s: Sequence[float]) -> tuple[float, ...]:
@@ -123,8 +135,7 @@ def marginal_efficiencies(result: Result, samples_per_s: Sequence[float]) -> tup
     `samples_per_s` has shape (sizes,), the result (sizes - 1,). It is negative where a larger
     cluster is slower.
     """
-    each = _per_gpu(result)
-    sizes = [point.gpus for point in result.points]
+    each, sizes = _per_gpu(result), [point.gpus for point in result.points]
     return tuple(
         (after - before) / (more - fewer) / each
         for (fewer, before), (more, after) in pairwise(zip(sizes, samples_per_s, strict=True))
@@ -136,22 +147,18 @@ def knee(result: Result, samples_per_s: Sequence[float] | None = None) -> Reach 
 
     It pays where each added GPU brings at least `WORTH` of the throughput of one GPU.
     """
-    points = result.points
-    if len(points) < 2:
+    if len(result.points) < 2:
         return None
-    speeds = samples_per_s or [point.samples_per_s for point in points]
-    each, sizes = _per_gpu(result), [point.gpus for point in points]
+    speeds = samples_per_s or [point.samples_per_s for point in result.points]
+    each, sizes = _per_gpu(result), [point.gpus for point in result.points]
 
     def gain(before: int, after: int) -> float:
-        added = sizes[after] - sizes[before]
-        return (speeds[after] - speeds[before]) / added / each
+        return (speeds[after] - speeds[before]) / (sizes[after] - sizes[before]) / each
 
     least = [min(gain(b, a) for b in range(a)) for a in range(1, len(sizes))]
     reach = _reach(sizes, [1.0, *least], WORTH)
-    if reach.beyond is None:
-        return reach
     at = sizes.index(reach.gpus)
-    return replace(reach, value=gain(at, at + 1))
+    return reach if reach.beyond is None else replace(reach, value=gain(at, at + 1))
 
 
 def good_until(result: Result, samples_per_s: Sequence[float] | None = None) -> Reach | None:
@@ -165,12 +172,15 @@ def good_until(result: Result, samples_per_s: Sequence[float] | None = None) -> 
 
 def _reach(sizes: Sequence[int], values: Sequence[float], least: float) -> Reach:
     """The largest size whose value is at least `least`; the smallest size if there is none."""
-    reached = [value >= least for value in values]
-    at = max((number for number, is_reached in enumerate(reached) if is_reached), default=0)
-    exceptions = tuple(sizes[number] for number in range(at) if not reached[number])
-    if at + 1 == len(sizes):
-        return Reach(sizes[at], None, values[at], exceptions)
-    return Reach(sizes[at], sizes[at + 1], values[at + 1], exceptions)
+    at = max((number for number, value in enumerate(values) if value >= least), default=0)
+    exceptions = tuple(sizes[number] for number in range(at) if values[number] < least)
+    beyond = at + 1 if at + 1 < len(sizes) else None
+    return Reach(
+        sizes[at],
+        None if beyond is None else sizes[beyond],
+        values[at if beyond is None else beyond],
+        exceptions,
+    )
 
 
 def ends(result: Result) -> tuple[list[float], list[float]] | None:
@@ -192,12 +202,74 @@ def ends(result: Result) -> tuple[list[float], list[float]] | None:
 
 def runs(result: Result) -> tuple[Run, ...]:
     """Neighbouring sizes with the same kind of bottleneck, joined."""
-    joined: list[Run] = []
-    for point in result.points:
-        kind = kind_of(point.bottleneck)
-        if joined and joined[-1].kind == kind:
-            last = joined[-1]
-            joined[-1] = replace(last, last=point.gpus)
-        else:
-            joined.append(Run(point.gpus, point.gpus, point.bottleneck, kind, point.limit))
-    return tuple(joined)
+    groups = groupby(result.points, key=lambda point: kind_of(point.bottleneck))
+    return tuple(
+        Run(points[0].gpus, points[-1].gpus, points[0].bottleneck, kind, points[0].limit)
+        for kind, points in ((kind, list(group)) for kind, group in groups)
+    )
+
+
+KNEE_HINT = (
+    "An added GPU brings: extra throughput per extra GPU over one GPU's. Knee: the largest size to "
+    f"which growing, from any smaller one, brings {quantities.percent(WORTH)} or more."
+)
+LINK_HINT = (
+    "Hosts and their parts are counted from 0. The path of a bottleneck names links by their ends: "
+    "n0 is the first host, nic0 its first network adapter; fabric is what stands between hosts."
+)
+
+
+def sizes_table(result: Result, marked: Sequence[int] = ()) -> Table:
+    """One row per size; no efficiency where there is one size only."""
+    interval = ">80\N{NO-BREAK SPACE}% interval"
+
+    def interval_s(row: SizeGain) -> str:
+        return quantities.span_or("none", row.point.interval_s, quantities.duration)
+
+    def marginal(row: SizeGain) -> str:
+        return "" if row.marginal is None else quantities.percent_column(row.marginal)
+
+    def held(row: SizeGain) -> str:
+        verdict = {quantities.memory_verdict(row.point.memory)} - {"", "fits"}
+        return ", ".join([quantities.memory_size(row.point.memory), *verdict])
+
+    columns: list[Column | None] = [
+        (">GPUs", lambda row: f"{row.point.gpus:,}"),
+        (">Nodes", lambda row: f"{row.point.nodes:,}"),
+        (">Step", lambda row: quantities.duration(row.point.step_time_s)),
+        (interval, interval_s),
+        (
+            f">{quantities.samples_short(result)}/s",
+            lambda row: quantities.count(row.point.samples_per_s),
+        ),
+        (interval, lambda row: quantities.span_or("none", row.samples, quantities.count)),
+        (">Efficiency", lambda row: quantities.percent_column(row.point.scaling_efficiency)),
+        (">Added GPU brings", marginal),
+        (">Exposed", lambda row: quantities.duration(row.point.exposed_comm_s)),
+        ("Bottleneck", lambda row: row.point.bottleneck),
+        (">Memory per GPU", held),
+    ]
+    if len(result.points) < 2:
+        columns[6:8] = []
+    return tabulate(size_gains(result), columns, marked=marked)
+
+
+def hints(result: Result) -> list[str]:
+    """Explain what the table of sizes names."""
+    hints = [KNEE_HINT] if len(result.points) > 1 else []
+    return [*hints, LINK_HINT] if any(point.limiting_links for point in result.points) else hints
+
+
+def communication_table(point: SizeResult) -> Table:
+    """What a rank communicates in a step, by operation."""
+    return tabulate(
+        point.communication,
+        (
+            ("Operation", lambda use: quantities.operation(use.op)),
+            (">Calls", lambda use: f"{use.calls:,}"),
+            (">Size", lambda use: quantities.size(use.nbytes)),
+            (">Sent per GPU", lambda use: quantities.size(use.sent_bytes)),
+            (">In flight", lambda use: quantities.duration(use.busy_s)),
+            (">Exposed", lambda use: quantities.duration(use.exposed_s)),
+        ),
+    )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.validate.sweeps.settings_text import one_process, read_settings
+from perfmodel.validate.match import one_process, read_settings
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,424 @@
+"""What a scaling curve says, in sentences and as a section of the page.
+
+Figures of a scaling curve: throughput, step time and efficiency, each with its interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from html import escape
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.report.common import quantities
+from perfmodel.report.common.document import (
+    Box,
+    Bullets,
+    Figure,
+    Heading,
+    Markup,
+    Section,
+    pair,
+    paragraphs,
+    section,
+)
+from perfmodel.report.common.figures import (
+    add_note,
+    axis_layout,
+    band,
+    gpu_ticks,
+    lines,
+    log_axis,
+    log_ticks,
+    new_figure,
+    time_unit,
+)
+from perfmodel.report.common.palette import INK, QUIET_INK, WORK, channels
+from perfmodel.report.run import sizes
+from perfmodel.report.run.sizes import (
+    GOOD,
+    WORTH,
+    Range,
+    Reach,
+    Run,
+    ends,
+    good_until,
+    knee,
+    linear_speeds,
+    runs,
+    size_gains,
+)
+from perfmodel.report.topology.summary import has_layers
+from perfmodel.studies.run.result.model import Result
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+def basis(result: Result) -> str:
+    """What is held fixed over the sizes, and what efficiency is relative to."""
+    if len(result.points) < 2:
+        size = quantities.gpus(result.main.gpus)
+        if not has_layers(result.topology):
+            return f"A graph is one size, {size}, so how it scales is not known."
+        return (
+            f"Only one size was asked for, {size}, so how it scales is not known; `scale` in the "
+            "scenario asks for more."
+        )
+    return f"{quantities.scaling(result)}. Efficiency is {quantities.efficiency_base(result)}."
+
+
+def findings(result: Result) -> list[str]:
+    """What the curve says, in sentences; empty for one size."""
+    points = result.points
+    if len(points) < 2:
+        return []
+    joined, best = runs(result), max(points, key=lambda point: point.samples_per_s)
+    limits = "; ".join(f"{run.bottleneck} on {sizes_of(run)}" for run in joined)
+    same = f"The bottleneck is the same at every size: {joined[0].bottleneck}."
+    missing = [f"{point.gpus:,}" for point in points if point.interval_s is None]
+    lacks = f"No interval on {', '.join(missing)} GPU{'' if missing == ['1'] else 's'}"
+    if len(missing) == len(points):
+        lacks = "No size has an interval"
+    too_big = ", ".join(f"{point.gpus:,}" for point in points if not point.memory.fits)
+    sentences = (
+        (True, knee_sentence(result)),
+        (True, good_sentence(result)),
+        (True, same if len(joined) == 1 else f"Bottleneck: {limits}."),
+        (True, quantities.slowest(result)),
+        (
+            best is not result.main,
+            (
+                f"The quickest size is {quantities.gpus(best.gpus)}, not the largest: "
+                f"{quantities.count(best.samples_per_s)} {quantities.samples_short(result)}/s"
+                f"{'' if best.memory.fits else ', if it fitted in GPU memory'}."
+            ),
+        ),
+        (missing, f"{lacks}: {quantities.NO_INTERVAL}."),
+        (
+            too_big,
+            f"Does not fit in GPU memory on {too_big} GPUs: those rows are hypothetical.",
+        ),
+    )
+    return [sentence for applies, sentence in sentences if applies and sentence]
+
+
+def knee_sentence(result: Result) -> str:
+    """Say where the knee is, how far it moves within the intervals, and what comes after it."""
+    reach = knee(result)
+    if reach is None:
+        return ""
+    but = ", ".join(f"{size:,}" for size in reach.exceptions)
+    base = f"what a GPU of {quantities.gpus(result.efficiency_base)} trains"
+    if result.efficiency_base == 1:
+        base = "what one GPU trains alone"
+    grown_to = (
+        f"from any smaller size on each added GPU brings at least {quantities.percent(WORTH)} of "
+        f"{base}{f' (growing to {but} does not)' if but else ''}"
+    )
+    text = f"No knee up to {quantities.gpus(reach.gpus)}: {grown_to}"
+    if reach.beyond is not None:
+        smallest = reach.gpus == result.points[0].gpus
+        brings = f"brings {quantities.percent(reach.value)}{f' of {base}' if smallest else ''}"
+        text = (
+            f"The knee is at {quantities.gpus(reach.gpus)}"
+            f"{', the smallest size' if smallest else f': {grown_to}'}{': ' if smallest else '; '}"
+            f"from {reach.gpus:,} to {quantities.gpus(reach.beyond)} an added GPU "
+            f"{brings if reach.value >= 0 else 'lowers the total throughput'}"
+        )
+    return f"{text}{_within_intervals(result, reach, knee)}."
+
+
+def _within_intervals(
+    result: Result, reach: Reach, of: Callable[[Result, Sequence[float]], Reach | None]
+) -> str:
+    """Say how far a reach moves between the ends of the intervals."""
+    reaches = [of(result, speeds) for speeds in ends(result) or ()]
+    if not (sizes := {each.gpus for each in reaches if each is not None}):
+        return ""
+    low, high = min(sizes), quantities.gpus(max(sizes))
+    both = "ends of the 80\N{NO-BREAK SPACE}% intervals"
+    if len(sizes) > 1:
+        return f"; {low:,} or {high} at the {both}"
+    return f"; {'the same' if low == reach.gpus else high} at both {both}"
+
+
+def good_sentence(result: Result) -> str:
+    """Say up to which size efficiency is good, and what it is at the largest."""
+    reach = good_until(result)
+    if reach is None:
+        return ""
+    last, but = size_gains(result)[-1], ", ".join(f"{size:,}" for size in reach.exceptions)
+    interval = ""
+    if last.efficiency is not None:
+        low, high = map(quantities.percent, last.efficiency)
+        interval = f" (80\N{NO-BREAK SPACE}% interval {low} to {high})"
+    return (
+        f"Efficiency is {quantities.percent(GOOD)} or more up to {quantities.gpus(reach.gpus)}"
+        f"{f', but not on {but}' if but else ''}{_within_intervals(result, reach, good_until)}. "
+        f"At {quantities.gpus(last.point.gpus)} it is "
+        f"{quantities.percent(last.point.scaling_efficiency)}{interval}."
+    )
+
+
+def sizes_of(run: Run) -> str:
+    """``"8 GPUs"``, ``"16 to 128 GPUs"``."""
+    first = "" if run.first == run.last else f"{run.first:,} to "
+    return f"{first}{quantities.gpus(run.last)}"
+
+
+def scaling_section(result: Result) -> Section:
+    """Build the section: findings, figures with intervals, what limits each size, all sizes."""
+    moved = [number for number, size in enumerate(size_gains(result)) if size.moved]
+    hints = [*sizes.hints(result), *["A line marks where the bottleneck changes."] * bool(moved)]
+    table = [sizes.sizes_table(result, moved), *paragraphs([" ".join(hints)], "hint")]
+    if len(result.points) < 2:
+        return section("Scaling", basis(result), *table)
+    said = Bullets(findings(result), "findings")
+    return section("Scaling", basis(result), said, *_figures(result), Heading("All sizes"), *table)
+
+
+def _figures(result: Result) -> list[Box]:
+    colours = bottleneck_colours(result)
+    items = "".join(
+        f'<li><i class="swatch" style="--c:{colours[run.kind]}"></i>'
+        f"<span><b>{sizes_of(run)}</b> {escape(run.bottleneck)}</span></li>"
+        for run in runs(result)
+    )
+    foot = "The strip at the foot of the efficiency figure has the same colours."
+    speed, share, step = (
+        Figure(draw(result), name, f"{what} against number of GPUs")
+        for draw, name, what in (
+            (draw_throughput, "scaling", "Throughput"),
+            (draw_efficiency, "efficiency", "Efficiency"),
+            (draw_step_time, "steptime", "Step time"),
+        )
+    )
+    return [
+        pair(
+            [Heading(f"Throughput, {quantities.samples(result)} per second"), speed],
+            [Heading("Efficiency, share of linear scaling"), share],
+        ),
+        pair(
+            [Heading("Step time"), step],
+            [
+                Heading("What limits which size"),
+                Markup(f'<ul class="limits">{items}</ul>'),
+                *paragraphs([foot], "hint"),
+            ],
+        ),
+    ]
+
+
+_OTHERS = ("#d55e00", "#e69f00", "#cc79a7", "#009e73", "#56b4e9")
+"""Colours of bottlenecks other than compute and host, in the order in which they appear."""
+
+_STRIP = 0.035
+"""Height of the strip of bottlenecks, as a share of the figure."""
+
+_ABOVE_CURVES = 0.84
+"""Height of a label in the figure of throughput, whose curves rise from its lower left corner."""
+
+BAND = "80\N{NO-BREAK SPACE}% interval"
+
+
+def bottleneck_colours(result: Result) -> dict[str, str]:
+    """Colour of each kind of bottleneck."""
+    limits = {run.kind: run.limit for run in runs(result)}
+    own = {"compute": WORK["backward"], "host": WORK["host"]}
+    others = [kind for kind, limit in limits.items() if limit not in own]
+    return {
+        kind: own[limit] if limit in own else _OTHERS[others.index(kind) % len(_OTHERS)]
+        for kind, limit in limits.items()
+    }
+
+
+def draw_throughput(result: Result) -> go.Figure:
+    """Draw throughput against GPUs, with its interval and the line of perfect scaling."""
+    rows, ideal = size_gains(result), linear_speeds(result)
+    speed = [point.samples_per_s for point in result.points]
+    ends = [row.samples for row in rows]
+    lowest = min([*speed, *(low for low, _ in filter(None, ends))])
+    highest = max([1.25 * max(ideal), *(1.05 * high for _, high in filter(None, ends))])
+    figure = new_figure(
+        360,
+        [
+            *_curve(result, speed, ends, WORK["backward"]),
+            lines(  # drawn last, so that it shows where both lines coincide
+                "linear scaling",
+                [point.gpus for point in result.points],
+                ideal,
+                {"dash": "dot", "color": INK, "width": 1.5},
+            ),
+        ],
+        x=_gpu_axis(result),
+        y=log_axis(
+            "",
+            (lowest * 0.8, highest),
+            log_ticks(lowest * 0.8, highest),
+            lambda tick: quantities.count(tick) if tick < 1000 else f"{tick:,.0f}",
+        ),
+    )
+    add_note(
+        figure,
+        f"{result.scaling} scaling",
+        x=0.09,
+        y=0.98,
+        xref="paper",
+        yref="paper",
+        xanchor="left",
+        yanchor="top",
+        font={"color": QUIET_INK, "size": 13},
+    )
+    _mark_knee(figure, result, _ABOVE_CURVES)
+    return figure
+
+
+def draw_step_time(result: Result) -> go.Figure:
+    """Draw the step time against GPUs with its interval."""
+    steps = [point.step_time_s for point in result.points]
+    longest = max([*steps, *(p.interval_s[1] for p in result.points if p.interval_s)])
+    unit, scale = time_unit(longest)
+    ends = [_scaled(point.interval_s, 1 / scale) for point in result.points]
+    return new_figure(
+        300,
+        _curve(result, [step / scale for step in steps], ends, WORK["exposed communication"]),
+        x=_gpu_axis(result),
+        y=axis_layout(f"step time ({unit})", range=[0, 1.06 * longest / scale]),
+    )
+
+
+def draw_efficiency(result: Result) -> go.Figure:
+    """Draw efficiency against GPUs with its interval, above a strip of bottlenecks."""
+    values = [100 * point.scaling_efficiency for point in result.points]
+    ends = [_scaled(row.efficiency, 100) for row in size_gains(result)]
+    top = max([105.0, 1.05 * max([*values, *(high for _, high in filter(None, ends))])])
+    good, right = 100 * GOOD, values[-1] < 80  # where the curve leaves room for the label
+    figure = new_figure(
+        360,
+        _curve(result, values, ends, WORK["optimizer"]),
+        x=_gpu_axis(result),
+        y=axis_layout(range=[-_STRIP * 1.6 * top, top], ticksuffix=" %", tick0=0),
+    )
+    figure.add_hline(y=good, line={"color": QUIET_INK, "width": 1, "dash": "dot"}, layer="below")
+    side = "right" if right else "left"
+    place = {"x": float(right), "xref": "paper", "xanchor": side, "y": good, "yanchor": "top"}
+    add_note(figure, f"{good:g} %", **place)
+    _strip(figure, result)
+    _mark_knee(figure, result)
+    return figure
+
+
+def _scaled(ends: Range | None, factor: float) -> Range | None:
+    return None if ends is None else (factor * ends[0], factor * ends[1])
+
+
+def _strip(figure: go.Figure, result: Result) -> None:
+    """Colour the foot of the figure by what limits each size; borders lie between sizes."""
+    colours = bottleneck_colours(result)
+    sizes = [point.gpus for point in result.points]
+    low, high = _gpu_span(sizes)
+    edges = [10**low, *(math.sqrt(a * b) for a, b in pairwise(sizes)), 10**high]
+    for run in runs(result):
+        figure.add_shape(
+            type="rect",
+            layer="above",
+            yref="paper",
+            y0=0,
+            y1=_STRIP,
+            x0=edges[sizes.index(run.first)],
+            x1=edges[sizes.index(run.last) + 1],
+            fillcolor=colours[run.kind],
+            line={"width": 0},
+        )
+
+
+def _curve(
+    result: Result, values: Sequence[float], ends: Sequence[Range | None], colour: str
+) -> Iterator[dict[str, Any]]:
+    """Describe predicted values and their intervals; sizes without one have hollow marks.
+
+    The interval is filled over neighbouring sizes that have one; a size alone gets a bar.
+    """
+    sizes = [point.gpus for point in result.points]
+    fill = "rgba({},{},{},0.2)".format(*channels(colour))
+    intervals = zip(sizes, ends, strict=True)
+    groups = [
+        list(group) for known, group in groupby(intervals, lambda pair: bool(pair[1])) if known
+    ]
+    for number, group in enumerate(groups):
+        yield band(
+            [size for size, _ in group],
+            [interval for _, interval in group if interval is not None],
+            fill,
+            line={"width": 0} if len(group) > 1 else {"width": 7, "color": fill},
+            marker={"color": fill},
+            name=BAND,
+            showlegend=number == 0,
+        )
+    hollow = any(point.interval_s for point in result.points)
+    symbols = [
+        "circle-open" if hollow and point.interval_s is None else "circle"
+        for point in result.points
+    ]
+    yield lines(
+        "predicted",
+        sizes,
+        values,
+        {"color": colour, "width": 2.5},
+        mode="lines+markers",
+        hovertext=_hover(result),
+        marker={"size": 8, "symbol": symbols},
+    )
+
+
+def _mark_knee(figure: go.Figure, result: Result, height: float = 0.12) -> None:
+    """Draw where growing stops to pay; the label stands where no curve is."""
+    reach = knee(result)
+    if reach is None or reach.beyond is None:
+        return
+    figure.add_vline(x=reach.gpus, line={"color": QUIET_INK, "width": 1, "dash": "dash"})
+    right = reach.gpus * reach.gpus >= result.points[0].gpus * result.points[-1].gpus
+    add_note(
+        figure,
+        f"knee {reach.gpus:,}",
+        x=math.log10(reach.gpus),
+        y=height,
+        yref="paper",
+        xref="x",
+        xanchor="right" if right else "left",
+        xshift=-4 if right else 4,
+    )
+
+
+def _gpu_span(sizes: Sequence[int]) -> Range:
+    """Ends of an axis of sizes, as powers of ten."""
+    room = 0.04 * math.log10(max(sizes) / min(sizes)) + 0.02
+    return math.log10(min(sizes)) - room, math.log10(max(sizes)) + room
+
+
+def _gpu_axis(result: Result) -> Mapping[str, Any]:
+    ticks = gpu_ticks(result.points)
+    span = list(_gpu_span([point.gpus for point in result.points]))
+    names = [f"{gpus:,}" for gpus in ticks]
+    return axis_layout("GPUs", type="log", range=span, tickvals=ticks, ticktext=names)
+
+
+def _hover(result: Result) -> list[str]:
+    def ends(interval: Range | None, write: Callable[[float], str]) -> str:
+        return "" if interval is None else f" ({quantities.span(*interval, write)})"
+
+    unit, none = escape(quantities.samples_short(result)), f"no interval: {quantities.NO_INTERVAL}"
+    return [
+        f"<b>{quantities.gpus(point.gpus)}</b> on {quantities.nodes(point.nodes)}<br>"
+        f"{quantities.count(point.samples_per_s)} {unit}/s{ends(row.samples, quantities.count)}<br>"
+        f"{quantities.percent(point.scaling_efficiency)} of linear scaling"
+        f"{ends(row.efficiency, quantities.percent)}<br>"
+        f"step {quantities.duration(point.step_time_s)}"
+        f"{ends(point.interval_s, quantities.duration)}<br>"
+        f"exposed communication {quantities.duration(point.exposed_comm_s)}<br>"
+        f"bottleneck: {escape(point.bottleneck, quote=False)}"
+        + ("" if point.interval_s else f"<br>{none}")
+        for row, point in ((row, row.point) for row in size_gains(result))
+    ]

@@ -1,0 +1,459 @@
+"""Picture of one training step: compute and communication side by side, the exposed part shaded.
+
+A timeline prepared for drawing: rows, bars merged until they are visible, exposed parts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.report.common import quantities
+from perfmodel.report.common.figures import (
+    add_note,
+    axis_layout,
+    bar_times,
+    bars,
+    new_figure,
+    time_unit,
+    title_row,
+)
+from perfmodel.report.common.palette import INK, WAIT_INK, WORK, work_of
+from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.timeline import Span, assign_lanes, exposed
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+_ROW_PIXELS, _LEAST_ROW_PIXELS, _ROOMY = 84, 44, 6
+"""Of few rows; of many, which are closer from `_ROOMY` rows on."""
+_TITLE_PIXELS = 19
+"""Of a row's title, which stands above its bars."""
+_THIN = 1 / 150
+"""Share of the step below which a bar has an edge of its own colour: a pale one would hide it."""
+_NUMBER_ROOM = {1: 0.022, 2: 0.055, 3: 0.09}
+"""Share of the step's length that a number of so many digits needs, so that neighbours do not
+touch on a screen of 360 pixels."""
+_FEW_BUCKETS = 2
+"""Buckets of a row from which on they have numbers: a number alone tells nothing."""
+_SHADED, _LABELLED = 0.001, 0.005
+"""Shares of the step from which exposed communication is shaded, and labelled."""
+_LABEL_ROOM, _LONG_LABEL_ROOM = 0.42, 0.75
+"""Of the picture's width that such a label takes on a phone, and one that says more."""
+_SHADED_WHOLE = 0.5
+"""Share of a stretch from which on it is shaded as exposed, and not only said to have pieces."""
+
+
+def draw_timeline(point: SizeResult) -> go.Figure:
+    """Draw one step; the horizontal axis zooms, rows stand below each other."""
+    picture = step_picture(point)
+    unit, scale = time_unit(picture.length_s)
+    rows = max(1, len(picture.rows))
+    row_pixels = max(_LEAST_ROW_PIXELS, min(_ROW_PIXELS, _ROW_PIXELS * _ROOMY // rows))
+    top = len(picture.rows) - 1 + max(0.55, 0.3 + _TITLE_PIXELS / row_pixels)
+    figure = new_figure(
+        110 + row_pixels * rows,
+        [*_work_bars(picture, unit, scale), *_wait_bars(picture, scale)],
+        x=axis_layout(
+            f"time since the step began ({unit})",
+            range=[0, 1.01 * picture.length_s / scale],
+            fixedrange=False,
+        ),
+        y=axis_layout(showgrid=False, showline=False, showticklabels=False, range=[-0.55, top]),
+        margin={"t": 30},
+        barmode="overlay",
+        bargap=0.3,
+        dragmode="zoom",
+    )
+    _shade(figure, picture, scale)
+    for height, row in _by_height(picture):
+        title_row(figure, height + 0.3, escape(row.title, quote=False))
+        for middle, bucket in _numbers(row, picture.length_s):
+            place = {"x": middle / scale, "y": height - 0.27, "xanchor": "center"}
+            add_note(figure, f"{bucket}", **place, yanchor="top", font={"size": 12, "color": INK})
+    return figure
+
+
+def _by_height(picture: StepPicture) -> list[tuple[int, Row]]:
+    """Rows with their heights in the figure, from the top."""
+    return [(len(picture.rows) - 1 - at, row) for at, row in enumerate(picture.rows)]
+
+
+def has_bucket_numbers(point: SizeResult) -> bool:
+    """Whether the picture numbers the buckets of a row."""
+    picture = step_picture(point)
+    return any(_numbers(row, picture.length_s) for row in picture.rows)
+
+
+def _numbers(row: Row, length_s: float) -> list[tuple[float, int]]:
+    """Middle and number of the buckets to number: every one, or every 2nd, 5th, 10th ..."""
+    placed = sorted(
+        ((bar.start_s + bar.end_s) / 2, bar.bucket) for bar in row.bars if bar.bucket is not None
+    )
+    numbered = placed
+    for stride in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000):
+        numbered = [(middle, bucket) for middle, bucket in placed if bucket % stride == 0]
+        if all(
+            after - before >= _NUMBER_ROOM[min(3, len(f"{bucket}"))] * length_s
+            for (before, _), (after, bucket) in pairwise(numbered)
+        ):
+            break
+    return numbered if len({bucket for _, bucket in numbered}) >= _FEW_BUCKETS else []
+
+
+def _work_bars(picture: StepPicture, unit: str, scale: float) -> Iterator[dict[str, Any]]:
+    """Describe the bars of each kind of work."""
+    thin_s = _THIN * picture.length_s
+    for work, colour in WORK.items():
+        placed = [
+            (height, bar)
+            for height, row in _by_height(picture)
+            for bar in row.bars
+            if bar.work == work
+        ]
+        edges = ["white" if bar.end_s - bar.start_s > thin_s else colour for _, bar in placed]
+        line = {"color": edges, "width": 0.7} if work == "communication" else _NO_EDGE
+        if placed:
+            yield bars(
+                work,
+                [(bar.end_s - bar.start_s) / scale for _, bar in placed],
+                [height for height, _ in placed],
+                colour,
+                [_hover(bar) for _, bar in placed],
+                orientation="h",
+                base=[bar.start_s / scale for _, bar in placed],
+                width=0.52,
+                marker={"color": colour, "line": line},
+                hoverinfo=None,
+                hovertemplate=f"<b>{work}</b><br>%{{hovertext}}{bar_times(unit)}<extra></extra>",
+            )
+
+
+_NO_EDGE = {"color": "white", "width": 0}
+
+
+def _wait_bars(picture: StepPicture, scale: float) -> Iterator[dict[str, Any]]:
+    """Describe what fills the gaps of compute rows in which only communication runs."""
+    heights = [height for height, row in _by_height(picture) if row.role == "compute"]
+    waits = [(height, tail) for height in heights for tail in _visible(picture)]
+    colour = WORK["exposed communication"]
+    if waits:
+        yield bars(
+            "exposed communication",
+            [(tail.end_s - tail.start_s) / scale for _, tail in waits],
+            [height for height, _ in waits],
+            colour,
+            [
+                f"<b>waiting for the network</b><br>{quantities.duration(tail.exposed_s)} exposed"
+                for _, tail in waits
+            ],
+            orientation="h",
+            base=[tail.start_s / scale for _, tail in waits],
+            width=0.52,
+            marker={"color": colour, "line": {"width": 0}},
+        )
+
+
+def _visible(picture: StepPicture) -> list[Tail]:
+    return [tail for tail in picture.tails if tail.exposed_s >= _SHADED * picture.length_s]
+
+
+def _hover(bar: Bar) -> str:
+    names = bar.first if bar.spans == 1 else f"{bar.first} and {bar.spans - 1:,} more"
+    waited = quantities.duration(max(0.0, bar.start_s - bar.ready_s))
+    said = (
+        (True, escape(names.removeprefix(f"{bar.work} "), quote=False)),
+        (
+            bar.bucket is not None,
+            f"bucket {bar.bucket}, {quantities.size(bar.nbytes)}, waited {waited}",
+        ),
+        (bar.spans > 1, f"busy {quantities.duration(bar.busy_s)}"),
+    )
+    return "<br>".join(line for applies, line in said if applies)
+
+
+def _shade(figure: go.Figure, picture: StepPicture, scale: float) -> None:
+    """Shade exposed parts over all rows and say how long the longest ones are."""
+    labelled: list[tuple[float, float]] = []
+    for tail in sorted(_visible(picture), key=lambda tail: -tail.exposed_s):
+        in_pieces = tail.exposed_s < _SHADED_WHOLE * (tail.end_s - tail.start_s)
+        if not in_pieces:
+            figure.add_vrect(
+                x0=tail.start_s / scale,
+                x1=tail.end_s / scale,
+                fillcolor=WORK["exposed communication"],
+                opacity=0.13,
+                line_width=0,
+                layer="below",
+            )
+        # ends of the label as shares of the picture's width on a phone
+        room = _LONG_LABEL_ROOM if in_pieces else _LABEL_ROOM
+        is_right = tail.start_s + tail.end_s > picture.length_s
+        at_s = tail.end_s if is_right else tail.start_s
+        low = at_s / picture.length_s - (room if is_right else 0.0)
+        short = labelled and tail.exposed_s < _LABELLED * picture.length_s
+        if short or any(low < end and low + room > start for start, end in labelled):
+            continue
+        labelled.append((low, low + room))
+        pieces = ", in short pieces" if in_pieces else ""
+        add_note(
+            figure,
+            f"<b>{quantities.duration(tail.exposed_s)} exposed{pieces}</b>",
+            x=at_s / scale,
+            y=1,
+            yref="paper",
+            yanchor="bottom",
+            xanchor="right" if is_right else "left",
+            font={"color": WAIT_INK, "size": 13},
+        )
+
+
+_HOST_KINDS = frozenset({"issue", "wait"})
+_GAP = 1 / 400
+"""Bars of one kind are drawn as one if less than this share of the step lies between them, and
+bars shorter than that beside a longer bar of another kind become part of it."""
+_HOST_BOUND = 0.05
+"""The host's row is shown when the device idles for more than this share of the step."""
+_MOST_ROWS = 16
+"""From more rows on, as of the stages of a pipeline, each class has one for all communication."""
+_MOST_BARS = 300
+"""From more bars in a row on, neighbours are one, whatever they communicate."""
+_ORDER = ("host", "compute", "copy", "communication")
+_STREAMS = {"comm": "communication", "compute": "compute", "copy": "copies"}
+"""Streams of a plan as people say them."""
+
+_COPY = re.compile(r"\bcopy$")
+"""Names of streams and roles that hold many copies end so."""
+
+
+def _spelled(rank_class: str) -> str:
+    return rank_class.replace("gpu ", "GPU ").replace("gpus", "GPUs")
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar: a span, or a run of neighbours of one kind. Times from the start of the step."""
+
+    work: str
+    start_s: float
+    end_s: float
+    first: str
+
+    spans: int
+    busy_s: float
+    nbytes: int = 0
+    bucket: int | None = None
+    ready_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the picture."""
+
+    title: str
+    role: str
+    bars: tuple[Bar, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Exposed communication, `start_s` to `end_s`; `exposed_s` leaves out slivers of compute."""
+
+    start_s: float
+    end_s: float
+    exposed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepPicture:
+    """Everything that the timeline figure draws; seconds from the start of the step."""
+
+    rows: tuple[Row, ...]
+    tails: tuple[Tail, ...]
+    length_s: float
+
+
+def step_picture(point: SizeResult) -> StepPicture:
+    """Arrange the spans of one step into rows of visible bars.
+
+    The step starts where its first work on a device starts: the host may run ahead.
+    """
+    device, (origin, end) = _on_devices(point), device_window(point)
+    length = max(point.step_time_s, end - origin)
+    with_host = point.breakdown_s.get("idle", 0.0) > _HOST_BOUND * point.step_time_s
+    # stages whose ranks differ are named before who they are
+    stages = {
+        each.rank_class: f"stage {each.stage}"
+        if each.rank_class == f"stage {each.stage}"
+        else f"stage {each.stage}, {each.rank_class}"
+        for each in (point.mixture.stages if point.mixture else ())
+    }
+    drawn = [
+        span._replace(rank_class=stages.get(span.rank_class, span.rank_class))
+        for span in (point.timeline.spans if with_host else device)
+        if span.end_s > origin
+    ]
+    rows = _rows(drawn, origin, _GAP * length)
+    if len(rows) > _MOST_ROWS:
+        classes = [stages.get(name, name) for name in point.timeline.classes]
+        rows = _joined_rows(drawn, classes, origin, _GAP * length)
+    return StepPicture(rows, _exposed(device, origin, _GAP * length), length)
+
+
+def device_window(point: SizeResult) -> tuple[float, float]:
+    """Begin of the first work on a device, and end of the last: ranks may begin a step early."""
+    device = _on_devices(point)
+    starts, ends = [span.start_s for span in device], [span.end_s for span in device]
+    return min(starts, default=0.0), max(ends, default=0.0)
+
+
+def _on_devices(point: SizeResult) -> list[Span]:
+    return [span for span in point.timeline.spans if span.kind not in _HOST_KINDS]
+
+
+def _exposed(device: Sequence[Span], origin: float, gap_s: float) -> tuple[Tail, ...]:
+    """Communication during which no compute runs; tails that nearly touch are one."""
+    comm = [(s.start_s, s.end_s) for s in device if s.kind == "communication"]
+    compute = [(s.start_s, s.end_s) for s in device if s.kind != "communication"]
+    tails: list[Tail] = []
+    for low, high in exposed(comm, compute):
+        start, end, length = low - origin, high - origin, high - low
+        if tails and start - tails[-1].end_s <= gap_s:
+            last = tails.pop()
+            start, length = last.start_s, last.exposed_s + length
+        tails.append(Tail(start, end, length))
+    return tuple(tails)
+
+
+def _role(spans: Iterable[Span]) -> str:
+    kinds = {span.kind for span in spans}
+    if kinds <= _HOST_KINDS:
+        return "host"
+    if "communication" in kinds:
+        return "communication"
+    return "copy" if kinds == {"copy"} else "compute"
+
+
+def _rows(spans: Sequence[Span], origin: float, gap_s: float) -> tuple[Row, ...]:
+    streams: dict[tuple[str, str], list[Span]] = defaultdict(list)
+    for span in spans:
+        streams[span.rank_class, span.stream].append(span)
+    classes = list(dict.fromkeys(rank_class for rank_class, _ in streams))
+    roles = {key: _role(members) for key, members in streams.items()}
+    streams_of = Counter((rank_class, role) for (rank_class, _), role in roles.items())
+    rows: list[Row] = []
+    in_order = sorted(roles, key=lambda key: (classes.index(key[0]), _ORDER.index(roles[key])))
+    for rank_class, stream in in_order:
+        role = roles[rank_class, stream]
+        prefix = f"{_spelled(rank_class)}: " if len(classes) > 1 else ""
+        name = _STREAMS.get(stream, stream) if streams_of[rank_class, role] > 1 else role
+        title = prefix + _COPY.sub("copies", name)
+        for number, lane in enumerate(assign_lanes(streams[rank_class, stream])):
+            drawn = _bars(lane, origin, gap_s)
+            if len(drawn) > _MOST_BARS:
+                drawn = _bars(lane, origin, gap_s, join=True)
+            rows.append(Row(title + (f" {number + 1}" if number else ""), role, drawn))
+    return tuple(rows)
+
+
+def _joined_rows(
+    spans: Sequence[Span], in_order: Sequence[str], origin: float, gap_s: float
+) -> tuple[Row, ...]:
+    """One row of communication for each class, and one of everything else.
+
+    `in_order`: classes; others follow in the order in which they begin.
+    """
+    groups: dict[tuple[str, str], list[Span]] = defaultdict(list)
+    for span in spans:
+        if span.kind not in _HOST_KINDS:
+            role = "communication" if span.kind == "communication" else "compute"
+            groups[span.rank_class, role].append(span)
+    classes = dict.fromkeys((*in_order, *(rank_class for rank_class, _ in groups)))
+    return tuple(
+        Row(
+            f"{_spelled(rank_class)}: {role}",
+            role,
+            _bars(groups[rank_class, role], origin, gap_s, join=True),
+        )
+        for rank_class in classes
+        for role in ("compute", "communication")
+        if (rank_class, role) in groups
+    )
+
+
+def _bars(
+    lane: Sequence[Span], origin: float, gap_s: float, *, join: bool = False
+) -> tuple[Bar, ...]:
+    """Merge neighbours per kind of work; communication keeps one bar per bucket unless joined."""
+    groups: dict[tuple[str, int | None, str], list[Bar]] = defaultdict(list)
+    for span in sorted(lane, key=lambda span: span.start_s) if join else lane:
+        if span.end_s <= span.start_s:
+            continue
+        work = work_of(span.kind)
+        alone = work == "communication" and not join
+        run = groups[work, span.bucket if alone else None, span.name if alone else ""]
+        bar = _bar(span, work, origin)
+        if run and not alone and bar.start_s - run[-1].end_s <= gap_s:
+            run[-1] = _join(run[-1], bar)
+        else:
+            run.append(bar)
+    drawn: list[Bar] = []
+    merged = [bar for run in groups.values() for bar in run]
+    for bar in sorted(merged, key=lambda bar: -bar.busy_s):
+        at = _find_absorbing_bar(drawn, bar, gap_s)
+        if at is None:
+            drawn.append(bar)
+        else:
+            drawn[at] = replace(
+                drawn[at],
+                start_s=min(drawn[at].start_s, bar.start_s),
+                end_s=max(drawn[at].end_s, bar.end_s),
+            )
+    return tuple(drawn)
+
+
+def _find_absorbing_bar(drawn: Sequence[Bar], bar: Bar, gap_s: float) -> int | None:
+    """Index of the longer bar that a bar is interleaved with, or is too short beside.
+
+    Spans of one lane never overlap, so a bar overlaps another one only where short spans of both
+    kinds alternate: there the kind that is busier is drawn.
+    """
+    length = bar.end_s - bar.start_s
+    for index, other in enumerate(drawn):
+        shared = min(bar.end_s, other.end_s) - max(bar.start_s, other.start_s)
+        adjacent = length < gap_s and shared > -gap_s and other.work != bar.work
+        if shared > 0.5 * length or (adjacent and other.end_s - other.start_s > gap_s):
+            return index
+    return None
+
+
+def _bar(span: Span, work: str, origin: float) -> Bar:
+    start, end = max(0.0, span.start_s - origin), span.end_s - origin
+    return Bar(
+        work,
+        start,
+        end,
+        span.name,
+        1,
+        end - start,
+        span.nbytes,
+        span.bucket if work == "communication" else None,
+        span.ready_s - origin,
+    )
+
+
+def _join(first: Bar, second: Bar) -> Bar:
+    return Bar(
+        first.work,
+        first.start_s,
+        max(first.end_s, second.end_s),
+        first.first,
+        first.spans + second.spans,
+        first.busy_s + second.busy_s,
+        first.nbytes + second.nbytes,
+    )

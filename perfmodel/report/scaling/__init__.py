@@ -1,1 +1,0 @@
-"""The scaling curve in sentences and figures; `text.scaling_section` builds its section."""

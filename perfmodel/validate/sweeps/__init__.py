@@ -1,1 +1,0 @@
-"""Recorded sweeps of collectives: `read.read_sweeps`, and `match.match` for their machines."""
