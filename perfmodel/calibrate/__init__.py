@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from perfmodel.calibrate.apply import draws, interval_s, measured_at
     from perfmodel.calibrate.checks import doubts
-    from perfmodel.calibrate.link_costs.fit import fit, source_of
+    from perfmodel.calibrate.link_fit import fit, source_of
     from perfmodel.calibrate.profile import Profile, read_profile, write_profile
 
 __all__ = [
@@ -25,11 +25,11 @@ _HOMES = {
     "Profile": "profile",
     "doubts": "checks",
     "draws": "apply",
-    "fit": "link_costs.fit",
+    "fit": "link_fit",
     "interval_s": "apply",
     "measured_at": "apply",
     "read_profile": "profile",
-    "source_of": "link_costs.fit",
+    "source_of": "link_fit",
     "write_profile": "profile",
 }
 """Module of each name."""

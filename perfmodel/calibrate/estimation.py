@@ -1,7 +1,7 @@
 """Estimation of parameters from measured times: the maximum a posteriori of their logarithms.
 
 All times and values are lognormal, so the unknowns are logarithms. What a fit brings along is its
-forward model (`link_costs`: numbers of a machine; `transfer`: factors on them), the prior of its
+forward model (`link_model`: numbers of a machine; `transfer`: factors on them), the prior of its
 parameters and the noise of its rows.
 """
 

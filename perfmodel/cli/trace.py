@@ -368,7 +368,7 @@ def export(
         raise InputError(Fault("-o", "nothing", "a folder to write to: -o DIR"))
     from perfmodel.scenario import load_scenario
     from perfmodel.studies.run.prepared import prepare
-    from perfmodel.traces.chakra.write_plan import GROUPS, write_plan
+    from perfmodel.traces.chakra_write import GROUPS, write_plan
 
     question = load_scenario(scenario, set_ or ())
     check_report_folder(output, [GROUPS], [question])

@@ -30,8 +30,7 @@ from perfmodel.scenario.sections.plan import (
     UpgradeSection,
 )
 from perfmodel.scenario.sections.variants import WhatIf
-from perfmodel.scenario.strategies.ddp import DdpStrategy
-from perfmodel.scenario.strategies.servers import DataParallelStrategy
+from perfmodel.scenario.strategies.ddp import DataParallelStrategy, DdpStrategy
 
 __all__ = [
     "CandidateSection",

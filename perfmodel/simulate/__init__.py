@@ -65,7 +65,7 @@ sockets      simulate/sockets/network.py            = reference where nothing qu
                                                     test_network, test_alike_ranks (who stands
                                                     for whom), tests/reports/
                                                     validation/trainings
-rank vector  simulate/ranks/rank_vectors.py         = reference, a process for each rank: tests/
+rank vector  simulate/engine/rank_vectors.py         = reference, a process for each rank: tests/
                                                     simulate/reference/test_plan_processes
 surrogate    studies/tune/surrogate.py              = reference: tests/studies/tune/test_run
 engine       simulate/engine/plan_run.py            = reference on random plans: tests/simulate/

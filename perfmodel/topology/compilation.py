@@ -29,8 +29,7 @@ from perfmodel.topology.model import (
     Topology,
 )
 from perfmodel.topology.routing.clos import Tiers, places
-from perfmodel.topology.templates.gpus import gpu_sources, load_gpu
-from perfmodel.topology.templates.power_limits import describe_limit, limit_power
+from perfmodel.topology.templates.gpus import describe_limit, gpu_sources, limit_power, load_gpu
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -48,7 +47,7 @@ def compile_topology(
     Parameters
     ----------
     node : networkx.MultiDiGraph
-        As `perfmodel.topology.templates.node_graph.node_graph` makes it.
+        As `perfmodel.topology.templates.build.node_graph` makes it.
     hosts : int
     fabric : networkx.Graph, optional
         As `perfmodel.topology.fabric.fabric_graph.fabric_graph` makes it, or directed with every

@@ -223,7 +223,7 @@ class Topology:
     ----------
     name : str
     node_graph : networkx.MultiDiGraph
-        Devices and links of one node (`perfmodel.topology.templates.node_graph`).
+        Devices and links of one node (`perfmodel.topology.templates.build`).
     fabric_graph : networkx.Graph or None
         Hosts and switches (`perfmodel.topology.fabric.fabric_graph`); None for one node.
     devices : mapping of str to Device

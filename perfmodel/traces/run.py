@@ -21,7 +21,7 @@ from perfmodel.simulate.engine.outcome import Run
 from perfmodel.studies.run import run_scenario
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.topology.model import Topology
-from perfmodel.traces.chakra.read_plan import read_plan
+from perfmodel.traces.chakra_read import read_plan
 from perfmodel.traces.execution_trace import is_execution_trace
 from perfmodel.traces.kineto.rank_trace import read_rank, trace_of
 from perfmodel.traces.model import RankTrace

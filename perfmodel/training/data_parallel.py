@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from perfmodel.training.ddp.options import MIB, DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
-from perfmodel.training.memory.use import MemoryUse, Setup, replicated
+from perfmodel.training.memory_use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
 from perfmodel.training.plan.forward_backward import Segment, backward_segments, forward_segments
 from perfmodel.training.plan.step_plan import Communicator, Op, RankClass, StepPlan, Stream

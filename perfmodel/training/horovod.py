@@ -30,7 +30,7 @@ from perfmodel.training.horovod_cycles import (
     is_cast,
     run_cycles,
 )
-from perfmodel.training.memory.use import MemoryUse, Setup, replicated
+from perfmodel.training.memory_use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
 from perfmodel.training.plan.forward_backward import (
     Segment,

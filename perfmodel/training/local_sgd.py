@@ -18,7 +18,7 @@ from perfmodel.training.ddp.bucket_reduction import GROUP
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.ddp.strategy import ddp_memory
-from perfmodel.training.memory.use import MemoryUse, Setup, replicated
+from perfmodel.training.memory_use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.builder import COMPUTE, TaskList
 from perfmodel.training.plan.forward_backward import MANY_MICRO_BATCHES
 from perfmodel.training.plan.step_plan import (

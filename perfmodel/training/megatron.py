@@ -26,7 +26,7 @@ from perfmodel.scenario.strategies.sharded import (
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.megatron_buffer import BufferBucket, buffer_buckets, owned_elements
-from perfmodel.training.memory.use import MemoryUse, Setup, replicated
+from perfmodel.training.memory_use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.builder import EXPERT_COPIES
 from perfmodel.training.plan.forward_backward import Segment, backward_segments, visit_segments
 from perfmodel.training.plan.step_plan import Communicator, Op, StepPlan, neighbours, strides

@@ -31,7 +31,7 @@ from perfmodel.scenario.strategies.deepspeed import OneBitStrategy
 from perfmodel.training.ddp.bucket_reduction import GROUP
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
-from perfmodel.training.memory.use import MemoryUse, Setup, replicated
+from perfmodel.training.memory_use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
 from perfmodel.training.plan.forward_backward import Step, add_forward, add_local_backward
 from perfmodel.training.plan.step_plan import Communicator, Op, RankClass, StepPlan, Stream

@@ -21,7 +21,7 @@ from functools import cache
 
 from perfmodel.scenario.strategies.strategy import PriorityStrategy
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.memory.use import replicated
+from perfmodel.training.memory_use import replicated
 from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
 from perfmodel.training.plan.forward_backward import (
     Segment,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
-from perfmodel.training.memory.use import StepOptions
+from perfmodel.training.memory_use import StepOptions
 from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
 from perfmodel.training.plan.forward_backward import Segment, forward_segments
 from perfmodel.training.plan.step_plan import Communicator, Op, RankClass, StepPlan, Stream

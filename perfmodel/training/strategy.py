@@ -14,7 +14,7 @@ from typing import Any, Literal
 from perfmodel.errors import InputError
 from perfmodel.topology.model import Drives, Gpu
 from perfmodel.training.ddp.buckets import Bucket, Iteration
-from perfmodel.training.memory.use import MemoryUse, Setup, StepOptions, count_faults
+from perfmodel.training.memory_use import MemoryUse, Setup, StepOptions, count_faults
 from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.plan.step_plan import Op, StepPlan
 from perfmodel.workload.kernels.float8_layers import float8_weights

@@ -14,9 +14,9 @@ from typing import Any
 
 from perfmodel.errors import Fault, raise_faults
 from perfmodel.workload.kernels.shapes import MatrixProduct
+from perfmodel.workload.layer_calls import LayerCall, tensor_call
 from perfmodel.workload.model import Layer, ParameterTensor, Workload
-from perfmodel.workload.shards.calls import LayerCall, tensor_call
-from perfmodel.workload.shards.shard import Shard
+from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.layers import (
     ADD_PASSES,
     DROPOUT_PASSES,

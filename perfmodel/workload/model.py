@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.workload.kernels.shapes import MatrixKernel
+from perfmodel.workload.layer_calls import LayerCall
 from perfmodel.workload.sample import SAMPLE, Sample
-from perfmodel.workload.shards.calls import LayerCall
-from perfmodel.workload.shards.shard import WHOLE, Shard
+from perfmodel.workload.shard import WHOLE, Shard
 
 ITEM_BYTES: Mapping[str, int] = {
     "fp64": 8,

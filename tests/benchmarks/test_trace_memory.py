@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.traces.chakra.trace_nodes import (
+from perfmodel.traces.chakra_nodes import (
     COMPUTE,
     MOST_NODES,
     TraceNode,

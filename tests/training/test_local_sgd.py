@@ -17,7 +17,7 @@ from perfmodel.simulate.engine.engine import simulate
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.training.local_sgd import local_sgd_memory, local_sgd_plan
-from perfmodel.training.memory.use import Setup
+from perfmodel.training.memory_use import Setup
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workload

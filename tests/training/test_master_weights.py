@@ -6,7 +6,7 @@ from perfmodel.errors import InputError
 from perfmodel.files import validate_document
 from perfmodel.scenario import Scenario
 from perfmodel.scenario.load import load_scenario
-from perfmodel.training.memory.use import Setup, replicated
+from perfmodel.training.memory_use import Setup, replicated
 from perfmodel.workload.memory.activations import activation_bytes, loss_bytes
 from perfmodel.workload.memory.optimizer_states import optimizer_bytes, optimizer_state_bytes
 from perfmodel.workload.memory.recompute import Recompute

@@ -18,7 +18,7 @@ from perfmodel.training.data_parallel import data_parallel_memory
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.strategy import ddp_memory as memory
 from perfmodel.training.fsdp.strategy import fsdp_memory
-from perfmodel.training.memory.use import MemoryRule, Setup, add_temporaries, reserve_bytes
+from perfmodel.training.memory_use import MemoryRule, Setup, add_temporaries, reserve_bytes
 from perfmodel.workload import Layer, ParameterTensor, Workload
 from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.memory.recompute import Recompute

@@ -16,7 +16,7 @@ from perfmodel.errors import InputError
 from perfmodel.scenario.strategies.deepspeed import OneBitStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.testing.closed_forms import form
-from perfmodel.training.memory.use import Setup
+from perfmodel.training.memory_use import Setup
 from perfmodel.training.onebit import (
     ONEBIT,
     CompressedReduction,

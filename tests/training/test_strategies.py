@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel.scenario.strategies.strategy import StrategySection
 from perfmodel.testing.check_plan import check_plan
-from perfmodel.training.memory.use import Setup, with_micro_batches
+from perfmodel.training.memory_use import Setup, with_micro_batches
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import LayerTimes

@@ -21,7 +21,7 @@ from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.memory.fused_layers import fuse_by_hand, keep_loss_apart, pack_documents
 from perfmodel.workload.memory.optimizer_states import optimizer_state_bytes
 from perfmodel.workload.roofline import layer_times
-from perfmodel.workload.shards.shard import Shard
+from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.decoder_sizes import SHAPES
 from perfmodel.workload.zoo.llama import llama
 

@@ -16,7 +16,7 @@ from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.memory.blocks import repeated_blocks
 from perfmodel.workload.memory.recompute import Recompute, input_elements
 from perfmodel.workload.model import Layer, Workload
-from perfmodel.workload.shards import Shard
+from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.llama import llama
 from perfmodel.workload.zoo.text_decoder import GptShape, gpt

@@ -236,7 +236,7 @@ def simulate(
     background_jobs : sequence of BackgroundJob or StepPlan
         Background jobs, repeated on the same machine until this one has ended.
     stretch : callable, optional
-        Factor on a task's work, by step and index (see `perfmodel.simulate.ranks.jitter`).
+        Factor on a task's work, by step and index (see `perfmodel.simulate.engine.jitter`).
     processes : sequence of OwnProcess
         Processes of the user's, which see clock and network.
 

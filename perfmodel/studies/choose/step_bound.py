@@ -24,16 +24,16 @@ from perfmodel.studies.run.resolve.training_job import gpu_spread
 from perfmodel.studies.run.resolve.what_if import what_if_of
 from perfmodel.studies.run.steps.simulate_step import collective_s
 from perfmodel.studies.run.steps.sized_job import SizedJob
-from perfmodel.training.parallel.rank_grid import RankGrid
 from perfmodel.training.pipeline.pass_actions import PipelineSchedule
 from perfmodel.training.pipeline.schedules import SCHEDULES
 from perfmodel.training.pipeline.stage_workload import PartitionOptions, part_layers
 from perfmodel.training.plan.layer_calls import backward_calls, forward_calls
 from perfmodel.training.plan.step_plan import Collective, Compute, Op
+from perfmodel.training.rank_grid import RankGrid
 from perfmodel.workload.compute_spread import slowest_factor
+from perfmodel.workload.layer_calls import LayerCall
 from perfmodel.workload.memory.blocks import repeated_blocks
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, slow_device
-from perfmodel.workload.shards.calls import LayerCall
 
 WHOLE_BACKWARD = ("gpipe", "1f1b", "interleaved", "looped_bfs")
 """Schedules whose last backward of a stage is followed by those of the stages before it."""

@@ -24,7 +24,7 @@ from perfmodel.studies.run.steps.sized_job import (
     size_job,
 )
 from perfmodel.studies.run.steps.step_parts import mean_parts
-from perfmodel.training.memory.use import StepOptions
+from perfmodel.training.memory_use import StepOptions
 from perfmodel.training.plan.step_plan import StepPlan
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from perfmodel.studies.run.prepared import PreparedSize, prepare
 from perfmodel.studies.run.run import name_machine
 from perfmodel.studies.tune.model import STEP_ROUNDING, WORTH, Fusion, Horovod, Progress, Tuned
 from perfmodel.training.ddp.options import MIB
-from perfmodel.training.memory.use import StepOptions
+from perfmodel.training.memory_use import StepOptions
 from perfmodel.training.plan.step_plan import Collective
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import Setting

@@ -12,8 +12,7 @@ from perfmodel.topology.from_text.layouts import Board, join_gpus, stated_rate
 from perfmodel.topology.from_text.network_text import IntraText, read_intra
 from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts, reads_gpus
 from perfmodel.topology.from_text.template_builder import Draft
-from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.topology.templates.power_limits import limit_power
+from perfmodel.topology.templates.gpus import limit_power, load_gpu
 from perfmodel.topology.templates.spec import nic_ports
 
 _COUNTED = re.compile(r"\s*(?P<count>\d{1,4})\s*(?:x\s*|\s)(?P<gpu>\S.*)", re.IGNORECASE)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from perfmodel.topology.from_text.grammar import Phrase
 
 GRAPH_SUFFIXES = (".json", ".graphml")
-"""Endings of files that hold graphs (`perfmodel.topology.graph_files`)."""
+"""Endings of files that hold graphs (`perfmodel.topology.expanded_graph`)."""
 
 
 def load_node(machine: str | NodeSection) -> NodeSpec:

@@ -18,7 +18,7 @@ from perfmodel.training.fsdp.units import (
     split_rows,
     walk_units,
 )
-from perfmodel.training.memory.use import MemoryUse, Setup, held_in_backward, replicated
+from perfmodel.training.memory_use import MemoryUse, Setup, held_in_backward, replicated
 from perfmodel.training.strategy import Setting, Strategy
 from perfmodel.workload.kernels.device import kernel_constants
 from perfmodel.workload.memory.activations import BackwardBytes

@@ -261,7 +261,7 @@ def merge_pass(works: Sequence[Work], waited_for: frozenset[int]) -> list[Work]:
 EXPERT = "expert"
 """Stream of what experts exchange beside the kernels of another pass."""
 EXPERT_CALLS: tuple[CommunicatorRole, ...] = ("expert", "expert_rail", "expert_node")
-"""Roles of communicators of these calls (`perfmodel.workload.shards.calls`)."""
+"""Roles of communicators of these calls (`perfmodel.workload.layer_calls`)."""
 
 
 def part_calls(

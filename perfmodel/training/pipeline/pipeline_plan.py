@@ -45,8 +45,8 @@ from perfmodel.training.plan.step_plan import (
     Stream,
     Task,
 )
+from perfmodel.workload.layer_calls import CALL_GROUPS
 from perfmodel.workload.model import ITEM_BYTES
-from perfmodel.workload.shards.calls import CALL_GROUPS
 
 ALL_STAGES, TIED = "all stages", "holders of the embedding"
 """Communicators: of all ranks, and of the first and the last stage."""

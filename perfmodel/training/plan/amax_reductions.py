@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from perfmodel.training.memory.use import AMAX_BYTES, AMAXES_PER_MODULE
+from perfmodel.training.memory_use import AMAX_BYTES, AMAXES_PER_MODULE
 from perfmodel.training.plan.builder import TaskList
 from perfmodel.training.plan.step_plan import (
     Communicator,

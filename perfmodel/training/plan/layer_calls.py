@@ -24,6 +24,7 @@ from perfmodel.training.plan.step_plan import (
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.kernels.float8_layers import narrow_calls
 from perfmodel.workload.kernels.float8_recipe import wide_precision
+from perfmodel.workload.layer_calls import CallGroup, CallPhase, LayerCall
 from perfmodel.workload.memory.recompute import (
     NO_RECOMPUTE,
     Recompute,
@@ -33,7 +34,6 @@ from perfmodel.workload.memory.recompute import (
     spared_results,
 )
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload
-from perfmodel.workload.shards.calls import CallGroup, CallPhase, LayerCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ CommunicatorRole = Literal[
 """What ranks of a communicator share.
 
 "replicas": gradients or parameters, as data-parallel ranks do. "tensor" to "expert_node": layers
-(`perfmodel.workload.shards.calls.CallGroup`). "expert_copies": gradients of the same experts.
+(`perfmodel.workload.layer_calls.CallGroup`). "expert_copies": gradients of the same experts.
 "amaxes": greatest values of fp8 tensors. "stages": messages of two stages of a pipeline.
 "embedding_holders": the gradient of an embedding that the first and the last stage hold.
 "all_stages": numbers that all ranks of a pipeline agree on.

@@ -14,7 +14,7 @@ from dataclasses import replace
 from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
-from perfmodel.training.memory.use import MemoryUse, Setup, replicated
+from perfmodel.training.memory_use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.sharding_step import MASTER_BYTES
 from perfmodel.training.strategy import Setting, StepRequest, Strategy

@@ -38,7 +38,7 @@ from perfmodel.workload.configs.family import (
 )
 from perfmodel.workload.configs.file_text import read_arguments, typed_arguments
 from perfmodel.workload.model import Workload
-from perfmodel.workload.shards.shard import WHOLE, Shard
+from perfmodel.workload.shard import WHOLE, Shard
 from perfmodel.workload.zoo import text_decoder
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape

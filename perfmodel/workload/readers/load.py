@@ -15,7 +15,7 @@ from perfmodel.errors import Fault, InputError, allowed_names, raise_faults
 from perfmodel.files import is_file, is_folder, path_of
 from perfmodel.scenario.sections.model import ModelSection
 from perfmodel.workload.model import Workload
-from perfmodel.workload.shards.shard import WHOLE, Shard, shard_faults, whole_faults
+from perfmodel.workload.shard import WHOLE, Shard, shard_faults, whole_faults
 from perfmodel.workload.zoo import zoo_model, zoo_names
 from perfmodel.workload.zoo.buildable import Buildable, build
 from perfmodel.workload.zoo.expert_settings import ExpertSettings

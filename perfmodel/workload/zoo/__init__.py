@@ -10,7 +10,7 @@ from functools import partial
 
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.workload.model import Workload
-from perfmodel.workload.shards.shard import WHOLE, Shard
+from perfmodel.workload.shard import WHOLE, Shard
 from perfmodel.workload.zoo import (
     amoebanet,
     bert,

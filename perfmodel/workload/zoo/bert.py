@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
 
-from perfmodel.workload.model import Buffers, FusedKept, Workload
-from perfmodel.workload.sample import sequence_of
-from perfmodel.workload.shards.calls import (
+from perfmodel.workload.layer_calls import (
     LayerCall,
     column_calls,
     loss_calls,
@@ -17,7 +15,9 @@ from perfmodel.workload.shards.calls import (
     row_calls,
     table_calls,
 )
-from perfmodel.workload.shards.shard import WHOLE, Shard, SharedSizes, check_shard
+from perfmodel.workload.model import Buffers, FusedKept, Workload
+from perfmodel.workload.sample import sequence_of
+from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,

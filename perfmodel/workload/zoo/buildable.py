@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from perfmodel.errors import allowed_names, failed, raise_faults
 from perfmodel.workload.model import Workload
-from perfmodel.workload.shards.shard import WHOLE, Shard, shard_faults, whole_faults
+from perfmodel.workload.shard import WHOLE, Shard, shard_faults, whole_faults
 from perfmodel.workload.zoo.expert_settings import ExpertSettings
 
 TRAINED_DTYPES = ("fp32", "bf16", "fp16")

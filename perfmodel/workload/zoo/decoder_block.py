@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from perfmodel.errors import failed, raise_faults
+from perfmodel.workload.layer_calls import column_calls, norm_calls, row_calls
 from perfmodel.workload.model import FusedKept
-from perfmodel.workload.shards.calls import column_calls, norm_calls, row_calls
-from perfmodel.workload.shards.shard import WHOLE, Shard
+from perfmodel.workload.shard import WHOLE, Shard
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,

@@ -9,16 +9,16 @@ import math
 from itertools import chain
 
 from perfmodel.errors import failed, raise_faults
-from perfmodel.workload.model import Buffers, Workload
-from perfmodel.workload.sample import sequence_of
-from perfmodel.workload.shards.calls import (
+from perfmodel.workload.layer_calls import (
     LayerCall,
     column_calls,
     joined_calls,
     norm_calls,
     table_calls,
 )
-from perfmodel.workload.shards.shard import WHOLE, Shard, SharedSizes, check_shard
+from perfmodel.workload.model import Buffers, Workload
+from perfmodel.workload.sample import sequence_of
+from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.decoder_block import (
     NORM_KERNELS,
     ROTARY_PASSES,

@@ -10,7 +10,7 @@ import numpy as np
 
 from perfmodel.arrays import round_bits
 from perfmodel.errors import failed, raise_faults
-from perfmodel.workload.shards.shard import Shard
+from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.expert_sizes import RoutedShape
 
 GRID = 4096

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from perfmodel.workload.kernels.shapes import MatrixProduct
+from perfmodel.workload.layer_calls import LayerCall
 from perfmodel.workload.model import Buffers, FusedKept, Layer, ParameterTensor, Workload
 from perfmodel.workload.sample import Sample
-from perfmodel.workload.shards.calls import LayerCall
-from perfmodel.workload.shards.shard import WHOLE, Shard
+from perfmodel.workload.shard import WHOLE, Shard
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import chain
 
+from perfmodel.workload.layer_calls import column_calls, loss_calls, norm_calls
 from perfmodel.workload.model import Buffers, FusedKept, Workload
 from perfmodel.workload.sample import sequence_of
-from perfmodel.workload.shards.calls import column_calls, loss_calls, norm_calls
-from perfmodel.workload.shards.shard import WHOLE, Shard, SharedSizes, check_shard
+from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.decoder_block import (
     BlockPlace,
     attention_part,

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from perfmodel.workload.kernels.shapes import GroupedProduct
+from perfmodel.workload.layer_calls import CallGroup, CallOp, CallPhase, LayerCall, norm_calls
 from perfmodel.workload.model import Layer
-from perfmodel.workload.shards.calls import CallGroup, CallOp, CallPhase, LayerCall, norm_calls
 from perfmodel.workload.zoo.decoder_block import (
     NORM_KERNELS,
     PRODUCT_PASSES,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import chain
 
+from perfmodel.workload.layer_calls import column_calls, norm_calls, row_calls
 from perfmodel.workload.model import FusedKept
-from perfmodel.workload.shards.calls import column_calls, norm_calls, row_calls
-from perfmodel.workload.shards.shard import WHOLE, Shard
+from perfmodel.workload.shard import WHOLE, Shard
 from perfmodel.workload.zoo.decoder_block import NO_FUNCTION, ROTARY_PASSES
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from perfmodel.workload.model import FusedKept, Layer, Workload
-from perfmodel.workload.sample import sequence_of
-from perfmodel.workload.shards.calls import (
+from perfmodel.workload.layer_calls import (
     column_calls,
     loss_calls,
     norm_calls,
     row_calls,
 )
-from perfmodel.workload.shards.shard import WHOLE, Shard, SharedSizes, check_shard
+from perfmodel.workload.model import FusedKept, Layer, Workload
+from perfmodel.workload.sample import sequence_of
+from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.decoder_block import PRODUCT_PASSES, RMS_NORM_KERNELS, RMS_NORM_PASSES
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,

@@ -10,7 +10,7 @@ from typing import Any
 
 from perfmodel.workload.model import Buffers, Workload
 from perfmodel.workload.sample import sequence_of
-from perfmodel.workload.shards.shard import WHOLE, Shard, SharedSizes, check_shard
+from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.layers import (
     ONE_KERNEL,
     ActivationFunction,

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfmodel.workload.kernels.shapes import Attention
-from perfmodel.workload.model import FusedKept, Layer
-from perfmodel.workload.shards.calls import (
+from perfmodel.workload.layer_calls import (
     LayerCall,
     attention_calls,
     column_calls,
@@ -17,7 +16,8 @@ from perfmodel.workload.shards.calls import (
     norm_calls,
     table_calls,
 )
-from perfmodel.workload.shards.shard import WHOLE, Shard, is_balanced
+from perfmodel.workload.model import FusedKept, Layer
+from perfmodel.workload.shard import WHOLE, Shard, is_balanced
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,

@@ -19,7 +19,7 @@ from perfmodel.studies.run.steps.sized_job import (
     size_job,
 )
 from perfmodel.studies.run.steps.uncertainty import simulate_uncertainties, step_interval
-from perfmodel.training.memory.use import unused_bytes
+from perfmodel.training.memory_use import unused_bytes
 from perfmodel.workload.compute_spread import measured_factors
 from reports.validation.strategies.model import Ends, Quantity, StrategyStep
 from reports.validation.strategies.stated_step import StatedStep, count, positive, read_step

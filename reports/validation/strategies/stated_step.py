@@ -21,7 +21,7 @@ from perfmodel.workload.adapters import Adapters, add_adapters
 from perfmodel.workload.memory.blocks import only_blocks_fuse
 from perfmodel.workload.memory.fused_layers import fuse_by_hand, keep_loss_apart, pack_documents
 from perfmodel.workload.model import Workload
-from perfmodel.workload.shards.shard import WHOLE, Shard
+from perfmodel.workload.shard import WHOLE, Shard
 from perfmodel.workload.zoo import build_model
 from perfmodel.workload.zoo.bert import BertShape, bert
 from perfmodel.workload.zoo.convolution_nets import resnet

@@ -10,8 +10,8 @@ import pytest
 
 from perfmodel.calibrate import draws, fit, read_profile, write_profile
 from perfmodel.calibrate.apply import apply, with_values
-from perfmodel.calibrate.link_costs.forward_model import CostModel, observations_of
-from perfmodel.calibrate.link_costs.least_squares import solve
+from perfmodel.calibrate.least_squares import solve
+from perfmodel.calibrate.link_model import CostModel, observations_of
 from perfmodel.calibrate.parameters import Parameter
 from perfmodel.errors import InputError
 from perfmodel.library.machine import Machine

@@ -11,8 +11,8 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.engine.background import BackgroundJob, Change, Traffic
 from perfmodel.simulate.engine.engine import Fidelity, simulate
+from perfmodel.simulate.engine.jitter import Jitter, Variation
 from perfmodel.simulate.engine.task_graph import participants_of
-from perfmodel.simulate.ranks.jitter import Jitter, Variation
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.placement import place_plan
 from perfmodel.topology.faults import degrade_links, remove_links

@@ -15,8 +15,8 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.engine.background import BackgroundJob, Change, Traffic
 from perfmodel.simulate.engine.engine import Fidelity, Surroundings, simulate
-from perfmodel.simulate.ranks.jitter import Jitter, Variation
-from perfmodel.simulate.ranks.rank_vectors import simulate_ranks
+from perfmodel.simulate.engine.jitter import Jitter, Variation
+from perfmodel.simulate.engine.rank_vectors import simulate_ranks
 from perfmodel.topology.faults import degrade_links
 from perfmodel.topology.model import Topology
 from perfmodel.training.plan.split_class import one_class_per_rank

@@ -16,8 +16,8 @@ from perfmodel.errors import SimulationError
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.engine.engine import simulate
-from perfmodel.simulate.ranks.jitter import Jitter, Kind, SlowSteps, Variation
-from perfmodel.simulate.ranks.rank_vectors import simulate_ranks
+from perfmodel.simulate.engine.jitter import Jitter, Kind, SlowSteps, Variation
+from perfmodel.simulate.engine.rank_vectors import simulate_ranks
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.topology.model import Topology
 from perfmodel.training.plan.split_class import ClassPart, one_class_per_rank, split

@@ -10,7 +10,7 @@ import pytest
 
 DIGEST = """
 import hashlib
-from perfmodel.simulate.ranks.jitter import Jitter
+from perfmodel.simulate.engine.jitter import Jitter
 digest = hashlib.sha256()
 for kind in ("normal", "lognormal", "gamma", "exponential"):
     for step in range(20):

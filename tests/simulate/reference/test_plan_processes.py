@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from perfmodel.errors import SimulationError
 from perfmodel.simulate.engine.background import BackgroundJob, Change, Traffic
 from perfmodel.simulate.engine.engine import simulate
+from perfmodel.simulate.engine.jitter import Jitter, Variation
 from perfmodel.simulate.engine.outcome import Run
-from perfmodel.simulate.ranks.jitter import Jitter, Variation
-from perfmodel.simulate.ranks.rank_vectors import simulate_ranks, why_unsuited
+from perfmodel.simulate.engine.rank_vectors import simulate_ranks, why_unsuited
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.topology.faults import degrade_links
 from perfmodel.training.plan.split_class import one_class_per_rank

@@ -14,8 +14,7 @@ from perfmodel.topology.composed.load import load_node
 from perfmodel.topology.importers.imported import node_document
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.build import build_topology
-from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.topology.templates.power_limits import limit_power, rate_at
+from perfmodel.topology.templates.gpus import limit_power, load_gpu, rate_at
 from perfmodel.topology.templates.spec import NodeSpec
 from perfmodel.workload.compute_spread import roofline_factors
 from perfmodel.workload.roofline import layer_times

@@ -21,8 +21,7 @@ from perfmodel.simulate.engine.engine import simulate
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.topology.templates.build import build_topology
-from perfmodel.traces.chakra.read_plan import read_plan
-from perfmodel.traces.chakra.trace_nodes import (
+from perfmodel.traces.chakra_nodes import (
     COLLECTIVE,
     COMPUTE,
     METADATA,
@@ -36,7 +35,8 @@ from perfmodel.traces.chakra.trace_nodes import (
     read_trace,
     signed,
 )
-from perfmodel.traces.chakra.write_plan import write_plan
+from perfmodel.traces.chakra_read import read_plan
+from perfmodel.traces.chakra_write import write_plan
 from perfmodel.traces.run import simulate_trace
 from perfmodel.training.plan.step_plan import Collective
 

@@ -16,7 +16,7 @@ from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.ddp.options import MIB
 from perfmodel.training.horovod import HOROVOD, horovod_plan
 from perfmodel.training.horovod_cycles import agreement_s, bit_vector_bytes, handed_over_s
-from perfmodel.training.memory.use import Setup
+from perfmodel.training.memory_use import Setup
 from perfmodel.training.plan.step_plan import Collective, Compute, Op, StepPlan, Task
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workload

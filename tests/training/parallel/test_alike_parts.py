@@ -12,7 +12,7 @@ import pytest
 from perfmodel.scenario.load import load_scenario
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
 from perfmodel.studies.run.steps.sized_job import SizedJob, size_job
-from perfmodel.training.parallel import mixture
+from perfmodel.training import mixture
 from perfmodel.training.pipeline.stage_workload import ModelPart
 from perfmodel.training.plan.step_plan import Compute
 

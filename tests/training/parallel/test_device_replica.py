@@ -14,8 +14,8 @@ from perfmodel.testing.pipeline_times import PassTimes
 from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
-from perfmodel.training.parallel.device_replica import layer_devices
-from perfmodel.training.parallel.mixture import Mixture, Reduction, mix_step
+from perfmodel.training.device_replica import layer_devices
+from perfmodel.training.mixture import Mixture, Reduction, mix_step
 from perfmodel.training.pipeline.stage_workload import part_layers
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.training.strategy import StepRequest

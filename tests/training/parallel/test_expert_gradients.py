@@ -8,8 +8,8 @@ import pytest
 from perfmodel.scenario.strategies.sharded import MegatronStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.megatron import megatron_memory, megatron_plan
-from perfmodel.training.memory.use import Setup
-from perfmodel.training.parallel.mixture import Mixture, Reduction, mix_step, stage_memory
+from perfmodel.training.memory_use import Setup
+from perfmodel.training.mixture import Mixture, Reduction, mix_step, stage_memory
 from perfmodel.training.plan.builder import EXPERT_COPIES
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.training.sharding_step import EVERYONE
@@ -17,7 +17,7 @@ from perfmodel.training.strategy import StepRequest
 from perfmodel.workload import load_workload
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE
 from perfmodel.workload.model import LayerTimes, Workload
-from perfmodel.workload.shards.shard import Shard
+from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.expert_settings import ExpertSettings
 
 REPLICAS, EXPERT = 16, 8

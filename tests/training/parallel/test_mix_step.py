@@ -8,14 +8,14 @@ import pytest
 from perfmodel.scenario.strategies.sharded import MegatronStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.megatron import megatron_plan
-from perfmodel.training.parallel.mixture import Mixture, Reduction, mix_step
+from perfmodel.training.mixture import Mixture, Reduction, mix_step
 from perfmodel.training.pipeline.pipeline_plan import TIED
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload import load_workload
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE
 from perfmodel.workload.model import LayerTimes, Workload
-from perfmodel.workload.shards.shard import Shard
+from perfmodel.workload.shard import Shard
 
 REPLICAS, STAGES, MICRO_BATCHES = 4, 2, 8
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.testing.check_plan import check_plan
-from perfmodel.training.parallel.rank_grid import RankGrid, expand_ranks
 from perfmodel.training.plan.step_plan import (
     Collective,
     Communicator,
@@ -23,6 +22,7 @@ from perfmodel.training.plan.step_plan import (
     Stream,
     Task,
 )
+from perfmodel.training.rank_grid import RankGrid, expand_ranks
 
 # what RankGenerator(tp, ep, dp, pp, cp, order).get_ranks returned; for experts with tp of `etp`
 RECORDED = json.loads(Path(__file__).with_name("megatron_rank_groups.json").read_text())

@@ -6,11 +6,11 @@ import pytest
 
 from perfmodel.scenario.strategies.sharded import MegatronStrategy
 from perfmodel.training.megatron import MEGATRON
-from perfmodel.training.memory.use import Setup
-from perfmodel.training.parallel.mixture import Mixture, stage_memory
+from perfmodel.training.memory_use import Setup
+from perfmodel.training.mixture import Mixture, stage_memory
 from perfmodel.workload import load_workload
 from perfmodel.workload.model import Workload
-from perfmodel.workload.shards.shard import Shard
+from perfmodel.workload.shard import Shard
 
 TOKENS, WIDTH, BLOCKS, TENSOR = 2048, 4096, 32, 4
 SHARD = Shard(tensor=TENSOR, sequence_parallel=True, vocabulary_multiple=128)

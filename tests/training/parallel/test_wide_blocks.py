@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfmodel.training.parallel.mixture import Mixture
+from perfmodel.training.mixture import Mixture
 from perfmodel.training.pipeline.stage_workload import part_workloads
 from perfmodel.workload.kernels.float8_layers import float8_layers, name_wide_blocks
 from perfmodel.workload.kernels.float8_recipe import Float8

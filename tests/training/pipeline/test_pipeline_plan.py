@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from perfmodel.errors import InputError
 from perfmodel.scenario.strategies.sharded import FsdpStrategy, MegatronStrategy
 from perfmodel.simulate.engine.engine import simulate
-from perfmodel.simulate.ranks.jitter import Jitter, Variation
+from perfmodel.simulate.engine.jitter import Jitter, Variation
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.testing.pipeline_times import PassTimes, pass_spans
 from perfmodel.training.fsdp.step_plan import fsdp_plan
@@ -28,8 +28,8 @@ from perfmodel.training.plan.layer_calls import add_layer_calls
 from perfmodel.training.plan.split_class import one_class_per_rank
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan
 from perfmodel.training.strategy import StepRequest
+from perfmodel.workload.layer_calls import LayerCall
 from perfmodel.workload.roofline import layer_times
-from perfmodel.workload.shards.calls import LayerCall
 from perfmodel.workload.zoo import build_model
 from tests.conftest import PLAIN_GPU
 from tests.training.pipeline.pipeline_toys import (

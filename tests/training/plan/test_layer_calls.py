@@ -29,10 +29,10 @@ from perfmodel.training.plan.step_plan import (
     StepPlan,
 )
 from perfmodel.training.strategy import StepRequest
+from perfmodel.workload.layer_calls import LayerCall
 from perfmodel.workload.memory.recompute import Recompute
 from perfmodel.workload.model import LayerTimes
-from perfmodel.workload.shards import Shard
-from perfmodel.workload.shards.calls import LayerCall
+from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.text_decoder import GptShape, gpt
 
 RANKS, RATE_BPS = 4, 1e9

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from perfmodel.workload.shards import Shard
+from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.text_decoder import GptShape, gpt
 from tests.training.recorded import context_cases
 from tests.training.recorded.run_cases import DTYPES, run_cases

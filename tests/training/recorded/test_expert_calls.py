@@ -9,10 +9,10 @@ pytest.importorskip("torch")
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.fsdp.step_plan import fsdp_plan
-from perfmodel.training.parallel.mixture import Mixture, Reduction, mix_step
+from perfmodel.training.mixture import Mixture, Reduction, mix_step
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE
-from perfmodel.workload.shards.shard import Shard
+from perfmodel.workload.shard import Shard
 from tests.training.recorded.run_cases import Call, planned_calls, run_cases
 from tests.training.recorded.toy_workload import EXPERTS, expert_share, request
 

@@ -20,7 +20,7 @@ from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute
 from perfmodel.workload.model import LayerTimes, Workload
-from perfmodel.workload.shards import Shard
+from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.llama import llama
 from perfmodel.workload.zoo.text_decoder import GptShape, gpt

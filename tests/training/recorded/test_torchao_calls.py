@@ -16,7 +16,7 @@ from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.fsdp.step_plan import fsdp_plan
 from perfmodel.training.fsdp.strategy import fsdp_memory
-from perfmodel.training.memory.use import Setup
+from perfmodel.training.memory_use import Setup
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.kernels.float8_recipe import Float8

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from perfmodel.training.strategy import StepRequest
+from perfmodel.workload.layer_calls import LayerCall
 from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workload
-from perfmodel.workload.shards.calls import LayerCall
 
 WIDTH, BLOCKS, INPUTS, OUTPUTS = 17, 3, 5, 7
 """No width divides by 2 or 4, so that shards are padded."""

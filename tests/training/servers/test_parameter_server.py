@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.scenario.strategies.servers import ParameterServerStrategy
-from perfmodel.training.memory.use import Setup, replicated
+from perfmodel.scenario.strategies.ddp import ParameterServerStrategy
+from perfmodel.training.memory_use import Setup, replicated
 from perfmodel.training.parameter_server import (
     HASH_FACTOR,
     MOST_PUSHES,

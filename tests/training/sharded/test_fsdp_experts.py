@@ -13,12 +13,12 @@ from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.training.fsdp.sharded_step import SHARDS
 from perfmodel.training.fsdp.step_plan import fsdp_plan
 from perfmodel.training.fsdp.strategy import fsdp_memory
-from perfmodel.training.memory.use import Setup
+from perfmodel.training.memory_use import Setup
 from perfmodel.training.plan.builder import EXPERT_COPIES
 from perfmodel.training.plan.step_plan import Collective, Compute
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import LayerTimes, Workload
-from perfmodel.workload.shards.shard import Shard
+from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo import build_model
 
 RANKS, EXPERT = 16, 4

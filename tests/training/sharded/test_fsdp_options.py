@@ -18,7 +18,7 @@ from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.fsdp.step_plan import fsdp_plan
 from perfmodel.training.fsdp.strategy import fsdp_memory
 from perfmodel.training.fsdp.units import wrap_units
-from perfmodel.training.memory.use import MemoryUse, Setup
+from perfmodel.training.memory_use import MemoryUse, Setup
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.memory.activations import backward_bytes

@@ -16,8 +16,8 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.simulate.engine.engine import simulate
-from perfmodel.simulate.ranks.jitter import Jitter, Variation
-from perfmodel.simulate.ranks.rank_vectors import simulate_ranks, why_unsuited
+from perfmodel.simulate.engine.jitter import Jitter, Variation
+from perfmodel.simulate.engine.rank_vectors import simulate_ranks, why_unsuited
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.testing.closed_forms import form
 from perfmodel.topology.model import Topology

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from perfmodel.errors import InputError
 from perfmodel.scenario.strategies.deepspeed import OffloadOptimizer, ZeroStrategy
 from perfmodel.testing.check_plan import check_plan
-from perfmodel.training.memory.use import Setup
+from perfmodel.training.memory_use import Setup
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.training.zero.strategy import ZERO, zero_plan

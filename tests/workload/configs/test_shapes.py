@@ -15,7 +15,7 @@ from perfmodel.scenario.sections.model import TransformerSection
 from perfmodel.workload import Workload, build_model
 from perfmodel.workload.configs.decoder_models import transformer_model
 from perfmodel.workload.configs.megatron_arguments import MegatronArguments, megatron_model
-from perfmodel.workload.shards.shard import Shard
+from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.buildable import build
 from perfmodel.workload.zoo.expert_settings import ExpertSettings
 from tests.workload.configs.real_configs import CONFIGS, written

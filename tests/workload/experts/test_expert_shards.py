@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.workload import Workload, build_model
-from perfmodel.workload.shards import Shard
-from perfmodel.workload.shards.calls import LayerCall
+from perfmodel.workload.layer_calls import LayerCall
+from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.expert_decoder import expert_decoder
 from perfmodel.workload.zoo.expert_settings import ExpertSettings

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.training.memory.use import (
+from perfmodel.training.memory_use import (
     AMAX_BYTES,
     Setup,
     add_float8_copies,
@@ -34,7 +34,7 @@ from perfmodel.workload.kernels.kernel_times import elementwise_s
 from perfmodel.workload.kernels.shapes import GroupedProduct, MatrixProduct
 from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.roofline import layer_times
-from perfmodel.workload.shards.shard import Shard
+from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo import build_model
 from perfmodel.workload.zoo.expert_decoder import expert_decoder
 from perfmodel.workload.zoo.expert_settings import ExpertSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfmodel.workload import Workload
-from perfmodel.workload.shards.shard import Shard
+from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.expert_decoder import expert_decoder
 from perfmodel.workload.zoo.expert_settings import ExpertSettings
 

@@ -7,8 +7,8 @@ import pytest
 from perfmodel.workload.adapters import Adapters, add_adapters
 from perfmodel.workload.kernels.float8_layers import narrow_calls
 from perfmodel.workload.kernels.float8_recipe import Float8
-from perfmodel.workload.shards.calls import LayerCall
-from perfmodel.workload.shards.shard import Shard
+from perfmodel.workload.layer_calls import LayerCall
+from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo import build_model
 
 GATHERS = {"inputs": ("qkv_proj", "gate_up_proj"), "gradients": ("o_proj", "down_proj")}

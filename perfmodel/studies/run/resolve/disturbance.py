@@ -33,8 +33,8 @@ from perfmodel.scenario import (
 )
 from perfmodel.scenario.sections.events import JitterEvent
 from perfmodel.simulate.engine.background import BackgroundJob, Traffic
+from perfmodel.simulate.engine.jitter import Jitter
 from perfmodel.simulate.engine.own_processes import A_PROCESS, OwnProcess
-from perfmodel.simulate.ranks.jitter import Jitter
 from perfmodel.topology.faults import find_arcs, find_devices, no_device
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router

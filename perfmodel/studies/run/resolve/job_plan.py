@@ -18,8 +18,8 @@ from perfmodel.studies.run.resolve.what_if import scale_layer_times, what_if_of
 from perfmodel.topology.model import Drives, Gpu, Sockets
 from perfmodel.training.ddp.buckets import Iteration
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.memory.use import narrow_inputs, with_micro_batches
-from perfmodel.training.parallel.mixture import Reduction, mix_step
+from perfmodel.training.memory_use import narrow_inputs, with_micro_batches
+from perfmodel.training.mixture import Reduction, mix_step
 from perfmodel.training.pipeline.stage_workload import part_layers
 from perfmodel.training.plan.amax_reductions import add_amax_reductions
 from perfmodel.training.plan.loop_plan import LoopPlan

@@ -11,7 +11,7 @@ from perfmodel.studies.run.resolve.training_job import TrainingJob
 from perfmodel.studies.run.result.usage import Memory
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.memory.use import (
+from perfmodel.training.memory_use import (
     MemoryUse,
     Setup,
     add_float8_copies,
@@ -19,7 +19,7 @@ from perfmodel.training.memory.use import (
     add_waiting,
     reserve_bytes,
 )
-from perfmodel.training.parallel.mixture import stage_memory
+from perfmodel.training.mixture import stage_memory
 from perfmodel.workload.kernels.float8_recipe import float8_casts
 from perfmodel.workload.readers.layer_times import read_measured_activations
 

@@ -15,9 +15,9 @@ from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.ddp.buckets import Bucket
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.memory.use import StepOptions
-from perfmodel.training.parallel.device_replica import layer_devices
-from perfmodel.training.parallel.mixture import Mixture
+from perfmodel.training.device_replica import layer_devices
+from perfmodel.training.memory_use import StepOptions
+from perfmodel.training.mixture import Mixture
 from perfmodel.training.pipeline.stage_workload import PartitionOptions, part_layers
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import Strategy
@@ -31,7 +31,7 @@ from perfmodel.workload.memory.fused_layers import fuse_by_hand, pack_documents
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute
 from perfmodel.workload.model import Workload
 from perfmodel.workload.readers.load import section_model
-from perfmodel.workload.shards.shard import Shard
+from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.expert_settings import ExpertSettings
 
 ONE_PROCESS_ORDER = ("pp", "tp", "cp", "ep", "dp")

@@ -15,8 +15,8 @@ from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.engine.background import Change
 from perfmodel.simulate.engine.engine import Fidelity, Surroundings, simulate, uses_sockets
+from perfmodel.simulate.engine.jitter import SlowSteps, Variation
 from perfmodel.simulate.engine.outcome import Run
-from perfmodel.simulate.ranks.jitter import SlowSteps, Variation
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import (
     ALWAYS_S,
@@ -105,7 +105,7 @@ def simulate_steps(
     if jitters:
         reason = _why_single(plan, timer, fidelity, around)
         if reason is None:
-            from perfmodel.simulate.ranks.rank_vectors import simulate_ranks
+            from perfmodel.simulate.engine.rank_vectors import simulate_ranks
 
             run = simulate_ranks(
                 plan,
@@ -144,7 +144,7 @@ def _why_single(
     around: Surroundings,
 ) -> str | None:
     """Say why ranks that differ need a process each; None where vectors of them are exact."""
-    from perfmodel.simulate.ranks.rank_vectors import why_unsuited
+    from perfmodel.simulate.engine.rank_vectors import why_unsuited
 
     on_sockets = uses_sockets(timer.machine, fidelity)
     reasons = (

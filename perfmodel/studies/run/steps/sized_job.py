@@ -42,7 +42,7 @@ from perfmodel.studies.run.steps.output_analysis import (
 )
 from perfmodel.studies.run.steps.simulate_step import SimulationSetup, collective_s, simulate_steps
 from perfmodel.training.ddp.buckets import Iteration
-from perfmodel.training.memory.use import StepOptions
+from perfmodel.training.memory_use import StepOptions
 from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.workload.model import LayerTimes, Workload, scale_times

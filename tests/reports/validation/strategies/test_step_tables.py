@@ -8,7 +8,7 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.report.validation import percent
-from perfmodel.topology.templates.power_limits import rate_at
+from perfmodel.topology.templates.gpus import rate_at
 from reports.validation.pages.strategy_tables import sample_table
 from reports.validation.predict.run import predict_all
 from reports.validation.run import Validation, records_folder

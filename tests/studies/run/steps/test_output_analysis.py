@@ -16,7 +16,7 @@ from scipy import stats
 
 from perfmodel.errors import InputError
 from perfmodel.simulate.engine.background import BackgroundJob, Traffic
-from perfmodel.simulate.ranks.jitter import Jitter
+from perfmodel.simulate.engine.jitter import Jitter
 from perfmodel.studies.run.resolve.disturbance import Disturbance, LinkFault
 from perfmodel.studies.run.steps.output_analysis import (
     MEAN_WITHIN,

@@ -19,7 +19,7 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray
 from perfmodel.calibrate.estimation import Estimate, Iterate, Precision, estimate
-from perfmodel.calibrate.link_costs.forward_model import CostModel
+from perfmodel.calibrate.link_model import CostModel
 from perfmodel.calibrate.parameters import (
     NORMAL_QUANTILE,
     PROBABILITY,

@@ -23,6 +23,11 @@ from perfmodel.arrays import FloatArray
 from perfmodel.errors import SimulationError
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.background import CollectiveArrivals, arrivals_of
+from perfmodel.simulate.engine.collective_times import (
+    CollectiveTimes,
+    TimesAlone,
+    TimesAmongOthers,
+)
 from perfmodel.simulate.engine.engine import (
     Fidelity,
     Surroundings,
@@ -32,11 +37,6 @@ from perfmodel.simulate.engine.engine import (
 from perfmodel.simulate.engine.outcome import Observations, Run, TaskExecution
 from perfmodel.simulate.engine.plan_run import Stretch
 from perfmodel.simulate.network import Network
-from perfmodel.simulate.ranks.collective_times import (
-    CollectiveTimes,
-    TimesAlone,
-    TimesAmongOthers,
-)
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
 

@@ -1,7 +1,7 @@
 """How long the collectives of a plan take, one after the other: alone, or among others.
 
 Both know a plan of which at most one collective is in progress at a time
-(`perfmodel.simulate.ranks.rank_vectors.why_unsuited`).
+(`perfmodel.simulate.engine.rank_vectors.why_unsuited`).
 """
 
 from __future__ import annotations

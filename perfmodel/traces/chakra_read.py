@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, cast, get_args
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files.read import read_text
-from perfmodel.traces.chakra.trace_nodes import (
+from perfmodel.traces.chakra_nodes import (
     COLLECTIVE,
     COLLECTIVES,
     COMPUTE,
@@ -31,7 +31,7 @@ from perfmodel.traces.chakra.trace_nodes import (
     Value,
     read_trace,
 )
-from perfmodel.traces.chakra.write_plan import GROUPS, PER_RANK
+from perfmodel.traces.chakra_write import GROUPS, PER_RANK
 from perfmodel.training.plan.step_plan import (
     Collective,
     Communicator,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from perfmodel.workload.shards.shard import Shard
+from perfmodel.workload.shard import Shard
 
 CallGroup = Literal["tensor", "context", "expert", "expert_rail", "expert_node"]
 """Ranks that share a layer: communicators of a plan have these names. "expert_rail", "expert_node":

@@ -15,8 +15,7 @@ from typing import get_args
 import numpy as np
 
 from perfmodel.calibrate.estimation import NO_EFFECT, Observation
-from perfmodel.calibrate.link_costs.forward_model import CostModel, observations_of
-from perfmodel.calibrate.link_costs.least_squares import (
+from perfmodel.calibrate.least_squares import (
     MIN_SCATTER,
     Solution,
     estimate_run_spread,
@@ -25,6 +24,7 @@ from perfmodel.calibrate.link_costs.least_squares import (
     spread_of,
     widen_covariance,
 )
+from perfmodel.calibrate.link_model import CostModel, observations_of
 from perfmodel.calibrate.parameters import Parameter, Value, Values, round_digits, rounded_rows
 from perfmodel.calibrate.profile import (
     Fit,

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.memory.use import MemoryRule, MemoryUse, Setup, kept_meanwhile
-from perfmodel.training.parallel.device_replica import check_replica, spread_replica
-from perfmodel.training.parallel.rank_grid import RankGrid, expand_ranks
+from perfmodel.training.device_replica import check_replica, spread_replica
+from perfmodel.training.memory_use import MemoryRule, MemoryUse, Setup, kept_meanwhile
 from perfmodel.training.pipeline.pass_actions import PipelineSchedule, StageActions
 from perfmodel.training.pipeline.pipeline_plan import pipeline_plan
 from perfmodel.training.pipeline.schedules import make_schedule
@@ -30,11 +29,12 @@ from perfmodel.training.pipeline.stage_workload import (
 )
 from perfmodel.training.plan.layer_calls import add_layer_calls
 from perfmodel.training.plan.step_plan import Collective, StepPlan, Task
+from perfmodel.training.rank_grid import RankGrid, expand_ranks
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.memory.blocks import block_of
 from perfmodel.workload.memory.recompute import Recompute
 from perfmodel.workload.model import Workload
-from perfmodel.workload.shards.shard import WHOLE, Shard
+from perfmodel.workload.shard import WHOLE, Shard
 
 _WORD = re.compile(r"[^\s,()]+")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import write_atomically
-from perfmodel.traces.chakra.trace_nodes import (
+from perfmodel.traces.chakra_nodes import (
     COLLECTIVE,
     COLLECTIVES,
     COMPUTE,

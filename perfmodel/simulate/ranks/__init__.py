@@ -1,1 +1,0 @@
-"""Ranks that differ: jitter, and a recurrence over them; see `rank_vectors.simulate_ranks`."""
