@@ -137,7 +137,7 @@ def test_no_cycles():
 def test_a_result_knows_no_engine():
     package = "perfmodel.studies.run.result."
     uses = {name for module in graph() if module.startswith(package) for name in graph()[module]}
-    uses -= {"perfmodel.workload.sample"}  # what one sample is, in words and in tokens
+    uses -= {"perfmodel.workload.model"}  # what one sample is, in words and in tokens
     assert {layer(name) for name in uses if not name.startswith(package)} <= RESULT_MAY_IMPORT
 
 

@@ -89,8 +89,7 @@ def trace(
     by shape, operations, collectives; with times, if the profiler's traces stand behind them. -o
     with --topology drafts a scenario from one alone, whose times are estimated.
     """
-    from perfmodel.traces.execution_trace import is_execution_trace
-    from perfmodel.traces.inspector import is_inspector
+    from perfmodel.traces.execution_trace import is_execution_trace, is_inspector
 
     flags = {"-o": output, "--gpu": gpu, "--batch": batch, "--model": model, "--set": set_}
     files = [path for path in traces if path.is_file()]
@@ -287,7 +286,7 @@ def _print_inspected(paths: list[Path], json: bool) -> None:
     from dataclasses import asdict
 
     from perfmodel.report.common import quantities
-    from perfmodel.traces.inspector import read_inspector
+    from perfmodel.traces.execution_trace import read_inspector
 
     sizes = read_inspector(paths)
     if json:

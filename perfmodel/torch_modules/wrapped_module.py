@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from perfmodel.errors import Fault, InputError, failed, raise_faults
-from perfmodel.workload.sample import SAMPLE, Sample, sequence_of
+from perfmodel.workload.model import SAMPLE, Sample, sequence_of
 
 WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
 """Attributes in which torch.compile and checkpoint_wrapper hold the module inside."""

@@ -14,7 +14,7 @@ from perfmodel.studies.run.result.usage import Memory
 from perfmodel.timeline import Span, Timeline, exposed_s
 from perfmodel.topology.model import Gpu, Topology
 from perfmodel.topology.own_graph import topology_of
-from perfmodel.workload.sample import Sample
+from perfmodel.workload.model import Sample
 
 LAYERS = 53
 BATCH = 64

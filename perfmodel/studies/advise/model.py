@@ -14,7 +14,7 @@ from perfmodel.studies.compare.model import Change
 from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.run.result.usage import Memory
 from perfmodel.studies.tune.model import WORTH
-from perfmodel.workload.sample import Sample
+from perfmodel.workload.model import Sample
 
 Touches = Literal["nothing", "rounding", "training", "hardware"]
 """What a change costs beside memory: nothing; other rounding; the batch, or information of

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from perfmodel.workload.sample import Sample
+from perfmodel.workload.model import Sample
 
 Interval = tuple[float, float]
 """Low and high end of 80 %."""

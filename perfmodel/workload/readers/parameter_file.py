@@ -14,7 +14,7 @@ from pathlib import Path
 from perfmodel.errors import Fault, InputError, allowed_names, raise_faults
 from perfmodel.files import line_of, read_yaml, validate_document
 from perfmodel.workload.configs.safetensors import SUFFIX, is_safetensors, read_safetensors
-from perfmodel.workload.model import Buffers, Layer, ParameterTensor, Workload
+from perfmodel.workload.model import Buffers, Layer, ParameterTensor, Workload, stated_sample
 from perfmodel.workload.readers.csv_tables import list_first, read_rows
 from perfmodel.workload.readers.estimated_work import (
     ELEMENT_BYTES,
@@ -23,7 +23,6 @@ from perfmodel.workload.readers.estimated_work import (
     make_layer,
 )
 from perfmodel.workload.readers.spec import LayerSpec, ModelSpec
-from perfmodel.workload.sample import stated_sample
 
 YAML_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 FILE_SUFFIXES = YAML_SUFFIXES | {".csv", SUFFIX}

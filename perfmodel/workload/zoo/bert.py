@@ -15,8 +15,7 @@ from perfmodel.workload.layer_calls import (
     row_calls,
     table_calls,
 )
-from perfmodel.workload.model import Buffers, FusedKept, Workload
-from perfmodel.workload.sample import sequence_of
+from perfmodel.workload.model import Buffers, FusedKept, Workload, sequence_of
 from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,

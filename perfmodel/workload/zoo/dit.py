@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from perfmodel.workload.model import Workload
-from perfmodel.workload.sample import Sample
+from perfmodel.workload.model import Sample, Workload
 from perfmodel.workload.zoo.image_layers import Image, convolution
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,

@@ -7,8 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from perfmodel.workload.kernels.shapes import MatrixProduct
-from perfmodel.workload.model import Layer, Workload
-from perfmodel.workload.sample import Sample
+from perfmodel.workload.model import Layer, Sample, Workload
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ELEMENT_BYTES,

@@ -16,8 +16,7 @@ from perfmodel.workload.layer_calls import (
     norm_calls,
     table_calls,
 )
-from perfmodel.workload.model import Buffers, Workload
-from perfmodel.workload.sample import sequence_of
+from perfmodel.workload.model import Buffers, Workload, sequence_of
 from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.decoder_block import (
     NORM_KERNELS,

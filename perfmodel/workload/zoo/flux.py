@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from perfmodel.workload.model import Workload
-from perfmodel.workload.sample import Sample
+from perfmodel.workload.model import Sample, Workload
 from perfmodel.workload.zoo.decoder_block import ROTARY_PASSES
 from perfmodel.workload.zoo.dit import (
     GATE_PASSES,

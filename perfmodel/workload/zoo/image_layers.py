@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.workload.kernels.shapes import Convolution
-from perfmodel.workload.model import Buffers, Layer, Workload
-from perfmodel.workload.sample import Sample
+from perfmodel.workload.model import Buffers, Layer, Sample, Workload
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,

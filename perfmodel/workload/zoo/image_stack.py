@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.workload.kernels.shapes import MatrixProduct
-from perfmodel.workload.model import Buffers, Layer, Workload
-from perfmodel.workload.sample import Sample
+from perfmodel.workload.model import Buffers, Layer, Sample, Workload
 from perfmodel.workload.zoo.image_layers import CLASSES, Image, convolution, image_model
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,

@@ -17,8 +17,7 @@ from typing import Any
 
 from perfmodel.workload.kernels.shapes import MatrixProduct
 from perfmodel.workload.layer_calls import LayerCall
-from perfmodel.workload.model import Buffers, FusedKept, Layer, ParameterTensor, Workload
-from perfmodel.workload.sample import Sample
+from perfmodel.workload.model import Buffers, FusedKept, Layer, ParameterTensor, Sample, Workload
 from perfmodel.workload.shard import WHOLE, Shard
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import chain
 
 from perfmodel.workload.layer_calls import column_calls, loss_calls, norm_calls
-from perfmodel.workload.model import Buffers, FusedKept, Workload
-from perfmodel.workload.sample import sequence_of
+from perfmodel.workload.model import Buffers, FusedKept, Workload, sequence_of
 from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.decoder_block import (
     BlockPlace,

@@ -11,8 +11,7 @@ from perfmodel.workload.layer_calls import (
     norm_calls,
     row_calls,
 )
-from perfmodel.workload.model import FusedKept, Layer, Workload
-from perfmodel.workload.sample import sequence_of
+from perfmodel.workload.model import FusedKept, Layer, Workload, sequence_of
 from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.decoder_block import PRODUCT_PASSES, RMS_NORM_KERNELS, RMS_NORM_PASSES
 from perfmodel.workload.zoo.layers import (

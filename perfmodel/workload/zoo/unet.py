@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import chain
 
-from perfmodel.workload.model import Layer, Workload
-from perfmodel.workload.sample import Sample
+from perfmodel.workload.model import Layer, Sample, Workload
 from perfmodel.workload.zoo.image_layers import Image, convolution
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.calibrate.readers import read_files, read_matrices
-from perfmodel.calibrate.transfer.link_matrices import measure_links
+from perfmodel.calibrate.transfer.inputs import measure_links
 from perfmodel.errors import InputError
 from perfmodel.topology.templates.build import build_topology
 

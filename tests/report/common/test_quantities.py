@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel.report.common import quantities
 from perfmodel.studies.run.result.model import Result
-from perfmodel.workload.sample import sequence_of
+from perfmodel.workload.model import sequence_of
 
 NO_INTERVAL = "no interval yet: the spread of collectives on this machine has not been measured"
 

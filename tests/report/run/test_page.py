@@ -22,7 +22,7 @@ from perfmodel.scenario import change_scenario, load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result.model import BucketTime, DisturbanceCost, LinkUse, Result
 from perfmodel.timeline import Timeline
-from perfmodel.workload.sample import Sample
+from perfmodel.workload.model import Sample
 
 HOSTILE = '<script>alert("1")</script>'
 

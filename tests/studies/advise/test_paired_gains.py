@@ -24,7 +24,7 @@ from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.simulate_step import simulate_steps
 from perfmodel.studies.run.steps.sized_job import SizedJob, size_job
 from perfmodel.studies.sweep.variants import without_curve
-from perfmodel.workload.sample import Sample
+from perfmodel.workload.model import Sample
 
 HOOK: Mapping[str, Any] = {"strategy.hook": "fp16"}
 KERNELS: Mapping[str, Any] = {"compute.channels_last": True, "compute.compiled": True}

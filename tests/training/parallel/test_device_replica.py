@@ -10,7 +10,7 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.testing.check_plan import check_plan
-from perfmodel.testing.pipeline_times import PassTimes
+from perfmodel.testing.closed_forms import PassTimes
 from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan

@@ -10,7 +10,7 @@ import numpy as np
 
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.testing.pipeline_times import PassTimes
+from perfmodel.testing.closed_forms import PassTimes
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.pipeline.pass_actions import PipelineSchedule

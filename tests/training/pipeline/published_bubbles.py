@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from perfmodel.errors import ScheduleError
-from perfmodel.testing.pipeline_times import Number, PassTimes, pass_spans
+from perfmodel.testing.closed_forms import Number, PassTimes, pass_spans
 from perfmodel.training.pipeline.pass_actions import PipelineSchedule
 
 

@@ -16,7 +16,7 @@ from perfmodel.scenario.strategies.sharded import FsdpStrategy, MegatronStrategy
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.engine.jitter import Jitter, Variation
 from perfmodel.testing.check_plan import check_plan
-from perfmodel.testing.pipeline_times import PassTimes, pass_spans
+from perfmodel.testing.closed_forms import PassTimes, pass_spans
 from perfmodel.training.fsdp.step_plan import fsdp_plan
 from perfmodel.training.megatron import megatron_plan
 from perfmodel.training.pipeline.pass_actions import PipelineSchedule, action_groups

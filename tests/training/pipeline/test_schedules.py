@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError, ScheduleError
-from perfmodel.testing.pipeline_times import (
+from perfmodel.testing.closed_forms import (
     PassTimes,
     pass_spans,
 )

@@ -13,7 +13,7 @@ from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
 from perfmodel.scenario.strategies.sharded import FsdpStrategy, MegatronStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.training.megatron_buffer import buffer_buckets
+from perfmodel.training.megatron import buffer_buckets
 from perfmodel.training.memory_use import Setup, add_float8_copies
 from perfmodel.training.plan.amax_reductions import AMAXES, add_amax_reductions
 from perfmodel.training.plan.step_plan import Collective, StepPlan

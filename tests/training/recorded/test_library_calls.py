@@ -15,7 +15,7 @@ import pytest
 from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
 from perfmodel.scenario.strategies.sharded import MegatronStrategy
 from perfmodel.testing.check_plan import check_plan
-from perfmodel.training.megatron_buffer import buffer_buckets, owned_elements
+from perfmodel.training.megatron import buffer_buckets, owned_elements
 from perfmodel.training.memory_use import MemoryUse, Setup
 from perfmodel.training.strategies import STRATEGIES
 from tests.training.recorded.run_cases import Call, planned_calls

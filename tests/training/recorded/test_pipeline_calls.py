@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from perfmodel.testing.pipeline_times import PassTimes
+from perfmodel.testing.closed_forms import PassTimes
 from perfmodel.training.pipeline.schedules import make_schedule
 from perfmodel.training.plan.step_plan import Collective
 from tests.training.pipeline.pipeline_toys import toy_pipeline

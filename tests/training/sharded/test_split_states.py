@@ -22,8 +22,12 @@ from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
 from perfmodel.scenario.strategies.sharded import FsdpStrategy, MegatronStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.fsdp.step_plan import fsdp_plan
-from perfmodel.training.megatron import megatron_memory, megatron_plan
-from perfmodel.training.megatron_buffer import buffer_buckets, owned_elements
+from perfmodel.training.megatron import (
+    buffer_buckets,
+    megatron_memory,
+    megatron_plan,
+    owned_elements,
+)
 from perfmodel.training.memory_use import Setup
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.training.strategy import StepRequest

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.workload.sample import Sample
+from perfmodel.workload.model import Sample
 from perfmodel.workload.zoo.image_layers import Image, adaptive_pooling, convolution
 from perfmodel.workload.zoo.layers import assemble, linear, names, norm_parameters, weight_and_bias
 from perfmodel.workload.zoo.stack_block import (

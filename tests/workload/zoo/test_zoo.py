@@ -9,7 +9,7 @@ from perfmodel.errors import InputError
 from perfmodel.workload import build_model, zoo_names
 from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.memory.blocks import repeated_blocks
-from perfmodel.workload.sample import sequence_of
+from perfmodel.workload.model import sequence_of
 from perfmodel.workload.zoo.bert import bert
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.llama import llama

@@ -18,7 +18,7 @@ from perfmodel.studies.run.result.usage import (
 )
 from perfmodel.timeline import Timeline
 from perfmodel.topology.model import Topology
-from perfmodel.workload.sample import Sample
+from perfmodel.workload.model import Sample
 
 if TYPE_CHECKING:
     import pandas as pd

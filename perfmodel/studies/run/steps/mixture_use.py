@@ -23,7 +23,7 @@ from perfmodel.studies.run.steps.step_parts import (
     sum_sent_bytes,
     window_of_passes,
 )
-from perfmodel.testing.pipeline_times import PassTimes, pass_spans
+from perfmodel.testing.closed_forms import PassTimes, pass_spans
 from perfmodel.timeline import Span, covered_s, exposed_s
 from perfmodel.training.pipeline.pass_actions import PipelineSchedule
 from perfmodel.training.plan.step_plan import (
