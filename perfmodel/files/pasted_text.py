@@ -16,8 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.files.bounds import LARGEST_BYTES
-from perfmodel.files.read import GZIP, read_bytes
+from perfmodel.files.read import GZIP, LARGEST_BYTES, read_bytes
 
 _PACKED = (
     (GZIP, "a gzip archive inside of one: unpack it first"),

@@ -4,8 +4,7 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.files import FileModel, load_document, read_yaml, validate_document
-from perfmodel.files.bounds import LARGEST_YAML_BYTES
-from perfmodel.files.read import parse_yaml, read_text
+from perfmodel.files.read import LARGEST_YAML_BYTES, parse_yaml, read_text
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)

@@ -12,9 +12,8 @@ from perfmodel.errors import InputError
 from perfmodel.files import data_folder, line_of, plain, read_yaml
 from perfmodel.files import read as by_libyaml
 from perfmodel.files import read as reading
-from perfmodel.files.bounds import MOST_LEVELS
 from perfmodel.files.find import is_shipped
-from perfmodel.files.read import UnsupportedYaml, parse_with_libyaml, parse_yaml
+from perfmodel.files.read import MOST_LEVELS, UnsupportedYaml, parse_with_libyaml, parse_yaml
 
 pytest.importorskip("yaml.cyaml", reason="needs libyaml")
 SHIPPED = sorted(

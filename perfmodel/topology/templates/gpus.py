@@ -25,7 +25,7 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import USER_FOLDER, data_folder, line_of, plain, read_yaml, validate_document
-from perfmodel.files.bounds import LARGEST_YAML_BYTES
+from perfmodel.files.read import LARGEST_YAML_BYTES
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.spec import GpuSpec, GpuTable, is_unknown_key, resolve_source
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.files import plain
-from perfmodel.files.bounds import LARGEST_YAML_BYTES, bound_faults
-from perfmodel.files.read import parse_yaml, read_text
+from perfmodel.files.read import LARGEST_YAML_BYTES, bound_faults, parse_yaml, read_text
 
 CONFIG_NAME = "config.json"
 """As Hugging Face names the configuration in the folder of a model."""

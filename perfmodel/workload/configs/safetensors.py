@@ -16,7 +16,7 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.files import is_file
-from perfmodel.files.bounds import LARGEST_BYTES
+from perfmodel.files.read import LARGEST_BYTES
 from perfmodel.workload.configs.file_text import JsonFile, parse_json, read_json
 from perfmodel.workload.model import Layer, ParameterTensor, Workload
 from perfmodel.workload.readers.csv_tables import MOST_ELEMENTS, TRAINABLE, list_first
