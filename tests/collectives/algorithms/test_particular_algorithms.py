@@ -108,7 +108,7 @@ def test_a_torus_step_goes_to_a_neighbour() -> None:
 @settings(max_examples=40, deadline=None)
 def test_any_servers(ranks: int, elements: int, seed: int, data: st.DataObject) -> None:
     servers = data.draw(st.sets(st.integers(0, ranks - 1), min_size=1))
-    schedule = linear.all_reduce(ranks, elements * 4, servers=tuple(servers))
+    schedule = linear.server_all_reduce(ranks, elements * 4, servers=tuple(servers))
     verify(schedule, orders=2, seed=seed)
 
 
@@ -245,11 +245,11 @@ def test_the_table_knows_every_algorithm(name: str) -> None:
         (lambda: hierarchical.all_reduce(4, 16, groups=[[0, 1], [2, 2]]), "each rank 0 to 3 once"),
         (lambda: hierarchical.torus(12, 48, rows=5, columns=3), "rows x columns = 12 ranks"),
         (
-            lambda: linear.all_reduce(3, 12, servers=()),
+            lambda: linear.server_all_reduce(3, 12, servers=()),
             "one or more different ranks from 0 to 2",
         ),
-        (lambda: linear.all_reduce(3, 12, servers=(0, 3)), "from 0 to 2"),
-        (lambda: linear.all_reduce(3, 12, servers=(1, 1)), "different"),
+        (lambda: linear.server_all_reduce(3, 12, servers=(0, 3)), "from 0 to 2"),
+        (lambda: linear.server_all_reduce(3, 12, servers=(1, 1)), "different"),
         (lambda: recursive_doubling.all_gather(6, 24), "power of two"),
         (lambda: gloo.ring_all_reduce(3, 5), "whole number of 4-byte elements"),
     ],
