@@ -14,7 +14,6 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from unittest.mock import patch
 
 from perfmodel.errors import InputError
@@ -40,7 +39,7 @@ def as_new(name: str) -> tuple[Gpu, Mapping[str, str]]:
     ]
     spec = table.gpu_spec(name).model_copy(update=dict.fromkeys(ESTIMATED))
     spec, estimated = complete(name, spec, others)
-    fresh = replace(table._gpu(name, spec), efficiency_assumed=True, estimated=tuple(estimated))
+    fresh = table.gpu_of(name, spec, efficiency_assumed=True, estimated=tuple(estimated))
     return fresh, {**sources, **estimated}
 
 

@@ -269,9 +269,16 @@ def _read_entry(path: Path, modified_ns: int, name: str) -> tuple[Gpu, Mapping[s
         ) from None
     sources |= estimated
     assumed = sources.get("matmul_efficiency", "").startswith("assumption")
-    numbers: dict[str, Any] = {own: getattr(spec, field) for field, own in _NUMBERS.items()}
-    gpu = Gpu(name=name, **numbers, efficiency_assumed=assumed, estimated=tuple(estimated))
+    gpu = gpu_of(name, spec, efficiency_assumed=assumed, estimated=tuple(estimated))
     return gpu, MappingProxyType(sources)
+
+
+def gpu_of(
+    name: str, spec: GpuSpec, *, efficiency_assumed: bool, estimated: tuple[str, ...]
+) -> Gpu:
+    """Return the GPU of a completed entry."""
+    numbers: dict[str, Any] = {own: getattr(spec, field) for field, own in _NUMBERS.items()}
+    return Gpu(name=name, **numbers, efficiency_assumed=efficiency_assumed, estimated=estimated)
 
 
 def _check_sources(document: Any, path: Path, name: str) -> None:
