@@ -79,8 +79,16 @@ BUNDLE = REPORT / "common" / "plotly_js" / "plotly-basic.min.js"
 def kinds_of_traces(source: str) -> set[str]:
     """Kinds that a module adds to figures, of all that plotly has."""
     kinds = {name.lower() for name in dir(go) if is_trace(getattr(go, name))}
-    called = {n.attr for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Attribute)}
-    return {kind for kind in kinds if f"add_{kind}" in called}
+    nodes = list(ast.walk(ast.parse(source)))
+    called = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    described = {
+        value.value
+        for node in nodes
+        if isinstance(node, ast.Dict)
+        for key, value in zip(node.keys, node.values, strict=True)
+        if isinstance(key, ast.Constant) and key.value == "type" and isinstance(value, ast.Constant)
+    }
+    return {kind for kind in kinds if f"add_{kind}" in called or kind in described}
 
 
 def is_trace(thing: object) -> bool:
@@ -95,6 +103,7 @@ def test_the_bundle_draws_every_kind_of_trace() -> None:
     assert {"bar", "scatter"} <= drawn
     assert not any("add_trace(" in path.read_text("utf-8") for path in used)
     assert kinds_of_traces("figure.add_heatmap(z=[[1]])") - drawn == {"heatmap"}
+    assert kinds_of_traces('{"type": "heatmap", "z": [[1]]}') - drawn == {"heatmap"}
 
 
 def test_the_bundle_comes_with_its_licence() -> None:
