@@ -131,7 +131,10 @@ def vit_b_16(*, dtype: str, image_size: int) -> Workload:
     parts = [
         cut,
         class_and_positions(table[1][0], table, tokens, h, dropout=False, indexed=False),
-        *map(_as_torchvision, blocks),
+        *(
+            _as_torchvision(part, joins_maps=at % len(TORCHVISION_BLOCK.layers) == 0)
+            for at, part in enumerate(blocks)
+        ),
         linear(
             "heads.head",
             1,
@@ -156,10 +159,13 @@ def vit_b_16(*, dtype: str, image_size: int) -> Workload:
     )
 
 
-def _as_torchvision(part: Module) -> Module:
-    """Rename a part; the sum of gradients for ``in_proj_bias`` is not counted."""
+def _as_torchvision(part: Module, *, joins_maps: bool) -> Module:
+    """Rename a part; the sum of gradients for ``in_proj_bias`` is not counted.
+
+    `joins_maps`: whether this is the map of queries, keys and values, the first part of a block.
+    """
     matrix = part.layer.matrix
-    if isinstance(matrix, MatrixProduct) and part.layer.name.endswith(".qkv"):
+    if joins_maps and isinstance(matrix, MatrixProduct):
         part = with_work(part, matrix=replace(matrix, has_bias=False))
     return renamed(
         part,
