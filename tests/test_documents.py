@@ -180,10 +180,13 @@ def test_a_file_that_is_named_exists(document: str) -> None:
         if re.search(r"\b(NAME|FORMAT|NODE)\b", name):
             continue  # of a recipe: the author's own
         homes = (folder, ROOT, ROOT / "perfmodel")
-        fits = any((home / name).exists() for home in homes) or any(ROOT.glob(f"*/**/{name}"))
+        anywhere = (found for own in OWN_FOLDERS for found in (ROOT / own).glob(f"**/{name}"))
+        fits = any((home / name).exists() for home in homes) or any(anywhere)
         assert fits or name in MADE, f"{document}: {name}"
 
 
+OWN_FOLDERS = ("perfmodel", "topologies", "scenarios", "tests", "reports")
+"""Folders of the checkout that are searched: an environment beside them has any name."""
 MADE = {"report.md"}
 """Files that commands of the documents write."""
 
