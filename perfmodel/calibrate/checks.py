@@ -13,7 +13,8 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.library.transport import apply_settings, peer_paths
 from perfmodel.measure.job import Measurement
-from perfmodel.topology.from_text.gpu_text import hardware_parts, read_gpu
+from perfmodel.topology.from_text.gpu_text import read_gpu
+from perfmodel.topology.from_text.parts import hardware_parts
 from perfmodel.topology.model import Topology
 
 PROCESSES = "cpu"

@@ -18,7 +18,7 @@ import numpy as np
 from perfmodel.library.transport import GDR_PATHS, NVLINK_PATHS, nic_path, path_type_between
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
-from perfmodel.topology.routing.switch_paths import PATH_TYPES
+from perfmodel.topology.routing.shortest_paths import PATH_TYPES
 
 Order = tuple[int, ...]
 

@@ -6,16 +6,11 @@ import re
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.topology.composed.tree_changes import PartedHost
-from perfmodel.topology.from_text.gpu_text import (
-    GpuConnector,
-    Layout,
-    NamedGpu,
-    hardware_parts,
-    reads_gpus,
-)
+from perfmodel.topology.from_text.gpu_text import NamedGpu
 from perfmodel.topology.from_text.grammar import read_stated_gpu, unread_words
 from perfmodel.topology.from_text.layouts import Board, join_gpus, stated_rate
 from perfmodel.topology.from_text.network_text import IntraText, read_intra
+from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts, reads_gpus
 from perfmodel.topology.from_text.template_builder import Draft
 from perfmodel.topology.templates.gpus import limit_power, load_gpu
 from perfmodel.topology.templates.spec import nic_ports

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import validate_document
-from perfmodel.topology.from_text.gpu_text import GpuConnector, hardware_parts
+from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts
 from perfmodel.topology.from_text.template_builder import (
     Draft,
     dram,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import collect_faults, validate_document
-from perfmodel.topology.from_text.gpu_text import GpuConnector, NamedGpu, hardware_parts, usual_nics
+from perfmodel.topology.from_text.gpu_text import NamedGpu
 from perfmodel.topology.from_text.layouts import draft_host, usual_host, usual_layout
 from perfmodel.topology.from_text.match_template import (
     HostText,
@@ -19,6 +19,7 @@ from perfmodel.topology.from_text.match_template import (
     read_host,
 )
 from perfmodel.topology.from_text.network_text import NetworkText
+from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts, usual_nics
 from perfmodel.topology.from_text.template_builder import port, with_ports, with_socket_limits
 from perfmodel.topology.templates.load import load_template
 from perfmodel.topology.templates.spec import LinkSpec, NodeSpec

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.topology.from_text.gpu_text import GpuConnector, NamedGpu, hardware_parts, read_gpu
+from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
 from perfmodel.topology.from_text.network_text import read_pcie
+from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts
 from perfmodel.topology.templates.gpus import gpu_names
 from perfmodel.units import parse_bandwidth
 

@@ -10,14 +10,9 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.topology.from_text.gpu_text import (
-    GpuConnector,
-    Layout,
-    NamedGpu,
-    hardware_parts,
-    reads_gpus,
-)
+from perfmodel.topology.from_text.gpu_text import NamedGpu
 from perfmodel.topology.from_text.network_text import IntraText, NetworkText
+from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts, reads_gpus
 from perfmodel.topology.from_text.template_builder import (
     Draft,
     nvlink,

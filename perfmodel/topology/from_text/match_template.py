@@ -8,14 +8,7 @@ from functools import lru_cache
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import collect_faults
-from perfmodel.topology.from_text.gpu_text import (
-    GpuConnector,
-    Layout,
-    NamedGpu,
-    hardware_parts,
-    read_gpu,
-    usual_nics,
-)
+from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
 from perfmodel.topology.from_text.layouts import usual_layout
 from perfmodel.topology.from_text.network_text import (
     IntraText,
@@ -27,6 +20,7 @@ from perfmodel.topology.from_text.network_text import (
     read_pcie,
     read_peer_access,
 )
+from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts, usual_nics
 from perfmodel.topology.from_text.template_builder import names_any
 from perfmodel.topology.model import NetworkKind
 from perfmodel.topology.templates.load import is_template, load_template, template_names

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.topology.from_text.gpu_text import Layout, hardware_parts
+from perfmodel.topology.from_text.parts import Layout, hardware_parts
 from perfmodel.topology.model import NetworkKind
 
 _KINDS: tuple[tuple[str, NetworkKind], ...] = (

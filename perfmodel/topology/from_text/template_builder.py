@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from perfmodel.files import validate_document
-from perfmodel.topology.from_text.gpu_text import SharedPart, hardware_parts
+from perfmodel.topology.from_text.parts import SharedPart, hardware_parts
 from perfmodel.topology.templates.spec import LinkSpec, NodeSpec, SocketsSpec
 
 _LINK_ORDER = (

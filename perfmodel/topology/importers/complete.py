@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.topology.from_text.gpu_text import GpuConnector, hardware_parts, read_gpu
+from perfmodel.topology.from_text.gpu_text import read_gpu
 from perfmodel.topology.from_text.match_template import TemplateFacts, template_facts
+from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts
 from perfmodel.topology.importers.nccl_devices import Device, DeviceKind, Domain, devices_of
 from perfmodel.topology.templates.build import load_node
 from perfmodel.topology.templates.spec import LinkSpec, NodeSpec, device_names, nic_ports

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.topology.from_text.gpu_text import cpu_named
+from perfmodel.topology.from_text.parts import cpu_named
 from perfmodel.topology.importers.safe_xml import Element
 
 DeviceKind = Literal["cpu", "gpu", "nic", "switch", "nvswitch", "unknown"]

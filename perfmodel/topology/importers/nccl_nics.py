@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.topology.from_text.gpu_text import usual_nics
+from perfmodel.topology.from_text.parts import usual_nics
 from perfmodel.topology.importers.complete import ImportedHost
 from perfmodel.topology.importers.nccl_devices import Device, Domain
 from perfmodel.topology.importers.safe_xml import Element

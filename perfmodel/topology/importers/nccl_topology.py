@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.topology.from_text.gpu_text import NamedGpu, hardware_parts, reads_gpus
+from perfmodel.topology.from_text.gpu_text import NamedGpu
 from perfmodel.topology.from_text.layouts import Board, join_gpus, usual_layout, wire_nvlinks
 from perfmodel.topology.from_text.network_text import read_intra
+from perfmodel.topology.from_text.parts import hardware_parts, reads_gpus
 from perfmodel.topology.from_text.template_builder import (
     Draft,
     link_fields,

@@ -16,15 +16,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.topology.from_text.gpu_text import (
-    GpuConnector,
-    NamedGpu,
-    hardware_parts,
-    read_gpu,
-    reads_gpus,
-    usual_nics,
-)
+from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
 from perfmodel.topology.from_text.layouts import usual_domains, wire_nvlinks
+from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts, reads_gpus, usual_nics
 from perfmodel.topology.from_text.template_builder import Draft, pattern, stock_link
 from perfmodel.topology.importers.imported import ImportedTopology, plain_name
 from perfmodel.topology.templates.build import load_node

@@ -13,7 +13,7 @@ from perfmodel.topology.arcs import devices_of
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.clos import Ints
 from perfmodel.topology.routing.fabric_routes import FabricRoutes
-from perfmodel.topology.routing.switch_paths import (
+from perfmodel.topology.routing.shortest_paths import (
     PATH_TYPES,
     HostArc,
     Path,

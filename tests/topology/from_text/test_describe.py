@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.topology.from_text.describe import Described, describe
-from perfmodel.topology.from_text.gpu_text import hardware_parts
 from perfmodel.topology.from_text.network_text import read_intra, read_network
+from perfmodel.topology.from_text.parts import hardware_parts
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology, check

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.topology.from_text.gpu_text import hardware_parts, read_gpu
+from perfmodel.topology.from_text.gpu_text import read_gpu
+from perfmodel.topology.from_text.parts import hardware_parts
 from perfmodel.topology.templates.gpus import gpu_names, load_gpu
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.topology.from_text.describe import find_host
-from perfmodel.topology.from_text.gpu_text import hardware_parts
 from perfmodel.topology.from_text.match_template import match_template, read_host
 from perfmodel.topology.from_text.network_text import read_intra, read_pcie
+from perfmodel.topology.from_text.parts import hardware_parts
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.topology.from_text.gpu_text import hardware_parts
 from perfmodel.topology.from_text.match_template import match_template, read_host, template_facts
+from perfmodel.topology.from_text.parts import hardware_parts
 from perfmodel.topology.templates.build import template_names
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfmodel.topology.from_text.gpu_text import cpu_named
+from perfmodel.topology.from_text.parts import cpu_named
 
 
 def test_cpu_by_its_model() -> None:

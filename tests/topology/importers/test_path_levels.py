@@ -15,7 +15,7 @@ from perfmodel.topology.importers.path_levels import Matrix
 from perfmodel.topology.importers.topo_matrix import matrix_of
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
-from perfmodel.topology.routing.switch_paths import HostArc, best_paths
+from perfmodel.topology.routing.shortest_paths import HostArc, best_paths
 from perfmodel.topology.templates.build import build_topology, check
 
 # Of public posts: pytorch/pytorch benchmarks/distributed/ddp/README.md (a DGX-1),

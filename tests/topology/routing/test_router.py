@@ -112,7 +112,7 @@ def test_path_types(name: str, src: str, dst: str, kind: str) -> None:
 
 
 def test_two_bridges_are_pxb() -> None:
-    from perfmodel.topology.routing.switch_paths import HostArc, best_paths
+    from perfmodel.topology.routing.shortest_paths import HostArc, best_paths
 
     kinds = {"g": "gpu", "p": "pcie_switch", "q": "pcie_switch", "n": "nic"}
     arcs = {
@@ -126,7 +126,7 @@ def test_two_bridges_are_pxb() -> None:
 
 
 def test_no_way_leads_through_a_nic() -> None:
-    from perfmodel.topology.routing.switch_paths import HostArc, best_paths
+    from perfmodel.topology.routing.shortest_paths import HostArc, best_paths
 
     kinds = {"a": "gpu", "n": "nic", "b": "gpu"}
     arcs = {"a": [HostArc(0, "n", "pcie", 1.0)], "n": [HostArc(1, "b", "pcie", 1.0)]}
@@ -134,7 +134,7 @@ def test_no_way_leads_through_a_nic() -> None:
 
 
 def test_type_beats_bandwidth_and_bandwidth_beats_hops() -> None:
-    from perfmodel.topology.routing.switch_paths import HostArc, best_paths
+    from perfmodel.topology.routing.shortest_paths import HostArc, best_paths
 
     kinds = {"a": "gpu", "b": "gpu", "c": "cpu", "p": "pcie_switch", "q": "pcie_switch"}
     arcs = {
