@@ -89,7 +89,8 @@ def trace(
     by shape, operations, collectives; with times, if the profiler's traces stand behind them. -o
     with --topology drafts a scenario from one alone, whose times are estimated.
     """
-    from perfmodel.traces.execution_trace import is_execution_trace, is_inspector
+    from perfmodel.traces.execution_trace import is_execution_trace
+    from perfmodel.traces.inspector import is_inspector
 
     flags = {"-o": output, "--gpu": gpu, "--batch": batch, "--model": model, "--set": set_}
     files = [path for path in traces if path.is_file()]
@@ -167,11 +168,7 @@ def _print_executed(paths: list[Path], json: bool) -> None:
     from dataclasses import asdict
 
     from perfmodel.files import attributes
-    from perfmodel.traces.execution_trace import (
-        pair_files,
-        read_execution_trace,
-        with_times,
-    )
+    from perfmodel.traces.execution_trace import pair_files, read_execution_trace, with_times
 
     pairs = [(read_execution_trace(path), profile) for path, profile in pair_files(paths)]
     traces = [each if profile is None else with_times(each, profile) for each, profile in pairs]
@@ -286,7 +283,7 @@ def _print_inspected(paths: list[Path], json: bool) -> None:
     from dataclasses import asdict
 
     from perfmodel.report.common import quantities
-    from perfmodel.traces.execution_trace import read_inspector
+    from perfmodel.traces.inspector import read_inspector
 
     sizes = read_inspector(paths)
     if json:

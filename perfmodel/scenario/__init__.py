@@ -30,7 +30,8 @@ from perfmodel.scenario.sections.plan import (
     UpgradeSection,
 )
 from perfmodel.scenario.sections.variants import WhatIf
-from perfmodel.scenario.strategies.ddp import DataParallelStrategy, DdpStrategy
+from perfmodel.scenario.strategies.ddp import DdpStrategy
+from perfmodel.scenario.strategies.servers import DataParallelStrategy
 
 __all__ = [
     "CandidateSection",

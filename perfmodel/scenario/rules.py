@@ -18,7 +18,7 @@ from perfmodel.scenario.sections.base import Row, mistakes
 from perfmodel.scenario.sections.model import transformer_findings
 from perfmodel.scenario.sections.plan import PlanSection
 from perfmodel.scenario.source_map import SourceMap
-from perfmodel.scenario.strategies.ddp import server_nodes
+from perfmodel.scenario.strategies.servers import server_nodes
 
 Rule = Callable[[SimpleNamespace, SourceMap], Iterable[Row]]
 """Rows of mistakes, from sections by name, of which the optional ones may be None, and the file."""

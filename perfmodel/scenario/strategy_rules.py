@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from perfmodel.scenario.sections.base import Row
 from perfmodel.scenario.source_map import SourceMap
-from perfmodel.scenario.strategies.ddp import ParameterServerStrategy
+from perfmodel.scenario.strategies.servers import ParameterServerStrategy
 from perfmodel.scenario.strategies.strategy import AutoStrategy
 
 

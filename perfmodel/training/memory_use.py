@@ -30,13 +30,12 @@ from perfmodel.workload.memory.activations import (
     stored_bytes,
 )
 from perfmodel.workload.memory.blocks import Offload
-from perfmodel.workload.memory.recompute import (
-    NO_RECOMPUTE,
+from perfmodel.workload.memory.optimizer_states import (
     OptimizerKernels,
-    Recompute,
     optimizer_state_bytes,
     temporary_share,
 )
+from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor, Workload
 
 

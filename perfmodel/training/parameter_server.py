@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from perfmodel.files import read_yaml
-from perfmodel.scenario.strategies.ddp import ParameterServerStrategy
+from perfmodel.scenario.strategies.servers import ParameterServerStrategy
 from perfmodel.training.memory_use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.forward_backward import (
     MANY_MICRO_BATCHES,

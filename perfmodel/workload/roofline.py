@@ -33,7 +33,7 @@ from perfmodel.workload.layer_cost import (
     weight_gradient_s,
 )
 from perfmodel.workload.memory.activations import activation_bytes, cast_weights
-from perfmodel.workload.memory.recompute import (
+from perfmodel.workload.memory.optimizer_states import (
     OptimizerKernels,
     optimizer_bytes,
     optimizer_launches,

@@ -16,11 +16,7 @@ from typer.testing import CliRunner
 from perfmodel.cli.app import app
 from perfmodel.errors import InputError
 from perfmodel.scenario import load_scenario
-from perfmodel.traces.execution_trace import (
-    is_execution_trace,
-    read_execution_trace,
-    with_times,
-)
+from perfmodel.traces.execution_trace import is_execution_trace, read_execution_trace, with_times
 from perfmodel.traces.rebuild.executed_model import read_executed_model
 from perfmodel.traces.rebuild.executed_scenario import draft_scenario
 from perfmodel.traces.run import read_ranks

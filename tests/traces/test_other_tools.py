@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from perfmodel.cli.app import build_app
 from perfmodel.errors import InputError
-from perfmodel.traces.execution_trace import is_inspector, read_inspector
+from perfmodel.traces.inspector import is_inspector, read_inspector
 from perfmodel.traces.run import analyse_traces
 from tests.traces.kineto.made_trace import WIDTH, MadeTrace
 

@@ -8,7 +8,8 @@ from perfmodel.scenario import Scenario
 from perfmodel.scenario.load import load_scenario
 from perfmodel.training.memory_use import Setup, replicated
 from perfmodel.workload.memory.activations import activation_bytes, loss_bytes
-from perfmodel.workload.memory.recompute import Recompute, optimizer_bytes, optimizer_state_bytes
+from perfmodel.workload.memory.optimizer_states import optimizer_bytes, optimizer_state_bytes
+from perfmodel.workload.memory.recompute import Recompute
 from perfmodel.workload.zoo import build_model
 
 MODEL = build_model("gpt2", dtype="bf16", sequence_length=64)

@@ -19,7 +19,7 @@ from perfmodel.workload.kernels.float8_recipe import Float8
 from perfmodel.workload.kernels.shapes import Attention
 from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.memory.fused_layers import fuse_by_hand, keep_loss_apart, pack_documents
-from perfmodel.workload.memory.recompute import optimizer_state_bytes
+from perfmodel.workload.memory.optimizer_states import optimizer_state_bytes
 from perfmodel.workload.roofline import layer_times
 from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.decoder_sizes import SHAPES

@@ -5,12 +5,7 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload.memory.activations import activation_bytes
-from perfmodel.workload.memory.recompute import (
-    NO_RECOMPUTE,
-    Recompute,
-    add_recompute,
-    kept_results,
-)
+from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute, add_recompute, kept_results
 from perfmodel.workload.model import scale_times
 from perfmodel.workload.roofline import layer_times
 from perfmodel.workload.zoo import build_model

@@ -15,14 +15,9 @@ from pydantic_core import CoreSchema, core_schema
 
 from perfmodel.files import Bytes, Count, Seconds, SizeOrNothing
 from perfmodel.scenario.sections.base import OR_NAME, Index, MicroSteps, StrategyModel, Switch
-from perfmodel.scenario.strategies.ddp import (
-    DataParallelStrategy,
-    DdpStrategy,
-    LocalSgdStrategy,
-    ParameterServerStrategy,
-    ZeroRedundancyStrategy,
-)
+from perfmodel.scenario.strategies.ddp import DdpStrategy, LocalSgdStrategy, ZeroRedundancyStrategy
 from perfmodel.scenario.strategies.deepspeed import OneBitStrategy, ZeroStrategy
+from perfmodel.scenario.strategies.servers import DataParallelStrategy, ParameterServerStrategy
 from perfmodel.scenario.strategies.sharded import FsdpStrategy, MegatronStrategy
 
 

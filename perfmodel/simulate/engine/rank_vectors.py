@@ -23,16 +23,12 @@ from perfmodel.arrays import FloatArray
 from perfmodel.errors import SimulationError
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.background import CollectiveArrivals, arrivals_of
+from perfmodel.simulate.engine.collective_times import CollectiveTimes, TimesAlone, TimesAmongOthers
 from perfmodel.simulate.engine.engine import (
     Fidelity,
     Surroundings,
     expect_changes,
     on_network,
-)
-from perfmodel.simulate.engine.jitter import (
-    CollectiveTimes,
-    TimesAlone,
-    TimesAmongOthers,
 )
 from perfmodel.simulate.engine.outcome import Observations, Run, TaskExecution
 from perfmodel.simulate.engine.plan_run import Stretch

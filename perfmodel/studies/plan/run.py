@@ -45,7 +45,7 @@ from perfmodel.studies.run.resolve.training_job import resolve_workload
 from perfmodel.studies.sweep import run_sweep
 from perfmodel.units import format_bytes
 from perfmodel.version import __version__
-from perfmodel.workload.memory.recompute import optimizer_state_bytes
+from perfmodel.workload.memory.optimizer_states import optimizer_state_bytes
 from perfmodel.workload.model import Workload
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from perfmodel.files import line_of, read_yaml, validate_document
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.compute_spread import measured_factors
 from perfmodel.workload.memory.activations import activation_bytes
-from perfmodel.workload.memory.recompute import (
+from perfmodel.workload.memory.optimizer_states import (
     OptimizerKernels,
     optimizer_bytes,
     optimizer_launches,

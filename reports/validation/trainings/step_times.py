@@ -28,7 +28,7 @@ from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.validate.match import Allocation, build_cluster
 from perfmodel.workload.compute_spread import Factors, overlap_slowdowns, slowest_factor, spread_of
-from perfmodel.workload.memory.recompute import OptimizerKernels
+from perfmodel.workload.memory.optimizer_states import OptimizerKernels
 from perfmodel.workload.model import LayerTimes, scale_times, slow_device
 from perfmodel.workload.roofline import layer_times, step_s
 from reports.validation.trainings.rows.model_names import build_named, is_convolutional

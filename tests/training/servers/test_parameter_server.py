@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.scenario.strategies.ddp import ParameterServerStrategy
+from perfmodel.scenario.strategies.servers import ParameterServerStrategy
 from perfmodel.training.memory_use import Setup, replicated
 from perfmodel.training.parameter_server import (
     HASH_FACTOR,

@@ -12,7 +12,7 @@ from perfmodel.arrays import FloatArray
 from perfmodel.library.corrections import spread_factors
 from perfmodel.library.machine import Machine
 from perfmodel.scenario.sections.variants import WhatIf
-from perfmodel.scenario.strategies.ddp import ParameterServerStrategy
+from perfmodel.scenario.strategies.servers import ParameterServerStrategy
 from perfmodel.studies.run.loops.loop_job import EXACT_PUSHES, QUANTA, LoopJob, settle
 from perfmodel.studies.run.loops.loop_metrics import LoopMetrics
 from perfmodel.studies.run.resolve.disturbance import Disturbance

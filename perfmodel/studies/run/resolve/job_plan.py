@@ -29,7 +29,8 @@ from perfmodel.workload import read_layer_times
 from perfmodel.workload.compute_spread import measured_factors, slowest_factor
 from perfmodel.workload.memory.activations import block_bytes
 from perfmodel.workload.memory.blocks import add_offload
-from perfmodel.workload.memory.recompute import add_recompute, optimizer_bytes
+from perfmodel.workload.memory.optimizer_states import optimizer_bytes
+from perfmodel.workload.memory.recompute import add_recompute
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, scale_times, slow_device
 from perfmodel.workload.roofline import by_first_flash, layer_times, step_s
 

@@ -13,7 +13,7 @@ from perfmodel.files import collect_faults
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, OtherJob, Scenario
 from perfmodel.scenario.sections.parallel import ParallelSection
-from perfmodel.scenario.strategies.ddp import server_nodes
+from perfmodel.scenario.strategies.servers import server_nodes
 from perfmodel.simulate.engine.background import BackgroundJob
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance
