@@ -191,7 +191,7 @@ def allowed_names(names: Iterable[str], found: str | None = None, *, limit: int 
         return "nothing (there is none)"
     quoted = ", ".join(repr(name) for name in listed[:limit])
     more = f", ... ({len(listed) - limit} more)" if len(listed) > limit else ""
-    close = nearest(listed, found) if found else None
+    close = None if not found or found in listed else nearest(listed, found)
     hint = f" (did you mean {close!r}?)" if close else ""
     return f"one of {quoted}{more}{hint}"
 

@@ -148,12 +148,12 @@ def _find_layer_faults(spec: ModelSpec, index: Mapping[str, int]) -> list[_Findi
     for position, layer in enumerate(spec.layers):
         path: list[str | int] = ["layers", position, "parameters"]
         for name in layer.parameters:
-            checks = (
-                (name not in index, allowed_names(index, name)),
-                (name not in trained, "trained parameters only"),
-                (name in assigned, "each parameter in one layer"),
-            )
-            allowed = next((allowed for fails, allowed in checks if fails), "")
+            if name not in index:
+                allowed = allowed_names(index, name)
+            elif name not in trained:
+                allowed = "trained parameters only"
+            else:
+                allowed = "each parameter in one layer" if name in assigned else ""
             if allowed:
                 findings.append((f"layers.{position}.parameters", repr(name), allowed, path))
             assigned.add(name)
