@@ -11,42 +11,66 @@ two that write to it otherwise would race, which is an error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from perfmodel.arrays import IntArray
-from perfmodel.collectives.schedule import Round, Schedule
+from perfmodel.collectives.schedule import Schedule
 from perfmodel.errors import ScheduleError
 
 
-@dataclass(frozen=True, slots=True)
-class Sends:
-    """All sends of a schedule with what each must wait for.
+@dataclass(frozen=True)
+class Messages:
+    """What travels: all chunks that one rank sends to another in one round are one message.
 
-    `after[i]`: sends of earlier rounds that must have landed before send i starts.
-    `held_by[i]`: sends of the same round that must have started before send i lands.
-    Arrays have shape (sends,).
+    Message ``waits[k]`` may start only when message ``awaited[k]``, of an earlier round, has
+    landed; both of shape (dependencies,), each pair once, ordered by `waits`. The other arrays
+    have shape (messages,).
     """
 
     src: IntArray
     dst: IntArray
-    src_chunk: IntArray
-    dst_chunk: IntArray
     nbytes: IntArray
     channel: IntArray
-    reduce: np.ndarray[tuple[int], np.dtype[np.bool_]]
     round: IntArray
-    after: tuple[tuple[int, ...], ...]
-    held_by: tuple[tuple[int, ...], ...]
+    waits: IntArray
+    awaited: IntArray
 
     def __len__(self) -> int:
         return len(self.src)
 
+    @cached_property
+    def after(self) -> list[list[int]]:
+        """For each message, those that must have landed before it starts."""
+        return grouped(self.waits, self.awaited, len(self))
 
-Waits = tuple[tuple[int, ...], ...]
-"""For each send, the numbers of those that it waits for."""
+
+@dataclass(frozen=True)
+class Sends(Messages):
+    """All sends of a schedule, of a chunk each, with what each must wait for (see `Messages`)."""
+
+    src_chunk: IntArray
+    dst_chunk: IntArray
+    reduce: np.ndarray[tuple[int], np.dtype[np.bool_]]
+
+    def holds(self) -> tuple[IntArray, IntArray]:
+        """Pairs of sends of a round: the first lands only when the second has started."""
+        source, target = _places(self)
+        span = 2 + int(self.round.max(initial=0))
+        reads, key = _Ordered.of(source * span + self.round), target * span + self.round
+        low, high = np.searchsorted(reads.keys, key), np.searchsorted(reads.keys, key, side="right")
+        writer, reader = reads.expand(low, high)
+        return writer[writer != reader], reader[writer != reader]
+
+
+def grouped(keys: IntArray, values: IntArray, count: int) -> list[list[int]]:
+    """Return the values of each key from 0 to `count` - 1, in order."""
+    groups: list[list[int]] = [[] for _ in range(count)]
+    for key, value in zip(keys.tolist(), values.tolist(), strict=True):
+        groups[key].append(value)
+    return groups
 
 
 def unroll(schedule: Schedule) -> Sends:
@@ -55,84 +79,38 @@ def unroll(schedule: Schedule) -> Sends:
     Raises `ScheduleError`: two sends of a round that write the same chunk and do not both add.
     """
     rounds = list(schedule.rounds())
-    names = ("src", "dst", "src_chunk", "dst_chunk", "nbytes", "channel", "reduce")
-    columns = {name: _column(rounds, name) for name in names}
-    number, source, target = _places(columns, rounds)
-    _refuse_races(target, number, columns["reduce"], _chunks(rounds))
-    span = 2 + int(number.max(initial=0))
-    reads = _Ordered.of(source * span + number)
-    key = target * span + number
-    low, high = np.searchsorted(reads.keys, key), np.searchsorted(reads.keys, key, side="right")
-    writer, reader = reads.expand(low, high)
-    return Sends(
+    names = ("src", "dst", "src_chunk", "dst_chunk", "nbytes", "channel")
+    parts = {name: [getattr(part, name) for part in rounds] for name in (*names, "reduce")}
+    columns = {
+        name: np.concatenate([*column, np.zeros(0, np.int64)]).astype(np.int64, copy=False)
+        for name, column in parts.items()
+    }
+    sizes = [len(part.src) for part in rounds]
+    nothing = np.zeros(0, np.int64)
+    sends = Sends(
         **columns | {"reduce": columns["reduce"].astype(np.bool_)},  # type: ignore[arg-type]
-        round=number,
-        after=_listed(*_waits(source, target, number), len(number)),
-        held_by=_listed(writer[writer != reader], reader[writer != reader], len(number)),
+        round=np.repeat(np.arange(len(rounds)), sizes),
+        waits=nothing,
+        awaited=nothing,
     )
-
-
-def _listed(waits: IntArray, awaited: IntArray, sends: int) -> Waits:
-    """For each send, those that it waits for, ascending and each once."""
-    others: list[set[int]] = [set() for _ in range(sends)]
-    for send, other in zip(waits.tolist(), awaited.tolist(), strict=True):
-        others[send].add(other)
-    return tuple(tuple(sorted(each)) for each in others)
-
-
-@dataclass(frozen=True, slots=True)
-class Messages:
-    """What travels: all chunks that one rank sends to another in one round are one message.
-
-    `members[i]`: the sends of message i. `after[i]`: messages of earlier rounds that must have
-    landed before it starts. Arrays have shape (messages,).
-    """
-
-    src: IntArray
-    dst: IntArray
-    nbytes: IntArray
-    channel: IntArray
-    round: IntArray
-    members: Waits
-    after: Waits
-
-    def __len__(self) -> int:
-        return len(self.src)
+    source, target = _places(sends)
+    pairs = _waits_of_single(source, target, sizes)
+    if pairs is None:
+        _refuse_races(sends, target)
+        pairs = _pairs_once(*_waits(source, target, sends.round), len(sends))
+    return replace(sends, waits=pairs[0], awaited=pairs[1])
 
 
 def messages(sends: Sends) -> Messages:
     """Join the sends of a round that go over the same edge."""
-    columns = (sends.round, sends.channel, sends.src, sends.dst)
-    keys = zip(*(column.tolist() for column in columns), strict=True)
-    number: dict[tuple[int, ...], int] = {}
-    of_send = [number.setdefault(key, len(number)) for key in keys]
-    members: list[list[int]] = [[] for _ in number]
-    for send, message in enumerate(of_send):
-        members[message].append(send)
-    first = np.array([group[0] for group in members], dtype=np.int64)
-    nbytes = np.zeros(len(members), dtype=np.int64)
-    np.add.at(nbytes, of_send, sends.nbytes)
-    return Messages(
-        src=sends.src[first],
-        dst=sends.dst[first],
-        nbytes=nbytes,
-        channel=sends.channel[first],
-        round=sends.round[first],
-        members=tuple(tuple(group) for group in members),
-        after=tuple(
-            tuple(sorted({of_send[wait] for send in group for wait in sends.after[send]}))
-            for group in members
-        ),
-    )
-
-
-def followers(waits: Waits) -> list[list[int]]:
-    """For each send (or message), those that wait for it."""
-    waiting: list[list[int]] = [[] for _ in waits]
-    for index, others in enumerate(waits):
-        for other in others:
-            waiting[other].append(index)
-    return waiting
+    columns = sends.src, sends.dst, sends.nbytes, sends.channel, sends.round
+    if _is_message_each(sends):
+        return Messages(*columns, sends.waits, sends.awaited)
+    first, of_send = _number_columns(np.stack([sends.round, sends.channel, sends.src, sends.dst]))
+    src, dst, nbytes, channel, number = columns
+    nbytes = np.bincount(of_send, weights=nbytes).astype(np.int64)
+    pairs = _pairs_once(of_send[sends.waits], of_send[sends.awaited], len(first))
+    return Messages(src[first], dst[first], nbytes, channel[first], number[first], *pairs)
 
 
 def messages_in(schedule: Schedule) -> int:
@@ -154,90 +132,36 @@ def sends_in(schedule: Schedule, most: int | None = None) -> int:
     return count
 
 
-@dataclass(frozen=True, slots=True)
-class FlatMessages:
-    """Messages (see `dependencies.Messages`): shape (messages,), but for the last two.
-
-    Message ``waits[k]`` may start only when message ``awaited[k]`` has landed; both of shape
-    (dependencies,), each pair once, ordered by `waits`.
-    """
-
-    src: IntArray
-    dst: IntArray
-    nbytes: IntArray
-    channel: IntArray
-    round: IntArray
-    waits: IntArray
-    awaited: IntArray
-
-    def __len__(self) -> int:
-        return len(self.src)
+def _places(sends: Sends) -> tuple[IntArray, IntArray]:
+    """Places (of chunks on ranks) that each send reads and writes."""
+    chunks = _chunks(sends)
+    return sends.src * chunks + sends.src_chunk, sends.dst * chunks + sends.dst_chunk
 
 
-def flat_messages(schedule: Schedule) -> FlatMessages:
-    """Unroll a schedule, derive what its sends wait for and join those over the same edge.
-
-    Raises `ScheduleError`: two sends of a round that write the same chunk and do not both add.
-    """
-    rounds = list(schedule.rounds())
-    columns = {name: _column(rounds, name) for name in ("src", "dst", "nbytes", "channel")}
-    chunks = {name: _column(rounds, name) for name in ("src_chunk", "dst_chunk")}
-    number, source, target = _places(columns | chunks, rounds)
-    single = _waits_of_single(source, target, [len(part.src) for part in rounds])
-    if single is not None and _is_message_each(rounds):
-        return FlatMessages(**columns, round=number, waits=single[0], awaited=single[1])
-    if single is None:
-        _refuse_races(target, number, _column(rounds, "reduce"), _chunks(rounds))
-    waits, awaited = _waits(source, target, number) if single is None else single
-    keys = np.stack([number, columns["channel"], columns["src"], columns["dst"]])
-    first, of_send = _number_columns(keys)
-    nbytes = np.bincount(of_send, weights=columns["nbytes"], minlength=len(first))
-    pairs = np.sort(of_send[waits] * max(1, len(first)) + of_send[awaited])
-    pairs = pairs[np.diff(pairs, prepend=-1) > 0]  # np.unique hashes, which takes four times longer
-    return FlatMessages(
-        src=columns["src"][first],
-        dst=columns["dst"][first],
-        nbytes=nbytes.astype(np.int64),
-        channel=columns["channel"][first],
-        round=number[first],
-        waits=pairs // max(1, len(first)),
-        awaited=pairs % max(1, len(first)),
-    )
+def _chunks(sends: Sends) -> int:
+    """How many chunks a rank has, as far as sends name them."""
+    return 1 + int(max(sends.src_chunk.max(initial=0), sends.dst_chunk.max(initial=0)))
 
 
-def _column(rounds: Sequence[Round], name: str) -> IntArray:
-    """One field of all sends."""
-    parts = [getattr(part, name) for part in rounds]
-    return np.concatenate([*parts, np.zeros(0, np.int64)]).astype(np.int64, copy=False)
-
-
-def _chunks(rounds: Sequence[Round]) -> int:
-    """How many chunks a rank has, as far as rounds name them."""
-    numbers = (ids for part in rounds for ids in (part.src_chunk, part.dst_chunk))
-    return 1 + max((int(ids.max(initial=0)) for ids in numbers), default=0)
-
-
-def _places(
-    columns: Mapping[str, IntArray], rounds: Sequence[Round]
-) -> tuple[IntArray, IntArray, IntArray]:
-    """Number of the round of each send, and the places (of chunks on ranks) of its two ends."""
-    chunks = _chunks(rounds)
-    number = np.repeat(np.arange(len(rounds)), [len(part.src) for part in rounds])
-    source = columns["src"] * chunks + columns["src_chunk"]
-    return number, source, columns["dst"] * chunks + columns["dst_chunk"]
-
-
-def _is_message_each(rounds: Sequence[Round]) -> bool:
+def _is_message_each(sends: Sends) -> bool:
     """Whether no two sends of a round go over the same edge, and so no two are one message."""
-    before: list[IntArray] = []
-    for part in rounds:
-        columns = [part.channel, part.src, part.dst]
-        if before and all(map(np.array_equal, before, columns)):
+    ends = np.flatnonzero(np.diff(sends.round)) + 1
+    before: tuple[IntArray, ...] = ()
+    columns = (np.split(column, ends) for column in (sends.channel, sends.src, sends.dst))
+    for edges in zip(*columns, strict=True):
+        if before and all(map(np.array_equal, before, edges)):
             continue
-        if len(part.src) and len(_number_columns(np.stack(columns))[0]) < len(part.src):
+        if len(_number_columns(np.stack(edges))[0]) < len(edges[0]):
             return False
-        before = columns
+        before = edges
     return True
+
+
+def _pairs_once(waits: IntArray, awaited: IntArray, sends: int) -> tuple[IntArray, IntArray]:
+    """Pairs of sends in order, each once."""
+    pairs = np.sort(waits * max(1, sends) + awaited)
+    pairs = pairs[np.diff(pairs, prepend=-1) > 0]  # np.unique hashes, which takes four times longer
+    return pairs // max(1, sends), pairs % max(1, sends)
 
 
 def _number_columns(keys: IntArray) -> tuple[IntArray, IntArray]:
@@ -255,15 +179,15 @@ def _number_columns(keys: IntArray) -> tuple[IntArray, IntArray]:
     return first[order], rank[inverse]
 
 
-def _refuse_races(target: IntArray, number: IntArray, adds: IntArray, chunks: int) -> None:
+def _refuse_races(sends: Sends, target: IntArray) -> None:
     """Raise `ScheduleError` where several sends of a round write to a place, and not all add."""
-    place = target * (1 + int(number.max(initial=0))) + number
-    order = np.argsort(place, kind="stable")
+    place = target * (1 + int(sends.round.max(initial=0))) + sends.round
+    order, adds = np.argsort(place, kind="stable"), sends.reduce
     again = np.flatnonzero(np.diff(place[order]) == 0)
-    races = again[(adds[order[again]] == 0) | (adds[order[again + 1]] == 0)]
+    races = again[~(adds[order[again]] & adds[order[again + 1]])]
     if len(races):
         writers = np.flatnonzero(place == place[order[races].min()])
-        rank, chunk = divmod(int(target[writers[0]]), chunks)
+        rank, chunk = divmod(int(target[writers[0]]), _chunks(sends))
         raise ScheduleError(
             f"{len(writers)} sends of one round write chunk {chunk} of rank {rank}; "
             "allowed: one, or several that all add"

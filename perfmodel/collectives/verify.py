@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from perfmodel.collectives.dependencies import Sends, followers, unroll
+from perfmodel.collectives.dependencies import Sends, grouped, unroll
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.errors import DataMismatch, ScheduleError
 
@@ -207,10 +207,11 @@ class _Order:
         self.src, self.dst = sends.src.tolist(), sends.dst.tolist()
         self.src_chunk, self.dst_chunk = sends.src_chunk.tolist(), sends.dst_chunk.tolist()
         self.reduce = sends.reduce.tolist()
-        self._waiting = [len(waits) for waits in sends.after]
-        self._holding = [len(holds) for holds in sends.held_by]
-        self._after = followers(sends.after)
-        self._holds = followers(sends.held_by)
+        held, holding = sends.holds()
+        self._waiting = np.bincount(sends.waits, minlength=self.left).tolist()
+        self._holding = np.bincount(held, minlength=self.left).tolist()
+        self._after = grouped(sends.awaited, sends.waits, self.left)
+        self._holds = grouped(holding, held, self.left)
         self._flying: set[int] = set()
         self.can_start = [index for index, count in enumerate(self._waiting) if count == 0]
         self.can_land: list[int] = []

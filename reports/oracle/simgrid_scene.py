@@ -162,7 +162,7 @@ def _numbered(queues: list[list[int]], first: int) -> list[int]:
     return number
 
 
-def _waits(way: LoweredCollective, sends: Messages) -> list[tuple[int, ...]]:
+def _waits(way: LoweredCollective, sends: Messages) -> list[list[int]]:
     """Sends that must have landed before each: its data, and its rank's earlier stages."""
     if len(way.stages) == 1:
         return list(sends.after)
@@ -180,7 +180,7 @@ def _waits(way: LoweredCollective, sends: Messages) -> list[tuple[int, ...]]:
         if (stages[send], channel, src, dst) not in begun:  # later ones follow it on their edge
             begun.add((stages[send], channel, src, dst))
             waits |= {s for s in at[channel, src] if stages[s] < stages[send]}
-        found.append(tuple(sorted(waits)))
+        found.append(sorted(waits))
     return found
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.collectives.catalog import ALGORITHMS, make
-from perfmodel.collectives.dependencies import flat_messages, messages, unroll
+from perfmodel.collectives.dependencies import messages, unroll
 from perfmodel.collectives.schedule import Round, Schedule
 from perfmodel.errors import ScheduleError
 
@@ -18,11 +20,40 @@ PAIRS = [(op, name) for op, makers in ALGORITHMS.items() for name in makers if o
 
 
 def same(schedule: Schedule) -> None:
-    expected, actual = messages(unroll(schedule)), flat_messages(schedule)
-    for name in ("src", "dst", "nbytes", "channel", "round"):
-        assert getattr(actual, name).tolist() == getattr(expected, name).tolist()
-    pairs = [(message, other) for message, after in enumerate(expected.after) for other in after]
-    assert list(zip(actual.waits.tolist(), actual.awaited.tolist(), strict=True)) == pairs
+    """Messages and what they wait for are those that reading send by send finds."""
+    actual = messages(unroll(schedule))
+    nbytes: dict[tuple[int, ...], int] = {}
+    pairs: set[tuple[int, int]] = set()
+    written: dict[tuple[int, int], set[int]] = {}
+    read: dict[tuple[int, int], set[int]] = {}
+    for at, part in enumerate(schedule.rounds()):
+        columns = (part.channel, part.src, part.dst, part.src_chunk, part.dst_chunk, part.nbytes)
+        sends = list(zip(*(column.tolist() for column in columns), strict=True))
+        reads, writes = defaultdict[Any, set[int]](set), defaultdict[Any, set[int]](set)
+        for channel, src, dst, source, target, size in sends:
+            edge = (at, channel, src, dst)
+            nbytes[edge] = nbytes.get(edge, 0) + size
+            number = list(nbytes).index(edge)
+            reads[src, source].add(number)
+            writes[dst, target].add(number)
+            others = [
+                written.get((src, source)),
+                written.get((dst, target)),
+                read.get((dst, target)),
+            ]
+            pairs |= {(number, other) for each in others for other in each or ()}
+        for place in writes:
+            read.pop(place, None)
+        for place, numbers in reads.items():  # of this round, before what it writes there lands
+            if place not in writes:
+                read[place] = read.get(place, set()) | numbers
+        written |= writes
+    names = ("round", "channel", "src", "dst")
+    assert list(zip(*(getattr(actual, name).tolist() for name in names), strict=True)) == list(
+        nbytes
+    )
+    assert actual.nbytes.tolist() == list(nbytes.values())
+    assert list(zip(actual.waits.tolist(), actual.awaited.tolist(), strict=True)) == sorted(pairs)
 
 
 @pytest.mark.parametrize(("op", "name"), PAIRS)
@@ -76,4 +107,4 @@ def test_a_race_is_refused() -> None:
     part = Round(one, one + 1, np.arange(2), one, one + 8, one, np.zeros(2, np.bool_))
     schedule = make("all_reduce", "ring", 4, 64, itemsize=4)
     with pytest.raises(ScheduleError, match="2 sends of one round write chunk 0 of rank 1"):
-        flat_messages(replace(schedule, unroll=lambda: iter([part])))
+        unroll(replace(schedule, unroll=lambda: iter([part])))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray, IntArray
-from perfmodel.collectives.dependencies import FlatMessages
+from perfmodel.collectives.dependencies import Messages
 from perfmodel.errors import SimulationError
 from perfmodel.library.lowering.lowered import LoweredCollective
 
@@ -99,9 +99,7 @@ def limits_Bps(routes: Routes, capacity_Bps: FloatArray) -> FloatArray:
     return limit_Bps
 
 
-def columns_of(
-    lowered: LoweredCollective, sends: FlatMessages, capacity_Bps: FloatArray
-) -> Columns:
+def columns_of(lowered: LoweredCollective, sends: Messages, capacity_Bps: FloatArray) -> Columns:
     """Return the columns of a collective; all indices count from zero.
 
     Raises `SimulationError`: a send over an edge that no phase of the schedule has.
@@ -188,7 +186,7 @@ def route_columns(routes: Routes, limit_Bps: FloatArray) -> Columns:
     }
 
 
-def _dependency_columns(sends: FlatMessages, place: IntArray) -> Columns:
+def _dependency_columns(sends: Messages, place: IntArray) -> Columns:
     """Columns of the sends that each send waits for and that wait for it, indexed by `place`."""
     waits, awaited = place[sends.waits], place[sends.awaited]
     end = np.cumsum(np.bincount(awaited, minlength=len(sends)))
@@ -203,7 +201,7 @@ def _dependency_columns(sends: FlatMessages, place: IntArray) -> Columns:
 
 
 def _rank_columns(
-    lowered: LoweredCollective, sends: FlatMessages, edge: IntArray, stage: IntArray
+    lowered: LoweredCollective, sends: Messages, edge: IntArray, stage: IntArray
 ) -> Columns:
     """Columns of ranks: each begins a stage when all sends of its earlier stages have landed."""
     stages = len(lowered.stages)
@@ -237,7 +235,7 @@ def _rank_columns(
     }
 
 
-def _edges_and_stages(lowered: LoweredCollective, sends: FlatMessages) -> tuple[IntArray, IntArray]:
+def _edges_and_stages(lowered: LoweredCollective, sends: Messages) -> tuple[IntArray, IntArray]:
     """For each send its edge (numbered through all stages); for each edge its stage."""
     firsts = [part.phases[0] for part in lowered.stages]
     stage = np.repeat(np.arange(len(firsts)), [len(phase.src) for phase in firsts])

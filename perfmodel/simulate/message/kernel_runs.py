@@ -14,7 +14,7 @@ import numpy as np
 import simpy
 
 from perfmodel.arrays import FloatArray
-from perfmodel.collectives.dependencies import flat_messages
+from perfmodel.collectives.dependencies import messages, unroll
 from perfmodel.collectives.timing.recurrence import EdgePaces, fits, last_landing_s
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.lowering.rerouting import reroute
@@ -136,7 +136,7 @@ class KernelRuns:
         capacity_Bps = self.machine.topology.arcs.bandwidth_Bps
         if isinstance(transfer, Stream):
             return stream_columns(transfer.route, transfer.cap_Bps, capacity_Bps)
-        columns = columns_of(transfer, flat_messages(transfer.schedule), capacity_Bps)
+        columns = columns_of(transfer, messages(unroll(transfer.schedule)), capacity_Bps)
         if self.machine.library.in_order:
             columns["edges.connection"] = self.kernel.connections(columns)
         return columns

@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from perfmodel.collectives.dependencies import flat_messages
+from perfmodel.collectives.dependencies import messages, unroll
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
@@ -60,7 +60,7 @@ def time_s(
     """When a collective ends, with all quantities of one kind of number."""
     capacity_Bps = machine.topology.arcs.bandwidth_Bps
     kernel = Kernel(capacity_Bps)
-    slot = kernel.add(columns_of(lowered, flat_messages(lowered.schedule), capacity_Bps))
+    slot = kernel.add(columns_of(lowered, messages(unroll(lowered.schedule)), capacity_Bps))
     state, drawn = kernel._state, random.Random(1)  # noqa: S311
     for records in (state.arcs, state.routes, state.edges, state.sends):
         for field in fields(records[0]):

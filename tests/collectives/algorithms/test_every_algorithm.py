@@ -144,10 +144,8 @@ def test_phases_and_rounds_tell_the_same_story(op: str, name: str, ranks: int) -
 
 
 def _without(sends: Sends, send: int, dependency: int) -> Sends:
-    kept = tuple(d for d in sends.after[send] if d != dependency)
-    return dataclasses.replace(
-        sends, after=tuple(kept if i == send else a for i, a in enumerate(sends.after))
-    )
+    kept = (sends.waits != send) | (sends.awaited != dependency)
+    return dataclasses.replace(sends, waits=sends.waits[kept], awaited=sends.awaited[kept])
 
 
 def _implied(sends: Sends, send: int, dependency: int) -> bool:
