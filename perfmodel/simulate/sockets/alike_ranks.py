@@ -163,13 +163,13 @@ class _Repetition:
         order = np.lexsort(((dst - src) % ranks, src))
         ends = edges.dst[order], edges.src[order]
         back = edges_between(machine.topology, machine.router, *ends)
-        data = [_arcs_of(edges, edge) for edge in order.tolist()]
+        data = [arcs_of(edges, edge) for edge in order.tolist()]
         return cls(
             machine.topology,
             ranks,
             list(zip(src[order].tolist(), dst[order].tolist(), strict=True)),
             order,
-            list(zip(data, [_arcs_of(back, edge) for edge in range(len(order))], strict=True)),
+            list(zip(data, [arcs_of(back, edge) for edge in range(len(order))], strict=True)),
             arcs_that_queue(data, machine.topology.arcs.bandwidth_Bps),
             np.stack([stage.latency_s[order], edges.latency_s[order], back.latency_s]),
         )
@@ -229,7 +229,8 @@ def _divisors(ranks: int) -> Iterator[int]:
     return (period for period in range(1, ranks + 1) if ranks % period == 0)
 
 
-def _arcs_of(edges: Edges, edge: int) -> list[int]:
+def arcs_of(edges: Edges, edge: int) -> list[int]:
+    """Return the links that an edge crosses."""
     arcs: list[int] = edges.arcs[edges.pointers[edge] : edges.pointers[edge + 1]].tolist()
     return arcs
 

@@ -10,20 +10,29 @@ Source: Gloo, ``gloo/allreduce.cc`` and ``gloo/transport/tcp/pair.cc``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice, repeat
+from typing import Any
 
 import numpy as np
 
 from perfmodel.collectives.schedule import Phase, Round, Schedule
 from perfmodel.garbage import no_collections
 from perfmodel.library.lowering.edge_routing import edges_between
-from perfmodel.library.lowering.lowered import LoweredCollective
+from perfmodel.library.lowering.lowered import Edges, LoweredCollective
 from perfmodel.library.lowering.protocols import protocol_parameters
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import Protocol
 from perfmodel.memo import once
-from perfmodel.simulate.sockets.alike_ranks import Folding, Pair, fold_pair, own_links
+from perfmodel.simulate.sockets.alike_ranks import (
+    Folding,
+    Pair,
+    Route,
+    arcs_of,
+    fold_pair,
+    own_links,
+)
 from perfmodel.simulate.sockets.core_work import Connection
 from perfmodel.simulate.sockets.link import Link
 from perfmodel.topology.templates.spec import PORT_KINDS
@@ -50,88 +59,66 @@ class RankRound:
     """Senders."""
 
 
-_Messages = tuple[tuple[tuple[int, float], ...], tuple[int, ...]]
-"""What one rank sends and receives in a round."""
+Message = tuple[int, int, float]
+"""Sender, receiver and bytes."""
 
 
-def rank_rounds(schedule: Schedule, credits: int) -> tuple[tuple[RankRound, ...], ...]:
-    """Return the rounds of each rank.
+def rank_rounds(
+    schedule: Schedule, credits: int, folding: Folding | None = None
+) -> tuple[tuple[RankRound, ...], ...]:
+    """Return the rounds of each rank, or of the first ranks where they stand for all.
 
     `credits`: rounds in progress at once in phases whose `lag` is above one.
     """
-    rounds: list[list[RankRound]] = [[] for _ in range(schedule.ranks + schedule.switches)]
-    shared: dict[_Messages, _Messages] = {}  # most rounds of a rank send the same: kept once
-    for number, (part, ahead, drained, even) in enumerate(_rounds(schedule, credits)):
+    ranks = schedule.ranks + schedule.switches
+    period = ranks if folding is None else folding.period
+    rounds: list[list[RankRound]] = [[] for _ in range(period)]
+    shared: dict[Hashable, Any] = {}  # most rounds of a rank send the same: kept once
+    for number, (messages, ahead) in enumerate(_rounds(schedule, credits, folding)):
         mine: dict[int, tuple[list[tuple[int, float]], list[int]]] = {}
-        for src, dst, nbytes in _messages(part, even):
+        for src, dst, nbytes in messages:
+            rank = dst % period
             mine.setdefault(src, ([], []))[0].append((dst, nbytes))
-            mine.setdefault(dst, ([], []))[1].append(src)
+            mine.setdefault(rank, ([], []))[1].append((src - dst + rank) % ranks)
         for rank, (sends, receives) in mine.items():
-            messages = (tuple(sends), tuple(receives))
-            needs = _needs(len(rounds[rank]), ahead, drained=drained)
-            rounds[rank].append(RankRound(number, needs, *shared.setdefault(messages, messages)))
-    return tuple(tuple(own) for own in rounds)
+            both = tuple(sends), tuple(receives)
+            needs = max(0, len(rounds[rank]) + 1 - ahead)
+            rounds[rank].append(RankRound(number, needs, *shared.setdefault(both, both)))
+    return tuple(map(tuple, rounds))
 
 
-def folded_rounds(
-    phases: Sequence[Phase], folding: Folding, credits: int
-) -> tuple[tuple[RankRound, ...], ...]:
-    """Return the rounds of the ranks that stand for all, each message as long as its likes'."""
-    rounds: list[list[RankRound]] = [[] for _ in range(folding.period)]
-    number = 0
-    for phase in phases:
-        pairs = folding.pairs(phase)
-        sends: list[list[tuple[int, float]]] = [[] for _ in rounds]
-        receives: list[list[int]] = [[] for _ in rounds]
-        even = _even_bytes(phase)
-        mean = folding.likes(phase.nbytes).mean(axis=0).tolist()
-        each = mean if even is None else [even] * len(pairs)
-        for (src, dst), nbytes in zip(pairs, each, strict=True):
-            sends[src].append((dst, nbytes))
-            rank = dst % folding.period
-            receives[rank].append((src - (dst - rank)) % folding.ranks)
-        messages = [(tuple(a), tuple(b)) for a, b in zip(sends, receives, strict=True)]
-        for repeat in range(phase.repeat):
-            ahead, drained = credits if phase.lag > 1 else 1, phase.drained and repeat == 0
-            for rank, mine in enumerate(rounds):
-                needs = _needs(len(mine), ahead, drained=drained)
-                mine.append(RankRound(number, needs, *messages[rank]))
-            number += 1
-    return tuple(tuple(own) for own in rounds)
-
-
-def _needs(before: int, ahead: int, *, drained: bool) -> int:
-    """How many of a rank's rounds before one must be over before it begins."""
-    return before if drained else max(0, before + 1 - ahead)
-
-
-def _rounds(schedule: Schedule, credits: int) -> Iterator[tuple[Round, int, bool, float | None]]:
-    """Rounds, how many may be in progress, whether earlier ones must be over, and bytes if even."""
+def _rounds(
+    schedule: Schedule, credits: int, folding: Folding | None
+) -> Iterator[tuple[list[Message], int]]:
+    """Messages of each round, and how many rounds of a rank may be in progress with it."""
     rounds = schedule.rounds()
     for phase in schedule.phases:
-        even = _even_bytes(phase)
-        for repeat in range(phase.repeat):
-            part = next(rounds, None)
-            if part is None:
-                return
-            ahead = credits if phase.lag > 1 else 1
-            yield part, ahead, phase.drained and repeat == 0, even
+        ahead = credits if phase.lag > 1 else 1
+        for at, messages in enumerate(_messages(phase, rounds, folding)):
+            yield messages, 1 if phase.drained and at == 0 else ahead
 
 
-def _even_bytes(phase: Phase) -> float | None:
-    """Return the bytes of each message of a phase; None where they differ by more than a few."""
-    if (phase.first != 0).any() or (phase.active != phase.repeat).any():
-        return None
-    return float(phase.nbytes.mean()) if np.ptp(phase.nbytes) <= EVEN_BYTES else None
+def _messages(
+    phase: Phase, rounds: Iterator[Round], folding: Folding | None
+) -> Iterator[list[Message]]:
+    """Messages of each repeat of a phase: one for each pair, as long as its likes' on average."""
+    is_steady = not phase.first.any() and (phase.active == phase.repeat).all()
+    is_even = is_steady and np.ptp(phase.nbytes) <= EVEN_BYTES
+    even = float(phase.nbytes.mean()) if is_even else None
+    if folding is None:
+        return (_joined(part, even) for part in islice(rounds, phase.repeat))
+    likes = folding.likes(phase.nbytes).mean(axis=0).tolist()
+    pairs = zip(folding.pairs(phase), likes, strict=True)
+    return repeat([(*ends, like if even is None else even) for ends, like in pairs], phase.repeat)
 
 
-def _messages(part: Round, even: float | None) -> Iterator[tuple[int, int, float]]:
-    """Sender, receiver and bytes of each message: one message a round for each pair."""
-    nbytes = np.asarray(part.nbytes, float) if even is None else np.full(len(part.src), even)
-    total: dict[tuple[int, int], float] = {}
-    for src, dst, each in zip(part.src.tolist(), part.dst.tolist(), nbytes.tolist(), strict=True):
-        total[src, dst] = total.get((src, dst), 0.0) + each
-    return ((src, dst, nbytes) for (src, dst), nbytes in total.items())
+def _joined(part: Round, even: float | None) -> list[Message]:
+    """Messages of a round, one for each pair of ranks; `even`: bytes of all chunks if alike."""
+    total: dict[Pair, float] = {}
+    columns = (part.src.tolist(), part.dst.tolist(), part.nbytes.tolist())
+    for src, dst, nbytes in zip(*columns, strict=True):
+        total[src, dst] = total.get((src, dst), 0.0) + (nbytes if even is None else even)
+    return [(src, dst, nbytes) for (src, dst), nbytes in total.items()]
 
 
 SendReady = Callable[[int, int, int], None]
@@ -217,6 +204,10 @@ class RankLoops:
 WiredPair = tuple[Connection, Connection, float]
 """Connections forward and backward, and the software's part of a message's latency."""
 
+KeyedRoutes = tuple[Pair, float, tuple[tuple[int, ...], Route], tuple[tuple[int, ...], Route]]
+"""A pair, the latency of its step in seconds, and its routes forward and backward, each with the
+key of its connection."""
+
 
 @dataclass(frozen=True, slots=True)
 class WiredCollective:
@@ -246,12 +237,16 @@ class Wires:
 
         def make() -> WiredCollective:
             ends = [part for s in lowered.stages for part in (s.edges.src, s.edges.dst)]
+            routes = self._own_routes if self.folding is None else self._folded_routes
             return WiredCollective(
                 lowered,
                 tuple(part.tobytes() for part in ends),
                 lowered.schedule.ranks + lowered.schedule.switches,
                 self._rounds(lowered),
-                self._pairs(lowered) if self.folding is None else self._folded_pairs(lowered),
+                {
+                    pair: self._wire_pair(lowered, step_s, forward, backward)
+                    for pair, step_s, forward, backward in routes(lowered)
+                },
             )
 
         return once(self._wired, lowered, make)
@@ -263,10 +258,7 @@ class Wires:
 
         def rounds() -> tuple[tuple[RankRound, ...], ...]:
             with no_collections():
-                if folding is None:
-                    return rank_rounds(schedule, credits)
-                phases = [phase for stage in lowered.stages for phase in stage.phases]
-                return folded_rounds(phases, folding, credits)
+                return rank_rounds(schedule, credits, folding)
 
         return self.machine.cached(("rounds of ranks", kind, sizes), rounds)
 
@@ -275,67 +267,63 @@ class Wires:
         numbers = protocol_parameters(self.machine.library, schedule.collective, schedule.algorithm)
         return numbers[lowered.protocol]
 
-    def _software_s(self, lowered: LoweredCollective, step_s: float, link_s: float) -> float:
-        """Return the library's own part of a step's latency."""
-        protocol = self._protocol(lowered)
+    def _wire_pair(
+        self,
+        lowered: LoweredCollective,
+        step_s: float,
+        forward: tuple[tuple[int, ...], Route],
+        backward: tuple[tuple[int, ...], Route],
+    ) -> WiredPair:
+        """Connect two ranks; of a step's latency, the library has what is not the links'."""
+        protocol, link_s = self._protocol(lowered), forward[1].latency_s
         halved = protocol.credits > lowered.credits  # see `step_latency_s`: two ranks in turn
-        step_s *= 2.0 if halved else 1.0
-        return max(0.0, step_s - protocol.latencies_per_step * link_s)
+        whole_s = step_s * (2.0 if halved else 1.0)
+        software_s = max(0.0, whole_s - protocol.latencies_per_step * link_s)
+        return self._connect(*forward), self._connect(*backward), software_s
 
-    def _folded_pairs(self, lowered: LoweredCollective) -> dict[Pair, WiredPair]:
-        """By (sender, receiver) of those that stand for all: as `_pairs`."""
+    def _folded_routes(self, lowered: LoweredCollective) -> Iterator[KeyedRoutes]:
+        """Yield the routes between those that stand for all, which have a connection a pair."""
         assert self.folding is not None
         folding, stage = self.folding, lowered.stages[0]
-        pairs = {}
         slowest_s = folding.likes(stage.latency_s).max(axis=0).tolist()
-        for (src, dst), step_s in zip(folding.pairs(stage.phases[0]), slowest_s, strict=True):
-            forward = self._folded_connection(folding, src, dst)
-            backward = self._folded_connection(folding, *folding.pair(dst, src))
-            software_s = self._software_s(lowered, step_s, forward.latency_s)
-            pairs[src, dst] = (forward, backward, software_s)
-        return pairs
+        for pair, step_s in zip(folding.pairs(stage.phases[0]), slowest_s, strict=True):
+            back = folding.pair(*pair[::-1])
+            yield pair, step_s, (pair, folding.routes[pair]), (back, folding.routes[back])
 
-    def _folded_connection(self, folding: Folding, src: int, dst: int) -> Connection:
-        route = folding.routes[src, dst]
-        return self._connect((src, dst), route.arcs, route.latency_s, route.own)
-
-    def _pairs(self, lowered: LoweredCollective) -> dict[Pair, WiredPair]:
-        """By (sender, receiver): connections forward and backward, and the software's latency."""
-        pairs = {}
+    def _own_routes(self, lowered: LoweredCollective) -> Iterator[KeyedRoutes]:
+        """Yield the routes between all pairs of ranks; a connection is known by its links."""
         for stage in lowered.stages:
-            edges, ends = stage.edges, (stage.phases[0].src.tolist(), stage.phases[0].dst.tolist())
-            for at, pair in enumerate(zip(*ends, strict=True)):
-                arcs = tuple(edges.arcs[edges.pointers[at] : edges.pointers[at + 1]].tolist())
-                link_s = float(edges.latency_s[at])
-                forward = self._connection(arcs, link_s)
+            edges, phase = stage.edges, stage.phases[0]
+            pairs = zip(phase.src.tolist(), phase.dst.tolist(), strict=True)
+            for at, pair in enumerate(pairs):
+                forward = self._route(edges, at)
                 backward = self._backward(int(edges.src[at]), int(edges.dst[at]))
-                software_s = self._software_s(lowered, float(stage.latency_s[at]), link_s)
-                pairs[pair] = (forward, backward, software_s)
-        return pairs
+                step_s = float(stage.latency_s[at])
+                yield pair, step_s, (forward.arcs, forward), (backward.arcs, backward)
 
-    def _backward(self, src: int, dst: int) -> Connection:
-        """Return the connection from the receiver of data to their sender."""
-        machine = self.machine
+    def _backward(self, src: int, dst: int) -> Route:
+        """Return the route from the receiver of data to their sender."""
+        topology, ends = self.machine.topology, (np.array([dst]), np.array([src]))
+        return self.machine.cached(
+            ("back", dst, src),
+            lambda: self._route(edges_between(topology, self.machine.router, *ends), 0),
+        )
 
-        def route() -> tuple[tuple[int, ...], float]:
-            ends = np.array([dst]), np.array([src])
-            edge = edges_between(machine.topology, machine.router, *ends)
-            return tuple(edge.arcs.tolist()), float(edge.latency_s[0])
+    def _route(self, edges: Edges, edge: int) -> Route:
+        arcs = tuple(arcs_of(edges, edge))
+        return Route(arcs, own_links(self.machine.topology, arcs), float(edges.latency_s[edge]))
 
-        return self._connection(*machine.cached(("back", dst, src), route))
-
-    def _connection(self, arcs: tuple[int, ...], link_s: float) -> Connection:
-        return self._connect(arcs, arcs, link_s, own_links(self.machine.topology, arcs))
-
-    def _connect(
-        self, key: tuple[int, ...], arcs: tuple[int, ...], link_s: float, own: int
-    ) -> Connection:
-        """Return the connection of a key over some links, of which so many are the sender's."""
-        queue_bytes = self.machine.library.device_queue
+    def _connect(self, key: tuple[int, ...], route: Route) -> Connection:
+        """Return the connection of a key over the links of a route."""
         return once(
             self._connections,
             key,
-            lambda: Connection([self._link(arc) for arc in arcs], link_s, queue_bytes, own),
+            lambda: Connection(
+                [self._link(arc) for arc in route.arcs],
+                route.latency_s,
+                self.machine.library.device_queue,
+                route.own,
+            ),
         )
 
     def _link(self, arc: int) -> Link:
