@@ -143,8 +143,7 @@ def ranges(
     reduces: bool,
 ) -> Round:
     """Return a round in which each edge carries a range of chunks, which may wrap around."""
-    edge = np.repeat(np.arange(len(src)), counts)
-    place = np.arange(len(edge)) - np.repeat(np.cumsum(counts) - counts, counts)
+    edge, place = _each_of(counts)
     chunk = (begin[edge] + place) % len(sizes)
     return Round(
         src=src[edge],
@@ -173,42 +172,43 @@ def pipeline(
     sizes: IntArray,
     *,
     reduces: IntArray | NDArray[np.bool_],
+    part: IntArray | None = None,
 ) -> Pattern:
     """Pieces that follow each other over every edge, one per repeat, from repeat `first` on.
 
-    Edges of channel c, in arrays of shape (edges,), carry the pieces of c, whose bytes are row c of
-    `sizes`; chunks are numbered row by row.
+    Edges of channel c, in arrays of shape (edges,), carry the pieces of c. `sizes`: bytes of
+    chunks, which are the parts of pieces, shape (channels, pieces, parts); chunks are numbered in
+    this order. `part`: which part of each piece an edge carries; -1, and the default: all.
     """
-    pieces, sizes_of_channels = sizes.shape[1], sizes.mean(axis=1)
-    equal = bool((sizes_of_channels == sizes_of_channels[0]).all())
-    phase = Phase(
-        name=name,
-        src=src,
-        dst=dst,
-        channel=channel,
-        nbytes=same_for_all(sizes_of_channels[0], len(src))
-        if equal
-        else sizes_of_channels[channel],
-        repeat=int(first.max(initial=0)) + pieces,
-        first=first,
-        active=same_for_all(np.int64(pieces), len(src)),
-        adds=np.asarray(reduces, dtype=np.bool_),
-    )
+    pieces, parts = sizes.shape[1:]
+    adds, begin = np.asarray(reduces, dtype=np.bool_), np.zeros(len(src), dtype=np.int64)
+    whole = sizes.sum(axis=2).mean(axis=1)
+    equal = part is None and bool((whole == whole[0]).all())
+    nbytes = same_for_all(whole[0], len(src)) if equal else whole[channel]
+    counts = np.full(len(src), parts)
+    if part is not None:
+        begin, counts = np.maximum(part, 0), np.where(part < 0, parts, 1)
+        nbytes = np.where(part < 0, nbytes, sizes.mean(axis=1)[channel, begin])
+    active = same_for_all(np.int64(pieces), len(src))
+    repeat = int(first.max(initial=0)) + pieces
+    phase = Phase(name, src, dst, channel, nbytes, repeat, first, active, adds=adds)
 
     def step(repeat: int) -> Round:
         works = np.flatnonzero((first <= repeat) & (repeat < first + pieces))
-        chunk = channel[works] * pieces + repeat - first[works]
-        return Round(
-            src=src[works],
-            dst=dst[works],
-            src_chunk=chunk,
-            dst_chunk=chunk,
-            nbytes=sizes.ravel()[chunk],
-            channel=channel[works],
-            reduce=np.asarray(reduces, dtype=np.bool_)[works],
-        )
+        edge, place = _each_of(counts[works])
+        edge = works[edge]
+        piece = channel[edge] * pieces + repeat - first[edge]
+        chunk = piece * parts + begin[edge] + place
+        ends = src[edge], dst[edge], chunk, chunk
+        return Round(*ends, sizes.ravel()[chunk], channel[edge], adds[edge])
 
     return Pattern(phase, step)
+
+
+def _each_of(counts: IntArray) -> tuple[IntArray, IntArray]:
+    """So many entries of each edge: its number, and which of its entries it is."""
+    edge = np.repeat(np.arange(len(counts)), counts)
+    return edge, np.arange(len(edge)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def near_root(ranks: int) -> int:

@@ -9,7 +9,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 import simpy
@@ -17,7 +16,13 @@ import simpy
 from perfmodel.arrays import FloatArray, IntArray, RankGroup
 from perfmodel.errors import PerfmodelError, SimulationError
 from perfmodel.library.lowering.lower import lower_message
-from perfmodel.library.lowering.lowered import LinkBytes, LoweredCollective, Stage, add_traffic
+from perfmodel.library.lowering.lowered import (
+    Edges,
+    LinkBytes,
+    LoweredCollective,
+    Stage,
+    add_traffic,
+)
 from perfmodel.library.lowering.rerouting import reroute
 from perfmodel.library.machine import Machine
 from perfmodel.memo import once
@@ -129,20 +134,6 @@ class UnsuitedNetworkError(SimulationError):
     """Something that this network cannot simulate, or not in reasonable time; others can."""
 
 
-class EdgeRoutes(Protocol):
-    """Which links each edge crosses: those of edge e are ``arcs[pointers[e]:pointers[e + 1]]``."""
-
-    @property
-    def arcs(self) -> IntArray:
-        """Links, edge by edge."""
-        ...
-
-    @property
-    def pointers(self) -> IntArray:
-        """Where each edge's links begin; shape (edges + 1,)."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class LinkCounters:
     """Bytes over each directed link so far.
@@ -179,28 +170,16 @@ def count_bytes(counters: LinkCounters, link_bytes: LinkBytes, times: int) -> No
     counters.payload_bytes[link_bytes.links] += times * link_bytes.payload_bytes
 
 
-def count_stream(counters: LinkCounters, arcs: IntArray, nbytes: float) -> None:
-    """Count background traffic, which has no protocol overhead, on all links of a route."""
-    _add(counters, arcs, np.asarray(nbytes), np.asarray(nbytes))
-
-
-def _add(
-    counters: LinkCounters, arcs: IntArray, wire_bytes: FloatArray, payload_bytes: FloatArray
-) -> None:
-    np.add.at(counters.wire_bytes, arcs, wire_bytes)
-    np.add.at(counters.payload_bytes, arcs, payload_bytes)
-
-
-def count_streams(counters: LinkCounters, edges: EdgeRoutes, nbytes: FloatArray) -> None:
-    """Count background traffic: `nbytes` of each of some edges, shape (edges,)."""
-    spread = np.repeat(nbytes, np.diff(edges.pointers))
-    _add(counters, edges.arcs, spread, spread)
+def count_stream(counters: LinkCounters, arcs: IntArray, nbytes: float | FloatArray) -> None:
+    """Count background traffic, which has no protocol overhead, on arcs that it crosses."""
+    np.add.at(counters.wire_bytes, arcs, nbytes)
+    np.add.at(counters.payload_bytes, arcs, nbytes)
 
 
 def move_counts(
     counters: LinkCounters,
-    old: EdgeRoutes,
-    new: EdgeRoutes,
+    old: Edges,
+    new: Edges,
     wire_bytes: FloatArray,
     wire_share: FloatArray,
 ) -> None:
@@ -211,10 +190,10 @@ def move_counts(
     """
     if np.array_equal(old.arcs, new.arcs):
         return
-    for routes, sign in ((old, -1.0), (new, 1.0)):
-        crossed, moved = np.diff(routes.pointers), sign * wire_bytes
-        spread = np.repeat(moved, crossed), np.repeat(moved / wire_share, crossed)
-        _add(counters, routes.arcs, *spread)
+    for edges, sign in ((old, -1.0), (new, 1.0)):
+        crossed, moved = np.diff(edges.pointers), sign * wire_bytes
+        np.add.at(counters.wire_bytes, edges.arcs, np.repeat(moved, crossed))
+        np.add.at(counters.payload_bytes, edges.arcs, np.repeat(moved / wire_share, crossed))
 
 
 @dataclass
@@ -316,6 +295,21 @@ def reroute_stream(machine: Machine, route: Sequence[int]) -> tuple[int, ...]:
         return tuple(route)
     names = topology.arcs.names
     return tuple(machine.router.route(names[route[0]][0], names[route[-1]][1]))
+
+
+def stream_edges(routes: Sequence[Sequence[int]], caps_Bps: Sequence[float]) -> Edges:
+    """Return an edge without latency for each stream over a route, at most at its rate."""
+    zero = np.zeros(len(routes), dtype=np.int64)
+    return Edges(
+        src=zero,
+        dst=zero,
+        pointers=np.cumsum([0, *map(len, routes)]),
+        arcs=np.array([link for route in routes for link in route], dtype=np.int64),
+        latency_s=np.zeros(len(routes)),
+        cap_Bps=np.array(caps_Bps, dtype=float),
+        hop=zero,
+        staged=False,
+    )
 
 
 class FreeNetwork(Network):

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from perfmodel.arrays import IntArray
 from perfmodel.collectives.algorithms.pipelined_trees import ROOT, Forest, forest_of, node_parents
 from perfmodel.collectives.algorithms.tree import group_table
-from perfmodel.collectives.patterns import Pattern, concatenate, pieces_of
-from perfmodel.collectives.schedule import Phase, Round, Schedule, check_ranks, split_elements
+from perfmodel.collectives.patterns import concatenate, pieces_of, pipeline
+from perfmodel.collectives.schedule import Schedule, check_ranks, split_elements
 
 PIECE_BYTES = 1 << 17
 """Default size of a head's piece; 128 KiB, NCCL's chunk of NVLS for large buffers."""
@@ -215,45 +215,19 @@ def _levels(parent: IntArray, trees: Forest) -> tuple[IntArray, IntArray]:
 def over_nodes(nodes: Switched, nbytes: int, *, pieces: int, itemsize: int = 4) -> Schedule:
     """Send a buffer over such edges; each head's part of each tree in so many pieces."""
     sizes = split_elements(nbytes, nodes.trees * pieces * nodes.heads, itemsize)
-    table = sizes.reshape(nodes.trees, pieces, nodes.heads)
-    part_bytes = table.mean(axis=1)[nodes.tree, np.maximum(nodes.head, 0)]
-    every = table.sum(axis=2).mean(axis=1)[nodes.tree]
-    first, edges = nodes.first, len(nodes.src)
-    begin = np.maximum(nodes.head, 0)
-    count = np.where(nodes.head < 0, nodes.heads, 1)
-    phase = Phase(
-        name="through switches",
-        src=nodes.src,
-        dst=nodes.dst,
-        channel=nodes.tree,
-        nbytes=np.where(nodes.head < 0, every, part_bytes),
-        repeat=int(first.max(initial=0)) + pieces,
-        first=first,
-        active=np.full(edges, pieces),
-        adds=nodes.adds,
+    pattern = pipeline(
+        "through switches",
+        nodes.src,
+        nodes.dst,
+        nodes.tree,
+        nodes.first,
+        sizes.reshape(nodes.trees, pieces, nodes.heads),
+        reduces=nodes.adds,
+        part=nodes.head,
     )
-
-    def step(repeat: int) -> Round:
-        works = np.flatnonzero((first <= repeat) & (repeat < first + pieces))
-        edge = np.repeat(works, count[works])
-        place = np.arange(len(edge)) - np.repeat(
-            np.cumsum(count[works]) - count[works], count[works]
-        )
-        piece = nodes.tree[edge] * pieces + repeat - first[edge]
-        chunk = piece * nodes.heads + begin[edge] + place
-        return Round(
-            src=nodes.src[edge],
-            dst=nodes.dst[edge],
-            src_chunk=chunk,
-            dst_chunk=chunk,
-            nbytes=sizes[chunk],
-            channel=nodes.tree[edge],
-            reduce=nodes.adds[edge],
-        )
-
     owner = np.tile(np.arange(nodes.heads), nodes.trees * pieces)
     return concatenate(
-        [Pattern(phase, step)],
+        [pattern],
         nodes.collective,
         "nvls" if nodes.nodes == 1 else "nvls_tree",
         nodes.ranks,

@@ -98,7 +98,7 @@ def all_reduce(trees: Forest, nbytes: int, *, pieces: int, itemsize: int = 4) ->
         trees.dst,
         trees.channel,
         trees.first,
-        sizes.reshape(trees.channels, pieces),
+        sizes.reshape(trees.channels, pieces, 1),
         reduces=trees.up,
     )
     return concatenate([both], "all_reduce", "tree", trees.ranks, nbytes, itemsize, sizes)

@@ -322,7 +322,7 @@ def _pipeline(
         chains[:, 1:].ravel(),
         np.repeat(np.arange(rings), hops),
         np.tile(np.arange(hops), rings),
-        sizes.reshape(rings, pieces),
+        sizes.reshape(rings, pieces, 1),
         reduces=np.full(rings * hops, collective == "reduce"),
     )
     return concatenate([pattern], collective, "chain", ranks, nbytes, itemsize, sizes, root=root)

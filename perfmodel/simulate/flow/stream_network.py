@@ -35,9 +35,9 @@ from perfmodel.simulate.network import (
     Network,
     UnsuitedNetworkError,
     count_stream,
-    count_streams,
     reroute_stream,
     schedule_last,
+    stream_edges,
 )
 from perfmodel.simulate.sharing.max_min import max_min_rates
 
@@ -317,7 +317,8 @@ class Streams:
 
     def _count(self, sent: FloatArray, counters: LinkCounters) -> None:
         if sent.any():
-            count_streams(counters, self.edges, sent)
+            spread = np.repeat(sent, np.diff(self.edges.pointers))
+            count_stream(counters, self.edges.arcs, spread)
             self.nbytes = self.nbytes - sent
 
     def _keep(self, places: IntArray) -> None:
@@ -352,18 +353,7 @@ def begin_streams(arrivals: Iterable[Arrival], now_s: float) -> list[Streams]:
 
 def stream_stage(routes: Sequence[tuple[int, ...]], caps_Bps: Sequence[float]) -> Stage:
     """Return a stage with an edge for each stream over a route, at most at its rate."""
-    zero = np.zeros(len(routes), dtype=np.int64)
-    edges = Edges(
-        src=zero,
-        dst=zero,
-        pointers=np.cumsum([0, *map(len, routes)]),
-        arcs=np.array([link for route in routes for link in route], dtype=np.int64),
-        latency_s=np.zeros(len(routes)),
-        cap_Bps=np.array(caps_Bps),
-        hop=zero,
-        staged=False,
-    )
-    return _stage(edges)
+    return _stage(stream_edges(routes, caps_Bps))
 
 
 def joined_stage(jobs: Sequence[Streams]) -> Stage:

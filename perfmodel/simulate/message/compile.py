@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.dependencies import Messages
 from perfmodel.errors import SimulationError
-from perfmodel.library.lowering.lowered import LoweredCollective
+from perfmodel.library.lowering.lowered import Edges, LoweredCollective, join_edges
+from perfmodel.simulate.network import stream_edges
 
 Columns = dict[str, NDArray[Any]]
 """Columns of `records.State` ("edges.head" is the field `head` of its edges), numbered from 0."""
@@ -64,29 +65,14 @@ REFILLED = (
 """Columns that a run changes for good; all others have their first values when it has ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Routes:
-    """The links of some edges: edge e crosses ``arcs[pointers[e]:pointers[e + 1]]``."""
-
-    pointers: IntArray
-    arcs: IntArray
-    cap_Bps: FloatArray
-    latency_s: FloatArray
+def routes_of(lowered: LoweredCollective) -> Edges:
+    """Return the edges of a collective, stage after stage, with what their stages allow them."""
+    stages = lowered.stages
+    own = [replace(s.edges, latency_s=s.latency_s, cap_Bps=s.cap_Bps) for s in stages]
+    return join_edges([stream_edges((), ()), *own])
 
 
-def routes_of(lowered: LoweredCollective) -> Routes:
-    """Links of the edges of a collective, stage after stage."""
-    parts = [stage.edges for stage in lowered.stages]
-    lengths = [np.diff(part.pointers) for part in parts]
-    return Routes(
-        np.concatenate([[0], np.cumsum(np.concatenate([*lengths, np.zeros(0, np.int64)]))]),
-        np.concatenate([*(part.arcs for part in parts), np.zeros(0, np.int64)]),
-        np.concatenate([*(stage.cap_Bps for stage in lowered.stages), np.zeros(0)]),
-        np.concatenate([*(stage.latency_s for stage in lowered.stages), np.zeros(0)]),
-    )
-
-
-def limits_Bps(routes: Routes, capacity_Bps: FloatArray) -> FloatArray:
+def limits_Bps(routes: Edges, capacity_Bps: FloatArray) -> FloatArray:
     """Return the rate of each edge alone on its links; bytes per second, shape (edges,).
 
     A link that an edge crosses twice gives it half of its bandwidth.
@@ -131,15 +117,9 @@ def wire_shares(lowered: LoweredCollective) -> FloatArray:
     )
 
 
-def stream_routes(route: tuple[int, ...], cap_Bps: float) -> Routes:
-    """Return the links of background traffic: one edge without latency."""
-    arcs = np.array(route, dtype=np.int64)
-    return Routes(np.array([0, len(route)]), arcs, np.array([float(cap_Bps)]), np.zeros(1))
-
-
 def stream_columns(route: tuple[int, ...], cap_Bps: float, capacity_Bps: FloatArray) -> Columns:
     """Return the columns of background traffic: one edge, one send."""
-    routes = stream_routes(route, cap_Bps)
+    routes = stream_edges([route], [cap_Bps])
     none, ones = np.zeros(0, np.int64), np.ones(1, np.int64)
     return {
         **edge_columns(routes, limits_Bps(routes, capacity_Bps), 1),
@@ -157,7 +137,7 @@ def stream_columns(route: tuple[int, ...], cap_Bps: float, capacity_Bps: FloatAr
     }
 
 
-def edge_columns(routes: Routes, limit_Bps: FloatArray, credits: int) -> Columns:
+def edge_columns(routes: Edges, limit_Bps: FloatArray, credits: int) -> Columns:
     """Return the columns of edges before their first send, and of their routes."""
     edges = len(limit_Bps)
     return {
@@ -168,7 +148,7 @@ def edge_columns(routes: Routes, limit_Bps: FloatArray, credits: int) -> Columns
     }
 
 
-def route_columns(routes: Routes, limit_Bps: FloatArray) -> Columns:
+def route_columns(routes: Edges, limit_Bps: FloatArray) -> Columns:
     """Return the columns of routes, one for all edges with the same links and the same limit."""
     arcs, ends = routes.arcs.tolist(), routes.pointers.tolist()
     numbers: dict[tuple[float, ...], int] = {}

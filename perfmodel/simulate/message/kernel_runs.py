@@ -16,22 +16,20 @@ import simpy
 from perfmodel.arrays import FloatArray
 from perfmodel.collectives.dependencies import messages, unroll
 from perfmodel.collectives.timing.recurrence import EdgePaces, fits, last_landing_s
-from perfmodel.library.lowering.lowered import LoweredCollective
+from perfmodel.library.lowering.lowered import Edges, LoweredCollective
 from perfmodel.library.lowering.rerouting import reroute
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.message.compile import (
     Columns,
-    Routes,
     columns_of,
     limits_Bps,
     routes_of,
     stream_columns,
-    stream_routes,
     wire_shares,
 )
 from perfmodel.simulate.message.kernel_state import Kernel, Slot
 from perfmodel.simulate.message.link_sharing import SAME_RATE
-from perfmodel.simulate.network import LinkCounters, move_counts, reroute_stream
+from perfmodel.simulate.network import LinkCounters, move_counts, reroute_stream, stream_edges
 
 COMPILED_PAYS = 20_000
 """Sends from which on loading numba (about a second) costs less than it saves: the interpreter
@@ -142,10 +140,10 @@ class KernelRuns:
         return columns
 
 
-def _routes(transfer: LoweredCollective | Stream) -> Routes:
+def _routes(transfer: LoweredCollective | Stream) -> Edges:
     if isinstance(transfer, LoweredCollective):
         return routes_of(transfer)
-    return stream_routes(transfer.route, transfer.cap_Bps)
+    return stream_edges([transfer.route], [transfer.cap_Bps])
 
 
 MOST_PERIODS = 1024
@@ -231,7 +229,7 @@ def unshared_ends_s(machine: Machine, runs: Sequence[Run]) -> list[float] | None
 
 
 def _is_overbooked(
-    routes: Sequence[Routes], limits: Sequence[FloatArray], capacity_Bps: FloatArray
+    routes: Sequence[Edges], limits: Sequence[FloatArray], capacity_Bps: FloatArray
 ) -> bool:
     """Whether any link cannot carry all edges that cross it at their limits."""
     demand_Bps = np.zeros(len(capacity_Bps))
@@ -241,6 +239,6 @@ def _is_overbooked(
     return bool((demand_Bps > capacity_Bps * (1.0 + SAME_RATE)).any())
 
 
-def _paces(lowered: LoweredCollective, routes: Routes, limit_Bps: FloatArray) -> EdgePaces:
+def _paces(lowered: LoweredCollective, routes: Edges, limit_Bps: FloatArray) -> EdgePaces:
     stages = [stage.phases for stage in lowered.stages]
     return EdgePaces(stages, wire_shares(lowered) / limit_Bps, routes.latency_s, lowered.credits)

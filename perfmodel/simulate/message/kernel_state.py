@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.library.lowering.lowered import Edges
 from perfmodel.simulate.message import event_loop, link_sharing, numba_kernel, records
 from perfmodel.simulate.message.compile import (
     POINTS_TO,
     REFILLED,
     SIZED_BY,
     Columns,
-    Routes,
     limits_Bps,
     route_columns,
 )
@@ -197,7 +197,7 @@ class Kernel:
         )
 
     def become(
-        self, capacity_Bps: FloatArray, at_s: float, routes: Sequence[tuple[Slot, Routes]]
+        self, capacity_Bps: FloatArray, at_s: float, routes: Sequence[tuple[Slot, Edges]]
     ) -> None:
         """Change the links, and the routes of everything in progress.
 
@@ -224,7 +224,7 @@ class Kernel:
         if compiled:
             self._pack()
 
-    def _reroute(self, slot: Slot, new: Routes, limit_Bps: FloatArray) -> None:
+    def _reroute(self, slot: Slot, new: Edges, limit_Bps: FloatArray) -> None:
         """Replace the links of a collective's edges."""
         columns = route_columns(new, limit_Bps)
         route = columns.pop("edges.route") + self._sizes["routes"]
