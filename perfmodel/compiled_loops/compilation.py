@@ -2,8 +2,6 @@
 
 Loading takes half a second, and some seconds once on each machine, until the compiled code is in
 numba's cache on disk.
-
-Loops over the loads of links: times of cycles, heaviest paths, fair shares.
 """
 
 from __future__ import annotations
@@ -18,95 +16,10 @@ import numpy as np
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.compiled_loops.sends import (
     keep_sent,
-    least_end,
     least_tree_end,
     send_over_trees,
     step,
 )
-
-
-def slowest_cycle(
-    nbytes: FloatArray,
-    rate_Bps: FloatArray,
-    latency_s: FloatArray,
-    active: IntArray,
-    channel: IntArray,
-    edges: IntArray,
-    credits: int,
-    repeat: int,
-    lag: int,
-    is_ring: bool,
-) -> float:
-    """Estimate the time of a phase (see `simulate.flow.transfers.cycle_s`).
-
-    Parameters
-    ----------
-    nbytes, rate_Bps, latency_s, active, channel : ndarray, shape (edges,)
-    edges : ndarray of int, shape (channels,)
-        Edges of each channel.
-    credits, repeat, lag : int
-    is_ring : bool
-        Whether all edges start together, and wait for each other around a ring.
-    """
-    slowest_s, around_s = 0.0, np.zeros(len(edges))
-    for edge in range(len(nbytes)):
-        busy_s = nbytes[edge] / rate_Bps[edge] if nbytes[edge] > 0 else 0.0
-        step_s = busy_s + latency_s[edge]
-        own_s = max(busy_s, step_s / credits) if repeat > 1 else busy_s
-        if active[edge] > 0:
-            slowest_s = max(slowest_s, own_s * active[edge])
-        around_s[channel[edge]] += step_s
-    if is_ring:
-        for number in range(len(edges)):
-            turn_s = around_s[number] / max(edges[number], 1)
-            slowest_s = max(slowest_s, repeat * turn_s / lag)
-    return slowest_s
-
-
-def heaviest(
-    sources: IntArray,
-    order: IntArray,
-    own_s: FloatArray,
-    gains_s: FloatArray,
-    begins_s: FloatArray,
-    best: FloatArray,
-    rows: FloatArray,
-) -> None:
-    """Heaviest paths to edges, each after those that come before it (see `path_classes`).
-
-    Parameters
-    ----------
-    sources : ndarray of int, shape (most, edges)
-        Places of edges that come before; padded with the number of edges.
-    order : ndarray of int, shape (edges,)
-        The edge at each place.
-    own_s, begins_s : ndarray of float, shape (edges,)
-        By place, as all that follows.
-    gains_s : ndarray of float, shape (3, edges)
-    best : ndarray of float, shape (5, edges + 1)
-        By what a path has gained: nothing, the first gain, the second, the third, the second and
-        the third. Its last column is given; the others are filled.
-    rows : ndarray of float, shape (5, edges + 1)
-        The result, by edge.
-    """
-    edges, last = len(order), best.shape[1] - 1
-    reached = np.empty(5)
-    for place in range(edges):
-        for row in range(5):
-            reached[row] = begins_s[place]
-            for column in range(len(sources)):
-                reached[row] = max(reached[row], best[row, sources[column, place]])
-        first = reached[0] + gains_s[0, place]
-        second, third = reached[0] + gains_s[1, place], reached[0] + gains_s[2, place]
-        both = max(reached[2] + gains_s[2, place], reached[3] + gains_s[1, place])
-        reached[1] = max(reached[1], first)
-        reached[4] = max(reached[4], both, second + gains_s[2, place])
-        reached[2], reached[3] = max(reached[2], second), max(reached[3], third)
-        for row in range(5):
-            best[row, place] = reached[row] + own_s[place]
-            rows[row, order[place]] = best[row, place]
-    for row in range(5):
-        rows[row, last] = best[row, last]
 
 
 def fill(  # noqa: C901, PLR0912  (numba caches a function without those that it calls)
@@ -205,13 +118,10 @@ class Loops(NamedTuple):
     """The compiled functions; arguments are contiguous arrays of int64 and float64."""
 
     step: Callable[..., int]
-    least_end: Callable[..., float]
     send_over_trees: Callable[..., None]
     keep_sent: Callable[..., float]
     least_tree_end: Callable[..., float]
-    slowest_cycle: Callable[..., float]
     fill: Callable[..., None]
-    heaviest: Callable[..., None]
 
 
 @cache
@@ -225,16 +135,7 @@ def load() -> Loops | None:
         from numba import njit  # takes half a second to import
 
         compile_as = njit(cache=True, error_model="numpy")  # divides by zero as NumPy does
-        return Loops(
-            compile_as(step),
-            compile_as(least_end),
-            compile_as(send_over_trees),
-            compile_as(keep_sent),
-            compile_as(least_tree_end),
-            compile_as(slowest_cycle),
-            compile_as(fill),
-            compile_as(heaviest),
-        )
+        return Loops(*map(compile_as, (step, send_over_trees, keep_sent, least_tree_end, fill)))
     except (ImportError, RuntimeError):
         return None
 

@@ -107,40 +107,6 @@ def step(  # noqa: C901, PLR0912  (numba caches a function without those that it
     return max(begin, goal)
 
 
-def least_end(
-    free: FloatArray,
-    sends: IntArray,
-    done: IntArray,
-    first: IntArray,
-    active: IntArray,
-    step: int,
-    nbytes: FloatArray,
-    rate_Bps: FloatArray,
-) -> float:
-    """When the last byte leaves at the earliest (see `variable_rate.Clocks.least_wire_s`).
-
-    Parameters
-    ----------
-    free, first, active, done, rate_Bps
-        As for `step`; it is counted from the first of the phase.
-    sends : ndarray of int, shape (edges,)
-        Of all phases.
-    nbytes : ndarray of float, shape (edges,)
-        Least that each edge sends at once.
-    """
-    least_s = 0.0
-    for edge in range(len(free)):
-        if sends[edge] == 0:
-            continue
-        unsent = sends[edge] - done[edge] - min(max(step - first[edge], 0), active[edge])
-        best_Bps = 0.0
-        for pace in range(len(rate_Bps)):
-            best_Bps = max(best_Bps, rate_Bps[pace, edge])
-        more_s = unsent * (nbytes[edge] / best_Bps) if unsent > 0 and nbytes[edge] > 0 else 0.0
-        least_s = max(least_s, free[edge] + more_s)
-    return least_s
-
-
 def send_over_trees(  # noqa: C901  (numba caches a function without those that it calls)
     order: IntArray,
     feeders: IntArray,

@@ -23,7 +23,6 @@ from perfmodel.arrays import (
 )
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.unrolled import feeders_of
-from perfmodel.compiled_loops import compilation
 
 Hashes = NDArray[np.uint64]
 
@@ -134,11 +133,6 @@ def heaviest_rows(
     sources, own = place[before[sorted_edges]].T.copy(), own_s[sorted_edges]
     more, begins = np.stack(gains_s)[:, sorted_edges], ends_s[:-1][sorted_edges]
     best = np.full((ROWS, edges + 1), ends_s[-1])
-    loops = compilation.loaded()
-    if loops is not None:
-        rows = np.empty((ROWS, edges + 1))
-        loops.heaviest(sources, sorted_edges, own, more, begins, best, rows)
-        return rows
     for begin, end in _levels(order[sorted_edges]):
         reached = np.repeat(begins[None, begin:end], ROWS, axis=0)
         for column in sources:

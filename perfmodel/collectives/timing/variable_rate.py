@@ -218,11 +218,6 @@ class Clocks:
         """
         course, stand, nbytes = self._fold.course, self._stand, self._fold.course.least_bytes
         rates_Bps = self._paces.rows[1]
-        if self.loops is not None:
-            phase, first = course.phase_at(stand.step)
-            arrays = course.contiguous(phase)
-            work = course.done(stand.step), arrays.first, arrays.active, stand.step - first
-            return self.loops.least_end(stand.free, course.sends, *work, nbytes, rates_Bps)
         unsent, best_Bps = course.sends - course.sent(stand.step), rates_Bps.max(axis=0)
         each_s = nbytes / best_Bps if best_Bps.all() else sending_s(nbytes, best_Bps)
         least_s = stand.free + unsent * each_s

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray, sending_s
+from perfmodel.arrays import FloatArray, sending_s
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.recurrence import ReadyTimes
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
@@ -20,7 +19,7 @@ from perfmodel.collectives.timing.variable_rate import (
     TreeClocks,
     is_one_step,
 )
-from perfmodel.compiled_loops.compilation import Effort, Loops
+from perfmodel.compiled_loops.compilation import Effort
 from perfmodel.library.lowering.lowered import Edges, LoweredCollective, Stage, stage_bytes
 from perfmodel.memo import once
 from perfmodel.simulate.flow.stream_network import SAME_RATE, Streams
@@ -208,10 +207,8 @@ class Collective:
     def takes_s(self, rates_Bps: FloatArray) -> float:
         """Estimate the time of the present leg at some rates; seconds."""
         leg = timed_phases(self.lowered, self.stage, rates_Bps)
-        known, loops = self.timer.keep(PreparedPhases), self.timer.keep(Effort).loops
-        phases = [once(known, phase, partial(prepare_phase, phase)) for phase in leg.phases]
         links = leg.rate_Bps, leg.latency_s, self.lowered.credits
-        return sum(cycle_s(phase, *links, loops) for phase in phases)
+        return sum(cycle_s(phase, *links) for phase in leg.phases)
 
     def key(self) -> Hashable:
         """Return a value that is equal for collectives that are alike and began together."""
@@ -223,71 +220,20 @@ def _are_same(a_Bps: FloatArray, b_Bps: FloatArray) -> bool:
     return a_Bps is b_Bps or bool((np.abs(a_Bps - b_Bps) <= SAME_RATE * b_Bps).all())
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedPhase:
-    """A phase with some edges, its arrays contiguous.
-
-    Parameters
-    ----------
-    phase : Phase
-    nbytes : ndarray of float, shape (edges,)
-    active, channel : ndarray of int, shape (edges,)
-    edges : ndarray of int, shape (channels,)
-        Edges of each channel.
-    is_ring : bool
-        Whether all edges start together, and wait for each other around a ring.
-    """
-
-    phase: Phase
-    nbytes: FloatArray
-    active: IntArray
-    channel: IntArray
-    edges: IntArray
-    is_ring: bool
-
-
-PreparedPhases = dict[Phase, PreparedPhase]
-"""Phases prepared once for all collectives that have them."""
-
-
-def prepare_phase(phase: Phase) -> PreparedPhase:
-    """Return a phase with its arrays contiguous."""
-    return PreparedPhase(
-        phase,
-        np.ascontiguousarray(phase.nbytes, dtype=np.float64),
-        np.ascontiguousarray(phase.active),
-        np.ascontiguousarray(phase.channel),
-        np.bincount(phase.channel),
-        phase.repeat > 1 and not phase.first.any(),
-    )
-
-
-def cycle_s(
-    prepared: PreparedPhase,
-    rate_Bps: FloatArray,
-    latency_s: FloatArray,
-    credits: int,
-    loops: Loops | None,
-) -> float:
+def cycle_s(phase: Phase, rate_Bps: FloatArray, latency_s: FloatArray, credits: int) -> float:
     """Estimate the time of a phase: its slowest cycle times its repeats; seconds.
 
     The elementary cycles of a ring's recurrence are an edge's own work, the return of its credits,
     and the path around the ring.
     """
-    phase, nbytes, active = prepared.phase, prepared.nbytes, prepared.active
-    if loops is not None:
-        links = np.ascontiguousarray(rate_Bps), np.ascontiguousarray(latency_s)
-        edges = active, prepared.channel, prepared.edges
-        steps = credits, phase.repeat, phase.lag, prepared.is_ring
-        return loops.slowest_cycle(nbytes, *links, *edges, *steps)
-    busy = nbytes / rate_Bps if rate_Bps.all() else sending_s(nbytes, rate_Bps)
+    busy = phase.nbytes / rate_Bps if rate_Bps.all() else sending_s(phase.nbytes, rate_Bps)
     step = busy + latency_s
     own = np.maximum(busy, step / credits) if phase.repeat > 1 else busy
-    slowest = float((own * active).max(initial=0.0))
-    if not prepared.is_ring:
+    slowest = float((own * phase.active).max(initial=0.0))
+    if phase.repeat == 1 or phase.first.any():  # no ring
         return slowest
-    sums = np.bincount(prepared.channel, weights=step)
-    around = float((sums / np.maximum(prepared.edges, 1)).max())
+    sums = np.bincount(phase.channel, weights=step)
+    around = float((sums / np.maximum(np.bincount(phase.channel), 1)).max())
     return max(slowest, phase.repeat * around / phase.lag)
 
 
