@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from operator import itemgetter
 from typing import Literal, TypeVar
 
@@ -33,7 +34,6 @@ from perfmodel.simulate.engine.own_processes import (
 )
 from perfmodel.simulate.engine.plan_run import PlanRun, Stretch
 from perfmodel.simulate.network import (
-    FreeNetwork,
     Network,
     UnsuitedNetworkError,
     run_until,
@@ -58,25 +58,21 @@ NEARLY_ALIKE = 0.1
 """Part of a step by which latencies may differ where not every rank can be simulated."""
 
 
+NETWORKS = {
+    "flow": "perfmodel.simulate.flow.network:FlowNetwork",
+    "message": "perfmodel.simulate.message.network:MessageNetwork",
+    "reference": "perfmodel.simulate.reference:ReferenceNetwork",
+    "sockets": "perfmodel.simulate.sockets.network:SocketNetwork",
+    "free": "perfmodel.simulate.network:FreeNetwork",
+}
+"""Networks by fidelity, and those of sockets and of the what-if; imported when they are used."""
+
+
 def network_class(name: str) -> Callable[..., Network]:
-    """Class of the network of a fidelity, "sockets" or "free"; imported when it is used."""
-    if name == "flow":
-        from perfmodel.simulate.flow.network import FlowNetwork
-
-        return FlowNetwork
-    if name == "message":
-        from perfmodel.simulate.message.network import MessageNetwork
-
-        return MessageNetwork
-    if name == "reference":
-        from perfmodel.simulate.reference import ReferenceNetwork
-
-        return ReferenceNetwork
-    if name == "sockets":
-        from perfmodel.simulate.sockets.network import SocketNetwork
-
-        return SocketNetwork
-    return FreeNetwork
+    """Return the class of one of `NETWORKS`."""
+    module, _, kind = NETWORKS[name].partition(":")
+    network: Callable[..., Network] = getattr(import_module(module), kind)
+    return network
 
 
 def uses_sockets(machine: Machine, fidelity: str) -> bool:

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, islice
+from itertools import islice, starmap
 from typing import NamedTuple
 
 import numpy as np
 import simpy
 
-from perfmodel.arrays import FloatArray, RankGroup, rank_array
+from perfmodel.arrays import FloatArray, RankGroup
 from perfmodel.errors import SimulationError
 from perfmodel.training.plan.step_plan import (
     Collective,
@@ -219,62 +219,30 @@ def participants_of(plan: StepPlan) -> Mapping[str, Mapping[str, Participants]]:
             c.name: {alone[0]: Participants(alone, RankGroups(c.groups))}
             for c in plan.communicators
         }
-    class_of_rank = _class_of_ranks(plan.classes)
-    return {c.name: _of_communicator(c, plan.classes, class_of_rank) for c in plan.communicators}
-
-
-def _class_of_ranks(classes: tuple[RankClass, ...]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Index of the class of every rank; -1: none."""
-    ranks = [np.asarray(each.ranks, dtype=np.int64) for each in classes]
-    class_of_rank = np.full(
-        1 + max(int(part.max(initial=-1)) for part in ranks), -1, dtype=np.int64
-    )
-    for number, part in enumerate(ranks):
-        class_of_rank[part] = number
-    return class_of_rank
+    class_of = {rank: number for number, c in enumerate(plan.classes) for rank in c.ranks}
+    return {c.name: _of_communicator(c, plan.classes, class_of) for c in plan.communicators}
 
 
 def _of_communicator(
-    communicator: Communicator,
-    classes: tuple[RankClass, ...],
-    class_of_rank: np.ndarray[tuple[int], np.dtype[np.int64]],
+    communicator: Communicator, classes: tuple[RankClass, ...], class_of: Mapping[int, int]
 ) -> Mapping[str, Participants]:
-    kinds = _kinds_of_groups(communicator.groups, class_of_rank)
-    members_of = {kind: set(np.frombuffer(kind, dtype=np.int64).tolist()) - {-1} for kind in kinds}
-    together: list[set[int]] = []
-    for members in filter(None, members_of.values()):
-        for other in [part for part in together if not part.isdisjoint(members)]:
-            together.remove(other)
-            members = members | other  # noqa: PLW2901  # those of the kind stay what they are
-        together.append(members)
+    """Participants of each class; `class_of`: number of the class of each rank."""
+    kinds = [frozenset(map(class_of.get, group)) - {None} for group in communicator.groups]
+    together: list[set[int | None]] = []
+    for kind in dict.fromkeys(kinds):
+        meeting = [members for members in together if not members.isdisjoint(kind)]
+        together = [members for members in together if members.isdisjoint(kind)]
+        together.append(set(kind).union(*meeting))
     place_of = {number: place for place, members in enumerate(together) for number in members}
-    groups: list[list[RankGroup]] = [[] for _ in together]
+    names, groups = [list[str]() for _ in together], [list[RankGroup]() for _ in together]
+    for number, each in enumerate(classes):
+        if number in place_of:
+            names[place_of[number]].append(each.name)
     for group, kind in zip(communicator.groups, kinds, strict=True):
-        for number in islice(members_of[kind], 1):
+        for number in islice(kind, 1):
             groups[place_of[number]].append(group)
-    return {
-        name: participants
-        for place, members in enumerate(together)
-        for participants in [
-            Participants(tuple(classes[i].name for i in sorted(members)), RankGroups(groups[place]))
-        ]
-        for name in participants.classes
-    }
-
-
-def _kinds_of_groups(
-    groups: Sequence[RankGroup], class_of_rank: np.ndarray[tuple[int], np.dtype[np.int64]]
-) -> list[bytes]:
-    """Classes of the ranks of each group, in order, as bytes: few groups of many are unlike."""
-    lengths = [len(group) for group in groups]
-    ranks = (
-        rank_array(groups[0])
-        if len(groups) == 1
-        else np.fromiter(chain.from_iterable(groups), np.int64, sum(lengths))
-    )
-    in_table = ranks < len(class_of_rank)
-    of_ranks = np.where(in_table, class_of_rank[np.where(in_table, ranks, 0)], -1)
-    return [part.tobytes() for part in np.split(of_ranks, np.cumsum(lengths)[:-1])]
+    both = zip(map(tuple, names), map(RankGroups, groups), strict=True)
+    return {name: part for part in starmap(Participants, both) for name in part.classes}
 
 
 def class_factor(task: Task, factors: float | FloatArray) -> float:
