@@ -14,7 +14,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import simpy
@@ -44,8 +44,12 @@ from perfmodel.simulate.sharing.max_min import max_min_rates
 TOGETHER = 1e-12
 """Streams whose ends are this close, relative to their time, end together: sums of like rates
 differ in the last bits."""
-ROWS = 64
-"""Streams that there is room for at first; doubled when they are more."""
+MORE_ROWS = 64
+"""Streams for which there is room at least when the table of streams grows; it doubles."""
+ROW = np.dtype(
+    [("left", "f8"), ("sent", "f8"), ("rate_Bps", "f8"), ("cap_Bps", "f8"), ("active", "?")]
+)
+"""A stream in progress: bytes left, bytes sent that are not counted yet, its rate, and its cap."""
 
 
 @dataclass
@@ -59,40 +63,29 @@ class StreamNetwork(Network):
     quantum_s: float = 0.0
     solved: int = field(default=0, init=False)
     """How often rates were solved."""
-    _left: FloatArray = field(init=False)
-    _rates_Bps: FloatArray = field(init=False)
-    _caps_Bps: FloatArray = field(init=False)
-    _active: NDArray[np.bool_] = field(init=False)
-    _arcs: IntArray = field(init=False)  # of each row, filled up with -1
+    _rows: NDArray[Any] = field(default_factory=lambda: np.zeros(0, ROW), init=False)
+    _arcs: IntArray = field(default_factory=lambda: np.zeros((0, 1), np.int64), init=False)
+    """Of each row, filled up with -1."""
     _ends: dict[int, simpy.Event] = field(default_factory=dict, init=False)
-    _sizes: dict[int, float] = field(default_factory=dict, init=False)
     _free: list[int] = field(default_factory=list, init=False)
-    _endless: list[int] = field(default_factory=list, init=False)
+    """Rows whose streams have ended; the last is used first."""
     _since_s: float = field(default=0.0, init=False)
     _is_marked: bool = field(default=False, init=False)
     _version: int = field(default=0, init=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._left, self._rates_Bps, self._caps_Bps = (np.zeros(ROWS) for _ in range(3))
-        self._active = np.zeros(ROWS, dtype=np.bool_)
-        self._arcs = np.full((ROWS, 1), -1, dtype=np.int64)
-        self._free = list(range(ROWS - 1, -1, -1))
 
     def stream(self, route: tuple[int, ...], cap_Bps: float, nbytes: float) -> simpy.Event:
         """Send bytes over some arcs from now on; the event fires when the last has left."""
         ended = self.env.event()
         if nbytes <= 0 or not (route or math.isfinite(cap_Bps)):
             return ended.succeed()
-        row = self._take_row(len(route))
-        self._arcs[row, : len(route)] = route
-        self._left[row], self._caps_Bps[row], self._rates_Bps[row] = nbytes, cap_Bps, 0.0
-        self._active[row] = True
+        row = self._free.pop() if self._free else len(self._ends)
+        if row == len(self._rows):
+            more = max(row, MORE_ROWS)
+            self._rows = np.concatenate([self._rows, np.zeros(more, ROW)])
+            self._arcs = np.pad(self._arcs, ((0, more), (0, 0)), constant_values=-1)
+        self._rows[row] = nbytes, 0.0, 0.0, cap_Bps, True
+        self._set_route(row, route)
         self._ends[row] = ended
-        if math.isfinite(nbytes):
-            self._sizes[row] = nbytes
-        else:
-            self._endless.append(row)
         self._mark()
         return ended
 
@@ -100,7 +93,7 @@ class StreamNetwork(Network):
     def counted(self) -> LinkCounters:
         """Bytes over each directed link: of streams that have ended, and of the others till now."""
         self._send()
-        self._count_sent()
+        self._count(self._active)
         return self._counted
 
     def become(self, machine: Machine) -> None:
@@ -110,12 +103,10 @@ class StreamNetwork(Network):
         """
         self._send()
         self._note_change(machine)
-        self._count_sent()
-        for row in np.flatnonzero(self._active).tolist():
-            route = reroute_stream(machine, self._arcs[row][self._arcs[row] >= 0].tolist())
-            self._widen(len(route))
-            self._arcs[row] = -1
-            self._arcs[row, : len(route)] = route
+        self._count(self._active)
+        for row in self._active.tolist():
+            route = self._arcs[row][self._arcs[row] >= 0].tolist()
+            self._set_route(row, reroute_stream(machine, route))
         self._solve()
 
     def _launch(self, lowered: LoweredCollective) -> simpy.Event:
@@ -124,32 +115,25 @@ class StreamNetwork(Network):
 
     # ------------------------------------------------------------ rows
 
-    def _take_row(self, hops: int) -> int:
-        self._widen(hops)
-        if not self._free:
-            rows = len(self._left)
-            self._left, self._rates_Bps, self._caps_Bps = (
-                np.pad(part, (0, rows)) for part in (self._left, self._rates_Bps, self._caps_Bps)
-            )
-            self._active = np.pad(self._active, (0, rows))
-            self._arcs = np.pad(self._arcs, ((0, rows), (0, 0)), constant_values=-1)
-            self._free = list(range(2 * rows - 1, rows - 1, -1))
-        return self._free.pop()
+    @property
+    def _active(self) -> IntArray:
+        """Rows of the streams in progress."""
+        return np.flatnonzero(self._rows["active"])
 
-    def _widen(self, hops: int) -> None:
-        more = hops - self._arcs.shape[1]
+    def _set_route(self, row: int, route: tuple[int, ...]) -> None:
+        more = len(route) - self._arcs.shape[1]
         if more > 0:
             self._arcs = np.pad(self._arcs, ((0, 0), (0, more)), constant_values=-1)
+        self._arcs[row] = -1
+        self._arcs[row, : len(route)] = route
 
-    def _count_sent(self) -> None:
-        """Count what streams with an end have sent so far; those without are counted as they go."""
-        for row, nbytes in self._sizes.items():
-            self._count(row, nbytes - float(self._left[row]))
-            self._sizes[row] = float(self._left[row])
-
-    def _count(self, row: int, nbytes: float) -> None:
-        arcs = self._arcs[row]
-        count_stream(self._counted, arcs[arcs >= 0], nbytes)
+    def _count(self, rows: IntArray) -> None:
+        """Count what some streams have sent since they were counted last."""
+        sent = self._rows["sent"]
+        for row in rows.tolist():
+            arcs = self._arcs[row]
+            count_stream(self._counted, arcs[arcs >= 0], float(sent[row]))
+        sent[rows] = 0.0
 
     # ------------------------------------------------------------ time
 
@@ -171,40 +155,40 @@ class StreamNetwork(Network):
 
     def _send(self) -> None:
         """Send at the present rates up to now."""
-        lasted_s = self.env.now - self._since_s
-        if lasted_s > 0:
-            rows = self._active
-            self._left[rows] -= self._rates_Bps[rows] * lasted_s
-            np.maximum(self._left, 0.0, out=self._left)
-            for row in self._endless:
-                self._count(row, float(self._rates_Bps[row]) * lasted_s)
+        sent = np.minimum(
+            self._rows["left"], self._rows["rate_Bps"] * (self.env.now - self._since_s)
+        )
+        self._rows["left"] -= sent
+        self._rows["sent"] += sent
         self._since_s = self.env.now
 
     def _solve(self) -> None:
         """Solve the rates of all streams, and schedule the next end."""
         self.solved += 1
-        rows = np.flatnonzero(self._active)
+        rows = self._active
         if len(rows):
-            arcs = self._arcs[rows]
+            arcs, caps_Bps = self._arcs[rows], self._rows["cap_Bps"][rows]
             on_link = arcs >= 0
             pointers = np.concatenate([[0], np.cumsum(on_link.sum(axis=1))])
             capacity_Bps = self.machine.topology.arcs.bandwidth_Bps
-            self._rates_Bps[rows] = (
-                min(self._caps_Bps[rows[0]], capacity_Bps[arcs[on_link]].min(initial=np.inf))
+            rates_Bps = (
+                np.minimum(caps_Bps, capacity_Bps[arcs[on_link]].min(initial=np.inf))
                 if len(rows) == 1
-                else max_min_rates(capacity_Bps, pointers, arcs[on_link], self._caps_Bps[rows])
+                else max_min_rates(capacity_Bps, pointers, arcs[on_link], caps_Bps)
             )
-            if self.changes_left == 0 and not self._rates_Bps[rows].any():
+            self._rows["rate_Bps"][rows] = rates_Bps
+            if self.changes_left == 0 and not rates_Bps.any():
                 raise SimulationError(f"{len(rows)} messages stall for ever on links without rate")
         self._schedule_next_end()
 
     def _schedule_next_end(self) -> None:
         """Schedule the streams that end first at the present rates."""
         self._version += 1
-        rows = np.flatnonzero(self._active & (self._rates_Bps > 0) & (self._left < np.inf))
+        left, rate_Bps = self._rows["left"], self._rows["rate_Bps"]
+        rows = np.flatnonzero((rate_Bps > 0) & (left < np.inf))
         if not len(rows):
             return
-        left_s = self._left[rows] / self._rates_Bps[rows]
+        left_s = left[rows] / rate_Bps[rows]
         first_s = float(left_s.min())
         together = rows[left_s <= first_s * (1 + TOGETHER) + TOGETHER * self.env.now]
         version = self._version
@@ -219,10 +203,9 @@ class StreamNetwork(Network):
         """End some streams, in the order of their rows; what they leave unused is shared anew."""
         self._send()
         ended: list[int] = rows.tolist()
-        self._active[rows] = False
-        for row in ended:
-            self._count(row, self._sizes.pop(row))
-        self._arcs[rows] = -1
+        self._rows["sent"][rows] += self._rows["left"][rows]
+        self._count(rows)
+        self._rows[rows] = np.zeros(1, ROW)
         self._free += ended[::-1]
         for row in ended:
             self._ends.pop(row).succeed()
