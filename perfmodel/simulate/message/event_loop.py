@@ -13,6 +13,8 @@ overbooked links, to one that changed.
 
 from __future__ import annotations
 
+from typing import Any
+
 from perfmodel.simulate.message.link_sharing import (
     expect_end,
     join_links,
@@ -25,7 +27,6 @@ from perfmodel.simulate.message.records import (
     INF,
     KINDS,
     LAND,
-    Edge,
     State,
     count_events,
     first_s,
@@ -86,7 +87,7 @@ def end(s: State, run: int) -> None:
     clock.ended += 1
 
 
-def can_send(s: State, edge: Edge) -> bool:
+def can_send(s: State, edge: Any) -> bool:
     """Whether an edge has a next send, and all that it waits for has happened."""
     if edge.sending >= 0 or edge.head == edge.tail or edge.in_flight >= edge.credits:
         return False
@@ -96,7 +97,7 @@ def can_send(s: State, edge: Edge) -> bool:
     return reached
 
 
-def start_send(s: State, edge: Edge) -> None:
+def start_send(s: State, edge: Any) -> None:
     """Make the next send of an edge the current one."""
     edge.sending = edge.head
     edge.unsent_bytes = s.sends[edge.head].nbytes

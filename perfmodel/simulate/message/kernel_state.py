@@ -29,9 +29,6 @@ from perfmodel.simulate.message.records import (
     INF,
     KINDS,
     LISTS,
-    Arc,
-    Clock,
-    Edge,
     State,
     make_rows,
     to_array,
@@ -63,10 +60,11 @@ class Kernel:
     """
 
     def __init__(self, capacity_Bps: FloatArray) -> None:
-        arcs = [Arc(capacity) for capacity in capacity_Bps.tolist()]
+        arcs, columns = len(capacity_Bps), {"arcs.capacity_Bps": capacity_Bps}
         state: dict[str, Any] = {name: [] for name in LISTS}
-        state |= {"arcs": arcs, "clock": [Clock()]}
-        state |= {name: [0] * len(arcs) for name in ("touched", "to_freeze")}
+        for name, size in (("arcs", arcs), ("clock", 1)):
+            state[name] = to_list(name, make_rows(name, columns, size))
+        state |= {name: [0] * arcs for name in ("touched", "to_freeze")}
         self._state = State(**state)
         self._sizes = dict.fromkeys(SIZED_BY, 0)
         self._connections: dict[tuple[int, ...], int] = {}
@@ -249,7 +247,7 @@ class Kernel:
             self._append(name, np.zeros(sizes["routes"], np.int32))
         return {group: range(first[group], self._sizes[group]) for group in sizes}, numbered
 
-    def _edges(self, slot: Slot) -> list[Edge]:
+    def _edges(self, slot: Slot) -> list[Any]:
         span = slot.spans["edges"]
         edges = self._state.edges[span.start : span.stop]
         return to_list("edges", edges) if self.is_compiled else edges

@@ -5,7 +5,9 @@ Part of the message kernel: compiled from the same source (see `event_loop.py`).
 
 from __future__ import annotations
 
-from perfmodel.simulate.message.records import FINISH, INF, KINDS, Arc, State, push
+from typing import Any
+
+from perfmodel.simulate.message.records import FINISH, INF, KINDS, State, push
 
 SAME_RATE = 1e-12
 """Relative difference below which shares are equal, and links not overbooked: equal rates that are
@@ -90,7 +92,7 @@ def leave_arcs(s: State, number: int) -> None:
             s.hops[hop.after].before = hop.before
 
 
-def is_overbooked(arc: Arc) -> bool:
+def is_overbooked(arc: Any) -> bool:
     """Whether the limits of the edges on a link add up to more than its capacity."""
     return arc.demand_Bps > arc.capacity_Bps * (1.0 + SAME_RATE)
 

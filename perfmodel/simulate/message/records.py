@@ -6,7 +6,7 @@ In the interpreter they are lists of objects; compiled, structured arrays with t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, make_dataclass
 from heapq import heappop, heappush
 from itertools import starmap
 from operator import attrgetter
@@ -18,150 +18,95 @@ from numpy.typing import NDArray
 INF = float("inf")
 
 
-@dataclass(slots=True)
-class Arc:
-    """A directed link."""
-
-    capacity_Bps: float
-    demand_Bps: float = 0.0  # sum of the limits of the edges now sending over it
-    users: int = 0
-    first_hop: int = -1  # of the linked list of its users; -1: end
-    is_touched: int = 0
-    mark: int = 0
-    spare_Bps: float = 0.0
-    open_users: int = 0
-
-
-@dataclass(slots=True)
-class Hop:
-    """One crossing of a link by a route."""
-
-    arc: int
-    route: int
-    before: int = -1  # of the users of its link
-    after: int = -1
-
-
-@dataclass(slots=True)
-class Route:
-    """The links that some edges cross with the same limit: they have one fair rate."""
-
-    hop_start: int
-    hop_end: int
-    limit_Bps: float  # least of the cap and of what each link can carry of one edge alone
-    next_s: float = INF  # when the first of its edges ends, or before that; this event is queued
-    solved_Bps: float = 0.0
-    first_edge: int = -1  # of the linked list of those that send; -1: end
-    edges: int = 0  # that send
-    mark: int = 0
-
-
-@dataclass(slots=True)
-class Edge:
-    """A sender and a receiver, and the send on the wire between them: one at a time.
-
-    The sends of an edge are numbered consecutively in the order in which it sends them.
-    """
-
-    route: int
-    latency_s: float
-    credits: int
-    head: int  # next send
-    tail: int
-    stage: int
-    sender: int  # a `Rank`; -1 in schedules of one stage
-    receiver: int  # a `Rank`
-    run: int
-    connection: int  # on which it sends in turn with other edges; -1: on its own
-    next_on_connection: int = -1
-    sending: int = -1  # send on the wire; -1: none
-    in_flight: int = 0
-    sent_bytes: float = 0.0
-    unsent_bytes: float = 0.0
-    since_s: float = 0.0  # when these two were updated
-    rate_Bps: float = 0.0
-    end_s: float = INF
-    before: int = -1  # of the edges of its route that send
-    after: int = -1
-
-
-@dataclass(slots=True)
-class Connection:
-    """A connection on which sends follow one another."""
-
-    edge: int = -1  # that sends at present
-    last: int = -1
-
-
-@dataclass(slots=True)
-class Send:
-    """One message of a collective."""
-
-    edge: int
-    nbytes: float
-    waiting: int  # sends that must land before it starts
-    follower_start: int
-    follower_end: int
-
-
-@dataclass(slots=True)
-class Rank:
-    """A rank on one channel of a collective, which goes through the stages in order."""
-
-    stage: int  # the first in which a send from it or to it has not landed
-    stages: int
-    pending_start: int
-    next_edge: int  # of its outgoing edges, by stage: the first that waits for its stage
-    edge_end: int
-
-
-@dataclass(slots=True)
-class CollectiveRun:
-    """One collective."""
-
-    edge_start: int
-    edge_end: int
-    sends_left: int
-
-
-@dataclass(slots=True)
-class Event:
-    """An event; those of one time are in the order in which they were pushed."""
-
-    at_s: float
-    order: int
-    code: int
-
-
-@dataclass(slots=True)
-class Clock:
-    """The time, and the numbers of entries of the lists that are filled in place."""
-
-    now_s: float = 0.0
-    touched: int = 0
-    ended: int = 0
-    stamp: int = 0
-    sequence: int = 0
-    queued: int = 0
-    room: int = 0
-    stalled: int = 0
-    landed: int = 0
-    solved: int = 0
-
+FIELDS: Mapping[str, Mapping[str, float]] = {
+    "arcs": {  # directed links
+        "capacity_Bps": 0.0,
+        "demand_Bps": 0.0,  # sum of the limits of the edges now sending over it
+        "users": 0,
+        "first_hop": -1,  # of the linked list of its users; -1: end
+        "is_touched": 0,
+        "mark": 0,
+        "spare_Bps": 0.0,
+        "open_users": 0,
+    },
+    "hops": {  # crossings of a link by a route
+        "arc": 0,
+        "route": 0,
+        "before": -1,  # of the users of its link
+        "after": -1,
+    },
+    "routes": {  # links that some edges cross with the same limit: they have one fair rate
+        "hop_start": 0,
+        "hop_end": 0,
+        "limit_Bps": 0.0,  # least of the cap and of what each link can carry of one edge alone
+        "next_s": INF,  # when the first of its edges ends, or before that; this event is queued
+        "solved_Bps": 0.0,
+        "first_edge": -1,  # of the linked list of those that send; -1: end
+        "edges": 0,  # that send
+        "mark": 0,
+    },
+    "edges": {  # a sender and a receiver, and the send on the wire between them: one at a time
+        "route": 0,
+        "latency_s": 0.0,
+        "credits": 0,
+        "head": 0,  # next send; those of an edge are numbered in the order in which it sends them
+        "tail": 0,
+        "stage": 0,
+        "sender": 0,  # among the ranks; -1 in schedules of one stage
+        "receiver": 0,  # among the ranks
+        "run": 0,
+        "connection": 0,  # on which it sends in turn with other edges; -1: on its own
+        "next_on_connection": -1,
+        "sending": -1,  # send on the wire; -1: none
+        "in_flight": 0,
+        "sent_bytes": 0.0,
+        "unsent_bytes": 0.0,
+        "since_s": 0.0,  # when these two were updated
+        "rate_Bps": 0.0,
+        "end_s": INF,
+        "before": -1,  # of the edges of its route that send
+        "after": -1,
+    },
+    "connections": {  # on which sends follow one another
+        "edge": -1,  # that sends at present
+        "last": -1,
+    },
+    "sends": {  # messages of a collective
+        "edge": 0,
+        "nbytes": 0.0,
+        "waiting": 0,  # sends that must land before it starts
+        "follower_start": 0,
+        "follower_end": 0,
+    },
+    "ranks": {  # ranks on one channel of a collective, which go through the stages in order
+        "stage": 0,  # the first in which a send from it or to it has not landed
+        "stages": 0,
+        "pending_start": 0,
+        "next_edge": 0,  # of its outgoing edges, by stage: the first that waits for its stage
+        "edge_end": 0,
+    },
+    "runs": {"edge_start": 0, "edge_end": 0, "sends_left": 0},  # collectives
+    "events": {"at_s": 0.0, "order": 0, "code": 0},  # those of one time as they were pushed
+    "clock": {  # the time, and the numbers of entries of the lists that are filled in place
+        "now_s": 0.0,
+        "touched": 0,
+        "ended": 0,
+        "stamp": 0,
+        "sequence": 0,
+        "queued": 0,
+        "room": 0,
+        "stalled": 0,
+        "landed": 0,
+        "solved": 0,
+    },
+}
+"""Lists of records: the fields of each record with their first values. A field is a fraction where
+its first value is one, and otherwise a whole number. The other lists hold whole numbers."""
 
 RECORDS = {
-    "arcs": Arc,
-    "hops": Hop,
-    "routes": Route,
-    "edges": Edge,
-    "connections": Connection,
-    "sends": Send,
-    "ranks": Rank,
-    "runs": CollectiveRun,
-    "events": Event,
-    "clock": Clock,
+    name: make_dataclass(name, [(field, type(first)) for field, first in own.items()], slots=True)
+    for name, own in FIELDS.items()
 }
-"""Lists of records; the others hold whole numbers."""
 
 
 @dataclass(slots=True)
@@ -194,25 +139,22 @@ COUNTERS = ("events", "clock")
 
 def _dtype(name: str) -> np.dtype[Any]:
     whole = np.int64 if name in COUNTERS else np.int32  # half the memory, in which sends are slow
-    kinds = [(f.name, np.float64 if f.type == "float" else whole) for f in fields(RECORDS[name])]
+    own = FIELDS[name].items()
+    kinds = [(field, np.float64 if isinstance(first, float) else whole) for field, first in own]
     return np.dtype(kinds, align=True)
 
 
-DTYPES: Mapping[str, np.dtype[Any]] = {name: _dtype(name) for name in RECORDS}
+DTYPES: Mapping[str, np.dtype[Any]] = {name: _dtype(name) for name in FIELDS}
 """Data type of each list of records as a structured array."""
 
 
 def make_rows(name: str, columns: Mapping[str, NDArray[Any]], size: int) -> NDArray[Any]:
-    """Return `size` new entries of a list; fields without a column have their default, or 0."""
-    if name not in RECORDS:
+    """Return `size` new entries of a list; fields without a column have their first values."""
+    if name not in FIELDS:
         return columns[name].astype(np.int32)
     table = np.zeros(size, DTYPES[name])
-    for field in fields(RECORDS[name]):
-        values = columns.get(f"{name}.{field.name}")
-        if values is not None:
-            table[field.name] = values
-        elif isinstance(field.default, (int, float)):
-            table[field.name] = field.default
+    for field, first in FIELDS[name].items():
+        table[field] = columns.get(f"{name}.{field}", first)
     return table
 
 
@@ -230,7 +172,7 @@ def to_array(name: str, values: list[Any]) -> NDArray[Any]:
         return np.array(values, dtype=np.int32)
     if name == "events":
         return np.array(values, dtype=DTYPES[name])
-    row = attrgetter(*(field.name for field in fields(RECORDS[name])))
+    row = attrgetter(*FIELDS[name])
     return np.array([row(value) for value in values], dtype=DTYPES[name])
 
 
