@@ -35,7 +35,7 @@ from perfmodel.library.lowering.lowered import (
     count_crossings,
     stage_bytes,
 )
-from perfmodel.library.lowering.rerouting import MovedEdges, only_host, shape_of
+from perfmodel.library.lowering.rerouting import MovedEdges, shape_of
 from perfmodel.library.machine import Machine
 from perfmodel.memo import once
 from perfmodel.simulate.sharing.duty_cycle import (
@@ -145,7 +145,6 @@ class UncontendedTimer:
 
     machine: Machine
     _best: dict[CollectiveKey, tuple[LoweredCollective, float]] = field(default_factory=dict)
-    _of_host: dict[Hashable, tuple[int, LoweredCollective, float]] = field(default_factory=dict)
     _samples: dict[Hashable, list[_Sample]] = field(default_factory=dict)
     _found: dict[LoweredCollective, dict[str, Any]] = field(
         default_factory=partial(defaultdict, dict)
@@ -213,22 +212,20 @@ class UncontendedTimer:
             roots = [root_in(group, groups, root) for group in several]
         self._lower_alike(op, nbytes, several, roots)
         return [
-            self._on_host(op, nbytes, group, own_root)
+            self.best(op, nbytes, group, own_root)[0]
             for group, own_root in zip(several, roots, strict=True)
         ]
 
     def _lower_alike(
         self, op: str, nbytes: int, groups: Sequence[RankGroup], roots: Sequence[int]
     ) -> None:
-        """Lower groups over several hosts, those that differ in their hosts only at once."""
+        """Lower groups of alike hosts once, and several groups over the same number of hosts."""
         topology = self.machine.topology
-        if len(groups) < 2 or topology.dead:
-            return
+        may_span_hosts = len(groups) > 1 and not topology.dead
         by_shape: dict[Hashable, dict[RankGroup, int]] = {}
         for group, root in zip(groups, roots, strict=True):
-            if only_host(topology, group) is None and (op, nbytes, group, root, None) not in (
-                self._best
-            ):
+            is_known = (op, nbytes, group, root, None) in self._best
+            if not is_known and (may_span_hosts or self._is_on_one_host(group)):
                 at = group.index(root) if root in group else None
                 by_shape.setdefault((op, nbytes, at, shape_of(topology, group)), {})[group] = root
         for shape, members in by_shape.items():
@@ -243,7 +240,11 @@ class UncontendedTimer:
         while members and len(samples) < MOST_SAMPLES:
             group, root = next(iter(members.items()))
             best = self.best(op, nbytes, group, root)
-            if op not in MESSAGES and not self._have_same_edges((op, nbytes, group, root, None)):
+            if (
+                op not in MESSAGES
+                and not self._is_on_one_host(group)
+                and not self._have_same_edges((op, nbytes, group, root, None))
+            ):
                 return  # another candidate may be better elsewhere: no sample for later calls
             del members[group]
             samples.append((group, *best))
@@ -270,32 +271,16 @@ class UncontendedTimer:
         candidates = self._common.lower(key)
         return len({tuple(stage.edges for stage in each.stages) for each in candidates}) == 1
 
-    def _on_host(self, op: str, nbytes: int, group: RankGroup, root: int) -> LoweredCollective:
-        """Return the fastest lowered collective; that of another host where hosts are alike."""
-        topology = self.machine.topology
-        host = only_host(topology, group)
-        if host is None or (op, nbytes, group, root, None) in self._best:
-            return self.best(op, nbytes, group, root)[0]
-        offset = host * topology.gpus_per_host
-        at = group.index(root) if root in group else None
-        key = (op, nbytes, tuple(rank - offset for rank in group), at)
-        if key not in self._of_host:
-            self._of_host[key] = host, *self.best(op, nbytes, group, root)
-        source, lowered, time_s = self._of_host[key]
-        moved: LoweredCollective | None = lowered
-        if source != host:
-            moved = self.keep_laid(MovedEdges).translate(lowered, topology, source, host)
-        if moved is None:
-            return self.best(op, nbytes, group, root)[0]
-        self._best[op, nbytes, group, root, None] = moved, time_s
-        return moved
+    def _is_on_one_host(self, group: RankGroup) -> bool:
+        size = self.machine.topology.gpus_per_host
+        return bool(min(group) // size == max(group) // size)
 
     def forget(self) -> None:
         """Drop what is cached of each collective; what sizes share stays.
 
         That is arrays of every edge, a million of an all-to-all over 1,024 ranks.
         """
-        for cache in (self._best, self._of_host, self._found, self._of_legs):
+        for cache in (self._best, self._samples, self._found, self._of_legs):
             cache.clear()
         self._common.forget()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,6 @@ from perfmodel.library.lowering.edge_routing import reroute_edges
 from perfmodel.library.lowering.lowered import Edges, LoweredCollective, Stage, route_latency_s
 from perfmodel.library.lowering.protocols import caps_Bps, protocol_parameters, step_latency_s
 from perfmodel.library.machine import Machine
-from perfmodel.memo import once
 from perfmodel.topology.model import Topology
 
 
@@ -69,39 +67,13 @@ def _update_latency(edges: Edges, machine: Machine) -> Edges:
 # ---------------------------------------------------------------- hosts
 
 
-def only_host(topology: Topology, group: RankGroup) -> int | None:
-    """Host of all ranks of a group; None: they are on several."""
-    first, last = min(group) // topology.gpus_per_host, max(group) // topology.gpus_per_host
-    return first if first == last else None
-
-
 @dataclass
 class MovedEdges:
     """Edges on other hosts, found once for all sizes of a collective on alike machines."""
 
-    _on_host: dict[tuple[Edges, int], Edges | None] = field(default_factory=dict)
     _on_hosts: dict[tuple[tuple[Edges, ...], RankGroup], tuple[Edges, ...] | None] = field(
         default_factory=dict
     )
-
-    def translate(
-        self, lowered: LoweredCollective, topology: Topology, source: int, target: int
-    ) -> LoweredCollective | None:
-        """Return a collective inside one host on another.
-
-        None: it leaves its host, or links of the two hosts differ.
-        """
-        all_edges = _distinct_edges(lowered)
-        found = {
-            edges: once(
-                self._on_host,
-                (edges, target),
-                partial(_translated, edges, topology, source, target),
-            )
-            for edges in all_edges
-        }
-        moved = {edges: other for edges, other in found.items() if other is not None}
-        return _over(lowered, moved) if len(moved) == len(all_edges) else None
 
     def to_hosts(
         self,
@@ -141,24 +113,6 @@ def _over(lowered: LoweredCollective, edges: Mapping[Edges, Edges]) -> LoweredCo
         Stage(s.phases, edges[s.edges], s.latency_s, s.cap_Bps, s.load) for s in lowered.stages
     )
     return replace(lowered, stages=tuple(stages))
-
-
-def _translated(edges: Edges, topology: Topology, source: int, target: int) -> Edges | None:
-    """Edges inside one host on another; None: they leave it, or links of the two hosts differ."""
-    shift = (target - source) * topology.host_arcs
-    rates, latencies = topology.arcs.bandwidth_Bps, topology.arcs.latency_s
-    low, high = source * topology.host_arcs, (source + 1) * topology.host_arcs
-    arcs = edges.arcs
-    if len(arcs) and not (low <= arcs.min() and arcs.max() < high):
-        return None
-    same_rates = np.array_equal(rates[arcs], rates[arcs + shift])
-    if not (same_rates and np.array_equal(latencies[arcs], latencies[arcs + shift])):
-        return None
-    move = _HostMoves(np.array([source]), np.array([[target]]))
-    return _on_hosts(topology, edges, arcs + shift, move, 0)
-
-
-# ---------------------------------------------------------------- several hosts
 
 
 GroupShape = tuple[tuple[int, ...], tuple[int, ...]]
