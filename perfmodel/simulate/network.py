@@ -15,7 +15,6 @@ import simpy
 
 from perfmodel.arrays import FloatArray, IntArray, RankGroup
 from perfmodel.errors import PerfmodelError, SimulationError
-from perfmodel.library.lowering.lower import lower_message
 from perfmodel.library.lowering.lowered import (
     Edges,
     LinkBytes,
@@ -29,63 +28,6 @@ from perfmodel.memo import once
 from perfmodel.simulate.flow.approximation import ApproximationNote
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Topology
-
-
-@dataclass
-class ReroutedCollectives:
-    """Collectives lowered on the machine of `timer`, over the routes of the present machine.
-
-    Parameters
-    ----------
-    timer : UncontendedTimer
-        Of the machine on which the run began.
-    machine : Machine
-        The present one.
-    """
-
-    timer: UncontendedTimer
-    machine: Machine
-    _rerouted: dict[LoweredCollective, LoweredCollective] = field(default_factory=dict)
-    _legs: dict[LoweredCollective, tuple[Stage, ...]] = field(default_factory=dict)
-    _messages: dict[tuple[int, int, int], LoweredCollective] = field(default_factory=dict)
-
-    def message(self, src: int, dst: int, nbytes: int) -> LoweredCollective:
-        """Return a point-to-point message lowered on the first machine (see `now`)."""
-        key = (src, dst, nbytes)
-        return once(self._messages, key, lambda: lower_message(self.timer.machine, *key))
-
-    def now(self, lowered: LoweredCollective) -> LoweredCollective:
-        """Return a collective lowered on the first machine, rerouted on the present one.
-
-        Raises
-        ------
-        TopologyError
-            Two ranks that have to communicate cannot reach each other any more.
-        """
-        if self.machine is self.timer.machine:
-            return lowered
-        return once(self._rerouted, lowered, lambda: reroute(lowered, self.machine))
-
-    def legs(self, lowered: LoweredCollective) -> tuple[Stage, ...]:
-        """Return the legs of a collective lowered on the first machine, rerouted.
-
-        Raises
-        ------
-        TopologyError
-            Two ranks that have to communicate cannot reach each other any more.
-        """
-        legs = self.timer.legs(lowered)
-        if self.machine is self.timer.machine:
-            return legs
-        whole = replace(lowered, stages=legs)
-        return once(self._legs, lowered, lambda: reroute(whole, self.machine).stages)
-
-    def become(self, machine: Machine) -> None:
-        """Reroute on another machine from now on."""
-        self.machine = machine
-        self._rerouted.clear()
-        self._legs.clear()
-
 
 LAST_IN_INSTANT = 2
 """SimPy priority after NORMAL (1): whatever else happens at a time happens before."""
@@ -207,12 +149,14 @@ class Network(ABC):
     """How often the machine will still change, if that is known: then traffic that stalls after the
     last change is an error at once."""
     machine: Machine = field(init=False)  # as it is now
-    _rerouted: ReroutedCollectives = field(init=False)
+    _rerouted: dict[LoweredCollective, LoweredCollective] = field(default_factory=dict, init=False)
+    _rerouted_legs: dict[LoweredCollective, tuple[Stage, ...]] = field(
+        default_factory=dict, init=False
+    )
     _counted: LinkCounters = field(init=False)
 
     def __post_init__(self) -> None:
         self.machine = self.timer.machine
-        self._rerouted = ReroutedCollectives(self.timer, self.machine)
         self._counted = zero_counters(len(self.machine.topology.arcs))
 
     @property
@@ -243,9 +187,22 @@ class Network(ABC):
         for _ in range(times):
             yield self.launch(lowered)
 
-    def message(self, src: int, dst: int, nbytes: int) -> simpy.Event:
-        """Start a point-to-point message now; the event fires when it is delivered."""
-        return self.launch([self._rerouted.message(src, dst, nbytes)])
+    def _now(self, lowered: LoweredCollective) -> LoweredCollective:
+        """Return a collective of the machine on which the run began, on the present machine.
+
+        Raises `TopologyError`: two ranks that have to communicate cannot reach each other any more.
+        """
+        if self.machine is self.timer.machine:
+            return lowered
+        return once(self._rerouted, lowered, lambda: reroute(lowered, self.machine))
+
+    def _legs_now(self, lowered: LoweredCollective) -> tuple[Stage, ...]:
+        """Return the legs of such a collective on the present machine; raises as `_now`."""
+        legs = self.timer.legs(lowered)
+        if self.machine is self.timer.machine:
+            return legs
+        whole = replace(lowered, stages=legs)
+        return once(self._rerouted_legs, lowered, lambda: reroute(whole, self.machine).stages)
 
     def launch(self, collectives: Sequence[LoweredCollective]) -> simpy.Event:
         """Start lowered collectives now; the event fires when all have ended."""
@@ -284,7 +241,8 @@ class Network(ABC):
     def _note_change(self, machine: Machine) -> None:
         """Replace the machine, of whose changes one less is left."""
         self.machine = machine
-        self._rerouted.become(machine)
+        self._rerouted.clear()
+        self._rerouted_legs.clear()
         self.changes_left = None if self.changes_left is None else max(0, self.changes_left - 1)
 
 
@@ -324,10 +282,6 @@ class FreeNetwork(Network):
         _times: int = 1,
     ) -> simpy.Event:
         """End a collective as soon as it has begun."""
-        return self.env.timeout(0)
-
-    def message(self, _src: int, _dst: int, _nbytes: int) -> simpy.Event:
-        """Deliver a message as soon as it was sent."""
         return self.env.timeout(0)
 
     def _launch(self, _lowered: LoweredCollective) -> simpy.Event:

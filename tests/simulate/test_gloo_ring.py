@@ -205,6 +205,6 @@ def test_one_connection_serves_in_order(
     env, ends = simpy.Environment(), []
     network = MessageNetwork(env, UncontendedTimer(machine))
     for _ in range(3):
-        network.message(0, 1, 4).callbacks.append(lambda _: ends.append(env.now))
+        network.collective("send", 4, ((0, 1),), 0).callbacks.append(lambda _: ends.append(env.now))
     env.run()
     assert ends == pytest.approx(wanted)

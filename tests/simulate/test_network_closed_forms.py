@@ -190,7 +190,7 @@ def test_a_message_takes_its_latency_and_its_bytes(switched_topology: Maker) -> 
     for make in NETWORKS.values():
         env = simpy.Environment()
         network = make(env, UncontendedTimer(Machine(topology, load_library("plain"))))
-        env.run(until=network.message(1, 0, 2_000_000))
+        env.run(until=network.collective("send", 2_000_000, ((1, 0),), 0))
         assert env.now == pytest.approx(2e-6 + 2_000_000 / 20e9)
 
 

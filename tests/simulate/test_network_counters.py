@@ -62,7 +62,7 @@ def test_payload_that_takes_another_cable_is_counted_there(fidelity: str) -> Non
     cable = next(arc for arc in edges.arcs.tolist() if arc >= topology.first_cable)
     env = simpy.Environment()
     network: Any = network_class(fidelity)(env, UncontendedTimer(machine))
-    ended = network.message(0, 8, NBYTES)
+    ended = network.collective("send", NBYTES, ((0, 8),), 0)
     other = replace(machine, topology=remove_links(topology, arcs=[cable]))
     half_s = NBYTES / 2 / float(topology.arcs.bandwidth_Bps[cable])
     env.timeout(half_s).callbacks.append(lambda _: network.become(other))

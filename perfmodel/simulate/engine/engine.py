@@ -151,19 +151,10 @@ class Surroundings:
         """Whether they do what sockets do not have (see `on_network`)."""
         return bool(self.changes or self.traffic or self.processes)
 
-    def start(
-        self, network: Network, machine: Machine, in_progress: Callable[[], Sequence[str]]
-    ) -> list[PlanRun]:
-        """Start everything but processes at its time; return the jobs in progress.
-
-        `in_progress`: names of the main plan's collectives in progress.
-        """
-        return self._start(network, machine, in_progress, LinkState(network, machine))
-
     def start_beside(self, main: PlanRun, network: Network, machine: Machine) -> list[PlanRun]:
         """Start everything at its time beside a plan; return the jobs in progress."""
         links, starts = LinkState(network, machine), CollectiveStarts()
-        others = self._start(network, machine, main.names_in_progress, links)
+        others = self.start(network, machine, main.names_in_progress, links)
         env = network.env
         if isinstance(env, ProcessEnvironment):
             main.on_collective = starts.announce
@@ -175,13 +166,18 @@ class Surroundings:
             start_process(env, view, own)
         return others
 
-    def _start(
+    def start(
         self,
         network: Network,
         machine: Machine,
         in_progress: Callable[[], Sequence[str]],
-        links: LinkState,
+        links: LinkState | None = None,
     ) -> list[PlanRun]:
+        """Start everything but processes at its time; return the jobs in progress.
+
+        `in_progress`: names of the main plan's collectives in progress.
+        `links`: as processes change them.
+        """
         env, usual = network.env, machine.topology.gpu.overlap_slowdown
         others = [_start_background_job(env, network, job, usual) for job in self.background_jobs]
         schedule_changes(
@@ -189,7 +185,7 @@ class Surroundings:
             network,
             self.changes,
             lambda: [*in_progress(), *(n for job in others for n in job.names_in_progress())],
-            links.become,
+            (links or LinkState(network, machine)).become,
         )
         start_traffic(env, network, self.traffic)
         for job in others:

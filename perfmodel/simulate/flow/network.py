@@ -112,7 +112,7 @@ class FlowNetwork(Network):
     def launch(self, collectives: Sequence[LoweredCollective]) -> simpy.Event:
         """Start lowered collectives now; the event fires when all have ended."""
         for lowered in collectives:
-            self._rerouted.now(lowered)  # raises where no route is left
+            self._now(lowered)  # raises where no route is left
         landing = _Landing(self.env, self.env.event(), len(collectives))
         if not collectives:
             landing.ended.succeed()
@@ -155,13 +155,13 @@ class FlowNetwork(Network):
         self._timer = self.timer if same else UncontendedTimer(machine)
         for together in self._launching.values():
             for lowered in together:
-                self._rerouted.now(lowered)  # raises where no route is left
+                self._now(lowered)  # raises where no route is left
         for job in self._active:
             if isinstance(job, Streams):
                 routes = [reroute_stream(machine, route) for route in job.routes]
                 job.stage = stream_stage(routes, job.stage.cap_Bps.tolist())
             else:
-                stages = self._rerouted.legs(job.original)[job.leg :]
+                stages = self._legs_now(job.original)[job.leg :]
                 job.recount(self.env.now, self._counted, stages)
                 job.reroute(stages[0])
         if any(isinstance(job, Collective) for job in self._active):
@@ -175,7 +175,7 @@ class FlowNetwork(Network):
     def _begin(self, number: int, landing: _Landing, _: simpy.Event) -> None:
         """Begin collectives that were launched together."""
         for lowered in self._launching.pop(number):
-            now = self._rerouted.now(lowered)
+            now = self._now(lowered)
             self._uncounted[now] += 1
             if not now.stages:
                 landing.land(self.env.now)
@@ -344,7 +344,7 @@ class FlowNetwork(Network):
             job.release()
             return
         if job.is_disturbed:
-            stage = self._rerouted.legs(job.original)[job.leg + 1]
+            stage = self._legs_now(job.original)[job.leg + 1]
             job.next_leg(stage, self._timer.rates(stage))
         else:
             job.next_leg()

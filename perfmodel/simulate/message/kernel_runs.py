@@ -6,7 +6,7 @@ All times count from the beginning of a busy period, in which the network is nev
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -146,34 +146,6 @@ def _routes(transfer: LoweredCollective | Stream) -> Edges:
     return stream_edges([transfer.route], [transfer.cap_Bps])
 
 
-MOST_PERIODS = 1024
-"""Busy periods that are kept of a machine."""
-
-
-@dataclass
-class SimulatedPeriods:
-    """When collectives ended that began together on an empty network, and remained alone.
-
-    Shared by all simulations of one machine.
-    """
-
-    _ends_s: dict[Hashable, list[float]] = field(default_factory=dict)
-
-    def find(self, machine: Machine, runs: list[Run]) -> list[float] | None:
-        """When each run ends, from the beginning of the period; seconds. None: not known."""
-        return self._ends_s.get(_period_key(machine, runs))
-
-    def keep(self, machine: Machine, runs: list[Run], ends_s: list[float]) -> None:
-        """Keep when each run ended."""
-        if len(self._ends_s) >= MOST_PERIODS:
-            self._ends_s.clear()
-        self._ends_s[_period_key(machine, runs)] = ends_s
-
-
-def _period_key(machine: Machine, runs: list[Run]) -> Hashable:
-    return machine, tuple((run.transfer, run.begin_s) for run in runs)
-
-
 @dataclass
 class BusyPeriod:
     """From when the network begins to carry something until it is empty again."""
@@ -184,21 +156,6 @@ class BusyPeriod:
     has_begun: bool = False  # the first instant is over
     is_recalled: bool = False  # its ends are known; the kernel is idle
     is_undisturbed: bool = True  # nothing has begun or changed since the first instant
-
-
-def known_ends_s(
-    periods: SimulatedPeriods, machine: Machine, runs: list[Run], *, by_rounds: bool
-) -> list[float] | None:
-    """When each run of a period ends, from its beginning; seconds. None: to be simulated.
-
-    Raises `SimulationError` and `ScheduleError`: as `unshared_ends_s`.
-    """
-    ends_s = periods.find(machine, runs)
-    if ends_s is None and by_rounds:
-        ends_s = unshared_ends_s(machine, runs)
-        if ends_s is not None:
-            periods.keep(machine, runs, ends_s)
-    return ends_s
 
 
 def unshared_ends_s(machine: Machine, runs: Sequence[Run]) -> list[float] | None:

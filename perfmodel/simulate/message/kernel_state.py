@@ -110,15 +110,15 @@ class Kernel:
             self._fill(name, slot, values)
         if nbytes is not None:
             self._fill("sends.nbytes", slot, np.array([nbytes]))
-        if self._queued() >= self._clock.room:
+        if self._queued() >= self.clock.room:
             self._set_events(self._events())
         push = numba_kernel.push if self.is_compiled else records.push
         state: Any = SimpleNamespace(events=self._records("events"), clock=self._records("clock"))
-        push(state, max(at_s, self.now_s), slot.run * KINDS + BEGIN)
+        push(state, max(at_s, self.clock.now_s), slot.run * KINDS + BEGIN)
 
     def restart(self) -> None:
         """Set the clock to zero, when everything has ended."""
-        s, clock, arcs = self._state, self._clock, self._records("arcs")
+        s, clock, arcs = self._state, self.clock, self._records("arcs")
         for number in s.touched[: clock.touched]:
             arcs[number].is_touched = 0
         write_column("routes.next_s", s.routes, slice(None), np.full(len(s.routes), INF))
@@ -138,29 +138,9 @@ class Kernel:
             self._set_events(self._events())
         if status != event_loop.SOME_ENDED:
             return []
-        clock = self._clock
+        clock = self.clock
         ended, clock.ended = self._state.ended[: int(clock.ended)], 0
         return [int(run) for run in ended]
-
-    @property
-    def now_s(self) -> float:
-        """Time of the last event."""
-        return float(self._clock.now_s)
-
-    @property
-    def landed(self) -> int:
-        """Sends that have arrived."""
-        return int(self._clock.landed)
-
-    @property
-    def solved(self) -> int:
-        """Rates solved, each time counted for each edge."""
-        return int(self._clock.solved)
-
-    @property
-    def may_be_stalled(self) -> bool:
-        """Whether some edge has had a rate of zero since the machine changed last."""
-        return bool(self._clock.stalled)
 
     def stalled_edges(self, slot: Slot) -> list[int]:
         """Return the edges of a run, from 0, that are sending over a link that carries nothing."""
@@ -270,11 +250,12 @@ class Kernel:
         return values.view(np.recarray) if self.is_compiled else values
 
     @property
-    def _clock(self) -> Any:
+    def clock(self) -> Any:
+        """The time of the last event, and counts of what has happened (see `records.FIELDS`)."""
         return self._records("clock")[0]
 
     def _queued(self) -> int:
-        return int(self._clock.queued) if self.is_compiled else len(self._state.events)
+        return int(self.clock.queued) if self.is_compiled else len(self._state.events)
 
     def _events(self) -> list[tuple[float, int, int]] | NDArray[Any]:
         events = self._state.events
@@ -299,7 +280,7 @@ class Kernel:
             self._state.events = np.concatenate([live, more])
         else:
             self._state.events = live.tolist()
-        self._clock.queued, self._clock.room = len(live), room
+        self.clock.queued, self.clock.room = len(live), room
 
     def _pack(self) -> None:
         """Convert lists of objects to arrays."""

@@ -11,6 +11,7 @@ Where no link can be overbooked, rounds are timed one after the other instead.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,9 +25,8 @@ from perfmodel.simulate.message.kernel_runs import (
     BusyPeriod,
     KernelRuns,
     Run,
-    SimulatedPeriods,
     Stream,
-    known_ends_s,
+    unshared_ends_s,
 )
 from perfmodel.simulate.network import (
     LinkCounters,
@@ -38,6 +38,12 @@ from perfmodel.simulate.network import (
     stalled_text,
     waiting_text,
 )
+
+KnownEnds = dict[Hashable, list[float]]
+"""When collectives ended that began together on an empty network, and remained alone: seconds from
+their beginning, shared by all simulations of one machine."""
+MOST_PERIODS = 1024
+"""Busy periods of which the ends are kept."""
 
 
 @dataclass
@@ -53,7 +59,6 @@ class MessageNetwork(Network):
     """Whether collectives on links that nobody shares are timed round by round, without events
     (`kernel_runs.unshared_ends_s`). They take the same time."""
     _kernel: KernelRuns = field(init=False)
-    _simulated: SimulatedPeriods = field(init=False)
     _period: BusyPeriod = field(init=False)
     _runs: dict[Run, None] = field(default_factory=dict, init=False)  # in this order
     _wake: simpy.Event | None = field(default=None, init=False)
@@ -62,7 +67,6 @@ class MessageNetwork(Network):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._kernel = KernelRuns(self.machine, self.compiled)
-        self._simulated = self.timer.keep(SimulatedPeriods)
         self._period = BusyPeriod(self.env.now)
 
     @property
@@ -74,10 +78,11 @@ class MessageNetwork(Network):
     @property
     def counts(self) -> tuple[int, int]:
         """Sends that have arrived, and rates that were solved for it, where it was simulated."""
-        return self._kernel.kernel.landed, self._kernel.kernel.solved
+        clock = self._kernel.kernel.clock
+        return int(clock.landed), int(clock.solved)
 
     def _launch(self, lowered: LoweredCollective) -> simpy.Event:
-        now = self._rerouted.now(lowered)
+        now = self._now(lowered)
         count_collective(self._counted, now)
         return self._start(now, lowered, now.launch_s)
 
@@ -145,10 +150,12 @@ class MessageNetwork(Network):
     def _recall(self) -> bool:
         """Let a period go as one that was simulated, or as its rounds do, if its links allow it."""
         period = self._period
-        periods = self._simulated if self.recalls else SimulatedPeriods()
-        ends_s = known_ends_s(periods, self.machine, period.runs, by_rounds=self.by_rounds)
+        ends_s = self._known_ends_s()
+        if ends_s is None and self.by_rounds:
+            ends_s = unshared_ends_s(self.machine, period.runs)
         if ends_s is None:
             return False
+        self._keep_ends(ends_s)
         period.has_begun = period.is_recalled = True
         for run, end_s in zip(period.runs, ends_s, strict=True):
             call_at(self.env, period.begin_s + end_s, partial(self._end_recalled, run, end_s))
@@ -183,12 +190,12 @@ class MessageNetwork(Network):
         ended = self._kernel.advance(next_s - self._period.begin_s)
         self._end(ended)
         if self._runs:
-            now_s = self._period.begin_s + self._kernel.kernel.now_s
+            now_s = self._period.begin_s + float(self._kernel.kernel.clock.now_s)
             self._schedule_next(now_s if ended else next_s)
 
     def _end(self, ended: list[Run]) -> None:
         """Fire the events of runs that have ended in the kernel, at that time."""
-        period, end_s = self._period, self._kernel.kernel.now_s
+        period, end_s = self._period, float(self._kernel.kernel.clock.now_s)
         for run in ended:
             if run in self._runs:  # else it has ended while the period was as one before
                 del self._runs[run]
@@ -198,8 +205,21 @@ class MessageNetwork(Network):
                 call_at(self.env, period.begin_s + end_s, partial(_succeed, run))
         is_alike = all(isinstance(run.transfer, LoweredCollective) for run in period.runs)
         if period.is_undisturbed and is_alike and not self._runs:
-            ends_s = [period.ends_s[run] for run in period.runs]
-            self._simulated.keep(self.machine, period.runs, ends_s)
+            self._keep_ends([period.ends_s[run] for run in period.runs])
+
+    def _known_ends_s(self) -> list[float] | None:
+        """When each run of the period ends, if that was simulated on this machine before."""
+        return self.timer.keep(KnownEnds).get(self._period_key()) if self.recalls else None
+
+    def _keep_ends(self, ends_s: list[float]) -> None:
+        known = self.timer.keep(KnownEnds)
+        if len(known) >= MOST_PERIODS:
+            known.clear()
+        known[self._period_key()] = ends_s
+
+    def _period_key(self) -> Hashable:
+        runs = tuple([(run.transfer, run.begin_s) for run in self._period.runs])
+        return self.machine, runs
 
     def _schedule_next(self, at_s: float) -> None:
         """Run the kernel again at a time.
@@ -212,7 +232,7 @@ class MessageNetwork(Network):
             for run in self._runs
             if isinstance(run.transfer, LoweredCollective) and run.slot is not None
         ]
-        if is_final and collectives and self._kernel.kernel.may_be_stalled:
+        if is_final and collectives and self._kernel.kernel.clock.stalled:
             stalled = [
                 (lowered, edges)
                 for lowered, slot in collectives

@@ -48,7 +48,7 @@ def test_a_link_at_half_speed_takes_twice_as_long_for_the_rest(
     """100 MB at 1 GB/s; after 40 ms the remaining 60 MB go at 0.5 GB/s: 40 + 120 ms."""
     machine = plain(switched_topology([1e9, 1e9], [0.0, 0.0]))
     env, network = started(machine, compiled=compiled)
-    ended = network.message(0, 1, LARGE)
+    ended = network.collective("send", LARGE, ((0, 1),), 0)
     slow = plain(degrade_links(machine.topology, {0: 5e8}))
     later(env, 0.04, lambda: network.become(slow))
     env.run(until=ended)
@@ -61,7 +61,7 @@ def test_a_link_that_is_down_for_a_while_delays_by_that(
 ) -> None:
     machine = plain(switched_topology([1e9, 1e9], [0.0, 0.0]))
     env, network = started(machine, compiled=compiled, changes_left=2)
-    ended = network.message(0, 1, LARGE)
+    ended = network.collective("send", LARGE, ((0, 1),), 0)
     down = plain(degrade_links(machine.topology, {0: 0.0}))
     later(env, 0.04, lambda: network.become(down))
     later(env, 0.07, lambda: network.become(machine))
@@ -75,7 +75,7 @@ def test_a_lost_cable_is_driven_around_with_what_was_sent_kept(compiled: bool) -
     topology = build_topology("dgx-a100", hosts=2, fabric="rail-optimised")
     machine = plain(topology)
     env, network = started(machine, compiled=compiled)
-    ended = network.message(0, 8, LARGE)
+    ended = network.collective("send", LARGE, ((0, 8),), 0)
     arcs = lower_message(machine, 0, 8, LARGE).stages[0].edges.arcs.tolist()
     speed = float(topology.arcs.bandwidth_Bps[arcs].min())
     cable = next(arc for arc in arcs if arc >= topology.first_cable)
@@ -94,7 +94,7 @@ def test_a_lost_cable_is_driven_around_with_what_was_sent_kept(compiled: bool) -
 def test_who_cannot_be_reached_any_more_is_named() -> None:
     topology = build_topology("dgx-a100", hosts=2, fabric="one-switch")
     env, network = started(plain(topology))
-    network.message(0, 8, LARGE)
+    network.collective("send", LARGE, ((0, 8),), 0)
     cut = plain(remove_links(topology, arcs=find_arcs(topology, "n1/nic*")))
     later(env, 1e-4, lambda: network.become(cut))
     with pytest.raises(TopologyError, match=r"n1/.* unreachable|unreachable .*n1/"):
@@ -148,7 +148,7 @@ def test_a_stream_shares_and_is_counted_while_it_runs(
     for cap_Bps, share in ((2.5e8, 0.75), (np.inf, 0.5)):
         env, network = started(plain(switched_topology([1e9, 1e9], [0.0] * 2)), compiled=compiled)
         network.stream((0,), cap_Bps, np.inf)
-        env.run(until=network.message(0, 1, LARGE))
+        env.run(until=network.collective("send", LARGE, ((0, 1),), 0))
         took_s = LARGE / (share * 1e9)
         assert env.now == pytest.approx(took_s, rel=1e-12)
         env.run(until=env.timeout(1.0))

@@ -128,7 +128,7 @@ def test_a_connection_in_order_sends_one_message_after_the_other(
         env = simpy.Environment()
         machine = Machine(topology, random_library(in_order=in_order))
         network = ReferenceNetwork(env, UncontendedTimer(machine))
-        first, second = (network.message(0, 1, 10**9) for _ in range(2))
+        first, second = (network.collective("send", 10**9, ((0, 1),), 0) for _ in range(2))
         env.run(first)
         ends = [env.now]
         env.run(second)

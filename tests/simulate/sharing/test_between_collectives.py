@@ -144,7 +144,7 @@ def test_messages_free_their_links_before_they_land(
 
     def send(at_s: float, dst: int, nbytes: int) -> object:
         yield env.timeout(at_s)
-        yield network.message(0, dst, nbytes)
+        yield network.collective("send", nbytes, ((0, dst),), 0)
         ends.append(env.now)
 
     both = [send(0.0, 1, 1_000_000), send(0.5e-3, 2, 2_000_000)]
