@@ -39,35 +39,7 @@ class FreeCapacity:
 
     def take(self, first_s: float, last_s: float, nbytes: float) -> tuple[float, float]:
         """Send bytes that arrive evenly between two times; return when they start and end."""
-        if first_s >= self._times_s[-1]:
-            return first_s, self._take_behind_all(first_s, last_s, nbytes)
-        begin = self._split(first_s)
-        start_s, end_s, index = self._take_what_is_free(begin, first_s, last_s, nbytes)
-        self._join(begin, index)
-        return start_s, end_s
-
-    def _take_behind_all(self, first_s: float, last_s: float, nbytes: float) -> float:
-        """Send bytes that find the link idle, now and later; return when they end."""
-        times_s, free_Bps, rate_Bps = self._times_s, self._free_Bps, self.rate_Bps
-        if first_s > times_s[-1]:
-            times_s.append(first_s)
-            free_Bps.append(free_Bps[-1])
-        end_s = first_s + nbytes / rate_Bps
-        if end_s < last_s:
-            end_s, rate_Bps = last_s, nbytes / (last_s - first_s)
-        left_Bps = free_Bps[-1] - rate_Bps
-        if end_s < math.inf:
-            times_s.append(end_s)
-            free_Bps.append(free_Bps[-1])
-            free_Bps[-2] = left_Bps if left_Bps > ROUNDING * self.rate_Bps else 0.0
-        else:
-            free_Bps[-1] = left_Bps if left_Bps > ROUNDING * self.rate_Bps else 0.0
-        return end_s
-
-    def _take_what_is_free(
-        self, index: int, first_s: float, last_s: float, nbytes: float
-    ) -> tuple[float, float, int]:
-        """Send bytes among others; return when they start and end, and the index of the end."""
+        begin = index = self._split(first_s)
         input_Bps = nbytes / (last_s - first_s) if last_s > first_s else 0.0
         at_s, start_s, sent = first_s, math.inf, 0.0
         while True:
@@ -88,7 +60,8 @@ class FreeCapacity:
                 sent += (stop_s - at_s) * rate_Bps
             self._use(index, stop_s, rate_Bps)
             at_s, index = stop_s, index + 1
-        return min(start_s, at_s), at_s, index
+        self._join(begin, index)
+        return min(start_s, at_s), at_s
 
     def _next_s(self, index: int) -> float:
         return self._times_s[index + 1] if index + 1 < len(self._times_s) else math.inf
