@@ -209,6 +209,6 @@ def test_loops_are_loaded_when_they_pay(switch: pytest.MonkeyPatch) -> None:
     calls = list[None]()
     switch.setattr(compilation, "load", lambda: calls.append(None))
     effort = compilation.Effort()
-    for _ in range(3 * compilation.PAYS):
+    for _ in range(3 * compilation.CHANGES_TO_LOAD):
         effort.spend()
-        assert len(calls) == (effort.spent >= compilation.PAYS)
+        assert len(calls) == (effort.spent >= compilation.CHANGES_TO_LOAD)

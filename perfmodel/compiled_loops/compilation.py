@@ -86,7 +86,7 @@ def fill(  # noqa: C901, PLR0912  (numba caches a function without those that it
             spare_Bps[number] = max(spare_Bps[number], 0.0)
 
 
-PAYS = 400
+CHANGES_TO_LOAD = 400
 """Changes of rates that were followed (about a millisecond each) from which on loading pays."""
 
 
@@ -99,18 +99,18 @@ class Effort:
 
     def expect(self, changes: int) -> None:
         """Load the compiled functions at once where so many changes are to come that they pay."""
-        if changes >= PAYS > self.spent:
-            self.spend(PAYS - self.spent)
+        if changes >= CHANGES_TO_LOAD > self.spent:
+            self.spend(CHANGES_TO_LOAD - self.spent)
 
     @property
     def loops(self) -> Loops | None:
         """The compiled loops, where they pay and exist."""
-        return load() if self.spent >= PAYS else None
+        return load() if self.spent >= CHANGES_TO_LOAD else None
 
     def spend(self, changes: int = 1) -> None:
         """Count changes of rates; load the compiled functions when they pay."""
         before, self.spent = self.spent, self.spent + changes
-        if before < PAYS <= self.spent:
+        if before < CHANGES_TO_LOAD <= self.spent:
             load()
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
-from perfmodel.collectives.algorithms.all_to_all import BATCH
+from perfmodel.collectives.algorithms.all_to_all import RANKS_AT_ONCE
 from perfmodel.collectives.algorithms.collnet import PIECE_BYTES as COLLNET_BYTES
 from perfmodel.collectives.algorithms.collnet import SWITCH_PIECE_BYTES as SWITCH_BYTES
 from perfmodel.collectives.algorithms.nvls import PIECE_BYTES as NVLS_BYTES
@@ -244,7 +244,7 @@ FORMS: Mapping[str, Formula] = {
     "pairwise": _all_parts(lambda n: n - 1),
     "bruck_all_to_all": _of_ranks(_bruck_all_to_all),
     "direct_all_to_all": _all_parts(lambda _: 1),
-    "batched": _all_parts(lambda n: -(-(n - 1) // BATCH)),
+    "batched": _all_parts(lambda n: -(-(n - 1) // RANKS_AT_ONCE)),
     "scatter": _of_ranks(lambda n: (1, _rest(n), _rest(n), 0.0)),
     "gather": _of_ranks(lambda n: (1, 1 / n, _rest(n), 0.0)),
     "send": _of_ranks(lambda _: (1, 1.0, 1.0, 0.0)),

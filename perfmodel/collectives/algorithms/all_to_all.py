@@ -18,7 +18,7 @@ from perfmodel.arrays import IntArray
 from perfmodel.collectives.patterns import Pattern, concatenate, single_step
 from perfmodel.collectives.schedule import Round, Schedule, check_elements, check_ranks
 
-BATCH = 32
+RANKS_AT_ONCE = 32
 """Ranks to which NCCL sends at once: 32 channels, 8 for each peer on a network, 8 peers on each.
 NVIDIA/nccl 2.30.7 ``src/include/device.h`` (NCCL_MAX_DEV_WORK_P2P_PER_BATCH) and
 ``src/graph/paths.cc`` (ncclTopoComputeP2pChannels), for a host with 8 NICs."""
@@ -47,7 +47,7 @@ def direct(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     return _schedule("direct", [at_once], ranks, nbytes, itemsize, block)
 
 
-def batched(ranks: int, nbytes: int, *, itemsize: int = 4, batch: int = BATCH) -> Schedule:
+def batched(ranks: int, nbytes: int, *, itemsize: int = 4, batch: int = RANKS_AT_ONCE) -> Schedule:
     """Give every rank its block of each, so many pairs of a rank at once, the nearest first.
 
     Steps: ceil((N-1)/B), with B = `batch` ranks at once. Bytes sent per rank: (N-1)/N S. Latency

@@ -13,7 +13,7 @@ import numpy as np
 
 from perfmodel.arrays import IntArray
 from perfmodel.collectives.algorithms import pipelined_trees
-from perfmodel.collectives.algorithms.pipelined_trees import ROOT, Forest, forest_of
+from perfmodel.collectives.algorithms.pipelined_trees import NO_PARENT, Forest, forest_of
 from perfmodel.collectives.algorithms.tree import group_table
 from perfmodel.collectives.patterns import pieces_of
 from perfmodel.collectives.schedule import Schedule, check_ranks
@@ -90,7 +90,7 @@ def direct_all_reduce(
 
 def chain_parents(table: IntArray) -> IntArray:
     """Parents of ranks in chains, the first of each below a switch; the switch comes last."""
-    parent = np.full(table.size + 1, ROOT, dtype=np.int64)
+    parent = np.full(table.size + 1, NO_PARENT, dtype=np.int64)
     parent[table[:, 0]] = table.size
     parent[table[:, 1:]] = table[:, :-1]
     return parent
@@ -98,7 +98,7 @@ def chain_parents(table: IntArray) -> IntArray:
 
 def star_parents(table: IntArray, head: int) -> IntArray:
     """Parents of ranks, if one of each node sends for it to a switch; the switch comes last."""
-    parent = np.full(table.size + 1, ROOT, dtype=np.int64)
+    parent = np.full(table.size + 1, NO_PARENT, dtype=np.int64)
     parent[table] = table[:, [head]]
     parent[table[:, head]] = table.size
     return parent
@@ -109,6 +109,6 @@ def over_switches(
 ) -> Schedule:
     """All-reduce over trees whose last participants are switches."""
     if trees.ranks - switches < 2:
-        trees = forest_of(np.full((trees.channels, trees.ranks), ROOT))
+        trees = forest_of(np.full((trees.channels, trees.ranks), NO_PARENT))
     schedule = pipelined_trees.all_reduce(trees, nbytes, pieces=pieces, itemsize=itemsize)
     return replace(schedule, algorithm=algorithm, ranks=trees.ranks - switches, switches=switches)

@@ -15,7 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.arrays import IntArray
-from perfmodel.collectives.algorithms.pipelined_trees import ROOT, Forest, forest_of, node_parents
+from perfmodel.collectives.algorithms.pipelined_trees import (
+    NO_PARENT,
+    Forest,
+    forest_of,
+    node_parents,
+)
 from perfmodel.collectives.algorithms.tree import group_table
 from perfmodel.collectives.patterns import concatenate, pieces_of, pipeline
 from perfmodel.collectives.schedule import Schedule, check_ranks, split_elements
@@ -205,7 +210,7 @@ def _levels(parent: IntArray, trees: Forest) -> tuple[IntArray, IntArray]:
     height, depth = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
     up, down = trees.up, ~trees.up
     height[trees.src[up]] = trees.first[up]
-    root = parent == ROOT
+    root = parent == NO_PARENT
     below = trees.dst[up] == int(np.flatnonzero(root)[0])
     height[root] = 1 + int(trees.first[up][below].max(initial=-1))
     depth[trees.dst[down]] = trees.first[down] - int(height.max(initial=0)) + 1

@@ -17,7 +17,7 @@ from perfmodel.collectives.patterns import concatenate, pipeline
 from perfmodel.collectives.schedule import Schedule, check_ranks, split_elements
 from perfmodel.errors import ScheduleError
 
-ROOT = -1
+NO_PARENT = -1
 """Parent of a tree's root."""
 
 
@@ -42,10 +42,11 @@ class Forest:
 def forest_of(parents: IntArray) -> Forest:
     """Edges of trees over the same ranks.
 
-    `parents`: of each rank in each channel's tree, `ROOT` at its root; shape (channels, ranks).
+    `parents`: of each rank in each channel's tree, `NO_PARENT` at its root; shape (channels,
+    ranks).
     """
     channels, ranks = parents.shape
-    above = np.where(parents < 0, ROOT, parents + ranks * np.arange(channels)[:, None]).ravel()
+    above = np.where(parents < 0, NO_PARENT, parents + ranks * np.arange(channels)[:, None]).ravel()
     depth, height = _depth(above), np.zeros(channels * ranks, dtype=np.int64)
     child = np.flatnonzero(above >= 0)
     order = child[stable_order(-depth[child])]
@@ -114,15 +115,15 @@ def node_parents(nodes: int, second: bool) -> tuple[IntArray, NDArray[np.bool_]]
     bit = node & -node
     above = (node ^ bit) | (bit << 1)
     parent = np.where(above < nodes, above, node ^ bit)
-    parent[:1] = ROOT
+    parent[:1] = NO_PARENT
     is_first = node < parent
     if not second:
         return parent, is_first
     if nodes % 2 == 0:
         mirrored = parent[::-1]
-        return np.where(mirrored < 0, ROOT, nodes - 1 - mirrored), is_first[::-1]
+        return np.where(mirrored < 0, NO_PARENT, nodes - 1 - mirrored), is_first[::-1]
     shifted = np.roll(parent, 1)
-    return np.where(shifted < 0, ROOT, (shifted + 1) % nodes), np.roll(is_first, 1)
+    return np.where(shifted < 0, NO_PARENT, (shifted + 1) % nodes), np.roll(is_first, 1)
 
 
 def chained_parents(chains: IntArray, *, second: bool, spread: bool) -> IntArray:
@@ -135,8 +136,8 @@ def chained_parents(chains: IntArray, *, second: bool, spread: bool) -> IntArray
     """
     nodes, size = chains.shape
     parent, is_first = node_parents(nodes, second)
-    parents = np.full(int(chains.max(initial=-1)) + 1, ROOT, dtype=np.int64)
+    parents = np.full(int(chains.max(initial=-1)) + 1, NO_PARENT, dtype=np.int64)
     place = np.where(is_first, 1, 0) if spread and size > 1 else np.zeros(nodes, dtype=np.int64)
-    parents[chains[:, 0]] = np.where(parent < 0, ROOT, chains[parent, place])
+    parents[chains[:, 0]] = np.where(parent < 0, NO_PARENT, chains[parent, place])
     parents[chains[:, 1:]] = chains[:, :-1]
     return parents

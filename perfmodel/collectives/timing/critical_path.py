@@ -28,8 +28,8 @@ from perfmodel.collectives.timing.path_classes import (
 from perfmodel.collectives.timing.unrolled import feeders_of
 from perfmodel.memo import once
 
-_ALIKE = 1e-12
-_EQUAL = 1e-6
+_REACHED_TOLERANCE = 1e-12
+_TIME_TOLERANCE = 1e-6
 _MOST_PERIODS = 64
 """Places of a ring at which its first edge may come back; beyond, it is taken as a whole."""
 
@@ -66,7 +66,7 @@ def rings_s(
     hold_s = ((least + most) / 2 / rate_Bps).reshape(rings, -1)
     times = _slowest(hold_s, latency_s.reshape(rings, -1), repeat, credits)
     unsure_s = repeat * (most - least) / float(rate_Bps.min())
-    return None if times is None or unsure_s > _EQUAL * times[1] else times
+    return None if times is None or unsure_s > _TIME_TOLERANCE * times[1] else times
 
 
 def _slowest(
@@ -132,8 +132,8 @@ def ring_s(
     waits = repeat - (window[1] - window[0]) - rest
     crossing = delivery_s[inside].max() if stride > 1 else hold_s[inside].max()
     least = most if stride > 1 else longest
-    is_exact = (waits == 0 or crossing >= least * (1 - _ALIKE)) and (
-        rest == 0 or hold_s[inside].max() >= longest * (1 - _ALIKE)
+    is_exact = (waits == 0 or crossing >= least * (1 - _REACHED_TOLERANCE)) and (
+        rest == 0 or hold_s[inside].max() >= longest * (1 - _REACHED_TOLERANCE)
     )
     return best if is_exact else None
 

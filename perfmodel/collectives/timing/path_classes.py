@@ -26,7 +26,7 @@ from perfmodel.collectives.timing.unrolled import feeders_of
 
 Hashes = NDArray[np.uint64]
 
-ROWS = 5
+GAIN_ROWS = 5
 """What a path has gained so far: nothing, the first gain, the second, the third, the second and
 the third."""
 ONCE, BOTH = 1, 4
@@ -111,7 +111,7 @@ _STEPS = (
 def heaviest_rows(
     before: IntArray, order: IntArray, own_s: FloatArray, gains_s: Gains, ends_s: FloatArray
 ) -> FloatArray:
-    """Heaviest paths to each edge, by what they have gained; shape (`ROWS`, edges + 1).
+    """Heaviest paths to each edge, by what they have gained; shape (`GAIN_ROWS`, edges + 1).
 
     The last column is what a path has before its first edge.
 
@@ -132,9 +132,9 @@ def heaviest_rows(
     place[sorted_edges] = np.arange(edges)
     sources, own = place[before[sorted_edges]].T.copy(), own_s[sorted_edges]
     more, begins = np.stack(gains_s)[:, sorted_edges], ends_s[:-1][sorted_edges]
-    best = np.full((ROWS, edges + 1), ends_s[-1])
+    best = np.full((GAIN_ROWS, edges + 1), ends_s[-1])
     for begin, end in _levels(order[sorted_edges]):
-        reached = np.repeat(begins[None, begin:end], ROWS, axis=0)
+        reached = np.repeat(begins[None, begin:end], GAIN_ROWS, axis=0)
         for column in sources:
             np.maximum(reached, best.take(column[begin:end], axis=1), out=reached)
         gained = reached.take(_GAINING, axis=0) + more[:, begin:end].take(_GAIN, axis=0)

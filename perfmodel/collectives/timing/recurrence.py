@@ -176,7 +176,7 @@ def last_landing_s(schedule: Schedule, paces: EdgePaces, begin_s: float) -> floa
     return clocks.last_s
 
 
-LONG = 256
+LONG_RING_EDGES = 256
 """Edges of a ring or chain from which on `critical_path` is tried before stepping."""
 
 
@@ -320,7 +320,7 @@ def _long_ends(leg: TimedPhases, rings: bool, credits: int) -> CompletionTimes |
     """How long rings, chains or trees end, if it is known without stepping."""
     first = leg.phases[0]
     channels = int(first.channel[-1]) + 1
-    is_long = len(leg.latency_s) >= LONG * channels
+    is_long = len(leg.latency_s) >= LONG_RING_EDGES * channels
     if rings and credits > 1 and is_long:
         times = rings_s(leg.phases, channels, leg.rate_Bps, leg.latency_s, credits)
         return None if times is None else CompletionTimes(times[0], np.array([times[1]]))

@@ -24,7 +24,7 @@ from perfmodel.collectives.timing.recurrence_steps import (
 from perfmodel.collectives.timing.unrolled import UnrolledPhases
 from perfmodel.compiled_loops.compilation import Loops
 
-SAME = 1e-12
+VALUE_TOLERANCE = 1e-12
 """Values this close are alike."""
 MOST_FOLDS = 16
 """Folds of a course that are kept; the one used longest ago goes first."""
@@ -121,7 +121,7 @@ def _select(course: UnrolledPhases, chosen: IntArray, begins: IntArray) -> Unrol
 def _same(values: FloatArray, others: FloatArray) -> bool:
     if np.array_equal(values, others):
         return True
-    return bool((np.abs(values - others) <= SAME * np.abs(others)).all())
+    return bool((np.abs(values - others) <= VALUE_TOLERANCE * np.abs(others)).all())
 
 
 def _period(rows: FloatArray) -> int:

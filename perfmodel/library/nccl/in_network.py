@@ -8,7 +8,7 @@ from perfmodel.arrays import IntArray, RankGroup
 from perfmodel.collectives.algorithms import nvls
 from perfmodel.collectives.algorithms.collnet import over_switches
 from perfmodel.collectives.algorithms.nvls import Switched, switched_nodes
-from perfmodel.collectives.algorithms.pipelined_trees import ROOT, Forest, forest_of
+from perfmodel.collectives.algorithms.pipelined_trees import NO_PARENT, Forest, forest_of
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.channels import Rails
 from perfmodel.library.lowering.edge_routing import reroute_edges, route_edges
@@ -63,7 +63,7 @@ def _lay_collnet(machine: Machine, algorithm: str, group: RankGroup) -> tuple[Fo
     fabric = _Fabric(machine, rails)
     parents = []
     for channel, chain in enumerate(rails.chains):
-        parent = np.full(rails.hosts.size + len(fabric.names), ROOT, dtype=np.int64)
+        parent = np.full(rails.hosts.size + len(fabric.names), NO_PARENT, dtype=np.int64)
         table = rails.places[:, chain]
         if algorithm == "collnet":
             parent[table[:, 1:]] = table[:, :-1]

@@ -48,7 +48,7 @@ Fidelity = Literal["flow", "message", "reference"]
 BY_SENDS = frozenset({"message", "reference"})
 """Fidelities at which every send is simulated."""
 T = TypeVar("T")
-READY = 2
+LATENCIES_WITH_READY = 2
 """Latencies of a send that waits for a ready message."""
 
 MOST_MESSAGES = 20_000
@@ -83,7 +83,8 @@ def uses_sockets(machine: Machine, fidelity: str) -> bool:
     machines whose numbers were fitted with these.
     """
     waits = all(
-        protocol.latencies_per_step == READY for protocol in machine.library.protocols.values()
+        protocol.latencies_per_step == LATENCIES_WITH_READY
+        for protocol in machine.library.protocols.values()
     )
     simulated = fidelity in {"flow", "message"} and not machine.fitted
     return machine.library.in_order and waits and simulated

@@ -47,7 +47,7 @@ Stretch = Callable[[int, int], float | NDArray[np.float64]]
 MAX_STEPS_AHEAD = 8
 """Steps that a job without an end may be ahead of its slowest stream, to bound memory."""
 
-_ROOTED = ROOTED - MESSAGES
+_ROOTED_COLLECTIVES = ROOTED - MESSAGES
 
 
 class PlanRun:
@@ -369,7 +369,9 @@ class PlanRun:
                 self._free(state, index)
 
         groups, root = participants.groups, work.root
-        if work.op in _ROOTED:  # its root may be of other classes, which start by themselves
+        if (
+            work.op in _ROOTED_COLLECTIVES
+        ):  # its root may be of other classes, which start by themselves
             root = root_in(groups[0], self._groups[work.communicator], root)
         try:
             ended = self._network.collective(work.op, work.nbytes, groups, root, work.times)

@@ -200,7 +200,7 @@ def join_alike(
     return [_join([collectives[at] for at in part], joined) for part in parts]
 
 
-SLACK = 1e-9
+CAPACITY_TOLERANCE = 1e-9
 """Share by which the needs of edges may exceed a link that carries them: rounding."""
 
 
@@ -253,7 +253,10 @@ def _fit(
         for own, other in zip(lowered.stages, first.stages, strict=True)
     ):  # those that are not steady share links by their bytes
         return False
-    return all(needs[at] + needed[at] <= float(capacity_Bps[at]) * (1 + SLACK) for at in common)
+    return all(
+        needs[at] + needed[at] <= float(capacity_Bps[at]) * (1 + CAPACITY_TOLERANCE)
+        for at in common
+    )
 
 
 def in_a_row(lowered: LoweredCollective, times: int) -> LoweredCollective:

@@ -19,7 +19,7 @@ from perfmodel.library.lowering.lowered import Stage
 
 Why = Literal["shared", "staged", "met", "changed", "sockets"]
 
-ALIKE = 1e-9
+TIME_TOLERANCE = 1e-9
 """Relative difference in time up to which edges are alike."""
 
 
@@ -92,13 +92,13 @@ def _unlike(stage: Stage, sends: tuple[FloatArray, ...]) -> bool:
     """Whether edges share a link and are not all alike, and so get out of step."""
     if np.bincount(stage.edges.arcs).max(initial=0) < 2:
         return False
-    return any(bool((np.abs(v - v[0]) > ALIKE * np.abs(v[0])).any()) for v in sends)
+    return any(bool((np.abs(v - v[0]) > TIME_TOLERANCE * np.abs(v[0])).any()) for v in sends)
 
 
 def _varies(arcs: IntArray, values: FloatArray) -> bool:
     """Whether the values differ on some link."""
     mean = np.bincount(arcs, weights=values) / np.maximum(np.bincount(arcs), 1)
-    return bool((np.abs(values - mean[arcs]) > ALIKE * np.abs(mean[arcs])).any())
+    return bool((np.abs(values - mean[arcs]) > TIME_TOLERANCE * np.abs(mean[arcs])).any())
 
 
 def _lengths(stage: Stage) -> IntArray:

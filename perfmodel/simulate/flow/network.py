@@ -55,7 +55,7 @@ from perfmodel.simulate.uncontended import UncontendedTimer
 
 Job = Collective | Streams
 
-SLACK = 1e-9
+BOUND_TOLERANCE = 1e-9
 """By how much a bound on a time is lowered, so that rounding does not put it behind the time."""
 
 
@@ -279,7 +279,7 @@ class FlowNetwork(Network):
             self._schedule_end(job, job.version)
             return
         # Most rates change again before the leg ends: its end is worked out when it may be near.
-        least_s = (1 - SLACK) * job.least_wire_s()
+        least_s = (1 - BOUND_TOLERANCE) * job.least_wire_s()
         is_cut = rates_Bps is not None and not rates_Bps.all()
         if is_cut or job.start_s + least_s <= self.env.now:
             self._schedule_end(job, job.version)

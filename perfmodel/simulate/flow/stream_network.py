@@ -41,7 +41,7 @@ from perfmodel.simulate.network import (
 )
 from perfmodel.simulate.sharing.max_min import max_min_rates
 
-TOGETHER = 1e-12
+INSTANT_TOLERANCE = 1e-12
 """Streams whose ends are this close, relative to their time, end together: sums of like rates
 differ in the last bits."""
 MORE_ROWS = 64
@@ -190,7 +190,9 @@ class StreamNetwork(Network):
             return
         left_s = left[rows] / rate_Bps[rows]
         first_s = float(left_s.min())
-        together = rows[left_s <= first_s * (1 + TOGETHER) + TOGETHER * self.env.now]
+        together = rows[
+            left_s <= first_s * (1 + INSTANT_TOLERANCE) + INSTANT_TOLERANCE * self.env.now
+        ]
         version = self._version
 
         def end(_: simpy.Event) -> None:

@@ -24,8 +24,8 @@ from perfmodel.simulate.message.link_sharing import (
 )
 from perfmodel.simulate.message.records import (
     BEGIN,
+    EVENT_KINDS,
     INF,
-    KINDS,
     LAND,
     State,
     count_events,
@@ -62,10 +62,10 @@ def advance(s: State, until_s: float) -> int:
                 return IDLE
             clock.now_s = at_s
         code = pop(s)
-        index = code // KINDS
-        if code % KINDS == LAND:
+        index = code // EVENT_KINDS
+        if code % EVENT_KINDS == LAND:
             land(s, index)
-        elif code % KINDS == BEGIN:
+        elif code % EVENT_KINDS == BEGIN:
             begin(s, index)
         elif s.routes[index].next_s == at_s:  # else outdated: another end is expected before
             finish_next(s, index, at_s)
@@ -146,7 +146,7 @@ def finish_next(s: State, number: int, at_s: float) -> None:
 def finish(s: State, number: int) -> None:
     """End the current send of an edge, whose last byte has left."""
     edge = s.edges[number]
-    push(s, s.clock[0].now_s + edge.latency_s, edge.sending * KINDS + LAND)
+    push(s, s.clock[0].now_s + edge.latency_s, edge.sending * EVENT_KINDS + LAND)
     edge.sending = -1
     edge.end_s = INF
     after = edge.next_on_connection if edge.connection >= 0 else -1

@@ -31,7 +31,7 @@ from perfmodel.simulate.message.kernel_state import Kernel, Slot
 from perfmodel.simulate.message.link_sharing import SAME_RATE
 from perfmodel.simulate.network import LinkCounters, move_counts, reroute_stream, stream_edges
 
-COMPILED_PAYS = 20_000
+SENDS_TO_COMPILE = 20_000
 """Sends from which on loading numba (about a second) costs less than it saves: the interpreter
 needs 10 us for a send that shares no link, 70 us where a dozen rates change with each."""
 
@@ -127,7 +127,7 @@ class KernelRuns:
         return self.kernel.add(columns)
 
     def _compile_for(self, sends: int) -> None:
-        if self.compiled is None and sends > COMPILED_PAYS:
+        if self.compiled is None and sends > SENDS_TO_COMPILE:
             self.compiled = self.kernel.try_compile()
 
     def _columns(self, transfer: LoweredCollective | Stream) -> Columns:

@@ -25,9 +25,9 @@ from perfmodel.simulate.message.compile import (
 from perfmodel.simulate.message.records import (
     BEGIN,
     DTYPES,
+    EVENT_KINDS,
     FINISH,
     INF,
-    KINDS,
     LISTS,
     State,
     make_rows,
@@ -36,7 +36,7 @@ from perfmodel.simulate.message.records import (
     write_column,
 )
 
-ROOM = 8
+EVENTS_FOR_EACH = 8
 """Events, outdated ones included, for each that counts, from which on the others are removed."""
 
 
@@ -114,7 +114,7 @@ class Kernel:
             self._set_events(self._events())
         push = numba_kernel.push if self.is_compiled else records.push
         state: Any = SimpleNamespace(events=self._records("events"), clock=self._records("clock"))
-        push(state, max(at_s, self.clock.now_s), slot.run * KINDS + BEGIN)
+        push(state, max(at_s, self.clock.now_s), slot.run * EVENT_KINDS + BEGIN)
 
     def restart(self) -> None:
         """Set the clock to zero, when everything has ended."""
@@ -164,15 +164,12 @@ class Kernel:
         first = slot.spans["sends"].start
         nbytes = sends["nbytes"] if self.is_compiled else [send.nbytes for send in sends]
         total = np.concatenate([[0.0], np.cumsum(nbytes)])
-        elapsed_s = [max(0.0, at_s - edge.since_s) for edge in edges]
-        return np.array(
-            [
-                total[edge.tail - first]
-                - total[edge.head - first]
-                + (edge.sending >= 0) * (edge.unsent_bytes - edge.rate_Bps * s)
-                for edge, s in zip(edges, elapsed_s, strict=True)
-            ]
-        )
+        left = [total[edge.tail - first] - total[edge.head - first] for edge in edges]
+        for at, edge in enumerate(edges):
+            if edge.sending >= 0:
+                sent_bytes = edge.rate_Bps * max(0.0, at_s - edge.since_s)
+                left[at] += edge.unsent_bytes - sent_bytes
+        return np.array(left)
 
     def become(
         self, capacity_Bps: FloatArray, at_s: float, routes: Sequence[tuple[Slot, Edges]]
@@ -264,7 +261,7 @@ class Kernel:
     def _set_events(self, events: list[tuple[float, int, int]] | NDArray[Any]) -> None:
         """Remove outdated events, and make room for those of one instant."""
         table, routes = np.array(events, dtype=DTYPES["events"]), self._records("routes")
-        number, kind = np.divmod(table["code"], KINDS)
+        number, kind = np.divmod(table["code"], EVENT_KINDS)
         is_live = kind != FINISH
         finish = np.flatnonzero(~is_live)
         of = number[finish]
@@ -274,7 +271,7 @@ class Kernel:
         is_live[finish] = next_s == table["at_s"][finish]
         live = table[is_live]
         live = live[np.lexsort((live["order"], live["at_s"]))]
-        room = ROOM * (len(live) + len(routes)) + 1024
+        room = EVENTS_FOR_EACH * (len(live) + len(routes)) + 1024
         if self.is_compiled:
             more = np.zeros(room + len(self._state.edges) + 64 - len(live), DTYPES["events"])
             self._state.events = np.concatenate([live, more])

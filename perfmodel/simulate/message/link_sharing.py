@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from perfmodel.simulate.message.records import FINISH, INF, KINDS, State, push
+from perfmodel.simulate.message.records import EVENT_KINDS, FINISH, INF, State, push
 
 SAME_RATE = 1e-12
 """Relative difference below which shares are equal, and links not overbooked: equal rates that are
@@ -128,7 +128,7 @@ def expect_end(s: State, number: int, end_s: float) -> None:
     route = s.routes[number]
     if end_s < route.next_s:
         route.next_s = end_s
-        push(s, end_s, number * KINDS + FINISH)
+        push(s, end_s, number * EVENT_KINDS + FINISH)
 
 
 def solve(s: State) -> None:

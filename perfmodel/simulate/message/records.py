@@ -190,7 +190,7 @@ def write_column(name: str, target: Any, span: slice, values: NDArray[Any]) -> N
 
 BEGIN, FINISH, LAND = 0, 1, 2
 """Kinds of events: a run begins, the last byte of a send leaves its edge, a send arrives."""
-KINDS = 4
+EVENT_KINDS = 4
 """The code of an event is its kind plus this times the number of the run, edge or send."""
 
 

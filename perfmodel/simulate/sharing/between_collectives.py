@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 SHORTEST_S = 1e-300
 """Instead of zero where bytes are divided by a time; seconds."""
-ROUNDS = 3
+AVERAGING_ROUNDS = 3
 """Iterations of average rates (see `shared_rates`)."""
 MOST_HOPS = 1 << 22
 """Links of edges that are kept of jobs that met before; 24 bytes each."""
@@ -297,8 +297,8 @@ def shared_rates(
 
     An edge that waits, for data or for latency, sends for a part of the time only: others share
     links with its average, bytes over time. So the rates of each job are solved with the others
-    limited to their averages, and the averages follow from the rates, in `ROUNDS` iterations, or
-    fewer where the rates stay what they are.
+    limited to their averages, and the averages follow from the rates, in `AVERAGING_ROUNDS`
+    iterations, or fewer where the rates stay what they are.
 
     `sharings`: where edges are kept that meet again.
     """
@@ -311,7 +311,7 @@ def shared_rates(
     if len(shares) < 2 or any(not part.all() for part in rates):
         return rates
     solutions = _Solutions(jobs, capacity_Bps, parts, alone)
-    for _ in range(ROUNDS):
+    for _ in range(AVERAGING_ROUNDS):
         uses = [_average(share, part) for share, part in zip(shares, rates, strict=True)]
         slack = [bool((u < r * (1 - NO_SLACK)).any()) for u, r in zip(uses, rates, strict=True)]
         if not any(slack):

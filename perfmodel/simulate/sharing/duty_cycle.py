@@ -21,7 +21,7 @@ from perfmodel.collectives.timing.variable_rate import CompletionTimes
 from perfmodel.library.lowering.lowered import Edges, LoweredCollective, Stage
 from perfmodel.memo import once
 from perfmodel.simulate.sharing.link_uses import (
-    LARGE,
+    LARGE_STAGE_LINKS,
     UsePatterns,
     busy_bytes,
     bytes_met,
@@ -309,7 +309,7 @@ def classed_leg(lowered: LoweredCollective, rates: StageRates) -> TimedLeg | Non
 
 def _may_be_classed(stage: Stage) -> bool:
     """Whether edges may be trees of few shapes: those that gather and spread pieces do."""
-    if len(stage.phases) != 1 or len(stage.edges.arcs) < LARGE:
+    if len(stage.phases) != 1 or len(stage.edges.arcs) < LARGE_STAGE_LINKS:
         return False
     phase = stage.phases[0]
     adds = np.asarray(phase.adds)

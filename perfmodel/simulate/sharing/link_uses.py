@@ -18,7 +18,7 @@ from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.path_classes import EdgeClasses, Hashes, classify, mix
 from perfmodel.library.lowering.lowered import Edges, Stage, ranges
 
-PART = 1 << 17
+USES_AT_ONCE = 1 << 17
 """Uses at least that are counted at once, so that their numbers fit a processor's cache."""
 
 
@@ -38,7 +38,7 @@ class UseOrder:
         """Yield the uses of some links after the others, all of a link at once."""
         begin, count = 0, len(self.uses)
         while begin < count:
-            end = min(begin + PART, count)
+            end = min(begin + USES_AT_ONCE, count)
             end = int(np.searchsorted(self.links, self.links[end - 1], side="right"))
             yield UseOrder(self.uses[begin:end], self.edge[begin:end], self.links[begin:end])
             begin = end
@@ -218,7 +218,7 @@ def _cumulative_sum(values: FloatArray) -> FloatArray:
     return np.concatenate([[0.0], np.cumsum(values)])
 
 
-LARGE = 1 << 14
+LARGE_STAGE_LINKS = 1 << 14
 """Links of edges from which on it is quicker to look for patterns first."""
 
 
@@ -282,7 +282,7 @@ def patterns_of(
     in which channels carry unlike bytes, too.
     """
     edges = stage.edges
-    is_large = len(edges.arcs) >= LARGE and bool((np.diff(edges.pointers) > 0).all())
+    is_large = len(edges.arcs) >= LARGE_STAGE_LINKS and bool((np.diff(edges.pointers) > 0).all())
     if not is_large or len(stage.phases) > 1:
         return separate_uses(edges, phase.first)
     sent = (phase.active, phase.nbytes, *((phase.channel,) if by_channel else ()))

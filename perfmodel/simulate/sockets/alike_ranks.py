@@ -23,7 +23,7 @@ from perfmodel.library.machine import Machine
 from perfmodel.topology.model import Sockets, Topology
 from perfmodel.topology.templates.spec import PORT_KINDS
 
-ROUNDING = 1e-9
+RATE_TOLERANCE = 1e-9
 SHORT_LAG = 2
 """Segments of a rank into which Gloo cuts a short buffer."""
 
@@ -131,7 +131,7 @@ def arcs_that_queue(routes: Sequence[Sequence[int]], rates_Bps: FloatArray) -> s
             if rates_Bps[arc] < rates_Bps[narrowest]:
                 narrowest = arc
     for arc, narrower in feeders.items():
-        if rates_Bps[list(narrower)].sum() > rates_Bps[arc] * (1 + ROUNDING):
+        if rates_Bps[list(narrower)].sum() > rates_Bps[arc] * (1 + RATE_TOLERANCE):
             queues.add(arc)
     return queues
 

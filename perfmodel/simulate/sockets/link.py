@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
 
-ROUNDING = 1e-12
+SHARE_TOLERANCE = 1e-12
 """Shares of a message or of a rate that count as nothing."""
 LEAST_BYTES = 1.0
 """Of a message on a link: one without payload waits for its turn too."""
@@ -45,7 +45,7 @@ class FreeCapacity:
         while True:
             arrived = (at_s - first_s) * input_Bps if at_s < last_s else nbytes
             waiting = arrived - sent
-            if waiting <= ROUNDING * nbytes:
+            if waiting <= SHARE_TOLERANCE * nbytes:
                 if at_s >= last_s:
                     break
                 waiting = 0.0
@@ -81,7 +81,7 @@ class FreeCapacity:
             self._times_s.insert(index + 1, until_s)
             self._free_Bps.insert(index + 1, self._free_Bps[index])
         left_Bps = self._free_Bps[index] - rate_Bps
-        self._free_Bps[index] = left_Bps if left_Bps > ROUNDING * self.rate_Bps else 0.0
+        self._free_Bps[index] = left_Bps if left_Bps > SHARE_TOLERANCE * self.rate_Bps else 0.0
 
     def _join(self, begin: int, end: int) -> None:
         """Drop times at which nothing changes, between two indices."""

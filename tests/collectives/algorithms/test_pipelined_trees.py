@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from perfmodel.collectives.algorithms import collnet, nvls, pipelined_trees
 from perfmodel.collectives.algorithms.pipelined_trees import (
-    ROOT,
+    NO_PARENT,
     chained_parents,
     forest_of,
     node_parents,
@@ -25,19 +25,21 @@ def test_the_first_tree_of_14_nodes_is_that_of_nccl() -> None:
     """Drawn in NVIDIA/nccl ``src/graph/trees.cc``."""
     drawn = {8: 0, 4: 8, 12: 8, 2: 4, 6: 4, 10: 12, 1: 2, 3: 2, 5: 6, 7: 6, 9: 10, 11: 10, 13: 12}
     parent, is_first = node_parents(14, second=False)
-    assert parent[0] == ROOT
+    assert parent[0] == NO_PARENT
     assert {node: int(parent[node]) for node in drawn} == drawn
     assert [node for node in drawn if is_first[node]] == [4, 2, 10, 1, 5, 9]
 
 
 @pytest.mark.parametrize("nodes", range(2, 40))
 def test_who_is_inside_one_tree_is_a_leaf_in_the_other(nodes: int) -> None:
-    inside = [set(node_parents(nodes, second)[0].tolist()) - {ROOT} for second in (False, True)]
+    inside = [
+        set(node_parents(nodes, second)[0].tolist()) - {NO_PARENT} for second in (False, True)
+    ]
     assert len(inside[0] & inside[1]) <= 1
     for second in (False, True):
         parent, is_first = node_parents(nodes, second)
-        assert np.count_nonzero(parent == ROOT) == 1
-        for above in set(parent.tolist()) - {ROOT}:
+        assert np.count_nonzero(parent == NO_PARENT) == 1
+        for above in set(parent.tolist()) - {NO_PARENT}:
             children = np.flatnonzero(parent == above)
             assert len(children) <= 2
             assert np.count_nonzero(is_first[children]) <= 1

@@ -48,12 +48,12 @@ def never(*_: object) -> bool:
 
 
 SHORTCUTS = {
-    "long rings and chains in closed form": (recurrence, "LONG", 1, 10**9),
+    "long rings and chains in closed form": (recurrence, "LONG_RING_EDGES", 1, 10**9),
     "rings traced": (unrolled, "MOST_TRACED", 10**9, 0),
     "rings of like hosts": (critical_path, "_MOST_PERIODS", 10**6, 1),
     "steady cycles extrapolated": (recurrence_steps, "SAME_GAIN", 1e-13, -1.0),
     "like rings computed once": (ring_folds, "_same", ring_folds._same, never),
-    "link patterns and tree shapes counted once": (link_patterns, "LARGE", 0, 10**9),
+    "link patterns and tree shapes counted once": (link_patterns, "LARGE_STAGE_LINKS", 0, 10**9),
 }
 """What has the threshold, and its values with the shortcut and without."""
 

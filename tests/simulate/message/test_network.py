@@ -217,7 +217,7 @@ def test_goes_on_compiled_in_mid_run(
     machine = plain(switched_topology([1e9, 2e9, 3e9, 4e9], [1e-6, 0.0, 3e-6, 1e-5]))
     times = []
     for pays in (10**9, 20):
-        monkeypatch.setattr(kernel_runs, "COMPILED_PAYS", pays)
+        monkeypatch.setattr(kernel_runs, "SENDS_TO_COMPILE", pays)
         env, network = started(machine)
         events = [network.collective("all_reduce", 40_000, (range(4),), 0)]
         env.run(until=1e-5)

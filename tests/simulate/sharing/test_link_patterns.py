@@ -61,7 +61,7 @@ def test_rates_are_those_link_by_link(
         ]
         rates = []
         for least in (0, 1 << 60):
-            monkeypatch.setattr(link_patterns, "LARGE", least)
+            monkeypatch.setattr(link_patterns, "LARGE_STAGE_LINKS", least)
             shared = orders.setdefault(least, UseOrders())
             rates.append(
                 [
@@ -82,7 +82,7 @@ def test_what_is_known_of_other_bandwidths_gives_the_same_rates(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Links of a machine and of one on which those of one bandwidth are quicker: same edges."""
-    monkeypatch.setattr(link_patterns, "LARGE", 0)
+    monkeypatch.setattr(link_patterns, "LARGE_STAGE_LINKS", 0)
     machine = make_machine(
         build_topology("dgx-a100", hosts=40, fabric="leaf-spine"), load_library("nccl")
     )
@@ -104,7 +104,7 @@ def test_what_is_known_of_other_bandwidths_gives_the_same_rates(
 
 def test_what_is_asked_for_on_a_machine_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Phases of every relief of a cluster of 100,000 GPUs stayed: 25 MB for each size."""
-    monkeypatch.setattr(link_patterns, "LARGE", 0)
+    monkeypatch.setattr(link_patterns, "LARGE_STAGE_LINKS", 0)
     machine = make_machine(
         build_topology("dgx-a100", hosts=40, fabric="leaf-spine"), load_library("nccl")
     )
@@ -125,7 +125,7 @@ def test_what_is_asked_for_on_a_machine_goes_with_it(monkeypatch: pytest.MonkeyP
 def test_what_is_known_is_not_used_where_alike_edges_differ(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(link_patterns, "LARGE", 0)
+    monkeypatch.setattr(link_patterns, "LARGE_STAGE_LINKS", 0)
     machine = make_machine(
         build_topology("dgx-a100", hosts=4, fabric="rail-optimised"), load_library("nccl")
     )
@@ -160,7 +160,7 @@ def test_bandwidths_that_tell_links_apart(
 
 def test_phases_of_one_stage_are_not_counted_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same edges with one phase before, and then with that and a later one."""
-    monkeypatch.setattr(link_patterns, "LARGE", 0)
+    monkeypatch.setattr(link_patterns, "LARGE_STAGE_LINKS", 0)
     machine = make_machine(
         build_topology("dgx-a100", hosts=4, fabric="rail-optimised"), load_library("nccl")
     )
@@ -176,7 +176,7 @@ def test_phases_of_one_stage_are_not_counted_as_one(monkeypatch: pytest.MonkeyPa
 def test_edges_that_send_otherwise_than_before_are_told_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(link_patterns, "LARGE", 0)
+    monkeypatch.setattr(link_patterns, "LARGE_STAGE_LINKS", 0)
     machine = make_machine(
         build_topology("dgx-a100", hosts=4, fabric="rail-optimised"), load_library("nccl")
     )
