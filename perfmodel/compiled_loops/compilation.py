@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -134,7 +134,7 @@ def load() -> Loops | None:
     try:
         from numba import njit  # takes half a second to import
 
-        compile_as = njit(cache=True, error_model="numpy")  # divides by zero as NumPy does
+        compile_as: Any = njit(cache=True, error_model="numpy")  # divides by zero as NumPy does
         return Loops(*map(compile_as, (step, send_over_trees, keep_sent, least_tree_end, fill)))
     except (ImportError, RuntimeError):
         return None

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfmodel.collectives.patterns import Pattern, concatenate, exchange, single_step
-from perfmodel.collectives.schedule import Round, Schedule, check_ranks, split_elements
+from perfmodel.collectives.patterns import concatenate, exchange
+from perfmodel.collectives.schedule import Schedule, check_ranks, split_elements
 from perfmodel.errors import ScheduleError
 
 
@@ -40,11 +40,7 @@ def _star(collective: str, ranks: int, nbytes: int, root: int, itemsize: int) ->
     others = np.delete(np.arange(ranks), root)
     center = np.full(len(others), root)
     src, dst = (center, others) if collective == "scatter" else (others, center)
-    phase = single_step(collective, src, dst, sizes[others].astype(float))
-    no = np.zeros(len(others), dtype=np.bool_)
-    pattern = Pattern(
-        phase, lambda _: Round(src, dst, others, others, sizes[others], phase.channel, no)
-    )
+    pattern = exchange(collective, src, dst, others, 1, sizes, reduces=False)
     own = np.arange(ranks)
     return concatenate(
         [pattern], collective, "star", ranks, nbytes, itemsize, sizes, owner=own, root=root

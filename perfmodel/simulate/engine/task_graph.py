@@ -239,8 +239,8 @@ def _of_communicator(
         if number in place_of:
             names[place_of[number]].append(each.name)
     for group, kind in zip(communicator.groups, kinds, strict=True):
-        for number in islice(kind, 1):
-            groups[place_of[number]].append(group)
+        for member in islice(kind, 1):
+            groups[place_of[member]].append(group)
     both = zip(map(tuple, names), map(RankGroups, groups), strict=True)
     return {name: part for part in starmap(Participants, both) for name in part.classes}
 

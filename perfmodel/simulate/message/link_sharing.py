@@ -94,7 +94,8 @@ def leave_arcs(s: State, number: int) -> None:
 
 def is_overbooked(arc: Any) -> bool:
     """Whether the limits of the edges on a link add up to more than its capacity."""
-    return arc.demand_Bps > arc.capacity_Bps * (1.0 + SAME_RATE)
+    is_above: bool = arc.demand_Bps > arc.capacity_Bps * (1.0 + SAME_RATE)
+    return is_above
 
 
 def touch(s: State, number: int) -> None:

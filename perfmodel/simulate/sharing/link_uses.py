@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -320,9 +319,9 @@ def _find_patterns(
     counted[arcs[shared][at]] = True
     order = order_uses(edges, first, counted)
     use = np.full(len(arcs), -1)
-    represented = _Uses(arcs[shared][at][pattern], later[shared], senders.of[owner[shared]])
-    use[shared] = represented.find_in(
-        _Uses(order.links, first[order.edge] - begin[order.links], senders.of[order.edge])
+    use[shared] = _find_uses(
+        (arcs[shared][at][pattern], later[shared], senders.of[owner[shared]]),
+        (order.links, first[order.edge] - begin[order.links], senders.of[order.edge]),
     )
     pointers = np.concatenate([[0], np.cumsum(lengths[chosen])])
     return UsePatterns(classes, chosen, pointers, arcs, order, use, senders)
@@ -331,65 +330,54 @@ def _find_patterns(
 def _begins(edges: Edges, first: IntArray) -> IntArray:
     """Repeat in which each link is used first; shape (links up to the last used,)."""
     begin = np.full(int(edges.arcs.max()) + 1, np.iinfo(np.int64).max)
-    for part in _parts(edges):
-        np.minimum.at(begin, part.arcs, np.repeat(first[part.edges], part.lengths))
+    for rows, lengths, arcs in _parts(edges):
+        np.minimum.at(begin, arcs, np.repeat(first[rows], lengths))
     return begin
 
 
 def _sums_of_uses(edges: Edges, first: IntArray, begin: IntArray, senders: EdgeClasses) -> Hashes:
     """Sum of the hashes of the uses of each link, by when and by whom; shape (links,)."""
     sums = np.zeros(len(begin), dtype=np.uint64)
-    for part in _parts(edges):
-        later = np.repeat(first[part.edges], part.lengths) - begin[part.arcs]
-        np.add.at(sums, part.arcs, mix(later, np.repeat(senders.of[part.edges], part.lengths)))
+    for rows, lengths, arcs in _parts(edges):
+        later = np.repeat(first[rows], lengths) - begin[arcs]
+        np.add.at(sums, arcs, mix(later, np.repeat(senders.of[rows], lengths)))
     return sums
 
 
 def _routes(edges: Edges, first: IntArray, begin: IntArray, links: Hashes) -> Hashes:
     """Hash of the links that each edge crosses, in order, and of when; shape (edges,)."""
     routes = np.empty(len(edges), dtype=np.uint64)
-    for part in _parts(edges):
-        later = np.repeat(first[part.edges], part.lengths) - begin[part.arcs]
-        starts = np.cumsum(part.lengths) - part.lengths
-        step = np.arange(len(part.arcs)) - np.repeat(starts, part.lengths)
-        routes[part.edges] = np.add.reduceat(mix(links[part.arcs], later, step), starts)
+    for rows, lengths, arcs in _parts(edges):
+        later = np.repeat(first[rows], lengths) - begin[arcs]
+        starts = np.cumsum(lengths) - lengths
+        step = np.arange(len(arcs)) - np.repeat(starts, lengths)
+        routes[rows] = np.add.reduceat(mix(links[arcs], later, step), starts)
     return routes
 
 
-class _Part(NamedTuple):
-    """Some edges in a row."""
+def _parts(edges: Edges) -> Iterator[tuple[slice, IntArray, IntArray]]:
+    """Some edges in a row, how many links each crosses, and these links.
 
-    edges: slice
-    lengths: IntArray
-    arcs: IntArray
-
-
-def _parts(edges: Edges) -> Iterator[_Part]:
-    """Edges, so many at once that what is worked out for their links stays in a cache."""
+    They are so many edges at once that what is worked out for their links stays in a cache.
+    """
     for rows in parts_of(len(edges)):
         pointers = edges.pointers[rows.start : rows.stop + 1]
-        yield _Part(rows, np.diff(pointers), edges.arcs[pointers[0] : pointers[-1]])
+        yield rows, np.diff(pointers), edges.arcs[pointers[0] : pointers[-1]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Uses:
-    """Uses of links; arrays of one shape."""
+Uses = tuple[IntArray, IntArray, IntArray]
+"""Uses of links: link, repeats after its first use, and class of the edge."""
 
-    link: IntArray
-    later: IntArray
-    """Repeats after the first use of its link."""
-    sender: IntArray
-    """Class of the edge."""
 
-    def find_in(self, others: _Uses) -> IntArray:
-        """Position among others of one with the same link, repeat and class."""
-        later, senders = (
-            1 + int(max(mine.max(initial=0), theirs.max(initial=0)))
-            for mine, theirs in ((self.later, others.later), (self.sender, others.sender))
-        )
-        keys, sorted_keys = (
-            (uses.link * later + uses.later) * senders + uses.sender for uses in (self, others)
-        )
-        order = np.argsort(sorted_keys, kind="stable")
-        position: IntArray = order[np.searchsorted(sorted_keys[order], keys)]
-        return position
+def _find_uses(wanted: Uses, known: Uses) -> IntArray:
+    """Position among some uses of one with the same link, repeat and class as each wanted one."""
+    later, senders = (
+        1 + int(max(mine.max(initial=0), theirs.max(initial=0)))
+        for mine, theirs in zip(wanted[1:], known[1:], strict=True)
+    )
+    keys, sorted_keys = (
+        (link * later + after) * senders + sender for link, after, sender in (wanted, known)
+    )
+    order = np.argsort(sorted_keys, kind="stable")
+    position: IntArray = order[np.searchsorted(sorted_keys[order], keys)]
+    return position
