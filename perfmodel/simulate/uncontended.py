@@ -365,7 +365,8 @@ class UncontendedTimer:
         """
         if len(stage.phases) != 1 or is_steady(stage) or not stage.phases[0].first.any():
             return stage
-        ends_Bps, usual_Bps = self._common.rates.fill_and_drain(stage), self.rates(stage)
+        ends_Bps = self._common.rates.filled_and_drained(stage).of_edges()
+        ends_Bps, usual_Bps = np.minimum(stage.cap_Bps, ends_Bps), self.rates(stage)
         gained_s = sooner_s(stage.phases[0].nbytes * lowered.wire_factor, usual_Bps, ends_Bps)
         return replace(stage, latency_s=stage.latency_s - gained_s)
 

@@ -158,22 +158,17 @@ def _size_faults(task: Task) -> Iterator[str]:
 
 
 def _collectives(plan: StepPlan) -> Iterator[str]:
+    """Check the tasks that share a key, and how many of them each class has."""
     communicators = {each.name: each for each in plan.communicators}
-    for key, works, present in _by_key(plan):
-        yield from (
-            f"collective {key!r}: {each}" for each in _faults(plan, communicators, works, present)
-        )
-
-
-def _by_key(plan: StepPlan) -> Iterator[tuple[str, set[Collective], Counter[str]]]:
-    """Yield collectives that share a key, and how many of their tasks each class has."""
     works: defaultdict[str, set[Collective]] = defaultdict(set)
     present: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for task in plan.tasks:
         if isinstance(task.work, Collective):
             works[task.work.key].add(task.work)
             present[task.work.key][task.rank_class] += 1
-    return ((key, works[key], present[key]) for key in works)
+    for key in works:
+        faults = _faults(plan, communicators, works[key], present[key])
+        yield from (f"collective {key!r}: {fault}" for fault in faults)
 
 
 def _faults(

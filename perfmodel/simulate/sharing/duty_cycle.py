@@ -164,10 +164,6 @@ class StageRates:
         """Return the rates of edges that are active in some repeats only, whatever their caps."""
         return self._once(duty_cycle_rates, stage)
 
-    def fill_and_drain(self, stage: Stage) -> FloatArray:
-        """Return the rate of each edge of a pipeline while it fills or drains; shape (edges,)."""
-        return np.minimum(stage.cap_Bps, self.filled_and_drained(stage).of_edges())
-
     def filled_and_drained(self, stage: Stage) -> ClassRates:
         """Return the rates of edges while a pipeline fills or drains, whatever their caps."""
         return self._once(fill_and_drain_rates, stage)
