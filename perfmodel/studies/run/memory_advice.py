@@ -107,8 +107,7 @@ def _verdict(candidate: Candidate) -> str:
 def _step_s(sized: SizedJob) -> float:
     if sized.size.gpus >= MANY_RANKS:  # whose collectives would fill the memory for all of them
         sized = sized.with_own_times()
-    reported = simulate_reported(sized)
-    return sum(reported.steps_s) / reported.counted
+    return simulate_reported(sized).step_time_s
 
 
 # ---------------------------------------------------------------- changes

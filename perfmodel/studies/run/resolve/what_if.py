@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from perfmodel.arrays import FloatArray
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary, Protocol
 from perfmodel.scenario import Scenario
 from perfmodel.scenario.sections.variants import INFINITE, WhatIf
 from perfmodel.studies.run.resolve.disturbance import Disturbance
-from perfmodel.topology.arcs import LinkKinds
 from perfmodel.topology.model import Topology
 from perfmodel.workload.model import LayerTimes, scale_times
 
@@ -85,10 +83,9 @@ def _scale_inside(what_if: WhatIf, topology: Topology) -> Topology:
     every, inside = what_if.node_bandwidth, {}
     for kind, name in BANDWIDTHS_INSIDE.items():
         own = getattr(what_if, name)
-        faster = min(every * own, max(INFINITE, every, own))  # "infinite" is the most
-        inside[kind] = (faster, what_if.node_latency)
-    scaled = _scale_links(topology, inside)
-    copies = inside["memory"][0]
+        inside[kind] = min(every * own, max(INFINITE, every, own))  # "infinite" is the most
+    links = {kind: (faster, what_if.node_latency) for kind, faster in inside.items()}
+    scaled, copies = _scale_links(topology, links), inside["memory"]
     if copies == 1 or scaled.staging_Bps is None:
         return scaled
     return replace(scaled, staging_Bps=scaled.staging_Bps * copies)
@@ -100,21 +97,13 @@ def _scale_links(topology: Topology, factors: Mapping[str, tuple[float, float]])
     changed = {kind: factors[kind] for kind in old.kinds.present() & factors.keys()}
     if all(pair == (1, 1) for pair in changed.values()):
         return topology
-    values = (old.bandwidth_Bps, old.latency_s)
-    rates, delays = (
-        _scaled(old.kinds, own, {kind: pair[at] for kind, pair in changed.items()})
-        for at, own in enumerate(values)
+    faster, longer = (
+        old.kinds.values({kind: pair[at] for kind, pair in changed.items()}, 1.0) for at in (0, 1)
     )
-    arcs = replace(old, bandwidth_Bps=rates, latency_s=delays)
+    rates_Bps, delays_s = old.bandwidth_Bps * faster, old.latency_s * longer
+    arcs = replace(old, bandwidth_Bps=rates_Bps, latency_s=delays_s)
     # built so from the start: routing and NCCL's search see the scaled rates, too
     return replace(topology, built=arcs, changed=None)
-
-
-def _scaled(kinds: LinkKinds, values: FloatArray, factors: Mapping[str, float]) -> FloatArray:
-    """Values of links times the factor of their kind; the same array where nothing changes."""
-    if all(factor == 1 for factor in factors.values()):
-        return values
-    return values * kinds.values(factors, 1.0)
 
 
 def _scale_library(what_if: WhatIf, library: CommLibrary) -> CommLibrary:
@@ -125,19 +114,20 @@ def _scale_library(what_if: WhatIf, library: CommLibrary) -> CommLibrary:
 
     def scale_protocol(protocol: Protocol) -> Protocol:
         step = protocol.step
-        step_s = {
-            "network": step.network * network,
-            **{hop: getattr(step, hop) * node for hop in ("nvlink", "pcie", "memory")},
-        }
+        step_s = {hop: getattr(step, hop) * node for hop in ("nvlink", "pcie", "memory")}
         return protocol.model_copy(
             update={
                 "launch": protocol.launch * launch,
                 "unevenness": protocol.unevenness * launch,
                 "each_peer": protocol.each_peer * launch,
                 "copy_rate": protocol.copy_rate / launch if protocol.copy_rate and launch else None,
-                "step": step.model_copy(update=step_s),
+                "step": step.model_copy(update={"network": step.network * network, **step_s}),
                 "host_step": protocol.host_step / faster,
-                **{name: rate * faster for name, rate in own_rates(protocol).items()},
+                **{  # at which the protocol itself stops
+                    name: getattr(protocol, name) * faster
+                    for name in ("network_rate", "max_rate", "reduce_rate")
+                    if getattr(protocol, name) is not None
+                },
             }
         )
 
@@ -148,12 +138,6 @@ def _scale_library(what_if: WhatIf, library: CommLibrary) -> CommLibrary:
     return library.model_copy(
         update={"protocols": scale_all(library.protocols), "by_algorithm": by_algorithm}
     )
-
-
-def own_rates(protocol: Protocol) -> dict[str, float]:
-    """Rates at which a protocol itself stops, by field; bytes per second."""
-    rates = {name: getattr(protocol, name) for name in ("network_rate", "max_rate", "reduce_rate")}
-    return {name: rate for name, rate in rates.items() if rate is not None}
 
 
 # ---------------------------------------------------------------- text

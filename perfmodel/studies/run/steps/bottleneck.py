@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray
+from perfmodel.arrays import FloatArray, sending_s
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.result.model import Bottleneck, Relief, SizeResult
 from perfmodel.studies.run.result.usage import LinkEnds
@@ -270,10 +270,10 @@ def _busy_s(sized: SizedJob, reported: ReportedRun, timer: UncontendedTimer) -> 
     own_run = run
     if any(each.traffic or each.background_job for each in disturbances):
         own = [d for d in disturbances if not (d.traffic or d.background_job or d.jitter)]
-        own_run = simulate_steps(reported.setup, own, reported.steps if own else 1)[1]
-    nbytes = run.counted.wire_bytes / reported.steps
+        own_run = simulate_steps(reported.setup, own, reported.steps if own else 1).run
     usable = (own_run.counted.wire_bytes > 0) & (arcs.bandwidth_Bps > 0)  # not dead ones
-    return np.divide(nbytes, arcs.bandwidth_Bps, out=np.zeros(len(arcs)), where=usable)
+    nbytes = np.where(usable, run.counted.wire_bytes / reported.steps, 0.0)
+    return sending_s(nbytes, arcs.bandwidth_Bps)
 
 
 def _largest_collective(plan: StepPlan, timer: UncontendedTimer) -> tuple[str, bool]:

@@ -19,9 +19,8 @@ from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.what_if import BANDWIDTHS_INSIDE, BETWEEN_NODES, apply_what_if
 from perfmodel.studies.run.result.model import Relief, SizeResult
-from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
-from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
-from perfmodel.studies.run.steps.step_parts import mean_parts
+from perfmodel.studies.run.steps.simulate_step import ReportedRun, simulate_steps, timer_of
+from perfmodel.studies.run.steps.sized_job import SizedJob
 from perfmodel.topology.arcs import Arcs
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 
@@ -136,14 +135,12 @@ def _relieve_communication(sized: SizedJob, reported: ReportedRun) -> list[Relie
     varies = reported.counted > 1
     if setup is reported.setup and not varies:
         return _Search(sized, reported, sized.disturbances).reliefs()
-    plan, run, mode = simulate_steps(setup, sized.steady_disturbances, sized.settled)
-    steady = ReportedRun(plan, run, mode, setup, sized.settled, 1)
+    steady = simulate_steps(setup, sized.steady_disturbances, sized.settled)
     reliefs = by_savings(_Search(sized, steady, sized.steady_disturbances).reliefs())
     if not varies or not reliefs:
         return list(reliefs)
     if setup is not reported.setup:  # savings are differences of steps of one fidelity
-        plan, run, mode = simulate_steps(setup, sized.disturbances, reported.steps)
-        reported = replace(reported, plan=plan, run=run, mode=mode, setup=setup)
+        reported = simulate_steps(setup, sized.disturbances, reported.steps, reported.counted)
     whole = _Search(sized, reported, sized.disturbances)
     alone = next((each for each in reliefs if len(each.parts) == 1), None)
     return [
@@ -199,8 +196,7 @@ class _Search:
         Communication takes as long as the busiest of the other kinds of link, at least; and links
         that are busy now here, now there, hold it up for about twice as long as one of them is.
         """
-        run, step_s = self.reported.run, self.reported.step_s
-        comm_s = mean_parts(self.reported.plan, run, self.reported.counted_steps, step_s).comm_s
+        comm_s = self.reported.parts.comm_s
 
         def left_s(part: Part | None) -> float:
             return max((busy_s[other] for other in busy_s if other is not part), default=0.0)
