@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
 
+import numpy as np
+
 from perfmodel.simulate.engine.loop_records import LoopRun
 from perfmodel.studies.run.loops.loop_job import LoopBounds, LoopJob, loop_bounds, tracked_workers
 from perfmodel.studies.run.result.usage import CommunicationUse, Staleness
@@ -101,9 +103,10 @@ class LoopMetrics:
         shares = []
         for worker, rate in enumerate(self.rates_per_s):
             done = len(self.run.work_s[worker])
-            first = sum(at < self.from_s for at in self.run.updates_s[worker])
-            counted = slice(min(first, max(0, done - 1)), done)
-            work, waits_s = self.run.work_s[worker][counted], self.run.waits_s[worker][counted]
+            first = min(
+                sum(at < self.from_s for at in self.run.updates_s[worker]), max(0, done - 1)
+            )
+            work, waits_s = self.run.work_s[worker][first:], self.run.waits_s[worker][first:done]
             own = {
                 kind: rate * fmean(each.get(kind, 0.0) for each in work)
                 for kind in dict.fromkeys(kind for each in work for kind in each)
@@ -119,10 +122,9 @@ class LoopMetrics:
         """Messages of an iteration by direction; waiting is shared out by their times under way."""
         exchanges = self.run.plan.exchanges
         pushed = sum(each.push_bytes for each in exchanges)
-        pulled = sum(each.pull_bytes for each in exchanges)
         rows = (
             ("push", pushed, pushed, self.comm_s((True,))),
-            ("pull", pulled, 0.0, self.comm_s((False,))),
+            ("pull", sum(each.pull_bytes for each in exchanges), 0.0, self.comm_s((False,))),
         )
         total_s = sum(busy_s for *_, busy_s in rows) or 1.0
         return tuple(
@@ -187,16 +189,15 @@ class LoopMetrics:
 
     def spans(self) -> tuple[Span, ...]:
         """One iteration of a usual worker and what others do meanwhile; times from its start."""
-        plan = self.run.plan
-        usual = tracked_workers(plan)[0]
+        plan, tracked = self.run.plan, tracked_workers(self.run.plan)
         starts_s = [
             start_s
             for worker, _, index, start_s, _ in self.run.items
-            if worker == usual and index == 0 and start_s >= self.from_s
+            if worker == tracked[0] and index == 0 and start_s >= self.from_s
         ]
         start_s, end_s = [*starts_s[-2:], self.run.length_s, math.inf][:2]
         servers = {server.name for server in plan.servers}
-        drawn = {plan.workers[number].name for number in tracked_workers(plan)}
+        drawn = {plan.workers[number].name for number in tracked}
         drawn |= {server.name for server in plan.servers[:DRAWN_SERVERS]}
         return tuple(
             span._replace(
@@ -213,12 +214,9 @@ class LoopMetrics:
 
 def _percentile(weights: dict[int, float], share: float) -> int:
     """Smallest number of updates that at least this share of gradients does not exceed."""
-    enough, total = share * sum(weights.values()), 0.0
-    for updates in sorted(weights):
-        total += weights[updates]
-        if total >= enough * (1 - 1e-9):
-            break
-    return updates
+    updates = sorted(weights)
+    sums = np.cumsum([weights[at] for at in updates])
+    return updates[int(np.searchsorted(sums, share * sum(weights.values()) * (1 - 1e-9)))]
 
 
 def _histogram(weights: dict[int, float], most: int) -> tuple[tuple[int, int, float], ...]:

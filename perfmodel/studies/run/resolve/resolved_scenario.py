@@ -92,7 +92,7 @@ def resolve_scenario(
     node, workload, other_workloads = resolve_names(scenario)
     if isinstance(node, Topology):
         cluster = scenario.cluster.model_copy(update={"nodes": node.hosts})
-        scenario = scenario.with_cluster(cluster)
+        scenario = scenario.model_copy(update={"cluster": cluster})
     all_sizes = tuple(sizes(scenario, gpus_of(node)))
     share = resolve_share(scenario, workload, all_sizes[-1])
     _check_groups(scenario, all_sizes[-1].gpus)

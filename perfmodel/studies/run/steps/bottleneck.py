@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
 
 import numpy as np
 
@@ -22,8 +22,9 @@ from perfmodel.studies.run.steps.reliefs import (
     WORTH_NAMING,
     join_words,
 )
-from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
-from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
+from perfmodel.studies.run.steps.simulate_step import ReportedRun, simulate_steps, timer_of
+from perfmodel.studies.run.steps.sized_job import SizedJob
+from perfmodel.studies.run.steps.step_parts import grouped
 from perfmodel.topology.arcs import Device
 from perfmodel.topology.model import Topology
 from perfmodel.training.plan.step_plan import Collective, StepPlan
@@ -170,8 +171,8 @@ def _part(topology: Topology, device: Device, name: str) -> str:
     same_kind = {
         name for link in ends for name in link if topology.devices[name].kind == device.kind
     }
-    several = len(same_kind) > 1
-    return f"{_host(device)}'s {name}{f' {_number(device.local)}' if several else ''}"
+    number = f" {_number(device.local)}" if len(same_kind) > 1 else ""
+    return f"{_host(device)}'s {name}{number}"
 
 
 def _host(device: Device) -> str:
@@ -279,11 +280,9 @@ def _busy_s(sized: SizedJob, reported: ReportedRun, timer: UncontendedTimer) -> 
 def _largest_collective(plan: StepPlan, timer: UncontendedTimer) -> tuple[str, bool]:
     """Algorithm that moves most, and whether staging caps its slowest edge."""
     works = [task.work for task in plan.tasks if isinstance(task.work, Collective)]
-    moved = Counter[str]()
-    for work in works:
-        moved[work.op] += work.times * work.nbytes
-    most = moved.most_common(1)[0][0]
-    work = max((work for work in works if work.op == most), key=lambda work: work.nbytes)
+    by_op = grouped(works, attrgetter("op"))
+    most = max(by_op.values(), key=lambda same: sum(each.times * each.nbytes for each in same))
+    work = max(most, key=attrgetter("nbytes"))
     group = max(plan.groups_of[work.communicator], key=len)
     lowered, _ = timer.best(work.op, work.nbytes, group, work.root)
     slowest = [(stage, timer.rates(stage)) for stage in lowered.stages]

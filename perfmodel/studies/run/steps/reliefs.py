@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 
+from perfmodel.arrays import sending_s
 from perfmodel.scenario.sections.variants import WhatIf
 from perfmodel.simulate.engine.engine import BY_SENDS
 from perfmodel.simulate.uncontended import UncontendedTimer
@@ -21,7 +23,6 @@ from perfmodel.studies.run.resolve.what_if import BANDWIDTHS_INSIDE, BETWEEN_NOD
 from perfmodel.studies.run.result.model import Relief, SizeResult
 from perfmodel.studies.run.steps.simulate_step import ReportedRun, simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import SizedJob
-from perfmodel.topology.arcs import Arcs
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 
 WORTH_NAMING = 0.01
@@ -244,21 +245,14 @@ def _busy_by_part(timer: UncontendedTimer, reported: ReportedRun) -> dict[Part, 
 
     Memory through which copies are staged counts as busy all the time: their rate is no link's.
     """
-    topology = timer.machine.topology
-    kinds_s = busy_by_kind(topology.arcs, reported)
-    busy_s = {part: max(kinds_s.get(kind, 0.0) for kind in part.kinds) for part in LINKS}
+    topology, arcs = timer.machine.topology, timer.machine.topology.arcs
+    rates_Bps, nbytes = arcs.bandwidth_Bps, reported.run.counted.wire_bytes / reported.steps
+    links_s = sending_s(np.where(rates_Bps > 0, nbytes, 0.0), rates_Bps)
+    of_part = {part: links_s[arcs.kinds.among(part.kinds)] for part in LINKS}
+    busy_s = {part: float(each.max(initial=0.0)) for part, each in of_part.items()}
     if topology.staging_Bps is not None:
         busy_s[MEMORY] = max(busy_s.values())
     return {part: time_s for part, time_s in busy_s.items() if time_s > 0}
-
-
-def busy_by_kind(arcs: Arcs, reported: ReportedRun) -> dict[str, float]:
-    """How long the busiest link of each kind is busy in a step; seconds."""
-    nbytes = reported.run.counted.wire_bytes / reported.steps
-    usable = (arcs.bandwidth_Bps > 0) & (nbytes > 0)
-    busy_s = np.divide(nbytes, arcs.bandwidth_Bps, out=np.zeros(len(arcs)), where=usable)
-    used = sorted(arcs.kinds.present(usable))
-    return {kind: float(busy_s[arcs.kinds.among((kind,))].max()) for kind in used}
 
 
 def _has_rates(plan: StepPlan, timer: UncontendedTimer) -> bool:
@@ -267,12 +261,15 @@ def _has_rates(plan: StepPlan, timer: UncontendedTimer) -> bool:
     if any(each.reduce_rate is not None or each.host_step > 0 for each in protocols):
         return True
     works = [task.work for task in plan.tasks if isinstance(task.work, Collective)]
-    largest = {work.op: work for work in sorted(works, key=lambda work: work.nbytes)}
-    for work in largest.values():
-        group = max(plan.groups_of[work.communicator], key=len)
-        stages = (
-            timer.best(work.op, work.nbytes, group, work.root)[0].stages if len(group) > 1 else ()
-        )
-        if any(np.any(timer.rates(stage) >= stage.cap_Bps * (1 - 1e-9)) for stage in stages):
-            return True
-    return False
+    largest = {work.op: work for work in sorted(works, key=attrgetter("nbytes"))}
+    calls = ((each, max(plan.groups_of[each.communicator], key=len)) for each in largest.values())
+    lowered = (
+        timer.best(work.op, work.nbytes, group, work.root)[0]
+        for work, group in calls
+        if len(group) > 1
+    )
+    return any(
+        np.any(timer.rates(stage) >= stage.cap_Bps * (1 - 1e-9))
+        for each in lowered
+        for stage in each.stages
+    )

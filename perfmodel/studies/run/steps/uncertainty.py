@@ -20,8 +20,12 @@ from perfmodel.simulate.engine.engine import BY_SENDS, uses_sockets
 from perfmodel.studies.run.resolve.training_job import TrainingJob, gpu_spread
 from perfmodel.studies.run.resolve.what_if import apply_what_if, what_if_of
 from perfmodel.studies.run.result.model import DisturbanceCost, SizeResult, Uncertainty
-from perfmodel.studies.run.steps.simulate_step import SimulationSetup, simulate_steps
-from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
+from perfmodel.studies.run.steps.simulate_step import (
+    ReportedRun,
+    SimulationSetup,
+    simulate_steps,
+)
+from perfmodel.studies.run.steps.sized_job import SizedJob
 from perfmodel.units import format_time
 from perfmodel.workload.compute_spread import (
     overlap_slowdowns,
@@ -58,32 +62,6 @@ def ratio_interval(
     moves += [each.logs(above_s) for each in above if not each.is_shared]
     moves += [(-low, -high) for low, high in (e.logs(below_s) for e in below if not e.is_shared)]
     return _around(above_s / below_s, moves)
-
-
-def chance_of_gpus(
-    step_s: float, compute: Uncertainty, factors: Interval, gpus: tuple[int, str], spread: float
-) -> tuple[Uncertainty, ...]:
-    """Uncertainties of a step for the GPUs that it happens to get, and for the run.
-
-    As many GPUs of one model are taken for the same ones in one run: between two settings on them
-    both cancel, between two numbers of GPUs they do not.
-
-    `compute`: the step at both ends of the times of its layers; `factors`: these ends. Between
-        them and the likely step it is taken as linear.
-    `gpus`: how many it waits for, and of which model. `spread`: standard deviation of their speeds.
-    """
-    ranks, model = gpus
-    expected = slowest_factor(ranks, spread)
-    known_s = compute.low_s, step_s, compute.high_s
-    low_s, high_s = (
-        float(np.interp(by / expected, (factors[0], 1.0, factors[1]), known_s))
-        for by in slowest_factors(ranks, spread)
-    )
-    quick, slow = run_factors()
-    return (
-        Uncertainty(f"speed of {ranks} x {model}", low_s, high_s),
-        Uncertainty(f"run on {ranks} x {model}", step_s * quick, step_s * slow),
-    )
 
 
 def _around(value: float, moves: Iterable[tuple[float, float]]) -> Interval:
@@ -170,13 +148,34 @@ def with_chance(
     return tuple(part for part in (*parts, *chance) if part.low_s != part.high_s)
 
 
+def chance_of_gpus(
+    step_s: float, compute: Uncertainty, factors: Interval, gpus: tuple[int, str], spread: float
+) -> tuple[Uncertainty, ...]:
+    """Uncertainties of a step for the GPUs that it happens to get, and for the run.
+
+    As many GPUs of one model are taken for the same ones in one run: between two settings on them
+    both cancel, between two numbers of GPUs they do not.
+
+    `compute`: the step at both ends of the times of its layers; `factors`: these ends. Between
+        them and the likely step it is taken as linear.
+    `gpus`: how many it waits for, and of which model. `spread`: standard deviation of their speeds.
+    """
+    (ranks, model), (low, high) = gpus, factors
+    known_s = compute.low_s, step_s, compute.high_s
+    speeds = (by / slowest_factor(ranks, spread) for by in slowest_factors(ranks, spread))
+    speeds_s = (float(np.interp(by, (low, 1.0, high), known_s)) for by in speeds)
+    return (
+        Uncertainty(f"speed of {ranks} x {model}", *speeds_s),
+        Uncertainty(f"run on {ranks} x {model}", *(step_s * by for by in run_factors())),
+    )
+
+
 def chance_of_job(sized: SizedJob, step_s: float, compute: Uncertainty) -> tuple[Uncertainty, ...]:
     """Return the uncertainties of `chance_of_gpus` for the GPUs of a job; none for CPUs."""
-    gpu = sized.job.gpu
+    gpu, gpus = sized.job.gpu, (sized.size.gpus, sized.job.gpu.name)
     if gpu.generation == "cpu":
         return ()
-    gpus, spread = (sized.size.gpus, gpu.name), gpu_spread(sized.job)
-    return chance_of_gpus(step_s, compute, sized.compute_spread, gpus, spread)
+    return chance_of_gpus(step_s, compute, sized.compute_spread, gpus, gpu_spread(sized.job))
 
 
 def name_compute(job: TrainingJob) -> str:
