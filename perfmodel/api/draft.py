@@ -143,10 +143,9 @@ def _content(answers: DraftAnswers) -> dict[str, Any]:
     smaller = [2**n for n in range(answers.nodes.bit_length()) if 2**n < answers.nodes]
     if smaller:
         content["scale"] = {"nodes": smaller}
-    of_images = resolve_workload(make_scenario(content)).sample.is_image
     content["compute"] |= (
         {"optimizer": "sgd-momentum", "channels_last": True}
-        if of_images
+        if resolve_workload(make_scenario(content)).sample.is_image
         else {"optimizer": "adamw"}
     )
     return content

@@ -515,8 +515,7 @@ def _nccl_settings(
     """Settings as an object, or of NCCL's version and environment; not both."""
     from perfmodel.library.settings import settings_of
 
-    texts = {"version": version, "env": env}
-    fields = {name: value for name, value in texts.items() if value}
+    fields = {name: value for name, value in {"version": version, "env": env}.items() if value}
     if fields and (settings is not None or library != "nccl"):
         allowed = "nothing beside settings, and only with library 'nccl'"
         raise InputError(Fault(name, repr(value), allowed) for name, value in fields.items())

@@ -32,8 +32,7 @@ def sizes_fit(parts: SimpleNamespace, origin: SourceMap) -> Iterable[Row]:
     cluster, scale = parts.cluster, parts.scale
     if cluster.graph is not None:
         allowed = "nothing beside cluster.graph, which is one cluster"
-        from_file = not origin.from_flag("cluster.graph")
-        return [(from_file, "scale", "sizes of a curve", allowed)]
+        return [(not origin.from_flag("cluster.graph"), "scale", "sizes of a curve", allowed)]
     if is_resized_by_flag(origin):
         return []
     limits = {"nodes": cluster.nodes, "gpus": cluster.nodes * (cluster.gpus_per_node or 0)}
@@ -162,10 +161,8 @@ def _plan_rows(plan: PlanSection) -> Iterator[Row]:
     currency, budget = plan.paid_in, plan.budget
     converted = f"{currency}, the currency of this plan: nothing is converted"
     for field, money in plan.money.items():
-        price = f"{money.amount:g} {money.currency}"
-        yield money.currency != currency, field, price, converted
-    is_free = budget is not None and not budget.amount
-    yield is_free, "budget", f"0 {currency}", "more than zero"
+        yield money.currency != currency, field, f"{money.amount:g} {money.currency}", converted
+    yield budget is not None and not budget.amount, "budget", f"0 {currency}", "more than zero"
     names = [candidate.name for candidate in plan.candidates]
     yield from repeated_names("candidates", [*names])
     yield from repeated_names("upgrades", [upgrade.name for upgrade in plan.upgrades])
@@ -215,8 +212,7 @@ def files_exist(parts: SimpleNamespace, origin: SourceMap) -> Iterator[Row]:
         path: Path = origin.resolve(f"{section}.{key}", value)
         path = path / "config.json" if key == "config" and is_folder(path) else path
         problem = "which is a folder" if is_folder(path) else "and there is no such file"
-        found = f"{str(path)!r}, {problem}"
-        yield not is_file(path), f"{section}.{key}", found, "a readable file"
+        yield not is_file(path), f"{section}.{key}", f"{str(path)!r}, {problem}", "a readable file"
 
 
 def transformer_fits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:

@@ -70,8 +70,7 @@ def line_map(document: Any, prefix: str = "") -> dict[str, int]:
     """One-based line of every field of a document read by `perfmodel.files.read_yaml`."""
     lines: dict[str, int] = {}
     marks = getattr(getattr(document, "lc", None), "data", None) or {}
-    keys = document if isinstance(document, Mapping) else range(len(document))
-    for key in keys:
+    for key in document if isinstance(document, Mapping) else range(len(document)):
         if key in marks:
             lines[f"{prefix}{key}"] = int(marks[key][0]) + 1
         if isinstance(document[key], Mapping | list):

@@ -82,8 +82,7 @@ class LoopMetrics:
         """
         if self.varies:
             return fmean(self.rounds_s())
-        most_per_s = min(self.bounds.least_per_s, sum(self.rates_per_s))
-        return len(self.run.plan.workers) / most_per_s
+        return len(self.run.plan.workers) / min(self.bounds.least_per_s, sum(self.rates_per_s))
 
     # ------------------------------------------------------------ time of workers
 
@@ -148,8 +147,7 @@ class LoopMetrics:
             and message.start_s >= self.from_s
         ]
         iterations = {m.iteration for m in self.run.messages if m.worker == usual}
-        counted = max(1, len(iterations) - self.job.warm_up)
-        return min(covered_s(under_way) / counted, self.step_s())
+        return min(covered_s(under_way) / max(1, len(iterations) - self.job.warm_up), self.step_s())
 
     # ------------------------------------------------------------ servers
 

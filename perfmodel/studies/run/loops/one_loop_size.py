@@ -260,8 +260,7 @@ def simulate_loop_reliefs(metrics: LoopMetrics) -> tuple[Relief, ...]:
 def _busy(metrics: LoopMetrics) -> FloatArray:
     """Share of the time in which each link is busy."""
     rates_Bps, run = metrics.job.machine.topology.arcs.bandwidth_Bps, metrics.run
-    nbytes = np.where(rates_Bps > 0, run.counted.wire_bytes, 0.0)
-    return sending_s(nbytes, rates_Bps * run.length_s)
+    return sending_s(np.where(rates_Bps > 0, run.counted.wire_bytes, 0.0), rates_Bps * run.length_s)
 
 
 def _without(job: LoopJob, part: Part) -> LoopJob:

@@ -147,8 +147,7 @@ def as_disturbances(processes: Any, steps: Any = None) -> tuple[Disturbance, ...
 
 def join_names(names: Sequence[str], most: int = 4) -> str:
     """List names for a description; of many the first ones, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 # ---------------------------------------------------------------- events and mixed nodes
@@ -296,8 +295,7 @@ class _EventResolver:
         if lose.nic not in devices:
             raise InputError(no_device(self.topology, lose.nic, "nic"))
         if lose.nic not in nics:
-            allowed = f"a NIC: {allowed_names(nics, limit=8)}"
-            raise InputError(Fault("nic", repr(lose.nic), allowed))
+            raise InputError(Fault("nic", repr(lose.nic), f"a NIC: {allowed_names(nics, limit=8)}"))
         arcs = find_arcs(self.topology, lose.nic)
         return _fail(f"{lose.nic} lost", lose, arcs, LinkFault(0.0, nodes=(lose.nic,)))
 

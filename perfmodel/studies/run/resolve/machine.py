@@ -199,8 +199,7 @@ def named_node(scenario: Scenario) -> str | NodeSection:
         return origin.beside(field, node)
     if node.extends is None:
         return node
-    extended = origin.beside("cluster.node.extends", node.extends)
-    return node.model_copy(update={"extends": extended})
+    return node.model_copy(update={"extends": origin.beside("cluster.node.extends", node.extends)})
 
 
 def _resolve_fabric(scenario: Scenario) -> FabricSpec | str | None:
@@ -215,8 +214,7 @@ def _resolve_fabric(scenario: Scenario) -> FabricSpec | str | None:
     overridden = sorted(fields.keys() - {"kind"})
     if overridden:
         conflict = f"{', '.join(overridden)} beside the file {section.kind!r}"
-        allowed = "a file alone: it says all of its fabric"
-        raise scenario.fault("cluster.fabric", conflict, allowed)
+        raise scenario.fault("cluster.fabric", conflict, "a file alone: it says all of its fabric")
     return scenario.origin.beside("cluster.fabric", section.kind)
 
 

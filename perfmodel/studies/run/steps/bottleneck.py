@@ -85,8 +85,7 @@ def _blocks(topology: Topology, arc: int) -> tuple[int, int]:
     """
     if arc < topology.first_cable:
         return 0, topology.host_arcs
-    ends = topology.arcs.names[arc]
-    if not any(topology.devices[end].kind == "nic" for end in ends):
+    if not any(topology.devices[end].kind == "nic" for end in topology.arcs.names[arc]):
         return 0, 0
     inside = {end for link in topology.arcs.names[: topology.host_arcs] for end in link}
     return topology.first_cable, 2 * sum(topology.devices[end].kind == "nic" for end in inside)
@@ -286,7 +285,6 @@ def _largest_collective(plan: StepPlan, timer: UncontendedTimer) -> tuple[str, b
     group = max(plan.groups_of[work.communicator], key=len)
     lowered, _ = timer.best(work.op, work.nbytes, group, work.root)
     slowest = [(stage, timer.rates(stage)) for stage in lowered.stages]
-    staged = any(
+    return lowered.schedule.algorithm, any(
         rates.min() >= stage.cap_Bps[int(np.argmin(rates))] * (1 - 1e-9) for stage, rates in slowest
     )
-    return lowered.schedule.algorithm, staged

@@ -211,8 +211,7 @@ class SizedJob:
         own, mixture = self.allocation.own, self.job.mixture
         if mixture.is_plain:
             return own
-        members = mixture.grid(self.size.gpus).numbers[0, :, 0].tolist()
-        return tuple(own[rank] for rank in members)
+        return tuple(own[rank] for rank in mixture.grid(self.size.gpus).numbers[0, :, 0].tolist())
 
     @property
     def settled(self) -> int:

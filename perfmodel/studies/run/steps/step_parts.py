@@ -78,8 +78,7 @@ def _split_step(spans: list[Span], plan: StepPlan, step_s: float) -> StepParts:
     comm = intervals_of(s for s in (own if is_pipeline else spans) if communicates(s, kinds))
     breakdown_s = _break_down(kernels, exposed_s(comm, compute), step_s)
     if is_pipeline:
-        waits_s = exposed_s([window_of_passes(spans)], [*compute, *comm])
-        bubble_s = min(waits_s, breakdown_s["idle"])
+        bubble_s = min(exposed_s([window_of_passes(spans)], [*compute, *comm]), breakdown_s["idle"])
         breakdown_s |= {"bubble": bubble_s, "idle": breakdown_s["idle"] - bubble_s}
     return StepParts(
         covered_s(compute), covered_s(comm), breakdown_s["exposed communication"], breakdown_s
