@@ -111,9 +111,9 @@ def collective_rows(
     numbers_of = named if isinstance(named, str) else OWN if named else None
     alternatives = []
     if profile and measured_at(profile, size, op, rows=profile_rows, algorithm=numbers_of):
-        drawn = draws(profile, DRAWS, seed=0)
         alternatives = [
-            UncontendedTimer(apply(each, nominal.machine, rows=profile_rows)) for each in drawn
+            UncontendedTimer(apply(each, nominal.machine, rows=profile_rows))
+            for each in draws(profile, DRAWS, seed=0)
         ]
     pairs = [(op, nbytes) for nbytes in all_sizes]
     sockets = named is None and uses_sockets(machine, fidelity)
