@@ -22,7 +22,7 @@ _MONEY = re.compile(
     re.ASCII,
 )
 
-_SIGNS = {"$": "USD", "\u20ac": "EUR", "\u00a3": "GBP", "\u00a5": "JPY or CNY"}
+_SIGNS = {r"\$": "USD", "\u20ac": "EUR", "\u00a3": "GBP", "\u00a5": "JPY or CNY"}
 
 MOST_MONEY = 1e15
 """More than all there is, in any currency."""
@@ -30,6 +30,10 @@ MOST_MONEY = 1e15
 _NOT_MONEY = "not an amount of money"
 
 _MISTAKES = (
+    *(
+        (sign, f"a sign, which several currencies share; write {currency}")
+        for sign, currency in _SIGNS.items()
+    ),
     (",", "a comma, which may mean thousands or decimals; write 1_000.50"),
     (r"^\s*-", "less than zero"),
     (r"^\s*[\d._]+\s*(/|$)", "no currency"),
@@ -93,10 +97,7 @@ def parse_money(
 def _explain(text: object) -> str:
     """Explain why a text is not money."""
     if not isinstance(text, str):
-        return "no currency" if isinstance(text, int | float) else "not an amount of money"
-    sign = next((currency for sign, currency in _SIGNS.items() if sign in text), None)
-    if sign is not None:
-        return f"a sign, which several currencies share; write {sign}"
+        return "no currency" if isinstance(text, int | float) else _NOT_MONEY
     return next((reason for pattern, reason in _MISTAKES if re.search(pattern, text)), _NOT_MONEY)
 
 

@@ -31,6 +31,7 @@ from perfmodel.scenario import (
     SlowEvent,
     TrafficEvent,
 )
+from perfmodel.scenario.model import relocated_errors
 from perfmodel.scenario.sections.events import JitterEvent
 from perfmodel.simulate.engine.background import BackgroundJob, Traffic
 from perfmodel.simulate.engine.jitter import Jitter
@@ -180,13 +181,8 @@ def resolve_events(
     disturbances: list[Disturbance] = []
     faults: list[Fault] = []
     for place, make in makers.items():
-        try:
+        with collect_faults(faults), relocated_errors(scenario, place):
             disturbances.append(make())
-        except InputError as error:
-            faults += [
-                scenario.origin.fault(f"{place}.{f.field}", f.found, f.allowed)
-                for f in error.faults
-            ]
     if faults and strict:
         raise InputError(faults)
     return tuple(disturbances)

@@ -10,6 +10,7 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray, sending_s
 from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.studies.run.resolve.what_if import BETWEEN_NODES
 from perfmodel.studies.run.result.model import Bottleneck, Relief, SizeResult
 from perfmodel.studies.run.result.usage import LinkEnds
 from perfmodel.studies.run.steps.reliefs import (
@@ -28,8 +29,6 @@ from perfmodel.studies.run.steps.step_parts import grouped
 from perfmodel.topology.arcs import Device
 from perfmodel.topology.model import Topology
 from perfmodel.training.plan.step_plan import Collective, StepPlan
-
-BETWEEN_HOSTS = frozenset({"ethernet", "infiniband"})
 
 _TIER_NAMES = {
     "leaf": "leaf switch",
@@ -72,7 +71,7 @@ def name_busiest(topology: Topology, busy_s: FloatArray) -> str:
     busiest = {name_link(topology, start + at) for at, is_so in somewhere if is_so}
     everywhere = bool(as_busy[used].any(axis=1).all())
     if everywhere and len(busiest) > 1:
-        return _PLURALS[sort]
+        return _NAMES[sort][1]
     name = name_link(topology, arc)
     several = everywhere and np.count_nonzero(used) > 1
     return re.sub(r"\bhost \d+", "each host", name) if several else name
@@ -92,9 +91,9 @@ def _blocks(topology: Topology, arc: int) -> tuple[int, int]:
 
 
 def _sort_of(topology: Topology, arc: int) -> str:
-    """Key of `_PLURALS`: kind of link, and for PCIe whose."""
+    """Key of `_NAMES`: kind of link, and for PCIe whose."""
     kind = topology.arcs.kinds[arc]
-    if kind in BETWEEN_HOSTS:
+    if kind in BETWEEN_NODES:
         return "nic"
     if kind != "pcie":
         return kind
@@ -102,18 +101,20 @@ def _sort_of(topology: Topology, arc: int) -> str:
     return next((f"pcie {owner}" for owner in ("gpu", "nic", "pcie_switch") if owner in ends), kind)
 
 
-_PLURALS = {
-    "nic": "the hosts' NICs",
-    "upi": "the links between CPUs",
-    "memory": "the hosts' memory",
-    "nvlink": "the GPUs' NVLink",
-    "c2c": "the CPUs' links to GPUs (C2C)",
-    "pcie gpu": "the GPUs' PCIe",
-    "pcie nic": "the NICs' PCIe",
-    "pcie pcie_switch": "the hosts' PCIe switches",
-    "pcie": "the hosts' PCIe",
+_NAMES = {
+    "nic": ("{nic}", "the hosts' NICs"),
+    "upi": ("the link between {host}'s CPUs", "the links between CPUs"),
+    "memory": ("{host}'s memory", "the hosts' memory"),
+    "nvlink": ("NVLink of {gpus}", "the GPUs' NVLink"),
+    "c2c": ("the CPU's link (C2C) of {gpus}", "the CPUs' links to GPUs (C2C)"),
+    "pcie gpu": ("PCIe of {gpus}", "the GPUs' PCIe"),
+    "pcie nic": ("PCIe of {nic}", "the NICs' PCIe"),
+    "pcie pcie_switch": ("{pcie_switch}", "the hosts' PCIe switches"),
+    "pcie": ("{host}'s PCIe", "the hosts' PCIe"),
 }
-"""Links of one sort in all hosts, by what `_sort_of` calls them."""
+"""One link of a sort, and the links of this sort in all hosts, by what `_sort_of` calls them."""
+_PARTS = {"nic": "NIC", "pcie_switch": "PCIe switch"}
+"""Parts of a host that a link is named after, by kind of device."""
 
 
 def name_link(topology: Topology, arc: int) -> str:
@@ -133,24 +134,12 @@ def name_link(topology: Topology, arc: int) -> str:
     "host 1's NIC"
     """
     src, dst = topology.arcs.names[arc]
-    ends, kind = (topology.devices[src], topology.devices[dst]), topology.arcs.kinds[arc]
-    of_kind = {device.kind: device for device in ends}
-    nic = _part(topology, of_kind["nic"], "NIC") if "nic" in of_kind else ""
-    if kind in BETWEEN_HOSTS:
-        return nic or _trunk(src, dst)
-    host, gpus = _host(ends[0]), _gpus(topology, ends)
-    texts = {
-        "upi": f"the link between {host}'s CPUs",
-        "memory": f"{host}'s memory",
-        "nvlink": f"NVLink of {gpus}",
-        "c2c": f"the CPU's link (C2C) of {gpus}",
-    }
-    if kind in texts:
-        return texts[kind]
-    if "gpu" in of_kind or nic:
-        return f"PCIe of {gpus if 'gpu' in of_kind else nic}"
-    switch = of_kind.get("pcie_switch")
-    return f"{host}'s PCIe" if switch is None else _part(topology, switch, "PCIe switch")
+    ends, sort = (topology.devices[src], topology.devices[dst]), _sort_of(topology, arc)
+    named = (device for device in ends if device.kind in _PARTS)
+    parts = {each.kind: _part(topology, each, _PARTS[each.kind]) for each in named}
+    if sort == "nic" and not parts:
+        return _trunk(src, dst)
+    return _NAMES[sort][0].format(host=_host(ends[0]), gpus=_gpus(topology, ends), **parts)
 
 
 def _gpus(topology: Topology, ends: tuple[Device, Device]) -> str:

@@ -44,11 +44,13 @@ class Part:
     """A part of the machine that may be no limit.
 
     `kinds`: of its links; none for what is no link.
+    `text`: a machine of which it is none, where it is no link.
     """
 
     name: str
     what_if: Mapping[str, str | float | bool]
     kinds: frozenset[str] = frozenset()
+    text: str = ""
 
 
 def _links_part(name: str, field: str) -> Part:
@@ -65,16 +67,16 @@ LINKS = (
     _links_part("links of CPUs", "cpu_bandwidth"),
     MEMORY,
 )
-LATENCY = Part("latency", {"network_latency": 0.0, "node_latency": 0.0, "launch": 0.0})
-LIBRARY = Part("the library's own rates", {"library_rates": "infinite"})
-HOST = Part("launching kernels", {})
-COMMUNICATION = Part("communication", {"communication": False})
-_TEXTS: Mapping[str, str] = {
-    LATENCY.name: "no latency",
-    LIBRARY.name: "a library without rates of its own",
-    HOST.name: "kernels launched in no time",
-    COMMUNICATION.name: "no communication at all",
-}
+LATENCY = Part(
+    "latency", {"network_latency": 0.0, "node_latency": 0.0, "launch": 0.0}, text="no latency"
+)
+LIBRARY = Part(
+    "the library's own rates",
+    {"library_rates": "infinite"},
+    text="a library without rates of its own",
+)
+HOST = Part("launching kernels", {}, text="kernels launched in no time")
+COMMUNICATION = Part("communication", {"communication": False}, text="no communication at all")
 PARTS: Mapping[str, Part] = {
     part.name: part for part in (*LINKS, LATENCY, LIBRARY, HOST, COMMUNICATION)
 }
@@ -95,7 +97,7 @@ def describe_parts(parts: Sequence[Part]) -> str:
     """
     links = [part.name for part in parts if part in LINKS]
     fast = [f"infinitely fast {join_words(links)}"] if links else []
-    *first, last = [*fast, *(_TEXTS[part.name] for part in parts if part not in LINKS)]
+    *first, last = [*fast, *(part.text for part in parts if part.text)]
     # "and" within the links asks for a comma before the next.
     return f"{', '.join(first)}{',' if ' and ' in first[0] else ''} and {last}" if first else last
 
@@ -107,8 +109,7 @@ def simulate_reliefs(
 
     Communication is looked into where more than 2 % of the step wait for it or are slowed by it.
     """
-    step_s = point.step_time_s
-    reliefs: list[Relief] = []
+    step_s, reliefs = point.step_time_s, list[Relief]()
     if point.breakdown_s["idle"] > WORTH_NAMING * step_s:
         setup = replace(reported.setup, plan_for=lambda gpu: sized.plan_for(gpu, launches=False))
         saves_s = reported.step_s - reported.simulate_again(sized.disturbances, setup)

@@ -27,7 +27,7 @@ from perfmodel.studies.run.resolve.disturbance import (
     background_traffic,
     join_names,
 )
-from perfmodel.studies.run.steps.output_analysis import mean_interval_s
+from perfmodel.studies.run.steps.output_analysis import WARM_UP, mean_interval_s
 from perfmodel.studies.run.steps.step_parts import StepParts, mean_parts
 from perfmodel.topology.faults import degrade_links, remove_links
 from perfmodel.training.plan.split_class import ClassPart, one_class_per_rank, split
@@ -57,7 +57,6 @@ class SimulationSetup:
 
     `machine`: undisturbed.
     `settled_s`: when the settled state begins, from which times of disturbances count; seconds.
-    `warm_up`: steps before it, from which numbers of disturbed steps count.
     `timers`: cache of timers: of machines with faults from the start, by the fields of these
         faults.
     """
@@ -67,7 +66,6 @@ class SimulationSetup:
     fidelity: Fidelity | Literal["free"]
     slowdown: float | None
     settled_s: float
-    warm_up: int
     timers: dict[tuple[str, ...], UncontendedTimer]
 
     def on(self, machine: Machine) -> SimulationSetup:
@@ -259,7 +257,7 @@ def _split_classes(
             own = [replace(part, like=None) for part in parts]  # so that tasks stay the same ones
             others = {gpu: split(other, rank_class.name, own) for gpu, other in others.items()}
         slow += [
-            SlowSteps(part.name, each.by, frozenset(step + setup.warm_up for step in each.steps))
+            SlowSteps(part.name, each.by, frozenset(step + WARM_UP for step in each.steps))
             for part in parts
             for each in causes_of[part.ranks[0]]
             if each.steps is not None

@@ -261,7 +261,6 @@ class SizedJob:
             self.fidelity if what_if_of(self.job.scenario).communication else "free",
             self.job.scenario.compute.overlap_slowdown,
             settled_s,
-            WARM_UP,
             self._timers,
         )
 
