@@ -162,9 +162,8 @@ def usual_fabric(node: NodeSpec) -> str:
 def relative_file(name: str, folder: Path) -> str:
     """A file as seen from the folder of the scenario; names stay as they are."""
     path = Path(os.path.expanduser(name))  # noqa: PTH111  (Path.expanduser raises on "~nobody")
-    if not os.path.isfile(path):  # noqa: PTH113  (never raises)
-        return name
-    return Path(os.path.relpath(path, folder)).as_posix()
+    is_file = os.path.isfile(path)  # noqa: PTH113  (never raises)
+    return Path(os.path.relpath(path, folder)).as_posix() if is_file else name
 
 
 def _first_that_fits(

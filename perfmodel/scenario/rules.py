@@ -54,8 +54,7 @@ def batch_divides(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
     batch, per_node = parts.training.global_batch, parts.cluster.gpus_per_node
     if batch is None or per_node is None:
         return []
-    whole = parts.cluster.nodes * per_node
-    scale = parts.scale
+    whole, scale = parts.cluster.nodes * per_node, parts.scale
     curve = () if scale is None else scale.gpus or [nodes * per_node for nodes in scale.nodes]
     counts = (*(gpus for gpus in curve if gpus < whole), whole)
     steps = getattr(parts.strategy, "accumulate", 1)
@@ -106,11 +105,6 @@ def repeated_names(kind: str, names: list[str | None]) -> list[Row]:
         (name is not None and name in names[:at], f"{kind}.{at}.name", repr(name), allowed)
         for at, name in enumerate(names)
     ]
-
-
-def job_names_differ(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
-    """Find jobs of the same name."""
-    return repeated_names("jobs", [job.name for job in parts.jobs])
 
 
 def events_fit(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
@@ -237,7 +231,7 @@ _RULES: tuple[tuple[str, Rule], ...] = (
     ("strategy", strategy_rules.auto_chooses),
     ("compute", strategy_rules.float8_fits),
     ("cluster", nodes_suffice),
-    ("jobs", job_names_differ),
+    ("jobs", lambda parts, _: repeated_names("jobs", [job.name for job in parts.jobs])),
     ("cluster", events_fit),
     ("strategy", strategy_rules.servers_fit),
     ("plan", plan_is_valid),

@@ -56,9 +56,8 @@ class SourceMap:
     def resolve(self, path: str, value: str) -> Path:
         """Return the path in a field, relative to the file unless a flag gave it."""
         written = Path(os.path.expanduser(value))  # noqa: PTH111  (Path.expanduser raises on "~nobody")
-        if self.file is None or self.from_flag(path):
-            return written
-        return Path(self.file).parent / written
+        is_apart = self.file is None or self.from_flag(path)
+        return written if is_apart else Path(self.file or "").parent / written
 
     def beside(self, path: str, value: str) -> str:
         """Return the path of a file named in a field if it exists, else the name as written."""

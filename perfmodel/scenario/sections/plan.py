@@ -373,7 +373,7 @@ class PlanSection(FileModel):
     @property
     def money(self) -> dict[str, Money]:
         """All money of the plan, by dotted field within it."""
-        return {field: value for field, value in _find_money(self, "") if value is not None}
+        return dict(_find_money(self, ""))
 
     @property
     def paid_in(self) -> str | None:
@@ -382,14 +382,10 @@ class PlanSection(FileModel):
         return self.currency or next((word for word, _ in used.most_common(1)), None)
 
 
-def _find_money(section: FileModel, prefix: str) -> Iterator[tuple[str, Money | None]]:
-    for name in type(section).model_fields:
-        value = getattr(section, name)
-        members = enumerate(value) if isinstance(value, tuple) else ()
-        if isinstance(value, Money):
-            yield f"{prefix}{name}", value
-        elif isinstance(value, FileModel):
-            yield from _find_money(value, f"{prefix}{name}.")
-        for at, member in members:
-            if isinstance(member, FileModel):
-                yield from _find_money(member, f"{prefix}{name}.{at}.")
+def _find_money(value: object, field: str) -> Iterator[tuple[str, Money]]:
+    """Find the money in a section, in several of them, or in an amount itself."""
+    if isinstance(value, Money):
+        yield field, value
+    elif isinstance(value, FileModel | tuple):
+        for name, member in value if isinstance(value, FileModel) else enumerate(value):
+            yield from _find_money(member, f"{field}.{name}".removeprefix("."))

@@ -105,9 +105,7 @@ def collective_rows(
     timer = nominal
     if profile is not None:
         timer = UncontendedTimer(apply(profile, nominal.machine, rows=profile_rows))
-    machine = timer.machine
-    named = find_named(op, algorithm)
-    size = len(topology.ranks)
+    machine, named, size = timer.machine, find_named(op, algorithm), len(topology.ranks)
     numbers_of = named if isinstance(named, str) else OWN if named else None
     alternatives = []
     if profile and measured_at(profile, size, op, rows=profile_rows, algorithm=numbers_of):

@@ -134,9 +134,8 @@ def _candidates(sized: SizedJob, changes: Sequence[tuple[Change, ...]]) -> Itera
 
 def _needed_bytes(memory: Memory, now: Memory) -> float:
     """Bytes of what there is too little of at present: of a GPU, or where it suffices of a host."""
-    if now.fits_gpu and now.overfull:
-        return memory.host_bytes + memory.drive_bytes
-    return memory.total_bytes
+    of_host = now.fits_gpu and now.overfull
+    return memory.host_bytes + memory.drive_bytes if of_host else memory.total_bytes
 
 
 def _changed(sized: SizedJob, changes: Sequence[Change]) -> SizedJob:
@@ -200,9 +199,7 @@ def _smaller_batch(sized: SizedJob) -> Change | None:
     if "accumulate" not in type(scenario.strategy).model_fields:
         return None
     change = None
-    for batch in range(sized.batch - 1, 0, -1):
-        if sized.batch % batch:
-            continue
+    for batch in (each for each in range(sized.batch - 1, 0, -1) if sized.batch % each == 0):
         steps = now * sized.batch // batch
         states_batch = scenario.training.batch_per_gpu is not None
         fields = {"training.batch_per_gpu": batch} if states_batch else {}

@@ -6,7 +6,7 @@ disturbances, and the time of each collective of a size that occurred before.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from perfmodel.library.machine import Machine
@@ -38,7 +38,7 @@ class PreparedSize:
 
     sized: SizedJob
     alternatives: tuple[Machine, ...]
-    _on_alternatives: dict[int, tuple[Machine, SizedJob]] = field(default_factory=dict, repr=False)
+    _on_alternatives: dict[Machine, SizedJob] = field(default_factory=dict, repr=False)
 
     @property
     def job(self) -> TrainingJob:
@@ -55,10 +55,6 @@ class PreparedSize:
         """The machine with its most likely numbers."""
         return self.sized.ensemble.likely
 
-    def with_options(self, options: StepOptions) -> PreparedSize:
-        """Return the same size with other options; times of collectives are shared."""
-        return replace(self, sized=self.sized.with_options(options))
-
     def step(
         self, options: StepOptions | None = None, machine: Machine | None = None
     ) -> ReportedRun:
@@ -70,7 +66,9 @@ class PreparedSize:
 
         Raises `InputError`: names file, line and field of the scenario.
         """
-        sized = self.sized if machine is None else self._size_on(machine)
+        sized = self.sized
+        if machine is not None:
+            sized = self._on_alternatives.setdefault(machine, sized.on_machine(machine))
         sized = sized if options is None else sized.with_options(options)
         with locate_errors(sized):
             return simulate_reported(sized)
@@ -80,11 +78,6 @@ class PreparedSize:
         sized = self.sized if options is None else self.sized.with_options(options)
         with locate_errors(sized):
             return simulate_first_step(sized).step_time_s
-
-    def _size_on(self, machine: Machine) -> SizedJob:
-        if id(machine) not in self._on_alternatives:
-            self._on_alternatives[id(machine)] = (machine, self.sized.on_machine(machine))
-        return self._on_alternatives[id(machine)][1]
 
 
 def prepare(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from statistics import fmean
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from perfmodel.simulate.engine.loop_records import LoopRun
 from perfmodel.studies.run.loops.loop_job import LoopBounds, LoopJob, loop_bounds, tracked_workers
 from perfmodel.studies.run.result.usage import CommunicationUse, Staleness
-from perfmodel.studies.run.steps.step_parts import PARTS
+from perfmodel.studies.run.steps.step_parts import PARTS, grouped
 from perfmodel.timeline import Span, covered_s
 
 MOST_BARS = 24
@@ -168,10 +168,8 @@ class LoopMetrics:
 
     def staleness(self) -> Staleness:
         """How late gradients were, of those applied while rounds count."""
-        weights: dict[int, float] = defaultdict(float)
-        for at_s, updates, nbytes in self.run.staleness:
-            if at_s >= self.from_s:
-                weights[updates] += nbytes
+        applied = grouped((e for e in self.run.staleness if e[0] >= self.from_s), itemgetter(1))
+        weights = {updates: sum(map(itemgetter(2), same)) for updates, same in applied.items()}
         total, most = sum(weights.values()), max(weights)
         return Staleness(
             mean=sum(updates * weights[updates] for updates in sorted(weights)) / total,

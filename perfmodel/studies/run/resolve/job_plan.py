@@ -113,8 +113,7 @@ NO_HOST_MEMORY = HostMemory(None, HOST_MEMORY_BPS)
 def host_memory(machine: Machine) -> HostMemory:
     """Find the rates of the first host, whose GPUs share what their ways have in common."""
     topology, router = machine.topology, machine.router
-    gpus = topology.ranks[: topology.gpus_per_host]
-    rates = topology.arcs.bandwidth_Bps
+    gpus, rates = topology.ranks[: topology.gpus_per_host], topology.arcs.bandwidth_Bps
     try:
         ends = {gpu: router.nearest_cpu(gpu) for gpu in gpus}
         memories = {cpu: router.memory_of(cpu) for cpu in ends.values()}

@@ -6,7 +6,7 @@ from how far recorded runs of similar machines were off predictions from datashe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
@@ -235,7 +235,7 @@ def resolve_settings(scenario: Scenario) -> LibrarySettings:
         return settings_of(version=section.version, env=env, fields=fields)
 
 
-def _find_nccl_settings(scenario: Scenario) -> Iterator[Fault]:
+def _find_nccl_settings(scenario: Scenario) -> list[Fault]:
     """List settings that the library of a scenario, another than NCCL, does not have."""
     section = scenario.library
     name, protocols = section.name, {"auto", *load_library(section.name).protocols}
@@ -247,10 +247,12 @@ def _find_nccl_settings(scenario: Scenario) -> Iterator[Fault]:
         "version": section.version,
         "env": next(iter(section.env), None),
     }
-    for field, value in unused.items():
-        if value is not None:
-            allowed = f"nothing for {name}, only for name: nccl"
-            yield scenario.origin.fault(f"library.{field}", repr(value), allowed)
+    allowed = f"nothing for {name}, only for name: nccl"
+    return [
+        scenario.origin.fault(f"library.{field}", repr(value), allowed)
+        for field, value in unused.items()
+        if value is not None
+    ]
 
 
 def _load_library(section: LibrarySection) -> CommLibrary:

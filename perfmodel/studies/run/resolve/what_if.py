@@ -54,10 +54,8 @@ def apply_what_if(what_if: WhatIf, machine: Machine) -> Machine:
 
 def scale_layer_times(what_if: WhatIf, times: LayerTimes) -> LayerTimes:
     """Scale the times of layers: on the device, and of their launches on the host."""
-    faster = what_if.compute
-    if faster == 1:
-        return times
-    return scale_times(times, 1 / faster, f"{times.source}, {_as_fast(faster)}")
+    faster, source = what_if.compute, f"{times.source}, {_as_fast(what_if.compute)}"
+    return times if faster == 1 else scale_times(times, 1 / faster, source)
 
 
 def filter_disturbances(
@@ -68,9 +66,8 @@ def filter_disturbances(
     def is_kept(disturbance: Disturbance) -> bool:
         if disturbance.background_job is not None:
             return what_if.jobs
-        if disturbance.gpu is not None:  # other GPUs are hardware, not an event
-            return True
-        return what_if.events and (what_if.jitter or disturbance.jitter is None)
+        happens = what_if.events and (what_if.jitter or disturbance.jitter is None)
+        return happens or disturbance.gpu is not None  # other GPUs are hardware, not an event
 
     return tuple(filter(is_kept, disturbances))
 
@@ -86,9 +83,8 @@ def _scale_inside(what_if: WhatIf, topology: Topology) -> Topology:
         inside[kind] = min(every * own, max(INFINITE, every, own))  # "infinite" is the most
     links = {kind: (faster, what_if.node_latency) for kind, faster in inside.items()}
     scaled, copies = _scale_links(topology, links), inside["memory"]
-    if copies == 1 or scaled.staging_Bps is None:
-        return scaled
-    return replace(scaled, staging_Bps=scaled.staging_Bps * copies)
+    staged_Bps = scaled.staging_Bps and scaled.staging_Bps * copies
+    return scaled if copies == 1 else replace(scaled, staging_Bps=staged_Bps)
 
 
 def _scale_links(topology: Topology, factors: Mapping[str, tuple[float, float]]) -> Topology:
@@ -146,11 +142,9 @@ def _scale_library(what_if: WhatIf, library: CommLibrary) -> CommLibrary:
 def describe_what_if(what_if: WhatIf) -> tuple[str, ...]:
     """Describe the changes of a what-if in one sentence; none if it changes nothing."""
     parts = [_describe_change(name, value) for name, value in what_if.changes.items()]
-    if not parts:
-        return ()
     anew = "network_bandwidth" in what_if.changes
     choice = "; the library chooses its algorithms anew on such a network" if anew else ""
-    return (f"What if: {', '.join(parts)}{choice}.",)
+    return (f"What if: {', '.join(parts)}{choice}.",) if parts else ()
 
 
 def _as_fast(factor: float) -> str:

@@ -241,16 +241,17 @@ def _limits(
     kinds, own = timer.machine.topology.arcs.kinds, timer.machine.library.name
     algorithm, staged = _largest_collective(plan, timer)
     over = "" if len(relief.parts) > 1 else ", over {}"
-    rows = []
-    for part in (PARTS[each] for each in relief.parts):
-        if part in LINKS:
-            text = "staging in host memory, over {}" if part is MEMORY and staged else "{}"
-            rows.append((text, np.where(kinds.among(part.kinds), busy_s, -1.0)))
-        elif part is LATENCY:
-            rows.append((f"latency of the {algorithm}'s steps{over}", busy_s))
-        else:
-            rows.append((f"{_LIBRARIES.get(own, own)} itself{over}", busy_s))
-    return rows
+    texts = {LATENCY: f"latency of the {algorithm}'s steps{over}", **dict.fromkeys(LINKS, "{}")}
+    if staged:
+        texts[MEMORY] = "staging in host memory, over {}"
+    library = f"{_LIBRARIES.get(own, own)} itself{over}"
+    return [
+        (
+            texts.get(part, library),
+            np.where(kinds.among(part.kinds), busy_s, -1.0) if part.kinds else busy_s,
+        )
+        for part in (PARTS[each] for each in relief.parts)
+    ]
 
 
 def _busy_s(sized: SizedJob, reported: ReportedRun, timer: UncontendedTimer) -> FloatArray:

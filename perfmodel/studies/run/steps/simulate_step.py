@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,7 +27,7 @@ from perfmodel.studies.run.resolve.disturbance import (
     join_names,
 )
 from perfmodel.studies.run.steps.output_analysis import WARM_UP, mean_interval_s
-from perfmodel.studies.run.steps.step_parts import StepParts, mean_parts
+from perfmodel.studies.run.steps.step_parts import StepParts, grouped, mean_parts
 from perfmodel.topology.faults import degrade_links, remove_links
 from perfmodel.training.plan.split_class import ClassPart, one_class_per_rank, split
 from perfmodel.training.plan.step_plan import (
@@ -240,17 +239,15 @@ def _split_classes(
 ) -> tuple[StepPlan, tuple[SlowSteps, ...]]:
     """Give disturbed ranks classes of their own, one per set of disturbances."""
     plan = setup.plan_for(None)
-    causes_of: dict[int, list[Disturbance]] = defaultdict(list)
-    for disturbance in disturbances:
-        for rank in disturbance.ranks:
-            causes_of[rank].append(disturbance)
+    pairs = grouped(((rank, each) for each in disturbances for rank in each.ranks), itemgetter(0))
+    causes_of = {rank: [each for _, each in same] for rank, same in pairs.items()}
     slow: list[SlowSteps] = []
     others = {each.gpu: setup.plan_for(each.gpu) for each in disturbances if each.gpu is not None}
     for rank_class in plan.classes if causes_of else ():
-        alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        for rank in rank_class.ranks:
-            if rank in causes_of:
-                alike[tuple(each.origin for each in causes_of[rank])].append(rank)
+        alike = grouped(
+            (rank for rank in rank_class.ranks if rank in causes_of),
+            lambda rank: tuple(each.origin for each in causes_of[rank]),
+        )
         parts = [_make_part(setup, own, causes_of[own[0]], others) for own in alike.values()]
         if parts:
             plan = split(plan, rank_class.name, parts)

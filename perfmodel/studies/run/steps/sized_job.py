@@ -125,8 +125,7 @@ class SizedJob:
     def _changed(self, **attributes: Any) -> SizedJob:
         """Return a copy with other attributes; it shares the caches that are not among them."""
         other = copy(self)
-        for name, value in attributes.items():
-            setattr(other, name, value)
+        vars(other).update(attributes)
         return other
 
     def with_options(self, options: StepOptions) -> SizedJob:
@@ -141,8 +140,7 @@ class SizedJob:
         `batch`: per GPU and micro-batch.
         `share`: of the model, where the scenario splits it in another way.
         """
-        workload = self.job.workload if share is None else share
-        job = replace(self.job, scenario=scenario, workload=workload)
+        job = replace(self.job, scenario=scenario, workload=share or self.job.workload)
         return self._changed(job=job, batch=batch, _plans={}, _times={})
 
     def with_own_times(self) -> SizedJob:
