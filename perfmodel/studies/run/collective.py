@@ -44,7 +44,7 @@ from perfmodel.studies.run.resolve.machine import check_message_size
 from perfmodel.studies.run.steps.routing_cost import describe_routing, hash_cost
 from perfmodel.topology.model import Topology
 
-DRAWS = 40
+PROFILE_DRAWS = 40
 """Draws of a profile that an interval rests on."""
 
 
@@ -111,7 +111,7 @@ def collective_rows(
     if profile and measured_at(profile, size, op, rows=profile_rows, algorithm=numbers_of):
         alternatives = [
             UncontendedTimer(apply(each, nominal.machine, rows=profile_rows))
-            for each in draws(profile, DRAWS, seed=0)
+            for each in draws(profile, PROFILE_DRAWS, seed=0)
         ]
     pairs = [(op, nbytes) for nbytes in all_sizes]
     sockets = named is None and uses_sockets(machine, fidelity)

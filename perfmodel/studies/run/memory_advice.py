@@ -149,18 +149,19 @@ def _changed(sized: SizedJob, changes: Sequence[Change]) -> SizedJob:
 def _changes(sized: SizedJob) -> Iterator[Change]:
     compute = sized.job.scenario.compute
     yield from _strategy_changes(sized.job.scenario)
+    kinds = (kind for kind in ("selective", "operations", "full") if kind != compute.recompute)
     rows = (
-        *(("recompute", kind, "recompute") for kind in ("selective", "operations", "full")),
-        ("offload_activations", "overlapped", "offload"),
-        ("precision", "bf16", "precision"),
+        *((True, "compute.recompute", kind, "recompute") for kind in kinds),
+        (
+            compute.offload_activations == "none",
+            "compute.offload_activations",
+            "overlapped",
+            "offload",
+        ),
+        (compute.precision in ("fp32", "tf32"), "compute.precision", "bf16", "precision"),
     )
-    may_change = {
-        "offload_activations": compute.offload_activations == "none",
-        "precision": compute.precision in ("fp32", "tf32"),
-    }
-    for name, value, about in rows:
-        if may_change.get(name, getattr(compute, name) != value):
-            field = f"compute.{name}"
+    for may_change, field, value, about in rows:
+        if may_change:
             yield Change(f"{field}: {value}", {field: value}, about)
     smaller = _smaller_batch(sized)
     if smaller is not None:

@@ -159,15 +159,14 @@ def name_machine(topology: Topology, size: ClusterSize) -> str:
 
 def _with_efficiency(point: SizeResult, base: SizeResult) -> SizeResult:
     efficiency = point.samples_per_s / (base.samples_per_s / base.gpus * point.gpus)
-    point = replace(point, scaling_efficiency=efficiency)
     if point.uncertainties is None or base.uncertainties is None:
-        return point
+        return replace(point, scaling_efficiency=efficiency)
     ratio = base.step_time_s / point.step_time_s
     low, high = ratio_interval(
         (base.step_time_s, base.uncertainties), (point.step_time_s, point.uncertainties)
     )
     ends = efficiency * low / ratio, efficiency * high / ratio
-    return replace(point, scaling_efficiency_interval=ends)
+    return replace(point, scaling_efficiency=efficiency, scaling_efficiency_interval=ends)
 
 
 _SPEEDS = "GPUs of one model differ in speed, by a standard deviation of {spread:.2g} of it; "

@@ -96,7 +96,7 @@ SLOW_ITERATIONS = 4
 """Iterations of the slowest worker that are counted at least."""
 EXACT_PUSHES = 64
 """Pushes of a round up to which rates of messages are solved at each beginning and end."""
-QUANTA = 400
+RATE_SOLUTIONS = 400
 """Beyond it, how often in a round they are solved at most: a message is late by an eighth of a
 per cent of a round, on average."""
 MOST_PAIRS, MOST_LOOSE_PAIRS = 8_192, 2_048
@@ -187,7 +187,7 @@ class LoopJob:
         )
         quantum_s = 0.0
         if len(plan.workers) * len(plan.exchanges) > EXACT_PUSHES and not self.is_free:
-            quantum_s = len(plan.workers) / loop_bounds(plan, machine).least_per_s / QUANTA
+            quantum_s = len(plan.workers) / loop_bounds(plan, machine).least_per_s / RATE_SOLUTIONS
         return simulate_loops(
             plan,
             machine,

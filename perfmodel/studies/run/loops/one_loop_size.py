@@ -14,7 +14,7 @@ from perfmodel.library.corrections import spread_factors
 from perfmodel.library.machine import Machine
 from perfmodel.scenario.sections.variants import WhatIf
 from perfmodel.scenario.strategies.servers import ParameterServerStrategy
-from perfmodel.studies.run.loops.loop_job import EXACT_PUSHES, QUANTA, LoopJob, settle
+from perfmodel.studies.run.loops.loop_job import EXACT_PUSHES, RATE_SOLUTIONS, LoopJob, settle
 from perfmodel.studies.run.loops.loop_metrics import LoopMetrics
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.what_if import apply_what_if
@@ -75,8 +75,8 @@ def simulate_loop_size(
         use, (low_s, high_s) = point.server_use, point.interval_s or (nan, nan)
         assert use is not None
         updates = use.updates_per_s * point.step_time_s
-        use = replace(use, updates_interval_per_s=(updates / high_s, updates / low_s))
-        point = replace(point, server_use=use)
+        interval = updates / high_s, updates / low_s
+        point = replace(point, server_use=replace(use, updates_interval_per_s=interval))
         if not with_limits:
             return point
         reliefs = simulate_loop_reliefs(metrics)
@@ -156,8 +156,8 @@ def _notes(plan: LoopPlan) -> tuple[str, ...]:
             "tensors of neighbouring layers for one server are one message where there are more."
         ),
         (
-            f"Rates of messages are solved at most {QUANTA:,} times in the time of a step: a "
-            f"message is late by {0.5 / QUANTA:.2%} of a step, on average."
+            f"Rates of messages are solved at most {RATE_SOLUTIONS:,} times in the time of a step: "
+            f"a message is late by {0.5 / RATE_SOLUTIONS:.2%} of a step, on average."
         ),
     )
     return notes if len(plan.workers) * len(plan.exchanges) > EXACT_PUSHES else notes[:1]

@@ -320,8 +320,7 @@ def _unscaled_times(job: TrainingJob, batch: int) -> LayerTimes:
         accumulate=job.options.accumulate,
         **settings,
     )
-    if fused == "flash_1":
-        times = by_first_flash(job.workload, times)
+    times = by_first_flash(job.workload, times) if fused == "flash_1" else times
     return add_recompute(job.workload, times, job.recompute, parts)
 
 

@@ -291,7 +291,7 @@ class MachineEnsemble:
         return self.drawn or self.bounds
 
 
-DRAWS = 20
+PROFILE_DRAWS = 20
 """Draws from a profile that an interval rests on."""
 
 
@@ -319,7 +319,7 @@ def build_ensemble(
     likely = apply_what_if(what_if, measured)
     if not (what_if.communication and measured_at(profile, size.gpus, "all_reduce")):
         return MachineEnsemble(likely, profile=profile)
-    profiles = draws(profile, DRAWS, seed=scenario.seed)
+    profiles = draws(profile, PROFILE_DRAWS, seed=scenario.seed)
     drawn = tuple(apply_what_if(what_if, apply(each, nominal)) for each in profiles)
     return MachineEnsemble(likely, drawn, profile=profile)
 

@@ -24,7 +24,6 @@ from perfmodel.scenario.strategies.ddp import DdpStrategy
 from perfmodel.simulate.engine.engine import Fidelity
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.machine import named_node
-from perfmodel.studies.run.resolve.placement import load_other_workloads
 from perfmodel.studies.run.resolve.training_job import resolve_share, resolve_workload
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology, load_node
@@ -157,7 +156,7 @@ def resolve_names(
     faults: list[Fault] = []
     node: NodeSpec | Topology | None = None
     workload = None
-    other_workloads: tuple[Workload, ...] = ()
+    other_workloads: list[Workload] = []
     with collect_faults(faults), relocated_errors(scenario, "cluster.node"):
         node = _read_node(scenario)
     with collect_faults(faults):
@@ -166,8 +165,10 @@ def resolve_names(
         if not (scenario.compute.master_weights or narrow):
             allowed = "true with parameters of fp32, which need no copies; or model.dtype: bf16"
             raise scenario.fault("compute.master_weights", "false", allowed)
-    with collect_faults(faults):
-        other_workloads = load_other_workloads(scenario)
+    for number, job in enumerate(scenario.jobs):
+        with collect_faults(faults):
+            other = resolve_workload(scenario, job.model, f"jobs.{number}.model")
+            other_workloads.append(other)
     own = node.gpu if isinstance(node, Topology) else node and load_gpu(node.gpu)
     for number, mixed in enumerate(scenario.cluster.mixed):
         fields = {"gpu": f"cluster.mixed.{number}.gpu"}
@@ -177,7 +178,7 @@ def resolve_names(
                 raise InputError(Fault("gpu", repr(gpu.name), f"a GPU of the maker of {own.name}"))
     if node is None or workload is None or faults:
         raise InputError(faults)
-    return node, workload, other_workloads
+    return node, workload, tuple(other_workloads)
 
 
 # ---------------------------------------------------------------- a strategy of the user's

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from perfmodel.files import attributes
 from perfmodel.studies.run.result.usage import (
     CommunicationUse,
     HotSpot,
@@ -257,20 +258,12 @@ class Result:
         """One row per cluster size; units in the column names."""
         import pandas as pd
 
-        columns = [
-            "gpus",
-            "nodes",
-            "global_batch",
-            "step_time_s",
-            "compute_s",
-            "comm_s",
-            "exposed_comm_s",
-            "samples_per_s",
-            "scaling_efficiency",
-            "bottleneck",
-        ]
+        columns = (
+            "gpus nodes global_batch step_time_s compute_s comm_s exposed_comm_s samples_per_s "
+            "scaling_efficiency bottleneck"
+        )
         rows = [
-            {name: getattr(point, name) for name in columns}
+            attributes(point, columns)
             | {"memory_bytes": point.memory.total_bytes, "fits": point.memory.fits}
             for point in self.points
         ]

@@ -131,10 +131,9 @@ def _relieve_communication(sized: SizedJob, reported: ReportedRun) -> list[Relie
     Where steps differ, those of the steps without what varies are found, and the largest simulated
     with it.
     """
-    setup = reported.setup
+    setup, varies = reported.setup, reported.counted > 1
     if setup.fidelity in BY_SENDS:
         setup = replace(setup, fidelity="flow")
-    varies = reported.counted > 1
     if setup is reported.setup and not varies:
         return _Search(sized, reported, sized.disturbances).reliefs()
     steady = simulate_steps(setup, sized.steady_disturbances, sized.settled)

@@ -46,22 +46,20 @@ MOST_SINGLE_RANKS = 128
 MANY_RANKS = 8192
 """Ranks from which on a machine with its routes takes hundreds of MB."""
 
-PlanFor = Callable[[str | None], StepPlan]
-"""The step's plan on the job's own GPU (None), or on another by name."""
-
 
 @dataclass(frozen=True, slots=True)
 class SimulationSetup:
     """What a simulation needs besides its disturbances.
 
     `machine`: undisturbed.
+    `plan_for`: plans the step on the job's own GPU (None), or on another by name.
     `settled_s`: when the settled state begins, from which times of disturbances count; seconds.
     `timers`: cache of timers: of machines with faults from the start, by the fields of these
         faults.
     """
 
     machine: Machine
-    plan_for: PlanFor
+    plan_for: Callable[[str | None], StepPlan]
     fidelity: Fidelity | Literal["free"]
     slowdown: float | None
     settled_s: float
@@ -72,12 +70,11 @@ class SimulationSetup:
 
         Its timers share with those of this one what does not depend on these numbers.
         """
-        timers = {}
-        if machine.differs_in_corrections_only(self.machine):
-            timers = {
-                key: timer.on(timer.machine.corrected(machine.measured) if key else machine)
-                for key, timer in self.timers.items()
-            }
+        is_alike = machine.differs_in_corrections_only(self.machine)
+        timers = {
+            key: timer.on(timer.machine.corrected(machine.measured) if key else machine)
+            for key, timer in (self.timers if is_alike else {}).items()
+        }
         return replace(self, machine=machine, timers=timers)
 
 

@@ -287,7 +287,7 @@ class SizedJob:
             fidelity=self.fidelity,
             sockets=sockets,
             by_cores=not by_sends,
-            simulations=SIMULATIONS,
+            simulations=SIMULATIONS_OF_A_SIZE,
         )
 
 
@@ -344,7 +344,7 @@ def locate_errors(sized: SizedJob) -> Iterator[None]:
 
 # ---------------------------------------------------------------- runs
 
-SIMULATIONS = 6
+SIMULATIONS_OF_A_SIZE = 6
 """Of one size over sockets: the run, limits of the step, and four machines nearby."""
 
 
