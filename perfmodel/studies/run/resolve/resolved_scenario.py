@@ -169,7 +169,7 @@ def resolve_names(
         with collect_faults(faults):
             other = resolve_workload(scenario, job.model, f"jobs.{number}.model")
             other_workloads.append(other)
-    own = node.gpu if isinstance(node, Topology) else node and load_gpu(node.gpu)
+    own = node.gpu if isinstance(node, Topology) else None if node is None else load_gpu(node.gpu)
     for number, mixed in enumerate(scenario.cluster.mixed):
         fields = {"gpu": f"cluster.mixed.{number}.gpu"}
         with collect_faults(faults), relocated_errors(scenario, "cluster.mixed", fields):

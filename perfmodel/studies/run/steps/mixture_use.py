@@ -13,7 +13,8 @@ from perfmodel.errors import TopologyError
 from perfmodel.library.machine import Machine
 from perfmodel.library.transport import local_path
 from perfmodel.studies.run.result.usage import DimensionUse, MixtureUse, StageUse
-from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
+from perfmodel.studies.run.steps.simulate_step import ReportedRun
+from perfmodel.studies.run.steps.sized_job import SizedJob
 from perfmodel.studies.run.steps.step_parts import (
     collective_of,
     computes,
