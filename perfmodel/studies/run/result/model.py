@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from perfmodel.files import attributes
 from perfmodel.studies.run.result.usage import (
     CommunicationUse,
     HotSpot,
@@ -259,11 +258,11 @@ class Result:
         import pandas as pd
 
         columns = (
-            "gpus nodes global_batch step_time_s compute_s comm_s exposed_comm_s samples_per_s "
-            "scaling_efficiency bottleneck"
+            *("gpus", "nodes", "global_batch", "step_time_s", "compute_s", "comm_s"),
+            *("exposed_comm_s", "samples_per_s", "scaling_efficiency", "bottleneck"),
         )
         rows = [
-            attributes(point, columns)
+            {name: getattr(point, name) for name in columns}
             | {"memory_bytes": point.memory.total_bytes, "fits": point.memory.fits}
             for point in self.points
         ]
