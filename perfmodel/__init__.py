@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from perfmodel.version import __version__
 
 if TYPE_CHECKING:
+    from perfmodel.api.collectives import collective, verify
     from perfmodel.api.functions import (
         advise,
-        collective,
         compare,
         doctor,
         plan,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from perfmodel.api.functions import plan as plan_scenario
     from perfmodel.api.functions import sweep as run_sweep
     from perfmodel.api.functions import tune as tune_scenario
-    from perfmodel.api.verification import verify
     from perfmodel.calibrate import read_profile
     from perfmodel.collectives.schedule import Schedule
     from perfmodel.errors import PerfmodelError, ScheduleError
@@ -127,7 +126,7 @@ _HOMES = {
     "Topology": "perfmodel.topology.model:Topology",
     "advise": "perfmodel.api.functions:advise",
     "capture": "perfmodel.torch_modules.capture:capture",
-    "collective": "perfmodel.api.functions:collective",
+    "collective": "perfmodel.api.collectives:collective",
     "compare": "perfmodel.api.functions:compare",
     "compare_scenarios": "perfmodel.api.functions:compare",
     "doctor": "perfmodel.api.functions:doctor",
@@ -145,7 +144,7 @@ _HOMES = {
     "tune": "perfmodel.api.functions:tune",
     "tune_scenario": "perfmodel.api.functions:tune",
     "variants": "perfmodel.api.functions:variants",
-    "verify": "perfmodel.api.verification:verify",
+    "verify": "perfmodel.api.collectives:verify",
 }
 """Where each word lives; `topology` and `simulate` are packages that can be called."""
 

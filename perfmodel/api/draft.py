@@ -1,14 +1,13 @@
 """A first scenario of one's own: a commented file that runs at once.
 
 What is not said is chosen: the precision that the GPU has, the optimizer that such models are
-trained with, the first strategy and the largest batch that fit the memory. From a profiler's trace:
-its model, its buckets, its machine or another.
+trained with, the first strategy and the largest batch that fit the memory.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +18,6 @@ from perfmodel.scenario import Scenario, load_scenario, make_scenario
 from perfmodel.topology.templates.build import load_node
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.topology.templates.spec import NodeSpec, device_names
-from perfmodel.traces.model import RankTrace
-from perfmodel.traces.rebuild.layer_profile import Profile, profile_ranks
-from perfmodel.traces.rebuild.scenario_files import MACHINE, MODEL, SCENARIO, rebuild
-from perfmodel.traces.run import read_ranks
 from perfmodel.units import format_bytes
 
 if TYPE_CHECKING:
@@ -90,22 +85,23 @@ def draft_scenario(answers: DraftAnswers, folder: Path = Path()) -> Draft:
     InputError
         A name or file that is not known, or a model that fits in no way that is tried.
     """
-    faults = failed(
-        (
-            (answers.model is None) == (answers.config is None),
-            "model",
-            "both, or neither",
-            "--model NAME or --config FILE",
-        ),
-        (answers.nodes < 1, "nodes", str(answers.nodes), "1 or more"),
-        (
-            answers.nodes == 1 and answers.fabric is not None,
-            "cluster.fabric",
-            repr(answers.fabric),
-            "nothing with one node, only with two or more",
-        ),
+    raise_faults(
+        failed(
+            (
+                (answers.model is None) == (answers.config is None),
+                "model",
+                "both, or neither",
+                "--model NAME or --config FILE",
+            ),
+            (answers.nodes < 1, "nodes", str(answers.nodes), "1 or more"),
+            (
+                answers.nodes == 1 and answers.fabric is not None,
+                "cluster.fabric",
+                repr(answers.fabric),
+                "nothing with one node, only with two or more",
+            ),
+        )
     )
-    raise_faults(faults)
     content, reason = _content(answers), "as you said"
     if answers.strategy is None:
         content, batch, memory, reason = _first_that_fits(content, answers.batch_per_gpu)
@@ -117,7 +113,13 @@ def draft_scenario(answers: DraftAnswers, folder: Path = Path()) -> Draft:
     verdict = f"{'fits' if memory.fits else 'does not fit'}: {used}"
     note = f"batch {batch} per GPU with {content['strategy']['kind']} {verdict}"
     is_said = answers.batch_per_gpu is not None
-    text = _render(_relative_files(content, folder), answers, reason, batch_said=is_said)
+    named = content | {  # files as seen from the folder of the scenario
+        "cluster": content["cluster"] | {"node": relative_file(answers.node, folder)},
+        "model": content["model"]
+        if answers.config is None
+        else {"config": relative_file(answers.config, folder)},
+    }
+    text = _render(named, answers, reason, batch_said=is_said)
     return Draft(text, make_scenario(content), (note,))
 
 
@@ -133,7 +135,7 @@ def _content(answers: DraftAnswers) -> dict[str, Any]:
     usual = next((name for name in ("bf16", "fp16") if name in known), "fp32")
     cluster: dict[str, Any] = {"node": answers.node, "nodes": answers.nodes}
     if answers.nodes > 1:
-        cluster["fabric"] = answers.fabric or _usual_fabric(node)
+        cluster["fabric"] = answers.fabric or usual_fabric(node)
     content: dict[str, Any] = {
         "model": {"config": answers.config} if answers.model is None else {"name": answers.model},
         "compute": {"precision": usual if answers.precision is None else answers.precision},
@@ -143,16 +145,16 @@ def _content(answers: DraftAnswers) -> dict[str, Any]:
     smaller = [2**n for n in range(answers.nodes.bit_length()) if 2**n < answers.nodes]
     if smaller:
         content["scale"] = {"nodes": smaller}
-    of_images = resolve_workload(make_scenario(content)).sample.is_image
     content["compute"] |= (
         {"optimizer": "sgd-momentum", "channels_last": True}
-        if of_images
+        if resolve_workload(make_scenario(content)).sample.is_image
         else {"optimizer": "adamw"}
     )
     return content
 
 
-def _usual_fabric(node: NodeSpec) -> str:
+def usual_fabric(node: NodeSpec) -> str:
+    """Fabric that such nodes usually have: with rails where each GPU has a NIC."""
     nics, gpus = (len(device_names(node, kind)) for kind in ("nic", "gpu"))
     return "rail-optimised" if nics >= gpus else "leaf-spine"
 
@@ -160,19 +162,8 @@ def _usual_fabric(node: NodeSpec) -> str:
 def relative_file(name: str, folder: Path) -> str:
     """A file as seen from the folder of the scenario; names stay as they are."""
     path = Path(os.path.expanduser(name))  # noqa: PTH111  (Path.expanduser raises on "~nobody")
-    if not os.path.isfile(path):  # noqa: PTH113  (never raises)
-        return name
-    return Path(os.path.relpath(path, folder)).as_posix()
-
-
-def _relative_files(content: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Name files as seen from the folder of the scenario."""
-    cluster = content["cluster"] | {"node": relative_file(content["cluster"]["node"], folder)}
-    model = {
-        name: relative_file(value, folder) if name == "config" else value
-        for name, value in content["model"].items()
-    }
-    return {**content, "cluster": cluster, "model": model}
+    is_file = os.path.isfile(path)  # noqa: PTH113  (never raises)
+    return Path(os.path.relpath(path, folder)).as_posix() if is_file else name
 
 
 def _first_that_fits(
@@ -203,11 +194,8 @@ def _largest_batch(content: Mapping[str, Any], batch: int | None) -> tuple[int, 
     memory = _memory(content, best)
     while batch is None and best < LARGEST_BATCH:
         twice = _memory(content, 2 * best)
-        if (
-            not twice.fits
-            or twice.tight
-            or twice.total_bytes > MOST_MEMORY_SHARE * twice.capacity_bytes
-        ):
+        is_full = twice.total_bytes > MOST_MEMORY_SHARE * twice.capacity_bytes
+        if is_full or twice.tight or not twice.fits:
             break
         best, memory = 2 * best, twice
     return best, memory
@@ -259,11 +247,15 @@ def _render(
         (True, "cluster:", ""),
         (
             True,
-            f"  node: {_value(cluster['node'])}",
+            f"  node: {yaml_value(cluster['node'])}",
             "perfmodel topology list, or a file of yours",
         ),
         (True, f"  nodes: {answers.nodes}", "hosts of this job"),
-        ("fabric" in cluster, f"  fabric: {cluster.get('fabric')}", COMMENTS["fabric"]),
+        (
+            "fabric" in cluster,
+            f"  fabric: {cluster.get('fabric')}",
+            "or {kind: leaf-spine, oversubscription: 2}",
+        ),
         (True, f"training: {_flow(content['training'])}", batch),
         (
             "scale" in content,
@@ -272,25 +264,23 @@ def _render(
         ),
     )
     question = f"# How long is a training step of {name} on {count} {Path(answers.node).stem}?"
-    lines = [_line(text, comment) for is_written, text, comment in rows if is_written]
+    lines = [commented(text, comment) for is_written, text, comment in rows if is_written]
     return "\n".join([question, "perfmodel: 1", *lines]) + "\n"
 
 
-_COLUMN = 40
-
-
-def _line(text: str, comment: str) -> str:
-    return f"{text:<{_COLUMN}}  # {comment}" if comment else text
+def commented(text: str, comment: str) -> str:
+    """Write a line with a comment behind it, in a column of its own."""
+    return f"{text:<40}  # {comment}" if comment else text
 
 
 def _flow(section: Mapping[str, Any]) -> str:
-    return f"{{{', '.join(f'{name}: {_value(value)}' for name, value in section.items())}}}"
+    return f"{{{', '.join(f'{name}: {yaml_value(value)}' for name, value in section.items())}}}"
 
 
-def _value(value: Any) -> str:
-    """A value as YAML writes it within a line."""
+def yaml_value(value: Any) -> str:
+    """Write a value as YAML has it within a line."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_value, value))}]"
+        return f"[{', '.join(map(yaml_value, value))}]"
     text = str(value).lower() if isinstance(value, bool) else str(value)
     plain = text and not set(text) & set(":#{}[],&*!|>'\"%@`")
     return text if plain else "'" + text.replace("'", "''") + "'"
@@ -314,142 +304,3 @@ def check_new(path: Path, *, force: bool) -> None:
     if path.exists() and not force:
         allowed = "a new file (-o), or --force to replace it"
         raise InputError(Fault("-o", f"{str(path)!r}, which exists", allowed))
-
-
-COMMENTS: Mapping[str, str] = {
-    "file": "layers, tensors and measured times of the trace; edit it",
-    "times": "the same file: the trace's own times",
-    "precision": "of the gradients that were reduced",
-    "gpu_spread": "the recorded ranks are as slow as they were",
-    "overlap_slowdown": "of work beside collectives, as recorded",
-    "kind": "as the trace's collectives show",
-    "version": "of FSDP",
-    "wrap": "units, by their hooks",
-    "reshard_after_forward": "whether backward gathers them again",
-    "shard_gpus": "ranks that a unit is split over; the others hold copies",
-    "bucket_caps": "recorded buckets, which PyTorch's default caps would not make",
-    "broadcast_buffers": "as recorded",
-    "gradient_as_bucket_view": "nothing was copied out of buckets",
-    "node": "the machine as its collectives show it, or a name (perfmodel topology list)",
-    "gpus_per_node": "ranks of the trace",
-    "nodes": "hosts of this job",
-    "fabric": "or {kind: leaf-spine, oversubscription: 2}",
-    "batch_per_gpu": "of the first operator, or --batch",
-    "name": "plain: rings on the recorded links; nccl, gloo or mpi on another machine",
-    "workers": "collectives in progress at once",
-    "host_step": "in the times of layers",
-}
-"""What a field says, by its name."""
-
-
-@dataclass(frozen=True, slots=True)
-class TraceAnswers:
-    """What a person said beside the traces; None where the trace decides.
-
-    `model`: of the zoo, or a file, that names the parameters.
-    `node`, `nodes`, `fabric`: another machine than the recorded one.
-    """
-
-    gpu: str | None = None
-    batch_per_gpu: int | None = None
-    model: str | None = None
-    node: str | None = None
-    nodes: int | None = None
-    fabric: str | None = None
-
-
-def draft_from_trace(
-    traces: Sequence[Path], output: Path, answers: TraceAnswers, *, force: bool = False
-) -> Draft:
-    """Write the model and the machine of a trace, and draft a scenario beside them.
-
-    Parameters
-    ----------
-    traces : sequence of Path
-        Files of ranks, or folders of them.
-    output : Path
-        Where the scenario will stand: the other files lie beside it, named after it.
-    answers : TraceAnswers
-    force : bool
-        Replace files that exist.
-
-    Raises
-    ------
-    InputError
-        No trace of training that a scenario can express, or files that exist.
-    """
-    if answers.node is None and (answers.nodes is not None or answers.fabric is not None):
-        allowed = "--node beside it: the recorded machine is what it is"
-        raise InputError(Fault("--nodes, --fabric", "a machine without its name", allowed))
-    ranks = read_ranks(traces)
-    profile = profile_ranks(ranks)
-    rebuilt = rebuild(
-        ranks, profile, gpu=answers.gpu, batch=answers.batch_per_gpu, model=answers.model
-    )
-    names = {MODEL: f"{output.stem}-{MODEL}", MACHINE: f"{output.stem}-{MACHINE}"}
-    written = names if answers.node is None else {MODEL: names[MODEL]}
-    for name in written.values():
-        check_new(output.with_name(name), force=force)
-    content = _renamed(rebuilt.documents[SCENARIO], names)
-    if answers.node is not None:
-        content |= _other_machine(answers, ranks[0], output.parent)
-    for kind, name in written.items():
-        output.with_name(name).write_text(rebuilt.text(kind), encoding="utf-8")
-    text = _render_trace(content, ranks[0])
-    return Draft(
-        text, _check(text, output), (*_trace_notes(ranks[0], profile, answers), *rebuilt.notes)
-    )
-
-
-def _check(text: str, output: Path) -> Scenario:
-    """The scenario as it will be read: its files lie beside it."""
-    trial = output.with_name(f".{output.name}.draft.yaml")
-    trial.write_text(text, encoding="utf-8")
-    try:
-        return load_scenario(str(trial))
-    finally:
-        trial.unlink()
-
-
-def _renamed(document: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        **document,
-        "model": {**document["model"], "file": names[MODEL]},
-        "compute": {**document["compute"], "times": names[MODEL]},
-        "cluster": {**document["cluster"], "node": names[MACHINE]},
-    }
-
-
-def _other_machine(answers: TraceAnswers, trace: RankTrace, folder: Path) -> dict[str, Any]:
-    assert answers.node is not None
-    host_node = load_node(answers.node)
-    size, world = len(device_names(host_node, "gpu")), trace.world_size
-    nodes = answers.nodes or max(1, -(-world // size))
-    cluster: dict[str, Any] = {"node": relative_file(answers.node, folder), "nodes": nodes}
-    if nodes > 1:
-        cluster["fabric"] = answers.fabric or _usual_fabric(host_node)
-    elif world < size:
-        cluster["gpus_per_node"] = world
-    on_cpu = load_gpu(host_node.gpu).generation == "cpu"
-    library = {"name": "gloo", "host_step": "0 s"} if on_cpu else {"name": "nccl"}
-    return {"cluster": cluster, "library": library}
-
-
-def _render_trace(content: Mapping[str, Any], trace: RankTrace) -> str:
-    lines = [f"# How long is the step of {trace.path.name} on this machine, or on another?"]
-    for name, value in content.items():
-        fields = value if isinstance(value, Mapping) else {}
-        lines.append(f"{name}:" if fields else f"{name}: {value}")
-        lines += [
-            _line(f"  {key}: {_value(each)}", COMMENTS.get(key, "as recorded"))
-            for key, each in fields.items()
-        ]
-    return "\n".join(lines) + "\n"
-
-
-def _trace_notes(trace: RankTrace, profile: Profile, answers: TraceAnswers) -> Iterator[str]:
-    steps = f"{len(profile.steps_s)} steps of {trace.world_size} ranks on {trace.device}"
-    yield f"{steps}, median {1e3 * profile.step_s:.4g} ms"
-    if answers.node is not None:
-        gpu = load_node(answers.node).gpu
-        yield f"times of layers are those of {trace.device}; the machine has {gpu}"

@@ -16,21 +16,16 @@ from perfmodel.api.questions import (
     as_columns,
     as_profile,
     as_scenario,
-    as_sizes,
-    as_topology,
     python_names,
 )
 from perfmodel.errors import Fault, InputError, describe_type
 from perfmodel.scenario import Scenario
 
 if TYPE_CHECKING:
-    import networkx as nx
-
     from perfmodel.api.doctor import Installation
     from perfmodel.api.results import (
         AdviceResult,
         BucketTuning,
-        CollectiveTimes,
         ComparisonResult,
         Plan,
         RunResult,
@@ -38,21 +33,14 @@ if TYPE_CHECKING:
         Sweep,
     )
     from perfmodel.calibrate import Profile
-    from perfmodel.collectives.schedule import Schedule
-    from perfmodel.library.settings import LibrarySettings
     from perfmodel.scenario import ClusterSize
-    from perfmodel.simulate.engine.engine import Fidelity
     from perfmodel.simulate.engine.own_processes import Process
     from perfmodel.studies.sweep.variants import Variant
-    from perfmodel.topology.model import Topology
 
 Progress = Callable[[int, int], None]
 
 UNCHANGED: Final = object()
 """A section that stays as the scenario has it: None removes one."""
-
-SIZES = tuple(4**power for power in range(5, 16))
-"""1 KiB to 1 GiB."""
 
 
 def run(
@@ -412,119 +400,6 @@ def advise(
     return showing(AdviceResult, advice)
 
 
-def collective(
-    topology: Topology | nx.Graph[Any] | str | Path,
-    *,
-    nodes: int = 1,
-    fabric: str | Mapping[str, Any] | Callable[[int, int], nx.Graph[Any]] | None = None,
-    gpus_per_node: int | None = None,
-    op: str = "all_reduce",
-    sizes: Any = SIZES,
-    algorithm: str | Callable[[int, int], Schedule] = "auto",
-    library: str = "nccl",
-    settings: LibrarySettings | None = None,
-    version: str | None = None,
-    env: Mapping[str, str] | None = None,
-    profile: Profile | str | Path | None = None,
-    profile_rows: Any = None,
-    fidelity: Fidelity = "flow",
-    progress: Progress | None = None,
-) -> CollectiveTimes:
-    """Time one collective over all GPUs of a machine, as nccl-tests would print it.
-
-    Parameters
-    ----------
-    topology : Topology, networkx.Graph, str or Path
-        A machine, its graph (or a file of it), or the name or file of a node, with `nodes`,
-        `fabric` and `gpus_per_node`, as of `perfmodel.topology`.
-    op : str
-        Such as "all_reduce" or "all-gather".
-    sizes : int, str, or several of them
-        Bytes, or text such as "1 MiB"; default: 1 KiB to 1 GiB.
-    algorithm : str or callable
-        "auto", the name of an algorithm, or a function of (ranks, nbytes) that returns a Schedule.
-        Its messages take the nearest links between their ranks, with the costs that the library's
-        protocols have for any algorithm.
-    library : str
-        "nccl", "gloo", "mpi" or "plain".
-    settings : LibrarySettings, optional
-        Version and environment of the library; or `version` and `env`, of NCCL.
-    profile, profile_rows, fidelity, progress
-        As of `perfmodel.studies.run.collective.collective_rows`.
-
-    Returns
-    -------
-    CollectiveTimes
-        A list of rows with nbytes, time_s, algbw_Bps, busbw_Bps, algorithm, protocol, interval_s.
-
-    Examples
-    --------
-    >>> import perfmodel as pm
-    >>> pm.collective("dgx-a100", sizes=["1 MiB", "1 GiB"])[1]["algorithm"]
-    'ring'
-    """
-    from perfmodel.api.results import CollectiveTimes
-    from perfmodel.report.common.document import count_ranks
-    from perfmodel.studies.run.collective import (
-        check_own,
-        collective_rows,
-        nominal_timer,
-        profile_notes,
-        routing_notes,
-    )
-
-    machine, listed, measured = (
-        as_topology(topology, nodes, fabric, gpus_per_node),
-        as_sizes(sizes),
-        as_profile(profile),
-    )
-    name = op.replace("-", "_")
-    with python_names():
-        settings = _nccl_settings(library, settings, version, env)
-        nominal = nominal_timer(machine, library, settings)
-        rows = collective_rows(
-            machine,
-            op=name,
-            sizes=listed,
-            algorithm=algorithm,
-            library=library,
-            settings=settings,
-            profile=measured,
-            profile_rows=profile_rows,
-            fidelity=fidelity,
-            progress=progress,
-            nominal=nominal,
-        )
-        largest = max(listed)
-        notes = check_own(machine, op=name, nbytes=largest, algorithm=algorithm, library=library)
-        notes += routing_notes(nominal, op=name, nbytes=largest, algorithm=algorithm)
-        if measured is not None:
-            notes += profile_notes(
-                machine, op=name, sizes=listed, profile=measured, rows=profile_rows
-            )
-    title = f"{name.replace('_', '-')} on {count_ranks(machine)} of {machine.name}"
-    return CollectiveTimes(rows, title, notes)
-
-
-def _nccl_settings(
-    library: str,
-    settings: LibrarySettings | None,
-    version: str | None,
-    env: Mapping[str, str] | None,
-) -> LibrarySettings | None:
-    """Settings as an object, or of NCCL's version and environment; not both."""
-    from perfmodel.library.settings import settings_of
-
-    texts = {"version": version, "env": env}
-    fields = {name: value for name, value in texts.items() if value}
-    if fields and (settings is not None or library != "nccl"):
-        allowed = "nothing beside settings, and only with library 'nccl'"
-        raise InputError(Fault(name, repr(value), allowed) for name, value in fields.items())
-    if not fields:
-        return settings
-    return settings_of(version=version, env=dict(env or {}), fields=("version", "env"))
-
-
 def doctor() -> Installation:
     """Say what is installed, what each extra adds, which devices are seen, what can be measured.
 
@@ -542,7 +417,6 @@ def doctor() -> Installation:
 __all__ = [
     "Scenario",
     "advise",
-    "collective",
     "compare",
     "doctor",
     "plan",

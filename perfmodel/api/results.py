@@ -58,8 +58,6 @@ class Views(NamedTuple):
 class Shown:
     """A result that shows itself: a figure, a page, and in a notebook."""
 
-    __slots__ = ()
-
     @abstractmethod
     def _views(self) -> Views:
         """Say with which functions of `report` this result shows itself."""
@@ -108,8 +106,6 @@ class RunResult(Shown, Result):
     >>> result.to_frame()[["gpus", "bottleneck"]].to_dict("records")
     [{'gpus': 8, 'bottleneck': 'compute'}]
     """
-
-    __slots__ = ()
 
     def _views(self) -> Views:
         from perfmodel.report.common import quantities
@@ -244,8 +240,6 @@ class StrategyTuning(Shown, SettingsTuning):
 class ComparisonResult(Shown, Comparison):
     """Scenarios side by side (`perfmodel.compare`); drawn: the parts of each side's step."""
 
-    __slots__ = ()
-
     def _views(self) -> Views:
         from perfmodel.report.comparison import page
         from perfmodel.report.comparison.text import headline
@@ -269,8 +263,6 @@ class ComparisonResult(Shown, Comparison):
 
 class Plan(Shown, PlanResult):
     """Candidate clusters for a target (`perfmodel.plan`); drawn: cost against time to train."""
-
-    __slots__ = ()
 
     def _views(self) -> Views:
         from perfmodel.report.planning import page
@@ -300,8 +292,6 @@ class Sweep(Shown, SweepResult):
     Drawn: throughput along the field that has numbers, else the steps of the quickest.
     """
 
-    __slots__ = ()
-
     def _views(self) -> Views:
         from perfmodel.report import sweep
 
@@ -314,8 +304,6 @@ class Sweep(Shown, SweepResult):
 
 class AdviceResult(Shown, Advice):
     """What to change in a scenario (`perfmodel.advise`), each drawn with its interval."""
-
-    __slots__ = ()
 
     def _views(self) -> Views:
         from perfmodel.report import advice

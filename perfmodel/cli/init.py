@@ -91,13 +91,8 @@ def init(
     With --trace the model, its times, the strategy and the machine are those that were recorded;
     --model names its parameters, --node another machine.
     """
-    from perfmodel.api.draft import (
-        DraftAnswers,
-        TraceAnswers,
-        check_new,
-        draft_from_trace,
-        draft_scenario,
-    )
+    from perfmodel.api.draft import DraftAnswers, check_new, draft_scenario
+    from perfmodel.api.traced_draft import TraceAnswers, draft_from_trace
 
     check_new(output, force=force)
     check_outputs({"-o": output}, {"--topo": topo, "--config": Path(config) if config else None})

@@ -11,7 +11,14 @@ from types import MappingProxyType
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.files import find_file, plain, read_text, read_yaml, validate_document
+from perfmodel.files import (
+    collect_faults,
+    find_file,
+    plain,
+    read_text,
+    read_yaml,
+    validate_document,
+)
 from perfmodel.files.read import first_comment, parse_yaml
 from perfmodel.scenario.model import Scenario
 from perfmodel.scenario.rules import broken_rules
@@ -49,13 +56,16 @@ def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Sc
         raise InputError(Fault("document", found, "the fields of a scenario", str(path), 1))
     faults: list[Fault] = []
     content = copy.deepcopy(plain(document))
-    flags = tuple(_apply_override(content, text, faults) for text in overrides)
+    flags = []
+    for text in overrides:
+        with collect_faults(faults):
+            flags.append(_apply_override(content, text))
     origin = SourceMap(
         name=path.stem,
         question=first_comment(read_text(path)),
         file=str(path),
         lines=line_map(document),
-        flags=tuple(flag for flag in flags if flag),
+        flags=tuple(flags),
         content=content,
     )
     question = Fault("question", "no comment", "a first line '# <the question>?'", str(path), 1)
@@ -91,7 +101,8 @@ def make_scenario(content: Mapping[str, Any], name: str = "scenario") -> Scenari
     faults: list[Fault] = []
     for field, value in content.items():
         if "." in field:
-            _replace_field(plain_content, field, value, faults)
+            with collect_faults(faults):
+                _replace_field(plain_content, field, value)
     return _validate_content(plain_content, SourceMap(name=name, content=plain_content), faults)
 
 
@@ -155,7 +166,8 @@ def change_content(
     content = copy.deepcopy(dict(origin.content))
     faults: list[Fault] = []
     for field, value in changes.items():
-        _replace_field(content, field, value, faults)
+        with collect_faults(faults):
+            _replace_field(content, field, value)
 
     def is_changed(place: str) -> bool:
         return any(place == field or place.startswith(f"{field}.") for field in changes)
@@ -176,38 +188,39 @@ def _locate_fault(fault: Fault, origin: SourceMap) -> Fault:
     return replace(placed, line=placed.line or (1 if placed.file else None))
 
 
-def _apply_override(content: dict[str, Any], text: str, faults: list[Fault]) -> str | None:
-    """Replace one field in place; return its name, or None after adding a fault."""
+def _apply_override(content: dict[str, Any], text: str) -> str:
+    """Replace one field in place, and return its name."""
     match = _OVERRIDE.fullmatch(text)
     if match is None:
-        faults.append(
-            Fault("--set", repr(text), "FIELD=VALUE such as 'strategy.bucket_cap=50 MiB'")
-        )
-        return None
+        allowed = "FIELD=VALUE such as 'strategy.bucket_cap=50 MiB'"
+        raise InputError(Fault("--set", repr(text), allowed))
+    field = match["field"]
     try:
         value = plain(parse_yaml(match["value"]))
     except InputError as error:
-        flag = f"--set {match['field']}"
-        faults += [replace(fault, field=flag, line=None) for fault in error.faults]
-        return None
-    return match["field"] if _replace_field(content, match["field"], value, faults) else None
+        raise InputError(
+            replace(fault, field=f"--set {field}", line=None) for fault in error.faults
+        ) from None
+    _replace_field(content, field, value)
+    return field
 
 
-def _replace_field(content: dict[str, Any], field: str, value: object, faults: list[Fault]) -> bool:
-    """Replace one field in place; return False after adding a fault."""
+def _replace_field(content: dict[str, Any], field: str, value: object) -> None:
+    """Replace one field in place.
+
+    Raises `InputError`: the field is inside of what has no fields.
+    """
     *outer, last = field.split(".")
     section: Any = content
     for depth, key in enumerate([*outer, last]):
         inside = ".".join(outer[:depth])
         allowed = _missing_key(section, key, inside)
         if allowed:
-            faults.append(Fault(f"--set {field}", f"{inside} = {section!r}", allowed))
-            return False
+            raise InputError(Fault(f"--set {field}", f"{inside} = {section!r}", allowed))
         if depth < len(outer):
             section = _open_section(section, key, f"{inside}.{key}".lstrip("."))
     # A copy: fields that follow may be inside of it, and the caller's value serves others as well.
     section[int(last) if isinstance(section, list) else last] = copy.deepcopy(value)
-    return True
 
 
 def _missing_key(section: Any, key: str, inside: str) -> str:

@@ -92,10 +92,10 @@ class Scenario(FileModel):
         shared = self.parallel.gpus_per_replica
         if gpus % shared:
             degrees = ", ".join(f"{name} {n}" for name, n in self.parallel.degrees.items() if n > 1)
-            divisors = [n for n in range(1, gpus + 1) if gpus % n == 0]
-            listed = ", ".join(map(str, divisors[:_MOST_DIVISORS]))
-            more = ", ..." if len(divisors) > _MOST_DIVISORS else ""
-            allowed = f"degrees whose product divides the {gpus} GPUs: {listed}{more}"
+            divisors = [str(n) for n in range(1, gpus + 1) if gpus % n == 0]
+            more = ["..."] if len(divisors) > _MOST_DIVISORS else []
+            listed = ", ".join(divisors[:_MOST_DIVISORS] + more)
+            allowed = f"degrees whose product divides the {gpus} GPUs: {listed}"
             raise self.fault("parallel", f"{degrees}: {shared} GPUs together", allowed)
         return gpus // shared
 
@@ -106,12 +106,6 @@ class Scenario(FileModel):
     def fault(self, field: str, found: str, allowed: str) -> InputError:
         """Return an error about a dotted field that names its file and line, or its flag."""
         return InputError(self._origin.fault(field, found, allowed))
-
-    def with_cluster(self, cluster: ClusterSection) -> Scenario:
-        """Return the same scenario on another cluster."""
-        copy = self.model_copy(update={"cluster": cluster})
-        copy._origin = self._origin
-        return copy
 
     def with_origin(self, origin: SourceMap) -> Scenario:
         """Return the same scenario with another source map."""
@@ -153,24 +147,18 @@ def sizes(scenario: Scenario, gpus_in_node: int) -> tuple[ClusterSize, ...]:
         )
     whole = ClusterSize(per_node * cluster.nodes, cluster.nodes, per_node)
     scenario.data_ranks(whole.gpus)
-    _check_processes(scenario, per_node)
-    if scale is None or cluster.graph is not None:
-        return (whole,)
-    smaller = _smaller_sizes(scenario, scale, whole)
-    shared = scenario.parallel.gpus_per_replica
-    for size in smaller:
-        if size.gpus % shared:
-            allowed = f"sizes of the curve that are multiples of {shared} GPUs (parallel)"
-            raise scenario.fault("scale", f"{size.gpus} GPUs", allowed)
-    return (*smaller, whole)
-
-
-def _check_processes(scenario: Scenario, per_node: int) -> None:
-    """Raise where the GPUs of one process would be on two nodes."""
-    pipeline = scenario.parallel.pipeline
+    pipeline, shared = scenario.parallel.pipeline, scenario.parallel.gpus_per_replica
     if pipeline.one_process and per_node % pipeline.stages:
         allowed = f"a divisor of the {per_node} GPUs of a node, of which one process drives so many"
         raise scenario.fault("parallel.pipeline.stages", str(pipeline.stages), allowed)
+    if scale is None or cluster.graph is not None:
+        return (whole,)
+    smaller = _smaller_sizes(scenario, scale, whole)
+    uneven = next((size for size in smaller if size.gpus % shared), None)
+    if uneven is not None:
+        allowed = f"sizes of the curve that are multiples of {shared} GPUs (parallel)"
+        raise scenario.fault("scale", f"{uneven.gpus} GPUs", allowed)
+    return (*smaller, whole)
 
 
 def _smaller_sizes(
@@ -183,13 +171,12 @@ def _smaller_sizes(
     allowed = (
         f"1 to {per_node}, or whole nodes of {per_node} up to the {whole.gpus} GPUs of this cluster"
     )
-    faults = [
+    raise_faults(
         origin.fault(f"scale.gpus.{at}", str(gpus), allowed)
         for at, gpus in enumerate(scale.gpus or ())
         if (gpus > per_node and gpus % per_node)
         or (gpus > whole.gpus and not is_resized_by_flag(origin))
-    ]
-    raise_faults(faults)
+    )
     return tuple(
         ClusterSize(gpus, max(1, gpus // per_node), min(gpus, per_node))
         for gpus in scale.gpus or ()
@@ -215,10 +202,9 @@ def sizes_left_out(scenario: Scenario, whole: ClusterSize) -> tuple[str, ...]:
     if scenario.cluster.graph is not None:
         return ("Sizes of the curve are left out: a graph is one cluster.",)
     unit, most = ("GPUs", whole.gpus) if scale.gpus else ("nodes", whole.nodes)
-    larger = [str(size) for size in scale.gpus or scale.nodes or () if size > most]
-    if not larger:
-        return ()
-    return (f"Sizes beyond the {most} {unit} of the cluster are left out: {', '.join(larger)}.",)
+    larger = ", ".join(str(size) for size in scale.gpus or scale.nodes or () if size > most)
+    left_out = f"Sizes beyond the {most} {unit} of the cluster are left out: {larger}."
+    return (left_out,) if larger else ()
 
 
 def batch_per_gpu(scenario: Scenario, gpus: int) -> int:

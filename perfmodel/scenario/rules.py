@@ -32,8 +32,7 @@ def sizes_fit(parts: SimpleNamespace, origin: SourceMap) -> Iterable[Row]:
     cluster, scale = parts.cluster, parts.scale
     if cluster.graph is not None:
         allowed = "nothing beside cluster.graph, which is one cluster"
-        from_file = not origin.from_flag("cluster.graph")
-        return [(from_file, "scale", "sizes of a curve", allowed)]
+        return [(not origin.from_flag("cluster.graph"), "scale", "sizes of a curve", allowed)]
     if is_resized_by_flag(origin):
         return []
     limits = {"nodes": cluster.nodes, "gpus": cluster.nodes * (cluster.gpus_per_node or 0)}
@@ -55,8 +54,7 @@ def batch_divides(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
     batch, per_node = parts.training.global_batch, parts.cluster.gpus_per_node
     if batch is None or per_node is None:
         return []
-    whole = parts.cluster.nodes * per_node
-    scale = parts.scale
+    whole, scale = parts.cluster.nodes * per_node, parts.scale
     curve = () if scale is None else scale.gpus or [nodes * per_node for nodes in scale.nodes]
     counts = (*(gpus for gpus in curve if gpus < whole), whole)
     steps = getattr(parts.strategy, "accumulate", 1)
@@ -109,11 +107,6 @@ def repeated_names(kind: str, names: list[str | None]) -> list[Row]:
     ]
 
 
-def job_names_differ(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
-    """Find jobs of the same name."""
-    return repeated_names("jobs", [job.name for job in parts.jobs])
-
-
 def events_fit(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
     """Check nodes and ranks that events name, as far as the file alone gives their number."""
     cluster = parts.cluster
@@ -162,10 +155,8 @@ def _plan_rows(plan: PlanSection) -> Iterator[Row]:
     currency, budget = plan.paid_in, plan.budget
     converted = f"{currency}, the currency of this plan: nothing is converted"
     for field, money in plan.money.items():
-        price = f"{money.amount:g} {money.currency}"
-        yield money.currency != currency, field, price, converted
-    is_free = budget is not None and not budget.amount
-    yield is_free, "budget", f"0 {currency}", "more than zero"
+        yield money.currency != currency, field, f"{money.amount:g} {money.currency}", converted
+    yield budget is not None and not budget.amount, "budget", f"0 {currency}", "more than zero"
     names = [candidate.name for candidate in plan.candidates]
     yield from repeated_names("candidates", [*names])
     yield from repeated_names("upgrades", [upgrade.name for upgrade in plan.upgrades])
@@ -215,8 +206,7 @@ def files_exist(parts: SimpleNamespace, origin: SourceMap) -> Iterator[Row]:
         path: Path = origin.resolve(f"{section}.{key}", value)
         path = path / "config.json" if key == "config" and is_folder(path) else path
         problem = "which is a folder" if is_folder(path) else "and there is no such file"
-        found = f"{str(path)!r}, {problem}"
-        yield not is_file(path), f"{section}.{key}", found, "a readable file"
+        yield not is_file(path), f"{section}.{key}", f"{str(path)!r}, {problem}", "a readable file"
 
 
 def transformer_fits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
@@ -241,7 +231,7 @@ _RULES: tuple[tuple[str, Rule], ...] = (
     ("strategy", strategy_rules.auto_chooses),
     ("compute", strategy_rules.float8_fits),
     ("cluster", nodes_suffice),
-    ("jobs", job_names_differ),
+    ("jobs", lambda parts, _: repeated_names("jobs", [job.name for job in parts.jobs])),
     ("cluster", events_fit),
     ("strategy", strategy_rules.servers_fit),
     ("plan", plan_is_valid),

@@ -56,9 +56,8 @@ class SourceMap:
     def resolve(self, path: str, value: str) -> Path:
         """Return the path in a field, relative to the file unless a flag gave it."""
         written = Path(os.path.expanduser(value))  # noqa: PTH111  (Path.expanduser raises on "~nobody")
-        if self.file is None or self.from_flag(path):
-            return written
-        return Path(self.file).parent / written
+        is_apart = self.file is None or self.from_flag(path)
+        return written if is_apart else Path(self.file or "").parent / written
 
     def beside(self, path: str, value: str) -> str:
         """Return the path of a file named in a field if it exists, else the name as written."""
@@ -70,8 +69,7 @@ def line_map(document: Any, prefix: str = "") -> dict[str, int]:
     """One-based line of every field of a document read by `perfmodel.files.read_yaml`."""
     lines: dict[str, int] = {}
     marks = getattr(getattr(document, "lc", None), "data", None) or {}
-    keys = document if isinstance(document, Mapping) else range(len(document))
-    for key in keys:
+    for key in document if isinstance(document, Mapping) else range(len(document)):
         if key in marks:
             lines[f"{prefix}{key}"] = int(marks[key][0]) + 1
         if isinstance(document[key], Mapping | list):

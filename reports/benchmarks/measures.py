@@ -78,14 +78,14 @@ def eight_gpus() -> Iterator[Measured]:
     """A step of ResNet-50 on one DGX A100: building, planning and simulating; and simulating."""
     from perfmodel.scenario import ClusterSize, load_scenario
     from perfmodel.studies.run.resolve.job_plan import plan_step, price_layers
-    from perfmodel.studies.run.resolve.machine import machine
+    from perfmodel.studies.run.resolve.machine import build_machine
     from perfmodel.studies.run.resolve.training_job import TrainingJob, resolve_workload
     from perfmodel.topology.templates.build import load_node
 
     scenario, node = load_scenario("resnet50-dgx-a100"), load_node("dgx-a100")
 
     def asked() -> tuple[Machine, object]:
-        here = machine(scenario, node, ClusterSize(8, 1, 8))
+        here = build_machine(scenario, node, ClusterSize(8, 1, 8))
         job = TrainingJob(scenario, resolve_workload(scenario), here.topology.gpu, here.library)
         return here, plan_step(job, price_layers(job, 256), 8, 256, "steady")
 

@@ -20,7 +20,7 @@ from perfmodel.library.machine import Machine  # noqa: E402  (the imports are wh
 from perfmodel.scenario import ClusterSize, load_scenario  # noqa: E402
 from perfmodel.simulate.engine.engine import simulate  # noqa: E402
 from perfmodel.studies.run.resolve.job_plan import plan_step, price_layers  # noqa: E402
-from perfmodel.studies.run.resolve.machine import machine  # noqa: E402
+from perfmodel.studies.run.resolve.machine import build_machine  # noqa: E402
 from perfmodel.studies.run.resolve.training_job import TrainingJob, resolve_workload  # noqa: E402
 from perfmodel.topology.templates.build import load_node  # noqa: E402
 from perfmodel.training.plan.step_plan import StepPlan  # noqa: E402
@@ -48,7 +48,7 @@ def question(gpus: int, *overrides: str, name: str = "resnet50-dgx-a100") -> Que
     """Build a cluster of DGX A100 and plan a step of DDP on it."""
     scenario = load_scenario(name, [*OVERRIDES, *overrides])
     each = min(gpus, 8)
-    here = machine(scenario, load_node("dgx-a100"), ClusterSize(gpus, -(-gpus // 8), each))
+    here = build_machine(scenario, load_node("dgx-a100"), ClusterSize(gpus, -(-gpus // 8), each))
     job = TrainingJob(scenario, resolve_workload(scenario), here.topology.gpu, here.library)
     return Question(here, plan_step(job, price_layers(job, BATCH), gpus, BATCH, "steady"))
 

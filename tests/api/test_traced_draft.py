@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from perfmodel.api.draft import TraceAnswers, draft_from_trace
+from perfmodel.api.traced_draft import TraceAnswers, draft_from_trace
 from perfmodel.cli.app import build_app
 from perfmodel.errors import InputError
 from perfmodel.studies.run import run_scenario

@@ -18,7 +18,7 @@ from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.message.network import MessageNetwork
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.job_plan import plan_step, price_layers
-from perfmodel.studies.run.resolve.machine import machine
+from perfmodel.studies.run.resolve.machine import build_machine
 from perfmodel.studies.run.resolve.training_job import TrainingJob, resolve_workload
 from perfmodel.topology.templates.build import build_topology, load_node
 
@@ -36,7 +36,7 @@ def test_resnet50_step(benchmark: Callable[..., object], resnet50: Scenario, gpu
     node = load_node("dgx-a100")
 
     def answer() -> float:
-        here = machine(resnet50, node, ClusterSize(gpus, gpus // 8, 8))
+        here = build_machine(resnet50, node, ClusterSize(gpus, gpus // 8, 8))
         job = TrainingJob(resnet50, resolve_workload(resnet50), here.topology.gpu, here.library)
         step = plan_step(job, price_layers(job, 256), gpus, 256, "steady")
         return simulate(step, here, steps=3).step_time_s

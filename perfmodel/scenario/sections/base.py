@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeGuard
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeGuard, TypeVar
 
 from pydantic import (
     BeforeValidator,
@@ -18,6 +18,8 @@ from pydantic_core import CoreSchema
 
 from perfmodel.files import Count, FileModel
 from perfmodel.units import MOST_COUNT
+
+T = TypeVar("T")
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1000, strip_whitespace=True)]
 """A name, or the path of a file."""
@@ -56,6 +58,16 @@ def check_rows(*rows: tuple[object, str]) -> None:
     for is_mistake, allowed in rows:
         if is_mistake:
             raise ValueError(allowed)
+
+
+def refuse(is_mistake: Callable[[Any], object], allowed: str) -> Callable[[T], T]:
+    """Return a validator that says what is allowed where a value is a mistake."""
+
+    def check(value: T) -> T:
+        check_rows((is_mistake(value), allowed))
+        return value
+
+    return check
 
 
 class Section(FileModel):

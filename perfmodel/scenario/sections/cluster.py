@@ -20,6 +20,7 @@ from perfmodel.scenario.sections.base import (
     expand_name,
     expand_number,
     is_whole_number,
+    refuse,
 )
 from perfmodel.units import MOST_PARTS
 
@@ -193,13 +194,10 @@ Word = Annotated[
 """Text; a whole number may stand without quotes."""
 
 
-def _check_processes(value: object) -> object:
-    allowed = (
-        "'per-gpu', as DistributedDataParallel has them; one process that drives a host is "
-        "`perfmodel collective --one-process`, or strategy.kind: data_parallel"
-    )
-    check_rows((value == "per-host", allowed))
-    return value
+_ONE_PROCESS = (
+    "'per-gpu', as DistributedDataParallel has them; one process that drives a host is "
+    "`perfmodel collective --one-process`, or strategy.kind: data_parallel"
+)
 
 
 Channels = Annotated[Parts, Field(le=1024)]
@@ -234,7 +232,10 @@ class LibrarySection(FileModel):
         default_factory=dict,
         description="NCCL's environment variables, such as NCCL_PROTO: Simple",
     )
-    processes: Annotated[Literal["per-gpu"], BeforeValidator(_check_processes)] = Field(
+    processes: Annotated[
+        Literal["per-gpu"],
+        BeforeValidator(refuse(lambda value: value == "per-host", _ONE_PROCESS)),
+    ] = Field(
         default="per-gpu", description="one for each GPU, as DistributedDataParallel has them"
     )
     workers: Parts | None = Field(

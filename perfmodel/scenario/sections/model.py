@@ -144,12 +144,9 @@ class TransformerSection(FileModel):
     @property
     def head_count(self) -> int:
         """Heads of queries."""
-        if self.heads is not None:
-            return self.heads
-        size = self.head_dim or next(
-            (size for size in (USUAL_HEAD, USUAL_HEAD // 2) if self.hidden % size == 0), self.hidden
-        )
-        return max(1, self.hidden // size)
+        usual = (size for size in (USUAL_HEAD, USUAL_HEAD // 2) if self.hidden % size == 0)
+        size = self.head_dim or next(usual, self.hidden)
+        return self.heads or max(1, self.hidden // size)
 
     @property
     def gated(self) -> bool:
@@ -159,9 +156,8 @@ class TransformerSection(FileModel):
     @property
     def wide(self) -> int:
         """Width of the feed-forward part."""
-        if self.mlp_hidden is not None:
-            return self.mlp_hidden
-        return -(-self.hidden * 8 // (3 * MULTIPLE)) * MULTIPLE if self.gated else 4 * self.hidden
+        gated = -(-self.hidden * 8 // (3 * MULTIPLE)) * MULTIPLE
+        return self.mlp_hidden or (gated if self.gated else 4 * self.hidden)
 
 
 def transformer_findings(section: TransformerSection) -> Iterator[tuple[str, str, str]]:

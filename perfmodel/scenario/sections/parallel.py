@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from perfmodel.files import Count, FileModel
 from perfmodel.scenario.sections.base import (
@@ -14,8 +14,8 @@ from perfmodel.scenario.sections.base import (
     Rules,
     Section,
     Switch,
-    check_rows,
     expand_number,
+    refuse,
 )
 
 DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
@@ -132,7 +132,15 @@ class ParallelSection(Section):
     context: Annotated[ContextSection, expand_number("degree"), OR_COUNT] = ContextSection()
     expert: Count = Field(default=1, description="GPUs that share the experts of each layer")
     pipeline: Annotated[PipelineSection, expand_number("stages"), OR_COUNT] = PipelineSection()
-    order: str = Field(
+    order: Annotated[
+        str,
+        AfterValidator(
+            refuse(
+                lambda order: sorted(order.split("-")) != sorted(DIMENSIONS),
+                f"each of {', '.join(DIMENSIONS)} once, as in {DEFAULT_ORDER}",
+            )
+        ),
+    ] = Field(
         default=DEFAULT_ORDER,
         description="which GPUs are neighbours: the first dimension varies fastest with the rank",
     )
@@ -170,13 +178,6 @@ class ParallelSection(Section):
                 ),
             ),
         )
-
-    @field_validator("order")
-    @classmethod
-    def _check_order(cls, order: str) -> str:
-        is_whole = sorted(order.split("-")) == sorted(DIMENSIONS)
-        check_rows((not is_whole, f"each of {', '.join(DIMENSIONS)} once, as in {DEFAULT_ORDER}"))
-        return order
 
     @property
     def idle_fields(self) -> list[str]:

@@ -22,7 +22,7 @@ _MONEY = re.compile(
     re.ASCII,
 )
 
-_SIGNS = {"$": "USD", "\u20ac": "EUR", "\u00a3": "GBP", "\u00a5": "JPY or CNY"}
+_SIGNS = {r"\$": "USD", "\u20ac": "EUR", "\u00a3": "GBP", "\u00a5": "JPY or CNY"}
 
 MOST_MONEY = 1e15
 """More than all there is, in any currency."""
@@ -30,6 +30,10 @@ MOST_MONEY = 1e15
 _NOT_MONEY = "not an amount of money"
 
 _MISTAKES = (
+    *(
+        (sign, f"a sign, which several currencies share; write {currency}")
+        for sign, currency in _SIGNS.items()
+    ),
     (",", "a comma, which may mean thousands or decimals; write 1_000.50"),
     (r"^\s*-", "less than zero"),
     (r"^\s*[\d._]+\s*(/|$)", "no currency"),
@@ -93,10 +97,7 @@ def parse_money(
 def _explain(text: object) -> str:
     """Explain why a text is not money."""
     if not isinstance(text, str):
-        return "no currency" if isinstance(text, int | float) else "not an amount of money"
-    sign = next((currency for sign, currency in _SIGNS.items() if sign in text), None)
-    if sign is not None:
-        return f"a sign, which several currencies share; write {sign}"
+        return "no currency" if isinstance(text, int | float) else _NOT_MONEY
     return next((reason for pattern, reason in _MISTAKES if re.search(pattern, text)), _NOT_MONEY)
 
 
@@ -372,7 +373,7 @@ class PlanSection(FileModel):
     @property
     def money(self) -> dict[str, Money]:
         """All money of the plan, by dotted field within it."""
-        return {field: value for field, value in _find_money(self, "") if value is not None}
+        return dict(_find_money(self, ""))
 
     @property
     def paid_in(self) -> str | None:
@@ -381,14 +382,10 @@ class PlanSection(FileModel):
         return self.currency or next((word for word, _ in used.most_common(1)), None)
 
 
-def _find_money(section: FileModel, prefix: str) -> Iterator[tuple[str, Money | None]]:
-    for name in type(section).model_fields:
-        value = getattr(section, name)
-        members = enumerate(value) if isinstance(value, tuple) else ()
-        if isinstance(value, Money):
-            yield f"{prefix}{name}", value
-        elif isinstance(value, FileModel):
-            yield from _find_money(value, f"{prefix}{name}.")
-        for at, member in members:
-            if isinstance(member, FileModel):
-                yield from _find_money(member, f"{prefix}{name}.{at}.")
+def _find_money(value: object, field: str) -> Iterator[tuple[str, Money]]:
+    """Find the money in a section, in several of them, or in an amount itself."""
+    if isinstance(value, Money):
+        yield field, value
+    elif isinstance(value, FileModel | tuple):
+        for name, member in value if isinstance(value, FileModel) else enumerate(value):
+            yield from _find_money(member, f"{field}.{name}".removeprefix("."))

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from perfmodel.files import FileModel
-from perfmodel.scenario.sections.base import Rules, Section, Switch, check_rows
+from perfmodel.scenario.sections.base import Rules, Section, Switch, check_rows, refuse
 
 MOST_VARIANTS = 100_000
 """Most variants: at some ms each, more would take minutes to days and are taken for a mistake."""
@@ -35,13 +35,10 @@ def _check_field(name: str) -> str:
 FieldName = Annotated[str, AfterValidator(_check_field)]
 
 
-def _check_not_empty(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    check_rows((not values, "a list of one value or more"))
-    return values
-
-
 Values = Annotated[
-    tuple[Any, ...], AfterValidator(_check_not_empty), Field(json_schema_extra={"minItems": 1})
+    tuple[Any, ...],
+    AfterValidator(refuse(lambda values: not values, "a list of one value or more")),
+    Field(json_schema_extra={"minItems": 1}),
 ]
 
 
@@ -122,11 +119,6 @@ def _parse_infinite(value: object) -> object:
     return INFINITE if value == "infinite" else value
 
 
-def _refuse_quantity(value: object) -> object:
-    check_rows((isinstance(value, str), _FACTOR))
-    return value
-
-
 def _schema(least: float, *names: str) -> WithJsonSchema:
     number: dict[str, Any] = {"type": "number", "minimum": least, "maximum": _MOST}
     choices = [number, *({"const": name} for name in names)]
@@ -142,7 +134,10 @@ SpeedFactor = Annotated[
 """How many times as fast: a number above zero, or the word "infinite"."""
 
 TimeFactor = Annotated[
-    float, Field(strict=True, ge=0, le=_MOST), BeforeValidator(_refuse_quantity), _schema(0.0)
+    float,
+    Field(strict=True, ge=0, le=_MOST),
+    BeforeValidator(refuse(lambda value: isinstance(value, str), _FACTOR)),
+    _schema(0.0),
 ]
 """How many times as long: 0 is none at all."""
 

@@ -292,12 +292,10 @@ class LocalSgdStrategy(StrategyModel):
         The longest period that ends decides (``_find_process_group`` in
         hierarchical_model_averager.py).
         """
-        if step % self.period == 0:
-            return ranks
-        for level in reversed(self.levels):
-            if step % level.period == 0:
-                return min(level.gpus, ranks)
-        return None
+        groups = [(level.period, level.gpus) for level in self.levels]
+        groups.append((self.period, ranks))
+        ending = (gpus for period, gpus in reversed(groups) if step % period == 0)
+        return next((min(gpus, ranks) for gpus in ending), None)
 
     def _rules(self) -> Rules:
         periods = [*(level.period for level in self.levels), self.period]

@@ -246,9 +246,8 @@ class MegatronStrategy(StrategyModel):
 
     def bucket_elements(self, ranks: int) -> int | None:
         """Elements after which a bucket is closed; None: all are one bucket."""
-        if not self.overlap_grad_reduce:
-            return None
-        return self.bucket_size or default_bucket_elements(ranks)
+        elements = self.bucket_size or default_bucket_elements(ranks)
+        return elements if self.overlap_grad_reduce else None
 
     def shard_ranks(self, ranks: int) -> int:
         """Ranks that optimizer states are split over: one of a cluster smaller than the instances.

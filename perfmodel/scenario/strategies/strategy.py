@@ -111,8 +111,7 @@ class ListOrItem:
     ) -> dict[str, Any]:
         listed = handler(schema)
         choices = listed.get("anyOf", [listed])
-        items = [choice["items"] for choice in choices if "items" in choice]
-        return {"anyOf": [*choices, *items]}
+        return {"anyOf": [*choices, *[choice["items"] for choice in choices if "items" in choice]]}
 
 
 ALONE = ListOrItem()

@@ -18,8 +18,8 @@ from perfmodel.scenario.sections.base import MOST_MICRO_STEPS
 from perfmodel.scenario.strategies.strategy import AutoStrategy
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario, resolve_scenario
 from perfmodel.studies.run.resolve.training_job import expert_ranks_per_node, resolve_share
+from perfmodel.studies.run.steps.simulate_step import ReportedRun
 from perfmodel.studies.run.steps.sized_job import (
-    ReportedRun,
     SizedJob,
     size_job,
 )

@@ -44,7 +44,7 @@ from perfmodel.studies.run.resolve.machine import check_message_size
 from perfmodel.studies.run.steps.routing_cost import describe_routing, hash_cost
 from perfmodel.topology.model import Topology
 
-DRAWS = 40
+PROFILE_DRAWS = 40
 """Draws of a profile that an interval rests on."""
 
 
@@ -105,15 +105,13 @@ def collective_rows(
     timer = nominal
     if profile is not None:
         timer = UncontendedTimer(apply(profile, nominal.machine, rows=profile_rows))
-    machine = timer.machine
-    named = find_named(op, algorithm)
-    size = len(topology.ranks)
+    machine, named, size = timer.machine, find_named(op, algorithm), len(topology.ranks)
     numbers_of = named if isinstance(named, str) else OWN if named else None
     alternatives = []
     if profile and measured_at(profile, size, op, rows=profile_rows, algorithm=numbers_of):
-        drawn = draws(profile, DRAWS, seed=0)
         alternatives = [
-            UncontendedTimer(apply(each, nominal.machine, rows=profile_rows)) for each in drawn
+            UncontendedTimer(apply(each, nominal.machine, rows=profile_rows))
+            for each in draws(profile, PROFILE_DRAWS, seed=0)
         ]
     pairs = [(op, nbytes) for nbytes in all_sizes]
     sockets = named is None and uses_sockets(machine, fidelity)

@@ -107,8 +107,7 @@ def _verdict(candidate: Candidate) -> str:
 def _step_s(sized: SizedJob) -> float:
     if sized.size.gpus >= MANY_RANKS:  # whose collectives would fill the memory for all of them
         sized = sized.with_own_times()
-    reported = simulate_reported(sized)
-    return sum(reported.steps_s) / reported.counted
+    return simulate_reported(sized).step_time_s
 
 
 # ---------------------------------------------------------------- changes
@@ -135,9 +134,8 @@ def _candidates(sized: SizedJob, changes: Sequence[tuple[Change, ...]]) -> Itera
 
 def _needed_bytes(memory: Memory, now: Memory) -> float:
     """Bytes of what there is too little of at present: of a GPU, or where it suffices of a host."""
-    if now.fits_gpu and now.overfull:
-        return memory.host_bytes + memory.drive_bytes
-    return memory.total_bytes
+    of_host = now.fits_gpu and now.overfull
+    return memory.host_bytes + memory.drive_bytes if of_host else memory.total_bytes
 
 
 def _changed(sized: SizedJob, changes: Sequence[Change]) -> SizedJob:
@@ -151,18 +149,19 @@ def _changed(sized: SizedJob, changes: Sequence[Change]) -> SizedJob:
 def _changes(sized: SizedJob) -> Iterator[Change]:
     compute = sized.job.scenario.compute
     yield from _strategy_changes(sized.job.scenario)
+    kinds = (kind for kind in ("selective", "operations", "full") if kind != compute.recompute)
     rows = (
-        *(("recompute", kind, "recompute") for kind in ("selective", "operations", "full")),
-        ("offload_activations", "overlapped", "offload"),
-        ("precision", "bf16", "precision"),
+        *((True, "compute.recompute", kind, "recompute") for kind in kinds),
+        (
+            compute.offload_activations == "none",
+            "compute.offload_activations",
+            "overlapped",
+            "offload",
+        ),
+        (compute.precision in ("fp32", "tf32"), "compute.precision", "bf16", "precision"),
     )
-    may_change = {
-        "offload_activations": compute.offload_activations == "none",
-        "precision": compute.precision in ("fp32", "tf32"),
-    }
-    for name, value, about in rows:
-        if may_change.get(name, getattr(compute, name) != value):
-            field = f"compute.{name}"
+    for may_change, field, value, about in rows:
+        if may_change:
             yield Change(f"{field}: {value}", {field: value}, about)
     smaller = _smaller_batch(sized)
     if smaller is not None:
@@ -201,9 +200,7 @@ def _smaller_batch(sized: SizedJob) -> Change | None:
     if "accumulate" not in type(scenario.strategy).model_fields:
         return None
     change = None
-    for batch in range(sized.batch - 1, 0, -1):
-        if sized.batch % batch:
-            continue
+    for batch in (each for each in range(sized.batch - 1, 0, -1) if sized.batch % each == 0):
         steps = now * sized.batch // batch
         states_batch = scenario.training.batch_per_gpu is not None
         fields = {"training.batch_per_gpu": batch} if states_batch else {}

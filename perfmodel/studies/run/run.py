@@ -94,22 +94,17 @@ def run_scenario(
     if inputs.processes and largest.job.strategy.loops is not None:
         allowed = f"none with {largest.job.strategy.name}, whose ranks share no steps"
         raise InputError(Fault("processes", str(len(inputs.processes)), allowed))
-    points: list[SizeResult] = []
+    points, simulate = list[SizeResult](), simulate_size
+    if largest.job.strategy.loops is not None:
+        from perfmodel.studies.run.loops.one_loop_size import simulate_loop_size
+
+        simulate = simulate_loop_size
     for done, size in enumerate(inputs.sizes, 1):
         sized = largest if size == largest.size else size_job(inputs, size, largest.job)
-        points.append(_simulate(sized, with_first=with_first))
+        points.append(simulate(sized, with_first=with_first))
         if progress is not None:
             progress(done, len(inputs.sizes))
     return replace(_assemble_result(inputs, largest, points), search=search)
-
-
-def _simulate(sized: SizedJob, *, with_first: bool) -> SizeResult:
-    """One size, whose ranks share steps or loop on their own."""
-    if sized.job.strategy.loops is None:
-        return simulate_size(sized, with_first=with_first)
-    from perfmodel.studies.run.loops.one_loop_size import simulate_loop_size
-
-    return simulate_loop_size(sized, with_first=with_first)
 
 
 def _assemble_result(
@@ -164,15 +159,14 @@ def name_machine(topology: Topology, size: ClusterSize) -> str:
 
 def _with_efficiency(point: SizeResult, base: SizeResult) -> SizeResult:
     efficiency = point.samples_per_s / (base.samples_per_s / base.gpus * point.gpus)
-    point = replace(point, scaling_efficiency=efficiency)
     if point.uncertainties is None or base.uncertainties is None:
-        return point
+        return replace(point, scaling_efficiency=efficiency)
     ratio = base.step_time_s / point.step_time_s
     low, high = ratio_interval(
         (base.step_time_s, base.uncertainties), (point.step_time_s, point.uncertainties)
     )
-    interval = efficiency * low / ratio, efficiency * high / ratio
-    return replace(point, scaling_efficiency_interval=interval)
+    ends = efficiency * low / ratio, efficiency * high / ratio
+    return replace(point, scaling_efficiency=efficiency, scaling_efficiency_interval=ends)
 
 
 _SPEEDS = "GPUs of one model differ in speed, by a standard deviation of {spread:.2g} of it; "

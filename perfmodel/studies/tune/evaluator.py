@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from perfmodel.scenario import Scenario
 from perfmodel.simulate.engine.engine import BY_SENDS
-from perfmodel.studies.run.prepared import PreparedSize, StepEstimate
+from perfmodel.studies.run.prepared import PreparedSize
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.steps.output_analysis import SETTLED
-from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
+from perfmodel.studies.run.steps.simulate_step import ReportedRun, simulate_steps, timer_of
 from perfmodel.studies.tune.caps import (
     Caps,
     GradientOrder,
@@ -204,9 +204,8 @@ def _slowest_factor(constant: Sequence[Disturbance]) -> float:
 def _before_s(prepared: PreparedSize, constant: Sequence[Disturbance]) -> float:
     """From the end of a step to the start of the last backward, where that is latest; seconds."""
     sized = prepared.sized
-    _, run, _ = simulate_steps(
-        replace(sized.setup(launches=False), fidelity="flow"), constant, SETTLED
-    )
+    setup = replace(sized.setup(launches=False), fidelity="flow")
+    run = simulate_steps(setup, constant, SETTLED).run
     last = sized.job.options.accumulate - 1
     begin_s: dict[str, float] = {}
     for span in run.timeline.spans:
@@ -215,7 +214,7 @@ def _before_s(prepared: PreparedSize, constant: Sequence[Disturbance]) -> float:
     return max(begin_s.values()) - run.step_ends_s[-2]
 
 
-def read_reductions(stepped: StepEstimate) -> tuple[ReducedBucket, ...]:
+def read_reductions(stepped: ReportedRun) -> tuple[ReducedBucket, ...]:
     """Return when the buckets of the last step were reduced."""
     step = stepped.steps - 1
     start_s = (0.0, *stepped.run.step_ends_s)[step]

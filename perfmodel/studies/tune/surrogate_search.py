@@ -12,7 +12,7 @@ from functools import partial
 from itertools import accumulate
 
 from perfmodel.arrays import FloatArray, IntArray
-from perfmodel.studies.run.prepared import StepEstimate
+from perfmodel.studies.run.steps.simulate_step import ReportedRun
 from perfmodel.studies.tune.caps import (
     Caps,
     Cuts,
@@ -90,7 +90,7 @@ class Budget:
         return self.remaining >= 0
 
 
-def make_budget(evaluator: Evaluator, stepped: StepEstimate, bound_s: float | None) -> Budget:
+def make_budget(evaluator: Evaluator, stepped: ReportedRun, bound_s: float | None) -> Budget:
     """Return the budget of a search.
 
     `stepped`: a step that was simulated.

@@ -12,8 +12,8 @@ from perfmodel.scenario.sections.parallel import ParallelSection
 from perfmodel.studies.run.resolve.memory_estimate import estimate_memory
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario
 from perfmodel.studies.run.result.model import Uncertainty
+from perfmodel.studies.run.steps.simulate_step import ReportedRun
 from perfmodel.studies.run.steps.sized_job import (
-    ReportedRun,
     SizedJob,
     simulate_reported,
     size_job,

@@ -55,8 +55,7 @@ def step_s(sized: SizedJob, compute_z: float, network_z: float) -> float:
     low, high = sized.compute_spread
     by = math.exp(compute_z / Z80 * (math.log(high) if compute_z > 0 else -math.log(low)))
     setup = sized.with_compute(by).setup().on(with_network(sized.ensemble.likely, network_z))
-    run = simulate_steps(replace(setup, fidelity="flow"), (), sized.settled)[1]
-    return run.step_time_s
+    return simulate_steps(replace(setup, fidelity="flow"), (), sized.settled).step_time_s
 
 
 def simulated(changes: Mapping[str, Any]) -> Simulated:

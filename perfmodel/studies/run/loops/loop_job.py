@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from perfmodel.arrays import Z80, FloatArray, round_bits
+from perfmodel.arrays import Z80, FloatArray, round_bits, sending_s
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.loop_records import LoopRun
 from perfmodel.simulate.engine.loop_run import Stretch, simulate_loops
@@ -51,7 +51,7 @@ def loop_bounds(plan: LoopPlan, machine: Machine) -> LoopBounds:
     Where workers stay together, the slowest's computing bounds all; else links and servers bound
     the workers as if each made as many updates as any other.
     """
-    count, items = len(plan.workers), plan.items
+    count, items, exchanges = len(plan.workers), plan.items, plan.exchanges
     cycles_s = [
         max(
             worker.scale * sum(item.duration_s for item in items[worker.like]),
@@ -62,34 +62,29 @@ def loop_bounds(plan: LoopPlan, machine: Machine) -> LoopBounds:
     if plan.slack is not None:  # nobody makes more updates than the slowest, in the long run
         cycles_s = [max(cycles_s)] * count
     links_s = _link_demands_s(plan, machine)
-    servers_s = [0.0] * len(plan.servers)
-    for exchange in plan.exchanges:
-        servers_s[exchange.server] += exchange.each_s + exchange.all_s / count
+    works_s = [each.each_s + each.all_s / count for each in exchanges]
+    server_s = float(np.bincount([each.server for each in exchanges], works_s).max())
     link = int(np.argmax(links_s)) if len(links_s) and links_s.max() > 0 else None
     return LoopBounds(
         workers_per_s=sum(1 / cycle_s if cycle_s else np.inf for cycle_s in cycles_s),
         links_per_s=np.inf if link is None else 1 / float(links_s[link]),
-        servers_per_s=1 / max(servers_s) if max(servers_s) else np.inf,
+        servers_per_s=1 / server_s if server_s else np.inf,
         link=link,
     )
 
 
 def _link_demands_s(plan: LoopPlan, machine: Machine) -> FloatArray:
     """Mean time of an update on each link; seconds."""
-    topology = machine.topology
-    pushed, pulled = np.zeros(len(plan.servers)), np.zeros(len(plan.servers))
-    for exchange in plan.exchanges:
-        pushed[exchange.server] += exchange.push_bytes
-        pulled[exchange.server] += exchange.pull_bytes
-    nbytes = np.zeros(len(topology.arcs))
+    topology, servers = machine.topology, [each.server for each in plan.exchanges]
+    pushed = np.bincount(servers, [each.push_bytes for each in plan.exchanges], len(plan.servers))
+    pulled = np.bincount(servers, [each.pull_bytes for each in plan.exchanges], len(plan.servers))
+    nbytes, rates = np.zeros(len(topology.arcs)), topology.arcs.bandwidth_Bps
     for worker, (number, server) in product(plan.workers, enumerate(plan.servers)):
         ends = topology.ranks[worker.ranks[0]], server.device
         if ends[0] != ends[1]:
             for (src, dst), size in ((ends, pushed[number]), (ends[::-1], pulled[number])):
                 np.add.at(nbytes, list(machine.router.route(src, dst)), size / len(plan.workers))
-    rates = topology.arcs.bandwidth_Bps
-    demands_s: FloatArray = np.divide(nbytes, rates, out=np.zeros(len(nbytes)), where=rates > 0)
-    return demands_s
+    return sending_s(np.where(rates > 0, nbytes, 0.0), rates)
 
 
 # ---------------------------------------------------------------- loops of a job
@@ -101,7 +96,7 @@ SLOW_ITERATIONS = 4
 """Iterations of the slowest worker that are counted at least."""
 EXACT_PUSHES = 64
 """Pushes of a round up to which rates of messages are solved at each beginning and end."""
-QUANTA = 400
+RATE_SOLUTIONS = 400
 """Beyond it, how often in a round they are solved at most: a message is late by an eighth of a
 per cent of a round, on average."""
 MOST_PAIRS, MOST_LOOSE_PAIRS = 8_192, 2_048
@@ -153,10 +148,13 @@ class LoopJob:
                     kinds[rank] = 1 + gpus.index(disturbance.gpu)
                 elif disturbance.steps is None:
                     scales[rank] *= disturbance.by
+        names = self.sized.ensemble.likely.topology.ranks
         workers = tuple(
             replace(
                 worker,
-                name=self._name(worker),
+                name=names[worker.ranks[0]].split("/")[0]
+                if len(worker.ranks) > 1
+                else names[worker.ranks[0]],
                 scale=max(scales[rank] for rank in worker.ranks),
                 like=kinds[worker.ranks[0]],
             )
@@ -165,10 +163,10 @@ class LoopJob:
         plan = replace(plan, workers=workers, items=(*plan.items, *others))
         if plan.slack != 0:
             plan = replace(plan, workers=self._spread_out(plan))
-        exchanges = plan.exchanges
-        if self.idle_servers:
-            exchanges = tuple(replace(each, each_s=0.0, all_s=0.0) for each in exchanges)
-        return replace(plan, exchanges=exchanges)
+        if not self.idle_servers:
+            return plan
+        idle = (replace(each, each_s=0.0, all_s=0.0) for each in plan.exchanges)
+        return replace(plan, exchanges=tuple(idle))
 
     def _spread_out(self, plan: LoopPlan) -> tuple[Worker, ...]:
         """Let workers begin at random times of a round.
@@ -178,28 +176,23 @@ class LoopJob:
         """
         round_s = len(plan.workers) / loop_bounds(plan, self.machine).least_per_s
         phases = np.random.default_rng(self.sized.job.scenario.seed).random(len(plan.workers))
-        starts_s = round_bits(phases * round_s).tolist()
-        pairs = zip(plan.workers, starts_s, strict=True)
+        pairs = zip(plan.workers, round_bits(phases * round_s).tolist(), strict=True)
         return tuple(replace(worker, start_s=start_s) for worker, start_s in pairs)
-
-    def _name(self, worker: Worker) -> str:
-        gpu = self.sized.ensemble.likely.topology.ranks[worker.ranks[0]]
-        return gpu.partition("/")[0] if len(worker.ranks) > 1 else gpu
 
     def run(self) -> LoopRun:
         """Simulate."""
         plan, machine = self.plan(), self.machine
-        fidelity: Literal["flow", "reference", "free"] = "flow"
-        if self.is_free or self.sized.fidelity == "reference":
-            fidelity = "free" if self.is_free else "reference"
+        by_messages: Literal["flow", "reference"] = (
+            "reference" if self.sized.fidelity == "reference" else "flow"
+        )
         quantum_s = 0.0
         if len(plan.workers) * len(plan.exchanges) > EXACT_PUSHES and not self.is_free:
-            quantum_s = len(plan.workers) / loop_bounds(plan, machine).least_per_s / QUANTA
+            quantum_s = len(plan.workers) / loop_bounds(plan, machine).least_per_s / RATE_SOLUTIONS
         return simulate_loops(
             plan,
             machine,
             rounds=self.warm_up + self.counted,
-            fidelity=fidelity,
+            fidelity="free" if self.is_free else by_messages,
             stretch=self._stretch(plan),
             changes=list_changes(self.sized.setup(self.settled_s), self.disturbances),
             traffic=background_traffic(self.disturbances, self.settled_s),
@@ -243,10 +236,9 @@ def gpu_times(sized: SizedJob) -> list[float]:
     They have the speeds that so many GPUs of one model are expected to have, the same at each
     size: normal scores (Blom 1958), in an order drawn by the scenario's seed.
     """
-    count, spread = sized.size.gpus, gpu_spread(sized.job)
+    count, spread, normal = sized.size.gpus, gpu_spread(sized.job), NormalDist()
     if count == 1 or not spread:
         return [1.0] * count
-    normal = NormalDist()
     scores = [normal.inv_cdf((at + 1 - 0.375) / (count + 0.25)) for at in range(count)]
     order = np.random.default_rng(sized.job.scenario.seed).permutation(count)
     return list(round_bits(1.0 + spread * np.array(scores)[order]).tolist())
@@ -254,11 +246,11 @@ def gpu_times(sized: SizedJob) -> list[float]:
 
 def tracked_workers(plan: LoopPlan) -> tuple[int, ...]:
     """Workers whose spans are worth drawing: a usual one, and the fastest and slowest kinds."""
-    speed = [
-        (worker.scale * sum(item.duration_s for item in plan.items[worker.like]), number)
-        for number, worker in enumerate(plan.workers)
+    work_s = [
+        worker.scale * sum(item.duration_s for item in plan.items[worker.like])
+        for worker in plan.workers
     ]
-    order = [number for _, number in sorted(speed)]
+    order = sorted(range(len(work_s)), key=work_s.__getitem__)
     return tuple(dict.fromkeys([order[len(order) // 2], order[-1], order[0]]))
 
 
@@ -272,7 +264,7 @@ def settle(sized: SizedJob, disturbances: tuple[Disturbance, ...]) -> LoopJob:
     """
     plan = sized.loops_for(None)
     check_pairs(sized, plan)
-    workers = len(plan.workers)
+    workers, cvs = len(plan.workers), [each.jitter.cv for each in disturbances if each.jitter]
     counted = min(MOST_ROUNDS, max(FEWEST_ROUNDS, math.ceil(COUNTED_UPDATES / workers)))
     if workers * len(plan.exchanges) > MANY_PUSHES:
         counted = FEWEST_ROUNDS
@@ -282,10 +274,8 @@ def settle(sized: SizedJob, disturbances: tuple[Disturbance, ...]) -> LoopJob:
         scales = [worker.scale for worker in job.plan().workers]
         slowest = max(scales) * np.mean([1 / scale for scale in scales])
         counted = max(counted, min(20 * MOST_ROUNDS, math.ceil(SLOW_ITERATIONS * slowest)))
-    for each in disturbances:
-        if each.jitter is not None:
-            needed = math.ceil((Z80 * each.jitter.cv / MEAN_WITHIN) ** 2 / workers)
-            counted = max(counted, min(MOST_JITTER_ROUNDS, needed))
+    needed = [math.ceil((Z80 * cv / MEAN_WITHIN) ** 2 / workers) for cv in cvs]
+    counted = max(counted, min(MOST_JITTER_ROUNDS, max(needed, default=0)))
     if len(steady) == len(disturbances):
         return LoopJob(sized, disturbances, warm_up_of(counted), counted)
     ends_s = job.run().round_ends_s()

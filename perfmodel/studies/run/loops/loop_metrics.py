@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from statistics import fmean
+
+import numpy as np
 
 from perfmodel.simulate.engine.loop_records import LoopRun
 from perfmodel.studies.run.loops.loop_job import LoopBounds, LoopJob, loop_bounds, tracked_workers
 from perfmodel.studies.run.result.usage import CommunicationUse, Staleness
-from perfmodel.studies.run.steps.step_parts import PARTS
+from perfmodel.studies.run.steps.step_parts import PARTS, grouped
 from perfmodel.timeline import Span, covered_s
 
 MOST_BARS = 24
@@ -80,8 +82,7 @@ class LoopMetrics:
         """
         if self.varies:
             return fmean(self.rounds_s())
-        most_per_s = min(self.bounds.least_per_s, sum(self.rates_per_s))
-        return len(self.run.plan.workers) / most_per_s
+        return len(self.run.plan.workers) / min(self.bounds.least_per_s, sum(self.rates_per_s))
 
     # ------------------------------------------------------------ time of workers
 
@@ -101,9 +102,10 @@ class LoopMetrics:
         shares = []
         for worker, rate in enumerate(self.rates_per_s):
             done = len(self.run.work_s[worker])
-            first = sum(at < self.from_s for at in self.run.updates_s[worker])
-            counted = slice(min(first, max(0, done - 1)), done)
-            work, waits_s = self.run.work_s[worker][counted], self.run.waits_s[worker][counted]
+            first = min(
+                sum(at < self.from_s for at in self.run.updates_s[worker]), max(0, done - 1)
+            )
+            work, waits_s = self.run.work_s[worker][first:], self.run.waits_s[worker][first:done]
             own = {
                 kind: rate * fmean(each.get(kind, 0.0) for each in work)
                 for kind in dict.fromkeys(kind for each in work for kind in each)
@@ -119,10 +121,9 @@ class LoopMetrics:
         """Messages of an iteration by direction; waiting is shared out by their times under way."""
         exchanges = self.run.plan.exchanges
         pushed = sum(each.push_bytes for each in exchanges)
-        pulled = sum(each.pull_bytes for each in exchanges)
         rows = (
             ("push", pushed, pushed, self.comm_s((True,))),
-            ("pull", pulled, 0.0, self.comm_s((False,))),
+            ("pull", sum(each.pull_bytes for each in exchanges), 0.0, self.comm_s((False,))),
         )
         total_s = sum(busy_s for *_, busy_s in rows) or 1.0
         return tuple(
@@ -146,8 +147,7 @@ class LoopMetrics:
             and message.start_s >= self.from_s
         ]
         iterations = {m.iteration for m in self.run.messages if m.worker == usual}
-        counted = max(1, len(iterations) - self.job.warm_up)
-        return min(covered_s(under_way) / counted, self.step_s())
+        return min(covered_s(under_way) / max(1, len(iterations) - self.job.warm_up), self.step_s())
 
     # ------------------------------------------------------------ servers
 
@@ -168,10 +168,8 @@ class LoopMetrics:
 
     def staleness(self) -> Staleness:
         """How late gradients were, of those applied while rounds count."""
-        weights: dict[int, float] = defaultdict(float)
-        for at_s, updates, nbytes in self.run.staleness:
-            if at_s >= self.from_s:
-                weights[updates] += nbytes
+        applied = grouped((e for e in self.run.staleness if e[0] >= self.from_s), itemgetter(1))
+        weights = {updates: sum(map(itemgetter(2), same)) for updates, same in applied.items()}
         total, most = sum(weights.values()), max(weights)
         return Staleness(
             mean=sum(updates * weights[updates] for updates in sorted(weights)) / total,
@@ -187,16 +185,15 @@ class LoopMetrics:
 
     def spans(self) -> tuple[Span, ...]:
         """One iteration of a usual worker and what others do meanwhile; times from its start."""
-        plan = self.run.plan
-        usual = tracked_workers(plan)[0]
+        plan, tracked = self.run.plan, tracked_workers(self.run.plan)
         starts_s = [
             start_s
             for worker, _, index, start_s, _ in self.run.items
-            if worker == usual and index == 0 and start_s >= self.from_s
+            if worker == tracked[0] and index == 0 and start_s >= self.from_s
         ]
         start_s, end_s = [*starts_s[-2:], self.run.length_s, math.inf][:2]
         servers = {server.name for server in plan.servers}
-        drawn = {plan.workers[number].name for number in tracked_workers(plan)}
+        drawn = {plan.workers[number].name for number in tracked}
         drawn |= {server.name for server in plan.servers[:DRAWN_SERVERS]}
         return tuple(
             span._replace(
@@ -213,12 +210,9 @@ class LoopMetrics:
 
 def _percentile(weights: dict[int, float], share: float) -> int:
     """Smallest number of updates that at least this share of gradients does not exceed."""
-    enough, total = share * sum(weights.values()), 0.0
-    for updates in sorted(weights):
-        total += weights[updates]
-        if total >= enough * (1 - 1e-9):
-            break
-    return updates
+    updates = sorted(weights)
+    sums = np.cumsum([weights[at] for at in updates])
+    return updates[int(np.searchsorted(sums, share * sum(weights.values()) * (1 - 1e-9)))]
 
 
 def _histogram(weights: dict[int, float], most: int) -> tuple[tuple[int, int, float], ...]:

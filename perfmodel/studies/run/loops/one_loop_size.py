@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import nan
+from operator import itemgetter
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray
+from perfmodel.arrays import FloatArray, sending_s
 from perfmodel.library.corrections import spread_factors
 from perfmodel.library.machine import Machine
 from perfmodel.scenario.sections.variants import WhatIf
 from perfmodel.scenario.strategies.servers import ParameterServerStrategy
-from perfmodel.studies.run.loops.loop_job import EXACT_PUSHES, QUANTA, LoopJob, settle
+from perfmodel.studies.run.loops.loop_job import EXACT_PUSHES, RATE_SOLUTIONS, LoopJob, settle
 from perfmodel.studies.run.loops.loop_metrics import LoopMetrics
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.what_if import apply_what_if
@@ -74,8 +75,8 @@ def simulate_loop_size(
         use, (low_s, high_s) = point.server_use, point.interval_s or (nan, nan)
         assert use is not None
         updates = use.updates_per_s * point.step_time_s
-        use = replace(use, updates_interval_per_s=(updates / high_s, updates / low_s))
-        point = replace(point, server_use=use)
+        interval = updates / high_s, updates / low_s
+        point = replace(point, server_use=replace(use, updates_interval_per_s=interval))
         if not with_limits:
             return point
         reliefs = simulate_loop_reliefs(metrics)
@@ -125,11 +126,11 @@ def _server_use(sized: SizedJob, metrics: LoopMetrics, machine: Machine) -> Serv
     bounds, rates = metrics.bounds, metrics.rates_per_s
     workers, servers = len(plan.workers), len(plan.servers)
     together = workers if plan.together else 1
-    bound_by = "computing"
-    if bounds.least_per_s != bounds.workers_per_s:
-        by_server = bounds.least_per_s == bounds.servers_per_s or bounds.link is None
-        link = name_link(machine.topology, bounds.link or 0)
-        bound_by = "the update at the busiest server" if by_server else link
+    limits = (
+        (bounds.workers_per_s, "computing"),
+        (bounds.servers_per_s, "the update at the busiest server"),
+        (bounds.links_per_s, name_link(machine.topology, bounds.link or 0)),
+    )
     optimizer = sized.job.scenario.compute.optimizer
     return ServerUse(
         mode=section.mode,
@@ -137,7 +138,7 @@ def _server_use(sized: SizedJob, metrics: LoopMetrics, machine: Machine) -> Serv
         servers=tuple(f"{server.name}: {server.device}" for server in plan.servers),
         updates_per_s=workers / metrics.step_s() / together,
         most_updates_per_s=bounds.least_per_s / together,
-        bound_by=bound_by,
+        bound_by=min(limits, key=itemgetter(0))[1],
         staleness=metrics.staleness(),
         server_busy=metrics.server_busy,
         queue_wait_s=metrics.queue_wait_s(),
@@ -149,16 +150,17 @@ def _server_use(sized: SizedJob, metrics: LoopMetrics, machine: Machine) -> Serv
 
 
 def _notes(plan: LoopPlan) -> tuple[str, ...]:
-    travel = (
-        f"A worker's gradients travel in {len(plan.exchanges):,} messages an iteration; tensors of "
-        "neighbouring layers for one server are one message where there are more."
+    notes = (
+        (
+            f"A worker's gradients travel in {len(plan.exchanges):,} messages an iteration; "
+            "tensors of neighbouring layers for one server are one message where there are more."
+        ),
+        (
+            f"Rates of messages are solved at most {RATE_SOLUTIONS:,} times in the time of a step: "
+            f"a message is late by {0.5 / RATE_SOLUTIONS:.2%} of a step, on average."
+        ),
     )
-    rates = (
-        f"Rates of messages are solved at most {QUANTA:,} times in the time of a step: a message "
-        f"is late by {0.5 / QUANTA:.2%} of a step, on average."
-    )
-    are_many = len(plan.workers) * len(plan.exchanges) > EXACT_PUSHES
-    return (travel, rates) if are_many else (travel,)
+    return notes if len(plan.workers) * len(plan.exchanges) > EXACT_PUSHES else notes[:1]
 
 
 def _costs(metrics: LoopMetrics) -> DisturbanceCost:
@@ -166,9 +168,8 @@ def _costs(metrics: LoopMetrics) -> DisturbanceCost:
     job, step_s = metrics.job, metrics.step_s()
 
     def step_with_s(disturbances: Sequence[Disturbance]) -> float:
-        rest, length = tuple(disturbances), job
-        if not any(each.varies for each in rest):
-            length = settle(job.sized, rest)
+        rest = tuple(disturbances)
+        length = job if any(each.varies for each in rest) else settle(job.sized, rest)
         return _step_s(LoopJob(job.sized, rest, length.warm_up, length.counted, job.settled_s))
 
     rounds_s = metrics.rounds_s() if metrics.varies else (step_s,)
@@ -214,9 +215,8 @@ def simulate_loop_uncertainties(metrics: LoopMetrics, point: SizeResult) -> tupl
 
 def _slowed(machine: Machine, by: float) -> Machine:
     """Return the machine whose messages take `by` times as long."""
-    rate, latency = 1 / by, by
     what_if = WhatIf(
-        network_bandwidth=rate, node_bandwidth=rate, network_latency=latency, node_latency=latency
+        network_bandwidth=1 / by, node_bandwidth=1 / by, network_latency=by, node_latency=by
     )
     return apply_what_if(what_if, machine)
 
@@ -259,12 +259,8 @@ def simulate_loop_reliefs(metrics: LoopMetrics) -> tuple[Relief, ...]:
 
 def _busy(metrics: LoopMetrics) -> FloatArray:
     """Share of the time in which each link is busy."""
-    arcs, run = metrics.job.machine.topology.arcs, metrics.run
-    rates = arcs.bandwidth_Bps
-    shares: FloatArray = np.divide(
-        run.counted.wire_bytes, rates * run.length_s, out=np.zeros(len(arcs)), where=rates > 0
-    )
-    return shares
+    rates_Bps, run = metrics.job.machine.topology.arcs.bandwidth_Bps, metrics.run
+    return sending_s(np.where(rates_Bps > 0, run.counted.wire_bytes, 0.0), rates_Bps * run.length_s)
 
 
 def _without(job: LoopJob, part: Part) -> LoopJob:

@@ -31,6 +31,7 @@ from perfmodel.scenario import (
     SlowEvent,
     TrafficEvent,
 )
+from perfmodel.scenario.model import relocated_errors
 from perfmodel.scenario.sections.events import JitterEvent
 from perfmodel.simulate.engine.background import BackgroundJob, Traffic
 from perfmodel.simulate.engine.jitter import Jitter
@@ -103,25 +104,6 @@ class Disturbance:
         return bool(self.moments_s or self.steps or self.jitter or others or bursts)
 
 
-def background_jobs(
-    disturbances: Sequence[Disturbance], settled_s: float
-) -> tuple[BackgroundJob, ...]:
-    """List other jobs with their starts in seconds since the start of the run.
-
-    A job that starts at 0 runs from the start of the run on, before the settled state.
-    """
-    jobs = (each.background_job for each in disturbances if each.background_job is not None)
-    return tuple(
-        replace(job, start_s=settled_s + job.start_s if job.start_s else 0.0) for job in jobs
-    )
-
-
-def own_processes(disturbances: Sequence[Disturbance], settled_s: float) -> tuple[OwnProcess, ...]:
-    """List processes of the user's, which begin with the settled state."""
-    processes = (each.process for each in disturbances if each.process is not None)
-    return tuple(replace(process, start_s=settled_s) for process in processes)
-
-
 def background_traffic(
     disturbances: Sequence[Disturbance], settled_s: float
 ) -> tuple[Traffic, ...]:
@@ -164,16 +146,9 @@ def as_disturbances(processes: Any, steps: Any = None) -> tuple[Disturbance, ...
     )
 
 
-def process_at(disturbance: Disturbance, *, is_main: bool) -> Disturbance:
-    """Return a process at one size; at smaller ones it may name devices that are not there."""
-    assert disturbance.process is not None
-    return replace(disturbance, process=replace(disturbance.process, strict=is_main))
-
-
 def join_names(names: Sequence[str], most: int = 4) -> str:
     """List names for a description; of many the first ones, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 # ---------------------------------------------------------------- events and mixed nodes
@@ -206,13 +181,8 @@ def resolve_events(
     disturbances: list[Disturbance] = []
     faults: list[Fault] = []
     for place, make in makers.items():
-        try:
+        with collect_faults(faults), relocated_errors(scenario, place):
             disturbances.append(make())
-        except InputError as error:
-            faults += [
-                scenario.origin.fault(f"{place}.{f.field}", f.found, f.allowed)
-                for f in error.faults
-            ]
     if faults and strict:
         raise InputError(faults)
     return tuple(disturbances)
@@ -252,13 +222,11 @@ class _EventResolver:
         return Disturbance(description, f"cluster.mixed.{at}", ranks, gpu=section.gpu)
 
     def _slow(self, slow: SlowEvent) -> Disturbance:
+        self._check_range("ranks", slow.ranks or (), len(self.ranks))
+        ranks = tuple(self.ranks[rank] for rank in slow.ranks or ())
+        names = [self.topology.ranks[rank] for rank in ranks]
         if slow.nodes is not None:
             ranks, names = self._of_nodes(slow.nodes)
-        else:
-            listed = slow.ranks or ()
-            self._check_range("ranks", listed, len(self.ranks))
-            ranks = tuple(self.ranks[rank] for rank in listed)
-            names = [self.topology.ranks[rank] for rank in ranks]
         steps = None if slow.steps is None else frozenset(slow.steps)
         when = f" in step {join_names(list(map(str, sorted(steps))))}" if steps else ""
         description = f"{join_names(names)} {slow.by:g} times slower{when}"
@@ -281,26 +249,22 @@ class _EventResolver:
         return tuple(chain.from_iterable(ranks)), names
 
     def _check_range(self, field: str, numbers: Sequence[int], limit: int) -> None:
-        faults = [
+        raise_faults(
             Fault(f"{field}.{at}", str(number), f"0 to {limit - 1}, the {field} of this job")
             for at, number in enumerate(numbers)
             if number >= limit
-        ]
-        raise_faults(faults)
+        )
 
     # ------------------------------------------------------------ links
 
     def _degrade(self, degrade: DegradeEvent) -> Disturbance:
         arcs = find_arcs(self.topology, degrade.link)
-        now_Bps = dict(
-            zip(arcs, self.topology.arcs.bandwidth_Bps[list(arcs)].tolist(), strict=True)
-        )
+        now_Bps = {arc: float(self.topology.arcs.bandwidth_Bps[arc]) for arc in arcs}
         if degrade.to is not None and degrade.to >= min(now_Bps.values()):
             most = format_bandwidth(min(now_Bps.values()))
             allowed = f"less than {most}, its undisturbed bandwidth"
             raise InputError(Fault("to", format_bandwidth(degrade.to), allowed))
-        by = degrade.by or 1.0
-        changes_rate = degrade.to is not None or degrade.by is not None
+        by, changes_rate = degrade.by or 1.0, degrade.to is not None or degrade.by is not None
         fault = LinkFault(
             ALWAYS_S if degrade.at is None else degrade.at,
             math.inf if degrade.until is None else degrade.until,
@@ -323,12 +287,11 @@ class _EventResolver:
 
     def _lose(self, lose: LoseEvent) -> Disturbance:
         devices = self.topology.devices
-        if lose.nic not in devices or devices[lose.nic].kind != "nic":
-            nics = [name for name, device in devices.items() if device.kind == "nic"]
-            allowed = no_device(self.topology, lose.nic, "nic").allowed
-            if lose.nic in devices:
-                allowed = f"a NIC: {allowed_names(nics, limit=8)}"
-            raise InputError(Fault("nic", repr(lose.nic), allowed))
+        nics = [name for name, device in devices.items() if device.kind == "nic"]
+        if lose.nic not in devices:
+            raise InputError(no_device(self.topology, lose.nic, "nic"))
+        if lose.nic not in nics:
+            raise InputError(Fault("nic", repr(lose.nic), f"a NIC: {allowed_names(nics, limit=8)}"))
         arcs = find_arcs(self.topology, lose.nic)
         return _fail(f"{lose.nic} lost", lose, arcs, LinkFault(0.0, nodes=(lose.nic,)))
 
@@ -359,13 +322,13 @@ class _EventResolver:
 
     def _pair_devices(self, traffic: TrafficEvent) -> list[tuple[str, str]]:
         """Pair senders with receivers in order, or all with the only one of the other side."""
-        senders = find_devices(self.topology, traffic.from_, "from")
-        receivers = find_devices(self.topology, traffic.to, "to")
-        count = max(len(senders), len(receivers))
-        if {len(senders), len(receivers)} - {1, count}:
-            allowed = f"one device, or as many as the {len(senders)} of 'from'"
-            raise InputError(Fault("to", f"{traffic.to!r}, {len(receivers)} devices", allowed))
-        sides = (each * count if len(each) == 1 else each for each in (senders, receivers))
+        ends = (("from", traffic.from_), ("to", traffic.to))
+        sides = [find_devices(self.topology, pattern, field) for field, pattern in ends]
+        counts = list(map(len, sides))
+        if set(counts) - {1, max(counts)}:
+            allowed = f"one device, or as many as the {counts[0]} of 'from'"
+            raise InputError(Fault("to", f"{traffic.to!r}, {counts[1]} devices", allowed))
+        sides = [each * max(counts) if len(each) == 1 else each for each in sides]
         pairs = [(src, dst) for src, dst in zip(*sides, strict=True) if src != dst]
         if not pairs:
             raise InputError(Fault("to", repr(traffic.to), "another device than 'from'"))

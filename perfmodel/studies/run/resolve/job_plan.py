@@ -113,8 +113,7 @@ NO_HOST_MEMORY = HostMemory(None, HOST_MEMORY_BPS)
 def host_memory(machine: Machine) -> HostMemory:
     """Find the rates of the first host, whose GPUs share what their ways have in common."""
     topology, router = machine.topology, machine.router
-    gpus = topology.ranks[: topology.gpus_per_host]
-    rates = topology.arcs.bandwidth_Bps
+    gpus, rates = topology.ranks[: topology.gpus_per_host], topology.arcs.bandwidth_Bps
     try:
         ends = {gpu: router.nearest_cpu(gpu) for gpu in gpus}
         memories = {cpu: router.memory_of(cpu) for cpu in ends.values()}
@@ -209,10 +208,8 @@ def plan_step(
     assert make is not None  # else it has loops
 
     def plan_plain(request: StepRequest, micro_batches: int) -> StepPlan:
-        own = options
-        if micro_batches != options.accumulate:
-            own = with_micro_batches(options, micro_batches)
-        plan = make(request, own)
+        is_own = micro_batches == options.accumulate
+        plan = make(request, options if is_own else with_micro_batches(options, micro_batches))
         return plan if job.float8 is None else add_amax_reductions(plan, request, job.float8)
 
     with relocated_errors(job.scenario, "strategy"):
@@ -301,30 +298,16 @@ def _unscaled_times(job: TrainingJob, batch: int) -> LayerTimes:
 
     So many blocks of each part of a pipeline are recomputed.
     """
-    compute, mixture = job.scenario.compute, job.mixture
-    parts = None
+    compute, mixture, parts = job.scenario.compute, job.mixture, None
     if job.recompute.blocks is not None and mixture.stages > 1:
         schedule = mixture.pipeline_schedule(job.options.accumulate)
         parts = part_layers(job.workload, schedule, mixture.partition)
-    read = _read_layers if compute.source == "file" else _predict_layers
-    times = read(
-        job,
-        batch=batch,
-        precision=compute.precision,
-        optimizer=compute.optimizer,
-        optimizer_kernels=compute.optimizer_kernels,
-        master_weights=compute.master_weights,
-    )
-    return add_recompute(job.workload, times, job.recompute, parts)
-
-
-def _read_layers(job: TrainingJob, **settings: Any) -> LayerTimes:
-    path = job.scenario.origin.resolve("compute.times", job.scenario.compute.times or "")
-    return read_layer_times(path, job.workload, gpu=job.gpu, **settings)
-
-
-def _predict_layers(job: TrainingJob, **settings: Any) -> LayerTimes:
-    compute = job.scenario.compute
+    shared = {"precision", "optimizer", "optimizer_kernels", "master_weights"}
+    settings: dict[str, Any] = {"batch": batch, **compute.model_dump(include=shared)}
+    if compute.source == "file":
+        path = job.scenario.origin.resolve("compute.times", compute.times or "")
+        times = read_layer_times(path, job.workload, gpu=job.gpu, **settings)
+        return add_recompute(job.workload, times, job.recompute, parts)
     fused = compute.fused_attention
     times = layer_times(
         job.workload,
@@ -337,7 +320,8 @@ def _predict_layers(job: TrainingJob, **settings: Any) -> LayerTimes:
         accumulate=job.options.accumulate,
         **settings,
     )
-    return by_first_flash(job.workload, times) if fused == "flash_1" else times
+    times = by_first_flash(job.workload, times) if fused == "flash_1" else times
+    return add_recompute(job.workload, times, job.recompute, parts)
 
 
 def _scale_to_measured(

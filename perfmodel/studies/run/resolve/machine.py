@@ -6,7 +6,7 @@ from how far recorded runs of similar machines were off predictions from datashe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
@@ -77,8 +77,7 @@ def check_message_size(
         return
     most = MOST_SENDS if fidelity == "reference" else MESSAGE_SENDS
     work_of = cache(partial(_work_of, machine, algorithm))
-    requested = list(collectives)
-    sends, work_s = 0, 0.0
+    requested, sends, work_s = list(collectives), 0, 0.0
     for number, (op, nbytes, *among) in enumerate(requested, 1):
         more, more_s = work_of(op, nbytes, among[0] if among else (range(ranks),))
         sends, work_s = sends + more, work_s + simulations * more_s
@@ -149,7 +148,7 @@ def check_cluster_size(gpus: int, field: str) -> None:
 # ---------------------------------------------------------------- the machine
 
 
-def machine(
+def build_machine(
     scenario: Scenario, node: NodeSpec | Topology, size: ClusterSize, hosts: int | None = None
 ) -> Machine:
     """Build the cluster at one size, with the library that drives it.
@@ -157,9 +156,12 @@ def machine(
     `hosts`: nodes on the network; default: as many as the job has.
     Raises `InputError`: names file, line and field of the scenario.
     """
+    nodes = {f"jobs.{at}.nodes": job.nodes for at, job in enumerate(scenario.jobs)}
+    nodes["cluster.nodes"] = size.nodes
+    most_nodes = max(nodes, key=nodes.__getitem__)  # where most of them come from
     with relocated_errors(scenario, "cluster.nodes"):
         count = (hosts or size.nodes) * size.gpus_per_node
-        check_cluster_size(count, _field_of_hosts(scenario, size))
+        check_cluster_size(count, "cluster.pool" if scenario.cluster.pool else most_nodes)
     check_sharing_jobs(scenario, size)
     topology = node if isinstance(node, Topology) else _build(scenario, node, size, hosts)
     if scenario.library.host_step is not None and topology.gpu.generation != "cpu":
@@ -197,17 +199,7 @@ def named_node(scenario: Scenario) -> str | NodeSection:
         return origin.beside(field, node)
     if node.extends is None:
         return node
-    extended = origin.beside("cluster.node.extends", node.extends)
-    return node.model_copy(update={"extends": extended})
-
-
-def _field_of_hosts(scenario: Scenario, size: ClusterSize) -> str:
-    """Field that most nodes on the network come from."""
-    if scenario.cluster.pool is not None:
-        return "cluster.pool"
-    nodes = {f"jobs.{at}.nodes": job.nodes for at, job in enumerate(scenario.jobs)}
-    nodes["cluster.nodes"] = size.nodes
-    return max(nodes, key=nodes.__getitem__)
+    return node.model_copy(update={"extends": origin.beside("cluster.node.extends", node.extends)})
 
 
 def _resolve_fabric(scenario: Scenario) -> FabricSpec | str | None:
@@ -222,8 +214,7 @@ def _resolve_fabric(scenario: Scenario) -> FabricSpec | str | None:
     overridden = sorted(fields.keys() - {"kind"})
     if overridden:
         conflict = f"{', '.join(overridden)} beside the file {section.kind!r}"
-        allowed = "a file alone: it says all of its fabric"
-        raise scenario.fault("cluster.fabric", conflict, allowed)
+        raise scenario.fault("cluster.fabric", conflict, "a file alone: it says all of its fabric")
     return scenario.origin.beside("cluster.fabric", section.kind)
 
 
@@ -233,18 +224,18 @@ def resolve_settings(scenario: Scenario) -> LibrarySettings:
     Raises `InputError`: an unknown variable or value, or NCCL's settings for another library; names
         line and field.
     """
-    section = scenario.library
-    faults = list(_find_nccl_settings(scenario)) if section.name != "nccl" else []
-    raise_faults(faults)
-    choices = {"NCCL_ALGO": section.algorithm, "NCCL_PROTO": section.protocol}
-    stated = {name: choice for name, choice in choices.items() if choice != "auto"}
-    env = stated | section.env if section.name == "nccl" else section.env
+    section, env = scenario.library, scenario.library.env
+    if section.name == "nccl":
+        choices = {"NCCL_ALGO": section.algorithm, "NCCL_PROTO": section.protocol}
+        env = {name: choice for name, choice in choices.items() if choice != "auto"} | env
+    else:
+        raise_faults(_find_nccl_settings(scenario))
     with relocated_errors(scenario, "library"):
         fields = ("library.version", "library.env")
         return settings_of(version=section.version, env=env, fields=fields)
 
 
-def _find_nccl_settings(scenario: Scenario) -> Iterator[Fault]:
+def _find_nccl_settings(scenario: Scenario) -> list[Fault]:
     """List settings that the library of a scenario, another than NCCL, does not have."""
     section = scenario.library
     name, protocols = section.name, {"auto", *load_library(section.name).protocols}
@@ -256,10 +247,12 @@ def _find_nccl_settings(scenario: Scenario) -> Iterator[Fault]:
         "version": section.version,
         "env": next(iter(section.env), None),
     }
-    for field, value in unused.items():
-        if value is not None:
-            allowed = f"nothing for {name}, only for name: nccl"
-            yield scenario.origin.fault(f"library.{field}", repr(value), allowed)
+    allowed = f"nothing for {name}, only for name: nccl"
+    return [
+        scenario.origin.fault(f"library.{field}", repr(value), allowed)
+        for field, value in unused.items()
+        if value is not None
+    ]
 
 
 def _load_library(section: LibrarySection) -> CommLibrary:
@@ -270,18 +263,12 @@ def _load_library(section: LibrarySection) -> CommLibrary:
         for name, protocol in loaded.protocols.items()
         if section.protocol in {"auto", name}
     }
-    variants = loaded.variants
+    stated = section.model_dump(include={"workers", "host_step"}, exclude_none=True)
+    stated["protocols"] = protocols or loaded.protocols
     if section.credits is not None:  # for every machine
-        variants = tuple(each.model_copy(update={"credits": None}) for each in variants)
-    stated = {
-        "protocols": protocols or None,
-        "variants": variants,
-        "workers": section.workers,
-        "host_step": section.host_step,
-    }
-    return loaded.model_copy(
-        update={name: value for name, value in stated.items() if value is not None}
-    )
+        changed = (each.model_copy(update={"credits": None}) for each in loaded.variants)
+        stated["variants"] = tuple(changed)
+    return loaded.model_copy(update=stated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +291,7 @@ class MachineEnsemble:
         return self.drawn or self.bounds
 
 
-DRAWS = 20
+PROFILE_DRAWS = 20
 """Draws from a profile that an interval rests on."""
 
 
@@ -332,7 +319,7 @@ def build_ensemble(
     likely = apply_what_if(what_if, measured)
     if not (what_if.communication and measured_at(profile, size.gpus, "all_reduce")):
         return MachineEnsemble(likely, profile=profile)
-    profiles = draws(profile, DRAWS, seed=scenario.seed)
+    profiles = draws(profile, PROFILE_DRAWS, seed=scenario.seed)
     drawn = tuple(apply_what_if(what_if, apply(each, nominal)) for each in profiles)
     return MachineEnsemble(likely, drawn, profile=profile)
 

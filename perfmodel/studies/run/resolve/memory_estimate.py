@@ -46,6 +46,12 @@ def estimate_memory(
     capacity_bytes = min([job.gpu.memory_bytes, *(load_gpu(name).memory_bytes for name in others)])
     if memory_of is None:
         return Memory(capacity_bytes=capacity_bytes, is_stated=False)
+    float8_copies = 0.0  # bytes of fp8 that are kept per element of a weight
+    if job.float8 is not None:
+        with relocated_errors(job.scenario, "compute"):
+            casts = float8_casts(job.float8, job.gpu, compiled=bool(compute.compiled))
+            float8_copies = casts.copies
+    times = job.scenario.origin.resolve("compute.times", compute.times or "")
     setup = Setup(
         workload=job.workload,
         precision=job.wide_precision,
@@ -62,9 +68,9 @@ def estimate_memory(
         compiled=bool(compute.compiled),
         held_dtype=job.strategy.held_dtype(job.options),
         optimizer_kernels=compute.optimizer_kernels,
-        activations_bytes=_measured_activations(job),
+        activations_bytes=read_measured_activations(times) if compute.times else None,
         float8=job.float8,
-        float8_copies=_float8_copies(job),
+        float8_copies=float8_copies,
     )
 
     def rule(setup: Setup) -> MemoryUse:
@@ -103,25 +109,7 @@ def estimate_memory(
     )
 
 
-def _float8_copies(job: TrainingJob) -> float:
-    """Bytes of fp8 that are kept per element of a weight."""
-    if job.float8 is None:
-        return 0
-    compiled = bool(job.scenario.compute.compiled)
-    with relocated_errors(job.scenario, "compute"):
-        return float8_casts(job.float8, job.gpu, compiled=compiled).copies
-
-
 STATE_ACTIVATIONS = (
     "state what the model keeps for backward, to know more: `activations` of each layer in its "
     "file, or of the whole micro-batch beside measured times"
 )
-
-
-def _measured_activations(job: TrainingJob) -> float | None:
-    """Activations that the file of times states, of a whole micro-batch; bytes."""
-    compute = job.scenario.compute
-    if compute.source != "file":
-        return None
-    path = job.scenario.origin.resolve("compute.times", compute.times or "")
-    return read_measured_activations(path)

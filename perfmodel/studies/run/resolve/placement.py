@@ -8,8 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from perfmodel.errors import Fault, InputError, ScheduleError, TopologyError, raise_faults
-from perfmodel.files import collect_faults
+from perfmodel.errors import Fault, InputError, ScheduleError, TopologyError
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, OtherJob, Scenario
 from perfmodel.scenario.sections.parallel import ParallelSection
@@ -18,7 +17,7 @@ from perfmodel.simulate.engine.background import BackgroundJob
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.job_plan import plan_step, price_layers
-from perfmodel.studies.run.resolve.training_job import TrainingJob, resolve_workload
+from perfmodel.studies.run.resolve.training_job import TrainingJob
 from perfmodel.topology.model import Topology
 from perfmodel.training.plan.loop_plan import Exchange, LoopPlan, Server
 from perfmodel.training.plan.step_plan import Compute, StepPlan
@@ -173,20 +172,6 @@ def _with_local_times(
         for op in ("reduce_scatter", "all_gather")
     )
     return replace(exchange, before_s=before_s, after_s=after_s)
-
-
-def load_other_workloads(scenario: Scenario) -> tuple[Workload, ...]:
-    """Load the models of the other jobs on the network.
-
-    Raises `InputError`: with the faults of all of them.
-    """
-    faults: list[Fault] = []
-    workloads: list[Workload] = []
-    for number, job in enumerate(scenario.jobs):
-        with collect_faults(faults):
-            workloads.append(resolve_workload(scenario, job.model, f"jobs.{number}.model"))
-    raise_faults(faults)
-    return tuple(workloads)
 
 
 def resolve_other_jobs(

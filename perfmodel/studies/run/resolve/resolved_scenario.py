@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, get_args
+from typing import TYPE_CHECKING, Final, cast, get_args
 
 from perfmodel.errors import (
     Fault,
@@ -23,14 +23,8 @@ from perfmodel.scenario.model import relocated_errors
 from perfmodel.scenario.strategies.ddp import DdpStrategy
 from perfmodel.simulate.engine.engine import Fidelity
 from perfmodel.studies.run.resolve.disturbance import Disturbance
-from perfmodel.studies.run.resolve.machine import (
-    MachineEnsemble,
-    build_ensemble,
-    machine,
-    named_node,
-)
-from perfmodel.studies.run.resolve.placement import count_hosts, load_other_workloads
-from perfmodel.studies.run.resolve.training_job import TrainingJob, resolve_share, resolve_workload
+from perfmodel.studies.run.resolve.machine import named_node
+from perfmodel.studies.run.resolve.training_job import resolve_share, resolve_workload
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.gpus import load_gpu
@@ -66,18 +60,6 @@ class ResolvedScenario:
     own: Strategy | None = None
     processes: tuple[Disturbance, ...] = ()
 
-    def ensemble_at(self, size: ClusterSize) -> MachineEnsemble:
-        """Build the machine at one size, with the alternatives that measurements allow."""
-        nominal = machine(self.scenario, self.node, size, count_hosts(self.scenario, size))
-        return build_ensemble(self.scenario, nominal, self.profile, size)
-
-    def job_on(self, ensemble: MachineEnsemble) -> TrainingJob:
-        """Return the training job with the GPU and the library of a machine."""
-        gpu, library = ensemble.likely.topology.gpu, ensemble.likely.library
-        return TrainingJob(
-            self.scenario, self.share, gpu, library, whole=self.workload, own=self.own
-        )
-
 
 def resolve_scenario(
     scenario: Scenario,
@@ -98,7 +80,9 @@ def resolve_scenario(
     if scenario.strategy.kind == "auto":
         allowed = "a strategy that stands: perfmodel run, compare, sweep and plan choose it"
         raise scenario.fault("strategy.kind", "'auto'", allowed)
-    checked = _check_fidelity(fidelity or scenario.fidelity)
+    checked, fidelities = fidelity or scenario.fidelity, get_args(Fidelity)
+    if checked not in fidelities:
+        raise InputError(Fault("fidelity", repr(checked), allowed_names(fidelities, checked)))
     if profile is None and scenario.profile is not None:
         from perfmodel.calibrate import read_profile
 
@@ -107,12 +91,20 @@ def resolve_scenario(
     node, workload, other_workloads = resolve_names(scenario)
     if isinstance(node, Topology):
         cluster = scenario.cluster.model_copy(update={"nodes": node.hosts})
-        scenario = scenario.with_cluster(cluster)
+        scenario = scenario.model_copy(update={"cluster": cluster})
     all_sizes = tuple(sizes(scenario, gpus_of(node)))
     share = resolve_share(scenario, workload, all_sizes[-1])
     _check_groups(scenario, all_sizes[-1].gpus)
     return ResolvedScenario(
-        scenario, node, workload, share, other_workloads, profile, checked, all_sizes, own
+        scenario,
+        node,
+        workload,
+        share,
+        other_workloads,
+        profile,
+        cast("Fidelity", checked),
+        all_sizes,
+        own,
     )
 
 
@@ -130,28 +122,13 @@ def _check_groups(scenario: Scenario, gpus: int) -> None:
     """Refuse groups that are larger than the cluster; smaller sizes of a curve share all."""
     section = scenario.strategy
     groups = {name: getattr(section, name, None) for name in _GROUPS}
-    for number, level in enumerate(getattr(section, "levels", None) or ()):
-        groups[f"levels.{number}.gpus"] = level.gpus
+    levels = enumerate(getattr(section, "levels", None) or ())
+    groups |= {f"levels.{number}.gpus": level.gpus for number, level in levels}
     raise_faults(
         scenario.origin.fault(f"strategy.{name}", str(size), f"at most the {gpus} GPUs")
         for name, size in groups.items()
         if size is not None and size > gpus
     )
-
-
-def _check_master_weights(scenario: Scenario, workload: Workload) -> None:
-    """Refuse to leave out fp32 copies of parameters that are fp32 themselves."""
-    narrow = any(ITEM_BYTES[tensor.dtype] < ITEM_BYTES["fp32"] for tensor in workload.tensors)
-    if not (scenario.compute.master_weights or narrow):
-        allowed = "true with parameters of fp32, which need no copies; or model.dtype: bf16"
-        raise scenario.fault("compute.master_weights", "false", allowed)
-
-
-def _check_fidelity(name: str) -> Fidelity:
-    allowed: tuple[Fidelity, ...] = get_args(Fidelity)
-    if name not in allowed:
-        raise InputError(Fault("fidelity", repr(name), allowed_names(allowed, name)))
-    return allowed[allowed.index(name)]
 
 
 def gpus_of(node: NodeSpec | Topology) -> int:
@@ -179,17 +156,20 @@ def resolve_names(
     faults: list[Fault] = []
     node: NodeSpec | Topology | None = None
     workload = None
-    other_workloads: tuple[Workload, ...] = ()
+    other_workloads: list[Workload] = []
     with collect_faults(faults), relocated_errors(scenario, "cluster.node"):
         node = _read_node(scenario)
     with collect_faults(faults):
         workload = resolve_workload(scenario)
-        _check_master_weights(scenario, workload)
-    with collect_faults(faults):
-        other_workloads = load_other_workloads(scenario)
-    own = None
-    if node is not None:
-        own = node.gpu if isinstance(node, Topology) else load_gpu(node.gpu)
+        narrow = any(ITEM_BYTES[each.dtype] < ITEM_BYTES["fp32"] for each in workload.tensors)
+        if not (scenario.compute.master_weights or narrow):
+            allowed = "true with parameters of fp32, which need no copies; or model.dtype: bf16"
+            raise scenario.fault("compute.master_weights", "false", allowed)
+    for number, job in enumerate(scenario.jobs):
+        with collect_faults(faults):
+            other = resolve_workload(scenario, job.model, f"jobs.{number}.model")
+            other_workloads.append(other)
+    own = node.gpu if isinstance(node, Topology) else None if node is None else load_gpu(node.gpu)
     for number, mixed in enumerate(scenario.cluster.mixed):
         fields = {"gpu": f"cluster.mixed.{number}.gpu"}
         with collect_faults(faults), relocated_errors(scenario, "cluster.mixed", fields):
@@ -198,7 +178,7 @@ def resolve_names(
                 raise InputError(Fault("gpu", repr(gpu.name), f"a GPU of the maker of {own.name}"))
     if node is None or workload is None or faults:
         raise InputError(faults)
-    return node, workload, other_workloads
+    return node, workload, tuple(other_workloads)
 
 
 # ---------------------------------------------------------------- a strategy of the user's

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from perfmodel.errors import raise_faults
 from perfmodel.library.model import CommLibrary
 from perfmodel.scenario import ClusterSize, ModelSection, Scenario
 from perfmodel.scenario.model import relocated_errors
@@ -100,10 +101,9 @@ def _expert_settings(
 
     `ranks_per_node`: of those that share experts, where these span nodes.
     """
-    if section is None and ranks_per_node is None:
-        return None
-    fields = {} if section is None else section.model_dump(exclude=set(idle))
-    return ExpertSettings(**fields, ranks_per_node=ranks_per_node)
+    fields = section.model_dump(exclude=set(idle)) if section else {}
+    is_stated = section is not None or ranks_per_node is not None
+    return ExpertSettings(**fields, ranks_per_node=ranks_per_node) if is_stated else None
 
 
 _BETWEEN_RANKS = frozenset({"imbalance", "dispatcher", "dispatch_dtype", "tensor"})
@@ -192,10 +192,9 @@ def _load(
         if section.adapters is not None:
             workload = add_adapters(workload, Adapters(**section.adapters.model_dump()))
     fused = {"by_hand": fuse_by_hand, "blocks": only_blocks_fuse}
-    if scenario.compute.compiled not in fused:
-        return workload
+    fuse = fused.get(str(scenario.compute.compiled))
     with relocated_errors(scenario, "compute"):  # nothing is left to fuse outside of it
-        return fused[str(scenario.compute.compiled)](workload)
+        return workload if fuse is None else fuse(workload)
 
 
 # ---------------------------------------------------------------- the job
@@ -262,8 +261,26 @@ class TrainingJob:
     def float8(self) -> Float8 | None:
         """How linear layers run in fp8; None where they do not."""
         compute = self.scenario.compute
-        in_fp8 = compute.precision == "fp8"
-        return name_wide_blocks(self.workload, float8_of(compute.fp8)) if in_fp8 else None
+        if compute.precision != "fp8":
+            return None
+        section = compute.fp8 or Float8Section()
+        ends = section.first_last_layers_bf16
+        recipe = Float8(
+            library=section.library,
+            recipe=section.recipe,
+            filter_fqns=section.filter_fqns,
+            start_in_bf16=section.num_layers_at_start_in_bf16 if ends else 0,
+            end_in_bf16=section.num_layers_at_end_in_bf16 if ends else 0,
+            reduce_amax=section.reduce_amax and not section.tp_only_amax_red,
+            amax_history_len=section.amax_history_len,
+            fp8_param_gather=section.fp8_param_gather,
+            attention=section.fp8_dot_product_attention,
+            enable_fsdp_float8_all_gather=section.enable_fsdp_float8_all_gather,
+            precompute_float8_dynamic_scale_for_fsdp=(
+                section.precompute_float8_dynamic_scale_for_fsdp
+            ),
+        )
+        return name_wide_blocks(self.workload, recipe)
 
     @property
     def wide_precision(self) -> str:
@@ -276,26 +293,6 @@ class TrainingJob:
         options = self.options
         assert isinstance(options, DdpOptions)
         return options
-
-
-def float8_of(section: Float8Section | None) -> Float8:
-    """Options of a section, or by default."""
-    if section is None:
-        return Float8()
-    ends = section.first_last_layers_bf16
-    return Float8(
-        library=section.library,
-        recipe=section.recipe,
-        filter_fqns=section.filter_fqns,
-        start_in_bf16=section.num_layers_at_start_in_bf16 * ends,
-        end_in_bf16=section.num_layers_at_end_in_bf16 * ends,
-        reduce_amax=section.reduce_amax and not section.tp_only_amax_red,
-        amax_history_len=section.amax_history_len,
-        fp8_param_gather=section.fp8_param_gather,
-        attention=section.fp8_dot_product_attention,
-        enable_fsdp_float8_all_gather=section.enable_fsdp_float8_all_gather,
-        precompute_float8_dynamic_scale_for_fsdp=section.precompute_float8_dynamic_scale_for_fsdp,
-    )
 
 
 def move_to_gpu(job: TrainingJob, name: str) -> TrainingJob:
@@ -318,9 +315,11 @@ def move_to_gpu(job: TrainingJob, name: str) -> TrainingJob:
             "nothing with cluster.mixed: it is a step of one of its GPUs",
         ),
     )
-    for field, is_stated, found, allowed in one_gpu:
-        if is_stated:
-            raise job.scenario.fault(f"compute.{field}", found, allowed)
+    raise_faults(
+        job.scenario.origin.fault(f"compute.{field}", found, allowed)
+        for field, is_stated, found, allowed in one_gpu
+        if is_stated
+    )
     return replace(job, gpu=load_gpu(name))
 
 

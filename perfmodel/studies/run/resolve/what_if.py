@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from perfmodel.arrays import FloatArray
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary, Protocol
 from perfmodel.scenario import Scenario
 from perfmodel.scenario.sections.variants import INFINITE, WhatIf
 from perfmodel.studies.run.resolve.disturbance import Disturbance
-from perfmodel.topology.arcs import LinkKinds
 from perfmodel.topology.model import Topology
 from perfmodel.workload.model import LayerTimes, scale_times
 
@@ -56,10 +54,8 @@ def apply_what_if(what_if: WhatIf, machine: Machine) -> Machine:
 
 def scale_layer_times(what_if: WhatIf, times: LayerTimes) -> LayerTimes:
     """Scale the times of layers: on the device, and of their launches on the host."""
-    faster = what_if.compute
-    if faster == 1:
-        return times
-    return scale_times(times, 1 / faster, f"{times.source}, {_as_fast(faster)}")
+    faster, source = what_if.compute, f"{times.source}, {_as_fast(what_if.compute)}"
+    return times if faster == 1 else scale_times(times, 1 / faster, source)
 
 
 def filter_disturbances(
@@ -70,9 +66,8 @@ def filter_disturbances(
     def is_kept(disturbance: Disturbance) -> bool:
         if disturbance.background_job is not None:
             return what_if.jobs
-        if disturbance.gpu is not None:  # other GPUs are hardware, not an event
-            return True
-        return what_if.events and (what_if.jitter or disturbance.jitter is None)
+        happens = what_if.events and (what_if.jitter or disturbance.jitter is None)
+        return happens or disturbance.gpu is not None  # other GPUs are hardware, not an event
 
     return tuple(filter(is_kept, disturbances))
 
@@ -85,13 +80,11 @@ def _scale_inside(what_if: WhatIf, topology: Topology) -> Topology:
     every, inside = what_if.node_bandwidth, {}
     for kind, name in BANDWIDTHS_INSIDE.items():
         own = getattr(what_if, name)
-        faster = min(every * own, max(INFINITE, every, own))  # "infinite" is the most
-        inside[kind] = (faster, what_if.node_latency)
-    scaled = _scale_links(topology, inside)
-    copies = inside["memory"][0]
-    if copies == 1 or scaled.staging_Bps is None:
-        return scaled
-    return replace(scaled, staging_Bps=scaled.staging_Bps * copies)
+        inside[kind] = min(every * own, max(INFINITE, every, own))  # "infinite" is the most
+    links = {kind: (faster, what_if.node_latency) for kind, faster in inside.items()}
+    scaled, copies = _scale_links(topology, links), inside["memory"]
+    staged_Bps = scaled.staging_Bps and scaled.staging_Bps * copies
+    return scaled if copies == 1 else replace(scaled, staging_Bps=staged_Bps)
 
 
 def _scale_links(topology: Topology, factors: Mapping[str, tuple[float, float]]) -> Topology:
@@ -100,21 +93,13 @@ def _scale_links(topology: Topology, factors: Mapping[str, tuple[float, float]])
     changed = {kind: factors[kind] for kind in old.kinds.present() & factors.keys()}
     if all(pair == (1, 1) for pair in changed.values()):
         return topology
-    values = (old.bandwidth_Bps, old.latency_s)
-    rates, delays = (
-        _scaled(old.kinds, own, {kind: pair[at] for kind, pair in changed.items()})
-        for at, own in enumerate(values)
+    faster, longer = (
+        old.kinds.values({kind: pair[at] for kind, pair in changed.items()}, 1.0) for at in (0, 1)
     )
-    arcs = replace(old, bandwidth_Bps=rates, latency_s=delays)
+    rates_Bps, delays_s = old.bandwidth_Bps * faster, old.latency_s * longer
+    arcs = replace(old, bandwidth_Bps=rates_Bps, latency_s=delays_s)
     # built so from the start: routing and NCCL's search see the scaled rates, too
     return replace(topology, built=arcs, changed=None)
-
-
-def _scaled(kinds: LinkKinds, values: FloatArray, factors: Mapping[str, float]) -> FloatArray:
-    """Values of links times the factor of their kind; the same array where nothing changes."""
-    if all(factor == 1 for factor in factors.values()):
-        return values
-    return values * kinds.values(factors, 1.0)
 
 
 def _scale_library(what_if: WhatIf, library: CommLibrary) -> CommLibrary:
@@ -125,19 +110,20 @@ def _scale_library(what_if: WhatIf, library: CommLibrary) -> CommLibrary:
 
     def scale_protocol(protocol: Protocol) -> Protocol:
         step = protocol.step
-        step_s = {
-            "network": step.network * network,
-            **{hop: getattr(step, hop) * node for hop in ("nvlink", "pcie", "memory")},
-        }
+        step_s = {hop: getattr(step, hop) * node for hop in ("nvlink", "pcie", "memory")}
         return protocol.model_copy(
             update={
                 "launch": protocol.launch * launch,
                 "unevenness": protocol.unevenness * launch,
                 "each_peer": protocol.each_peer * launch,
                 "copy_rate": protocol.copy_rate / launch if protocol.copy_rate and launch else None,
-                "step": step.model_copy(update=step_s),
+                "step": step.model_copy(update={"network": step.network * network, **step_s}),
                 "host_step": protocol.host_step / faster,
-                **{name: rate * faster for name, rate in own_rates(protocol).items()},
+                **{  # at which the protocol itself stops
+                    name: getattr(protocol, name) * faster
+                    for name in ("network_rate", "max_rate", "reduce_rate")
+                    if getattr(protocol, name) is not None
+                },
             }
         )
 
@@ -150,23 +136,15 @@ def _scale_library(what_if: WhatIf, library: CommLibrary) -> CommLibrary:
     )
 
 
-def own_rates(protocol: Protocol) -> dict[str, float]:
-    """Rates at which a protocol itself stops, by field; bytes per second."""
-    rates = {name: getattr(protocol, name) for name in ("network_rate", "max_rate", "reduce_rate")}
-    return {name: rate for name, rate in rates.items() if rate is not None}
-
-
 # ---------------------------------------------------------------- text
 
 
 def describe_what_if(what_if: WhatIf) -> tuple[str, ...]:
     """Describe the changes of a what-if in one sentence; none if it changes nothing."""
     parts = [_describe_change(name, value) for name, value in what_if.changes.items()]
-    if not parts:
-        return ()
     anew = "network_bandwidth" in what_if.changes
     choice = "; the library chooses its algorithms anew on such a network" if anew else ""
-    return (f"What if: {', '.join(parts)}{choice}.",)
+    return (f"What if: {', '.join(parts)}{choice}.",) if parts else ()
 
 
 def _as_fast(factor: float) -> str:

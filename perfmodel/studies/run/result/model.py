@@ -257,18 +257,10 @@ class Result:
         """One row per cluster size; units in the column names."""
         import pandas as pd
 
-        columns = [
-            "gpus",
-            "nodes",
-            "global_batch",
-            "step_time_s",
-            "compute_s",
-            "comm_s",
-            "exposed_comm_s",
-            "samples_per_s",
-            "scaling_efficiency",
-            "bottleneck",
-        ]
+        columns = (
+            *("gpus", "nodes", "global_batch", "step_time_s", "compute_s", "comm_s"),
+            *("exposed_comm_s", "samples_per_s", "scaling_efficiency", "bottleneck"),
+        )
         rows = [
             {name: getattr(point, name) for name in columns}
             | {"memory_bytes": point.memory.total_bytes, "fits": point.memory.fits}

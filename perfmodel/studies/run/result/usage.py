@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,14 +156,12 @@ class LinkUses(Sequence[LinkUse]):
     def __len__(self) -> int:
         return len(self._links)
 
-    @overload
-    def __getitem__(self, index: int) -> LinkUse: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[LinkUse, ...]: ...
-    def __getitem__(self, index: int | slice) -> LinkUse | tuple[LinkUse, ...]:
+    def __getitem__(self, index: Any) -> Any:
+        """Return the use of a link, or those of a slice."""
         if isinstance(index, slice):
-            return tuple(map(self._use, range(*index.indices(len(self)))))
-        return self._use(index)
+            return tuple(self[at] for at in range(*index.indices(len(self))))
+        ends, nbytes = self._ends[int(self._links[index])], float(self._nbytes[index])
+        return LinkUse(*ends, self._kinds[index], nbytes, float(self._utilisation[index]))
 
     def __eq__(self, other: object) -> bool:
         """Whether another sequence has the same links and traffic."""
@@ -171,10 +169,6 @@ class LinkUses(Sequence[LinkUse]):
 
     def __hash__(self) -> int:
         return hash(tuple(self))
-
-    def _use(self, at: int) -> LinkUse:
-        ends, nbytes = self._ends[int(self._links[at])], float(self._nbytes[at])
-        return LinkUse(*ends, self._kinds[at], nbytes, float(self._utilisation[at]))
 
 
 # ---------------------------------------------------------------- mixtures of parallelisms

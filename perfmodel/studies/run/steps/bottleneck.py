@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray
+from perfmodel.arrays import FloatArray, sending_s
 from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.studies.run.resolve.what_if import BETWEEN_NODES
 from perfmodel.studies.run.result.model import Bottleneck, Relief, SizeResult
 from perfmodel.studies.run.result.usage import LinkEnds
 from perfmodel.studies.run.steps.reliefs import (
@@ -22,13 +23,12 @@ from perfmodel.studies.run.steps.reliefs import (
     WORTH_NAMING,
     join_words,
 )
-from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
-from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
+from perfmodel.studies.run.steps.simulate_step import ReportedRun, simulate_steps, timer_of
+from perfmodel.studies.run.steps.sized_job import SizedJob
+from perfmodel.studies.run.steps.step_parts import grouped
 from perfmodel.topology.arcs import Device
 from perfmodel.topology.model import Topology
 from perfmodel.training.plan.step_plan import Collective, StepPlan
-
-BETWEEN_HOSTS = frozenset({"ethernet", "infiniband"})
 
 _TIER_NAMES = {
     "leaf": "leaf switch",
@@ -71,7 +71,7 @@ def name_busiest(topology: Topology, busy_s: FloatArray) -> str:
     busiest = {name_link(topology, start + at) for at, is_so in somewhere if is_so}
     everywhere = bool(as_busy[used].any(axis=1).all())
     if everywhere and len(busiest) > 1:
-        return _PLURALS[sort]
+        return _NAMES[sort][1]
     name = name_link(topology, arc)
     several = everywhere and np.count_nonzero(used) > 1
     return re.sub(r"\bhost \d+", "each host", name) if several else name
@@ -84,17 +84,16 @@ def _blocks(topology: Topology, arc: int) -> tuple[int, int]:
     """
     if arc < topology.first_cable:
         return 0, topology.host_arcs
-    ends = topology.arcs.names[arc]
-    if not any(topology.devices[end].kind == "nic" for end in ends):
+    if not any(topology.devices[end].kind == "nic" for end in topology.arcs.names[arc]):
         return 0, 0
     inside = {end for link in topology.arcs.names[: topology.host_arcs] for end in link}
     return topology.first_cable, 2 * sum(topology.devices[end].kind == "nic" for end in inside)
 
 
 def _sort_of(topology: Topology, arc: int) -> str:
-    """Key of `_PLURALS`: kind of link, and for PCIe whose."""
+    """Key of `_NAMES`: kind of link, and for PCIe whose."""
     kind = topology.arcs.kinds[arc]
-    if kind in BETWEEN_HOSTS:
+    if kind in BETWEEN_NODES:
         return "nic"
     if kind != "pcie":
         return kind
@@ -102,18 +101,20 @@ def _sort_of(topology: Topology, arc: int) -> str:
     return next((f"pcie {owner}" for owner in ("gpu", "nic", "pcie_switch") if owner in ends), kind)
 
 
-_PLURALS = {
-    "nic": "the hosts' NICs",
-    "upi": "the links between CPUs",
-    "memory": "the hosts' memory",
-    "nvlink": "the GPUs' NVLink",
-    "c2c": "the CPUs' links to GPUs (C2C)",
-    "pcie gpu": "the GPUs' PCIe",
-    "pcie nic": "the NICs' PCIe",
-    "pcie pcie_switch": "the hosts' PCIe switches",
-    "pcie": "the hosts' PCIe",
+_NAMES = {
+    "nic": ("{nic}", "the hosts' NICs"),
+    "upi": ("the link between {host}'s CPUs", "the links between CPUs"),
+    "memory": ("{host}'s memory", "the hosts' memory"),
+    "nvlink": ("NVLink of {gpus}", "the GPUs' NVLink"),
+    "c2c": ("the CPU's link (C2C) of {gpus}", "the CPUs' links to GPUs (C2C)"),
+    "pcie gpu": ("PCIe of {gpus}", "the GPUs' PCIe"),
+    "pcie nic": ("PCIe of {nic}", "the NICs' PCIe"),
+    "pcie pcie_switch": ("{pcie_switch}", "the hosts' PCIe switches"),
+    "pcie": ("{host}'s PCIe", "the hosts' PCIe"),
 }
-"""Links of one sort in all hosts, by what `_sort_of` calls them."""
+"""One link of a sort, and the links of this sort in all hosts, by what `_sort_of` calls them."""
+_PARTS = {"nic": "NIC", "pcie_switch": "PCIe switch"}
+"""Parts of a host that a link is named after, by kind of device."""
 
 
 def name_link(topology: Topology, arc: int) -> str:
@@ -133,24 +134,12 @@ def name_link(topology: Topology, arc: int) -> str:
     "host 1's NIC"
     """
     src, dst = topology.arcs.names[arc]
-    ends, kind = (topology.devices[src], topology.devices[dst]), topology.arcs.kinds[arc]
-    of_kind = {device.kind: device for device in ends}
-    nic = _part(topology, of_kind["nic"], "NIC") if "nic" in of_kind else ""
-    if kind in BETWEEN_HOSTS:
-        return nic or _trunk(src, dst)
-    host, gpus = _host(ends[0]), _gpus(topology, ends)
-    texts = {
-        "upi": f"the link between {host}'s CPUs",
-        "memory": f"{host}'s memory",
-        "nvlink": f"NVLink of {gpus}",
-        "c2c": f"the CPU's link (C2C) of {gpus}",
-    }
-    if kind in texts:
-        return texts[kind]
-    if "gpu" in of_kind or nic:
-        return f"PCIe of {gpus if 'gpu' in of_kind else nic}"
-    switch = of_kind.get("pcie_switch")
-    return f"{host}'s PCIe" if switch is None else _part(topology, switch, "PCIe switch")
+    ends, sort = (topology.devices[src], topology.devices[dst]), _sort_of(topology, arc)
+    named = (device for device in ends if device.kind in _PARTS)
+    parts = {each.kind: _part(topology, each, _PARTS[each.kind]) for each in named}
+    if sort == "nic" and not parts:
+        return _trunk(src, dst)
+    return _NAMES[sort][0].format(host=_host(ends[0]), gpus=_gpus(topology, ends), **parts)
 
 
 def _gpus(topology: Topology, ends: tuple[Device, Device]) -> str:
@@ -170,8 +159,8 @@ def _part(topology: Topology, device: Device, name: str) -> str:
     same_kind = {
         name for link in ends for name in link if topology.devices[name].kind == device.kind
     }
-    several = len(same_kind) > 1
-    return f"{_host(device)}'s {name}{f' {_number(device.local)}' if several else ''}"
+    number = f" {_number(device.local)}" if len(same_kind) > 1 else ""
+    return f"{_host(device)}'s {name}{number}"
 
 
 def _host(device: Device) -> str:
@@ -252,16 +241,17 @@ def _limits(
     kinds, own = timer.machine.topology.arcs.kinds, timer.machine.library.name
     algorithm, staged = _largest_collective(plan, timer)
     over = "" if len(relief.parts) > 1 else ", over {}"
-    rows = []
-    for part in (PARTS[each] for each in relief.parts):
-        if part in LINKS:
-            text = "staging in host memory, over {}" if part is MEMORY and staged else "{}"
-            rows.append((text, np.where(kinds.among(part.kinds), busy_s, -1.0)))
-        elif part is LATENCY:
-            rows.append((f"latency of the {algorithm}'s steps{over}", busy_s))
-        else:
-            rows.append((f"{_LIBRARIES.get(own, own)} itself{over}", busy_s))
-    return rows
+    texts = {LATENCY: f"latency of the {algorithm}'s steps{over}", **dict.fromkeys(LINKS, "{}")}
+    if staged:
+        texts[MEMORY] = "staging in host memory, over {}"
+    library = f"{_LIBRARIES.get(own, own)} itself{over}"
+    return [
+        (
+            texts.get(part, library),
+            np.where(kinds.among(part.kinds), busy_s, -1.0) if part.kinds else busy_s,
+        )
+        for part in (PARTS[each] for each in relief.parts)
+    ]
 
 
 def _busy_s(sized: SizedJob, reported: ReportedRun, timer: UncontendedTimer) -> FloatArray:
@@ -270,24 +260,21 @@ def _busy_s(sized: SizedJob, reported: ReportedRun, timer: UncontendedTimer) -> 
     own_run = run
     if any(each.traffic or each.background_job for each in disturbances):
         own = [d for d in disturbances if not (d.traffic or d.background_job or d.jitter)]
-        own_run = simulate_steps(reported.setup, own, reported.steps if own else 1)[1]
-    nbytes = run.counted.wire_bytes / reported.steps
+        own_run = simulate_steps(reported.setup, own, reported.steps if own else 1).run
     usable = (own_run.counted.wire_bytes > 0) & (arcs.bandwidth_Bps > 0)  # not dead ones
-    return np.divide(nbytes, arcs.bandwidth_Bps, out=np.zeros(len(arcs)), where=usable)
+    nbytes = np.where(usable, run.counted.wire_bytes / reported.steps, 0.0)
+    return sending_s(nbytes, arcs.bandwidth_Bps)
 
 
 def _largest_collective(plan: StepPlan, timer: UncontendedTimer) -> tuple[str, bool]:
     """Algorithm that moves most, and whether staging caps its slowest edge."""
     works = [task.work for task in plan.tasks if isinstance(task.work, Collective)]
-    moved = Counter[str]()
-    for work in works:
-        moved[work.op] += work.times * work.nbytes
-    most = moved.most_common(1)[0][0]
-    work = max((work for work in works if work.op == most), key=lambda work: work.nbytes)
+    by_op = grouped(works, attrgetter("op"))
+    most = max(by_op.values(), key=lambda same: sum(each.times * each.nbytes for each in same))
+    work = max(most, key=attrgetter("nbytes"))
     group = max(plan.groups_of[work.communicator], key=len)
     lowered, _ = timer.best(work.op, work.nbytes, group, work.root)
     slowest = [(stage, timer.rates(stage)) for stage in lowered.stages]
-    staged = any(
+    return lowered.schedule.algorithm, any(
         rates.min() >= stage.cap_Bps[int(np.argmin(rates))] * (1 - 1e-9) for stage, rates in slowest
     )
-    return lowered.schedule.algorithm, staged

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
+from operator import attrgetter
 from statistics import fmean
 
 from perfmodel.errors import TopologyError
 from perfmodel.library.machine import Machine
 from perfmodel.library.transport import local_path
-from perfmodel.simulate.engine.outcome import TaskExecution
 from perfmodel.studies.run.result.usage import DimensionUse, MixtureUse, StageUse
-from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
+from perfmodel.studies.run.steps.simulate_step import ReportedRun
+from perfmodel.studies.run.steps.sized_job import SizedJob
 from perfmodel.studies.run.steps.step_parts import (
     collective_of,
     computes,
     executions_by_step,
     exposed_by_name,
+    grouped,
     intervals_of,
     is_communication,
     sum_sent_bytes,
@@ -106,27 +109,20 @@ def _simulated_bubble(plan: StepPlan, spans: Sequence[Span]) -> float:
 
 def _stage_uses(sized: SizedJob, plan: StepPlan, spans: Sequence[Span]) -> tuple[StageUse, ...]:
     window, kinds = window_of_passes(spans), plan.stream_kinds
-    uses: dict[int, StageUse] = {}
-    for name, stage in stage_of_classes(sized, plan).items():
-        own = [span for span in spans if span.rank_class == name]
-        compute = intervals_of(span for span in own if computes(span, kinds))
-        comm = intervals_of(span for span in own if span.kind == "communication")
-        waits_s = exposed_s([window], [*compute, *comm])
-        use = StageUse(stage, name, covered_s(compute), exposed_s(comm, compute), waits_s)
-        if stage not in uses or uses[stage].busy_s < use.busy_s:  # of its slowest ranks
-            uses[stage] = use
-    return tuple(uses[stage] for stage in sorted(uses))
-
-
-def stage_of_classes(sized: SizedJob, plan: StepPlan) -> dict[str, int]:
-    """Stage that each class of a placed plan belongs to, the ranks of which may be a part of it."""
-    numbers = sized.job.mixture.grid(sized.size.gpus).numbers
     stage_of = {
         sized.allocation.own[rank]: stage
-        for stage, ranks in enumerate(numbers)
+        for stage, ranks in enumerate(sized.job.mixture.grid(sized.size.gpus).numbers)
         for rank in ranks.ravel().tolist()
     }
-    return {each.name: stage_of[each.ranks[0]] for each in plan.classes}
+    uses = []
+    for each in plan.classes:  # a class may be a part of the ranks of a stage
+        own = [span for span in spans if span.rank_class == each.name]
+        compute = intervals_of(span for span in own if computes(span, kinds))
+        comm = intervals_of(span for span in own if span.kind == "communication")
+        times_s = covered_s(compute), exposed_s(comm, compute), exposed_s([window], compute + comm)
+        uses.append(StageUse(stage_of[each.ranks[0]], each.name, *times_s))
+    by_stage = grouped(uses, attrgetter("stage"))  # of a stage its slowest ranks count
+    return tuple(max(by_stage[at], key=attrgetter("busy_s")) for at in sorted(by_stage))
 
 
 # ---------------------------------------------------------------- dimensions
@@ -143,39 +139,34 @@ def _dimension_uses(sized: SizedJob, reported: ReportedRun) -> tuple[DimensionUs
     exposed_s: dict[str, float] = defaultdict(float)  # of all steps, mean over ranks
     ranks = sum(len(each.ranks) for each in plan.classes)
     for executions in by_step.values():
-        own: dict[str, list[TaskExecution]] = defaultdict(list)
-        for execution in executions:
-            own[execution[0].rank_class].append(execution)
+        own = grouped(executions, lambda execution: execution[0].rank_class)
         for each in plan.classes:
             times_s = exposed_by_name((own[each.name],), kinds, each.name, dimension_of_task)
             for dimension, time_s in times_s.items():
                 exposed_s[dimension] += time_s * len(each.ranks) / ranks
-    by_class: dict[str, dict[str, list[Task]]] = defaultdict(lambda: defaultdict(list))
-    for task, *_ in by_step[steps[-1]]:
-        if is_communication(task):
-            by_class[dimension_of_task(task)][task.rank_class].append(task)
+    sent = grouped(
+        (task for task, *_ in by_step[steps[-1]] if is_communication(task)), dimension_of_task
+    )
+    machine = sized.ensemble.likely
     return tuple(
-        _dimension_use(
-            dimension,
-            plan,
-            by_class[dimension],
-            exposed_s[dimension] / len(steps),
-            sized.ensemble.likely,
-        )
-        for dimension in DIMENSIONS
-        if dimension in by_class
+        _dimension_use(each, plan, sent[each], exposed_s[each] / len(steps), machine)
+        for each in DIMENSIONS
+        if each in sent
     )
 
 
 def _dimension_use(
     dimension: str,
     plan: StepPlan,
-    tasks_of: Mapping[str, Sequence[Task]],
+    tasks: Sequence[Task],
     exposed_s: float,
     machine: Machine,
 ) -> DimensionUse:
     """Sum up what some classes send in a dimension, of which the one that sends most counts."""
-    works_of = {name: [collective_of(task) for task in tasks] for name, tasks in tasks_of.items()}
+    works_of = {
+        name: [collective_of(task) for task in own]
+        for name, own in grouped(tasks, attrgetter("rank_class")).items()
+    }
     names = {work.communicator for works in works_of.values() for work in works}
     called = [each for each in plan.communicators if each.name in names]
     pairs = [
@@ -196,9 +187,10 @@ def _dimension_use(
 
 def _group_ranks(communicators: Iterable[Communicator]) -> int:
     """Ranks of a dimension's groups; those of experts have so many rails of so many nodes."""
-    sizes: dict[str, int] = {}
-    for each in communicators:
-        sizes[each.role] = max(sizes.get(each.role, 1), len(each.groups[0]))
+    sizes = {
+        role: max(len(each.groups[0]) for each in same)
+        for role, same in grouped(communicators, attrgetter("role")).items()
+    }
     legs = sizes.pop("expert_rail", 1) * sizes.pop("expert_node", 1)
     return max(legs, *sizes.values(), 1)
 
@@ -206,13 +198,8 @@ def _group_ranks(communicators: Iterable[Communicator]) -> int:
 def _links(machine: Machine, source: int, target: int) -> Iterator[str]:
     """Kinds of link between two GPUs, in order; none that a fault has cut off."""
     topology, router = machine.topology, machine.router
-    names = topology.ranks[source], topology.ranks[target]
-    per_host = topology.gpus_per_host
-    try:
-        if source // per_host == target // per_host:
-            arcs = local_path(topology, router, *names).arcs
-        else:
-            arcs = router.route(*names)
-    except TopologyError:
-        return
-    yield from (topology.arcs.kinds[arc] for arc in arcs)
+    names, per_host = (topology.ranks[source], topology.ranks[target]), topology.gpus_per_host
+    is_local = source // per_host == target // per_host
+    with suppress(TopologyError):
+        arcs = local_path(topology, router, *names).arcs if is_local else router.route(*names)
+        yield from (topology.arcs.kinds[arc] for arc in arcs)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import nan
+from operator import attrgetter
 from statistics import fmean
 
 import numpy as np
@@ -32,9 +33,8 @@ from perfmodel.studies.run.steps.bottleneck import name_bottleneck
 from perfmodel.studies.run.steps.mixture_use import mixture_use
 from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP, mean_interval_s
 from perfmodel.studies.run.steps.reliefs import simulate_reliefs
-from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
+from perfmodel.studies.run.steps.simulate_step import ReportedRun, simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import (
-    ReportedRun,
     SizedJob,
     locate_errors,
     simulate_first_step,
@@ -43,7 +43,7 @@ from perfmodel.studies.run.steps.sized_job import (
 from perfmodel.studies.run.steps.step_parts import (
     busiest_class,
     communication_uses,
-    mean_parts,
+    grouped,
 )
 from perfmodel.studies.run.steps.uncertainty import (
     describe_sensitivity,
@@ -91,13 +91,10 @@ def simulate_size(
 
 def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> SizeResult:
     """Compute means of the counted steps; efficiency, bottleneck and interval come later."""
-    run, counted = reported.run, reported.counted
+    plan, run, parts, step_s = reported.plan, reported.run, reported.parts, reported.step_time_s
     topology = timer_of(reported.setup, sized.disturbances).machine.topology
-    step_s = sum(reported.steps_s) / counted
-    parts = mean_parts(reported.plan, run, reported.counted_steps, step_s)
-    spans = _longest_step(reported)
-    means = "" if counted == 1 else f", mean of {counted} steps"
-    memory = sized.memory()
+    spans, memory = _longest_step(reported), sized.memory()
+    means = "" if reported.counted == 1 else f", mean of {reported.counted} steps"
     return SizeResult(
         gpus=sized.size.gpus,
         nodes=sized.size.nodes,
@@ -105,26 +102,23 @@ def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> S
         first_step_time_s=first_step_s,
         compute_s=parts.compute_s,
         comm_s=parts.comm_s,
-        exposed_comm_s=parts.exposed_s,
+        exposed_comm_s=parts.exposed_comm_s,
         breakdown_s=parts.breakdown_s,
-        samples_per_s=reported.plan.samples / step_s,
+        samples_per_s=plan.samples / step_s,
         scaling_efficiency=1.0,
         bottleneck="",
-        global_batch=reported.plan.samples,
+        global_batch=plan.samples,
         batch_per_gpu=sized.batch,
         memory=memory,
         hot_spot=find_hot_spot(sized, reported, spans, topology, memory),
         interval_s=None,
         buckets=_time_buckets(sized, spans),
         links=sum_link_uses(topology, run.counted, reported.steps, step_s),
-        timeline=_timeline(reported.plan, spans),
+        timeline=_timeline(plan, spans),
         communication=communication_uses(
-            reported.plan,
-            run,
-            reported.counted_steps,
-            busiest_class(spans, reported.plan.stream_kinds),
+            plan, run, reported.counted_steps, busiest_class(spans, plan.stream_kinds)
         ),
-        mfu=mfu_of(sized, reported.plan.samples / step_s),
+        mfu=mfu_of(sized, plan.samples / step_s),
         mixture=mixture_use(sized, reported, spans),
         mode=f"{sized.fidelity}, {reported.mode}{means}",
         notes=tuple(str(note) for note in run.notes),
@@ -155,8 +149,7 @@ def _longest_step(reported: ReportedRun) -> tuple[Span, ...]:
 
     Times may be negative, as the host runs ahead of the device.
     """
-    steps_s = reported.steps_s
-    step = reported.counted_steps[steps_s.index(max(steps_s))]
+    step = reported.counted_steps[int(np.argmax(reported.steps_s))]
     start_s = (0.0, *reported.run.step_ends_s)[step]
     return tuple(
         span._replace(
@@ -186,33 +179,24 @@ def _timeline(plan: StepPlan, spans: tuple[Span, ...]) -> Timeline:
 
 def _time_buckets(sized: SizedJob, spans: Sequence[Span]) -> tuple[BucketTime, ...]:
     """Times of buckets: of the strategy's own, or of what a user's plan numbers as buckets."""
-    numbered: dict[int, list[Span]] = defaultdict(list)
-    for span in spans:
-        if span.kind == "communication" and span.bucket is not None:
-            numbered[span.bucket].append(span)
-    if sized.job.own:
-        return tuple(
-            _time_bucket(at, same[0].nbytes, same) for at, same in sorted(numbered.items())
-        )
-    tensors = sized.job.workload.tensors
+    sent = (span for span in spans if span.kind == "communication" and span.bucket is not None)
+    numbered, tensors = grouped(sent, attrgetter("bucket")), sized.job.workload.tensors
+    own = [(at, same[0].nbytes, same, ()) for at, same in sorted(numbered.items())]
+    listed = [
+        (each.index, each.nbytes, numbered[each.index][-1:], each.tensors)
+        for each in assign_buckets(sized.job)
+        if each.index in numbered
+    ]
     return tuple(
-        _time_bucket(
-            bucket.index,
-            bucket.nbytes,
-            numbered[bucket.index][-1:],
-            tuple(tensors[index].name for index in bucket.tensors),
+        BucketTime(
+            index,
+            nbytes,
+            min(each.ready_s for each in same),
+            min(each.start_s for each in same),
+            max(each.end_s for each in same),
+            tuple(tensors[at].name for at in indices),
         )
-        for bucket in assign_buckets(sized.job)
-        if bucket.index in numbered
-    )
-
-
-def _time_bucket(
-    index: int, nbytes: int, spans: Sequence[Span], parameters: tuple[str, ...] = ()
-) -> BucketTime:
-    ready_s, start_s = min(each.ready_s for each in spans), min(each.start_s for each in spans)
-    return BucketTime(
-        index, nbytes, ready_s, start_s, max(each.end_s for each in spans), parameters
+        for index, nbytes, same, indices in (own if sized.job.own else listed)
     )
 
 
@@ -220,8 +204,7 @@ def sum_link_uses(
     topology: Topology, counters: LinkCounters, steps: float, step_s: float
 ) -> LinkUses:
     """Traffic per step on the links of the first hosts and on those of the fabric."""
-    arcs = topology.arcs
-    fabric_from = topology.hosts * topology.host_arcs
+    arcs, fabric_from = topology.arcs, topology.hosts * topology.host_arcs
     wire_bytes, payload_bytes = counters.wire_bytes / steps, counters.payload_bytes / steps
     listed = np.flatnonzero(wire_bytes > 0)
     listed = listed[(listed < LISTED_HOSTS * topology.host_arcs) | (listed >= fabric_from)]
@@ -245,12 +228,11 @@ def find_hot_spot(
 
     `spans`: of one step.
     """
-    classes = sized.plan_for(None).classes
+    classes, kinds = sized.plan_for(None).classes, reported.plan.stream_kinds
     alone = [each for each in classes if len(each.ranks) == 1]
     if len(classes) < 2 or len(alone) != 1:
         return None
     (hot,) = alone
-    kinds = reported.plan.stream_kinds
     busy_s = dict.fromkeys((each.name for each in reported.plan.classes), 0.0)
     for span in spans:
         if kinds[span.stream] == "compute":
@@ -285,7 +267,7 @@ def simulate_costs(sized: SizedJob, reported: ReportedRun) -> DisturbanceCost:
     def step_with_s(disturbances: Sequence[Disturbance]) -> float:
         if any(each.varies for each in disturbances):
             return reported.simulate_again(disturbances)
-        return simulate_steps(reported.setup, disturbances, SETTLED)[1].step_time_s
+        return simulate_steps(reported.setup, disturbances, SETTLED).step_time_s
 
     cost = cost_of(sized.disturbances, step_with_s, reported.step_s, reported.steps_s)
     jobs = [each.background_job for each in sized.disturbances if each.background_job]
@@ -326,9 +308,8 @@ def _simulate_other_job(
     sized: SizedJob, reported: ReportedRun, job: BackgroundJob
 ) -> BackgroundJobStep:
     """Step time of another job while the main one's steps were counted, and alone."""
-    ends = reported.run.others_step_ends_s[job.plan.name]
-    from_s = reported.run.step_ends_s[WARM_UP - 1]
-    times_s = [b - a for a, b in itertools.pairwise(ends) if a >= from_s]
+    ends, run = itertools.pairwise(reported.run.others_step_ends_s[job.plan.name]), reported.run
+    times_s = [b - a for a, b in ends if a >= run.step_ends_s[WARM_UP - 1]]
     alone = simulate(
         job.plan,
         sized.ensemble.likely,
@@ -336,9 +317,12 @@ def _simulate_other_job(
         overlap_slowdown=job.overlap_slowdown,
         timer=timer_of(reported.setup, ()),
     )
-    gpus = sum(len(each.ranks) for each in job.plan.classes)
-    step_s = fmean(times_s) if times_s else alone.step_time_s
-    return BackgroundJobStep(job.plan.name, gpus, step_s, alone.step_time_s)
+    return BackgroundJobStep(
+        job.plan.name,
+        sum(len(each.ranks) for each in job.plan.classes),
+        fmean(times_s) if times_s else alone.step_time_s,
+        alone.step_time_s,
+    )
 
 
 # ---------------------------------------------------------------- waits in collectives
@@ -359,10 +343,10 @@ def _find_waits(sized: SizedJob, reported: ReportedRun, *, by_rank: bool) -> tup
         else each.name
         for each in reported.plan.classes
     }
-    counted: dict[str, list[CollectiveArrivals]] = defaultdict(list)
-    for arrivals in reported.run.arrivals:
-        if arrivals.step in reported.counted_steps:
-            counted[arrivals.name].append(arrivals)
+    counted = grouped(
+        (each for each in reported.run.arrivals if each.step in reported.counted_steps),
+        attrgetter("name"),
+    )
     return tuple(
         _wait_of(
             each,
@@ -377,13 +361,8 @@ def _wait_of(arrivals: Sequence[CollectiveArrivals], last: Sequence[str]) -> Wai
     waited = zip(arrivals, last, strict=True)
     counts = Counter(name for each, name in waited if each.longest_s > ROUNDING_S)
     most_often, times = counts.most_common(1)[0] if counts else ("", 0)
-    mean_s, longest_s = (
-        wait_s if wait_s > ROUNDING_S else 0.0
-        for wait_s in (
-            fmean([each.waited_s for each in arrivals]),
-            max(each.longest_s for each in arrivals),
-        )
-    )
+    waits_s = fmean(each.waited_s for each in arrivals), max(each.longest_s for each in arrivals)
+    mean_s, longest_s = (wait_s if wait_s > ROUNDING_S else 0.0 for wait_s in waits_s)
     return Wait(
         arrivals[0].name,
         arrivals[0].bucket,

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 
+from perfmodel.arrays import sending_s
 from perfmodel.scenario.sections.variants import WhatIf
 from perfmodel.simulate.engine.engine import BY_SENDS
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.what_if import BANDWIDTHS_INSIDE, BETWEEN_NODES, apply_what_if
 from perfmodel.studies.run.result.model import Relief, SizeResult
-from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
-from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
-from perfmodel.studies.run.steps.step_parts import mean_parts
-from perfmodel.topology.arcs import Arcs
+from perfmodel.studies.run.steps.simulate_step import ReportedRun, simulate_steps, timer_of
+from perfmodel.studies.run.steps.sized_job import SizedJob
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 
 WORTH_NAMING = 0.01
@@ -44,11 +44,13 @@ class Part:
     """A part of the machine that may be no limit.
 
     `kinds`: of its links; none for what is no link.
+    `text`: a machine of which it is none, where it is no link.
     """
 
     name: str
     what_if: Mapping[str, str | float | bool]
     kinds: frozenset[str] = frozenset()
+    text: str = ""
 
 
 def _links_part(name: str, field: str) -> Part:
@@ -65,16 +67,16 @@ LINKS = (
     _links_part("links of CPUs", "cpu_bandwidth"),
     MEMORY,
 )
-LATENCY = Part("latency", {"network_latency": 0.0, "node_latency": 0.0, "launch": 0.0})
-LIBRARY = Part("the library's own rates", {"library_rates": "infinite"})
-HOST = Part("launching kernels", {})
-COMMUNICATION = Part("communication", {"communication": False})
-_TEXTS: Mapping[str, str] = {
-    LATENCY.name: "no latency",
-    LIBRARY.name: "a library without rates of its own",
-    HOST.name: "kernels launched in no time",
-    COMMUNICATION.name: "no communication at all",
-}
+LATENCY = Part(
+    "latency", {"network_latency": 0.0, "node_latency": 0.0, "launch": 0.0}, text="no latency"
+)
+LIBRARY = Part(
+    "the library's own rates",
+    {"library_rates": "infinite"},
+    text="a library without rates of its own",
+)
+HOST = Part("launching kernels", {}, text="kernels launched in no time")
+COMMUNICATION = Part("communication", {"communication": False}, text="no communication at all")
 PARTS: Mapping[str, Part] = {
     part.name: part for part in (*LINKS, LATENCY, LIBRARY, HOST, COMMUNICATION)
 }
@@ -95,7 +97,7 @@ def describe_parts(parts: Sequence[Part]) -> str:
     """
     links = [part.name for part in parts if part in LINKS]
     fast = [f"infinitely fast {join_words(links)}"] if links else []
-    *first, last = [*fast, *(_TEXTS[part.name] for part in parts if part not in LINKS)]
+    *first, last = [*fast, *(part.text for part in parts if part.text)]
     # "and" within the links asks for a comma before the next.
     return f"{', '.join(first)}{',' if ' and ' in first[0] else ''} and {last}" if first else last
 
@@ -107,8 +109,7 @@ def simulate_reliefs(
 
     Communication is looked into where more than 2 % of the step wait for it or are slowed by it.
     """
-    step_s = point.step_time_s
-    reliefs: list[Relief] = []
+    step_s, reliefs = point.step_time_s, list[Relief]()
     if point.breakdown_s["idle"] > WORTH_NAMING * step_s:
         setup = replace(reported.setup, plan_for=lambda gpu: sized.plan_for(gpu, launches=False))
         saves_s = reported.step_s - reported.simulate_again(sized.disturbances, setup)
@@ -130,20 +131,17 @@ def _relieve_communication(sized: SizedJob, reported: ReportedRun) -> list[Relie
     Where steps differ, those of the steps without what varies are found, and the largest simulated
     with it.
     """
-    setup = reported.setup
+    setup, varies = reported.setup, reported.counted > 1
     if setup.fidelity in BY_SENDS:
         setup = replace(setup, fidelity="flow")
-    varies = reported.counted > 1
     if setup is reported.setup and not varies:
         return _Search(sized, reported, sized.disturbances).reliefs()
-    plan, run, mode = simulate_steps(setup, sized.steady_disturbances, sized.settled)
-    steady = ReportedRun(plan, run, mode, setup, sized.settled, 1)
+    steady = simulate_steps(setup, sized.steady_disturbances, sized.settled)
     reliefs = by_savings(_Search(sized, steady, sized.steady_disturbances).reliefs())
     if not varies or not reliefs:
         return list(reliefs)
     if setup is not reported.setup:  # savings are differences of steps of one fidelity
-        plan, run, mode = simulate_steps(setup, sized.disturbances, reported.steps)
-        reported = replace(reported, plan=plan, run=run, mode=mode, setup=setup)
+        reported = simulate_steps(setup, sized.disturbances, reported.steps, reported.counted)
     whole = _Search(sized, reported, sized.disturbances)
     alone = next((each for each in reliefs if len(each.parts) == 1), None)
     return [
@@ -199,8 +197,7 @@ class _Search:
         Communication takes as long as the busiest of the other kinds of link, at least; and links
         that are busy now here, now there, hold it up for about twice as long as one of them is.
         """
-        run, step_s = self.reported.run, self.reported.step_s
-        comm_s = mean_parts(self.reported.plan, run, self.reported.counted_steps, step_s).comm_s
+        comm_s = self.reported.parts.comm_s
 
         def left_s(part: Part | None) -> float:
             return max((busy_s[other] for other in busy_s if other is not part), default=0.0)
@@ -248,21 +245,14 @@ def _busy_by_part(timer: UncontendedTimer, reported: ReportedRun) -> dict[Part, 
 
     Memory through which copies are staged counts as busy all the time: their rate is no link's.
     """
-    topology = timer.machine.topology
-    kinds_s = busy_by_kind(topology.arcs, reported)
-    busy_s = {part: max(kinds_s.get(kind, 0.0) for kind in part.kinds) for part in LINKS}
+    topology, arcs = timer.machine.topology, timer.machine.topology.arcs
+    rates_Bps, nbytes = arcs.bandwidth_Bps, reported.run.counted.wire_bytes / reported.steps
+    links_s = sending_s(np.where(rates_Bps > 0, nbytes, 0.0), rates_Bps)
+    of_part = {part: links_s[arcs.kinds.among(part.kinds)] for part in LINKS}
+    busy_s = {part: float(each.max(initial=0.0)) for part, each in of_part.items()}
     if topology.staging_Bps is not None:
         busy_s[MEMORY] = max(busy_s.values())
     return {part: time_s for part, time_s in busy_s.items() if time_s > 0}
-
-
-def busy_by_kind(arcs: Arcs, reported: ReportedRun) -> dict[str, float]:
-    """How long the busiest link of each kind is busy in a step; seconds."""
-    nbytes = reported.run.counted.wire_bytes / reported.steps
-    usable = (arcs.bandwidth_Bps > 0) & (nbytes > 0)
-    busy_s = np.divide(nbytes, arcs.bandwidth_Bps, out=np.zeros(len(arcs)), where=usable)
-    used = sorted(arcs.kinds.present(usable))
-    return {kind: float(busy_s[arcs.kinds.among((kind,))].max()) for kind in used}
 
 
 def _has_rates(plan: StepPlan, timer: UncontendedTimer) -> bool:
@@ -271,12 +261,15 @@ def _has_rates(plan: StepPlan, timer: UncontendedTimer) -> bool:
     if any(each.reduce_rate is not None or each.host_step > 0 for each in protocols):
         return True
     works = [task.work for task in plan.tasks if isinstance(task.work, Collective)]
-    largest = {work.op: work for work in sorted(works, key=lambda work: work.nbytes)}
-    for work in largest.values():
-        group = max(plan.groups_of[work.communicator], key=len)
-        stages = (
-            timer.best(work.op, work.nbytes, group, work.root)[0].stages if len(group) > 1 else ()
-        )
-        if any(np.any(timer.rates(stage) >= stage.cap_Bps * (1 - 1e-9)) for stage in stages):
-            return True
-    return False
+    largest = {work.op: work for work in sorted(works, key=attrgetter("nbytes"))}
+    calls = ((each, max(plan.groups_of[each.communicator], key=len)) for each in largest.values())
+    lowered = (
+        timer.best(work.op, work.nbytes, group, work.root)[0]
+        for work, group in calls
+        if len(group) > 1
+    )
+    return any(
+        np.any(timer.rates(stage) >= stage.cap_Bps * (1 - 1e-9))
+        for each in lowered
+        for stage in each.stages
+    )

@@ -83,8 +83,7 @@ def _spread_traffic(machine: Machine, lowered: LoweredCollective, hashed: FloatA
     pairs = np.array(sorted(nbytes), dtype=np.int64).reshape(-1, 2)
     if not len(pairs):
         return hashed
-    drawn = DRAWN if machine.topology.tiers is not None else SEARCHED
-    draws = max(16, drawn // len(pairs))
+    draws = max(16, (DRAWN if machine.topology.tiers is not None else SEARCHED) // len(pairs))
     src, dst = np.repeat(pairs, draws, axis=0).T
     lengths, arcs = machine.router.across(src, dst, np.arange(len(src)))
     share = np.repeat([nbytes[a, b] / draws for a, b in pairs.tolist()], draws)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import itemgetter
+from statistics import fmean
 from typing import Literal
 
 from perfmodel.arrays import RankGroup
@@ -21,11 +23,11 @@ from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import (
     ALWAYS_S,
     Disturbance,
-    background_jobs,
     background_traffic,
     join_names,
-    own_processes,
 )
+from perfmodel.studies.run.steps.output_analysis import WARM_UP, mean_interval_s
+from perfmodel.studies.run.steps.step_parts import StepParts, grouped, mean_parts
 from perfmodel.topology.faults import degrade_links, remove_links
 from perfmodel.training.plan.split_class import ClassPart, one_class_per_rank, split
 from perfmodel.training.plan.step_plan import (
@@ -44,27 +46,23 @@ MOST_SINGLE_RANKS = 128
 MANY_RANKS = 8192
 """Ranks from which on a machine with its routes takes hundreds of MB."""
 
-PlanFor = Callable[[str | None], StepPlan]
-"""The step's plan on the job's own GPU (None), or on another by name."""
-
 
 @dataclass(frozen=True, slots=True)
 class SimulationSetup:
     """What a simulation needs besides its disturbances.
 
     `machine`: undisturbed.
+    `plan_for`: plans the step on the job's own GPU (None), or on another by name.
     `settled_s`: when the settled state begins, from which times of disturbances count; seconds.
-    `warm_up`: steps before it, from which numbers of disturbed steps count.
     `timers`: cache of timers: of machines with faults from the start, by the fields of these
         faults.
     """
 
     machine: Machine
-    plan_for: PlanFor
+    plan_for: Callable[[str | None], StepPlan]
     fidelity: Fidelity | Literal["free"]
     slowdown: float | None
     settled_s: float
-    warm_up: int
     timers: dict[tuple[str, ...], UncontendedTimer]
 
     def on(self, machine: Machine) -> SimulationSetup:
@@ -72,33 +70,105 @@ class SimulationSetup:
 
         Its timers share with those of this one what does not depend on these numbers.
         """
-        timers = {}
-        if machine.differs_in_corrections_only(self.machine):
-            timers = {
-                key: timer.on(timer.machine.corrected(machine.measured) if key else machine)
-                for key, timer in self.timers.items()
-            }
+        is_alike = machine.differs_in_corrections_only(self.machine)
+        timers = {
+            key: timer.on(timer.machine.corrected(machine.measured) if key else machine)
+            for key, timer in (self.timers if is_alike else {}).items()
+        }
         return replace(self, machine=machine, timers=timers)
 
 
+@dataclass(frozen=True)
+class ReportedRun:
+    """A run whose last `counted` steps are reported, after a warm-up.
+
+    `plan`: with disturbed ranks in classes of their own.
+    `mode`: how ranks were simulated.
+    `steps`, `counted`: steps in all, and how many of them are counted.
+    """
+
+    plan: StepPlan
+    run: Run
+    mode: str
+    setup: SimulationSetup
+    steps: int
+    counted: int
+
+    @property
+    def steps_s(self) -> tuple[float, ...]:
+        """Durations of the counted steps; seconds."""
+        return self.run.step_times_s[-self.counted :]
+
+    @property
+    def step_time_s(self) -> float:
+        """Mean of the counted steps; seconds."""
+        return sum(self.steps_s) / self.counted
+
+    @property
+    def step_s(self) -> float:
+        """Their mean without rounding errors, for differences from other runs; seconds."""
+        return fmean(self.steps_s)
+
+    @property
+    def noise_s(self) -> float:
+        """Half width of the 80 % interval of the mean step; 0 with one step; seconds."""
+        low, high = mean_interval_s(self.steps_s) if self.counted > 1 else (0.0, 0.0)
+        return (high - low) / 2
+
+    @property
+    def counted_steps(self) -> range:
+        """Numbers of the counted steps."""
+        return range(self.steps - self.counted, self.steps)
+
+    @cached_property
+    def parts(self) -> StepParts:
+        """Where the mean counted step goes."""
+        return mean_parts(self.plan, self.run, self.counted_steps, self.step_time_s)
+
+    @property
+    def exposed_comm_s(self) -> float:
+        """Time of a step in which communication is in flight and no compute runs; seconds."""
+        return self.parts.exposed_comm_s
+
+    def simulate_again(
+        self,
+        disturbances: Sequence[Disturbance],
+        setup: SimulationSetup | None = None,
+        *,
+        free: bool = False,
+    ) -> float:
+        """Simulate the same steps with other disturbances; mean of the counted ones in seconds.
+
+        `setup`: by default the run's own.
+        `free`: let communication take no time.
+        """
+        setup = setup or self.setup
+        return simulate_steps(setup, disturbances, self.steps, self.counted, free=free).step_s
+
+
 def simulate_steps(
-    setup: SimulationSetup, disturbances: Sequence[Disturbance], steps: int, *, free: bool = False
-) -> tuple[StepPlan, Run, str]:
-    """Simulate some steps with some disturbances.
+    setup: SimulationSetup,
+    disturbances: Sequence[Disturbance],
+    steps: int,
+    counted: int = 1,
+    *,
+    free: bool = False,
+) -> ReportedRun:
+    """Simulate some steps with some disturbances, the last of which are `counted`.
 
     `free`: let communication take no time.
-    Returns the plan with disturbed ranks in classes of their own, the run, and how ranks were
-    simulated.
 
     Raises `InputError`: disturbances that cannot be simulated together.
     """
     plan, slow = _split_classes(setup, disturbances)
     timer = timer_of(setup, disturbances)
+    settled_s, jobs = setup.settled_s, (each.background_job for each in disturbances)
     around = Surroundings(
         list_changes(setup, disturbances),
-        background_traffic(disturbances, setup.settled_s),
-        background_jobs(disturbances, setup.settled_s),
-        own_processes(disturbances, setup.settled_s),
+        background_traffic(disturbances, settled_s),
+        # one that starts at 0 runs from the start of the run on, before the settled state
+        tuple(replace(j, start_s=settled_s + j.start_s if j.start_s else 0.0) for j in jobs if j),
+        tuple(replace(d.process, start_s=settled_s) for d in disturbances if d.process),
     )
     jitters = [each.jitter for each in disturbances if each.jitter is not None]
     fidelity = "free" if free else setup.fidelity
@@ -117,8 +187,8 @@ def simulate_steps(
                 stretch=Variation(plan, jitters, slow),
                 surroundings=around,
             )
-            count = sum(len(each.ranks) for each in plan.classes)
-            return plan, run, f"{count:,} ranks as vectors"
+            mode = f"{sum(len(each.ranks) for each in plan.classes):,} ranks as vectors"
+            return ReportedRun(plan, run, mode, setup, steps, counted)
         plan, slow = _split_into_ranks(plan, slow, reason, disturbances)
     run = simulate(
         plan,
@@ -133,8 +203,8 @@ def simulate_steps(
         processes=around.processes,
         stretch=Variation(plan, jitters, slow) if jitters or slow else None,
     )
-    classes = len(plan.classes)
-    return plan, run, f"{classes} rank class{'es' if classes > 1 else ''}"
+    mode = f"{len(plan.classes)} rank class{'es' if len(plan.classes) > 1 else ''}"
+    return ReportedRun(plan, run, mode, setup, steps, counted)
 
 
 def _why_single(
@@ -166,24 +236,22 @@ def _split_classes(
 ) -> tuple[StepPlan, tuple[SlowSteps, ...]]:
     """Give disturbed ranks classes of their own, one per set of disturbances."""
     plan = setup.plan_for(None)
-    causes_of: dict[int, list[Disturbance]] = defaultdict(list)
-    for disturbance in disturbances:
-        for rank in disturbance.ranks:
-            causes_of[rank].append(disturbance)
+    pairs = grouped(((rank, each) for each in disturbances for rank in each.ranks), itemgetter(0))
+    causes_of = {rank: [each for _, each in same] for rank, same in pairs.items()}
     slow: list[SlowSteps] = []
     others = {each.gpu: setup.plan_for(each.gpu) for each in disturbances if each.gpu is not None}
     for rank_class in plan.classes if causes_of else ():
-        alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        for rank in rank_class.ranks:
-            if rank in causes_of:
-                alike[tuple(each.origin for each in causes_of[rank])].append(rank)
+        alike = grouped(
+            (rank for rank in rank_class.ranks if rank in causes_of),
+            lambda rank: tuple(each.origin for each in causes_of[rank]),
+        )
         parts = [_make_part(setup, own, causes_of[own[0]], others) for own in alike.values()]
         if parts:
             plan = split(plan, rank_class.name, parts)
             own = [replace(part, like=None) for part in parts]  # so that tasks stay the same ones
             others = {gpu: split(other, rank_class.name, own) for gpu, other in others.items()}
         slow += [
-            SlowSteps(part.name, each.by, frozenset(step + setup.warm_up for step in each.steps))
+            SlowSteps(part.name, each.by, frozenset(step + WARM_UP for step in each.steps))
             for part in parts
             for each in causes_of[part.ranks[0]]
             if each.steps is not None
@@ -198,21 +266,17 @@ def _make_part(
     others: Mapping[str, StepPlan],
 ) -> ClassPart:
     scale = math.prod((each.by for each in causes if each.steps is None), start=1.0)
-    gpu = next((each.gpu for each in reversed(causes) if each.gpu is not None), None)
-    like = None if gpu is None else others[gpu]
-    return ClassPart(name_ranks(setup.machine, ranks), tuple(ranks), scale, like)
+    like = next((others[each.gpu] for each in reversed(causes) if each.gpu is not None), None)
+    return ClassPart(_name_ranks(setup.machine, ranks), tuple(ranks), scale, like)
 
 
-def name_ranks(machine: Machine, ranks: Sequence[int], most: int = 3) -> str:
+def _name_ranks(machine: Machine, ranks: Sequence[int]) -> str:
     """Name some ranks: by nodes where these are complete, else one by one."""
-    topology = machine.topology
-    per_host, numbers = topology.gpus_per_host, set(ranks)
+    per_host, numbers = machine.topology.gpus_per_host, set(ranks)
     hosts = sorted({rank // per_host for rank in ranks})
     if per_host > 1 and len(numbers) == len(hosts) * per_host:
-        names = [f"n{host}" for host in hosts]
-    else:
-        names = [topology.ranks[rank] for rank in sorted(numbers)]
-    return join_names(names, most)
+        return join_names([f"n{host}" for host in hosts], 3)
+    return join_names([machine.topology.ranks[rank] for rank in sorted(numbers)], 3)
 
 
 def _split_into_ranks(
@@ -251,17 +315,16 @@ def timer_of(setup: SimulationSetup, disturbances: Sequence[Disturbance]) -> Unc
 
 def list_changes(setup: SimulationSetup, disturbances: Sequence[Disturbance]) -> tuple[Change, ...]:
     """List the changes of the machine, with times in seconds since the start of the run."""
-    moments: dict[float, list[str]] = defaultdict(list)
-    for disturbance in disturbances:
-        for at in disturbance.moments_s if disturbance.faults else ():
-            moments[at].append(disturbance.description)
+    moments = [
+        (at, each.description) for each in disturbances if each.faults for at in each.moments_s
+    ]
     return tuple(
         Change(
             setup.settled_s + at,
             _machine_at(setup.machine, disturbances, at),
-            "; ".join(moments[at]),
+            "; ".join(text for moment, text in moments if moment == at),
         )
-        for at in sorted(moments)
+        for at in sorted({at for at, _ in moments})
     )
 
 
@@ -275,10 +338,8 @@ def _machine_at(machine: Machine, disturbances: Sequence[Disturbance], at: float
     ]
     if not faults:
         return machine
-    slowest_Bps: dict[int, float] = {}
-    for fault in faults:
-        for arc, rate_Bps in fault.bandwidth_Bps.items():
-            slowest_Bps[arc] = min(rate_Bps, slowest_Bps.get(arc, rate_Bps))
+    rates_Bps = [pair for fault in faults for pair in fault.bandwidth_Bps.items()]
+    slowest_Bps = dict(sorted(rates_Bps, key=itemgetter(1), reverse=True))  # the last one stays
     latency_s = {arc: delay_s for fault in faults for arc, delay_s in fault.latency_s.items()}
     topology = degrade_links(machine.topology, slowest_Bps, latency_s)
     arcs = {arc for fault in faults for arc in fault.arcs}

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from statistics import fmean
 from typing import Any
 
 from perfmodel.errors import InputError, SimulationError, TopologyError
@@ -18,14 +17,20 @@ from perfmodel.scenario.model import relocated_errors
 from perfmodel.simulate.engine.engine import BY_SENDS, Fidelity, has_shared_cores, uses_sockets
 from perfmodel.simulate.engine.outcome import Run
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.studies.run.resolve.disturbance import Disturbance, process_at, resolve_events
+from perfmodel.studies.run.resolve.disturbance import Disturbance, resolve_events
 from perfmodel.studies.run.resolve.job_plan import host_memory, plan_loops, plan_step, price_layers
-from perfmodel.studies.run.resolve.machine import MachineEnsemble, check_message_size
+from perfmodel.studies.run.resolve.machine import (
+    MachineEnsemble,
+    build_ensemble,
+    build_machine,
+    check_message_size,
+)
 from perfmodel.studies.run.resolve.memory_estimate import estimate_memory
 from perfmodel.studies.run.resolve.placement import (
     RankAllocation,
     Ranks,
     allocate_ranks,
+    count_hosts,
     place_loops,
     place_plan,
     resolve_other_jobs,
@@ -40,7 +45,12 @@ from perfmodel.studies.run.steps.output_analysis import (
     WARM_UP,
     count_needed_steps,
 )
-from perfmodel.studies.run.steps.simulate_step import SimulationSetup, collective_s, simulate_steps
+from perfmodel.studies.run.steps.simulate_step import (
+    ReportedRun,
+    SimulationSetup,
+    collective_s,
+    simulate_steps,
+)
 from perfmodel.training.ddp.buckets import Iteration
 from perfmodel.training.memory_use import StepOptions
 from perfmodel.training.plan.loop_plan import LoopPlan
@@ -115,8 +125,7 @@ class SizedJob:
     def _changed(self, **attributes: Any) -> SizedJob:
         """Return a copy with other attributes; it shares the caches that are not among them."""
         other = copy(self)
-        for name, value in attributes.items():
-            setattr(other, name, value)
+        vars(other).update(attributes)
         return other
 
     def with_options(self, options: StepOptions) -> SizedJob:
@@ -131,8 +140,7 @@ class SizedJob:
         `batch`: per GPU and micro-batch.
         `share`: of the model, where the scenario splits it in another way.
         """
-        workload = self.job.workload if share is None else share
-        job = replace(self.job, scenario=scenario, workload=workload)
+        job = replace(self.job, scenario=scenario, workload=share or self.job.workload)
         return self._changed(job=job, batch=batch, _plans={}, _times={})
 
     def with_own_times(self) -> SizedJob:
@@ -147,10 +155,6 @@ class SizedJob:
     def with_compute(self, by: float) -> SizedJob:
         """Return the same job with times of layers `by` times as long; collectives are shared."""
         return self._changed(compute=by, _plans={}, _loops={})
-
-    def with_spread(self, spread: tuple[float, float]) -> SizedJob:
-        """Return the same job with times of layers that are surer, or less sure, than predicted."""
-        return self._changed(_times={None: replace(self._layer_times(None), spread=spread)})
 
     def on_machine(self, machine: Machine) -> SizedJob:
         """Return the same job on the machine with other numbers, at fidelity "flow".
@@ -205,8 +209,7 @@ class SizedJob:
         own, mixture = self.allocation.own, self.job.mixture
         if mixture.is_plain:
             return own
-        members = mixture.grid(self.size.gpus).numbers[0, :, 0].tolist()
-        return tuple(own[rank] for rank in members)
+        return tuple(own[rank] for rank in mixture.grid(self.size.gpus).numbers[0, :, 0].tolist())
 
     @property
     def settled(self) -> int:
@@ -256,7 +259,6 @@ class SizedJob:
             self.fidelity if what_if_of(self.job.scenario).communication else "free",
             self.job.scenario.compute.overlap_slowdown,
             settled_s,
-            WARM_UP,
             self._timers,
         )
 
@@ -285,7 +287,7 @@ class SizedJob:
             fidelity=self.fidelity,
             sockets=sockets,
             by_cores=not by_sends,
-            simulations=SIMULATIONS,
+            simulations=SIMULATIONS_OF_A_SIZE,
         )
 
 
@@ -296,14 +298,28 @@ def size_job(
 
     `job`: by default with the GPU and the library of the machine at this size.
     """
-    ensemble = inputs.ensemble_at(size)
-    is_main = size == inputs.sizes[-1]
+    scenario, is_main = inputs.scenario, size == inputs.sizes[-1]
+    nominal = build_machine(scenario, inputs.node, size, count_hosts(scenario, size))
+    ensemble = build_ensemble(scenario, nominal, inputs.profile, size)
+    likely = ensemble.likely
+    own_job = TrainingJob(
+        scenario,
+        inputs.share,
+        likely.topology.gpu,
+        likely.library,
+        whole=inputs.workload,
+        own=inputs.own,
+    )
     return SizedJob(
-        job=inputs.job_on(ensemble) if job is None else job,
-        own=tuple(process_at(each, is_main=is_main) for each in inputs.processes),
+        job=job or own_job,
+        own=tuple(  # at smaller sizes they may name devices that are not there
+            replace(each, process=replace(each.process, strict=is_main))
+            for each in inputs.processes
+            if each.process
+        ),
         ensemble=ensemble,
         size=size,
-        allocation=allocate_ranks(inputs.scenario, size),
+        allocation=allocate_ranks(scenario, size),
         other_workloads=inputs.other_workloads,
         fidelity=inputs.fidelity,
         is_main=is_main,
@@ -328,72 +344,25 @@ def locate_errors(sized: SizedJob) -> Iterator[None]:
 
 # ---------------------------------------------------------------- runs
 
-SIMULATIONS = 6
+SIMULATIONS_OF_A_SIZE = 6
 """Of one size over sockets: the run, limits of the step, and four machines nearby."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReportedRun:
-    """A run whose last `counted` steps are reported, after a warm-up.
-
-    `mode`: how ranks were simulated.
-    `steps`, `counted`: steps in all, and how many of them are counted.
-    """
-
-    plan: StepPlan
-    run: Run
-    mode: str
-    setup: SimulationSetup
-    steps: int
-    counted: int
-
-    @property
-    def steps_s(self) -> tuple[float, ...]:
-        """Durations of the counted steps; seconds."""
-        return self.run.step_times_s[-self.counted :]
-
-    @property
-    def step_s(self) -> float:
-        """Mean of the counted steps; seconds."""
-        return fmean(self.steps_s)
-
-    @property
-    def counted_steps(self) -> range:
-        """Numbers of the counted steps."""
-        return range(self.steps - self.counted, self.steps)
-
-    def simulate_again(
-        self,
-        disturbances: Sequence[Disturbance],
-        setup: SimulationSetup | None = None,
-        *,
-        free: bool = False,
-    ) -> float:
-        """Simulate the same steps with other disturbances; mean of the counted ones in seconds.
-
-        `setup`: by default the run's own.
-        `free`: let communication take no time.
-        """
-        _, run, _ = simulate_steps(setup or self.setup, disturbances, self.steps, free=free)
-        return fmean(run.step_times_s[-self.counted :])
 
 
 def simulate_reported(sized: SizedJob) -> ReportedRun:
     """Simulate until the state has settled, then as many steps as the disturbances need."""
-    setup, steady = sized.setup(), sized.steady_disturbances
+    steady = sized.steady_disturbances
     varies = len(steady) < len(sized.disturbances)
     settled = SETTLED if varies else sized.settled
     sized.check_message_count(settled)
-    step, run, mode = simulate_steps(setup, steady, settled)
+    reported = simulate_steps(sized.setup(), steady, settled)
     if not varies:
-        return ReportedRun(step, run, mode, setup, settled, 1)
-    counted = count_needed_steps(sized.disturbances, run.step_time_s, step)
-    setup = sized.setup(run.step_ends_s[WARM_UP - 1])
+        return reported
+    counted = count_needed_steps(sized.disturbances, reported.step_time_s, reported.plan)
     sized.check_message_count(WARM_UP + counted)
-    step, run, mode = simulate_steps(setup, sized.disturbances, WARM_UP + counted)
-    return ReportedRun(step, run, mode, setup, WARM_UP + counted, counted)
+    setup = sized.setup(reported.run.step_ends_s[WARM_UP - 1])
+    return simulate_steps(setup, sized.disturbances, WARM_UP + counted, counted)
 
 
 def simulate_first_step(sized: SizedJob) -> Run:
     """Simulate the very first step, before DDP rebuilds its buckets."""
-    return simulate_steps(sized.setup(iteration="first"), sized.steady_disturbances, 1)[1]
+    return simulate_steps(sized.setup(iteration="first"), sized.steady_disturbances, 1).run

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter, itemgetter
+from typing import Any, TypeVar
 
 from perfmodel.simulate.engine.outcome import Run, TaskExecution
 from perfmodel.studies.run.result.usage import CommunicationUse
@@ -14,9 +16,8 @@ from perfmodel.training.plan.step_plan import Collective, StepPlan, Task, has_st
 
 PARTS = ("forward", "backward", "copies", "optimizer", "slowdown", "exposed communication", "idle")
 
-_PART_OF_KIND = {"copy": "copies"}
-
 Interval = tuple[float, float]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class StepParts:
 
     compute_s: float
     comm_s: float
-    exposed_s: float
+    exposed_comm_s: float
     breakdown_s: dict[str, float]
 
 
@@ -37,31 +38,31 @@ def mean_parts(plan: StepPlan, run: Run, steps: range, step_s: float) -> StepPar
 
     `step_s`: the mean of these steps; seconds.
     """
-    by_step, ends = spans_by_step(run), (0.0, *run.step_ends_s)
+    by_step, ends, count = spans_by_step(run), (0.0, *run.step_ends_s), len(steps)
     parts = [_split_step(by_step[at], plan, ends[at + 1] - ends[at]) for at in steps]
-    means = {name: _mean(part.breakdown_s[name] for part in parts) for name in parts[0].breakdown_s}
-    if len(parts) > 1:
-        means["idle"] = 0.0
-        means["idle"] = max(0.0, step_s - sum(means.values()))
+    rows = [part.breakdown_s for part in parts]
+    means = {name: sum(row[name] for row in rows) / count for name in rows[0]}
+    if count > 1:
+        means["idle"] = max(0.0, step_s - sum(means[name] for name in means if name != "idle"))
     return StepParts(
-        _mean(part.compute_s for part in parts),
-        _mean(part.comm_s for part in parts),
-        _mean(part.exposed_s for part in parts),
+        sum(part.compute_s for part in parts) / count,
+        sum(part.comm_s for part in parts) / count,
+        sum(part.exposed_comm_s for part in parts) / count,
         means,
     )
 
 
+def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
+    """Group items by a key, in the order in which its values first occur."""
+    groups: dict[Any, list[T]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return groups
+
+
 def spans_by_step(run: Run) -> dict[int, list[Span]]:
     """Group the spans of a run by step."""
-    by_step: dict[int, list[Span]] = defaultdict(list)
-    for span in run.timeline.spans:
-        by_step[span.step].append(span)
-    return by_step
-
-
-def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return sum(listed) / len(listed)
+    return grouped(run.timeline.spans, attrgetter("step"))
 
 
 def _split_step(spans: list[Span], plan: StepPlan, step_s: float) -> StepParts:
@@ -77,8 +78,7 @@ def _split_step(spans: list[Span], plan: StepPlan, step_s: float) -> StepParts:
     comm = intervals_of(s for s in (own if is_pipeline else spans) if communicates(s, kinds))
     breakdown_s = _break_down(kernels, exposed_s(comm, compute), step_s)
     if is_pipeline:
-        waits_s = exposed_s([window_of_passes(spans)], [*compute, *comm])
-        bubble_s = min(waits_s, breakdown_s["idle"])
+        bubble_s = min(exposed_s([window_of_passes(spans)], [*compute, *comm]), breakdown_s["idle"])
         breakdown_s |= {"bubble": bubble_s, "idle": breakdown_s["idle"] - bubble_s}
     return StepParts(
         covered_s(compute), covered_s(comm), breakdown_s["exposed communication"], breakdown_s
@@ -109,11 +109,11 @@ def communicates(span: Span, kinds: Mapping[str, str]) -> bool:
 
 def busiest_class(spans: Sequence[Span], kinds: Mapping[str, str]) -> str:
     """Class that computes longest (nn.DataParallel's device 0 does more than the others)."""
-    total: dict[str, float] = {}
+    total: dict[str, float] = defaultdict(float)
     for span in spans:
         if computes(span, kinds):
-            total[span.rank_class] = total.get(span.rank_class, 0.0) + span.end_s - span.start_s
-    return max(total, key=lambda name: total[name]) if total else spans[0].rank_class
+            total[span.rank_class] += span.end_s - span.start_s
+    return max(total, key=total.__getitem__) if total else spans[0].rank_class
 
 
 def _break_down(compute: list[Span], exposed: float, step_s: float) -> dict[str, float]:
@@ -124,7 +124,7 @@ def _break_down(compute: list[Span], exposed: float, step_s: float) -> dict[str,
     """
     parts = dict.fromkeys(PARTS, 0.0)
     for span in compute:
-        part = _PART_OF_KIND.get(span.kind, span.kind)
+        part = "copies" if span.kind == "copy" else span.kind
         parts[part if part in parts else "idle"] += span.work_s
         parts["slowdown"] += max(0.0, span.end_s - span.start_s - span.work_s)
     parts["exposed communication"] = exposed
@@ -197,11 +197,7 @@ def _busy_s(executions: Sequence[TaskExecution], op: str) -> float:
 
 def executions_by_step(run: Run, steps: range) -> dict[int, list[TaskExecution]]:
     """Group what ran in some steps by step."""
-    by_step = {at: list[TaskExecution]() for at in steps}
-    for execution in run.executions:
-        if execution[1] in by_step:
-            by_step[execution[1]].append(execution)
-    return by_step
+    return grouped((each for each in run.executions if each[1] in steps), itemgetter(1))
 
 
 def is_communication(task: Task) -> bool:

@@ -17,7 +17,7 @@ from perfmodel.library.model import load_library
 from perfmodel.scenario import WhatIf, load_scenario, scenario_digest, sizes
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.resolve.machine import build_ensemble, machine
+from perfmodel.studies.run.resolve.machine import build_ensemble, build_machine
 from perfmodel.studies.run.resolve.what_if import apply_what_if
 from perfmodel.studies.run.result.model import Result, SizeResult
 from perfmodel.studies.run.steps.uncertainty import step_interval
@@ -204,7 +204,7 @@ def test_a_profiles_numbers_are_multiplied_too() -> None:
     profile = read_profile("epyc-2-cores-gloo-2-ranks")
     node = load_node("cpu-loopback")
     size = sizes(scenario, 16)[-1]
-    plain = machine(scenario, node, size)
+    plain = build_machine(scenario, node, size)
     ensemble = build_ensemble(scenario, plain, profile, size)
     before = apply(profile, plain)
     assert np.array_equal(

@@ -1,0 +1,151 @@
+"""A scenario from a profiler's trace: its model, its buckets, its machine or another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perfmodel.api.draft import Draft, check_new, commented, relative_file, usual_fabric, yaml_value
+from perfmodel.errors import Fault, InputError
+from perfmodel.scenario import Scenario, load_scenario
+from perfmodel.topology.templates.build import load_node
+from perfmodel.topology.templates.gpus import load_gpu
+from perfmodel.topology.templates.spec import device_names
+from perfmodel.traces.model import RankTrace
+from perfmodel.traces.rebuild.layer_profile import Profile, profile_ranks
+from perfmodel.traces.rebuild.scenario_files import MACHINE, MODEL, SCENARIO, rebuild
+from perfmodel.traces.run import read_ranks
+
+COMMENTS: Mapping[str, str] = {
+    "file": "layers, tensors and measured times of the trace; edit it",
+    "times": "the same file: the trace's own times",
+    "precision": "of the gradients that were reduced",
+    "gpu_spread": "the recorded ranks are as slow as they were",
+    "overlap_slowdown": "of work beside collectives, as recorded",
+    "kind": "as the trace's collectives show",
+    "version": "of FSDP",
+    "wrap": "units, by their hooks",
+    "reshard_after_forward": "whether backward gathers them again",
+    "shard_gpus": "ranks that a unit is split over; the others hold copies",
+    "bucket_caps": "recorded buckets, which PyTorch's default caps would not make",
+    "broadcast_buffers": "as recorded",
+    "gradient_as_bucket_view": "nothing was copied out of buckets",
+    "node": "the machine as its collectives show it, or a name (perfmodel topology list)",
+    "gpus_per_node": "ranks of the trace",
+    "nodes": "hosts of this job",
+    "fabric": "or {kind: leaf-spine, oversubscription: 2}",
+    "batch_per_gpu": "of the first operator, or --batch",
+    "name": "plain: rings on the recorded links; nccl, gloo or mpi on another machine",
+    "workers": "collectives in progress at once",
+    "host_step": "in the times of layers",
+}
+"""What a field says, by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceAnswers:
+    """What a person said beside the traces; None where the trace decides.
+
+    `model`: of the zoo, or a file, that names the parameters.
+    `node`, `nodes`, `fabric`: another machine than the recorded one.
+    """
+
+    gpu: str | None = None
+    batch_per_gpu: int | None = None
+    model: str | None = None
+    node: str | None = None
+    nodes: int | None = None
+    fabric: str | None = None
+
+
+def draft_from_trace(
+    traces: Sequence[Path], output: Path, answers: TraceAnswers, *, force: bool = False
+) -> Draft:
+    """Write the model and the machine of a trace, and draft a scenario beside them.
+
+    Parameters
+    ----------
+    traces : sequence of Path
+        Files of ranks, or folders of them.
+    output : Path
+        Where the scenario will stand: the other files lie beside it, named after it.
+    answers : TraceAnswers
+    force : bool
+        Replace files that exist.
+
+    Raises
+    ------
+    InputError
+        No trace of training that a scenario can express, or files that exist.
+    """
+    if answers.node is None and (answers.nodes is not None or answers.fabric is not None):
+        allowed = "--node beside it: the recorded machine is what it is"
+        raise InputError(Fault("--nodes, --fabric", "a machine without its name", allowed))
+    ranks = read_ranks(traces)
+    profile = profile_ranks(ranks)
+    rebuilt = rebuild(
+        ranks, profile, gpu=answers.gpu, batch=answers.batch_per_gpu, model=answers.model
+    )
+    names = {MODEL: f"{output.stem}-{MODEL}", MACHINE: f"{output.stem}-{MACHINE}"}
+    written = names if answers.node is None else {MODEL: names[MODEL]}
+    for name in written.values():
+        check_new(output.with_name(name), force=force)
+    content = dict(rebuilt.documents[SCENARIO])
+    content["model"] = {**content["model"], "file": names[MODEL]}
+    content["compute"] = {**content["compute"], "times": names[MODEL]}
+    content["cluster"] = {**content["cluster"], "node": names[MACHINE]}
+    if answers.node is not None:
+        content |= _other_machine(answers, ranks[0], output.parent)
+    for kind, name in written.items():
+        output.with_name(name).write_text(rebuilt.text(kind), encoding="utf-8")
+    text = _render_trace(content, ranks[0])
+    return Draft(
+        text, _check(text, output), (*_trace_notes(ranks[0], profile, answers), *rebuilt.notes)
+    )
+
+
+def _check(text: str, output: Path) -> Scenario:
+    """The scenario as it will be read: its files lie beside it."""
+    trial = output.with_name(f".{output.name}.draft.yaml")
+    trial.write_text(text, encoding="utf-8")
+    try:
+        return load_scenario(str(trial))
+    finally:
+        trial.unlink()
+
+
+def _other_machine(answers: TraceAnswers, trace: RankTrace, folder: Path) -> dict[str, Any]:
+    assert answers.node is not None
+    host_node = load_node(answers.node)
+    size, world = len(device_names(host_node, "gpu")), trace.world_size
+    nodes = answers.nodes or max(1, -(-world // size))
+    cluster: dict[str, Any] = {"node": relative_file(answers.node, folder), "nodes": nodes}
+    if nodes > 1:
+        cluster["fabric"] = answers.fabric or usual_fabric(host_node)
+    elif world < size:
+        cluster["gpus_per_node"] = world
+    on_cpu = load_gpu(host_node.gpu).generation == "cpu"
+    library = {"name": "gloo", "host_step": "0 s"} if on_cpu else {"name": "nccl"}
+    return {"cluster": cluster, "library": library}
+
+
+def _render_trace(content: Mapping[str, Any], trace: RankTrace) -> str:
+    lines = [f"# How long is the step of {trace.path.name} on this machine, or on another?"]
+    for name, value in content.items():
+        fields = value if isinstance(value, Mapping) else {}
+        lines.append(f"{name}:" if fields else f"{name}: {value}")
+        lines += [
+            commented(f"  {key}: {yaml_value(each)}", COMMENTS.get(key, "as recorded"))
+            for key, each in fields.items()
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _trace_notes(trace: RankTrace, profile: Profile, answers: TraceAnswers) -> Iterator[str]:
+    steps = f"{len(profile.steps_s)} steps of {trace.world_size} ranks on {trace.device}"
+    yield f"{steps}, median {1e3 * profile.step_s:.4g} ms"
+    if answers.node is not None:
+        gpu = load_node(answers.node).gpu
+        yield f"times of layers are those of {trace.device}; the machine has {gpu}"
