@@ -135,11 +135,14 @@ def _add_forward(request: StepRequest, tasks: TaskList) -> None:
     if workload.buffer_bytes:
         pieces.append((workload.buffer_bytes, None))
     for number, (nbytes, dtype) in enumerate(pieces):
-        issued = tasks.issue(f"replicate {number}", 1 + request.ranks, FIRST)
-        after = (*issued, *([ready[FIRST]] if ready else []))
+        after = (
+            *tasks.issue(f"replicate {number}", 1 + request.ranks, FIRST),
+            *([ready[FIRST]] if ready else []),
+        )
         flat = tasks.copy(f"flatten parameters {number}", nbytes, 1, FIRST, after=after)
-        name = f"broadcast parameters {number}"
-        ready = _together(tasks, name, "broadcast", nbytes, {FIRST: flat}, dtype)
+        ready = _together(
+            tasks, f"broadcast parameters {number}", "broadcast", nbytes, {FIRST: flat}, dtype
+        )
     parts = forward_segments(workload, request.times, at_most=request.segments)
     _add_layers(tasks, "forward", parts, ready, launches=request.ranks)
 
@@ -170,8 +173,12 @@ def _add_backward(request: StepRequest, tasks: TaskList) -> None:
     if outputs:
         gathered = _together(tasks, "gather outputs", "gather", outputs, ready)
         ready = _together(tasks, "scatter gradient of outputs", "scatter", outputs, gathered)
-    parts = backward_segments(request.workload, request.times, at_most=request.segments)
-    _add_layers(tasks, "backward", parts, ready)
+    _add_layers(
+        tasks,
+        "backward",
+        backward_segments(request.workload, request.times, at_most=request.segments),
+        ready,
+    )
 
 
 def _add_reduction(request: StepRequest, tasks: TaskList) -> None:

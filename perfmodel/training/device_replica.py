@@ -109,8 +109,9 @@ def spread_replica(
     ]
     for source, target in permutations(devices, 2):
         pairs = tuple((source * ranks + r, target * ranks + r) for r in range(ranks))
-        name = _message(source, target, 0).communicator
-        communicators.append(Communicator(name, pairs, "stages"))
+        communicators.append(
+            Communicator(_message(source, target, 0).communicator, pairs, "stages")
+        )
     used = {task.work.communicator for task in tasks if isinstance(task.work, Collective)}
     streams = {task.stream for task in tasks}
     return replace(
@@ -135,8 +136,11 @@ def _device_of(task: Task, options: DdpOptions, buckets: Sequence[Bucket]) -> in
         return options.layer_devices[task.layers[0]]
     if task.bucket is not None:
         return buckets[task.bucket].device
-    of_first = isinstance(task.work, Collective) or task.kind == "copy"
-    return 0 if of_first and task.role != "step_end" else None
+    return (
+        0
+        if (isinstance(task.work, Collective) or task.kind == "copy") and task.role != "step_end"
+        else None
+    )
 
 
 @dataclass(slots=True)
@@ -173,14 +177,16 @@ class _DeviceTasks:
             work = self._placed(task.work)
             if task.kind == "optimizer" and task.stream == COMPUTE.name:
                 work = Compute(self.part.times.optimizer_s)
-            after = (*arrived, *self._after(task.after))
-            placed = replace(task, work=work, after=after, after_previous=())
+            placed = replace(
+                task, work=work, after=(*arrived, *self._after(task.after)), after_previous=()
+            )
             self.written[index] = self._append(placed)
         # the first work of a step on the GPU follows the last of the step before
         previous = [source for task in self.plan.tasks for source in task.after_previous]
         first = next(i for i in self.written.values() if self.tasks[i].stream == COMPUTE.name)
-        mapped = tuple(self.written[source] for source in previous)
-        self.tasks[first] = replace(self.tasks[first], after_previous=mapped)
+        self.tasks[first] = replace(
+            self.tasks[first], after_previous=tuple(self.written[source] for source in previous)
+        )
 
     def _append(self, task: Task) -> int:
         self.tasks.append(replace(task, rank_class=f"stage {self.device}"))
@@ -216,14 +222,16 @@ class _DeviceTasks:
         message = _message(before[1], target, task.micro_batch)
         if self.device == before[1]:
             self._transfer(message, message.sent_on, self.newest)
-        receives = self.device == target
-        return (self._transfer(message, message.received_on, ()),) if receives else ()
+        return (
+            (self._transfer(message, message.received_on, ()),) if (self.device == target) else ()
+        )
 
     def _transfer(self, message: Message, stream: str, after: tuple[int, ...]) -> int:
         nbytes, key = self.transfer_bytes[message.boundary], message.key
         work = Collective("send", nbytes, message.communicator, key)
-        batch = message.micro_batch
-        return self._append(Task(key, "communication", "", stream, work, after, micro_batch=batch))
+        return self._append(
+            Task(key, "communication", "", stream, work, after, micro_batch=message.micro_batch)
+        )
 
 
 def _message(source: int, target: int, micro_batch: int) -> Message:

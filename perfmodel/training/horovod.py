@@ -191,8 +191,9 @@ class _Reducing:
         marks: dict[str, Any] = {"bucket": number, "micro_batch": step.last_micro_batch}
         copied_s = copy_s(step.request, nbytes, len(tensors))
         behind = (end for end, _ in self.reduced[-1:])
-        ready = max(self.ready[tensor] for tensor in tensors)
-        waits = tuple(dict.fromkeys((agreed, ready, *behind)))
+        waits = tuple(
+            dict.fromkeys((agreed, max(self.ready[tensor] for tensor in tensors), *behind))
+        )
 
         def copy(verb: str, after: tuple[int, ...], **more: Any) -> tuple[int, ...]:
             if copied_s <= 0:

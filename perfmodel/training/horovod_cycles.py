@@ -172,11 +172,13 @@ def _run_cycles(
     while begin < len(handed_s):
         tick_s = _next_tick(tick_s, handed_s[begin], period_s)
         end = bisect_right(handed_s, tick_s, lo=begin)
-        members = sorted(range(begin, end), key=rank.__getitem__)
-        fused = fuse_tensors(sizes, rules.dtypes, members, rules.limit)
+        fused = fuse_tensors(
+            sizes, rules.dtypes, sorted(range(begin, end), key=rank.__getitem__), rules.limit
+        )
         agreed_s = tick_s + rules.agreement_s
-        waits_s = agreed_s - max(handed_s[end - 1], ended_s)
-        cycles.append(Cycle(end - 1, agreed_s, waits_s, tuple(fused)))
+        cycles.append(
+            Cycle(end - 1, agreed_s, agreed_s - max(handed_s[end - 1], ended_s), tuple(fused))
+        )
         ended_s = agreed_s
         if rules.reduction_s is not None:
             ended_s += sum(map(rules.reduction_s, fused))
@@ -188,8 +190,7 @@ def _next_tick(tick_s: float, handed_s: float, period_s: float) -> float:
     """First start of a cycle at which something has been handed over."""
     if handed_s <= tick_s or period_s == 0:
         return max(tick_s, handed_s)
-    idle = -(-(handed_s - tick_s) // period_s)
-    return max(handed_s, tick_s + idle * period_s)
+    return max(handed_s, tick_s + (-(-(handed_s - tick_s) // period_s)) * period_s)
 
 
 BATCH = 160
@@ -216,8 +217,9 @@ def fusion_rules(request: StepRequest, options: HorovodStrategy) -> FusionRules:
 
     def reduction_s(members: tuple[int, ...]) -> float:
         size = rules.fused_bytes(members)
-        copies_s = 2 * copy_s(request, size, len(members))
-        return copies_s + request.collective_s("all_reduce", size, None)
+        return (2 * copy_s(request, size, len(members))) + request.collective_s(
+            "all_reduce", size, None
+        )
 
     return replace(rules, reduction_s=reduction_s)
 
@@ -274,8 +276,9 @@ def handed_over_s(request: StepRequest, options: HorovodStrategy) -> tuple[float
             now += casts_s(request, options, members)
         else:
             casts = sum(is_cast(options, tensors[member].dtype) for member in members)
-            kernels = times.backward_kernels[index] + (len(members) if adds else 0) + casts
-            now += kernels * times.launch_s
+            now += (
+                times.backward_kernels[index] + (len(members) if adds else 0) + casts
+            ) * times.launch_s
         handed += [float(now)] * len(members)
     return tuple(handed)
 

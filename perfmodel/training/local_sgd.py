@@ -111,8 +111,10 @@ def _single_step(request: StepRequest, options: LocalSgdStrategy, steps: int) ->
     """
     if options.gradient_gpus is None or request.ranks == 1:
         fewest = SEGMENTS_PER_STEP if steps <= MANY_MICRO_BATCHES else 1
-        at_most = max(fewest, request.segments // steps)
-        alone = ddp_plan(replace(request, ranks=1, segments=at_most), _wrapped(options))
+        alone = ddp_plan(
+            replace(request, ranks=1, segments=max(fewest, request.segments // steps)),
+            _wrapped(options),
+        )
         return replace(alone, classes=(replace(alone.classes[0], ranks=range(request.ranks)),))
     plan = ddp_plan(request, _hooked(options))
     tasks = [*plan.tasks]
@@ -155,8 +157,7 @@ def _average(tasks: TaskList, request: StepRequest, step: int, group: str, after
     trained = [request.workload.tensors[i] for i in request.workload.ready_order]
     nbytes, dtype = averaged_bytes(trained)
     kernels, name = 1 - (-len(trained) // TENSORS_PER_LAUNCH), f"parameters, step {step}"
-    issued = tasks.issue(name, kernels, RANKS, micro_batch=step)
-    joined, waits = f"flatten {name}", (*issued, after)
+    joined, waits = f"flatten {name}", (*tasks.issue(name, kernels, RANKS, micro_batch=step), after)
     flat = tasks.copy(joined, 2 * nbytes, kernels, RANKS, after=waits, micro_batch=step)
     waited = tasks.wait(f"wait for {name}", RANKS, after=(flat,), micro_batch=step)
     end = tasks.collective(

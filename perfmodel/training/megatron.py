@@ -215,8 +215,11 @@ def _bucket_sizes(section: MegatronStrategy, ranks: int) -> Setting | None:
     if section.bucket_size is not None or not section.overlap_grad_reduce:
         return None
     usual = default_bucket_elements(ranks)
-    sizes = (usual // 8, usual // 4, usual // 2, None, usual * 2, usual * 4, usual * 8)
-    return Setting("bucket_size", sizes, "elements")
+    return Setting(
+        "bucket_size",
+        (usual // 8, usual // 4, usual // 2, None, usual * 2, usual * 4, usual * 8),
+        "elements",
+    )
 
 
 def _own_words(section: MegatronStrategy) -> tuple[str, ...]:
@@ -264,8 +267,9 @@ def megatron_step(request: StepRequest, options: MegatronStrategy) -> StepPlan:
     step = _MegatronStep.begin(
         request, options, buckets=buckets, shard_ranks=shard_ranks, fused=fused
     )
-    zeroed = sum(bucket.elements for bucket in buckets) * step.gradient_bytes
-    step.copy("zero gradients", zeroed / 2, 1)
+    step.copy(
+        "zero gradients", (sum(bucket.elements for bucket in buckets) * step.gradient_bytes) / 2, 1
+    )
     for micro_batch in range(options.accumulate):
         step.micro_batch = micro_batch
         step.add_forward()
@@ -280,8 +284,9 @@ def megatron_step(request: StepRequest, options: MegatronStrategy) -> StepPlan:
         others.append(Communicator(INSTANCE, neighbours(request.ranks, shard_ranks)))
         others.append(Communicator(TWINS, strides(request.ranks, shard_ranks)))
     if any(bucket.of_experts for bucket in buckets):
-        copies = range(request.expert_copies or 1)
-        others.append(Communicator(EXPERT_COPIES, (copies,), "expert_copies"))
+        others.append(
+            Communicator(EXPERT_COPIES, (range(request.expert_copies or 1),), "expert_copies")
+        )
     return step.plan(end, "Megatron", others)
 
 

@@ -204,8 +204,9 @@ def add_temporaries(setup: Setup, use: MemoryUse) -> MemoryUse:
     copies_bytes = 0.0
     if setup.optimizer_kernels == "foreach":
         copies_bytes = use.optimizer_bytes * temporary_share(setup.workload, setup.optimizer)
-    spare_bytes = use.activations_bytes + use.gathered_bytes
-    return replace(use, temporary_bytes=max(0.0, copies_bytes - spare_bytes))
+    return replace(
+        use, temporary_bytes=max(0.0, copies_bytes - (use.activations_bytes + use.gathered_bytes))
+    )
 
 
 def narrow_inputs(workload: Workload, float8: Float8 | None) -> NarrowInputs:

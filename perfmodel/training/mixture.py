@@ -45,8 +45,11 @@ def plan_parts(parts: Sequence[ModelPart], make: Callable[[ModelPart], StepPlan]
     plans = []
     for part in parts:
         likeness = _likeness(part)
-        is_alike = likeness in samples
-        plans.append(PartPlan(_renamed(samples[likeness], part) if is_alike else make(part), part))
+        plans.append(
+            PartPlan(
+                _renamed(samples[likeness], part) if (likeness in samples) else make(part), part
+            )
+        )
         samples.setdefault(likeness, plans[-1])
     return plans
 

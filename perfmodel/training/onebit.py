@@ -154,8 +154,9 @@ def _add_backward(step: Step, first: int, micro_batch: int) -> None:
     """Add backward of a micro-batch; each optimizer step begins with gradients anew."""
     before = len(step.tasks.tasks)
     add_local_backward(step, 0 if micro_batch == first else micro_batch)
-    added = step.tasks.tasks[before:]
-    step.tasks.tasks[before:] = [replace(task, micro_batch=micro_batch) for task in added]
+    step.tasks.tasks[before:] = [
+        replace(task, micro_batch=micro_batch) for task in step.tasks.tasks[before:]
+    ]
 
 
 def _add_warm_up_reductions(step: Step, marks: dict[str, Any]) -> tuple[int, ...]:
@@ -175,8 +176,7 @@ def _add_warm_up_reductions(step: Step, marks: dict[str, Any]) -> tuple[int, ...
             dtype=dtype,
             **marks,
         )
-        copied = add_passes(tasks, f"copy {name} back", 4 * nbytes, 1 + tensors, (sent,), marks)
-        end = (copied,)
+        end = (add_passes(tasks, f"copy {name} back", 4 * nbytes, 1 + tensors, (sent,), marks),)
     return end
 
 
@@ -213,8 +213,7 @@ def _add_update(
             add_passes(tasks, "unscale gradients", flat, flat_kernels, after, marks, "optimizer"),
         )
     exchanges = not warm and last
-    before = MOMENTUM if exchanges and kind != "zero_one_adam" else own
-    moved = before * elements
+    moved = (MOMENTUM if exchanges and kind != "zero_one_adam" else own) * elements
     end = add_passes(tasks, "optimizer", moved, kernels * times, after, marks, "optimizer")
     if not exchanges:
         return end
@@ -261,8 +260,9 @@ class CompressedReduction:
         end = self._compute("compress", moved, ERROR_AND_SIGNS_KERNELS + 1 + pads, after)
         end = self._exchange("compressed", "signs", "all_to_all", "scales", packed, end)
         moved = (UNPACKED + SUM) * padded + ERROR_AND_SIGNS * part
-        kernels = UNPACKED_KERNELS + 1 + ERROR_AND_SIGNS_KERNELS
-        end = self._compute("average", moved, kernels, (end,))
+        end = self._compute(
+            "average", moved, UNPACKED_KERNELS + 1 + ERROR_AND_SIGNS_KERNELS, (end,)
+        )
         end = self._exchange(
             "average", "signs of parts", "all_gather", "scales of parts", packed, end
         )
@@ -276,8 +276,7 @@ class CompressedReduction:
         self, buffer: str, signs: str, op: Op, scales: str, packed: int, after: int
     ) -> int:
         """Wait for a buffer on the host, then send its signs, and scales to all."""
-        name = f"wait for {buffer} {self.name}"
-        end = self.tasks.wait(name, RANKS, after=(after,), **self.marks)
+        end = self.tasks.wait(f"wait for {buffer} {self.name}", RANKS, after=(after,), **self.marks)
         calls: tuple[tuple[str, Op, int, str], ...] = (
             (signs, op, packed, "uint8"),
             (scales, "all_gather", SCALE_BYTES * self.ranks, "fp32"),

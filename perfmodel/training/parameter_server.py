@@ -83,8 +83,11 @@ def shard(
         for number, elements in enumerate(even_parts(tensor.numel, slices)):
             server = number
             if not over_all:
-                hashed = (key + number) * HASH_FACTOR % servers
-                server = load.index(min(load)) if assignment == "greedy" else hashed
+                server = (
+                    load.index(min(load))
+                    if assignment == "greedy"
+                    else ((key + number) * HASH_FACTOR % servers)
+                )
             load[server] += elements * tensor.nbytes / max(1, tensor.numel)
             shards.append(Shard(index, server, elements))
         key += 1 if over_all else slices
@@ -268,8 +271,11 @@ def _exchange(
     moved = optimizer_bytes(workload, request.optimizer, "fused") / max(1, trained)
     rate_Bps = options.rate_Bps or 2 * request.times.copy_Bps
     update_s = part.elements * moved / rate_Bps
-    summed_s = (sent + (SUM_PASSES - 1) * part.nbytes) / rate_Bps
-    each_s, all_s = (summed_s, update_s) if options.together else (update_s, 0.0)
+    each_s, all_s = (
+        ((sent + (SUM_PASSES - 1) * part.nbytes) / rate_Bps, update_s)
+        if options.together
+        else (update_s, 0.0)
+    )
     return Exchange(
         name=segment.name,
         server=part.server,
@@ -350,8 +356,15 @@ def _item(
         if own and applies:
             duration_s += copies * nbytes / request.times.copy_Bps + own * request.kernel_s
             kernels += own
-    host_s = kernels * request.times.launch_s
-    return WorkItem(f"{kind} {part.name}", kind, duration_s, host_s, needs, sends, micro_batch)
+    return WorkItem(
+        f"{kind} {part.name}",
+        kind,
+        duration_s,
+        kernels * request.times.launch_s,
+        needs,
+        sends,
+        micro_batch,
+    )
 
 
 # ---------------------------------------------------------------- memory
@@ -370,8 +383,9 @@ def parameter_server_memory(setup: Setup) -> MemoryUse:
     assert isinstance(options, ServerOptions)
     compressed = 0
     if options.gradient_dtype is not None:
-        elements = sum(tensor.numel for tensor in setup.trained)
-        compressed = elements * ITEM_BYTES[options.gradient_dtype]
+        compressed = (
+            sum(tensor.numel for tensor in setup.trained) * ITEM_BYTES[options.gradient_dtype]
+        )
     if options.rate_Bps is not None or not options.colocated:
         return replace(use, buckets_bytes=float(compressed))
     share = most_held(setup.workload, options, options.servers or 1)
@@ -400,9 +414,11 @@ def server_bytes(
     """
     share = most_held(workload, options, servers)
     gradients = sum(workload.tensors[index].nbytes for index in workload.ready_order)
-    copies = workers + options.together
-    states = optimizer_state_bytes(workload, optimizer)
-    return share * (gradients + states + copies * gradients)
+    return share * (
+        gradients
+        + optimizer_state_bytes(workload, optimizer)
+        + (workers + options.together) * gradients
+    )
 
 
 REQUESTS = (

@@ -120,8 +120,7 @@ def priority_plan(request: StepRequest, options: PriorityStrategy) -> StepPlan:
     """
     tasks, ranks = TaskList.of(request), range(request.ranks)
     step = Step(request, DdpOptions(accumulate=options.accumulate), tasks, RANKS)
-    ready = _add_backward(step)
-    arrived = _add_pieces(step, options, ready) if request.ranks > 1 else {}
+    arrived = _add_pieces(step, options, _add_backward(step)) if request.ranks > 1 else {}
     _add_updates_and_forward(step, arrived)
     for micro_batch in range(step.last_micro_batch):
         add_local_backward(step, micro_batch)
@@ -213,8 +212,7 @@ def _add_updates_and_forward(step: Step, arrived: dict[int, list[int]]) -> None:
         if part.tensors:
             name, share = f"update {part.name}", step.nbytes(part.tensors) / trained
             kernels = max(1, round(times.optimizer_kernels * share))
-            issued = tasks.issue(name, kernels, RANKS, after=waits)
-            after = dict.fromkeys((*issued, *waits))
+            after = dict.fromkeys((*tasks.issue(name, kernels, RANKS, after=waits), *waits))
             tasks.compute(name, "optimizer", times.optimizer_s * share, RANKS, after=after)
         name = f"forward {part.name}"
         tasks.launch(name, "forward", part.duration_s, part.kernels, RANKS, layers=part.indices)

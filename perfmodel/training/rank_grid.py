@@ -122,8 +122,7 @@ class RankGrid:
     @property
     def context_groups(self) -> Groups:
         """Ranks that share the tokens of a sample."""
-        by_sample = self._by_data_and_context.transpose(0, 3, 1, 2)
-        return _tuples(by_sample.reshape(-1, self.context))
+        return _tuples(self._by_data_and_context.transpose(0, 3, 1, 2).reshape(-1, self.context))
 
     @property
     def expert_groups(self) -> Groups:
@@ -133,8 +132,7 @@ class RankGrid:
     @property
     def expert_replica_groups(self) -> Groups:
         """Ranks that hold the same experts, and average their gradients."""
-        held = self._by_expert.swapaxes(2, 3)
-        return _tuples(held.reshape(-1, self.expert_copies))
+        return _tuples(self._by_expert.swapaxes(2, 3).reshape(-1, self.expert_copies))
 
     def placed(self, stage_and_replica: IntArray, place: int) -> IntArray:
         """Ranks of members of a plan without tensor parallelism.
@@ -142,16 +140,16 @@ class RankGrid:
         `stage_and_replica`: number in that plan: stage x replicas + replica.
         `place`: in the tensor group.
         """
-        ranks: IntArray = self.numbers.reshape(-1, self.tensor)[stage_and_replica, place]
-        return ranks
+        return self.numbers.reshape(-1, self.tensor)[stage_and_replica, place]
 
     @property
     def _by_data_and_context(self) -> IntArray:
         """Ranks by stage, data, context and place. Shape (stages, data, context, tensor)."""
         if self.order.index("cp") < self.order.index("dp"):
             return self.numbers.reshape(self.stages, self.data, self.context, self.tensor)
-        by_context = self.numbers.reshape(self.stages, self.context, self.data, self.tensor)
-        return by_context.swapaxes(1, 2)
+        return self.numbers.reshape(self.stages, self.context, self.data, self.tensor).swapaxes(
+            1, 2
+        )
 
     @property
     def _by_expert(self) -> IntArray:
@@ -166,8 +164,7 @@ class RankGrid:
         places, copies = by_place.shape[1], self.expert_copies
         if self.order.index("ep") < self.order.index("dp"):
             return by_place.reshape(self.stages, places, copies, self.expert)
-        shares = by_place.reshape(self.stages, places, self.expert, copies)
-        return shares.swapaxes(2, 3)
+        return by_place.reshape(self.stages, places, self.expert, copies).swapaxes(2, 3)
 
 
 def _tuples(groups: IntArray) -> Groups:
@@ -267,5 +264,6 @@ def _rooted(task: Task, grid: RankGrid) -> Task:
     """Move the root of a collective to the first place of its tensor group."""
     if not isinstance(task.work, Collective) or not task.work.root:
         return task
-    root = int(grid.placed(np.array([task.work.root]), 0)[0])
-    return replace(task, work=replace(task.work, root=root))
+    return replace(
+        task, work=replace(task.work, root=int(grid.placed(np.array([task.work.root]), 0)[0]))
+    )

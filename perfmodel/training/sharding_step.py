@@ -71,8 +71,7 @@ class ShardingStep(Generic[OptionsT]):
     @property
     def resolution(self) -> int:
         """Segments per pass."""
-        least = min(8, self.request.segments)
-        return max(least, self.request.segments // self.options.accumulate)
+        return max(min(8, self.request.segments), self.request.segments // self.options.accumulate)
 
     def numel(self, tensors: Iterable[int]) -> int:
         """Return the elements of some parameters."""
@@ -162,8 +161,9 @@ class ShardingStep(Generic[OptionsT]):
     def update(self, elements: float) -> int:
         """Update so many elements: gradients in fp32, the optimizer, parameters in their dtype."""
         times, total = self.request.times, self.numel(self.request.workload.ready_order)
-        casts_s = self.tasks.copy_s(elements * (self.item_bytes + MASTER_BYTES), 2)
-        seconds = times.optimizer_s * elements / total + casts_s
+        seconds = times.optimizer_s * elements / total + self.tasks.copy_s(
+            elements * (self.item_bytes + MASTER_BYTES), 2
+        )
         return self.work("optimizer", "optimizer", seconds, times.optimizer_kernels + 2)
 
     def plan(self, end: int, name: str, others: Sequence[Communicator] = ()) -> StepPlan:

@@ -29,8 +29,7 @@ _ROWS: Mapping[str, str] = {
 @cache
 def _row(kind: str) -> Strategy:
     module, _, name = _ROWS[kind].partition(":")
-    row: Strategy = getattr(import_module(f"{__package__}.{module}"), name)
-    return row
+    return getattr(import_module(f"{__package__}.{module}"), name)
 
 
 class _Strategies(Mapping[str, "Strategy"]):

@@ -138,8 +138,9 @@ def _reduce_quantised(reduction: BucketReduction, hook: QuantizationHook) -> int
         quantisers, adders = 4 * channels + 3, 1 + 3 * channels + 3
     ready = reduction.compress(reduction.bucket.nbytes + pad, observers)
     reduction.hold_host((ready,))
-    scale_bytes = ranks * 2 * channels * 4
-    scales = reduction.send("scales of", "all_gather", scale_bytes, "fp32", after=(ready,))
+    scales = reduction.send(
+        "scales of", "all_gather", ranks * 2 * channels * 4, "fp32", after=(ready,)
+    )
     # division, rounding, zero point, clamp: 4 bytes read and written; then to 8 bits
     moved = (4 * 8 + 5) * padded + ranks * padded
     quantised = reduction.call_back("quantise", moved, quantisers + ranks, after=(scales,))
@@ -312,8 +313,9 @@ def factorise(hook: PowerSgdHook, tensors: tuple[ParameterTensor, ...]) -> Facto
     for tensor in tensors:
         rows = tensor.shape[0] if tensor.shape else 1
         columns = tensor.numel // max(rows, 1)
-        rank = min(rows, columns, hook.rank)
-        if (rows + columns) * rank * hook.min_compression_rate < rows * columns:
+        if (rows + columns) * min(
+            rows, columns, hook.rank
+        ) * hook.min_compression_rate < rows * columns:
             shapes[rows, columns] += 1
         else:
             whole.append(tensor.numel)
@@ -371,8 +373,9 @@ def _first_product(
     moved += 2 * item * sum(each.elements for each in factors.stacked)
     if not hook.warm_start and step.tasks.launch_s > 0:
         draws = factors.q_elements / RANDOM_NUMBERS_PER_S / step.tasks.launch_s
-        name = f"random Q of {reduction.name}"
-        step.tasks.issue(name, math.ceil(draws), step.rank_class, **reduction.marks)
+        step.tasks.issue(
+            f"random Q of {reduction.name}", math.ceil(draws), step.rank_class, **reduction.marks
+        )
     products_s, products = _products(reduction, factors, dtype)
     basis_s, basis = _orthogonalisation(reduction, hook, factors, dtype, of_rows=False)
     return reduction.compress(moved, kernels + products + basis, more_s=products_s + basis_s)

@@ -88,8 +88,9 @@ class BucketReduction:
         more_s: float = 0.0,
     ) -> int:
         """Run kernels in a callback of a collective."""
-        duration_s = self.work_s(moved_bytes, kernels) + more_s
-        return self._run(name, duration_s, kernels, stream=CALLBACK, after=after)
+        return self._run(
+            name, self.work_s(moved_bytes, kernels) + more_s, kernels, stream=CALLBACK, after=after
+        )
 
     def _run(
         self, verb: str, duration_s: float, kernels: int, *, after: Iterable[int], **marks: Any

@@ -212,8 +212,9 @@ def ddp_buckets(
         order = _checked_order(default_order if ready_order is None else ready_order, default_order)
         # DDP_SET_LAST_BUCKET_CAP=1 fills from the end, so that the small bucket is launched last.
         step = -1 if options.set_last_bucket_cap else 1
-        filled = assign_buckets(tensors, rebuilt, order[::step], sparse=sparse, devices=devices)
-        groups = [*filled[::step]]
+        groups = [
+            *assign_buckets(tensors, rebuilt, order[::step], sparse=sparse, devices=devices)[::step]
+        ]
     return tuple(
         Bucket(
             index=index,

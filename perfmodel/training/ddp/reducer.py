@@ -127,8 +127,9 @@ def add_reducing_backward(step: Step, buckets: Sequence[Bucket]) -> tuple[int, .
         filling.add_copies("all gradients", tensors, after=issued)
         return (*map(filling.reduce, buckets), used_map)
     for part in parts:
-        kernels = filling.copy_kernels(part.tensors)
-        add_backward_segment(step, part, step.last_micro_batch, copy_kernels=kernels)
+        add_backward_segment(
+            step, part, step.last_micro_batch, copy_kernels=filling.copy_kernels(part.tensors)
+        )
         filling.add_copies(part.name, part.tensors)
         while len(reduced) < len(buckets) and filling.missing[len(reduced)] == 0:
             reduced.append(filling.reduce(buckets[len(reduced)]))
@@ -247,5 +248,8 @@ def _returned_bytes(step: Step, bucket: Bucket, mixed: MixedPrecisionSection) ->
     tensors = [step.request.workload.tensors[index] for index in bucket.tensors]
     if not step.options.gradient_as_bucket_view:
         return _moved(tensors, mixed.reduced_dtype) / 2
-    both = ITEM_BYTES[mixed.param_dtype] + ITEM_BYTES[mixed.reduced_dtype]
-    return both * sum(tensor.numel for tensor in tensors) / 2
+    return (
+        (ITEM_BYTES[mixed.param_dtype] + ITEM_BYTES[mixed.reduced_dtype])
+        * sum(tensor.numel for tensor in tensors)
+        / 2
+    )

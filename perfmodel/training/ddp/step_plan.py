@@ -129,8 +129,7 @@ def _broadcast(
 
     `copies`: kernels that copy them back, which the host issues at once.
     """
-    issued = step.tasks.issue(f"broadcast of {what}", 2 + copies, step.rank_class)
-    waits = (*issued, *after)
+    waits = (*step.tasks.issue(f"broadcast of {what}", 2 + copies, step.rank_class), *after)
     flat = step.tasks.copy(f"flatten {what}", nbytes, 1, step.rank_class, after=waits)
     return step.tasks.collective(
         f"broadcast {what} ({dtype})",
@@ -186,8 +185,7 @@ def _wait_for_flag(
     """Let ranks without inputs wait for the answer; with `waits` all ranks."""
     if not waits and step.rank_class != JOINED:
         return ()
-    wait = step.tasks.wait(name, step.rank_class, after=(sent,), micro_batch=micro_batch)
-    return (wait,)
+    return (step.tasks.wait(name, step.rank_class, after=(sent,), micro_batch=micro_batch),)
 
 
 def _flag(step: Step, key: str, micro_batch: int, *, after: tuple[int, ...] = ()) -> int:
@@ -264,10 +262,8 @@ def _add_reduced_step(step: Step) -> None:
     for micro_batch in range(last):
         add_forward(step, micro_batch, after=_add_synchronisation(step, micro_batch))
         add_local_backward(step, micro_batch)
-    synced = _add_synchronisation(step, last)
-    add_forward(step, last, after=synced, casts=add_parameter_casts(step))
-    reduced = add_reducing_backward(step, buckets)
-    _add_update(step, add_copy_out(step, buckets, reduced))
+    add_forward(step, last, after=_add_synchronisation(step, last), casts=add_parameter_casts(step))
+    _add_update(step, add_copy_out(step, buckets, add_reducing_backward(step, buckets)))
     if _joined(request, step.options):  # ranks that have run out of inputs join the collectives
         shadow = replace(step, rank_class=JOINED)
         after = [_add_synchronisation(shadow, micro_batch) for micro_batch in range(last + 1)]
@@ -287,8 +283,7 @@ def _add_synchronisation(step: Step, micro_batch: int) -> tuple[int, ...]:
         synced = _add_buffer_broadcasts(step, after)
     if not joins:
         return synced
-    key = f"join synchronises {micro_batch}"
-    sent = _flag(step, key, micro_batch, after=synced or notified)
+    sent = _flag(step, f"join synchronises {micro_batch}", micro_batch, after=synced or notified)
     return (*synced, *_wait_for_flag(step, "wait for the kind of backward", sent, micro_batch))
 
 
@@ -300,8 +295,7 @@ def kept_buffers(
     if not dtype or not buffers:
         return tuple(buffers)
     elements = sum(group.nbytes // ITEM_BYTES[group.dtype] for group in buffers)
-    tensors = sum(group.tensors for group in buffers)
-    return (Buffers(dtype, tensors, ITEM_BYTES[dtype] * elements),)
+    return (Buffers(dtype, sum(group.tensors for group in buffers), ITEM_BYTES[dtype] * elements),)
 
 
 def _add_buffer_broadcasts(step: Step, after: tuple[int, ...]) -> tuple[int, ...]:
@@ -324,8 +318,9 @@ def _add_buffer_broadcasts(step: Step, after: tuple[int, ...]) -> tuple[int, ...
 
 
 def _add_update(step: Step, reduced: tuple[int, ...]) -> None:
-    streams = (COMPUTE.name, CASTS.name)
-    add_optimizer(step, reduced, host_waits=step.request.blocking_wait, streams=streams)
+    add_optimizer(
+        step, reduced, host_waits=step.request.blocking_wait, streams=(COMPUTE.name, CASTS.name)
+    )
 
 
 def unbucketed_plan(
@@ -339,8 +334,9 @@ def unbucketed_plan(
     """
     tasks = TaskList(0.0, 0.0, times.copy_Bps)
     start = tasks.compute("forward", "forward", float(times.forward_s.sum()), RANKS)
-    backward_s = float(times.backward_s.sum())
-    last = tasks.compute("backward", "backward", backward_s, RANKS, after=(start,))
+    last = tasks.compute(
+        "backward", "backward", float(times.backward_s.sum()), RANKS, after=(start,)
+    )
     each = [tensor.nbytes for tensor in reversed(workload.tensors)]
     dtypes = {tensor.dtype for tensor in workload.tensors}
     dtype = dtypes.pop() if len(dtypes) == 1 else None

@@ -47,8 +47,9 @@ def ddp_memory(setup: Setup) -> MemoryUse:
         return _mixed_memory(setup, options, ddp_buckets(setup.workload, options))
     use = replicated(setup, grows=not options.gradient_as_bucket_view)
     ranks = options.ranks_of_group(setup.ranks)
-    buckets = ddp_buckets(setup.workload, options)
-    compressed = hook_bytes(options.hook, setup.workload, buckets, ranks)
+    compressed = hook_bytes(
+        options.hook, setup.workload, ddp_buckets(setup.workload, options), ranks
+    )
     copies = 0.0 if options.gradient_as_bucket_view else use.gradients_bytes
     return replace(use, buckets_bytes=compressed + copies)
 
@@ -65,8 +66,11 @@ def _mixed_memory(setup: Setup, options: DdpOptions, buckets: Sequence[Bucket]) 
     trained = sum(tensor.numel for tensor in setup.trained)
     copies_bytes = float(held) * sum(tensor.numel for tensor in workload.tensors)
     activations = held_in_backward(setup)
-    in_backward = _gradients_in_backward(setup, options, buckets, mixed)
-    layers = zip(reversed(activations.of_layers), in_backward, strict=True)
+    layers = zip(
+        reversed(activations.of_layers),
+        _gradients_in_backward(setup, options, buckets, mixed),
+        strict=True,
+    )
     moments = (
         (activations.of_loss, copies_bytes, 0.0, 0.0),
         *((held_bytes, copies_bytes - freed, *both) for held_bytes, (freed, *both) in layers),
@@ -242,8 +246,9 @@ def zero_redundancy_plan(request: StepRequest, options: ZeroRedundancyStrategy) 
     tasks.tasks = list(plan.tasks)
     update = tasks.tasks[place]
     assert isinstance(update.work, Compute)
-    share_s = update.work.duration_s * _fullest_share(trained, owned)
-    tasks.tasks[place] = replace(update, work=Compute(share_s))
+    tasks.tasks[place] = replace(
+        update, work=Compute(update.work.duration_s * _fullest_share(trained, owned))
+    )
     follows = (_add_broadcasts(tasks, trained, owned, options, end),)
     return replace(
         plan,
@@ -256,8 +261,9 @@ def zero_redundancy_plan(request: StepRequest, options: ZeroRedundancyStrategy) 
 
 
 def _fullest_share(tensors: Sequence[ParameterTensor], owned: Sequence[Sequence[int]]) -> float:
-    most = max(sum(tensors[place].numel for place in places) for places in owned)
-    return most / sum(tensor.numel for tensor in tensors)
+    return max(sum(tensors[place].numel for place in places) for places in owned) / sum(
+        tensor.numel for tensor in tensors
+    )
 
 
 def _add_broadcasts(

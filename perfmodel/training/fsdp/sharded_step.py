@@ -118,8 +118,9 @@ def begin_step(request: StepRequest, options: FsdpStrategy, freed_before: int) -
         request.workload, options, ranks, request.gathered_narrow, request.expert_copies
     )
     walk = walk_units(request.workload, units, by_layer=options.wrap == "layer")
-    freed = deque(range(-freed_before, 0))
-    return ShardedStep(request, options, ranks, units, walk, TaskList.of(request), freed)
+    return ShardedStep(
+        request, options, ranks, units, walk, TaskList.of(request), deque(range(-freed_before, 0))
+    )
 
 
 def issue(step: ShardedStep, name: str, kernels: int) -> tuple[int, ...]:
@@ -168,8 +169,9 @@ def copy(
 
     `kernels`: that the host issues for it, under the name `issued_as`; default: that of the copy.
     """
-    issued = issue(step, issued_as or name, kernels)
-    return run(step, name, "copy", copy_s(step, nbytes), after=issued)
+    return run(
+        step, name, "copy", copy_s(step, nbytes), after=issue(step, issued_as or name, kernels)
+    )
 
 
 def beside(

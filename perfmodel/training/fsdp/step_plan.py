@@ -263,8 +263,9 @@ def _own_share(step: ShardedStep) -> float:
     units = {each.unit.name: each.unit for each in step.walk if each.unit}.values()
     if not any(unit.of_experts for unit in units):
         return 1 / step.shard_ranks
-    own = sum(unit.reduced_elements / unit.ranks for unit in units)
-    return own / sum(unit.reduced_elements for unit in units)
+    return sum(unit.reduced_elements / unit.ranks for unit in units) / sum(
+        unit.reduced_elements for unit in units
+    )
 
 
 def _add_clipping(step: ShardedStep) -> None:
@@ -355,8 +356,9 @@ def _expert_faults(request: StepRequest, options: FsdpStrategy) -> Iterator[Faul
     if options.shard_gpus is not None:
         yield Fault("shard_gpus", str(options.shard_gpus), f"nothing {with_experts}")
     if options.regather_gpus is not None:
-        allowed = f"true or false {with_experts}"
-        yield Fault("reshard_after_forward", str(options.regather_gpus), allowed)
+        yield Fault(
+            "reshard_after_forward", str(options.regather_gpus), f"true or false {with_experts}"
+        )
 
 
 def _divisors(number: int) -> str:

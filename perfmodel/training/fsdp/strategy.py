@@ -43,8 +43,13 @@ def fsdp_memory(setup: Setup) -> MemoryUse:
     assert isinstance(options, FsdpStrategy)
     if setup.ranks == 1:
         return use
-    ranks = options.shard_ranks(setup.ranks)
-    units = sized_units(workload, options, ranks, setup.gathered_narrow, setup.expert_copies)
+    units = sized_units(
+        workload,
+        options,
+        options.shard_ranks(setup.ranks),
+        setup.gathered_narrow,
+        setup.expert_copies,
+    )
     shards = rank_shards(units, options, setup.optimizer)
     parameters, gradients, states = (0, 0, 0) if options.offload else shards
     walk = walk_units(workload, units, by_layer=options.wrap == "layer")
@@ -161,8 +166,7 @@ class _Allocated:
     def _note(self, more: int = 0) -> None:
         """Look at the total."""
         units = (self.whole.values(), self.gradients.values(), self.inputs, [more])
-        moment = (sum(map(sum, units)), self.held, self.shards)
-        self.fullest = max(self.fullest, moment, key=sum)
+        self.fullest = max(self.fullest, (sum(map(sum, units)), self.held, self.shards), key=sum)
 
     def _count_shard(self, unit: SizedUnit) -> None:
         if self.counts_shards:
@@ -206,8 +210,9 @@ class _Allocated:
                 for each in order[entered : entered + ahead]:
                     self._gather(each)
                 entered += 1
-                earlier = self.gradients.get(unit.name, 0)
-                self.gradients[unit.name] = max(earlier, unit.gradient_bytes)
+                self.gradients[unit.name] = max(
+                    self.gradients.get(unit.name, 0), unit.gradient_bytes
+                )
                 self._note()
             elif unit and moment.is_first:
                 self.whole.pop(_share_of(unit), None)
@@ -216,8 +221,11 @@ class _Allocated:
 
     def _reduce(self, unit: SizedUnit) -> None:
         """Copy gradients to the input of their reduction, and free the oldest input."""
-        casts = unit.reduced_dtype != unit.gathered_dtype
-        copies = self.options.version == 2 or casts or unit.is_padded
+        copies = (
+            self.options.version == 2
+            or (unit.reduced_dtype != unit.gathered_dtype)
+            or unit.is_padded
+        )
         del self.inputs[: max(0, len(self.inputs) - self.options.reduce_buffers + 1)]
         gradients = self.gradients.pop(unit.name, 0)
         self.inputs.append(unit.reduced_bytes if copies else gradients)

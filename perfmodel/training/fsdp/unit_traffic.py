@@ -126,8 +126,13 @@ def add_scales(step: ShardedStep, end: int) -> int:
     weights = [weight for unit in entered if unit for weight in unit.narrow]
     dtype, name, kernels = weights[0].dtype, "greatest values of weights", len(weights) + 1
     read_bytes = sum(weight.nbytes for weight in weights) / step.shard_ranks / 2
-    issued = issue(step, name, kernels)
-    norms = run(step, name, "copy", copy_s(step, read_bytes, kernels), after=(*issued, end))
+    norms = run(
+        step,
+        name,
+        "copy",
+        copy_s(step, read_bytes, kernels),
+        after=(*issue(step, name, kernels), end),
+    )
     agreed = communicate(
         step,
         f"agree on {name}",
@@ -138,8 +143,7 @@ def add_scales(step: ShardedStep, end: int) -> int:
         after=(norms,),
     )
     after = (*issue(step, "scales", SCALE_KERNELS), agreed)
-    scaled_s = step.tasks.kernel_s * SCALE_KERNELS
-    return run(step, "scales of weights", "copy", scaled_s, after=after)
+    return run(step, "scales of weights", "copy", step.tasks.kernel_s * SCALE_KERNELS, after=after)
 
 
 def _copy_in_s(step: ShardedStep, unit: SizedUnit, smaller: int | None) -> float:
@@ -185,8 +189,7 @@ def free_after_forward(step: ShardedStep, unit: SizedUnit) -> None:
     _free(step, unit)
     if options.regather_gpus is not None:
         step.regathered.add(unit.name)
-        share = unit.gathered_bytes / options.regather_gpus
-        copy(step, f"keep a share of {unit.name}", share)
+        copy(step, f"keep a share of {unit.name}", unit.gathered_bytes / options.regather_gpus)
 
 
 def free_after_backward(step: ShardedStep, unit: SizedUnit) -> None:
@@ -194,8 +197,9 @@ def free_after_backward(step: ShardedStep, unit: SizedUnit) -> None:
     step.prefetched.discard(unit.name)
     step.regathered.discard(unit.name)
     options = step.options
-    first = options.version == 1
-    if step.reduces or (options.reshard_after_forward if first else options.reshard_after_backward):
+    if step.reduces or (
+        options.reshard_after_forward if (options.version == 1) else options.reshard_after_backward
+    ):
         _free(step, unit)
 
 
@@ -228,8 +232,9 @@ def reduce(step: ShardedStep, unit: SizedUnit) -> None:
         ready = (*issue(step, name, 3), *behind)
     ready = beside(step, f"scale {unit.name}", _divisions_s(step, unit), REDUCTION_COPIES, ready)
     if unit.ranks == 1:  # copied where it would be sent
-        moved = f"move gradients of {unit.name}"
-        (sent,) = beside(step, moved, copy_s(step, nbytes), REDUCTION_COPIES, ready)
+        (sent,) = beside(
+            step, f"move gradients of {unit.name}", copy_s(step, nbytes), REDUCTION_COPIES, ready
+        )
     else:
         sent = communicate(
             step,
@@ -299,5 +304,6 @@ def _keep_s(step: ShardedStep, unit: SizedUnit) -> float:
         (received + shard) / 2 if unit.reduced_dtype != unit.own_dtype else 0,
         ADDED * shard if adds else 0,
     )
-    copied_s = sum(copy_s(step, each) for each in moved)
-    return copied_s + (request.host_copy_s(shard) if options.offload else 0.0)
+    return sum(copy_s(step, each) for each in moved) + (
+        request.host_copy_s(shard) if options.offload else 0.0
+    )

@@ -60,8 +60,11 @@ def split_backward(works: Sequence[Work], times: LayerTimes) -> tuple[list[Work]
         task = work.task
         if task.kind == "backward" and isinstance(task.work, Compute):
             weight_s = _weight_seconds(task, task.work.duration_s, times)
-            input_work = Compute(task.work.duration_s - weight_s)
-            inputs.append(work.changed(name=f"inputs of {task.name}", work=input_work))
+            inputs.append(
+                work.changed(
+                    name=f"inputs of {task.name}", work=Compute(task.work.duration_s - weight_s)
+                )
+            )
             part = work.changed(
                 name=f"weights of {task.name}",
                 role="weight_gradient",
@@ -73,8 +76,11 @@ def split_backward(works: Sequence[Work], times: LayerTimes) -> tuple[list[Work]
         elif task.stream == HOST.name:
             weight_s = _weight_issue_s(work, works, times)
             inputs.append(work.changed(work=Compute(_seconds(task) - weight_s)))
-            name = f"{task.name}, weights"
-            weights.append(work.changed(name=name, work=Compute(weight_s), after=(), issues=""))
+            weights.append(
+                work.changed(
+                    name=f"{task.name}, weights", work=Compute(weight_s), after=(), issues=""
+                )
+            )
         else:
             (inputs if task.layers else weights).append(work)
     return inputs, weights
@@ -190,8 +196,11 @@ def plan_regions(plan: StepPlan, *, overlap_reduction: bool = True) -> Regions:
 
 
 def _pass_of(task: Task) -> PassKey | None:
-    is_pass = task.kind in PASSES and isinstance(task.work, Compute)
-    return (task.kind, task.micro_batch) if is_pass else None  # type: ignore[return-value]
+    return (
+        (task.kind, task.micro_batch)
+        if (task.kind in PASSES and isinstance(task.work, Compute))
+        else None
+    )  # type: ignore[return-value]
 
 
 def _with_calls(

@@ -250,8 +250,9 @@ def _communicators(
         return tuple((source * ranks + r, target * ranks + r) for r in range(ranks))
 
     for source, target in product(range(schedule.stages), repeat=2):
-        name = f"stage {source} to stage {target}"
-        everything.append(Communicator(name, pairs(source, target), "stages"))
+        everything.append(
+            Communicator(f"stage {source} to stage {target}", pairs(source, target), "stages")
+        )
     ends = schedule.place(0)[0], schedule.place(schedule.parts - 1)[0]
     everyone = (range(schedule.stages * ranks),)
     everything.append(Communicator(TIED, pairs(*ends), "embedding_holders"))

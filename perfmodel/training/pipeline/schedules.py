@@ -171,8 +171,9 @@ def _zb_h1(passes: Passes, stage: int) -> Iterable[PassAction]:
     With one chunk no more micro-batches are in flight than with 1F1B. Over several it is as torch
     2.13 has it (``ScheduleInterleavedZeroBubble``).
     """
-    ahead = (passes.chunks - 1) * passes.group
-    return _alternate(passes, ahead + passes.stages - 1 - stage, put_off=stage)
+    return _alternate(
+        passes, ((passes.chunks - 1) * passes.group) + passes.stages - 1 - stage, put_off=stage
+    )
 
 
 def _zb_h2(passes: Passes, stage: int) -> Iterable[PassAction]:
@@ -236,8 +237,9 @@ def _dualpipe(passes: Passes, stage: int) -> Iterator[PassAction]:
     Stage s holds parts s and P - 1 - s of P, each parameter being held twice in all.
     """
     stages, half = passes.stages, passes.micro_batches // 2
-    one_way = replace(passes, stages=stages // 2, micro_batches=half)
-    for action in _dualpipe_v(one_way, min(stage, stages - 1 - stage)):
+    for action in _dualpipe_v(
+        replace(passes, stages=stages // 2, micro_batches=half), min(stage, stages - 1 - stage)
+    ):
         direction = action.chunk ^ int(stage >= stages // 2)
         yield replace(action, chunk=direction, micro_batch=action.micro_batch + direction * half)
 
@@ -250,8 +252,11 @@ def _rounds(passes: Passes) -> Iterator[Fault]:
     rounds = max(1, passes.micro_batches // passes.stages)
     if passes.micro_batches % rounds:
         stages = f"a multiple of the {passes.stages} stages"
-        allowed = f"{stages}, or of the {rounds} rounds that they make"
-        yield Fault(MICRO_BATCHES, str(passes.micro_batches), allowed)
+        yield Fault(
+            MICRO_BATCHES,
+            str(passes.micro_batches),
+            f"{stages}, or of the {rounds} rounds that they make",
+        )
 
 
 def _groups(passes: Passes) -> Iterator[Fault]:
@@ -268,8 +273,12 @@ def _groups(passes: Passes) -> Iterator[Fault]:
 
 
 def _first_stage_filled(passes: Passes) -> Iterator[Fault]:
-    why = ", those that its first stage holds"
-    return count_of(MICRO_BATCHES, passes.micro_batches, 2 * passes.stages - 1, why)
+    return count_of(
+        MICRO_BATCHES,
+        passes.micro_batches,
+        2 * passes.stages - 1,
+        ", those that its first stage holds",
+    )
 
 
 def _two_each(passes: Passes) -> Iterator[Fault]:
@@ -348,8 +357,12 @@ def make_schedule(
         raise InputError(Fault(f"{SECTION}.micro_batch_group", str(micro_batch_group), allowed))
     counts = ((f"{SECTION}.stages", stages), (MICRO_BATCHES, micro_batches))
     require(*(count_of(*each) for each in counts), _chunk_faults(kind, row, number))
-    group = micro_batches // max(1, micro_batches // stages)
-    passes = Passes(stages, micro_batches, number, micro_batch_group or group)
+    passes = Passes(
+        stages,
+        micro_batches,
+        number,
+        micro_batch_group or (micro_batches // max(1, micro_batches // stages)),
+    )
     require((row.needs if micro_batch_group is None else _groups)(passes))
     actions = tuple(tuple(row.write(passes, stage)) for stage in range(stages))
     return PipelineSchedule(kind, stages, micro_batches, number, row.layout, actions)

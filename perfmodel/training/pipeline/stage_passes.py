@@ -124,8 +124,7 @@ def write_passes(passes: StagePasses) -> None:
     for chunk in passes.chunks:
         write_works(passes, chunk, passes.regions[passes.part(chunk)].begin)
     for group in action_groups(_waiting_pairs(passes)):
-        received = [task for action in group for task in _receive(passes, action)]
-        gates = (*received, *passes.gates)
+        gates = (*[task for action in group for task in _receive(passes, action)], *passes.gates)
         written = []
         for action in group:
             written.append(_write_pass(passes, action, gates, paired=len(group) > 1))
@@ -282,8 +281,9 @@ def _renamed(work: Compute | Collective, part: int) -> Compute | Collective:
     """Name a collective's communicator and key after the part of the model."""
     if not isinstance(work, Collective):
         return work
-    communicator = f"{work.communicator} of part {part}"
-    return replace(work, communicator=communicator, key=f"{work.key} of part {part}")
+    return replace(
+        work, communicator=f"{work.communicator} of part {part}", key=f"{work.key} of part {part}"
+    )
 
 
 def _unordered(passes: StagePasses, chunk: int) -> Fault:

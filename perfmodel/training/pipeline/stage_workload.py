@@ -57,8 +57,7 @@ def part_layers(
     Raises `InputError`: fewer blocks than parts, or a number that cannot be dealt out so.
     """
     blocks = repeated_blocks(workload)
-    counted = len(blocks) + options.embedding_as_block + options.loss_as_block
-    if counted < schedule.parts:
+    if (len(blocks) + options.embedding_as_block + options.loss_as_block) < schedule.parts:
         allowed = f"at most the {len(blocks)} blocks of {workload.name!r}"
         parts_text = f"{schedule.stages} x {schedule.parts // schedule.stages} chunks"
         field = "stages" if schedule.parts == schedule.stages else "chunks"
@@ -66,8 +65,7 @@ def part_layers(
     counts = block_counts(len(blocks), schedule, options)
     begins = [*(block.start for block in blocks), blocks[-1].stop]
     ends = [begins[sum(counts[: part + 1])] for part in range(len(counts) - 1)]
-    starts = [0, *ends, len(workload.layers)]
-    return tuple(range(first, last) for first, last in pairwise(starts))
+    return tuple(range(first, last) for first, last in pairwise([0, *ends, len(workload.layers)]))
 
 
 def block_counts(
@@ -106,8 +104,11 @@ def block_counts(
 
 
 def _listed(blocks: int, parts: int, listed: Sequence[int]) -> Iterator[Fault]:
-    empty = any(n < (0 < part < parts - 1) for part, n in enumerate(listed))
-    if len(listed) != parts or sum(listed) != blocks or empty:
+    if (
+        len(listed) != parts
+        or sum(listed) != blocks
+        or any(n < (0 < part < parts - 1) for part, n in enumerate(listed))
+    ):
         allowed = (
             f"{parts} whole numbers that add up to {blocks}, the blocks of the model; 0 for the "
             "first and the last at most"
@@ -176,8 +177,10 @@ def model_parts(
     handed = _handed_elements(workload, [mine[-1] for mine in layers[:-1]])
     flows = [workload.input_elements, *handed, workload.output_elements]
     # first and last part, and which way they are run where both can stand on one stage
-    both_ways = int(schedule.layout == "bidirectional")
-    first, last = schedule.place(0)[0], schedule.place(schedule.parts - 1, both_ways)[0]
+    first, last = (
+        schedule.place(0)[0],
+        schedule.place(schedule.parts - 1, int(schedule.layout == "bidirectional"))[0],
+    )
     # a stage that holds both has the embedding once
     borrowed = [frozenset[int]()] * len(layers) if first == last else _borrowed(workload, layers)
     lent = frozenset().union(*borrowed)
@@ -290,10 +293,12 @@ def _cut(
             if _lacks_weight(workload, layer)
             and workload.tensors[tensor].numel == round(layer.weight_elements)
         )
-        own = tuple(index[tensor] for tensor in (*tied, *layer.tensors))
-        layers.append(replace(layer, tensors=own))
-    tensors = tuple(workload.tensors[tensor] for tensor in held)
-    return replace(workload, tensors=tensors, layers=tuple(layers))
+        layers.append(
+            replace(layer, tensors=tuple(index[tensor] for tensor in (*tied, *layer.tensors)))
+        )
+    return replace(
+        workload, tensors=tuple(workload.tensors[tensor] for tensor in held), layers=tuple(layers)
+    )
 
 
 BY_LAYER = (

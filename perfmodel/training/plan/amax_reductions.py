@@ -101,5 +101,6 @@ def _add_agreement(
             micro_batch=micro_batch,
         )
         waits = (sent,)
-    scales = f"scales of {end.kind}"
-    added.compute(scales, "copy", update_s, rank_class, after=waits, micro_batch=micro_batch)
+    added.compute(
+        f"scales of {end.kind}", "copy", update_s, rank_class, after=waits, micro_batch=micro_batch
+    )

@@ -79,8 +79,9 @@ class TaskList:
         **marks: Any,
     ) -> int:
         """Run kernels on the device."""
-        work = Compute(duration_s)
-        return self.add(Task(name, kind, rank_class, stream, work, tuple(after), **marks))
+        return self.add(
+            Task(name, kind, rank_class, stream, Compute(duration_s), tuple(after), **marks)
+        )
 
     def launch(
         self,
@@ -99,8 +100,12 @@ class TaskList:
 
         `issue_after`: what the host waits for before it launches them.
         """
-        issued = self.issue(name, kernels, rank_class, after=issue_after, micro_batch=micro_batch)
-        waits = dict.fromkeys((*issued, *after))
+        waits = dict.fromkeys(
+            (
+                *self.issue(name, kernels, rank_class, after=issue_after, micro_batch=micro_batch),
+                *after,
+            )
+        )
         return self.compute(
             name, kind, duration_s, rank_class, after=waits, micro_batch=micro_batch, **marks
         )
@@ -111,8 +116,9 @@ class TaskList:
         Where no host issues kernels, the device waits in its stead.
         """
         stream = HOST if self.launch_s > 0 else COMPUTE
-        work = Compute(0.0)
-        return self.add(Task(name, "wait", rank_class, stream.name, work, tuple(after), **marks))
+        return self.add(
+            Task(name, "wait", rank_class, stream.name, Compute(0.0), tuple(after), **marks)
+        )
 
     def copy_s(self, nbytes: float, kernels: int) -> float:
         """Time of copies within a device; seconds."""
@@ -151,8 +157,9 @@ class TaskList:
     ) -> int:
         """Take part in a collective."""
         work = Collective(op, nbytes, communicator, key, root, dtype, times)
-        task = Task(name, "communication", rank_class, stream, work, tuple(after), **marks)
-        return self.add(task)
+        return self.add(
+            Task(name, "communication", rank_class, stream, work, tuple(after), **marks)
+        )
 
     def begin_after(self, end: int, streams: Iterable[str] = ()) -> None:
         """Let the first task on each stream follow task `end` of the step before.

@@ -96,8 +96,9 @@ def _pass_call(
     """Put a call beside the matrix kernels of its layer, or all where they are not known apart."""
     kernels_s = times.forward_s if phase == "forward" else times.backward_s
     matrix_s = times.matrix_forward_s if phase == "forward" else times.matrix_backward_s
-    own_s = (kernels_s if matrix_s is None else matrix_s)[layer]
-    return PassCall(call, is_after, call.overlap * float(own_s))
+    return PassCall(
+        call, is_after, call.overlap * float((kernels_s if matrix_s is None else matrix_s)[layer])
+    )
 
 
 # ---------------------------------------------------------------- recomputation
@@ -204,8 +205,7 @@ def add_layer_calls(
     if request.float8 is not None:
         request = replace(request, workload=narrow_calls(request.workload, request.float8))
     layers = request.workload.layers
-    sent_dtype = "fp32" if dtype == "tf32" else wide_precision(dtype)
-    adding = _Adding(request, sent_dtype, recompute)
+    adding = _Adding(request, "fp32" if dtype == "tf32" else wide_precision(dtype), recompute)
     updates = ((at, task) for at, task in enumerate(plan.tasks) if task.kind == "optimizer")
     first_updates = {task.rank_class: at for at, task in reversed([*updates])}
     for index, task in enumerate(plan.tasks):
@@ -275,8 +275,9 @@ def _add_around(adding: _Adding, task: Task, duration_s: float, calls: Sequence[
         waits = (_piece(adding, task, 0.0, waits),)
     # what sends a result of its layers follows the kernels, what fetches an input precedes them
     results = [each for each in hidden if each.kind.op in RESULT_OPS]
-    fetches = [each for each in hidden if each.kind.op not in RESULT_OPS]
-    waits = _add_windows(adding, task, fetches, shorten, waits)
+    waits = _add_windows(
+        adding, task, [each for each in hidden if each.kind.op not in RESULT_OPS], shorten, waits
+    )
     if rest_s > 0 or not hidden:
         waits = (_piece(adding, task, rest_s, waits),)
     waits = _add_windows(adding, task, results, shorten, waits)
@@ -304,8 +305,10 @@ def _add_windows(
 ) -> tuple[int, ...]:
     """Add calls, each beside its part of the kernels; returns what follows them."""
     for each in calls:
-        kernels = _piece(adding, task, shorten * each.window_s, waits)
-        waits = (kernels, _call(adding, task, each, each.kind.group, waits))
+        waits = (
+            _piece(adding, task, shorten * each.window_s, waits),
+            _call(adding, task, each, each.kind.group, waits),
+        )
     return waits
 
 
@@ -390,7 +393,6 @@ def _add_step_calls(adding: _Adding, optimizer: Task) -> None:
                 sizes[at] = sizes.get(at, 0) + round(call.elements)
     waits = optimizer.after
     for (group, dtype, alone), elements in sizes.items():
-        nbytes = (alone or elements) * ITEM_BYTES[dtype]
-        kind = _Kind(group, "all_reduce", nbytes, dtype, 0.0)
+        kind = _Kind(group, "all_reduce", (alone or elements) * ITEM_BYTES[dtype], dtype, 0.0)
         calls = _Calls(kind, elements // alone if alone else 1)
         waits = (_call(adding, replace(optimizer, layers=()), calls, COMPUTE.name, waits),)

@@ -59,8 +59,11 @@ def split(plan: StepPlan, name: str, parts: Sequence[ClassPart]) -> StepPlan:
         tasks += [_copy_task(task, index, part, task.stream in on_host) for part in all_parts]
     classes: list[RankClass] = []
     for each in plan.classes:
-        own = [RankClass(part.name, part.ranks) for part in all_parts]
-        classes += own if each.name == name else [each]
+        classes += (
+            [RankClass(part.name, part.ranks) for part in all_parts]
+            if each.name == name
+            else [each]
+        )
     for at, task in enumerate(tasks):
         after, previous = (
             tuple(_copied_dependencies(copies, sources, task.rank_class))
@@ -85,8 +88,9 @@ def one_class_per_rank(plan: StepPlan) -> StepPlan:
 
 def _remaining_ranks(whole: RankClass, parts: Sequence[ClassPart]) -> range | tuple[int, ...]:
     """Ranks of a class that no part names."""
-    empty = np.array([], dtype=np.int64)
-    named = np.concatenate([empty, *(np.asarray(part.ranks, dtype=np.int64) for part in parts)])
+    named = np.concatenate(
+        [np.array([], dtype=np.int64), *(np.asarray(part.ranks, dtype=np.int64) for part in parts)]
+    )
     members = np.asarray(whole.ranks, dtype=np.int64)
     foreign = np.setdiff1d(named, members)
     if len(foreign) or len(np.unique(named)) != len(named):

@@ -186,10 +186,12 @@ class StepBuilder:
         pairs = tuple(zip(senders, receivers, strict=True))
         communicator = f"{source} to {target}"
         self._groups[communicator] = pairs
-        first = self._communicate(
-            "send", nbytes, [source, target], after, name, communicator, stream, 0, marks
+        return (
+            self._communicate(
+                "send", nbytes, [source, target], after, name, communicator, stream, 0, marks
+            )
+            + 1
         )
-        return first + 1
 
     def plan(self, name: str = "", *, samples: int | None = None) -> StepPlan:
         """Return the step.

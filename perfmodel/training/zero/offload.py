@@ -140,8 +140,13 @@ def _buffer_faults(request: StepRequest, options: ZeroStrategy) -> Iterator[Faul
             "gradients, and so has each that is read or written beside it",
         )
     workload, ranks = request.workload, request.ranks
-    swapped = drive_tensors(workload, options, ranks)
-    largest = max((part_elements(workload, (each,), ranks) for each in swapped), default=0)
+    largest = max(
+        (
+            part_elements(workload, (each,), ranks)
+            for each in drive_tensors(workload, options, ranks)
+        ),
+        default=0,
+    )
     if parts is not None and largest > parts.buffer_size:
         allowed = f"{largest:,} or more: the elements of the largest part"
         yield Fault("offload_param.buffer_size", f"{parts.buffer_size:,}", allowed)
@@ -160,8 +165,7 @@ def host_bytes(item_bytes: int, optimizer: str) -> int:
     >>> host_bytes(2, "adamw")  # 8 scaled, 28 updated, 6 converted
     42
     """
-    states = kernel_constants().optimizer(optimizer).state_tensors
-    updated = MASTER_BYTES * (1 + 2 + 2 * states)
+    updated = MASTER_BYTES * (1 + 2 + 2 * kernel_constants().optimizer(optimizer).state_tensors)
     return SCALED_BYTES + updated + MASTER_BYTES + item_bytes
 
 
@@ -188,13 +192,15 @@ def _last_bytes(step: ShardingStep[ZeroStrategy], elements: float) -> float:
 
 def add_host_update(step: ShardingStep[ZeroStrategy], elements: float) -> int:
     """Update a rank's part on the CPUs and copy its parameters up, unless they lie on the host."""
-    moved = host_bytes(step.item_bytes, step.request.optimizer) * elements
-    updated_s = moved / step.request.host_memory_Bps
+    updated_s = (
+        host_bytes(step.item_bytes, step.request.optimizer) * elements
+    ) / step.request.host_memory_Bps
     updated = step.work("optimizer on CPUs", "optimizer", updated_s, 0)
     if step.options.offload_param:
         return updated
-    up_s = step.request.host_copy_s(step.item_bytes * elements)
-    return step.work("copy parameters up", "copy", up_s, 1)
+    return step.work(
+        "copy parameters up", "copy", step.request.host_copy_s(step.item_bytes * elements), 1
+    )
 
 
 def add_drive_task(
@@ -243,8 +249,9 @@ def add_grouped_update(
     waits, end = (*written, *step.host_waits), -1
 
     def read(number: int, after: Sequence[int]) -> int:
-        state_bytes = SWAPPED_STATES * STATE_ITEM_BYTES * parts[number]
-        nbytes = state_bytes + gradient_bytes(step, groups[number])
+        nbytes = (SWAPPED_STATES * STATE_ITEM_BYTES * parts[number]) + gradient_bytes(
+            step, groups[number]
+        )
         return add_drive_task(step, f"read states of sub-group {number}", nbytes, after)
 
     for number, (group, part) in enumerate(zip(groups, parts, strict=True)):
@@ -279,6 +286,7 @@ def _add_one_update(step: ShardingStep[ZeroStrategy], part: int) -> int:
         return add_host_update(step, part)
     end = step.update(part)
     if step.options.offload_param:
-        down_s = step.request.host_copy_s(step.item_bytes * part)
-        end = step.work("copy parameters down", "copy", down_s, 1)
+        end = step.work(
+            "copy parameters down", "copy", step.request.host_copy_s(step.item_bytes * part), 1
+        )
     return end

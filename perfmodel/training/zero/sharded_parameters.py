@@ -121,8 +121,11 @@ class _Passes(ShardingStep[ZeroStrategy]):
                 self._arrive(event.number)
             elif event.kind == "read":
                 nbytes = self.item_bytes * self._part(event.tensors)
-                after = (*self.host_waits, *self.blocked)
-                self.reading = (add_drive_task(self, "read parameters", nbytes, after),)
+                self.reading = (
+                    add_drive_task(
+                        self, "read parameters", nbytes, (*self.host_waits, *self.blocked)
+                    ),
+                )
             elif self.reading:
                 self.blocked = self.reading
                 self.host_waits += self.reading
@@ -175,8 +178,12 @@ class _Passes(ShardingStep[ZeroStrategy]):
         if options.offload_param:  # `.to(device)` returns when the copy is done
             self.host_waits = self.blocked = (copied,)
         group = SECONDARY if gather.secondary else EVERYONE
-        sent = self.collective(name, "all_gather", elements, after=(copied,), communicator=group)
-        self.gathered.append((gather, sent))
+        self.gathered.append(
+            (
+                gather,
+                self.collective(name, "all_gather", elements, after=(copied,), communicator=group),
+            )
+        )
 
     def _arrive(self, number: int) -> None:
         """Copy gathered parameters out, for which the next layer waits."""
@@ -210,8 +217,11 @@ class _Passes(ShardingStep[ZeroStrategy]):
             bucket = self.buckets[self.pending]
             members = [each for each in remaining if self.places[each][1] == bucket.index]
             if members and self.options.contiguous_gradients and not bucket.is_oversized:
-                nbytes = self.numel(members) * self.item_bytes
-                self._copy_beside(f"copy in bucket {bucket.index}", nbytes, len(members))
+                self._copy_beside(
+                    f"copy in bucket {bucket.index}",
+                    self.numel(members) * self.item_bytes,
+                    len(members),
+                )
             remaining = [each for each in remaining if self.places[each][1] != bucket.index]
             if remaining:
                 self._reduce()
@@ -235,11 +245,11 @@ class _Passes(ShardingStep[ZeroStrategy]):
             title, op, elements, dtype=dtype, after=(ready,), bucket=bucket.index
         )
         out = int((1.5 if self.micro_batch > 0 else 1.0) * part * item)
-        kernels = len(bucket.tensors)
-        self.reduced = self._copy_beside(f"copy out {name}", out, kernels, (sent,))
+        self.reduced = self._copy_beside(f"copy out {name}", out, len(bucket.tensors), (sent,))
         if options.offload_optimizer:
-            copied_s = part_seconds(self, part)
-            self.reduced = self._copy_beside(f"{name} to host", 0, 0, more_s=copied_s)
+            self.reduced = self._copy_beside(
+                f"{name} to host", 0, 0, more_s=part_seconds(self, part)
+            )
             if options.offload_optimizer.nvme and self.micro_batch == options.accumulate - 1:
                 nbytes, title = gradient_bytes(self, bucket.tensors), f"write gradients of {name}"
                 self.written.append(
@@ -295,7 +305,8 @@ def _add_optimizer(step: _Passes) -> int:
         issued = step.tasks.issue(f"gather {name}", 1, RANKS)
         if options.offload_param:
             step.device_waits = (end,)
-            up_s = step.request.host_copy_s(part * step.item_bytes)
-            end = step.work(f"copy {name} up", "copy", up_s, 1)
+            end = step.work(
+                f"copy {name} up", "copy", step.request.host_copy_s(part * step.item_bytes), 1
+            )
         end = step.collective(f"gather {name}", "all_gather", part * ranks, after=(*issued, end))
     return end

@@ -66,8 +66,11 @@ def _add_local_backward(step: ShardingStep[ZeroStrategy]) -> None:
     for part in backward_segments(workload, times, at_most=step.resolution):
         step.segment(part, "backward")
         if step.micro_batch > 0 and part.tensors:
-            nbytes = 1.5 * step.numel(part.tensors) * step.item_bytes
-            step.copy(f"add {part.name}", nbytes, len(part.tensors))
+            step.copy(
+                f"add {part.name}",
+                1.5 * step.numel(part.tensors) * step.item_bytes,
+                len(part.tensors),
+            )
 
 
 def _add_reductions_after(step: ShardingStep[ZeroStrategy], layout: FlatPartition) -> None:
@@ -94,8 +97,9 @@ def _add_reducing_backward(step: ShardingStep[ZeroStrategy], layout: FlatPartiti
             if bucket is not current:
                 ended = _add_reduction(step, current, ended)
                 current = bucket
-            members = [tensor for tensor in part.tensors if owner[tensor] is bucket]
-            _add_copies_in(step, members, bucket)
+            _add_copies_in(
+                step, [tensor for tensor in part.tensors if owner[tensor] is bucket], bucket
+            )
     ended = _add_reduction(step, current, ended)
     if step.options.overlaps_backward and ended is not None:
         step.device_waits = step.host_waits = (ended,)
@@ -106,8 +110,12 @@ def _add_own_part(step: ShardingStep[ZeroStrategy], layout: FlatPartition) -> No
     """Copy a rank's own part of the gradients, or add it to that of the micro-batches before."""
     kernels = max(1, len(step.request.workload.ready_order) // step.request.ranks)
     if step.options.offload_optimizer:
-        copied_s = own_gradient_seconds(step, layout.part_elements)
-        step.work("own gradients to host", "copy", copied_s, kernels)
+        step.work(
+            "own gradients to host",
+            "copy",
+            own_gradient_seconds(step, layout.part_elements),
+            kernels,
+        )
     else:
         adds = 1.5 if step.micro_batch > 0 else 1.0
         step.copy("own gradients", adds * layout.part_elements * step.item_bytes, kernels)
@@ -119,8 +127,9 @@ def _add_copies_in(
     """Copy gradients into the bucket's buffer."""
     contiguous = step.options.contiguous_gradients or step.options.offload_optimizer
     if contiguous and not bucket.is_oversized:
-        nbytes = step.numel(tensors) * step.item_bytes
-        step.copy(f"copy in bucket {bucket.index}", nbytes, len(tensors))
+        step.copy(
+            f"copy in bucket {bucket.index}", step.numel(tensors) * step.item_bytes, len(tensors)
+        )
 
 
 def _add_reduction(
@@ -169,8 +178,9 @@ def _add_copy(
     marks: dict[str, Any] = {"bucket": bucket, "micro_batch": step.micro_batch}
     issued = step.tasks.issue(name, kernels, RANKS, after=step.host_waits, **marks)
     marks["stream"] = REDUCTION if step.options.overlaps_backward else COMPUTE.name
-    waits = dict.fromkeys((*issued, *after))
-    copied = step.tasks.copy(name, nbytes, kernels, RANKS, after=waits, **marks)
+    copied = step.tasks.copy(
+        name, nbytes, kernels, RANKS, after=dict.fromkeys((*issued, *after)), **marks
+    )
     if not step.options.overlaps_backward:
         step.last = copied
     return copied
@@ -225,8 +235,7 @@ def partition(workload: Workload, options: ZeroStrategy, ranks: int) -> FlatPart
     order = sorted(workload.ready_order)
     if options.round_robin_gradients:
         order = [tensor for rank in range(ranks) for tensor in order[rank::ranks]]
-    sizes = [workload.tensors[tensor].numel for tensor in order]
-    ends = list(accumulate(sizes, initial=0))
+    ends = list(accumulate([workload.tensors[tensor].numel for tensor in order], initial=0))
     unit = ALIGNED_ELEMENTS * ranks
     return FlatPartition(dict(zip(order, ends, strict=False)), -(-ends[-1] // unit) * unit, ranks)
 
@@ -276,8 +285,11 @@ def gradient_buckets(
         sendings: tuple[Sending, ...] = (Sending(elements),)
         if owned is not None:
             sendings = tuple(_to_owners(workload, options, owned, tensors))
-        oversized = elements > options.reduce_bucket_size
-        buckets.append(GradientBucket(index, tuple(tensors), elements, oversized, sendings))
+        buckets.append(
+            GradientBucket(
+                index, tuple(tensors), elements, elements > options.reduce_bucket_size, sendings
+            )
+        )
     return tuple(buckets)
 
 
