@@ -73,20 +73,30 @@ def _largest_elements(hook: TopKHook, numel: int) -> int:
     return max(1, math.ceil(hook.ratio * numel))
 
 
+def _sums(*passes: tuple[object, float, int]) -> tuple[float, int]:
+    """Bytes and kernels of those passes over memory that are made.
+
+    A pass: whether it is made, the bytes that it moves, and its kernels.
+    """
+    made = [(nbytes, kernels) for is_made, nbytes, kernels in passes if is_made]
+    return sum(nbytes for nbytes, _ in made), sum(kernels for _, kernels in made)
+
+
 def _reduce_largest(reduction: BucketReduction, hook: TopKHook) -> int:
     """Gather the largest elements and their places, and add them up."""
     dtype, places_dtype, ranks = reduction.bucket.dtype, hook.index_dtype, reduction.ranks
     item, index = ITEM_BYTES[dtype], ITEM_BYTES[places_dtype]
     nbytes, chosen = reduction.bucket.nbytes, _largest_elements(hook, reduction.numel)
-    # magnitudes, selection and sort; then the elements themselves, places in their dtype
-    moved = 2 * nbytes + SELECT_PASSES * nbytes + SORT_PASSES * 2 * chosen * (item + 8)
-    moved += chosen * (SECTOR_BYTES + item + 8 + index)
-    kernels = 1 + SELECT_KERNELS + SORT_PASSES + 2
-    if hook.use_error_feedback:  # adds the error; keeps what is not sent
-        moved += 3 * nbytes + 2 * nbytes + chosen * SECTOR_BYTES
-        kernels += 3
-    ready = reduction.compress(moved, kernels)
-    sent = ranks * chosen
+    moved, kernels = _sums(
+        (True, 2 * nbytes, 1),  # magnitudes
+        (True, SELECT_PASSES * nbytes, SELECT_KERNELS),
+        (True, SORT_PASSES * 2 * chosen * (item + 8), SORT_PASSES),
+        # the elements themselves, and places in their dtype
+        (True, chosen * (SECTOR_BYTES + item + 8 + index), 2),
+        # the error is added, and what is not sent is kept
+        (hook.use_error_feedback, 3 * nbytes + 2 * nbytes + chosen * SECTOR_BYTES, 3),
+    )
+    ready, sent = reduction.compress(moved, kernels), ranks * chosen
     values = reduction.send("values of", "all_gather", sent * item, dtype, after=(ready,))
     places = reduction.send("places of", "all_gather", sent * index, places_dtype, after=(values,))
     moved = nbytes + sent * (index + item + 2 * SECTOR_BYTES) + 2 * nbytes
@@ -105,9 +115,10 @@ def _reduce_signs(reduction: BucketReduction, hook: OneBitHook) -> int:
     """
     nbytes, ranks = reduction.bucket.nbytes, reduction.ranks
     packed = _packed_bytes(reduction.numel)
-    moved, kernels = 2 * nbytes + packed, 2  # mean of magnitudes; signs into bits
-    if hook.use_error_feedback:
-        moved, kernels = moved + 3 * nbytes + 2 * nbytes, kernels + 2
+    moved, kernels = _sums(
+        (True, 2 * nbytes + packed, 2),  # mean of magnitudes; signs into bits
+        (hook.use_error_feedback, 3 * nbytes + 2 * nbytes, 2),
+    )
     ready = reduction.compress(moved, kernels)
     scales = reduction.send("scales of", "all_gather", ranks * 4, "fp32", after=(ready,))
     signs = reduction.send("signs of", "all_gather", ranks * packed, "uint8", after=(scales,))
@@ -153,15 +164,14 @@ def _reduce_quantised(reduction: BucketReduction, hook: QuantizationHook) -> int
 def _reduce_whole(reduction: BucketReduction, hook: CastHook) -> int:
     """All-reduce a bucket, converted to 16 bits if the hook does."""
     bucket, nbytes, dtype = reduction.bucket, reduction.bucket.nbytes, reduction.bucket.dtype
-    ready = reduction.ready
-    if hook.kind == "allreduce":  # div_ in place (_allreduce_fut in default_hooks.py)
-        ready = (reduction.compress(2 * nbytes, 1),)
-    elif hook.kind != "none":
-        nbytes, dtype = ITEM_BYTES[hook.kind] * reduction.numel, hook.kind
-        ready = (_convert(reduction, nbytes),)
-    sent = reduction.send("", "all_reduce", nbytes, dtype, after=ready)
     if hook.kind in ("none", "allreduce"):
-        return sent
+        ready = reduction.ready
+        if hook.kind == "allreduce":  # div_ in place (_allreduce_fut in default_hooks.py)
+            ready = (reduction.compress(2 * nbytes, 1),)
+        return reduction.send("", "all_reduce", nbytes, dtype, after=ready)
+    nbytes = ITEM_BYTES[hook.kind] * reduction.numel
+    converted = _convert(reduction, nbytes)
+    sent = reduction.send("", "all_reduce", nbytes, hook.kind, after=(converted,))
     name, moved = f"decompress {reduction.name}", (bucket.nbytes + nbytes) / 2
     return reduction.copy(name, moved, 1, after=(sent,), stream=CALLBACK)
 
@@ -221,29 +231,33 @@ def hook_bytes(hook: Hook, workload: Workload, buckets: Sequence[Bucket], ranks:
     What hooks keep, of all buckets; what they need in passing, of the largest; for hooks that do
     not wait, all buckets may be in flight.
     """
-    staying, passing = [0], [0]
-    for bucket in buckets:
-        tensors = tuple(workload.tensors[index] for index in bucket.tensors)
-        numel = sum(tensor.numel for tensor in tensors)
-        match hook:
-            case CastHook():
-                staying.append(ITEM_BYTES.get(hook.kind, 0) * numel)
-            case PowerSgdHook():
-                kept, held = held_bytes(hook, bucket, tensors)
-                staying.append(kept)
-                passing.append(held)
-            case TopKHook():
-                each = ITEM_BYTES[bucket.dtype] + ITEM_BYTES[hook.index_dtype]
-                gathered = (ranks + 1) * _largest_elements(hook, numel) * each
-                staying.append(gathered + bucket.nbytes * (1 + hook.use_error_feedback))
-            case OneBitHook():
-                gathered = (ranks + 1) * _packed_bytes(numel)
-                staying.append(gathered + bucket.nbytes * (1 + hook.use_error_feedback))
-            case QuantizationHook():
-                channels, padded = _quantised_channels(hook, numel)
-                # lists of gathered scales and bytes, the flat buffer, the sum
-                staying.append((ranks + 1) * 8 * channels + (2 * ranks + 1) * padded + 4 * padded)
-    return float(sum(staying) + max(passing))
+    held = [
+        _held_bytes(hook, each, tuple(workload.tensors[index] for index in each.tensors), ranks)
+        for each in buckets
+    ]
+    return float(sum(kept for kept, _ in held) + max((passing for _, passing in held), default=0))
+
+
+def _held_bytes(
+    hook: Hook, bucket: Bucket, tensors: tuple[ParameterTensor, ...], ranks: int
+) -> tuple[int, int]:
+    """Bytes of a bucket that stay, and that are there while it is reduced."""
+    numel = sum(tensor.numel for tensor in tensors)
+    match hook:
+        case CastHook():
+            return ITEM_BYTES.get(hook.kind, 0) * numel, 0
+        case PowerSgdHook():
+            return held_bytes(hook, bucket, tensors)
+        case QuantizationHook():
+            channels, padded = _quantised_channels(hook, numel)
+            # lists of gathered scales and bytes, the flat buffer, the sum
+            return (ranks + 1) * 8 * channels + (2 * ranks + 1) * padded + 4 * padded, 0
+        case TopKHook():
+            each = ITEM_BYTES[bucket.dtype] + ITEM_BYTES[hook.index_dtype]
+            sent = _largest_elements(hook, numel) * each
+        case OneBitHook():
+            sent = _packed_bytes(numel)
+    return (ranks + 1) * sent + bucket.nbytes * (1 + hook.use_error_feedback), 0
 
 
 GRAM_SCHMIDT_RANK = 2
@@ -287,7 +301,7 @@ class Factors:
 
     `whole_tensors`: how many, of `whole_elements` together.
     `p_elements`, `q_elements`: of all left and of all right factors.
-    `stacked`: matrices that are compressed together with others.
+    `stacked_matrices`: how many are compressed together with others, of `stacked_elements`.
     """
 
     matrices: tuple[ThinMatrices, ...]
@@ -295,7 +309,8 @@ class Factors:
     whole_elements: int
     p_elements: int
     q_elements: int
-    stacked: tuple[ThinMatrices, ...]
+    stacked_elements: int
+    stacked_matrices: int
 
 
 def factorise(hook: PowerSgdHook, tensors: tuple[ParameterTensor, ...]) -> Factors:
@@ -313,9 +328,8 @@ def factorise(hook: PowerSgdHook, tensors: tuple[ParameterTensor, ...]) -> Facto
     for tensor in tensors:
         rows = tensor.shape[0] if tensor.shape else 1
         columns = tensor.numel // max(rows, 1)
-        if (rows + columns) * min(
-            rows, columns, hook.rank
-        ) * hook.min_compression_rate < rows * columns:
+        rank = min(rows, columns, hook.rank)
+        if (rows + columns) * rank * hook.min_compression_rate < rows * columns:
             shapes[rows, columns] += 1
         else:
             whole.append(tensor.numel)
@@ -331,7 +345,8 @@ def factorise(hook: PowerSgdHook, tensors: tuple[ParameterTensor, ...]) -> Facto
         sum(whole),
         sum(each.p_elements for each in matrices),
         sum(each.q_elements for each in matrices),
-        tuple(each for each in matrices if each.count > 1),
+        sum(each.elements for each in matrices if each.count > 1),
+        sum(each.count for each in matrices if each.count > 1),
     )
 
 
@@ -362,20 +377,17 @@ def _first_product(
     Without a warm start the host draws Q in each step.
     """
     step, item = reduction.step, ITEM_BYTES[dtype]
-    nbytes = item * reduction.numel
-    moved, kernels = 0.0, len(factors.stacked)
-    if hook.wrapper is not None:
-        moved, kernels = reduction.bucket.nbytes + nbytes, kernels + 1
-    if hook.use_error_feedback:  # reads two, writes one; then a copy
-        moved, kernels = moved + 5 * nbytes, kernels + 2
-    if factors.whole_tensors:
-        moved, kernels = moved + 2 * item * factors.whole_elements, kernels + 1
-    moved += 2 * item * sum(each.elements for each in factors.stacked)
+    nbytes, stacks = item * reduction.numel, sum(each.count > 1 for each in factors.matrices)
+    moved, kernels = _sums(
+        (hook.wrapper, reduction.bucket.nbytes + nbytes, 1),
+        (hook.use_error_feedback, 5 * nbytes, 2),  # reads two, writes one; then a copy
+        (factors.whole_tensors, 2 * item * factors.whole_elements, 1),
+        (True, 2 * item * factors.stacked_elements, stacks),
+    )
     if not hook.warm_start and step.tasks.launch_s > 0:
-        draws = factors.q_elements / RANDOM_NUMBERS_PER_S / step.tasks.launch_s
-        step.tasks.issue(
-            f"random Q of {reduction.name}", math.ceil(draws), step.rank_class, **reduction.marks
-        )
+        draws = math.ceil(factors.q_elements / RANDOM_NUMBERS_PER_S / step.tasks.launch_s)
+        name = f"random Q of {reduction.name}"
+        step.tasks.issue(name, draws, step.rank_class, **reduction.marks)
     products_s, products = _products(reduction, factors, dtype)
     basis_s, basis = _orthogonalisation(reduction, hook, factors, dtype, of_rows=False)
     return reduction.compress(moved, kernels + products + basis, more_s=products_s + basis_s)
@@ -387,8 +399,8 @@ def _decompress(
     """Multiply the factors, wait for the device, keep the error."""
     item = ITEM_BYTES[dtype]
     products_s, products = _products(reduction, factors, dtype)
-    moved = 2 * item * (factors.q_elements + sum(each.elements for each in factors.stacked))
-    kernels = 1 + products + sum(each.count for each in factors.stacked)
+    moved = 2 * item * (factors.q_elements + factors.stacked_elements)
+    kernels = 1 + products + factors.stacked_matrices
     end = reduction.call_back("decompress", moved, kernels, after=(after,), more_s=products_s)
     reduction.hold_host((end,))
     if hook.use_error_feedback:  # reads the copy and the result, writes the error
@@ -452,8 +464,7 @@ def held_bytes(
     error, wrapped = (elements if kept else 0 for kept in (hook.use_error_feedback, hook.wrapper))
     basis = factors.p_elements + factors.q_elements
     staying, passing = (basis, 0) if hook.warm_start else (0, basis)
-    stacked = sum(each.elements for each in factors.stacked)
     return (
         item * (error + staying + wrapped),
-        item * (error + factors.whole_elements + stacked + passing),
+        item * (error + factors.whole_elements + factors.stacked_elements + passing),
     )
