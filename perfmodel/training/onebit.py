@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
@@ -119,7 +119,10 @@ def onebit_plan(request: StepRequest, options: OneBitStrategy) -> StepPlan:
         first = number * micro_batches
         for micro_batch in range(first, first + micro_batches):
             add_forward(step, micro_batch)
-            _add_backward(step, first, micro_batch)
+            before = len(tasks.tasks)
+            add_local_backward(step, micro_batch - first)  # its gradients begin anew
+            added = tasks.tasks[before:]
+            tasks.tasks[before:] = [replace(task, micro_batch=micro_batch) for task in added]
         marks = {"micro_batch": first + micro_batches - 1}
         ends = _add_warm_up_reductions(step, marks) if warm else ()
         end = _add_update(step, options, ends, marks, warm=warm, last=number == steps - 1)
@@ -148,15 +151,6 @@ def momentum_buffers(workload: Workload, options: OneBitStrategy) -> tuple[int, 
     if options.optimizer == "lamb" or trained[0].dtype == "fp16":
         return (sum(tensor.numel for tensor in trained),)
     return tuple(tensor.numel for tensor in trained)
-
-
-def _add_backward(step: Step, first: int, micro_batch: int) -> None:
-    """Add backward of a micro-batch; each optimizer step begins with gradients anew."""
-    before = len(step.tasks.tasks)
-    add_local_backward(step, 0 if micro_batch == first else micro_batch)
-    step.tasks.tasks[before:] = [
-        replace(task, micro_batch=micro_batch) for task in step.tasks.tasks[before:]
-    ]
 
 
 def _add_warm_up_reductions(step: Step, marks: dict[str, Any]) -> tuple[int, ...]:
@@ -207,94 +201,90 @@ def _add_update(
     buffers, trained = momentum_buffers(workload, options), len(workload.ready_order)
     elements, times = sum(buffers), trained if kind == "lamb" else len(buffers)
     own, kernels = _own_passes(options, warm=warm)
+
+    def passes(name: str, moved: float, kernels: int, after: Iterable[int]) -> int:
+        return add_passes(tasks, name, moved, kernels, after, marks, "optimizer")
+
     if workload.tensors[workload.ready_order[0]].dtype == "fp16":
-        flat, flat_kernels = FLAT * elements, FLAT_KERNELS * trained
-        after = (
-            add_passes(tasks, "unscale gradients", flat, flat_kernels, after, marks, "optimizer"),
-        )
+        after = (passes("unscale gradients", FLAT * elements, FLAT_KERNELS * trained, after),)
     exchanges = not warm and last
-    moved = (MOMENTUM if exchanges and kind != "zero_one_adam" else own) * elements
-    end = add_passes(tasks, "optimizer", moved, kernels * times, after, marks, "optimizer")
+    before = MOMENTUM if exchanges and kind != "zero_one_adam" else own
+    end = passes("optimizer", before * elements, kernels * times, after)
     if not exchanges:
         return end
     for number, buffer in enumerate(buffers):
         name = f"momenta {number}" if number else "momenta"
-        end = CompressedReduction(tasks, step.request.ranks, buffer, name, marks).add((end,))
+        end = add_compressed_reduction(tasks, step.request.ranks, buffer, name, marks, (end,))
     rest, more = own - MOMENTUM, 0
     if kind == "zero_one_adam":
         rest, more = EXCHANGE, EXCHANGE_KERNELS * times
     if kind == "lamb" and tasks.launch_s > 0:
         end = tasks.wait("read norms", RANKS, after=(end,), **marks)
         end = tasks.issue("read norms", LAMB_READS * trained, RANKS, after=(end,), **marks)[0]
-    return add_passes(tasks, "update", rest * elements, more, (end,), marks, "optimizer")
+    return passes("update", rest * elements, more, (end,))
 
 
 def _own_passes(options: OneBitStrategy, *, warm: bool) -> tuple[float, int]:
     """Bytes per element and kernels per tensor of a step, without its exchange."""
-    if options.optimizer == "lamb" and not warm:
-        return MOMENTUM + LAMB + LAMB_REST, LAMB_KERNELS
     if warm:
         return MOMENTUM + VARIANCE + UPDATE, ADAM_KERNELS + 2
-    local = LOCAL if options.optimizer == "zero_one_adam" else 0
-    return MOMENTUM + UPDATE + local, ADAM_KERNELS + 2 * bool(local)
+    return {
+        "adam": (MOMENTUM + UPDATE, ADAM_KERNELS),
+        "zero_one_adam": (MOMENTUM + UPDATE + LOCAL, ADAM_KERNELS + 2),
+        "lamb": (MOMENTUM + LAMB + LAMB_REST, LAMB_KERNELS),
+    }[options.optimizer]
 
 
 # ---------------------------------------------------------------- the compressed all-reduce
 
 
-@dataclass(frozen=True, slots=True)
-class CompressedReduction:
-    """A buffer of fp32 elements that all ranks average with one bit per element."""
+def add_compressed_reduction(
+    tasks: TaskList,
+    ranks: int,
+    elements: int,
+    name: str,
+    marks: dict[str, Any],
+    after: Iterable[int],
+) -> int:
+    """Average a buffer of fp32 elements with one bit per element; return the last task.
 
-    tasks: TaskList
-    ranks: int
-    elements: int
-    name: str
-    marks: dict[str, Any]
+    Before each of the two exchanges the host waits for the buffer. Each sends signs, then scales to
+    all.
+    """
+    padded = padded_elements(elements, ranks)
+    packed, part, pads = padded // BITS, padded // ranks, padded != elements
 
-    def add(self, after: Iterable[int]) -> int:
-        """Add its kernels and its four collectives; return the last task."""
-        padded = padded_elements(self.elements, self.ranks)
-        packed, part, pads = padded // BITS, padded // self.ranks, padded != self.elements
-        moved = (ERROR_AND_SIGNS + STACKED) * padded + (PADDING * padded if pads else 0)
-        end = self._compute("compress", moved, ERROR_AND_SIGNS_KERNELS + 1 + pads, after)
-        end = self._exchange("compressed", "signs", "all_to_all", "scales", packed, end)
-        moved = (UNPACKED + SUM) * padded + ERROR_AND_SIGNS * part
-        end = self._compute(
-            "average", moved, UNPACKED_KERNELS + 1 + ERROR_AND_SIGNS_KERNELS, (end,)
-        )
-        end = self._exchange(
-            "average", "signs of parts", "all_gather", "scales of parts", packed, end
-        )
-        moved = (STACKED + UNPACKED + COPY) * padded
-        return self._compute("decompress", moved, UNPACKED_KERNELS + 2, (end,))
+    def compute(verb: str, moved: float, kernels: int, after: Iterable[int]) -> int:
+        return add_passes(tasks, f"{verb} {name}", moved, kernels, after, marks)
 
-    def _compute(self, verb: str, moved: float, kernels: int, after: Iterable[int]) -> int:
-        return add_passes(self.tasks, f"{verb} {self.name}", moved, kernels, after, self.marks)
-
-    def _exchange(
-        self, buffer: str, signs: str, op: Op, scales: str, packed: int, after: int
-    ) -> int:
-        """Wait for a buffer on the host, then send its signs, and scales to all."""
-        end = self.tasks.wait(f"wait for {buffer} {self.name}", RANKS, after=(after,), **self.marks)
+    def exchange(buffer: str, op: Op, of_parts: str, after: int) -> int:
+        end = tasks.wait(f"wait for {buffer} {name}", RANKS, after=(after,), **marks)
         calls: tuple[tuple[str, Op, int, str], ...] = (
-            (signs, op, packed, "uint8"),
-            (scales, "all_gather", SCALE_BYTES * self.ranks, "fp32"),
+            (f"signs{of_parts}", op, packed, "uint8"),
+            (f"scales{of_parts}", "all_gather", SCALE_BYTES * ranks, "fp32"),
         )
         for sent, each, nbytes, dtype in calls:
-            key = f"{sent} of {self.name}"
-            end = self.tasks.collective(
-                f"{each.replace('_', '-')} {key}",
+            end = tasks.collective(
+                f"{each.replace('_', '-')} {sent} of {name}",
                 each,
                 nbytes,
                 RANKS,
                 communicator=GROUP,
-                key=key,
+                key=f"{sent} of {name}",
                 after=(end,),
                 dtype=dtype,
-                **self.marks,
+                **marks,
             )
         return end
+
+    moved = (ERROR_AND_SIGNS + STACKED + (PADDING if pads else 0)) * padded
+    end = compute("compress", moved, ERROR_AND_SIGNS_KERNELS + 1 + pads, after)
+    end = exchange("compressed", "all_to_all", "", end)
+    moved = (UNPACKED + SUM) * padded + ERROR_AND_SIGNS * part
+    end = compute("average", moved, UNPACKED_KERNELS + 1 + ERROR_AND_SIGNS_KERNELS, (end,))
+    end = exchange("average", "all_gather", " of parts", end)
+    moved = (STACKED + UNPACKED + COPY) * padded
+    return compute("decompress", moved, UNPACKED_KERNELS + 2, (end,))
 
 
 def add_passes(
@@ -336,31 +326,32 @@ def onebit_memory(setup: Setup) -> MemoryUse:
         return use
     check_dtypes(setup.workload)
     buffers = momentum_buffers(setup.workload, options)
-    elements = sum(buffers)
     padded = [padded_elements(buffer, setup.ranks) for buffer in buffers]
-    errors = ERROR_BYTES * (sum(padded) + sum(padded) // setup.ranks)
-    states = ERROR_BYTES * elements * (2 + MORE_STATES[options.optimizer])
-    master = ERROR_BYTES * elements if setup.trained[0].dtype == "fp16" else 0
-    passing = PASSING * ERROR_BYTES * max(padded)
+    whole = ERROR_BYTES * sum(buffers)
+    master = whole if setup.trained[0].dtype == "fp16" else 0
     # the flat gradients; with LAMB the momenta of the step before
-    passing += master + (ERROR_BYTES * elements if options.optimizer == "lamb" else 0)
+    passing = PASSING * ERROR_BYTES * max(padded) + master
+    passing += whole if options.optimizer == "lamb" else 0
     return replace(
         use,
-        optimizer_bytes=states + master,
-        buckets_bytes=float(errors),
+        optimizer_bytes=whole * (2 + MORE_STATES[options.optimizer]) + master,
+        buckets_bytes=float(ERROR_BYTES * (sum(padded) + sum(padded) // setup.ranks)),
         gathered_bytes=max(0.0, passing - use.activations_bytes),
     )
 
 
 def _remarks(options: OneBitStrategy) -> tuple[str, ...]:
-    warm_up = f"The {options.freeze_step:,} steps of the warm-up all-reduce whole gradients after"
-    lines = [f"{warm_up} backward, as the first step does; a step here is one after them."]
-    if options.local_steps > 1:
-        lines.append(
+    remarks = (
+        (
+            f"The {options.freeze_step:,} steps of the warm-up all-reduce whole gradients after "
+            "backward, as the first step does; a step here is one after them."
+        ),
+        (
             f"A step is a round of {options.local_steps:,} optimizer steps with one exchange; its "
             "samples are of all."
-        )
-    return tuple(lines)
+        ),
+    )
+    return remarks if options.local_steps > 1 else remarks[:1]
 
 
 ONEBIT = Strategy(
