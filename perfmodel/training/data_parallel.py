@@ -189,10 +189,11 @@ def _add_reduction(request: StepRequest, tasks: TaskList) -> None:
     tensors = [request.workload.tensors[index] for index in request.workload.ready_order]
     times, ready = request.times, dict[str, int]()
     for number, (nbytes, dtype) in enumerate(reduction_pieces(tensors)):
-        name, flat = f"flatten gradients {number}", dict[str, int]()
-        for rank_class in (FIRST, OTHERS):
-            after = (ready[rank_class],) if ready else ()
-            flat[rank_class] = tasks.copy(name, nbytes, 1, rank_class, after=after)
+        name = f"flatten gradients {number}"
+        flat = {
+            each: tasks.copy(name, nbytes, 1, each, after=(ready[each],) if ready else ())
+            for each in (FIRST, OTHERS)
+        }
         ready = _together(tasks, f"reduce gradients {number}", "reduce", nbytes, flat, dtype)
     kernels, after = times.optimizer_kernels, (ready[FIRST],)
     end = tasks.launch("optimizer", "optimizer", times.optimizer_s, kernels, FIRST, after=after)

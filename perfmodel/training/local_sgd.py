@@ -57,21 +57,21 @@ def local_sgd_plan(request: StepRequest, options: LocalSgdStrategy) -> StepPlan:
     single = _single_step(request, options, steps)
     groups = _groups(request.ranks, options, steps)
     tasks = TaskList.of(request)
-    ends: list[int] = []
+    begins_after: tuple[int, ...] = ()
     for step in range(steps):
-        end = _repeat(tasks, single.tasks, step, ends)
+        end = _repeat(tasks, single.tasks, step, begins_after)
         size = options.averaged_ranks(step, request.ranks)
         if size is not None and request.ranks > 1:
             end = _average(tasks, request, step, f"average of {size}", end)
-        ends.append(end)
-    tasks.begin_after(ends[-1], (COMPUTE.name,))
-    streams = single.streams
-    if request.ranks > 1 and all(stream.name != "comm" for stream in streams):
-        streams = (*streams, Stream("comm", "comm", request.comm_workers))
+        begins_after = (end,)
+    tasks.begin_after(*begins_after, (COMPUTE.name,))
+    streams = {each.name: each for each in single.streams}
+    if request.ranks > 1:
+        streams.setdefault("comm", Stream("comm", "comm", request.comm_workers))
     return StepPlan(
         name=f"local SGD, {request.workload.name}, {steps} steps",
         classes=single.classes,
-        streams=streams,
+        streams=tuple(streams.values()),
         communicators=groups,
         tasks=tuple(tasks.tasks),
         samples=steps * request.ranks * request.batch_per_gpu,
@@ -127,27 +127,26 @@ def _single_step(request: StepRequest, options: LocalSgdStrategy, steps: int) ->
 def _groups(ranks: int, options: LocalSgdStrategy, steps: int) -> tuple[Communicator, ...]:
     if ranks == 1:
         return ()
-    sizes = {options.averaged_ranks(step, ranks) for step in range(steps)} - {None}
-    named = [
+    sizes = {options.averaged_ranks(step, ranks) for step in range(steps)}
+    named = tuple(
         Communicator(f"average of {size}", _consecutive(size, ranks, "levels"))
         for size in sorted(size for size in sizes if size is not None)
-    ]
+    )
     if options.gradient_gpus is None:
-        return tuple(named)
+        return named
     small = _consecutive(options.gradient_gpus, ranks, "gradient_gpus")
     return (Communicator(GROUP, (range(ranks),)), Communicator(GRADIENTS, small), *named)
 
 
-def _repeat(tasks: TaskList, single: Sequence[Task], step: int, ends: Sequence[int]) -> int:
-    """Append the tasks of a step after the last; return the task that ends it."""
+def _repeat(tasks: TaskList, single: Sequence[Task], step: int, waits: tuple[int, ...]) -> int:
+    """Append the tasks of a step after `waits`; return the task that ends it."""
     offset = len(tasks.tasks)
     first = next(index for index, task in enumerate(single) if task.stream == COMPUTE.name)
     for index, task in enumerate(single):
         work, after = task.work, tuple(offset + other for other in task.after)
         if isinstance(work, Collective):
             work = replace(work, key=f"{work.key}, step {step}")
-        if index == first:
-            after = (*after, *ends[-1:])
+        after = (*after, *waits) if index == first else after
         tasks.add(replace(task, work=work, after=after, after_previous=(), micro_batch=step))
     return offset + single[first].after_previous[0]
 
@@ -207,14 +206,14 @@ def local_sgd_memory(setup: Setup) -> MemoryUse:
 
 
 def _remarks(options: LocalSgdStrategy) -> tuple[str, ...]:
-    steps = options.accumulate
-    warm_up = ""
-    if options.warmup_steps:
-        warm_up = f" The {options.warmup_steps:,} steps of the warm-up are not in it."
+    steps, late = options.accumulate, options.warmup_steps
     unit = "one optimizer step" if steps == 1 else f"a round of {steps:,} optimizer steps"
-    sentence = f"A step is {unit}, with the averages of parameters in it; its samples are of all."
-    rest = "How many more samples training needs with fewer averages is not modelled."
-    return (f"{sentence}{warm_up} {rest}",)
+    sentences = (
+        f"A step is {unit}, with the averages of parameters in it; its samples are of all.",
+        f"The {late:,} steps of the warm-up are not in it." if late else "",
+        "How many more samples training needs with fewer averages is not modelled.",
+    )
+    return (" ".join(filter(None, sentences)),)
 
 
 LOCAL_SGD = Strategy("local SGD", local_sgd_plan, local_sgd_memory, remarks=_remarks)

@@ -261,7 +261,7 @@ def write_works(
             replace(
                 task,
                 rank_class=passes.rank_class,
-                work=_renamed(task.work, part),
+                work=of_part(task.work, part),
                 after=tuple(dict.fromkeys((*waits, *(each for each in after if each is not None)))),
                 micro_batch=task.micro_batch if micro_batch is None else micro_batch,
                 after_previous=(),
@@ -277,13 +277,12 @@ def write_works(
     return tuple(outputs[-2:])
 
 
-def _renamed(work: Compute | Collective, part: int) -> Compute | Collective:
+def of_part(work: Compute | Collective, part: int) -> Compute | Collective:
     """Name a collective's communicator and key after the part of the model."""
     if not isinstance(work, Collective):
         return work
-    return replace(
-        work, communicator=f"{work.communicator} of part {part}", key=f"{work.key} of part {part}"
-    )
+    communicator = f"{work.communicator} of part {part}"
+    return replace(work, communicator=communicator, key=f"{work.key} of part {part}")
 
 
 def _unordered(passes: StagePasses, chunk: int) -> Fault:
