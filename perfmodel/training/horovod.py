@@ -268,11 +268,13 @@ def horovod_memory(setup: Setup) -> MemoryUse:
 
 def horovod_settings(*_: object) -> tuple[Setting, ...]:
     """What HOROVOD_AUTOTUNE tunes too, but for the cache (parameter_manager.cc)."""
-    thresholds = (0.0, *(float(mib * MIB) for mib in (1, 4, 16, 32, 64, 128, 256, 512)))
-    cycles = (0.5e-3, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3)
     return (
-        Setting("fusion_threshold", thresholds, "bytes"),
-        Setting("cycle_time", cycles, "seconds"),
+        Setting(
+            "fusion_threshold",
+            (0.0, *(float(mib * MIB) for mib in (1, 4, 16, 32, 64, 128, 256, 512))),
+            "bytes",
+        ),
+        Setting("cycle_time", (0.5e-3, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3), "seconds"),
         Setting("allreduce", ("flat", "torus")),
     )
 

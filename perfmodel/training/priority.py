@@ -136,10 +136,12 @@ def priority_plan(request: StepRequest, options: PriorityStrategy) -> StepPlan:
 
 def _segments(step: Step, *, backward: bool) -> tuple[Segment, ...]:
     """Layers of a pass, joined to segments, with their tensors."""
-    layers = range(len(step.request.workload.layers))
-    at_most = step.resolution(step.last_micro_batch)
     return visit_segments(
-        step.request.workload, step.request.times, layers, at_most=at_most, backward=backward
+        step.request.workload,
+        step.request.times,
+        range(len(step.request.workload.layers)),
+        at_most=step.resolution(step.last_micro_batch),
+        backward=backward,
     )
 
 

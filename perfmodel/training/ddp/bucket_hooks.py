@@ -180,11 +180,10 @@ def _convert(reduction: BucketReduction, nbytes: int) -> int:
     """Convert a bucket to 16 bits and divide it, on the device or on the host."""
     step, name = reduction.step, f"compress {reduction.name}"
     if step.request.cast_Bps is not None:
-        cast_s = reduction.bucket.nbytes / step.request.cast_Bps
         return step.tasks.compute(
             name,
             "copy",
-            cast_s,
+            reduction.bucket.nbytes / step.request.cast_Bps,
             step.rank_class,
             after=reduction.ready,
             stream=CAST,

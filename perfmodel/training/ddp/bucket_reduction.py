@@ -73,9 +73,13 @@ class BucketReduction:
         `more_s`: beyond what the bytes take; seconds.
         """
         stream = COMPUTE.name if self.step.request.cast_Bps is None else CAST
-        duration_s = self.work_s(moved_bytes, kernels) + more_s
         return self._run(
-            "compress", duration_s, kernels, stream=stream, after=self.ready, role="compress"
+            "compress",
+            self.work_s(moved_bytes, kernels) + more_s,
+            kernels,
+            stream=stream,
+            after=self.ready,
+            role="compress",
         )
 
     def call_back(
@@ -100,9 +104,14 @@ class BucketReduction:
         issued: tuple[int, ...] = ()
         if self.step.request.cast_Bps is None:
             issued = tasks.issue(name, kernels, rank_class, **self.marks)
-        waits = dict.fromkeys((*issued, *after))
         return tasks.compute(
-            name, "copy", duration_s, rank_class, after=waits, **marks, **self.marks
+            name,
+            "copy",
+            duration_s,
+            rank_class,
+            after=dict.fromkeys((*issued, *after)),
+            **marks,
+            **self.marks,
         )
 
     def copy(

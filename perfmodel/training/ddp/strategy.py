@@ -46,9 +46,11 @@ def ddp_memory(setup: Setup) -> MemoryUse:
     if options.mixed_precision is not None:
         return _mixed_memory(setup, options, ddp_buckets(setup.workload, options))
     use = replicated(setup, grows=not options.gradient_as_bucket_view)
-    ranks = options.ranks_of_group(setup.ranks)
     compressed = hook_bytes(
-        options.hook, setup.workload, ddp_buckets(setup.workload, options), ranks
+        options.hook,
+        setup.workload,
+        ddp_buckets(setup.workload, options),
+        options.ranks_of_group(setup.ranks),
     )
     copies = 0.0 if options.gradient_as_bucket_view else use.gradients_bytes
     return replace(use, buckets_bytes=compressed + copies)

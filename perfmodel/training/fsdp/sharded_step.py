@@ -117,9 +117,14 @@ def begin_step(request: StepRequest, options: FsdpStrategy, freed_before: int) -
     units = sized_units(
         request.workload, options, ranks, request.gathered_narrow, request.expert_copies
     )
-    walk = walk_units(request.workload, units, by_layer=options.wrap == "layer")
     return ShardedStep(
-        request, options, ranks, units, walk, TaskList.of(request), deque(range(-freed_before, 0))
+        request,
+        options,
+        ranks,
+        units,
+        walk_units(request.workload, units, by_layer=options.wrap == "layer"),
+        TaskList.of(request),
+        deque(range(-freed_before, 0)),
     )
 
 

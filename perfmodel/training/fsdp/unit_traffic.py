@@ -77,7 +77,6 @@ def gather(step: ShardedStep, unit: SizedUnit, *, backward: bool) -> None:
     ready = (*issue(step, name, 1 if step.options.version == 1 else 3), *step.gathers_wait)
     if not smaller:
         ready = _agree_on_scales(step, unit, ready, phase)
-    copied_s = _copy_in_s(step, unit, smaller)
     step.whole[unit.name] = communicate(
         step,
         name,
@@ -86,7 +85,9 @@ def gather(step: ShardedStep, unit: SizedUnit, *, backward: bool) -> None:
         dtype=unit.sent_dtype,
         communicator=REGATHERED if smaller else sharers(unit),
         stream=GATHERS,
-        after=beside(step, f"copy in {unit.name}", copied_s, GATHER_COPIES, ready),
+        after=beside(
+            step, f"copy in {unit.name}", _copy_in_s(step, unit, smaller), GATHER_COPIES, ready
+        ),
         phase=phase,
     )
 
@@ -102,7 +103,6 @@ def _agree_on_scales(
         name = f"greatest value of {weight.name}"
         issued = issue(step, name, AMAX_KERNELS)
         # read for its absolute values, which are written and read
-        read_s = copy_s(step, 1.5 * weight.nbytes / step.shard_ranks, AMAX_KERNELS)
         agreed = communicate(
             step,
             f"agree on the {name}",
@@ -110,7 +110,13 @@ def _agree_on_scales(
             ITEM_BYTES[unit.own_dtype],
             dtype=unit.own_dtype,
             stream=GATHERS,
-            after=beside(step, name, read_s, GATHER_COPIES, (*issued, *ready)),
+            after=beside(
+                step,
+                name,
+                copy_s(step, 1.5 * weight.nbytes / step.shard_ranks, AMAX_KERNELS),
+                GATHER_COPIES,
+                (*issued, *ready),
+            ),
             phase=phase,
         )
         ready = (agreed,)
@@ -125,12 +131,11 @@ def add_scales(step: ShardedStep, end: int) -> int:
     entered = (each.unit for each in step.walk if each.kind == "enter" and each.is_first)
     weights = [weight for unit in entered if unit for weight in unit.narrow]
     dtype, name, kernels = weights[0].dtype, "greatest values of weights", len(weights) + 1
-    read_bytes = sum(weight.nbytes for weight in weights) / step.shard_ranks / 2
     norms = run(
         step,
         name,
         "copy",
-        copy_s(step, read_bytes, kernels),
+        copy_s(step, sum(weight.nbytes for weight in weights) / step.shard_ranks / 2, kernels),
         after=(*issue(step, name, kernels), end),
     )
     agreed = communicate(
@@ -223,9 +228,14 @@ def reduce(step: ShardedStep, unit: SizedUnit) -> None:
         return
     name = f"reduce {unit.name}"
     if second:
-        gathered = (unit.gradient_bytes + nbytes) / 2
         ready: tuple[int, ...] = (
-            copy(step, f"copy in {name}", gathered, issued_as=name, kernels=3),
+            copy(
+                step,
+                f"copy in {name}",
+                (unit.gradient_bytes + nbytes) / 2,
+                issued_as=name,
+                kernels=3,
+            ),
         )
     else:
         behind = () if step.newest_layer is None else (step.newest_layer,)

@@ -107,12 +107,15 @@ def _agree(passes: StagePasses, agreed: Sequence[tuple[int, Work]], number: int)
     first, index = agreed[0][1], len(passes.tasks)
     assert isinstance(first.task.work, Collective)
     after = [passes.indices[part][at] for part, work in agreed for at in work.task.after]
-    key = f"{first.task.name} {number} of all stages"
     passes.tasks.append(
         replace(
             first.task,
             rank_class=passes.rank_class,
-            work=replace(first.task.work, communicator=ALL_STAGES, key=key),
+            work=replace(
+                first.task.work,
+                communicator=ALL_STAGES,
+                key=f"{first.task.name} {number} of all stages",
+            ),
             after=tuple(dict.fromkeys(after)),
             after_previous=(),
         )
@@ -136,14 +139,19 @@ def _add_tied_reduction(passes: StagePasses, chunk: int) -> tuple[int, ...]:
         if tasks[index].bucket is not None
         and (isinstance(tasks[index].work, Collective) or tasks[index].kind in PASSES)
     ]
-    nbytes = part.shared_elements * ITEM_BYTES[dtype]
     tasks.append(
         Task(
             "all-reduce tied embedding",
             "communication",
             passes.rank_class,
             "comm",
-            Collective("all_reduce", nbytes, TIED, "gradient of the tied embedding", dtype=dtype),
+            Collective(
+                "all_reduce",
+                part.shared_elements * ITEM_BYTES[dtype],
+                TIED,
+                "gradient of the tied embedding",
+                dtype=dtype,
+            ),
             tuple(dict.fromkeys((last_pass, *sent))),
             micro_batch=passes.schedule.micro_batches - 1,
         )

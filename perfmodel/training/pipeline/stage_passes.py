@@ -175,14 +175,19 @@ def _send(passes: StagePasses, action: PassAction, written: tuple[int, ...]) -> 
 
 def _transfer(passes: StagePasses, message: Message, stream: str, after: tuple[int, ...]) -> int:
     options, key = passes.options, message.key
-    nbytes = options.bytes_after(message.boundary)
     passes.tasks.append(
         Task(
             key,
             "communication",
             passes.rank_class,
             stream,
-            Collective("send", nbytes, message.communicator, key, dtype=options.dtype),
+            Collective(
+                "send",
+                options.bytes_after(message.boundary),
+                message.communicator,
+                key,
+                dtype=options.dtype,
+            ),
             after,
             micro_batch=message.micro_batch,
         )

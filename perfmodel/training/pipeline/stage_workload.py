@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -323,11 +322,10 @@ def part_times(times: LayerTimes, whole: Workload, part: Workload, mine: range) 
     saved = [layer.saved_elements + layer.stream_elements for layer in whole.layers]
     kept_share = sum(saved[layers]) / sum(saved) if sum(saved) else len(mine) / len(saved)
     values = ((name, getattr(times, name)) for name in BY_LAYER)
-    own: dict[str, Any] = {name: each[layers] for name, each in values if each is not None}
     return replace(
         times,
         optimizer_s=times.optimizer_s * share,
         optimizer_kernels=max(1, round(times.optimizer_kernels * share)),
         activation_bytes=times.activation_bytes * kept_share,
-        **own,
+        **{name: each[layers] for name, each in values if each is not None},
     )

@@ -54,13 +54,12 @@ class TaskList:
         """Let the host launch kernels; return the tasks that device work has to wait for."""
         if self.launch_s <= 0 or kernels <= 0:
             return tuple(after)
-        work = Compute(kernels * self.launch_s)
         task = Task(
             f"issue {name}",
             "issue",
             rank_class,
             HOST.name,
-            work,
+            Compute(kernels * self.launch_s),
             tuple(after),
             issues=name,
             **marks,
@@ -156,9 +155,16 @@ class TaskList:
         **marks: Any,
     ) -> int:
         """Take part in a collective."""
-        work = Collective(op, nbytes, communicator, key, root, dtype, times)
         return self.add(
-            Task(name, "communication", rank_class, stream, work, tuple(after), **marks)
+            Task(
+                name,
+                "communication",
+                rank_class,
+                stream,
+                Collective(op, nbytes, communicator, key, root, dtype, times),
+                tuple(after),
+                **marks,
+            )
         )
 
     def begin_after(self, end: int, streams: Iterable[str] = ()) -> None:

@@ -189,9 +189,13 @@ def forward_segments(
     `devices`: of each layer; none has layers of two.
     """
     check_times(workload, times)
-    cuts = [i for i, (a, b) in enumerate(pairwise(devices)) if a != b]
     return visit_segments(
-        workload, times, range(len(workload.layers)), at_most=at_most, backward=False, cuts=cuts
+        workload,
+        times,
+        range(len(workload.layers)),
+        at_most=at_most,
+        backward=False,
+        cuts=[i for i, (a, b) in enumerate(pairwise(devices)) if a != b],
     )
 
 

@@ -348,14 +348,20 @@ def _call(adding: _Adding, task: Task, calls: _Calls, stream: str, waits: Iterab
     """Add calls as one task."""
     kind = calls.kind
     adding.calls += 1
-    key = f"{task.rank_class}, call {adding.calls}"
     adding.tasks.append(
         Task(
             f"{kind.group} {kind.op.replace('_', '-')}, {task.name}",
             "communication",
             task.rank_class,
             stream,
-            Collective(kind.op, kind.nbytes, kind.group, key, dtype=kind.dtype, times=calls.times),
+            Collective(
+                kind.op,
+                kind.nbytes,
+                kind.group,
+                f"{task.rank_class}, call {adding.calls}",
+                dtype=kind.dtype,
+                times=calls.times,
+            ),
             tuple(waits),
             micro_batch=task.micro_batch,
             layers=task.layers,

@@ -120,10 +120,12 @@ class _Passes(ShardingStep[ZeroStrategy]):
             elif event.kind == "arrive":
                 self._arrive(event.number)
             elif event.kind == "read":
-                nbytes = self.item_bytes * self._part(event.tensors)
                 self.reading = (
                     add_drive_task(
-                        self, "read parameters", nbytes, (*self.host_waits, *self.blocked)
+                        self,
+                        "read parameters",
+                        self.item_bytes * self._part(event.tensors),
+                        (*self.host_waits, *self.blocked),
                     ),
                 )
             elif self.reading:

@@ -176,17 +176,23 @@ MILLION = 1_000_000
 
 def _settings(_: Workload, section: ZeroStrategy) -> tuple[Setting, ...]:
     """Sizes of what is reduced and gathered at once, and what goes on beside backward."""
-    sizes = tuple(n * MILLION for n in (10, 50, 100, 200, 500, 1000))
     common = (
-        Setting("reduce_bucket_size", sizes, "elements"),
+        Setting(
+            "reduce_bucket_size",
+            tuple(n * MILLION for n in (10, 50, 100, 200, 500, 1000)),
+            "elements",
+        ),
         Setting("overlap_comm", (None, False, True)),
     )
     if section.stage < 3:
         return (*common, Setting("round_robin_gradients", (False, True)))
-    prefetched = (0, *(n * MILLION for n in (1, 10, 50, 200, 1000)))
     return (
         *common,
-        Setting("stage3_prefetch_bucket_size", prefetched, "elements"),
+        Setting(
+            "stage3_prefetch_bucket_size",
+            (0, *(n * MILLION for n in (1, 10, 50, 200, 1000))),
+            "elements",
+        ),
         Setting("stage3_param_persistence_threshold", (0, 10_000, 100_000, MILLION), "elements"),
         Setting("stage3_max_live_parameters", (100 * MILLION, 1000 * MILLION, 3000 * MILLION)),
     )
