@@ -35,6 +35,7 @@ from perfmodel.training.memory_use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
 from perfmodel.training.plan.forward_backward import Step, add_forward, add_local_backward
 from perfmodel.training.plan.step_plan import Communicator, Op, RankClass, StepPlan, Stream
+from perfmodel.training.sharding_step import full_groups
 from perfmodel.training.strategy import StepRequest, Strategy
 from perfmodel.workload.model import ITEM_BYTES, Workload
 
@@ -176,15 +177,10 @@ def _add_warm_up_reductions(step: Step, marks: dict[str, Any]) -> tuple[int, ...
 
 def gradient_pieces(workload: Workload) -> Iterator[tuple[int, int, str]]:
     """Elements, tensors and dtype of each piece of gradients, in the order of registration."""
-    elements = tensors = 0
-    trained = [workload.tensors[index] for index in sorted(workload.ready_order)]
-    for tensor in trained:
-        elements, tensors = elements + tensor.numel, tensors + 1
-        if elements > PIECE_ELEMENTS:
-            yield elements, tensors, tensor.dtype
-            elements = tensors = 0
-    if tensors:
-        yield elements, tensors, trained[-1].dtype
+    order = sorted(workload.ready_order)
+    for group in full_groups(order, workload, PIECE_ELEMENTS + 1, exceeds=True):
+        tensors = [workload.tensors[index] for index in group]
+        yield sum(tensor.numel for tensor in tensors), len(tensors), tensors[-1].dtype
 
 
 def _add_update(

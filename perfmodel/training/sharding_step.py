@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
 from perfmodel.training.memory_use import StepOptions
 from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
-from perfmodel.training.plan.forward_backward import Segment, forward_segments
+from perfmodel.training.plan.forward_backward import Segment, backward_segments, forward_segments
 from perfmodel.training.plan.step_plan import Communicator, Op, RankClass, StepPlan, Stream
 from perfmodel.training.strategy import StepRequest
-from perfmodel.workload.model import ITEM_BYTES
+from perfmodel.workload.model import ITEM_BYTES, Workload
 
 RANKS = "ranks"
 EVERYONE = "data parallel"
@@ -30,6 +30,26 @@ MASTER_BYTES = 4
 
 
 OptionsT = TypeVar("OptionsT", bound=StepOptions)
+
+
+def full_groups(
+    tensors: Iterable[int], workload: Workload, most: int, *, ranks: int = 1, exceeds: bool
+) -> tuple[tuple[int, ...], ...]:
+    """Join tensors one after the other to groups of so many elements.
+
+    `ranks`: whose equal parts of each tensor are counted.
+    `exceeds`: a group is closed once it has `most`; otherwise before it would have more.
+    """
+    groups: list[list[int]] = []
+    elements = 0
+    for tensor in tensors:
+        numel = -(-workload.tensors[tensor].numel // ranks)
+        if not groups or (elements >= most if exceeds else elements + numel > most):
+            groups.append([])
+            elements = 0
+        groups[-1].append(tensor)
+        elements += numel
+    return tuple(map(tuple, groups))
 
 
 @dataclass(slots=True)
@@ -71,7 +91,15 @@ class ShardingStep(Generic[OptionsT]):
     @property
     def resolution(self) -> int:
         """Segments per pass."""
-        return max(min(8, self.request.segments), self.request.segments // self.options.accumulate)
+        segments = self.request.segments
+        return max(min(8, segments), segments // self.options.accumulate)
+
+    def backward_parts(self, cut_after: Collection[int] = ()) -> tuple[Segment, ...]:
+        """Return backward of a micro-batch, cut after each layer with a tensor of `cut_after`."""
+        request = self.request
+        return backward_segments(
+            request.workload, request.times, at_most=self.resolution, cut_after=cut_after
+        )
 
     def numel(self, tensors: Iterable[int]) -> int:
         """Return the elements of some parameters."""

@@ -37,8 +37,8 @@ from perfmodel.training.zero.offload import (
     add_host_update,
     drive_tensors,
     gradient_bytes,
+    own_gradient_seconds,
     part_elements,
-    part_seconds,
     sub_groups,
 )
 from perfmodel.training.zero.sharded_states import (
@@ -250,7 +250,7 @@ class _Passes(ShardingStep[ZeroStrategy]):
         self.reduced = self._copy_beside(f"copy out {name}", out, len(bucket.tensors), (sent,))
         if options.offload_optimizer:
             self.reduced = self._copy_beside(
-                f"{name} to host", 0, 0, more_s=part_seconds(self, part)
+                f"{name} to host", 0, 0, more_s=own_gradient_seconds(self, part)
             )
             if options.offload_optimizer.nvme and self.micro_batch == options.accumulate - 1:
                 nbytes, title = gradient_bytes(self, bucket.tensors), f"write gradients of {name}"
