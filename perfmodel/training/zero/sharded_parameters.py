@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
 from perfmodel.training.plan.builder import COMPUTE
@@ -155,13 +156,12 @@ class _Passes(ShardingStep[ZeroStrategy]):
         if not self.run:
             return
         backward, request = self.backward, self.request
-        layers = self.run[::-1] if backward else self.run
+        layers, self.run = self.run[::-1] if backward else self.run, []
         (part,) = visit_segments(
             request.workload, request.times, layers, at_most=1, backward=backward
         )
         self.segment(part, "backward" if backward else "forward")
-        self.run = []
-        if backward and part.tensors:
+        if backward:
             self._gradients(sorted(part.tensors, key=self.places.__getitem__))
 
     def _gather(self, gather: Fetch) -> None:
@@ -171,34 +171,25 @@ class _Passes(ShardingStep[ZeroStrategy]):
         holders = options.zero_hpz_partition_size if gather.secondary else ranks
         own_bytes = elements // holders * self.item_bytes
         seconds = self.tasks.copy_s(own_bytes, 1) if len(gather.tensors) > 1 else 0.0
-        if options.offload_param:
-            seconds += self.request.host_copy_s(own_bytes)
-        name = f"gather {len(self.gathered)}"
-        copied = self._on_gathering_stream(
-            name, f"copy in {name}", seconds, 2, after=self.host_waits
-        )
+        seconds += self.request.host_copy_s(own_bytes) if options.offload_param else 0.0
+        name, group = f"gather {len(self.gathered)}", SECONDARY if gather.secondary else EVERYONE
+        copied = self._on_gathering_stream(name, f"copy in {name}", seconds, 2, self.host_waits)
         if options.offload_param:  # `.to(device)` returns when the copy is done
             self.host_waits = self.blocked = (copied,)
-        group = SECONDARY if gather.secondary else EVERYONE
-        self.gathered.append(
-            (
-                gather,
-                self.collective(name, "all_gather", elements, after=(copied,), communicator=group),
-            )
-        )
+        sent = self.collective(name, "all_gather", elements, after=(copied,), communicator=group)
+        self.gathered.append((gather, sent))
 
     def _arrive(self, number: int) -> None:
         """Copy gathered parameters out, for which the next layer waits."""
         gather, end = self.gathered[number]
-        kernels = len(gather.tensors)
+        kernels, name = len(gather.tensors), f"copy out gather {number}"
         if kernels > 1:
             copied_s = self.tasks.copy_s(self.numel(gather.tensors) * self.item_bytes, kernels)
-            name = f"copy out gather {number}"
-            end = self._on_gathering_stream(name, name, copied_s, kernels, after=(end,))
+            end = self._on_gathering_stream(name, name, copied_s, kernels, (end,))
         self.device_waits += (end,)
 
     def _on_gathering_stream(
-        self, issued_as: str, name: str, seconds: float, kernels: int, *, after: tuple[int, ...]
+        self, issued_as: str, name: str, seconds: float, kernels: int, after: tuple[int, ...]
     ) -> int:
         """Copy beside the layers, or between them where nothing overlaps."""
         issued = self.tasks.issue(issued_as, kernels, RANKS, after=self.host_waits)
@@ -214,27 +205,20 @@ class _Passes(ShardingStep[ZeroStrategy]):
 
     def _gradients(self, tensors: Sequence[int]) -> None:
         """Copy gradients into their buckets, each of which is reduced before the next is begun."""
-        remaining = list(tensors)
-        while remaining:
-            bucket = self.buckets[self.pending]
-            members = [each for each in remaining if self.places[each][1] == bucket.index]
-            if members and self.options.contiguous_gradients and not bucket.is_oversized:
-                self._copy_beside(
-                    f"copy in bucket {bucket.index}",
-                    self.numel(members) * self.item_bytes,
-                    len(members),
-                )
-            remaining = [each for each in remaining if self.places[each][1] != bucket.index]
-            if remaining:
+        for index, group in groupby(tensors, key=lambda tensor: self.places[tensor][1]):
+            while self.pending < index:
                 self._reduce()
                 self.pending += 1
+            members, bucket = list(group), self.buckets[index]
+            if self.options.contiguous_gradients and not bucket.is_oversized:
+                nbytes = self.numel(members) * self.item_bytes
+                self._copy_beside(f"copy in bucket {index}", nbytes, len(members))
 
     def _reduce(self) -> None:
         """Reduce the bucket to the owners of its parts."""
         options, bucket, item = self.options, self.buckets[self.pending], self.item_bytes
-        part = self._part(bucket.tensors)
-        whole = options.contiguous_gradients and not options.reduce_scatter
-        whole = whole and not bucket.is_oversized
+        part, splits = self._part(bucket.tensors), bucket.is_oversized or options.reduce_scatter
+        whole = options.contiguous_gradients and not splits
         op: Op = "all_reduce" if whole else "reduce_scatter"
         elements = bucket.elements if whole else part * self.request.ranks
         name, dtype = f"bucket {bucket.index}", sent_dtype(self)
@@ -249,9 +233,8 @@ class _Passes(ShardingStep[ZeroStrategy]):
         out = int((1.5 if self.micro_batch > 0 else 1.0) * part * item)
         self.reduced = self._copy_beside(f"copy out {name}", out, len(bucket.tensors), (sent,))
         if options.offload_optimizer:
-            self.reduced = self._copy_beside(
-                f"{name} to host", 0, 0, more_s=own_gradient_seconds(self, part)
-            )
+            copied_s = own_gradient_seconds(self, part)
+            self.reduced = self._copy_beside(f"{name} to host", 0, 0, more_s=copied_s)
             if options.offload_optimizer.nvme and self.micro_batch == options.accumulate - 1:
                 nbytes, title = gradient_bytes(self, bucket.tensors), f"write gradients of {name}"
                 self.written.append(
