@@ -98,6 +98,17 @@ class ShardedStep:
     newest_layer: int | None = None
 
     @property
+    def behind(self) -> tuple[int, ...]:
+        """What waits for all layers so far."""
+        return () if self.newest_layer is None else (self.newest_layer,)
+
+    @property
+    def entered_units(self) -> list[SizedUnit]:
+        """Units in the order in which forward first enters them."""
+        entered = (each for each in self.walk if each.kind == "enter" and each.is_first)
+        return [each.unit for each in entered if each.unit]
+
+    @property
     def is_last(self) -> bool:
         """Whether this is the last micro-batch."""
         return self.micro_batch == self.options.accumulate - 1

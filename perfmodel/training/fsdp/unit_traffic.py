@@ -1,23 +1,16 @@
 """When units of FSDP are gathered, freed and reduced, and how scales of fp8 weights are agreed on.
 
-Scales of weights that torchao gathers in fp8 (torchao/float8/fsdp_utils.py).
+Units are gathered, freed and reduced as torch 2.13 does. Version 1: ``_unshard``,
+``_pre_forward_unshard``, ``_prefetch_handle``, ``_reshard`` and ``_reduce_grad`` in
+torch/distributed/fsdp/_runtime_utils.py. Version 2: ``unshard``, ``wait_for_unshard``, ``reshard``
+and ``post_backward`` in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, and
+``foreach_reduce`` in _fsdp_collectives.py.
 
-Before a gather each rank casts its shard of each weight by the greatest value of the whole weight:
-an all-reduce of one number for each weight, every time it is gathered (``fsdp_pre_all_gather``);
-or, after the optimizer, one all-reduce for all of them
+Scales of weights that are gathered in fp8 are torchao's (torchao/float8/fsdp_utils.py). Before a
+gather each rank casts its shard of each weight by the greatest value of the whole weight: an
+all-reduce of one number for each weight, every time it is gathered (``fsdp_pre_all_gather``); or,
+after the optimizer, one all-reduce for all of them
 (``precompute_float8_dynamic_scale_for_fsdp``).
-
-When units are gathered and freed, as torch 2.13 does.
-
-Version 1: ``_unshard``, ``_pre_forward_unshard``, ``_prefetch_handle`` and ``_reshard`` in
-torch/distributed/fsdp/_runtime_utils.py. Version 2: ``unshard``, ``wait_for_unshard`` and
-``reshard`` in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py.
-
-How gradients of a unit are reduced, as torch 2.13 does.
-
-Version 1: ``_reduce_grad`` in torch/distributed/fsdp/_runtime_utils.py. Version 2:
-``post_backward`` in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py and ``foreach_reduce``
-in _fsdp_collectives.py.
 """
 
 from __future__ import annotations
@@ -128,16 +121,11 @@ def add_scales(step: ShardedStep, end: int) -> int:
     float8 = step.request.float8
     if float8 is None or not float8.precompute_float8_dynamic_scale_for_fsdp:
         return end
-    entered = (each.unit for each in step.walk if each.kind == "enter" and each.is_first)
-    weights = [weight for unit in entered if unit for weight in unit.narrow]
+    weights = [weight for unit in step.entered_units for weight in unit.narrow]
     dtype, name, kernels = weights[0].dtype, "greatest values of weights", len(weights) + 1
-    norms = run(
-        step,
-        name,
-        "copy",
-        copy_s(step, sum(weight.nbytes for weight in weights) / step.shard_ranks / 2, kernels),
-        after=(*issue(step, name, kernels), end),
-    )
+    read_bytes = sum(weight.nbytes for weight in weights) / step.shard_ranks / 2
+    after = (*issue(step, name, kernels), end)
+    norms = run(step, name, "copy", copy_s(step, read_bytes, kernels), after=after)
     agreed = communicate(
         step,
         f"agree on {name}",
@@ -148,7 +136,8 @@ def add_scales(step: ShardedStep, end: int) -> int:
         after=(norms,),
     )
     after = (*issue(step, "scales", SCALE_KERNELS), agreed)
-    return run(step, "scales of weights", "copy", step.tasks.kernel_s * SCALE_KERNELS, after=after)
+    scaled_s = step.tasks.kernel_s * SCALE_KERNELS
+    return run(step, "scales of weights", "copy", scaled_s, after=after)
 
 
 def _copy_in_s(step: ShardedStep, unit: SizedUnit, smaller: int | None) -> float:
@@ -226,25 +215,16 @@ def reduce(step: ShardedStep, unit: SizedUnit) -> None:
         step.layers_wait.append(step.reduce_inputs.popleft())
     if not nbytes:
         return
-    name = f"reduce {unit.name}"
+    name, gathered_bytes = f"reduce {unit.name}", (unit.gradient_bytes + nbytes) / 2
+    ready: tuple[int, ...]
     if second:
-        ready: tuple[int, ...] = (
-            copy(
-                step,
-                f"copy in {name}",
-                (unit.gradient_bytes + nbytes) / 2,
-                issued_as=name,
-                kernels=3,
-            ),
-        )
+        ready = (copy(step, f"copy in {name}", gathered_bytes, issued_as=name, kernels=3),)
     else:
-        behind = () if step.newest_layer is None else (step.newest_layer,)
-        ready = (*issue(step, name, 3), *behind)
+        ready = (*issue(step, name, 3), *step.behind)
     ready = beside(step, f"scale {unit.name}", _divisions_s(step, unit), REDUCTION_COPIES, ready)
     if unit.ranks == 1:  # copied where it would be sent
-        (sent,) = beside(
-            step, f"move gradients of {unit.name}", copy_s(step, nbytes), REDUCTION_COPIES, ready
-        )
+        name, moved_s = f"move gradients of {unit.name}", copy_s(step, nbytes)
+        (sent,) = beside(step, name, moved_s, REDUCTION_COPIES, ready)
     else:
         sent = communicate(
             step,
@@ -269,9 +249,8 @@ def reduce(step: ShardedStep, unit: SizedUnit) -> None:
             stream=AVERAGES,
             after=(sent,),
         )
-    step.reduced += beside(
-        step, f"keep {unit.name}", _keep_s(step, unit), REDUCTION_COPIES, (sent,)
-    )
+    kept_s = _keep_s(step, unit)
+    step.reduced += beside(step, f"keep {unit.name}", kept_s, REDUCTION_COPIES, (sent,))
 
 
 def _divisions_s(step: ShardedStep, unit: SizedUnit) -> float:
@@ -282,9 +261,8 @@ def _divisions_s(step: ShardedStep, unit: SizedUnit) -> float:
     nbytes = unit.reduced_bytes
     if step.options.version == 2:
         return copy_s(step, nbytes) if unit.reduced_dtype == HALVES_RANGE else 0.0
-    casts = unit.reduced_dtype != unit.gathered_dtype
     moved = (
-        (unit.gradient_bytes + nbytes) / 2 if casts else 0,
+        (unit.gradient_bytes + nbytes) / 2 if unit.reduced_dtype != unit.gathered_dtype else 0,
         nbytes if unit.is_padded else 0,
         nbytes if predivide_factor(step.request.ranks) > 1 else 0,
     )
