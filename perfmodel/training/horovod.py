@@ -256,8 +256,8 @@ def horovod_memory(setup: Setup) -> MemoryUse:
 
     Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """
-    use, options = replicated(setup), setup.options
-    assert isinstance(options, HorovodStrategy)
+    options: HorovodStrategy = setup.options
+    use = replicated(setup)
     if setup.ranks == 1:
         return use
     half = ITEM_BYTES["fp16"]

@@ -193,8 +193,7 @@ def local_sgd_memory(setup: Setup) -> MemoryUse:
     The flat copy of all parameters is made after the optimizer, where activations are gone: what
     it takes beyond their room counts. The warm-up has the buckets of all gradients, too.
     """
-    options = setup.options
-    assert isinstance(options, LocalSgdStrategy)
+    options: LocalSgdStrategy = setup.options
     if setup.ranks == 1:
         return replicated(setup)
     with_buckets = options.gradient_gpus is not None or options.warmup_steps > 0

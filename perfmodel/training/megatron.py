@@ -162,8 +162,8 @@ def megatron_memory(setup: Setup) -> MemoryUse:
     Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer, instances that
         do not divide the ranks.
     """
-    options, workload = setup.options, setup.workload
-    assert isinstance(options, MegatronStrategy)
+    options: MegatronStrategy = setup.options
+    workload = setup.workload
     use = replicated(setup, grows=False)
     item = ITEM_BYTES[setup.trained[0].dtype]
     gradient_item = MASTER_BYTES if options.grad_reduce_in_fp32 else item

@@ -60,6 +60,7 @@ class Setup:
     """Everything that the memory of training depends on, besides the strategy.
 
     `precision`: of the compute: "fp32", "tf32", "bf16", "fp16"; with fp8, of what is beside it.
+    `options`: of the strategy (`StepOptions`).
     `optimizer`: "sgd", "sgd-momentum", "adam", "adamw".
     `ranks`, `batch_per_gpu`: `batch_per_gpu` samples per micro-batch.
     `activations_bytes`: measured, of a whole micro-batch; instead of counting them; bytes.
@@ -80,7 +81,7 @@ class Setup:
     optimizer: str
     ranks: int
     batch_per_gpu: int
-    options: StepOptions = field(default_factory=DdpOptions)
+    options: Any = field(default_factory=DdpOptions)
     fused_attention: bool = True
     activations_bytes: float | None = None
     kept_share: float = 1.0

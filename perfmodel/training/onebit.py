@@ -315,8 +315,7 @@ def onebit_memory(setup: Setup) -> MemoryUse:
 
     Raises `InputError`: ranks or batch below 1, or parameters that these optimizers do not train.
     """
-    options = setup.options
-    assert isinstance(options, OneBitStrategy)
+    options: OneBitStrategy = setup.options
     use = replicated(setup)
     if setup.ranks == 1:
         return use

@@ -379,8 +379,7 @@ def parameter_server_memory(setup: Setup) -> MemoryUse:
     Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """
     use = replace(replicated(setup), optimizer_bytes=0.0)
-    options = setup.options
-    assert isinstance(options, ServerOptions)
+    options: ServerOptions = setup.options
     compressed = 0
     if options.gradient_dtype is not None:
         compressed = (

@@ -39,12 +39,12 @@ def ddp_memory(setup: Setup) -> MemoryUse:
 
     Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """
-    options = setup.options
-    assert isinstance(options, DdpOptions)
+    options: DdpOptions = setup.options
     if setup.ranks == 1:
         return replicated(setup)
     if options.mixed_precision is not None:
-        return _mixed_memory(setup, options, ddp_buckets(setup.workload, options))
+        buckets = ddp_buckets(setup.workload, options)
+        return _mixed_memory(setup, options, options.mixed_precision, buckets)
     use = replicated(setup, grows=not options.gradient_as_bucket_view)
     compressed = hook_bytes(
         options.hook,
@@ -56,14 +56,15 @@ def ddp_memory(setup: Setup) -> MemoryUse:
     return replace(use, buckets_bytes=compressed + copies)
 
 
-def _mixed_memory(setup: Setup, options: DdpOptions, buckets: Sequence[Bucket]) -> MemoryUse:
+def _mixed_memory(
+    setup: Setup, options: DdpOptions, mixed: MixedPrecisionSection, buckets: Sequence[Bucket]
+) -> MemoryUse:
     """Add up what a GPU keeps: cast copies until their bucket is reduced, and gradients twice.
 
     Copies and cast gradients come from the allocator's pools of their own streams, which keep what
     is free at the fullest moment.
     """
-    use, mixed = replicated(setup), options.mixed_precision
-    assert mixed is not None
+    use = replicated(setup)
     workload, held = setup.workload, ITEM_BYTES[mixed.param_dtype]
     trained = sum(tensor.numel for tensor in setup.trained)
     copies_bytes = float(held) * sum(tensor.numel for tensor in workload.tensors)
@@ -304,8 +305,7 @@ def zero_redundancy_memory(setup: Setup) -> MemoryUse:
 
     Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """
-    options = setup.options
-    assert isinstance(options, ZeroRedundancyStrategy)
+    options: ZeroRedundancyStrategy = setup.options
     use = ddp_memory(replace(setup, options=ddp_options(options.ddp)))
     trained = [setup.workload.tensors[index] for index in sorted(setup.workload.ready_order)]
     share = _fullest_share(trained, partition_parameters(trained, setup.ranks))

@@ -39,8 +39,8 @@ def fsdp_memory(setup: Setup) -> MemoryUse:
 
     Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """
-    use, options, workload = replicated(setup), setup.options, setup.workload
-    assert isinstance(options, FsdpStrategy)
+    options: FsdpStrategy = setup.options
+    use, workload = replicated(setup), setup.workload
     if setup.ranks == 1:
         return use
     units = sized_units(

@@ -56,8 +56,7 @@ def zero_memory(setup: Setup) -> MemoryUse:
 
     Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """
-    options = setup.options
-    assert isinstance(options, ZeroStrategy)
+    options: ZeroStrategy = setup.options
     if setup.ranks == 1 and not options.offloads:
         return replicated(setup)
     # stage 1 keeps each gradient where autograd put it; the others copy parts to a buffer
