@@ -24,7 +24,6 @@ from perfmodel.training.horovod_cycles import (
     copy_s,
     follows_device,
     fusion_rules,
-    hand_over_order,
     handed_over_s,
     is_cached,
     is_cast,
@@ -123,7 +122,7 @@ class _Reducing:
         nothing.
         """
         step, request = self.step, self.step.request
-        rules, order = fusion_rules(request, self.options), hand_over_order(request)
+        rules, order = fusion_rules(request, self.options), request.workload.ready_order
         steady = request.iteration == "steady" and is_cached(request, self.options)
         cycles = run_cycles(rules, handed_over_s(request, self.options), steady=steady)
         cuts = {order[each] for cycle in cycles for each in (cycle.last, *map(max, cycle.fused))}

@@ -170,7 +170,9 @@ def _run_cycles(
     cycles: list[Cycle] = []
     begin, tick_s, ended_s = 0, period_s / 2, 0.0
     while begin < len(handed_s):
-        tick_s = _next_tick(tick_s, handed_s[begin], period_s)
+        # the first start of a cycle at which something has been handed over
+        idle = max(0.0, -(-(handed_s[begin] - tick_s) // period_s)) if period_s else 0.0
+        tick_s = max(handed_s[begin], tick_s + idle * period_s)
         end = bisect_right(handed_s, tick_s, lo=begin)
         fused = fuse_tensors(
             sizes, rules.dtypes, sorted(range(begin, end), key=rank.__getitem__), rules.limit
@@ -186,13 +188,6 @@ def _run_cycles(
     return tuple(cycles)
 
 
-def _next_tick(tick_s: float, handed_s: float, period_s: float) -> float:
-    """First start of a cycle at which something has been handed over."""
-    if handed_s <= tick_s or period_s == 0:
-        return max(tick_s, handed_s)
-    return max(handed_s, tick_s + (-(-(handed_s - tick_s) // period_s)) * period_s)
-
-
 BATCH = 160
 """Tensors that one kernel copies (BATCHED_D2D_CAPACITY, horovod 0.28.1, cuda_kernels.h)."""
 REQUEST_BYTES = 100
@@ -201,7 +196,7 @@ REQUEST_BYTES = 100
 
 def fusion_rules(request: StepRequest, options: HorovodStrategy) -> FusionRules:
     """Sizes and times that the cycles of a job depend on."""
-    tensors = [request.workload.tensors[index] for index in hand_over_order(request)]
+    tensors = [request.workload.tensors[index] for index in request.workload.ready_order]
     dtypes = tuple("fp16" if is_cast(options, t.dtype) else t.dtype for t in tensors)
     nbytes = tuple(t.numel * ITEM_BYTES[d] for t, d in zip(tensors, dtypes, strict=True))
     rules = FusionRules(
@@ -249,11 +244,6 @@ def agreement_s(request: StepRequest, options: HorovodStrategy) -> float:
 def is_cached(request: StepRequest, options: HorovodStrategy) -> bool:
     """Whether the answers of all tensors stay in the cache, least recently used out first."""
     return len(request.workload.ready_order) <= options.cache_capacity
-
-
-def hand_over_order(request: StepRequest) -> tuple[int, ...]:
-    """Tensors in the order in which backward hands them over."""
-    return tuple(index for layer in reversed(request.workload.layers) for index in layer.tensors)
 
 
 def handed_over_s(request: StepRequest, options: HorovodStrategy) -> tuple[float, ...]:

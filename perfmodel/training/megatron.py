@@ -35,7 +35,7 @@ from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.memory_use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.builder import EXPERT_COPIES
-from perfmodel.training.plan.forward_backward import Segment, visit_segments
+from perfmodel.training.plan.forward_backward import visit_segments
 from perfmodel.training.plan.step_plan import Communicator, Op, StepPlan, neighbours, strides
 from perfmodel.training.sharding_step import EVERYONE, MASTER_BYTES, ShardingStep
 from perfmodel.training.strategy import Setting, StepRequest, Strategy
@@ -325,19 +325,27 @@ class _MegatronStep(ShardingStep[MegatronStrategy]):
         return ITEM_BYTES[self.gradient_dtype]
 
     def add_forward(self) -> None:
-        """Add forward; in the first one modules wait for the gather of their parameters."""
+        """Add forward; in the first one modules wait for the gather of their parameters.
+
+        A module that waits for a bucket sends the next one.
+        """
         if not (self.options.overlap_param_gather and self.splits) or self.micro_batch > 0:
             self.forward()
             return
         run: list[int] = []
-        for index, layer in enumerate(self.request.workload.layers):
+        for place, layer in enumerate(self.request.workload.layers):
             fresh = {self.owner[tensor] for tensor in layer.tensors} - self.awaited
             if fresh and run:
                 self._add_layers(run)
                 run = []
-            for bucket in sorted(fresh, reverse=True):
-                self._await_parameters(bucket)
-            run.append(index)
+            for index in sorted(fresh, reverse=True):
+                if index not in self.gathered:
+                    self._gather(index, ())
+                self.device_waits += (self.gathered[index],)
+                if index > 0 and index - 1 not in self.gathered:
+                    self._gather(index - 1, self.behind)
+            self.awaited |= fresh
+            run.append(place)
         self._add_layers(run)
 
     def _add_layers(self, layers: Sequence[int]) -> None:
@@ -345,15 +353,6 @@ class _MegatronStep(ShardingStep[MegatronStrategy]):
         share = max(1, self.resolution * len(layers) // len(workload.layers))
         for part in visit_segments(workload, times, layers, at_most=share, backward=False):
             self.segment(part, "forward")
-
-    def _await_parameters(self, index: int) -> None:
-        """Wait for a bucket of parameters, and send the next one."""
-        if index not in self.gathered:
-            self._gather(index, ())
-        self.awaited.add(index)
-        self.device_waits += (self.gathered[index],)
-        if index > 0 and index - 1 not in self.gathered:
-            self._gather(index - 1, self.behind)
 
     def _gather(self, index: int, after: tuple[int, ...]) -> None:
         bucket, name = self.buckets[index], f"gather bucket {index}"
@@ -374,28 +373,24 @@ class _MegatronStep(ShardingStep[MegatronStrategy]):
         )
 
     def add_backward(self) -> None:
-        """Add backward, in the last micro-batch with the reduction of each complete bucket."""
+        """Add backward, in the last micro-batch with the reduction of each complete bucket.
+
+        Gradients are added to the buffer, or by the kernels that make them, which read it beside
+        writing it.
+        """
         is_last, owner = self.micro_batch == self.options.accumulate - 1, self.owner
         overlaps = self.options.overlap_grad_reduce and is_last
         last = {owner[tensor]: tensor for tensor in self.request.workload.ready_order}
         for part in self.backward_parts(set(last.values()) if overlaps else ()):
             self.segment(part, "backward")
             if part.tensors:
-                self._add_to_buffer(part)
-            complete = [
-                owner[each] for each in part.tensors if overlaps and last[owner[each]] == each
-            ]
-            self.reduced += [self.add_reduction(self.buckets[index]) for index in complete]
-
-    def _add_to_buffer(self, part: Segment) -> None:
-        """Add gradients to the buffer, or let the kernels that make them do it.
-
-        Such a kernel reads the buffer beside writing it.
-        """
-        others = [tensor for tensor in part.tensors if tensor not in self.fused]
-        fused_bytes = (self.numel(part.tensors) - self.numel(others)) * self.gradient_bytes
-        added_bytes = self.numel(others) * (2 * self.gradient_bytes + self.item_bytes)
-        self.copy(f"add {part.name}", (fused_bytes + added_bytes) / 2, len(others))
+                others = [tensor for tensor in part.tensors if tensor not in self.fused]
+                fused_bytes = (self.numel(part.tensors) - self.numel(others)) * self.gradient_bytes
+                added_bytes = self.numel(others) * (2 * self.gradient_bytes + self.item_bytes)
+                self.copy(f"add {part.name}", (fused_bytes + added_bytes) / 2, len(others))
+            ended = [owner[each] for each in part.tensors if last[owner[each]] == each]
+            if overlaps:
+                self.reduced += [self.add_reduction(self.buckets[index]) for index in ended]
 
     def add_reduction(self, bucket: BufferBucket) -> int:
         """Scale a bucket and reduce it; return the last task."""

@@ -308,11 +308,14 @@ def _items(
     items: list[WorkItem] = []
     for micro_batch in range(options.accumulate):
         is_first, is_last = micro_batch == 0, micro_batch == last
-        forward: Sequence[Segment] = (
-            _forward_like(request, segments)
-            if is_first
-            else forward_segments(workload, times, at_most=coarse)
-        )
+        forward = forward_segments(workload, times, at_most=coarse)
+        if is_first:  # the same groups of layers as backward's segments, in the order of forward
+            groups = [segment.indices[::-1] for segment in reversed(segments)]
+            forward = tuple(
+                part
+                for layers in groups
+                for part in visit_segments(workload, times, layers, at_most=1, backward=False)
+            )
         backward = segments if is_last else backward_segments(workload, times, at_most=coarse)
         waits = needs if is_first else [()] * len(forward)
         sends = pushed if is_last else [()] * len(backward)
@@ -325,17 +328,6 @@ def _items(
             for part, sent in zip(backward, sends, strict=True)
         ]
     return tuple(items)
-
-
-def _forward_like(request: StepRequest, segments: Sequence[Segment]) -> list[Segment]:
-    """Forward of the same groups of layers as backward's segments, in the order of forward."""
-    return [
-        part
-        for segment in reversed(segments)
-        for part in visit_segments(
-            request.workload, request.times, segment.indices[::-1], at_most=1, backward=False
-        )
-    ]
 
 
 def _item(

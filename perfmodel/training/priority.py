@@ -162,13 +162,25 @@ def _add_backward(step: Step) -> dict[int, tuple[int, float]]:
 def _add_pieces(
     step: Step, options: PriorityStrategy, ready: dict[int, tuple[int, float]]
 ) -> dict[int, list[int]]:
-    """Add the all-reduces of all pieces in their order; return those of each tensor."""
-    request = step.request
+    """Cut all gradients to pieces, and add their all-reduces in the order in which they are sent.
+
+    Returns those of each tensor. `ready`: the task that ends each gradient, and when that is.
+    """
+    request, tensors = step.request, step.request.workload.tensors
+    forward = [index for layer in request.workload.layers for index in layer.tensors]
+    pieces = [
+        Partition(tensor, part, nbytes, rank, ready[tensor][1])
+        for rank, tensor in enumerate(forward if options.order == "priority" else ready)
+        for part, nbytes in enumerate(
+            cut_bytes(
+                tensors[tensor].nbytes, options.partition_size, ITEM_BYTES[tensors[tensor].dtype]
+            )
+        )
+    ]
     piece_s = cache(lambda nbytes: request.collective_s("all_reduce", nbytes, None))
-    pieces = partitions_of(request, options, {t: at for t, (_, at) in ready.items()})
     arrived: dict[int, list[int]] = {tensor: [] for tensor in ready}
     for index in send_order(pieces, piece_s, options.credit_bytes):
-        piece, tensor = pieces[index], request.workload.tensors[pieces[index].tensor]
+        piece, tensor = pieces[index], tensors[pieces[index].tensor]
         sent = step.tasks.collective(
             f"all-reduce {tensor.name}, {piece.part}",
             "all_reduce",
@@ -182,27 +194,6 @@ def _add_pieces(
         )
         arrived[piece.tensor].append(sent)
     return arrived
-
-
-def partitions_of(
-    request: StepRequest, options: PriorityStrategy, ready_s: dict[int, float]
-) -> tuple[Partition, ...]:
-    """Cut all gradients to pieces.
-
-    `ready_s`: when the gradient of each tensor is there; seconds.
-    """
-    tensors = request.workload.tensors
-    forward = [index for layer in request.workload.layers for index in layer.tensors]
-    order = forward if options.order == "priority" else list(ready_s)
-    return tuple(
-        Partition(tensor, part, nbytes, rank, ready_s[tensor])
-        for rank, tensor in enumerate(order)
-        for part, nbytes in enumerate(
-            cut_bytes(
-                tensors[tensor].nbytes, options.partition_size, ITEM_BYTES[tensors[tensor].dtype]
-            )
-        )
-    )
 
 
 def _add_updates_and_forward(step: Step, arrived: dict[int, list[int]]) -> None:

@@ -81,20 +81,19 @@ class DdpOptions:
     layer_devices: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        named = [
+        caps = [
             ("bucket_cap_bytes", self.bucket_cap_bytes),
             ("first_bucket_bytes", self.first_bucket_bytes),
             *((f"caps_list_bytes.{i}", cap) for i, cap in enumerate(self.caps_list_bytes or ())),
         ]
-        faults = [
-            Fault(name, repr(cap), "a finite size above zero")
-            for name, cap in named
-            if cap is not None and not (math.isfinite(cap) and cap > 0)
+        rules: list[_Rule] = [
+            (name, not (math.isfinite(cap) and cap > 0), repr(cap), "a finite size above zero")
+            for name, cap in caps
+            if cap is not None
         ]
-        with_mixed = () if self.mixed_precision is None else self._refused_with_mixed_precision()
-        for name, is_refused, text, allowed in (*self._refused(), *with_mixed):
-            if is_refused:
-                faults.append(Fault(name, text, allowed))
+        rules += self._refused()
+        rules += self._refused_with_mixed_precision() if self.mixed_precision is not None else ()
+        faults = [Fault(name, text, allowed) for name, is_wrong, text, allowed in rules if is_wrong]
         if faults:
             raise InputError(faults)
 

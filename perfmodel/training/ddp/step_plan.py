@@ -152,33 +152,6 @@ JOINED = "joined"
 """Class of the ranks that have run out of inputs."""
 
 
-def _add_notice(step: Step, micro_batch: int) -> tuple[int, ...]:
-    """Say that this rank has inputs; return what the next collective waits for.
-
-    With ``throw_on_early_termination`` the host also reads whether any rank has none.
-    """
-    throws = step.options.throw_on_early_termination
-    sent = _flag(step, f"join notice {micro_batch}", micro_batch)
-    if throws:
-        sent = _flag(step, f"join exception {micro_batch}", micro_batch, after=(sent,))
-    return _wait_for_flag(step, "wait for join", sent, micro_batch, waits=throws)
-
-
-def _add_authority(step: Step, after: tuple[int, ...]) -> tuple[int, ...]:
-    """Agree on the rank whose buffers count; the host reads which."""
-    sent = step.tasks.collective(
-        "all-reduce of authoritative rank",
-        "all_reduce",
-        RANK_BYTES,
-        step.rank_class,
-        communicator=GROUP,
-        key="authoritative rank",
-        after=after,
-        dtype="int64",
-    )
-    return (step.tasks.wait("wait for authoritative rank", step.rank_class, after=(sent,)),)
-
-
 def _wait_for_flag(
     step: Step, name: str, sent: int, micro_batch: int, *, waits: bool = False
 ) -> tuple[int, ...]:
@@ -273,17 +246,37 @@ def _add_reduced_step(step: Step) -> None:
 def _add_synchronisation(step: Step, micro_batch: int) -> tuple[int, ...]:
     """Add what precedes forward; return what it waits for.
 
-    Within ``join()`` each rank then says whether this backward synchronises.
+    Within ``join()`` each rank says that it has inputs, agrees with the others on the rank whose
+    buffers count, which the host reads, and says whether this backward synchronises. With
+    ``throw_on_early_termination`` the host also reads whether any rank has no inputs.
     """
-    joins = step.options.join
-    notified = _add_notice(step, micro_batch) if joins else ()
-    synced: tuple[int, ...] = ()
+    joins, throws = step.options.join, step.options.throw_on_early_termination
+    notified, synced = tuple[int, ...](), tuple[int, ...]()
+    if joins:
+        sent = _flag(step, f"join notice {micro_batch}", micro_batch)
+        if throws:
+            sent = _flag(step, f"join exception {micro_batch}", micro_batch, after=(sent,))
+        notified = _wait_for_flag(step, "wait for join", sent, micro_batch, waits=throws)
     if step.options.broadcast_buffers and micro_batch == 0 and step.request.workload.buffers:
-        after = _add_authority(step, notified) if joins else notified
+        after = notified
+        if joins:
+            sent = step.tasks.collective(
+                "all-reduce of authoritative rank",
+                "all_reduce",
+                RANK_BYTES,
+                step.rank_class,
+                communicator=GROUP,
+                key="authoritative rank",
+                after=notified,
+                dtype="int64",
+            )
+            name = "wait for authoritative rank"
+            after = (step.tasks.wait(name, step.rank_class, after=(sent,)),)
         synced = _add_buffer_broadcasts(step, after)
     if not joins:
         return synced
-    sent = _flag(step, f"join synchronises {micro_batch}", micro_batch, after=synced or notified)
+    key = f"join synchronises {micro_batch}"
+    sent = _flag(step, key, micro_batch, after=synced or notified)
     return (*synced, *_wait_for_flag(step, "wait for the kind of backward", sent, micro_batch))
 
 

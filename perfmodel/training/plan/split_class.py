@@ -6,8 +6,9 @@ keep their keys, and tasks that waited for the class wait for all of its parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -64,13 +65,15 @@ def split(plan: StepPlan, name: str, parts: Sequence[ClassPart]) -> StepPlan:
             if each.name == name
             else [each]
         )
-    for at, task in enumerate(tasks):
-        after, previous = (
-            tuple(_copied_dependencies(copies, sources, task.rank_class))
-            for sources in (task.after, task.after_previous)
+    waiting = (
+        replace(
+            task,
+            after=_copied_dependencies(copies, task.after, task.rank_class),
+            after_previous=_copied_dependencies(copies, task.after_previous, task.rank_class),
         )
-        tasks[at] = replace(task, after=after, after_previous=previous)
-    return replace(plan, classes=tuple(classes), tasks=tuple(tasks))
+        for task in tasks
+    )
+    return replace(plan, classes=tuple(classes), tasks=tuple(waiting))
 
 
 def _outline(plan: StepPlan) -> list[tuple[object, ...]]:
@@ -112,10 +115,8 @@ def _copy_task(task: Task, index: int, part: ClassPart, on_host: bool) -> Task:
 
 def _copied_dependencies(
     copies: Sequence[dict[str, int]], after: Sequence[int], owner: str
-) -> Iterator[int]:
+) -> tuple[int, ...]:
     """Dependencies of a copy: copies of its own part, or all copies of another class's task."""
-    for index in after:
-        if owner in copies[index]:
-            yield copies[index][owner]
-        else:
-            yield from copies[index].values()
+    held = (copies[index] for index in after)
+    own = ([each[owner]] if owner in each else each.values() for each in held)
+    return tuple(chain.from_iterable(own))
