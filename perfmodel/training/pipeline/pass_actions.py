@@ -219,14 +219,15 @@ def action_groups(actions: tuple[PassAction, ...]) -> Iterator[tuple[PassAction,
             pending = []
 
 
-def sent_messages(schedule: PipelineSchedule, stage: int) -> dict[str, list[Message]]:
-    """What each stage receives from this one, in the order of its passes.
+def sent_messages(schedule: PipelineSchedule) -> dict[str, list[Message]]:
+    """What stages receive, in the order in which it is sent: that in which it is taken.
 
-    By receiver and its stream: the order in which the receiver takes them.
+    By receiver and its stream.
     """
     sent: dict[str, list[Message]] = {}
-    for action in schedule.actions[stage]:
-        message = message_of(schedule, stage, action, sent=True)
-        if message is not None:
-            sent.setdefault(f"{message.target} {message.received_on}", []).append(message)
+    for stage, actions in enumerate(schedule.actions):
+        for action in actions:
+            message = message_of(schedule, stage, action, sent=True)
+            if message is not None:
+                sent.setdefault(f"{message.target} {message.received_on}", []).append(message)
     return sent

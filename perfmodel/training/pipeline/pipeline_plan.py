@@ -24,7 +24,6 @@ from perfmodel.training.pipeline.pass_actions import (
     MICRO_BATCHES,
     SECTION,
     TRANSFER_STREAMS,
-    Message,
     PipelineSchedule,
     sent_messages,
 )
@@ -56,14 +55,23 @@ AGREED_BYTES = 8
 
 
 def write_end(passes: StagePasses) -> None:
-    """Append what follows the passes: reduce a tied embedding, agree with all stages, update."""
+    """Append what follows the passes: reduce a tied embedding, agree with all stages, update.
+
+    The first task that needs all gradients waits for that of the tied embedding.
+    """
     ends = {chunk: _cut_at_agreements(passes, chunk) for chunk in passes.chunks}
     tied = {chunk: _add_tied_reduction(passes, chunk) for chunk in passes.chunks}
     for number in range(max(map(len, ends.values()))):
         agreed: list[tuple[int, Work]] = []
         pieces = {chunk: end[number] for chunk, end in ends.items() if number < len(end)}
         for chunk, (works, agreement) in pieces.items():
-            _write_gated(passes, chunk, works, tied)
+            needs = [
+                work.task.bucket is None and work.task.stream == COMPUTE.name for work in works
+            ]
+            split = needs.index(True) if any(needs) else len(works)
+            write_works(passes, chunk, works[:split])
+            if split < len(works):
+                write_works(passes, chunk, works[split:], tied.pop(chunk, ()))
             if agreement is not None:
                 agreed.append((passes.part(chunk), agreement))
         if agreed:
@@ -71,17 +79,6 @@ def write_end(passes: StagePasses) -> None:
     for index, part, sources in passes.previous:
         mapped = tuple(passes.indices[part][source] for source in sources)
         passes.tasks[index] = replace(passes.tasks[index], after_previous=mapped)
-
-
-def _write_gated(
-    passes: StagePasses, chunk: int, works: Sequence[Work], tied: dict[int, tuple[int, ...]]
-) -> None:
-    """Write what follows the passes; the first that needs all gradients waits for the tied one."""
-    needs = [work.task.bucket is None and work.task.stream == COMPUTE.name for work in works]
-    split = needs.index(True) if any(needs) else len(works)
-    write_works(passes, chunk, works[:split])
-    if split < len(works):
-        write_works(passes, chunk, works[split:], tied.pop(chunk, ()))
 
 
 def _cut_at_agreements(passes: StagePasses, chunk: int) -> list[tuple[list[Work], Work | None]]:
@@ -193,10 +190,7 @@ def pipeline_plan(
         for part, region in zip(parts, regions, strict=True):
             check_split(part.plan, region, part.part.times)
     tasks: list[Task] = []
-    incoming: dict[str, list[Message]] = {}
-    for stage in range(schedule.stages):
-        for receiver, messages in sent_messages(schedule, stage).items():
-            incoming.setdefault(receiver, []).extend(messages)
+    incoming = sent_messages(schedule)
     for stage in range(schedule.stages):
         passes = StagePasses(schedule, stage, parts, regions, options, incoming, tasks)
         write_passes(passes)

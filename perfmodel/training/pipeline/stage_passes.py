@@ -50,11 +50,6 @@ class PipelineOptions:
     overlap_reduction: bool = True
     tied_dtype: str | None = None
 
-    def bytes_after(self, part: int) -> int:
-        """Return the bytes of a message between a part and the next."""
-        every = self.transfer_bytes
-        return every if isinstance(every, int) else every[part]
-
 
 @dataclass(frozen=True, slots=True)
 class PartPlan:
@@ -120,34 +115,30 @@ class StagePasses:
 
 
 def write_passes(passes: StagePasses) -> None:
-    """Append what precedes the passes of a stage, and these in the order of the schedule."""
+    """Append what precedes the passes of a stage, and these in the order of the schedule.
+
+    Where it waits for messages, interleaved passes are sent in pairs:
+    ``send_forward_backward_recv_forward_backward`` of Megatron-Core follows both of a pair.
+    """
     for chunk in passes.chunks:
         write_works(passes, chunk, passes.regions[passes.part(chunk)].begin)
-    for group in action_groups(_waiting_pairs(passes)):
-        gates = (*[task for action in group for task in _receive(passes, action)], *passes.gates)
+    waits, actions = not passes.options.overlap_p2p, passes.schedule.actions[passes.stage]
+    if waits and passes.schedule.name == "interleaved":
+        actions = tuple(
+            replace(action, joined=action.kind == "forward" and following.kind == "backward")
+            for action, following in zip(actions, (*actions[1:], actions[-1]), strict=True)
+        )
+    for group in action_groups(actions):
+        received = [task for action in group for task in _receive(passes, action)]
+        gates = (*received, *passes.gates)
         written = []
         for action in group:
             written.append(_write_pass(passes, action, gates, paired=len(group) > 1))
             gates = gates if passes.hidden else ()
         sent = [each for pair in zip(group, written, strict=True) for each in _send(passes, *pair)]
-        waits = not passes.options.overlap_p2p
         passes.gates = (*(sent if waits else ()), *passes.hidden)
         passes.hidden, passes.ended = [], written[-1]
         passes.batch = written[-1] if waits else ()
-
-
-def _waiting_pairs(passes: StagePasses) -> tuple[PassAction, ...]:
-    """Passes of the stage; where it waits for messages, interleaved passes are sent in pairs.
-
-    ``send_forward_backward_recv_forward_backward`` of Megatron-Core follows both of a pair.
-    """
-    actions = passes.schedule.actions[passes.stage]
-    if passes.options.overlap_p2p or passes.schedule.name != "interleaved":
-        return actions
-    return tuple(
-        replace(action, joined=action.kind == "forward" and following.kind == "backward")
-        for action, following in zip(actions, (*actions[1:], actions[-1]), strict=True)
-    )
 
 
 # ---------------------------------------------------------------- messages
@@ -174,20 +165,15 @@ def _send(passes: StagePasses, action: PassAction, written: tuple[int, ...]) -> 
 
 
 def _transfer(passes: StagePasses, message: Message, stream: str, after: tuple[int, ...]) -> int:
-    options, key = passes.options, message.key
+    options, key, every = passes.options, message.key, passes.options.transfer_bytes
+    nbytes = every if isinstance(every, int) else every[message.boundary]
     passes.tasks.append(
         Task(
             key,
             "communication",
             passes.rank_class,
             stream,
-            Collective(
-                "send",
-                options.bytes_after(message.boundary),
-                message.communicator,
-                key,
-                dtype=options.dtype,
-            ),
+            Collective("send", nbytes, message.communicator, key, dtype=options.dtype),
             after,
             micro_batch=message.micro_batch,
         )
