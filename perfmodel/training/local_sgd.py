@@ -81,7 +81,7 @@ def local_sgd_plan(request: StepRequest, options: LocalSgdStrategy) -> StepPlan:
 def _wrapped(options: LocalSgdStrategy) -> DdpOptions:
     """Options of DistributedDataParallel, which holds the buckets."""
     return DdpOptions(
-        bucket_cap_bytes=options.bucket_cap,
+        bucket_cap=options.bucket_cap,
         gradient_as_bucket_view=options.gradient_as_bucket_view,
         broadcast_buffers=options.broadcast_buffers,
     )
@@ -89,7 +89,7 @@ def _wrapped(options: LocalSgdStrategy) -> DdpOptions:
 
 def _hooked(options: LocalSgdStrategy) -> DdpOptions:
     """Options of DistributedDataParallel with the hook of post-local SGD."""
-    return replace(_wrapped(options), hook=CastHook(kind="allreduce"))
+    return _wrapped(options).model_copy(update={"hook": CastHook(kind="allreduce")})
 
 
 def _consecutive(size: int, ranks: int, field: str) -> tuple[range, ...]:

@@ -146,13 +146,13 @@ def bucket_caps(options: DdpOptions) -> tuple[tuple[int, ...], tuple[int, ...] |
     The second is None where PyTorch never rebuilds: unused parameters are looked for and the
     graph is not declared static.
     """
-    if options.caps_list_bytes is not None:
-        caps = tuple(int(cap) for cap in options.caps_list_bytes)
+    if options.bucket_caps is not None:
+        caps = tuple(int(cap) for cap in options.bucket_caps)
         return caps, caps if options.rebuilds else None
-    cap = int(DEFAULT_CAP_BYTES if options.bucket_cap_bytes is None else options.bucket_cap_bytes)
-    first = FIRST_BUCKET_BYTES if options.bucket_cap_bytes is None else cap
-    if options.first_bucket_bytes is not None:
-        first = int(options.first_bucket_bytes)
+    cap = int(DEFAULT_CAP_BYTES if options.bucket_cap is None else options.bucket_cap)
+    first = FIRST_BUCKET_BYTES if options.bucket_cap is None else cap
+    if options.first_bucket is not None:
+        first = int(options.first_bucket)
     if options.rebuilds:
         return (sys.maxsize,), (first, cap)
     return (first, cap) if first < cap else (cap,), None

@@ -211,7 +211,7 @@ def ddp_plan(request: StepRequest, options: DdpOptions) -> StepPlan:
 
 def _joined(request: StepRequest, options: DdpOptions) -> int:
     """Ranks without inputs; none in the first iteration, nor where there is one rank only."""
-    return 0 if request.ranks == 1 or request.iteration == "first" else options.joined_ranks
+    return 0 if request.ranks == 1 or request.iteration == "first" else options.joined_gpus
 
 
 def _classes(request: StepRequest, options: DdpOptions) -> tuple[RankClass, ...]:

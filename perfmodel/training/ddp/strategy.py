@@ -121,24 +121,7 @@ def _gradients_in_backward(
 
 def ddp_options(section: DdpStrategy) -> DdpOptions:
     """What DistributedDataParallel is called with."""
-    return DdpOptions(
-        bucket_cap_bytes=section.bucket_cap,
-        first_bucket_bytes=section.first_bucket,
-        caps_list_bytes=section.bucket_caps,
-        find_unused_parameters=section.find_unused_parameters,
-        static_graph=section.static_graph,
-        gradient_as_bucket_view=section.gradient_as_bucket_view,
-        broadcast_buffers=section.broadcast_buffers,
-        sync_buffers_at_start=section.broadcast_buffers,
-        accumulate=section.accumulate,
-        hook=section.hook,
-        batched_grad_copy=section.batched_grad_copy,
-        group_ranks=section.process_group_gpus,
-        join=section.join,
-        throw_on_early_termination=section.throw_on_early_termination,
-        joined_ranks=section.joined_gpus,
-        mixed_precision=section.mixed_precision,
-    )
+    return DdpOptions(**dict(section), sync_buffers_at_start=section.broadcast_buffers)
 
 
 def _held_dtype(options: DdpOptions) -> str | None:
@@ -180,9 +163,9 @@ def _remarks(options: DdpOptions) -> tuple[str, ...]:
             ),
         ),
         (
-            options.joined_ranks,
+            options.joined_gpus,
             (
-                f"{options.joined_ranks} GPUs have run out of inputs: they reduce zeros, and their "
+                f"{options.joined_gpus} GPUs have run out of inputs: they reduce zeros, and their "
                 "samples do not count."
             ),
         ),

@@ -262,8 +262,8 @@ def options_of(cells: Mapping[str, str]) -> DdpOptions:
         return common
     sizes = [1e12 if cap == "inf" else cap_bytes(float(cap)) for cap in caps.split("|")]
     if len(sizes) > 1:
-        return replace(common, caps_list_bytes=tuple(sizes))
-    return replace(common, bucket_cap_bytes=sizes[0])
+        return common.model_copy(update={"bucket_caps": tuple(sizes)})
+    return common.model_copy(update={"bucket_cap": sizes[0]})
 
 
 def models_of(records: Sequence[Record]) -> dict[str, Model]:
