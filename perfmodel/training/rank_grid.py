@@ -144,7 +144,8 @@ class RankGrid:
         `stage_and_replica`: number in that plan: stage x replicas + replica.
         `place`: in the tensor group.
         """
-        return self.numbers.reshape(-1, self.tensor)[stage_and_replica, place]
+        ranks: IntArray = self.numbers.reshape(-1, self.tensor)[stage_and_replica, place]
+        return ranks
 
     @property
     def _by_expert(self) -> IntArray:

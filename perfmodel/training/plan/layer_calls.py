@@ -149,11 +149,11 @@ RESULT_OPS = ("all_reduce", "reduce_scatter")
 """Operations that send a result of their layers, where others fetch an input."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """Calls that are alike.
+@dataclass(slots=True)
+class _Calls:
+    """So many alike calls, and the work beside all of them.
 
-    `window_s`: work beside each of them; seconds, 0: none.
+    `call_window_s`: work beside each of them; seconds, 0: none.
     `joins_previous`: whether they begin with the calls before them.
     """
 
@@ -161,17 +161,10 @@ class _Kind:
     op: Op
     nbytes: int
     dtype: str
-    window_s: float
+    call_window_s: float = 0.0
     joins_previous: bool = False
-
-
-@dataclass(slots=True)
-class _Calls:
-    """So many alike calls, and the work beside all of them."""
-
-    kind: _Kind
-    times: int = 0
-    window_s: float = 0.0
+    times: int = field(default=0, compare=False)
+    window_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(slots=True)
@@ -274,9 +267,9 @@ def _add_around(adding: _Adding, task: Task, duration_s: float, calls: Sequence[
         # a call on another stream begins when the kernels beside it can
         waits = (_piece(adding, task, 0.0, waits),)
     # what sends a result of its layers follows the kernels, what fetches an input precedes them
-    results = [each for each in hidden if each.kind.op in RESULT_OPS]
+    results = [each for each in hidden if each.op in RESULT_OPS]
     waits = _add_windows(
-        adding, task, [each for each in hidden if each.kind.op not in RESULT_OPS], shorten, waits
+        adding, task, [each for each in hidden if each.op not in RESULT_OPS], shorten, waits
     )
     if rest_s > 0 or not hidden:
         waits = (_piece(adding, task, rest_s, waits),)
@@ -292,8 +285,8 @@ def _add_exposed(
     """Add calls one after the other, but for those beside the one before; returns what follows."""
     begun = waits
     for each in calls:
-        if each.kind.joins_previous:
-            waits = (*waits, _call(adding, task, each, each.kind.group, begun))
+        if each.joins_previous:
+            waits = (*waits, _call(adding, task, each, each.group, begun))
         else:
             begun = waits
             waits = (_call(adding, task, each, COMPUTE.name, waits),)
@@ -307,7 +300,7 @@ def _add_windows(
     for each in calls:
         waits = (
             _piece(adding, task, shorten * each.window_s, waits),
-            _call(adding, task, each, each.kind.group, waits),
+            _call(adding, task, each, each.group, waits),
         )
     return waits
 
@@ -318,11 +311,11 @@ def _alike(adding: _Adding, calls: Iterable[PassCall], *, merges: bool) -> list[
     for each in calls:
         call, dtype = each.call, each.call.dtype or adding.dtype
         nbytes = round(call.elements * adding.request.batch_per_gpu) * ITEM_BYTES[dtype]
-        kind = _Kind(call.group, call.op, nbytes, dtype, each.window_s, call.joins_previous)
+        alike = _Calls(call.group, call.op, nbytes, dtype, each.window_s, call.joins_previous)
         candidates = joined if merges else joined[-1:]
-        same = next((other for other in candidates if other.kind == kind), None)
+        same = next((other for other in candidates if other == alike), None)
         if same is None:
-            joined.append(same := _Calls(kind))
+            joined.append(same := alike)
         same.times += call.times
         same.window_s += each.window_s
     return joined
@@ -346,20 +339,19 @@ def _piece(adding: _Adding, task: Task, duration_s: float, waits: Sequence[int])
 
 def _call(adding: _Adding, task: Task, calls: _Calls, stream: str, waits: Iterable[int]) -> int:
     """Add calls as one task."""
-    kind = calls.kind
     adding.calls += 1
     adding.tasks.append(
         Task(
-            f"{kind.group} {kind.op.replace('_', '-')}, {task.name}",
+            f"{calls.group} {calls.op.replace('_', '-')}, {task.name}",
             "communication",
             task.rank_class,
             stream,
             Collective(
-                kind.op,
-                kind.nbytes,
-                kind.group,
+                calls.op,
+                calls.nbytes,
+                calls.group,
                 f"{task.rank_class}, call {adding.calls}",
-                dtype=kind.dtype,
+                dtype=calls.dtype,
                 times=calls.times,
             ),
             tuple(waits),
@@ -399,6 +391,6 @@ def _add_step_calls(adding: _Adding, optimizer: Task) -> None:
                 sizes[at] = sizes.get(at, 0) + round(call.elements)
     waits = optimizer.after
     for (group, dtype, alone), elements in sizes.items():
-        kind = _Kind(group, "all_reduce", (alone or elements) * ITEM_BYTES[dtype], dtype, 0.0)
-        calls = _Calls(kind, elements // alone if alone else 1)
+        nbytes, times = (alone or elements) * ITEM_BYTES[dtype], elements // alone if alone else 1
+        calls = _Calls(group, "all_reduce", nbytes, dtype, times=times)
         waits = (_call(adding, replace(optimizer, layers=()), calls, COMPUTE.name, waits),)
