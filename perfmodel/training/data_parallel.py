@@ -14,7 +14,7 @@ from dataclasses import replace
 from perfmodel.training.ddp.options import MIB, DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.memory_use import MemoryUse, Setup, replicated
-from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
+from perfmodel.training.plan.builder import COMPUTE, GROUP, HOST, TaskList
 from perfmodel.training.plan.forward_backward import Segment, backward_segments, forward_segments
 from perfmodel.training.plan.step_plan import Communicator, Op, RankClass, StepPlan, Stream
 from perfmodel.training.strategy import StepRequest, Strategy
@@ -24,7 +24,6 @@ COALESCED_BYTES = 10 * MIB
 """Parameters and gradients travel in pieces of this size (default `buffer_size`, comm.py)."""
 
 FIRST, OTHERS = "gpu 0", "other gpus"
-GROUP = "data parallel"
 
 NO_OPTIONS = DdpOptions(broadcast_buffers=False)
 """It has none; buffers are broadcast with the parameters."""

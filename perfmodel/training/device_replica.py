@@ -19,11 +19,11 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.training.ddp.buckets import Bucket, ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.pipeline.pass_actions import TRANSFER_STREAMS, Message
-from perfmodel.training.pipeline.pass_regions import PASSES
 from perfmodel.training.pipeline.stage_passes import of_part
 from perfmodel.training.pipeline.stage_workload import ModelPart
 from perfmodel.training.plan.builder import COMPUTE, HOST
 from perfmodel.training.plan.step_plan import (
+    PASSES,
     Collective,
     Communicator,
     Compute,

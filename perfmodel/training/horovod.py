@@ -30,7 +30,7 @@ from perfmodel.training.horovod_cycles import (
     run_cycles,
 )
 from perfmodel.training.memory_use import MemoryUse, Setup, replicated
-from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
+from perfmodel.training.plan.builder import COMM, COMPUTE, GROUP, HOST, RANKS, TaskList
 from perfmodel.training.plan.forward_backward import (
     Segment,
     Step,
@@ -52,12 +52,10 @@ from perfmodel.training.plan.step_plan import (
 from perfmodel.training.strategy import Setting, StepRequest, Strategy
 from perfmodel.workload.model import ITEM_BYTES
 
-RANKS = "ranks"
-GROUP, HOSTS, ACROSS = "data parallel", "hosts", "across hosts"
-"""Communicators: of all ranks, of those of each host, and of one rank of each host."""
+HOSTS, ACROSS = "hosts", "across hosts"
+"""Communicators: of the ranks of each host, and of one rank of each host."""
 
 THREAD, BUFFER = Stream("horovod thread", "host"), Stream("fusion buffer", "copy")
-COMM = Stream("comm", "comm")
 
 
 def horovod_plan(request: StepRequest, options: HorovodStrategy) -> StepPlan:

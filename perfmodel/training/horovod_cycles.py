@@ -130,7 +130,7 @@ class FusionRules:
         return sum(padded(self.nbytes[member], self.padding) for member in members)
 
 
-SETTLING = 8
+SETTLING_ITERATIONS = 8
 """Iterations after which the order of cached tensors is taken as it is."""
 
 
@@ -153,7 +153,7 @@ def run_cycles(
     """
     order = list(range(len(handed_s)))
     cycles = _run_cycles(rules, handed_s, order)
-    for _ in range(SETTLING if steady else 0):
+    for _ in range(SETTLING_ITERATIONS if steady else 0):
         used = [member for cycle in cycles for members in cycle.fused for member in members]
         if used == order:
             break
@@ -188,7 +188,7 @@ def _run_cycles(
     return tuple(cycles)
 
 
-BATCH = 160
+TENSORS_PER_COPY = 160
 """Tensors that one kernel copies (BATCHED_D2D_CAPACITY, horovod 0.28.1, cuda_kernels.h)."""
 REQUEST_BYTES = 100
 """Of a request: name, dtype, shape and device of a tensor, as flatbuffers has them; assumption."""
@@ -290,5 +290,5 @@ def copy_s(request: StepRequest, nbytes: int, count: int) -> float:
     """Time to copy tensors to or from the buffer; none for a tensor alone."""
     if count == 1:
         return 0.0
-    kernels = count if request.blocking_wait else -(-count // BATCH)
+    kernels = count if request.blocking_wait else -(-count // TENSORS_PER_COPY)
     return nbytes / request.times.copy_Bps + kernels * request.kernel_s

@@ -14,12 +14,11 @@ from dataclasses import replace
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.strategies.ddp import CastHook, LocalSgdStrategy
-from perfmodel.training.ddp.bucket_reduction import GROUP
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.ddp.strategy import ddp_memory
 from perfmodel.training.memory_use import MemoryUse, Setup, replicated
-from perfmodel.training.plan.builder import COMPUTE, TaskList
+from perfmodel.training.plan.builder import COMPUTE, GROUP, RANKS, TaskList
 from perfmodel.training.plan.forward_backward import MANY_MICRO_BATCHES
 from perfmodel.training.plan.step_plan import (
     Collective,
@@ -31,8 +30,6 @@ from perfmodel.training.plan.step_plan import (
 )
 from perfmodel.training.strategy import StepRequest, Strategy
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor
-
-RANKS = "ranks"
 
 GRADIENTS = "gradient groups"
 """Communicator of the ranks that all-reduce gradients in each step."""

@@ -34,10 +34,10 @@ from perfmodel.scenario.strategies.sharded import (
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.memory_use import MemoryUse, Setup, replicated
-from perfmodel.training.plan.builder import EXPERT_COPIES
+from perfmodel.training.plan.builder import EXPERT_COPIES, GROUP
 from perfmodel.training.plan.forward_backward import visit_segments
 from perfmodel.training.plan.step_plan import Communicator, Op, StepPlan, neighbours, strides
-from perfmodel.training.sharding_step import EVERYONE, MASTER_BYTES, ShardingStep
+from perfmodel.training.sharding_step import MASTER_BYTES, ShardingStep
 from perfmodel.training.strategy import Setting, StepRequest, Strategy
 from perfmodel.workload.model import ITEM_BYTES, Workload
 
@@ -275,7 +275,7 @@ def _begin(request: StepRequest, options: MegatronStrategy) -> _MegatronStep:
         owner={tensor: each.index for each in buckets for tensor in each.tensors},
         shard_ranks=shard_ranks,
         splits=options.use_distributed_optimizer and shard_ranks > 1,
-        shards=INSTANCE if shard_ranks < request.ranks else EVERYONE,
+        shards=INSTANCE if shard_ranks < request.ranks else GROUP,
         fused=_products(request.workload) if options.gradient_accumulation_fusion else frozenset(),
     )
     step.gradient_dtype = "fp32" if options.grad_reduce_in_fp32 else step.dtype
@@ -398,7 +398,7 @@ class _MegatronStep(ShardingStep[MegatronStrategy]):
         if not self.options.average_in_collective:
             self.copy(f"scale {name}", bucket.elements * self.gradient_bytes, 1)
         op: Op = "reduce_scatter" if splits else "all_reduce"
-        shards = self.shards if splits else EVERYONE
+        shards = self.shards if splits else GROUP
         sent = self.collective(
             f"reduce {name}",
             op,

@@ -16,7 +16,7 @@ As ``OnebitAdam``, ``ZeroOneAdam`` and ``OnebitLamb`` of DeepSpeed 0.14.5
 all-reduces gradients after it, flattened in pieces (``buffered_allreduce_fallback``). Afterwards
 the optimizer updates momenta with the rank's own gradients and averages these compressed. Models in
 fp16 have one flat buffer of all parameters (``FP16_Optimizer``), in fp32 each tensor is averaged on
-its own; LAMB joins all momenta always.
+its own; LAMB_ITEM_BYTES joins all momenta always.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.strategies.deepspeed import OneBitStrategy
-from perfmodel.training.ddp.bucket_reduction import GROUP
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.memory_use import MemoryUse, Setup, replicated
-from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
+from perfmodel.training.plan.builder import COMPUTE, GROUP, HOST, RANKS, TaskList
 from perfmodel.training.plan.forward_backward import Step, add_forward, add_local_backward
 from perfmodel.training.plan.step_plan import Communicator, Op, RankClass, StepPlan, Stream
 from perfmodel.training.sharding_step import full_groups
@@ -41,21 +40,21 @@ from perfmodel.workload.model import ITEM_BYTES, Workload
 
 SCALE_BYTES = 4
 """An fp32: the norm over the square root of the number of elements."""
-BITS = 8
+SIGNS_PER_BYTE = 8
 """Signs in a byte."""
 
-PADDING = 8.0
+PADDING_ITEM_BYTES = 8.0
 """``cat`` with zeros: bytes per element."""
-ERROR_AND_SIGNS = 12 + 4 + (8 + 8 + 5 + 5 + 8 + 8 + 8 + 12) + (8 + 8 + 5) + 1 + 1 / 8
+ERROR_AND_SIGNS_ITEM_BYTES = 12 + 4 + (8 + 8 + 5 + 5 + 8 + 8 + 8 + 12) + (8 + 8 + 5) + 1 + 1 / 8
 """Bytes per element to compress: the error is added, a norm; sign, sum, bool, float, difference,
 product, scale and what is lost; sign, sum and bool once more; packed."""
 ERROR_AND_SIGNS_KERNELS = 14
-UNPACKED = 1 / 8 + 1 + 5 + 8 + 8 + 8
+UNPACKING_ITEM_BYTES = 1 / 8 + 1 + 5 + 8 + 8 + 8
 """Bytes per element to make numbers of signs: unpacked, float, difference, product, scale."""
 UNPACKED_KERNELS = 5
-SUM, COPY = 4.0, 8.0
+SUM_ITEM_BYTES, COPY_ITEM_BYTES = 4.0, 8.0
 """Bytes per element read by the sum over ranks, and read and written by the last copy."""
-STACKED = 2 / 8
+STACKING_ITEM_BYTES = 2 / 8
 """Bytes per element of signs that are copied into one tensor."""
 
 
@@ -67,37 +66,35 @@ def padded_elements(elements: int, ranks: int) -> int:
     >>> padded_elements(1000, 4)
     1024
     """
-    unit = ranks * (ranks * BITS // math.gcd(ranks, BITS))
+    unit = ranks * (ranks * SIGNS_PER_BYTE // math.gcd(ranks, SIGNS_PER_BYTE))
     return -(-elements // unit) * unit
 
-
-RANKS = "ranks"
 
 PIECE_ELEMENTS = 500_000_000
 """Gradients that the engine all-reduces at once: a piece ends with the tensor that exceeds it."""
 
-MOMENTUM = 8 + 12
+MOMENTUM_ITEM_BYTES = 8 + 12
 """Bytes per element: the momentum is multiplied, the gradient added."""
-UPDATE = 8 + 8 + 12 + (8 + 12) + (8 + 12)
+UPDATE_ITEM_BYTES = 8 + 8 + 12 + (8 + 12) + (8 + 12)
 """Root, sum and quotient; weight decay; learning rate, and the parameter."""
 ADAM_KERNELS = 10
-VARIANCE = 8 + 16
+VARIANCE_ITEM_BYTES = 8 + 16
 """The variance, which the warm-up updates, too."""
-LOCAL = 8 + 12
+LOCAL_ITEM_BYTES = 8 + 12
 """0/1 Adam adds each update to a buffer."""
-EXCHANGE = (8 + 12) + (8 + 8 + 12) + 8 + (4 + 8 + 12) + (8 + 8 + 12 + 12) + 4
+EXCHANGE_ITEM_BYTES = (8 + 12) + (8 + 8 + 12) + 8 + (4 + 8 + 12) + (8 + 8 + 12 + 12) + 4
 """Around an exchange of 0/1 Adam: the buffer is taken off, multiplied by root and sum, and copied;
 momentum and parameters are made of it, and it is zeroed."""
 EXCHANGE_KERNELS = 15
-LAMB = 8 + 8 + 8 + (8 + 12 + 8) + (8 + 16) + (8 + 8 + 12) + (8 + 12) + (8 + 4) + (8 + 8)
-LAMB_REST = (12 + 4) + (8 + 4) + (8 + 12)
+LAMB_ITEM_BYTES = 8 + 8 + 8 + (8 + 12 + 8) + (8 + 16) + (8 + 8 + 12) + (8 + 12) + (8 + 4) + (8 + 8)
+LAMB_REST_ITEM_BYTES = (12 + 4) + (8 + 4) + (8 + 12)
 """1-bit LAMB beside the momentum: its last value is kept, scaled and scaled back; the gradient is
 worked out of both, and a fresh variance of it; root, sum, quotient; weight decay; norm; root and
 sum of the fresh variance. Then the greatest quotient of both roots, a norm, and the parameter."""
 LAMB_KERNELS = 26
 LAMB_READS = 2
 """Numbers of each tensor that the host reads."""
-FLAT = 6 + 8 + 4 + 8 + 6
+FLAT_ITEM_BYTES = 6 + 8 + 4 + 8 + 6
 """``FP16_Optimizer``: gradients to fp32, flattened, their norm, unscaled; parameters back."""
 FLAT_KERNELS = 2
 """Per tensor: each is converted, and copied back."""
@@ -202,18 +199,20 @@ def _add_update(
         return add_passes(tasks, name, moved, kernels, after, marks, "optimizer")
 
     if workload.tensors[workload.ready_order[0]].dtype == "fp16":
-        after = (passes("unscale gradients", FLAT * elements, FLAT_KERNELS * trained, after),)
+        after = (
+            passes("unscale gradients", FLAT_ITEM_BYTES * elements, FLAT_KERNELS * trained, after),
+        )
     exchanges = not warm and last
-    before = MOMENTUM if exchanges and kind != "zero_one_adam" else own
+    before = MOMENTUM_ITEM_BYTES if exchanges and kind != "zero_one_adam" else own
     end = passes("optimizer", before * elements, kernels * times, after)
     if not exchanges:
         return end
     for number, buffer in enumerate(buffers):
         name = f"momenta {number}" if number else "momenta"
         end = add_compressed_reduction(tasks, step.request.ranks, buffer, name, marks, (end,))
-    rest, more = own - MOMENTUM, 0
+    rest, more = own - MOMENTUM_ITEM_BYTES, 0
     if kind == "zero_one_adam":
-        rest, more = EXCHANGE, EXCHANGE_KERNELS * times
+        rest, more = EXCHANGE_ITEM_BYTES, EXCHANGE_KERNELS * times
     if kind == "lamb" and tasks.launch_s > 0:
         end = tasks.wait("read norms", RANKS, after=(end,), **marks)
         end = tasks.issue("read norms", LAMB_READS * trained, RANKS, after=(end,), **marks)[0]
@@ -223,11 +222,14 @@ def _add_update(
 def _own_passes(options: OneBitStrategy, *, warm: bool) -> tuple[float, int]:
     """Bytes per element and kernels per tensor of a step, without its exchange."""
     if warm:
-        return MOMENTUM + VARIANCE + UPDATE, ADAM_KERNELS + 2
+        return MOMENTUM_ITEM_BYTES + VARIANCE_ITEM_BYTES + UPDATE_ITEM_BYTES, ADAM_KERNELS + 2
     return {
-        "adam": (MOMENTUM + UPDATE, ADAM_KERNELS),
-        "zero_one_adam": (MOMENTUM + UPDATE + LOCAL, ADAM_KERNELS + 2),
-        "lamb": (MOMENTUM + LAMB + LAMB_REST, LAMB_KERNELS),
+        "adam": (MOMENTUM_ITEM_BYTES + UPDATE_ITEM_BYTES, ADAM_KERNELS),
+        "zero_one_adam": (
+            MOMENTUM_ITEM_BYTES + UPDATE_ITEM_BYTES + LOCAL_ITEM_BYTES,
+            ADAM_KERNELS + 2,
+        ),
+        "lamb": (MOMENTUM_ITEM_BYTES + LAMB_ITEM_BYTES + LAMB_REST_ITEM_BYTES, LAMB_KERNELS),
     }[options.optimizer]
 
 
@@ -248,7 +250,7 @@ def add_compressed_reduction(
     all.
     """
     padded = padded_elements(elements, ranks)
-    packed, part, pads = padded // BITS, padded // ranks, padded != elements
+    packed, part, pads = padded // SIGNS_PER_BYTE, padded // ranks, padded != elements
 
     def compute(verb: str, moved: float, kernels: int, after: Iterable[int]) -> int:
         return add_passes(tasks, f"{verb} {name}", moved, kernels, after, marks)
@@ -273,13 +275,15 @@ def add_compressed_reduction(
             )
         return end
 
-    moved = (ERROR_AND_SIGNS + STACKED + (PADDING if pads else 0)) * padded
+    moved = (
+        ERROR_AND_SIGNS_ITEM_BYTES + STACKING_ITEM_BYTES + (PADDING_ITEM_BYTES if pads else 0)
+    ) * padded
     end = compute("compress", moved, ERROR_AND_SIGNS_KERNELS + 1 + pads, after)
     end = exchange("compressed", "all_to_all", "", end)
-    moved = (UNPACKED + SUM) * padded + ERROR_AND_SIGNS * part
+    moved = (UNPACKING_ITEM_BYTES + SUM_ITEM_BYTES) * padded + ERROR_AND_SIGNS_ITEM_BYTES * part
     end = compute("average", moved, UNPACKED_KERNELS + 1 + ERROR_AND_SIGNS_KERNELS, (end,))
     end = exchange("average", "all_gather", " of parts", end)
-    moved = (STACKED + UNPACKED + COPY) * padded
+    moved = (STACKING_ITEM_BYTES + UNPACKING_ITEM_BYTES + COPY_ITEM_BYTES) * padded
     return compute("decompress", moved, UNPACKED_KERNELS + 2, (end,))
 
 
@@ -301,7 +305,7 @@ def add_passes(
 
 ERROR_BYTES = 4
 """Errors, momenta and what is made of them are fp32."""
-PASSING = 3
+PASSING_BUFFERS = 3
 """Tensors of the whole buffer beside it while it is compressed: the sum, signs and the error."""
 MORE_STATES = {"adam": 0, "zero_one_adam": 1, "lamb": 1}
 """States beside Adam's two: what was not exchanged yet, or the fresh variance."""
@@ -324,8 +328,8 @@ def onebit_memory(setup: Setup) -> MemoryUse:
     padded = [padded_elements(buffer, setup.ranks) for buffer in buffers]
     whole = ERROR_BYTES * sum(buffers)
     master = whole if setup.trained[0].dtype == "fp16" else 0
-    # the flat gradients; with LAMB the momenta of the step before
-    passing = PASSING * ERROR_BYTES * max(padded) + master
+    # the flat gradients; with LAMB_ITEM_BYTES the momenta of the step before
+    passing = PASSING_BUFFERS * ERROR_BYTES * max(padded) + master
     passing += whole if options.optimizer == "lamb" else 0
     return replace(
         use,

@@ -22,7 +22,7 @@ from functools import cache
 from perfmodel.scenario.strategies.strategy import PriorityStrategy
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.memory_use import replicated
-from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
+from perfmodel.training.plan.builder import COMPUTE, GROUP, HOST, RANKS, TaskList
 from perfmodel.training.plan.forward_backward import (
     Segment,
     Step,
@@ -108,9 +108,6 @@ def send_order(
         in_flight.append((free_s, nbytes))
         flying_bytes += nbytes
     return tuple(order)
-
-
-RANKS, GROUP = "ranks", "data parallel"
 
 
 def priority_plan(request: StepRequest, options: PriorityStrategy) -> StepPlan:

@@ -7,15 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
 from perfmodel.training.memory_use import StepOptions
-from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
+from perfmodel.training.plan.builder import COMPUTE, GROUP, HOST, RANKS, TaskList
 from perfmodel.training.plan.forward_backward import Segment, backward_segments, forward_segments
 from perfmodel.training.plan.step_plan import Communicator, Op, RankClass, StepPlan, Stream
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES, Workload
-
-RANKS = "ranks"
-EVERYONE = "data parallel"
-"""Communicator of all ranks."""
 
 GATHERING, REDUCTION = "gather copy", "reduction copy"
 """DeepSpeed's streams beside the computing one, without the collectives that are issued on them."""
@@ -150,7 +146,7 @@ class ShardingStep(Generic[OptionsT]):
         *,
         after: Sequence[int],
         dtype: str | None = None,
-        communicator: str = EVERYONE,
+        communicator: str = GROUP,
         root: int = 0,
         bucket: int | None = None,
     ) -> int:
@@ -173,7 +169,7 @@ class ShardingStep(Generic[OptionsT]):
         )
 
     def agree(
-        self, name: str, dtype: str, read_bytes: float, communicator: str | None = EVERYONE
+        self, name: str, dtype: str, read_bytes: float, communicator: str | None = GROUP
     ) -> None:
         """All-reduce one number of all gradients, which the host reads: a norm, or an overflow.
 
@@ -206,6 +202,6 @@ class ShardingStep(Generic[OptionsT]):
             name=f"{name}, {request.workload.name}",
             classes=(RankClass(RANKS, ranks),),
             streams=(HOST, COMPUTE, gathering, reduction, Stream("comm", "comm"), *drives),
-            communicators=(Communicator(EVERYONE, (ranks,)), *others),
+            communicators=(Communicator(GROUP, (ranks,)), *others),
             samples=request.ranks * request.batch_per_gpu * self.options.accumulate,
         )

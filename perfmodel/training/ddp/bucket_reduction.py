@@ -13,13 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.training.ddp.buckets import Bucket
-from perfmodel.training.plan.builder import COMPUTE
+from perfmodel.training.plan.builder import COMPUTE, GROUP
 from perfmodel.training.plan.forward_backward import Step
 from perfmodel.training.plan.step_plan import Op
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor
-
-GROUP = "data parallel"
-"""Name of the communicator of all ranks."""
 
 CAST, CALLBACK = "cast", "hook"
 """Streams: of conversions on a host, and of callbacks."""

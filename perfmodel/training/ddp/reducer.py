@@ -19,8 +19,9 @@ from typing import Any
 
 from perfmodel.scenario.strategies.ddp import MixedPrecisionSection
 from perfmodel.training.ddp.bucket_hooks import hook_at, reduce_bucket
-from perfmodel.training.ddp.bucket_reduction import GROUP, BucketReduction
+from perfmodel.training.ddp.bucket_reduction import BucketReduction
 from perfmodel.training.ddp.buckets import Bucket
+from perfmodel.training.plan.builder import GROUP
 from perfmodel.training.plan.forward_backward import (
     Step,
     add_backward_segment,

@@ -27,7 +27,6 @@ from dataclasses import replace
 from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.strategies.ddp import MixedPrecisionSection
 from perfmodel.training.ddp.bucket_hooks import check_library
-from perfmodel.training.ddp.bucket_reduction import GROUP
 from perfmodel.training.ddp.buckets import assign_buckets, ddp_buckets
 from perfmodel.training.ddp.options import MIB, DdpOptions
 from perfmodel.training.ddp.reducer import (
@@ -37,7 +36,7 @@ from perfmodel.training.ddp.reducer import (
     add_reducing_backward,
     add_shadow_reduction,
 )
-from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
+from perfmodel.training.plan.builder import COMPUTE, GROUP, HOST, RANKS, TaskList
 from perfmodel.training.plan.forward_backward import (
     Step,
     add_forward,
@@ -56,10 +55,6 @@ COUNT_BYTES = 8
 
 NUMBERS_PER_DIMENSION = 2
 """Size and stride, int64 each."""
-
-
-RANKS = "ranks"
-"""Name of the only rank class."""
 
 
 def start_plan(request: StepRequest, options: DdpOptions) -> StepPlan:

@@ -19,12 +19,11 @@ from perfmodel.scenario.strategies.ddp import (
     ZeroRedundancyStrategy,
 )
 from perfmodel.training.ddp.bucket_hooks import hook_bytes
-from perfmodel.training.ddp.bucket_reduction import GROUP
 from perfmodel.training.ddp.buckets import Bucket, ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.ddp.step_plan import RANKS, ddp_plan, kept_buffers
+from perfmodel.training.ddp.step_plan import ddp_plan, kept_buffers
 from perfmodel.training.memory_use import MemoryUse, Setup, held_in_backward, replicated
-from perfmodel.training.plan.builder import TaskList
+from perfmodel.training.plan.builder import GROUP, RANKS, TaskList
 from perfmodel.training.plan.step_plan import Compute, StepPlan
 from perfmodel.training.strategy import Setting, StepRequest, Strategy
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.training.fsdp.units import Moment, SizedUnit, sized_units, walk_units
-from perfmodel.training.plan.builder import EXPERT_COPIES, TaskList
+from perfmodel.training.plan.builder import EXPERT_COPIES, RANKS, TaskList
 from perfmodel.training.plan.step_plan import Op
 from perfmodel.training.strategy import StepRequest
 
-RANKS = "ranks"
 SHARDS, REGATHERED, COPIES = "shards", "regathered shards", "copies of shards"
 """Communicators: of a shard group, of its smaller groups, and of the holders of the same shard."""
 

@@ -21,7 +21,6 @@ from perfmodel.training.fsdp.sharded_step import (
     COPIES,
     GATHER_COPIES,
     GATHERS,
-    RANKS,
     REDUCTION_COPIES,
     REDUCTIONS,
     REGATHERED,
@@ -36,7 +35,6 @@ from perfmodel.training.fsdp.sharded_step import (
     run,
 )
 from perfmodel.training.fsdp.unit_traffic import (
-    ADDED,
     add_scales,
     free_after_backward,
     free_after_forward,
@@ -45,7 +43,7 @@ from perfmodel.training.fsdp.unit_traffic import (
     wait_for,
 )
 from perfmodel.training.fsdp.units import Moment, SizedUnit
-from perfmodel.training.plan.builder import COMPUTE, EXPERT_COPIES, HOST
+from perfmodel.training.plan.builder import COMPUTE, COPIES_PER_ADDITION, EXPERT_COPIES, HOST, RANKS
 from perfmodel.training.plan.forward_backward import visit_segments
 from perfmodel.training.plan.step_plan import (
     Communicator,
@@ -161,7 +159,7 @@ def _add_layers(step: ShardedStep, moment: Moment[SizedUnit], *, backward: bool)
             tensors = [workload.tensors[tensor] for tensor in part.tensors]
             own = step.options.param_dtype
             nbytes = sum(each.numel * ITEM_BYTES[own or each.dtype] for each in tensors)
-            duration_s += copy_s(step, ADDED * nbytes, len(tensors))
+            duration_s += copy_s(step, COPIES_PER_ADDITION * nbytes, len(tensors))
             kernels += len(tensors)
         run(step, name, kind, duration_s, after=issue(step, name, kernels), layers=part.indices)
 

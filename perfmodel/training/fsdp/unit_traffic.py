@@ -33,6 +33,7 @@ from perfmodel.training.fsdp.sharded_step import (
     sharers,
 )
 from perfmodel.training.fsdp.units import SizedUnit
+from perfmodel.training.plan.builder import COPIES_PER_ADDITION
 from perfmodel.workload.model import ITEM_BYTES
 
 AMAX_KERNELS = 7
@@ -44,8 +45,6 @@ IN_FLIGHT = 2
 """Version 1's host waits for the oldest freed unit once so many are queued (``_FreeEventQueue`` in
 torch/distributed/fsdp/_limiter_utils.py)."""
 
-ADDED = 1.5
-"""Adding in place reads two values and writes one, where a copy reads one and writes one."""
 
 HALVES_RANGE = "fp16"
 """Version 2 divides before and after the reduction in this dtype; others are averaged by NCCL
@@ -290,7 +289,7 @@ def _keep_s(step: ShardedStep, unit: SizedUnit) -> float:
     moved = (
         received if divides else 0,
         (received + shard) / 2 if unit.reduced_dtype != unit.own_dtype else 0,
-        ADDED * shard if adds else 0,
+        COPIES_PER_ADDITION * shard if adds else 0,
     )
     return sum(copy_s(step, each) for each in moved) + (
         request.host_copy_s(shard) if options.offload else 0.0

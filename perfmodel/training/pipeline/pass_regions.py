@@ -15,6 +15,7 @@ from perfmodel.errors import Fault, InputError, ScheduleError
 from perfmodel.training.pipeline.pass_actions import SECTION
 from perfmodel.training.plan.builder import COMPUTE, HOST
 from perfmodel.training.plan.step_plan import (
+    PASSES,
     Collective,
     CommunicatorRole,
     Compute,
@@ -105,8 +106,6 @@ def _weight_issue_s(work: Work, works: Sequence[Work], times: LayerTimes) -> flo
     total = int(times.backward_kernels[layers].sum())
     return _seconds(work.task) * min(kernels, total) / total if total else 0.0
 
-
-PASSES = ("forward", "backward")
 
 PassKind = Literal["forward", "backward"]
 PassKey = tuple[PassKind, int]

@@ -27,7 +27,7 @@ from perfmodel.training.pipeline.pass_actions import (
     PipelineSchedule,
     sent_messages,
 )
-from perfmodel.training.pipeline.pass_regions import EXPERT, PASSES, Work, check_split, plan_regions
+from perfmodel.training.pipeline.pass_regions import EXPERT, Work, check_split, plan_regions
 from perfmodel.training.pipeline.stage_passes import (
     PartPlan,
     PipelineOptions,
@@ -37,6 +37,7 @@ from perfmodel.training.pipeline.stage_passes import (
 )
 from perfmodel.training.plan.builder import COMPUTE
 from perfmodel.training.plan.step_plan import (
+    PASSES,
     Collective,
     Communicator,
     RankClass,

@@ -14,7 +14,6 @@ from perfmodel.training.pipeline.pass_actions import (
     message_of,
 )
 from perfmodel.training.pipeline.pass_regions import (
-    PASSES,
     PassKind,
     Regions,
     Work,
@@ -25,7 +24,7 @@ from perfmodel.training.pipeline.pass_regions import (
 )
 from perfmodel.training.pipeline.stage_workload import ModelPart
 from perfmodel.training.plan.builder import HOST
-from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
+from perfmodel.training.plan.step_plan import PASSES, Collective, Compute, StepPlan, Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,19 @@ from perfmodel.training.strategy import StepRequest
 
 HOST = Stream("host", "host")
 COMPUTE = Stream("compute", "compute")
+COMM = Stream("comm", "comm")
+"""Stream of collectives: one at a time, as NCCL runs those of a communicator."""
+
+RANKS = "ranks"
+"""Name of the only rank class of most plans."""
+GROUP = "data parallel"
+"""Name of the communicator of all ranks."""
 EXPERT_COPIES = "holders of the same experts"
 """Communicator of ranks that average the gradients of the same experts."""
+
+
+COPIES_PER_ADDITION = 1.5
+"""Adding in place reads two values and writes one, where a copy reads one and writes one."""
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from perfmodel.training.plan.builder import COMPUTE
 from perfmodel.training.plan.step_plan import (
+    PASSES,
     Collective,
     Communicator,
     Compute,
@@ -144,7 +145,6 @@ def _forward(workload: Workload, layers: Iterable[int]) -> Iterator[tuple[int, L
                 yield layer, call
 
 
-PASSES = ("forward", "backward")
 RESULT_OPS = ("all_reduce", "reduce_scatter")
 """Operations that send a result of their layers, where others fetch an input."""
 

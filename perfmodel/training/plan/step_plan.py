@@ -51,6 +51,9 @@ CommunicatorRole = Literal[
 "all_stages": numbers that all ranks of a pipeline agree on.
 """
 
+PASSES = ("forward", "backward")
+"""Kinds of tasks that run layers."""
+
 TaskRole = Literal["compress", "copy_out", "weight_gradient", "step_end"]
 """What a task does, where more depends on it than its kind says.
 

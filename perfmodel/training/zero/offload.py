@@ -30,11 +30,11 @@ from itertools import accumulate, chain
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.strategies.deepspeed import OffloadOptimizer, ZeroStrategy
+from perfmodel.training.plan.builder import RANKS
 from perfmodel.training.sharding_step import (
     DRIVE_READS,
     DRIVE_WRITES,
     MASTER_BYTES,
-    RANKS,
     ShardingStep,
     full_groups,
 )

@@ -20,13 +20,11 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
-from perfmodel.training.plan.builder import COMPUTE
+from perfmodel.training.plan.builder import COMPUTE, GROUP, RANKS
 from perfmodel.training.plan.forward_backward import visit_segments
 from perfmodel.training.plan.step_plan import Communicator, Op, StepPlan, neighbours
 from perfmodel.training.sharding_step import (
-    EVERYONE,
     GATHERING,
-    RANKS,
     REDUCTION,
     ShardingStep,
 )
@@ -172,7 +170,7 @@ class _Passes(ShardingStep[ZeroStrategy]):
         own_bytes = elements // holders * self.item_bytes
         seconds = self.tasks.copy_s(own_bytes, 1) if len(gather.tensors) > 1 else 0.0
         seconds += self.request.host_copy_s(own_bytes) if options.offload_param else 0.0
-        name, group = f"gather {len(self.gathered)}", SECONDARY if gather.secondary else EVERYONE
+        name, group = f"gather {len(self.gathered)}", SECONDARY if gather.secondary else GROUP
         copied = self._on_gathering_stream(name, f"copy in {name}", seconds, 2, self.host_waits)
         if options.offload_param:  # `.to(device)` returns when the copy is done
             self.host_waits = self.blocked = (copied,)

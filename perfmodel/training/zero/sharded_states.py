@@ -24,9 +24,9 @@ from operator import itemgetter
 from typing import Any
 
 from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
-from perfmodel.training.plan.builder import COMPUTE
+from perfmodel.training.plan.builder import COMPUTE, RANKS
 from perfmodel.training.plan.step_plan import Op, StepPlan
-from perfmodel.training.sharding_step import RANKS, REDUCTION, ShardingStep, full_groups
+from perfmodel.training.sharding_step import REDUCTION, ShardingStep, full_groups
 from perfmodel.training.strategy import StepRequest
 from perfmodel.training.zero.offload import add_host_update, own_gradient_seconds
 from perfmodel.workload.model import ITEM_BYTES, Workload
