@@ -4,8 +4,7 @@ The order of events is that of torch 2.13 (``torch/nn/parallel/distributed.py`` 
 ``torch/csrc/distributed/c10d/reducer.cpp``): broadcast of buffers, forward, backward with the
 gradients of each layer copied into their bucket as soon as they are ready, an all-reduce per
 bucket strictly in bucket order on one stream, then bucket by bucket the copy back into the
-gradients, then the optimizer. Also steps without buckets: no communication, or all of it after
-backward.
+gradients, then the optimizer.
 
 Its constructor communicates once, before the first step: ranks compare the number and the shapes of
 their parameters, then rank 0 broadcasts its parameters and buffers
@@ -45,7 +44,7 @@ from perfmodel.training.plan.forward_backward import (
 )
 from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan, Stream
 from perfmodel.training.strategy import StepRequest
-from perfmodel.workload.model import ITEM_BYTES, Buffers, LayerTimes, ParameterTensor, Workload
+from perfmodel.workload.model import ITEM_BYTES, Buffers, ParameterTensor
 
 COALESCED_BYTES = 250 * MIB
 """Tensors are broadcast in pieces of this size (broadcast_bucket_size, distributed.py)."""
@@ -308,44 +307,4 @@ def _add_buffer_broadcasts(step: Step, after: tuple[int, ...]) -> tuple[int, ...
 def _add_update(step: Step, reduced: tuple[int, ...]) -> None:
     add_optimizer(
         step, reduced, host_waits=step.request.blocking_wait, streams=(COMPUTE.name, CASTS.name)
-    )
-
-
-def unbucketed_plan(
-    workload: Workload, times: LayerTimes, mode: str, ranks: int, *, host_s: float
-) -> StepPlan:
-    """One step whose gradients are reduced one after the other once backward has ended.
-
-    `mode`: nothing, one all-reduce of everything, or one for each tensor (the last of the model
-        first), each waited for.
-    `host_s`: what the process does at the end of a step.
-    """
-    tasks = TaskList(0.0, 0.0, times.copy_Bps)
-    start = tasks.compute("forward", "forward", float(times.forward_s.sum()), RANKS)
-    last = tasks.compute(
-        "backward", "backward", float(times.backward_s.sum()), RANKS, after=(start,)
-    )
-    each = [tensor.nbytes for tensor in reversed(workload.tensors)]
-    dtypes = {tensor.dtype for tensor in workload.tensors}
-    dtype = dtypes.pop() if len(dtypes) == 1 else None
-    reduced = {"none": [], "flat": [sum(each)], "pertensor": each}[mode] if ranks > 1 else []
-    for number, nbytes in enumerate(reduced):
-        last = tasks.collective(
-            f"all-reduce {number}",
-            "all_reduce",
-            nbytes,
-            RANKS,
-            communicator=GROUP,
-            key=f"tensors {number}",
-            after=(last,),
-            dtype=dtype,
-        )
-    end = tasks.compute("end of the step", "copy", host_s, RANKS, after=(last,), role="step_end")
-    tasks.begin_after(end, (COMPUTE.name,))
-    return tasks.plan(
-        name=f"{mode}, {workload.name}",
-        classes=(RankClass(RANKS, range(ranks)),),
-        streams=(COMPUTE, Stream("comm", "comm")),
-        communicators=(Communicator(GROUP, (range(ranks),)),) if reduced else (),
-        samples=ranks,
     )
