@@ -164,14 +164,17 @@ def replicated(setup: Setup, *, grows: bool = True) -> MemoryUse:
         accumulated, they stay too.
     Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """
-    _check(setup)
-    workload = setup.workload
-    gradients_bytes = sum(tensor.nbytes for tensor in setup.trained)
-    activations = held_in_backward(setup)
+    faults, precision = count_faults(setup.ranks, setup.batch_per_gpu), setup.precision
+    if precision not in ITEM_BYTES:
+        allowed = allowed_names(ITEM_BYTES, precision)
+        faults.append(Fault("precision", repr(precision), allowed))
+    if faults:
+        raise InputError(faults)
+    workload, activations = setup.workload, held_in_backward(setup)
     grows = grows and setup.options.accumulate == 1
     return MemoryUse(
         parameters_bytes=workload.nbytes + workload.buffer_bytes,
-        gradients_bytes=gradients_bytes,
+        gradients_bytes=sum(tensor.nbytes for tensor in setup.trained),
         optimizer_bytes=optimizer_state_bytes(
             workload, setup.optimizer, master_weights=setup.master_weights
         ),
@@ -320,16 +323,6 @@ def count_faults(ranks: int, batch_per_gpu: int) -> list[Fault]:
         for name, value in (("ranks", ranks), ("batch_per_gpu", batch_per_gpu))
         if value < 1
     ]
-
-
-def _check(setup: Setup) -> None:
-    faults = count_faults(setup.ranks, setup.batch_per_gpu)
-    if setup.precision not in ITEM_BYTES:
-        faults.append(
-            Fault("precision", repr(setup.precision), allowed_names(ITEM_BYTES, setup.precision))
-        )
-    if faults:
-        raise InputError(faults)
 
 
 GIB = 2**30

@@ -123,10 +123,6 @@ def ddp_options(section: DdpStrategy) -> DdpOptions:
     return DdpOptions(**dict(section), sync_buffers_at_start=section.broadcast_buffers)
 
 
-def _held_dtype(options: DdpOptions) -> str | None:
-    return None if options.mixed_precision is None else options.mixed_precision.param_dtype
-
-
 def _bucket_sizes(section: DdpStrategy, _: int) -> Setting | None:
     """``bucket_cap_mb``, where no cap is stated; by default 25 MiB."""
     if section.model_fields_set & {"bucket_cap", "first_bucket", "bucket_caps"}:
@@ -185,7 +181,7 @@ DDP = Strategy(
     ddp_memory,
     ddp_buckets,
     remarks=_remarks,
-    held_dtype=_held_dtype,
+    held_dtype=lambda options: options.mixed_precision and options.mixed_precision.param_dtype,
     lighter=({"gradient_as_bucket_view": True},),
     bucket_sizes=_bucket_sizes,
     options=ddp_options,

@@ -247,7 +247,10 @@ def _add_update(step: ShardedStep) -> int:
     """Clip the gradients and update each rank's shard; return the task that ends the step."""
     if step.options.clip_norm:
         _add_clipping(step)
-    times, share = step.request.times, _own_share(step)
+    times, units, share = step.request.times, step.entered_units, 1 / step.shard_ranks
+    if any(unit.of_experts for unit in units):  # of these a rank updates more than of all others
+        own = sum(unit.reduced_elements / unit.ranks for unit in units)
+        share = own / sum(unit.reduced_elements for unit in units)
     issued = issue(step, "optimizer", times.optimizer_kernels)
     optimizer_s = step.request.host_optimizer_s if step.options.offload else times.optimizer_s
     end = run(step, "optimizer", "optimizer", optimizer_s * share, after=issued)
@@ -255,15 +258,6 @@ def _add_update(step: ShardedStep) -> int:
     if step.request.host_s > 0:
         end = run(step, "end of the step", "copy", step.request.host_s, after=(end,))
     return end
-
-
-def _own_share(step: ShardedStep) -> float:
-    """Share of the parameters that a rank updates: of experts more than of all others."""
-    units = step.entered_units
-    if not any(unit.of_experts for unit in units):
-        return 1 / step.shard_ranks
-    own = sum(unit.reduced_elements / unit.ranks for unit in units)
-    return own / sum(unit.reduced_elements for unit in units)
 
 
 def _add_clipping(step: ShardedStep) -> None:

@@ -265,13 +265,11 @@ def _sized(
 
     def padded(members: Sequence[ParameterTensor]) -> int:
         if options.version == 2:  # the first dimension of each (``_fsdp_param.py``)
-            return sum(math.ceil(rows / ranks) * ranks * size for rows, size in row_sizes(members))
+            rows = [split_rows(each, ranks) for each in members]
+            sizes = [each.numel // max(n, 1) for n, each in zip(rows, members, strict=True)]
+            return sum(math.ceil(n / ranks) * ranks * s for n, s in zip(rows, sizes, strict=True))
         numels = aligned if options.use_orig_params else [each.numel for each in members]
         return math.ceil(sum(numels) / shard_ranks) * shard_ranks  # as one (``_flat_param.py``)
-
-    def row_sizes(members: Sequence[ParameterTensor]) -> list[tuple[int, int]]:
-        rows = [split_rows(each, ranks) for each in members]
-        return [(n, each.numel // max(n, 1)) for n, each in zip(rows, members, strict=True)]
 
     elements, narrow_elements = padded(tensors), padded(in_fp8) if in_fp8 else 0
     gradients = (elements if trained else 0) if options.version == 1 else padded(trained)

@@ -173,7 +173,12 @@ def model_parts(
     layers = part_layers(workload, schedule, options or PartitionOptions())
     if len(layers) == 1:
         return (ModelPart(workload, times, layers[0]),)
-    handed = _handed_elements(workload, [mine[-1] for mine in layers[:-1]])
+    ends = (workload.layers[mine[-1]] for mine in layers[:-1])
+    handed = [layer.output_elements or workload.stream_elements for layer in ends]
+    if not all(handed):
+        text = f"{workload.name!r}, which does not state what flows between its blocks"
+        allowed = "a decoder, an encoder, a ResNet or a VGG of the zoo"
+        raise InputError(Fault("model", text, allowed))
     flows = [workload.input_elements, *handed, workload.output_elements]
     # first and last part, and which way they are run where both can stand on one stage
     first, last = (
@@ -217,19 +222,6 @@ def handed_bytes(
     casts = whole.stream_elements > 0 and cast_weights(whole, precision, held_dtype)
     item_bytes = WIDE_BYTES if casts else ITEM_BYTES[precision]
     return tuple(round(batch * part.workload.output_elements) * item_bytes for part in parts[:-1])
-
-
-def _handed_elements(workload: Workload, ends: Sequence[int]) -> list[float]:
-    """Elements that each part hands to the next, by the last layer of each part but the last.
-
-    Raises `InputError`: a model that does not state them.
-    """
-    handed = [workload.layers[end].output_elements or workload.stream_elements for end in ends]
-    if not all(handed):
-        text = f"{workload.name!r}, which does not state what flows between its blocks"
-        allowed = "a decoder, an encoder, a ResNet or a VGG of the zoo"
-        raise InputError(Fault("model", text, allowed))
-    return handed
 
 
 def _owners(workload: Workload, layers: Sequence[range]) -> dict[int, int]:
