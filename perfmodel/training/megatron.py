@@ -378,8 +378,7 @@ class _MegatronStep(ShardingStep[MegatronStrategy]):
         Gradients are added to the buffer, or by the kernels that make them, which read it beside
         writing it.
         """
-        is_last, owner = self.micro_batch == self.options.accumulate - 1, self.owner
-        overlaps = self.options.overlap_grad_reduce and is_last
+        owner, overlaps = self.owner, self.options.overlap_grad_reduce and self.is_last
         last = {owner[tensor]: tensor for tensor in self.request.workload.ready_order}
         for part in self.backward_parts(set(last.values()) if overlaps else ()):
             self.segment(part, "backward")

@@ -1,4 +1,4 @@
-"""What ZeRO and Megatron's optimizer have in common: layers, the end of a step, the plan of it."""
+"""What FSDP, ZeRO and Megatron's optimizer have in common: layers, a step's end, the plan of it."""
 
 from __future__ import annotations
 
@@ -85,6 +85,11 @@ class ShardingStep(Generic[OptionsT]):
         return () if self.last is None else (self.last,)
 
     @property
+    def is_last(self) -> bool:
+        """Whether this is the last micro-batch."""
+        return self.micro_batch == self.options.accumulate - 1
+
+    @property
     def resolution(self) -> int:
         """Segments per pass."""
         segments = self.request.segments
@@ -101,6 +106,28 @@ class ShardingStep(Generic[OptionsT]):
         """Return the elements of some parameters."""
         return sum(self.request.workload.tensors[tensor].numel for tensor in tensors)
 
+    def run(
+        self,
+        name: str,
+        kind: str,
+        duration_s: float,
+        *,
+        after: Iterable[int] = (),
+        layers: tuple[int, ...] = (),
+    ) -> int:
+        """Add kernels that were issued to the computing stream, after what it waits for."""
+        self.last = self.tasks.compute(
+            name,
+            kind,
+            duration_s,
+            RANKS,
+            after=dict.fromkeys((*after, *self.device_waits)),
+            layers=layers,
+            micro_batch=self.micro_batch,
+        )
+        self.device_waits = ()
+        return self.last
+
     def work(
         self,
         name: str,
@@ -109,20 +136,10 @@ class ShardingStep(Generic[OptionsT]):
         kernels: int,
         layers: tuple[int, ...] = (),
     ) -> int:
-        """Add kernels to the computing stream, after what it and the host wait for."""
-        self.last = self.tasks.launch(
-            name,
-            kind,
-            duration_s,
-            kernels,
-            RANKS,
-            issue_after=self.host_waits,
-            after=(*self.host_waits, *self.device_waits),
-            micro_batch=self.micro_batch,
-            layers=layers,
-        )
-        self.device_waits = self.host_waits = ()
-        return self.last
+        """Let the host issue kernels once all that it waits for has happened, and run them."""
+        waits, self.host_waits = self.host_waits, ()
+        issued = self.tasks.issue(name, kernels, RANKS, after=waits, micro_batch=self.micro_batch)
+        return self.run(name, kind, duration_s, after=(*issued, *waits), layers=layers)
 
     def copy(self, name: str, nbytes: float, kernels: int) -> int:
         """Add copies among the layers."""

@@ -32,7 +32,6 @@ from perfmodel.training.fsdp.sharded_step import (
     copy,
     copy_s,
     issue,
-    run,
 )
 from perfmodel.training.fsdp.unit_traffic import (
     add_scales,
@@ -115,7 +114,7 @@ def _add_forward(step: ShardedStep) -> None:
 
     Its first gathers wait for all that the layers wait for.
     """
-    step.gathers_wait = (*step.behind, *step.layers_wait)
+    step.gathers_wait = (*step.behind, *step.device_waits)
     following = deque(each.unit for each in step.walk if each.kind == "enter" and each.unit)
     step.views.clear()
     for place, moment in enumerate(step.walk):
@@ -161,7 +160,7 @@ def _add_layers(step: ShardedStep, moment: Moment[SizedUnit], *, backward: bool)
             nbytes = sum(each.numel * ITEM_BYTES[own or each.dtype] for each in tensors)
             duration_s += copy_s(step, COPIES_PER_ADDITION * nbytes, len(tensors))
             kernels += len(tensors)
-        run(step, name, kind, duration_s, after=issue(step, name, kernels), layers=part.indices)
+        step.run(name, kind, duration_s, after=issue(step, name, kernels), layers=part.indices)
 
 
 # ---------------------------------------------------------------- backward
@@ -191,7 +190,7 @@ def _add_backward(step: ShardedStep) -> None:
             _gather_ahead(step, moment.unit, order, "pre")
     for unit in behind:
         _leave(step, unit, order)
-    step.layers_wait += (*step.reduced, *step.reduce_inputs)
+    step.device_waits += (*step.reduced, *step.reduce_inputs)
     step.reduce_inputs.clear()
     step.prefetched.clear()
 
@@ -253,10 +252,10 @@ def _add_update(step: ShardedStep) -> int:
         share = own / sum(unit.reduced_elements for unit in units)
     issued = issue(step, "optimizer", times.optimizer_kernels)
     optimizer_s = step.request.host_optimizer_s if step.options.offload else times.optimizer_s
-    end = run(step, "optimizer", "optimizer", optimizer_s * share, after=issued)
+    end = step.run("optimizer", "optimizer", optimizer_s * share, after=issued)
     end = add_scales(step, end)
     if step.request.host_s > 0:
-        end = run(step, "end of the step", "copy", step.request.host_s, after=(end,))
+        end = step.run("end of the step", "copy", step.request.host_s, after=(end,))
     return end
 
 
@@ -280,7 +279,7 @@ def _add_clipping(step: ShardedStep) -> None:
         stream=REDUCTIONS,
         after=(squared,),
     )
-    step.layers_wait.append(summed)
+    step.device_waits += (summed,)
     copy(step, "clip gradients", shard, issued_as="clip", kernels=2)
 
 
@@ -314,8 +313,8 @@ def _broadcast(step: ShardedStep, name: str, nbytes: int, dtype: str, communicat
         after=(copy(step, f"flatten {name}", nbytes, issued_as=name, kernels=3),),
         phase=communicator,
     )
-    step.layers_wait.append(sent)
-    run(step, f"copy back {name}", "copy", copy_s(step, nbytes))
+    step.device_waits += (sent,)
+    step.run(f"copy back {name}", "copy", copy_s(step, nbytes))
 
 
 def group_faults(ranks: int, options: FsdpStrategy) -> Iterator[Fault]:

@@ -29,7 +29,6 @@ from perfmodel.training.fsdp.sharded_step import (
     copy,
     copy_s,
     issue,
-    run,
     sharers,
 )
 from perfmodel.training.fsdp.units import SizedUnit
@@ -58,7 +57,7 @@ def gather(step: ShardedStep, unit: SizedUnit, *, backward: bool) -> None:
     nobody shares is copied where it is.
     """
     if len(step.free_events) >= IN_FLIGHT:
-        step.host_waits.append(step.free_events.popleft())
+        step.host_waits += (step.free_events.popleft(),)
     if unit.name in step.whole:
         return
     if unit.ranks == 1:
@@ -124,7 +123,7 @@ def add_scales(step: ShardedStep, end: int) -> int:
     dtype, name, kernels = weights[0].dtype, "greatest values of weights", len(weights) + 1
     read_bytes = sum(weight.nbytes for weight in weights) / step.shard_ranks / 2
     after = (*issue(step, name, kernels), end)
-    norms = run(step, name, "copy", copy_s(step, read_bytes, kernels), after=after)
+    norms = step.run(name, "copy", copy_s(step, read_bytes, kernels), after=after)
     agreed = communicate(
         step,
         f"agree on {name}",
@@ -136,7 +135,7 @@ def add_scales(step: ShardedStep, end: int) -> int:
     )
     after = (*issue(step, "scales", SCALE_KERNELS), agreed)
     scaled_s = step.tasks.kernel_s * SCALE_KERNELS
-    return run(step, "scales of weights", "copy", scaled_s, after=after)
+    return step.run("scales of weights", "copy", scaled_s, after=after)
 
 
 def _copy_in_s(step: ShardedStep, unit: SizedUnit, smaller: int | None) -> float:
@@ -162,7 +161,7 @@ def wait_for(step: ShardedStep, unit: SizedUnit, *, backward: bool) -> None:
     if gathered is None:
         copy(step, f"copy {unit.name}", (unit.own_bytes + unit.gathered_bytes) / 2)
         return
-    step.layers_wait.append(gathered)
+    step.device_waits += (gathered,)
     if step.options.version == 1:
         return
     if not backward and step.held is not None:
@@ -201,7 +200,7 @@ def _free(step: ShardedStep, unit: SizedUnit) -> None:
     step.copied.discard(unit.name)
     step.prefetched.discard(unit.name)
     if step.options.version == 1 and step.options.limit_all_gathers:
-        step.free_events.append(step.newest_layer or 0)
+        step.free_events.append(step.last or 0)
 
 
 def reduce(step: ShardedStep, unit: SizedUnit) -> None:
@@ -211,7 +210,7 @@ def reduce(step: ShardedStep, unit: SizedUnit) -> None:
     """
     nbytes, dtype, second = unit.reduced_bytes, unit.reduced_dtype, step.options.version == 2
     while second and len(step.reduce_inputs) >= step.options.reduce_buffers:
-        step.layers_wait.append(step.reduce_inputs.popleft())
+        step.device_waits += (step.reduce_inputs.popleft(),)
     if not nbytes:
         return
     name, gathered_bytes = f"reduce {unit.name}", (unit.gradient_bytes + nbytes) / 2

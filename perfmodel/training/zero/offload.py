@@ -173,8 +173,7 @@ def own_gradient_seconds(step: ShardingStep[ZeroStrategy], elements: float) -> f
     options = step.options
     adds = options.accumulate > 1 and options.stage == 2
     trips = 2 if options.stage == 3 else (1 + (step.micro_batch > 0)) if adds else 0
-    is_last = step.micro_batch == options.accumulate - 1
-    item_bytes = trips * step.item_bytes + (MASTER_BYTES if is_last else 0)
+    item_bytes = trips * step.item_bytes + (MASTER_BYTES if step.is_last else 0)
     return step.request.host_copy_s(item_bytes * elements)
 
 

@@ -89,7 +89,7 @@ class _Passes(ShardingStep[ZeroStrategy]):
 
     `places`: of each gradient, its place in the order in which they get ready, and its bucket.
     `gathered`: gathers so far, with their collectives.
-    `run`: layers that have met no event since the last one.
+    `joined`: layers that have met no event since the last one.
     `pending`: the bucket that is being filled.
     `blocked`: what the host waited for last, to copy parameters from its memory or to read them.
     `reading`: the last read of parameters from drives.
@@ -99,7 +99,7 @@ class _Passes(ShardingStep[ZeroStrategy]):
     buckets: Sequence[GradientBucket]
     places: dict[int, tuple[int, int]]
     gathered: list[tuple[Fetch, int]] = field(default_factory=list)
-    run: list[int] = field(default_factory=list)
+    joined: list[int] = field(default_factory=list)
     backward: bool = False
     pending: int = 0
     reduced: int | None = None
@@ -144,17 +144,17 @@ class _Passes(ShardingStep[ZeroStrategy]):
         if event.backward != self.backward:
             self._end_run()
             self.backward = event.backward
-        self.run.append(event.number)
+        self.joined.append(event.number)
         tensors = self.request.workload.layers[event.number].tensors
         if event.backward and any(self.places[each][1] != self.pending for each in tensors):
             self._end_run()
 
     def _end_run(self) -> None:
         """Add the layers of the run as one task, then what their gradients cause."""
-        if not self.run:
+        if not self.joined:
             return
         backward, request = self.backward, self.request
-        layers, self.run = self.run[::-1] if backward else self.run, []
+        layers, self.joined = self.joined[::-1] if backward else self.joined, []
         (part,) = visit_segments(
             request.workload, request.times, layers, at_most=1, backward=backward
         )
@@ -233,7 +233,7 @@ class _Passes(ShardingStep[ZeroStrategy]):
         if options.offload_optimizer:
             copied_s = own_gradient_seconds(self, part)
             self.reduced = self._copy_beside(f"{name} to host", 0, 0, more_s=copied_s)
-            if options.offload_optimizer.nvme and self.micro_batch == options.accumulate - 1:
+            if options.offload_optimizer.nvme and self.is_last:
                 nbytes, title = gradient_bytes(self, bucket.tensors), f"write gradients of {name}"
                 self.written.append(
                     add_drive_task(self, title, nbytes, (self.reduced,), write=True)

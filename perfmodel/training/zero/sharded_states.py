@@ -44,11 +44,10 @@ def sharded_states_plan(request: StepRequest, options: ZeroStrategy) -> StepPlan
     for micro_batch in range(options.accumulate):
         step.micro_batch = micro_batch
         step.forward()
-        last = micro_batch == options.accumulate - 1
-        if options.stage == 2 or (options.overlaps_backward and last):
+        if options.stage == 2 or (options.overlaps_backward and step.is_last):
             _add_reducing_backward(step, layout)
         else:
-            _add_local_backward(step, layout, reduces=last)
+            _add_local_backward(step, layout, reduces=step.is_last)
     step.micro_batch = 0
     return step.plan(_add_optimizer(step, layout), f"ZeRO-{options.stage}")
 
