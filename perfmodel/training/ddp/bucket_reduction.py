@@ -25,6 +25,15 @@ CAST_TRAFFIC = 1.5
 """Bytes that a conversion between 32 and 16 bits moves per byte of its 32-bit operand."""
 
 
+def sum_passes(*passes: tuple[object, float, int]) -> tuple[float, int]:
+    """Bytes and kernels of those passes over memory that are made.
+
+    A pass: whether it is made, the bytes that it moves, and its kernels.
+    """
+    made = [(nbytes, kernels) for is_made, nbytes, kernels in passes if is_made]
+    return sum(nbytes for nbytes, _ in made), sum(kernels for _, kernels in made)
+
+
 @dataclass(frozen=True, slots=True)
 class BucketReduction:
     """A bucket that is complete after the tasks `ready`."""
