@@ -1,8 +1,7 @@
-"""Megatron-Core's data parallelism as a row of the table of strategies, and its memory.
+"""Megatron-Core's data parallelism: its gradient buffer, one training step, and its memory.
 
-Megatron-Core's data parallelism: one training step as a StepPlan.
-
-The order of events is that of Megatron-Core 0.16 (megatron/core/distributed):
+The order of events is that of Megatron-Core 0.16 (megatron/core/distributed), the buffer and the
+buckets that it is cut into are those of ``_ParamAndGradBuffer`` in param_and_grad_buffer.py:
 
 - Gradients are added to one buffer (``main_grad``), which is zeroed at the start of the step.
 - A bucket is scaled and reduced: with `overlap_grad_reduce` as soon as the last micro-batch has
@@ -11,10 +10,6 @@ The order of events is that of Megatron-Core 0.16 (megatron/core/distributed):
 - Parameters are gathered bucket by bucket: after the update, or with `overlap_param_gather` from
   the hooks of the next forward: a module waits for its bucket, and the one after it is sent
   (``finish_param_sync``), so that nothing overlaps with the first.
-
-Megatron-Core's gradient buffer, and the buckets that it is cut into.
-
-Written after ``_ParamAndGradBuffer`` in megatron/core/distributed/param_and_grad_buffer.py.
 """
 
 from __future__ import annotations

@@ -1,22 +1,18 @@
-"""Steps of DeepSpeed's 1-bit optimizers, and the compressed all-reduce that they share.
+"""Steps of DeepSpeed's 1-bit optimizers: gradients stay on their rank, momenta are averaged.
 
-The compressed all-reduce: signs in one bit each and a scale, out and back.
-
-As ``NcclBackend.compressed_allreduce`` of DeepSpeed 0.14.5 (deepspeed/runtime/comm/nccl.py): each
-rank adds its error, takes signs and a scale, and keeps what is lost; an all-to-all brings each rank
-the signs of its part from all, which it averages, adds its own error to and takes signs of again;
-an all-gather brings all parts to all. Every operation is a kernel of its own, on fp32, and the host
-waits for the device after signs are packed (``compress_by_chunk`` in
-deepspeed/runtime/compression/cupy.py).
-
-Steps of DeepSpeed's 1-bit optimizers: gradients stay on their rank, momenta are averaged.
-
-As ``OnebitAdam``, ``ZeroOneAdam`` and ``OnebitLamb`` of DeepSpeed 0.14.5
+They are ``OnebitAdam``, ``ZeroOneAdam`` and ``OnebitLamb`` of DeepSpeed 0.14.5
 (deepspeed/runtime/fp16/onebit). Nothing is sent during backward. In the warm-up the engine
 all-reduces gradients after it, flattened in pieces (``buffered_allreduce_fallback``). Afterwards
 the optimizer updates momenta with the rank's own gradients and averages these compressed. Models in
 fp16 have one flat buffer of all parameters (``FP16_Optimizer``), in fp32 each tensor is averaged on
-its own; LAMB_ITEM_BYTES joins all momenta always.
+its own; LAMB joins all momenta always.
+
+Momenta are averaged by signs in one bit each and a scale, out and back, as
+``NcclBackend.compressed_allreduce`` does (deepspeed/runtime/comm/nccl.py): each rank adds its
+error, takes signs and a scale, and keeps what is lost; an all-to-all brings each rank the signs of
+its part from all, which it averages, adds its own error to and takes signs of again; an all-gather
+brings all parts to all. Every operation is a kernel of its own, on fp32, and the host waits for the
+device after signs are packed (``compress_by_chunk`` in deepspeed/runtime/compression/cupy.py).
 """
 
 from __future__ import annotations

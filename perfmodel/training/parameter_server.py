@@ -5,8 +5,7 @@ server that holds those parameters, which runs the optimizer on them and sends t
 request, as ``ZPushPull`` of ps-lite and ``push_pull`` of BytePS). Synchronous servers add up the
 gradients of all workers first. Sources: Li et al., "Scaling distributed machine learning with the
 parameter server", OSDI 2014; bounded staleness: Ho et al., "More effective distributed ML via a
-stale synchronous parallel parameter server", NIPS 2013; what is assigned to which server:
-below.
+stale synchronous parallel parameter server", NIPS 2013.
 
 Which server holds which part of the parameters is said by MXNet 1.9 src/kvstore/kvstore_dist.h
 (arrays of a bound or more are cut into equal parts over all servers, others go to one by a hash of

@@ -33,7 +33,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class RankGrid:
-    """Ranks of a mixture.
+    """Ranks of a parallel layout.
 
     Parameters
     ----------

@@ -1,8 +1,7 @@
 """DDP's reducer during backward: copy in, all-reduce in bucket order, copy out.
 
-Mixed precision of DDP: parameters cast before forward, gradients cast back once reduced.
-
-As in torch 2.13 (``_root_copy_hook`` and ``_module_wait_for_copy_hook`` in
+With mixed precision parameters are cast before forward, and gradients are cast back once they are
+reduced, as in torch 2.13 (``_root_copy_hook`` and ``_module_wait_for_copy_hook`` in
 torch/nn/parallel/distributed.py, ``_reducer_allreduce_and_upcast_hook`` in
 torch/distributed/algorithms/ddp_comm_hooks/mixed_precision_hooks.py): before forward the host
 issues a cast of each parameter on a stream of its own, and each module waits for its own. Gradients

@@ -33,8 +33,8 @@ def ddp_memory(setup: Setup) -> MemoryUse:
     """Add up what DDP keeps on a GPU.
 
     Buckets are a second copy of all gradients that stays from step to step, unless gradients are
-    views of them, which stay then; a hook adds
-    what it keeps and sends (all buckets may be in flight). One rank has no buckets.
+    views of them, which stay then; a hook adds what it keeps and sends (all buckets may be in
+    flight). One rank has no buckets.
 
     Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """

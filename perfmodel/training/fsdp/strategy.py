@@ -1,6 +1,6 @@
-"""Memory that fully sharded training takes on a GPU, to the byte what torch 2.13 allocates.
+"""Fully sharded training as a row of the table of strategies, and the memory that it takes.
 
-Fully sharded training as a row of the table of strategies.
+That is to the byte what torch 2.13 allocates on a GPU.
 """
 
 from __future__ import annotations

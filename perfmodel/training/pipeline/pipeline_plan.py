@@ -8,8 +8,6 @@ the plan is returned as it is.
 What follows passes: gradients of a tied embedding are added up by the stages that hold it once its
 data-parallel reduction has ended, and numbers that ranks agree on (the norm of gradients) are those
 of all stages (Megatron-Core 0.16, ``finalize_model_grads.py``, ``clip_grads.py``).
-
-After the passes of a stage come its tied embedding, what all stages agree on, and the update.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Parts of a model as workloads of their own: which blocks each has, and what passes between them.
 
-Which blocks of a model each part of a pipeline holds, as Megatron-Core counts them, or by hand.
-
-What stands before the first block (embeddings) belongs to the first part, and what follows the last
-one (head and loss) to the last.
-
-A part of a model as a workload of its own, with its times, and what passes between parts.
+Each part of a pipeline holds blocks as Megatron-Core counts them, or as they are stated. What
+stands before the first block (embeddings) belongs to the first part, and what follows the last one
+(head and loss) to the last.
 """
 
 from __future__ import annotations

@@ -185,8 +185,8 @@ def add_layer_calls(
     """Return the plan with its layers' calls; the same plan where no layer calls anything.
 
     Exposed calls run on the compute stream, before or after their kernels; others on a stream of
-    their group, beside a part of the kernels. The communicators of `CallGroup`
-    have one group of as many ranks as share a layer: placement puts their real groups in its place.
+    their group, beside a part of the kernels. The communicators of `CallGroup` have one group of as
+    many ranks as share a layer: placement puts their real groups in its place.
 
     `request`: that the plan was made from; its workload is that of one rank.
     `dtype`: precision of the compute; activations travel in it, beside fp8 in bf16 but for

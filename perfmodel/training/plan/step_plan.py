@@ -6,8 +6,6 @@ on a task or a communicator stands in fields: nothing is read out of a name.
 A plan names *classes* of identical ranks, not ranks: data-parallel training of 100,000
 GPUs is one class, nn.DataParallel is two, a pipeline is one per stage. ``reports/decisions``
 has the check that FSDP, tensor, pipeline and asynchronous training fit.
-
-Which dimension of a mixture a communicator serves.
 """
 
 from __future__ import annotations
