@@ -324,7 +324,7 @@ def onebit_memory(setup: Setup) -> MemoryUse:
     padded = [padded_elements(buffer, setup.ranks) for buffer in buffers]
     whole = ERROR_BYTES * sum(buffers)
     master = whole if setup.trained[0].dtype == "fp16" else 0
-    # the flat gradients; with LAMB_ITEM_BYTES the momenta of the step before
+    # the flat gradients; with LAMB the momenta of the step before
     passing = PASSING_BUFFERS * ERROR_BYTES * max(padded) + master
     passing += whole if options.optimizer == "lamb" else 0
     return replace(

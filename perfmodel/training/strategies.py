@@ -29,7 +29,8 @@ _ROWS: Mapping[str, str] = {
 @cache
 def _row(kind: str) -> Strategy:
     module, _, name = _ROWS[kind].partition(":")
-    return getattr(import_module(f"{__package__}.{module}"), name)
+    row: Strategy = getattr(import_module(f"{__package__}.{module}"), name)
+    return row
 
 
 class _Strategies(Mapping[str, "Strategy"]):

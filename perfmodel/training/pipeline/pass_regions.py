@@ -195,11 +195,8 @@ def plan_regions(plan: StepPlan, *, overlap_reduction: bool = True) -> Regions:
 
 
 def _pass_of(task: Task) -> PassKey | None:
-    return (
-        (task.kind, task.micro_batch)
-        if (task.kind in PASSES and isinstance(task.work, Compute))
-        else None
-    )  # type: ignore[return-value]
+    is_pass = task.kind in PASSES and isinstance(task.work, Compute)
+    return (task.kind, task.micro_batch) if is_pass else None  # type: ignore[return-value]
 
 
 def _with_calls(
