@@ -61,7 +61,7 @@ def local_sgd_plan(request: StepRequest, options: LocalSgdStrategy) -> StepPlan:
         if size is not None and request.ranks > 1:
             end = _average(tasks, request, step, f"average of {size}", end)
         begins_after = (end,)
-    tasks.begin_after(*begins_after, (COMPUTE.name,))
+    tasks.begin_after(begins_after[0], (COMPUTE.name,))
     streams = {each.name: each for each in single.streams}
     if request.ranks > 1:
         streams.setdefault("comm", Stream("comm", "comm", request.comm_workers))

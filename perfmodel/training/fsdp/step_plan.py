@@ -297,8 +297,8 @@ def _add_broadcasts(step: ShardedStep) -> None:
         for piece in assign_buckets(unit.parameters, (BROADCAST_BYTES,)):
             members = [unit.parameters[index] for index in piece]
             pieces.append((sum(each.nbytes for each in members), members[0].dtype))
-        for communicator, (number, piece) in product(groups, enumerate(pieces)):
-            _broadcast(step, f"broadcast {unit.name} {number}", *piece, communicator)
+        for communicator, (number, sent) in product(groups, enumerate(pieces)):
+            _broadcast(step, f"broadcast {unit.name} {number}", *sent, communicator)
 
 
 def _broadcast(step: ShardedStep, name: str, nbytes: int, dtype: str, communicator: str) -> None:
