@@ -125,9 +125,9 @@ def _options(
         allowed = "no --bucket-cap and no --first-bucket beside it"
         raise InputError(Fault("--caps-list", repr(caps_list), allowed))
     return DdpOptions(
-        bucket_cap_bytes=sizes.get("--bucket-cap"),
-        first_bucket_bytes=sizes.get("--first-bucket"),
-        caps_list_bytes=None if caps is None else tuple(sizes[flag] for flag in listed),
+        bucket_cap=sizes.get("--bucket-cap"),
+        first_bucket=sizes.get("--first-bucket"),
+        bucket_caps=None if caps is None else tuple(sizes[flag] for flag in listed),
         find_unused_parameters=find_unused,
     )
 

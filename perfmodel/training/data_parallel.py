@@ -14,7 +14,7 @@ from dataclasses import replace
 from perfmodel.training.ddp.options import MIB, DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.memory_use import MemoryUse, Setup, replicated
-from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
+from perfmodel.training.plan.builder import COMPUTE, GROUP, HOST, TaskList
 from perfmodel.training.plan.forward_backward import Segment, backward_segments, forward_segments
 from perfmodel.training.plan.step_plan import Communicator, Op, RankClass, StepPlan, Stream
 from perfmodel.training.strategy import StepRequest, Strategy
@@ -24,7 +24,6 @@ COALESCED_BYTES = 10 * MIB
 """Parameters and gradients travel in pieces of this size (default `buffer_size`, comm.py)."""
 
 FIRST, OTHERS = "gpu 0", "other gpus"
-GROUP = "data parallel"
 
 NO_OPTIONS = DdpOptions(broadcast_buffers=False)
 """It has none; buffers are broadcast with the parameters."""
@@ -135,11 +134,14 @@ def _add_forward(request: StepRequest, tasks: TaskList) -> None:
     if workload.buffer_bytes:
         pieces.append((workload.buffer_bytes, None))
     for number, (nbytes, dtype) in enumerate(pieces):
-        issued = tasks.issue(f"replicate {number}", 1 + request.ranks, FIRST)
-        after = (*issued, *([ready[FIRST]] if ready else []))
+        after = (
+            *tasks.issue(f"replicate {number}", 1 + request.ranks, FIRST),
+            *([ready[FIRST]] if ready else []),
+        )
         flat = tasks.copy(f"flatten parameters {number}", nbytes, 1, FIRST, after=after)
-        name = f"broadcast parameters {number}"
-        ready = _together(tasks, name, "broadcast", nbytes, {FIRST: flat}, dtype)
+        ready = _together(
+            tasks, f"broadcast parameters {number}", "broadcast", nbytes, {FIRST: flat}, dtype
+        )
     parts = forward_segments(workload, request.times, at_most=request.segments)
     _add_layers(tasks, "forward", parts, ready, launches=request.ranks)
 
@@ -170,8 +172,12 @@ def _add_backward(request: StepRequest, tasks: TaskList) -> None:
     if outputs:
         gathered = _together(tasks, "gather outputs", "gather", outputs, ready)
         ready = _together(tasks, "scatter gradient of outputs", "scatter", outputs, gathered)
-    parts = backward_segments(request.workload, request.times, at_most=request.segments)
-    _add_layers(tasks, "backward", parts, ready)
+    _add_layers(
+        tasks,
+        "backward",
+        backward_segments(request.workload, request.times, at_most=request.segments),
+        ready,
+    )
 
 
 def _add_reduction(request: StepRequest, tasks: TaskList) -> None:
@@ -182,10 +188,11 @@ def _add_reduction(request: StepRequest, tasks: TaskList) -> None:
     tensors = [request.workload.tensors[index] for index in request.workload.ready_order]
     times, ready = request.times, dict[str, int]()
     for number, (nbytes, dtype) in enumerate(reduction_pieces(tensors)):
-        name, flat = f"flatten gradients {number}", dict[str, int]()
-        for rank_class in (FIRST, OTHERS):
-            after = (ready[rank_class],) if ready else ()
-            flat[rank_class] = tasks.copy(name, nbytes, 1, rank_class, after=after)
+        name = f"flatten gradients {number}"
+        flat = {
+            each: tasks.copy(name, nbytes, 1, each, after=(ready[each],) if ready else ())
+            for each in (FIRST, OTHERS)
+        }
         ready = _together(tasks, f"reduce gradients {number}", "reduce", nbytes, flat, dtype)
     kernels, after = times.optimizer_kernels, (ready[FIRST],)
     end = tasks.launch("optimizer", "optimizer", times.optimizer_s, kernels, FIRST, after=after)

@@ -11,18 +11,19 @@ So every GPU of a replica gets the tasks of the process's host, and of the other
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import permutations
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.training.ddp.buckets import Bucket, ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.pipeline.pass_actions import TRANSFER_STREAMS, Message
-from perfmodel.training.pipeline.pass_regions import PASSES
+from perfmodel.training.pipeline.stage_passes import of_part
 from perfmodel.training.pipeline.stage_workload import ModelPart
 from perfmodel.training.plan.builder import COMPUTE, HOST
 from perfmodel.training.plan.step_plan import (
+    PASSES,
     Collective,
     Communicator,
     Compute,
@@ -95,9 +96,10 @@ def spread_replica(
         request.workload, options, iteration=request.iteration, ready_order=request.ready_order
     )
     on_device = [_device_of(task, options, buckets) for task in plan.tasks]
+    messages = _crossings(plan, on_device)
     tasks: list[Task] = []
     for device, part in enumerate(parts):
-        _DeviceTasks(plan, on_device, device, part, tasks, transfer_bytes).write()
+        _add_device(plan, on_device, messages, device, part, tasks, transfer_bytes)
     communicators = [
         replace(
             each,
@@ -109,8 +111,7 @@ def spread_replica(
     ]
     for source, target in permutations(devices, 2):
         pairs = tuple((source * ranks + r, target * ranks + r) for r in range(ranks))
-        name = _message(source, target, 0).communicator
-        communicators.append(Communicator(name, pairs, "stages"))
+        communicators.append(Communicator(f"stage {source} to stage {target}", pairs, "stages"))
     used = {task.work.communicator for task in tasks if isinstance(task.work, Collective)}
     streams = {task.stream for task in tasks}
     return replace(
@@ -135,105 +136,83 @@ def _device_of(task: Task, options: DdpOptions, buckets: Sequence[Bucket]) -> in
         return options.layer_devices[task.layers[0]]
     if task.bucket is not None:
         return buckets[task.bucket].device
-    of_first = isinstance(task.work, Collective) or task.kind == "copy"
-    return 0 if of_first and task.role != "step_end" else None
-
-
-@dataclass(slots=True)
-class _DeviceTasks:
-    """Tasks of one GPU under construction.
-
-    `written`: of the plan's tasks, which of `tasks` each is on this GPU.
-    `newest`: the last task on its computing stream.
-    `passing`: the last pass of layers, of all GPUs, with its GPU.
-    `issued`: the last task of the host; `issued_before`: the same of each task of the plan.
-    """
-
-    plan: StepPlan
-    on_device: Sequence[int | None]
-    device: int
-    part: ModelPart
-    tasks: list[Task]
-    transfer_bytes: tuple[int, ...]
-    written: dict[int, int] = field(default_factory=dict)
-    newest: tuple[int, ...] = ()
-    passing: tuple[str, int] | None = None
-    issued: tuple[int, ...] = ()
-    issued_before: list[tuple[int, ...]] = field(default_factory=list)
-
-    def write(self) -> None:
-        """Append the GPU's tasks, and its messages where passes go on to another GPU."""
-        for index, task in enumerate(self.plan.tasks):
-            if task.stream == HOST.name:
-                self.issued = (index,)
-            self.issued_before.append(self.issued)
-            arrived = self._cross(index, task)
-            if task.stream != HOST.name and self.on_device[index] not in (None, self.device):
-                continue
-            work = self._placed(task.work)
-            if task.kind == "optimizer" and task.stream == COMPUTE.name:
-                work = Compute(self.part.times.optimizer_s)
-            after = (*arrived, *self._after(task.after))
-            placed = replace(task, work=work, after=after, after_previous=())
-            self.written[index] = self._append(placed)
-        # the first work of a step on the GPU follows the last of the step before
-        previous = [source for task in self.plan.tasks for source in task.after_previous]
-        first = next(i for i in self.written.values() if self.tasks[i].stream == COMPUTE.name)
-        mapped = tuple(self.written[source] for source in previous)
-        self.tasks[first] = replace(self.tasks[first], after_previous=mapped)
-
-    def _append(self, task: Task) -> int:
-        self.tasks.append(replace(task, rank_class=f"stage {self.device}"))
-        if task.stream == COMPUTE.name:
-            self.newest = (len(self.tasks) - 1,)
-        return len(self.tasks) - 1
-
-    def _after(self, sources: Sequence[int]) -> tuple[int, ...]:
-        """What a task waits for on this GPU; of other GPUs' work, that the host has issued it."""
-        waits: dict[int, None] = {}
-        for source in sources:
-            mine = (source,) if source in self.written else self.issued_before[source]
-            waits.update(dict.fromkeys(self.written[index] for index in mine))
-        return tuple(waits)
-
-    def _placed(self, work: Compute | Collective) -> Compute | Collective:
-        if not isinstance(work, Collective):
-            return work
-        name, key = (f"{each} of part {self.device}" for each in (work.communicator, work.key))
-        return replace(work, communicator=name, key=key)
-
-    def _cross(self, index: int, task: Task) -> tuple[int, ...]:
-        """Send, or receive, what a pass needs that another GPU's pass has made.
-
-        Forward of the next micro-batch begins on the first GPU, and needs nothing.
-        """
-        target, before = self.on_device[index], self.passing
-        if task.kind not in PASSES or target is None:
-            return ()
-        self.passing = (task.kind, target)
-        if before is None or before[1] == target or before[0] != task.kind:
-            return ()
-        message = _message(before[1], target, task.micro_batch)
-        if self.device == before[1]:
-            self._transfer(message, message.sent_on, self.newest)
-        receives = self.device == target
-        return (self._transfer(message, message.received_on, ()),) if receives else ()
-
-    def _transfer(self, message: Message, stream: str, after: tuple[int, ...]) -> int:
-        nbytes, key = self.transfer_bytes[message.boundary], message.key
-        work = Collective("send", nbytes, message.communicator, key)
-        batch = message.micro_batch
-        return self._append(Task(key, "communication", "", stream, work, after, micro_batch=batch))
-
-
-def _message(source: int, target: int, micro_batch: int) -> Message:
-    """From GPU to GPU: activations forward, gradients backward."""
-    forward = source < target
-    return Message(
-        "activations" if forward else "gradients",
-        source,
-        target,
-        target,
-        micro_batch,
-        "next" if forward else "previous",
+    return (
+        0
+        if (isinstance(task.work, Collective) or task.kind == "copy") and task.role != "step_end"
+        else None
     )
+
+
+def _crossings(plan: StepPlan, on_device: Sequence[int | None]) -> dict[int, Message]:
+    """Messages where passes go on to another GPU, by the task of the plan that needs them.
+
+    They are activations forward and gradients backward. Forward of the next micro-batch begins on
+    the first GPU, and needs nothing.
+    """
+    messages: dict[int, Message] = {}
+    kind, source = "", 0
+    for index, (task, target) in enumerate(zip(plan.tasks, on_device, strict=True)):
+        if task.kind not in PASSES or target is None:
+            continue
+        if task.kind == kind and target != source:
+            is_forward = source < target
+            messages[index] = Message(
+                "activations" if is_forward else "gradients",
+                source,
+                target,
+                target,
+                task.micro_batch,
+                "next" if is_forward else "previous",
+            )
+        kind, source = task.kind, target
+    return messages
+
+
+def _add_device(
+    plan: StepPlan,
+    on_device: Sequence[int | None],
+    messages: Mapping[int, Message],
+    device: int,
+    part: ModelPart,
+    tasks: list[Task],
+    transfer_bytes: tuple[int, ...],
+) -> None:
+    """Append the tasks of one GPU, and its messages where passes go on to another GPU.
+
+    It waits for work of other GPUs by way of the host, which has issued it.
+    """
+    written: dict[int, int] = {}  # of the plan's tasks, which of `tasks` each is on this GPU
+    newest: tuple[int, ...] = ()  # the last task on its computing stream
+    issued: tuple[int, ...] = ()  # the last task of the host
+    issued_before: list[tuple[int, ...]] = []  # of each task of the plan, the host's last one
+
+    def append(task: Task) -> int:
+        tasks.append(replace(task, rank_class=f"stage {device}"))
+        return len(tasks) - 1
+
+    def transfer(message: Message, stream: str, after: tuple[int, ...]) -> int:
+        nbytes, key = transfer_bytes[message.boundary], message.key
+        work, batch = Collective("send", nbytes, message.communicator, key), message.micro_batch
+        return append(Task(key, "communication", "", stream, work, after, micro_batch=batch))
+
+    for index, task in enumerate(plan.tasks):
+        issued = (index,) if task.stream == HOST.name else issued
+        issued_before.append(issued)
+        message, arrived = messages.get(index), tuple[int, ...]()
+        if message is not None and message.source == device:
+            transfer(message, message.sent_on, newest)
+        elif message is not None and message.target == device:
+            arrived = (transfer(message, message.received_on, ()),)
+        if task.stream != HOST.name and on_device[index] not in (None, device):
+            continue
+        work = of_part(task.work, device)
+        if task.kind == "optimizer" and task.stream == COMPUTE.name:
+            work = Compute(part.times.optimizer_s)
+        sources = [(each,) if each in written else issued_before[each] for each in task.after]
+        own = dict.fromkeys(written[each] for alike in sources for each in alike)
+        written[index] = append(replace(task, work=work, after=(*arrived, *own), after_previous=()))
+        newest = (written[index],) if task.stream == COMPUTE.name else newest
+    # the first work of a step on the GPU follows the last of the step before
+    previous = tuple(written[source] for task in plan.tasks for source in task.after_previous)
+    first = next(index for index in written.values() if tasks[index].stream == COMPUTE.name)
+    tasks[first] = replace(tasks[first], after_previous=previous)

@@ -24,14 +24,13 @@ from perfmodel.training.horovod_cycles import (
     copy_s,
     follows_device,
     fusion_rules,
-    hand_over_order,
     handed_over_s,
     is_cached,
     is_cast,
     run_cycles,
 )
 from perfmodel.training.memory_use import MemoryUse, Setup, replicated
-from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
+from perfmodel.training.plan.builder import COMM, COMPUTE, GROUP, HOST, RANKS, TaskList
 from perfmodel.training.plan.forward_backward import (
     Segment,
     Step,
@@ -53,12 +52,10 @@ from perfmodel.training.plan.step_plan import (
 from perfmodel.training.strategy import Setting, StepRequest, Strategy
 from perfmodel.workload.model import ITEM_BYTES
 
-RANKS = "ranks"
-GROUP, HOSTS, ACROSS = "data parallel", "hosts", "across hosts"
-"""Communicators: of all ranks, of those of each host, and of one rank of each host."""
+HOSTS, ACROSS = "hosts", "across hosts"
+"""Communicators: of the ranks of each host, and of one rank of each host."""
 
 THREAD, BUFFER = Stream("horovod thread", "host"), Stream("fusion buffer", "copy")
-COMM = Stream("comm", "comm")
 
 
 def horovod_plan(request: StepRequest, options: HorovodStrategy) -> StepPlan:
@@ -123,7 +120,7 @@ class _Reducing:
         nothing.
         """
         step, request = self.step, self.step.request
-        rules, order = fusion_rules(request, self.options), hand_over_order(request)
+        rules, order = fusion_rules(request, self.options), request.workload.ready_order
         steady = request.iteration == "steady" and is_cached(request, self.options)
         cycles = run_cycles(rules, handed_over_s(request, self.options), steady=steady)
         cuts = {order[each] for cycle in cycles for each in (cycle.last, *map(max, cycle.fused))}
@@ -191,8 +188,9 @@ class _Reducing:
         marks: dict[str, Any] = {"bucket": number, "micro_batch": step.last_micro_batch}
         copied_s = copy_s(step.request, nbytes, len(tensors))
         behind = (end for end, _ in self.reduced[-1:])
-        ready = max(self.ready[tensor] for tensor in tensors)
-        waits = tuple(dict.fromkeys((agreed, ready, *behind)))
+        waits = tuple(
+            dict.fromkeys((agreed, max(self.ready[tensor] for tensor in tensors), *behind))
+        )
 
         def copy(verb: str, after: tuple[int, ...], **more: Any) -> tuple[int, ...]:
             if copied_s <= 0:
@@ -255,8 +253,8 @@ def horovod_memory(setup: Setup) -> MemoryUse:
 
     Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """
-    use, options = replicated(setup), setup.options
-    assert isinstance(options, HorovodStrategy)
+    options: HorovodStrategy = setup.options
+    use = replicated(setup)
     if setup.ranks == 1:
         return use
     half = ITEM_BYTES["fp16"]
@@ -267,11 +265,13 @@ def horovod_memory(setup: Setup) -> MemoryUse:
 
 def horovod_settings(*_: object) -> tuple[Setting, ...]:
     """What HOROVOD_AUTOTUNE tunes too, but for the cache (parameter_manager.cc)."""
-    thresholds = (0.0, *(float(mib * MIB) for mib in (1, 4, 16, 32, 64, 128, 256, 512)))
-    cycles = (0.5e-3, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3)
     return (
-        Setting("fusion_threshold", thresholds, "bytes"),
-        Setting("cycle_time", cycles, "seconds"),
+        Setting(
+            "fusion_threshold",
+            (0.0, *(float(mib * MIB) for mib in (1, 4, 16, 32, 64, 128, 256, 512))),
+            "bytes",
+        ),
+        Setting("cycle_time", (0.5e-3, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3), "seconds"),
         Setting("allreduce", ("flat", "torus")),
     )
 

@@ -130,7 +130,7 @@ class FusionRules:
         return sum(padded(self.nbytes[member], self.padding) for member in members)
 
 
-SETTLING = 8
+SETTLING_ITERATIONS = 8
 """Iterations after which the order of cached tensors is taken as it is."""
 
 
@@ -153,7 +153,7 @@ def run_cycles(
     """
     order = list(range(len(handed_s)))
     cycles = _run_cycles(rules, handed_s, order)
-    for _ in range(SETTLING if steady else 0):
+    for _ in range(SETTLING_ITERATIONS if steady else 0):
         used = [member for cycle in cycles for members in cycle.fused for member in members]
         if used == order:
             break
@@ -170,13 +170,17 @@ def _run_cycles(
     cycles: list[Cycle] = []
     begin, tick_s, ended_s = 0, period_s / 2, 0.0
     while begin < len(handed_s):
-        tick_s = _next_tick(tick_s, handed_s[begin], period_s)
+        # the first start of a cycle at which something has been handed over
+        idle = max(0.0, -(-(handed_s[begin] - tick_s) // period_s)) if period_s else 0.0
+        tick_s = max(handed_s[begin], tick_s + idle * period_s)
         end = bisect_right(handed_s, tick_s, lo=begin)
-        members = sorted(range(begin, end), key=rank.__getitem__)
-        fused = fuse_tensors(sizes, rules.dtypes, members, rules.limit)
+        fused = fuse_tensors(
+            sizes, rules.dtypes, sorted(range(begin, end), key=rank.__getitem__), rules.limit
+        )
         agreed_s = tick_s + rules.agreement_s
-        waits_s = agreed_s - max(handed_s[end - 1], ended_s)
-        cycles.append(Cycle(end - 1, agreed_s, waits_s, tuple(fused)))
+        cycles.append(
+            Cycle(end - 1, agreed_s, agreed_s - max(handed_s[end - 1], ended_s), tuple(fused))
+        )
         ended_s = agreed_s
         if rules.reduction_s is not None:
             ended_s += sum(map(rules.reduction_s, fused))
@@ -184,15 +188,7 @@ def _run_cycles(
     return tuple(cycles)
 
 
-def _next_tick(tick_s: float, handed_s: float, period_s: float) -> float:
-    """First start of a cycle at which something has been handed over."""
-    if handed_s <= tick_s or period_s == 0:
-        return max(tick_s, handed_s)
-    idle = -(-(handed_s - tick_s) // period_s)
-    return max(handed_s, tick_s + idle * period_s)
-
-
-BATCH = 160
+TENSORS_PER_COPY = 160
 """Tensors that one kernel copies (BATCHED_D2D_CAPACITY, horovod 0.28.1, cuda_kernels.h)."""
 REQUEST_BYTES = 100
 """Of a request: name, dtype, shape and device of a tensor, as flatbuffers has them; assumption."""
@@ -200,7 +196,7 @@ REQUEST_BYTES = 100
 
 def fusion_rules(request: StepRequest, options: HorovodStrategy) -> FusionRules:
     """Sizes and times that the cycles of a job depend on."""
-    tensors = [request.workload.tensors[index] for index in hand_over_order(request)]
+    tensors = [request.workload.tensors[index] for index in request.workload.ready_order]
     dtypes = tuple("fp16" if is_cast(options, t.dtype) else t.dtype for t in tensors)
     nbytes = tuple(t.numel * ITEM_BYTES[d] for t, d in zip(tensors, dtypes, strict=True))
     rules = FusionRules(
@@ -216,8 +212,9 @@ def fusion_rules(request: StepRequest, options: HorovodStrategy) -> FusionRules:
 
     def reduction_s(members: tuple[int, ...]) -> float:
         size = rules.fused_bytes(members)
-        copies_s = 2 * copy_s(request, size, len(members))
-        return copies_s + request.collective_s("all_reduce", size, None)
+        return (2 * copy_s(request, size, len(members))) + request.collective_s(
+            "all_reduce", size, None
+        )
 
     return replace(rules, reduction_s=reduction_s)
 
@@ -249,11 +246,6 @@ def is_cached(request: StepRequest, options: HorovodStrategy) -> bool:
     return len(request.workload.ready_order) <= options.cache_capacity
 
 
-def hand_over_order(request: StepRequest) -> tuple[int, ...]:
-    """Tensors in the order in which backward hands them over."""
-    return tuple(index for layer in reversed(request.workload.layers) for index in layer.tensors)
-
-
 def handed_over_s(request: StepRequest, options: HorovodStrategy) -> tuple[float, ...]:
     """When each gradient is handed over, since the last backward began; seconds.
 
@@ -274,8 +266,9 @@ def handed_over_s(request: StepRequest, options: HorovodStrategy) -> tuple[float
             now += casts_s(request, options, members)
         else:
             casts = sum(is_cast(options, tensors[member].dtype) for member in members)
-            kernels = times.backward_kernels[index] + (len(members) if adds else 0) + casts
-            now += kernels * times.launch_s
+            now += (
+                times.backward_kernels[index] + (len(members) if adds else 0) + casts
+            ) * times.launch_s
         handed += [float(now)] * len(members)
     return tuple(handed)
 
@@ -297,5 +290,5 @@ def copy_s(request: StepRequest, nbytes: int, count: int) -> float:
     """Time to copy tensors to or from the buffer; none for a tensor alone."""
     if count == 1:
         return 0.0
-    kernels = count if request.blocking_wait else -(-count // BATCH)
+    kernels = count if request.blocking_wait else -(-count // TENSORS_PER_COPY)
     return nbytes / request.times.copy_Bps + kernels * request.kernel_s

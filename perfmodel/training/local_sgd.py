@@ -14,12 +14,11 @@ from dataclasses import replace
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.strategies.ddp import CastHook, LocalSgdStrategy
-from perfmodel.training.ddp.bucket_reduction import GROUP
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.ddp.strategy import ddp_memory
 from perfmodel.training.memory_use import MemoryUse, Setup, replicated
-from perfmodel.training.plan.builder import COMPUTE, TaskList
+from perfmodel.training.plan.builder import COMPUTE, GROUP, RANKS, TaskList
 from perfmodel.training.plan.forward_backward import MANY_MICRO_BATCHES
 from perfmodel.training.plan.step_plan import (
     Collective,
@@ -31,8 +30,6 @@ from perfmodel.training.plan.step_plan import (
 )
 from perfmodel.training.strategy import StepRequest, Strategy
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor
-
-RANKS = "ranks"
 
 GRADIENTS = "gradient groups"
 """Communicator of the ranks that all-reduce gradients in each step."""
@@ -57,21 +54,21 @@ def local_sgd_plan(request: StepRequest, options: LocalSgdStrategy) -> StepPlan:
     single = _single_step(request, options, steps)
     groups = _groups(request.ranks, options, steps)
     tasks = TaskList.of(request)
-    ends: list[int] = []
+    begins_after: tuple[int, ...] = ()
     for step in range(steps):
-        end = _repeat(tasks, single.tasks, step, ends)
+        end = _repeat(tasks, single.tasks, step, begins_after)
         size = options.averaged_ranks(step, request.ranks)
         if size is not None and request.ranks > 1:
             end = _average(tasks, request, step, f"average of {size}", end)
-        ends.append(end)
-    tasks.begin_after(ends[-1], (COMPUTE.name,))
-    streams = single.streams
-    if request.ranks > 1 and all(stream.name != "comm" for stream in streams):
-        streams = (*streams, Stream("comm", "comm", request.comm_workers))
+        begins_after = (end,)
+    tasks.begin_after(begins_after[0], (COMPUTE.name,))
+    streams = {each.name: each for each in single.streams}
+    if request.ranks > 1:
+        streams.setdefault("comm", Stream("comm", "comm", request.comm_workers))
     return StepPlan(
         name=f"local SGD, {request.workload.name}, {steps} steps",
         classes=single.classes,
-        streams=streams,
+        streams=tuple(streams.values()),
         communicators=groups,
         tasks=tuple(tasks.tasks),
         samples=steps * request.ranks * request.batch_per_gpu,
@@ -81,7 +78,7 @@ def local_sgd_plan(request: StepRequest, options: LocalSgdStrategy) -> StepPlan:
 def _wrapped(options: LocalSgdStrategy) -> DdpOptions:
     """Options of DistributedDataParallel, which holds the buckets."""
     return DdpOptions(
-        bucket_cap_bytes=options.bucket_cap,
+        bucket_cap=options.bucket_cap,
         gradient_as_bucket_view=options.gradient_as_bucket_view,
         broadcast_buffers=options.broadcast_buffers,
     )
@@ -89,7 +86,7 @@ def _wrapped(options: LocalSgdStrategy) -> DdpOptions:
 
 def _hooked(options: LocalSgdStrategy) -> DdpOptions:
     """Options of DistributedDataParallel with the hook of post-local SGD."""
-    return replace(_wrapped(options), hook=CastHook(kind="allreduce"))
+    return _wrapped(options).model_copy(update={"hook": CastHook(kind="allreduce")})
 
 
 def _consecutive(size: int, ranks: int, field: str) -> tuple[range, ...]:
@@ -111,8 +108,10 @@ def _single_step(request: StepRequest, options: LocalSgdStrategy, steps: int) ->
     """
     if options.gradient_gpus is None or request.ranks == 1:
         fewest = SEGMENTS_PER_STEP if steps <= MANY_MICRO_BATCHES else 1
-        at_most = max(fewest, request.segments // steps)
-        alone = ddp_plan(replace(request, ranks=1, segments=at_most), _wrapped(options))
+        alone = ddp_plan(
+            replace(request, ranks=1, segments=max(fewest, request.segments // steps)),
+            _wrapped(options),
+        )
         return replace(alone, classes=(replace(alone.classes[0], ranks=range(request.ranks)),))
     plan = ddp_plan(request, _hooked(options))
     tasks = [*plan.tasks]
@@ -125,27 +124,26 @@ def _single_step(request: StepRequest, options: LocalSgdStrategy, steps: int) ->
 def _groups(ranks: int, options: LocalSgdStrategy, steps: int) -> tuple[Communicator, ...]:
     if ranks == 1:
         return ()
-    sizes = {options.averaged_ranks(step, ranks) for step in range(steps)} - {None}
-    named = [
+    sizes = {options.averaged_ranks(step, ranks) for step in range(steps)}
+    named = tuple(
         Communicator(f"average of {size}", _consecutive(size, ranks, "levels"))
         for size in sorted(size for size in sizes if size is not None)
-    ]
+    )
     if options.gradient_gpus is None:
-        return tuple(named)
+        return named
     small = _consecutive(options.gradient_gpus, ranks, "gradient_gpus")
     return (Communicator(GROUP, (range(ranks),)), Communicator(GRADIENTS, small), *named)
 
 
-def _repeat(tasks: TaskList, single: Sequence[Task], step: int, ends: Sequence[int]) -> int:
-    """Append the tasks of a step after the last; return the task that ends it."""
+def _repeat(tasks: TaskList, single: Sequence[Task], step: int, waits: tuple[int, ...]) -> int:
+    """Append the tasks of a step after `waits`; return the task that ends it."""
     offset = len(tasks.tasks)
     first = next(index for index, task in enumerate(single) if task.stream == COMPUTE.name)
     for index, task in enumerate(single):
         work, after = task.work, tuple(offset + other for other in task.after)
         if isinstance(work, Collective):
             work = replace(work, key=f"{work.key}, step {step}")
-        if index == first:
-            after = (*after, *ends[-1:])
+        after = (*after, *waits) if index == first else after
         tasks.add(replace(task, work=work, after=after, after_previous=(), micro_batch=step))
     return offset + single[first].after_previous[0]
 
@@ -155,8 +153,7 @@ def _average(tasks: TaskList, request: StepRequest, step: int, group: str, after
     trained = [request.workload.tensors[i] for i in request.workload.ready_order]
     nbytes, dtype = averaged_bytes(trained)
     kernels, name = 1 - (-len(trained) // TENSORS_PER_LAUNCH), f"parameters, step {step}"
-    issued = tasks.issue(name, kernels, RANKS, micro_batch=step)
-    joined, waits = f"flatten {name}", (*issued, after)
+    joined, waits = f"flatten {name}", (*tasks.issue(name, kernels, RANKS, micro_batch=step), after)
     flat = tasks.copy(joined, 2 * nbytes, kernels, RANKS, after=waits, micro_batch=step)
     waited = tasks.wait(f"wait for {name}", RANKS, after=(flat,), micro_batch=step)
     end = tasks.collective(
@@ -193,8 +190,7 @@ def local_sgd_memory(setup: Setup) -> MemoryUse:
     The flat copy of all parameters is made after the optimizer, where activations are gone: what
     it takes beyond their room counts. The warm-up has the buckets of all gradients, too.
     """
-    options = setup.options
-    assert isinstance(options, LocalSgdStrategy)
+    options: LocalSgdStrategy = setup.options
     if setup.ranks == 1:
         return replicated(setup)
     with_buckets = options.gradient_gpus is not None or options.warmup_steps > 0
@@ -206,14 +202,14 @@ def local_sgd_memory(setup: Setup) -> MemoryUse:
 
 
 def _remarks(options: LocalSgdStrategy) -> tuple[str, ...]:
-    steps = options.accumulate
-    warm_up = ""
-    if options.warmup_steps:
-        warm_up = f" The {options.warmup_steps:,} steps of the warm-up are not in it."
+    steps, late = options.accumulate, options.warmup_steps
     unit = "one optimizer step" if steps == 1 else f"a round of {steps:,} optimizer steps"
-    sentence = f"A step is {unit}, with the averages of parameters in it; its samples are of all."
-    rest = "How many more samples training needs with fewer averages is not modelled."
-    return (f"{sentence}{warm_up} {rest}",)
+    sentences = (
+        f"A step is {unit}, with the averages of parameters in it; its samples are of all.",
+        f"The {late:,} steps of the warm-up are not in it." if late else "",
+        "How many more samples training needs with fewer averages is not modelled.",
+    )
+    return (" ".join(filter(None, sentences)),)
 
 
 LOCAL_SGD = Strategy("local SGD", local_sgd_plan, local_sgd_memory, remarks=_remarks)

@@ -1,8 +1,7 @@
-"""Megatron-Core's data parallelism as a row of the table of strategies, and its memory.
+"""Megatron-Core's data parallelism: its gradient buffer, one training step, and its memory.
 
-Megatron-Core's data parallelism: one training step as a StepPlan.
-
-The order of events is that of Megatron-Core 0.16 (megatron/core/distributed):
+The order of events is that of Megatron-Core 0.16 (megatron/core/distributed), the buffer and the
+buckets that it is cut into are those of ``_ParamAndGradBuffer`` in param_and_grad_buffer.py:
 
 - Gradients are added to one buffer (``main_grad``), which is zeroed at the start of the step.
 - A bucket is scaled and reduced: with `overlap_grad_reduce` as soon as the last micro-batch has
@@ -11,10 +10,6 @@ The order of events is that of Megatron-Core 0.16 (megatron/core/distributed):
 - Parameters are gathered bucket by bucket: after the update, or with `overlap_param_gather` from
   the hooks of the next forward: a module waits for its bucket, and the one after it is sent
   (``finish_param_sync``), so that nothing overlaps with the first.
-
-Megatron-Core's gradient buffer, and the buckets that it is cut into.
-
-Written after ``_ParamAndGradBuffer`` in megatron/core/distributed/param_and_grad_buffer.py.
 """
 
 from __future__ import annotations
@@ -34,10 +29,10 @@ from perfmodel.scenario.strategies.sharded import (
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.memory_use import MemoryUse, Setup, replicated
-from perfmodel.training.plan.builder import EXPERT_COPIES
-from perfmodel.training.plan.forward_backward import Segment, backward_segments, visit_segments
+from perfmodel.training.plan.builder import EXPERT_COPIES, GROUP
+from perfmodel.training.plan.forward_backward import visit_segments
 from perfmodel.training.plan.step_plan import Communicator, Op, StepPlan, neighbours, strides
-from perfmodel.training.sharding_step import EVERYONE, MASTER_BYTES, ShardingStep
+from perfmodel.training.sharding_step import MASTER_BYTES, ShardingStep
 from perfmodel.training.strategy import Setting, StepRequest, Strategy
 from perfmodel.workload.model import ITEM_BYTES, Workload
 
@@ -115,21 +110,21 @@ def _one_buffer(
     workload: Workload, options: MegatronStrategy, ranks: int, trained: Iterable[int]
 ) -> tuple[BufferBucket, ...]:
     """Buckets of the buffer of some parameters."""
-    least, aligned, divisor = options.bucket_elements(ranks), 1, 1
+    aligned, divisor, least = 1, 1, options.bucket_elements(ranks)
     if options.use_distributed_optimizer:
         busbw = BUSBW_END if options.pad_buckets_for_high_nccl_busbw else 1
         aligned = ALIGNED_START
         divisor = math.lcm(options.shard_ranks(ranks), ALIGNED_END, busbw)
     buckets: list[BufferBucket] = []
-    members: list[tuple[int, int]] = []
+    starts: dict[int, int] = {}
     end, order = 0, sorted(trained, reverse=True)
     for tensor in order:
-        members.append((tensor, _padded(end, aligned)))
-        end = members[-1][1] + workload.tensors[tensor].numel
+        starts[tensor] = _padded(end, aligned)
+        end = starts[tensor] + workload.tensors[tensor].numel
         if (least is not None and end >= least) or tensor == order[-1]:
-            tensors, starts = zip(*members, strict=True)
-            buckets.append(BufferBucket(len(buckets), tensors, starts, _padded(end, divisor)))
-            members, end = [], 0
+            places = tuple(starts), tuple(starts.values())
+            buckets.append(BufferBucket(len(buckets), *places, _padded(end, divisor)))
+            starts, end = {}, 0
     return tuple(buckets)
 
 
@@ -153,17 +148,6 @@ def owned_elements(
     return owned
 
 
-def megatron_plan(request: StepRequest, options: MegatronStrategy) -> StepPlan:
-    """Return one step of training with Megatron-Core; of plain training for one rank.
-
-    Raises `InputError`: instances that do not divide the ranks.
-    Raises `ScheduleError`: times that do not fit the workload.
-    """
-    if request.ranks == 1:
-        return ddp_plan(request, DdpOptions(accumulate=options.accumulate))
-    return megatron_step(request, options)
-
-
 def megatron_memory(setup: Setup) -> MemoryUse:
     """Add up what a rank keeps: the whole gradient buffer, and its part of the optimizer's states.
 
@@ -173,8 +157,8 @@ def megatron_memory(setup: Setup) -> MemoryUse:
     Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer, instances that
         do not divide the ranks.
     """
-    options, workload = setup.options, setup.workload
-    assert isinstance(options, MegatronStrategy)
+    options: MegatronStrategy = setup.options
+    workload = setup.workload
     use = replicated(setup, grows=False)
     item = ITEM_BYTES[setup.trained[0].dtype]
     gradient_item = MASTER_BYTES if options.grad_reduce_in_fp32 else item
@@ -215,8 +199,11 @@ def _bucket_sizes(section: MegatronStrategy, ranks: int) -> Setting | None:
     if section.bucket_size is not None or not section.overlap_grad_reduce:
         return None
     usual = default_bucket_elements(ranks)
-    sizes = (usual // 8, usual // 4, usual // 2, None, usual * 2, usual * 4, usual * 8)
-    return Setting("bucket_size", sizes, "elements")
+    return Setting(
+        "bucket_size",
+        (usual // 8, usual // 4, usual // 2, None, usual * 2, usual * 4, usual * 8),
+        "elements",
+    )
 
 
 def _own_words(section: MegatronStrategy) -> tuple[str, ...]:
@@ -230,59 +217,64 @@ def _own_words(section: MegatronStrategy) -> tuple[str, ...]:
     return tuple(flag for flag, is_set in flags.items() if is_set)
 
 
-MEGATRON = Strategy(
-    "Megatron-Core data parallel",
-    megatron_plan,
-    megatron_memory,
-    settings=_settings,
-    own_words=_own_words,
-    bucket_sizes=_bucket_sizes,
-)
-
-
 INSTANCE, TWINS = "optimizer instance", "holders of the same part"
 """Communicators: of the ranks that hold all states between them, and of those with the same."""
 
 NORM_DTYPE = "fp32"
 
 
-def megatron_step(request: StepRequest, options: MegatronStrategy) -> StepPlan:
-    """Return one step.
+def megatron_plan(request: StepRequest, options: MegatronStrategy) -> StepPlan:
+    """Return one step of training with Megatron-Core; of plain training for one rank.
 
     Raises `InputError`: instances that do not divide the ranks.
     Raises `ScheduleError`: times that do not fit the workload.
     """
-    shard_ranks = options.shard_ranks(request.ranks)
-    buckets = buffer_buckets(
-        request.workload, options, request.ranks, request.gathered_narrow, request.expert_copies
-    )
-    instances = options.num_distributed_optimizer_instances
-    if request.expert_copies is not None and instances > 1:
-        name = "strategy.num_distributed_optimizer_instances"
-        raise InputError(Fault(name, str(instances), "1 with parallel.expert of 2 or more"))
-    fused = _products(request.workload) if options.gradient_accumulation_fusion else frozenset()
-    step = _MegatronStep.begin(
-        request, options, buckets=buckets, shard_ranks=shard_ranks, fused=fused
-    )
-    zeroed = sum(bucket.elements for bucket in buckets) * step.gradient_bytes
+    if request.ranks == 1:
+        return ddp_plan(request, DdpOptions(accumulate=options.accumulate))
+    step = _begin(request, options)
+    zeroed = sum(bucket.elements for bucket in step.buckets) * step.gradient_bytes
     step.copy("zero gradients", zeroed / 2, 1)
     for micro_batch in range(options.accumulate):
         step.micro_batch = micro_batch
         step.add_forward()
         step.add_backward()
     if not options.overlap_grad_reduce:
-        for bucket in buckets:
+        for bucket in step.buckets:
             step.device_waits = (step.add_reduction(bucket),)
     step.device_waits += tuple(step.reduced)
     step.micro_batch = 0
     end, others = step.add_optimizer(), []
-    if 1 < shard_ranks < request.ranks:
-        others.append(Communicator(INSTANCE, neighbours(request.ranks, shard_ranks)))
-        others.append(Communicator(TWINS, strides(request.ranks, shard_ranks)))
-    if any(bucket.of_experts for bucket in buckets):
+    if 1 < step.shard_ranks < request.ranks:
+        others.append(Communicator(INSTANCE, neighbours(request.ranks, step.shard_ranks)))
+        others.append(Communicator(TWINS, strides(request.ranks, step.shard_ranks)))
+    if any(bucket.of_experts for bucket in step.buckets):
         copies = range(request.expert_copies or 1)
         others.append(Communicator(EXPERT_COPIES, (copies,), "expert_copies"))
     return step.plan(end, "Megatron", others)
+
+
+def _begin(request: StepRequest, options: MegatronStrategy) -> _MegatronStep:
+    """Lay out the gradients of a step."""
+    shard_ranks = options.shard_ranks(request.ranks)
+    instances = options.num_distributed_optimizer_instances
+    if request.expert_copies is not None and instances > 1:
+        name = "strategy.num_distributed_optimizer_instances"
+        raise InputError(Fault(name, str(instances), "1 with parallel.expert of 2 or more"))
+    buckets = buffer_buckets(
+        request.workload, options, request.ranks, request.gathered_narrow, request.expert_copies
+    )
+    step = _MegatronStep.begin(
+        request,
+        options,
+        buckets=buckets,
+        owner={tensor: each.index for each in buckets for tensor in each.tensors},
+        shard_ranks=shard_ranks,
+        splits=options.use_distributed_optimizer and shard_ranks > 1,
+        shards=INSTANCE if shard_ranks < request.ranks else GROUP,
+        fused=_products(request.workload) if options.gradient_accumulation_fusion else frozenset(),
+    )
+    step.gradient_dtype = "fp32" if options.grad_reduce_in_fp32 else step.dtype
+    return step
 
 
 def _products(workload: Workload) -> frozenset[int]:
@@ -301,59 +293,54 @@ class _MegatronStep(ShardingStep[MegatronStrategy]):
     """A step under construction, with what it shares with the other ranks.
 
     `shard_ranks`: ranks that hold all states between them.
+    `owner`: bucket of each parameter.
+    `splits`: whether a rank updates a part of the parameters: an instance may be one rank.
+    `shards`: communicator of an optimizer instance.
     `fused`: parameters whose kernels add their gradients to the buffer.
+    `gradient_dtype`: what the gradient buffer holds.
     `gathered`, `awaited`: buckets whose gather was sent, with its task, and that layers wait for
         no more.
     `reduced`: reductions beside backward.
     """
 
     buckets: tuple[BufferBucket, ...]
+    owner: dict[int, int]
     shard_ranks: int
+    splits: bool
+    shards: str
     fused: frozenset[int]
+    gradient_dtype: str = "fp32"
     gathered: dict[int, int] = field(default_factory=dict)
     awaited: set[int] = field(default_factory=set)
     reduced: list[int] = field(default_factory=list)
-
-    @property
-    def splits(self) -> bool:
-        """Whether a rank updates a part of the parameters: an instance may be one rank."""
-        return self.options.use_distributed_optimizer and self.shard_ranks > 1
-
-    @property
-    def gradient_dtype(self) -> str:
-        """What the gradient buffer holds."""
-        return "fp32" if self.options.grad_reduce_in_fp32 else self.dtype
 
     @property
     def gradient_bytes(self) -> int:
         """Bytes of an element of the gradient buffer."""
         return ITEM_BYTES[self.gradient_dtype]
 
-    @property
-    def owner(self) -> dict[int, int]:
-        """Bucket of each parameter."""
-        return {tensor: each.index for each in self.buckets for tensor in each.tensors}
-
-    @property
-    def shards(self) -> str:
-        """Communicator of an optimizer instance."""
-        return INSTANCE if self.shard_ranks < self.request.ranks else EVERYONE
-
     def add_forward(self) -> None:
-        """Add forward; in the first one modules wait for the gather of their parameters."""
+        """Add forward; in the first one modules wait for the gather of their parameters.
+
+        A module that waits for a bucket sends the next one.
+        """
         if not (self.options.overlap_param_gather and self.splits) or self.micro_batch > 0:
             self.forward()
             return
-        owner = self.owner
         run: list[int] = []
-        for index, layer in enumerate(self.request.workload.layers):
-            fresh = {owner[tensor] for tensor in layer.tensors} - self.awaited
+        for place, layer in enumerate(self.request.workload.layers):
+            fresh = {self.owner[tensor] for tensor in layer.tensors} - self.awaited
             if fresh and run:
                 self._add_layers(run)
                 run = []
-            for bucket in sorted(fresh, reverse=True):
-                self._await_parameters(bucket)
-            run.append(index)
+            for index in sorted(fresh, reverse=True):
+                if index not in self.gathered:
+                    self._gather(index, ())
+                self.device_waits += (self.gathered[index],)
+                if index > 0 and index - 1 not in self.gathered:
+                    self._gather(index - 1, self.behind)
+            self.awaited |= fresh
+            run.append(place)
         self._add_layers(run)
 
     def _add_layers(self, layers: Sequence[int]) -> None:
@@ -361,15 +348,6 @@ class _MegatronStep(ShardingStep[MegatronStrategy]):
         share = max(1, self.resolution * len(layers) // len(workload.layers))
         for part in visit_segments(workload, times, layers, at_most=share, backward=False):
             self.segment(part, "forward")
-
-    def _await_parameters(self, index: int) -> None:
-        """Wait for a bucket of parameters, and send the next one."""
-        if index not in self.gathered:
-            self._gather(index, ())
-        self.awaited.add(index)
-        self.device_waits += (self.gathered[index],)
-        if index > 0 and index - 1 not in self.gathered:
-            self._gather(index - 1, self.behind)
 
     def _gather(self, index: int, after: tuple[int, ...]) -> None:
         bucket, name = self.buckets[index], f"gather bucket {index}"
@@ -390,35 +368,23 @@ class _MegatronStep(ShardingStep[MegatronStrategy]):
         )
 
     def add_backward(self) -> None:
-        """Add backward, in the last micro-batch with the reduction of each complete bucket."""
-        workload, owner = self.request.workload, self.owner
-        overlaps = self.options.overlap_grad_reduce
-        overlaps = overlaps and self.micro_batch == self.options.accumulate - 1
-        last = {owner[tensor]: tensor for tensor in workload.ready_order}
-        missing = [len(bucket.tensors) for bucket in self.buckets]
-        for part in backward_segments(
-            workload,
-            self.request.times,
-            at_most=self.resolution,
-            cut_after=set(last.values()) if overlaps else (),
-        ):
+        """Add backward, in the last micro-batch with the reduction of each complete bucket.
+
+        Gradients are added to the buffer, or by the kernels that make them, which read it beside
+        writing it.
+        """
+        owner, overlaps = self.owner, self.options.overlap_grad_reduce and self.is_last
+        last = {owner[tensor]: tensor for tensor in self.request.workload.ready_order}
+        for part in self.backward_parts(set(last.values()) if overlaps else ()):
             self.segment(part, "backward")
             if part.tensors:
-                self._add_to_buffer(part)
-            for tensor in part.tensors if overlaps else ():
-                missing[owner[tensor]] -= 1
-                if missing[owner[tensor]] == 0:
-                    self.reduced.append(self.add_reduction(self.buckets[owner[tensor]]))
-
-    def _add_to_buffer(self, part: Segment) -> None:
-        """Add gradients to the buffer, or let the kernels that make them do it.
-
-        Such a kernel reads the buffer beside writing it.
-        """
-        others = [tensor for tensor in part.tensors if tensor not in self.fused]
-        fused_bytes = (self.numel(part.tensors) - self.numel(others)) * self.gradient_bytes
-        added_bytes = self.numel(others) * (2 * self.gradient_bytes + self.item_bytes)
-        self.copy(f"add {part.name}", (fused_bytes + added_bytes) / 2, len(others))
+                others = [tensor for tensor in part.tensors if tensor not in self.fused]
+                fused_bytes = (self.numel(part.tensors) - self.numel(others)) * self.gradient_bytes
+                added_bytes = self.numel(others) * (2 * self.gradient_bytes + self.item_bytes)
+                self.copy(f"add {part.name}", (fused_bytes + added_bytes) / 2, len(others))
+            ended = [owner[each] for each in part.tensors if last[owner[each]] == each]
+            if overlaps:
+                self.reduced += [self.add_reduction(self.buckets[index]) for index in ended]
 
     def add_reduction(self, bucket: BufferBucket) -> int:
         """Scale a bucket and reduce it; return the last task."""
@@ -426,7 +392,7 @@ class _MegatronStep(ShardingStep[MegatronStrategy]):
         if not self.options.average_in_collective:
             self.copy(f"scale {name}", bucket.elements * self.gradient_bytes, 1)
         op: Op = "reduce_scatter" if splits else "all_reduce"
-        shards = self.shards if splits else EVERYONE
+        shards = self.shards if splits else GROUP
         sent = self.collective(
             f"reduce {name}",
             op,
@@ -465,3 +431,13 @@ class _MegatronStep(ShardingStep[MegatronStrategy]):
                 self._gather(bucket.index, (end,))
                 end = self.gathered[bucket.index]
         return end
+
+
+MEGATRON = Strategy(
+    "Megatron-Core data parallel",
+    megatron_plan,
+    megatron_memory,
+    settings=_settings,
+    own_words=_own_words,
+    bucket_sizes=_bucket_sizes,
+)

@@ -60,6 +60,7 @@ class Setup:
     """Everything that the memory of training depends on, besides the strategy.
 
     `precision`: of the compute: "fp32", "tf32", "bf16", "fp16"; with fp8, of what is beside it.
+    `options`: of the strategy (`StepOptions`).
     `optimizer`: "sgd", "sgd-momentum", "adam", "adamw".
     `ranks`, `batch_per_gpu`: `batch_per_gpu` samples per micro-batch.
     `activations_bytes`: measured, of a whole micro-batch; instead of counting them; bytes.
@@ -80,7 +81,7 @@ class Setup:
     optimizer: str
     ranks: int
     batch_per_gpu: int
-    options: StepOptions = field(default_factory=DdpOptions)
+    options: Any = field(default_factory=DdpOptions)
     fused_attention: bool = True
     activations_bytes: float | None = None
     kept_share: float = 1.0
@@ -163,14 +164,17 @@ def replicated(setup: Setup, *, grows: bool = True) -> MemoryUse:
         accumulated, they stay too.
     Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """
-    _check(setup)
-    workload = setup.workload
-    gradients_bytes = sum(tensor.nbytes for tensor in setup.trained)
-    activations = held_in_backward(setup)
+    faults, precision = count_faults(setup.ranks, setup.batch_per_gpu), setup.precision
+    if precision not in ITEM_BYTES:
+        allowed = allowed_names(ITEM_BYTES, precision)
+        faults.append(Fault("precision", repr(precision), allowed))
+    if faults:
+        raise InputError(faults)
+    workload, activations = setup.workload, held_in_backward(setup)
     grows = grows and setup.options.accumulate == 1
     return MemoryUse(
         parameters_bytes=workload.nbytes + workload.buffer_bytes,
-        gradients_bytes=gradients_bytes,
+        gradients_bytes=sum(tensor.nbytes for tensor in setup.trained),
         optimizer_bytes=optimizer_state_bytes(
             workload, setup.optimizer, master_weights=setup.master_weights
         ),
@@ -204,8 +208,9 @@ def add_temporaries(setup: Setup, use: MemoryUse) -> MemoryUse:
     copies_bytes = 0.0
     if setup.optimizer_kernels == "foreach":
         copies_bytes = use.optimizer_bytes * temporary_share(setup.workload, setup.optimizer)
-    spare_bytes = use.activations_bytes + use.gathered_bytes
-    return replace(use, temporary_bytes=max(0.0, copies_bytes - spare_bytes))
+    return replace(
+        use, temporary_bytes=max(0.0, copies_bytes - (use.activations_bytes + use.gathered_bytes))
+    )
 
 
 def narrow_inputs(workload: Workload, float8: Float8 | None) -> NarrowInputs:
@@ -318,16 +323,6 @@ def count_faults(ranks: int, batch_per_gpu: int) -> list[Fault]:
         for name, value in (("ranks", ranks), ("batch_per_gpu", batch_per_gpu))
         if value < 1
     ]
-
-
-def _check(setup: Setup) -> None:
-    faults = count_faults(setup.ranks, setup.batch_per_gpu)
-    if setup.precision not in ITEM_BYTES:
-        faults.append(
-            Fault("precision", repr(setup.precision), allowed_names(ITEM_BYTES, setup.precision))
-        )
-    if faults:
-        raise InputError(faults)
 
 
 GIB = 2**30

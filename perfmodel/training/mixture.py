@@ -45,8 +45,11 @@ def plan_parts(parts: Sequence[ModelPart], make: Callable[[ModelPart], StepPlan]
     plans = []
     for part in parts:
         likeness = _likeness(part)
-        is_alike = likeness in samples
-        plans.append(PartPlan(_renamed(samples[likeness], part) if is_alike else make(part), part))
+        plans.append(
+            PartPlan(
+                _renamed(samples[likeness], part) if (likeness in samples) else make(part), part
+            )
+        )
         samples.setdefault(likeness, plans[-1])
     return plans
 
@@ -311,12 +314,12 @@ def _stage_use(chunks: Sequence[tuple[MemoryUse, float]], actions: StageActions)
     uses, kept_bytes = zip(*chunks, strict=True)
     names = [each.name for each in fields(MemoryUse)]
     total = MemoryUse(**{name: sum(getattr(use, name) for use in uses) for name in names})
-    in_hand = [max(0.0, use.activations_bytes - kept) for use, kept in chunks]
-    waiting = [use.waiting_bytes for use in uses]
     return replace(
         total,
-        activations_bytes=_most_bytes(actions, kept_bytes, in_hand),
-        waiting_bytes=_most_bytes(actions, waiting, [0.0] * len(uses)),
+        activations_bytes=_most_bytes(
+            actions, kept_bytes, [max(0.0, use.activations_bytes - kept) for use, kept in chunks]
+        ),
+        waiting_bytes=_most_bytes(actions, [use.waiting_bytes for use in uses], [0.0] * len(uses)),
         temporary_bytes=max(use.temporary_bytes for use in uses),
     )
 

@@ -1,60 +1,56 @@
-"""Steps of DeepSpeed's 1-bit optimizers, and the compressed all-reduce that they share.
+"""Steps of DeepSpeed's 1-bit optimizers: gradients stay on their rank, momenta are averaged.
 
-The compressed all-reduce: signs in one bit each and a scale, out and back.
-
-As ``NcclBackend.compressed_allreduce`` of DeepSpeed 0.14.5 (deepspeed/runtime/comm/nccl.py): each
-rank adds its error, takes signs and a scale, and keeps what is lost; an all-to-all brings each rank
-the signs of its part from all, which it averages, adds its own error to and takes signs of again;
-an all-gather brings all parts to all. Every operation is a kernel of its own, on fp32, and the host
-waits for the device after signs are packed (``compress_by_chunk`` in
-deepspeed/runtime/compression/cupy.py).
-
-Steps of DeepSpeed's 1-bit optimizers: gradients stay on their rank, momenta are averaged.
-
-As ``OnebitAdam``, ``ZeroOneAdam`` and ``OnebitLamb`` of DeepSpeed 0.14.5
+They are ``OnebitAdam``, ``ZeroOneAdam`` and ``OnebitLamb`` of DeepSpeed 0.14.5
 (deepspeed/runtime/fp16/onebit). Nothing is sent during backward. In the warm-up the engine
 all-reduces gradients after it, flattened in pieces (``buffered_allreduce_fallback``). Afterwards
 the optimizer updates momenta with the rank's own gradients and averages these compressed. Models in
 fp16 have one flat buffer of all parameters (``FP16_Optimizer``), in fp32 each tensor is averaged on
 its own; LAMB joins all momenta always.
+
+Momenta are averaged by signs in one bit each and a scale, out and back, as
+``NcclBackend.compressed_allreduce`` does (deepspeed/runtime/comm/nccl.py): each rank adds its
+error, takes signs and a scale, and keeps what is lost; an all-to-all brings each rank the signs of
+its part from all, which it averages, adds its own error to and takes signs of again; an all-gather
+brings all parts to all. Every operation is a kernel of its own, on fp32, and the host waits for the
+device after signs are packed (``compress_by_chunk`` in deepspeed/runtime/compression/cupy.py).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.strategies.deepspeed import OneBitStrategy
-from perfmodel.training.ddp.bucket_reduction import GROUP
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.memory_use import MemoryUse, Setup, replicated
-from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
+from perfmodel.training.plan.builder import COMPUTE, GROUP, HOST, RANKS, TaskList
 from perfmodel.training.plan.forward_backward import Step, add_forward, add_local_backward
 from perfmodel.training.plan.step_plan import Communicator, Op, RankClass, StepPlan, Stream
+from perfmodel.training.sharding_step import full_groups
 from perfmodel.training.strategy import StepRequest, Strategy
 from perfmodel.workload.model import ITEM_BYTES, Workload
 
 SCALE_BYTES = 4
 """An fp32: the norm over the square root of the number of elements."""
-BITS = 8
+SIGNS_PER_BYTE = 8
 """Signs in a byte."""
 
-PADDING = 8.0
+PADDING_ITEM_BYTES = 8.0
 """``cat`` with zeros: bytes per element."""
-ERROR_AND_SIGNS = 12 + 4 + (8 + 8 + 5 + 5 + 8 + 8 + 8 + 12) + (8 + 8 + 5) + 1 + 1 / 8
+ERROR_AND_SIGNS_ITEM_BYTES = 12 + 4 + (8 + 8 + 5 + 5 + 8 + 8 + 8 + 12) + (8 + 8 + 5) + 1 + 1 / 8
 """Bytes per element to compress: the error is added, a norm; sign, sum, bool, float, difference,
 product, scale and what is lost; sign, sum and bool once more; packed."""
 ERROR_AND_SIGNS_KERNELS = 14
-UNPACKED = 1 / 8 + 1 + 5 + 8 + 8 + 8
+UNPACKING_ITEM_BYTES = 1 / 8 + 1 + 5 + 8 + 8 + 8
 """Bytes per element to make numbers of signs: unpacked, float, difference, product, scale."""
 UNPACKED_KERNELS = 5
-SUM, COPY = 4.0, 8.0
+SUM_ITEM_BYTES, COPY_ITEM_BYTES = 4.0, 8.0
 """Bytes per element read by the sum over ranks, and read and written by the last copy."""
-STACKED = 2 / 8
+STACKING_ITEM_BYTES = 2 / 8
 """Bytes per element of signs that are copied into one tensor."""
 
 
@@ -66,37 +62,35 @@ def padded_elements(elements: int, ranks: int) -> int:
     >>> padded_elements(1000, 4)
     1024
     """
-    unit = ranks * (ranks * BITS // math.gcd(ranks, BITS))
+    unit = ranks * (ranks * SIGNS_PER_BYTE // math.gcd(ranks, SIGNS_PER_BYTE))
     return -(-elements // unit) * unit
 
-
-RANKS = "ranks"
 
 PIECE_ELEMENTS = 500_000_000
 """Gradients that the engine all-reduces at once: a piece ends with the tensor that exceeds it."""
 
-MOMENTUM = 8 + 12
+MOMENTUM_ITEM_BYTES = 8 + 12
 """Bytes per element: the momentum is multiplied, the gradient added."""
-UPDATE = 8 + 8 + 12 + (8 + 12) + (8 + 12)
+UPDATE_ITEM_BYTES = 8 + 8 + 12 + (8 + 12) + (8 + 12)
 """Root, sum and quotient; weight decay; learning rate, and the parameter."""
 ADAM_KERNELS = 10
-VARIANCE = 8 + 16
+VARIANCE_ITEM_BYTES = 8 + 16
 """The variance, which the warm-up updates, too."""
-LOCAL = 8 + 12
+LOCAL_ITEM_BYTES = 8 + 12
 """0/1 Adam adds each update to a buffer."""
-EXCHANGE = (8 + 12) + (8 + 8 + 12) + 8 + (4 + 8 + 12) + (8 + 8 + 12 + 12) + 4
+EXCHANGE_ITEM_BYTES = (8 + 12) + (8 + 8 + 12) + 8 + (4 + 8 + 12) + (8 + 8 + 12 + 12) + 4
 """Around an exchange of 0/1 Adam: the buffer is taken off, multiplied by root and sum, and copied;
 momentum and parameters are made of it, and it is zeroed."""
 EXCHANGE_KERNELS = 15
-LAMB = 8 + 8 + 8 + (8 + 12 + 8) + (8 + 16) + (8 + 8 + 12) + (8 + 12) + (8 + 4) + (8 + 8)
-LAMB_REST = (12 + 4) + (8 + 4) + (8 + 12)
+LAMB_ITEM_BYTES = 8 + 8 + 8 + (8 + 12 + 8) + (8 + 16) + (8 + 8 + 12) + (8 + 12) + (8 + 4) + (8 + 8)
+LAMB_REST_ITEM_BYTES = (12 + 4) + (8 + 4) + (8 + 12)
 """1-bit LAMB beside the momentum: its last value is kept, scaled and scaled back; the gradient is
 worked out of both, and a fresh variance of it; root, sum, quotient; weight decay; norm; root and
 sum of the fresh variance. Then the greatest quotient of both roots, a norm, and the parameter."""
 LAMB_KERNELS = 26
 LAMB_READS = 2
 """Numbers of each tensor that the host reads."""
-FLAT = 6 + 8 + 4 + 8 + 6
+FLAT_ITEM_BYTES = 6 + 8 + 4 + 8 + 6
 """``FP16_Optimizer``: gradients to fp32, flattened, their norm, unscaled; parameters back."""
 FLAT_KERNELS = 2
 """Per tensor: each is converted, and copied back."""
@@ -119,7 +113,10 @@ def onebit_plan(request: StepRequest, options: OneBitStrategy) -> StepPlan:
         first = number * micro_batches
         for micro_batch in range(first, first + micro_batches):
             add_forward(step, micro_batch)
-            _add_backward(step, first, micro_batch)
+            before = len(tasks.tasks)
+            add_local_backward(step, micro_batch - first)  # its gradients begin anew
+            added = tasks.tasks[before:]
+            tasks.tasks[before:] = [replace(task, micro_batch=micro_batch) for task in added]
         marks = {"micro_batch": first + micro_batches - 1}
         ends = _add_warm_up_reductions(step, marks) if warm else ()
         end = _add_update(step, options, ends, marks, warm=warm, last=number == steps - 1)
@@ -150,14 +147,6 @@ def momentum_buffers(workload: Workload, options: OneBitStrategy) -> tuple[int, 
     return tuple(tensor.numel for tensor in trained)
 
 
-def _add_backward(step: Step, first: int, micro_batch: int) -> None:
-    """Add backward of a micro-batch; each optimizer step begins with gradients anew."""
-    before = len(step.tasks.tasks)
-    add_local_backward(step, 0 if micro_batch == first else micro_batch)
-    added = step.tasks.tasks[before:]
-    step.tasks.tasks[before:] = [replace(task, micro_batch=micro_batch) for task in added]
-
-
 def _add_warm_up_reductions(step: Step, marks: dict[str, Any]) -> tuple[int, ...]:
     """All-reduce gradients in pieces, each flattened, divided and copied back."""
     tasks, end = step.tasks, tuple[int, ...]()
@@ -175,22 +164,16 @@ def _add_warm_up_reductions(step: Step, marks: dict[str, Any]) -> tuple[int, ...
             dtype=dtype,
             **marks,
         )
-        copied = add_passes(tasks, f"copy {name} back", 4 * nbytes, 1 + tensors, (sent,), marks)
-        end = (copied,)
+        end = (add_passes(tasks, f"copy {name} back", 4 * nbytes, 1 + tensors, (sent,), marks),)
     return end
 
 
 def gradient_pieces(workload: Workload) -> Iterator[tuple[int, int, str]]:
     """Elements, tensors and dtype of each piece of gradients, in the order of registration."""
-    elements = tensors = 0
-    trained = [workload.tensors[index] for index in sorted(workload.ready_order)]
-    for tensor in trained:
-        elements, tensors = elements + tensor.numel, tensors + 1
-        if elements > PIECE_ELEMENTS:
-            yield elements, tensors, tensor.dtype
-            elements = tensors = 0
-    if tensors:
-        yield elements, tensors, trained[-1].dtype
+    order = sorted(workload.ready_order)
+    for group in full_groups(order, workload, PIECE_ELEMENTS + 1, exceeds=True):
+        tensors = [workload.tensors[index] for index in group]
+        yield sum(tensor.numel for tensor in tensors), len(tensors), tensors[-1].dtype
 
 
 def _add_update(
@@ -207,95 +190,97 @@ def _add_update(
     buffers, trained = momentum_buffers(workload, options), len(workload.ready_order)
     elements, times = sum(buffers), trained if kind == "lamb" else len(buffers)
     own, kernels = _own_passes(options, warm=warm)
+
+    def passes(name: str, moved: float, kernels: int, after: Iterable[int]) -> int:
+        return add_passes(tasks, name, moved, kernels, after, marks, "optimizer")
+
     if workload.tensors[workload.ready_order[0]].dtype == "fp16":
-        flat, flat_kernels = FLAT * elements, FLAT_KERNELS * trained
         after = (
-            add_passes(tasks, "unscale gradients", flat, flat_kernels, after, marks, "optimizer"),
+            passes("unscale gradients", FLAT_ITEM_BYTES * elements, FLAT_KERNELS * trained, after),
         )
     exchanges = not warm and last
-    before = MOMENTUM if exchanges and kind != "zero_one_adam" else own
-    moved = before * elements
-    end = add_passes(tasks, "optimizer", moved, kernels * times, after, marks, "optimizer")
+    before = MOMENTUM_ITEM_BYTES if exchanges and kind != "zero_one_adam" else own
+    end = passes("optimizer", before * elements, kernels * times, after)
     if not exchanges:
         return end
     for number, buffer in enumerate(buffers):
         name = f"momenta {number}" if number else "momenta"
-        end = CompressedReduction(tasks, step.request.ranks, buffer, name, marks).add((end,))
-    rest, more = own - MOMENTUM, 0
+        end = add_compressed_reduction(tasks, step.request.ranks, buffer, name, marks, (end,))
+    rest, more = own - MOMENTUM_ITEM_BYTES, 0
     if kind == "zero_one_adam":
-        rest, more = EXCHANGE, EXCHANGE_KERNELS * times
+        rest, more = EXCHANGE_ITEM_BYTES, EXCHANGE_KERNELS * times
     if kind == "lamb" and tasks.launch_s > 0:
         end = tasks.wait("read norms", RANKS, after=(end,), **marks)
         end = tasks.issue("read norms", LAMB_READS * trained, RANKS, after=(end,), **marks)[0]
-    return add_passes(tasks, "update", rest * elements, more, (end,), marks, "optimizer")
+    return passes("update", rest * elements, more, (end,))
 
 
 def _own_passes(options: OneBitStrategy, *, warm: bool) -> tuple[float, int]:
     """Bytes per element and kernels per tensor of a step, without its exchange."""
-    if options.optimizer == "lamb" and not warm:
-        return MOMENTUM + LAMB + LAMB_REST, LAMB_KERNELS
     if warm:
-        return MOMENTUM + VARIANCE + UPDATE, ADAM_KERNELS + 2
-    local = LOCAL if options.optimizer == "zero_one_adam" else 0
-    return MOMENTUM + UPDATE + local, ADAM_KERNELS + 2 * bool(local)
+        return MOMENTUM_ITEM_BYTES + VARIANCE_ITEM_BYTES + UPDATE_ITEM_BYTES, ADAM_KERNELS + 2
+    return {
+        "adam": (MOMENTUM_ITEM_BYTES + UPDATE_ITEM_BYTES, ADAM_KERNELS),
+        "zero_one_adam": (
+            MOMENTUM_ITEM_BYTES + UPDATE_ITEM_BYTES + LOCAL_ITEM_BYTES,
+            ADAM_KERNELS + 2,
+        ),
+        "lamb": (MOMENTUM_ITEM_BYTES + LAMB_ITEM_BYTES + LAMB_REST_ITEM_BYTES, LAMB_KERNELS),
+    }[options.optimizer]
 
 
 # ---------------------------------------------------------------- the compressed all-reduce
 
 
-@dataclass(frozen=True, slots=True)
-class CompressedReduction:
-    """A buffer of fp32 elements that all ranks average with one bit per element."""
+def add_compressed_reduction(
+    tasks: TaskList,
+    ranks: int,
+    elements: int,
+    name: str,
+    marks: dict[str, Any],
+    after: Iterable[int],
+) -> int:
+    """Average a buffer of fp32 elements with one bit per element; return the last task.
 
-    tasks: TaskList
-    ranks: int
-    elements: int
-    name: str
-    marks: dict[str, Any]
+    Before each of the two exchanges the host waits for the buffer. Each sends signs, then scales to
+    all.
+    """
+    padded = padded_elements(elements, ranks)
+    packed, part, pads = padded // SIGNS_PER_BYTE, padded // ranks, padded != elements
 
-    def add(self, after: Iterable[int]) -> int:
-        """Add its kernels and its four collectives; return the last task."""
-        padded = padded_elements(self.elements, self.ranks)
-        packed, part, pads = padded // BITS, padded // self.ranks, padded != self.elements
-        moved = (ERROR_AND_SIGNS + STACKED) * padded + (PADDING * padded if pads else 0)
-        end = self._compute("compress", moved, ERROR_AND_SIGNS_KERNELS + 1 + pads, after)
-        end = self._exchange("compressed", "signs", "all_to_all", "scales", packed, end)
-        moved = (UNPACKED + SUM) * padded + ERROR_AND_SIGNS * part
-        kernels = UNPACKED_KERNELS + 1 + ERROR_AND_SIGNS_KERNELS
-        end = self._compute("average", moved, kernels, (end,))
-        end = self._exchange(
-            "average", "signs of parts", "all_gather", "scales of parts", packed, end
-        )
-        moved = (STACKED + UNPACKED + COPY) * padded
-        return self._compute("decompress", moved, UNPACKED_KERNELS + 2, (end,))
+    def compute(verb: str, moved: float, kernels: int, after: Iterable[int]) -> int:
+        return add_passes(tasks, f"{verb} {name}", moved, kernels, after, marks)
 
-    def _compute(self, verb: str, moved: float, kernels: int, after: Iterable[int]) -> int:
-        return add_passes(self.tasks, f"{verb} {self.name}", moved, kernels, after, self.marks)
-
-    def _exchange(
-        self, buffer: str, signs: str, op: Op, scales: str, packed: int, after: int
-    ) -> int:
-        """Wait for a buffer on the host, then send its signs, and scales to all."""
-        name = f"wait for {buffer} {self.name}"
-        end = self.tasks.wait(name, RANKS, after=(after,), **self.marks)
+    def exchange(buffer: str, op: Op, of_parts: str, after: int) -> int:
+        end = tasks.wait(f"wait for {buffer} {name}", RANKS, after=(after,), **marks)
         calls: tuple[tuple[str, Op, int, str], ...] = (
-            (signs, op, packed, "uint8"),
-            (scales, "all_gather", SCALE_BYTES * self.ranks, "fp32"),
+            (f"signs{of_parts}", op, packed, "uint8"),
+            (f"scales{of_parts}", "all_gather", SCALE_BYTES * ranks, "fp32"),
         )
         for sent, each, nbytes, dtype in calls:
-            key = f"{sent} of {self.name}"
-            end = self.tasks.collective(
-                f"{each.replace('_', '-')} {key}",
+            end = tasks.collective(
+                f"{each.replace('_', '-')} {sent} of {name}",
                 each,
                 nbytes,
                 RANKS,
                 communicator=GROUP,
-                key=key,
+                key=f"{sent} of {name}",
                 after=(end,),
                 dtype=dtype,
-                **self.marks,
+                **marks,
             )
         return end
+
+    moved = (
+        ERROR_AND_SIGNS_ITEM_BYTES + STACKING_ITEM_BYTES + (PADDING_ITEM_BYTES if pads else 0)
+    ) * padded
+    end = compute("compress", moved, ERROR_AND_SIGNS_KERNELS + 1 + pads, after)
+    end = exchange("compressed", "all_to_all", "", end)
+    moved = (UNPACKING_ITEM_BYTES + SUM_ITEM_BYTES) * padded + ERROR_AND_SIGNS_ITEM_BYTES * part
+    end = compute("average", moved, UNPACKED_KERNELS + 1 + ERROR_AND_SIGNS_KERNELS, (end,))
+    end = exchange("average", "all_gather", " of parts", end)
+    moved = (STACKING_ITEM_BYTES + UNPACKING_ITEM_BYTES + COPY_ITEM_BYTES) * padded
+    return compute("decompress", moved, UNPACKED_KERNELS + 2, (end,))
 
 
 def add_passes(
@@ -316,7 +301,7 @@ def add_passes(
 
 ERROR_BYTES = 4
 """Errors, momenta and what is made of them are fp32."""
-PASSING = 3
+PASSING_BUFFERS = 3
 """Tensors of the whole buffer beside it while it is compressed: the sum, signs and the error."""
 MORE_STATES = {"adam": 0, "zero_one_adam": 1, "lamb": 1}
 """States beside Adam's two: what was not exchanged yet, or the fresh variance."""
@@ -330,38 +315,38 @@ def onebit_memory(setup: Setup) -> MemoryUse:
 
     Raises `InputError`: ranks or batch below 1, or parameters that these optimizers do not train.
     """
-    options = setup.options
-    assert isinstance(options, OneBitStrategy)
+    options: OneBitStrategy = setup.options
     use = replicated(setup)
     if setup.ranks == 1:
         return use
     check_dtypes(setup.workload)
     buffers = momentum_buffers(setup.workload, options)
-    elements = sum(buffers)
     padded = [padded_elements(buffer, setup.ranks) for buffer in buffers]
-    errors = ERROR_BYTES * (sum(padded) + sum(padded) // setup.ranks)
-    states = ERROR_BYTES * elements * (2 + MORE_STATES[options.optimizer])
-    master = ERROR_BYTES * elements if setup.trained[0].dtype == "fp16" else 0
-    passing = PASSING * ERROR_BYTES * max(padded)
+    whole = ERROR_BYTES * sum(buffers)
+    master = whole if setup.trained[0].dtype == "fp16" else 0
     # the flat gradients; with LAMB the momenta of the step before
-    passing += master + (ERROR_BYTES * elements if options.optimizer == "lamb" else 0)
+    passing = PASSING_BUFFERS * ERROR_BYTES * max(padded) + master
+    passing += whole if options.optimizer == "lamb" else 0
     return replace(
         use,
-        optimizer_bytes=states + master,
-        buckets_bytes=float(errors),
+        optimizer_bytes=whole * (2 + MORE_STATES[options.optimizer]) + master,
+        buckets_bytes=float(ERROR_BYTES * (sum(padded) + sum(padded) // setup.ranks)),
         gathered_bytes=max(0.0, passing - use.activations_bytes),
     )
 
 
 def _remarks(options: OneBitStrategy) -> tuple[str, ...]:
-    warm_up = f"The {options.freeze_step:,} steps of the warm-up all-reduce whole gradients after"
-    lines = [f"{warm_up} backward, as the first step does; a step here is one after them."]
-    if options.local_steps > 1:
-        lines.append(
+    remarks = (
+        (
+            f"The {options.freeze_step:,} steps of the warm-up all-reduce whole gradients after "
+            "backward, as the first step does; a step here is one after them."
+        ),
+        (
             f"A step is a round of {options.local_steps:,} optimizer steps with one exchange; its "
             "samples are of all."
-        )
-    return tuple(lines)
+        ),
+    )
+    return remarks if options.local_steps > 1 else remarks[:1]
 
 
 ONEBIT = Strategy(

@@ -5,8 +5,7 @@ server that holds those parameters, which runs the optimizer on them and sends t
 request, as ``ZPushPull`` of ps-lite and ``push_pull`` of BytePS). Synchronous servers add up the
 gradients of all workers first. Sources: Li et al., "Scaling distributed machine learning with the
 parameter server", OSDI 2014; bounded staleness: Ho et al., "More effective distributed ML via a
-stale synchronous parallel parameter server", NIPS 2013; what is assigned to which server:
-below.
+stale synchronous parallel parameter server", NIPS 2013.
 
 Which server holds which part of the parameters is said by MXNet 1.9 src/kvstore/kvstore_dist.h
 (arrays of a bound or more are cut into equal parts over all servers, others go to one by a hash of
@@ -17,7 +16,7 @@ bytes, each with a server of its own choice).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -83,8 +82,11 @@ def shard(
         for number, elements in enumerate(even_parts(tensor.numel, slices)):
             server = number
             if not over_all:
-                hashed = (key + number) * HASH_FACTOR % servers
-                server = load.index(min(load)) if assignment == "greedy" else hashed
+                server = (
+                    load.index(min(load))
+                    if assignment == "greedy"
+                    else ((key + number) * HASH_FACTOR % servers)
+                )
             load[server] += elements * tensor.nbytes / max(1, tensor.numel)
             shards.append(Shard(index, server, elements))
         key += 1 if over_all else slices
@@ -111,54 +113,15 @@ SUM_PASSES = 3
 """To add a gradient to the sum a core reads both and writes one."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerOptions:
-    """Options of the strategy; defaults are in `ParameterServerStrategy`.
-
-    `slack`: iterations that a worker may be ahead of the slowest; None: any.
-    `together`: whether servers update once for all workers.
-    `servers`: None: one on each node if `colocated`, else one.
-    `rate_Bps`: memory that a server's CPU reads and writes; None: it is on a GPU.
-    """
-
-    slack: int | None = 0
-    together: bool = True
-    servers: int | None = None
-    colocated: bool = False
-    rate_Bps: float | None = 48e9
-    assignment: Assignment = "greedy"
-    split_bytes: float = SPLIT_BYTES
-    slice_bytes: float | None = None
-    overlap: bool = True
-    local_reduce: bool = False
-    gradient_dtype: str | None = None
-    accumulate: int = 1
-
-    def count(self, nodes: int) -> int:
-        """How many servers there are for workers on so many nodes, one on each at most."""
-        if self.colocated:
-            return min(self.servers or nodes, nodes)
-        return self.servers or 1
+def server_count(options: ParameterServerStrategy, nodes: int) -> int:
+    """How many servers there are for workers on so many nodes, one on each at most."""
+    if options.placement == "colocated":
+        return min(options.servers or nodes, nodes)
+    return options.servers or 1
 
 
-def server_options(section: ParameterServerStrategy) -> ServerOptions:
-    """Options from the section of a scenario."""
-    slack = {"synchronous": 0, "asynchronous": None, "bounded": section.staleness}
-    on_cpu = section.device == "cpu"
-    return ServerOptions(
-        slack=slack[section.mode],
-        together=section.mode == "synchronous",
-        servers=section.servers,
-        colocated=section.placement == "colocated",
-        rate_Bps=cpu_rate_Bps(section.threads, section.memory_bandwidth) if on_cpu else None,
-        assignment=section.assignment,
-        split_bytes=section.split_above or SPLIT_BYTES,
-        slice_bytes=section.slice,
-        overlap=section.overlap,
-        local_reduce=section.local_reduce,
-        gradient_dtype=section.gradient_dtype,
-        accumulate=section.accumulate,
-    )
+STALENESS_OF_MODE: Mapping[str, int | None] = {"synchronous": 0, "asynchronous": None}
+"""Iterations that a worker may be ahead of the slowest; None: any."""
 
 
 @cache
@@ -184,7 +147,7 @@ class _Part(NamedTuple):
     nbytes: float
 
 
-def parameter_server_loops(request: StepRequest, options: ServerOptions) -> LoopPlan:
+def parameter_server_loops(request: StepRequest, options: ParameterServerStrategy) -> LoopPlan:
     """Return the loops of workers and servers.
 
     Raises `ScheduleError`: times that do not fit the workload.
@@ -194,7 +157,7 @@ def parameter_server_loops(request: StepRequest, options: ServerOptions) -> Loop
         Worker(f"worker {number}", tuple(range(first, first + each)))
         for number, first in enumerate(range(0, request.ranks, each))
     )
-    servers = options.count(request.nodes)
+    servers = server_count(options, request.nodes)
     pushes = max(1, min(MOST_OF_WORKER, MOST_PUSHES // len(workers)))
     segments = backward_segments(
         request.workload, request.times, at_most=max(1, min(request.segments, pushes // servers))
@@ -205,20 +168,20 @@ def parameter_server_loops(request: StepRequest, options: ServerOptions) -> Loop
         name=f"parameter server, {request.workload.name}",
         workers=workers,
         servers=tuple(
-            Server(f"server {number}", number, on_gpu=options.rate_Bps is None)
+            Server(f"server {number}", number, on_gpu=options.device == "gpu")
             for number in range(servers)
         ),
         items=(_items(request, options, segments, parts),),
         exchanges=exchanges,
         samples=request.ranks * request.batch_per_gpu * options.accumulate,
-        slack=options.slack,
-        together=options.together,
+        slack=STALENESS_OF_MODE.get(options.mode, options.staleness),
+        together=options.mode == "synchronous",
     )
 
 
 def _parts(
     request: StepRequest,
-    options: ServerOptions,
+    options: ParameterServerStrategy,
     segments: Sequence[Segment],
     servers: int,
     pushes: int,
@@ -236,7 +199,7 @@ def _parts(
         elements = sum(each.elements for each in shards)
         held = ((each.elements, tensors[order[each.tensor]]) for each in shards)
         nbytes = sum(numel * tensor.nbytes / tensor.numel for numel, tensor in held)
-        pieces = 1 if options.slice_bytes is None else max(1, len(shards) // coarser)
+        pieces = 1 if options.slice is None else max(1, len(shards) // coarser)
         parts += [
             _Part(*key, piece, nbytes * piece / elements) for piece in even_parts(elements, pieces)
         ]
@@ -244,20 +207,20 @@ def _parts(
 
 
 def _shards(
-    tensors: Sequence[ParameterTensor], servers: int, options: ServerOptions
+    tensors: Sequence[ParameterTensor], servers: int, options: ParameterServerStrategy
 ) -> tuple[Shard, ...]:
     """Assign every element of some tensors to a server, as the strategy says."""
     return shard(
         tensors,
         servers,
         assignment=options.assignment,
-        split_bytes=options.split_bytes,
-        slice_bytes=options.slice_bytes,
+        split_bytes=options.split_above or SPLIT_BYTES,
+        slice_bytes=options.slice,
     )
 
 
 def _exchange(
-    request: StepRequest, options: ServerOptions, part: _Part, segment: Segment
+    request: StepRequest, options: ParameterServerStrategy, part: _Part, segment: Segment
 ) -> Exchange:
     sent = part.nbytes
     if options.gradient_dtype is not None:
@@ -266,10 +229,15 @@ def _exchange(
     trained = sum(workload.tensors[index].numel for index in workload.ready_order)
     # the optimizer reads and writes memory in one pass; a copied byte is read and written
     moved = optimizer_bytes(workload, request.optimizer, "fused") / max(1, trained)
-    rate_Bps = options.rate_Bps or 2 * request.times.copy_Bps
+    rate_Bps = 2 * request.times.copy_Bps
+    if options.device == "cpu":
+        rate_Bps = cpu_rate_Bps(options.threads, options.memory_bandwidth)
     update_s = part.elements * moved / rate_Bps
-    summed_s = (sent + (SUM_PASSES - 1) * part.nbytes) / rate_Bps
-    each_s, all_s = (summed_s, update_s) if options.together else (update_s, 0.0)
+    each_s, all_s = (
+        ((sent + (SUM_PASSES - 1) * part.nbytes) / rate_Bps, update_s)
+        if options.mode == "synchronous"
+        else (update_s, 0.0)
+    )
     return Exchange(
         name=segment.name,
         server=part.server,
@@ -283,7 +251,7 @@ def _exchange(
 
 def _items(
     request: StepRequest,
-    options: ServerOptions,
+    options: ParameterServerStrategy,
     segments: Sequence[Segment],
     parts: Sequence[_Part],
 ) -> tuple[WorkItem, ...]:
@@ -302,11 +270,14 @@ def _items(
     items: list[WorkItem] = []
     for micro_batch in range(options.accumulate):
         is_first, is_last = micro_batch == 0, micro_batch == last
-        forward: Sequence[Segment] = (
-            _forward_like(request, segments)
-            if is_first
-            else forward_segments(workload, times, at_most=coarse)
-        )
+        forward = forward_segments(workload, times, at_most=coarse)
+        if is_first:  # the same groups of layers as backward's segments, in the order of forward
+            groups = [segment.indices[::-1] for segment in reversed(segments)]
+            forward = tuple(
+                part
+                for layers in groups
+                for part in visit_segments(workload, times, layers, at_most=1, backward=False)
+            )
         backward = segments if is_last else backward_segments(workload, times, at_most=coarse)
         waits = needs if is_first else [()] * len(forward)
         sends = pushed if is_last else [()] * len(backward)
@@ -319,17 +290,6 @@ def _items(
             for part, sent in zip(backward, sends, strict=True)
         ]
     return tuple(items)
-
-
-def _forward_like(request: StepRequest, segments: Sequence[Segment]) -> list[Segment]:
-    """Forward of the same groups of layers as backward's segments, in the order of forward."""
-    return [
-        part
-        for segment in reversed(segments)
-        for part in visit_segments(
-            request.workload, request.times, segment.indices[::-1], at_most=1, backward=False
-        )
-    ]
 
 
 def _item(
@@ -350,8 +310,15 @@ def _item(
         if own and applies:
             duration_s += copies * nbytes / request.times.copy_Bps + own * request.kernel_s
             kernels += own
-    host_s = kernels * request.times.launch_s
-    return WorkItem(f"{kind} {part.name}", kind, duration_s, host_s, needs, sends, micro_batch)
+    return WorkItem(
+        f"{kind} {part.name}",
+        kind,
+        duration_s,
+        kernels * request.times.launch_s,
+        needs,
+        sends,
+        micro_batch,
+    )
 
 
 # ---------------------------------------------------------------- memory
@@ -366,23 +333,24 @@ def parameter_server_memory(setup: Setup) -> MemoryUse:
     Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """
     use = replace(replicated(setup), optimizer_bytes=0.0)
-    options = setup.options
-    assert isinstance(options, ServerOptions)
+    options: ParameterServerStrategy = setup.options
     compressed = 0
     if options.gradient_dtype is not None:
-        elements = sum(tensor.numel for tensor in setup.trained)
-        compressed = elements * ITEM_BYTES[options.gradient_dtype]
-    if options.rate_Bps is not None or not options.colocated:
+        compressed = (
+            sum(tensor.numel for tensor in setup.trained) * ITEM_BYTES[options.gradient_dtype]
+        )
+    if options.device == "cpu" or options.placement != "colocated":
         return replace(use, buckets_bytes=float(compressed))
     share = most_held(setup.workload, options, options.servers or 1)
+    copies = 2 if options.mode == "synchronous" else 1
     return replace(
         use,
         optimizer_bytes=share * optimizer_state_bytes(setup.workload, setup.optimizer),
-        buckets_bytes=compressed + share * use.gradients_bytes * (1 + options.together),
+        buckets_bytes=compressed + share * use.gradients_bytes * copies,
     )
 
 
-def most_held(workload: Workload, options: ServerOptions, servers: int) -> float:
+def most_held(workload: Workload, options: ParameterServerStrategy, servers: int) -> float:
     """Share of the trained parameters' elements that the fullest server has; 0 to 1."""
     tensors = [workload.tensors[index] for index in sorted(workload.ready_order)]
     held = [0] * servers
@@ -392,7 +360,7 @@ def most_held(workload: Workload, options: ServerOptions, servers: int) -> float
 
 
 def server_bytes(
-    workload: Workload, options: ServerOptions, optimizer: str, servers: int, workers: int
+    workload: Workload, options: ParameterServerStrategy, optimizer: str, servers: int, workers: int
 ) -> float:
     """Memory of the fullest server: parameters, optimizer states, sum and what arrives; bytes.
 
@@ -400,9 +368,8 @@ def server_bytes(
     """
     share = most_held(workload, options, servers)
     gradients = sum(workload.tensors[index].nbytes for index in workload.ready_order)
-    copies = workers + options.together
-    states = optimizer_state_bytes(workload, optimizer)
-    return share * (gradients + states + copies * gradients)
+    copies = workers + 2 if options.mode == "synchronous" else workers + 1
+    return share * (copies * gradients + optimizer_state_bytes(workload, optimizer))
 
 
 REQUESTS = (
@@ -424,5 +391,4 @@ PARAMETER_SERVER = Strategy(
     parameter_server_memory,
     loops=parameter_server_loops,
     assumptions=(REQUESTS, QUEUES, EFFICIENCY),
-    options=server_options,
 )

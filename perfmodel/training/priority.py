@@ -22,7 +22,7 @@ from functools import cache
 from perfmodel.scenario.strategies.strategy import PriorityStrategy
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.memory_use import replicated
-from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
+from perfmodel.training.plan.builder import COMPUTE, GROUP, HOST, RANKS, TaskList
 from perfmodel.training.plan.forward_backward import (
     Segment,
     Step,
@@ -110,9 +110,6 @@ def send_order(
     return tuple(order)
 
 
-RANKS, GROUP = "ranks", "data parallel"
-
-
 def priority_plan(request: StepRequest, options: PriorityStrategy) -> StepPlan:
     """Return one step of training with priority scheduling; of plain training for one rank.
 
@@ -120,8 +117,7 @@ def priority_plan(request: StepRequest, options: PriorityStrategy) -> StepPlan:
     """
     tasks, ranks = TaskList.of(request), range(request.ranks)
     step = Step(request, DdpOptions(accumulate=options.accumulate), tasks, RANKS)
-    ready = _add_backward(step)
-    arrived = _add_pieces(step, options, ready) if request.ranks > 1 else {}
+    arrived = _add_pieces(step, options, _add_backward(step)) if request.ranks > 1 else {}
     _add_updates_and_forward(step, arrived)
     for micro_batch in range(step.last_micro_batch):
         add_local_backward(step, micro_batch)
@@ -137,10 +133,12 @@ def priority_plan(request: StepRequest, options: PriorityStrategy) -> StepPlan:
 
 def _segments(step: Step, *, backward: bool) -> tuple[Segment, ...]:
     """Layers of a pass, joined to segments, with their tensors."""
-    layers = range(len(step.request.workload.layers))
-    at_most = step.resolution(step.last_micro_batch)
     return visit_segments(
-        step.request.workload, step.request.times, layers, at_most=at_most, backward=backward
+        step.request.workload,
+        step.request.times,
+        range(len(step.request.workload.layers)),
+        at_most=step.resolution(step.last_micro_batch),
+        backward=backward,
     )
 
 
@@ -161,13 +159,25 @@ def _add_backward(step: Step) -> dict[int, tuple[int, float]]:
 def _add_pieces(
     step: Step, options: PriorityStrategy, ready: dict[int, tuple[int, float]]
 ) -> dict[int, list[int]]:
-    """Add the all-reduces of all pieces in their order; return those of each tensor."""
-    request = step.request
+    """Cut all gradients to pieces, and add their all-reduces in the order in which they are sent.
+
+    Returns those of each tensor. `ready`: the task that ends each gradient, and when that is.
+    """
+    request, tensors = step.request, step.request.workload.tensors
+    forward = [index for layer in request.workload.layers for index in layer.tensors]
+    pieces = [
+        Partition(tensor, part, nbytes, rank, ready[tensor][1])
+        for rank, tensor in enumerate(forward if options.order == "priority" else ready)
+        for part, nbytes in enumerate(
+            cut_bytes(
+                tensors[tensor].nbytes, options.partition_size, ITEM_BYTES[tensors[tensor].dtype]
+            )
+        )
+    ]
     piece_s = cache(lambda nbytes: request.collective_s("all_reduce", nbytes, None))
-    pieces = partitions_of(request, options, {t: at for t, (_, at) in ready.items()})
     arrived: dict[int, list[int]] = {tensor: [] for tensor in ready}
     for index in send_order(pieces, piece_s, options.credit_bytes):
-        piece, tensor = pieces[index], request.workload.tensors[pieces[index].tensor]
+        piece, tensor = pieces[index], tensors[pieces[index].tensor]
         sent = step.tasks.collective(
             f"all-reduce {tensor.name}, {piece.part}",
             "all_reduce",
@@ -183,27 +193,6 @@ def _add_pieces(
     return arrived
 
 
-def partitions_of(
-    request: StepRequest, options: PriorityStrategy, ready_s: dict[int, float]
-) -> tuple[Partition, ...]:
-    """Cut all gradients to pieces.
-
-    `ready_s`: when the gradient of each tensor is there; seconds.
-    """
-    tensors = request.workload.tensors
-    forward = [index for layer in request.workload.layers for index in layer.tensors]
-    order = forward if options.order == "priority" else list(ready_s)
-    return tuple(
-        Partition(tensor, part, nbytes, rank, ready_s[tensor])
-        for rank, tensor in enumerate(order)
-        for part, nbytes in enumerate(
-            cut_bytes(
-                tensors[tensor].nbytes, options.partition_size, ITEM_BYTES[tensors[tensor].dtype]
-            )
-        )
-    )
-
-
 def _add_updates_and_forward(step: Step, arrived: dict[int, list[int]]) -> None:
     """Add each segment's share of the optimizer, once its gradients are there, and forward."""
     request, tasks, times = step.request, step.tasks, step.request.times
@@ -213,8 +202,7 @@ def _add_updates_and_forward(step: Step, arrived: dict[int, list[int]]) -> None:
         if part.tensors:
             name, share = f"update {part.name}", step.nbytes(part.tensors) / trained
             kernels = max(1, round(times.optimizer_kernels * share))
-            issued = tasks.issue(name, kernels, RANKS, after=waits)
-            after = dict.fromkeys((*issued, *waits))
+            after = dict.fromkeys((*tasks.issue(name, kernels, RANKS, after=waits), *waits))
             tasks.compute(name, "optimizer", times.optimizer_s * share, RANKS, after=after)
         name = f"forward {part.name}"
         tasks.launch(name, "forward", part.duration_s, part.kernels, RANKS, layers=part.indices)

@@ -24,7 +24,6 @@ from perfmodel.training.plan.step_plan import (
     Collective,
     Communicator,
     CommunicatorRole,
-    RankClass,
     StepPlan,
     Task,
 )
@@ -34,7 +33,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class RankGrid:
-    """Ranks of a mixture.
+    """Ranks of a parallel layout.
 
     Parameters
     ----------
@@ -122,8 +121,12 @@ class RankGrid:
     @property
     def context_groups(self) -> Groups:
         """Ranks that share the tokens of a sample."""
-        by_sample = self._by_data_and_context.transpose(0, 3, 1, 2)
-        return _tuples(by_sample.reshape(-1, self.context))
+        sizes = {"cp": self.context, "dp": self.data}
+        by_replica = [sizes[name] for name in reversed(self.order) if name in sizes]
+        ranks = self.numbers.reshape(self.stages, *by_replica, self.tensor).transpose(0, 3, 1, 2)
+        if self.order.index("cp") > self.order.index("dp"):
+            ranks = ranks.swapaxes(2, 3)
+        return _tuples(ranks.reshape(-1, self.context))
 
     @property
     def expert_groups(self) -> Groups:
@@ -133,8 +136,7 @@ class RankGrid:
     @property
     def expert_replica_groups(self) -> Groups:
         """Ranks that hold the same experts, and average their gradients."""
-        held = self._by_expert.swapaxes(2, 3)
-        return _tuples(held.reshape(-1, self.expert_copies))
+        return _tuples(self._by_expert.swapaxes(2, 3).reshape(-1, self.expert_copies))
 
     def placed(self, stage_and_replica: IntArray, place: int) -> IntArray:
         """Ranks of members of a plan without tensor parallelism.
@@ -144,14 +146,6 @@ class RankGrid:
         """
         ranks: IntArray = self.numbers.reshape(-1, self.tensor)[stage_and_replica, place]
         return ranks
-
-    @property
-    def _by_data_and_context(self) -> IntArray:
-        """Ranks by stage, data, context and place. Shape (stages, data, context, tensor)."""
-        if self.order.index("cp") < self.order.index("dp"):
-            return self.numbers.reshape(self.stages, self.data, self.context, self.tensor)
-        by_context = self.numbers.reshape(self.stages, self.context, self.data, self.tensor)
-        return by_context.swapaxes(1, 2)
 
     @property
     def _by_expert(self) -> IntArray:
@@ -166,8 +160,7 @@ class RankGrid:
         places, copies = by_place.shape[1], self.expert_copies
         if self.order.index("ep") < self.order.index("dp"):
             return by_place.reshape(self.stages, places, copies, self.expert)
-        shares = by_place.reshape(self.stages, places, self.expert, copies)
-        return shares.swapaxes(2, 3)
+        return by_place.reshape(self.stages, places, self.expert, copies).swapaxes(2, 3)
 
 
 def _tuples(groups: IntArray) -> Groups:
@@ -191,29 +184,24 @@ def expand_ranks(plan: StepPlan, grid: RankGrid) -> StepPlan:
         "expert_node": grid.expert_groups,
         "expert_copies": grid.expert_replica_groups,
     }
-    classes = tuple(_grown(each, grid) for each in plan.classes)
-    callers = _callers(plan, classes)
+    ranks: dict[str, tuple[int, ...]] = {}
+    for each in plan.classes:
+        own = np.asarray(each.ranks, dtype=np.int64)
+        grown = np.concatenate([grid.placed(own, place) for place in range(grid.tensor)])
+        ranks[each.name] = tuple(np.sort(grown).tolist())
+    works = ((task.work, task.rank_class) for task in plan.tasks)
+    callers: dict[str, set[int]] = {each.name: set() for each in plan.communicators}
+    for name, caller in {(w.communicator, by) for w, by in works if isinstance(w, Collective)}:
+        callers.setdefault(name, set()).update(ranks[caller])
     return replace(
         plan,
-        classes=classes,
+        classes=tuple(replace(each, ranks=ranks[each.name]) for each in plan.classes),
         communicators=tuple(
-            _placed(each, grid, called, callers.get(each.name, set()))
-            for each in plan.communicators
+            _placed(each, grid, called, callers[each.name]) for each in plan.communicators
         ),
         tasks=tuple(_rooted(task, grid) for task in plan.tasks),
         samples=plan.samples // grid.context,
     )
-
-
-def _callers(plan: StepPlan, classes: tuple[RankClass, ...]) -> Mapping[str, set[int]]:
-    """Ranks that take part in each communicator's collectives."""
-    ranks = {each.name: each.ranks for each in classes}
-    works = ((task.work, task.rank_class) for task in plan.tasks)
-    calls = {(w.communicator, name) for w, name in works if isinstance(w, Collective)}
-    callers: dict[str, set[int]] = {}
-    for communicator, name in calls:
-        callers.setdefault(communicator, set()).update(ranks[name])
-    return callers
 
 
 def _placed(
@@ -257,15 +245,10 @@ def _within(groups: Groups, size: int, *, by_node: bool) -> Groups:
     return tuple(cut)
 
 
-def _grown(rank_class: RankClass, grid: RankGrid) -> RankClass:
-    own = np.asarray(rank_class.ranks, dtype=np.int64)
-    ranks = np.concatenate([grid.placed(own, place) for place in range(grid.tensor)])
-    return replace(rank_class, ranks=tuple(np.sort(ranks).tolist()))
-
-
 def _rooted(task: Task, grid: RankGrid) -> Task:
     """Move the root of a collective to the first place of its tensor group."""
     if not isinstance(task.work, Collective) or not task.work.root:
         return task
-    root = int(grid.placed(np.array([task.work.root]), 0)[0])
-    return replace(task, work=replace(task.work, root=root))
+    return replace(
+        task, work=replace(task.work, root=int(grid.placed(np.array([task.work.root]), 0)[0]))
+    )

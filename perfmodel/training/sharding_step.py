@@ -1,21 +1,17 @@
-"""What ZeRO and Megatron's optimizer have in common: layers, the end of a step, the plan of it."""
+"""What FSDP, ZeRO and Megatron's optimizer have in common: layers, a step's end, the plan of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
 from perfmodel.training.memory_use import StepOptions
-from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
-from perfmodel.training.plan.forward_backward import Segment, forward_segments
+from perfmodel.training.plan.builder import COMPUTE, GROUP, HOST, RANKS, TaskList
+from perfmodel.training.plan.forward_backward import Segment, backward_segments, forward_segments
 from perfmodel.training.plan.step_plan import Communicator, Op, RankClass, StepPlan, Stream
 from perfmodel.training.strategy import StepRequest
-from perfmodel.workload.model import ITEM_BYTES
-
-RANKS = "ranks"
-EVERYONE = "data parallel"
-"""Communicator of all ranks."""
+from perfmodel.workload.model import ITEM_BYTES, Workload
 
 GATHERING, REDUCTION = "gather copy", "reduction copy"
 """DeepSpeed's streams beside the computing one, without the collectives that are issued on them."""
@@ -30,6 +26,26 @@ MASTER_BYTES = 4
 
 
 OptionsT = TypeVar("OptionsT", bound=StepOptions)
+
+
+def full_groups(
+    tensors: Iterable[int], workload: Workload, most: int, *, ranks: int = 1, exceeds: bool
+) -> tuple[tuple[int, ...], ...]:
+    """Join tensors one after the other to groups of so many elements.
+
+    `ranks`: whose equal parts of each tensor are counted.
+    `exceeds`: a group is closed once it has `most`; otherwise before it would have more.
+    """
+    groups: list[list[int]] = []
+    elements = 0
+    for tensor in tensors:
+        numel = -(-workload.tensors[tensor].numel // ranks)
+        if not groups or (elements >= most if exceeds else elements + numel > most):
+            groups.append([])
+            elements = 0
+        groups[-1].append(tensor)
+        elements += numel
+    return tuple(map(tuple, groups))
 
 
 @dataclass(slots=True)
@@ -69,14 +85,48 @@ class ShardingStep(Generic[OptionsT]):
         return () if self.last is None else (self.last,)
 
     @property
+    def is_last(self) -> bool:
+        """Whether this is the last micro-batch."""
+        return self.micro_batch == self.options.accumulate - 1
+
+    @property
     def resolution(self) -> int:
         """Segments per pass."""
-        least = min(8, self.request.segments)
-        return max(least, self.request.segments // self.options.accumulate)
+        segments = self.request.segments
+        return max(min(8, segments), segments // self.options.accumulate)
+
+    def backward_parts(self, cut_after: Collection[int] = ()) -> tuple[Segment, ...]:
+        """Return backward of a micro-batch, cut after each layer with a tensor of `cut_after`."""
+        request = self.request
+        return backward_segments(
+            request.workload, request.times, at_most=self.resolution, cut_after=cut_after
+        )
 
     def numel(self, tensors: Iterable[int]) -> int:
         """Return the elements of some parameters."""
         return sum(self.request.workload.tensors[tensor].numel for tensor in tensors)
+
+    def run(
+        self,
+        name: str,
+        kind: str,
+        duration_s: float,
+        *,
+        after: Iterable[int] = (),
+        layers: tuple[int, ...] = (),
+    ) -> int:
+        """Add kernels that were issued to the computing stream, after what it waits for."""
+        self.last = self.tasks.compute(
+            name,
+            kind,
+            duration_s,
+            RANKS,
+            after=dict.fromkeys((*after, *self.device_waits)),
+            layers=layers,
+            micro_batch=self.micro_batch,
+        )
+        self.device_waits = ()
+        return self.last
 
     def work(
         self,
@@ -86,20 +136,10 @@ class ShardingStep(Generic[OptionsT]):
         kernels: int,
         layers: tuple[int, ...] = (),
     ) -> int:
-        """Add kernels to the computing stream, after what it and the host wait for."""
-        self.last = self.tasks.launch(
-            name,
-            kind,
-            duration_s,
-            kernels,
-            RANKS,
-            issue_after=self.host_waits,
-            after=(*self.host_waits, *self.device_waits),
-            micro_batch=self.micro_batch,
-            layers=layers,
-        )
-        self.device_waits = self.host_waits = ()
-        return self.last
+        """Let the host issue kernels once all that it waits for has happened, and run them."""
+        waits, self.host_waits = self.host_waits, ()
+        issued = self.tasks.issue(name, kernels, RANKS, after=waits, micro_batch=self.micro_batch)
+        return self.run(name, kind, duration_s, after=(*issued, *waits), layers=layers)
 
     def copy(self, name: str, nbytes: float, kernels: int) -> int:
         """Add copies among the layers."""
@@ -123,7 +163,7 @@ class ShardingStep(Generic[OptionsT]):
         *,
         after: Sequence[int],
         dtype: str | None = None,
-        communicator: str = EVERYONE,
+        communicator: str = GROUP,
         root: int = 0,
         bucket: int | None = None,
     ) -> int:
@@ -146,7 +186,7 @@ class ShardingStep(Generic[OptionsT]):
         )
 
     def agree(
-        self, name: str, dtype: str, read_bytes: float, communicator: str | None = EVERYONE
+        self, name: str, dtype: str, read_bytes: float, communicator: str | None = GROUP
     ) -> None:
         """All-reduce one number of all gradients, which the host reads: a norm, or an overflow.
 
@@ -162,8 +202,9 @@ class ShardingStep(Generic[OptionsT]):
     def update(self, elements: float) -> int:
         """Update so many elements: gradients in fp32, the optimizer, parameters in their dtype."""
         times, total = self.request.times, self.numel(self.request.workload.ready_order)
-        casts_s = self.tasks.copy_s(elements * (self.item_bytes + MASTER_BYTES), 2)
-        seconds = times.optimizer_s * elements / total + casts_s
+        seconds = times.optimizer_s * elements / total + self.tasks.copy_s(
+            elements * (self.item_bytes + MASTER_BYTES), 2
+        )
         return self.work("optimizer", "optimizer", seconds, times.optimizer_kernels + 2)
 
     def plan(self, end: int, name: str, others: Sequence[Communicator] = ()) -> StepPlan:
@@ -178,6 +219,6 @@ class ShardingStep(Generic[OptionsT]):
             name=f"{name}, {request.workload.name}",
             classes=(RankClass(RANKS, ranks),),
             streams=(HOST, COMPUTE, gathering, reduction, Stream("comm", "comm"), *drives),
-            communicators=(Communicator(EVERYONE, (ranks,)), *others),
+            communicators=(Communicator(GROUP, (ranks,)), *others),
             samples=request.ranks * request.batch_per_gpu * self.options.accumulate,
         )

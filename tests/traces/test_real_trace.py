@@ -218,7 +218,7 @@ def recorded(folder: Path) -> dict[str, Any]:
 def test_recorded_buckets_and_orders_are_those_predicted(recorded: dict[str, Any]) -> None:
     assert recorded["ready"] == recorded["captured"] == recorded["rebuilt"]
     workload = load_workload(str(recorded["file"]))
-    buckets = ddp_buckets(workload, DdpOptions(bucket_cap_bytes=CAP_MB << 20))
+    buckets = ddp_buckets(workload, DdpOptions(bucket_cap=CAP_MB << 20))
     assert [bucket.nbytes for bucket in buckets] == recorded["buckets"]
 
 

@@ -19,7 +19,7 @@ from perfmodel.testing.closed_forms import form
 from perfmodel.training.memory_use import Setup
 from perfmodel.training.onebit import (
     ONEBIT,
-    CompressedReduction,
+    add_compressed_reduction,
     onebit_memory,
     onebit_plan,
     padded_elements,
@@ -160,7 +160,7 @@ def test_what_deepspeed_does_not_train_is_refused() -> None:
 def compressed_times(ranks: int, elements: int = 1 << 20) -> dict[str, float]:
     """Seconds of each kind of work that the compressed reduction of a buffer computes."""
     tasks = TaskList(0.0, 0.0, 1e9)
-    CompressedReduction(tasks, ranks, elements, "m", {}).add(())
+    add_compressed_reduction(tasks, ranks, elements, "m", {}, ())
     return {t.name: t.work.duration_s for t in tasks.tasks if isinstance(t.work, Compute)}
 
 

@@ -296,12 +296,12 @@ def _cap_axis(scenario: Scenario, result: Result) -> Iterator[Axis]:
     if not isinstance(scenario.strategy, DdpStrategy) or not total:
         return
     options = ddp_options(scenario.strategy)
-    if options.caps_list_bytes:
+    if options.bucket_caps:
         return
-    first = options.first_bucket_bytes
-    if options.bucket_cap_bytes is None and first is None:
+    first = options.first_bucket
+    if options.bucket_cap is None and first is None:
         first = FIRST_BUCKET_BYTES  # naming a cap would drop it
-    own = options.bucket_cap_bytes or float(DEFAULT_CAP_BYTES)
+    own = options.bucket_cap or float(DEFAULT_CAP_BYTES)
     whole = math.ceil(total / MIB) * float(MIB)
     caps = sorted({*(cap for cap in CAPS if cap < 0.8 * whole), whole, own})
     kept = {} if first is None else {"strategy.first_bucket": f"{first:.0f} B"}

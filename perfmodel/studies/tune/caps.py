@@ -13,7 +13,7 @@ import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
@@ -91,7 +91,7 @@ def order_gradients(workload: Workload, options: DdpOptions) -> GradientOrder:
     `options`: whether PyTorch rebuilds its buckets in the order in which gradients get ready.
     """
     unused, static = options.find_unused_parameters, options.static_graph
-    single = DdpOptions(1.0, find_unused_parameters=unused, static_graph=static)
+    single = DdpOptions(bucket_cap=1.0, find_unused_parameters=unused, static_graph=static)
     buckets = ddp_buckets(workload, single)
     return GradientOrder(
         tensors=tuple(bucket.tensors[0] for bucket in buckets),
@@ -279,14 +279,14 @@ def list_uniform_partitions(
 
 def with_cap(options: DdpOptions, cap: float) -> DdpOptions:
     """Return the options with one cap for all buckets; bytes."""
-    return replace(
-        options, bucket_cap_bytes=float(cap), first_bucket_bytes=None, caps_list_bytes=None
-    )
+    caps = {"bucket_cap": float(cap), "first_bucket": None, "bucket_caps": None}
+    return options.model_copy(update=caps)
 
 
 def with_caps(options: DdpOptions, caps: tuple[float, ...] | None) -> DdpOptions:
     """Return the options with a cap per bucket; bytes. None: PyTorch's default caps."""
-    return replace(options, bucket_cap_bytes=None, first_bucket_bytes=None, caps_list_bytes=caps)
+    update = {"bucket_cap": None, "first_bucket": None, "bucket_caps": caps}
+    return options.model_copy(update=update)
 
 
 def assign_buckets(workload: Workload, options: DdpOptions) -> Groups:

@@ -297,12 +297,12 @@ def evaluate_candidates(
     `ratios`: of `perfmodel.studies.tune.robustness.compare_machines`.
     """
     own = evaluator.options
-    stated = own.bucket_cap_bytes, own.first_bucket_bytes, own.caps_list_bytes
+    stated = own.bucket_cap, own.first_bucket, own.bucket_caps
     own_cap, own_caps = None, None
-    if own.caps_list_bytes is not None:
-        own_caps = tuple(nbytes / MIB for nbytes in own.caps_list_bytes)
-    elif own.bucket_cap_bytes is not None:
-        own_cap = own.bucket_cap_bytes / MIB
+    if own.bucket_caps is not None:
+        own_caps = tuple(nbytes / MIB for nbytes in own.bucket_caps)
+    elif own.bucket_cap is not None:
+        own_cap = own.bucket_cap / MIB
 
     def evaluate(options: DdpOptions, cap: float | None = None, caps: Caps | None = None) -> Choice:
         return _evaluate(evaluator, ratios, options, cap, caps)

@@ -13,19 +13,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.training.ddp.buckets import Bucket
-from perfmodel.training.plan.builder import COMPUTE
+from perfmodel.training.plan.builder import COMPUTE, GROUP
 from perfmodel.training.plan.forward_backward import Step
 from perfmodel.training.plan.step_plan import Op
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor
-
-GROUP = "data parallel"
-"""Name of the communicator of all ranks."""
 
 CAST, CALLBACK = "cast", "hook"
 """Streams: of conversions on a host, and of callbacks."""
 
 CAST_TRAFFIC = 1.5
 """Bytes that a conversion between 32 and 16 bits moves per byte of its 32-bit operand."""
+
+
+def sum_passes(*passes: tuple[object, float, int]) -> tuple[float, int]:
+    """Bytes and kernels of those passes over memory that are made.
+
+    A pass: whether it is made, the bytes that it moves, and its kernels.
+    """
+    made = [(nbytes, kernels) for is_made, nbytes, kernels in passes if is_made]
+    return sum(nbytes for nbytes, _ in made), sum(kernels for _, kernels in made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +79,13 @@ class BucketReduction:
         `more_s`: beyond what the bytes take; seconds.
         """
         stream = COMPUTE.name if self.step.request.cast_Bps is None else CAST
-        duration_s = self.work_s(moved_bytes, kernels) + more_s
         return self._run(
-            "compress", duration_s, kernels, stream=stream, after=self.ready, role="compress"
+            "compress",
+            self.work_s(moved_bytes, kernels) + more_s,
+            kernels,
+            stream=stream,
+            after=self.ready,
+            role="compress",
         )
 
     def call_back(
@@ -88,8 +98,9 @@ class BucketReduction:
         more_s: float = 0.0,
     ) -> int:
         """Run kernels in a callback of a collective."""
-        duration_s = self.work_s(moved_bytes, kernels) + more_s
-        return self._run(name, duration_s, kernels, stream=CALLBACK, after=after)
+        return self._run(
+            name, self.work_s(moved_bytes, kernels) + more_s, kernels, stream=CALLBACK, after=after
+        )
 
     def _run(
         self, verb: str, duration_s: float, kernels: int, *, after: Iterable[int], **marks: Any
@@ -99,9 +110,14 @@ class BucketReduction:
         issued: tuple[int, ...] = ()
         if self.step.request.cast_Bps is None:
             issued = tasks.issue(name, kernels, rank_class, **self.marks)
-        waits = dict.fromkeys((*issued, *after))
         return tasks.compute(
-            name, "copy", duration_s, rank_class, after=waits, **marks, **self.marks
+            name,
+            "copy",
+            duration_s,
+            rank_class,
+            after=dict.fromkeys((*issued, *after)),
+            **marks,
+            **self.marks,
         )
 
     def copy(

@@ -34,7 +34,7 @@ _SCALAR_TYPES = {
     "fp8": 24,
 }
 """Numbers of torch's dtypes (c10/core/ScalarType.h; fp8 is Float8_e4m3fn)."""
-_CUDA = 1
+_CUDA_DEVICE_TYPE = 1
 """Number of CUDA devices among torch's types of devices (c10/core/DeviceType.h)."""
 _SLOTS = (13, 29, 59, 127)
 """Slots of a libstdc++ hash map as it grows (``_Prime_rehash_policy``)."""
@@ -136,7 +136,7 @@ def _inserted(listed: list[_Key], keys: Iterable[_Key], slots: int) -> list[_Key
 
 def _hash(key: _Key) -> int:
     """Hash of a bucket's dtype and CUDA device (``BucketKey::hash``; c10/util/hash.h, Device.h)."""
-    seed = _CUDA << 16 | key[1]
+    seed = _CUDA_DEVICE_TYPE << 16 | key[1]
     return seed ^ (_SCALAR_TYPES[key[0]] + 0x9E3779B9 + (seed << 6) + (seed >> 2))
 
 
@@ -146,13 +146,13 @@ def bucket_caps(options: DdpOptions) -> tuple[tuple[int, ...], tuple[int, ...] |
     The second is None where PyTorch never rebuilds: unused parameters are looked for and the
     graph is not declared static.
     """
-    if options.caps_list_bytes is not None:
-        caps = tuple(int(cap) for cap in options.caps_list_bytes)
+    if options.bucket_caps is not None:
+        caps = tuple(int(cap) for cap in options.bucket_caps)
         return caps, caps if options.rebuilds else None
-    cap = int(DEFAULT_CAP_BYTES if options.bucket_cap_bytes is None else options.bucket_cap_bytes)
-    first = FIRST_BUCKET_BYTES if options.bucket_cap_bytes is None else cap
-    if options.first_bucket_bytes is not None:
-        first = int(options.first_bucket_bytes)
+    cap = int(DEFAULT_CAP_BYTES if options.bucket_cap is None else options.bucket_cap)
+    first = FIRST_BUCKET_BYTES if options.bucket_cap is None else cap
+    if options.first_bucket is not None:
+        first = int(options.first_bucket)
     if options.rebuilds:
         return (sys.maxsize,), (first, cap)
     return (first, cap) if first < cap else (cap,), None
@@ -212,8 +212,9 @@ def ddp_buckets(
         order = _checked_order(default_order if ready_order is None else ready_order, default_order)
         # DDP_SET_LAST_BUCKET_CAP=1 fills from the end, so that the small bucket is launched last.
         step = -1 if options.set_last_bucket_cap else 1
-        filled = assign_buckets(tensors, rebuilt, order[::step], sparse=sparse, devices=devices)
-        groups = [*filled[::step]]
+        groups = [
+            *assign_buckets(tensors, rebuilt, order[::step], sparse=sparse, devices=devices)[::step]
+        ]
     return tuple(
         Bucket(
             index=index,

@@ -1,8 +1,7 @@
 """DDP's reducer during backward: copy in, all-reduce in bucket order, copy out.
 
-Mixed precision of DDP: parameters cast before forward, gradients cast back once reduced.
-
-As in torch 2.13 (``_root_copy_hook`` and ``_module_wait_for_copy_hook`` in
+With mixed precision parameters are cast before forward, and gradients are cast back once they are
+reduced, as in torch 2.13 (``_root_copy_hook`` and ``_module_wait_for_copy_hook`` in
 torch/nn/parallel/distributed.py, ``_reducer_allreduce_and_upcast_hook`` in
 torch/distributed/algorithms/ddp_comm_hooks/mixed_precision_hooks.py): before forward the host
 issues a cast of each parameter on a stream of its own, and each module waits for its own. Gradients
@@ -19,8 +18,9 @@ from typing import Any
 
 from perfmodel.scenario.strategies.ddp import MixedPrecisionSection
 from perfmodel.training.ddp.bucket_hooks import hook_at, reduce_bucket
-from perfmodel.training.ddp.bucket_reduction import GROUP, BucketReduction
+from perfmodel.training.ddp.bucket_reduction import BucketReduction
 from perfmodel.training.ddp.buckets import Bucket
+from perfmodel.training.plan.builder import GROUP
 from perfmodel.training.plan.forward_backward import (
     Step,
     add_backward_segment,
@@ -127,8 +127,9 @@ def add_reducing_backward(step: Step, buckets: Sequence[Bucket]) -> tuple[int, .
         filling.add_copies("all gradients", tensors, after=issued)
         return (*map(filling.reduce, buckets), used_map)
     for part in parts:
-        kernels = filling.copy_kernels(part.tensors)
-        add_backward_segment(step, part, step.last_micro_batch, copy_kernels=kernels)
+        add_backward_segment(
+            step, part, step.last_micro_batch, copy_kernels=filling.copy_kernels(part.tensors)
+        )
         filling.add_copies(part.name, part.tensors)
         while len(reduced) < len(buckets) and filling.missing[len(reduced)] == 0:
             reduced.append(filling.reduce(buckets[len(reduced)]))
@@ -247,5 +248,8 @@ def _returned_bytes(step: Step, bucket: Bucket, mixed: MixedPrecisionSection) ->
     tensors = [step.request.workload.tensors[index] for index in bucket.tensors]
     if not step.options.gradient_as_bucket_view:
         return _moved(tensors, mixed.reduced_dtype) / 2
-    both = ITEM_BYTES[mixed.param_dtype] + ITEM_BYTES[mixed.reduced_dtype]
-    return both * sum(tensor.numel for tensor in tensors) / 2
+    return (
+        (ITEM_BYTES[mixed.param_dtype] + ITEM_BYTES[mixed.reduced_dtype])
+        * sum(tensor.numel for tensor in tensors)
+        / 2
+    )

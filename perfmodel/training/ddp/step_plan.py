@@ -4,8 +4,7 @@ The order of events is that of torch 2.13 (``torch/nn/parallel/distributed.py`` 
 ``torch/csrc/distributed/c10d/reducer.cpp``): broadcast of buffers, forward, backward with the
 gradients of each layer copied into their bucket as soon as they are ready, an all-reduce per
 bucket strictly in bucket order on one stream, then bucket by bucket the copy back into the
-gradients, then the optimizer. Also steps without buckets: no communication, or all of it after
-backward.
+gradients, then the optimizer.
 
 Its constructor communicates once, before the first step: ranks compare the number and the shapes of
 their parameters, then rank 0 broadcasts its parameters and buffers
@@ -27,7 +26,6 @@ from dataclasses import replace
 from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.strategies.ddp import MixedPrecisionSection
 from perfmodel.training.ddp.bucket_hooks import check_library
-from perfmodel.training.ddp.bucket_reduction import GROUP
 from perfmodel.training.ddp.buckets import assign_buckets, ddp_buckets
 from perfmodel.training.ddp.options import MIB, DdpOptions
 from perfmodel.training.ddp.reducer import (
@@ -37,7 +35,7 @@ from perfmodel.training.ddp.reducer import (
     add_reducing_backward,
     add_shadow_reduction,
 )
-from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
+from perfmodel.training.plan.builder import COMPUTE, GROUP, HOST, RANKS, TaskList
 from perfmodel.training.plan.forward_backward import (
     Step,
     add_forward,
@@ -46,7 +44,7 @@ from perfmodel.training.plan.forward_backward import (
 )
 from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan, Stream
 from perfmodel.training.strategy import StepRequest
-from perfmodel.workload.model import ITEM_BYTES, Buffers, LayerTimes, ParameterTensor, Workload
+from perfmodel.workload.model import ITEM_BYTES, Buffers, ParameterTensor
 
 COALESCED_BYTES = 250 * MIB
 """Tensors are broadcast in pieces of this size (broadcast_bucket_size, distributed.py)."""
@@ -56,10 +54,6 @@ COUNT_BYTES = 8
 
 NUMBERS_PER_DIMENSION = 2
 """Size and stride, int64 each."""
-
-
-RANKS = "ranks"
-"""Name of the only rank class."""
 
 
 def start_plan(request: StepRequest, options: DdpOptions) -> StepPlan:
@@ -129,8 +123,7 @@ def _broadcast(
 
     `copies`: kernels that copy them back, which the host issues at once.
     """
-    issued = step.tasks.issue(f"broadcast of {what}", 2 + copies, step.rank_class)
-    waits = (*issued, *after)
+    waits = (*step.tasks.issue(f"broadcast of {what}", 2 + copies, step.rank_class), *after)
     flat = step.tasks.copy(f"flatten {what}", nbytes, 1, step.rank_class, after=waits)
     return step.tasks.collective(
         f"broadcast {what} ({dtype})",
@@ -153,41 +146,13 @@ JOINED = "joined"
 """Class of the ranks that have run out of inputs."""
 
 
-def _add_notice(step: Step, micro_batch: int) -> tuple[int, ...]:
-    """Say that this rank has inputs; return what the next collective waits for.
-
-    With ``throw_on_early_termination`` the host also reads whether any rank has none.
-    """
-    throws = step.options.throw_on_early_termination
-    sent = _flag(step, f"join notice {micro_batch}", micro_batch)
-    if throws:
-        sent = _flag(step, f"join exception {micro_batch}", micro_batch, after=(sent,))
-    return _wait_for_flag(step, "wait for join", sent, micro_batch, waits=throws)
-
-
-def _add_authority(step: Step, after: tuple[int, ...]) -> tuple[int, ...]:
-    """Agree on the rank whose buffers count; the host reads which."""
-    sent = step.tasks.collective(
-        "all-reduce of authoritative rank",
-        "all_reduce",
-        RANK_BYTES,
-        step.rank_class,
-        communicator=GROUP,
-        key="authoritative rank",
-        after=after,
-        dtype="int64",
-    )
-    return (step.tasks.wait("wait for authoritative rank", step.rank_class, after=(sent,)),)
-
-
 def _wait_for_flag(
     step: Step, name: str, sent: int, micro_batch: int, *, waits: bool = False
 ) -> tuple[int, ...]:
     """Let ranks without inputs wait for the answer; with `waits` all ranks."""
     if not waits and step.rank_class != JOINED:
         return ()
-    wait = step.tasks.wait(name, step.rank_class, after=(sent,), micro_batch=micro_batch)
-    return (wait,)
+    return (step.tasks.wait(name, step.rank_class, after=(sent,), micro_batch=micro_batch),)
 
 
 def _flag(step: Step, key: str, micro_batch: int, *, after: tuple[int, ...] = ()) -> int:
@@ -240,7 +205,7 @@ def ddp_plan(request: StepRequest, options: DdpOptions) -> StepPlan:
 
 def _joined(request: StepRequest, options: DdpOptions) -> int:
     """Ranks without inputs; none in the first iteration, nor where there is one rank only."""
-    return 0 if request.ranks == 1 or request.iteration == "first" else options.joined_ranks
+    return 0 if request.ranks == 1 or request.iteration == "first" else options.joined_gpus
 
 
 def _classes(request: StepRequest, options: DdpOptions) -> tuple[RankClass, ...]:
@@ -264,10 +229,8 @@ def _add_reduced_step(step: Step) -> None:
     for micro_batch in range(last):
         add_forward(step, micro_batch, after=_add_synchronisation(step, micro_batch))
         add_local_backward(step, micro_batch)
-    synced = _add_synchronisation(step, last)
-    add_forward(step, last, after=synced, casts=add_parameter_casts(step))
-    reduced = add_reducing_backward(step, buckets)
-    _add_update(step, add_copy_out(step, buckets, reduced))
+    add_forward(step, last, after=_add_synchronisation(step, last), casts=add_parameter_casts(step))
+    _add_update(step, add_copy_out(step, buckets, add_reducing_backward(step, buckets)))
     if _joined(request, step.options):  # ranks that have run out of inputs join the collectives
         shadow = replace(step, rank_class=JOINED)
         after = [_add_synchronisation(shadow, micro_batch) for micro_batch in range(last + 1)]
@@ -277,13 +240,32 @@ def _add_reduced_step(step: Step) -> None:
 def _add_synchronisation(step: Step, micro_batch: int) -> tuple[int, ...]:
     """Add what precedes forward; return what it waits for.
 
-    Within ``join()`` each rank then says whether this backward synchronises.
+    Within ``join()`` each rank says that it has inputs, agrees with the others on the rank whose
+    buffers count, which the host reads, and says whether this backward synchronises. With
+    ``throw_on_early_termination`` the host also reads whether any rank has no inputs.
     """
-    joins = step.options.join
-    notified = _add_notice(step, micro_batch) if joins else ()
-    synced: tuple[int, ...] = ()
+    joins, throws = step.options.join, step.options.throw_on_early_termination
+    notified, synced = tuple[int, ...](), tuple[int, ...]()
+    if joins:
+        sent = _flag(step, f"join notice {micro_batch}", micro_batch)
+        if throws:
+            sent = _flag(step, f"join exception {micro_batch}", micro_batch, after=(sent,))
+        notified = _wait_for_flag(step, "wait for join", sent, micro_batch, waits=throws)
     if step.options.broadcast_buffers and micro_batch == 0 and step.request.workload.buffers:
-        after = _add_authority(step, notified) if joins else notified
+        after = notified
+        if joins:
+            sent = step.tasks.collective(
+                "all-reduce of authoritative rank",
+                "all_reduce",
+                RANK_BYTES,
+                step.rank_class,
+                communicator=GROUP,
+                key="authoritative rank",
+                after=notified,
+                dtype="int64",
+            )
+            name = "wait for authoritative rank"
+            after = (step.tasks.wait(name, step.rank_class, after=(sent,)),)
         synced = _add_buffer_broadcasts(step, after)
     if not joins:
         return synced
@@ -300,8 +282,7 @@ def kept_buffers(
     if not dtype or not buffers:
         return tuple(buffers)
     elements = sum(group.nbytes // ITEM_BYTES[group.dtype] for group in buffers)
-    tensors = sum(group.tensors for group in buffers)
-    return (Buffers(dtype, tensors, ITEM_BYTES[dtype] * elements),)
+    return (Buffers(dtype, sum(group.tensors for group in buffers), ITEM_BYTES[dtype] * elements),)
 
 
 def _add_buffer_broadcasts(step: Step, after: tuple[int, ...]) -> tuple[int, ...]:
@@ -324,44 +305,6 @@ def _add_buffer_broadcasts(step: Step, after: tuple[int, ...]) -> tuple[int, ...
 
 
 def _add_update(step: Step, reduced: tuple[int, ...]) -> None:
-    streams = (COMPUTE.name, CASTS.name)
-    add_optimizer(step, reduced, host_waits=step.request.blocking_wait, streams=streams)
-
-
-def unbucketed_plan(
-    workload: Workload, times: LayerTimes, mode: str, ranks: int, *, host_s: float
-) -> StepPlan:
-    """One step whose gradients are reduced one after the other once backward has ended.
-
-    `mode`: nothing, one all-reduce of everything, or one for each tensor (the last of the model
-        first), each waited for.
-    `host_s`: what the process does at the end of a step.
-    """
-    tasks = TaskList(0.0, 0.0, times.copy_Bps)
-    start = tasks.compute("forward", "forward", float(times.forward_s.sum()), RANKS)
-    backward_s = float(times.backward_s.sum())
-    last = tasks.compute("backward", "backward", backward_s, RANKS, after=(start,))
-    each = [tensor.nbytes for tensor in reversed(workload.tensors)]
-    dtypes = {tensor.dtype for tensor in workload.tensors}
-    dtype = dtypes.pop() if len(dtypes) == 1 else None
-    reduced = {"none": [], "flat": [sum(each)], "pertensor": each}[mode] if ranks > 1 else []
-    for number, nbytes in enumerate(reduced):
-        last = tasks.collective(
-            f"all-reduce {number}",
-            "all_reduce",
-            nbytes,
-            RANKS,
-            communicator=GROUP,
-            key=f"tensors {number}",
-            after=(last,),
-            dtype=dtype,
-        )
-    end = tasks.compute("end of the step", "copy", host_s, RANKS, after=(last,), role="step_end")
-    tasks.begin_after(end, (COMPUTE.name,))
-    return tasks.plan(
-        name=f"{mode}, {workload.name}",
-        classes=(RankClass(RANKS, range(ranks)),),
-        streams=(COMPUTE, Stream("comm", "comm")),
-        communicators=(Communicator(GROUP, (range(ranks),)),) if reduced else (),
-        samples=ranks,
+    add_optimizer(
+        step, reduced, host_waits=step.request.blocking_wait, streams=(COMPUTE.name, CASTS.name)
     )

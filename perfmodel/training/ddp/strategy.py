@@ -19,12 +19,11 @@ from perfmodel.scenario.strategies.ddp import (
     ZeroRedundancyStrategy,
 )
 from perfmodel.training.ddp.bucket_hooks import hook_bytes
-from perfmodel.training.ddp.bucket_reduction import GROUP
 from perfmodel.training.ddp.buckets import Bucket, ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.ddp.step_plan import RANKS, ddp_plan, kept_buffers
+from perfmodel.training.ddp.step_plan import ddp_plan, kept_buffers
 from perfmodel.training.memory_use import MemoryUse, Setup, held_in_backward, replicated
-from perfmodel.training.plan.builder import TaskList
+from perfmodel.training.plan.builder import GROUP, RANKS, TaskList
 from perfmodel.training.plan.step_plan import Compute, StepPlan
 from perfmodel.training.strategy import Setting, StepRequest, Strategy
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor
@@ -34,39 +33,46 @@ def ddp_memory(setup: Setup) -> MemoryUse:
     """Add up what DDP keeps on a GPU.
 
     Buckets are a second copy of all gradients that stays from step to step, unless gradients are
-    views of them, which stay then; a hook adds
-    what it keeps and sends (all buckets may be in flight). One rank has no buckets.
+    views of them, which stay then; a hook adds what it keeps and sends (all buckets may be in
+    flight). One rank has no buckets.
 
     Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """
-    options = setup.options
-    assert isinstance(options, DdpOptions)
+    options: DdpOptions = setup.options
     if setup.ranks == 1:
         return replicated(setup)
     if options.mixed_precision is not None:
-        return _mixed_memory(setup, options, ddp_buckets(setup.workload, options))
+        buckets = ddp_buckets(setup.workload, options)
+        return _mixed_memory(setup, options, options.mixed_precision, buckets)
     use = replicated(setup, grows=not options.gradient_as_bucket_view)
-    ranks = options.ranks_of_group(setup.ranks)
-    buckets = ddp_buckets(setup.workload, options)
-    compressed = hook_bytes(options.hook, setup.workload, buckets, ranks)
+    compressed = hook_bytes(
+        options.hook,
+        setup.workload,
+        ddp_buckets(setup.workload, options),
+        options.ranks_of_group(setup.ranks),
+    )
     copies = 0.0 if options.gradient_as_bucket_view else use.gradients_bytes
     return replace(use, buckets_bytes=compressed + copies)
 
 
-def _mixed_memory(setup: Setup, options: DdpOptions, buckets: Sequence[Bucket]) -> MemoryUse:
+def _mixed_memory(
+    setup: Setup, options: DdpOptions, mixed: MixedPrecisionSection, buckets: Sequence[Bucket]
+) -> MemoryUse:
     """Add up what a GPU keeps: cast copies until their bucket is reduced, and gradients twice.
 
     Copies and cast gradients come from the allocator's pools of their own streams, which keep what
     is free at the fullest moment.
     """
-    use, mixed = replicated(setup), options.mixed_precision
-    assert mixed is not None
+    use = replicated(setup)
     workload, held = setup.workload, ITEM_BYTES[mixed.param_dtype]
     trained = sum(tensor.numel for tensor in setup.trained)
     copies_bytes = float(held) * sum(tensor.numel for tensor in workload.tensors)
     activations = held_in_backward(setup)
-    in_backward = _gradients_in_backward(setup, options, buckets, mixed)
-    layers = zip(reversed(activations.of_layers), in_backward, strict=True)
+    layers = zip(
+        reversed(activations.of_layers),
+        _gradients_in_backward(setup, options, buckets, mixed),
+        strict=True,
+    )
     moments = (
         (activations.of_loss, copies_bytes, 0.0, 0.0),
         *((held_bytes, copies_bytes - freed, *both) for held_bytes, (freed, *both) in layers),
@@ -114,28 +120,7 @@ def _gradients_in_backward(
 
 def ddp_options(section: DdpStrategy) -> DdpOptions:
     """What DistributedDataParallel is called with."""
-    return DdpOptions(
-        bucket_cap_bytes=section.bucket_cap,
-        first_bucket_bytes=section.first_bucket,
-        caps_list_bytes=section.bucket_caps,
-        find_unused_parameters=section.find_unused_parameters,
-        static_graph=section.static_graph,
-        gradient_as_bucket_view=section.gradient_as_bucket_view,
-        broadcast_buffers=section.broadcast_buffers,
-        sync_buffers_at_start=section.broadcast_buffers,
-        accumulate=section.accumulate,
-        hook=section.hook,
-        batched_grad_copy=section.batched_grad_copy,
-        group_ranks=section.process_group_gpus,
-        join=section.join,
-        throw_on_early_termination=section.throw_on_early_termination,
-        joined_ranks=section.joined_gpus,
-        mixed_precision=section.mixed_precision,
-    )
-
-
-def _held_dtype(options: DdpOptions) -> str | None:
-    return None if options.mixed_precision is None else options.mixed_precision.param_dtype
+    return DdpOptions(**dict(section), sync_buffers_at_start=section.broadcast_buffers)
 
 
 def _bucket_sizes(section: DdpStrategy, _: int) -> Setting | None:
@@ -173,9 +158,9 @@ def _remarks(options: DdpOptions) -> tuple[str, ...]:
             ),
         ),
         (
-            options.joined_ranks,
+            options.joined_gpus,
             (
-                f"{options.joined_ranks} GPUs have run out of inputs: they reduce zeros, and their "
+                f"{options.joined_gpus} GPUs have run out of inputs: they reduce zeros, and their "
                 "samples do not count."
             ),
         ),
@@ -196,7 +181,7 @@ DDP = Strategy(
     ddp_memory,
     ddp_buckets,
     remarks=_remarks,
-    held_dtype=_held_dtype,
+    held_dtype=lambda options: options.mixed_precision and options.mixed_precision.param_dtype,
     lighter=({"gradient_as_bucket_view": True},),
     bucket_sizes=_bucket_sizes,
     options=ddp_options,
@@ -242,8 +227,9 @@ def zero_redundancy_plan(request: StepRequest, options: ZeroRedundancyStrategy) 
     tasks.tasks = list(plan.tasks)
     update = tasks.tasks[place]
     assert isinstance(update.work, Compute)
-    share_s = update.work.duration_s * _fullest_share(trained, owned)
-    tasks.tasks[place] = replace(update, work=Compute(share_s))
+    tasks.tasks[place] = replace(
+        update, work=Compute(update.work.duration_s * _fullest_share(trained, owned))
+    )
     follows = (_add_broadcasts(tasks, trained, owned, options, end),)
     return replace(
         plan,
@@ -256,8 +242,9 @@ def zero_redundancy_plan(request: StepRequest, options: ZeroRedundancyStrategy) 
 
 
 def _fullest_share(tensors: Sequence[ParameterTensor], owned: Sequence[Sequence[int]]) -> float:
-    most = max(sum(tensors[place].numel for place in places) for places in owned)
-    return most / sum(tensor.numel for tensor in tensors)
+    return max(sum(tensors[place].numel for place in places) for places in owned) / sum(
+        tensor.numel for tensor in tensors
+    )
 
 
 def _add_broadcasts(
@@ -296,8 +283,7 @@ def zero_redundancy_memory(setup: Setup) -> MemoryUse:
 
     Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """
-    options = setup.options
-    assert isinstance(options, ZeroRedundancyStrategy)
+    options: ZeroRedundancyStrategy = setup.options
     use = ddp_memory(replace(setup, options=ddp_options(options.ddp)))
     trained = [setup.workload.tensors[index] for index in sorted(setup.workload.ready_order)]
     share = _fullest_share(trained, partition_parameters(trained, setup.ranks))

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.training.fsdp.units import Moment, SizedUnit, sized_units, walk_units
-from perfmodel.training.plan.builder import EXPERT_COPIES, TaskList
+from perfmodel.training.plan.builder import EXPERT_COPIES, RANKS
 from perfmodel.training.plan.step_plan import Op
+from perfmodel.training.sharding_step import ShardingStep
 from perfmodel.training.strategy import StepRequest
 
-RANKS = "ranks"
 SHARDS, REGATHERED, COPIES = "shards", "regathered shards", "copies of shards"
 """Communicators: of a shard group, of its smaller groups, and of the holders of the same shard."""
 
@@ -22,23 +22,21 @@ REDUCTION_COPIES, REDUCTIONS, AVERAGES = "reduction copies", "reductions", "aver
 follow each other in the order of issue."""
 
 
-@dataclass(slots=True)
-class ShardedStep:
+@dataclass(slots=True, kw_only=True)
+class ShardedStep(ShardingStep[FsdpStrategy]):
     """What is whole, and what waits for what, at one point of a step.
+
+    The host also waits for freed units; those of the previous step are negative.
 
     Parameters
     ----------
-    request : StepRequest
-    options : FsdpStrategy
     shard_ranks : int
         Ranks that each unit is split over.
     units : tuple of SizedUnit
     walk : tuple of Moment
-    tasks : TaskList
     free_events : deque of int
         Version 1's queue of units that were freed, as the tasks after which they were. Those of the
         previous step are negative.
-    micro_batch : int
     whole : dict
         Units that are whole or on the way, with the gather after which they are. None: whole since
         before.
@@ -53,14 +51,10 @@ class ShardedStep:
         was: so late backward comes to their gradients (version 1).
     entered : set of str
         Units that this backward has entered.
-    layers_wait : list of int
-        What the next task among the layers waits for.
     gathers_wait : tuple of int
         What gathers issued from now on wait for.
     held : int, optional
         Copy out of the newest gather of forward, which the gather after the next one waits for.
-    host_waits : list of int
-        Freed units that the host waits for before it goes on.
     carried : dict
         Tasks of the host that wait for freed units of the previous step.
     reduce_inputs : deque of int
@@ -69,38 +63,30 @@ class ShardedStep:
         Last task of each reduction of this micro-batch.
     last_on : dict
         Newest collective of each communicator.
-    newest_layer : int, optional
-        Newest task among the layers.
     """
 
-    request: StepRequest
-    options: FsdpStrategy
     shard_ranks: int
     units: tuple[SizedUnit, ...]
     walk: tuple[Moment[SizedUnit], ...]
-    tasks: TaskList
     free_events: deque[int]
-    micro_batch: int = 0
     whole: dict[str, int | None] = field(default_factory=dict)
     copied: set[str] = field(default_factory=set)
     regathered: set[str] = field(default_factory=set)
     prefetched: set[str] = field(default_factory=set)
     views: list[tuple[SizedUnit, int]] = field(default_factory=list)
     entered: set[str] = field(default_factory=set)
-    layers_wait: list[int] = field(default_factory=list)
     gathers_wait: tuple[int, ...] = ()
     held: int | None = None
-    host_waits: list[int] = field(default_factory=list)
     carried: dict[int, list[int]] = field(default_factory=dict)
     reduce_inputs: deque[int] = field(default_factory=deque)
     reduced: list[int] = field(default_factory=list)
     last_on: dict[str, int] = field(default_factory=dict)
-    newest_layer: int | None = None
 
     @property
-    def is_last(self) -> bool:
-        """Whether this is the last micro-batch."""
-        return self.micro_batch == self.options.accumulate - 1
+    def entered_units(self) -> list[SizedUnit]:
+        """Units in the order in which forward first enters them."""
+        entered = (each for each in self.walk if each.kind == "enter" and each.is_first)
+        return [each.unit for each in entered if each.unit]
 
     @property
     def reduces(self) -> bool:
@@ -117,43 +103,24 @@ def begin_step(request: StepRequest, options: FsdpStrategy, freed_before: int) -
     units = sized_units(
         request.workload, options, ranks, request.gathered_narrow, request.expert_copies
     )
-    walk = walk_units(request.workload, units, by_layer=options.wrap == "layer")
-    freed = deque(range(-freed_before, 0))
-    return ShardedStep(request, options, ranks, units, walk, TaskList.of(request), freed)
+    return ShardedStep.begin(
+        request,
+        options,
+        shard_ranks=ranks,
+        units=units,
+        walk=walk_units(request.workload, units, by_layer=options.wrap == "layer"),
+        free_events=deque(range(-freed_before, 0)),
+    )
 
 
 def issue(step: ShardedStep, name: str, kernels: int) -> tuple[int, ...]:
     """Let the host issue kernels once all that it waits for has happened."""
-    waits = list(dict.fromkeys(step.host_waits))
-    step.host_waits.clear()
+    waits, step.host_waits = list(dict.fromkeys(step.host_waits)), ()
     after = [event for event in waits if event >= 0]
     issued = step.tasks.issue(name, kernels, RANKS, after=after, micro_batch=step.micro_batch)
     if len(after) < len(waits) and issued and issued[0] not in after:
         step.carried[issued[0]] = [event for event in waits if event < 0]
     return issued
-
-
-def run(
-    step: ShardedStep,
-    name: str,
-    kind: str,
-    duration_s: float,
-    *,
-    after: Iterable[int] = (),
-    layers: tuple[int, ...] = (),
-) -> int:
-    """Add a task among the layers, after all that these wait for."""
-    step.newest_layer = step.tasks.compute(
-        name,
-        kind,
-        duration_s,
-        RANKS,
-        after=dict.fromkeys((*after, *step.layers_wait)),
-        layers=layers,
-        micro_batch=step.micro_batch,
-    )
-    step.layers_wait.clear()
-    return step.newest_layer
 
 
 def copy_s(step: ShardedStep, nbytes: float, kernels: int = 1) -> float:
@@ -169,7 +136,7 @@ def copy(
     `kernels`: that the host issues for it, under the name `issued_as`; default: that of the copy.
     """
     issued = issue(step, issued_as or name, kernels)
-    return run(step, name, "copy", copy_s(step, nbytes), after=issued)
+    return step.run(name, "copy", copy_s(step, nbytes), after=issued)
 
 
 def beside(

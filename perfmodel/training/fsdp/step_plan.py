@@ -7,7 +7,9 @@ copies are those of PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, product
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
@@ -19,7 +21,6 @@ from perfmodel.training.fsdp.sharded_step import (
     COPIES,
     GATHER_COPIES,
     GATHERS,
-    RANKS,
     REDUCTION_COPIES,
     REDUCTIONS,
     REGATHERED,
@@ -31,10 +32,8 @@ from perfmodel.training.fsdp.sharded_step import (
     copy,
     copy_s,
     issue,
-    run,
 )
 from perfmodel.training.fsdp.unit_traffic import (
-    ADDED,
     add_scales,
     free_after_backward,
     free_after_forward,
@@ -43,7 +42,7 @@ from perfmodel.training.fsdp.unit_traffic import (
     wait_for,
 )
 from perfmodel.training.fsdp.units import Moment, SizedUnit
-from perfmodel.training.plan.builder import COMPUTE, EXPERT_COPIES, HOST
+from perfmodel.training.plan.builder import COMPUTE, COPIES_PER_ADDITION, EXPERT_COPIES, HOST, RANKS
 from perfmodel.training.plan.forward_backward import visit_segments
 from perfmodel.training.plan.step_plan import (
     Communicator,
@@ -115,42 +114,43 @@ def _add_forward(step: ShardedStep) -> None:
 
     Its first gathers wait for all that the layers wait for.
     """
-    newest = () if step.newest_layer is None else (step.newest_layer,)
-    step.gathers_wait = (*newest, *step.layers_wait)
-    order = [each.unit for each in step.walk if each.kind == "enter" and each.unit]
-    entered = 0
+    step.gathers_wait = (*step.behind, *step.device_waits)
+    following = deque(each.unit for each in step.walk if each.kind == "enter" and each.unit)
     step.views.clear()
     for place, moment in enumerate(step.walk):
         if moment.kind == "layers":
             _add_layers(step, moment, backward=False)
         elif moment.unit is not None and moment.kind == "enter":
-            entered += 1
-            _enter(step, moment.unit, order[entered:], place)
+            following.popleft()
+            _enter(step, moment.unit, following, place)
         elif moment.unit is not None:
             free_after_forward(step, moment.unit)
     if step.held is not None:
         step.gathers_wait, step.held = (step.held,), None
 
 
-def _enter(step: ShardedStep, unit: SizedUnit, following: Sequence[SizedUnit], place: int) -> None:
+def _enter(step: ShardedStep, unit: SizedUnit, following: Iterable[SizedUnit], place: int) -> None:
+    """Gather a unit, unless it was gathered ahead, and units ahead of their use."""
+
+    def gather_here(each: SizedUnit) -> None:
+        gather(step, each, backward=False)
+        step.views.append((each, place))
+
     if unit.name not in step.prefetched:
-        gather(step, unit, backward=False)
-        step.views.append((unit, place))
+        gather_here(unit)
     step.prefetched.discard(unit.name)
     wait_for(step, unit, backward=False)
-    for ahead in following[: step.options.forward_prefetch]:
+    for ahead in islice(following, step.options.forward_prefetch):
         if ahead.name not in step.prefetched:
-            gather(step, ahead, backward=False)
+            gather_here(ahead)
             step.prefetched.add(ahead.name)
-            step.views.append((ahead, place))
 
 
 def _add_layers(step: ShardedStep, moment: Moment[SizedUnit], *, backward: bool) -> None:
     """Add layers of a pass; without synchronisation their gradients are added up from then on."""
     workload, times = step.request.workload, step.request.times
-    kind, adds = "forward", False
-    if backward:
-        kind, adds = "backward", step.micro_batch > 0 and step.options.sync == "last"
+    kind = "backward" if backward else "forward"
+    adds = backward and step.micro_batch > 0 and step.options.sync == "last"
     at_most = max(1, step.request.segments // len(step.units))
     for part in visit_segments(workload, times, moment.layers, at_most=at_most, backward=backward):
         name, duration_s, kernels = f"{kind} {part.name}", part.duration_s, part.kernels
@@ -158,9 +158,9 @@ def _add_layers(step: ShardedStep, moment: Moment[SizedUnit], *, backward: bool)
             tensors = [workload.tensors[tensor] for tensor in part.tensors]
             own = step.options.param_dtype
             nbytes = sum(each.numel * ITEM_BYTES[own or each.dtype] for each in tensors)
-            duration_s += copy_s(step, ADDED * nbytes, len(tensors))
+            duration_s += copy_s(step, COPIES_PER_ADDITION * nbytes, len(tensors))
             kernels += len(tensors)
-        run(step, name, kind, duration_s, after=issue(step, name, kernels), layers=part.indices)
+        step.run(name, kind, duration_s, after=issue(step, name, kernels), layers=part.indices)
 
 
 # ---------------------------------------------------------------- backward
@@ -179,15 +179,18 @@ def _add_backward(step: ShardedStep) -> None:
         moment = step.walk[place]
         if moment.kind == "layers":
             _add_layers(step, moment, backward=True)
-        elif moment.unit is not None and moment.kind == "leave":
-            if moment.has_output_grad:
-                _enter_backward(step, moment.unit, order)
-        elif moment.unit is not None:
+        elif moment.unit is not None and moment.kind == "enter":
             for unit in _units_left(step, moment.unit, place, behind):
                 _leave(step, unit, order)
+        elif moment.unit is not None and moment.has_output_grad:
+            step.entered.add(moment.unit.name)
+            if moment.unit.name not in step.prefetched:
+                gather(step, moment.unit, backward=True)
+            wait_for(step, moment.unit, backward=True)
+            _gather_ahead(step, moment.unit, order, "pre")
     for unit in behind:
         _leave(step, unit, order)
-    step.layers_wait += (*step.reduced, *step.reduce_inputs)
+    step.device_waits += (*step.reduced, *step.reduce_inputs)
     step.reduce_inputs.clear()
     step.prefetched.clear()
 
@@ -209,22 +212,18 @@ def _units_left(
     return [unit] if moment.is_first and moment.has_input_grad else []
 
 
-def _enter_backward(step: ShardedStep, unit: SizedUnit, order: Sequence[SizedUnit]) -> None:
-    step.entered.add(unit.name)
-    if unit.name not in step.prefetched:
-        gather(step, unit, backward=True)
-    wait_for(step, unit, backward=True)
-    if step.options.backward_prefetch == "pre":
-        _gather_ahead(step, unit, order)
-
-
-def _gather_ahead(step: ShardedStep, unit: SizedUnit, order: Sequence[SizedUnit]) -> None:
-    """Gather the unit that forward left before this one."""
+def _gather_ahead(
+    step: ShardedStep, unit: SizedUnit, order: Sequence[SizedUnit], moment: str
+) -> None:
+    """Gather the unit that forward left before this one, where that is done at this moment."""
     place = order.index(unit)
-    if place and order[place - 1].name not in step.prefetched | step.entered:
-        gather(step, order[place - 1], backward=True)
+    if not place or step.options.backward_prefetch != moment:
+        return
+    before = order[place - 1]
+    if before.name not in step.prefetched | step.entered:
+        gather(step, before, backward=True)
         if step.options.version == 1:
-            step.prefetched.add(order[place - 1].name)
+            step.prefetched.add(before.name)
 
 
 def _leave(step: ShardedStep, unit: SizedUnit, order: Sequence[SizedUnit]) -> None:
@@ -238,8 +237,7 @@ def _leave(step: ShardedStep, unit: SizedUnit, order: Sequence[SizedUnit]) -> No
     if step.options.version == 1 and unit.gradient_bytes:
         copy(step, f"join gradients of {unit.name}", unit.gradient_bytes)
     free_after_backward(step, unit)
-    if step.options.backward_prefetch == "post":
-        _gather_ahead(step, unit, order)
+    _gather_ahead(step, unit, order, "post")
     if step.reduces:
         reduce(step, unit)
 
@@ -248,23 +246,17 @@ def _add_update(step: ShardedStep) -> int:
     """Clip the gradients and update each rank's shard; return the task that ends the step."""
     if step.options.clip_norm:
         _add_clipping(step)
-    times, share = step.request.times, _own_share(step)
+    times, units, share = step.request.times, step.entered_units, 1 / step.shard_ranks
+    if any(unit.of_experts for unit in units):  # of these a rank updates more than of all others
+        own = sum(unit.reduced_elements / unit.ranks for unit in units)
+        share = own / sum(unit.reduced_elements for unit in units)
     issued = issue(step, "optimizer", times.optimizer_kernels)
     optimizer_s = step.request.host_optimizer_s if step.options.offload else times.optimizer_s
-    end = run(step, "optimizer", "optimizer", optimizer_s * share, after=issued)
+    end = step.run("optimizer", "optimizer", optimizer_s * share, after=issued)
     end = add_scales(step, end)
     if step.request.host_s > 0:
-        end = run(step, "end of the step", "copy", step.request.host_s, after=(end,))
+        end = step.run("end of the step", "copy", step.request.host_s, after=(end,))
     return end
-
-
-def _own_share(step: ShardedStep) -> float:
-    """Share of the parameters that a rank updates: of experts more than of all others."""
-    units = {each.unit.name: each.unit for each in step.walk if each.unit}.values()
-    if not any(unit.of_experts for unit in units):
-        return 1 / step.shard_ranks
-    own = sum(unit.reduced_elements / unit.ranks for unit in units)
-    return own / sum(unit.reduced_elements for unit in units)
 
 
 def _add_clipping(step: ShardedStep) -> None:
@@ -272,8 +264,7 @@ def _add_clipping(step: ShardedStep) -> None:
 
     Of experts, whose norms add up over two groups, the sum is taken to take no longer.
     """
-    entered = (each.unit for each in step.walk if each.kind == "enter" and each.is_first)
-    units = [unit for unit in entered if unit]
+    units = step.entered_units
     shard = sum(unit.kept_gradient_bytes / unit.ranks for unit in units)
     squared = copy(step, "norm of gradients", shard / 2, kernels=2)
     numbers, dtype = 1, NORM_DTYPE
@@ -288,7 +279,7 @@ def _add_clipping(step: ShardedStep) -> None:
         stream=REDUCTIONS,
         after=(squared,),
     )
-    step.layers_wait.append(summed)
+    step.device_waits += (summed,)
     copy(step, "clip gradients", shard, issued_as="clip", kernels=2)
 
 
@@ -299,16 +290,15 @@ def _add_broadcasts(step: ShardedStep) -> None:
     module`` in torch/distributed/fsdp/_init_utils.py). Assumption: all buffers are of the root.
     """
     groups = [SHARDS] if step.shard_ranks == step.request.ranks else [COPIES, SHARDS]
-    left = (each.unit for each in step.walk if each.kind == "leave")
-    for unit in dict.fromkeys(unit for unit in left if unit):
+    left = [each.unit for each in step.walk if each.kind == "leave" and each.unit]
+    for unit in dict.fromkeys(left):
         buffers = step.request.workload.buffers if unit.is_root else ()
         pieces = [(group.nbytes, group.dtype) for group in buffers]
         for piece in assign_buckets(unit.parameters, (BROADCAST_BYTES,)):
             members = [unit.parameters[index] for index in piece]
             pieces.append((sum(each.nbytes for each in members), members[0].dtype))
-        for communicator in groups:
-            for number, (nbytes, dtype) in enumerate(pieces):
-                _broadcast(step, f"broadcast {unit.name} {number}", nbytes, dtype, communicator)
+        for communicator, (number, sent) in product(groups, enumerate(pieces)):
+            _broadcast(step, f"broadcast {unit.name} {number}", *sent, communicator)
 
 
 def _broadcast(step: ShardedStep, name: str, nbytes: int, dtype: str, communicator: str) -> None:
@@ -323,8 +313,8 @@ def _broadcast(step: ShardedStep, name: str, nbytes: int, dtype: str, communicat
         after=(copy(step, f"flatten {name}", nbytes, issued_as=name, kernels=3),),
         phase=communicator,
     )
-    step.layers_wait.append(sent)
-    run(step, f"copy back {name}", "copy", copy_s(step, nbytes))
+    step.device_waits += (sent,)
+    step.run(f"copy back {name}", "copy", copy_s(step, nbytes))
 
 
 def group_faults(ranks: int, options: FsdpStrategy) -> Iterator[Fault]:
@@ -349,14 +339,14 @@ def _expert_faults(request: StepRequest, options: FsdpStrategy) -> Iterator[Faul
     """What fully sharded training with shared experts does not go with."""
     if request.expert_copies is None:
         return
-    with_experts = "with parallel.expert of 2 or more"
-    if options.version == 1:
-        yield Fault("version", "1", f"2 {with_experts}: one mesh for each unit")
-    if options.shard_gpus is not None:
-        yield Fault("shard_gpus", str(options.shard_gpus), f"nothing {with_experts}")
-    if options.regather_gpus is not None:
-        allowed = f"true or false {with_experts}"
-        yield Fault("reshard_after_forward", str(options.regather_gpus), allowed)
+    rows = (
+        ("version", 1 if options.version == 1 else None, "2", ": one mesh for each unit"),
+        ("shard_gpus", options.shard_gpus, "nothing", ""),
+        ("reshard_after_forward", options.regather_gpus, "true or false", ""),
+    )
+    for name, found, allowed, why in rows:
+        if found is not None:
+            yield Fault(name, str(found), f"{allowed} with parallel.expert of 2 or more{why}")
 
 
 def _divisors(number: int) -> str:

@@ -1,6 +1,6 @@
-"""Memory that fully sharded training takes on a GPU, to the byte what torch 2.13 allocates.
+"""Fully sharded training as a row of the table of strategies, and the memory that it takes.
 
-Fully sharded training as a row of the table of strategies.
+That is to the byte what torch 2.13 allocates on a GPU.
 """
 
 from __future__ import annotations
@@ -39,12 +39,17 @@ def fsdp_memory(setup: Setup) -> MemoryUse:
 
     Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """
-    use, options, workload = replicated(setup), setup.options, setup.workload
-    assert isinstance(options, FsdpStrategy)
+    options: FsdpStrategy = setup.options
+    use, workload = replicated(setup), setup.workload
     if setup.ranks == 1:
         return use
-    ranks = options.shard_ranks(setup.ranks)
-    units = sized_units(workload, options, ranks, setup.gathered_narrow, setup.expert_copies)
+    units = sized_units(
+        workload,
+        options,
+        options.shard_ranks(setup.ranks),
+        setup.gathered_narrow,
+        setup.expert_copies,
+    )
     shards = rank_shards(units, options, setup.optimizer)
     parameters, gradients, states = (0, 0, 0) if options.offload else shards
     walk = walk_units(workload, units, by_layer=options.wrap == "layer")
@@ -72,13 +77,16 @@ def rank_shards(
     """
     states = kernel_constants().optimizer(optimizer).state_tensors
     count_bytes = STEP_BYTES if optimizer in ("adam", "adamw") else 0
-    state_bytes = 0
-    for unit in units:
-        updated = _updated_elements(unit, options) if unit.trained else []
-        state_bytes += states * ITEM_BYTES[unit.own_dtype] * sum(updated)
-        state_bytes += count_bytes * len(updated)
-    parameters = sum(unit.own_bytes // unit.ranks for unit in units)
-    return parameters, sum(unit.kept_gradient_bytes // unit.ranks for unit in units), state_bytes
+    return (
+        sum(unit.own_bytes // unit.ranks for unit in units),
+        sum(unit.kept_gradient_bytes // unit.ranks for unit in units),
+        sum(
+            states * ITEM_BYTES[unit.own_dtype] * elements + count_bytes
+            for unit in units
+            if unit.trained
+            for elements in _updated_elements(unit, options)
+        ),
+    )
 
 
 def _updated_elements(unit: SizedUnit, options: FsdpStrategy) -> list[int]:
@@ -141,17 +149,17 @@ class _Allocated:
         options = self.options
         order = [each.unit for each in walk if each.kind == "enter" and each.unit]
         self.counts_shards = not options.offload
-        if options.accumulate > 1 and options.sync != "last":
-            for unit in dict.fromkeys(order):
-                self._count_shard(unit)
-            self.counts_shards = False
-        if options.sync == "last" and options.accumulate > 1:
+        if options.accumulate > 1 and options.sync == "last":
             # version 2 adds up whole gradients in the dtype of the reduction
             summed = options.reduce_dtype if options.version == 2 else None
             self.gradients = {
                 unit.name: unit.reduced_elements * ITEM_BYTES[summed or unit.gathered_dtype]
                 for unit in order
             }
+        elif options.accumulate > 1:
+            for unit in dict.fromkeys(order):
+                self._count_shard(unit)
+            self.counts_shards = False
         self._forward(walk, order)
         self.held = self.activations.of_loss
         self._note()
@@ -161,21 +169,22 @@ class _Allocated:
     def _note(self, more: int = 0) -> None:
         """Look at the total."""
         units = (self.whole.values(), self.gradients.values(), self.inputs, [more])
-        moment = (sum(map(sum, units)), self.held, self.shards)
-        self.fullest = max(self.fullest, moment, key=sum)
+        self.fullest = max(self.fullest, (sum(map(sum, units)), self.held, self.shards), key=sum)
 
     def _count_shard(self, unit: SizedUnit) -> None:
         if self.counts_shards:
             self.shards += unit.kept_gradient_bytes // unit.ranks
 
-    def _gather(self, unit: SizedUnit) -> None:
-        """Make a unit whole; version 2 holds the gather and, until then, what it is copied to."""
-        if unit.name not in self.whole:
-            self.whole[unit.name] = unit.gathered_bytes
-            self._note(unit.gathered_bytes if self.options.version == 2 else 0)
+    def _gather(self, units: Iterable[SizedUnit]) -> None:
+        """Make units whole; version 2 holds the gather and, until then, what it is copied to."""
+        for unit in units:
+            if unit.name not in self.whole:
+                self.whole[unit.name] = unit.gathered_bytes
+                self._note(unit.gathered_bytes if self.options.version == 2 else 0)
 
     def _forward(self, walk: Sequence[Moment[SizedUnit]], order: Sequence[SizedUnit]) -> None:
         options, entered = self.options, 0
+        ahead = 1 + max(1, options.forward_prefetch)
         for moment in walk:
             unit = moment.unit
             if moment.kind == "layers":
@@ -183,41 +192,43 @@ class _Allocated:
                 self._note()
             elif unit and moment.kind == "enter":
                 # the host is ahead: version 2 by a gather, version 1 by as many as its limit allows
-                for each in order[entered : entered + 1 + max(1, options.forward_prefetch)]:
-                    self._gather(each)
+                self._gather(order[entered : entered + ahead])
                 entered += 1
-            elif unit and options.reshard_after_forward:
-                if unit.is_root and not options.reshard_root:
-                    continue
+            elif (
+                unit
+                and options.reshard_after_forward
+                and not (unit.is_root and not options.reshard_root)
+            ):
                 self.whole.pop(unit.name, None)
                 if options.regather_gpus is not None:
                     self.whole[_share_of(unit)] = unit.gathered_bytes // options.regather_gpus
 
     def _backward(self, walk: Sequence[Moment[SizedUnit]]) -> None:
         order = [each.unit for each in reversed(walk) if each.kind == "leave" and each.unit]
-        ahead = 2 if self.options.backward_prefetch == "pre" else 1
-        entered = 0
+        ahead, entered = 2 if self.options.backward_prefetch == "pre" else 1, 0
         for moment in reversed(walk):
             unit = moment.unit
             if moment.kind == "layers":
                 self.held = max(self.activations.of_layers[index] for index in moment.layers)
                 self._note()
             elif unit and moment.kind == "leave":
-                for each in order[entered : entered + ahead]:
-                    self._gather(each)
+                self._gather(order[entered : entered + ahead])
                 entered += 1
                 earlier = self.gradients.get(unit.name, 0)
                 self.gradients[unit.name] = max(earlier, unit.gradient_bytes)
                 self._note()
             elif unit and moment.is_first:
-                self.whole.pop(_share_of(unit), None)
-                self.whole.pop(unit.name, None)
+                for name in (_share_of(unit), unit.name):
+                    self.whole.pop(name, None)
                 self._reduce(unit)
 
     def _reduce(self, unit: SizedUnit) -> None:
         """Copy gradients to the input of their reduction, and free the oldest input."""
-        casts = unit.reduced_dtype != unit.gathered_dtype
-        copies = self.options.version == 2 or casts or unit.is_padded
+        copies = (
+            self.options.version == 2
+            or (unit.reduced_dtype != unit.gathered_dtype)
+            or unit.is_padded
+        )
         del self.inputs[: max(0, len(self.inputs) - self.options.reduce_buffers + 1)]
         gradients = self.gradients.pop(unit.name, 0)
         self.inputs.append(unit.reduced_bytes if copies else gradients)
@@ -269,10 +280,8 @@ def _own_words(section: FsdpStrategy) -> tuple[str, ...]:
     units = int(section.forward_prefetch)
     if section.version == 2:
         ahead = f"module.set_modules_to_forward_prefetch(next_modules[:{units}])"
-        return (
-            f"fully_shard(module, reshard_after_forward={section.reshard_after_forward})",
-            *([ahead] if units else []),
-        )
+        sharding = f"fully_shard(module, reshard_after_forward={section.reshard_after_forward})"
+        return (sharding, ahead) if units else (sharding,)
     name = _STRATEGIES[bool(section.reshard_after_forward), section.shard_gpus is not None]
     arguments = (
         f"sharding_strategy=ShardingStrategy.{name}",

@@ -1,23 +1,16 @@
 """When units of FSDP are gathered, freed and reduced, and how scales of fp8 weights are agreed on.
 
-Scales of weights that torchao gathers in fp8 (torchao/float8/fsdp_utils.py).
+Units are gathered, freed and reduced as torch 2.13 does. Version 1: ``_unshard``,
+``_pre_forward_unshard``, ``_prefetch_handle``, ``_reshard`` and ``_reduce_grad`` in
+torch/distributed/fsdp/_runtime_utils.py. Version 2: ``unshard``, ``wait_for_unshard``, ``reshard``
+and ``post_backward`` in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, and
+``foreach_reduce`` in _fsdp_collectives.py.
 
-Before a gather each rank casts its shard of each weight by the greatest value of the whole weight:
-an all-reduce of one number for each weight, every time it is gathered (``fsdp_pre_all_gather``);
-or, after the optimizer, one all-reduce for all of them
+Scales of weights that are gathered in fp8 are torchao's (torchao/float8/fsdp_utils.py). Before a
+gather each rank casts its shard of each weight by the greatest value of the whole weight: an
+all-reduce of one number for each weight, every time it is gathered (``fsdp_pre_all_gather``); or,
+after the optimizer, one all-reduce for all of them
 (``precompute_float8_dynamic_scale_for_fsdp``).
-
-When units are gathered and freed, as torch 2.13 does.
-
-Version 1: ``_unshard``, ``_pre_forward_unshard``, ``_prefetch_handle`` and ``_reshard`` in
-torch/distributed/fsdp/_runtime_utils.py. Version 2: ``unshard``, ``wait_for_unshard`` and
-``reshard`` in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py.
-
-How gradients of a unit are reduced, as torch 2.13 does.
-
-Version 1: ``_reduce_grad`` in torch/distributed/fsdp/_runtime_utils.py. Version 2:
-``post_backward`` in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py and ``foreach_reduce``
-in _fsdp_collectives.py.
 """
 
 from __future__ import annotations
@@ -36,10 +29,10 @@ from perfmodel.training.fsdp.sharded_step import (
     copy,
     copy_s,
     issue,
-    run,
     sharers,
 )
 from perfmodel.training.fsdp.units import SizedUnit
+from perfmodel.training.plan.builder import COPIES_PER_ADDITION
 from perfmodel.workload.model import ITEM_BYTES
 
 AMAX_KERNELS = 7
@@ -51,8 +44,6 @@ IN_FLIGHT = 2
 """Version 1's host waits for the oldest freed unit once so many are queued (``_FreeEventQueue`` in
 torch/distributed/fsdp/_limiter_utils.py)."""
 
-ADDED = 1.5
-"""Adding in place reads two values and writes one, where a copy reads one and writes one."""
 
 HALVES_RANGE = "fp16"
 """Version 2 divides before and after the reduction in this dtype; others are averaged by NCCL
@@ -66,7 +57,7 @@ def gather(step: ShardedStep, unit: SizedUnit, *, backward: bool) -> None:
     nobody shares is copied where it is.
     """
     if len(step.free_events) >= IN_FLIGHT:
-        step.host_waits.append(step.free_events.popleft())
+        step.host_waits += (step.free_events.popleft(),)
     if unit.name in step.whole:
         return
     if unit.ranks == 1:
@@ -77,7 +68,6 @@ def gather(step: ShardedStep, unit: SizedUnit, *, backward: bool) -> None:
     ready = (*issue(step, name, 1 if step.options.version == 1 else 3), *step.gathers_wait)
     if not smaller:
         ready = _agree_on_scales(step, unit, ready, phase)
-    copied_s = _copy_in_s(step, unit, smaller)
     step.whole[unit.name] = communicate(
         step,
         name,
@@ -86,7 +76,9 @@ def gather(step: ShardedStep, unit: SizedUnit, *, backward: bool) -> None:
         dtype=unit.sent_dtype,
         communicator=REGATHERED if smaller else sharers(unit),
         stream=GATHERS,
-        after=beside(step, f"copy in {unit.name}", copied_s, GATHER_COPIES, ready),
+        after=beside(
+            step, f"copy in {unit.name}", _copy_in_s(step, unit, smaller), GATHER_COPIES, ready
+        ),
         phase=phase,
     )
 
@@ -102,7 +94,6 @@ def _agree_on_scales(
         name = f"greatest value of {weight.name}"
         issued = issue(step, name, AMAX_KERNELS)
         # read for its absolute values, which are written and read
-        read_s = copy_s(step, 1.5 * weight.nbytes / step.shard_ranks, AMAX_KERNELS)
         agreed = communicate(
             step,
             f"agree on the {name}",
@@ -110,7 +101,13 @@ def _agree_on_scales(
             ITEM_BYTES[unit.own_dtype],
             dtype=unit.own_dtype,
             stream=GATHERS,
-            after=beside(step, name, read_s, GATHER_COPIES, (*issued, *ready)),
+            after=beside(
+                step,
+                name,
+                copy_s(step, 1.5 * weight.nbytes / step.shard_ranks, AMAX_KERNELS),
+                GATHER_COPIES,
+                (*issued, *ready),
+            ),
             phase=phase,
         )
         ready = (agreed,)
@@ -122,12 +119,11 @@ def add_scales(step: ShardedStep, end: int) -> int:
     float8 = step.request.float8
     if float8 is None or not float8.precompute_float8_dynamic_scale_for_fsdp:
         return end
-    entered = (each.unit for each in step.walk if each.kind == "enter" and each.is_first)
-    weights = [weight for unit in entered if unit for weight in unit.narrow]
+    weights = [weight for unit in step.entered_units for weight in unit.narrow]
     dtype, name, kernels = weights[0].dtype, "greatest values of weights", len(weights) + 1
     read_bytes = sum(weight.nbytes for weight in weights) / step.shard_ranks / 2
-    issued = issue(step, name, kernels)
-    norms = run(step, name, "copy", copy_s(step, read_bytes, kernels), after=(*issued, end))
+    after = (*issue(step, name, kernels), end)
+    norms = step.run(name, "copy", copy_s(step, read_bytes, kernels), after=after)
     agreed = communicate(
         step,
         f"agree on {name}",
@@ -139,7 +135,7 @@ def add_scales(step: ShardedStep, end: int) -> int:
     )
     after = (*issue(step, "scales", SCALE_KERNELS), agreed)
     scaled_s = step.tasks.kernel_s * SCALE_KERNELS
-    return run(step, "scales of weights", "copy", scaled_s, after=after)
+    return step.run("scales of weights", "copy", scaled_s, after=after)
 
 
 def _copy_in_s(step: ShardedStep, unit: SizedUnit, smaller: int | None) -> float:
@@ -165,7 +161,7 @@ def wait_for(step: ShardedStep, unit: SizedUnit, *, backward: bool) -> None:
     if gathered is None:
         copy(step, f"copy {unit.name}", (unit.own_bytes + unit.gathered_bytes) / 2)
         return
-    step.layers_wait.append(gathered)
+    step.device_waits += (gathered,)
     if step.options.version == 1:
         return
     if not backward and step.held is not None:
@@ -185,8 +181,7 @@ def free_after_forward(step: ShardedStep, unit: SizedUnit) -> None:
     _free(step, unit)
     if options.regather_gpus is not None:
         step.regathered.add(unit.name)
-        share = unit.gathered_bytes / options.regather_gpus
-        copy(step, f"keep a share of {unit.name}", share)
+        copy(step, f"keep a share of {unit.name}", unit.gathered_bytes / options.regather_gpus)
 
 
 def free_after_backward(step: ShardedStep, unit: SizedUnit) -> None:
@@ -194,8 +189,9 @@ def free_after_backward(step: ShardedStep, unit: SizedUnit) -> None:
     step.prefetched.discard(unit.name)
     step.regathered.discard(unit.name)
     options = step.options
-    first = options.version == 1
-    if step.reduces or (options.reshard_after_forward if first else options.reshard_after_backward):
+    if step.reduces or (
+        options.reshard_after_forward if (options.version == 1) else options.reshard_after_backward
+    ):
         _free(step, unit)
 
 
@@ -204,7 +200,7 @@ def _free(step: ShardedStep, unit: SizedUnit) -> None:
     step.copied.discard(unit.name)
     step.prefetched.discard(unit.name)
     if step.options.version == 1 and step.options.limit_all_gathers:
-        step.free_events.append(step.newest_layer or 0)
+        step.free_events.append(step.last or 0)
 
 
 def reduce(step: ShardedStep, unit: SizedUnit) -> None:
@@ -214,22 +210,19 @@ def reduce(step: ShardedStep, unit: SizedUnit) -> None:
     """
     nbytes, dtype, second = unit.reduced_bytes, unit.reduced_dtype, step.options.version == 2
     while second and len(step.reduce_inputs) >= step.options.reduce_buffers:
-        step.layers_wait.append(step.reduce_inputs.popleft())
+        step.device_waits += (step.reduce_inputs.popleft(),)
     if not nbytes:
         return
-    name = f"reduce {unit.name}"
+    name, gathered_bytes = f"reduce {unit.name}", (unit.gradient_bytes + nbytes) / 2
+    ready: tuple[int, ...]
     if second:
-        gathered = (unit.gradient_bytes + nbytes) / 2
-        ready: tuple[int, ...] = (
-            copy(step, f"copy in {name}", gathered, issued_as=name, kernels=3),
-        )
+        ready = (copy(step, f"copy in {name}", gathered_bytes, issued_as=name, kernels=3),)
     else:
-        behind = () if step.newest_layer is None else (step.newest_layer,)
-        ready = (*issue(step, name, 3), *behind)
+        ready = (*issue(step, name, 3), *step.behind)
     ready = beside(step, f"scale {unit.name}", _divisions_s(step, unit), REDUCTION_COPIES, ready)
     if unit.ranks == 1:  # copied where it would be sent
-        moved = f"move gradients of {unit.name}"
-        (sent,) = beside(step, moved, copy_s(step, nbytes), REDUCTION_COPIES, ready)
+        name, moved_s = f"move gradients of {unit.name}", copy_s(step, nbytes)
+        (sent,) = beside(step, name, moved_s, REDUCTION_COPIES, ready)
     else:
         sent = communicate(
             step,
@@ -254,9 +247,8 @@ def reduce(step: ShardedStep, unit: SizedUnit) -> None:
             stream=AVERAGES,
             after=(sent,),
         )
-    step.reduced += beside(
-        step, f"keep {unit.name}", _keep_s(step, unit), REDUCTION_COPIES, (sent,)
-    )
+    kept_s = _keep_s(step, unit)
+    step.reduced += beside(step, f"keep {unit.name}", kept_s, REDUCTION_COPIES, (sent,))
 
 
 def _divisions_s(step: ShardedStep, unit: SizedUnit) -> float:
@@ -267,9 +259,8 @@ def _divisions_s(step: ShardedStep, unit: SizedUnit) -> float:
     nbytes = unit.reduced_bytes
     if step.options.version == 2:
         return copy_s(step, nbytes) if unit.reduced_dtype == HALVES_RANGE else 0.0
-    casts = unit.reduced_dtype != unit.gathered_dtype
     moved = (
-        (unit.gradient_bytes + nbytes) / 2 if casts else 0,
+        (unit.gradient_bytes + nbytes) / 2 if unit.reduced_dtype != unit.gathered_dtype else 0,
         nbytes if unit.is_padded else 0,
         nbytes if predivide_factor(step.request.ranks) > 1 else 0,
     )
@@ -297,7 +288,8 @@ def _keep_s(step: ShardedStep, unit: SizedUnit) -> float:
     moved = (
         received if divides else 0,
         (received + shard) / 2 if unit.reduced_dtype != unit.own_dtype else 0,
-        ADDED * shard if adds else 0,
+        COPIES_PER_ADDITION * shard if adds else 0,
     )
-    copied_s = sum(copy_s(step, each) for each in moved)
-    return copied_s + (request.host_copy_s(shard) if options.offload else 0.0)
+    return sum(copy_s(step, each) for each in moved) + (
+        request.host_copy_s(shard) if options.offload else 0.0
+    )

@@ -101,8 +101,11 @@ def _owners(workload: Workload, wrap: str | Sequence[str], least: int) -> Mappin
     if wrap == "layer":
         wrapped: Collection[str] = {layer.name for layer in workload.layers}
     else:
-        by_size = isinstance(wrap, str)
-        wrapped = _modules_by_size(workload, least) if by_size else _modules_by_path(names, wrap)
+        wrapped = (
+            _modules_by_size(workload, least)
+            if isinstance(wrap, str)
+            else _modules_by_path(names, wrap)
+        )
     trained = {tensor: layer.name for layer in workload.layers for tensor in layer.tensors}
     owners = {index: innermost(wrapped, name) for index, name in enumerate(names)}
     return owners | trained if wrap == "layer" else owners
@@ -262,17 +265,14 @@ def _sized(
 
     def padded(members: Sequence[ParameterTensor]) -> int:
         if options.version == 2:  # the first dimension of each (``_fsdp_param.py``)
-            return sum(math.ceil(rows / ranks) * ranks * size for rows, size in row_sizes(members))
+            rows = [split_rows(each, ranks) for each in members]
+            sizes = [each.numel // max(n, 1) for n, each in zip(rows, members, strict=True)]
+            return sum(math.ceil(n / ranks) * ranks * s for n, s in zip(rows, sizes, strict=True))
         numels = aligned if options.use_orig_params else [each.numel for each in members]
         return math.ceil(sum(numels) / shard_ranks) * shard_ranks  # as one (``_flat_param.py``)
 
-    def row_sizes(members: Sequence[ParameterTensor]) -> list[tuple[int, int]]:
-        rows = [split_rows(each, ranks) for each in members]
-        return [(n, each.numel // max(n, 1)) for n, each in zip(rows, members, strict=True)]
-
     elements, narrow_elements = padded(tensors), padded(in_fp8) if in_fp8 else 0
-    flat = elements if trained else 0
-    gradients = flat if options.version == 1 else padded(trained)
+    gradients = (elements if trained else 0) if options.version == 1 else padded(trained)
     sent = "fp8" if len(in_fp8) == len(tensors) else "uint8" if in_fp8 else gathered
     wide_bytes = (elements - narrow_elements) * ITEM_BYTES[gathered]
     return SizedUnit(
@@ -352,13 +352,18 @@ def walk_units(
     trained = False
 
     def move_to(chain: Sequence[UnitT]) -> None:
-        pairs = zip(chain, open_units, strict=False)
-        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] is pair[1], pairs))
+        same = sum(
+            1
+            for _ in itertools.takewhile(
+                lambda pair: pair[0] is pair[1], zip(chain, open_units, strict=False)
+            )
+        )
         while len(open_units) > same:
             walk.append(Moment("leave", open_units.pop(), has_output_grad=trained))
         for unit in chain[same:]:
-            first = unit.name not in entered
-            walk.append(Moment("enter", unit, has_input_grad=trained, is_first=first))
+            walk.append(
+                Moment("enter", unit, has_input_grad=trained, is_first=unit.name not in entered)
+            )
             entered.add(unit.name)
             open_units.append(unit)
 
@@ -383,8 +388,7 @@ def _chains(
     """Units that a layer needs, outermost first, for each of its tensors; of the largest last."""
 
     def chain(name: str | None) -> list[UnitT]:
-        paths = (ROOT, *module_paths(name or ""))
-        return [units[path] for path in paths if path in units]
+        return [units[path] for path in (ROOT, *module_paths(name or "")) if path in units]
 
     if by_layer:
         inside = layer.name in units

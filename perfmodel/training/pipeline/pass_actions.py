@@ -68,16 +68,16 @@ class PipelineSchedule:
         """Part of the model that a chunk of a stage is, counted from 0 in the order of forward."""
         if self.layout == "bidirectional":
             return stage if chunk == 0 else self.stages - 1 - stage
-        turned = self.layout == "v" and chunk % 2
-        return chunk * self.stages + (self.stages - 1 - stage if turned else stage)
+        return chunk * self.stages + (
+            self.stages - 1 - stage if (self.layout == "v" and chunk % 2) else stage
+        )
 
     def place(self, part: int, direction: int = 0) -> tuple[int, int]:
         """Stage and chunk that hold a part; `direction`: which of two ("bidirectional")."""
         if self.layout == "bidirectional":
             return (part, 0) if direction == 0 else (self.stages - 1 - part, 1)
         chunk, stage = divmod(part, self.stages)
-        turned = self.layout == "v" and chunk % 2
-        return self.stages - 1 - stage if turned else stage, chunk
+        return self.stages - 1 - stage if (self.layout == "v" and chunk % 2) else stage, chunk
 
     def before(self, stage: int, chunk: int) -> tuple[int, int] | None:
         """Stage and chunk that forward comes from; None: it begins there."""
@@ -133,8 +133,7 @@ def require(*faults: Iterable[Fault]) -> None:
 def count_of(field_path: str, value: int, least: int = 1, why: str = "") -> Iterator[Fault]:
     """Fault of a count below its least value."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        allowed = f"a whole number of at least {least}{why}"
-        yield Fault(field_path, repr(value), allowed)
+        yield Fault(field_path, repr(value), f"a whole number of at least {least}{why}")
 
 
 Direction = Literal["next", "previous"]
@@ -220,14 +219,15 @@ def action_groups(actions: tuple[PassAction, ...]) -> Iterator[tuple[PassAction,
             pending = []
 
 
-def sent_messages(schedule: PipelineSchedule, stage: int) -> dict[str, list[Message]]:
-    """What each stage receives from this one, in the order of its passes.
+def sent_messages(schedule: PipelineSchedule) -> dict[str, list[Message]]:
+    """What stages receive, in the order in which it is sent: that in which it is taken.
 
-    By receiver and its stream: the order in which the receiver takes them.
+    By receiver and its stream.
     """
     sent: dict[str, list[Message]] = {}
-    for action in schedule.actions[stage]:
-        message = message_of(schedule, stage, action, sent=True)
-        if message is not None:
-            sent.setdefault(f"{message.target} {message.received_on}", []).append(message)
+    for stage, actions in enumerate(schedule.actions):
+        for action in actions:
+            message = message_of(schedule, stage, action, sent=True)
+            if message is not None:
+                sent.setdefault(f"{message.target} {message.received_on}", []).append(message)
     return sent

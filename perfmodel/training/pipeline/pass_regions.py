@@ -15,6 +15,7 @@ from perfmodel.errors import Fault, InputError, ScheduleError
 from perfmodel.training.pipeline.pass_actions import SECTION
 from perfmodel.training.plan.builder import COMPUTE, HOST
 from perfmodel.training.plan.step_plan import (
+    PASSES,
     Collective,
     CommunicatorRole,
     Compute,
@@ -60,8 +61,11 @@ def split_backward(works: Sequence[Work], times: LayerTimes) -> tuple[list[Work]
         task = work.task
         if task.kind == "backward" and isinstance(task.work, Compute):
             weight_s = _weight_seconds(task, task.work.duration_s, times)
-            input_work = Compute(task.work.duration_s - weight_s)
-            inputs.append(work.changed(name=f"inputs of {task.name}", work=input_work))
+            inputs.append(
+                work.changed(
+                    name=f"inputs of {task.name}", work=Compute(task.work.duration_s - weight_s)
+                )
+            )
             part = work.changed(
                 name=f"weights of {task.name}",
                 role="weight_gradient",
@@ -73,8 +77,11 @@ def split_backward(works: Sequence[Work], times: LayerTimes) -> tuple[list[Work]
         elif task.stream == HOST.name:
             weight_s = _weight_issue_s(work, works, times)
             inputs.append(work.changed(work=Compute(_seconds(task) - weight_s)))
-            name = f"{task.name}, weights"
-            weights.append(work.changed(name=name, work=Compute(weight_s), after=(), issues=""))
+            weights.append(
+                work.changed(
+                    name=f"{task.name}, weights", work=Compute(weight_s), after=(), issues=""
+                )
+            )
         else:
             (inputs if task.layers else weights).append(work)
     return inputs, weights
@@ -99,8 +106,6 @@ def _weight_issue_s(work: Work, works: Sequence[Work], times: LayerTimes) -> flo
     total = int(times.backward_kernels[layers].sum())
     return _seconds(work.task) * min(kernels, total) / total if total else 0.0
 
-
-PASSES = ("forward", "backward")
 
 PassKind = Literal["forward", "backward"]
 PassKey = tuple[PassKind, int]

@@ -8,8 +8,6 @@ the plan is returned as it is.
 What follows passes: gradients of a tied embedding are added up by the stages that hold it once its
 data-parallel reduction has ended, and numbers that ranks agree on (the norm of gradients) are those
 of all stages (Megatron-Core 0.16, ``finalize_model_grads.py``, ``clip_grads.py``).
-
-After the passes of a stage come its tied embedding, what all stages agree on, and the update.
 """
 
 from __future__ import annotations
@@ -24,11 +22,10 @@ from perfmodel.training.pipeline.pass_actions import (
     MICRO_BATCHES,
     SECTION,
     TRANSFER_STREAMS,
-    Message,
     PipelineSchedule,
     sent_messages,
 )
-from perfmodel.training.pipeline.pass_regions import EXPERT, PASSES, Work, check_split, plan_regions
+from perfmodel.training.pipeline.pass_regions import EXPERT, Work, check_split, plan_regions
 from perfmodel.training.pipeline.stage_passes import (
     PartPlan,
     PipelineOptions,
@@ -38,6 +35,7 @@ from perfmodel.training.pipeline.stage_passes import (
 )
 from perfmodel.training.plan.builder import COMPUTE
 from perfmodel.training.plan.step_plan import (
+    PASSES,
     Collective,
     Communicator,
     RankClass,
@@ -56,14 +54,23 @@ AGREED_BYTES = 8
 
 
 def write_end(passes: StagePasses) -> None:
-    """Append what follows the passes: reduce a tied embedding, agree with all stages, update."""
+    """Append what follows the passes: reduce a tied embedding, agree with all stages, update.
+
+    The first task that needs all gradients waits for that of the tied embedding.
+    """
     ends = {chunk: _cut_at_agreements(passes, chunk) for chunk in passes.chunks}
     tied = {chunk: _add_tied_reduction(passes, chunk) for chunk in passes.chunks}
     for number in range(max(map(len, ends.values()))):
         agreed: list[tuple[int, Work]] = []
         pieces = {chunk: end[number] for chunk, end in ends.items() if number < len(end)}
         for chunk, (works, agreement) in pieces.items():
-            _write_gated(passes, chunk, works, tied)
+            needs = [
+                work.task.bucket is None and work.task.stream == COMPUTE.name for work in works
+            ]
+            split = needs.index(True) if any(needs) else len(works)
+            write_works(passes, chunk, works[:split])
+            if split < len(works):
+                write_works(passes, chunk, works[split:], tied.pop(chunk, ()))
             if agreement is not None:
                 agreed.append((passes.part(chunk), agreement))
         if agreed:
@@ -71,17 +78,6 @@ def write_end(passes: StagePasses) -> None:
     for index, part, sources in passes.previous:
         mapped = tuple(passes.indices[part][source] for source in sources)
         passes.tasks[index] = replace(passes.tasks[index], after_previous=mapped)
-
-
-def _write_gated(
-    passes: StagePasses, chunk: int, works: Sequence[Work], tied: dict[int, tuple[int, ...]]
-) -> None:
-    """Write what follows the passes; the first that needs all gradients waits for the tied one."""
-    needs = [work.task.bucket is None and work.task.stream == COMPUTE.name for work in works]
-    split = needs.index(True) if any(needs) else len(works)
-    write_works(passes, chunk, works[:split])
-    if split < len(works):
-        write_works(passes, chunk, works[split:], tied.pop(chunk, ()))
 
 
 def _cut_at_agreements(passes: StagePasses, chunk: int) -> list[tuple[list[Work], Work | None]]:
@@ -107,12 +103,15 @@ def _agree(passes: StagePasses, agreed: Sequence[tuple[int, Work]], number: int)
     first, index = agreed[0][1], len(passes.tasks)
     assert isinstance(first.task.work, Collective)
     after = [passes.indices[part][at] for part, work in agreed for at in work.task.after]
-    key = f"{first.task.name} {number} of all stages"
     passes.tasks.append(
         replace(
             first.task,
             rank_class=passes.rank_class,
-            work=replace(first.task.work, communicator=ALL_STAGES, key=key),
+            work=replace(
+                first.task.work,
+                communicator=ALL_STAGES,
+                key=f"{first.task.name} {number} of all stages",
+            ),
             after=tuple(dict.fromkeys(after)),
             after_previous=(),
         )
@@ -136,14 +135,19 @@ def _add_tied_reduction(passes: StagePasses, chunk: int) -> tuple[int, ...]:
         if tasks[index].bucket is not None
         and (isinstance(tasks[index].work, Collective) or tasks[index].kind in PASSES)
     ]
-    nbytes = part.shared_elements * ITEM_BYTES[dtype]
     tasks.append(
         Task(
             "all-reduce tied embedding",
             "communication",
             passes.rank_class,
             "comm",
-            Collective("all_reduce", nbytes, TIED, "gradient of the tied embedding", dtype=dtype),
+            Collective(
+                "all_reduce",
+                part.shared_elements * ITEM_BYTES[dtype],
+                TIED,
+                "gradient of the tied embedding",
+                dtype=dtype,
+            ),
             tuple(dict.fromkeys((last_pass, *sent))),
             micro_batch=passes.schedule.micro_batches - 1,
         )
@@ -185,10 +189,7 @@ def pipeline_plan(
         for part, region in zip(parts, regions, strict=True):
             check_split(part.plan, region, part.part.times)
     tasks: list[Task] = []
-    incoming: dict[str, list[Message]] = {}
-    for stage in range(schedule.stages):
-        for receiver, messages in sent_messages(schedule, stage).items():
-            incoming.setdefault(receiver, []).extend(messages)
+    incoming = sent_messages(schedule)
     for stage in range(schedule.stages):
         passes = StagePasses(schedule, stage, parts, regions, options, incoming, tasks)
         write_passes(passes)
@@ -250,8 +251,9 @@ def _communicators(
         return tuple((source * ranks + r, target * ranks + r) for r in range(ranks))
 
     for source, target in product(range(schedule.stages), repeat=2):
-        name = f"stage {source} to stage {target}"
-        everything.append(Communicator(name, pairs(source, target), "stages"))
+        everything.append(
+            Communicator(f"stage {source} to stage {target}", pairs(source, target), "stages")
+        )
     ends = schedule.place(0)[0], schedule.place(schedule.parts - 1)[0]
     everyone = (range(schedule.stages * ranks),)
     everything.append(Communicator(TIED, pairs(*ends), "embedding_holders"))

@@ -11,8 +11,9 @@ V of torch 2.13, ``ScheduleDualPipeV``.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.training.pipeline.pass_actions import (
@@ -44,50 +45,13 @@ class Passes:
     chunks: int
     group: int
 
-    @property
-    def chunk_order(self) -> tuple[int, ...]:
-        """Chunks in the order of their forwards: group after group, within one chunk after chunk.
 
-        Backward takes the chunks in reverse. The last group may be smaller.
-        """
-        return tuple(
-            chunk
-            for first in range(0, self.micro_batches, self.group)
-            for chunk in range(self.chunks)
-            for _ in range(first, min(first + self.group, self.micro_batches))
-        )
-
-
-@dataclass(slots=True)
-class StageWriter:
-    """Writes the passes of a stage, counting micro-batches of each chunk and kind.
-
-    `put_off`: chunks and micro-batches whose weight gradients are still to be computed.
-    """
-
-    actions: list[PassAction] = field(default_factory=list)
-    counts: dict[tuple[int, bool], int] = field(default_factory=dict)
-    put_off: list[tuple[int, int]] = field(default_factory=list)
-
-    def add(self, kind: PassKind, chunk: int, *, joined: bool = False) -> None:
-        """Add the next forward or backward of a chunk; gradients of weights may be put off."""
-        key = chunk, kind == "forward"
-        micro_batch = self.counts.get(key, 0)
-        self.counts[key] = micro_batch + 1
-        self.actions.append(PassAction(kind, chunk, micro_batch, joined))
-        if kind == "input_gradient":
-            self.put_off.append((chunk, micro_batch))
-
-    def weights(self, chunk: int | None = None) -> None:
-        """Add the weight gradients put off for longest, if any, of a chunk or of all."""
-        for each in self.put_off:
-            if chunk in (None, each[0]):
-                self.put_off.remove(each)
-                self.actions.append(PassAction("weight_gradient", *each))
-                return
-
-
-KINDS: Mapping[str, PassKind] = {"F": "forward", "B": "backward", "I": "input_gradient"}
+KINDS: Mapping[str, PassKind] = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input_gradient",
+    "W": "weight_gradient",
+}
 
 
 def _in_turn(*runs: tuple[int, str]) -> list[PassAction]:
@@ -95,54 +59,72 @@ def _in_turn(*runs: tuple[int, str]) -> list[PassAction]:
 
     "F0" is the next forward of chunk 0, "F0+" one that is joined with the pass after it, "B0" a
     whole backward, "I0" one whose weight gradients are put off. "W0" are the weight gradients of
-    chunk 0 put off for longest, "W" those of any.
+    chunk 0 put off for longest, "W" those of any; none where none are put off.
     """
-    writer = StageWriter()
-    for times, passes in runs:
-        for each in passes.split() * times:
-            chunk = int(each[1]) if len(each) > 1 else None
-            if chunk is None or each[0] == "W":
-                writer.weights(chunk)
-            else:
-                writer.add(KINDS[each[0]], chunk, joined=each.endswith("+"))
-    return writer.actions
+    actions: list[PassAction] = []
+    counts: Counter[tuple[int, bool]] = Counter()
+    put_off: list[tuple[int, int]] = []  # chunks and micro-batches
+    for each in (each for times, passes in runs for each in passes.split() * times):
+        kind, named = KINDS[each[0]], each[1:].rstrip("+")
+        if kind == "weight_gradient":
+            place = next((of for of in put_off if not named or of[0] == int(named)), None)
+            if place is not None:
+                put_off.remove(place)
+                actions.append(PassAction(kind, *place))
+            continue
+        chunk = int(named)
+        place = chunk, counts[chunk, kind == "forward"]
+        counts[chunk, kind == "forward"] += 1
+        actions.append(PassAction(kind, *place, each.endswith("+")))
+        if kind == "input_gradient":
+            put_off.append(place)
+    return actions
 
 
 def _alternate(passes: Passes, warm_up: int, put_off: int | None = None) -> list[PassAction]:
     """Forwards and backwards by turns, after so many forwards.
 
+    Chunks are taken group after group, within one chunk after chunk, by backward in reverse. The
+    last group may be smaller.
+
     `put_off`: how many backwards later gradients of weights follow; None: backwards are whole.
     """
-    writer, order = StageWriter(), passes.chunk_order
-    for chunk in order[:warm_up]:
-        writer.add("forward", chunk)
-    for number, backward in enumerate(order):
-        if warm_up + number < len(order):
-            writer.add("forward", order[warm_up + number])
-        kind: PassKind = "backward" if put_off is None else "input_gradient"
-        writer.add(kind, passes.chunks - 1 - backward)
-        if put_off is not None and number >= put_off:
-            writer.weights()
-    while writer.put_off:
-        writer.weights()
-    return writer.actions
+    order = [
+        chunk
+        for first in range(0, passes.micro_batches, passes.group)
+        for chunk in range(passes.chunks)
+        for _ in range(first, min(first + passes.group, passes.micro_batches))
+    ]
+    forwards, backward = [f"F{chunk} " for chunk in order], "B" if put_off is None else "I"
+    turns = forwards[:warm_up]
+    for number, chunk in enumerate(order):
+        turns += [*forwards[warm_up + number :][:1], f"{backward}{passes.chunks - 1 - chunk} "]
+        turns += ["W "] if put_off is not None and number >= put_off else []
+    return _in_turn((1, "".join(turns)), (put_off or 0, "W"))
 
 
 # ---------------------------------------------------------------- passes of a stage
 
 
-def _gpipe(passes: Passes, _: int) -> Iterable[PassAction]:
-    """GPipe's order (Huang et al. 2019), with backward in that of forward, as ``ScheduleGPipe``."""
-    return _in_turn((passes.micro_batches, "F0"), (passes.micro_batches, "B0"))
+def _by_turns(
+    forwards_per_stage: int | None, put_off_per_stage: int | None = None
+) -> Callable[[Passes, int], Iterable[PassAction]]:
+    """Write forwards and backwards by turns.
 
-
-def _sequential(passes: Passes, _: int) -> Iterable[PassAction]:
-    """Forward and backward of one micro-batch after the other, one stage at a time.
-
-    A module whose layers sit on several GPUs of one process runs so (PyTorch's tutorial on DDP,
-    "Combining DDP with Model Parallelism").
+    `forwards_per_stage`: that precede the first backward, for each stage behind; None: all do.
+    `put_off_per_stage`: backwards after which gradients of weights follow, for each stage before;
+        None: backwards are whole.
     """
-    return _in_turn((passes.micro_batches, "F0 B0"))
+
+    def write(passes: Passes, stage: int) -> Iterable[PassAction]:
+        warm_up = passes.micro_batches
+        if forwards_per_stage is not None:
+            behind, ahead = passes.stages - 1 - stage, (passes.chunks - 1) * passes.group
+            warm_up = forwards_per_stage * behind + ahead
+        put_off = None if put_off_per_stage is None else put_off_per_stage * stage
+        return _alternate(passes, warm_up, put_off)
+
+    return write
 
 
 def _looped_bfs(passes: Passes, _: int) -> Iterator[PassAction]:
@@ -153,36 +135,6 @@ def _looped_bfs(passes: Passes, _: int) -> Iterator[PassAction]:
     forward = [(c, m) for c in range(passes.chunks) for m in range(passes.micro_batches)]
     yield from (PassAction("forward", *each) for each in forward)
     yield from (PassAction("backward", *each) for each in reversed(forward))
-
-
-def _one_f_one_b(passes: Passes, stage: int) -> Iterable[PassAction]:
-    """1F1B (Narayanan et al. 2019; "PipeDream-Flush")."""
-    return _alternate(passes, passes.stages - 1 - stage)
-
-
-def _interleaved(passes: Passes, stage: int) -> Iterable[PassAction]:
-    """Interleaved 1F1B (Narayanan et al. 2021), as Megatron-Core 0.16 runs it."""
-    return _alternate(passes, 2 * (passes.stages - 1 - stage) + (passes.chunks - 1) * passes.group)
-
-
-def _zb_h1(passes: Passes, stage: int) -> Iterable[PassAction]:
-    """1F1B's forwards, and weight gradients put off by as many as stages before.
-
-    With one chunk no more micro-batches are in flight than with 1F1B. Over several it is as torch
-    2.13 has it (``ScheduleInterleavedZeroBubble``).
-    """
-    ahead = (passes.chunks - 1) * passes.group
-    return _alternate(passes, ahead + passes.stages - 1 - stage, put_off=stage)
-
-
-def _zb_h2(passes: Passes, stage: int) -> Iterable[PassAction]:
-    """As many forwards as fit before the first backward, and twice as much put off as by ZB-H1.
-
-    Each stage begins and ends one pass after the one before, without a bubble where all passes
-    take as long. Stages hold up to 2 P - 1 micro-batches. What waits for all stages at the end of a
-    step, as a norm of gradients does, takes away what this gains over ZB-H1 (there section 4).
-    """
-    return _alternate(passes, 2 * (passes.stages - 1 - stage), put_off=2 * stage)
 
 
 def _zb_v(passes: Passes, stage: int) -> Iterator[PassAction]:
@@ -236,8 +188,9 @@ def _dualpipe(passes: Passes, stage: int) -> Iterator[PassAction]:
     Stage s holds parts s and P - 1 - s of P, each parameter being held twice in all.
     """
     stages, half = passes.stages, passes.micro_batches // 2
-    one_way = replace(passes, stages=stages // 2, micro_batches=half)
-    for action in _dualpipe_v(one_way, min(stage, stages - 1 - stage)):
+    for action in _dualpipe_v(
+        replace(passes, stages=stages // 2, micro_batches=half), min(stage, stages - 1 - stage)
+    ):
         direction = action.chunk ^ int(stage >= stages // 2)
         yield replace(action, chunk=direction, micro_batch=action.micro_batch + direction * half)
 
@@ -250,8 +203,11 @@ def _rounds(passes: Passes) -> Iterator[Fault]:
     rounds = max(1, passes.micro_batches // passes.stages)
     if passes.micro_batches % rounds:
         stages = f"a multiple of the {passes.stages} stages"
-        allowed = f"{stages}, or of the {rounds} rounds that they make"
-        yield Fault(MICRO_BATCHES, str(passes.micro_batches), allowed)
+        yield Fault(
+            MICRO_BATCHES,
+            str(passes.micro_batches),
+            f"{stages}, or of the {rounds} rounds that they make",
+        )
 
 
 def _groups(passes: Passes) -> Iterator[Fault]:
@@ -268,8 +224,12 @@ def _groups(passes: Passes) -> Iterator[Fault]:
 
 
 def _first_stage_filled(passes: Passes) -> Iterator[Fault]:
-    why = ", those that its first stage holds"
-    return count_of(MICRO_BATCHES, passes.micro_batches, 2 * passes.stages - 1, why)
+    return count_of(
+        MICRO_BATCHES,
+        passes.micro_batches,
+        2 * passes.stages - 1,
+        ", those that its first stage holds",
+    )
 
 
 def _two_each(passes: Passes) -> Iterator[Fault]:
@@ -278,9 +238,8 @@ def _two_each(passes: Passes) -> Iterator[Fault]:
 
 def _halves(passes: Passes) -> Iterator[Fault]:
     counts = ((f"{SECTION}.stages", passes.stages), (MICRO_BATCHES, passes.micro_batches))
-    for field_path, value in counts:
-        if value % 2:
-            yield Fault(field_path, str(value), "an even number, half each way")
+    odd = ((name, str(value)) for name, value in counts if value % 2)
+    yield from (Fault(*each, "an even number, half each way") for each in odd)
     yield from _two_each(passes)
 
 
@@ -303,19 +262,29 @@ class ScheduleRow:
 
 
 SCHEDULES: Mapping[str, ScheduleRow] = {
-    "gpipe": ScheduleRow("GPipe", _gpipe),
-    "1f1b": ScheduleRow("1F1B", _one_f_one_b),
+    # Huang et al. 2019, with backward in the order of forward, as ``ScheduleGPipe``
+    "gpipe": ScheduleRow("GPipe", _by_turns(None)),
+    # Narayanan et al. 2019; "PipeDream-Flush"
+    "1f1b": ScheduleRow("1F1B", _by_turns(1)),
+    # Narayanan et al. 2021, as Megatron-Core 0.16 runs it
     "interleaved": ScheduleRow(
-        "interleaved 1F1B", _interleaved, chunks=None, with_one="1f1b", needs=_rounds
+        "interleaved 1F1B", _by_turns(2), chunks=None, with_one="1f1b", needs=_rounds
     ),
     "looped_bfs": ScheduleRow("breadth-first", _looped_bfs, chunks=None),
-    "zb_h1": ScheduleRow("ZB-H1", _zb_h1),
-    "zb_h2": ScheduleRow("ZB-H2", _zb_h2, needs=_first_stage_filled),
+    # 1F1B's forwards, and no more micro-batches in flight
+    "zb_h1": ScheduleRow("ZB-H1", _by_turns(1, 1)),
+    # Each stage begins and ends one pass after the one before, without a bubble where all passes
+    # take as long. Stages hold up to 2 P - 1 micro-batches. What waits for all stages at the end
+    # of a step, as a norm of gradients does, takes away what this gains over ZB-H1 (section 4).
+    "zb_h2": ScheduleRow("ZB-H2", _by_turns(2, 2), needs=_first_stage_filled),
+    # ZB-H1 over several chunks as torch 2.13 has it (``ScheduleInterleavedZeroBubble``)
     "interleaved_zero_bubble": ScheduleRow(
-        "interleaved zero bubble", _zb_h1, chunks=None, with_one="zb_h1", needs=_rounds
+        "interleaved zero bubble", _by_turns(1, 1), chunks=None, with_one="zb_h1", needs=_rounds
     ),
     "zb_v": ScheduleRow("ZB-V", _zb_v, "v", 2),
-    "sequential": ScheduleRow("one GPU after the other", _sequential),
+    # A module whose layers sit on several GPUs of one process runs one micro-batch after the other
+    # (PyTorch's tutorial on DDP, "Combining DDP with Model Parallelism")
+    "sequential": ScheduleRow("one GPU after the other", _by_turns(0)),
     "dualpipe": ScheduleRow("DualPipe", _dualpipe, "bidirectional", 2, needs=_halves),
     "dualpipe_v": ScheduleRow("DualPipeV", _dualpipe_v, "v", 2, needs=_two_each),
 }
@@ -348,8 +317,12 @@ def make_schedule(
         raise InputError(Fault(f"{SECTION}.micro_batch_group", str(micro_batch_group), allowed))
     counts = ((f"{SECTION}.stages", stages), (MICRO_BATCHES, micro_batches))
     require(*(count_of(*each) for each in counts), _chunk_faults(kind, row, number))
-    group = micro_batches // max(1, micro_batches // stages)
-    passes = Passes(stages, micro_batches, number, micro_batch_group or group)
+    passes = Passes(
+        stages,
+        micro_batches,
+        number,
+        micro_batch_group or (micro_batches // max(1, micro_batches // stages)),
+    )
     require((row.needs if micro_batch_group is None else _groups)(passes))
     actions = tuple(tuple(row.write(passes, stage)) for stage in range(stages))
     return PipelineSchedule(kind, stages, micro_batches, number, row.layout, actions)
@@ -370,9 +343,11 @@ def _check_passes(stages: int, micro_batches: int, chunks: int) -> None:
     """Refuse schedules whose simulation would take many minutes."""
     each = 2 * stages * chunks
     if each * micro_batches > MOST_PASSES:
-        request = f"{micro_batches:,} micro-batches, {each * micro_batches:,} passes"
         parts = f"{stages} stages of {chunks} chunk{'s' if chunks > 1 else ''}"
-        allowed = (
-            f"at most {MOST_PASSES:,} passes, {MOST_PASSES // each:,} micro-batches on {parts}"
+        raise InputError(
+            Fault(
+                MICRO_BATCHES,
+                f"{micro_batches:,} micro-batches, {each * micro_batches:,} passes",
+                f"at most {MOST_PASSES:,} passes, {MOST_PASSES // each:,} micro-batches on {parts}",
+            )
         )
-        raise InputError(Fault(MICRO_BATCHES, request, allowed))

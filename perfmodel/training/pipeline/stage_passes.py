@@ -14,7 +14,6 @@ from perfmodel.training.pipeline.pass_actions import (
     message_of,
 )
 from perfmodel.training.pipeline.pass_regions import (
-    PASSES,
     PassKind,
     Regions,
     Work,
@@ -25,7 +24,7 @@ from perfmodel.training.pipeline.pass_regions import (
 )
 from perfmodel.training.pipeline.stage_workload import ModelPart
 from perfmodel.training.plan.builder import HOST
-from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
+from perfmodel.training.plan.step_plan import PASSES, Collective, Compute, StepPlan, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +48,6 @@ class PipelineOptions:
     overlap_p2p: bool = True
     overlap_reduction: bool = True
     tied_dtype: str | None = None
-
-    def bytes_after(self, part: int) -> int:
-        """Return the bytes of a message between a part and the next."""
-        every = self.transfer_bytes
-        return every if isinstance(every, int) else every[part]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +114,20 @@ class StagePasses:
 
 
 def write_passes(passes: StagePasses) -> None:
-    """Append what precedes the passes of a stage, and these in the order of the schedule."""
+    """Append what precedes the passes of a stage, and these in the order of the schedule.
+
+    Where it waits for messages, interleaved passes are sent in pairs:
+    ``send_forward_backward_recv_forward_backward`` of Megatron-Core follows both of a pair.
+    """
     for chunk in passes.chunks:
         write_works(passes, chunk, passes.regions[passes.part(chunk)].begin)
-    for group in action_groups(_waiting_pairs(passes)):
+    waits, actions = not passes.options.overlap_p2p, passes.schedule.actions[passes.stage]
+    if waits and passes.schedule.name == "interleaved":
+        actions = tuple(
+            replace(action, joined=action.kind == "forward" and following.kind == "backward")
+            for action, following in zip(actions, (*actions[1:], actions[-1]), strict=True)
+        )
+    for group in action_groups(actions):
         received = [task for action in group for task in _receive(passes, action)]
         gates = (*received, *passes.gates)
         written = []
@@ -131,24 +135,9 @@ def write_passes(passes: StagePasses) -> None:
             written.append(_write_pass(passes, action, gates, paired=len(group) > 1))
             gates = gates if passes.hidden else ()
         sent = [each for pair in zip(group, written, strict=True) for each in _send(passes, *pair)]
-        waits = not passes.options.overlap_p2p
         passes.gates = (*(sent if waits else ()), *passes.hidden)
         passes.hidden, passes.ended = [], written[-1]
         passes.batch = written[-1] if waits else ()
-
-
-def _waiting_pairs(passes: StagePasses) -> tuple[PassAction, ...]:
-    """Passes of the stage; where it waits for messages, interleaved passes are sent in pairs.
-
-    ``send_forward_backward_recv_forward_backward`` of Megatron-Core follows both of a pair.
-    """
-    actions = passes.schedule.actions[passes.stage]
-    if passes.options.overlap_p2p or passes.schedule.name != "interleaved":
-        return actions
-    return tuple(
-        replace(action, joined=action.kind == "forward" and following.kind == "backward")
-        for action, following in zip(actions, (*actions[1:], actions[-1]), strict=True)
-    )
 
 
 # ---------------------------------------------------------------- messages
@@ -175,8 +164,8 @@ def _send(passes: StagePasses, action: PassAction, written: tuple[int, ...]) -> 
 
 
 def _transfer(passes: StagePasses, message: Message, stream: str, after: tuple[int, ...]) -> int:
-    options, key = passes.options, message.key
-    nbytes = options.bytes_after(message.boundary)
+    options, key, every = passes.options, message.key, passes.options.transfer_bytes
+    nbytes = every if isinstance(every, int) else every[message.boundary]
     passes.tasks.append(
         Task(
             key,
@@ -262,7 +251,7 @@ def write_works(
             replace(
                 task,
                 rank_class=passes.rank_class,
-                work=_renamed(task.work, part),
+                work=of_part(task.work, part),
                 after=tuple(dict.fromkeys((*waits, *(each for each in after if each is not None)))),
                 micro_batch=task.micro_batch if micro_batch is None else micro_batch,
                 after_previous=(),
@@ -278,7 +267,7 @@ def write_works(
     return tuple(outputs[-2:])
 
 
-def _renamed(work: Compute | Collective, part: int) -> Compute | Collective:
+def of_part(work: Compute | Collective, part: int) -> Compute | Collective:
     """Name a collective's communicator and key after the part of the model."""
     if not isinstance(work, Collective):
         return work

@@ -1,11 +1,8 @@
 """Parts of a model as workloads of their own: which blocks each has, and what passes between them.
 
-Which blocks of a model each part of a pipeline holds, as Megatron-Core counts them, or by hand.
-
-What stands before the first block (embeddings) belongs to the first part, and what follows the last
-one (head and loss) to the last.
-
-A part of a model as a workload of its own, with its times, and what passes between parts.
+Each part of a pipeline holds blocks as Megatron-Core counts them, or as they are stated. What
+stands before the first block (embeddings) belongs to the first part, and what follows the last one
+(head and loss) to the last.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -57,8 +53,7 @@ def part_layers(
     Raises `InputError`: fewer blocks than parts, or a number that cannot be dealt out so.
     """
     blocks = repeated_blocks(workload)
-    counted = len(blocks) + options.embedding_as_block + options.loss_as_block
-    if counted < schedule.parts:
+    if (len(blocks) + options.embedding_as_block + options.loss_as_block) < schedule.parts:
         allowed = f"at most the {len(blocks)} blocks of {workload.name!r}"
         parts_text = f"{schedule.stages} x {schedule.parts // schedule.stages} chunks"
         field = "stages" if schedule.parts == schedule.stages else "chunks"
@@ -66,8 +61,7 @@ def part_layers(
     counts = block_counts(len(blocks), schedule, options)
     begins = [*(block.start for block in blocks), blocks[-1].stop]
     ends = [begins[sum(counts[: part + 1])] for part in range(len(counts) - 1)]
-    starts = [0, *ends, len(workload.layers)]
-    return tuple(range(first, last) for first, last in pairwise(starts))
+    return tuple(range(first, last) for first, last in pairwise([0, *ends, len(workload.layers)]))
 
 
 def block_counts(
@@ -106,8 +100,11 @@ def block_counts(
 
 
 def _listed(blocks: int, parts: int, listed: Sequence[int]) -> Iterator[Fault]:
-    empty = any(n < (0 < part < parts - 1) for part, n in enumerate(listed))
-    if len(listed) != parts or sum(listed) != blocks or empty:
+    if (
+        len(listed) != parts
+        or sum(listed) != blocks
+        or any(n < (0 < part < parts - 1) for part, n in enumerate(listed))
+    ):
         allowed = (
             f"{parts} whole numbers that add up to {blocks}, the blocks of the model; 0 for the "
             "first and the last at most"
@@ -173,11 +170,18 @@ def model_parts(
     layers = part_layers(workload, schedule, options or PartitionOptions())
     if len(layers) == 1:
         return (ModelPart(workload, times, layers[0]),)
-    handed = _handed_elements(workload, [mine[-1] for mine in layers[:-1]])
+    ends = (workload.layers[mine[-1]] for mine in layers[:-1])
+    handed = [layer.output_elements or workload.stream_elements for layer in ends]
+    if not all(handed):
+        text = f"{workload.name!r}, which does not state what flows between its blocks"
+        allowed = "a decoder, an encoder, a ResNet or a VGG of the zoo"
+        raise InputError(Fault("model", text, allowed))
     flows = [workload.input_elements, *handed, workload.output_elements]
     # first and last part, and which way they are run where both can stand on one stage
-    both_ways = int(schedule.layout == "bidirectional")
-    first, last = schedule.place(0)[0], schedule.place(schedule.parts - 1, both_ways)[0]
+    first, last = (
+        schedule.place(0)[0],
+        schedule.place(schedule.parts - 1, int(schedule.layout == "bidirectional"))[0],
+    )
     # a stage that holds both has the embedding once
     borrowed = [frozenset[int]()] * len(layers) if first == last else _borrowed(workload, layers)
     lent = frozenset().union(*borrowed)
@@ -215,19 +219,6 @@ def handed_bytes(
     casts = whole.stream_elements > 0 and cast_weights(whole, precision, held_dtype)
     item_bytes = WIDE_BYTES if casts else ITEM_BYTES[precision]
     return tuple(round(batch * part.workload.output_elements) * item_bytes for part in parts[:-1])
-
-
-def _handed_elements(workload: Workload, ends: Sequence[int]) -> list[float]:
-    """Elements that each part hands to the next, by the last layer of each part but the last.
-
-    Raises `InputError`: a model that does not state them.
-    """
-    handed = [workload.layers[end].output_elements or workload.stream_elements for end in ends]
-    if not all(handed):
-        text = f"{workload.name!r}, which does not state what flows between its blocks"
-        allowed = "a decoder, an encoder, a ResNet or a VGG of the zoo"
-        raise InputError(Fault("model", text, allowed))
-    return handed
 
 
 def _owners(workload: Workload, layers: Sequence[range]) -> dict[int, int]:
@@ -290,10 +281,12 @@ def _cut(
             if _lacks_weight(workload, layer)
             and workload.tensors[tensor].numel == round(layer.weight_elements)
         )
-        own = tuple(index[tensor] for tensor in (*tied, *layer.tensors))
-        layers.append(replace(layer, tensors=own))
-    tensors = tuple(workload.tensors[tensor] for tensor in held)
-    return replace(workload, tensors=tensors, layers=tuple(layers))
+        layers.append(
+            replace(layer, tensors=tuple(index[tensor] for tensor in (*tied, *layer.tensors)))
+        )
+    return replace(
+        workload, tensors=tuple(workload.tensors[tensor] for tensor in held), layers=tuple(layers)
+    )
 
 
 BY_LAYER = (
@@ -318,11 +311,10 @@ def part_times(times: LayerTimes, whole: Workload, part: Workload, mine: range) 
     saved = [layer.saved_elements + layer.stream_elements for layer in whole.layers]
     kept_share = sum(saved[layers]) / sum(saved) if sum(saved) else len(mine) / len(saved)
     values = ((name, getattr(times, name)) for name in BY_LAYER)
-    own: dict[str, Any] = {name: each[layers] for name, each in values if each is not None}
     return replace(
         times,
         optimizer_s=times.optimizer_s * share,
         optimizer_kernels=max(1, round(times.optimizer_kernels * share)),
         activation_bytes=times.activation_bytes * kept_share,
-        **own,
+        **{name: each[layers] for name, each in values if each is not None},
     )

@@ -16,6 +16,7 @@ from itertools import pairwise
 from perfmodel.training.memory_use import AMAX_BYTES, AMAXES_PER_MODULE
 from perfmodel.training.plan.builder import TaskList
 from perfmodel.training.plan.step_plan import (
+    PASSES,
     Communicator,
     StepPlan,
     Stream,
@@ -28,9 +29,8 @@ from perfmodel.workload.kernels.float8_recipe import Float8
 
 AMAXES = "greatest values"
 """Communicator of all ranks, and its stream."""
-KERNELS = 3
+AGREEMENT_KERNELS = 3
 """Values are joined, all-reduced, and turned into scales."""
-PASSES = ("forward", "backward")
 
 
 def add_amax_reductions(plan: StepPlan, request: StepRequest, float8: Float8) -> StepPlan:
@@ -86,7 +86,7 @@ def _add_agreement(
     """
     end = added.tasks[last]
     name, rank_class, micro_batch = f"{AMAXES} of {end.kind}", end.rank_class, end.micro_batch
-    waits = (last, *added.issue(name, KERNELS, rank_class, micro_batch=micro_batch))
+    waits = (last, *added.issue(name, AGREEMENT_KERNELS, rank_class, micro_batch=micro_batch))
     if key is not None:
         sent = added.collective(
             name,
@@ -101,5 +101,6 @@ def _add_agreement(
             micro_batch=micro_batch,
         )
         waits = (sent,)
-    scales = f"scales of {end.kind}"
-    added.compute(scales, "copy", update_s, rank_class, after=waits, micro_batch=micro_batch)
+    added.compute(
+        f"scales of {end.kind}", "copy", update_s, rank_class, after=waits, micro_batch=micro_batch
+    )

@@ -20,8 +20,19 @@ from perfmodel.training.strategy import StepRequest
 
 HOST = Stream("host", "host")
 COMPUTE = Stream("compute", "compute")
+COMM = Stream("comm", "comm")
+"""Stream of collectives: one at a time, as NCCL runs those of a communicator."""
+
+RANKS = "ranks"
+"""Name of the only rank class of most plans."""
+GROUP = "data parallel"
+"""Name of the communicator of all ranks."""
 EXPERT_COPIES = "holders of the same experts"
 """Communicator of ranks that average the gradients of the same experts."""
+
+
+COPIES_PER_ADDITION = 1.5
+"""Adding in place reads two values and writes one, where a copy reads one and writes one."""
 
 
 @dataclass(slots=True)
@@ -54,13 +65,12 @@ class TaskList:
         """Let the host launch kernels; return the tasks that device work has to wait for."""
         if self.launch_s <= 0 or kernels <= 0:
             return tuple(after)
-        work = Compute(kernels * self.launch_s)
         task = Task(
             f"issue {name}",
             "issue",
             rank_class,
             HOST.name,
-            work,
+            Compute(kernels * self.launch_s),
             tuple(after),
             issues=name,
             **marks,
@@ -79,8 +89,9 @@ class TaskList:
         **marks: Any,
     ) -> int:
         """Run kernels on the device."""
-        work = Compute(duration_s)
-        return self.add(Task(name, kind, rank_class, stream, work, tuple(after), **marks))
+        return self.add(
+            Task(name, kind, rank_class, stream, Compute(duration_s), tuple(after), **marks)
+        )
 
     def launch(
         self,
@@ -99,8 +110,12 @@ class TaskList:
 
         `issue_after`: what the host waits for before it launches them.
         """
-        issued = self.issue(name, kernels, rank_class, after=issue_after, micro_batch=micro_batch)
-        waits = dict.fromkeys((*issued, *after))
+        waits = dict.fromkeys(
+            (
+                *self.issue(name, kernels, rank_class, after=issue_after, micro_batch=micro_batch),
+                *after,
+            )
+        )
         return self.compute(
             name, kind, duration_s, rank_class, after=waits, micro_batch=micro_batch, **marks
         )
@@ -111,8 +126,9 @@ class TaskList:
         Where no host issues kernels, the device waits in its stead.
         """
         stream = HOST if self.launch_s > 0 else COMPUTE
-        work = Compute(0.0)
-        return self.add(Task(name, "wait", rank_class, stream.name, work, tuple(after), **marks))
+        return self.add(
+            Task(name, "wait", rank_class, stream.name, Compute(0.0), tuple(after), **marks)
+        )
 
     def copy_s(self, nbytes: float, kernels: int) -> float:
         """Time of copies within a device; seconds."""
@@ -150,9 +166,17 @@ class TaskList:
         **marks: Any,
     ) -> int:
         """Take part in a collective."""
-        work = Collective(op, nbytes, communicator, key, root, dtype, times)
-        task = Task(name, "communication", rank_class, stream, work, tuple(after), **marks)
-        return self.add(task)
+        return self.add(
+            Task(
+                name,
+                "communication",
+                rank_class,
+                stream,
+                Collective(op, nbytes, communicator, key, root, dtype, times),
+                tuple(after),
+                **marks,
+            )
+        )
 
     def begin_after(self, end: int, streams: Iterable[str] = ()) -> None:
         """Let the first task on each stream follow task `end` of the step before.

@@ -55,8 +55,9 @@ class Step:
         if micro_batch == self.last_micro_batch:
             return self.request.segments
         fewest = 8 if self.options.accumulate <= MANY_MICRO_BATCHES else 1
-        least = min(fewest, self.request.segments)
-        return max(least, self.request.segments // self.options.accumulate)
+        return max(
+            min(fewest, self.request.segments), self.request.segments // self.options.accumulate
+        )
 
 
 def add_forward(
@@ -188,9 +189,14 @@ def forward_segments(
     `devices`: of each layer; none has layers of two.
     """
     check_times(workload, times)
-    cuts = [i for i, (a, b) in enumerate(pairwise(devices)) if a != b]
-    layers = range(len(workload.layers))
-    return visit_segments(workload, times, layers, at_most=at_most, backward=False, cuts=cuts)
+    return visit_segments(
+        workload,
+        times,
+        range(len(workload.layers)),
+        at_most=at_most,
+        backward=False,
+        cuts=[i for i, (a, b) in enumerate(pairwise(devices)) if a != b],
+    )
 
 
 def backward_segments(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from perfmodel.training.plan.builder import COMPUTE
 from perfmodel.training.plan.step_plan import (
+    PASSES,
     Collective,
     Communicator,
     Compute,
@@ -96,8 +97,9 @@ def _pass_call(
     """Put a call beside the matrix kernels of its layer, or all where they are not known apart."""
     kernels_s = times.forward_s if phase == "forward" else times.backward_s
     matrix_s = times.matrix_forward_s if phase == "forward" else times.matrix_backward_s
-    own_s = (kernels_s if matrix_s is None else matrix_s)[layer]
-    return PassCall(call, is_after, call.overlap * float(own_s))
+    return PassCall(
+        call, is_after, call.overlap * float((kernels_s if matrix_s is None else matrix_s)[layer])
+    )
 
 
 # ---------------------------------------------------------------- recomputation
@@ -143,16 +145,15 @@ def _forward(workload: Workload, layers: Iterable[int]) -> Iterator[tuple[int, L
                 yield layer, call
 
 
-PASSES = ("forward", "backward")
 RESULT_OPS = ("all_reduce", "reduce_scatter")
 """Operations that send a result of their layers, where others fetch an input."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """Calls that are alike.
+@dataclass(slots=True)
+class _Calls:
+    """So many alike calls, and the work beside all of them.
 
-    `window_s`: work beside each of them; seconds, 0: none.
+    `call_window_s`: work beside each of them; seconds, 0: none.
     `joins_previous`: whether they begin with the calls before them.
     """
 
@@ -160,17 +161,10 @@ class _Kind:
     op: Op
     nbytes: int
     dtype: str
-    window_s: float
+    call_window_s: float = 0.0
     joins_previous: bool = False
-
-
-@dataclass(slots=True)
-class _Calls:
-    """So many alike calls, and the work beside all of them."""
-
-    kind: _Kind
-    times: int = 0
-    window_s: float = 0.0
+    times: int = field(default=0, compare=False)
+    window_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(slots=True)
@@ -191,8 +185,8 @@ def add_layer_calls(
     """Return the plan with its layers' calls; the same plan where no layer calls anything.
 
     Exposed calls run on the compute stream, before or after their kernels; others on a stream of
-    their group, beside a part of the kernels. The communicators of `CallGroup`
-    have one group of as many ranks as share a layer: placement puts their real groups in its place.
+    their group, beside a part of the kernels. The communicators of `CallGroup` have one group of as
+    many ranks as share a layer: placement puts their real groups in its place.
 
     `request`: that the plan was made from; its workload is that of one rank.
     `dtype`: precision of the compute; activations travel in it, beside fp8 in bf16 but for
@@ -204,8 +198,7 @@ def add_layer_calls(
     if request.float8 is not None:
         request = replace(request, workload=narrow_calls(request.workload, request.float8))
     layers = request.workload.layers
-    sent_dtype = "fp32" if dtype == "tf32" else wide_precision(dtype)
-    adding = _Adding(request, sent_dtype, recompute)
+    adding = _Adding(request, "fp32" if dtype == "tf32" else wide_precision(dtype), recompute)
     updates = ((at, task) for at, task in enumerate(plan.tasks) if task.kind == "optimizer")
     first_updates = {task.rank_class: at for at, task in reversed([*updates])}
     for index, task in enumerate(plan.tasks):
@@ -274,9 +267,10 @@ def _add_around(adding: _Adding, task: Task, duration_s: float, calls: Sequence[
         # a call on another stream begins when the kernels beside it can
         waits = (_piece(adding, task, 0.0, waits),)
     # what sends a result of its layers follows the kernels, what fetches an input precedes them
-    results = [each for each in hidden if each.kind.op in RESULT_OPS]
-    fetches = [each for each in hidden if each.kind.op not in RESULT_OPS]
-    waits = _add_windows(adding, task, fetches, shorten, waits)
+    results = [each for each in hidden if each.op in RESULT_OPS]
+    waits = _add_windows(
+        adding, task, [each for each in hidden if each.op not in RESULT_OPS], shorten, waits
+    )
     if rest_s > 0 or not hidden:
         waits = (_piece(adding, task, rest_s, waits),)
     waits = _add_windows(adding, task, results, shorten, waits)
@@ -291,8 +285,8 @@ def _add_exposed(
     """Add calls one after the other, but for those beside the one before; returns what follows."""
     begun = waits
     for each in calls:
-        if each.kind.joins_previous:
-            waits = (*waits, _call(adding, task, each, each.kind.group, begun))
+        if each.joins_previous:
+            waits = (*waits, _call(adding, task, each, each.group, begun))
         else:
             begun = waits
             waits = (_call(adding, task, each, COMPUTE.name, waits),)
@@ -304,8 +298,10 @@ def _add_windows(
 ) -> tuple[int, ...]:
     """Add calls, each beside its part of the kernels; returns what follows them."""
     for each in calls:
-        kernels = _piece(adding, task, shorten * each.window_s, waits)
-        waits = (kernels, _call(adding, task, each, each.kind.group, waits))
+        waits = (
+            _piece(adding, task, shorten * each.window_s, waits),
+            _call(adding, task, each, each.group, waits),
+        )
     return waits
 
 
@@ -315,11 +311,11 @@ def _alike(adding: _Adding, calls: Iterable[PassCall], *, merges: bool) -> list[
     for each in calls:
         call, dtype = each.call, each.call.dtype or adding.dtype
         nbytes = round(call.elements * adding.request.batch_per_gpu) * ITEM_BYTES[dtype]
-        kind = _Kind(call.group, call.op, nbytes, dtype, each.window_s, call.joins_previous)
+        alike = _Calls(call.group, call.op, nbytes, dtype, each.window_s, call.joins_previous)
         candidates = joined if merges else joined[-1:]
-        same = next((other for other in candidates if other.kind == kind), None)
+        same = next((other for other in candidates if other == alike), None)
         if same is None:
-            joined.append(same := _Calls(kind))
+            joined.append(same := alike)
         same.times += call.times
         same.window_s += each.window_s
     return joined
@@ -343,16 +339,21 @@ def _piece(adding: _Adding, task: Task, duration_s: float, waits: Sequence[int])
 
 def _call(adding: _Adding, task: Task, calls: _Calls, stream: str, waits: Iterable[int]) -> int:
     """Add calls as one task."""
-    kind = calls.kind
     adding.calls += 1
-    key = f"{task.rank_class}, call {adding.calls}"
     adding.tasks.append(
         Task(
-            f"{kind.group} {kind.op.replace('_', '-')}, {task.name}",
+            f"{calls.group} {calls.op.replace('_', '-')}, {task.name}",
             "communication",
             task.rank_class,
             stream,
-            Collective(kind.op, kind.nbytes, kind.group, key, dtype=kind.dtype, times=calls.times),
+            Collective(
+                calls.op,
+                calls.nbytes,
+                calls.group,
+                f"{task.rank_class}, call {adding.calls}",
+                dtype=calls.dtype,
+                times=calls.times,
+            ),
             tuple(waits),
             micro_batch=task.micro_batch,
             layers=task.layers,
@@ -390,7 +391,6 @@ def _add_step_calls(adding: _Adding, optimizer: Task) -> None:
                 sizes[at] = sizes.get(at, 0) + round(call.elements)
     waits = optimizer.after
     for (group, dtype, alone), elements in sizes.items():
-        nbytes = (alone or elements) * ITEM_BYTES[dtype]
-        kind = _Kind(group, "all_reduce", nbytes, dtype, 0.0)
-        calls = _Calls(kind, elements // alone if alone else 1)
+        nbytes, times = (alone or elements) * ITEM_BYTES[dtype], elements // alone if alone else 1
+        calls = _Calls(group, "all_reduce", nbytes, dtype, times=times)
         waits = (_call(adding, replace(optimizer, layers=()), calls, COMPUTE.name, waits),)

@@ -6,8 +6,9 @@ keep their keys, and tasks that waited for the class wait for all of its parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -59,15 +60,20 @@ def split(plan: StepPlan, name: str, parts: Sequence[ClassPart]) -> StepPlan:
         tasks += [_copy_task(task, index, part, task.stream in on_host) for part in all_parts]
     classes: list[RankClass] = []
     for each in plan.classes:
-        own = [RankClass(part.name, part.ranks) for part in all_parts]
-        classes += own if each.name == name else [each]
-    for at, task in enumerate(tasks):
-        after, previous = (
-            tuple(_copied_dependencies(copies, sources, task.rank_class))
-            for sources in (task.after, task.after_previous)
+        classes += (
+            [RankClass(part.name, part.ranks) for part in all_parts]
+            if each.name == name
+            else [each]
         )
-        tasks[at] = replace(task, after=after, after_previous=previous)
-    return replace(plan, classes=tuple(classes), tasks=tuple(tasks))
+    waiting = (
+        replace(
+            task,
+            after=_copied_dependencies(copies, task.after, task.rank_class),
+            after_previous=_copied_dependencies(copies, task.after_previous, task.rank_class),
+        )
+        for task in tasks
+    )
+    return replace(plan, classes=tuple(classes), tasks=tuple(waiting))
 
 
 def _outline(plan: StepPlan) -> list[tuple[object, ...]]:
@@ -85,8 +91,9 @@ def one_class_per_rank(plan: StepPlan) -> StepPlan:
 
 def _remaining_ranks(whole: RankClass, parts: Sequence[ClassPart]) -> range | tuple[int, ...]:
     """Ranks of a class that no part names."""
-    empty = np.array([], dtype=np.int64)
-    named = np.concatenate([empty, *(np.asarray(part.ranks, dtype=np.int64) for part in parts)])
+    named = np.concatenate(
+        [np.array([], dtype=np.int64), *(np.asarray(part.ranks, dtype=np.int64) for part in parts)]
+    )
     members = np.asarray(whole.ranks, dtype=np.int64)
     foreign = np.setdiff1d(named, members)
     if len(foreign) or len(np.unique(named)) != len(named):
@@ -108,10 +115,8 @@ def _copy_task(task: Task, index: int, part: ClassPart, on_host: bool) -> Task:
 
 def _copied_dependencies(
     copies: Sequence[dict[str, int]], after: Sequence[int], owner: str
-) -> Iterator[int]:
+) -> tuple[int, ...]:
     """Dependencies of a copy: copies of its own part, or all copies of another class's task."""
-    for index in after:
-        if owner in copies[index]:
-            yield copies[index][owner]
-        else:
-            yield from copies[index].values()
+    held = (copies[index] for index in after)
+    own = ([each[owner]] if owner in each else each.values() for each in held)
+    return tuple(chain.from_iterable(own))

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
+from perfmodel.training.plan.builder import COMM, COMPUTE, HOST, TaskList
 from perfmodel.training.plan.step_plan import (
     Communicator,
     Op,
@@ -17,9 +17,6 @@ from perfmodel.training.plan.step_plan import (
     Task,
 )
 from perfmodel.training.strategy import StepRequest
-
-COMM = Stream("comm", "comm")
-"""Stream of collectives: one at a time, as NCCL runs those of a communicator."""
 
 Ranks = range | tuple[int, ...]
 After = int | Iterable[int]
@@ -186,10 +183,12 @@ class StepBuilder:
         pairs = tuple(zip(senders, receivers, strict=True))
         communicator = f"{source} to {target}"
         self._groups[communicator] = pairs
-        first = self._communicate(
-            "send", nbytes, [source, target], after, name, communicator, stream, 0, marks
+        return (
+            self._communicate(
+                "send", nbytes, [source, target], after, name, communicator, stream, 0, marks
+            )
+            + 1
         )
-        return first + 1
 
     def plan(self, name: str = "", *, samples: int | None = None) -> StepPlan:
         """Return the step.
@@ -221,7 +220,7 @@ class StepBuilder:
         root: int,
         marks: Mapping[str, Any],
     ) -> int:
-        _check_marks(marks, MARKS | {"dtype", "times"})
+        _check_marks(marks, TASK_MARKS | {"dtype", "times"})
         waits, label = _numbers(after), name or op.replace("_", "-")
         key = f"{label} {len(self._list.tasks)}"
         added: list[int] = []
@@ -245,7 +244,7 @@ class StepBuilder:
         return added[0]
 
 
-MARKS = frozenset(each.name for each in fields(Task)) - {
+TASK_MARKS = frozenset(each.name for each in fields(Task)) - {
     "name",
     "kind",
     "rank_class",
@@ -256,7 +255,7 @@ MARKS = frozenset(each.name for each in fields(Task)) - {
 """Fields of a task that its writer may set beside what the arguments say."""
 
 
-def _check_marks(marks: Mapping[str, Any], allowed: frozenset[str] = MARKS) -> None:
+def _check_marks(marks: Mapping[str, Any], allowed: frozenset[str] = TASK_MARKS) -> None:
     """Refuse fields that no task has, or that arguments say."""
     faults = [
         Fault(name, repr(value), f"a field of a task, {allowed_names(allowed, name)}")

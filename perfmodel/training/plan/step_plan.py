@@ -6,8 +6,6 @@ on a task or a communicator stands in fields: nothing is read out of a name.
 A plan names *classes* of identical ranks, not ranks: data-parallel training of 100,000
 GPUs is one class, nn.DataParallel is two, a pipeline is one per stage. ``reports/decisions``
 has the check that FSDP, tensor, pipeline and asynchronous training fit.
-
-Which dimension of a mixture a communicator serves.
 """
 
 from __future__ import annotations
@@ -50,6 +48,9 @@ CommunicatorRole = Literal[
 "embedding_holders": the gradient of an embedding that the first and the last stage hold.
 "all_stages": numbers that all ranks of a pipeline agree on.
 """
+
+PASSES = ("forward", "backward")
+"""Kinds of tasks that run layers."""
 
 TaskRole = Literal["compress", "copy_out", "weight_gradient", "step_end"]
 """What a task does, where more depends on it than its kind says.

@@ -133,8 +133,9 @@ def trace_fetches(
         coordinator = _Coordinator(workload, options, visits, DriveBuffers(on_drives, buffers))
         if options.accumulate > 1:
             coordinator.decide_releases()
-        batches = tuple(tuple(coordinator.micro_batch()) for _ in range(options.accumulate))
-        return batches, coordinator.most_live
+        return tuple(
+            tuple(coordinator.micro_batch()) for _ in range(options.accumulate)
+        ), coordinator.most_live
 
     def suffice(buffers: int) -> bool:
         try:
@@ -207,8 +208,9 @@ class _Coordinator:
 
     def __post_init__(self) -> None:
         self.whole = set(persistent_tensors(self.workload, self.options))
-        sizes = (sum(map(self._numel, visit.tensors)) for visit in self.visits)
-        self.before = list(accumulate(sizes, initial=0))
+        self.before = list(
+            accumulate((sum(map(self._numel, visit.tensors)) for visit in self.visits), initial=0)
+        )
         for place, visit in enumerate(self.visits):
             for tensor in visit.tensors:
                 self.uses.setdefault(tensor, []).append(place)
@@ -259,16 +261,19 @@ class _Coordinator:
         if self.options.stage3_prefetch_bucket_size > 0:
             yield from self._prefetch()
             if self.drives.tensors:
-                gathered = sum(map(self._numel, self.inflight))
-                yield from self.drives.ahead(self.queue, self._numel, gathered)
+                yield from self.drives.ahead(
+                    self.queue, self._numel, sum(map(self._numel, self.inflight))
+                )
 
     def _has(self, tensor: int) -> bool:
         return tensor in self.whole or tensor in self.inflight
 
     def _prefetch(self) -> Iterator[Fetch]:
         """Gather what the queue has next, up to a number of elements."""
-        room = self.options.stage3_max_live_parameters - self.live
-        most = min(room, self.options.stage3_prefetch_bucket_size)
+        most = min(
+            self.options.stage3_max_live_parameters - self.live,
+            self.options.stage3_prefetch_bucket_size,
+        )
         ahead: list[int] = []
         elements = 0
         while self.queue and elements < most:
@@ -298,8 +303,9 @@ class _Coordinator:
     def _release(self, place: int, visit: _Visit) -> None:
         """Free the parameters of a module that are not used again soon."""
         if place not in self.releases:
-            freed = (each for each in visit.tensors if self._is_released(each, place))
-            self.releases[place] = tuple(freed)
+            self.releases[place] = tuple(
+                each for each in visit.tensors if self._is_released(each, place)
+            )
         for tensor in self.whole.intersection(self.releases[place]):
             self.whole.discard(tensor)
             self.drives.release(tensor)

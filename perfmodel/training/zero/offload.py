@@ -30,12 +30,13 @@ from itertools import accumulate, chain
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.strategies.deepspeed import OffloadOptimizer, ZeroStrategy
+from perfmodel.training.plan.builder import RANKS
 from perfmodel.training.sharding_step import (
     DRIVE_READS,
     DRIVE_WRITES,
     MASTER_BYTES,
-    RANKS,
     ShardingStep,
+    full_groups,
 )
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.kernels.device import kernel_constants
@@ -65,15 +66,8 @@ def sub_groups(
     workload: Workload, options: ZeroStrategy, ranks: int
 ) -> tuple[tuple[int, ...], ...]:
     """Parameters that the optimizer updates at once (``_create_fp16_sub_groups``)."""
-    groups: list[list[int]] = [[]]
-    elements = 0
-    for tensor in sorted(workload.ready_order):
-        groups[-1].append(tensor)
-        elements += part_elements(workload, (tensor,), ranks)
-        if elements >= options.sub_group_size:
-            groups.append([])
-            elements = 0
-    return tuple(tuple(group) for group in groups if group)
+    order, most = sorted(workload.ready_order), options.sub_group_size
+    return full_groups(order, workload, most, ranks=ranks, exceeds=True)
 
 
 def swaps_states(elements: int) -> bool:
@@ -114,17 +108,17 @@ def check_offload(request: StepRequest, options: ZeroStrategy) -> None:
 
 
 def _machine_faults(request: StepRequest, options: ZeroStrategy) -> Iterator[Fault]:
-    drives = (
-        "'device: cpu', or a node with `nvme: {read: 25 GB/s, write: 20 GB/s}`: the rates "
-        "of all drives of a host together"
-    )
     for name in ("offload_optimizer", "offload_param"):
         offload = getattr(options, name)
         if offload and request.host_link_Bps is None:
             allowed = "a node whose topology connects GPUs with CPUs"
             yield Fault(name, f"device: {offload.device}", allowed)
         if offload and offload.nvme and request.drives is None:
-            yield Fault(name, "device: nvme", drives)
+            allowed = (
+                "'device: cpu', or a node with `nvme: {read: 25 GB/s, write: 20 GB/s}`: the rates "
+                "of all drives of a host together"
+            )
+            yield Fault(name, "device: nvme", allowed)
     if options.offload_optimizer and request.optimizer not in ("adam", "adamw"):
         allowed = "'adam' or 'adamw' with strategy.offload_optimizer, as DeepSpeedCPUAdam is"
         yield Fault("compute.optimizer", repr(request.optimizer), allowed)
@@ -140,8 +134,13 @@ def _buffer_faults(request: StepRequest, options: ZeroStrategy) -> Iterator[Faul
             "gradients, and so has each that is read or written beside it",
         )
     workload, ranks = request.workload, request.ranks
-    swapped = drive_tensors(workload, options, ranks)
-    largest = max((part_elements(workload, (each,), ranks) for each in swapped), default=0)
+    largest = max(
+        (
+            part_elements(workload, (each,), ranks)
+            for each in drive_tensors(workload, options, ranks)
+        ),
+        default=0,
+    )
     if parts is not None and largest > parts.buffer_size:
         allowed = f"{largest:,} or more: the elements of the largest part"
         yield Fault("offload_param.buffer_size", f"{parts.buffer_size:,}", allowed)
@@ -160,41 +159,35 @@ def host_bytes(item_bytes: int, optimizer: str) -> int:
     >>> host_bytes(2, "adamw")  # 8 scaled, 28 updated, 6 converted
     42
     """
-    states = kernel_constants().optimizer(optimizer).state_tensors
-    updated = MASTER_BYTES * (1 + 2 + 2 * states)
+    updated = MASTER_BYTES * (1 + 2 + 2 * kernel_constants().optimizer(optimizer).state_tensors)
     return SCALED_BYTES + updated + MASTER_BYTES + item_bytes
 
 
 def own_gradient_seconds(step: ShardingStep[ZeroStrategy], elements: float) -> float:
-    """Return the time of the copies of own gradients after a micro-batch, of stages 1 and 2.
+    """Return the time of the copies of own gradients after a micro-batch.
 
     Where gradients of several micro-batches are added up, they go down, and from the second on up
-    before that.
+    before that; in stage 3, parts of buckets go both ways. After the last micro-batch they go down
+    in fp32.
     """
-    adds = step.options.accumulate > 1 and step.options.stage == 2
-    down_and_up = step.item_bytes * elements * (1 + (step.micro_batch > 0)) if adds else 0.0
-    return step.request.host_copy_s(down_and_up + _last_bytes(step, elements))
-
-
-def part_seconds(step: ShardingStep[ZeroStrategy], elements: float) -> float:
-    """Return the time of the copies of a part of a bucket after its reduction, of stage 3."""
-    return step.request.host_copy_s(2 * step.item_bytes * elements + _last_bytes(step, elements))
-
-
-def _last_bytes(step: ShardingStep[ZeroStrategy], elements: float) -> float:
-    """Bytes of gradients that go down in fp32, after the last micro-batch alone."""
-    return MASTER_BYTES * elements if step.micro_batch == step.options.accumulate - 1 else 0.0
+    options = step.options
+    adds = options.accumulate > 1 and options.stage == 2
+    trips = 2 if options.stage == 3 else (1 + (step.micro_batch > 0)) if adds else 0
+    item_bytes = trips * step.item_bytes + (MASTER_BYTES if step.is_last else 0)
+    return step.request.host_copy_s(item_bytes * elements)
 
 
 def add_host_update(step: ShardingStep[ZeroStrategy], elements: float) -> int:
     """Update a rank's part on the CPUs and copy its parameters up, unless they lie on the host."""
-    moved = host_bytes(step.item_bytes, step.request.optimizer) * elements
-    updated_s = moved / step.request.host_memory_Bps
+    updated_s = (
+        host_bytes(step.item_bytes, step.request.optimizer) * elements
+    ) / step.request.host_memory_Bps
     updated = step.work("optimizer on CPUs", "optimizer", updated_s, 0)
     if step.options.offload_param:
         return updated
-    up_s = step.request.host_copy_s(step.item_bytes * elements)
-    return step.work("copy parameters up", "copy", up_s, 1)
+    return step.work(
+        "copy parameters up", "copy", step.request.host_copy_s(step.item_bytes * elements), 1
+    )
 
 
 def add_drive_task(
@@ -250,10 +243,9 @@ def add_grouped_update(
     for number, (group, part) in enumerate(zip(groups, parts, strict=True)):
         follows = swapped[number + 1]
         if swapped[number]:
-            reading = read(number, waits) if reading is None else reading
-            before = (reading, *waits)
-            step.device_waits = step.host_waits = before
-            reading = read(number + 1, before) if offload.pipeline_read and follows else None
+            waits = (read(number, waits) if reading is None else reading, *waits)
+            step.device_waits = step.host_waits = waits
+            reading = read(number + 1, waits) if offload.pipeline_read and follows else None
         end = _add_one_update(step, part)
         away = [tensor for tensor in group if tensor in on_drives]
         if away:
@@ -279,6 +271,7 @@ def _add_one_update(step: ShardingStep[ZeroStrategy], part: int) -> int:
         return add_host_update(step, part)
     end = step.update(part)
     if step.options.offload_param:
-        down_s = step.request.host_copy_s(step.item_bytes * part)
-        end = step.work("copy parameters down", "copy", down_s, 1)
+        end = step.work(
+            "copy parameters down", "copy", step.request.host_copy_s(step.item_bytes * part), 1
+        )
     return end

@@ -17,15 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
-from perfmodel.training.plan.builder import COMPUTE
+from perfmodel.training.plan.builder import COMPUTE, GROUP, RANKS
 from perfmodel.training.plan.forward_backward import visit_segments
 from perfmodel.training.plan.step_plan import Communicator, Op, StepPlan, neighbours
 from perfmodel.training.sharding_step import (
-    EVERYONE,
     GATHERING,
-    RANKS,
     REDUCTION,
     ShardingStep,
 )
@@ -37,8 +36,8 @@ from perfmodel.training.zero.offload import (
     add_host_update,
     drive_tensors,
     gradient_bytes,
+    own_gradient_seconds,
     part_elements,
-    part_seconds,
     sub_groups,
 )
 from perfmodel.training.zero.sharded_states import (
@@ -90,7 +89,7 @@ class _Passes(ShardingStep[ZeroStrategy]):
 
     `places`: of each gradient, its place in the order in which they get ready, and its bucket.
     `gathered`: gathers so far, with their collectives.
-    `run`: layers that have met no event since the last one.
+    `joined`: layers that have met no event since the last one.
     `pending`: the bucket that is being filled.
     `blocked`: what the host waited for last, to copy parameters from its memory or to read them.
     `reading`: the last read of parameters from drives.
@@ -100,7 +99,7 @@ class _Passes(ShardingStep[ZeroStrategy]):
     buckets: Sequence[GradientBucket]
     places: dict[int, tuple[int, int]]
     gathered: list[tuple[Fetch, int]] = field(default_factory=list)
-    run: list[int] = field(default_factory=list)
+    joined: list[int] = field(default_factory=list)
     backward: bool = False
     pending: int = 0
     reduced: int | None = None
@@ -120,9 +119,14 @@ class _Passes(ShardingStep[ZeroStrategy]):
             elif event.kind == "arrive":
                 self._arrive(event.number)
             elif event.kind == "read":
-                nbytes = self.item_bytes * self._part(event.tensors)
-                after = (*self.host_waits, *self.blocked)
-                self.reading = (add_drive_task(self, "read parameters", nbytes, after),)
+                self.reading = (
+                    add_drive_task(
+                        self,
+                        "read parameters",
+                        self.item_bytes * self._part(event.tensors),
+                        (*self.host_waits, *self.blocked),
+                    ),
+                )
             elif self.reading:
                 self.blocked = self.reading
                 self.host_waits += self.reading
@@ -140,23 +144,22 @@ class _Passes(ShardingStep[ZeroStrategy]):
         if event.backward != self.backward:
             self._end_run()
             self.backward = event.backward
-        self.run.append(event.number)
+        self.joined.append(event.number)
         tensors = self.request.workload.layers[event.number].tensors
         if event.backward and any(self.places[each][1] != self.pending for each in tensors):
             self._end_run()
 
     def _end_run(self) -> None:
         """Add the layers of the run as one task, then what their gradients cause."""
-        if not self.run:
+        if not self.joined:
             return
         backward, request = self.backward, self.request
-        layers = self.run[::-1] if backward else self.run
+        layers, self.joined = self.joined[::-1] if backward else self.joined, []
         (part,) = visit_segments(
             request.workload, request.times, layers, at_most=1, backward=backward
         )
         self.segment(part, "backward" if backward else "forward")
-        self.run = []
-        if backward and part.tensors:
+        if backward:
             self._gradients(sorted(part.tensors, key=self.places.__getitem__))
 
     def _gather(self, gather: Fetch) -> None:
@@ -166,30 +169,25 @@ class _Passes(ShardingStep[ZeroStrategy]):
         holders = options.zero_hpz_partition_size if gather.secondary else ranks
         own_bytes = elements // holders * self.item_bytes
         seconds = self.tasks.copy_s(own_bytes, 1) if len(gather.tensors) > 1 else 0.0
-        if options.offload_param:
-            seconds += self.request.host_copy_s(own_bytes)
-        name = f"gather {len(self.gathered)}"
-        copied = self._on_gathering_stream(
-            name, f"copy in {name}", seconds, 2, after=self.host_waits
-        )
+        seconds += self.request.host_copy_s(own_bytes) if options.offload_param else 0.0
+        name, group = f"gather {len(self.gathered)}", SECONDARY if gather.secondary else GROUP
+        copied = self._on_gathering_stream(name, f"copy in {name}", seconds, 2, self.host_waits)
         if options.offload_param:  # `.to(device)` returns when the copy is done
             self.host_waits = self.blocked = (copied,)
-        group = SECONDARY if gather.secondary else EVERYONE
         sent = self.collective(name, "all_gather", elements, after=(copied,), communicator=group)
         self.gathered.append((gather, sent))
 
     def _arrive(self, number: int) -> None:
         """Copy gathered parameters out, for which the next layer waits."""
         gather, end = self.gathered[number]
-        kernels = len(gather.tensors)
+        kernels, name = len(gather.tensors), f"copy out gather {number}"
         if kernels > 1:
             copied_s = self.tasks.copy_s(self.numel(gather.tensors) * self.item_bytes, kernels)
-            name = f"copy out gather {number}"
-            end = self._on_gathering_stream(name, name, copied_s, kernels, after=(end,))
+            end = self._on_gathering_stream(name, name, copied_s, kernels, (end,))
         self.device_waits += (end,)
 
     def _on_gathering_stream(
-        self, issued_as: str, name: str, seconds: float, kernels: int, *, after: tuple[int, ...]
+        self, issued_as: str, name: str, seconds: float, kernels: int, after: tuple[int, ...]
     ) -> int:
         """Copy beside the layers, or between them where nothing overlaps."""
         issued = self.tasks.issue(issued_as, kernels, RANKS, after=self.host_waits)
@@ -205,24 +203,20 @@ class _Passes(ShardingStep[ZeroStrategy]):
 
     def _gradients(self, tensors: Sequence[int]) -> None:
         """Copy gradients into their buckets, each of which is reduced before the next is begun."""
-        remaining = list(tensors)
-        while remaining:
-            bucket = self.buckets[self.pending]
-            members = [each for each in remaining if self.places[each][1] == bucket.index]
-            if members and self.options.contiguous_gradients and not bucket.is_oversized:
-                nbytes = self.numel(members) * self.item_bytes
-                self._copy_beside(f"copy in bucket {bucket.index}", nbytes, len(members))
-            remaining = [each for each in remaining if self.places[each][1] != bucket.index]
-            if remaining:
+        for index, group in groupby(tensors, key=lambda tensor: self.places[tensor][1]):
+            while self.pending < index:
                 self._reduce()
                 self.pending += 1
+            members, bucket = list(group), self.buckets[index]
+            if self.options.contiguous_gradients and not bucket.is_oversized:
+                nbytes = self.numel(members) * self.item_bytes
+                self._copy_beside(f"copy in bucket {index}", nbytes, len(members))
 
     def _reduce(self) -> None:
         """Reduce the bucket to the owners of its parts."""
         options, bucket, item = self.options, self.buckets[self.pending], self.item_bytes
-        part = self._part(bucket.tensors)
-        whole = options.contiguous_gradients and not options.reduce_scatter
-        whole = whole and not bucket.is_oversized
+        part, splits = self._part(bucket.tensors), bucket.is_oversized or options.reduce_scatter
+        whole = options.contiguous_gradients and not splits
         op: Op = "all_reduce" if whole else "reduce_scatter"
         elements = bucket.elements if whole else part * self.request.ranks
         name, dtype = f"bucket {bucket.index}", sent_dtype(self)
@@ -235,12 +229,11 @@ class _Passes(ShardingStep[ZeroStrategy]):
             title, op, elements, dtype=dtype, after=(ready,), bucket=bucket.index
         )
         out = int((1.5 if self.micro_batch > 0 else 1.0) * part * item)
-        kernels = len(bucket.tensors)
-        self.reduced = self._copy_beside(f"copy out {name}", out, kernels, (sent,))
+        self.reduced = self._copy_beside(f"copy out {name}", out, len(bucket.tensors), (sent,))
         if options.offload_optimizer:
-            copied_s = part_seconds(self, part)
+            copied_s = own_gradient_seconds(self, part)
             self.reduced = self._copy_beside(f"{name} to host", 0, 0, more_s=copied_s)
-            if options.offload_optimizer.nvme and self.micro_batch == options.accumulate - 1:
+            if options.offload_optimizer.nvme and self.is_last:
                 nbytes, title = gradient_bytes(self, bucket.tensors), f"write gradients of {name}"
                 self.written.append(
                     add_drive_task(self, title, nbytes, (self.reduced,), write=True)
@@ -295,7 +288,8 @@ def _add_optimizer(step: _Passes) -> int:
         issued = step.tasks.issue(f"gather {name}", 1, RANKS)
         if options.offload_param:
             step.device_waits = (end,)
-            up_s = step.request.host_copy_s(part * step.item_bytes)
-            end = step.work(f"copy {name} up", "copy", up_s, 1)
+            end = step.work(
+                f"copy {name} up", "copy", step.request.host_copy_s(part * step.item_bytes), 1
+            )
         end = step.collective(f"gather {name}", "all_gather", part * ranks, after=(*issued, end))
     return end

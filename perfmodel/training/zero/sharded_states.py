@@ -19,14 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
+from operator import itemgetter
 from typing import Any
 
 from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
-from perfmodel.training.plan.builder import COMPUTE
-from perfmodel.training.plan.forward_backward import backward_segments
+from perfmodel.training.plan.builder import COMPUTE, RANKS
 from perfmodel.training.plan.step_plan import Op, StepPlan
-from perfmodel.training.sharding_step import RANKS, REDUCTION, ShardingStep
+from perfmodel.training.sharding_step import REDUCTION, ShardingStep, full_groups
 from perfmodel.training.strategy import StepRequest
 from perfmodel.training.zero.offload import add_host_update, own_gradient_seconds
 from perfmodel.workload.model import ITEM_BYTES, Workload
@@ -44,13 +44,10 @@ def sharded_states_plan(request: StepRequest, options: ZeroStrategy) -> StepPlan
     for micro_batch in range(options.accumulate):
         step.micro_batch = micro_batch
         step.forward()
-        last = micro_batch == options.accumulate - 1
-        if options.stage == 2 or (options.overlaps_backward and last):
+        if options.stage == 2 or (options.overlaps_backward and step.is_last):
             _add_reducing_backward(step, layout)
-            continue
-        _add_local_backward(step)
-        if last:
-            _add_reductions_after(step, layout)
+        else:
+            _add_local_backward(step, layout, reduces=step.is_last)
     step.micro_batch = 0
     return step.plan(_add_optimizer(step, layout), f"ZeRO-{options.stage}")
 
@@ -60,20 +57,21 @@ def sent_dtype(step: ShardingStep[ZeroStrategy]) -> str:
     return step.options.communication_data_type or step.dtype
 
 
-def _add_local_backward(step: ShardingStep[ZeroStrategy]) -> None:
-    """Add backward whose gradients are added up on each rank."""
-    workload, times = step.request.workload, step.request.times
-    for part in backward_segments(workload, times, at_most=step.resolution):
+def _add_local_backward(
+    step: ShardingStep[ZeroStrategy], layout: FlatPartition, *, reduces: bool
+) -> None:
+    """Add backward whose gradients are added up on each rank.
+
+    `reduces`: whether all are reduced after it, in the order of the parameters.
+    """
+    workload, ended = step.request.workload, None
+    for part in step.backward_parts():
         step.segment(part, "backward")
         if step.micro_batch > 0 and part.tensors:
-            nbytes = 1.5 * step.numel(part.tensors) * step.item_bytes
-            step.copy(f"add {part.name}", nbytes, len(part.tensors))
-
-
-def _add_reductions_after(step: ShardingStep[ZeroStrategy], layout: FlatPartition) -> None:
-    """Reduce all gradients after backward, in the order of the parameters."""
-    workload = step.request.workload
-    ended: int | None = None
+            added_bytes = 1.5 * step.numel(part.tensors) * step.item_bytes
+            step.copy(f"add {part.name}", added_bytes, len(part.tensors))
+    if not reduces:
+        return
     for bucket in gradient_buckets(workload, step.options, layout, sorted(workload.ready_order)):
         _add_copies_in(step, bucket.tensors, bucket)
         ended = _add_reduction(step, bucket, ended)
@@ -83,12 +81,11 @@ def _add_reductions_after(step: ShardingStep[ZeroStrategy], layout: FlatPartitio
 
 def _add_reducing_backward(step: ShardingStep[ZeroStrategy], layout: FlatPartition) -> None:
     """Add the backward that sends a bucket when the next gradient does not fit into it."""
-    workload, times = step.request.workload, step.request.times
+    workload = step.request.workload
     buckets = gradient_buckets(workload, step.options, layout, workload.ready_order)
     owner = {tensor: bucket for bucket in buckets for tensor in bucket.tensors}
-    firsts = {bucket.tensors[0] for bucket in buckets[1:]}
     current, ended = buckets[0], None
-    for part in backward_segments(workload, times, at_most=step.resolution, cut_after=firsts):
+    for part in step.backward_parts({bucket.tensors[0] for bucket in buckets[1:]}):
         step.segment(part, "backward")
         for bucket in dict.fromkeys(owner[tensor] for tensor in part.tensors):
             if bucket is not current:
@@ -119,8 +116,9 @@ def _add_copies_in(
     """Copy gradients into the bucket's buffer."""
     contiguous = step.options.contiguous_gradients or step.options.offload_optimizer
     if contiguous and not bucket.is_oversized:
-        nbytes = step.numel(tensors) * step.item_bytes
-        step.copy(f"copy in bucket {bucket.index}", nbytes, len(tensors))
+        step.copy(
+            f"copy in bucket {bucket.index}", step.numel(tensors) * step.item_bytes, len(tensors)
+        )
 
 
 def _add_reduction(
@@ -133,23 +131,22 @@ def _add_reduction(
     name, ended, after = f"bucket {bucket.index}", before, step.behind
     dtype, item = sent_dtype(step), step.item_bytes
     casts = 0 if ITEM_BYTES[dtype] == item else item + ITEM_BYTES[dtype]
-    for sending in bucket.sendings:
+    for elements, owner in bucket.sendings:
         # divided in place, and copied together where it is sent by owners; then cast
-        copied = sending.elements * item * (2 if step.options.reduce_scatter else 1)
-        copied += sending.elements * casts // 2
+        copied = elements * item * (2 if step.options.reduce_scatter else 1) + elements * casts // 2
         ready = _add_copy(step, f"average {name}", copied, 3, after, bucket.index)
-        op: Op = "all_reduce" if sending.owner is None else "reduce"
-        target = "" if sending.owner is None else f" to rank {sending.owner}"
+        op: Op = "all_reduce" if owner is None else "reduce"
+        target = "" if owner is None else f" to rank {owner}"
         sent = step.collective(
             f"{op.replace('_', '-')} {name}{target}",
             op,
-            sending.elements,
+            elements,
             dtype=dtype,
             after=(ready,),
-            root=sending.owner or 0,
+            root=owner or 0,
             bucket=bucket.index,
         )
-        share = sending.elements * item // step.request.ranks
+        share = elements * item // step.request.ranks
         ended = _add_copy(step, f"copy out {name}", 2 * share, 2, (sent,), bucket.index)
         after = (ended,)
     if step.options.overlaps_backward:
@@ -169,8 +166,9 @@ def _add_copy(
     marks: dict[str, Any] = {"bucket": bucket, "micro_batch": step.micro_batch}
     issued = step.tasks.issue(name, kernels, RANKS, after=step.host_waits, **marks)
     marks["stream"] = REDUCTION if step.options.overlaps_backward else COMPUTE.name
-    waits = dict.fromkeys((*issued, *after))
-    copied = step.tasks.copy(name, nbytes, kernels, RANKS, after=waits, **marks)
+    copied = step.tasks.copy(
+        name, nbytes, kernels, RANKS, after=dict.fromkeys((*issued, *after)), **marks
+    )
     if not step.options.overlaps_backward:
         step.last = copied
     return copied
@@ -225,18 +223,9 @@ def partition(workload: Workload, options: ZeroStrategy, ranks: int) -> FlatPart
     order = sorted(workload.ready_order)
     if options.round_robin_gradients:
         order = [tensor for rank in range(ranks) for tensor in order[rank::ranks]]
-    sizes = [workload.tensors[tensor].numel for tensor in order]
-    ends = list(accumulate(sizes, initial=0))
+    ends = list(accumulate([workload.tensors[tensor].numel for tensor in order], initial=0))
     unit = ALIGNED_ELEMENTS * ranks
     return FlatPartition(dict(zip(order, ends, strict=False)), -(-ends[-1] // unit) * unit, ranks)
-
-
-@dataclass(frozen=True, slots=True)
-class Sending:
-    """A collective of a bucket: its elements, and the rank that they go to; None: all ranks."""
-
-    elements: int
-    owner: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,13 +233,14 @@ class GradientBucket:
     """Gradients that are reduced together.
 
     `is_oversized`: one gradient that is larger than a bucket, and is not copied into one.
+    `sendings`: its collectives: the elements of each, and the rank that they go to; None: all.
     """
 
     index: int
     tensors: tuple[int, ...]
     elements: int
     is_oversized: bool
-    sendings: tuple[Sending, ...]
+    sendings: tuple[tuple[int, int | None], ...]
 
 
 def gradient_buckets(
@@ -260,49 +250,37 @@ def gradient_buckets(
 
     `layout`: None: buckets are sent whole.
     """
-    members: list[list[int]] = []
-    elements = 0
-    for tensor in order:
-        numel = workload.tensors[tensor].numel
-        if not members or elements + numel > options.reduce_bucket_size:
-            members.append([])
-            elements = 0
-        members[-1].append(tensor)
-        elements += numel
+    most = options.reduce_bucket_size
     owned = layout if options.reduce_scatter and options.contiguous_gradients else None
     buckets = []
-    for index, tensors in enumerate(members):
+    for index, tensors in enumerate(full_groups(order, workload, most, exceeds=False)):
         elements = sum(workload.tensors[tensor].numel for tensor in tensors)
-        sendings: tuple[Sending, ...] = (Sending(elements),)
-        if owned is not None:
-            sendings = tuple(_to_owners(workload, options, owned, tensors))
-        oversized = elements > options.reduce_bucket_size
-        buckets.append(GradientBucket(index, tuple(tensors), elements, oversized, sendings))
+        sendings = (
+            ((elements, None),)
+            if owned is None
+            else tuple(_to_owners(workload, options, owned, tensors))
+        )
+        buckets.append(GradientBucket(index, tensors, elements, elements > most, sendings))
     return tuple(buckets)
 
 
 def _to_owners(
     workload: Workload, options: ZeroStrategy, layout: FlatPartition, tensors: Sequence[int]
-) -> Iterator[Sending]:
+) -> Iterator[tuple[int, int | None]]:
     """Send the pieces of a bucket, of one owner after the other, or of all owners at once.
 
     A collective is closed once it holds more than a bucket (``average_tensor`` and
     ``allreduce_and_scatter`` in stage_1_and_2.py).
     """
     pieces: dict[int | None, list[int]] = {}
-    previous = -1
-    for tensor in tensors:
-        for rank, numel in layout.owners(tensor, workload.tensors[tensor].numel):
-            sizes = pieces.setdefault(None if options.use_multi_rank_bucket_allreduce else rank, [])
-            if rank == previous:
-                sizes[-1] += numel
-            else:
-                sizes.append(numel)
-            previous = rank
+    owned = (each for t in tensors for each in layout.owners(t, workload.tensors[t].numel))
+    for rank, alike in groupby(owned, key=itemgetter(0)):
+        owner = None if options.use_multi_rank_bucket_allreduce else rank
+        pieces.setdefault(owner, []).append(sum(numel for _, numel in alike))
     for owner, sizes in pieces.items():
         elements = 0
         for number, numel in enumerate(sizes, 1):
             elements += numel
             if elements > options.reduce_bucket_size or (elements and number == len(sizes)):
-                yield Sending(elements, owner)
+                yield elements, owner
                 elements = 0

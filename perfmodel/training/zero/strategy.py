@@ -56,15 +56,13 @@ def zero_memory(setup: Setup) -> MemoryUse:
 
     Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """
-    options = setup.options
-    assert isinstance(options, ZeroStrategy)
+    options: ZeroStrategy = setup.options
     if setup.ranks == 1 and not options.offloads:
         return replicated(setup)
     # stage 1 keeps each gradient where autograd put it; the others copy parts to a buffer
     use = replicated(setup, grows=options.stage == 1)
     options = options.within(setup.ranks)
-    rule = _sharded_parameters if options.stage == 3 else _sharded_states
-    use = rule(setup, options, use)
+    use = (_sharded_parameters if options.stage == 3 else _sharded_states)(setup, options, use)
     if not options.offloads:
         return use
     in_memory, on_drives = _off_gpu_bytes(setup, options)
@@ -134,13 +132,16 @@ def _off_gpu_bytes(setup: Setup, options: ZeroStrategy) -> tuple[float, float]:
     state_bytes = (1 + SWAPPED_STATES) * STATE_ITEM_BYTES
     if options.stage < 3:
         accumulated = item if options.stage == 2 and options.accumulate > 1 else 0
-        layout = partition(workload, options, setup.ranks)
-        return (state_bytes + accumulated) * layout.part_elements, 0.0
+        return (state_bytes + accumulated) * partition(
+            workload, options, setup.ranks
+        ).part_elements, 0.0
     in_memory, on_drives = _parameter_bytes(setup, options, item)
     offload = options.offload_optimizer
     if offload is not None:  # states by sub-group, the buffers for these, and gradients
-        groups = sub_groups(workload, options, setup.ranks)
-        parts = [part_elements(workload, group, setup.ranks) for group in groups]
+        parts = [
+            part_elements(workload, group, setup.ranks)
+            for group in sub_groups(workload, options, setup.ranks)
+        ]
         away = sum(part for part in parts if offload.nvme and swaps_states(part))
         buffers = offload.buffer_count * STATE_ITEM_BYTES * max(parts) if away else 0.0
         gradients = item * part_elements(workload, workload.ready_order, setup.ranks)
@@ -158,8 +159,9 @@ def _parameter_bytes(setup: Setup, options: ZeroStrategy, item: int) -> tuple[fl
     away = part_elements(workload, sorted(on_drives), ranks)
     kept = part_elements(workload, range(len(workload.tensors)), ranks) - away
     if offload.nvme:
-        groups = sub_groups(workload, options, ranks)
-        written = [group for group in groups if on_drives.intersection(group)]
+        written = [
+            group for group in sub_groups(workload, options, ranks) if on_drives.intersection(group)
+        ]
         # DeepSpeed 0.19 reserves whole parameters of the largest sub-group, not a rank's parts
         whole = (sum(workload.tensors[each].numel for each in group) for group in written)
         kept += offload.buffer_count * offload.buffer_size + max(whole, default=0)
@@ -173,17 +175,23 @@ MILLION = 1_000_000
 
 def _settings(_: Workload, section: ZeroStrategy) -> tuple[Setting, ...]:
     """Sizes of what is reduced and gathered at once, and what goes on beside backward."""
-    sizes = tuple(n * MILLION for n in (10, 50, 100, 200, 500, 1000))
     common = (
-        Setting("reduce_bucket_size", sizes, "elements"),
+        Setting(
+            "reduce_bucket_size",
+            tuple(n * MILLION for n in (10, 50, 100, 200, 500, 1000)),
+            "elements",
+        ),
         Setting("overlap_comm", (None, False, True)),
     )
     if section.stage < 3:
         return (*common, Setting("round_robin_gradients", (False, True)))
-    prefetched = (0, *(n * MILLION for n in (1, 10, 50, 200, 1000)))
     return (
         *common,
-        Setting("stage3_prefetch_bucket_size", prefetched, "elements"),
+        Setting(
+            "stage3_prefetch_bucket_size",
+            (0, *(n * MILLION for n in (1, 10, 50, 200, 1000))),
+            "elements",
+        ),
         Setting("stage3_param_persistence_threshold", (0, 10_000, 100_000, MILLION), "elements"),
         Setting("stage3_max_live_parameters", (100 * MILLION, 1000 * MILLION, 3000 * MILLION)),
     )
@@ -193,8 +201,7 @@ def _bucket_sizes(section: ZeroStrategy, _: int) -> Setting | None:
     """Elements that are reduced at once, where they are not stated: 500 million by default."""
     if "reduce_bucket_size" in section.model_fields_set:
         return None
-    sizes = (20, 50, 100, 200, None, 1000, 2000)
-    values = tuple(None if n is None else n * MILLION for n in sizes)
+    values = tuple(None if n is None else n * MILLION for n in (20, 50, 100, 200, None, 1000, 2000))
     return Setting("reduce_bucket_size", values, "elements")
 
 

@@ -23,9 +23,10 @@ from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.job_plan import host_work
 from perfmodel.training.ddp.options import DdpOptions, cap_bytes
-from perfmodel.training.ddp.step_plan import ddp_plan, unbucketed_plan
+from perfmodel.training.ddp.step_plan import ddp_plan
+from perfmodel.training.plan.builder import COMM, COMPUTE, GROUP, RANKS, TaskList
 from perfmodel.training.plan.split_class import ClassPart, split
-from perfmodel.training.plan.step_plan import StepPlan
+from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workload
 from reports.validation.trainings.model import Case, Dataset
@@ -235,7 +236,7 @@ def _step(cells: Mapping[str, str], model: Model, machine: Machine, scale: float
     )
     if mode in {"none", "flat", "pertensor"}:
         host_s = library.host_step if mode == "none" else host.step_s
-        return unbucketed_plan(workload, times, mode, ranks, host_s=host_s)
+        return _unbucketed_plan(workload, times, mode, ranks, host_s=host_s)
     request = StepRequest(
         workload,
         times,
@@ -247,6 +248,46 @@ def _step(cells: Mapping[str, str], model: Model, machine: Machine, scale: float
         core=host.core,
     )
     return ddp_plan(request, options)
+
+
+def _unbucketed_plan(
+    workload: Workload, times: LayerTimes, mode: str, ranks: int, *, host_s: float
+) -> StepPlan:
+    """One step whose gradients are reduced one after the other once backward has ended.
+
+    `mode`: nothing, one all-reduce of everything, or one for each tensor (the last of the model
+        first), each waited for.
+    `host_s`: what the process does at the end of a step.
+    """
+    tasks = TaskList(0.0, 0.0, times.copy_Bps)
+    start = tasks.compute("forward", "forward", float(times.forward_s.sum()), RANKS)
+    last = tasks.compute(
+        "backward", "backward", float(times.backward_s.sum()), RANKS, after=(start,)
+    )
+    each = [tensor.nbytes for tensor in reversed(workload.tensors)]
+    dtypes = {tensor.dtype for tensor in workload.tensors}
+    dtype = dtypes.pop() if len(dtypes) == 1 else None
+    reduced = {"none": [], "flat": [sum(each)], "pertensor": each}[mode] if ranks > 1 else []
+    for index, nbytes in enumerate(reduced):
+        last = tasks.collective(
+            f"all-reduce {index}",
+            "all_reduce",
+            nbytes,
+            RANKS,
+            communicator=GROUP,
+            key=f"tensors {index}",
+            after=(last,),
+            dtype=dtype,
+        )
+    end = tasks.compute("end of the step", "copy", host_s, RANKS, after=(last,), role="step_end")
+    tasks.begin_after(end, (COMPUTE.name,))
+    return tasks.plan(
+        name=f"{mode}, {workload.name}",
+        classes=(RankClass(RANKS, range(ranks)),),
+        streams=(COMPUTE, COMM),
+        communicators=(Communicator(GROUP, (range(ranks),)),) if reduced else (),
+        samples=ranks,
+    )
 
 
 def options_of(cells: Mapping[str, str]) -> DdpOptions:
@@ -262,8 +303,8 @@ def options_of(cells: Mapping[str, str]) -> DdpOptions:
         return common
     sizes = [1e12 if cap == "inf" else cap_bytes(float(cap)) for cap in caps.split("|")]
     if len(sizes) > 1:
-        return replace(common, caps_list_bytes=tuple(sizes))
-    return replace(common, bucket_cap_bytes=sizes[0])
+        return common.model_copy(update={"bucket_caps": tuple(sizes)})
+    return common.model_copy(update={"bucket_cap": sizes[0]})
 
 
 def models_of(records: Sequence[Record]) -> dict[str, Model]:

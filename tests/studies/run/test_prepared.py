@@ -16,14 +16,14 @@ from perfmodel.training.ddp.options import MIB, DdpOptions
 
 DEFAULT: tuple[tuple[str, ...], DdpOptions] = ((), DdpOptions())
 OTHERS: tuple[tuple[tuple[str, ...], DdpOptions], ...] = (
-    (("strategy.bucket_cap=7.5 MiB",), DdpOptions(bucket_cap_bytes=7.5 * MIB)),
+    (("strategy.bucket_cap=7.5 MiB",), DdpOptions(bucket_cap=7.5 * MIB)),
     (
         ("strategy.bucket_cap=40 MiB", "strategy.gradient_as_bucket_view=true"),
-        DdpOptions(bucket_cap_bytes=40 * MIB, gradient_as_bucket_view=True),
+        DdpOptions(bucket_cap=40 * MIB, gradient_as_bucket_view=True),
     ),
     (
         ("strategy.bucket_caps=[2 MiB, 3 MiB, 30 MiB]",),
-        DdpOptions(caps_list_bytes=(2.0 * MIB, 3.0 * MIB, 30.0 * MIB)),
+        DdpOptions(bucket_caps=(2.0 * MIB, 3.0 * MIB, 30.0 * MIB)),
     ),
 )
 CASES = {
@@ -90,8 +90,8 @@ def test_what_was_stepped_before_changes_nothing() -> None:
     fresh = prepare(load_scenario("bucket-size-slow-ethernet"))
     used = prepare(load_scenario("bucket-size-slow-ethernet"))
     for cap in (1, 3, 10):
-        used.step(DdpOptions(bucket_cap_bytes=cap * MIB))
-    mine = DdpOptions(bucket_cap_bytes=25 * MIB)
+        used.step(DdpOptions(bucket_cap=cap * MIB))
+    mine = DdpOptions(bucket_cap=25 * MIB)
     assert used.step(mine).step_time_s == fresh.step(mine).step_time_s
     changed = replace(used, sized=used.sized.with_options(mine))
     assert changed.step().step_time_s == fresh.step(mine).step_time_s

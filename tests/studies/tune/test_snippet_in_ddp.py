@@ -71,7 +71,7 @@ def test_a_list_also_makes_the_first_buckets(made: Made, tmp_path: Path) -> None
     real = real_buckets(tmp_path, [snippet(found, found.best_list), snippet(found, found.default)])
     caps = as_bytes(found.best_list.bucket_cap_mb_list or ())
     workload = load_workload(str(tmp_path / "model.csv"))
-    first = ddp_buckets(workload, DdpOptions(caps_list_bytes=caps), iteration="first")
+    first = ddp_buckets(workload, DdpOptions(bucket_caps=caps), iteration="first")
     seen = numbers(real[snippet(found, found.best_list)]["initial"])
     assert seen == [bucket.nbytes for bucket in first]
     assert len(numbers(real[snippet(found, found.default)]["initial"])) == 1

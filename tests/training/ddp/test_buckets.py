@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from perfmodel.errors import InputError
 from perfmodel.training.ddp.buckets import bucket_caps, ddp_buckets, gradient_order
@@ -26,11 +26,11 @@ def sizes(model: str, options: DdpOptions, **kwargs: Any) -> list[int]:
     [
         (DdpOptions(), [2052000, 28852224, 15853824]),
         (
-            DdpOptions(bucket_cap_bytes=35 * MIB, first_bucket_bytes=MIB),
+            DdpOptions(bucket_cap=35 * MIB, first_bucket=MIB),
             [2052000, 38297600, 6408448],
         ),
         # torch 2.13: an explicit cap counts for the first bucket too
-        (DdpOptions(bucket_cap_bytes=25 * MIB), [30904224, 15853824]),
+        (DdpOptions(bucket_cap=25 * MIB), [30904224, 15853824]),
         # torch 2.13 with find_unused_parameters=True
         (DdpOptions(find_unused_parameters=True), [11497376, 33744896, 1515776]),
     ],
@@ -73,17 +73,17 @@ def test_first_iteration_has_one_bucket_per_dtype() -> None:
     ("options", "initial", "rebuilt"),
     [
         (DdpOptions(), (sys.maxsize,), (MIB, 25 * MIB)),
-        (DdpOptions(bucket_cap_bytes=7.9), (sys.maxsize,), (7, 7)),
+        (DdpOptions(bucket_cap=7.9), (sys.maxsize,), (7, 7)),
         (DdpOptions(find_unused_parameters=True), (MIB, 25 * MIB), None),
-        (DdpOptions(find_unused_parameters=True, bucket_cap_bytes=9.0), (9,), None),
+        (DdpOptions(find_unused_parameters=True, bucket_cap=9.0), (9,), None),
         (
             DdpOptions(find_unused_parameters=True, static_graph=True),
             (sys.maxsize,),
             (MIB, 25 * MIB),
         ),
-        (DdpOptions(first_bucket_bytes=30 * MIB), (sys.maxsize,), (30 * MIB, 25 * MIB)),
-        (DdpOptions(caps_list_bytes=(5.0, 6.0), bucket_cap_bytes=9.0), (5, 6), (5, 6)),
-        (DdpOptions(caps_list_bytes=(5.0, 6.0), find_unused_parameters=True), (5, 6), None),
+        (DdpOptions(first_bucket=30 * MIB), (sys.maxsize,), (30 * MIB, 25 * MIB)),
+        (DdpOptions(bucket_caps=(5.0, 6.0)), (5, 6), (5, 6)),
+        (DdpOptions(bucket_caps=(5.0, 6.0), find_unused_parameters=True), (5, 6), None),
     ],
 )
 def test_caps(
@@ -132,20 +132,22 @@ def test_nothing_to_train_is_refused() -> None:
 
 
 def test_every_wrong_option_is_named_at_once() -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(ValidationError) as caught:
         DdpOptions(
-            bucket_cap_bytes=0,
-            first_bucket_bytes=math.nan,
-            caps_list_bytes=(1.0, -1.0, math.inf),
+            bucket_cap=0,
+            first_bucket=math.nan,
+            bucket_caps=(1.0, -1.0, math.inf),
             accumulate=0,
         )
-    fields = [fault.field for fault in caught.value.faults]
+    fields = [".".join(map(str, fault["loc"])) for fault in caught.value.errors()]
     assert fields == [
-        "bucket_cap_bytes",
-        "first_bucket_bytes",
-        "caps_list_bytes.1",
-        "caps_list_bytes.2",
+        "bucket_cap",
+        "first_bucket",
+        "bucket_caps.1",
+        "bucket_caps.2",
         "accumulate",
     ]
-    with pytest.raises(InputError, match="empty list"):
-        replace(DdpOptions(), caps_list_bytes=())
+    with pytest.raises(ValidationError, match="at least 1 item"):
+        DdpOptions(bucket_caps=())
+    with pytest.raises(ValidationError, match="not both"):
+        DdpOptions(bucket_caps=(5.0, 6.0), bucket_cap=9.0)

@@ -27,21 +27,21 @@ def caps(*caps_mb: float) -> tuple[float, ...]:
 
 MODES = {
     "default": DdpOptions(),
-    "one cap": DdpOptions(bucket_cap_bytes=cap_bytes(3)),
-    "fractional cap": DdpOptions(bucket_cap_bytes=cap_bytes(0.3)),
+    "one cap": DdpOptions(bucket_cap=cap_bytes(3)),
+    "fractional cap": DdpOptions(bucket_cap=cap_bytes(0.3)),
     "find unused": DdpOptions(find_unused_parameters=True),
-    "find unused, one cap": DdpOptions(find_unused_parameters=True, bucket_cap_bytes=cap_bytes(2)),
+    "find unused, one cap": DdpOptions(find_unused_parameters=True, bucket_cap=cap_bytes(2)),
     "static graph": DdpOptions(static_graph=True),
     "static graph, find unused": DdpOptions(static_graph=True, find_unused_parameters=True),
-    "list": DdpOptions(caps_list_bytes=caps(1, 4, 2)),
-    "list, find unused": DdpOptions(caps_list_bytes=caps(2, 1), find_unused_parameters=True),
+    "list": DdpOptions(bucket_caps=caps(1, 4, 2)),
+    "list, find unused": DdpOptions(bucket_caps=caps(2, 1), find_unused_parameters=True),
     "views": DdpOptions(gradient_as_bucket_view=True),
     "mixed": DdpOptions(),
-    "mixed, one cap": DdpOptions(bucket_cap_bytes=cap_bytes(1)),
+    "mixed, one cap": DdpOptions(bucket_cap=cap_bytes(1)),
     "mixed, find unused": DdpOptions(find_unused_parameters=True),
-    "first bucket": DdpOptions(first_bucket_bytes=300_000),
+    "first bucket": DdpOptions(first_bucket=300_000),
     "small last": DdpOptions(set_last_bucket_cap=True),
-    "small last, list": DdpOptions(set_last_bucket_cap=True, caps_list_bytes=caps(1, 4, 2)),
+    "small last, list": DdpOptions(set_last_bucket_cap=True, bucket_caps=caps(1, 4, 2)),
 }
 
 

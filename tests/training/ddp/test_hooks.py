@@ -100,7 +100,7 @@ def test_power_sgd_sends_both_factors_of_what_is_worth_it(
 ) -> None:
     """Vogels and others, section 3: r(n + m) elements of an n x m matrix; vectors whole."""
     hook = {"kind": "powersgd", "rank": rank, "min_compression_rate": rate}
-    plan = planned(hook, model_of(shapes), options={"bucket_cap_bytes": cap})
+    plan = planned(hook, model_of(shapes), options={"bucket_cap": cap})
     expected = 0
     for shape in shapes:
         rows, numel = shape[0], math.prod(shape)
@@ -129,7 +129,7 @@ def test_gathered_hooks_send_the_published_bytes(
     model = model_of(shapes)
     numel = sum(math.prod(shape) for shape in shapes)
     chosen = max(1, math.ceil(ratio * numel))
-    one = {"bucket_cap_bytes": 1e12}
+    one = {"bucket_cap": 1e12}
     expected = {
         "onebit": ranks * (math.ceil(numel / 8) + 4),
         "quantization_pertensor": ranks * (numel + 8),
@@ -175,7 +175,7 @@ def test_a_step_takes_no_less_than_its_work_and_its_bytes(kind: str) -> None:
 def test_power_sgd_holds_backward_until_a_bucket_is_reduced() -> None:
     """Its hook waits for the device, so the next layer is issued once Q is reduced."""
     for launch_s in (0.0, 5e-6):
-        plan = planned("powersgd", model_of(), options={"bucket_cap_bytes": 1}, launch_s=launch_s)
+        plan = planned("powersgd", model_of(), options={"bucket_cap": 1}, launch_s=launch_s)
         waits = [i for i, task in enumerate(plan.tasks) if task.kind == "wait"]
         assert len(waits) == len(SHAPES)
         following = [task for task in plan.tasks[waits[0] :] if task.kind == "backward"]
@@ -189,11 +189,11 @@ def test_callbacks_that_wait_need_a_thread_each() -> None:
     """Seen with torch 2.13 over Gloo's two threads: several buckets hang, one is reduced."""
     gloo = {"blocking_wait": True, "comm_workers": 2}
     with pytest.raises(InputError, match=r"strategy\.hook.*5 buckets.*at most 1"):
-        planned("powersgd", model_of(), options={"bucket_cap_bytes": 1}, **gloo)
-    planned("powersgd", model_of(), options={"bucket_cap_bytes": 1e12}, **gloo)
+        planned("powersgd", model_of(), options={"bucket_cap": 1}, **gloo)
+    planned("powersgd", model_of(), options={"bucket_cap": 1e12}, **gloo)
     with pytest.raises(InputError, match="quantization_pertensor"):
         planned("quantization_pertensor", model_of(), **gloo)
-    planned("topk", model_of(), options={"bucket_cap_bytes": 1}, **gloo)
+    planned("topk", model_of(), options={"bucket_cap": 1}, **gloo)
 
 
 def test_memory_of_error_feedback_is_a_copy_of_the_gradients() -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from perfmodel.errors import InputError
 from perfmodel.scenario.strategies.ddp import CastHook, DdpStrategy, MixedPrecisionSection
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.ddp.options import DdpOptions
@@ -51,7 +50,7 @@ def test_a_step_by_hand(toy: Workload, times_of: Times, run_plan: Run) -> None:
         backward_s=np.array([2e-3, 4e-3, 6e-3]),
         copy_Bps=4e9,
     )
-    plan = plan_of(toy, times, DdpOptions(bucket_cap_bytes=12e6, mixed_precision=WIDE))
+    plan = plan_of(toy, times, DdpOptions(bucket_cap=12e6, mixed_precision=WIDE))
     wanted = {
         "cast layer0": (0, 0.75),
         "cast layer1": (0.75, 2.25),
@@ -94,9 +93,7 @@ def test_views_are_copied_only_where_buckets_were_converted(toy: Workload, times
 def test_where_a_wait_blocks_the_thread_backward_waits_for_each_bucket(
     toy: Workload, times_of: Times, run_plan: Run
 ) -> None:
-    options = DdpOptions(
-        bucket_cap_bytes=12e6, mixed_precision=MixedPrecisionSection(param_dtype="bf16")
-    )
+    options = DdpOptions(bucket_cap=12e6, mixed_precision=MixedPrecisionSection(param_dtype="bf16"))
     times = times_of(toy, launch_s=1e-6)
     ends = {
         blocks: spans_ms(plan_of(toy, times, options, blocking_wait=blocks), run_plan)
@@ -115,7 +112,7 @@ def test_memory_by_hand(toy: Workload) -> None:
         4,
         8,
         activations_bytes=10e6,
-        options=DdpOptions(bucket_cap_bytes=12e6, mixed_precision=WIDE),
+        options=DdpOptions(bucket_cap=12e6, mixed_precision=WIDE),
     )
     use = ddp_memory(setup)
     assert (use.parameters_bytes, use.gradients_bytes, use.buckets_bytes) == (28e6, 28e6, 42e6)
@@ -129,7 +126,7 @@ def test_memory_by_hand(toy: Workload) -> None:
     [("hook", CastHook(kind="fp16")), ("accumulate", 2), ("find_unused_parameters", True)],
 )
 def test_what_torch_fails_at_is_refused(field: str, value: Any) -> None:
-    with pytest.raises(InputError, match=f"{field}.*with mixed_precision"):
+    with pytest.raises(ValidationError, match=f"'mixed_precision' without .*'{field}'"):
         DdpOptions(mixed_precision=WIDE, **{field: value})
     text = value.kind if isinstance(value, CastHook) else value
     section = {"mixed_precision": {"param_dtype": "bf16"}, field: text}

@@ -48,14 +48,14 @@ def toy() -> Workload:
     return Workload("toy", tensors, tuple(Layer(f"layer{i}", (i,)) for i in range(3)))
 
 
-CAP = DdpOptions(bucket_cap_bytes=12e6)
+CAP = DdpOptions(bucket_cap=12e6)
 MODES = [
     DdpOptions(),
     CAP,
     DdpOptions(find_unused_parameters=True),
     DdpOptions(static_graph=True),
     DdpOptions(gradient_as_bucket_view=True, accumulate=3),
-    DdpOptions(caps_list_bytes=(3e6, 7e6)),
+    DdpOptions(bucket_caps=(3e6, 7e6)),
     DdpOptions(set_last_bucket_cap=True),
 ]
 
@@ -136,7 +136,7 @@ def test_a_complete_bucket_waits_for_those_before_it(times_of: Times) -> None:
     workload = Workload("two", tensors, (Layer("one", (0,)), Layer("two", (1,))))
     # rank 0 saw a before b, here b gets ready first: bucket 1 is full, but bucket 0 goes first
     plan = plan_of(
-        workload, times_of(workload), options=DdpOptions(bucket_cap_bytes=1), ready_order=(0, 1)
+        workload, times_of(workload), options=DdpOptions(bucket_cap=1), ready_order=(0, 1)
     )
     check_plan(plan)
     names = [task.name for task in plan.tasks]
@@ -213,7 +213,7 @@ def test_one_rank_trains_without_ddp(times_of: Times) -> None:
 def test_accumulation_communicates_in_the_last_micro_batch_only(
     toy: Workload, times_of: Times
 ) -> None:
-    options = DdpOptions(bucket_cap_bytes=12e6, accumulate=3)
+    options = DdpOptions(bucket_cap=12e6, accumulate=3)
     plan = plan_of(toy, times_of(toy, copy_Bps=4e9), options=options)
     check_plan(plan)
     assert plan.samples == 4 * 8 * 3
@@ -227,7 +227,7 @@ def test_accumulation_communicates_in_the_last_micro_batch_only(
 
 @pytest.mark.parametrize("hook", ["fp16", "bf16"])
 def test_compression_halves_what_travels(toy: Workload, times_of: Times, hook: Any) -> None:
-    plan = plan_of(toy, times_of(toy), options=replace(CAP, hook=CastHook(kind=hook)))
+    plan = plan_of(toy, times_of(toy), options=CAP.model_copy(update={"hook": CastHook(kind=hook)}))
     check_plan(plan)
     assert [task.work.nbytes for task in reductions(plan)] == [8_000_000, 6_000_000]
     # per fp32 element: a cast moves 6 bytes there and 6 back, a division in place 4 (copy: 8)
@@ -292,7 +292,7 @@ def test_optimizer_follows_all_gradients_and_the_next_step_follows_it(
     assert names == ["copy out bucket 0", "copy out bucket 1"]
     assert plan.tasks[0].after_previous == (optimizer,)
     views = plan_of(
-        toy, times_of(toy), options=DdpOptions(bucket_cap_bytes=12e6, gradient_as_bucket_view=True)
+        toy, times_of(toy), options=DdpOptions(bucket_cap=12e6, gradient_as_bucket_view=True)
     )
     names = [views.tasks[i].name for i in views.tasks[-1].after]
     assert names == ["all-reduce bucket 0", "all-reduce bucket 1"]

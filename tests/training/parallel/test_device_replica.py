@@ -38,7 +38,7 @@ def options(asked: StepRequest, **fields: object) -> DdpOptions:
     parts = part_layers(asked.workload, MIXTURE.pipeline_schedule(1), MIXTURE.partition)
     return DdpOptions(
         layer_devices=layer_devices(parts),
-        bucket_cap_bytes=CAP_BYTES,
+        bucket_cap=CAP_BYTES,
         **fields,  # type: ignore[arg-type]
     )
 
@@ -47,7 +47,7 @@ def plan_of(asked: StepRequest, chosen: DdpOptions) -> StepPlan:
     plan = mix_step(
         MIXTURE,
         asked,
-        lambda own, count: ddp_plan(own, replace(chosen, accumulate=count)),
+        lambda own, count: ddp_plan(own, chosen.model_copy(update={"accumulate": count})),
         chosen.accumulate,
         Reduction(),
         "fp32",
@@ -114,7 +114,7 @@ def test_one_host_thread_issues_the_work_of_all_gpus() -> None:
     """Where issuing takes longer than running, a step takes what one thread needs for all GPUs."""
     asked = request(launch_s=10.0)
     slow = step_s(plan_of(asked, options(asked)))
-    plain = ddp_plan(asked, DdpOptions(bucket_cap_bytes=CAP_BYTES))
+    plain = ddp_plan(asked, DdpOptions(bucket_cap=CAP_BYTES))
     assert slow == pytest.approx(step_s(plain), rel=0.05)
     assert slow > 2 * BLOCKS * 10.0
 

@@ -10,9 +10,8 @@ from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.megatron import megatron_memory, megatron_plan
 from perfmodel.training.memory_use import Setup
 from perfmodel.training.mixture import Mixture, Reduction, mix_step, stage_memory
-from perfmodel.training.plan.builder import EXPERT_COPIES
+from perfmodel.training.plan.builder import EXPERT_COPIES, GROUP
 from perfmodel.training.plan.step_plan import Collective, StepPlan
-from perfmodel.training.sharding_step import EVERYONE
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload import load_workload
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE
@@ -59,7 +58,7 @@ def test_bytes_by_communicator(share: Workload, splits: bool) -> None:
     ops = ["reduce_scatter", "all_gather"] if splits else ["all_reduce"]
     wanted = {
         (communicator, op): 2 * trained(share, of_experts=of_experts)
-        for communicator, of_experts in ((EVERYONE, False), (EXPERT_COPIES, True))
+        for communicator, of_experts in ((GROUP, False), (EXPERT_COPIES, True))
         for op in ops
     }
     assert moved == pytest.approx(wanted, rel=1e-4)

@@ -19,7 +19,7 @@ from perfmodel.testing.check_plan import check_plan
 from perfmodel.topology.model import Topology
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
-from perfmodel.training.megatron import megatron_step
+from perfmodel.training.megatron import megatron_plan
 from perfmodel.training.plan.layer_calls import add_layer_calls
 from perfmodel.training.plan.step_plan import (
     Collective,
@@ -203,7 +203,7 @@ def test_megatron_sums_norms_once_a_step_after_the_reductions() -> None:
     """``finalize_model_grads``, whatever the micro-batches."""
     asked = replace(request(SEQUENCE), ranks=2)
     options = MegatronStrategy(kind="megatron", accumulate=3, overlap_grad_reduce=True)
-    plan = add_layer_calls(megatron_step(asked, options), asked, "bf16")
+    plan = add_layer_calls(megatron_plan(asked, options), asked, "bf16")
     places = [
         index
         for index, task in enumerate(plan.tasks)

@@ -41,8 +41,8 @@ def power_sgd(**fields: Any) -> DdpOptions:
 MIXED = MixedPrecisionSection(param_dtype="bf16")
 OPTIONS: dict[str, DdpOptions] = {
     "ddp": DdpOptions(),
-    "small buckets": DdpOptions(bucket_cap_bytes=SMALL),
-    "cap list": DdpOptions(caps_list_bytes=(cap_bytes(0.001), SMALL, cap_bytes(0.01))),
+    "small buckets": DdpOptions(bucket_cap=SMALL),
+    "cap list": DdpOptions(bucket_caps=(cap_bytes(0.001), SMALL, cap_bytes(0.01))),
     "unused": UNUSED,
     "unused, skipped": UNUSED,
     "static": DdpOptions(static_graph=True),
@@ -55,7 +55,7 @@ OPTIONS: dict[str, DdpOptions] = {
     "accumulated": DdpOptions(accumulate=3),
     "joined": JOIN,
     "joined, buffers": JOIN,
-    "joined, throws": replace(JOIN, throw_on_early_termination=True),
+    "joined, throws": JOIN.model_copy(update={"throw_on_early_termination": True}),
     "allreduce": DdpOptions(hook=CastHook(kind="allreduce")),
     "fp16": DdpOptions(hook=CastHook(kind="fp16")),
     "powersgd": power_sgd(rank=2),
@@ -63,12 +63,12 @@ OPTIONS: dict[str, DdpOptions] = {
     "powersgd, all whole": power_sgd(min_compression_rate=1000.0),
     "powersgd, batched": power_sgd(rank=4, batch_tensors_with_same_shape=True),
     **{
-        kind: DdpOptions(bucket_cap_bytes=SMALL, hook=QuantizationHook(kind=kind))
+        kind: DdpOptions(bucket_cap=SMALL, hook=QuantizationHook(kind=kind))
         for kind in ("quantization_pertensor", "quantization_perchannel")
     },
     "powersgd, fp16": power_sgd(wrapper="fp16"),
     "mixed": DdpOptions(mixed_precision=MIXED),
-    "mixed, small buckets": DdpOptions(bucket_cap_bytes=SMALL, mixed_precision=MIXED),
+    "mixed, small buckets": DdpOptions(bucket_cap=SMALL, mixed_precision=MIXED),
     "mixed, reduced wide": DdpOptions(
         mixed_precision=MIXED.model_copy(update={"reduce_dtype": "fp32"})
     ),
@@ -161,7 +161,7 @@ def test_a_rank_without_inputs_shadows_the_others(
     recorded: tuple[int, dict[str, list[Call]]],
 ) -> None:
     ranks, cases = recorded
-    options = replace(UNUSED, join=True, joined_ranks=1)
+    options = UNUSED.model_copy(update={"join": True, "joined_gpus": 1})
     plan = ddp_plan(asked("run out", ranks), options)
     check_plan(plan)
     after = [call.issued for call in cases["run out"] if call.phase == "joined"]
@@ -177,7 +177,7 @@ def test_a_process_group_of_two(recorded: tuple[int, dict[str, list[Call]]]) -> 
     if ranks == 2:
         return
     real = [call.issued for call in cases["two of all"] if call.phase in {*LAST}]
-    plan = ddp_plan(request(4), DdpOptions(group_ranks=2))
+    plan = ddp_plan(request(4), DdpOptions(process_group_gpus=2))
     assert issued(plan) == real
     assert plan.communicators[0].groups == (range(2), range(2, 4))
 

@@ -30,7 +30,7 @@ def test_steps_with_recomputed_blocks(cases: dict[str, list[Call]]) -> None:
         planned_calls(fsdp_plan(request(2), FsdpStrategy(kind="fsdp", version=1))) == real["fsdp1"]
     )
     assert planned_calls(fsdp_plan(request(2), FsdpStrategy(kind="fsdp"))) == real["fsdp2"]
-    ddp = ddp_plan(request(2), DdpOptions(bucket_cap_bytes=4096))
+    ddp = ddp_plan(request(2), DdpOptions(bucket_cap=4096))
     rebuilt = [call.issued for call in cases["ddp"] if call.phase == "step 2 backward"]
     assert [call for call in planned_calls(ddp) if call[0] == "all_reduce"] == rebuilt
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +16,10 @@ from perfmodel.training.memory_use import Setup, replicated
 from perfmodel.training.parameter_server import (
     HASH_FACTOR,
     MOST_PUSHES,
-    ServerOptions,
     cpu_rate_Bps,
     parameter_server_loops,
     parameter_server_memory,
     server_bytes,
-    server_options,
     shard,
 )
 from perfmodel.training.plan.loop_plan import LoopPlan
@@ -29,7 +28,12 @@ from perfmodel.workload.model import LayerTimes, ParameterTensor, Workload
 from perfmodel.workload.zoo import build_model
 
 Times = Callable[..., LayerTimes]
-OPTIONS = ServerOptions()
+OPTIONS = ParameterServerStrategy(kind="parameter_server")
+
+
+def switched(**fields: Any) -> ParameterServerStrategy:
+    """Return the usual options with other fields."""
+    return OPTIONS.model_copy(update=fields)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +42,11 @@ def resnet() -> Workload:
 
 
 def plan(
-    workload: Workload, times_of: Times, ranks: int = 4, options: ServerOptions = OPTIONS, **kw: int
+    workload: Workload,
+    times_of: Times,
+    ranks: int = 4,
+    options: ParameterServerStrategy = OPTIONS,
+    **kw: int,
 ) -> LoopPlan:
     return parameter_server_loops(
         StepRequest(workload, times_of(workload), ranks, 8, **kw),  # type: ignore[arg-type]
@@ -97,7 +105,7 @@ def test_large_tensors_are_cut_and_small_ones_hashed_as_in_mxnet() -> None:
 def test_all_gradients_are_pushed_and_all_parameters_pulled(
     resnet: Workload, times_of: Times, servers: int, accumulate: int
 ) -> None:
-    options = replace(OPTIONS, servers=servers, accumulate=accumulate)
+    options = switched(servers=servers, accumulate=accumulate)
     loops = plan(resnet, times_of, 4, options)
     assert sum(each.push_bytes for each in loops.exchanges) == pytest.approx(resnet.nbytes)
     assert sum(each.pull_bytes for each in loops.exchanges) == pytest.approx(resnet.nbytes)
@@ -124,7 +132,7 @@ def test_forward_waits_for_the_parameters_of_its_own_layers(
     pushes = [item.sends for item in items if item.kind == "backward"]
     waits = [item.needs for item in items if item.kind == "forward"]
     assert waits == pushes[::-1]
-    loops = plan(resnet, times_of, 4, replace(OPTIONS, overlap=False))
+    loops = plan(resnet, times_of, 4, switched(overlap=False))
     first, *others = loops.items[0]
     assert first.needs == loops.items[0][-1].sends == tuple(range(len(loops.exchanges)))
     assert not any(item.needs for item in others)
@@ -135,15 +143,15 @@ def test_servers_sum_and_update_at_the_rate_of_their_memory(
 ) -> None:
     """A sum reads two and writes one; SGD with momentum moves 20 bytes for an element."""
     elements = resnet.nbytes / 4
-    together = plan(resnet, times_of, 4, replace(OPTIONS, rate_Bps=1e9))
+    together = plan(resnet, times_of, 4, switched(memory_bandwidth=1e9))
     assert sum(each.each_s for each in together.exchanges) == pytest.approx(12 * elements / 1e9)
     assert sum(each.all_s for each in together.exchanges) == pytest.approx(20 * elements / 1e9)
-    options = replace(OPTIONS, rate_Bps=1e9, together=False, slack=None, gradient_dtype="fp16")
+    options = switched(memory_bandwidth=1e9, mode="asynchronous", gradient_dtype="fp16")
     apart = plan(resnet, times_of, 4, options)
     assert sum(each.each_s for each in apart.exchanges) == pytest.approx(20 * elements / 1e9)
     assert sum(each.push_bytes for each in apart.exchanges) == pytest.approx(2 * elements)
     assert sum(each.pull_bytes for each in apart.exchanges) == pytest.approx(4 * elements)
-    gpu = plan(resnet, times_of, 4, replace(OPTIONS, rate_Bps=None))
+    gpu = plan(resnet, times_of, 4, switched(device="gpu"))
     assert sum(each.all_s for each in gpu.exchanges) == pytest.approx(20 * elements / 2e12)
 
 
@@ -156,7 +164,7 @@ def test_four_threads_and_no_more_than_the_memory() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 16, 256])
 def test_messages_are_few_enough_to_simulate(resnet: Workload, times_of: Times, ranks: int) -> None:
-    for options in (OPTIONS, replace(OPTIONS, slice_bytes=1e5), replace(OPTIONS, servers=8)):
+    for options in (OPTIONS, switched(slice=1e5), switched(servers=8)):
         loops = plan(resnet, times_of, ranks, options)
         servers = len(loops.servers)
         # slices of one segment are not joined with those of another
@@ -164,20 +172,22 @@ def test_messages_are_few_enough_to_simulate(resnet: Workload, times_of: Times, 
 
 
 def test_nodes_as_workers(resnet: Workload, times_of: Times) -> None:
-    loops = plan(resnet, times_of, 8, replace(OPTIONS, local_reduce=True), nodes=2)
+    loops = plan(resnet, times_of, 8, switched(local_reduce=True), nodes=2)
     assert [worker.ranks for worker in loops.workers] == [(0, 1, 2, 3), (4, 5, 6, 7)]
     assert sum(each.local_bytes for each in loops.exchanges) == pytest.approx(resnet.nbytes)
     assert loops.samples == 64
 
 
-def test_options_from_the_section() -> None:
-    section = ParameterServerStrategy(kind="parameter_server", mode="bounded", staleness=4)
-    assert server_options(section).slack == 4
-    assert not server_options(section).together
-    section = ParameterServerStrategy(kind="parameter_server", mode="asynchronous", device="gpu")
-    assert server_options(section).slack is None
-    assert server_options(section).rate_Bps is None
-    assert server_options(ParameterServerStrategy(kind="parameter_server")).together
+def test_modes_say_how_far_workers_drift_apart(resnet: Workload, times_of: Times) -> None:
+    bounded = plan(resnet, times_of, 4, switched(mode="bounded", staleness=4))
+    assert bounded.slack == 4
+    assert not bounded.together
+    free = plan(resnet, times_of, 4, switched(mode="asynchronous", device="gpu"))
+    assert free.slack is None
+    assert all(server.on_gpu for server in free.servers)
+    usual = plan(resnet, times_of)
+    assert (usual.slack, usual.together) == (0, True)
+    assert not any(server.on_gpu for server in usual.servers)
 
 
 # ---------------------------------------------------------------- memory
@@ -192,7 +202,7 @@ def test_workers_keep_no_optimizer_states_and_servers_do(resnet: Workload) -> No
     assert server_bytes(resnet, OPTIONS, "adam", 1, 4) == pytest.approx(size * (1 + 2 + 4 + 1))
     halves = [server_bytes(resnet, OPTIONS, "adam", count, 4) for count in (1, 2)]
     assert halves[1] == pytest.approx(halves[0] / 2, rel=0.05)
-    own = replace(OPTIONS, colocated=True, servers=2, rate_Bps=None, gradient_dtype="bf16")
+    own = switched(placement="colocated", servers=2, device="gpu", gradient_dtype="bf16")
     served = parameter_server_memory(replace(setup, options=own))
     assert served.optimizer_bytes == pytest.approx(size, rel=0.05)  # half of two states
     assert served.buckets_bytes == pytest.approx(size / 2 + size / 2 * 2, rel=0.05)

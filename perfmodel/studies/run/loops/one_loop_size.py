@@ -52,7 +52,7 @@ from perfmodel.studies.run.steps.uncertainty import (
     with_interval,
 )
 from perfmodel.timeline import Timeline
-from perfmodel.training.parameter_server import ServerOptions, server_bytes
+from perfmodel.training.parameter_server import server_bytes
 from perfmodel.training.plan.loop_plan import LoopPlan
 
 
@@ -120,8 +120,7 @@ def _summarise(sized: SizedJob, metrics: LoopMetrics, first_s: float) -> SizeRes
 
 
 def _server_use(sized: SizedJob, metrics: LoopMetrics, machine: Machine) -> ServerUse:
-    plan, options, section = metrics.run.plan, sized.job.options, sized.job.scenario.strategy
-    assert isinstance(options, ServerOptions)
+    plan, section = metrics.run.plan, sized.job.options
     assert isinstance(section, ParameterServerStrategy)
     bounds, rates = metrics.bounds, metrics.rates_per_s
     workers, servers = len(plan.workers), len(plan.servers)
@@ -145,7 +144,7 @@ def _server_use(sized: SizedJob, metrics: LoopMetrics, machine: Machine) -> Serv
         worker_wait=metrics.worker_wait(),
         fastest_s=1 / max(rates),
         slowest_s=1 / min(rates),
-        server_bytes=server_bytes(sized.job.workload, options, optimizer, servers, workers),
+        server_bytes=server_bytes(sized.job.workload, section, optimizer, servers, workers),
     )
 
 

@@ -61,7 +61,9 @@ def estimate_memory(
         expert_copies=grid.expert_copies if grid.expert > 1 else None,
         batch_per_gpu=batch,
         # of the part of a module that is on one of a process's GPUs
-        options=replace(options, layer_devices=()) if isinstance(options, DdpOptions) else options,
+        options=options.model_copy(update={"layer_devices": ()})
+        if isinstance(options, DdpOptions)
+        else options,
         fused_attention=bool(compute.fused_attention),
         recompute=job.recompute,
         offload=compute.offload_activations,

@@ -245,7 +245,7 @@ class TrainingJob:
             assert isinstance(options, DdpOptions)  # by a rule of scenarios
             schedule = self.mixture.pipeline_schedule(options.accumulate)
             parts = part_layers(self.workload, schedule, self.mixture.partition)
-            return replace(options, layer_devices=layer_devices(parts))
+            return options.model_copy(update={"layer_devices": layer_devices(parts)})
 
     @property
     def recompute(self) -> Recompute:

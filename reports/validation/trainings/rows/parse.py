@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from perfmodel.errors import InputError
@@ -115,9 +115,10 @@ def parse_row(cells: Mapping[str, str]) -> TrainingRow:
     model = read_model(cells)
     if model is None:
         raise UnsupportedRow(f"model is not in the zoo: {cells['model'][:40]}")
-    options = replace(_options(cells, software, sum(shares)), accumulate=_accumulate(cells))
+    options = _options(cells, software, sum(shares))
+    options = options.model_copy(update={"accumulate": _accumulate(cells)})
     if model.name.startswith("bert") and _is_nvidias(cells):
-        options = replace(options, bucket_cap_bytes=_ALL_AT_ONCE)
+        options = options.model_copy(update={"bucket_cap": _ALL_AT_ONCE})
     machine = _machine(cells, shares)
     precision = _precision(cells.get("precision", ""))
     batch = _batch(cells, sum(shares))
@@ -213,14 +214,14 @@ def _options(cells: Mapping[str, str], software: StatedSoftware, gpus: int) -> D
         raise UnsupportedRow(f"strategy cannot be expressed: {strategy[:48]}")
     stated = cells.get("bucket_cap_mb", "")
     if cap is not None or not _positive(stated):
-        return DdpOptions(bucket_cap_bytes=cap)
+        return DdpOptions(bucket_cap=cap)
     cap_mb = float(stated)
     if software.keeps_first_bucket:
         small = min(FIRST_BUCKET_BYTES, cap_bytes(cap_mb))
-        return DdpOptions(bucket_cap_bytes=cap_bytes(cap_mb), first_bucket_bytes=small)
+        return DdpOptions(bucket_cap=cap_bytes(cap_mb), first_bucket=small)
     # a table that lists the default states it, and does not call DDP with it
     default = cap_mb == DEFAULT_CAP_MB
-    return DdpOptions(bucket_cap_bytes=None if default else cap_bytes(cap_mb))
+    return DdpOptions(bucket_cap=None if default else cap_bytes(cap_mb))
 
 
 def _precision(text: str) -> str:

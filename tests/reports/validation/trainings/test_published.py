@@ -83,8 +83,7 @@ def test_tables_whose_batch_is_that_of_the_job():
 
 def test_other_strategies_as_bucket_caps():
     assert (
-        parse_row(ROW | {"sync_mode": "BSP-A2A: allreduce, no overlap"}).options.bucket_cap_bytes
-        > 1e12
+        parse_row(ROW | {"sync_mode": "BSP-A2A: allreduce, no overlap"}).options.bucket_cap > 1e12
     )
     name = "WFBP-A2A: allreduce with overlap per tensor (Horovod WFBP)"
     each = parse_row(ROW | {"sync_mode": name})

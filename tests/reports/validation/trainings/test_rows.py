@@ -189,13 +189,13 @@ def test_caps_of_old_releases_leave_the_first_bucket() -> None:
     old = {"software": "PyTorch 1.4.0a0"}
     assert bucket_bytes(old | {"bucket_cap_mb": "25"}) == default
     assert bucket_bytes({"bucket_cap_mb": "25"}) == default
-    capped = ddp_buckets(model, DdpOptions(bucket_cap_bytes=10 * MIB, first_bucket_bytes=MIB))
+    capped = ddp_buckets(model, DdpOptions(bucket_cap=10 * MIB, first_bucket=MIB))
     assert bucket_bytes(old | {"bucket_cap_mb": "10"}) == [b.nbytes for b in capped]
 
 
 def test_explicit_caps_of_new_releases_are_of_all_buckets() -> None:
     model = build_named(parse_row(ROW).model)
-    capped = ddp_buckets(model, DdpOptions(bucket_cap_bytes=10 * MIB))
+    capped = ddp_buckets(model, DdpOptions(bucket_cap=10 * MIB))
     new = {"software": "PyTorch 2.6", "bucket_cap_mb": "10"}
     assert bucket_bytes(new) == [b.nbytes for b in capped]
     assert len(bucket_bytes({"bucket_cap_mb": "1"})) > len(bucket_bytes({}))

@@ -112,9 +112,9 @@ def test_a_folder_says_what_it_leaves_out(tmp_path: Path) -> None:
 
 
 def test_caps_of_a_row() -> None:
-    assert options_of({"bucket_cap_mb": "def"}).bucket_cap_bytes is None
-    assert options_of({"bucket_cap_mb": "0.5"}).bucket_cap_bytes == 1 << 19
-    assert options_of({"bucket_cap_mb": "1|0.5"}).caps_list_bytes == (1 << 20, 1 << 19)
+    assert options_of({"bucket_cap_mb": "def"}).bucket_cap is None
+    assert options_of({"bucket_cap_mb": "0.5"}).bucket_cap == 1 << 19
+    assert options_of({"bucket_cap_mb": "1|0.5"}).bucket_caps == (1 << 20, 1 << 19)
     assert options_of({"accum": "4", "grad_view": "1"}).accumulate == 4
 
 

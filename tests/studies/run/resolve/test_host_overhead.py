@@ -31,7 +31,7 @@ MODEL = Workload(
 TIMES = LayerTimes(
     np.array([1.0, 1.0]), np.array([2.0, 2.0]), NONE, NONE, 0.0, 0.0, 0, math.inf, 0.0, "made up"
 )
-OPTIONS = DdpOptions(broadcast_buffers=False, bucket_cap_bytes=1)
+OPTIONS = DdpOptions(broadcast_buffers=False, bucket_cap=1)
 
 
 def planned(options: DdpOptions = OPTIONS, **given: object) -> StepPlan:
@@ -52,7 +52,7 @@ def test_a_host_that_converts_does_not_hold_up_the_device() -> None:
     machine = Machine(
         build_topology("shaped-ethernet", hosts=2, fabric="one-switch"), load_library("plain")
     )
-    plan = planned(replace(OPTIONS, hook=CastHook(kind="fp16")), cast_Bps=8000.0)
+    plan = planned(OPTIONS.model_copy(update={"hook": CastHook(kind="fp16")}), cast_Bps=8000.0)
     run = simulate(plan, machine, fidelity="free")
     assert run.step_time_s == pytest.approx(6.0 + 0.5)
     run = simulate(plan, machine, steps=3, fidelity="free")

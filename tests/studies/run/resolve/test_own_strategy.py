@@ -43,7 +43,7 @@ def test_a_plan_of_ddp_gives_the_numbers_of_ddp(
     cap: int | None, nodes: int, precision: str
 ) -> None:
     def like_ddp(request: pm.StepRequest) -> pm.StepPlan:
-        return ddp_plan(request, DdpOptions(bucket_cap_bytes=cap, sync_buffers_at_start=True))
+        return ddp_plan(request, DdpOptions(bucket_cap=cap))
 
     fields = {
         "compute.precision": precision,
