@@ -197,8 +197,6 @@ def capture(
         None if real else _other_precision(model, batch, step, each, notes) for each in PRECISIONS
     )
     notes += [*_join_idle_parameters(model, groups, wide), *_remarks(wide)]
-    kept_layers = kept_by_layers(groups, wide, narrow, autocasted)
-    escaping = escaping_storages(groups, frozenset(wide.kept_storages))
     described, stream = describe_sample(batch), _stream_elements(groups) / count
     document = {
         "perfmodel": 1,
@@ -211,7 +209,12 @@ def capture(
         "parameters": list(_parameters(model)),
         "layers": [
             layer_fields(group, each, count, outside)
-            for group, each, outside in zip(groups, kept_layers, escaping, strict=True)
+            for group, each, outside in zip(
+                groups,
+                kept_by_layers(groups, wide, narrow, autocasted),
+                escaping_storages(groups, frozenset(wide.kept_storages)),
+                strict=True,
+            )
         ],
     }
     optional = {"tokens_per_sample": described.tokens, "buffer_groups": _buffers(model)}
@@ -220,8 +223,9 @@ def capture(
     if not measure:
         _refuse_idle(optimizer=optimizer, autocast=autocast)
         return captured
-    layers = [group.name for group in groups]
-    times = measure_layers(timed, batch, step, layers, optimizer=optimizer, autocast=autocast)
+    times = measure_layers(
+        timed, batch, step, [group.name for group in groups], optimizer=optimizer, autocast=autocast
+    )
     return with_times(captured, times, autocast)
 
 
@@ -300,11 +304,13 @@ def with_times(captured: Capture, times: MeasuredLayers, autocast: str | None = 
     if times.optimizer_s is not None:
         document["optimizer"] = f"{1e6 * times.optimizer_s:.6g} us"
     precision = f" under autocast to {autocast}" if autocast else ""
-    note = (
-        f"Times are medians of {times.repeats} steps of {captured.batch} samples on "
-        f"{times.device}{precision}: use training.batch_per_gpu: {captured.batch}."
-    )
-    notes = [*captured.notes, note]
+    notes = [
+        *captured.notes,
+        (
+            f"Times are medians of {times.repeats} steps of {captured.batch} samples on "
+            f"{times.device}{precision}: use training.batch_per_gpu: {captured.batch}."
+        ),
+    ]
     if times.slowdown is not None:
         notes.append(
             f"Forward and backward took {times.slowdown:.3g} times as long beside an all-reduce."

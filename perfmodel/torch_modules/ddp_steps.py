@@ -136,8 +136,9 @@ class RecordedSteps:
         Raises `InputError`: too few steps, or parameters that are not those of the capture.
         """
         self._require_steps()
-        layers = captured.document["layers"]
-        names = {name for layer in layers for name in layer.get("parameters", ())}
+        names = {
+            name for layer in captured.document["layers"] for name in layer.get("parameters", ())
+        }
         if odd := next((step for step in self.steady if names != set(step.ready_s)), None):
             differing = sorted(names ^ set(odd.ready_s))[:3]
             text = f"parameters that one of both has alone: {', '.join(differing)}"
@@ -145,9 +146,8 @@ class RecordedSteps:
         backward_s = self._backward_by_layer(captured)
         weights = captured.measured.forward_s if captured.measured else backward_s
         whole = sum(weights) or 1.0
-        forward_s = [self.median("forward_s") * weight / whole for weight in weights]
         times = MeasuredLayers(
-            tuple(forward_s),
+            tuple(self.median("forward_s") * weight / whole for weight in weights),
             tuple(backward_s),
             self.rest_s,
             None,
@@ -281,8 +281,9 @@ class _Watch:
         self.recorded.logging_data = data
         self.recorded.ranks = int(data.get("world_size", 1))
         self.recorded.backend = str(data.get("backend_name", ""))
-        sizes = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
-        self.recorded.bucket_bytes = _whole_numbers(str(sizes))
+        self.recorded.bucket_bytes = _whole_numbers(
+            str(data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or "")
+        )
 
 
 def _whole_numbers(text: str) -> tuple[int, ...]:

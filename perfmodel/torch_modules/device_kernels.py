@@ -207,8 +207,9 @@ def _make_fused_attention(record: AttentionRecord) -> Callable[..., Any]:
             if size == query.shape[-1] and is_flash:  # laid out as its query (mha_fwd)
                 result = torch.empty_like(query)
             else:  # token by token (_efficient_attention_forward)
-                tokens = query.shape[-2]
-                result = query.new_empty(*lead[:-1], tokens, lead[-1], size).transpose(-3, -2)
+                result = query.new_empty(*lead[:-1], query.shape[-2], lead[-1], size).transpose(
+                    -3, -2
+                )
             ctx.save_for_backward(query, key, value, result, bias)
             return result
 

@@ -53,8 +53,10 @@ def call_function(text: str) -> tuple[Any, Any, Callable[..., Any] | None]:
     require_torch()
     module = _load(place)
     function: Any = getattr(module, name, None)
-    names = [word for word, value in vars(module).items() if callable(value)]
-    found, allowed = f"no function {name!r} in {place}", allowed_names(names, name)
+    found, allowed = (
+        f"no function {name!r} in {place}",
+        allowed_names([word for word, value in vars(module).items() if callable(value)], name),
+    )
     raise_faults(failed((not callable(function), FUNCTION_FIELD, found, allowed)))
     try:
         answer = function()
@@ -198,8 +200,10 @@ def _drawn(value: Any, config: Any) -> Any:
         return value
     if value.is_floating_point():
         return torch.randn(value.shape)
-    highest = int(getattr(config.get_text_config(), "vocab_size", 1)) if value.dim() > 1 else 1
-    return torch.randint(highest, tuple(value.shape))
+    return torch.randint(
+        int(getattr(config.get_text_config(), "vocab_size", 1)) if value.dim() > 1 else 1,
+        tuple(value.shape),
+    )
 
 
 BUILDERS = "a family of transformers, or FILE.py:FUNCTION that builds the module"
@@ -281,22 +285,21 @@ def _batch(model: Any, config: Any, tokens: int | None, samples: int) -> dict[st
     whole: dict[str, Any] = {"dtype": torch.long, "device": "meta"}
     batch: dict[str, Any] = {}
     if "input_ids" in accepted:
-        length = tokens or _longest(config.get_text_config())
-        batch["input_ids"] = torch.zeros(samples, length, **whole)
+        batch["input_ids"] = torch.zeros(
+            samples, tokens or _longest(config.get_text_config()), **whole
+        )
     if main == "pixel_values" or "return_loss" in accepted:
         batch["pixel_values"] = torch.zeros(samples, *_image(config), device="meta")
     elif main in ("input_values", "input_features"):
         batch[main] = torch.zeros(samples, *_sound(config, main, tokens), device="meta")
-    lacks = main not in batch and main not in _NOT_MAIN
     text = f"{_PATCHES if _PATCHES in accepted else main} of {type(model).__name__}"
-    allowed = "FILE.py:FUNCTION that returns the module and batch"
     raise_faults(
         failed(
             (
-                lacks or _PATCHES in accepted,
+                (main not in batch and main not in _NOT_MAIN) or _PATCHES in accepted,
                 "input",
                 f"{text}, which is not drawn here",
-                allowed,
+                "FILE.py:FUNCTION that returns the module and batch",
             )
         )
     )
@@ -325,9 +328,11 @@ def _labels(model: Any, config: Any, batch: Mapping[str, Any], whole: Mapping[st
 
 
 def _longest(config: Any) -> int:
-    positions = getattr(config, "max_position_embeddings", None) or LONGEST_DEFAULT
     offset = 2 * bool(getattr(config, "model_type", "") in _OFFSET)
-    return min(int(positions) - offset, LONGEST_DEFAULT)
+    return min(
+        int(getattr(config, "max_position_embeddings", None) or LONGEST_DEFAULT) - offset,
+        LONGEST_DEFAULT,
+    )
 
 
 _OFFSET = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "longformer", "esm"})

@@ -100,8 +100,9 @@ def _autocast(precision: str | None, device: str) -> Callable[[], Any]:
 
     if precision is None:
         return nullcontext
-    odd = precision not in {"bf16", "fp16"}
-    raise_faults(failed((odd, "autocast", repr(precision), "'bf16' or 'fp16'")))
+    raise_faults(
+        failed((precision not in {"bf16", "fp16"}, "autocast", repr(precision), "'bf16' or 'fp16'"))
+    )
     dtype = torch.bfloat16 if precision == "bf16" else torch.float16
     return lambda: torch.autocast(device, dtype)
 
@@ -145,8 +146,9 @@ def _layer_shares(
         own = [group.name for group in groups]
         differing = next((a for a, b in zip(own, names, strict=False) if a != b), "their number")
         text = f"layers on {device} that are not those captured ({differing})"
-        allowed = "real=True, which captures real tensors"
-        raise_faults(failed((own != list(names), "measure", text, allowed)))
+        raise_faults(
+            failed((own != list(names), "measure", text, "real=True, which captures real tensors"))
+        )
         layers = layer_of_place(groups)
         forward.append(_by_layer(trace.forward_marks, layers, len(groups), device))
         backward.append(_by_layer(trace.backward_marks, layers, len(groups), device))
@@ -236,8 +238,10 @@ def _all_reduces(sent: Any, at_least_s: float, device: str) -> Iterator[None]:
     alone_s, _ = _timed(partial(dist.all_reduce, sent), device)
     each_s = torch.tensor([alone_s, at_least_s], device=device)
     dist.broadcast(each_s, 0)
-    count = int(2 * float(each_s[1]) / max(float(each_s[0]), 1e-6)) + 1
-    works = [dist.all_reduce(sent, async_op=True) for _ in range(count)]
+    works = [
+        dist.all_reduce(sent, async_op=True)
+        for _ in range(int(2 * float(each_s[1]) / max(float(each_s[0]), 1e-6)) + 1)
+    ]
     yield
     for work in works:
         work.wait()

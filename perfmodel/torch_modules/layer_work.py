@@ -153,9 +153,8 @@ def layer_fields(
     own = [operator for operator in group.operators if operator.kind != "matrix"]
     # of the others one is left, and one more for statistics of feature maps
     left = bool(own) + any(operator.kind == "map_norm" for operator in own)
-    weights = matrix.weight_elements if matrix else sum(o.weight_elements for o in rest)
     fields |= {
-        "weights": int(weights),
+        "weights": int(matrix.weight_elements if matrix else sum(o.weight_elements for o in rest)),
         "vector": _size(vector / batch),
         "norm": _size(norm_bytes / batch),
         "wide_norm": any(wide for wide, *_ in norms),

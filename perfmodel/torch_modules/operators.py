@@ -417,5 +417,4 @@ def wide_grouped_product(func: Any, args: Any, kwargs: Any) -> Any:
         return value.to(torch.bfloat16) if is_wide else value
 
     kwargs = {name: narrow(value) for name, value in kwargs.items() if name != "out_dtype"}
-    dtype = torch.promote_types(wide[0].dtype, wide[-1].dtype)
-    return func(*map(narrow, args), **kwargs).to(dtype)
+    return func(*map(narrow, args), **kwargs).to(torch.promote_types(wide[0].dtype, wide[-1].dtype))

@@ -115,8 +115,9 @@ def _record(
         for name, parameter in named.items()
         if parameter.requires_grad
     ]
-    text = "no parameter that requires a gradient"
-    raise_faults(failed((not handles, "model", text, "at least one")))
+    raise_faults(
+        failed((not handles, "model", "no parameter that requires a gradient", "at least one"))
+    )
     kernels = (
         real_kernels(recorder.real_attention)
         if real

@@ -45,14 +45,14 @@ def inner_module(model: Any, *, real: bool) -> Any:
     import torch
 
     built = "a torch.nn.Module, built: MyModel(), not MyModel"
-    is_module = isinstance(model, torch.nn.Module)
-    raise_faults(failed((not is_module, "model", type(model).__name__, built)))
+    raise_faults(
+        failed((not isinstance(model, torch.nn.Module), "model", type(model).__name__, built))
+    )
     parallel: Any = torch.nn.parallel
     replicas = parallel.DistributedDataParallel | parallel.DataParallel
     while isinstance(model, replicas) or hasattr(model, "_orig_mod"):
         text, reduces = f"a module wrapped in {type(model).__name__}", isinstance(model, replicas)
-        allowed = "the module before it is wrapped"
-        raise_faults(failed((real and reduces, "model", text, allowed)))
+        raise_faults(failed((real and reduces, "model", text, "the module before it is wrapped")))
         model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
     raise_faults(islice(_faults(model), 1))
     return model
@@ -111,8 +111,7 @@ def loss_function(loss: Callable[..., Any] | None, batch: Any) -> StepLoss:
     """Make the loss of a step; raises `InputError` for one that cannot be called."""
     odd = loss is not None and not callable(loss)
     raise_faults(failed((odd, "loss", repr(loss), "a function, such as torch.nn.MSELoss()")))
-    pair = loss is not None and isinstance(batch, list | tuple) and len(batch) == 2
-    return StepLoss(loss, pair)
+    return StepLoss(loss, loss is not None and isinstance(batch, list | tuple) and len(batch) == 2)
 
 
 def call(module: Any, inputs: Any) -> Any:
@@ -149,8 +148,9 @@ def _own_loss(output: Any) -> Any:
         return loss.sum()
     real = [each for each in _tensors(output) if each.is_floating_point() and each.requires_grad]
     text = f"{type(output).__name__} without a tensor that has a gradient"
-    allowed = "an output that a loss can be made of; see loss="
-    raise_faults(failed((not real, "model", text, allowed)))
+    raise_faults(
+        failed((not real, "model", text, "an output that a loss can be made of; see loss="))
+    )
     if len(real) == 1 and real[0].numel() == 1:
         return real[0].sum()
     return sum(each.float().sum() for each in real)

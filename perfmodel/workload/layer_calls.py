@@ -269,9 +269,8 @@ def _torch_calls(shard: Shard, block: float) -> Calls:
             _around(shard, block, "backward", c - 1, overlap=(1 + (c - 2) / 3) / c),
         ]
         hidden = (1 + (c - 2) * 2 / 3) / c
-    gradients = _around(shard, block, "backward", c - 1, overlap=hidden, dtype="fp32")
     home = _call(shard, "send_recv", block, "backward", dtype="fp32")
-    return (*inputs, gradients, home)
+    return (*inputs, _around(shard, block, "backward", c - 1, overlap=hidden, dtype="fp32"), home)
 
 
 def _around(

@@ -180,8 +180,9 @@ def _section_workload(
     name: str, shape: DecoderShape, experts: Experts | None, **sizes: Any
 ) -> Workload:
     shape = with_table(shape, sizes["sequence_length"])
-    workload = decoder_workload(name, shape, experts, family=EXPERT_FAMILY, **sizes)
-    return replace(workload, source=SOURCE)
+    return replace(
+        decoder_workload(name, shape, experts, family=EXPERT_FAMILY, **sizes), source=SOURCE
+    )
 
 
 def _with_unstated(stated: SimpleNamespace) -> SimpleNamespace:
@@ -264,7 +265,6 @@ def _unturned(config: SimpleNamespace) -> frozenset[int]:
 def _routed_shape(config: SimpleNamespace, family: Family) -> RoutedShape:
     """Experts of a layer, and the layers that have some."""
     width = config.moe_intermediate_size or config.intermediate_size
-    shared_width = config.shared_expert_intermediate_size or (config.n_shared_experts or 0) * width
     every = config.interleave_moe_layer_step or config.decoder_sparse_step
     dense_layers, is_grouped = config.mlp_only_layers or (), config.topk_method != "greedy"
     if config.moe_layers is not None:
@@ -275,7 +275,7 @@ def _routed_shape(config: SimpleNamespace, family: Family) -> RoutedShape:
         config.num_experts or config.num_local_experts or config.n_routed_experts,
         config.num_experts_per_tok,
         width,
-        shared_width,
+        config.shared_expert_intermediate_size or (config.n_shared_experts or 0) * width,
         dense_first=config.first_k_dense_replace,
         every=every,
         dense_layers=dense_layers,

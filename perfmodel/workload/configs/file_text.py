@@ -31,8 +31,9 @@ class JsonFile:
     def located(self, fault: Fault, section: str = "") -> Fault:
         """Return a fault with this file and the line of its field, within a section of it."""
         field = f"{section}.{fault.field}" if section and fault.field != section else fault.field
-        line = line_of_field(self.text, field.split("."))
-        return replace(fault, field=field, file=str(self.path), line=line)
+        return replace(
+            fault, field=field, file=str(self.path), line=line_of_field(self.text, field.split("."))
+        )
 
 
 def line_of_field(text: str, path: Sequence[str]) -> int | None:
@@ -141,10 +142,9 @@ def read_arguments(path: Path) -> ArgumentText:
 def _parse_text(text: str) -> dict[str, Any]:
     """Arguments of a command line or a script, by name; the last one counts."""
     text = re.sub(r"(^|\s)#[^\n]*", " ", text).replace("\\\n", " ")
-    tokens = re.sub(r"[\"'`;]", " ", text).split()
     values: dict[str, Any] = {}
     name, parts = "", list[str]()
-    for token in [*tokens, "--"]:
+    for token in [*re.sub(r"[\"'`;]", " ", text).split(), "--"]:
         if token.startswith("--"):
             if name:
                 values[name] = _parse_value(parts)

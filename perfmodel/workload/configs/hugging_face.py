@@ -188,8 +188,7 @@ def config_model(document: JsonFile, name: str | None = None) -> Buildable:
         fields = {**fields, "architectures": None, "vision_config": None}
     title = name or name_of(document)
     try:
-        missing = [] if is_part else _missing_sizes(family, fields)
-        raise_faults([*value_faults(fields), *missing])
+        raise_faults([*value_faults(fields), *([] if is_part else _missing_sizes(family, fields))])
         model = family.make(title, family.read(fields), family)
         model = replace(
             model,
@@ -252,11 +251,12 @@ def _family_of(document: JsonFile) -> tuple[Family, str]:
     inside = text.get("model_type") if isinstance(text, dict) else None
     if isinstance(inside, str) and inside in FAMILIES:
         return FAMILIES[inside], TEXT
-    stated = "nothing" if kind is None else repr(kind)
     typed = str(kind) if get_close_matches(str(kind), FAMILIES, cutoff=ALIKE) else None
     names = allowed_names(FAMILIES, typed, limit=80)
     allowed = f"{OTHERS.format(file=document.path)}; or a family that the zoo knows: {names}"
-    raise InputError(document.located(Fault("model_type", stated, allowed)))
+    raise InputError(
+        document.located(Fault("model_type", "nothing" if kind is None else repr(kind), allowed))
+    )
 
 
 def _with_updates(content: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -77,15 +77,14 @@ def clip_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable
         )
         for part in (images, texts)
     )
-    image = ImageShape(
-        images.num_hidden_layers,
-        images.patch_size,
-        images.image_size,
-        image_block,
-        channels=images.num_channels,
-    )
     shape = ClipShape(
-        image,
+        ImageShape(
+            images.num_hidden_layers,
+            images.patch_size,
+            images.image_size,
+            image_block,
+            channels=images.num_channels,
+        ),
         texts.num_hidden_layers,
         text_block,
         tokens=texts.max_position_embeddings,
@@ -100,10 +99,9 @@ def _image_faults(config: Any, section: str = "") -> list[Fault]:
 
     `section`: of the file, with a point after it.
     """
-    field = f"{section}patch_size"
     return [
         *heads_divide(config.hidden_size, config.num_attention_heads, section),
-        *divides(config.image_size, config.patch_size, field, "the image size"),
+        *divides(config.image_size, config.patch_size, f"{section}patch_size", "the image size"),
     ]
 
 
@@ -126,18 +124,17 @@ def whisper_model(name: str, config: SimpleNamespace, _family: Family) -> Builda
         inner_dropout=is_on(config.activation_dropout),
         score_dropout=is_on(config.attention_dropout),
     )
-    decoder = replace(
-        encoder,
-        heads=config.decoder_attention_heads,
-        mlp_width=config.decoder_ffn_dim,
-        names=DECODER_BLOCK,
-        causal=True,
-    )
     shape = WhisperShape(
         config.encoder_layers,
         encoder,
         config.decoder_layers,
-        decoder,
+        replace(
+            encoder,
+            heads=config.decoder_attention_heads,
+            mlp_width=config.decoder_ffn_dim,
+            names=DECODER_BLOCK,
+            causal=True,
+        ),
         config.vocab_size,
         config.num_mel_bins,
         config.max_source_positions,

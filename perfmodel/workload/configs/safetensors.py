@@ -62,15 +62,13 @@ def read_safetensors(path: Path) -> Workload:
     shapes = _read_index(path) if is_index else _tensors(read_header(path))
     if not shapes:
         raise InputError(Fault("file", "no tensors", "a model's tensors", str(path)))
-    names = sorted(shapes, key=_natural)
-    tensors = tuple(ParameterTensor(name, *shapes[name]) for name in names)
+    tensors = tuple(ParameterTensor(name, *shapes[name]) for name in sorted(shapes, key=_natural))
     trained = [index for index, tensor in enumerate(tensors) if tensor.dtype in TRAINABLE]
-    layers = tuple(Layer(tensors[index].name, (index,)) for index in trained)
     title = path.name.removesuffix(INDEX_SUFFIX).removesuffix(SUFFIX)
     return Workload(
         name=path.resolve().parent.name if title == "model" else title,
         tensors=tensors,
-        layers=layers,
+        layers=tuple(Layer(tensors[index].name, (index,)) for index in trained),
         source=f"header of {path}",
         notes=(ORDER_NOTE,),
     )
@@ -102,8 +100,9 @@ def header_bytes(path: Path) -> bytes:
                 raise InputError(Fault("file", text, allowed, str(path)))
             return start + stream.read(length)
     except OSError as error:
-        problem = error.strerror or str(error)
-        raise InputError(Fault("file", problem, "a readable file", str(path))) from None
+        raise InputError(
+            Fault("file", error.strerror or str(error), "a readable file", str(path))
+        ) from None
 
 
 def read_header(path: Path) -> JsonFile:
@@ -173,16 +172,19 @@ def _read_index(path: Path) -> dict[str, Entry]:
     index = read_json(path, LARGEST_BYTES)
     placed = index.content.get("weight_map")
     if not isinstance(placed, dict) or not all(isinstance(each, str) for each in placed.values()):
-        fault = Fault("weight_map", "nothing", "the file of each tensor, by name")
-        raise InputError(index.located(fault))
+        raise InputError(
+            index.located(Fault("weight_map", "nothing", "the file of each tensor, by name"))
+        )
     names = list(dict.fromkeys(placed.values()))
     foreign = [name for name in names if Path(name).name != name]
-    absent = [name for name in names if name not in foreign and not is_file(path.parent / name)]
     faults = [
         Fault("weight_map", list_first(group), allowed, str(path))
         for group, allowed in (
             (foreign, "names of files in the same folder"),
-            (absent, "files that are in the same folder"),
+            (
+                [name for name in names if name not in foreign and not is_file(path.parent / name)],
+                "files that are in the same folder",
+            ),
         )
         if group
     ]

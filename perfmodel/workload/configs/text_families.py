@@ -78,8 +78,9 @@ def gpt_neox_model(name: str, config: SimpleNamespace, family: Family) -> Builda
         rotary_share=rotary_share(config, usual=0.25),
         parallel=config.use_parallel_residual,
     )
-    dropped = is_on(config.hidden_dropout)
-    return _decoder(name, config, block, {**family.shape, "embedding_dropout": dropped})
+    return _decoder(
+        name, config, block, {**family.shape, "embedding_dropout": is_on(config.hidden_dropout)}
+    )
 
 
 def phi_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
@@ -103,8 +104,9 @@ def phi_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
         rotary_share=rotary_share(config, usual=0.5),
         parallel=True,
     )
-    dropped = is_on(config.embd_pdrop)
-    return _decoder(name, config, block, {**family.shape, "embedding_dropout": dropped})
+    return _decoder(
+        name, config, block, {**family.shape, "embedding_dropout": is_on(config.embd_pdrop)}
+    )
 
 
 OPT_OFFSET = 2
@@ -115,10 +117,9 @@ def opt_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
     """Return the model of a configuration of OPT."""
     width, positions = config.word_embed_proj_dim, config.max_position_embeddings
     maps = width not in (None, config.hidden_size)  # embeddings that are mapped: OPT 350m alone
-    allowed = f"{config.hidden_size}, as hidden_size"
     raise_faults(
         heads_divide(config.hidden_size, config.num_attention_heads)
-        + failed((maps, "word_embed_proj_dim", str(width), allowed))
+        + failed((maps, "word_embed_proj_dim", str(width), f"{config.hidden_size}, as hidden_size"))
     )
     block = StackShape(
         config.hidden_size,
@@ -183,10 +184,11 @@ def bert_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
     if hasattr(config, "pad_token_id"):
         first = (config.pad_token_id or 0) + 1
         positions, allowed = positions - first, f"more than pad_token_id + 1, {first}"
-    stated = str(config.max_position_embeddings)
     raise_faults(
         heads_divide(config.hidden_size, config.num_attention_heads)
-        + failed((positions < 1, "max_position_embeddings", stated, allowed))
+        + failed(
+            (positions < 1, "max_position_embeddings", str(config.max_position_embeddings), allowed)
+        )
     )
     shape = bert.BertShape(
         config.num_hidden_layers,
@@ -201,8 +203,7 @@ def bert_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
         score_dropout=is_on(config.attention_probs_dropout_prob),
         **family.shape,
     )
-    head = BERT_HEADS.get(config.head, "masked")
-    make = partial(bert.bert, name, shape=shape, head=head)
+    make = partial(bert.bert, name, shape=shape, head=BERT_HEADS.get(config.head, "masked"))
     return Buildable(name, make, positions, longest=positions)
 
 

@@ -68,13 +68,13 @@ def name_wide_blocks(workload: Workload, float8: Float8) -> Float8:
     blocks = _blocks(_linear_names(workload, float8))
     if not 0 < float8.start_in_bf16 + float8.end_in_bf16 < len(blocks):
         return float8
-    ends = frozenset(_ends(blocks, float8))
-    return replace(float8, start_in_bf16=0, end_in_bf16=0, wide_blocks=ends)
+    return replace(
+        float8, start_in_bf16=0, end_in_bf16=0, wide_blocks=frozenset(_ends(blocks, float8))
+    )
 
 
 def _ends(blocks: Sequence[str], float8: Float8) -> tuple[str, ...]:
-    last = len(blocks) - float8.end_in_bf16
-    return (*blocks[: float8.start_in_bf16], *blocks[last:])
+    return (*blocks[: float8.start_in_bf16], *blocks[len(blocks) - float8.end_in_bf16 :])
 
 
 def _linear_names(workload: Workload, float8: Float8) -> dict[int, str]:
@@ -165,11 +165,13 @@ def narrow_calls(workload: Workload, float8: Float8) -> Workload:
     if float8.library == "torchao" and not is_whole:
         return workload
     narrow = float8_layers(workload, float8) - _adapted(workload)
-    layers = tuple(
-        _narrow(layer, gradients=is_whole) if place in narrow else layer
-        for place, layer in enumerate(workload.layers)
+    return replace(
+        workload,
+        layers=tuple(
+            _narrow(layer, gradients=is_whole) if place in narrow else layer
+            for place, layer in enumerate(workload.layers)
+        ),
     )
-    return replace(workload, layers=layers)
 
 
 def _adapted(workload: Workload) -> frozenset[int]:

@@ -90,8 +90,9 @@ def _waits(
     for place, (own_s, copy_s) in enumerate(zip(compute_s, copies_s, strict=True)):
         begin_s = ends[-1]
         if fetches:
-            issued_s = starts[max(0, len(starts) - AHEAD)] if place else 0.0
-            copied.append(max(copied[-1], issued_s) + copy_s)
+            copied.append(
+                max(copied[-1], starts[max(0, len(starts) - AHEAD)] if place else 0.0) + copy_s
+            )
             waits.append(max(0.0, copied[-1] - begin_s))
             starts.append(begin_s + waits[-1])
             ends.append(starts[-1] + own_s)
@@ -164,10 +165,12 @@ def only_blocks_fuse(workload: Workload) -> Workload:
     if not inside:
         text = f"'blocks' for {workload.name!r}, which has no repeated blocks"
         raise InputError(Fault("compiled", text, "true or false"))
-    layers = (
-        layer
-        if index in inside
-        else replace(layer, fused_bytes=None, fused_kernels=1, fused_kept=None)
-        for index, layer in enumerate(workload.layers)
+    return replace(
+        workload,
+        layers=tuple(
+            layer
+            if index in inside
+            else replace(layer, fused_bytes=None, fused_kernels=1, fused_kept=None)
+            for index, layer in enumerate(workload.layers)
+        ),
     )
-    return replace(workload, layers=tuple(layers))

@@ -43,16 +43,15 @@ def _with_loss_apart(layer: Layer) -> Layer:
     if not layer.wide_bytes or fused is None or layer.fused_bytes is None:
         return layer
     logits = result_elements(layer)
-    softmax = replace(
-        fused,
-        saved_elements=max(0.0, fused.saved_elements - logits),
-        saved_bytes=fused.saved_bytes + WIDE_BYTES * logits,
-    )
     more = (MEGATRON_LOSS_PASSES - FUSED_LOSS_PASSES) * ELEMENT_BYTES * logits
     return replace(
         layer,
         fused_bytes=layer.fused_bytes + more,
-        fused_kept=softmax,
+        fused_kept=replace(
+            fused,
+            saved_elements=max(0.0, fused.saved_elements - logits),
+            saved_bytes=fused.saved_bytes + WIDE_BYTES * logits,
+        ),
         fused_kernels=layer.fused_kernels + LOSS_KERNELS,
     )
 

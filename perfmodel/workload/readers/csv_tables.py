@@ -65,8 +65,10 @@ def parse_shape(value: object) -> tuple[int, ...]:
         sizes = list(value)
     else:
         text = str(value).strip().removeprefix("torch.Size(").strip("()[] ,")
-        parts = re.split(r"\s*[x*,]\s*|\s+", text) if text else []
-        sizes = [int(word) if re.fullmatch(r"\d{1,18}", word) else word for word in parts]
+        sizes = [
+            int(word) if re.fullmatch(r"\d{1,18}", word) else word
+            for word in (re.split(r"\s*[x*,]\s*|\s+", text) if text else [])
+        ]
     is_empty = isinstance(value, str) and not value.strip()
     if is_empty or any(isinstance(s, bool) or not isinstance(s, int) or s < 1 for s in sizes):
         raise ValueError(allowed)

@@ -39,8 +39,9 @@ def read_model(path: Path) -> Workload:
         return _from_csv(path)
     if path.suffix.lower() in YAML_SUFFIXES:
         return _from_yaml(path)
-    allowed = "a file ending in " + ", ".join(sorted(FILE_SUFFIXES))
-    raise InputError(Fault("model", repr(str(path)), allowed))
+    raise InputError(
+        Fault("model", repr(str(path)), "a file ending in " + ", ".join(sorted(FILE_SUFFIXES)))
+    )
 
 
 def _from_csv(path: Path) -> Workload:
@@ -78,10 +79,11 @@ def _from_yaml(path: Path) -> Workload:
     spec = validate_document(ModelSpec, document, str(path))
     # of names that stand twice the first counts
     numbered = list(enumerate(parameter.name for parameter in spec.parameters))
-    index = {name: position for position, name in reversed(numbered)}
     raise_faults(
         Fault(field, text, allowed, str(path), line_of(document, location))
-        for field, text, allowed, location in _find_yaml_faults(spec, index)
+        for field, text, allowed, location in _find_yaml_faults(
+            spec, {name: position for position, name in reversed(numbered)}
+        )
     )
     return make_workload(spec, str(path), path.stem)
 
@@ -135,9 +137,10 @@ def _find_yaml_faults(spec: ModelSpec, index: Mapping[str, int]) -> list[_Findin
         findings.append(("parameters", text, "at least one trained tensor", ["parameters"]))
     for position, parameter in enumerate(spec.parameters):
         if index[parameter.name] != position:
-            field = f"parameters.{position}.name"
             path: list[str | int] = ["parameters", position, "name"]
-            findings.append((field, repr(parameter.name), "each name once", path))
+            findings.append(
+                (f"parameters.{position}.name", repr(parameter.name), "each name once", path)
+            )
     return findings + (_find_layer_faults(spec, index) if spec.layers else [])
 
 

@@ -79,9 +79,8 @@ def resnet(
             )
             parts += hand_on(added, image.elements)
     parts += classifier(image, classes=CIFAR_CLASSES if small_images else CLASSES)
-    name = f"resnet{depth}" if groups == 1 else f"resnext{depth}-{groups}x{group_width}d"
     return image_model(
-        name,
+        f"resnet{depth}" if groups == 1 else f"resnext{depth}-{groups}x{group_width}d",
         parts,
         dtype=dtype,
         image_size=image_size,
@@ -102,10 +101,9 @@ def _block(
     """Convolutions of one residual block; the shortcut runs (and is registered) after them."""
     out_channels = 4 * width if bottleneck else width
     # (kernel, channels, stride) of the convolutions on the main path
-    plain = ((3, width, stride), (3, width, 1))
     inner = width * group_width // 64 * groups
     narrow = ((1, inner, 1), (3, inner, stride), (1, out_channels, 1))
-    steps = narrow if bottleneck else plain
+    steps = narrow if bottleneck else ((3, width, stride), (3, width, 1))
     parts, x = [], image
     for number, (kernel, channels, step) in enumerate(steps, start=1):
         part, x = convolution(
@@ -155,10 +153,9 @@ def vgg(depth: int, *, dtype: str, image_size: int) -> Workload:
         for number in range(1, count + 1)
     ]
     features = _features(Image(3, image_size, image_size), convolutions, pooled=2, averaged=7)
-    parts = _classified(*features, numbers=(0, 3, 6), dropout=(False, True, True))
     return image_model(
         f"vgg{depth}",
-        parts,
+        _classified(*features, numbers=(0, 3, 6), dropout=(False, True, True)),
         dtype=dtype,
         image_size=image_size,
         source="torchvision vgg; Simonyan and Zisserman 2014, arXiv 1409.1556",
@@ -168,10 +165,9 @@ def vgg(depth: int, *, dtype: str, image_size: int) -> Workload:
 def alexnet(*, dtype: str, image_size: int) -> Workload:
     """AlexNet, "one weird trick" variant (arXiv 1404.5997)."""
     features = _features(Image(3, image_size, image_size), ALEXNET, pooled=3, averaged=6)
-    parts = _classified(*features, numbers=(1, 4, 6), dropout=(True, True, False))
     return image_model(
         "alexnet",
-        parts,
+        _classified(*features, numbers=(1, 4, 6), dropout=(True, True, False)),
         dtype=dtype,
         image_size=image_size,
         source="torchvision alexnet; Krizhevsky 2014, arXiv 1404.5997",
@@ -396,7 +392,6 @@ def _mixed(
     joined = Image(channels + averaged.channels, out.height, out.width)
     # the last part keeps what all are joined to, a copy that the next layers read, and which alone
     # reads a pooled input
-    unread = 0 if pooled else averaged.elements
-    kept = parts[-1].layer.saved_elements + joined.elements - unread
+    kept = parts[-1].layer.saved_elements + joined.elements - (0 if pooled else averaged.elements)
     parts[-1] = with_work(parts[-1], saved_elements=float(kept))
     return joined

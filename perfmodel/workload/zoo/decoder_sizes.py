@@ -187,8 +187,7 @@ class DecoderShape:
         """Tokens that a query of a layer (from 0) sees at most, or None: all before it."""
         if self.windows is not None:
             return self.windows[layer]
-        sees_all = self.full_every and (layer + 1) % self.full_every == 0
-        return None if sees_all else self.window
+        return None if self.full_every and (layer + 1) % self.full_every == 0 else self.window
 
 
 LLAMA_2, LLAMA_3 = 32000, 128256

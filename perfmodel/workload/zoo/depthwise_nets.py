@@ -145,9 +145,11 @@ def efficientnet(
     parts = hand_on([stem], image.elements)
     for place, stage in enumerate(stages, start=1):
         for block in range(stage.blocks):
-            own = stage if block == 0 else replace(stage, inputs=stage.outputs, stride=1)
             added, image = _inverted_residual(
-                f"features.{place}.{block}", image, own, drops=len(parts) > 1
+                f"features.{place}.{block}",
+                image,
+                stage if block == 0 else replace(stage, inputs=stage.outputs, stride=1),
+                drops=len(parts) > 1,
             )
             parts += hand_on(added, image.elements)
     last = last_channels or 4 * stages[-1].outputs
@@ -297,8 +299,10 @@ def convnext(
             part, image = _downsampling(f"features.{place - 1}", image, width)
             parts += hand_on([part], image.elements)
         for block in range(count):
-            added = _convnext_block(f"features.{place}.{block}", image, drops=len(parts) > 1)
-            parts += hand_on(added, image.elements)
+            parts += hand_on(
+                _convnext_block(f"features.{place}.{block}", image, drops=len(parts) > 1),
+                image.elements,
+            )
     pool, pooled = adaptive_pooling("avgpool", image, 1)
     norm = norm_parameters("classifier.0", image.channels)
     head = weight_and_bias("classifier.2", CLASSES, image.channels)
@@ -356,8 +360,7 @@ def _downsampling(name: str, image: Image, width: int) -> tuple[Module, Image]:
         saved_elements=2.0 * image.elements,
         saved_bytes=float(NORM_BYTES * image.elements // image.channels),
     )
-    ready = part.ready + names(own)
-    return replace(changed, parameters=own + part.parameters, ready=ready), out
+    return replace(changed, parameters=own + part.parameters, ready=part.ready + names(own)), out
 
 
 def _convnext_block(name: str, image: Image, *, drops: bool) -> list[Module]:
@@ -373,13 +376,12 @@ def _convnext_block(name: str, image: Image, *, drops: bool) -> list[Module]:
     norm = norm_parameters(f"{name}.block.2", width)
     widen = weight_and_bias(f"{name}.block.3", WIDEN * width, width)
     narrow = weight_and_bias(f"{name}.block.5", width, WIDEN * width)
-    first = replace(
-        with_work(depthwise, saved_elements=float(elements)),
-        parameters=scale + depthwise.parameters,
-    )
     after = (ADD_PASSES + ACTIVATION_PASSES + DROPPED_PASSES * drops) * elements
     return [
-        first,
+        replace(
+            with_work(depthwise, saved_elements=float(elements)),
+            parameters=scale + depthwise.parameters,
+        ),
         linear(
             f"{name}.block.3",
             pixels,

@@ -120,7 +120,6 @@ def dlrm(
         )
         for place, count in enumerate(rows)
     ]
-    registered = [each for part in (*tables, *numbers, *scores) for each in part.parameters]
     return assemble(
         name,
         [*numbers, *tables, _interaction(vectors, width, products), *scores],
@@ -129,7 +128,7 @@ def dlrm(
         source="facebookresearch/dlrm; Naumov et al. 2019, arXiv 1906.00091",
         input_elements=float(bottom[0] + len(rows)),
         output_elements=1.0,
-        registered=registered,
+        registered=[each for part in (*tables, *numbers, *scores) for each in part.parameters],
         notes=(NOTE,),
     )
 

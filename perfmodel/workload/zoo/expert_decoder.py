@@ -147,7 +147,6 @@ def expert_decoder(
     shape, s = shape or EXPERT_SHAPES[name], sequence_length
     family, settings = family or expert_family(name), settings or ExpertSettings()
     decoder, routed, order = shape.decoder, shape.routed, _module_order(family)
-    limit = "keys and values of latent attention differ in size" if shape.latent else ""
     sizes = SharedSizes(
         name,
         decoder.heads,
@@ -155,7 +154,7 @@ def expert_decoder(
         math.gcd(decoder.mlp_width, routed.shared_width),
         decoder.vocabulary,
         s,
-        context_limit=limit,
+        context_limit="keys and values of latent attention differ in size" if shape.latent else "",
         experts=routed.experts,
     )
     check_shard(shard, sizes)
@@ -235,8 +234,9 @@ def _module_order(family: str) -> tuple[str, ...]:
     called = EXPERT_NAMES.get(family, USUAL_NAMES)
     path, router = called.path, called.router
     shared = [f"{kind}.{name}" for kind in ("shared_experts", "shared_expert") for name in _MAPS]
-    maps = ("gate_up_proj", "down_proj")
-    experts = [f"experts.{name}{bias}" for name in maps for bias in ("", BIAS)]
+    experts = [
+        f"experts.{name}{bias}" for name in ("gate_up_proj", "down_proj") for bias in ("", BIAS)
+    ]
     routed = (router, *experts) if called.router_first else (*experts, router)
     parts = (*_MAPS, *routed, *shared, "shared_expert_gate")
     attention = _LATENT if "Deepseek" in family else _ATTENTION
@@ -346,8 +346,9 @@ def _normed(
     norm_passes, norm_kernels = NORM_KERNELS[shape.fused_norms]
     elements = stream * inputs * bool(norm)
     # all but the block's first norm read what a product put out
-    results = elements * norm.startswith("self_attn.")
-    saved = kept_by_norm(elements, stream * bool(norm), shape, results=results)
+    saved = kept_by_norm(
+        elements, stream * bool(norm), shape, results=elements * norm.startswith("self_attn.")
+    )
     saved["saved_elements"] += float(elements)
     calls += norm_calls(shard, numels(normed + (() if by_columns else own)))
     if by_columns:

@@ -62,8 +62,11 @@ def dropped_share(experts: int, variation: float, capacity: float) -> float:
     a = concentration(experts, variation)
     rest = a * (experts - 1)
     limit = capacity / experts
-    load_beyond = 1.0 - special.betainc(a + 1, rest, limit)
-    return float(load_beyond - capacity * (1.0 - special.betainc(a, rest, limit)))
+    return float(
+        1.0
+        - special.betainc(a + 1, rest, limit)
+        - capacity * (1.0 - special.betainc(a, rest, limit))
+    )
 
 
 def distinct_domains(

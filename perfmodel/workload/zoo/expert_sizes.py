@@ -115,10 +115,12 @@ def _deepseek(
 
 
 def _qwen3(layers: int, width: int, heads: int, mlp_width: int, expert_width: int) -> ExpertShape:
-    decoder = DecoderShape(
-        layers, width, heads, 4, mlp_width, QWEN_SMALL, 4096, head_width=128, head_norms=True
+    return ExpertShape(
+        DecoderShape(
+            layers, width, heads, 4, mlp_width, QWEN_SMALL, 4096, head_width=128, head_norms=True
+        ),
+        RoutedShape(128, 8, expert_width),
     )
-    return ExpertShape(decoder, RoutedShape(128, 8, expert_width))
 
 
 _V3_ROUTED = RoutedShape(
@@ -177,9 +179,10 @@ DEEPSEEK_V3 = {
 
 
 def _llama4(experts: int, every: int) -> ExpertShape:
-    decoder = DecoderShape(48, 5120, 40, 8, 16384, 202048, 8192, head_width=128)
-    routed = RoutedShape(experts, 1, 8192, 8192, every=every, scores="sigmoid", weighs_input=True)
-    return ExpertShape(decoder, routed)
+    return ExpertShape(
+        DecoderShape(48, 5120, 40, 8, 16384, 202048, 8192, head_width=128),
+        RoutedShape(experts, 1, 8192, 8192, every=every, scores="sigmoid", weighs_input=True),
+    )
 
 
 LLAMA4 = {"llama4-scout": _llama4(16, 1), "llama4-maverick": _llama4(128, 2)}
@@ -187,7 +190,6 @@ LLAMA4 = {"llama4-scout": _llama4(16, 1), "llama4-maverick": _llama4(128, 2)}
 
 
 def _gpt_oss(layers: int, experts: int) -> ExpertShape:
-    windows = tuple(None if layer % 2 else 128 for layer in range(layers))
     decoder = DecoderShape(
         layers,
         2880,
@@ -199,7 +201,7 @@ def _gpt_oss(layers: int, experts: int) -> ExpertShape:
         head_width=64,
         biased_attention=True,
         biased_output=True,
-        windows=windows,
+        windows=tuple(None if layer % 2 else 128 for layer in range(layers)),
         sinks=True,
         wide_gains=True,
     )
@@ -228,5 +230,7 @@ EXPERT_SHAPES = {
 
 def expert_family(name: str) -> str:
     """Hugging Face's class of a model; Mixtral's, where it is none of the zoo."""
-    families = EXPERT_FAMILIES.items()
-    return next((family for family, models in families if name in models), "MixtralForCausalLM")
+    return next(
+        (family for family, models in EXPERT_FAMILIES.items() if name in models),
+        "MixtralForCausalLM",
+    )

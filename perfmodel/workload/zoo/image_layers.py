@@ -139,13 +139,14 @@ def pooling(
     """Max pooling (keeps int64 indices for backward) or, without `indices`, average pooling."""
     out = Image(image.channels, *output_size(image, pair(kernel), stride, pair(padding), name))
     index_bytes = float(INDEX_BYTES * out.elements * indices)
-    layer = Layer(
-        name,
-        vector_bytes=ELEMENT_BYTES * float(image.elements + out.elements) + index_bytes,
-        saved_elements=out.elements,
-        saved_bytes=index_bytes,
-    )
-    return Module(layer), out
+    return Module(
+        Layer(
+            name,
+            vector_bytes=ELEMENT_BYTES * float(image.elements + out.elements) + index_bytes,
+            saved_elements=out.elements,
+            saved_bytes=index_bytes,
+        )
+    ), out
 
 
 def adaptive_pooling(name: str, image: Image, size: int) -> tuple[Module, Image]:
@@ -182,10 +183,12 @@ def image_model(
 
     The first convolution keeps the image.
     """
-    kept = parts[0].layer.saved_elements + 3.0 * image_size**2
     return assemble(
         name,
-        [with_work(parts[0], saved_elements=kept), *parts[1:]],
+        [
+            with_work(parts[0], saved_elements=parts[0].layer.saved_elements + 3.0 * image_size**2),
+            *parts[1:],
+        ],
         dtype=dtype,
         sample=Sample("image", is_image=True),
         source=source,

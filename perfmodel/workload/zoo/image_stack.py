@@ -243,8 +243,9 @@ def patches(name: str, shape: ImageShape, image_size: int, *, bias: bool) -> Mod
         name, image, shape.block.width, shape.patch, stride=shape.patch, relu=False
     )
     own = module.parameters if bias else module.parameters[:1]
-    kept = with_work(module, saved_elements=float(image.elements))
-    return replace(kept, parameters=own, ready=names(own))
+    return replace(
+        with_work(module, saved_elements=float(image.elements)), parameters=own, ready=names(own)
+    )
 
 
 def class_and_positions(
@@ -313,8 +314,7 @@ class ClipShape:
 def _clip(
     layers: int, width: int, heads: int, patch: int, text: tuple[int, int], projection: int
 ) -> ClipShape:
-    quick = ACTIVATIONS["quick_gelu"]
-    block = StackShape(width, heads, 4 * width, CLIP_BLOCK, activation=quick)
+    block = StackShape(width, heads, 4 * width, CLIP_BLOCK, activation=ACTIVATIONS["quick_gelu"])
     texts = replace(block, width=text[0], heads=text[1], mlp_width=4 * text[0], causal=True)
     return ClipShape(ImageShape(layers, patch, 224, block), 12, texts, projection=projection)
 
@@ -373,7 +373,8 @@ def _images(shape: ClipShape, image_size: int) -> tuple[list[Module], list[Param
     norm = last_norm(f"{root}.pre_layrnorm", tokens, h)  # spelt like this
     blocks, ordered = stack_blocks(f"{root}.encoder.layers", image.layers, image.block, tokens)
     pooled = last_norm(f"{root}.post_layernorm", 1, h)
-    stack = [
+    projection = _projection("visual_projection", h, shape.projection)
+    return [first, joined, norm, *blocks, pooled, projection], [
         table[0],
         *first.parameters,
         table[1],
@@ -381,8 +382,6 @@ def _images(shape: ClipShape, image_size: int) -> tuple[list[Module], list[Param
         *ordered,
         *pooled.parameters,
     ]
-    projection = _projection("visual_projection", h, shape.projection)
-    return [first, joined, norm, *blocks, pooled, projection], stack
 
 
 def _texts(shape: ClipShape) -> tuple[list[Module], list[Parameter]]:
@@ -393,12 +392,12 @@ def _texts(shape: ClipShape) -> tuple[list[Module], list[Parameter]]:
         (f"{root}.embeddings.position_embedding.weight", (shape.tokens, h)),
     )
     first = token_tables(f"{root}.embeddings", tables, shape.tokens, h, dropout=False, indexed=1)
-    path = f"{root}.encoder.layers"
-    blocks, ordered = stack_blocks(path, shape.layers, shape.block, shape.tokens)
+    blocks, ordered = stack_blocks(
+        f"{root}.encoder.layers", shape.layers, shape.block, shape.tokens
+    )
     norm = last_norm(f"{root}.final_layer_norm", shape.tokens, h)
-    stack = [*tables, *ordered, *norm.parameters]
     projection = _projection("text_projection", h, shape.projection)
-    return [first, *blocks, norm, projection], stack
+    return [first, *blocks, norm, projection], [*tables, *ordered, *norm.parameters]
 
 
 def _projection(name: str, width: int, projection: int) -> Module:

@@ -125,7 +125,6 @@ def t5(
     """
     shape, s = shape or SHAPES[name], sequence_length
     targets = target_tokens(s)
-    limit = "encoder and decoder have different numbers of tokens"
     check_shard(
         shard,
         SharedSizes(
@@ -136,7 +135,7 @@ def t5(
             shape.vocabulary,
             s,
             others=(targets,),
-            context_limit=limit,
+            context_limit="encoder and decoder have different numbers of tokens",
         ),
     )
     table = (("shared.weight", (shard.padded(shape.vocabulary) // shard.tensor, shape.width)),)
@@ -178,8 +177,9 @@ def _registered(parts: list[Module]) -> list[Parameter]:
     by_part: dict[str, list[Parameter]] = {}
     for parameter in chain.from_iterable(part.parameters for part in parts):
         path = parameter[0].split(".")
-        key = ".".join(path[:5]) if len(path) > 5 or path[-2] == "layer_norm" else parameter[0]
-        by_part.setdefault(key, []).append(parameter)
+        by_part.setdefault(
+            ".".join(path[:5]) if len(path) > 5 or path[-2] == "layer_norm" else parameter[0], []
+        ).append(parameter)
     return [
         parameter
         for part in by_part.values()
@@ -213,14 +213,15 @@ def _head(targets: int, shape: T5Shape, shard: Shard) -> Module:
     h, vocabulary = shape.width, shard.padded(shape.vocabulary)
     own_vocabulary = vocabulary // shard.tensor
     logits = targets * (own_vocabulary if shard.parallel_loss else vocabulary)
-    head = weight_and_bias("lm_head", own_vocabulary, h, bias=False) if shape.own_head else ()
     scaled = (not shape.own_head) * ACTIVATION_PASSES * shard.stream_tokens(targets) * h
     return linear(
         "lm_head",
         targets,
         h,
         own_vocabulary,
-        parameters=head,
+        parameters=weight_and_bias("lm_head", own_vocabulary, h, bias=False)
+        if shape.own_head
+        else (),
         vector_elements=float(LOSS_PASSES * logits + scaled),
         wide_elements=float(LOSS_PASSES * logits),
         fused_elements=float(FUSED_LOSS_PASSES * logits + scaled),

@@ -152,8 +152,9 @@ def text_decoder(
     check_shard(
         shard, SharedSizes(name, block.heads, block.heads, block.mlp_width, shape.vocabulary, s)
     )
-    own_words = shard.padded(shape.vocabulary) // shard.tensor
-    tables: tuple[Parameter, ...] = ((f"{ends.embedding}.weight", (own_words, h)),)
+    tables: tuple[Parameter, ...] = (
+        (f"{ends.embedding}.weight", (shard.padded(shape.vocabulary) // shard.tensor, h)),
+    )
     if ends.positions:
         tables += ((f"{ends.positions}.weight", (shape.positions, h)),)
     first = token_tables(

@@ -85,7 +85,6 @@ def unet(*, dtype: str, image_size: int) -> Workload:
         group_norm("conv_norm_out", image, activation=True),
         last,
     ]
-    parameters = [parameter for part in parts for parameter in part.parameters]
     return assemble(
         SDXL,
         parts,
@@ -94,7 +93,9 @@ def unet(*, dtype: str, image_size: int) -> Workload:
         source="diffusers UNet2DConditionModel; Podell et al. 2023, arXiv 2307.01952",
         input_elements=float(code.elements + TEXT_TOKENS * TEXT_WIDTH),
         output_elements=float(code.elements),
-        registered=sorted(parameters, key=_registered_place),
+        registered=sorted(
+            [parameter for part in parts for parameter in part.parameters], key=_registered_place
+        ),
     )
 
 
@@ -130,8 +131,9 @@ def _way_down(image: Image) -> tuple[list[Module], list[Image]]:
             parts += _layer(name, layer, waiting[-1], channels, depth)
             waiting.append(replace(waiting[-1], channels=channels))
         if channels != CHANNELS[-1]:
-            shrunk = f"{name}.downsamplers.0.conv"
-            part, image = plain_convolution(shrunk, waiting[-1], channels, stride=2)
+            part, image = plain_convolution(
+                f"{name}.downsamplers.0.conv", waiting[-1], channels, stride=2
+            )
             parts.append(part)
             waiting.append(image)
     return parts, waiting
@@ -156,10 +158,10 @@ def _way_up(image: Image, waiting: list[Image]) -> tuple[list[Module], Image]:
 
 def _layer(name: str, layer: int, image: Image, channels: int, depth: int) -> list[Module]:
     """A residual block, and a transformer after it where the resolution has one."""
-    parts = residual_block(f"{name}.resnets.{layer}", image, channels)
-    attended = f"{name}.attentions.{layer}"
-    return parts + (
-        transformer(attended, replace(image, channels=channels), depth) if depth else []
+    return residual_block(f"{name}.resnets.{layer}", image, channels) + (
+        transformer(f"{name}.attentions.{layer}", replace(image, channels=channels), depth)
+        if depth
+        else []
     )
 
 
@@ -193,15 +195,14 @@ def plain_convolution(
         name, image, channels, kernel, stride=stride, padding=kernel // 2, relu=False
     )
     moved = float(ELEMENT_BYTES * passes * out.elements)
-    changed = with_work(
+    return with_work(
         part,
         vector_bytes=moved,
         fused_bytes=moved,
         kernels=1 + round(passes / 2.5),
         saved_elements=float(image.elements),
         fused_kernels=1 + (passes > 0),
-    )
-    return changed, out
+    ), out
 
 
 def residual_block(name: str, image: Image, channels: int) -> list[Module]:

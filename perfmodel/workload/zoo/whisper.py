@@ -169,14 +169,13 @@ def _encoder(shape: WhisperShape) -> tuple[list[Module], list[Parameter]]:
     blocks, ordered = stack_blocks(f"{root}.layers", shape.encoder_layers, shape.encoder, tokens)
     norm = last_norm(f"{root}.layer_norm", tokens, h)
     positions: Parameter = (f"{root}.embed_positions.weight", (tokens, h))
-    parameters = [
+    return [widen, halve, *blocks, norm], [
         *widen.parameters,
         *halve.parameters,
         positions,
         *ordered,
         *norm.parameters,
     ]
-    return [widen, halve, *blocks, norm], parameters
 
 
 def _convolution(
@@ -189,8 +188,9 @@ def _convolution(
     module, wide = convolution(name, sound, channels, (1, KERNEL), stride=stride, padding=(0, 1))
     weight, bias = module.parameters
     flat: tuple[Parameter, ...] = ((weight[0], (channels, sound.channels, KERNEL)), bias)
-    kept = with_work(module, saved_elements=float(2 * wide.elements + input_elements))
-    return replace(kept, parameters=flat), wide
+    return replace(
+        with_work(module, saved_elements=float(2 * wide.elements + input_elements)), parameters=flat
+    ), wide
 
 
 def _decoder(shape: WhisperShape, s: int) -> tuple[list[Module], list[Parameter]]:
