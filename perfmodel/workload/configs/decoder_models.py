@@ -28,7 +28,6 @@ from perfmodel.workload.zoo.expert_sizes import (
     LatentShape,
     RoutedShape,
 )
-from perfmodel.workload.zoo.layers import ACTIVATIONS
 from perfmodel.workload.zoo.llama import llama
 
 UNSTATED: Mapping[str, Any] = {
@@ -154,7 +153,7 @@ def transformer_model(section: TransformerSection, name: str | None = None) -> B
         score_dropout=section.dropout > 0,
         fused_norms=True,
         layer_norms=section.norm == "layer",
-        ungated=None if section.gated else ACTIVATIONS[section.mlp],
+        ungated=None if section.gated else section.mlp,
         rotary_share=float(section.positions == "rotary"),
         learned_positions=section.positions == "learned",
     )
@@ -210,7 +209,7 @@ def decoder_shape(config: SimpleNamespace, family: Family) -> DecoderShape:
         "dropout": is_on(config.resid_pdrop) or is_on(config.residual_dropout),
         "embedding_dropout": is_on(config.embedding_dropout),
         "score_dropout": is_on(config.attention_dropout),
-        "ungated": None if config.gated else ACTIVATIONS[config.hidden_act],
+        "ungated": None if config.gated else config.hidden_act,
         "rotary_share": rotary_share(config, usual=config.usual_rotary_share),
     }
     stated = {place: bool(getattr(config, source)) for place, source in family.stated.items()}

@@ -47,7 +47,6 @@ from perfmodel.workload.zoo.expert_sizes import (
     LatentShape,
     RoutedShape,
 )
-from perfmodel.workload.zoo.layers import ACTIVATIONS
 
 PADDING = 128
 """--make-vocab-size-divisible-by, which is multiplied by the tensor-parallel size."""
@@ -307,7 +306,7 @@ def _shape(arguments: MegatronArguments) -> DecoderShape:
         score_dropout=arguments.attention_dropout > 0,
         fused_norms=True,
         layer_norms=arguments.normalization == "LayerNorm",
-        ungated=None if arguments.swiglu else ACTIVATIONS[function],
+        ungated=None if arguments.swiglu else function,
         rotary_share=arguments.rotary_percent if is_rope else 0.0,
         learned_positions=_is_learned(arguments),
     )

@@ -42,7 +42,10 @@ _IMAGES: Mapping[str, tuple[Callable[..., Workload], int]] = {
         for depth in convolution_nets.VGG_STAGES
     },
     "alexnet": (convolution_nets.alexnet, 224),
-    **{name: (partial(amoebanet.amoebanet, name), 224) for name in amoebanet.AMOEBANET_SHAPES},
+    **{
+        name: (partial(amoebanet.amoebanet, name, **sizes), 224)
+        for name, sizes in amoebanet.AMOEBANETS.items()
+    },
     "inception-v3": (convolution_nets.inception_v3, 299),
     "vit-b-16": (image_stack.vit_b_16, 224),
     **{
@@ -58,8 +61,8 @@ _IMAGES: Mapping[str, tuple[Callable[..., Workload], int]] = {
         for name, sizes in depthwise_nets.CONVNEXTS.items()
     },
     **{
-        name: (partial(depthwise_nets.efficientnet, name, **sizes), image_size)
-        for name, (image_size, sizes) in depthwise_nets.EFFICIENTNETS.items()
+        name: (partial(depthwise_nets.efficientnet, name, **sizes), sizes["image_size"])
+        for name, sizes in depthwise_nets.EFFICIENTNETS.items()
     },
     unet.SDXL: (unet.unet, 1024),
     dit.DIT: (dit.dit, 256),

@@ -43,6 +43,7 @@ from perfmodel.workload.zoo.layers import (
     renamed,
     weight_and_bias,
 )
+from perfmodel.workload.zoo.published_sizes import published_sizes
 from perfmodel.workload.zoo.transformer import attention, embedding
 
 VOCABULARY, POSITIONS, SEGMENTS = 30522, 512, 2
@@ -141,8 +142,7 @@ class BertShape:
         return self.mlp_width or 4 * self.width
 
 
-SHAPES = {"bert-base": BertShape(12, 768, 12), "bert-large": BertShape(24, 1024, 16)}
-"""Devlin et al. 2018 (arXiv 1810.04805), section 3; uncased vocabulary."""
+SHAPES = {name: BertShape(**fields) for name, fields in published_sizes("text")["bert"].items()}
 
 
 def bert(

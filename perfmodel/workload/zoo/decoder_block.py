@@ -13,6 +13,7 @@ from perfmodel.workload.shard import WHOLE, Shard
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
+    ACTIVATIONS,
     ADD_PASSES,
     DROPOUT_PASSES,
     FUSED_NORM_PASSES,
@@ -283,7 +284,7 @@ def projection(
     shape, shard = place.shape, place.shard
     s, stream = shard.map_tokens(place.tokens), shard.stream_tokens(place.tokens)
     norm_passes, norm_kernels = norm_work(shape)
-    function = shape.ungated if activated and shape.ungated else NO_FUNCTION
+    function = ACTIVATIONS[shape.ungated] if activated and shape.ungated else NO_FUNCTION
     own = weight_and_bias(f"{place.prefix}.{name}", outputs, inputs, bias=_has_bias(shape, name))
     gain = weight_and_bias(f"{place.prefix}.{norm}", inputs, bias=shape.layer_norms)
     normed = gain if norm and not shape.plain_norms else ()

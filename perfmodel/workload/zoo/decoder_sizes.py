@@ -1,11 +1,10 @@
-"""Sizes of published decoders alike Llama: what their ``config.json`` on huggingface.co states."""
+"""What sets decoders alike Llama apart: their sizes, the names of their modules, their parts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
-from perfmodel.workload.zoo.layers import ACTIVATIONS, ActivationFunction
+from perfmodel.workload.zoo.published_sizes import published_sizes
 
 MAPS = tuple(f"self_attn.{part}_proj" for part in "qkvo")
 HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
@@ -165,7 +164,7 @@ class DecoderShape:
     parallel: bool = False
     wide_gains: bool = False
     gains_from_one: bool = False
-    ungated: ActivationFunction | None = None
+    ungated: str | None = None
     rotary_share: float = 1.0
     unturned: frozenset[int] = frozenset()
     own_rotaries: bool = False
@@ -190,148 +189,9 @@ class DecoderShape:
         return None if self.full_every and (layer + 1) % self.full_every == 0 else self.window
 
 
-LLAMA_2, LLAMA_3 = 32000, 128256
-"""Vocabularies."""
-_LLAMA_3_8B = DecoderShape(32, 4096, 32, 8, 14336, LLAMA_3, 8192)
-_LLAMA_3_70B = DecoderShape(80, 8192, 64, 8, 28672, LLAMA_3, 8192)
-
-LLAMA = {
-    "llama-7b": DecoderShape(32, 4096, 32, 32, 11008, LLAMA_2, 2048),
-    "llama-65b": DecoderShape(80, 8192, 64, 64, 22016, LLAMA_2, 2048),
-    "llama2-7b": DecoderShape(32, 4096, 32, 32, 11008, LLAMA_2, 4096),
-    "llama2-13b": DecoderShape(40, 5120, 40, 40, 13824, LLAMA_2, 4096),
-    "llama2-70b": DecoderShape(80, 8192, 64, 8, 28672, LLAMA_2, 4096),
-    "codellama-34b": DecoderShape(48, 8192, 64, 8, 22016, LLAMA_2, 16384),
-    "tinyllama-1.1b": DecoderShape(22, 2048, 32, 4, 5632, LLAMA_2, 2048),
-    "internlm-7b": DecoderShape(32, 4096, 32, 32, 11008, 103168, 2048),
-    "llama3-8b": _LLAMA_3_8B,
-    "llama3-70b": _LLAMA_3_70B,
-    "llama3.1-8b": _LLAMA_3_8B,
-    "llama3.1-70b": _LLAMA_3_70B,
-    "llama3.1-405b": DecoderShape(126, 16384, 128, 8, 53248, LLAMA_3, 8192),
-    "llama3.2-1b": DecoderShape(16, 2048, 32, 8, 8192, LLAMA_3, 8192, tied=True),
-    "llama3.2-3b": DecoderShape(28, 3072, 24, 8, 8192, LLAMA_3, 8192, tied=True),
-}
-"""meta-llama; TinyLlama; InternLM's first 7B, whose biases of attention are left out. Llama 3.1 was
-pre-trained with 8,192 tokens before its long-context stage (Grattafiori et al. 2024, section 3.4).
-"""
-
-_MISTRAL = DecoderShape(32, 4096, 32, 8, 14336, 32000, 8192)
-MISTRAL = {
-    "mistral-7b": replace(_MISTRAL, window=4096),
-    "mistral-7b-v0.3": replace(_MISTRAL, vocabulary=32768),
-}
-"""mistralai/Mistral-7B-v0.1, whose attention slides, and v0.3."""
-
-QWEN_SMALL, QWEN_LARGE = 151936, 152064
-"""Vocabularies, padded."""
-
-
-_QWEN2_FIELDS: dict[str, Any] = {"positions": 4096, "biased_attention": True}
-_QWEN3_FIELDS: dict[str, Any] = {
-    "vocabulary": QWEN_SMALL,
-    "positions": 4096,
-    "head_width": 128,
-    "head_norms": True,
-}
-_QWEN2 = {
-    "0.5b": DecoderShape(24, 896, 14, 2, 4864, QWEN_SMALL, tied=True, **_QWEN2_FIELDS),
-    "1.5b": DecoderShape(28, 1536, 12, 2, 8960, QWEN_SMALL, tied=True, **_QWEN2_FIELDS),
-    "7b": DecoderShape(28, 3584, 28, 4, 18944, QWEN_LARGE, **_QWEN2_FIELDS),
-    "72b": DecoderShape(80, 8192, 64, 8, 29568, QWEN_LARGE, **_QWEN2_FIELDS),
-}
-QWEN2 = {
-    **{f"qwen2-{size}": shape for size, shape in _QWEN2.items()},
-    **{f"qwen2.5-{size}": shape for size, shape in _QWEN2.items()},
-    "qwen2.5-3b": DecoderShape(36, 2048, 16, 2, 11008, QWEN_SMALL, tied=True, **_QWEN2_FIELDS),
-    "qwen2.5-14b": DecoderShape(48, 5120, 40, 8, 13824, QWEN_LARGE, **_QWEN2_FIELDS),
-    "qwen2.5-32b": DecoderShape(64, 5120, 40, 8, 27648, QWEN_LARGE, **_QWEN2_FIELDS),
-}
-"""Qwen, dense models, pre-trained with 4,096 tokens before longer ones."""
-QWEN3 = {
-    "qwen3-0.6b": DecoderShape(28, 1024, 16, 8, 3072, tied=True, **_QWEN3_FIELDS),
-    "qwen3-1.7b": DecoderShape(28, 2048, 16, 8, 6144, tied=True, **_QWEN3_FIELDS),
-    "qwen3-4b": DecoderShape(36, 2560, 32, 8, 9728, tied=True, **_QWEN3_FIELDS),
-    "qwen3-8b": DecoderShape(36, 4096, 32, 8, 12288, **_QWEN3_FIELDS),
-    "qwen3-14b": DecoderShape(40, 5120, 40, 8, 17408, **_QWEN3_FIELDS),
-    "qwen3-32b": DecoderShape(64, 5120, 64, 8, 25600, **_QWEN3_FIELDS),
-}
-"""Qwen, dense models, pre-trained with 4,096 tokens (arXiv 2505.09388, section 3.2)."""
-
-
-_GEMMA: dict[str, Any] = {
-    "vocabulary": 256000,
-    "positions": 8192,
-    "head_width": 256,
-    "tied": True,
-    "scaled_embedding": True,
-}
-_GEMMA2: dict[str, Any] = {
-    **_GEMMA,
-    "branch_norms": True,
-    "window": 4096,
-    "full_every": 2,
-    "capped": True,
-    "capped_logits": True,
-}
-_GEMMA3: dict[str, Any] = {
-    **_GEMMA,
-    "vocabulary": 262208,
-    "positions": 32768,
-    "branch_norms": True,
-    "head_norms": True,
-    "full_every": 6,
-    "own_rotaries": True,
-}
-GEMMA = {
-    "gemma-2b": DecoderShape(18, 2048, 8, 1, 16384, **_GEMMA),
-    "gemma-7b": DecoderShape(28, 3072, 16, 16, 24576, **_GEMMA),
-}
-GEMMA2 = {
-    "gemma2-2b": DecoderShape(26, 2304, 8, 4, 9216, **_GEMMA2),
-    "gemma2-9b": DecoderShape(42, 3584, 16, 8, 14336, **_GEMMA2),
-    "gemma2-27b": DecoderShape(46, 4608, 32, 16, 36864, **{**_GEMMA2, "head_width": 128}),
-}
-GEMMA3 = {
-    "gemma3-270m": DecoderShape(
-        18, 640, 4, 1, 2048, **{**_GEMMA3, "window": 512, "vocabulary": 262144}
-    ),
-    "gemma3-1b": DecoderShape(
-        26, 1152, 4, 1, 6912, **{**_GEMMA3, "window": 512, "vocabulary": 262144}
-    ),
-    "gemma3-4b": DecoderShape(34, 2560, 8, 4, 10240, **{**_GEMMA3, "window": 1024}),
-    "gemma3-12b": DecoderShape(48, 3840, 16, 8, 15360, **{**_GEMMA3, "window": 1024}),
-    "gemma3-27b": DecoderShape(
-        62, 5376, 32, 16, 21504, **{**_GEMMA3, "head_width": 128, "window": 1024}
-    ),
-}
-"""google; of Gemma 3 the text model, pre-trained with 32,768 tokens (arXiv 2503.19786)."""
-
-
-_NEMOTRON: dict[str, Any] = {
-    "vocabulary": 256000,
-    "positions": 4096,
-    "fused_norms": True,
-    "layer_norms": True,
-    "gains_from_one": True,
-    "ungated": ACTIVATIONS["relu2"],
-    "rotary_share": 0.5,
-}
-NEMOTRON = {
-    "nemotron4-15b": DecoderShape(32, 6144, 48, 8, 24576, **_NEMOTRON),
-    "nemotron4-340b": DecoderShape(96, 18432, 96, 8, 73728, **_NEMOTRON),
-}
-"""nvidia, pre-trained with 4,096 tokens (arXiv 2402.16819 and 2406.11704, table 1)."""
-
 FAMILIES = {
-    "LlamaForCausalLM": LLAMA,
-    "MistralForCausalLM": MISTRAL,
-    "Qwen2ForCausalLM": QWEN2,
-    "Qwen3ForCausalLM": QWEN3,
-    "GemmaForCausalLM": GEMMA,
-    "Gemma2ForCausalLM": GEMMA2,
-    "Gemma3ForCausalLM": GEMMA3,
-    "NemotronForCausalLM": NEMOTRON,
+    family: {name: DecoderShape(**fields) for name, fields in models.items()}
+    for family, models in published_sizes("decoders").items()
 }
 """Hugging Face's class, and the sizes of its models."""
 SHAPES = {name: shape for family in FAMILIES.values() for name, shape in family.items()}

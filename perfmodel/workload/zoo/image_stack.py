@@ -34,6 +34,7 @@ from perfmodel.workload.zoo.layers import (
     weight_and_bias,
     with_work,
 )
+from perfmodel.workload.zoo.published_sizes import published_sizes
 from perfmodel.workload.zoo.stack_block import (
     AttentionNames,
     BlockNames,
@@ -84,14 +85,7 @@ def _vit(layers: int, width: int, heads: int, patch: int, image: int) -> ImageSh
     return ImageShape(layers, patch, image, StackShape(width, heads, 4 * width, VIT_BLOCK))
 
 
-VIT_SHAPES = {
-    "vit-base-patch16-224": _vit(12, 768, 12, 16, 224),
-    "vit-base-patch32-384": _vit(12, 768, 12, 32, 384),
-    "vit-large-patch16-224": _vit(24, 1024, 16, 16, 224),
-    "vit-huge-patch14-224": _vit(32, 1280, 16, 14, 224),
-}
-"""google on huggingface.co, with ImageNet's classes; Dosovitskiy et al. 2020 (arXiv 2010.11929),
-table 1. (Of the largest only the model without them is published, as its in21k.)"""
+VIT_SHAPES = {name: _vit(**sizes) for name, sizes in published_sizes("images")["vit"].items()}
 
 
 TORCHVISION_BLOCK = BlockNames(
@@ -319,12 +313,7 @@ def _clip(
     return ClipShape(ImageShape(layers, patch, 224, block), 12, texts, projection=projection)
 
 
-CLIP_SHAPES = {
-    "clip-vit-base-patch32": _clip(12, 768, 12, 32, (512, 8), 512),
-    "clip-vit-base-patch16": _clip(12, 768, 12, 16, (512, 8), 512),
-    "clip-vit-large-patch14": _clip(24, 1024, 16, 14, (768, 12), 768),
-}
-"""openai on huggingface.co; Radford et al. 2021 (arXiv 2103.00020), table 20."""
+CLIP_SHAPES = {name: _clip(**sizes) for name, sizes in published_sizes("images")["clip"].items()}
 
 
 def clip(name: str, *, dtype: str, image_size: int, shape: ClipShape | None = None) -> Workload:

@@ -36,6 +36,7 @@ from perfmodel.workload.zoo.layers import (
     weight_and_bias,
     with_work,
 )
+from perfmodel.workload.zoo.published_sizes import published_sizes
 from perfmodel.workload.zoo.transformer import attention, token_tables
 
 VOCABULARY, BUCKETS, INPUTS = 32128, 32, 512
@@ -77,19 +78,7 @@ class T5Shape:
         return self.gated if self.untied is None else self.untied
 
 
-SHAPES = {
-    "t5-small": T5Shape(6, 512, 8, 64, 2048),
-    "t5-base": T5Shape(12, 768, 12, 64, 3072),
-    "t5-large": T5Shape(24, 1024, 16, 64, 4096),
-    "t5-3b": T5Shape(24, 1024, 32, 128, 16384),
-    "t5-11b": T5Shape(24, 1024, 128, 128, 65536),
-    "t5-v1.1-small": T5Shape(8, 512, 6, 64, 1024, gated=True),
-    "t5-v1.1-base": T5Shape(12, 768, 12, 64, 2048, gated=True),
-    "t5-v1.1-large": T5Shape(24, 1024, 16, 64, 2816, gated=True),
-    "t5-v1.1-xl": T5Shape(24, 2048, 32, 64, 5120, gated=True),
-    "t5-v1.1-xxl": T5Shape(24, 4096, 64, 64, 10240, gated=True),
-}
-"""google-t5 and google on huggingface.co, ``config.json``."""
+SHAPES = {name: T5Shape(**fields) for name, fields in published_sizes("text")["t5"].items()}
 
 
 def target_tokens(inputs: int) -> int:

@@ -17,6 +17,7 @@ from perfmodel.workload.zoo.layers import (
     assemble,
     norm_parameters,
 )
+from perfmodel.workload.zoo.published_sizes import published_sizes
 from perfmodel.workload.zoo.stack_block import (
     AttentionNames,
     BlockNames,
@@ -248,42 +249,10 @@ GPT_ENDS = DecoderEnds(
 )
 
 
-def _megatron(layers: int, width: int, heads: int) -> GptShape:
-    """Sequences of 2,048 tokens; the vocabulary padded to a multiple of 1,024."""
-    return GptShape(layers, width, heads, 2048, 51200)
-
-
-_MEGATRON = {
-    "megatron-1.7b": _megatron(24, 2304, 24),
-    "megatron-3.6b": _megatron(30, 3072, 32),
-    "megatron-7.5b": _megatron(36, 4096, 32),
-    "megatron-18.4b": _megatron(40, 6144, 48),
-    "megatron-39.1b": _megatron(48, 8192, 64),
-    "megatron-76.1b": _megatron(60, 10240, 80),
-    "megatron-145.6b": _megatron(80, 12288, 96),
-    "megatron-310.1b": _megatron(96, 16384, 128),
-    "megatron-529.6b": _megatron(105, 20480, 128),
-    "megatron-1008b": _megatron(128, 25600, 160),
-    "megatron-22b": _megatron(48, 6144, 64),
-    "megatron-175b": _megatron(96, 12288, 96),
-}
-"""530B and 1T of the second paper are 529.6B and 1008B of the first."""
-
 GPT_SHAPES = {
-    "gpt2": GptShape(12, 768, 12, 1024),
-    "gpt2-medium": GptShape(24, 1024, 16, 1024),
-    "gpt2-large": GptShape(36, 1280, 20, 1024),
-    "gpt2-xl": GptShape(48, 1600, 25, 1024),
-    "gpt3-125m": GptShape(12, 768, 12, 2048),
-    "gpt3-350m": GptShape(24, 1024, 16, 2048),
-    "gpt3-760m": GptShape(24, 1536, 16, 2048),
-    "gpt3-1.3b": GptShape(24, 2048, 16, 2048),
-    "gpt3-2.7b": GptShape(32, 2560, 32, 2048),
-    "gpt3-6.7b": GptShape(32, 4096, 32, 2048),
-    # the paper prints a width of 5140, which 40 heads of 128 cannot have
-    "gpt3-13b": GptShape(40, 5120, 40, 2048),
-    "gpt3-175b": GptShape(96, 12288, 96, 2048),
-    **_MEGATRON,
+    name: GptShape(**fields)
+    for family in ("gpt2", "gpt3", "megatron")
+    for name, fields in published_sizes("text")[family].items()
 }
 
 

@@ -19,6 +19,7 @@ from perfmodel.workload.zoo.layers import (
     norm_parameters,
     with_work,
 )
+from perfmodel.workload.zoo.published_sizes import published_sizes
 from perfmodel.workload.zoo.stack_block import (
     AttentionNames,
     BlockNames,
@@ -106,13 +107,8 @@ def _whisper(
 
 
 WHISPER_SHAPES = {
-    "whisper-tiny": _whisper(4, 384, 6),
-    "whisper-base": _whisper(6, 512, 8),
-    "whisper-small": _whisper(12, 768, 12),
-    "whisper-medium": _whisper(24, 1024, 16),
-    "whisper-large-v3": _whisper(32, 1280, 20, mels=128, vocabulary=51866),
+    name: _whisper(**sizes) for name, sizes in published_sizes("sound")["whisper"].items()
 }
-"""openai on huggingface.co; Radford et al. 2022 (arXiv 2212.04356), table 1."""
 
 
 def whisper(
