@@ -7,14 +7,7 @@ from typing import Literal
 
 from perfmodel.workload.configs.decoder_models import decoder_model
 from perfmodel.workload.configs.family import Family, Flag, Function, Gate, Nothing
-from perfmodel.workload.zoo.decoder_sizes import (
-    COHERE_NAMES,
-    GLM4_NAMES,
-    GLM_NAMES,
-    OLMO2_NAMES,
-    PHI3_NAMES,
-    STARCODER_NAMES,
-)
+from perfmodel.workload.zoo.decoder_sizes import DECODER_NAMES
 
 DECODER = {
     "vocab_size": 32000,
@@ -119,11 +112,11 @@ QWEN2_VL = {
     "num_key_value_heads": 8,
     "max_window_layers": 80,
 }
-GLM_SHAPE = {"names": GLM_NAMES, "biased_output": False, "turned_apart": True}
+GLM_SHAPE = {"names": DECODER_NAMES["glm"], "biased_output": False, "turned_apart": True}
 GEMMA2_SHAPE = {"scaled_embedding": True, "branch_norms": True}
-COHERE_SHAPE = {"names": COHERE_NAMES, "mean_norms": True, "parallel": True}
+COHERE_SHAPE = {"names": DECODER_NAMES["cohere"], "mean_norms": True, "parallel": True}
 OLMO2_SHAPE = {
-    "names": OLMO2_NAMES,
+    "names": DECODER_NAMES["olmo2"],
     "head_norms": True,
     "wide_head_norms": True,
     "wide_gains": True,
@@ -213,7 +206,7 @@ DENSE_FAMILIES: Mapping[str, Family] = {
             "rope_parameters": None,
         },
         # the rest of a head is joined even where positions turn all of it
-        shape={"names": PHI3_NAMES, "turned_apart": True},
+        shape={"names": DECODER_NAMES["phi3"], "turned_apart": True},
     ),
     "glm": Family(
         "GlmForCausalLM", decoder_model, GLM, fixed={"usual_rotary_share": 0.5}, shape=GLM_SHAPE
@@ -223,7 +216,7 @@ DENSE_FAMILIES: Mapping[str, Family] = {
         decoder_model,
         GLM,
         fixed={"usual_rotary_share": 0.5},
-        shape={**GLM_SHAPE, "names": GLM4_NAMES},
+        shape={**GLM_SHAPE, "names": DECODER_NAMES["glm4"]},
     ),
     "granite": Family("GraniteForCausalLM", decoder_model, LLAMA, shape={"scaled_branches": True}),
     "smollm3": Family(
@@ -345,7 +338,7 @@ DENSE_FAMILIES: Mapping[str, Family] = {
         },
         types={"hidden_act": Function},
         fixed={"gated": False},
-        shape={**KERNEL_NORMS, "names": STARCODER_NAMES},
+        shape={**KERNEL_NORMS, "names": DECODER_NAMES["starcoder"]},
         stated=ALL_BIASES,
     ),
     "stablelm": Family(

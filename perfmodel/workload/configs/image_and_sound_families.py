@@ -21,16 +21,14 @@ from perfmodel.workload.configs.family import (
 )
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.image_stack import (
-    CLIP_BLOCK,
-    VIT_BLOCK,
     ClipShape,
     ImageShape,
     clip,
     vit,
 )
 from perfmodel.workload.zoo.layers import ACTIVATIONS
-from perfmodel.workload.zoo.stack_block import StackShape
-from perfmodel.workload.zoo.whisper import DECODER_BLOCK, WHISPER_BLOCK, WhisperShape, whisper
+from perfmodel.workload.zoo.stack_block import BLOCK_NAMES, StackShape
+from perfmodel.workload.zoo.whisper import WHISPER_BLOCK, WhisperShape, whisper
 
 
 def vit_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
@@ -40,7 +38,7 @@ def vit_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
         config.hidden_size,
         config.num_attention_heads,
         config.intermediate_size,
-        VIT_BLOCK,
+        BLOCK_NAMES["vit"],
         activation=ACTIVATIONS[config.hidden_act],
         dropout=is_on(config.hidden_dropout_prob),
         score_dropout=is_on(config.attention_probs_dropout_prob),
@@ -70,7 +68,7 @@ def clip_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable
             part.hidden_size,
             part.num_attention_heads,
             part.intermediate_size,
-            CLIP_BLOCK,
+            BLOCK_NAMES["clip"],
             causal=part is texts,
             activation=ACTIVATIONS[part.hidden_act],
             score_dropout=is_on(part.attention_dropout),
@@ -132,7 +130,7 @@ def whisper_model(name: str, config: SimpleNamespace, _family: Family) -> Builda
             encoder,
             heads=config.decoder_attention_heads,
             mlp_width=config.decoder_ffn_dim,
-            names=DECODER_BLOCK,
+            names=BLOCK_NAMES["whisper-decoder"],
             causal=True,
         ),
         config.vocab_size,

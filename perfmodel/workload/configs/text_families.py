@@ -22,14 +22,9 @@ from perfmodel.workload.configs.family import (
 from perfmodel.workload.zoo import bert, t5
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.layers import ACTIVATIONS, ONE_KERNEL
-from perfmodel.workload.zoo.stack_block import StackShape
+from perfmodel.workload.zoo.stack_block import BLOCK_NAMES, StackShape
 from perfmodel.workload.zoo.text_decoder import (
-    NEOX_BLOCK,
-    NEOX_ENDS,
-    OPT_BLOCK,
-    OPT_ENDS,
-    PHI_BLOCK,
-    PHI_ENDS,
+    ENDS,
     GptShape,
     TextDecoderShape,
     gpt,
@@ -68,7 +63,7 @@ def gpt_neox_model(name: str, config: SimpleNamespace, family: Family) -> Builda
         config.hidden_size,
         config.num_attention_heads,
         config.intermediate_size,
-        NEOX_BLOCK,
+        BLOCK_NAMES["neox"],
         causal=True,
         activation=ACTIVATIONS[config.hidden_act],
         dropout=is_on(config.hidden_dropout),
@@ -96,7 +91,7 @@ def phi_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
         config.hidden_size,
         heads,
         config.intermediate_size,
-        PHI_BLOCK,
+        BLOCK_NAMES["phi"],
         causal=True,
         activation=ACTIVATIONS[config.hidden_act],
         dropout=is_on(config.resid_pdrop),
@@ -125,7 +120,7 @@ def opt_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
         config.hidden_size,
         config.num_attention_heads,
         config.ffn_dim,
-        OPT_BLOCK,
+        BLOCK_NAMES["opt"],
         causal=True,
         activation=ACTIVATIONS[config.activation_function],
         dropout=is_on(config.dropout),
@@ -222,7 +217,7 @@ def distilbert_model(name: str, config: SimpleNamespace, _family: Family) -> Bui
         dropout=is_on(config.dropout),
         score_dropout=is_on(config.attention_dropout),
         attention_dropout=False,
-        names=bert.DISTILBERT_NAMES,
+        names=bert.ENCODER_NAMES["distilbert"],
     )
     make = partial(bert.bert, name, shape=shape, head="masked")
     return Buildable(name, make, shape.positions, longest=shape.positions)
@@ -246,7 +241,7 @@ BERT = {
 XLM_ROBERTA = {**BERT, "pad_token_id": 1}
 UNGATED = {"hidden_act": Function, "attention_dropout": Rate}
 BERT_TYPES = {"hidden_act": Function, "tie_word_embeddings": Literal[True]}
-XLM_ROBERTA_SHAPE = {"names": bert.XLM_ROBERTA_NAMES, "head_activation": ONE_KERNEL}
+XLM_ROBERTA_SHAPE = {"names": bert.ENCODER_NAMES["xlm-roberta"], "head_activation": ONE_KERNEL}
 """The head's function is GELU in any case."""
 
 TEXT_FAMILIES: Mapping[str, Family] = {
@@ -290,7 +285,7 @@ TEXT_FAMILIES: Mapping[str, Family] = {
         },
         types=UNGATED,
         shape={
-            "ends": NEOX_ENDS,
+            "ends": ENDS["neox"],
             "source": "Hugging Face GPTNeoXForCausalLM; Black et al. 2022, arXiv 2204.06745",
         },
     ),
@@ -315,7 +310,7 @@ TEXT_FAMILIES: Mapping[str, Family] = {
             "rope_parameters": None,
         },
         types={"hidden_act": Function},
-        shape={"ends": PHI_ENDS, "biased_head": True, "source": "Hugging Face PhiForCausalLM"},
+        shape={"ends": ENDS["phi"], "biased_head": True, "source": "Hugging Face PhiForCausalLM"},
     ),
     "opt": Family(  # with norms before its parts: all published sizes but 350m
         "OPTForCausalLM",
@@ -339,7 +334,7 @@ TEXT_FAMILIES: Mapping[str, Family] = {
         },
         types={"attention_dropout": Rate},
         shape={
-            "ends": OPT_ENDS,
+            "ends": ENDS["opt"],
             "source": "Hugging Face OPTForCausalLM; Zhang et al. 2022, arXiv 2205.01068",
         },
     ),
@@ -348,7 +343,7 @@ TEXT_FAMILIES: Mapping[str, Family] = {
         bert_model,
         BERT,
         types=BERT_TYPES,
-        shape={"names": bert.BERT_NAMES},
+        shape={"names": bert.ENCODER_NAMES["bert"]},
         other_heads=("BertForPreTraining", "BertModel"),
     ),
     "roberta": Family(
@@ -356,7 +351,7 @@ TEXT_FAMILIES: Mapping[str, Family] = {
         bert_model,
         {**XLM_ROBERTA, "vocab_size": 50265},
         types=BERT_TYPES,
-        shape={**XLM_ROBERTA_SHAPE, "names": bert.ROBERTA_NAMES},
+        shape={**XLM_ROBERTA_SHAPE, "names": bert.ENCODER_NAMES["roberta"]},
     ),
     "xlm-roberta": Family(
         "XLMRobertaForMaskedLM",

@@ -33,7 +33,7 @@ from perfmodel.workload.zoo.layers import (
     weight_and_bias,
     with_work,
 )
-from perfmodel.workload.zoo.published_sizes import published_sizes
+from perfmodel.workload.zoo.published import published_sizes
 
 AMOEBANETS = published_sizes("images")["amoebanet"]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
@@ -43,7 +44,7 @@ from perfmodel.workload.zoo.layers import (
     renamed,
     weight_and_bias,
 )
-from perfmodel.workload.zoo.published_sizes import published_sizes
+from perfmodel.workload.zoo.published import module_names, published_sizes
 from perfmodel.workload.zoo.transformer import attention, embedding
 
 VOCABULARY, POSITIONS, SEGMENTS = 30522, 512, 2
@@ -64,7 +65,7 @@ class BertNames:
         shares, has its name from there.
     """
 
-    replaced: tuple[tuple[str, str], ...] = ()
+    replaced: Sequence[Sequence[str]] = ()
     positions_last: bool = False
     bias_first: bool = True
     head_first: bool = False
@@ -76,40 +77,7 @@ class BertNames:
         return name
 
 
-BERT_NAMES = BertNames()
-ROBERTA_NAMES = BertNames(
-    (
-        (r"^(embeddings|encoder)\b", r"roberta.\1"),
-        (r"^cls\.predictions\.(transform\.)?", "lm_head."),
-        (r"^lm_head\.LayerNorm", "lm_head.layer_norm"),
-    ),
-    positions_last=True,
-)
-XLM_ROBERTA_NAMES = replace(
-    ROBERTA_NAMES,
-    replaced=(
-        (r"^embeddings\.word_embeddings\.weight$", "lm_head.decoder.weight"),
-        *ROBERTA_NAMES.replaced,
-    ),
-    head_first=True,
-)
-"""Of CamemBERT, too."""
-DISTILBERT_NAMES = BertNames(
-    (
-        (r"^embeddings\b", "distilbert.embeddings"),
-        (r"^encoder\.layer\b", "distilbert.transformer.layer"),
-        (r"attention\.self\.(q|k|v)(?:uery|ey|alue)\b", r"attention.\1_lin"),
-        (r"attention\.output\.dense", "attention.out_lin"),
-        (r"attention\.output\.LayerNorm", "sa_layer_norm"),
-        (r"intermediate\.dense", "ffn.lin1"),
-        (r"output\.dense", "ffn.lin2"),
-        (r"output\.LayerNorm", "output_layer_norm"),
-        (r"^cls\.predictions\.transform\.dense", "vocab_transform"),
-        (r"^cls\.predictions\.transform\.LayerNorm", "vocab_layer_norm"),
-        (r"^cls\.predictions(\.decoder)?", "vocab_projector"),
-    ),
-    bias_first=False,
-)
+ENCODER_NAMES = {family: BertNames(**names) for family, names in module_names("encoders").items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +102,7 @@ class BertShape:
     score_dropout: bool = True
     attention_dropout: bool = True
     head_activation: ActivationFunction | None = None
-    names: BertNames = BERT_NAMES
+    names: BertNames = ENCODER_NAMES["bert"]
 
     @property
     def wide(self) -> int:

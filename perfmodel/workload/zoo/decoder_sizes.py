@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from perfmodel.workload.zoo.published_sizes import published_sizes
-
-MAPS = tuple(f"self_attn.{part}_proj" for part in "qkvo")
-HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
-_GATES = ("mlp.gate_proj", "mlp.up_proj")
-_NORMS = ("input_layernorm", "post_attention_layernorm")
+from perfmodel.workload.zoo.published import module_names, published_sizes
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderNames:
     """Names of a block's modules, by their path in it.
 
+    `registered`: modules in the order in which the family registers them.
     `norm`, `before_mlp`: of the normalisation before each part; "": it has none.
     `after_attention`, `after_mlp`: of that of what a part adds to the stream; "": it has none.
     `qkv`, `gate_up`: of one map for queries, keys and values, and for the gate and what it gates;
         "": each has its own.
     `up`, `down`: of the maps of the feed-forward part.
-    `registered`: modules in the order in which the family registers them.
     """
 
+    registered: Sequence[str]
     norm: str = "input_layernorm"
     after_attention: str = ""
     before_mlp: str = "post_attention_layernorm"
@@ -32,58 +29,9 @@ class DecoderNames:
     gate_up: str = ""
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
-    registered: tuple[str, ...] = (*MAPS, *HEAD_NORMS, *_GATES, "mlp.down_proj", *_NORMS)
 
 
-LLAMA_NAMES = DecoderNames()
-GEMMA_NAMES = replace(
-    LLAMA_NAMES,
-    after_attention="post_attention_layernorm",
-    before_mlp="pre_feedforward_layernorm",
-    after_mlp="post_feedforward_layernorm",
-    registered=(
-        *LLAMA_NAMES.registered,
-        "pre_feedforward_layernorm",
-        "post_feedforward_layernorm",
-    ),
-)
-"""Gemma 2 and 3, which normalise before and after each part."""
-COHERE_NAMES = replace(LLAMA_NAMES, before_mlp="")
-OLMO2_NAMES = replace(
-    GEMMA_NAMES,
-    norm="",
-    before_mlp="",
-)
-"""OLMo 2 and 3, which normalise what a part adds alone."""
-PHI3_NAMES = replace(
-    LLAMA_NAMES,
-    qkv="self_attn.qkv_proj",
-    gate_up="mlp.gate_up_proj",
-    registered=(
-        "self_attn.o_proj",
-        "self_attn.qkv_proj",
-        "mlp.gate_up_proj",
-        "mlp.down_proj",
-        *_NORMS,
-    ),
-)
-GLM_NAMES = replace(
-    LLAMA_NAMES,
-    gate_up="mlp.gate_up_proj",
-    registered=(*MAPS, "mlp.gate_up_proj", "mlp.down_proj", *_NORMS),
-)
-GLM4_NAMES = replace(
-    GLM_NAMES,
-    after_attention="post_self_attn_layernorm",
-    after_mlp="post_mlp_layernorm",
-    registered=(*GLM_NAMES.registered, "post_self_attn_layernorm", "post_mlp_layernorm"),
-)
-STARCODER_NAMES = replace(
-    LLAMA_NAMES,
-    up="mlp.c_fc",
-    down="mlp.c_proj",
-    registered=(*MAPS, "mlp.c_fc", "mlp.c_proj", *_NORMS),
-)
+DECODER_NAMES = {name: DecoderNames(**fields) for name, fields in module_names("decoders").items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +128,7 @@ class DecoderShape:
     @property
     def block_names(self) -> DecoderNames:
         """Names of a block's modules."""
-        return self.names or (GEMMA_NAMES if self.branch_norms else LLAMA_NAMES)
+        return self.names or DECODER_NAMES["gemma" if self.branch_norms else "llama"]
 
     def window_of(self, layer: int) -> int | None:
         """Tokens that a query of a layer (from 0) sees at most, or None: all before it."""

@@ -40,7 +40,7 @@ from perfmodel.workload.zoo.layers import (
     weight_and_bias,
     with_work,
 )
-from perfmodel.workload.zoo.published_sizes import published_sizes, sizes_document
+from perfmodel.workload.zoo.published import published_sizes, read_table
 
 CHANNEL_STEP = 8
 """Scaled channels are rounded to a multiple of this, and by a tenth at most."""
@@ -62,7 +62,7 @@ class Stage:
     fused: bool = False
 
 
-STAGES = sizes_document()["efficientnet_stages"]
+STAGES = read_table("published_sizes")["efficientnet_stages"]
 EFFICIENTNETS = published_sizes("images")["efficientnet"]
 
 

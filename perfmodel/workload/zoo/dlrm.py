@@ -15,7 +15,7 @@ from perfmodel.workload.zoo.layers import (
     assemble,
     linear,
 )
-from perfmodel.workload.zoo.published_sizes import published_sizes
+from perfmodel.workload.zoo.published import published_sizes
 from perfmodel.workload.zoo.transformer import embedding
 
 DLRMS = published_sizes("recommendation")["dlrm"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
-from perfmodel.workload.zoo.published_sizes import published_sizes
+from perfmodel.workload.zoo.published import module_names, published_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +83,7 @@ class ExpertNames:
 
 
 USUAL_NAMES = ExpertNames()
-EXPERT_NAMES = {
-    "MixtralForCausalLM": ExpertNames(router_first=True),
-    "Qwen2MoeForCausalLM": ExpertNames(router_first=True),
-    "OlmoeForCausalLM": ExpertNames(router_first=True),
-    "GptOssForCausalLM": ExpertNames(router="router", router_first=True, transposed=True),
-    "Llama4ForCausalLM": ExpertNames("feed_forward", "router", transposed=True),
-}
+EXPERT_NAMES = {family: ExpertNames(**names) for family, names in module_names("experts").items()}
 """By Hugging Face's class, where they differ from those of most."""
 
 

@@ -34,35 +34,13 @@ from perfmodel.workload.zoo.layers import (
     weight_and_bias,
     with_work,
 )
-from perfmodel.workload.zoo.published_sizes import published_sizes
+from perfmodel.workload.zoo.published import published_sizes
 from perfmodel.workload.zoo.stack_block import (
-    AttentionNames,
-    BlockNames,
+    BLOCK_NAMES,
     StackShape,
     stack_blocks,
 )
 from perfmodel.workload.zoo.transformer import embedding, last_norm, token_tables
-
-VIT_BLOCK = BlockNames(
-    attention=AttentionNames(
-        ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
-        "attention.o_proj",
-        "layernorm_before",
-    ),
-    widen="mlp.fc1",
-    narrow="mlp.fc2",
-    norm="layernorm_after",
-    registered=(
-        "attention.q_proj",
-        "attention.k_proj",
-        "attention.v_proj",
-        "attention.o_proj",
-        "layernorm_before",
-        "layernorm_after",
-        "mlp.fc1",
-        "mlp.fc2",
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,29 +60,14 @@ class ImageShape:
 
 
 def _vit(layers: int, width: int, heads: int, patch: int, image: int) -> ImageShape:
-    return ImageShape(layers, patch, image, StackShape(width, heads, 4 * width, VIT_BLOCK))
+    return ImageShape(layers, patch, image, StackShape(width, heads, 4 * width, BLOCK_NAMES["vit"]))
 
 
 VIT_SHAPES = {name: _vit(**sizes) for name, sizes in published_sizes("images")["vit"].items()}
 
 
-TORCHVISION_BLOCK = BlockNames(
-    attention=AttentionNames(("self_attention.in_proj",), "self_attention.out_proj", "ln_1"),
-    widen="mlp.0",
-    narrow="mlp.3",
-    norm="ln_2",
-    registered=(
-        "ln_1",
-        "self_attention.in_proj",
-        "self_attention.out_proj",
-        "ln_2",
-        "mlp.0",
-        "mlp.3",
-    ),
-    layers=("qkv", "attention", "projection", "widen", "narrow"),
-)
 VIT_B_16 = ImageShape(
-    12, 16, 224, StackShape(768, 12, 3072, TORCHVISION_BLOCK, wide_scores=False, held=0.0)
+    12, 16, 224, StackShape(768, 12, 3072, BLOCK_NAMES["torchvision"], wide_scores=False, held=0.0)
 )
 """ViT-B/16 of torchvision."""
 
@@ -126,7 +89,7 @@ def vit_b_16(*, dtype: str, image_size: int) -> Workload:
         cut,
         class_and_positions(table[1][0], table, tokens, h, dropout=False, indexed=False),
         *(
-            _as_torchvision(part, joins_maps=at % len(TORCHVISION_BLOCK.layers) == 0)
+            _as_torchvision(part, joins_maps=at % len(shape.block.names.layers) == 0)
             for at, part in enumerate(blocks)
         ),
         linear(
@@ -267,28 +230,6 @@ def class_and_positions(
     )
 
 
-CLIP_BLOCK = BlockNames(
-    attention=AttentionNames(
-        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "self_attn.out_proj",
-        "layer_norm1",
-    ),
-    widen="mlp.fc1",
-    narrow="mlp.fc2",
-    norm="layer_norm2",
-    registered=(
-        "self_attn.k_proj",
-        "self_attn.v_proj",
-        "self_attn.q_proj",
-        "self_attn.out_proj",
-        "layer_norm1",
-        "mlp.fc1",
-        "mlp.fc2",
-        "layer_norm2",
-    ),
-)
-
-
 @dataclass(frozen=True, slots=True)
 class ClipShape:
     """Both stacks, and what they are mapped to.
@@ -308,7 +249,9 @@ class ClipShape:
 def _clip(
     layers: int, width: int, heads: int, patch: int, text: tuple[int, int], projection: int
 ) -> ClipShape:
-    block = StackShape(width, heads, 4 * width, CLIP_BLOCK, activation=ACTIVATIONS["quick_gelu"])
+    block = StackShape(
+        width, heads, 4 * width, BLOCK_NAMES["clip"], activation=ACTIVATIONS["quick_gelu"]
+    )
     texts = replace(block, width=text[0], heads=text[1], mlp_width=4 * text[0], causal=True)
     return ClipShape(ImageShape(layers, patch, 224, block), 12, texts, projection=projection)
 

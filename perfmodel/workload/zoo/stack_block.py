@@ -6,8 +6,10 @@ layer norms with a bias, each one kernel.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 from perfmodel.workload.layer_calls import column_calls, norm_calls, row_calls
 from perfmodel.workload.model import FusedKept
@@ -35,6 +37,7 @@ from perfmodel.workload.zoo.layers import (
     weight_and_bias,
     with_work,
 )
+from perfmodel.workload.zoo.published import module_names
 from perfmodel.workload.zoo.transformer import attention
 
 
@@ -46,7 +49,7 @@ class AttentionNames:
     `norm`: of the normalisation before it.
     """
 
-    maps: tuple[str, ...]
+    maps: Sequence[str]
     output: str
     norm: str
 
@@ -65,10 +68,21 @@ class BlockNames:
     widen: str
     narrow: str
     norm: str
-    registered: tuple[str, ...]
+    registered: Sequence[str]
     source: AttentionNames | None = None
-    layers: tuple[str, ...] = ()
+    layers: Sequence[str] = ()
     transposed: bool = False
+
+
+def _block_names(
+    attention: Sequence[Any], source: Sequence[Any] | None = None, **names: Any
+) -> BlockNames:
+    """Return the names that the table states; of an attention part: maps, output and norm."""
+    crossed = AttentionNames(*source) if source else None
+    return BlockNames(AttentionNames(*attention), source=crossed, **names)
+
+
+BLOCK_NAMES = {family: _block_names(**names) for family, names in module_names("blocks").items()}
 
 
 @dataclass(frozen=True, slots=True)

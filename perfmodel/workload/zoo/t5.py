@@ -36,7 +36,7 @@ from perfmodel.workload.zoo.layers import (
     weight_and_bias,
     with_work,
 )
-from perfmodel.workload.zoo.published_sizes import published_sizes
+from perfmodel.workload.zoo.published import published_sizes
 from perfmodel.workload.zoo.transformer import attention, token_tables
 
 VOCABULARY, BUCKETS, INPUTS = 32128, 32, 512

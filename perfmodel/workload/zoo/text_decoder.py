@@ -17,70 +17,13 @@ from perfmodel.workload.zoo.layers import (
     assemble,
     norm_parameters,
 )
-from perfmodel.workload.zoo.published_sizes import published_sizes
+from perfmodel.workload.zoo.published import module_names, published_sizes
 from perfmodel.workload.zoo.stack_block import (
-    AttentionNames,
-    BlockNames,
+    BLOCK_NAMES,
     StackShape,
     stack_blocks,
 )
 from perfmodel.workload.zoo.transformer import token_tables, vocabulary_head
-
-NEOX_BLOCK = BlockNames(
-    attention=AttentionNames(("attention.query_key_value",), "attention.dense", "input_layernorm"),
-    widen="mlp.dense_h_to_4h",
-    narrow="mlp.dense_4h_to_h",
-    norm="post_attention_layernorm",
-    registered=(
-        "input_layernorm",
-        "post_attention_layernorm",
-        "attention.query_key_value",
-        "attention.dense",
-        "mlp.dense_h_to_4h",
-        "mlp.dense_4h_to_h",
-    ),
-)
-
-
-PHI_BLOCK = BlockNames(
-    attention=AttentionNames(
-        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "self_attn.dense",
-        "input_layernorm",
-    ),
-    widen="mlp.fc1",
-    narrow="mlp.fc2",
-    norm="",
-    registered=(
-        "self_attn.q_proj",
-        "self_attn.k_proj",
-        "self_attn.v_proj",
-        "self_attn.dense",
-        "mlp.fc1",
-        "mlp.fc2",
-        "input_layernorm",
-    ),
-)
-OPT_BLOCK = BlockNames(
-    attention=AttentionNames(
-        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "self_attn.out_proj",
-        "self_attn_layer_norm",
-    ),
-    widen="fc1",
-    narrow="fc2",
-    norm="final_layer_norm",
-    registered=(
-        "self_attn.k_proj",
-        "self_attn.v_proj",
-        "self_attn.q_proj",
-        "self_attn.out_proj",
-        "self_attn_layer_norm",
-        "fc1",
-        "fc2",
-        "final_layer_norm",
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +46,7 @@ class DecoderEnds:
     keeps_rows: bool = True
 
 
-NEOX_ENDS = DecoderEnds("gpt_neox.embed_in", "gpt_neox.layers", "gpt_neox.final_layer_norm")
-PHI_ENDS = DecoderEnds("model.embed_tokens", "model.layers", "model.final_layernorm")
-OPT_ENDS = DecoderEnds(
-    "model.decoder.embed_tokens",
-    "model.decoder.layers",
-    "model.decoder.final_layer_norm",
-    positions="model.decoder.embed_positions",
-    norm_first=True,
-)
+ENDS = {family: DecoderEnds(**names) for family, names in module_names("ends").items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,21 +169,6 @@ SOURCES = {
     "gpt3": "GPT-2's tensors at the sizes of Brown et al. 2020 (arXiv 2005.14165), table 2.1",
 }
 """Of models whose names begin so; others are Hugging Face's."""
-GPT_BLOCK = BlockNames(
-    attention=AttentionNames(("attn.c_attn",), "attn.c_proj", "ln_1"),
-    widen="mlp.c_fc",
-    narrow="mlp.c_proj",
-    norm="ln_2",
-    registered=("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"),
-    layers=("qkv", "attention", "projection", "widen", "narrow"),
-    transposed=True,
-)
-"""Hugging Face's Conv1D keeps its weight as (input, output)."""
-GPT_ENDS = DecoderEnds(
-    "wte", "h", "ln_f", positions="wpe", first_layer="embeddings", keeps_rows=False
-)
-
-
 GPT_SHAPES = {
     name: GptShape(**fields)
     for family in ("gpt2", "gpt3", "megatron")
@@ -278,7 +198,7 @@ def gpt(
         shape.width,
         shape.heads,
         shape.wide,
-        GPT_BLOCK,
+        BLOCK_NAMES["gpt"],
         causal=True,
         activation=shape.activation,
         dropout=dropout,
@@ -290,7 +210,7 @@ def gpt(
         shape.layers,
         shape.vocabulary,
         block,
-        GPT_ENDS,
+        ENDS["gpt"],
         tied=not shape.untied,
         positions=shape.positions,
         embedding_dropout=dropout if embedding_dropout is None else embedding_dropout,

@@ -19,10 +19,9 @@ from perfmodel.workload.zoo.layers import (
     norm_parameters,
     with_work,
 )
-from perfmodel.workload.zoo.published_sizes import published_sizes
+from perfmodel.workload.zoo.published import published_sizes
 from perfmodel.workload.zoo.stack_block import (
-    AttentionNames,
-    BlockNames,
+    BLOCK_NAMES,
     StackShape,
     stack_blocks,
 )
@@ -30,39 +29,6 @@ from perfmodel.workload.zoo.transformer import last_norm, token_tables, vocabula
 
 KERNEL, PER_TOKEN = 3, 2
 """Of both convolutions; frames of sound for one token, as the second one halves them."""
-
-
-def _attention(path: str) -> AttentionNames:
-    maps = (f"{path}.q_proj", f"{path}.k_proj", f"{path}.v_proj")
-    return AttentionNames(maps, f"{path}.out_proj", f"{path}_layer_norm")
-
-
-def _registered_parts(path: str) -> tuple[str, ...]:
-    return tuple(f"{path}.{part}_proj" for part in ("k", "v", "q", "out"))
-
-
-_TAIL = ("fc1", "fc2", "final_layer_norm")
-ENCODER_BLOCK = BlockNames(
-    _attention("self_attn"),
-    "fc1",
-    "fc2",
-    "final_layer_norm",
-    (*_registered_parts("self_attn"), "self_attn_layer_norm", *_TAIL),
-)
-DECODER_BLOCK = BlockNames(
-    _attention("self_attn"),
-    "fc1",
-    "fc2",
-    "final_layer_norm",
-    (
-        *_registered_parts("self_attn"),
-        "self_attn_layer_norm",
-        *_registered_parts("encoder_attn"),
-        "encoder_attn_layer_norm",
-        *_TAIL,
-    ),
-    source=_attention("encoder_attn"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +55,7 @@ WHISPER_BLOCK = StackShape(
     0,
     0,
     0,
-    ENCODER_BLOCK,
+    BLOCK_NAMES["whisper-encoder"],
     biases=(True, False, True),
     wide_scores=False,
     scaled_queries=True,
@@ -102,7 +68,7 @@ def _whisper(
     layers: int, width: int, heads: int, *, mels: int = 80, vocabulary: int = 51865
 ) -> WhisperShape:
     encoder = replace(WHISPER_BLOCK, width=width, heads=heads, mlp_width=4 * width)
-    decoder = replace(encoder, names=DECODER_BLOCK, causal=True)
+    decoder = replace(encoder, names=BLOCK_NAMES["whisper-decoder"], causal=True)
     return WhisperShape(layers, encoder, layers, decoder, vocabulary, mels)
 
 
