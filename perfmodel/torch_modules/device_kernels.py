@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.torch_modules.operators import map_tensors
 from perfmodel.workload.kernels.shapes import Attention
 
 AttentionRecord = Callable[[Attention, float, bool, bool], None]
@@ -100,63 +102,55 @@ def device_kernels(
     """
     import torch
     from torch.nn import functional
-    from torch.overrides import TorchFunctionMode
 
-    casts = _Casts(own_cast)
+    copies: dict[int, Any] = {}
     narrow, wide = _functions(HALF_FUNCTIONS), _functions(WIDE_FUNCTIONS)
     replaced = {
         functional.scaled_dot_product_attention: _make_fused_attention(record),
         functional.dropout: _dropout,
     }
 
-    class DeviceKernels(TorchFunctionMode):  # type: ignore[misc,unused-ignore]
-        """See the module."""
+    def cast(dtype: Any, tensor: Any) -> Any:
+        """Cast as autocast does, and trained parameters once per step."""
+        if not tensor.is_floating_point() or tensor.dtype in {dtype, torch.float64}:
+            return tensor
+        if not isinstance(tensor, torch.nn.Parameter) or dtype != torch.bfloat16:
+            return tensor.to(dtype)
+        if id(tensor) in copies:
+            return copies[id(tensor)]
+        copied = tensor.to(dtype)
+        own_cast(copied)
+        if tensor.requires_grad:  # autocast keeps copies of trained ones alone
+            copies[id(tensor)] = copied
+        return copied
+
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        if func is torch.Tensor.__bool__ and _asks_for_packed_sequences():
+            return True
+        dtype = torch.bfloat16 if func in narrow else torch.float32 if func in wide else None
+        if autocast and dtype is not None:
+            args, kwargs = map_tensors((args, kwargs), partial(cast, dtype))
+        return replaced.get(func, func)(*args, **kwargs)
+
+    return _replacing(run)
+
+
+def _replacing(run: Callable[[Any, Any, Any], Any]) -> Any:
+    """Make a mode in which `run` calls each function of torch, also those that call others."""
+    from torch.nn import functional
+    from torch.overrides import TorchFunctionMode
+
+    class Replacing(TorchFunctionMode):  # type: ignore[misc,unused-ignore]
+        """See the function."""
 
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            kwargs = kwargs or {}
-            if func is torch.Tensor.__bool__ and _asks_for_packed_sequences():
-                return True
             if func is functional.multi_head_attention_forward:
-                return _run_inside(self, func, args, kwargs)
-            dtype = torch.bfloat16 if func in narrow else torch.float32 if func in wide else None
-            if autocast and dtype is not None:
-                args = casts.cast(args, dtype)
-                kwargs = {name: casts.cast(each, dtype) for name, each in kwargs.items()}
-            return replaced.get(func, func)(*args, **kwargs)
+                return _run_inside(self, func, args, kwargs or {})
+            return run(func, args, kwargs or {})
 
-    return DeviceKernels()
-
-
-class _Casts:
-    """Casts values as autocast does, and trained parameters once per step."""
-
-    def __init__(self, own_cast: Callable[[Any], None]) -> None:
-        self.own_cast = own_cast
-        self.copies: dict[int, Any] = {}
-
-    def cast(self, value: Any, dtype: Any) -> Any:
-        """Return the value in another precision."""
-        import torch
-
-        if isinstance(value, list | tuple):
-            return type(value)(self.cast(each, dtype) for each in value)
-        is_real = isinstance(value, torch.Tensor) and value.is_floating_point()
-        if not is_real or value.dtype in {dtype, torch.float64}:
-            return value
-        if isinstance(value, torch.nn.Parameter) and dtype == torch.bfloat16:
-            return self._copy(value, dtype)
-        return value.to(dtype)
-
-    def _copy(self, parameter: Any, dtype: Any) -> Any:
-        if id(parameter) in self.copies:
-            return self.copies[id(parameter)]
-        copied = parameter.to(dtype)
-        self.own_cast(copied)
-        if parameter.requires_grad:  # autocast keeps copies of trained ones alone
-            self.copies[id(parameter)] = copied
-        return copied
+    return Replacing()
 
 
 def _functions(names: tuple[str, ...]) -> frozenset[Any]:
@@ -173,7 +167,7 @@ def _functions(names: tuple[str, ...]) -> frozenset[Any]:
 
 def _asks_for_packed_sequences() -> bool:
     """Whether a mask of transformers asks whether positions begin anew within a sequence."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(3)  # of what called the function of torch
     return str(frame.f_globals.get("__name__", "")).startswith("transformers.masking_utils")
 
 
@@ -295,20 +289,11 @@ def real_kernels(attention_call: Callable[..., Any]) -> Any:
     `attention_call`: makes the context in which an attention with these arguments runs.
     """
     from torch.nn import functional
-    from torch.overrides import TorchFunctionMode
 
-    class RealKernels(TorchFunctionMode):  # type: ignore[misc,unused-ignore]
-        """See the function."""
-
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            kwargs = kwargs or {}
-            if func is functional.multi_head_attention_forward:
-                return _run_inside(self, func, args, kwargs)
-            if func is functional.scaled_dot_product_attention:
-                with attention_call(*args, **kwargs):
-                    return func(*args, **kwargs)
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        if func is not functional.scaled_dot_product_attention:
+            return func(*args, **kwargs)
+        with attention_call(*args, **kwargs):
             return func(*args, **kwargs)
 
-    return RealKernels()
+    return _replacing(run)

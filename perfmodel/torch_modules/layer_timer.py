@@ -18,6 +18,7 @@ from typing import Any
 from perfmodel.errors import failed, raise_faults
 from perfmodel.torch_modules.fake_module import training_mode
 from perfmodel.torch_modules.layer_groups import group_layers, layer_of_place
+from perfmodel.torch_modules.operators import map_tensors
 from perfmodel.torch_modules.step_trace import Loss, kept_state, trace_step
 
 WARM_UP, REPEATS = 2, 5
@@ -67,7 +68,11 @@ def measure_layers(
     Raises `InputError`: a module on the meta device, or whose layers on real tensors are others.
     """
     device = _device_of(model)
-    batch = _moved(batch, device)
+    batch = (
+        batch.to(device)
+        if hasattr(batch, "to")
+        else map_tensors(batch, lambda tensor: tensor.to(device))
+    )
     with _autocast(autocast, device)(), training_mode(model), kept_state(model):
         totals = _total_times(model, batch, loss, device)
         shares = _layer_shares(model, batch, loss, names, device)
@@ -85,14 +90,6 @@ def _device_of(model: Any) -> str:
     allowed = "a module on one CPU or GPU, with real parameters"
     raise_faults(failed((odd, "measure", f"a module on {text}", allowed)))
     return str(kinds.pop())
-
-
-def _moved(batch: Any, device: str) -> Any:
-    if isinstance(batch, Mapping):
-        return {name: _moved(value, device) for name, value in batch.items()}
-    if isinstance(batch, list | tuple):
-        return type(batch)(_moved(value, device) for value in batch)
-    return batch.to(device) if hasattr(batch, "to") else batch
 
 
 def _autocast(precision: str | None, device: str) -> Callable[[], Any]:

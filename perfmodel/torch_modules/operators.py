@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
@@ -234,6 +235,32 @@ def tensors_in(values: object) -> list[Any]:
     return []
 
 
+def map_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return nested arguments with what `change` makes of each tensor in its place.
+
+    A dataclass is copied: it may be frozen, or not take all of its fields.
+    """
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if is_dataclass(value) and not isinstance(value, type | Mapping):
+        copied = copy(value)
+        for name, each in fields_of(value).items():
+            object.__setattr__(copied, name, map_tensors(each, change))
+        return copied
+    if isinstance(value, Mapping):
+        items = {key: map_tensors(each, change) for key, each in value.items()}
+        try:
+            return type(value)(items)  # type: ignore[call-arg]
+        except TypeError:
+            return items
+    if isinstance(value, list | tuple):
+        parts = [map_tensors(each, change) for each in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
 def fields_of(value: Any) -> dict[str, Any]:
     """Fields of a dataclass by name."""
     return {each.name: getattr(value, each.name) for each in fields(value)}
@@ -412,9 +439,9 @@ def wide_grouped_product(func: Any, args: Any, kwargs: Any) -> Any:
     if all(each.dtype is torch.bfloat16 for each in wide):
         return func(*args, **kwargs)
 
-    def narrow(value: Any) -> Any:
-        is_wide = isinstance(value, torch.Tensor) and value.is_floating_point()
-        return value.to(torch.bfloat16) if is_wide else value
+    def narrow(tensor: Any) -> Any:
+        return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
 
-    kwargs = {name: narrow(value) for name, value in kwargs.items() if name != "out_dtype"}
-    return func(*map(narrow, args), **kwargs).to(torch.promote_types(wide[0].dtype, wide[-1].dtype))
+    kwargs = {name: value for name, value in kwargs.items() if name != "out_dtype"}
+    result = func(*map_tensors(args, narrow), **map_tensors(kwargs, narrow))
+    return result.to(torch.promote_types(wide[0].dtype, wide[-1].dtype))
