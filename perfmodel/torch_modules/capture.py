@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import ExecutorUnavailable, Fault, InputError, failed, raise_faults
+from perfmodel.errors import ExecutorUnavailable, Fault, InputError, raise_faults, refuse_if
 from perfmodel.files import validate_document, write_atomically
 from perfmodel.torch_modules.layer_groups import LayerGroup, group_layers, write_document
 from perfmodel.torch_modules.layer_timer import MeasuredLayers, measure_layers
@@ -82,8 +82,11 @@ class Capture:
     @cached_property
     def workload(self) -> Workload:
         """The model as a file of it is read."""
-        spec = validate_document(ModelSpec, self.document, self.name)
-        read = make_workload(spec, f"captured {self.name}", self.name)
+        read = make_workload(
+            validate_document(ModelSpec, self.document, self.name),
+            f"captured {self.name}",
+            self.name,
+        )
         return replace(read, notes=(*read.notes, *self.notes))
 
     @property
@@ -100,7 +103,7 @@ class Capture:
         """Write the model file, and return its path: ``model: {file: mymodel.yaml}``."""
         path = Path(path)
         odd = path.suffix.lower() not in {".yaml", ".yml"}
-        raise_faults(failed((odd, "path", repr(str(path)), "a file ending in .yaml")))
+        refuse_if(odd, "path", repr(str(path)), "a file ending in .yaml")
         write_atomically(path, write_document(self.document, list(self._comments())))
         return path
 
@@ -235,7 +238,7 @@ PRECISIONS: tuple[Precision, ...] = ("bf16", "autocast")
 
 def _require_count(samples: int) -> int:
     odd = not isinstance(samples, int) or isinstance(samples, bool) or samples < 1
-    raise_faults(failed((odd, "samples", repr(samples), "a whole number above zero")))
+    refuse_if(odd, "samples", repr(samples), "a whole number above zero")
     return samples
 
 
@@ -366,7 +369,7 @@ def _parameters(model: Any) -> Iterator[dict[str, Any]]:
 def _dtype_word(tensor: Any) -> str:
     part = tensor.real if tensor.is_complex() else tensor  # DDP sends pairs of real numbers
     word = str(part.dtype).removeprefix("torch.")
-    raise_faults(failed((word not in DTYPES, "model", f"a tensor of {word}", ", ".join(DTYPES))))
+    refuse_if(word not in DTYPES, "model", f"a tensor of {word}", ", ".join(DTYPES))
     return DTYPES[word]
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, failed, raise_faults
+from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.torch_modules.capture import Capture, with_times
 from perfmodel.torch_modules.layer_timer import MeasuredLayers
 from perfmodel.torch_modules.wrapped_module import hooks, plain_name
@@ -111,7 +111,7 @@ class RecordedSteps:
     def _require_steps(self) -> None:
         text = f"{len(self.steps)} steps, of which the first {FIRST_STEPS} do not count"
         allowed = f"{FIRST_STEPS + 1} steps or more inside of record_steps"
-        raise_faults(failed((not self.steady, "record_steps", text, allowed)))
+        refuse_if(not self.steady, "record_steps", text, allowed)
 
     def __repr__(self) -> str:
         if not self.steady:
@@ -207,7 +207,7 @@ def record_steps(ddp_model: Any) -> Iterator[RecordedSteps]:
 
     is_wrapped = isinstance(ddp_model, torch.nn.parallel.DistributedDataParallel)
     allowed = "a module in torch.nn.parallel.DistributedDataParallel"
-    raise_faults(failed((not is_wrapped, "ddp_model", type(ddp_model).__name__, allowed)))
+    refuse_if(not is_wrapped, "ddp_model", type(ddp_model).__name__, allowed)
     recorded = RecordedSteps()
     watch = _Watch(ddp_model, recorded)
     set_rate: Callable[[int], None] = ddp_model._set_ddp_runtime_logging_sample_rate

@@ -20,9 +20,8 @@ from perfmodel.errors import (
     Fault,
     InputError,
     allowed_names,
-    failed,
     nearest,
-    raise_faults,
+    refuse_if,
 )
 from perfmodel.torch_modules.capture import require_torch
 from perfmodel.units import format_bytes
@@ -49,7 +48,7 @@ def call_function(text: str) -> tuple[Any, Any, Callable[..., Any] | None]:
     place, _, name = text.rpartition(":")
     example = "FILE.py:FUNCTION, such as train.py:example, or package.module:example"
     odd = not place or not name.isidentifier()
-    raise_faults(failed((odd, FUNCTION_FIELD, repr(text), example)))
+    refuse_if(odd, FUNCTION_FIELD, repr(text), example)
     require_torch()
     module = _load(place)
     function: Any = getattr(module, name, None)
@@ -57,7 +56,7 @@ def call_function(text: str) -> tuple[Any, Any, Callable[..., Any] | None]:
         f"no function {name!r} in {place}",
         allowed_names([word for word, value in vars(module).items() if callable(value)], name),
     )
-    raise_faults(failed((not callable(function), FUNCTION_FIELD, found, allowed)))
+    refuse_if(not callable(function), FUNCTION_FIELD, found, allowed)
     try:
         answer = function()
     except Exception as error:
@@ -65,7 +64,7 @@ def call_function(text: str) -> tuple[Any, Any, Callable[..., Any] | None]:
         raise InputError(Fault(FUNCTION_FIELD, text, RETURNS)) from error
     odd = not isinstance(answer, tuple) or len(answer) not in {2, 3}
     found = f"{type(answer).__name__} from {name}()"
-    raise_faults(failed((odd, FUNCTION_FIELD, found, RETURNS)))
+    refuse_if(odd, FUNCTION_FIELD, found, RETURNS)
     return answer[0], answer[1], answer[2] if len(answer) == 3 else None
 
 
@@ -80,15 +79,19 @@ def _load(place: str) -> ModuleType:
     except InputError:
         raise
     except Exception as error:
-        text = f"{type(error).__name__}: {_first_line(error)} while importing {place}"
         raise InputError(
-            Fault(FUNCTION_FIELD, text, "a file or module that can be imported")
+            Fault(
+                FUNCTION_FIELD,
+                f"{type(error).__name__}: {_first_line(error)} while importing {place}",
+                "a file or module that can be imported",
+            )
         ) from error
 
 
 def _load_file(path: Path) -> ModuleType:
-    found = f"{str(path)!r}, which is no file"
-    raise_faults(failed((not path.is_file(), FUNCTION_FIELD, found, "a Python file")))
+    refuse_if(
+        not path.is_file(), FUNCTION_FIELD, f"{str(path)!r}, which is no file", "a Python file"
+    )
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -189,7 +192,7 @@ def _require_small(model: Any) -> None:
     nbytes = sum(each.numel() * each.element_size() for each in model.parameters())
     found, most = f"{format_bytes(nbytes)} of parameters", format_bytes(MOST_REAL_BYTES)
     allowed = f"at most {most}, as gradients are as large: a copy of the file with fewer layers"
-    raise_faults(failed((nbytes > MOST_REAL_BYTES, "--real", found, allowed)))
+    refuse_if(nbytes > MOST_REAL_BYTES, "--real", found, allowed)
 
 
 def _drawn(value: Any, config: Any) -> Any:
@@ -293,22 +296,21 @@ def _batch(model: Any, config: Any, tokens: int | None, samples: int) -> dict[st
     elif main in ("input_values", "input_features"):
         batch[main] = torch.zeros(samples, *_sound(config, main, tokens), device="meta")
     text = f"{_PATCHES if _PATCHES in accepted else main} of {type(model).__name__}"
-    raise_faults(
-        failed(
-            (
-                (main not in batch and main not in _NOT_MAIN) or _PATCHES in accepted,
-                "input",
-                f"{text}, which is not drawn here",
-                "FILE.py:FUNCTION that returns the module and batch",
-            )
-        )
+    refuse_if(
+        (main not in batch and main not in _NOT_MAIN) or _PATCHES in accepted,
+        "input",
+        f"{text}, which is not drawn here",
+        "FILE.py:FUNCTION that returns the module and batch",
     )
     if "labels" in accepted and (labels := _labels(model, config, batch, whole)) is not None:
         batch["labels"] = labels
     if "decoder_input_ids" in accepted and "labels" not in batch and "input_ids" in batch:
         batch["decoder_input_ids"] = batch["input_ids"]
-    flags = {"use_cache": False, "return_loss": True}
-    return batch | {name: value for name, value in flags.items() if name in accepted}
+    return batch | {
+        name: value
+        for name, value in {"use_cache": False, "return_loss": True}.items()
+        if name in accepted
+    }
 
 
 def _labels(model: Any, config: Any, batch: Mapping[str, Any], whole: Mapping[str, Any]) -> Any:

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from perfmodel.errors import failed, raise_faults
+from perfmodel.errors import refuse_if
 from perfmodel.torch_modules.fake_module import training_mode
 from perfmodel.torch_modules.layer_groups import group_layers, layer_of_place
 from perfmodel.torch_modules.operators import map_tensors
@@ -87,8 +87,9 @@ def measure_layers(
 def _device_of(model: Any) -> str:
     kinds = {parameter.device.type for parameter in model.parameters()}
     odd, text = kinds - {"cpu", "cuda"} or len(kinds) != 1, " and ".join(sorted(kinds))
-    allowed = "a module on one CPU or GPU, with real parameters"
-    raise_faults(failed((odd, "measure", f"a module on {text}", allowed)))
+    refuse_if(
+        odd, "measure", f"a module on {text}", "a module on one CPU or GPU, with real parameters"
+    )
     return str(kinds.pop())
 
 
@@ -97,9 +98,7 @@ def _autocast(precision: str | None, device: str) -> Callable[[], Any]:
 
     if precision is None:
         return nullcontext
-    raise_faults(
-        failed((precision not in {"bf16", "fp16"}, "autocast", repr(precision), "'bf16' or 'fp16'"))
-    )
+    refuse_if(precision not in {"bf16", "fp16"}, "autocast", repr(precision), "'bf16' or 'fp16'")
     dtype = torch.bfloat16 if precision == "bf16" else torch.float16
     return lambda: torch.autocast(device, dtype)
 
@@ -143,9 +142,7 @@ def _layer_shares(
         own = [group.name for group in groups]
         differing = next((a for a, b in zip(own, names, strict=False) if a != b), "their number")
         text = f"layers on {device} that are not those captured ({differing})"
-        raise_faults(
-            failed((own != list(names), "measure", text, "real=True, which captures real tensors"))
-        )
+        refuse_if(own != list(names), "measure", text, "real=True, which captures real tensors")
         layers = layer_of_place(groups)
         forward.append(_by_layer(trace.forward_marks, layers, len(groups), device))
         backward.append(_by_layer(trace.backward_marks, layers, len(groups), device))

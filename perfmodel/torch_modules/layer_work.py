@@ -297,7 +297,7 @@ def _shape_fields(operator: Operator, batch: int) -> dict[str, Any]:
                 **({"kv_heads": pairs} if pairs != heads else {}),
                 "causal": attention.causal,
                 "keys": attention.keys,
-                "dropout": operator.scores is not None and operator.scores.dropout,
+                "dropout": operator.score_dropout,
                 "value_head_size": attention.value_head_size,
             }
             return {"attention": _stated(shape)}

@@ -46,8 +46,8 @@ class Operator:
         Elements of these; of a table that is gathered from, of the whole table.
     is_floating : bool
         Whether it computes with real numbers.
-    scores : ScoreOptions, optional
-        Of attention.
+    score_dropout : bool
+        Whether scores of attention are dropped out.
     needs_gradient : bool
         Whether backward runs anything for it.
     reads, writes : tuple
@@ -67,17 +67,10 @@ class Operator:
     is_floating: bool = True
     backward_flops: float = 0.0
     backward_bytes: float = 0.0
-    scores: ScoreOptions | None = None
+    score_dropout: bool = False
     needs_gradient: bool = True
     reads: tuple[tuple[int, int], ...] = field(default=(), repr=False)
     writes: tuple[tuple[int, int], ...] = field(default=(), repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreOptions:
-    """Whether scores of attention are dropped out."""
-
-    dropout: bool
 
 
 FREE = frozenset(
@@ -420,7 +413,7 @@ def make_attention(
         shape=shape,
         in_elements=query * shape.head_size + pairs * (shape.head_size + shape.value_size),
         out_elements=query * shape.value_size,
-        scores=ScoreOptions(dropout),
+        score_dropout=dropout,
         backward_flops=2.0 * shape.flops if needs_gradient else 0.0,
         backward_bytes=2.0 * nbytes if needs_gradient else 0.0,
         needs_gradient=needs_gradient,

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.kernels.device import Device, make_device
 from perfmodel.workload.kernels.float8_casts import (
@@ -100,9 +100,12 @@ def make_pricing(
     library = fused_attention if isinstance(fused_attention, str) else ""
     library = "cudnn" if narrow_attention else library  # no other kernels run in fp8
     device = make_device(gpu, precision, ITEM_BYTES[precision], library)
-    if narrow_attention and (not fused_attention or device.attention.narrow is None):
-        allowed = "false, or fused attention on a GPU of Hopper or Blackwell"
-        raise InputError(Fault("fp8.fp8_dot_product_attention", f"true on {gpu.name}", allowed))
+    refuse_if(
+        narrow_attention and (not fused_attention or device.attention.narrow is None),
+        "fp8.fp8_dot_product_attention",
+        f"true on {gpu.name}",
+        "false, or fused attention on a GPU of Hopper or Blackwell",
+    )
     return Pricing(
         device=device,
         plain=make_device(gpu, "fp32", ITEM_BYTES["fp32"]) if has_plain else None,
@@ -135,8 +138,11 @@ def layer_cost(
     """
     device = pricing.device
     if not layer.gradients:
-        whole = layer_cost(replace(layer, gradients=2), pricing, first=first, is_float8=is_float8)
-        return replace(whole, backward_s=0.0, backward_kernels=0)
+        return replace(
+            layer_cost(replace(layer, gradients=2), pricing, first=first, is_float8=is_float8),
+            backward_s=0.0,
+            backward_kernels=0,
+        )
     vector_s, vector_backward_s, vector_kernels = _vector_cost(layer, pricing)
     if not layer.matmul_flops:
         # a table: forward gathers its rows, backward zeroes and writes its whole gradient
@@ -234,14 +240,18 @@ def _vector_cost(layer: Layer, pricing: Pricing) -> tuple[float, float, int]:
     norm_item = STATED_BYTES if layer.wide_norm else item
     norm_bytes *= pricing.batch * norm_item / STATED_BYTES
     ramps_s = kernels * device.ramp_s
-    is_map = layer.kind == "conv"
-    plain_s = feature_map_s(nbytes, item, device) if is_map else nbytes / device.memory_Bps
-    backward_s = (
-        plain_s * device.constants.elementwise_backward
-        + norm_s(norm_bytes, norm_item, device, backward=True)
-        + ramps_s
+    plain_s = (
+        feature_map_s(nbytes, item, device) if layer.kind == "conv" else nbytes / device.memory_Bps
     )
-    return plain_s + norm_s(norm_bytes, norm_item, device) + ramps_s, backward_s, kernels
+    return (
+        plain_s + norm_s(norm_bytes, norm_item, device) + ramps_s,
+        (
+            plain_s * device.constants.elementwise_backward
+            + norm_s(norm_bytes, norm_item, device, backward=True)
+            + ramps_s
+        ),
+        kernels,
+    )
 
 
 _WEIGHT, _INPUT = 0, 1

@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from perfmodel.errors import allowed_names, failed, raise_faults
+from perfmodel.errors import allowed_names, failed, raise_faults, refuse_if
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.compute_spread import roofline_factors
 from perfmodel.workload.kernels.device import kernel_constants
@@ -112,7 +112,7 @@ def layer_times(
         for layer in workload.layers
     )
     text = f"true for {workload.name!r}, whose file does not state what can be fused"
-    raise_faults(failed((compiled and not fuses, "compiled", text, "false, or a model of the zoo")))
+    refuse_if(compiled and not fuses, "compiled", text, "false, or a model of the zoo")
     gpu = replace(
         gpu,
         matmul_efficiency={
@@ -188,7 +188,7 @@ def _check_blocks(workload: Workload, fused_attention: bool) -> None:
     """
     shard, allowed = workload.shard, f"true with context_kind: {workload.shard.context_kind}"
     splits = shard.context > 1 and shard.context_kind != "ulysses"
-    raise_faults(failed((splits and not fused_attention, "fused_attention", "false", allowed)))
+    refuse_if(splits and not fused_attention, "fused_attention", "false", allowed)
 
 
 def step_s(times: LayerTimes) -> float:
@@ -258,7 +258,8 @@ def _check_arguments(
 def by_first_flash(workload: Workload, times: LayerTimes) -> LayerTimes:
     """Return times with fused attention as FlashAttention 1 runs it instead of the second."""
     rate = kernel_constants().attention.first_flash_rate
-    by = np.array([1 / rate if layer.kind == "attention" else 1.0 for layer in workload.layers])
     return scaled_fields(
-        times, by, ("forward_s", "backward_s", "matrix_forward_s", "matrix_backward_s")
+        times,
+        np.array([1 / rate if layer.kind == "attention" else 1.0 for layer in workload.layers]),
+        ("forward_s", "backward_s", "matrix_forward_s", "matrix_backward_s"),
     )

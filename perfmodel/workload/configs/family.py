@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, create_model
 
-from perfmodel.errors import Fault, failed, raise_faults
+from perfmodel.errors import Fault, failed, refuse_if
 from perfmodel.files import FileModel, validate_document
 from perfmodel.scenario.sections.model import MOST_EXPERTS, MOST_LAYERS, MOST_WIDTH, MOST_WORDS
 from perfmodel.workload.zoo.buildable import Buildable
@@ -177,7 +177,7 @@ class Family:
         heads = (self.name, *self.other_heads)
         head = (stated["architectures"] or heads)[0]
         allowed = f"{' or '.join(map(repr, heads))}; `perfmodel capture` takes others"
-        raise_faults(failed((head not in heads, "architectures", repr(head), allowed)))
+        refuse_if(head not in heads, "architectures", repr(head), allowed)
         return SimpleNamespace(**{**self.fixed, **stated, "head": head})
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, raise_faults
+from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
 from perfmodel.files import plain
 from perfmodel.files.read import LARGEST_YAML_BYTES, bound_faults, parse_yaml, read_text
 
@@ -60,8 +60,7 @@ def read_json(path: Path, largest: int = LARGEST_YAML_BYTES, *, infinite: bool =
 def parse_json(text: str, path: Path, *, infinite: bool = False) -> JsonFile:
     """Parse the text of a file; as `read_json`."""
     text = text.removeprefix("\ufeff")
-    if not text.strip():
-        raise InputError(Fault("file", "nothing", "a JSON object", str(path)))
+    refuse_if(not text.strip(), "file", "nothing", "a JSON object", str(path))
     try:
         content = json.loads(text, parse_constant=_named_constant if infinite else _refuse_constant)
     except json.JSONDecodeError as error:
@@ -125,8 +124,7 @@ def read_arguments(path: Path) -> ArgumentText:
     if path.suffix.lower() not in (".yaml", ".yml", ".json"):
         values = _parse_text(text)
         allowed = "arguments such as --num-layers 24, or YAML of them"
-        if not values:
-            raise InputError(Fault("megatron", "no argument", allowed, str(path)))
+        refuse_if(not values, "megatron", "no argument", allowed, str(path))
         return ArgumentText(values, str(path))
     document = plain(parse_yaml(text, str(path)))
     if isinstance(document, Mapping):

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, allowed_names, failed, raise_faults
+from perfmodel.errors import Fault, InputError, allowed_names, failed, raise_faults, refuse_if
 from perfmodel.files import is_file, is_folder
 from perfmodel.workload.configs.decoder_families import DENSE_FAMILIES, IMAGE_TEXT_FAMILIES
 from perfmodel.workload.configs.expert_families import EXPERT_FAMILIES
@@ -170,8 +170,13 @@ def config_path(path: Path) -> Path:
     Raises `InputError`: there is none.
     """
     inside = path / CONFIG_NAME
-    if is_folder(path) and not is_file(inside):
-        raise InputError(Fault("config", f"a folder without {CONFIG_NAME}", "one", str(path)))
+    refuse_if(
+        is_folder(path) and not is_file(inside),
+        "config",
+        f"a folder without {CONFIG_NAME}",
+        "one",
+        str(path),
+    )
     return inside if is_folder(path) else path
 
 
@@ -181,8 +186,11 @@ def config_model(document: JsonFile, name: str | None = None) -> Buildable:
     content = document.content
     fields = _with_updates(content)
     if section:
-        shared = {key: content[key] for key in SHARED if key in content}
-        fields = {**shared, **content[section], "architectures": None}
+        fields = {
+            **{key: content[key] for key in SHARED if key in content},
+            **content[section],
+            "architectures": None,
+        }
     is_part = bool(section) or content.get("model_type") in FLAT
     if is_part and not section:
         fields = {**fields, "architectures": None, "vision_config": None}
@@ -251,8 +259,11 @@ def _family_of(document: JsonFile) -> tuple[Family, str]:
     inside = text.get("model_type") if isinstance(text, dict) else None
     if isinstance(inside, str) and inside in FAMILIES:
         return FAMILIES[inside], TEXT
-    typed = str(kind) if get_close_matches(str(kind), FAMILIES, cutoff=ALIKE) else None
-    names = allowed_names(FAMILIES, typed, limit=80)
+    names = allowed_names(
+        FAMILIES,
+        str(kind) if get_close_matches(str(kind), FAMILIES, cutoff=ALIKE) else None,
+        limit=80,
+    )
     allowed = f"{OTHERS.format(file=document.path)}; or a family that the zoo knows: {names}"
     raise InputError(
         document.located(Fault("model_type", "nothing" if kind is None else repr(kind), allowed))
@@ -282,7 +293,7 @@ def _dtype_of(content: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
     if value is None:
         return "bf16" if quantization_of(fields) else "fp32"
     word = str(value).removeprefix("torch.")
-    raise_faults(failed((word not in DTYPES, key, repr(value), allowed_names(DTYPES))))
+    refuse_if(word not in DTYPES, key, repr(value), allowed_names(DTYPES))
     return DTYPES[word]
 
 

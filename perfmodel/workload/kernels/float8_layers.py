@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from perfmodel.errors import failed, raise_faults
+from perfmodel.errors import failed, raise_faults, refuse_if
 from perfmodel.workload.kernels.float8_recipe import Float8, takes_experts
 from perfmodel.workload.kernels.shapes import GroupedProduct, MatrixProduct
 from perfmodel.workload.memory.blocks import block_of
@@ -97,8 +97,9 @@ def _blocks(names: Mapping[int, str]) -> list[str]:
 def check_float8(workload: Workload, float8: Float8) -> None:
     """Raise `InputError` for a model of which no layer runs in fp8, and as `float8_layers`."""
     allowed = "bf16, or a model with linear layers in repeated blocks, of multiples of 16"
-    found = f"'fp8' for {workload.name!r}"
-    raise_faults(failed((not float8_layers(workload, float8), "precision", found, allowed)))
+    refuse_if(
+        not float8_layers(workload, float8), "precision", f"'fp8' for {workload.name!r}", allowed
+    )
 
 
 def _is_narrow(name: str, float8: Float8, wide_blocks: Collection[str]) -> bool:
@@ -115,8 +116,11 @@ def weight_of(workload: Workload, layer: Layer) -> int | None:
 
     Those of experts are one tensor.
     """
-    own = [index for index in layer.tensors if len(workload.tensors[index].shape) >= 2]
-    return max(own, key=lambda index: workload.tensors[index].numel, default=None)
+    return max(
+        [index for index in layer.tensors if len(workload.tensors[index].shape) >= 2],
+        key=lambda index: workload.tensors[index].numel,
+        default=None,
+    )
 
 
 def _fits(workload: Workload, place: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfmodel.errors import allowed_names, failed, raise_faults
+from perfmodel.errors import allowed_names, refuse_if
 from perfmodel.workload.kernels.shapes import Attention
 from perfmodel.workload.memory.blocks import Offload, check_offload, held_bytes, repeated_blocks
 from perfmodel.workload.memory.recompute import (
@@ -214,10 +214,13 @@ def stored_bytes(
     Without what a block holds while it is recomputed, casts of weights and blocks in the memory of
     the host.
     """
-    keeping = _keeping(
-        workload, batch, precision, fused_attention, kept_share, held_dtype, compiled, narrow
-    )
-    each = _kept_bytes(workload, keeping, recompute)[0]
+    each = _kept_bytes(
+        workload,
+        _keeping(
+            workload, batch, precision, fused_attention, kept_share, held_dtype, compiled, narrow
+        ),
+        recompute,
+    )[0]
     return sum(each) - (0.0 if offload == "none" else sum(_by_block(workload, each)))
 
 
@@ -236,7 +239,7 @@ def _keeping(
     narrow: NarrowInputs,
 ) -> _Keeping:
     allowed = allowed_names(ITEM_BYTES, str(precision))
-    raise_faults(failed((precision not in ITEM_BYTES, "precision", repr(precision), allowed)))
+    refuse_if(precision not in ITEM_BYTES, "precision", repr(precision), allowed)
     casts = cast_weights(workload, precision, held_dtype)
     return _Keeping(batch, ITEM_BYTES[precision], casts, fused_attention, share, narrow, compiled)
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Literal
 
-from perfmodel.errors import Fault, InputError, failed, raise_faults
+from perfmodel.errors import Fault, InputError, failed, raise_faults, refuse_if
 from perfmodel.workload.model import LayerTimes, Workload
 
 Offload = Literal["none", "blocking", "overlapped"]
@@ -162,9 +162,12 @@ def only_blocks_fuse(workload: Workload) -> Workload:
     Raises `InputError`: there are none.
     """
     inside = {index for block in repeated_blocks(workload) for index in block}
-    if not inside:
-        text = f"'blocks' for {workload.name!r}, which has no repeated blocks"
-        raise InputError(Fault("compiled", text, "true or false"))
+    refuse_if(
+        not inside,
+        "compiled",
+        f"'blocks' for {workload.name!r}, which has no repeated blocks",
+        "true or false",
+    )
     return replace(
         workload,
         layers=tuple(

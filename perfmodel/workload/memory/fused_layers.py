@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.workload.kernels.shapes import Attention
 from perfmodel.workload.memory.recompute import result_elements
 from perfmodel.workload.model import Layer, Workload
@@ -64,9 +64,12 @@ def pack_documents(workload: Workload, tokens: int) -> Workload:
     Raises `InputError`: a model without attention, whose documents are never apart; documents
         longer than a sequence; attention that ranks share by tokens.
     """
-    if not any(isinstance(layer.matrix, Attention) for layer in workload.layers):
-        allowed = "nothing: the model has no attention that would tell documents apart"
-        raise InputError(Fault("document_length", str(tokens), allowed))
+    refuse_if(
+        not any(isinstance(layer.matrix, Attention) for layer in workload.layers),
+        "document_length",
+        str(tokens),
+        "nothing: the model has no attention that would tell documents apart",
+    )
     return replace(workload, layers=tuple(_packed(layer, tokens) for layer in workload.layers))
 
 
@@ -74,12 +77,18 @@ def _packed(layer: Layer, tokens: int) -> Layer:
     attention = layer.matrix
     if not isinstance(attention, Attention):
         return layer
-    if attention.keys is not None or attention.blocks > 1:
-        text = f"{tokens} with keys of other ranks or of another sequence"
-        raise InputError(Fault("document_length", text, "self-attention of whole sequences"))
-    if tokens > attention.tokens:
-        allowed = f"at most the {attention.tokens} tokens of a sequence"
-        raise InputError(Fault("document_length", str(tokens), allowed))
+    refuse_if(
+        attention.keys is not None or attention.blocks > 1,
+        "document_length",
+        f"{tokens} with keys of other ranks or of another sequence",
+        "self-attention of whole sequences",
+    )
+    refuse_if(
+        tokens > attention.tokens,
+        "document_length",
+        str(tokens),
+        f"at most the {attention.tokens} tokens of a sequence",
+    )
     documents = round(attention.tokens / tokens)
     share = tokens / attention.tokens
     return replace(

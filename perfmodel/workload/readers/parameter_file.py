@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from perfmodel.errors import Fault, InputError, allowed_names, raise_faults
+from perfmodel.errors import Fault, InputError, allowed_names, raise_faults, refuse_if
 from perfmodel.files import line_of, read_yaml, validate_document
 from perfmodel.workload.configs.safetensors import SUFFIX, is_safetensors, read_safetensors
 from perfmodel.workload.model import Buffers, Layer, ParameterTensor, Workload, stated_sample
@@ -48,10 +48,9 @@ def _from_csv(path: Path) -> Workload:
     rows = read_rows(path, sized=True)
     tensors = tuple(ParameterTensor(row.name, row.shape or (), row.dtype) for row in rows)
     trained = [index for index, row in enumerate(rows) if row.requires_grad]
-    if not trained:
-        raise InputError(
-            Fault("requires_grad", "false in every row", "at least one trained tensor", str(path))
-        )
+    refuse_if(
+        not trained, "requires_grad", "false in every row", "at least one trained tensor", str(path)
+    )
     return Workload(
         name=path.stem,
         tensors=tensors,
@@ -92,11 +91,14 @@ def make_workload(spec: ModelSpec, source: str, name: str) -> Workload:
     """Turn a model file without faults into a workload; `name`: where it states none."""
     index = {parameter.name: place for place, parameter in enumerate(spec.parameters)}
     tensors = tuple(ParameterTensor(p.name, p.extents, p.dtype) for p in spec.parameters)
-    trained = [index[p.name] for p in spec.parameters if p.requires_grad]
     layers = (
         tuple(make_layer(layer, index) for layer in spec.layers)
         if spec.layers
-        else _group_layers(tensors, trained, {index[p.name]: p.layer for p in spec.parameters})
+        else _group_layers(
+            tensors,
+            [index[p.name] for p in spec.parameters if p.requires_grad],
+            {index[p.name]: p.layer for p in spec.parameters},
+        )
     )
     workload = Workload(
         name=spec.name or name,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from perfmodel.errors import failed, raise_faults
+from perfmodel.errors import refuse_if
 from perfmodel.workload.layer_calls import column_calls, norm_calls, row_calls
 from perfmodel.workload.model import FusedKept
 from perfmodel.workload.shard import WHOLE, Shard
@@ -114,9 +114,7 @@ def shape_of_layer(shape: DecoderShape, number: int) -> DecoderShape:
 def check_norms(name: str, shape: DecoderShape, shard: Shard) -> None:
     """Raise InputError where ranks would share heads that are normalised all at once."""
     allowed = f"1 for {name!r}, which normalises queries and keys of all heads at once"
-    raise_faults(
-        failed((shape.wide_head_norms and shard.tensor > 1, "tensor", str(shard.tensor), allowed))
-    )
+    refuse_if(shape.wide_head_norms and shard.tensor > 1, "tensor", str(shard.tensor), allowed)
 
 
 def attention_part(place: BlockPlace, window: int | None) -> list[Module]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from itertools import chain
 
-from perfmodel.errors import failed, raise_faults
+from perfmodel.errors import refuse_if
 from perfmodel.workload.layer_calls import (
     LayerCall,
     column_calls,
@@ -161,7 +161,7 @@ def expert_decoder(
     check_settings(settings, routed, shard)
     splits = shape.latent is not None and shard.tensor > 1 and shard.library == "torch"
     allowed = f"1 for {name!r} with library: torch, or library: megatron"
-    raise_faults(failed((splits, "tensor", str(shard.tensor), allowed)))
+    refuse_if(splits, "tensor", str(shard.tensor), allowed)
     check_norms(name, decoder, shard)
     blocks = [
         _block(
@@ -190,9 +190,7 @@ def expert_decoder(
         *chain.from_iterable(part.parameters for part in second),
     ]
     routed_blocks = sum(routed.is_routed(i) for i in range(decoder.layers)) + bool(second)
-    bias = Buffers("fp32", routed_blocks, 4 * routed.experts * routed_blocks)
     chunked = family == "Llama4ForCausalLM" and s > CHUNK
-    chunk_note = f"Attention within chunks of {CHUNK} tokens is counted as full attention."
     return assemble(
         name,
         [first, *chain.from_iterable(blocks), last, *second],
@@ -202,8 +200,16 @@ def expert_decoder(
         input_elements=s,
         output_elements=s * decoder.vocabulary,
         registered=parameters,
-        buffers=(*rotary_buffers(decoder), *(bias,) * routed.score_bias),
-        notes=(*(chunk_note,) * chunked, *(SHARED_NOTE,) * bool(second)),
+        buffers=(
+            *rotary_buffers(decoder),
+            *(Buffers("fp32", routed_blocks, 4 * routed.experts * routed_blocks),)
+            * routed.score_bias,
+        ),
+        notes=(
+            *(f"Attention within chunks of {CHUNK} tokens is counted as full attention.",)
+            * chunked,
+            *(SHARED_NOTE,) * bool(second),
+        ),
         routed_share=routed.top_k / routed.experts,
         shard=shard,
         stream_elements=float(shard.stream_tokens(s) * decoder.width),
@@ -238,9 +244,11 @@ def _module_order(family: str) -> tuple[str, ...]:
         f"experts.{name}{bias}" for name in ("gate_up_proj", "down_proj") for bias in ("", BIAS)
     ]
     routed = (router, *experts) if called.router_first else (*experts, router)
-    parts = (*_MAPS, *routed, *shared, "shared_expert_gate")
-    attention = _LATENT if "Deepseek" in family else _ATTENTION
-    return (*attention, *(f"{path}.{part}" for part in parts), *_NORMS)
+    return (
+        *(_LATENT if "Deepseek" in family else _ATTENTION),
+        *(f"{path}.{part}" for part in (*_MAPS, *routed, *shared, "shared_expert_gate")),
+        *_NORMS,
+    )
 
 
 JOIN_HEADS_PASSES = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.workload.kernels.shapes import Convolution
 from perfmodel.workload.model import Buffers, Layer, Sample, Workload
 from perfmodel.workload.zoo.layers import (
@@ -57,9 +57,12 @@ def output_size(
     steps = pair(stride)
     height = (image.height + 2 * padding[0] - kernel[0]) // steps[0] + 1
     width = (image.width + 2 * padding[1] - kernel[1]) // steps[1] + 1
-    if height < 1 or width < 1:
-        size_text = f"an image that is down to {image.height} x {image.width} before {layer!r}"
-        raise InputError(Fault("image_size", size_text, "a larger image"))
+    refuse_if(
+        height < 1 or width < 1,
+        "image_size",
+        f"an image that is down to {image.height} x {image.width} before {layer!r}",
+        "a larger image",
+    )
     return height, width
 
 

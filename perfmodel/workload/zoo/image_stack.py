@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.workload.kernels.shapes import MatrixProduct
 from perfmodel.workload.model import Buffers, Layer, Sample, Workload
 from perfmodel.workload.zoo.image_layers import CLASSES, Image, convolution, image_model
@@ -188,8 +188,9 @@ def image_tokens(shape: ImageShape, image_size: int) -> int:
 
     Raises `InputError`: the image size is no multiple of the patch.
     """
-    if image_size % shape.patch:
-        raise InputError(Fault("image_size", str(image_size), f"a multiple of {shape.patch}"))
+    refuse_if(
+        image_size % shape.patch, "image_size", str(image_size), f"a multiple of {shape.patch}"
+    )
     return (image_size // shape.patch) ** 2 + 1
 
 
@@ -328,8 +329,11 @@ def _texts(shape: ClipShape) -> tuple[list[Module], list[Parameter]]:
         f"{root}.encoder.layers", shape.layers, shape.block, shape.tokens
     )
     norm = last_norm(f"{root}.final_layer_norm", shape.tokens, h)
-    projection = _projection("text_projection", h, shape.projection)
-    return [first, *blocks, norm, projection], [*tables, *ordered, *norm.parameters]
+    return [first, *blocks, norm, _projection("text_projection", h, shape.projection)], [
+        *tables,
+        *ordered,
+        *norm.parameters,
+    ]
 
 
 def _projection(name: str, width: int, projection: int) -> Module:
