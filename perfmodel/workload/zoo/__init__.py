@@ -35,11 +35,11 @@ from perfmodel.workload.zoo.expert_settings import ExpertSettings
 _IMAGES: Mapping[str, tuple[Callable[..., Workload], int]] = {
     **{
         f"resnet{depth}": (partial(convolution_nets.resnet, depth), 224)
-        for depth in convolution_nets.RESNET_BLOCKS
+        for depth in convolution_nets.RESNET_DEPTHS
     },
     **{
         f"vgg{depth}": (partial(convolution_nets.vgg, depth), 224)
-        for depth in convolution_nets.VGG_STAGES
+        for depth in convolution_nets.VGG_DEPTHS
     },
     "alexnet": (convolution_nets.alexnet, 224),
     **{

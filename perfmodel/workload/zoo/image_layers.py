@@ -46,7 +46,7 @@ class Image:
 def output_size(
     image: Image,
     kernel: tuple[int, int],
-    stride: int | tuple[int, int],
+    stride: int | Sequence[int],
     padding: tuple[int, int],
     layer: str,
 ) -> tuple[int, int]:
@@ -66,19 +66,19 @@ def output_size(
     return height, width
 
 
-def pair(value: int | tuple[int, int]) -> tuple[int, int]:
+def pair(value: int | Sequence[int]) -> tuple[int, int]:
     """Return (height, width) of a size that may be given once for both."""
-    return value if isinstance(value, tuple) else (value, value)
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 
 def convolution(
     name: str,
     image: Image,
     channels: int,
-    kernel: int | tuple[int, int],
+    kernel: int | Sequence[int],
     *,
-    stride: int | tuple[int, int] = 1,
-    padding: int | tuple[int, int] = 0,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
     groups: int = 1,
     norm: str | None = None,
     relu: bool = True,
