@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import SimpleNamespace
@@ -161,7 +161,7 @@ class Family:
     shape: Mapping[str, Any] = field(default_factory=dict)
     block: Mapping[str, Any] = field(default_factory=dict)
     stated: Mapping[str, str] = field(default_factory=dict)
-    other_heads: tuple[str, ...] = ()
+    other_heads: Sequence[str] = ()
 
     @cached_property
     def config(self) -> type[HubConfig]:

@@ -13,12 +13,9 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError, allowed_names, failed, raise_faults, refuse_if
 from perfmodel.files import is_file, is_folder
-from perfmodel.workload.configs.decoder_families import DENSE_FAMILIES, IMAGE_TEXT_FAMILIES
-from perfmodel.workload.configs.expert_families import EXPERT_FAMILIES
+from perfmodel.workload.configs.families import FAMILIES
 from perfmodel.workload.configs.family import Family, HubConfig
 from perfmodel.workload.configs.file_text import CONFIG_NAME, JsonFile, read_json
-from perfmodel.workload.configs.image_and_sound_families import IMAGE_AND_SOUND_FAMILIES
-from perfmodel.workload.configs.text_families import TEXT_FAMILIES
 from perfmodel.workload.zoo.buildable import Buildable
 
 _HARMLESS = """
@@ -135,15 +132,6 @@ SIZES = frozenset(
 """Fields without which a file of somebody else's family says nothing of its model."""
 TEXT_ALONE = "Its text model alone is trained: the parts for images or sound are left out."
 
-
-FAMILIES: Mapping[str, Family] = {
-    **DENSE_FAMILIES,
-    **EXPERT_FAMILIES,
-    **IMAGE_TEXT_FAMILIES,
-    **TEXT_FAMILIES,
-    **IMAGE_AND_SOUND_FAMILIES,
-}
-"""By `model_type`."""
 
 DTYPES: Mapping[str, str] = {
     "float32": "fp32",

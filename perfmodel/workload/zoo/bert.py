@@ -20,6 +20,7 @@ from perfmodel.workload.model import Buffers, FusedKept, Workload, sequence_of
 from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
+    ACTIVATIONS,
     ADD_PASSES,
     DROPOUT_PASSES,
     FUSED_LOSS_PASSES,
@@ -101,8 +102,8 @@ class BertShape:
     dropout: bool = True
     score_dropout: bool = True
     attention_dropout: bool = True
-    head_activation: ActivationFunction | None = None
-    names: BertNames = ENCODER_NAMES["bert"]
+    head_activation: str | None = None
+    names: str = "bert"
 
     @property
     def wide(self) -> int:
@@ -172,7 +173,8 @@ def bert(
         parts += _head(s, shape, shard)
     if head == "pre-training":
         parts.append(linear("cls.seq_relationship", 1, h, 2))
-    parts = [renamed(part, shape.names.of) for part in parts]
+    family = ENCODER_NAMES[shape.names]
+    parts = [renamed(part, family.of) for part in parts]
     buffers = 1 + bool(shape.segments)  # position_ids and token_type_ids
     return assemble(
         name,
@@ -184,7 +186,7 @@ def bert(
         output_elements=h if head == "pooler" else s * vocabulary,
         stream_elements=float(shard.stream_tokens(s) * h),
         buffers=(Buffers("int64", buffers, buffers * INDEX_BYTES * shape.positions),),
-        registered=_registered(parts, shape.names),
+        registered=_registered(parts, family),
         shard=shard,
     )
 
@@ -219,7 +221,9 @@ def _head(s: int, shape: BertShape, shard: Shard) -> list[Module]:
 
     The embedding's gradient is ready in the embedding's backward.
     """
-    prefix, h, function = "cls.predictions", shape.width, shape.head_activation or shape.activation
+    prefix, h, function = "cls.predictions", shape.width, shape.activation
+    if shape.head_activation is not None:
+        function = ACTIVATIONS[shape.head_activation]
     dense = weight_and_bias(f"{prefix}.transform.dense", h, h)
     norm = norm_parameters(f"{prefix}.transform.LayerNorm", h)
     own_vocabulary = shard.padded(shape.vocabulary) // shard.tensor

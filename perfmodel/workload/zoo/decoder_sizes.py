@@ -50,7 +50,7 @@ class DecoderShape:
     `late_head_norms`: whether these run after the maps of queries, keys and values (GLM 4.5); with
         `branch_norms` they do.
     `branch_norms`: whether what a branch adds to the stream is normalised, too (Gemma 2 and 3).
-    `names`: of a block's modules, where they are not Llama's or Gemma's.
+    `names`: row of `DECODER_NAMES`, where that is not Llama's or Gemma's.
     `window`: tokens that a query sees at most where attention slides; each `full_every`-th layer
         sees all (0: none does).
     `windows`: instead, of each layer.
@@ -118,7 +118,7 @@ class DecoderShape:
     own_rotaries: bool = False
     turned_apart: bool | None = None
     learned_positions: bool = False
-    names: DecoderNames | None = None
+    names: str | None = None
 
     @property
     def head_size(self) -> int:
@@ -128,7 +128,7 @@ class DecoderShape:
     @property
     def block_names(self) -> DecoderNames:
         """Names of a block's modules."""
-        return self.names or DECODER_NAMES["gemma" if self.branch_norms else "llama"]
+        return DECODER_NAMES[self.names or ("gemma" if self.branch_norms else "llama")]
 
     def window_of(self, layer: int) -> int | None:
         """Tokens that a query of a layer (from 0) sees at most, or None: all before it."""

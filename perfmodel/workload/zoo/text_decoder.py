@@ -51,7 +51,7 @@ ENDS = {family: DecoderEnds(**names) for family, names in module_names("ends").i
 
 @dataclass(frozen=True, slots=True)
 class TextDecoderShape:
-    """Layers, vocabulary, the sizes of a block, and the ends.
+    """Layers, vocabulary, the sizes of a block, and the row of `ENDS`.
 
     `tied`: whether the head is the embedding; `biased_head`: whether it has a bias.
     `positions`: rows of the table of positions, where there is one.
@@ -62,7 +62,7 @@ class TextDecoderShape:
     layers: int
     vocabulary: int
     block: StackShape
-    ends: DecoderEnds
+    ends: str
     tied: bool = False
     biased_head: bool = False
     positions: int = 0
@@ -83,7 +83,7 @@ def text_decoder(
 
     `source`: what its tensors are like. `shard`: which part of it a rank holds.
     """
-    s, block, ends = sequence_length, shape.block, shape.ends
+    s, block, ends = sequence_length, shape.block, ENDS[shape.ends]
     h = block.width
     check_shard(
         shard, SharedSizes(name, block.heads, block.heads, block.mlp_width, shape.vocabulary, s)
@@ -210,7 +210,7 @@ def gpt(
         shape.layers,
         shape.vocabulary,
         block,
-        ENDS["gpt"],
+        "gpt",
         tied=not shape.untied,
         positions=shape.positions,
         embedding_dropout=dropout if embedding_dropout is None else embedding_dropout,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -12,9 +11,6 @@ from typing import Any
 from perfmodel.errors import Fault, raise_faults
 from perfmodel.workload.configs.family import (
     Family,
-    Function,
-    Rate,
-    contract,
     divides,
     heads_divide,
     is_on,
@@ -141,92 +137,3 @@ def whisper_model(name: str, config: SimpleNamespace, _family: Family) -> Builda
     )
     longest = config.max_target_positions
     return Buildable(name, partial(whisper, name, shape=shape), longest, longest=longest)
-
-
-CLIP_TYPES = {"hidden_act": Function, "attention_dropout": Rate}
-CLIP_TEXT = contract(
-    "ClipTextConfig",
-    {
-        "vocab_size": 49408,
-        "hidden_size": 512,
-        "intermediate_size": 2048,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 8,
-        "max_position_embeddings": 77,
-        "hidden_act": "quick_gelu",
-        "attention_dropout": 0.0,
-    },
-    CLIP_TYPES,
-)
-CLIP_IMAGE = contract(
-    "ClipVisionConfig",
-    {
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "num_channels": 3,
-        "image_size": 224,
-        "patch_size": 32,
-        "hidden_act": "quick_gelu",
-        "attention_dropout": 0.0,
-    },
-    CLIP_TYPES,
-)
-
-IMAGE_AND_SOUND_FAMILIES: Mapping[str, Family] = {
-    "vit": Family(
-        "ViTForImageClassification",
-        vit_model,
-        {
-            "hidden_size": 768,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "intermediate_size": 3072,
-            "hidden_act": "gelu",
-            "hidden_dropout_prob": 0.0,
-            "attention_probs_dropout_prob": 0.0,
-            "image_size": 224,
-            "patch_size": 16,
-            "num_channels": 3,
-            "qkv_bias": True,
-            "pooler_output_size": None,
-            "num_labels": None,
-            "id2label": None,
-        },
-        types={"hidden_act": Function},
-        other_heads=("ViTModel",),
-    ),
-    "clip": Family(
-        "CLIPModel",
-        clip_model,
-        {"text_config": CLIP_TEXT(), "vision_config": CLIP_IMAGE(), "projection_dim": 512},
-        types={"text_config": CLIP_TEXT, "vision_config": CLIP_IMAGE},
-    ),
-    "whisper": Family(
-        "WhisperForConditionalGeneration",
-        whisper_model,
-        {
-            "vocab_size": 51865,
-            "num_mel_bins": 80,
-            "encoder_layers": 4,
-            "encoder_attention_heads": 6,
-            "decoder_layers": 4,
-            "decoder_attention_heads": 6,
-            "decoder_ffn_dim": 1536,
-            "encoder_ffn_dim": 1536,
-            "encoder_layerdrop": 0.0,
-            "decoder_layerdrop": 0.0,
-            "activation_function": "gelu",
-            "d_model": 384,
-            "dropout": 0.0,
-            "attention_dropout": 0.0,
-            "activation_dropout": 0.0,
-            "max_source_positions": 1500,
-            "max_target_positions": 448,
-            "tie_word_embeddings": True,
-        },
-        types={"attention_dropout": Rate},
-    ),
-}
-"""By `model_type`."""
