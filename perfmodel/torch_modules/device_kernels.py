@@ -14,81 +14,11 @@ from functools import partial
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.torch_modules.operators import map_tensors
+from perfmodel.torch_modules.operators import OPERATOR_NAMES, map_tensors
 from perfmodel.workload.kernels.shapes import Attention
 
 AttentionRecord = Callable[[Attention, float, bool, bool], None]
 """Shape, bytes moved, whether scores are dropped out, and whether it has a gradient."""
-
-HALF_FUNCTIONS = (
-    "nn.functional.linear",
-    "nn.functional.conv1d",
-    "nn.functional.conv2d",
-    "nn.functional.conv3d",
-    "nn.functional.conv_transpose1d",
-    "nn.functional.conv_transpose2d",
-    "nn.functional.conv_transpose3d",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "matmul",
-    "Tensor.matmul",
-    "Tensor.__matmul__",
-    "Tensor.__rmatmul__",
-    "mm",
-    "Tensor.mm",
-    "addmm",
-    "Tensor.addmm",
-    "bmm",
-    "Tensor.bmm",
-    "baddbmm",
-    "Tensor.baddbmm",
-    "einsum",
-    "nn.functional.prelu",
-    "mv",
-    "Tensor.mv",
-    "nn.functional.scaled_dot_product_attention",
-)
-"""Functions that autocast runs in half precision (aten/src/ATen/autocast_mode.h)."""
-
-WIDE_FUNCTIONS = (
-    "nn.functional.layer_norm",
-    "nn.functional.group_norm",
-    "nn.functional.softmax",
-    "softmax",
-    "Tensor.softmax",
-    "nn.functional.log_softmax",
-    "log_softmax",
-    "Tensor.log_softmax",
-    "nn.functional.cross_entropy",
-    "nn.functional.nll_loss",
-    "nn.functional.mse_loss",
-    "nn.functional.l1_loss",
-    "nn.functional.smooth_l1_loss",
-    "nn.functional.kl_div",
-    "pow",
-    "nn.functional.binary_cross_entropy_with_logits",
-    "nn.functional.softplus",
-    "exp",
-    "log",
-    "Tensor.pow",
-    "Tensor.__pow__",
-    "Tensor.__rpow__",
-    "Tensor.exp",
-    "Tensor.log",
-    "rsqrt",
-    "Tensor.rsqrt",
-    "norm",
-    "Tensor.norm",
-    "cumsum",
-    "Tensor.cumsum",
-    "prod",
-    "Tensor.prod",
-    "nn.functional.cosine_similarity",
-    "nn.functional.cosine_embedding_loss",
-    "nn.functional.rms_norm",
-)
-"""Functions that it runs in fp32."""
 
 
 def device_kernels(
@@ -104,7 +34,7 @@ def device_kernels(
     from torch.nn import functional
 
     copies: dict[int, Any] = {}
-    narrow, wide = _functions(HALF_FUNCTIONS), _functions(WIDE_FUNCTIONS)
+    narrow, wide = _functions("half_functions"), _functions("wide_functions")
     replaced = {
         functional.scaled_dot_product_attention: _make_fused_attention(record),
         functional.dropout: _dropout,
@@ -153,11 +83,11 @@ def _replacing(run: Callable[[Any, Any, Any], Any]) -> Any:
     return Replacing()
 
 
-def _functions(names: tuple[str, ...]) -> frozenset[Any]:
+def _functions(kind: str) -> frozenset[Any]:
     import torch
 
     functions = []
-    for name in names:
+    for name in OPERATOR_NAMES[kind]:
         value: Any = torch
         for part in name.split("."):
             value = getattr(value, part, None)

@@ -6,10 +6,12 @@ below autograd exactly as a device would run it. Views and allocations are no ke
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixKernel, MatrixProduct
@@ -73,137 +75,17 @@ class Operator:
     writes: tuple[tuple[int, int], ...] = field(default=(), repr=False)
 
 
-FREE = frozenset(
-    {
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "new_empty",
-        "new_empty_strided",
-        "detach",
-        "alias",
-        "lift_fresh",
-        "_unsafe_view",
-        "_reshape_alias",
-        "view",
-        "t",
-        "transpose",
-        "permute",
-        "expand",
-        "slice",
-        "select",
-        "unsqueeze",
-        "squeeze",
-        "as_strided",
-        "unbind",
-        "split",
-        "split_with_sizes",
-        "chunk",
-        "diagonal",
-        "unfold",
-        "view_as_real",
-        "view_as_complex",
-        "real",
-        "imag",
-        "is_same_size",
-        "sym_size",
-        "sym_stride",
-        "sym_numel",
-        "sym_storage_offset",
-        "device",
-        "_local_scalar_dense",
-        "unsafe_split",
-        "unsafe_chunk",
-        "unsafe_split_with_sizes",
-        "_conj",
-        "resolve_conj",
-        "layout",
-        "is_pinned",
-        "_assert_async",
-        "_assert_scalar",
-        "_assert_tensor_metadata",
-        "movedim",
-        "swapaxes",
-        "narrow",
-        "view_dtype",
-    }
+OPERATOR_NAMES: Mapping[str, Sequence[str]] = json.loads(
+    Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
 )
-"""Operators that move nothing: views, allocations, questions."""
-
-GATHERS = frozenset(
-    {
-        "embedding",
-        "index",
-        "index_select",
-        "gather",
-        "take",
-        "_unsafe_index",
-        "embedding_bag",
-        "_embedding_bag",
-        "_embedding_bag_forward_only",
-        "nll_loss_forward",
-        "nll_loss2d_forward",
-    }
+"""Names of torch's operators and functions by what they do; the file says what that is."""
+FREE, GATHERS, WRITERS, UNCOUNTED, MAP_NORMS = (
+    frozenset(OPERATOR_NAMES[kind])
+    for kind in ("free", "gathers", "writers", "uncounted", "map_norms")
 )
-"""Operators that read as many elements as they write, whatever the size of the table."""
-
-WRITERS = frozenset(
-    {
-        "zero_",
-        "fill_",
-        "fill",
-        "full",
-        "zeros",
-        "ones",
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "copy_",
-        "arange",
-        "bernoulli_",
-        "normal_",
-        "uniform_",
-    }
-)
-"""Operators that do not read what they write to."""
-
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "_grouped_mm"})
 CONVOLUTIONS = frozenset({"convolution", "_convolution", "mkldnn_convolution"})
 COUNTED_NAMESPACES = frozenset({"aten", "prims", "prim", "profiler"})
-UNCOUNTED = frozenset(
-    {
-        "_scaled_mm",
-        "_scaled_grouped_mm",
-        "_int_mm",
-        "_weight_int4pack_mm",
-        "_weight_int8pack_mm",
-        "_cudnn_rnn",
-        "miopen_rnn",
-        "mkldnn_rnn_layer",
-        "_cdist_forward",
-        "_trilinear",
-        "linalg_qr",
-        "linalg_inv_ex",
-        "_linalg_svd",
-        "_linalg_eigh",
-        "_linalg_solve_ex",
-        "linalg_cholesky_ex",
-        "_fft_r2c",
-        "_fft_c2c",
-        "_fft_c2r",
-    }
-)
-"""Operators of torch whose operations are not counted here; so are all of other libraries."""
-MAP_NORMS = frozenset(
-    {
-        "native_batch_norm",
-        "_native_batch_norm_legit",
-        "_native_batch_norm_legit_no_training",
-        "_batch_norm_with_update",
-        "cudnn_batch_norm",
-        "batch_norm_with_update",
-    }
-)
 ROW_NORMS = frozenset({"native_layer_norm", "native_group_norm", "_fused_rms_norm", "rms_norm"})
 LOSSES = frozenset({"_log_softmax"})
 
