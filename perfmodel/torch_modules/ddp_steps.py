@@ -20,7 +20,7 @@ from perfmodel.torch_modules.layer_timer import MeasuredLayers
 from perfmodel.torch_modules.wrapped_module import hooks, plain_name
 from perfmodel.units import format_bytes, format_time
 
-NANOSECOND = 1e-9
+NANOSECOND_S = 1e-9
 """Unit of DDP's logging data."""
 
 LOGGED_TIMES = {
@@ -272,7 +272,7 @@ class _Watch:
         step.step_s = self._now() - step.begin_s
         for field_name, key in LOGGED_TIMES.items():
             if logged.get(key, 0) > 0:
-                setattr(step, field_name, NANOSECOND * logged[key])
+                setattr(step, field_name, NANOSECOND_S * logged[key])
 
     def close(self) -> None:
         """Note the end of the last step, and what DDP says of its buckets."""

@@ -266,41 +266,47 @@ def _shape_fields(operator: Operator, batch: int) -> dict[str, Any]:
         case MatrixProduct() as product:
             by_count = product.of_activations and product.count % batch == 0
             rows, count = product.rows, product.count
-            shape = {
-                "rows": rows if by_count else max(1, math.ceil(rows / batch)),
-                "columns": product.columns,
-                "depth": product.depth,
-                "count": max(1, math.ceil(count / batch)) if by_count else count,
-                "bias": product.has_bias,
-                **({"activations": True} if product.of_activations else {}),
-            }
-            return {"product": _stated(shape)}
+            shape = _stated(
+                {
+                    "rows": rows if by_count else max(1, math.ceil(rows / batch)),
+                    "columns": product.columns,
+                    "depth": product.depth,
+                    "count": max(1, math.ceil(count / batch)) if by_count else count,
+                    "bias": product.has_bias,
+                    **({"activations": True} if product.of_activations else {}),
+                }
+            )
+            return {"product": shape}
         case Convolution() as conv:
             images = max(1, conv.images // batch)  # frames of one sample stand below each other
-            shape = {
-                "in_channels": conv.in_channels,
-                "out_channels": conv.out_channels,
-                "in_size": [images * conv.in_size[0], conv.in_size[1]],
-                "out_size": [images * conv.out_size[0], conv.out_size[1]],
-                "kernel": list(conv.kernel),
-                "groups": conv.groups,
-            }
-            return {"convolution": _stated(shape)}
+            shape = _stated(
+                {
+                    "in_channels": conv.in_channels,
+                    "out_channels": conv.out_channels,
+                    "in_size": [images * conv.in_size[0], conv.in_size[1]],
+                    "out_size": [images * conv.out_size[0], conv.out_size[1]],
+                    "kernel": list(conv.kernel),
+                    "groups": conv.groups,
+                }
+            )
+            return {"convolution": shape}
         case Attention() as attention:
             # windows of one sample, each with its own heads
             windows = max(1, attention.sequences // batch)
             heads, pairs = windows * attention.heads, windows * attention.kv_heads
-            shape = {
-                "tokens": attention.tokens,
-                "heads": heads,
-                "head_size": attention.head_size,
-                **({"kv_heads": pairs} if pairs != heads else {}),
-                "causal": attention.causal,
-                "keys": attention.keys,
-                "dropout": operator.score_dropout,
-                "value_head_size": attention.value_head_size,
-            }
-            return {"attention": _stated(shape)}
+            shape = _stated(
+                {
+                    "tokens": attention.tokens,
+                    "heads": heads,
+                    "head_size": attention.head_size,
+                    **({"kv_heads": pairs} if pairs != heads else {}),
+                    "causal": attention.causal,
+                    "keys": attention.keys,
+                    "dropout": operator.score_dropout,
+                    "value_head_size": attention.value_head_size,
+                }
+            )
+            return {"attention": shape}
     raise AssertionError(operator.shape)
 
 

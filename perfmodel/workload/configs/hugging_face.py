@@ -219,7 +219,7 @@ def _missing_sizes(family: Family, fields: Mapping[str, Any]) -> list[Fault]:
 
 
 TEXT = "text_config"
-ALIKE = 0.75
+LEAST_NAME_LIKENESS = 0.75
 """Least likeness of a family that is suggested: dbrx is no bert."""
 FLAT = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}
 """Families whose older files state the text model beside the rest, and the family of that."""
@@ -249,7 +249,7 @@ def _family_of(document: JsonFile) -> tuple[Family, str]:
         return FAMILIES[inside], TEXT
     names = allowed_names(
         FAMILIES,
-        str(kind) if get_close_matches(str(kind), FAMILIES, cutoff=ALIKE) else None,
+        str(kind) if get_close_matches(str(kind), FAMILIES, cutoff=LEAST_NAME_LIKENESS) else None,
         limit=80,
     )
     allowed = f"{OTHERS.format(file=document.path)}; or a family that the zoo knows: {names}"

@@ -48,7 +48,7 @@ from perfmodel.workload.zoo.expert_sizes import (
     RoutedShape,
 )
 
-PADDING = 128
+VOCABULARY_MULTIPLE = 128
 """--make-vocab-size-divisible-by, which is multiplied by the tensor-parallel size."""
 TOKENIZERS = {"GPT2BPETokenizer": 50257}
 """Vocabularies of tokenizers that need no file to be counted."""
@@ -92,7 +92,7 @@ class MegatronArguments(FileModel):
     max_position_embeddings: Tokens | None = None
     vocab_size: Words | None = None
     padded_vocab_size: Words | None = None
-    make_vocab_size_divisible_by: Words = PADDING
+    make_vocab_size_divisible_by: Words = VOCABULARY_MULTIPLE
     tokenizer_type: str | None = None
     swiglu: Flag = False
     squared_relu: Flag = False

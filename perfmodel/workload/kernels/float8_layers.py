@@ -12,7 +12,7 @@ from perfmodel.workload.kernels.shapes import GroupedProduct, MatrixProduct
 from perfmodel.workload.memory.blocks import block_of
 from perfmodel.workload.model import Layer, Workload
 
-MULTIPLE = 16
+SIDE_MULTIPLE = 16
 """Both sides of a weight have to be multiples of it (``torch._scaled_mm``, and
 ``assert_dim_for_fp8_exec`` in Transformer Engine): other layers stay in bf16."""
 
@@ -130,7 +130,7 @@ def _fits(workload: Workload, place: int) -> bool:
     kinds = (MatrixProduct, GroupedProduct)
     if layer.gradients < 2 and isinstance(layer.matrix, kinds):  # a frozen weight
         sides = (layer.matrix.columns, layer.matrix.depth)
-    return bool(sides) and all(side % MULTIPLE == 0 for side in sides)
+    return bool(sides) and all(side % SIDE_MULTIPLE == 0 for side in sides)
 
 
 def float8_weights(workload: Workload, float8: Float8 | None) -> frozenset[int]:

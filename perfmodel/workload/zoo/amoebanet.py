@@ -14,7 +14,7 @@ from functools import partial
 from perfmodel.workload.model import Layer, Workload
 from perfmodel.workload.zoo.image_layers import (
     BATCH_NORM_PASSES,
-    CLASSES,
+    IMAGENET_CLASSES,
     Image,
     convolution,
     hand_on,
@@ -69,8 +69,8 @@ def amoebanet(name: str, *, dtype: str, image_size: int, layers: int, filters: i
         before, now, reduced_before = now, after, reduces
     pool, pooled = pooling("classify.pool", now, 7, stride=7, indices=False)
     elements = pooled.elements
-    head = weight_and_bias("classify.fc", CLASSES, elements)
-    parts += [pool, linear("classify.fc", 1, elements, CLASSES, parameters=head)]
+    head = weight_and_bias("classify.fc", IMAGENET_CLASSES, elements)
+    parts += [pool, linear("classify.fc", 1, elements, IMAGENET_CLASSES, parameters=head)]
     return image_model(
         name,
         parts,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.image_layers import (
-    CLASSES,
+    IMAGENET_CLASSES,
     Image,
     adaptive_pooling,
     classifier,
@@ -72,7 +72,7 @@ def resnet(
                 group_width=group_width,
             )
             parts += hand_on(added, image.elements)
-    parts += classifier(image, classes=CIFAR_CLASSES if small_images else CLASSES)
+    parts += classifier(image, classes=CIFAR_CLASSES if small_images else IMAGENET_CLASSES)
     return image_model(
         f"resnet{depth}" if groups == 1 else f"resnext{depth}-{groups}x{group_width}d",
         parts,
@@ -126,7 +126,7 @@ def _block(
     return parts, x
 
 
-HIDDEN = 4096
+CLASSIFIER_WIDTH = 4096
 
 
 def vgg(depth: int, *, dtype: str, image_size: int) -> Workload:
@@ -194,7 +194,7 @@ def _classified(
     dropout: tuple[bool, bool, bool],
 ) -> list[Module]:
     """Parts and three linear maps; `dropout` says which of these reads a dropped-out input."""
-    widths = (features, HIDDEN, HIDDEN, CLASSES)
+    widths = (features, CLASSIFIER_WIDTH, CLASSIFIER_WIDTH, IMAGENET_CLASSES)
     for step, number in enumerate(numbers):
         inputs, outputs, name = widths[step], widths[step + 1], f"classifier.{number}"
         relu = step < 2

@@ -14,7 +14,7 @@ from typing import Any
 
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.image_layers import (
-    CLASSES,
+    IMAGENET_CLASSES,
     Image,
     adaptive_pooling,
     convolution,
@@ -111,7 +111,7 @@ def efficientnet(
         "classifier.1",
         1,
         last,
-        CLASSES,
+        IMAGENET_CLASSES,
         vector_elements=DROPOUT_PASSES * last,
         fused_elements=ACTIVATION_PASSES * last,
         kernels=2,
@@ -224,7 +224,7 @@ def _gate(name: str, image: Image, squeezed: int) -> list[Module]:
     ]
 
 
-WIDEN = 4
+WIDTH_FACTOR = 4
 """Inner width of the perceptron over the width of its block."""
 
 
@@ -251,12 +251,12 @@ def convnext(
             )
     pool, pooled = adaptive_pooling("avgpool", image, 1)
     norm = norm_parameters("classifier.0", image.channels)
-    head = weight_and_bias("classifier.2", CLASSES, image.channels)
+    head = weight_and_bias("classifier.2", IMAGENET_CLASSES, image.channels)
     last = linear(
         "classifier.2",
         1,
         pooled.channels,
-        CLASSES,
+        IMAGENET_CLASSES,
         parameters=norm + head,
         ready=names_reversed(head) + names(norm),
         norm_elements=NORM_PASSES * pooled.channels,
@@ -320,8 +320,8 @@ def _convnext_block(name: str, image: Image, *, drops: bool) -> list[Module]:
     )
     scale = ((f"{name}.layer_scale", (width, 1, 1)),)
     norm = norm_parameters(f"{name}.block.2", width)
-    widen = weight_and_bias(f"{name}.block.3", WIDEN * width, width)
-    narrow = weight_and_bias(f"{name}.block.5", width, WIDEN * width)
+    widen = weight_and_bias(f"{name}.block.3", WIDTH_FACTOR * width, width)
+    narrow = weight_and_bias(f"{name}.block.5", width, WIDTH_FACTOR * width)
     after = (ADD_PASSES + ACTIVATION_PASSES + DROPPED_PASSES * drops) * elements
     return [
         replace(
@@ -332,7 +332,7 @@ def _convnext_block(name: str, image: Image, *, drops: bool) -> list[Module]:
             f"{name}.block.3",
             pixels,
             width,
-            WIDEN * width,
+            WIDTH_FACTOR * width,
             parameters=norm + widen,
             ready=names_reversed(widen) + names(norm),
             norm_elements=NORM_PASSES * elements,
@@ -345,13 +345,13 @@ def _convnext_block(name: str, image: Image, *, drops: bool) -> list[Module]:
         linear(
             f"{name}.block.5",
             pixels,
-            WIDEN * width,
+            WIDTH_FACTOR * width,
             width,
             parameters=narrow,
             ready=names(scale) + names_reversed(narrow),
-            vector_elements=ACTIVATION_PASSES * WIDEN * elements + after,
-            fused_elements=ACTIVATION_PASSES * WIDEN * elements + JOIN_PASSES * elements,
-            saved_elements=float((2 * WIDEN + 1) * elements),
+            vector_elements=ACTIVATION_PASSES * WIDTH_FACTOR * elements + after,
+            fused_elements=ACTIVATION_PASSES * WIDTH_FACTOR * elements + JOIN_PASSES * elements,
+            saved_elements=float((2 * WIDTH_FACTOR + 1) * elements),
             kernels=4 + 3 * drops,
         ),
     ]

@@ -104,7 +104,7 @@ def joined_tokens(place: BlockPlace) -> Module:
     )
 
 
-CHUNK = 8192
+CHUNK_TOKENS = 8192
 """Tokens within which most layers of Llama 4 attend."""
 
 _ATTENTION = (
@@ -190,7 +190,7 @@ def expert_decoder(
         *chain.from_iterable(part.parameters for part in second),
     ]
     routed_blocks = sum(routed.is_routed(i) for i in range(decoder.layers)) + bool(second)
-    chunked = family == "Llama4ForCausalLM" and s > CHUNK
+    chunked = family == "Llama4ForCausalLM" and s > CHUNK_TOKENS
     return assemble(
         name,
         [first, *chain.from_iterable(blocks), last, *second],
@@ -206,7 +206,7 @@ def expert_decoder(
             * routed.score_bias,
         ),
         notes=(
-            *(f"Attention within chunks of {CHUNK} tokens is counted as full attention.",)
+            *(f"Attention within chunks of {CHUNK_TOKENS} tokens is counted as full attention.",)
             * chunked,
             *(SHARED_NOTE,) * bool(second),
         ),

@@ -33,7 +33,7 @@ from perfmodel.workload.zoo.transformer import attention
 SHRUNK, TEXT_TOKENS = 16, 512
 """Pixels of a side that become one token (the autoencoder's eight, in patches of two), and tokens
 of a text (``max_sequence_length`` of the pipeline)."""
-WIDEN = 4
+WIDTH_FACTOR = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +303,7 @@ def _gated_map(
 
 def _perceptron(name: str, tokens: int, width: int) -> list[Module]:
     """Modulated, widened, GELU, narrowed, gated, added."""
-    wide = WIDEN * width
+    wide = WIDTH_FACTOR * width
     return [
         modulated_map(f"{name}.net.0.proj", tokens, width, wide),
         _gated_map(f"{name}.net.2", tokens, wide, width, activated=True),
@@ -312,7 +312,7 @@ def _perceptron(name: str, tokens: int, width: int) -> list[Module]:
 
 def _single_block(name: str, shape: FluxShape, tokens: int) -> list[Module]:
     """Attention and perceptron side by side, mapped back together."""
-    h, wide = shape.width, WIDEN * shape.width
+    h, wide = shape.width, WIDTH_FACTOR * shape.width
     inside, result, joined = tokens * wide, tokens * h, tokens * (h + wide)
     return [
         condition_map(f"{name}.norm.linear", h, 3 * h),

@@ -25,7 +25,7 @@ from perfmodel.workload.zoo.layers import (
 
 BATCH_NORM_PASSES = 3
 """Batch normalisation in training, forward: read for the statistics, read and write to apply."""
-CLASSES = 1000
+IMAGENET_CLASSES = 1000
 """Classes of ImageNet."""
 
 
@@ -159,7 +159,7 @@ def adaptive_pooling(name: str, image: Image, size: int) -> tuple[Module, Image]
     return Module(Layer(name, vector_bytes=ELEMENT_BYTES * moved, saved_elements=out.elements)), out
 
 
-def classifier(image: Image, prefix: str = "", *, classes: int = CLASSES) -> list[Module]:
+def classifier(image: Image, prefix: str = "", *, classes: int = IMAGENET_CLASSES) -> list[Module]:
     """Average every channel, and map the averages to classes."""
     pool, pooled = adaptive_pooling(f"{prefix}avgpool", image, 1)
     return [pool, linear(f"{prefix}fc", 1, pooled.channels, classes)]
@@ -196,6 +196,6 @@ def image_model(
         sample=Sample("image", is_image=True),
         source=source,
         input_elements=3.0 * image_size**2,
-        output_elements=CLASSES,
+        output_elements=IMAGENET_CLASSES,
         registered=registered,
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from perfmodel.errors import refuse_if
 from perfmodel.workload.kernels.shapes import MatrixProduct
 from perfmodel.workload.model import Buffers, Layer, Sample, Workload
-from perfmodel.workload.zoo.image_layers import CLASSES, Image, convolution, image_model
+from perfmodel.workload.zoo.image_layers import IMAGENET_CLASSES, Image, convolution, image_model
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ACTIVATIONS,
@@ -84,7 +84,10 @@ def vit_b_16(*, dtype: str, image_size: int) -> Workload:
     token: Parameter = ("class_token", (1, 1, h))
     table: tuple[Parameter, ...] = (token, ("encoder.pos_embedding", (1, tokens, h)))
     blocks, _ = stack_blocks("encoder.layers.encoder_layer", shape.layers, shape.block, tokens)
-    norm, head = norm_parameters("encoder.ln", h), weight_and_bias("heads.head", CLASSES, h)
+    norm, head = (
+        norm_parameters("encoder.ln", h),
+        weight_and_bias("heads.head", IMAGENET_CLASSES, h),
+    )
     parts = [
         cut,
         class_and_positions(table[1][0], table, tokens, h, dropout=False, indexed=False),
@@ -96,7 +99,7 @@ def vit_b_16(*, dtype: str, image_size: int) -> Workload:
             "heads.head",
             1,
             h,
-            CLASSES,
+            IMAGENET_CLASSES,
             parameters=norm + head,
             ready=names_reversed(head) + names(norm),
             norm_elements=NORM_PASSES * tokens * h,

@@ -35,16 +35,16 @@ CHANNELS = (320, 640, 1280)
 """Of the three resolutions."""
 DEPTHS = (0, 2, 10)
 """Blocks of each transformer at the three resolutions; Podell et al. 2023, table 1."""
-LAYERS = 2
+DOWN_BLOCKS = 2
 """Residual blocks of a resolution on the way down; one more on the way up."""
 LATENT_CHANNELS, SHRUNK = 4, 8
 """Channels of the autoencoder's code, and pixels of a side that become one of it."""
 TIME_WIDTH, TIME_FEATURES, ADDED_FEATURES = 1280, 320, 2816
 """Width of the time's embedding; sinusoids of the time; pooled text and sizes of the picture."""
 TEXT_TOKENS, TEXT_WIDTH = 77, 2048
-GROUPS = 32
+NORM_GROUPS = 32
 """Groups of channels of a normalisation."""
-WIDEN = 4
+WIDTH_FACTOR = 4
 """Inner width of a perceptron over that of its block; as much again gates it."""
 HEAD_SIZE = 64
 STAGES = (
@@ -127,7 +127,7 @@ def _way_down(image: Image) -> tuple[list[Module], list[Image]]:
     parts, waiting = list[Module](), [image]
     for place, (channels, depth) in enumerate(zip(CHANNELS, DEPTHS, strict=True)):
         name = f"down_blocks.{place}"
-        for layer in range(LAYERS):
+        for layer in range(DOWN_BLOCKS):
             parts += _layer(name, layer, waiting[-1], channels, depth)
             waiting.append(replace(waiting[-1], channels=channels))
         if channels != CHANNELS[-1]:
@@ -144,7 +144,7 @@ def _way_up(image: Image, waiting: list[Image]) -> tuple[list[Module], Image]:
     parts: list[Module] = []
     for place, (channels, depth) in enumerate(zip(CHANNELS[::-1], DEPTHS[::-1], strict=True)):
         name = f"up_blocks.{place}"
-        for layer in range(LAYERS + 1):
+        for layer in range(DOWN_BLOCKS + 1):
             joined = replace(image, channels=image.channels + waiting.pop().channels)
             parts.append(_copied(f"{name}.concat.{layer}", 2.0 * joined.elements))
             parts += _layer(name, layer, joined, channels, depth)
@@ -182,7 +182,7 @@ def group_norm(name: str, image: Image, *, activation: bool) -> Module:
         kernels=1 + activation,
         fused_bytes=float(ELEMENT_BYTES * FUSED_NORM_PASSES * image.elements),
         stream_elements=float((1 + activation) * image.elements),
-        saved_bytes=float(NORM_BYTES * GROUPS),
+        saved_bytes=float(NORM_BYTES * NORM_GROUPS),
     )
     return Module(layer, parameters, names(parameters))
 
@@ -255,7 +255,7 @@ def transformer(name: str, image: Image, depth: int) -> list[Module]:
 
 def _transformer_block(name: str, rows: int, width: int) -> list[Module]:
     """Attention of pixels to themselves, to the text, and a gated perceptron; each is added."""
-    elements, inner = rows * width, WIDEN * width
+    elements, inner = rows * width, WIDTH_FACTOR * width
     return [
         *_attention_part(name, 1, rows, width, rows, width),
         *_attention_part(name, 2, rows, width, TEXT_TOKENS, TEXT_WIDTH),
