@@ -104,6 +104,12 @@ def raise_faults(faults: Iterable[Fault]) -> None:
         raise InputError(found)
 
 
+def refuse_if(fails: object, field: str, found: str, allowed: str, file: str | None = None) -> None:
+    """Raise InputError where a check fails."""
+    if fails:
+        raise InputError(Fault(field, found, allowed, file))
+
+
 class FieldErrors(InputError):
     """Faults of a section that its own validator finds together; they name its fields."""
 

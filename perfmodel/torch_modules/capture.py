@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import ExecutorUnavailable, Fault, InputError, failed, raise_faults
+from perfmodel.errors import ExecutorUnavailable, Fault, InputError, raise_faults, refuse_if
 from perfmodel.files import validate_document, write_atomically
 from perfmodel.torch_modules.layer_groups import LayerGroup, group_layers, write_document
 from perfmodel.torch_modules.layer_timer import MeasuredLayers, measure_layers
@@ -82,8 +82,11 @@ class Capture:
     @cached_property
     def workload(self) -> Workload:
         """The model as a file of it is read."""
-        spec = validate_document(ModelSpec, self.document, self.name)
-        read = make_workload(spec, f"captured {self.name}", self.name)
+        read = make_workload(
+            validate_document(ModelSpec, self.document, self.name),
+            f"captured {self.name}",
+            self.name,
+        )
         return replace(read, notes=(*read.notes, *self.notes))
 
     @property
@@ -100,7 +103,7 @@ class Capture:
         """Write the model file, and return its path: ``model: {file: mymodel.yaml}``."""
         path = Path(path)
         odd = path.suffix.lower() not in {".yaml", ".yml"}
-        raise_faults(failed((odd, "path", repr(str(path)), "a file ending in .yaml")))
+        refuse_if(odd, "path", repr(str(path)), "a file ending in .yaml")
         write_atomically(path, write_document(self.document, list(self._comments())))
         return path
 
@@ -197,8 +200,6 @@ def capture(
         None if real else _other_precision(model, batch, step, each, notes) for each in PRECISIONS
     )
     notes += [*_join_idle_parameters(model, groups, wide), *_remarks(wide)]
-    kept_layers = kept_by_layers(groups, wide, narrow, autocasted)
-    escaping = escaping_storages(groups, frozenset(wide.kept_storages))
     described, stream = describe_sample(batch), _stream_elements(groups) / count
     document = {
         "perfmodel": 1,
@@ -211,7 +212,12 @@ def capture(
         "parameters": list(_parameters(model)),
         "layers": [
             layer_fields(group, each, count, outside)
-            for group, each, outside in zip(groups, kept_layers, escaping, strict=True)
+            for group, each, outside in zip(
+                groups,
+                kept_by_layers(groups, wide, narrow, autocasted),
+                escaping_storages(groups, frozenset(wide.kept_storages)),
+                strict=True,
+            )
         ],
     }
     optional = {"tokens_per_sample": described.tokens, "buffer_groups": _buffers(model)}
@@ -220,8 +226,9 @@ def capture(
     if not measure:
         _refuse_idle(optimizer=optimizer, autocast=autocast)
         return captured
-    layers = [group.name for group in groups]
-    times = measure_layers(timed, batch, step, layers, optimizer=optimizer, autocast=autocast)
+    times = measure_layers(
+        timed, batch, step, [group.name for group in groups], optimizer=optimizer, autocast=autocast
+    )
     return with_times(captured, times, autocast)
 
 
@@ -231,7 +238,7 @@ PRECISIONS: tuple[Precision, ...] = ("bf16", "autocast")
 
 def _require_count(samples: int) -> int:
     odd = not isinstance(samples, int) or isinstance(samples, bool) or samples < 1
-    raise_faults(failed((odd, "samples", repr(samples), "a whole number above zero")))
+    refuse_if(odd, "samples", repr(samples), "a whole number above zero")
     return samples
 
 
@@ -300,11 +307,13 @@ def with_times(captured: Capture, times: MeasuredLayers, autocast: str | None = 
     if times.optimizer_s is not None:
         document["optimizer"] = f"{1e6 * times.optimizer_s:.6g} us"
     precision = f" under autocast to {autocast}" if autocast else ""
-    note = (
-        f"Times are medians of {times.repeats} steps of {captured.batch} samples on "
-        f"{times.device}{precision}: use training.batch_per_gpu: {captured.batch}."
-    )
-    notes = [*captured.notes, note]
+    notes = [
+        *captured.notes,
+        (
+            f"Times are medians of {times.repeats} steps of {captured.batch} samples on "
+            f"{times.device}{precision}: use training.batch_per_gpu: {captured.batch}."
+        ),
+    ]
     if times.slowdown is not None:
         notes.append(
             f"Forward and backward took {times.slowdown:.3g} times as long beside an all-reduce."
@@ -360,7 +369,7 @@ def _parameters(model: Any) -> Iterator[dict[str, Any]]:
 def _dtype_word(tensor: Any) -> str:
     part = tensor.real if tensor.is_complex() else tensor  # DDP sends pairs of real numbers
     word = str(part.dtype).removeprefix("torch.")
-    raise_faults(failed((word not in DTYPES, "model", f"a tensor of {word}", ", ".join(DTYPES))))
+    refuse_if(word not in DTYPES, "model", f"a tensor of {word}", ", ".join(DTYPES))
     return DTYPES[word]
 
 

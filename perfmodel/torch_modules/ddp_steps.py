@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, failed, raise_faults
+from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.torch_modules.capture import Capture, with_times
 from perfmodel.torch_modules.layer_timer import MeasuredLayers
 from perfmodel.torch_modules.wrapped_module import hooks, plain_name
 from perfmodel.units import format_bytes, format_time
 
-NANOSECOND = 1e-9
+NANOSECOND_S = 1e-9
 """Unit of DDP's logging data."""
 
 LOGGED_TIMES = {
@@ -111,7 +111,7 @@ class RecordedSteps:
     def _require_steps(self) -> None:
         text = f"{len(self.steps)} steps, of which the first {FIRST_STEPS} do not count"
         allowed = f"{FIRST_STEPS + 1} steps or more inside of record_steps"
-        raise_faults(failed((not self.steady, "record_steps", text, allowed)))
+        refuse_if(not self.steady, "record_steps", text, allowed)
 
     def __repr__(self) -> str:
         if not self.steady:
@@ -136,8 +136,9 @@ class RecordedSteps:
         Raises `InputError`: too few steps, or parameters that are not those of the capture.
         """
         self._require_steps()
-        layers = captured.document["layers"]
-        names = {name for layer in layers for name in layer.get("parameters", ())}
+        names = {
+            name for layer in captured.document["layers"] for name in layer.get("parameters", ())
+        }
         if odd := next((step for step in self.steady if names != set(step.ready_s)), None):
             differing = sorted(names ^ set(odd.ready_s))[:3]
             text = f"parameters that one of both has alone: {', '.join(differing)}"
@@ -145,9 +146,8 @@ class RecordedSteps:
         backward_s = self._backward_by_layer(captured)
         weights = captured.measured.forward_s if captured.measured else backward_s
         whole = sum(weights) or 1.0
-        forward_s = [self.median("forward_s") * weight / whole for weight in weights]
         times = MeasuredLayers(
-            tuple(forward_s),
+            tuple(self.median("forward_s") * weight / whole for weight in weights),
             tuple(backward_s),
             self.rest_s,
             None,
@@ -207,7 +207,7 @@ def record_steps(ddp_model: Any) -> Iterator[RecordedSteps]:
 
     is_wrapped = isinstance(ddp_model, torch.nn.parallel.DistributedDataParallel)
     allowed = "a module in torch.nn.parallel.DistributedDataParallel"
-    raise_faults(failed((not is_wrapped, "ddp_model", type(ddp_model).__name__, allowed)))
+    refuse_if(not is_wrapped, "ddp_model", type(ddp_model).__name__, allowed)
     recorded = RecordedSteps()
     watch = _Watch(ddp_model, recorded)
     set_rate: Callable[[int], None] = ddp_model._set_ddp_runtime_logging_sample_rate
@@ -272,7 +272,7 @@ class _Watch:
         step.step_s = self._now() - step.begin_s
         for field_name, key in LOGGED_TIMES.items():
             if logged.get(key, 0) > 0:
-                setattr(step, field_name, NANOSECOND * logged[key])
+                setattr(step, field_name, NANOSECOND_S * logged[key])
 
     def close(self) -> None:
         """Note the end of the last step, and what DDP says of its buckets."""
@@ -281,8 +281,9 @@ class _Watch:
         self.recorded.logging_data = data
         self.recorded.ranks = int(data.get("world_size", 1))
         self.recorded.backend = str(data.get("backend_name", ""))
-        sizes = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
-        self.recorded.bucket_bytes = _whole_numbers(str(sizes))
+        self.recorded.bucket_bytes = _whole_numbers(
+            str(data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or "")
+        )
 
 
 def _whole_numbers(text: str) -> tuple[int, ...]:

@@ -10,83 +10,15 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.torch_modules.operators import OPERATOR_NAMES, map_tensors
 from perfmodel.workload.kernels.shapes import Attention
 
 AttentionRecord = Callable[[Attention, float, bool, bool], None]
 """Shape, bytes moved, whether scores are dropped out, and whether it has a gradient."""
-
-HALF_FUNCTIONS = (
-    "nn.functional.linear",
-    "nn.functional.conv1d",
-    "nn.functional.conv2d",
-    "nn.functional.conv3d",
-    "nn.functional.conv_transpose1d",
-    "nn.functional.conv_transpose2d",
-    "nn.functional.conv_transpose3d",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "matmul",
-    "Tensor.matmul",
-    "Tensor.__matmul__",
-    "Tensor.__rmatmul__",
-    "mm",
-    "Tensor.mm",
-    "addmm",
-    "Tensor.addmm",
-    "bmm",
-    "Tensor.bmm",
-    "baddbmm",
-    "Tensor.baddbmm",
-    "einsum",
-    "nn.functional.prelu",
-    "mv",
-    "Tensor.mv",
-    "nn.functional.scaled_dot_product_attention",
-)
-"""Functions that autocast runs in half precision (aten/src/ATen/autocast_mode.h)."""
-
-WIDE_FUNCTIONS = (
-    "nn.functional.layer_norm",
-    "nn.functional.group_norm",
-    "nn.functional.softmax",
-    "softmax",
-    "Tensor.softmax",
-    "nn.functional.log_softmax",
-    "log_softmax",
-    "Tensor.log_softmax",
-    "nn.functional.cross_entropy",
-    "nn.functional.nll_loss",
-    "nn.functional.mse_loss",
-    "nn.functional.l1_loss",
-    "nn.functional.smooth_l1_loss",
-    "nn.functional.kl_div",
-    "pow",
-    "nn.functional.binary_cross_entropy_with_logits",
-    "nn.functional.softplus",
-    "exp",
-    "log",
-    "Tensor.pow",
-    "Tensor.__pow__",
-    "Tensor.__rpow__",
-    "Tensor.exp",
-    "Tensor.log",
-    "rsqrt",
-    "Tensor.rsqrt",
-    "norm",
-    "Tensor.norm",
-    "cumsum",
-    "Tensor.cumsum",
-    "prod",
-    "Tensor.prod",
-    "nn.functional.cosine_similarity",
-    "nn.functional.cosine_embedding_loss",
-    "nn.functional.rms_norm",
-)
-"""Functions that it runs in fp32."""
 
 
 def device_kernels(
@@ -100,70 +32,62 @@ def device_kernels(
     """
     import torch
     from torch.nn import functional
-    from torch.overrides import TorchFunctionMode
 
-    casts = _Casts(own_cast)
-    narrow, wide = _functions(HALF_FUNCTIONS), _functions(WIDE_FUNCTIONS)
+    copies: dict[int, Any] = {}
+    narrow, wide = _functions("half_functions"), _functions("wide_functions")
     replaced = {
         functional.scaled_dot_product_attention: _make_fused_attention(record),
         functional.dropout: _dropout,
     }
 
-    class DeviceKernels(TorchFunctionMode):  # type: ignore[misc,unused-ignore]
-        """See the module."""
+    def cast(dtype: Any, tensor: Any) -> Any:
+        """Cast as autocast does, and trained parameters once per step."""
+        if not tensor.is_floating_point() or tensor.dtype in {dtype, torch.float64}:
+            return tensor
+        if not isinstance(tensor, torch.nn.Parameter) or dtype != torch.bfloat16:
+            return tensor.to(dtype)
+        if id(tensor) in copies:
+            return copies[id(tensor)]
+        copied = tensor.to(dtype)
+        own_cast(copied)
+        if tensor.requires_grad:  # autocast keeps copies of trained ones alone
+            copies[id(tensor)] = copied
+        return copied
+
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        if func is torch.Tensor.__bool__ and _asks_for_packed_sequences():
+            return True
+        dtype = torch.bfloat16 if func in narrow else torch.float32 if func in wide else None
+        if autocast and dtype is not None:
+            args, kwargs = map_tensors((args, kwargs), partial(cast, dtype))
+        return replaced.get(func, func)(*args, **kwargs)
+
+    return _replacing(run)
+
+
+def _replacing(run: Callable[[Any, Any, Any], Any]) -> Any:
+    """Make a mode in which `run` calls each function of torch, also those that call others."""
+    from torch.nn import functional
+    from torch.overrides import TorchFunctionMode
+
+    class Replacing(TorchFunctionMode):  # type: ignore[misc,unused-ignore]
+        """See the function."""
 
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            kwargs = kwargs or {}
-            if func is torch.Tensor.__bool__ and _asks_for_packed_sequences():
-                return True
             if func is functional.multi_head_attention_forward:
-                return _run_inside(self, func, args, kwargs)
-            dtype = torch.bfloat16 if func in narrow else torch.float32 if func in wide else None
-            if autocast and dtype is not None:
-                args = casts.cast(args, dtype)
-                kwargs = {name: casts.cast(each, dtype) for name, each in kwargs.items()}
-            return replaced.get(func, func)(*args, **kwargs)
+                return _run_inside(self, func, args, kwargs or {})
+            return run(func, args, kwargs or {})
 
-    return DeviceKernels()
+    return Replacing()
 
 
-class _Casts:
-    """Casts values as autocast does, and trained parameters once per step."""
-
-    def __init__(self, own_cast: Callable[[Any], None]) -> None:
-        self.own_cast = own_cast
-        self.copies: dict[int, Any] = {}
-
-    def cast(self, value: Any, dtype: Any) -> Any:
-        """Return the value in another precision."""
-        import torch
-
-        if isinstance(value, list | tuple):
-            return type(value)(self.cast(each, dtype) for each in value)
-        is_real = isinstance(value, torch.Tensor) and value.is_floating_point()
-        if not is_real or value.dtype in {dtype, torch.float64}:
-            return value
-        if isinstance(value, torch.nn.Parameter) and dtype == torch.bfloat16:
-            return self._copy(value, dtype)
-        return value.to(dtype)
-
-    def _copy(self, parameter: Any, dtype: Any) -> Any:
-        if id(parameter) in self.copies:
-            return self.copies[id(parameter)]
-        copied = parameter.to(dtype)
-        self.own_cast(copied)
-        if parameter.requires_grad:  # autocast keeps copies of trained ones alone
-            self.copies[id(parameter)] = copied
-        return copied
-
-
-def _functions(names: tuple[str, ...]) -> frozenset[Any]:
+def _functions(kind: str) -> frozenset[Any]:
     import torch
 
     functions = []
-    for name in names:
+    for name in OPERATOR_NAMES[kind]:
         value: Any = torch
         for part in name.split("."):
             value = getattr(value, part, None)
@@ -173,7 +97,7 @@ def _functions(names: tuple[str, ...]) -> frozenset[Any]:
 
 def _asks_for_packed_sequences() -> bool:
     """Whether a mask of transformers asks whether positions begin anew within a sequence."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(3)  # of what called the function of torch
     return str(frame.f_globals.get("__name__", "")).startswith("transformers.masking_utils")
 
 
@@ -207,8 +131,9 @@ def _make_fused_attention(record: AttentionRecord) -> Callable[..., Any]:
             if size == query.shape[-1] and is_flash:  # laid out as its query (mha_fwd)
                 result = torch.empty_like(query)
             else:  # token by token (_efficient_attention_forward)
-                tokens = query.shape[-2]
-                result = query.new_empty(*lead[:-1], tokens, lead[-1], size).transpose(-3, -2)
+                result = query.new_empty(*lead[:-1], query.shape[-2], lead[-1], size).transpose(
+                    -3, -2
+                )
             ctx.save_for_backward(query, key, value, result, bias)
             return result
 
@@ -294,20 +219,11 @@ def real_kernels(attention_call: Callable[..., Any]) -> Any:
     `attention_call`: makes the context in which an attention with these arguments runs.
     """
     from torch.nn import functional
-    from torch.overrides import TorchFunctionMode
 
-    class RealKernels(TorchFunctionMode):  # type: ignore[misc,unused-ignore]
-        """See the function."""
-
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            kwargs = kwargs or {}
-            if func is functional.multi_head_attention_forward:
-                return _run_inside(self, func, args, kwargs)
-            if func is functional.scaled_dot_product_attention:
-                with attention_call(*args, **kwargs):
-                    return func(*args, **kwargs)
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        if func is not functional.scaled_dot_product_attention:
+            return func(*args, **kwargs)
+        with attention_call(*args, **kwargs):
             return func(*args, **kwargs)
 
-    return RealKernels()
+    return _replacing(run)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from copy import copy
-from dataclasses import is_dataclass
 from typing import Any
 
-from perfmodel.torch_modules.operators import fields_of
+from perfmodel.torch_modules.operators import map_tensors
 from perfmodel.torch_modules.wrapped_module import plain_name
 
 
@@ -19,31 +18,12 @@ def to_fake(value: Any, dtype: Any) -> Any:
     """
     import torch
 
-    if isinstance(value, torch.Tensor):
-        real = value.is_floating_point() and dtype is not None
-        return torch.empty_strided(
-            tuple(value.shape), value.stride(), dtype=dtype if real else value.dtype, device="cpu"
-        )
-    if is_dataclass(value) and not isinstance(value, type | Mapping):
-        return _copied(value, {n: to_fake(each, dtype) for n, each in fields_of(value).items()})
-    if isinstance(value, Mapping):
-        items = {key: to_fake(each, dtype) for key, each in value.items()}
-        try:
-            return type(value)(items)  # type: ignore[call-arg]
-        except TypeError:
-            return items
-    if isinstance(value, list | tuple):
-        parts = [to_fake(each, dtype) for each in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value
+    def fake(tensor: Any) -> Any:
+        real = tensor.is_floating_point() and dtype is not None
+        own = dtype if real else tensor.dtype
+        return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=own, device="cpu")
 
-
-def _copied(value: Any, fields: Mapping[str, Any]) -> Any:
-    """A dataclass with other values, which may be frozen, or not take all of its fields."""
-    copied = copy(value)
-    for name, each in fields.items():
-        object.__setattr__(copied, name, each)
-    return copied
+    return map_tensors(value, fake)
 
 
 @contextmanager

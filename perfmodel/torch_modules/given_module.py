@@ -20,9 +20,8 @@ from perfmodel.errors import (
     Fault,
     InputError,
     allowed_names,
-    failed,
     nearest,
-    raise_faults,
+    refuse_if,
 )
 from perfmodel.torch_modules.capture import require_torch
 from perfmodel.units import format_bytes
@@ -49,13 +48,15 @@ def call_function(text: str) -> tuple[Any, Any, Callable[..., Any] | None]:
     place, _, name = text.rpartition(":")
     example = "FILE.py:FUNCTION, such as train.py:example, or package.module:example"
     odd = not place or not name.isidentifier()
-    raise_faults(failed((odd, FUNCTION_FIELD, repr(text), example)))
+    refuse_if(odd, FUNCTION_FIELD, repr(text), example)
     require_torch()
     module = _load(place)
     function: Any = getattr(module, name, None)
-    names = [word for word, value in vars(module).items() if callable(value)]
-    found, allowed = f"no function {name!r} in {place}", allowed_names(names, name)
-    raise_faults(failed((not callable(function), FUNCTION_FIELD, found, allowed)))
+    found, allowed = (
+        f"no function {name!r} in {place}",
+        allowed_names([word for word, value in vars(module).items() if callable(value)], name),
+    )
+    refuse_if(not callable(function), FUNCTION_FIELD, found, allowed)
     try:
         answer = function()
     except Exception as error:
@@ -63,7 +64,7 @@ def call_function(text: str) -> tuple[Any, Any, Callable[..., Any] | None]:
         raise InputError(Fault(FUNCTION_FIELD, text, RETURNS)) from error
     odd = not isinstance(answer, tuple) or len(answer) not in {2, 3}
     found = f"{type(answer).__name__} from {name}()"
-    raise_faults(failed((odd, FUNCTION_FIELD, found, RETURNS)))
+    refuse_if(odd, FUNCTION_FIELD, found, RETURNS)
     return answer[0], answer[1], answer[2] if len(answer) == 3 else None
 
 
@@ -78,15 +79,19 @@ def _load(place: str) -> ModuleType:
     except InputError:
         raise
     except Exception as error:
-        text = f"{type(error).__name__}: {_first_line(error)} while importing {place}"
         raise InputError(
-            Fault(FUNCTION_FIELD, text, "a file or module that can be imported")
+            Fault(
+                FUNCTION_FIELD,
+                f"{type(error).__name__}: {_first_line(error)} while importing {place}",
+                "a file or module that can be imported",
+            )
         ) from error
 
 
 def _load_file(path: Path) -> ModuleType:
-    found = f"{str(path)!r}, which is no file"
-    raise_faults(failed((not path.is_file(), FUNCTION_FIELD, found, "a Python file")))
+    refuse_if(
+        not path.is_file(), FUNCTION_FIELD, f"{str(path)!r}, which is no file", "a Python file"
+    )
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -187,7 +192,7 @@ def _require_small(model: Any) -> None:
     nbytes = sum(each.numel() * each.element_size() for each in model.parameters())
     found, most = f"{format_bytes(nbytes)} of parameters", format_bytes(MOST_REAL_BYTES)
     allowed = f"at most {most}, as gradients are as large: a copy of the file with fewer layers"
-    raise_faults(failed((nbytes > MOST_REAL_BYTES, "--real", found, allowed)))
+    refuse_if(nbytes > MOST_REAL_BYTES, "--real", found, allowed)
 
 
 def _drawn(value: Any, config: Any) -> Any:
@@ -198,8 +203,10 @@ def _drawn(value: Any, config: Any) -> Any:
         return value
     if value.is_floating_point():
         return torch.randn(value.shape)
-    highest = int(getattr(config.get_text_config(), "vocab_size", 1)) if value.dim() > 1 else 1
-    return torch.randint(highest, tuple(value.shape))
+    return torch.randint(
+        int(getattr(config.get_text_config(), "vocab_size", 1)) if value.dim() > 1 else 1,
+        tuple(value.shape),
+    )
 
 
 BUILDERS = "a family of transformers, or FILE.py:FUNCTION that builds the module"
@@ -281,31 +288,29 @@ def _batch(model: Any, config: Any, tokens: int | None, samples: int) -> dict[st
     whole: dict[str, Any] = {"dtype": torch.long, "device": "meta"}
     batch: dict[str, Any] = {}
     if "input_ids" in accepted:
-        length = tokens or _longest(config.get_text_config())
-        batch["input_ids"] = torch.zeros(samples, length, **whole)
+        batch["input_ids"] = torch.zeros(
+            samples, tokens or _longest(config.get_text_config()), **whole
+        )
     if main == "pixel_values" or "return_loss" in accepted:
         batch["pixel_values"] = torch.zeros(samples, *_image(config), device="meta")
     elif main in ("input_values", "input_features"):
         batch[main] = torch.zeros(samples, *_sound(config, main, tokens), device="meta")
-    lacks = main not in batch and main not in _NOT_MAIN
     text = f"{_PATCHES if _PATCHES in accepted else main} of {type(model).__name__}"
-    allowed = "FILE.py:FUNCTION that returns the module and batch"
-    raise_faults(
-        failed(
-            (
-                lacks or _PATCHES in accepted,
-                "input",
-                f"{text}, which is not drawn here",
-                allowed,
-            )
-        )
+    refuse_if(
+        (main not in batch and main not in _NOT_MAIN) or _PATCHES in accepted,
+        "input",
+        f"{text}, which is not drawn here",
+        "FILE.py:FUNCTION that returns the module and batch",
     )
     if "labels" in accepted and (labels := _labels(model, config, batch, whole)) is not None:
         batch["labels"] = labels
     if "decoder_input_ids" in accepted and "labels" not in batch and "input_ids" in batch:
         batch["decoder_input_ids"] = batch["input_ids"]
-    flags = {"use_cache": False, "return_loss": True}
-    return batch | {name: value for name, value in flags.items() if name in accepted}
+    return batch | {
+        name: value
+        for name, value in {"use_cache": False, "return_loss": True}.items()
+        if name in accepted
+    }
 
 
 def _labels(model: Any, config: Any, batch: Mapping[str, Any], whole: Mapping[str, Any]) -> Any:
@@ -325,9 +330,11 @@ def _labels(model: Any, config: Any, batch: Mapping[str, Any], whole: Mapping[st
 
 
 def _longest(config: Any) -> int:
-    positions = getattr(config, "max_position_embeddings", None) or LONGEST_DEFAULT
     offset = 2 * bool(getattr(config, "model_type", "") in _OFFSET)
-    return min(int(positions) - offset, LONGEST_DEFAULT)
+    return min(
+        int(getattr(config, "max_position_embeddings", None) or LONGEST_DEFAULT) - offset,
+        LONGEST_DEFAULT,
+    )
 
 
 _OFFSET = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "longformer", "esm"})

@@ -15,9 +15,10 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from perfmodel.errors import failed, raise_faults
+from perfmodel.errors import refuse_if
 from perfmodel.torch_modules.fake_module import training_mode
 from perfmodel.torch_modules.layer_groups import group_layers, layer_of_place
+from perfmodel.torch_modules.operators import map_tensors
 from perfmodel.torch_modules.step_trace import Loss, kept_state, trace_step
 
 WARM_UP, REPEATS = 2, 5
@@ -67,7 +68,11 @@ def measure_layers(
     Raises `InputError`: a module on the meta device, or whose layers on real tensors are others.
     """
     device = _device_of(model)
-    batch = _moved(batch, device)
+    batch = (
+        batch.to(device)
+        if hasattr(batch, "to")
+        else map_tensors(batch, lambda tensor: tensor.to(device))
+    )
     with _autocast(autocast, device)(), training_mode(model), kept_state(model):
         totals = _total_times(model, batch, loss, device)
         shares = _layer_shares(model, batch, loss, names, device)
@@ -82,17 +87,10 @@ def measure_layers(
 def _device_of(model: Any) -> str:
     kinds = {parameter.device.type for parameter in model.parameters()}
     odd, text = kinds - {"cpu", "cuda"} or len(kinds) != 1, " and ".join(sorted(kinds))
-    allowed = "a module on one CPU or GPU, with real parameters"
-    raise_faults(failed((odd, "measure", f"a module on {text}", allowed)))
+    refuse_if(
+        odd, "measure", f"a module on {text}", "a module on one CPU or GPU, with real parameters"
+    )
     return str(kinds.pop())
-
-
-def _moved(batch: Any, device: str) -> Any:
-    if isinstance(batch, Mapping):
-        return {name: _moved(value, device) for name, value in batch.items()}
-    if isinstance(batch, list | tuple):
-        return type(batch)(_moved(value, device) for value in batch)
-    return batch.to(device) if hasattr(batch, "to") else batch
 
 
 def _autocast(precision: str | None, device: str) -> Callable[[], Any]:
@@ -100,8 +98,7 @@ def _autocast(precision: str | None, device: str) -> Callable[[], Any]:
 
     if precision is None:
         return nullcontext
-    odd = precision not in {"bf16", "fp16"}
-    raise_faults(failed((odd, "autocast", repr(precision), "'bf16' or 'fp16'")))
+    refuse_if(precision not in {"bf16", "fp16"}, "autocast", repr(precision), "'bf16' or 'fp16'")
     dtype = torch.bfloat16 if precision == "bf16" else torch.float16
     return lambda: torch.autocast(device, dtype)
 
@@ -145,8 +142,7 @@ def _layer_shares(
         own = [group.name for group in groups]
         differing = next((a for a, b in zip(own, names, strict=False) if a != b), "their number")
         text = f"layers on {device} that are not those captured ({differing})"
-        allowed = "real=True, which captures real tensors"
-        raise_faults(failed((own != list(names), "measure", text, allowed)))
+        refuse_if(own != list(names), "measure", text, "real=True, which captures real tensors")
         layers = layer_of_place(groups)
         forward.append(_by_layer(trace.forward_marks, layers, len(groups), device))
         backward.append(_by_layer(trace.backward_marks, layers, len(groups), device))
@@ -236,8 +232,10 @@ def _all_reduces(sent: Any, at_least_s: float, device: str) -> Iterator[None]:
     alone_s, _ = _timed(partial(dist.all_reduce, sent), device)
     each_s = torch.tensor([alone_s, at_least_s], device=device)
     dist.broadcast(each_s, 0)
-    count = int(2 * float(each_s[1]) / max(float(each_s[0]), 1e-6)) + 1
-    works = [dist.all_reduce(sent, async_op=True) for _ in range(count)]
+    works = [
+        dist.all_reduce(sent, async_op=True)
+        for _ in range(int(2 * float(each_s[1]) / max(float(each_s[0]), 1e-6)) + 1)
+    ]
     yield
     for work in works:
         work.wait()

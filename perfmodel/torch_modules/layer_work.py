@@ -44,12 +44,12 @@ def kept_by_layers(
     if narrow is None or autocast is None:
         return [
             Kept(elements, 0.0, 0.0, nbytes)
-            for elements, nbytes in _sums(groups, wide, _elements, _fixed_bytes)
+            for elements, nbytes in _sums(groups, wide, _elements_and_bytes)
         ]
     names = [group.name for group in groups]
     solved = map(
         _solve,
-        _sums(groups, wide, _bytes, _half_bytes),
+        _sums(groups, wide, _all_and_half),
         _as_named(names, *narrow),
         _as_named(names, *autocast),
     )
@@ -76,7 +76,7 @@ def _as_named(
     """Bytes of the layers of these names; casts that make a layer count for the one before it."""
     places = {name: place for place, name in enumerate(names)}
     totals, at = [[0.0, 0.0] for _ in names], 0
-    for group, own in zip(groups, _sums(groups, trace, _bytes, _half_bytes), strict=True):
+    for group, own in zip(groups, _sums(groups, trace, _all_and_half), strict=True):
         at = places.get(group.name, at)
         totals[at] = [before + more for before, more in zip(totals[at], own, strict=True)]
     return totals
@@ -95,30 +95,28 @@ def _solve(wide: Sequence[float], narrow: Sequence[float], autocast: Sequence[fl
 
 
 def _sums(
-    groups: Sequence[LayerGroup], trace: StepTrace, *measures: Callable[[KeptTensor], float]
+    groups: Sequence[LayerGroup],
+    trace: StepTrace,
+    measure: Callable[[KeptTensor], tuple[float, float]],
 ) -> list[list[float]]:
-    """Sums of the measures of all tensors that a layer keeps, layer by layer."""
-    sums, layers = [[0.0] * len(measures) for _ in groups], layer_of_place(groups)
+    """Sums of both measures of all tensors that a layer keeps, layer by layer."""
+    sums, layers = [[0.0, 0.0] for _ in groups], layer_of_place(groups)
     for tensor in trace.kept:
         own = sums[layers.get(tensor.place, len(groups) - 1)]
-        own[:] = [before + each(tensor) for before, each in zip(own, measures, strict=True)]
+        own[:] = [before + each for before, each in zip(own, measure(tensor), strict=True)]
     return sums
 
 
-def _bytes(tensor: KeptTensor) -> float:
-    return tensor.nbytes
+def _all_and_half(tensor: KeptTensor) -> tuple[float, float]:
+    """Bytes of a tensor, and those of it in half precision."""
+    return tensor.nbytes, tensor.nbytes * (ITEM_BYTES.get(tensor.dtype) == HALF)
 
 
-def _half_bytes(tensor: KeptTensor) -> float:
-    return tensor.nbytes * (ITEM_BYTES.get(tensor.dtype) == HALF)
-
-
-def _elements(tensor: KeptTensor) -> float:
-    return tensor.nbytes / ITEM_BYTES.get(tensor.dtype, WIDE) if tensor.is_floating else 0.0
-
-
-def _fixed_bytes(tensor: KeptTensor) -> float:
-    return 0.0 if tensor.is_floating else tensor.nbytes
+def _elements_and_bytes(tensor: KeptTensor) -> tuple[float, float]:
+    """Elements of real numbers, or bytes of what has as many in any precision."""
+    if tensor.is_floating:
+        return tensor.nbytes / ITEM_BYTES.get(tensor.dtype, WIDE), 0.0
+    return 0.0, tensor.nbytes
 
 
 ELEMENT_BYTES = 4
@@ -153,9 +151,8 @@ def layer_fields(
     own = [operator for operator in group.operators if operator.kind != "matrix"]
     # of the others one is left, and one more for statistics of feature maps
     left = bool(own) + any(operator.kind == "map_norm" for operator in own)
-    weights = matrix.weight_elements if matrix else sum(o.weight_elements for o in rest)
     fields |= {
-        "weights": int(weights),
+        "weights": int(matrix.weight_elements if matrix else sum(o.weight_elements for o in rest)),
         "vector": _size(vector / batch),
         "norm": _size(norm_bytes / batch),
         "wide_norm": any(wide for wide, *_ in norms),
@@ -264,53 +261,53 @@ def _fused_bytes(group: LayerGroup, escaping: frozenset[int]) -> float:
 
 
 def _shape_fields(operator: Operator, batch: int) -> dict[str, Any]:
+    """Return the shape of a matrix kernel, of one sample."""
     match operator.shape:
         case MatrixProduct() as product:
-            return {"product": _product_fields(product, batch)}
+            by_count = product.of_activations and product.count % batch == 0
+            rows, count = product.rows, product.count
+            shape = _stated(
+                {
+                    "rows": rows if by_count else max(1, math.ceil(rows / batch)),
+                    "columns": product.columns,
+                    "depth": product.depth,
+                    "count": max(1, math.ceil(count / batch)) if by_count else count,
+                    "bias": product.has_bias,
+                    **({"activations": True} if product.of_activations else {}),
+                }
+            )
+            return {"product": shape}
         case Convolution() as conv:
-            return {"convolution": _convolution_fields(conv, batch)}
+            images = max(1, conv.images // batch)  # frames of one sample stand below each other
+            shape = _stated(
+                {
+                    "in_channels": conv.in_channels,
+                    "out_channels": conv.out_channels,
+                    "in_size": [images * conv.in_size[0], conv.in_size[1]],
+                    "out_size": [images * conv.out_size[0], conv.out_size[1]],
+                    "kernel": list(conv.kernel),
+                    "groups": conv.groups,
+                }
+            )
+            return {"convolution": shape}
         case Attention() as attention:
-            dropout = operator.scores is not None and operator.scores.dropout
-            return {"attention": _attention_fields(attention, batch, dropout=dropout)}
+            # windows of one sample, each with its own heads
+            windows = max(1, attention.sequences // batch)
+            heads, pairs = windows * attention.heads, windows * attention.kv_heads
+            shape = _stated(
+                {
+                    "tokens": attention.tokens,
+                    "heads": heads,
+                    "head_size": attention.head_size,
+                    **({"kv_heads": pairs} if pairs != heads else {}),
+                    "causal": attention.causal,
+                    "keys": attention.keys,
+                    "dropout": operator.score_dropout,
+                    "value_head_size": attention.value_head_size,
+                }
+            )
+            return {"attention": shape}
     raise AssertionError(operator.shape)
-
-
-def _product_fields(product: MatrixProduct, batch: int) -> dict[str, Any]:
-    by_count = product.of_activations and product.count % batch == 0
-    rows = product.rows if by_count else max(1, math.ceil(product.rows / batch))
-    count = max(1, math.ceil(product.count / batch)) if by_count else product.count
-    sides = {"rows": rows, "columns": product.columns, "depth": product.depth}
-    fields = _stated({**sides, "count": count, "bias": product.has_bias})
-    return {**fields, "activations": True} if product.of_activations else fields
-
-
-def _convolution_fields(conv: Convolution, batch: int) -> dict[str, Any]:
-    images = max(1, conv.images // batch)  # frames of one sample stand below each other
-    fields = {
-        "in_channels": conv.in_channels,
-        "out_channels": conv.out_channels,
-        "in_size": [images * conv.in_size[0], conv.in_size[1]],
-        "out_size": [images * conv.out_size[0], conv.out_size[1]],
-        "kernel": list(conv.kernel),
-        "groups": conv.groups,
-    }
-    return _stated(fields)
-
-
-def _attention_fields(attention: Attention, batch: int, *, dropout: bool) -> dict[str, Any]:
-    windows = max(1, attention.sequences // batch)  # of one sample, each with its own heads
-    heads, pairs = windows * attention.heads, windows * attention.kv_heads
-    fields = {
-        "tokens": attention.tokens,
-        "heads": heads,
-        "head_size": attention.head_size,
-        **({"kv_heads": pairs} if pairs != heads else {}),
-        "causal": attention.causal,
-        "keys": attention.keys,
-        "dropout": dropout,
-        "value_head_size": attention.value_head_size,
-    }
-    return _stated(fields)
 
 
 def _size(nbytes: float) -> str:

@@ -6,9 +6,12 @@ below autograd exactly as a device would run it. Views and allocations are no ke
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixKernel, MatrixProduct
@@ -45,8 +48,8 @@ class Operator:
         Elements of these; of a table that is gathered from, of the whole table.
     is_floating : bool
         Whether it computes with real numbers.
-    scores : ScoreOptions, optional
-        Of attention.
+    score_dropout : bool
+        Whether scores of attention are dropped out.
     needs_gradient : bool
         Whether backward runs anything for it.
     reads, writes : tuple
@@ -66,150 +69,23 @@ class Operator:
     is_floating: bool = True
     backward_flops: float = 0.0
     backward_bytes: float = 0.0
-    scores: ScoreOptions | None = None
+    score_dropout: bool = False
     needs_gradient: bool = True
     reads: tuple[tuple[int, int], ...] = field(default=(), repr=False)
     writes: tuple[tuple[int, int], ...] = field(default=(), repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreOptions:
-    """Whether scores of attention are dropped out."""
-
-    dropout: bool
-
-
-FREE = frozenset(
-    {
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "new_empty",
-        "new_empty_strided",
-        "detach",
-        "alias",
-        "lift_fresh",
-        "_unsafe_view",
-        "_reshape_alias",
-        "view",
-        "t",
-        "transpose",
-        "permute",
-        "expand",
-        "slice",
-        "select",
-        "unsqueeze",
-        "squeeze",
-        "as_strided",
-        "unbind",
-        "split",
-        "split_with_sizes",
-        "chunk",
-        "diagonal",
-        "unfold",
-        "view_as_real",
-        "view_as_complex",
-        "real",
-        "imag",
-        "is_same_size",
-        "sym_size",
-        "sym_stride",
-        "sym_numel",
-        "sym_storage_offset",
-        "device",
-        "_local_scalar_dense",
-        "unsafe_split",
-        "unsafe_chunk",
-        "unsafe_split_with_sizes",
-        "_conj",
-        "resolve_conj",
-        "layout",
-        "is_pinned",
-        "_assert_async",
-        "_assert_scalar",
-        "_assert_tensor_metadata",
-        "movedim",
-        "swapaxes",
-        "narrow",
-        "view_dtype",
-    }
+OPERATOR_NAMES: Mapping[str, Sequence[str]] = json.loads(
+    Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
 )
-"""Operators that move nothing: views, allocations, questions."""
-
-GATHERS = frozenset(
-    {
-        "embedding",
-        "index",
-        "index_select",
-        "gather",
-        "take",
-        "_unsafe_index",
-        "embedding_bag",
-        "_embedding_bag",
-        "_embedding_bag_forward_only",
-        "nll_loss_forward",
-        "nll_loss2d_forward",
-    }
+"""Names of torch's operators and functions by what they do; the file says what that is."""
+FREE, GATHERS, WRITERS, UNCOUNTED, MAP_NORMS = (
+    frozenset(OPERATOR_NAMES[kind])
+    for kind in ("free", "gathers", "writers", "uncounted", "map_norms")
 )
-"""Operators that read as many elements as they write, whatever the size of the table."""
-
-WRITERS = frozenset(
-    {
-        "zero_",
-        "fill_",
-        "fill",
-        "full",
-        "zeros",
-        "ones",
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "copy_",
-        "arange",
-        "bernoulli_",
-        "normal_",
-        "uniform_",
-    }
-)
-"""Operators that do not read what they write to."""
-
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "_grouped_mm"})
 CONVOLUTIONS = frozenset({"convolution", "_convolution", "mkldnn_convolution"})
 COUNTED_NAMESPACES = frozenset({"aten", "prims", "prim", "profiler"})
-UNCOUNTED = frozenset(
-    {
-        "_scaled_mm",
-        "_scaled_grouped_mm",
-        "_int_mm",
-        "_weight_int4pack_mm",
-        "_weight_int8pack_mm",
-        "_cudnn_rnn",
-        "miopen_rnn",
-        "mkldnn_rnn_layer",
-        "_cdist_forward",
-        "_trilinear",
-        "linalg_qr",
-        "linalg_inv_ex",
-        "_linalg_svd",
-        "_linalg_eigh",
-        "_linalg_solve_ex",
-        "linalg_cholesky_ex",
-        "_fft_r2c",
-        "_fft_c2c",
-        "_fft_c2r",
-    }
-)
-"""Operators of torch whose operations are not counted here; so are all of other libraries."""
-MAP_NORMS = frozenset(
-    {
-        "native_batch_norm",
-        "_native_batch_norm_legit",
-        "_native_batch_norm_legit_no_training",
-        "_batch_norm_with_update",
-        "cudnn_batch_norm",
-        "batch_norm_with_update",
-    }
-)
 ROW_NORMS = frozenset({"native_layer_norm", "native_group_norm", "_fused_rms_norm", "rms_norm"})
 LOSSES = frozenset({"_log_softmax"})
 
@@ -232,6 +108,32 @@ def tensors_in(values: object) -> list[Any]:
     if isinstance(values, list | tuple):
         return [tensor for value in values for tensor in tensors_in(value)]
     return []
+
+
+def map_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return nested arguments with what `change` makes of each tensor in its place.
+
+    A dataclass is copied: it may be frozen, or not take all of its fields.
+    """
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if is_dataclass(value) and not isinstance(value, type | Mapping):
+        copied = copy(value)
+        for name, each in fields_of(value).items():
+            object.__setattr__(copied, name, map_tensors(each, change))
+        return copied
+    if isinstance(value, Mapping):
+        items = {key: map_tensors(each, change) for key, each in value.items()}
+        try:
+            return type(value)(items)  # type: ignore[call-arg]
+        except TypeError:
+            return items
+    if isinstance(value, list | tuple):
+        parts = [map_tensors(each, change) for each in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
 
 
 def fields_of(value: Any) -> dict[str, Any]:
@@ -393,7 +295,7 @@ def make_attention(
         shape=shape,
         in_elements=query * shape.head_size + pairs * (shape.head_size + shape.value_size),
         out_elements=query * shape.value_size,
-        scores=ScoreOptions(dropout),
+        score_dropout=dropout,
         backward_flops=2.0 * shape.flops if needs_gradient else 0.0,
         backward_bytes=2.0 * nbytes if needs_gradient else 0.0,
         needs_gradient=needs_gradient,
@@ -412,10 +314,9 @@ def wide_grouped_product(func: Any, args: Any, kwargs: Any) -> Any:
     if all(each.dtype is torch.bfloat16 for each in wide):
         return func(*args, **kwargs)
 
-    def narrow(value: Any) -> Any:
-        is_wide = isinstance(value, torch.Tensor) and value.is_floating_point()
-        return value.to(torch.bfloat16) if is_wide else value
+    def narrow(tensor: Any) -> Any:
+        return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
 
-    kwargs = {name: narrow(value) for name, value in kwargs.items() if name != "out_dtype"}
-    dtype = torch.promote_types(wide[0].dtype, wide[-1].dtype)
-    return func(*map(narrow, args), **kwargs).to(dtype)
+    kwargs = {name: value for name, value in kwargs.items() if name != "out_dtype"}
+    result = func(*map_tensors(args, narrow), **map_tensors(kwargs, narrow))
+    return result.to(torch.promote_types(wide[0].dtype, wide[-1].dtype))

@@ -201,8 +201,7 @@ class StepRecorder:
             return
         if func.namespace not in COUNTED_NAMESPACES or name in UNCOUNTED:
             self.trace.uncounted.add(f"{func.namespace}::{name}")
-        operator = make_operator(name, self.paths[-1], args, kwargs, out, self.owner)
-        self._append(operator, _number())
+        self._append(make_operator(name, self.paths[-1], args, kwargs, out, self.owner), _number())
         if self.keeps_all:
             self.alive += [tensor.untyped_storage() for tensor in tensors_in(out)]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
-from perfmodel.errors import Fault, InputError, failed, raise_faults
+from perfmodel.errors import Fault, InputError, failed, raise_faults, refuse_if
 from perfmodel.torch_modules.device_kernels import data_fault, device_kernels, real_kernels
 from perfmodel.torch_modules.fake_module import (
     fake_tensors,
@@ -115,8 +115,7 @@ def _record(
         for name, parameter in named.items()
         if parameter.requires_grad
     ]
-    text = "no parameter that requires a gradient"
-    raise_faults(failed((not handles, "model", text, "at least one")))
+    refuse_if(not handles, "model", "no parameter that requires a gradient", "at least one")
     kernels = (
         real_kernels(recorder.real_attention)
         if real

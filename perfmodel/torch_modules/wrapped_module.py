@@ -9,7 +9,7 @@ from dataclasses import dataclass, is_dataclass
 from itertools import islice
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, failed, raise_faults
+from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
 from perfmodel.workload.model import SAMPLE, Sample, sequence_of
 
 WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
@@ -45,14 +45,12 @@ def inner_module(model: Any, *, real: bool) -> Any:
     import torch
 
     built = "a torch.nn.Module, built: MyModel(), not MyModel"
-    is_module = isinstance(model, torch.nn.Module)
-    raise_faults(failed((not is_module, "model", type(model).__name__, built)))
+    refuse_if(not isinstance(model, torch.nn.Module), "model", type(model).__name__, built)
     parallel: Any = torch.nn.parallel
     replicas = parallel.DistributedDataParallel | parallel.DataParallel
     while isinstance(model, replicas) or hasattr(model, "_orig_mod"):
         text, reduces = f"a module wrapped in {type(model).__name__}", isinstance(model, replicas)
-        allowed = "the module before it is wrapped"
-        raise_faults(failed((real and reduces, "model", text, allowed)))
+        refuse_if(real and reduces, "model", text, "the module before it is wrapped")
         model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
     raise_faults(islice(_faults(model), 1))
     return model
@@ -71,8 +69,11 @@ def _faults(model: Any) -> Iterator[Fault]:
     for name, part in model.named_modules():
         place = f" ({name})" if name else ""
         if isinstance(part, torch.jit.ScriptModule):
-            allowed = "the module before torch.jit.script or torch.jit.trace"
-            yield Fault("model", f"a module compiled by torch.jit{place}", allowed)
+            yield Fault(
+                "model",
+                f"a module compiled by torch.jit{place}",
+                "the module before torch.jit.script or torch.jit.trace",
+            )
         if type(part).__name__ == "FullyShardedDataParallel":
             yield Fault("model", f"a module in FullyShardedDataParallel{place}", UNSHARDED)
     for name, parameter in model.named_parameters():
@@ -110,9 +111,8 @@ class StepLoss:
 def loss_function(loss: Callable[..., Any] | None, batch: Any) -> StepLoss:
     """Make the loss of a step; raises `InputError` for one that cannot be called."""
     odd = loss is not None and not callable(loss)
-    raise_faults(failed((odd, "loss", repr(loss), "a function, such as torch.nn.MSELoss()")))
-    pair = loss is not None and isinstance(batch, list | tuple) and len(batch) == 2
-    return StepLoss(loss, pair)
+    refuse_if(odd, "loss", repr(loss), "a function, such as torch.nn.MSELoss()")
+    return StepLoss(loss, loss is not None and isinstance(batch, list | tuple) and len(batch) == 2)
 
 
 def call(module: Any, inputs: Any) -> Any:
@@ -149,8 +149,7 @@ def _own_loss(output: Any) -> Any:
         return loss.sum()
     real = [each for each in _tensors(output) if each.is_floating_point() and each.requires_grad]
     text = f"{type(output).__name__} without a tensor that has a gradient"
-    allowed = "an output that a loss can be made of; see loss="
-    raise_faults(failed((not real, "model", text, allowed)))
+    refuse_if(not real, "model", text, "an output that a loss can be made of; see loss=")
     if len(real) == 1 and real[0].numel() == 1:
         return real[0].sum()
     return sum(each.float().sum() for each in real)
@@ -159,8 +158,12 @@ def _own_loss(output: Any) -> Any:
 def sample_count(batch: Any) -> int:
     """First dimension of the first tensor of a batch; raises `InputError` where there is none."""
     tensors = _tensors(batch)
-    if any(each.is_nested for each in tensors):
-        raise InputError(Fault("batch", "a nested tensor", "tensors that are filled up alike"))
+    refuse_if(
+        any(each.is_nested for each in tensors),
+        "batch",
+        "a nested tensor",
+        "tensors that are filled up alike",
+    )
     if not tensors or not tensors[0].dim() or not tensors[0].shape[0]:
         text = "no tensor with a first dimension" if tensors else "no tensor"
         text += f" in a {type(batch).__name__}"

@@ -71,9 +71,8 @@ def add_adapters(workload: Workload, adapters: Adapters) -> Workload:
             layers += map(_frozen, maps, [target is not None] * len(maps))
             if target is not None:
                 for layer, shape in _adapter(maps, adapters, workload.shard):
-                    name = f"{layer.name}.weight"
                     layers.append(replace(layer, tensors=(len(tensors),)))
-                    tensors.append(ParameterTensor(name, shape, dtype))
+                    tensors.append(ParameterTensor(f"{layer.name}.weight", shape, dtype))
     return replace(
         workload,
         tensors=tuple(tensors),
@@ -162,8 +161,9 @@ def _beside_one_product(call: LayerCall) -> LayerCall:
     """
     if call.phase != "backward" or call.group != "tensor":
         return call
-    gathers = call.op == "all_gather"
-    return replace(call, overlap=min(1.0, TWO_PRODUCTS * call.overlap) if gathers else 0.0)
+    return replace(
+        call, overlap=min(1.0, TWO_PRODUCTS * call.overlap) if call.op == "all_gather" else 0.0
+    )
 
 
 def _without_backward(layers: Iterable[Layer]) -> Iterator[Layer]:
@@ -217,8 +217,9 @@ def _adapter(
 
 def _map(name: str, sizes: tuple[int, int, int], **work: Any) -> Layer:
     """A map without bias. Kernels beside it are its own: libraries do not fuse them."""
-    part = linear(name, *sizes, parameters=(), **work)
-    return replace(part.layer, fused_bytes=None, fused_kernels=1)
+    return replace(
+        linear(name, *sizes, parameters=(), **work).layer, fused_bytes=None, fused_kernels=1
+    )
 
 
 Calls = tuple[LayerCall, ...]

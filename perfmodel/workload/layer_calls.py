@@ -83,7 +83,7 @@ class LayerCall:
 
 Calls = tuple[LayerCall, ...]
 
-HALF = 0.5
+ONE_OF_TWO_PRODUCTS = 0.5
 """Backward of a map has two products, of its input's and of its weight's gradient."""
 
 
@@ -95,7 +95,7 @@ def column_calls(shard: Shard, elements: float, *, first: bool = True) -> Calls:
     """
     if shard.tensor == 1 or not (first or shard.library == "torch"):
         return ()
-    hidden = HALF if shard.hides != "none" else 0.0
+    hidden = ONE_OF_TWO_PRODUCTS if shard.hides != "none" else 0.0
     if not shard.sequence_parallel:
         return (tensor_call(shard, "all_reduce", elements, "backward", overlap=hidden),)
     if not first:
@@ -108,7 +108,7 @@ def column_calls(shard: Shard, elements: float, *, first: bool = True) -> Calls:
             tensor_call(shard, "all_gather", elements, "backward", "before", overlap=hidden)
         )
     elif shard.hides == "asynchronous":
-        hidden = HALF * _chunked(shard)  # cut with the product that it adds up
+        hidden = ONE_OF_TWO_PRODUCTS * _chunked(shard)  # cut with the product that it adds up
     return (*calls, tensor_call(shard, "reduce_scatter", elements, "backward", overlap=hidden))
 
 
@@ -124,7 +124,14 @@ def row_calls(shard: Shard, elements: float) -> Calls:
     hidden = _chunked(shard)
     return (
         tensor_call(shard, "reduce_scatter", elements, "forward", overlap=hidden),
-        tensor_call(shard, "all_gather", elements, "backward", "before", overlap=HALF * hidden),
+        tensor_call(
+            shard,
+            "all_gather",
+            elements,
+            "backward",
+            "before",
+            overlap=ONE_OF_TWO_PRODUCTS * hidden,
+        ),
     )
 
 
@@ -269,9 +276,8 @@ def _torch_calls(shard: Shard, block: float) -> Calls:
             _around(shard, block, "backward", c - 1, overlap=(1 + (c - 2) / 3) / c),
         ]
         hidden = (1 + (c - 2) * 2 / 3) / c
-    gradients = _around(shard, block, "backward", c - 1, overlap=hidden, dtype="fp32")
     home = _call(shard, "send_recv", block, "backward", dtype="fp32")
-    return (*inputs, gradients, home)
+    return (*inputs, _around(shard, block, "backward", c - 1, overlap=hidden, dtype="fp32"), home)
 
 
 def _around(

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.kernels.device import Device, make_device
 from perfmodel.workload.kernels.float8_casts import (
@@ -100,9 +100,12 @@ def make_pricing(
     library = fused_attention if isinstance(fused_attention, str) else ""
     library = "cudnn" if narrow_attention else library  # no other kernels run in fp8
     device = make_device(gpu, precision, ITEM_BYTES[precision], library)
-    if narrow_attention and (not fused_attention or device.attention.narrow is None):
-        allowed = "false, or fused attention on a GPU of Hopper or Blackwell"
-        raise InputError(Fault("fp8.fp8_dot_product_attention", f"true on {gpu.name}", allowed))
+    refuse_if(
+        narrow_attention and (not fused_attention or device.attention.narrow is None),
+        "fp8.fp8_dot_product_attention",
+        f"true on {gpu.name}",
+        "false, or fused attention on a GPU of Hopper or Blackwell",
+    )
     return Pricing(
         device=device,
         plain=make_device(gpu, "fp32", ITEM_BYTES["fp32"]) if has_plain else None,
@@ -135,8 +138,11 @@ def layer_cost(
     """
     device = pricing.device
     if not layer.gradients:
-        whole = layer_cost(replace(layer, gradients=2), pricing, first=first, is_float8=is_float8)
-        return replace(whole, backward_s=0.0, backward_kernels=0)
+        return replace(
+            layer_cost(replace(layer, gradients=2), pricing, first=first, is_float8=is_float8),
+            backward_s=0.0,
+            backward_kernels=0,
+        )
     vector_s, vector_backward_s, vector_kernels = _vector_cost(layer, pricing)
     if not layer.matmul_flops:
         # a table: forward gathers its rows, backward zeroes and writes its whole gradient
@@ -146,8 +152,9 @@ def layer_cost(
     casts = int(pricing.casts and layer.weight_elements > 0)
     # what is cast to fp8 needs no copy in bf16, but its gradient is cast back, if it has one
     forward_casts, back = casts * (not is_float8), not _is_frozen(layer)
-    cast_bytes = layer.weight_elements * (STATED_BYTES + device.item_bytes)
-    cast_s = elementwise_s(casts * cast_bytes, casts, device)
+    cast_s = elementwise_s(
+        casts * (layer.weight_elements * (STATED_BYTES + device.item_bytes)), casts, device
+    )
     return KernelCost(
         vector_s + matrix.forward_s + cast_s * (not is_float8),
         vector_backward_s + matrix.backward_s + cast_s * back,
@@ -162,8 +169,9 @@ def matrix_seconds(
     """Time of a layer's matrix kernels without casts, forward and backward; seconds."""
     if not layer.matmul_flops:
         return 0.0, 0.0
-    price = _float8_cost if is_float8 else _matrix_cost
-    forward_s, backward_s = price(layer, pricing, first=first).products_s
+    forward_s, backward_s = (_float8_cost if is_float8 else _matrix_cost)(
+        layer, pricing, first=first
+    ).products_s
     return forward_s, backward_s * (layer.gradients > 0)
 
 
@@ -177,8 +185,9 @@ def weight_gradient_s(layer: Layer, pricing: Pricing, *, is_float8: bool = False
         return 0.0
     cast_bytes = layer.weight_elements * (STATED_BYTES + pricing.device.item_bytes)
     cast_s = elementwise_s(cast_bytes, 1, pricing.device) if pricing.casts else 0.0
-    price = _float8_cost if is_float8 else _matrix_cost
-    return price(layer, pricing, first=True).backward_s + cast_s
+    return (_float8_cost if is_float8 else _matrix_cost)(
+        layer, pricing, first=True
+    ).backward_s + cast_s
 
 
 def _float8_cost(layer: Layer, pricing: Pricing, *, first: bool) -> KernelCost:
@@ -231,15 +240,18 @@ def _vector_cost(layer: Layer, pricing: Pricing) -> tuple[float, float, int]:
     norm_item = STATED_BYTES if layer.wide_norm else item
     norm_bytes *= pricing.batch * norm_item / STATED_BYTES
     ramps_s = kernels * device.ramp_s
-    is_map = layer.kind == "conv"
-    plain_s = feature_map_s(nbytes, item, device) if is_map else nbytes / device.memory_Bps
-    forward_s = plain_s + norm_s(norm_bytes, norm_item, device) + ramps_s
-    backward_s = (
-        plain_s * device.constants.elementwise_backward
-        + norm_s(norm_bytes, norm_item, device, backward=True)
-        + ramps_s
+    plain_s = (
+        feature_map_s(nbytes, item, device) if layer.kind == "conv" else nbytes / device.memory_Bps
     )
-    return forward_s, backward_s, kernels
+    return (
+        plain_s + norm_s(norm_bytes, norm_item, device) + ramps_s,
+        (
+            plain_s * device.constants.elementwise_backward
+            + norm_s(norm_bytes, norm_item, device, backward=True)
+            + ramps_s
+        ),
+        kernels,
+    )
 
 
 _WEIGHT, _INPUT = 0, 1
@@ -308,8 +320,9 @@ def _grouped_cost(
 ) -> KernelCost:
     forward_s, *both_s = grouped_passes_s(grouped, pricing.device)
     kernels = 1 if grouped.single_kernel else grouped.groups
-    backward_s = sum(both_s[each] for each in gradients)
-    return KernelCost(forward_s, backward_s, kernels, len(gradients) * kernels)
+    return KernelCost(
+        forward_s, sum(both_s[each] for each in gradients), kernels, len(gradients) * kernels
+    )
 
 
 def _convolution_cost(

@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from perfmodel.errors import allowed_names, failed, raise_faults
+from perfmodel.errors import allowed_names, failed, raise_faults, refuse_if
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.compute_spread import roofline_factors
 from perfmodel.workload.kernels.device import kernel_constants
@@ -112,12 +112,13 @@ def layer_times(
         for layer in workload.layers
     )
     text = f"true for {workload.name!r}, whose file does not state what can be fused"
-    allowed = "false, or a model of the zoo"
-    raise_faults(failed((compiled and not fuses, "compiled", text, allowed)))
-    of_precision = {precision: matmul_efficiency or gpu.matmul_efficiency[precision]}
+    refuse_if(compiled and not fuses, "compiled", text, "false, or a model of the zoo")
     gpu = replace(
         gpu,
-        matmul_efficiency={**gpu.matmul_efficiency, **of_precision},
+        matmul_efficiency={
+            **gpu.matmul_efficiency,
+            precision: matmul_efficiency or gpu.matmul_efficiency[precision],
+        },
         memory_efficiency=memory_efficiency or gpu.memory_efficiency,
     )
     pricing = make_pricing(
@@ -146,16 +147,17 @@ def layer_times(
     total_s = sum(cost.forward_s + cost.backward_s for cost in costs)
     narrow_share = sum(sum(products[layer]) for layer in narrow) / total_s if narrow else 0.0
     launches = optimizer_launches(workload, optimizer, optimizer_kernels)
-    optimizer_traffic = optimizer_bytes(
-        workload, optimizer, optimizer_kernels, master_weights=master_weights
-    )
     return LayerTimes(
         forward_s=np.array([cost.forward_s for cost in costs]),
         backward_s=np.array([cost.backward_s for cost in costs]),
         forward_kernels=np.array([cost.forward_kernels for cost in costs], dtype=np.int64),
         backward_kernels=np.array([cost.backward_kernels for cost in costs], dtype=np.int64),
         launch_s=gpu.launch_s,
-        optimizer_s=elementwise_s(optimizer_traffic, launches, pricing.device),
+        optimizer_s=elementwise_s(
+            optimizer_bytes(workload, optimizer, optimizer_kernels, master_weights=master_weights),
+            launches,
+            pricing.device,
+        ),
         optimizer_kernels=launches,
         copy_Bps=pricing.device.memory_Bps / 2,
         activation_bytes=activation_bytes(
@@ -186,7 +188,7 @@ def _check_blocks(workload: Workload, fused_attention: bool) -> None:
     """
     shard, allowed = workload.shard, f"true with context_kind: {workload.shard.context_kind}"
     splits = shard.context > 1 and shard.context_kind != "ulysses"
-    raise_faults(failed((splits and not fused_attention, "fused_attention", "false", allowed)))
+    refuse_if(splits and not fused_attention, "fused_attention", "false", allowed)
 
 
 def step_s(times: LayerTimes) -> float:
@@ -256,6 +258,8 @@ def _check_arguments(
 def by_first_flash(workload: Workload, times: LayerTimes) -> LayerTimes:
     """Return times with fused attention as FlashAttention 1 runs it instead of the second."""
     rate = kernel_constants().attention.first_flash_rate
-    by = np.array([1 / rate if layer.kind == "attention" else 1.0 for layer in workload.layers])
-    fields = ("forward_s", "backward_s", "matrix_forward_s", "matrix_backward_s")
-    return scaled_fields(times, by, fields)
+    return scaled_fields(
+        times,
+        np.array([1 / rate if layer.kind == "attention" else 1.0 for layer in workload.layers]),
+        ("forward_s", "backward_s", "matrix_forward_s", "matrix_backward_s"),
+    )

@@ -229,10 +229,9 @@ def _tensor_faults(shard: Shard, sizes: SharedSizes) -> list[Fault]:
         *[(sizes.kv_heads, "heads of keys and values")] * (not repeats),
     ]
     words = [(shard.padded(sizes.vocabulary), "words of the vocabulary")]
-    padded = ", or vocabulary_multiple, which pads them"
     return [
         *divisor_faults("tensor", shard.tensor, shared),
-        *divisor_faults("tensor", shard.tensor, words, padded),
+        *divisor_faults("tensor", shard.tensor, words, ", or vocabulary_multiple, which pads them"),
     ]
 
 
@@ -248,8 +247,9 @@ def _context_faults(shard: Shard, sizes: SharedSizes) -> list[Fault]:
         tokens = [(number, "tokens of a sample") for number in (sizes.tokens, *sizes.others)]
         return divisor_faults("tensor", shard.tensor, tokens * shard.sequence_parallel)
     if sizes.context_limit:
-        allowed = f"1 for {sizes.model!r}: {sizes.context_limit}"
-        return [Fault("context", str(shard.context), allowed)]
+        return [
+            Fault("context", str(shard.context), f"1 for {sizes.model!r}: {sizes.context_limit}")
+        ]
     chunks = 2 if is_balanced(shard, causal=sizes.causal) else 1
     parts, ranks = shard.context * chunks * shard.sequence_ranks, shard.context * shard.tensor
     split = f"context {shard.context}" + " x 2 chunks" * (chunks == 2)

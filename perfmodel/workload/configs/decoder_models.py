@@ -28,7 +28,6 @@ from perfmodel.workload.zoo.expert_sizes import (
     LatentShape,
     RoutedShape,
 )
-from perfmodel.workload.zoo.layers import ACTIVATIONS
 from perfmodel.workload.zoo.llama import llama
 
 UNSTATED: Mapping[str, Any] = {
@@ -154,7 +153,7 @@ def transformer_model(section: TransformerSection, name: str | None = None) -> B
         score_dropout=section.dropout > 0,
         fused_norms=True,
         layer_norms=section.norm == "layer",
-        ungated=None if section.gated else ACTIVATIONS[section.mlp],
+        ungated=None if section.gated else section.mlp,
         rotary_share=float(section.positions == "rotary"),
         learned_positions=section.positions == "learned",
     )
@@ -180,8 +179,9 @@ def _section_workload(
     name: str, shape: DecoderShape, experts: Experts | None, **sizes: Any
 ) -> Workload:
     shape = with_table(shape, sizes["sequence_length"])
-    workload = decoder_workload(name, shape, experts, family=EXPERT_FAMILY, **sizes)
-    return replace(workload, source=SOURCE)
+    return replace(
+        decoder_workload(name, shape, experts, family=EXPERT_FAMILY, **sizes), source=SOURCE
+    )
 
 
 def _with_unstated(stated: SimpleNamespace) -> SimpleNamespace:
@@ -209,7 +209,7 @@ def decoder_shape(config: SimpleNamespace, family: Family) -> DecoderShape:
         "dropout": is_on(config.resid_pdrop) or is_on(config.residual_dropout),
         "embedding_dropout": is_on(config.embedding_dropout),
         "score_dropout": is_on(config.attention_dropout),
-        "ungated": None if config.gated else ACTIVATIONS[config.hidden_act],
+        "ungated": None if config.gated else config.hidden_act,
         "rotary_share": rotary_share(config, usual=config.usual_rotary_share),
     }
     stated = {place: bool(getattr(config, source)) for place, source in family.stated.items()}
@@ -264,7 +264,6 @@ def _unturned(config: SimpleNamespace) -> frozenset[int]:
 def _routed_shape(config: SimpleNamespace, family: Family) -> RoutedShape:
     """Experts of a layer, and the layers that have some."""
     width = config.moe_intermediate_size or config.intermediate_size
-    shared_width = config.shared_expert_intermediate_size or (config.n_shared_experts or 0) * width
     every = config.interleave_moe_layer_step or config.decoder_sparse_step
     dense_layers, is_grouped = config.mlp_only_layers or (), config.topk_method != "greedy"
     if config.moe_layers is not None:
@@ -275,7 +274,7 @@ def _routed_shape(config: SimpleNamespace, family: Family) -> RoutedShape:
         config.num_experts or config.num_local_experts or config.n_routed_experts,
         config.num_experts_per_tok,
         width,
-        shared_width,
+        config.shared_expert_intermediate_size or (config.n_shared_experts or 0) * width,
         dense_first=config.first_k_dense_replace,
         every=every,
         dense_layers=dense_layers,

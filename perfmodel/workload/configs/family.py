@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, create_model
 
-from perfmodel.errors import Fault, failed, raise_faults
+from perfmodel.errors import Fault, failed, refuse_if
 from perfmodel.files import FileModel, validate_document
 from perfmodel.scenario.sections.model import MOST_EXPERTS, MOST_LAYERS, MOST_WIDTH, MOST_WORDS
 from perfmodel.workload.zoo.buildable import Buildable
@@ -161,7 +161,7 @@ class Family:
     shape: Mapping[str, Any] = field(default_factory=dict)
     block: Mapping[str, Any] = field(default_factory=dict)
     stated: Mapping[str, str] = field(default_factory=dict)
-    other_heads: tuple[str, ...] = ()
+    other_heads: Sequence[str] = ()
 
     @cached_property
     def config(self) -> type[HubConfig]:
@@ -177,7 +177,7 @@ class Family:
         heads = (self.name, *self.other_heads)
         head = (stated["architectures"] or heads)[0]
         allowed = f"{' or '.join(map(repr, heads))}; `perfmodel capture` takes others"
-        raise_faults(failed((head not in heads, "architectures", repr(head), allowed)))
+        refuse_if(head not in heads, "architectures", repr(head), allowed)
         return SimpleNamespace(**{**self.fixed, **stated, "head": head})
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, raise_faults
+from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
 from perfmodel.files import plain
 from perfmodel.files.read import LARGEST_YAML_BYTES, bound_faults, parse_yaml, read_text
 
@@ -31,8 +31,9 @@ class JsonFile:
     def located(self, fault: Fault, section: str = "") -> Fault:
         """Return a fault with this file and the line of its field, within a section of it."""
         field = f"{section}.{fault.field}" if section and fault.field != section else fault.field
-        line = line_of_field(self.text, field.split("."))
-        return replace(fault, field=field, file=str(self.path), line=line)
+        return replace(
+            fault, field=field, file=str(self.path), line=line_of_field(self.text, field.split("."))
+        )
 
 
 def line_of_field(text: str, path: Sequence[str]) -> int | None:
@@ -59,8 +60,7 @@ def read_json(path: Path, largest: int = LARGEST_YAML_BYTES, *, infinite: bool =
 def parse_json(text: str, path: Path, *, infinite: bool = False) -> JsonFile:
     """Parse the text of a file; as `read_json`."""
     text = text.removeprefix("\ufeff")
-    if not text.strip():
-        raise InputError(Fault("file", "nothing", "a JSON object", str(path)))
+    refuse_if(not text.strip(), "file", "nothing", "a JSON object", str(path))
     try:
         content = json.loads(text, parse_constant=_named_constant if infinite else _refuse_constant)
     except json.JSONDecodeError as error:
@@ -124,8 +124,7 @@ def read_arguments(path: Path) -> ArgumentText:
     if path.suffix.lower() not in (".yaml", ".yml", ".json"):
         values = _parse_text(text)
         allowed = "arguments such as --num-layers 24, or YAML of them"
-        if not values:
-            raise InputError(Fault("megatron", "no argument", allowed, str(path)))
+        refuse_if(not values, "megatron", "no argument", allowed, str(path))
         return ArgumentText(values, str(path))
     document = plain(parse_yaml(text, str(path)))
     if isinstance(document, Mapping):
@@ -141,10 +140,9 @@ def read_arguments(path: Path) -> ArgumentText:
 def _parse_text(text: str) -> dict[str, Any]:
     """Arguments of a command line or a script, by name; the last one counts."""
     text = re.sub(r"(^|\s)#[^\n]*", " ", text).replace("\\\n", " ")
-    tokens = re.sub(r"[\"'`;]", " ", text).split()
     values: dict[str, Any] = {}
     name, parts = "", list[str]()
-    for token in [*tokens, "--"]:
+    for token in [*re.sub(r"[\"'`;]", " ", text).split(), "--"]:
         if token.startswith("--"):
             if name:
                 values[name] = _parse_value(parts)

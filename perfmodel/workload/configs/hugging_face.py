@@ -11,14 +11,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, allowed_names, failed, raise_faults
+from perfmodel.errors import Fault, InputError, allowed_names, failed, raise_faults, refuse_if
 from perfmodel.files import is_file, is_folder
-from perfmodel.workload.configs.decoder_families import DENSE_FAMILIES, IMAGE_TEXT_FAMILIES
-from perfmodel.workload.configs.expert_families import EXPERT_FAMILIES
+from perfmodel.workload.configs.families import FAMILIES
 from perfmodel.workload.configs.family import Family, HubConfig
 from perfmodel.workload.configs.file_text import CONFIG_NAME, JsonFile, read_json
-from perfmodel.workload.configs.image_and_sound_families import IMAGE_AND_SOUND_FAMILIES
-from perfmodel.workload.configs.text_families import TEXT_FAMILIES
 from perfmodel.workload.zoo.buildable import Buildable
 
 _HARMLESS = """
@@ -136,15 +133,6 @@ SIZES = frozenset(
 TEXT_ALONE = "Its text model alone is trained: the parts for images or sound are left out."
 
 
-FAMILIES: Mapping[str, Family] = {
-    **DENSE_FAMILIES,
-    **EXPERT_FAMILIES,
-    **IMAGE_TEXT_FAMILIES,
-    **TEXT_FAMILIES,
-    **IMAGE_AND_SOUND_FAMILIES,
-}
-"""By `model_type`."""
-
 DTYPES: Mapping[str, str] = {
     "float32": "fp32",
     "float": "fp32",
@@ -170,8 +158,13 @@ def config_path(path: Path) -> Path:
     Raises `InputError`: there is none.
     """
     inside = path / CONFIG_NAME
-    if is_folder(path) and not is_file(inside):
-        raise InputError(Fault("config", f"a folder without {CONFIG_NAME}", "one", str(path)))
+    refuse_if(
+        is_folder(path) and not is_file(inside),
+        "config",
+        f"a folder without {CONFIG_NAME}",
+        "one",
+        str(path),
+    )
     return inside if is_folder(path) else path
 
 
@@ -181,15 +174,17 @@ def config_model(document: JsonFile, name: str | None = None) -> Buildable:
     content = document.content
     fields = _with_updates(content)
     if section:
-        shared = {key: content[key] for key in SHARED if key in content}
-        fields = {**shared, **content[section], "architectures": None}
+        fields = {
+            **{key: content[key] for key in SHARED if key in content},
+            **content[section],
+            "architectures": None,
+        }
     is_part = bool(section) or content.get("model_type") in FLAT
     if is_part and not section:
         fields = {**fields, "architectures": None, "vision_config": None}
     title = name or name_of(document)
     try:
-        missing = [] if is_part else _missing_sizes(family, fields)
-        raise_faults([*value_faults(fields), *missing])
+        raise_faults([*value_faults(fields), *([] if is_part else _missing_sizes(family, fields))])
         model = family.make(title, family.read(fields), family)
         model = replace(
             model,
@@ -224,7 +219,7 @@ def _missing_sizes(family: Family, fields: Mapping[str, Any]) -> list[Fault]:
 
 
 TEXT = "text_config"
-ALIKE = 0.75
+LEAST_NAME_LIKENESS = 0.75
 """Least likeness of a family that is suggested: dbrx is no bert."""
 FLAT = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}
 """Families whose older files state the text model beside the rest, and the family of that."""
@@ -252,11 +247,15 @@ def _family_of(document: JsonFile) -> tuple[Family, str]:
     inside = text.get("model_type") if isinstance(text, dict) else None
     if isinstance(inside, str) and inside in FAMILIES:
         return FAMILIES[inside], TEXT
-    stated = "nothing" if kind is None else repr(kind)
-    typed = str(kind) if get_close_matches(str(kind), FAMILIES, cutoff=ALIKE) else None
-    names = allowed_names(FAMILIES, typed, limit=80)
+    names = allowed_names(
+        FAMILIES,
+        str(kind) if get_close_matches(str(kind), FAMILIES, cutoff=LEAST_NAME_LIKENESS) else None,
+        limit=80,
+    )
     allowed = f"{OTHERS.format(file=document.path)}; or a family that the zoo knows: {names}"
-    raise InputError(document.located(Fault("model_type", stated, allowed)))
+    raise InputError(
+        document.located(Fault("model_type", "nothing" if kind is None else repr(kind), allowed))
+    )
 
 
 def _with_updates(content: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -282,7 +281,7 @@ def _dtype_of(content: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
     if value is None:
         return "bf16" if quantization_of(fields) else "fp32"
     word = str(value).removeprefix("torch.")
-    raise_faults(failed((word not in DTYPES, key, repr(value), allowed_names(DTYPES))))
+    refuse_if(word not in DTYPES, key, repr(value), allowed_names(DTYPES))
     return DTYPES[word]
 
 

@@ -47,9 +47,8 @@ from perfmodel.workload.zoo.expert_sizes import (
     LatentShape,
     RoutedShape,
 )
-from perfmodel.workload.zoo.layers import ACTIVATIONS
 
-PADDING = 128
+VOCABULARY_MULTIPLE = 128
 """--make-vocab-size-divisible-by, which is multiplied by the tensor-parallel size."""
 TOKENIZERS = {"GPT2BPETokenizer": 50257}
 """Vocabularies of tokenizers that need no file to be counted."""
@@ -93,7 +92,7 @@ class MegatronArguments(FileModel):
     max_position_embeddings: Tokens | None = None
     vocab_size: Words | None = None
     padded_vocab_size: Words | None = None
-    make_vocab_size_divisible_by: Words = PADDING
+    make_vocab_size_divisible_by: Words = VOCABULARY_MULTIPLE
     tokenizer_type: str | None = None
     swiglu: Flag = False
     squared_relu: Flag = False
@@ -159,8 +158,9 @@ def megatron_model(stated: str | Path, name: str | None = None) -> Buildable:
     read = read_arguments(stated) if isinstance(stated, Path) else typed_arguments(stated)
     try:
         raise_faults(_refused(read.values))
-        own = {key: read.values[key] for key in read.values if key in _FIELDS}
-        arguments = validate_document(MegatronArguments, own)
+        arguments = validate_document(
+            MegatronArguments, {key: read.values[key] for key in read.values if key in _FIELDS}
+        )
         raise_faults(_faults(arguments))
     except InputError as error:
         raise InputError(
@@ -268,22 +268,18 @@ def _is_learned(arguments: MegatronArguments) -> bool:
 
 def _buildable(arguments: MegatronArguments, name: str, source: str) -> Buildable:
     longest = arguments.max_position_embeddings if _is_learned(arguments) else None
-    default = (
-        arguments.seq_length
-        or longest
-        or min(LONGEST_DEFAULT, arguments.max_position_embeddings or LONGEST_DEFAULT)
-    )
-    shape = _shape(arguments)
     multiple = 0 if arguments.padded_vocab_size else arguments.make_vocab_size_divisible_by
-    make = partial(_build, name, source, arguments, shape, multiple)
-    dtype = "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "fp32"
     return Buildable(
         name,
-        make,
-        default,
+        partial(_build, name, source, arguments, _shape(arguments), multiple),
+        (
+            arguments.seq_length
+            or longest
+            or min(LONGEST_DEFAULT, arguments.max_position_embeddings or LONGEST_DEFAULT)
+        ),
         longest=longest,
         has_experts=arguments.num_experts is not None,
-        dtype=dtype,
+        dtype="bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "fp32",
     )
 
 
@@ -310,7 +306,7 @@ def _shape(arguments: MegatronArguments) -> DecoderShape:
         score_dropout=arguments.attention_dropout > 0,
         fused_norms=True,
         layer_norms=arguments.normalization == "LayerNorm",
-        ungated=None if arguments.swiglu else ACTIVATIONS[function],
+        ungated=None if arguments.swiglu else function,
         rotary_share=arguments.rotary_percent if is_rope else 0.0,
         learned_positions=_is_learned(arguments),
     )
@@ -352,9 +348,12 @@ def _build(
             mlp_width=shape.mlp_width,
             untied=not shape.tied,
         )
-        dropout, scores = shape.dropout, shape.score_dropout
-        workload = text_decoder.gpt(name, dropout=dropout, score_dropout=scores, **sizes)
-        return replace(workload, source=source)
+        return replace(
+            text_decoder.gpt(
+                name, dropout=shape.dropout, score_dropout=shape.score_dropout, **sizes
+            ),
+            source=source,
+        )
     latent = None
     if arguments.multi_latent_attention:
         heads = arguments.qk_pos_emb_head_dim

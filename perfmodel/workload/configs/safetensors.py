@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, raise_faults
+from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
 from perfmodel.files import is_file
 from perfmodel.files.read import LARGEST_BYTES
 from perfmodel.workload.configs.file_text import JsonFile, parse_json, read_json
@@ -58,19 +58,19 @@ def read_safetensors(path: Path) -> Workload:
 
     Raises `InputError`: with every fault.
     """
-    is_index = path.name.lower().endswith(INDEX_SUFFIX)
-    shapes = _read_index(path) if is_index else _tensors(read_header(path))
-    if not shapes:
-        raise InputError(Fault("file", "no tensors", "a model's tensors", str(path)))
-    names = sorted(shapes, key=_natural)
-    tensors = tuple(ParameterTensor(name, *shapes[name]) for name in names)
+    shapes = (
+        _read_index(path)
+        if path.name.lower().endswith(INDEX_SUFFIX)
+        else _tensors(read_header(path))
+    )
+    refuse_if(not shapes, "file", "no tensors", "a model's tensors", str(path))
+    tensors = tuple(ParameterTensor(name, *shapes[name]) for name in sorted(shapes, key=_natural))
     trained = [index for index, tensor in enumerate(tensors) if tensor.dtype in TRAINABLE]
-    layers = tuple(Layer(tensors[index].name, (index,)) for index in trained)
     title = path.name.removesuffix(INDEX_SUFFIX).removesuffix(SUFFIX)
     return Workload(
         name=path.resolve().parent.name if title == "model" else title,
         tensors=tensors,
-        layers=layers,
+        layers=tuple(Layer(tensors[index].name, (index,)) for index in trained),
         source=f"header of {path}",
         notes=(ORDER_NOTE,),
     )
@@ -90,20 +90,23 @@ def header_bytes(path: Path) -> bytes:
     Raises `InputError`: it is none, or its header is beyond the bounds.
     """
     try:
-        if not is_file(path):
-            raise InputError(Fault("file", "no readable file", "a safetensors file", str(path)))
+        refuse_if(not is_file(path), "file", "no readable file", "a safetensors file", str(path))
         size = path.stat().st_size
         with path.open("rb") as stream:
             start = stream.read(LENGTH_BYTES)
             length = struct.unpack("<Q", start)[0] if len(start) == LENGTH_BYTES else 0
-            if not 2 <= length <= min(LARGEST_BYTES, size - LENGTH_BYTES):
-                text = f"a header of {length:,} bytes in a file of {size:,}"
-                allowed = f"a safetensors file, with a header of at most {LARGEST_BYTES:,} bytes"
-                raise InputError(Fault("file", text, allowed, str(path)))
+            refuse_if(
+                not 2 <= length <= min(LARGEST_BYTES, size - LENGTH_BYTES),
+                "file",
+                f"a header of {length:,} bytes in a file of {size:,}",
+                f"a safetensors file, with a header of at most {LARGEST_BYTES:,} bytes",
+                str(path),
+            )
             return start + stream.read(length)
     except OSError as error:
-        problem = error.strerror or str(error)
-        raise InputError(Fault("file", problem, "a readable file", str(path))) from None
+        raise InputError(
+            Fault("file", error.strerror or str(error), "a readable file", str(path))
+        ) from None
 
 
 def read_header(path: Path) -> JsonFile:
@@ -173,16 +176,19 @@ def _read_index(path: Path) -> dict[str, Entry]:
     index = read_json(path, LARGEST_BYTES)
     placed = index.content.get("weight_map")
     if not isinstance(placed, dict) or not all(isinstance(each, str) for each in placed.values()):
-        fault = Fault("weight_map", "nothing", "the file of each tensor, by name")
-        raise InputError(index.located(fault))
+        raise InputError(
+            index.located(Fault("weight_map", "nothing", "the file of each tensor, by name"))
+        )
     names = list(dict.fromkeys(placed.values()))
     foreign = [name for name in names if Path(name).name != name]
-    absent = [name for name in names if name not in foreign and not is_file(path.parent / name)]
     faults = [
         Fault("weight_map", list_first(group), allowed, str(path))
         for group, allowed in (
             (foreign, "names of files in the same folder"),
-            (absent, "files that are in the same folder"),
+            (
+                [name for name in names if name not in foreign and not is_file(path.parent / name)],
+                "files that are in the same folder",
+            ),
         )
         if group
     ]
@@ -191,7 +197,11 @@ def _read_index(path: Path) -> dict[str, Entry]:
     for name in names:
         shapes |= _tensors(read_header(path.parent / name))
     missing = [name for name in placed if name not in shapes]
-    if missing:
-        allowed = "tensors that are in the files of weight_map"
-        raise InputError(Fault("weight_map", list_first(missing), allowed, str(path)))
+    refuse_if(
+        missing,
+        "weight_map",
+        list_first(missing),
+        "tensors that are in the files of weight_map",
+        str(path),
+    )
     return {name: shapes[name] for name in placed}

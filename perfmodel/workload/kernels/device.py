@@ -41,8 +41,9 @@ class GroupedConstants:
 
     def own_kernels_s(self, each_s: float, groups: int) -> float:
         """Time of a kernel for each group; a group alone is a plain product."""
-        slowdown = self.own_kernel_slowdown if groups > 1 else 1.0
-        return groups * max(self.dispatch_s, slowdown * each_s)
+        return groups * max(
+            self.dispatch_s, (self.own_kernel_slowdown if groups > 1 else 1.0) * each_s
+        )
 
 
 @dataclass(frozen=True)
@@ -233,15 +234,16 @@ def make_device(gpu: Gpu, precision: str, item_bytes: int, attention: str = "") 
     `attention`: whose kernels of fused attention run, where they are not the usual ones.
     """
     constants = kernel_constants()
-    memory_Bps = gpu.memory_Bps * gpu.memory_efficiency
     multiprocessors = gpu.streaming_multiprocessors
     # bytes that a multiprocessor's operations need, against those of the GPUs of the fit
-    demand_Bps = gpu.peak_flops[precision] / multiprocessors * item_bytes
-    share = min(1.0, demand_Bps / constants.product.demand_Bps)
+    share = min(
+        1.0,
+        gpu.peak_flops[precision] / multiprocessors * item_bytes / constants.product.demand_Bps,
+    )
     return Device(
         multiprocessors=multiprocessors,
         matrix_flops=gpu.peak_flops[precision] * gpu.matmul_efficiency[precision],
-        memory_Bps=memory_Bps,
+        memory_Bps=gpu.memory_Bps * gpu.memory_efficiency,
         norm_s=1 / (constants.norm.elements_per_s * multiprocessors),
         map_s=1 / (constants.convolution.map_elements_per_s * multiprocessors),
         copy_s=1 / (constants.convolution.copy_elements_per_s * multiprocessors),

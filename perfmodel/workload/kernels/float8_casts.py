@@ -63,9 +63,10 @@ def make_float8_pricing(
         # a tile fills its pipeline with as many bytes, whatever an element has
         prologue=tensorwise.prologue * NARROW_BYTES / casts.operand_bytes,
     )
-    gradients = tensorwise if casts.rescale.kernels else narrow
     share = 1 / accumulate if casts.weights_once else 1.0
-    return Float8Pricing(casts, narrow, gradients, wide, weight_bytes, share)
+    return Float8Pricing(
+        casts, narrow, tensorwise if casts.rescale.kernels else narrow, wide, weight_bytes, share
+    )
 
 
 def narrow_product_s(product: MatrixProduct, pricing: Float8Pricing) -> float:
@@ -99,9 +100,11 @@ def product_of_casts_s(
 ) -> float:
     """Device time of a product whose result has other elements than its operands; seconds."""
     m, n, k = product.rows, product.columns, product.depth
-    operands = operand_bytes * product.count * (m * k + k * n)
-    nbytes = operands + result_bytes * product.count * m * n
-    return device.constants.product.ramp_s + busy_s(product, nbytes, device)
+    return device.constants.product.ramp_s + busy_s(
+        product,
+        operand_bytes * product.count * (m * k + k * n) + result_bytes * product.count * m * n,
+        device,
+    )
 
 
 def float8_cost(
@@ -147,8 +150,7 @@ def float8_cost(
         backward_bytes += wide.item_bytes * outputs
         backward_kernels += 1
     gradients_s = 0.0 if frozen else products.weight_gradient_s
-    rescaled = passes - casts.wide_weight_gradient * (not frozen)
-    backward_kernels += casts.rescale.kernels * rescaled
+    backward_kernels += casts.rescale.kernels * (passes - casts.wide_weight_gradient * (not frozen))
     if passes > 1 or frozen:
         gradients_s += products.input_gradient_s
     return KernelCost(
@@ -201,8 +203,9 @@ def grouped_float8_cost(
         mean, pricing, shares_input=False, passes=passes, frozen=frozen, products=products
     )
     copies = int(grouped.padded_elements > 0)
-    moved = 2 * pricing.wide.item_bytes * grouped.padded_elements
-    copied_s = elementwise_s(moved, copies, pricing.wide)
+    copied_s = elementwise_s(
+        2 * pricing.wide.item_bytes * grouped.padded_elements, copies, pricing.wide
+    )
     return replace(
         cost,
         forward_s=cost.forward_s + copied_s,

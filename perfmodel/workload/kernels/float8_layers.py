@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from perfmodel.errors import failed, raise_faults
+from perfmodel.errors import failed, raise_faults, refuse_if
 from perfmodel.workload.kernels.float8_recipe import Float8, takes_experts
 from perfmodel.workload.kernels.shapes import GroupedProduct, MatrixProduct
 from perfmodel.workload.memory.blocks import block_of
 from perfmodel.workload.model import Layer, Workload
 
-MULTIPLE = 16
+SIDE_MULTIPLE = 16
 """Both sides of a weight have to be multiples of it (``torch._scaled_mm``, and
 ``assert_dim_for_fp8_exec`` in Transformer Engine): other layers stay in bf16."""
 
@@ -68,13 +68,13 @@ def name_wide_blocks(workload: Workload, float8: Float8) -> Float8:
     blocks = _blocks(_linear_names(workload, float8))
     if not 0 < float8.start_in_bf16 + float8.end_in_bf16 < len(blocks):
         return float8
-    ends = frozenset(_ends(blocks, float8))
-    return replace(float8, start_in_bf16=0, end_in_bf16=0, wide_blocks=ends)
+    return replace(
+        float8, start_in_bf16=0, end_in_bf16=0, wide_blocks=frozenset(_ends(blocks, float8))
+    )
 
 
 def _ends(blocks: Sequence[str], float8: Float8) -> tuple[str, ...]:
-    last = len(blocks) - float8.end_in_bf16
-    return (*blocks[: float8.start_in_bf16], *blocks[last:])
+    return (*blocks[: float8.start_in_bf16], *blocks[len(blocks) - float8.end_in_bf16 :])
 
 
 def _linear_names(workload: Workload, float8: Float8) -> dict[int, str]:
@@ -97,8 +97,9 @@ def _blocks(names: Mapping[int, str]) -> list[str]:
 def check_float8(workload: Workload, float8: Float8) -> None:
     """Raise `InputError` for a model of which no layer runs in fp8, and as `float8_layers`."""
     allowed = "bf16, or a model with linear layers in repeated blocks, of multiples of 16"
-    found = f"'fp8' for {workload.name!r}"
-    raise_faults(failed((not float8_layers(workload, float8), "precision", found, allowed)))
+    refuse_if(
+        not float8_layers(workload, float8), "precision", f"'fp8' for {workload.name!r}", allowed
+    )
 
 
 def _is_narrow(name: str, float8: Float8, wide_blocks: Collection[str]) -> bool:
@@ -115,8 +116,11 @@ def weight_of(workload: Workload, layer: Layer) -> int | None:
 
     Those of experts are one tensor.
     """
-    own = [index for index in layer.tensors if len(workload.tensors[index].shape) >= 2]
-    return max(own, key=lambda index: workload.tensors[index].numel, default=None)
+    return max(
+        [index for index in layer.tensors if len(workload.tensors[index].shape) >= 2],
+        key=lambda index: workload.tensors[index].numel,
+        default=None,
+    )
 
 
 def _fits(workload: Workload, place: int) -> bool:
@@ -126,7 +130,7 @@ def _fits(workload: Workload, place: int) -> bool:
     kinds = (MatrixProduct, GroupedProduct)
     if layer.gradients < 2 and isinstance(layer.matrix, kinds):  # a frozen weight
         sides = (layer.matrix.columns, layer.matrix.depth)
-    return bool(sides) and all(side % MULTIPLE == 0 for side in sides)
+    return bool(sides) and all(side % SIDE_MULTIPLE == 0 for side in sides)
 
 
 def float8_weights(workload: Workload, float8: Float8 | None) -> frozenset[int]:
@@ -165,11 +169,13 @@ def narrow_calls(workload: Workload, float8: Float8) -> Workload:
     if float8.library == "torchao" and not is_whole:
         return workload
     narrow = float8_layers(workload, float8) - _adapted(workload)
-    layers = tuple(
-        _narrow(layer, gradients=is_whole) if place in narrow else layer
-        for place, layer in enumerate(workload.layers)
+    return replace(
+        workload,
+        layers=tuple(
+            _narrow(layer, gradients=is_whole) if place in narrow else layer
+            for place, layer in enumerate(workload.layers)
+        ),
     )
-    return replace(workload, layers=layers)
 
 
 def _adapted(workload: Workload) -> frozenset[int]:

@@ -57,8 +57,9 @@ FULL_WAVES = 16
 
 def product_s(product: MatrixProduct, device: Device) -> float:
     """Device time of a product; seconds."""
-    nbytes = device.item_bytes * product.elements
-    return device.constants.product.ramp_s + busy_s(product, nbytes, device)
+    return device.constants.product.ramp_s + busy_s(
+        product, device.item_bytes * product.elements, device
+    )
 
 
 def busy_s(product: MatrixProduct, nbytes: float, device: Device) -> float:
@@ -72,9 +73,8 @@ def busy_s(product: MatrixProduct, nbytes: float, device: Device) -> float:
         for split in SPLITS:
             waves = -(-tiles * split // device.multiprocessors)
             depth = -(-product.depth // (split * step)) * step
-            compute_s = waves * (depth + device.prologue) * depth_s
             moved_s = memory_s + split * partials_s if split > 1 else memory_s
-            shortest = min(shortest, max(compute_s, moved_s))
+            shortest = min(shortest, max(waves * (depth + device.prologue) * depth_s, moved_s))
             if waves >= FULL_WAVES:
                 break
     return shortest
@@ -104,8 +104,9 @@ def grouped_passes_s(grouped: GroupedProduct, device: Device) -> tuple[float, fl
 def _groups_s(mean: MatrixProduct, device: Device, single_kernel: bool) -> float:
     constants = device.constants.grouped
     if single_kernel:
-        slower = replace(device, matrix_flops=device.matrix_flops * constants.single_kernel_rate)
-        return product_s(mean, slower)
+        return product_s(
+            mean, replace(device, matrix_flops=device.matrix_flops * constants.single_kernel_rate)
+        )
     return constants.own_kernels_s(product_s(replace(mean, count=1), device), mean.count)
 
 
@@ -126,9 +127,11 @@ def forward_product(conv: Convolution) -> MatrixProduct:
 def input_gradient_product(conv: Convolution) -> MatrixProduct:
     """One row per input pixel; kernel positions that a stride skips take no work."""
     stride = math.prod(conv.in_size) / math.prod(conv.out_size)
-    channels = conv.out_channels // conv.groups
-    depth = math.ceil(channels * math.prod(conv.kernel) / max(1.0, stride))
-    return MatrixProduct(conv.images * math.prod(conv.in_size), conv.in_channels, depth)
+    return MatrixProduct(
+        conv.images * math.prod(conv.in_size),
+        conv.in_channels,
+        math.ceil((conv.out_channels // conv.groups) * math.prod(conv.kernel) / max(1.0, stride)),
+    )
 
 
 def weight_gradient_product(conv: Convolution) -> MatrixProduct:
@@ -142,9 +145,11 @@ def convolution_s(conv: Convolution, product: MatrixProduct, device: Device) -> 
 
     The operands in memory are the images, not the unfolded product.
     """
-    elements = conv.in_elements + conv.out_elements + conv.weight_elements
-    nbytes = float(device.item_bytes * elements)
-    return device.constants.product.ramp_s + busy_s(product, nbytes, device)
+    return device.constants.product.ramp_s + busy_s(
+        product,
+        float(device.item_bytes * (conv.in_elements + conv.out_elements + conv.weight_elements)),
+        device,
+    )
 
 
 def layout_copy_s(conv: Convolution, device: Device) -> float:
@@ -203,8 +208,10 @@ def fused_attention_s(
     if narrow:
         share *= (rate.narrow_backward if backward else rate.narrow) or 1.0
     passes = constants.backward_passes if backward else 1.0
-    memory_s = passes * device.item_bytes * attention.elements / device.memory_Bps
-    return device.constants.product.ramp_s + max(work / (device.matrix_flops * share), memory_s)
+    return device.constants.product.ramp_s + max(
+        work / (device.matrix_flops * share),
+        passes * device.item_bytes * attention.elements / device.memory_Bps,
+    )
 
 
 def narrow_casts_s(attention: Attention, device: Device) -> float:

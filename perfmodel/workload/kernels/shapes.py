@@ -146,14 +146,16 @@ class Attention:
     @property
     def scores(self) -> MatrixProduct:
         """Queries times keys, as an unfused implementation runs it."""
-        count = self.sequences * self.heads
-        return MatrixProduct(self.tokens, self.all_keys, self.head_size, count)
+        return MatrixProduct(
+            self.tokens, self.all_keys, self.head_size, self.sequences * self.heads
+        )
 
     @property
     def weighted_sum(self) -> MatrixProduct:
         """Scores times values, likewise."""
-        count = self.sequences * self.heads
-        return MatrixProduct(self.tokens, self.value_size, self.all_keys, count)
+        return MatrixProduct(
+            self.tokens, self.value_size, self.all_keys, self.sequences * self.heads
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +183,9 @@ class GroupedProduct:
     @property
     def mean(self) -> MatrixProduct:
         """Product of a group with its mean share of the rows, `groups` of them."""
-        rows = max(1, math.ceil(self.rows / self.groups))
-        return MatrixProduct(rows, self.columns, self.depth, self.groups)
+        return MatrixProduct(
+            max(1, math.ceil(self.rows / self.groups)), self.columns, self.depth, self.groups
+        )
 
 
 MatrixKernel = MatrixProduct | Convolution | Attention | GroupedProduct

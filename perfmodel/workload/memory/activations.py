@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfmodel.errors import allowed_names, failed, raise_faults
+from perfmodel.errors import allowed_names, refuse_if
 from perfmodel.workload.kernels.shapes import Attention
 from perfmodel.workload.memory.blocks import Offload, check_offload, held_bytes, repeated_blocks
 from perfmodel.workload.memory.recompute import (
@@ -67,8 +67,10 @@ class _Keeping:
     def layer_bytes(self, layer: Layer, *, with_scores: bool = True) -> float:
         """Bytes that one layer keeps; without those of scores, where these are recomputed."""
         own_bytes = self._sample_bytes(layer) + self._score_bytes(layer) * with_scores
-        bias = layer.bias_elements if self.fused_attention else 0.0
-        return self.batch * own_bytes + (self.item_bytes * bias + layer.once_bytes)
+        return self.batch * own_bytes + (
+            self.item_bytes * (layer.bias_elements if self.fused_attention else 0.0)
+            + layer.once_bytes
+        )
 
     def _sample_bytes(self, layer: Layer) -> float:
         stated = self.kept_of(layer)
@@ -98,13 +100,15 @@ class _Keeping:
             return 0.0
         if self.fused_attention:
             keys = layer.matrix.all_keys if isinstance(layer.matrix, Attention) else 0
-            parts_bytes = self.item_bytes * layer.held_elements
-            return parts_bytes + (WIDE_BYTES * layer.score_elements / keys if keys else 0.0)
+            return self.item_bytes * layer.held_elements + (
+                WIDE_BYTES * layer.score_elements / keys if keys else 0.0
+            )
         softmax = WIDE_BYTES if self.casts or layer.wide_scores else self.item_bytes
         operand = self.item_bytes if layer.score_dropout or softmax > self.item_bytes else 0
         operand += layer.capped_scores * self.item_bytes
-        score_bytes = softmax + operand + layer.score_dropout * MASK_BYTES
-        return layer.score_elements * score_bytes + self.item_bytes * repeated_elements(layer)
+        return layer.score_elements * (
+            softmax + operand + layer.score_dropout * MASK_BYTES
+        ) + self.item_bytes * repeated_elements(layer)
 
     def cast_input_bytes(self, layer: Layer) -> float:
         """Bytes that a layer keeps more where it keeps the fp8 cast of its input.
@@ -210,10 +214,13 @@ def stored_bytes(
     Without what a block holds while it is recomputed, casts of weights and blocks in the memory of
     the host.
     """
-    keeping = _keeping(
-        workload, batch, precision, fused_attention, kept_share, held_dtype, compiled, narrow
-    )
-    each = _kept_bytes(workload, keeping, recompute)[0]
+    each = _kept_bytes(
+        workload,
+        _keeping(
+            workload, batch, precision, fused_attention, kept_share, held_dtype, compiled, narrow
+        ),
+        recompute,
+    )[0]
     return sum(each) - (0.0 if offload == "none" else sum(_by_block(workload, each)))
 
 
@@ -232,7 +239,7 @@ def _keeping(
     narrow: NarrowInputs,
 ) -> _Keeping:
     allowed = allowed_names(ITEM_BYTES, str(precision))
-    raise_faults(failed((precision not in ITEM_BYTES, "precision", repr(precision), allowed)))
+    refuse_if(precision not in ITEM_BYTES, "precision", repr(precision), allowed)
     casts = cast_weights(workload, precision, held_dtype)
     return _Keeping(batch, ITEM_BYTES[precision], casts, fused_attention, share, narrow, compiled)
 
@@ -245,13 +252,15 @@ def loss_bytes(workload: Workload, batch: int, precision: str, *, compiled: bool
     gradient alone, as narrow as the logits.
     """
     narrow = ITEM_BYTES[precision]
-    gradients = (
-        (narrow if compiled and layer.fused_kept is not None else 2 * WIDE_BYTES)
-        * result_elements(layer)
-        for layer in workload.layers
-        if layer.wide_bytes
+    return batch * max(
+        (
+            (narrow if compiled and layer.fused_kept is not None else 2 * WIDE_BYTES)
+            * result_elements(layer)
+            for layer in workload.layers
+            if layer.wide_bytes
+        ),
+        default=0.0,
     )
-    return batch * max(gradients, default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,8 +339,9 @@ def _kept_bytes(
             else kept_results(workload, layers, recompute, compiled=keeping.compiled)
         )
         elements = sum(result_elements(workload.layers[index]) for index in results)
-        results_bytes = keeping.batch * keeping.item_bytes * elements
-        least_bytes = keeping.input_bytes(workload.layers[layers[0]]) + results_bytes
+        least_bytes = keeping.input_bytes(workload.layers[layers[0]]) + (
+            keeping.batch * keeping.item_bytes * elements
+        )
         least_bytes = min(least_bytes, whole_bytes)
         hands[whole] = [whole_bytes - least_bytes] * len(layers)
         each[whole] = [least_bytes] + [0.0] * (len(layers) - 1)

@@ -16,12 +16,12 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Literal
 
-from perfmodel.errors import Fault, InputError, failed, raise_faults
+from perfmodel.errors import Fault, InputError, failed, raise_faults, refuse_if
 from perfmodel.workload.model import LayerTimes, Workload
 
 Offload = Literal["none", "blocking", "overlapped"]
 
-AHEAD = 1
+BLOCKS_AHEAD = 1
 """Blocks that copies may be behind forward, or ahead of backward."""
 
 
@@ -83,21 +83,24 @@ def _waits(
 ) -> list[float]:
     """How long each block in turn waits for copies that run one after the other.
 
-    Forward: a block ends when the copy of the block `AHEAD` before it is done. Backward
-    (`fetches`): a block begins when its copy is, which began when the block `AHEAD` before it did.
+    Forward: a block ends when the copy of the block `BLOCKS_AHEAD` before it is done.
+    Backward (`fetches`): a block begins when its copy is, which began when the block
+    `BLOCKS_AHEAD` before it did.
     """
     starts, ends, copied, waits = [0.0], [0.0], [0.0], []
     for place, (own_s, copy_s) in enumerate(zip(compute_s, copies_s, strict=True)):
         begin_s = ends[-1]
         if fetches:
-            issued_s = starts[max(0, len(starts) - AHEAD)] if place else 0.0
-            copied.append(max(copied[-1], issued_s) + copy_s)
+            copied.append(
+                max(copied[-1], starts[max(0, len(starts) - BLOCKS_AHEAD)] if place else 0.0)
+                + copy_s
+            )
             waits.append(max(0.0, copied[-1] - begin_s))
             starts.append(begin_s + waits[-1])
             ends.append(starts[-1] + own_s)
             continue
         end_s = begin_s + own_s
-        behind_s = copied[max(0, place - AHEAD + 1)] if place >= AHEAD else 0.0
+        behind_s = copied[max(0, place - BLOCKS_AHEAD + 1)] if place >= BLOCKS_AHEAD else 0.0
         waits.append(max(0.0, behind_s - end_s))
         ends.append(end_s + waits[-1])
         copied.append(max(copied[-1], ends[-1]) + copy_s)
@@ -111,7 +114,9 @@ def held_bytes(block_bytes: Sequence[float], offload: Offload) -> float:
     """
     if offload == "none":
         return sum(block_bytes)
-    return sum(sorted(block_bytes, reverse=True)[: 1 if offload == "blocking" else 1 + AHEAD])
+    return sum(
+        sorted(block_bytes, reverse=True)[: 1 if offload == "blocking" else 1 + BLOCKS_AHEAD]
+    )
 
 
 _NUMBERED = re.compile(r"\d+|(?:.*_)?(?:layer|block)_\d+|(?:stem|cell)\d+(?:_\w+)?")
@@ -161,13 +166,18 @@ def only_blocks_fuse(workload: Workload) -> Workload:
     Raises `InputError`: there are none.
     """
     inside = {index for block in repeated_blocks(workload) for index in block}
-    if not inside:
-        text = f"'blocks' for {workload.name!r}, which has no repeated blocks"
-        raise InputError(Fault("compiled", text, "true or false"))
-    layers = (
-        layer
-        if index in inside
-        else replace(layer, fused_bytes=None, fused_kernels=1, fused_kept=None)
-        for index, layer in enumerate(workload.layers)
+    refuse_if(
+        not inside,
+        "compiled",
+        f"'blocks' for {workload.name!r}, which has no repeated blocks",
+        "true or false",
     )
-    return replace(workload, layers=tuple(layers))
+    return replace(
+        workload,
+        layers=tuple(
+            layer
+            if index in inside
+            else replace(layer, fused_bytes=None, fused_kernels=1, fused_kept=None)
+            for index, layer in enumerate(workload.layers)
+        ),
+    )

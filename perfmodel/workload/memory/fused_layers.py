@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.workload.kernels.shapes import Attention
 from perfmodel.workload.memory.recompute import result_elements
 from perfmodel.workload.model import Layer, Workload
@@ -43,16 +43,15 @@ def _with_loss_apart(layer: Layer) -> Layer:
     if not layer.wide_bytes or fused is None or layer.fused_bytes is None:
         return layer
     logits = result_elements(layer)
-    softmax = replace(
-        fused,
-        saved_elements=max(0.0, fused.saved_elements - logits),
-        saved_bytes=fused.saved_bytes + WIDE_BYTES * logits,
-    )
     more = (MEGATRON_LOSS_PASSES - FUSED_LOSS_PASSES) * ELEMENT_BYTES * logits
     return replace(
         layer,
         fused_bytes=layer.fused_bytes + more,
-        fused_kept=softmax,
+        fused_kept=replace(
+            fused,
+            saved_elements=max(0.0, fused.saved_elements - logits),
+            saved_bytes=fused.saved_bytes + WIDE_BYTES * logits,
+        ),
         fused_kernels=layer.fused_kernels + LOSS_KERNELS,
     )
 
@@ -65,9 +64,12 @@ def pack_documents(workload: Workload, tokens: int) -> Workload:
     Raises `InputError`: a model without attention, whose documents are never apart; documents
         longer than a sequence; attention that ranks share by tokens.
     """
-    if not any(isinstance(layer.matrix, Attention) for layer in workload.layers):
-        allowed = "nothing: the model has no attention that would tell documents apart"
-        raise InputError(Fault("document_length", str(tokens), allowed))
+    refuse_if(
+        not any(isinstance(layer.matrix, Attention) for layer in workload.layers),
+        "document_length",
+        str(tokens),
+        "nothing: the model has no attention that would tell documents apart",
+    )
     return replace(workload, layers=tuple(_packed(layer, tokens) for layer in workload.layers))
 
 
@@ -75,12 +77,18 @@ def _packed(layer: Layer, tokens: int) -> Layer:
     attention = layer.matrix
     if not isinstance(attention, Attention):
         return layer
-    if attention.keys is not None or attention.blocks > 1:
-        text = f"{tokens} with keys of other ranks or of another sequence"
-        raise InputError(Fault("document_length", text, "self-attention of whole sequences"))
-    if tokens > attention.tokens:
-        allowed = f"at most the {attention.tokens} tokens of a sequence"
-        raise InputError(Fault("document_length", str(tokens), allowed))
+    refuse_if(
+        attention.keys is not None or attention.blocks > 1,
+        "document_length",
+        f"{tokens} with keys of other ranks or of another sequence",
+        "self-attention of whole sequences",
+    )
+    refuse_if(
+        tokens > attention.tokens,
+        "document_length",
+        str(tokens),
+        f"at most the {attention.tokens} tokens of a sequence",
+    )
     documents = round(attention.tokens / tokens)
     share = tokens / attention.tokens
     return replace(

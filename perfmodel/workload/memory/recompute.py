@@ -212,8 +212,7 @@ def _partly_again(
         slice(layers.start, layers.stop),
         list(spared_results(workload, layers, recompute)),
     )
-    spared_s = times.matrix_forward_s[results].sum()
-    again_s = times.forward_s[whole].sum() - spared_s
+    again_s = times.forward_s[whole].sum() - times.matrix_forward_s[results].sum()
     return float(again_s), int(times.forward_kernels[whole].sum()) - len(results)
 
 

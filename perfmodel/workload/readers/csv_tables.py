@@ -65,14 +65,23 @@ def parse_shape(value: object) -> tuple[int, ...]:
         sizes = list(value)
     else:
         text = str(value).strip().removeprefix("torch.Size(").strip("()[] ,")
-        parts = re.split(r"\s*[x*,]\s*|\s+", text) if text else []
-        sizes = [int(word) if re.fullmatch(r"\d{1,18}", word) else word for word in parts]
+        sizes = [
+            int(word) if re.fullmatch(r"\d{1,18}", word) else word
+            for word in (re.split(r"\s*[x*,]\s*|\s+", text) if text else [])
+        ]
     is_empty = isinstance(value, str) and not value.strip()
     if is_empty or any(isinstance(s, bool) or not isinstance(s, int) or s < 1 for s in sizes):
         raise ValueError(allowed)
     if len(sizes) > 64 or math.prod(sizes) > MOST_ELEMENTS:
         raise ValueError(f"{allowed}, at most {MOST_ELEMENTS:g} elements in all")
     return tuple(sizes)
+
+
+def refuse_values(*checks: tuple[object, str]) -> None:
+    """Raise `ValueError` with what is allowed instead, for the first check that fails."""
+    for fails, allowed in checks:
+        if fails:
+            raise ValueError(allowed)
 
 
 def list_first(names: Sequence[str], limit: int = 5) -> str:

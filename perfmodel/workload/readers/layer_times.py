@@ -133,8 +133,9 @@ def _from_yaml(path: Path) -> tuple[ModelSpec, list[_MeasuredTimes]]:
             missing = "forward" if layer.forward is None else "backward"
             field = f"layers.{position}.{missing}"
             faults.append(Fault(field, "nothing", "a time such as '1.3 ms'", str(path), line))
-        times = (layer.forward or 0.0, layer.backward or 0.0)
-        measured.append(_MeasuredTimes(layer.name, *times, line))
+        measured.append(
+            _MeasuredTimes(layer.name, layer.forward or 0.0, layer.backward or 0.0, line)
+        )
     if not spec.layers:
         faults.append(Fault("layers", "nothing", "the time of each layer", str(path)))
     raise_faults(faults)

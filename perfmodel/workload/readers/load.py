@@ -149,8 +149,9 @@ def section_model(section: ModelSection, resolve: Callable[[str, str], Path]) ->
         try:
             return transformer_model(section.transformer, section.name)
         except InputError as error:
-            faults = [replace(each, field=f"transformer.{each.field}") for each in error.faults]
-            raise InputError(faults) from None
+            raise InputError(
+                [replace(each, field=f"transformer.{each.field}") for each in error.faults]
+            ) from None
     if section.megatron is not None:
         from perfmodel.workload.configs.file_text import is_argument_file
         from perfmodel.workload.configs.megatron_arguments import megatron_model

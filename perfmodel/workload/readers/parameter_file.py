@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from perfmodel.errors import Fault, InputError, allowed_names, raise_faults
+from perfmodel.errors import Fault, InputError, allowed_names, raise_faults, refuse_if
 from perfmodel.files import line_of, read_yaml, validate_document
 from perfmodel.workload.configs.safetensors import SUFFIX, is_safetensors, read_safetensors
 from perfmodel.workload.model import Buffers, Layer, ParameterTensor, Workload, stated_sample
@@ -39,18 +39,18 @@ def read_model(path: Path) -> Workload:
         return _from_csv(path)
     if path.suffix.lower() in YAML_SUFFIXES:
         return _from_yaml(path)
-    allowed = "a file ending in " + ", ".join(sorted(FILE_SUFFIXES))
-    raise InputError(Fault("model", repr(str(path)), allowed))
+    raise InputError(
+        Fault("model", repr(str(path)), "a file ending in " + ", ".join(sorted(FILE_SUFFIXES)))
+    )
 
 
 def _from_csv(path: Path) -> Workload:
     rows = read_rows(path, sized=True)
     tensors = tuple(ParameterTensor(row.name, row.shape or (), row.dtype) for row in rows)
     trained = [index for index, row in enumerate(rows) if row.requires_grad]
-    if not trained:
-        raise InputError(
-            Fault("requires_grad", "false in every row", "at least one trained tensor", str(path))
-        )
+    refuse_if(
+        not trained, "requires_grad", "false in every row", "at least one trained tensor", str(path)
+    )
     return Workload(
         name=path.stem,
         tensors=tensors,
@@ -78,10 +78,11 @@ def _from_yaml(path: Path) -> Workload:
     spec = validate_document(ModelSpec, document, str(path))
     # of names that stand twice the first counts
     numbered = list(enumerate(parameter.name for parameter in spec.parameters))
-    index = {name: position for position, name in reversed(numbered)}
     raise_faults(
         Fault(field, text, allowed, str(path), line_of(document, location))
-        for field, text, allowed, location in _find_yaml_faults(spec, index)
+        for field, text, allowed, location in _find_yaml_faults(
+            spec, {name: position for position, name in reversed(numbered)}
+        )
     )
     return make_workload(spec, str(path), path.stem)
 
@@ -90,11 +91,14 @@ def make_workload(spec: ModelSpec, source: str, name: str) -> Workload:
     """Turn a model file without faults into a workload; `name`: where it states none."""
     index = {parameter.name: place for place, parameter in enumerate(spec.parameters)}
     tensors = tuple(ParameterTensor(p.name, p.extents, p.dtype) for p in spec.parameters)
-    trained = [index[p.name] for p in spec.parameters if p.requires_grad]
     layers = (
         tuple(make_layer(layer, index) for layer in spec.layers)
         if spec.layers
-        else _group_layers(tensors, trained, {index[p.name]: p.layer for p in spec.parameters})
+        else _group_layers(
+            tensors,
+            [index[p.name] for p in spec.parameters if p.requires_grad],
+            {index[p.name]: p.layer for p in spec.parameters},
+        )
     )
     workload = Workload(
         name=spec.name or name,
@@ -135,9 +139,10 @@ def _find_yaml_faults(spec: ModelSpec, index: Mapping[str, int]) -> list[_Findin
         findings.append(("parameters", text, "at least one trained tensor", ["parameters"]))
     for position, parameter in enumerate(spec.parameters):
         if index[parameter.name] != position:
-            field = f"parameters.{position}.name"
             path: list[str | int] = ["parameters", position, "name"]
-            findings.append((field, repr(parameter.name), "each name once", path))
+            findings.append(
+                (f"parameters.{position}.name", repr(parameter.name), "each name once", path)
+            )
     return findings + (_find_layer_faults(spec, index) if spec.layers else [])
 
 

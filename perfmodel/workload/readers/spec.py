@@ -12,7 +12,13 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from perfmodel.files import Bandwidth, Bytes, Count, FileModel, Seconds, SizeOrNothing
 from perfmodel.units import format_bytes
-from perfmodel.workload.readers.csv_tables import MOST_ELEMENTS, TRAINABLE, parse_dtype, parse_shape
+from perfmodel.workload.readers.csv_tables import (
+    MOST_ELEMENTS,
+    TRAINABLE,
+    parse_dtype,
+    parse_shape,
+    refuse_values,
+)
 
 Name = Annotated[str, Field(min_length=1)]
 Shape = Annotated[tuple[int, ...], BeforeValidator(parse_shape)]
@@ -25,8 +31,7 @@ MOST_BUFFER_BYTES = 100e9
 
 
 def _check_buffers(nbytes: float) -> float:
-    if nbytes > MOST_BUFFER_BYTES:
-        raise ValueError(f"at most {format_bytes(MOST_BUFFER_BYTES)}")
+    refuse_values((nbytes > MOST_BUFFER_BYTES, f"at most {format_bytes(MOST_BUFFER_BYTES)}"))
     return nbytes
 
 
@@ -42,12 +47,18 @@ class ParameterSpec(FileModel):
 
     @model_validator(mode="after")
     def _sized(self) -> Self:
-        if self.shape is None and self.numel is None:
-            raise ValueError("a shape such as [64, 3, 7, 7], or numel")
-        if None not in (self.shape, self.numel) and math.prod(self.extents) != self.numel:
-            raise ValueError(f"numel {math.prod(self.extents)}, the product of the shape")
-        if self.requires_grad and self.dtype not in TRAINABLE:
-            raise ValueError("requires_grad: false for whole numbers, which have no gradient")
+        elements, is_sized = math.prod(self.extents), self.shape is not None
+        refuse_values(
+            (not is_sized and self.numel is None, "a shape such as [64, 3, 7, 7], or numel"),
+            (
+                is_sized and self.numel not in {None, elements},
+                f"numel {elements}, the product of the shape",
+            ),
+            (
+                self.requires_grad and self.dtype not in TRAINABLE,
+                "requires_grad: false for whole numbers, which have no gradient",
+            ),
+        )
         return self
 
     @property
@@ -86,9 +97,9 @@ class ConvolutionSpec(FileModel):
 
     @model_validator(mode="after")
     def _check_groups(self) -> Self:
-        if self.in_channels % self.groups or self.out_channels % self.groups:
-            channels = f"{self.in_channels} input and {self.out_channels} output channels"
-            raise ValueError(f"groups that divide {channels}")
+        channels = f"{self.in_channels} input and {self.out_channels} output channels"
+        uneven = self.in_channels % self.groups or self.out_channels % self.groups
+        refuse_values((uneven, f"groups that divide {channels}"))
         return self
 
 
@@ -147,16 +158,18 @@ class LayerSpec(FileModel):
     @model_validator(mode="after")
     def _check_work(self) -> Self:
         shapes = [name for name in ("product", "convolution", "attention") if getattr(self, name)]
-        if len(shapes) > 1:
-            raise ValueError(f"one of {' and '.join(shapes)}: a layer has one matrix kernel")
-        if self.norm + self.wide > (self.vector or 0.0) * (1 + 1e-9):
-            raise ValueError("norm and wide that are parts of vector")
-        if shapes and self.matmul_flops == 0:
-            raise ValueError(f"more than 0 matmul_flops of {shapes[0]}, or none")
-        if self.fused_kernels > 1 and self.fused is None:
-            raise ValueError("fused beside fused_kernels")
-        if self.wide_norm and not self.norm:
-            raise ValueError("norm beside wide_norm")
+        parts, whole = self.norm + self.wide, self.vector or 0.0
+        named = " and ".join(shapes)
+        refuse_values(
+            (len(shapes) > 1, f"one of {named}: a layer has one matrix kernel"),
+            (parts > whole * (1 + 1e-9), "norm and wide that are parts of vector"),
+            (
+                shapes and self.matmul_flops == 0,
+                f"more than 0 matmul_flops of {named}, or none",
+            ),
+            (self.fused_kernels > 1 and self.fused is None, "fused beside fused_kernels"),
+            (self.wide_norm and not self.norm, "norm beside wide_norm"),
+        )
         return self
 
 
@@ -200,6 +213,6 @@ class ModelSpec(FileModel):
 
     @model_validator(mode="after")
     def _check_buffer_groups(self) -> Self:
-        if self.buffers is not None and self.buffer_groups:
-            raise ValueError("buffers or buffer_groups, not both")
+        both = self.buffers is not None and self.buffer_groups
+        refuse_values((both, "buffers or buffer_groups, not both"))
         return self

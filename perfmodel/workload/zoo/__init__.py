@@ -35,14 +35,17 @@ from perfmodel.workload.zoo.expert_settings import ExpertSettings
 _IMAGES: Mapping[str, tuple[Callable[..., Workload], int]] = {
     **{
         f"resnet{depth}": (partial(convolution_nets.resnet, depth), 224)
-        for depth in convolution_nets.RESNET_BLOCKS
+        for depth in convolution_nets.RESNET_DEPTHS
     },
     **{
         f"vgg{depth}": (partial(convolution_nets.vgg, depth), 224)
-        for depth in convolution_nets.VGG_STAGES
+        for depth in convolution_nets.VGG_DEPTHS
     },
     "alexnet": (convolution_nets.alexnet, 224),
-    **{name: (partial(amoebanet.amoebanet, name), 224) for name in amoebanet.AMOEBANET_SHAPES},
+    **{
+        name: (partial(amoebanet.amoebanet, name, **sizes), 224)
+        for name, sizes in amoebanet.AMOEBANETS.items()
+    },
     "inception-v3": (convolution_nets.inception_v3, 299),
     "vit-b-16": (image_stack.vit_b_16, 224),
     **{
@@ -58,8 +61,8 @@ _IMAGES: Mapping[str, tuple[Callable[..., Workload], int]] = {
         for name, sizes in depthwise_nets.CONVNEXTS.items()
     },
     **{
-        name: (partial(depthwise_nets.efficientnet, name, **sizes), image_size)
-        for name, (image_size, sizes) in depthwise_nets.EFFICIENTNETS.items()
+        name: (partial(depthwise_nets.efficientnet, name, **sizes), sizes["image_size"])
+        for name, sizes in depthwise_nets.EFFICIENTNETS.items()
     },
     unet.SDXL: (unet.unet, 1024),
     dit.DIT: (dit.dit, 256),

@@ -14,7 +14,7 @@ from functools import partial
 from perfmodel.workload.model import Layer, Workload
 from perfmodel.workload.zoo.image_layers import (
     BATCH_NORM_PASSES,
-    CLASSES,
+    IMAGENET_CLASSES,
     Image,
     convolution,
     hand_on,
@@ -33,12 +33,9 @@ from perfmodel.workload.zoo.layers import (
     weight_and_bias,
     with_work,
 )
+from perfmodel.workload.zoo.published import published_sizes
 
-AMOEBANET_SHAPES = {
-    f"amoebanet-d-l{layers}-d{filters}": (layers, filters)
-    for layers, filters in ((18, 208), (18, 256), (18, 416), (18, 544), (36, 544), (72, 512))
-}
-"""Cells and filters of torchgpipe's benchmarks (its docs/benchmarks.rst)."""
+AMOEBANETS = published_sizes("images")["amoebanet"]
 
 Kernel = tuple[int, int]
 Operation = Callable[[str, Image, int], tuple[list[Module], Image]]
@@ -56,9 +53,8 @@ class _Cell:
     joined: tuple[int, ...]
 
 
-def amoebanet(name: str, *, dtype: str, image_size: int) -> Workload:
-    """AmoebaNet-D of the benchmarks' sizes."""
-    layers, filters = AMOEBANET_SHAPES[name]
+def amoebanet(name: str, *, dtype: str, image_size: int, layers: int, filters: int) -> Workload:
+    """AmoebaNet-D of so many cells and filters."""
     width, image = filters // 4, Image(3, image_size, image_size)
     parts, now = _rectified(
         "stem1.conv", image, width, (3, 3), stride=2, padding=(1, 1), norm="stem1.bn"
@@ -73,8 +69,8 @@ def amoebanet(name: str, *, dtype: str, image_size: int) -> Workload:
         before, now, reduced_before = now, after, reduces
     pool, pooled = pooling("classify.pool", now, 7, stride=7, indices=False)
     elements = pooled.elements
-    head = weight_and_bias("classify.fc", CLASSES, elements)
-    parts += [pool, linear("classify.fc", 1, elements, CLASSES, parameters=head)]
+    head = weight_and_bias("classify.fc", IMAGENET_CLASSES, elements)
+    parts += [pool, linear("classify.fc", 1, elements, IMAGENET_CLASSES, parameters=head)]
     return image_model(
         name,
         parts,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
@@ -19,6 +20,7 @@ from perfmodel.workload.model import Buffers, FusedKept, Workload, sequence_of
 from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
+    ACTIVATIONS,
     ADD_PASSES,
     DROPOUT_PASSES,
     FUSED_LOSS_PASSES,
@@ -43,6 +45,7 @@ from perfmodel.workload.zoo.layers import (
     renamed,
     weight_and_bias,
 )
+from perfmodel.workload.zoo.published import module_names, published_sizes
 from perfmodel.workload.zoo.transformer import attention, embedding
 
 VOCABULARY, POSITIONS, SEGMENTS = 30522, 512, 2
@@ -63,7 +66,7 @@ class BertNames:
         shares, has its name from there.
     """
 
-    replaced: tuple[tuple[str, str], ...] = ()
+    replaced: Sequence[Sequence[str]] = ()
     positions_last: bool = False
     bias_first: bool = True
     head_first: bool = False
@@ -75,40 +78,7 @@ class BertNames:
         return name
 
 
-BERT_NAMES = BertNames()
-ROBERTA_NAMES = BertNames(
-    (
-        (r"^(embeddings|encoder)\b", r"roberta.\1"),
-        (r"^cls\.predictions\.(transform\.)?", "lm_head."),
-        (r"^lm_head\.LayerNorm", "lm_head.layer_norm"),
-    ),
-    positions_last=True,
-)
-XLM_ROBERTA_NAMES = replace(
-    ROBERTA_NAMES,
-    replaced=(
-        (r"^embeddings\.word_embeddings\.weight$", "lm_head.decoder.weight"),
-        *ROBERTA_NAMES.replaced,
-    ),
-    head_first=True,
-)
-"""Of CamemBERT, too."""
-DISTILBERT_NAMES = BertNames(
-    (
-        (r"^embeddings\b", "distilbert.embeddings"),
-        (r"^encoder\.layer\b", "distilbert.transformer.layer"),
-        (r"attention\.self\.(q|k|v)(?:uery|ey|alue)\b", r"attention.\1_lin"),
-        (r"attention\.output\.dense", "attention.out_lin"),
-        (r"attention\.output\.LayerNorm", "sa_layer_norm"),
-        (r"intermediate\.dense", "ffn.lin1"),
-        (r"output\.dense", "ffn.lin2"),
-        (r"output\.LayerNorm", "output_layer_norm"),
-        (r"^cls\.predictions\.transform\.dense", "vocab_transform"),
-        (r"^cls\.predictions\.transform\.LayerNorm", "vocab_layer_norm"),
-        (r"^cls\.predictions(\.decoder)?", "vocab_projector"),
-    ),
-    bias_first=False,
-)
+ENCODER_NAMES = {family: BertNames(**names) for family, names in module_names("encoders").items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +102,8 @@ class BertShape:
     dropout: bool = True
     score_dropout: bool = True
     attention_dropout: bool = True
-    head_activation: ActivationFunction | None = None
-    names: BertNames = BERT_NAMES
+    head_activation: str | None = None
+    names: str = "bert"
 
     @property
     def wide(self) -> int:
@@ -141,8 +111,7 @@ class BertShape:
         return self.mlp_width or 4 * self.width
 
 
-SHAPES = {"bert-base": BertShape(12, 768, 12), "bert-large": BertShape(24, 1024, 16)}
-"""Devlin et al. 2018 (arXiv 1810.04805), section 3; uncased vocabulary."""
+SHAPES = {name: BertShape(**fields) for name, fields in published_sizes("text")["bert"].items()}
 
 
 def bert(
@@ -204,7 +173,8 @@ def bert(
         parts += _head(s, shape, shard)
     if head == "pre-training":
         parts.append(linear("cls.seq_relationship", 1, h, 2))
-    parts = [renamed(part, shape.names.of) for part in parts]
+    family = ENCODER_NAMES[shape.names]
+    parts = [renamed(part, family.of) for part in parts]
     buffers = 1 + bool(shape.segments)  # position_ids and token_type_ids
     return assemble(
         name,
@@ -216,7 +186,7 @@ def bert(
         output_elements=h if head == "pooler" else s * vocabulary,
         stream_elements=float(shard.stream_tokens(s) * h),
         buffers=(Buffers("int64", buffers, buffers * INDEX_BYTES * shape.positions),),
-        registered=_registered(parts, shape.names),
+        registered=_registered(parts, family),
         shard=shard,
     )
 
@@ -251,7 +221,9 @@ def _head(s: int, shape: BertShape, shard: Shard) -> list[Module]:
 
     The embedding's gradient is ready in the embedding's backward.
     """
-    prefix, h, function = "cls.predictions", shape.width, shape.head_activation or shape.activation
+    prefix, h, function = "cls.predictions", shape.width, shape.activation
+    if shape.head_activation is not None:
+        function = ACTIVATIONS[shape.head_activation]
     dense = weight_and_bias(f"{prefix}.transform.dense", h, h)
     norm = norm_parameters(f"{prefix}.transform.LayerNorm", h)
     own_vocabulary = shard.padded(shape.vocabulary) // shard.tensor

@@ -117,5 +117,6 @@ def build(
 
 
 def _is_size(value: int | None, longest: int | None) -> bool:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return value is None or (whole and 1 <= value <= (longest or value))
+    return value is None or (
+        isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= (longest or value)
+    )

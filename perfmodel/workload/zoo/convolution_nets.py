@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.image_layers import (
-    CLASSES,
+    IMAGENET_CLASSES,
     Image,
     adaptive_pooling,
     classifier,
@@ -28,17 +28,11 @@ from perfmodel.workload.zoo.layers import (
     linear,
     with_work,
 )
+from perfmodel.workload.zoo.published import read_table
 
-RESNET_BLOCKS = {
-    18: (2, 2, 2, 2),
-    34: (3, 4, 6, 3),
-    50: (3, 4, 6, 3),
-    101: (3, 4, 23, 3),
-    152: (3, 8, 36, 3),
-}
-"""Residual blocks per stage by depth: He et al. 2015, table 1."""
-
-
+NETS = read_table("published_sizes")["convolution_nets"]
+INCEPTION = read_table("published_sizes")["inception"]
+RESNET_DEPTHS, VGG_DEPTHS = (tuple(map(int, NETS[family])) for family in ("resnet", "vgg"))
 CIFAR_CLASSES = 10
 
 
@@ -66,7 +60,7 @@ def resnet(
         stem, image = convolution("conv1", image, 64, 7, stride=2, padding=3, norm="bn1")
         pool, image = pooling("maxpool", image, 3, stride=2, padding=1)
         parts = [stem, pool]
-    for stage, blocks in enumerate(RESNET_BLOCKS[depth], start=1):
+    for stage, blocks in enumerate(NETS["resnet"][str(depth)], start=1):
         for block in range(blocks):
             added, image = _block(
                 f"layer{stage}.{block}",
@@ -78,10 +72,9 @@ def resnet(
                 group_width=group_width,
             )
             parts += hand_on(added, image.elements)
-    parts += classifier(image, classes=CIFAR_CLASSES if small_images else CLASSES)
-    name = f"resnet{depth}" if groups == 1 else f"resnext{depth}-{groups}x{group_width}d"
+    parts += classifier(image, classes=CIFAR_CLASSES if small_images else IMAGENET_CLASSES)
     return image_model(
-        name,
+        f"resnet{depth}" if groups == 1 else f"resnext{depth}-{groups}x{group_width}d",
         parts,
         dtype=dtype,
         image_size=image_size,
@@ -102,10 +95,9 @@ def _block(
     """Convolutions of one residual block; the shortcut runs (and is registered) after them."""
     out_channels = 4 * width if bottleneck else width
     # (kernel, channels, stride) of the convolutions on the main path
-    plain = ((3, width, stride), (3, width, 1))
     inner = width * group_width // 64 * groups
     narrow = ((1, inner, 1), (3, inner, stride), (1, out_channels, 1))
-    steps = narrow if bottleneck else plain
+    steps = narrow if bottleneck else ((3, width, stride), (3, width, 1))
     parts, x = [], image
     for number, (kernel, channels, step) in enumerate(steps, start=1):
         part, x = convolution(
@@ -134,31 +126,20 @@ def _block(
     return parts, x
 
 
-HIDDEN = 4096
-VGG_STAGES = {16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
-"""Convolutions per stage: Simonyan and Zisserman 2014, table 1, columns D and E."""
-ALEXNET = (
-    (64, 11, 4, 2, True),
-    (192, 5, 1, 2, True),
-    (384, 3, 1, 1, False),
-    (256, 3, 1, 1, False),
-    (256, 3, 1, 1, True),
-)
-"""Channels, kernel, stride, padding, pooled: Krizhevsky 2014 (arXiv 1404.5997), torchvision."""
+CLASSIFIER_WIDTH = 4096
 
 
 def vgg(depth: int, *, dtype: str, image_size: int) -> Workload:
     """VGG without batch normalisation (arXiv 1409.1556)."""
     convolutions = [
         (min(64 * 2**stage, 512), 3, 1, 1, number == count)
-        for stage, count in enumerate(VGG_STAGES[depth])
+        for stage, count in enumerate(NETS["vgg"][str(depth)])
         for number in range(1, count + 1)
     ]
     features = _features(Image(3, image_size, image_size), convolutions, pooled=2, averaged=7)
-    parts = _classified(*features, numbers=(0, 3, 6), dropout=(False, True, True))
     return image_model(
         f"vgg{depth}",
-        parts,
+        _classified(*features, numbers=(0, 3, 6), dropout=(False, True, True)),
         dtype=dtype,
         image_size=image_size,
         source="torchvision vgg; Simonyan and Zisserman 2014, arXiv 1409.1556",
@@ -167,11 +148,10 @@ def vgg(depth: int, *, dtype: str, image_size: int) -> Workload:
 
 def alexnet(*, dtype: str, image_size: int) -> Workload:
     """AlexNet, "one weird trick" variant (arXiv 1404.5997)."""
-    features = _features(Image(3, image_size, image_size), ALEXNET, pooled=3, averaged=6)
-    parts = _classified(*features, numbers=(1, 4, 6), dropout=(True, True, False))
+    features = _features(Image(3, image_size, image_size), NETS["alexnet"], pooled=3, averaged=6)
     return image_model(
         "alexnet",
-        parts,
+        _classified(*features, numbers=(1, 4, 6), dropout=(True, True, False)),
         dtype=dtype,
         image_size=image_size,
         source="torchvision alexnet; Krizhevsky 2014, arXiv 1404.5997",
@@ -187,8 +167,8 @@ def _features(
 ) -> tuple[list[Module], int]:
     """Convolutions, and pooling after some, with torchvision's numbers; parts and elements put out.
 
-    `convolutions`: as in `ALEXNET`. `pooled`, `averaged`: sides of what a pooling reads, and of the
-    maps that the last one puts out.
+    `convolutions`: channels, kernel, stride, padding, whether it is pooled.
+    `pooled`, `averaged`: sides of what a pooling reads, and of the maps that the last one puts out.
     """
     parts: list[Module] = []
     position = 0
@@ -214,7 +194,7 @@ def _classified(
     dropout: tuple[bool, bool, bool],
 ) -> list[Module]:
     """Parts and three linear maps; `dropout` says which of these reads a dropped-out input."""
-    widths = (features, HIDDEN, HIDDEN, CLASSES)
+    widths = (features, CLASSIFIER_WIDTH, CLASSIFIER_WIDTH, IMAGENET_CLASSES)
     for step, number in enumerate(numbers):
         inputs, outputs, name = widths[step], widths[step + 1], f"classifier.{number}"
         relu = step < 2
@@ -233,111 +213,23 @@ def _classified(
     return parts
 
 
-Step = tuple[str, int, int | tuple[int, int], int, int | tuple[int, int]]
+Step = tuple[str, int, int | Sequence[int], int, int | Sequence[int]]
 """Name, channels, kernel, stride, padding of one convolution; 0 channels: of a pooling."""
-Branch = tuple[tuple[Step, ...], tuple[Step, ...]]
+Branch = tuple[Sequence[Step], Sequence[Step]]
 """A chain of convolutions, and those that all read its end and whose outputs are joined."""
-
-
-def _line(*steps: Step) -> Branch:
-    """One convolution after the other."""
-    return steps[:-1], steps[-1:]
-
-
-STEM: tuple[Step, ...] = (
-    ("Conv2d_1a_3x3", 32, 3, 2, 0),
-    ("Conv2d_2a_3x3", 32, 3, 1, 0),
-    ("Conv2d_2b_3x3", 64, 3, 1, 1),
-    ("maxpool1", 0, 3, 2, 0),
-    ("Conv2d_3b_1x1", 80, 1, 1, 0),
-    ("Conv2d_4a_3x3", 192, 3, 1, 0),
-    ("maxpool2", 0, 3, 2, 0),
-)
-AUXILIARY: tuple[Step, ...] = (("conv0", 128, 1, 1, 0), ("conv1", 768, 5, 1, 0))
-DOUBLE_BRANCH: tuple[Step, ...] = (("branch3x3dbl_1", 64, 1, 1, 0), ("branch3x3dbl_2", 96, 3, 1, 1))
-INCEPTION_A = (
-    _line(("branch1x1", 64, 1, 1, 0)),
-    _line(("branch5x5_1", 48, 1, 1, 0), ("branch5x5_2", 64, 5, 1, 2)),
-    _line(*DOUBLE_BRANCH, ("branch3x3dbl_3", 96, 3, 1, 1)),
-)
-INCEPTION_B = (
-    _line(("branch3x3", 384, 3, 2, 0)),
-    _line(*DOUBLE_BRANCH, ("branch3x3dbl_3", 96, 3, 2, 0)),
-)
-
-
-def inception_c(width: int) -> tuple[Branch, ...]:
-    """Return branches with kernels of seven places, whose inner maps are as wide as stated."""
-    flat, tall = ((1, 7), 1, (0, 3)), ((7, 1), 1, (3, 0))
-    return (
-        _line(("branch1x1", 192, 1, 1, 0)),
-        _line(
-            ("branch7x7_1", width, 1, 1, 0),
-            ("branch7x7_2", width, *flat),
-            ("branch7x7_3", 192, *tall),
-        ),
-        _line(
-            ("branch7x7dbl_1", width, 1, 1, 0),
-            ("branch7x7dbl_2", width, *tall),
-            ("branch7x7dbl_3", width, *flat),
-            ("branch7x7dbl_4", width, *tall),
-            ("branch7x7dbl_5", 192, *flat),
-        ),
-    )
-
-
-INCEPTION_D = (
-    _line(("branch3x3_1", 192, 1, 1, 0), ("branch3x3_2", 320, 3, 2, 0)),
-    _line(
-        ("branch7x7x3_1", 192, 1, 1, 0),
-        ("branch7x7x3_2", 192, (1, 7), 1, (0, 3)),
-        ("branch7x7x3_3", 192, (7, 1), 1, (3, 0)),
-        ("branch7x7x3_4", 192, 3, 2, 0),
-    ),
-)
-INCEPTION_E: tuple[Branch, ...] = (
-    _line(("branch1x1", 320, 1, 1, 0)),
-    (
-        (("branch3x3_1", 384, 1, 1, 0),),
-        (
-            ("branch3x3_2a", 384, (1, 3), 1, (0, 1)),
-            ("branch3x3_2b", 384, (3, 1), 1, (1, 0)),
-        ),
-    ),
-    (
-        (("branch3x3dbl_1", 448, 1, 1, 0), ("branch3x3dbl_2", 384, 3, 1, 1)),
-        (
-            ("branch3x3dbl_3a", 384, (1, 3), 1, (0, 1)),
-            ("branch3x3dbl_3b", 384, (3, 1), 1, (1, 0)),
-        ),
-    ),
-)
-MIXED_BLOCKS = (
-    ("5b", INCEPTION_A, 32),
-    ("5c", INCEPTION_A, 64),
-    ("5d", INCEPTION_A, 64),
-    ("6a", INCEPTION_B, 0),
-    ("6b", inception_c(128), 192),
-    ("6c", inception_c(160), 192),
-    ("6d", inception_c(160), 192),
-    ("6e", inception_c(192), 192),
-    ("7a", INCEPTION_D, 0),
-    ("7b", INCEPTION_E, 192),
-    ("7c", INCEPTION_E, 192),
-)
-"""Mixed blocks: branches, and channels of one that averages; 0: the input is pooled, and joined."""
-JUDGED = "6e"
+AUXILIARY_INPUT = "6e"
 """The block whose output the auxiliary classifier reads."""
 
 
 def inception_v3(*, dtype: str, image_size: int) -> Workload:
     """Szegedy et al. 2015 (arXiv 1512.00567), torchvision's module names."""
-    parts, image = _chain(Image(3, image_size, image_size), "", STEM)
-    for number, branches, pooled in MIXED_BLOCKS:
+    parts, image = _chain(Image(3, image_size, image_size), "", INCEPTION["stem"])
+    for number, kind, pooled in INCEPTION["blocks"]:
+        branches = INCEPTION["branches"][kind]
         image = _mixed(parts, image, f"Mixed_{number}", branches, pooled)
-        if number == JUDGED:
+        if number == AUXILIARY_INPUT:
             pool, small = pooling("AuxLogits.pool", image, 5, stride=3, indices=False)
-            judged, small = _chain(small, "AuxLogits.", AUXILIARY)
+            judged, small = _chain(small, "AuxLogits.", INCEPTION["auxiliary"])
             parts += [pool, *judged, *classifier(small, "AuxLogits.")]
     return image_model(
         "inception-v3",
@@ -372,7 +264,7 @@ def _chain(image: Image, prefix: str, steps: Iterable[Step]) -> tuple[list[Modul
 
 
 def _mixed(
-    parts: list[Module], image: Image, name: str, branches: tuple[Branch, ...], pooled: int = 0
+    parts: list[Module], image: Image, name: str, branches: Sequence[Branch], pooled: int = 0
 ) -> Image:
     """Append one mixed block to `parts` and return its output.
 
@@ -396,7 +288,6 @@ def _mixed(
     joined = Image(channels + averaged.channels, out.height, out.width)
     # the last part keeps what all are joined to, a copy that the next layers read, and which alone
     # reads a pooled input
-    unread = 0 if pooled else averaged.elements
-    kept = parts[-1].layer.saved_elements + joined.elements - unread
+    kept = parts[-1].layer.saved_elements + joined.elements - (0 if pooled else averaged.elements)
     parts[-1] = with_work(parts[-1], saved_elements=float(kept))
     return joined

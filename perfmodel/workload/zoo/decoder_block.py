@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from perfmodel.errors import failed, raise_faults
+from perfmodel.errors import refuse_if
 from perfmodel.workload.layer_calls import column_calls, norm_calls, row_calls
 from perfmodel.workload.model import FusedKept
 from perfmodel.workload.shard import WHOLE, Shard
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
+    ACTIVATIONS,
     ADD_PASSES,
     DROPOUT_PASSES,
     FUSED_NORM_PASSES,
@@ -112,9 +113,8 @@ def shape_of_layer(shape: DecoderShape, number: int) -> DecoderShape:
 
 def check_norms(name: str, shape: DecoderShape, shard: Shard) -> None:
     """Raise InputError where ranks would share heads that are normalised all at once."""
-    at_once = shape.wide_head_norms and shard.tensor > 1
     allowed = f"1 for {name!r}, which normalises queries and keys of all heads at once"
-    raise_faults(failed((at_once, "tensor", str(shard.tensor), allowed)))
+    refuse_if(shape.wide_head_norms and shard.tensor > 1, "tensor", str(shard.tensor), allowed)
 
 
 def attention_part(place: BlockPlace, window: int | None) -> list[Module]:
@@ -162,12 +162,13 @@ def _query_maps(place: BlockPlace, queries: int) -> list[Module]:
     shape, shard, prefix = place.shape, place.shard, place.prefix
     h, head_size, family = shape.width, shape.head_size, shape.block_names
     keys = max(1, shape.kv_heads // shard.tensor) * head_size
-    widths = (queries, keys) if shape.wide_head_norms else (head_size, head_size)
     q_norm, k_norm = (
         weight_and_bias(f"{prefix}.self_attn.{part}_norm", width, bias=False)
         if shape.head_norms
         else ()
-        for part, width in zip("qk", widths, strict=True)
+        for part, width in zip(
+            "qk", (queries, keys) if shape.wide_head_norms else (head_size, head_size), strict=True
+        )
     )
     # Gemma 3 and GLM 4.5 normalise both after its three maps, Qwen 3 each after its own
     late = k_norm + q_norm if shape.branch_norms or shape.late_head_norms else ()
@@ -205,9 +206,10 @@ def _one_map(maps: Sequence[Module], name: str) -> Module:
     """Maps that have one weight together, and one bias or none."""
     joined, has_bias = join_maps(maps, name), maps[1].parameters[-1][0].endswith("bias")
     _, (_, inputs) = maps[1].parameters[0]
-    rows = sum(part.parameters[-1][1][0] for part in maps)
     before = maps[0].parameters[: -1 - has_bias]  # gains of a norm
-    own = weight_and_bias(name, rows, inputs, bias=has_bias)
+    own = weight_and_bias(
+        name, sum(part.parameters[-1][1][0] for part in maps), inputs, bias=has_bias
+    )
     return replace(
         joined, parameters=before + own, ready=names_reversed(own) + names_reversed(before)
     )
@@ -239,8 +241,10 @@ def feed_forward_part(
         maps = [_one_map(maps, f"{place.prefix}.{family.gate_up}")]
     elif shard.joins_maps:
         maps = [join_maps(maps, f"{place.prefix}.{path}.gate_up_proj")]
-    down = projection(place, f"{path}.down_proj", wide, h, after=after, added=True, gated=True)
-    return [*maps, down]
+    return [
+        *maps,
+        projection(place, f"{path}.down_proj", wide, h, after=after, added=True, gated=True),
+    ]
 
 
 def projection(
@@ -278,7 +282,7 @@ def projection(
     shape, shard = place.shape, place.shard
     s, stream = shard.map_tokens(place.tokens), shard.stream_tokens(place.tokens)
     norm_passes, norm_kernels = norm_work(shape)
-    function = shape.ungated if activated and shape.ungated else NO_FUNCTION
+    function = ACTIVATIONS[shape.ungated] if activated and shape.ungated else NO_FUNCTION
     own = weight_and_bias(f"{place.prefix}.{name}", outputs, inputs, bias=_has_bias(shape, name))
     gain = weight_and_bias(f"{place.prefix}.{norm}", inputs, bias=shape.layer_norms)
     normed = gain if norm and not shape.plain_norms else ()
@@ -289,8 +293,9 @@ def projection(
     turns = rotary and shape.rotary_share > 0
     turned, joined = turns * shape.rotary_share * s * outputs, added * stream * outputs
     masks = float(MASK_BYTES * shape.dropout * joined)
-    heads = outputs // numels(head_norm)[0] if head_norm else 0
-    rows = stream * (bool(norm) + bool(ended)) + s * heads
+    rows = stream * (bool(norm) + bool(ended)) + s * (
+        outputs // numels(head_norm)[0] if head_norm else 0
+    )
     kept_input = shard.kept_tokens(place.tokens) * inputs
     normed_kept = kept_by_norm(normed_elements, rows, shape, results=results)
     normed_kept["saved_bytes"] += masks

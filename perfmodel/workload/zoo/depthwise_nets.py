@@ -7,13 +7,14 @@ in a perceptron over channels.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import starmap
 from typing import Any
 
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.image_layers import (
-    CLASSES,
+    IMAGENET_CLASSES,
     Image,
     adaptive_pooling,
     convolution,
@@ -39,6 +40,7 @@ from perfmodel.workload.zoo.layers import (
     weight_and_bias,
     with_work,
 )
+from perfmodel.workload.zoo.published import published_sizes, read_table
 
 CHANNEL_STEP = 8
 """Scaled channels are rounded to a multiple of this, and by a tenth at most."""
@@ -60,59 +62,8 @@ class Stage:
     fused: bool = False
 
 
-_FIRST = (
-    Stage(1, 3, 1, 32, 16, 1),
-    Stage(6, 3, 2, 16, 24, 2),
-    Stage(6, 5, 2, 24, 40, 2),
-    Stage(6, 3, 2, 40, 80, 3),
-    Stage(6, 5, 1, 80, 112, 3),
-    Stage(6, 5, 2, 112, 192, 4),
-    Stage(6, 3, 1, 192, 320, 1),
-)
-"""Tan and Le 2019, table 1."""
-
-_SMALL = (
-    Stage(1, 3, 1, 24, 24, 2, fused=True),
-    Stage(4, 3, 2, 24, 48, 4, fused=True),
-    Stage(4, 3, 2, 48, 64, 4, fused=True),
-    Stage(4, 3, 2, 64, 128, 6),
-    Stage(6, 3, 1, 128, 160, 9),
-    Stage(6, 3, 2, 160, 256, 15),
-)
-_MEDIUM = (
-    Stage(1, 3, 1, 24, 24, 3, fused=True),
-    Stage(4, 3, 2, 24, 48, 5, fused=True),
-    Stage(4, 3, 2, 48, 80, 5, fused=True),
-    Stage(4, 3, 2, 80, 160, 7),
-    Stage(6, 3, 1, 160, 176, 14),
-    Stage(6, 3, 2, 176, 304, 18),
-    Stage(6, 3, 1, 304, 512, 5),
-)
-_LARGE = (
-    Stage(1, 3, 1, 32, 32, 4, fused=True),
-    Stage(4, 3, 2, 32, 64, 7, fused=True),
-    Stage(4, 3, 2, 64, 96, 7, fused=True),
-    Stage(4, 3, 2, 96, 192, 10),
-    Stage(6, 3, 1, 192, 224, 19),
-    Stage(6, 3, 2, 224, 384, 25),
-    Stage(6, 3, 1, 384, 640, 7),
-)
-"""Tan and Le 2021, table 4, as their code and torchvision have them."""
-
-EFFICIENTNETS: Mapping[str, tuple[int, dict[str, Any]]] = {
-    "efficientnet_b0": (224, {"stages": _FIRST}),
-    "efficientnet_b1": (240, {"stages": _FIRST, "depth": 1.1}),
-    "efficientnet_b2": (288, {"stages": _FIRST, "width": 1.1, "depth": 1.2}),
-    "efficientnet_b3": (300, {"stages": _FIRST, "width": 1.2, "depth": 1.4}),
-    "efficientnet_b4": (380, {"stages": _FIRST, "width": 1.4, "depth": 1.8}),
-    "efficientnet_b5": (456, {"stages": _FIRST, "width": 1.6, "depth": 2.2}),
-    "efficientnet_b6": (528, {"stages": _FIRST, "width": 1.8, "depth": 2.6}),
-    "efficientnet_b7": (600, {"stages": _FIRST, "width": 2.0, "depth": 3.1}),
-    "efficientnet_v2_s": (384, {"stages": _SMALL, "last_channels": 1280}),
-    "efficientnet_v2_m": (480, {"stages": _MEDIUM, "last_channels": 1280}),
-    "efficientnet_v2_l": (480, {"stages": _LARGE, "last_channels": 1280}),
-}
-"""Image sizes of torchvision's weights, and what `efficientnet` is called with."""
+STAGES = read_table("published_sizes")["efficientnet_stages"]
+EFFICIENTNETS = published_sizes("images")["efficientnet"]
 
 
 def efficientnet(
@@ -120,44 +71,47 @@ def efficientnet(
     *,
     dtype: str,
     image_size: int,
-    stages: Sequence[Stage],
+    stages: str,
     width: float = 1.0,
     depth: float = 1.0,
     last_channels: int | None = None,
 ) -> Workload:
     """Convolutional network of Tan and Le (arXiv 1905.11946, 2104.00298), torchvision's variant.
 
+    `stages`: the row of `STAGES`.
     `width`, `depth`: factors on the channels and on the blocks of the stages.
     `last_channels`: before the classifier, where these are not four times those of the last stage.
     """
-    stages = [
+    scaled = [
         replace(
             stage,
             inputs=_channels(stage.inputs * width),
             outputs=_channels(stage.outputs * width),
             blocks=math.ceil(stage.blocks * depth),
         )
-        for stage in stages
+        for stage in starmap(Stage, STAGES[stages])
     ]
     stem, image = _unit(
-        "features.0", Image(3, image_size, image_size), stages[0].inputs, 3, stride=2
+        "features.0", Image(3, image_size, image_size), scaled[0].inputs, 3, stride=2
     )
     parts = hand_on([stem], image.elements)
-    for place, stage in enumerate(stages, start=1):
+    for place, stage in enumerate(scaled, start=1):
         for block in range(stage.blocks):
-            own = stage if block == 0 else replace(stage, inputs=stage.outputs, stride=1)
             added, image = _inverted_residual(
-                f"features.{place}.{block}", image, own, drops=len(parts) > 1
+                f"features.{place}.{block}",
+                image,
+                stage if block == 0 else replace(stage, inputs=stage.outputs, stride=1),
+                drops=len(parts) > 1,
             )
             parts += hand_on(added, image.elements)
-    last = last_channels or 4 * stages[-1].outputs
-    top, image = _unit(f"features.{len(stages) + 1}", image, last, 1)
+    last = last_channels or 4 * scaled[-1].outputs
+    top, image = _unit(f"features.{len(scaled) + 1}", image, last, 1)
     pool, pooled = adaptive_pooling("avgpool", image, 1)
     head = linear(
         "classifier.1",
         1,
         last,
-        CLASSES,
+        IMAGENET_CLASSES,
         vector_elements=DROPOUT_PASSES * last,
         fused_elements=ACTIVATION_PASSES * last,
         kernels=2,
@@ -270,17 +224,11 @@ def _gate(name: str, image: Image, squeezed: int) -> list[Module]:
     ]
 
 
-WIDEN = 4
+WIDTH_FACTOR = 4
 """Inner width of the perceptron over the width of its block."""
 
 
-CONVNEXTS: Mapping[str, dict[str, Any]] = {
-    "convnext_tiny": {"widths": (96, 192, 384, 768), "blocks": (3, 3, 9, 3)},
-    "convnext_small": {"widths": (96, 192, 384, 768), "blocks": (3, 3, 27, 3)},
-    "convnext_base": {"widths": (128, 256, 512, 1024), "blocks": (3, 3, 27, 3)},
-    "convnext_large": {"widths": (192, 384, 768, 1536), "blocks": (3, 3, 27, 3)},
-}
-"""Channels and blocks of the four stages: Liu et al. 2022, section 3; names are torchvision's."""
+CONVNEXTS = published_sizes("images")["convnext"]
 
 
 def convnext(
@@ -297,16 +245,18 @@ def convnext(
             part, image = _downsampling(f"features.{place - 1}", image, width)
             parts += hand_on([part], image.elements)
         for block in range(count):
-            added = _convnext_block(f"features.{place}.{block}", image, drops=len(parts) > 1)
-            parts += hand_on(added, image.elements)
+            parts += hand_on(
+                _convnext_block(f"features.{place}.{block}", image, drops=len(parts) > 1),
+                image.elements,
+            )
     pool, pooled = adaptive_pooling("avgpool", image, 1)
     norm = norm_parameters("classifier.0", image.channels)
-    head = weight_and_bias("classifier.2", CLASSES, image.channels)
+    head = weight_and_bias("classifier.2", IMAGENET_CLASSES, image.channels)
     last = linear(
         "classifier.2",
         1,
         pooled.channels,
-        CLASSES,
+        IMAGENET_CLASSES,
         parameters=norm + head,
         ready=names_reversed(head) + names(norm),
         norm_elements=NORM_PASSES * pooled.channels,
@@ -356,8 +306,7 @@ def _downsampling(name: str, image: Image, width: int) -> tuple[Module, Image]:
         saved_elements=2.0 * image.elements,
         saved_bytes=float(NORM_BYTES * image.elements // image.channels),
     )
-    ready = part.ready + names(own)
-    return replace(changed, parameters=own + part.parameters, ready=ready), out
+    return replace(changed, parameters=own + part.parameters, ready=part.ready + names(own)), out
 
 
 def _convnext_block(name: str, image: Image, *, drops: bool) -> list[Module]:
@@ -371,20 +320,19 @@ def _convnext_block(name: str, image: Image, *, drops: bool) -> list[Module]:
     )
     scale = ((f"{name}.layer_scale", (width, 1, 1)),)
     norm = norm_parameters(f"{name}.block.2", width)
-    widen = weight_and_bias(f"{name}.block.3", WIDEN * width, width)
-    narrow = weight_and_bias(f"{name}.block.5", width, WIDEN * width)
-    first = replace(
-        with_work(depthwise, saved_elements=float(elements)),
-        parameters=scale + depthwise.parameters,
-    )
+    widen = weight_and_bias(f"{name}.block.3", WIDTH_FACTOR * width, width)
+    narrow = weight_and_bias(f"{name}.block.5", width, WIDTH_FACTOR * width)
     after = (ADD_PASSES + ACTIVATION_PASSES + DROPPED_PASSES * drops) * elements
     return [
-        first,
+        replace(
+            with_work(depthwise, saved_elements=float(elements)),
+            parameters=scale + depthwise.parameters,
+        ),
         linear(
             f"{name}.block.3",
             pixels,
             width,
-            WIDEN * width,
+            WIDTH_FACTOR * width,
             parameters=norm + widen,
             ready=names_reversed(widen) + names(norm),
             norm_elements=NORM_PASSES * elements,
@@ -397,13 +345,13 @@ def _convnext_block(name: str, image: Image, *, drops: bool) -> list[Module]:
         linear(
             f"{name}.block.5",
             pixels,
-            WIDEN * width,
+            WIDTH_FACTOR * width,
             width,
             parameters=narrow,
             ready=names(scale) + names_reversed(narrow),
-            vector_elements=ACTIVATION_PASSES * WIDEN * elements + after,
-            fused_elements=ACTIVATION_PASSES * WIDEN * elements + JOIN_PASSES * elements,
-            saved_elements=float((2 * WIDEN + 1) * elements),
+            vector_elements=ACTIVATION_PASSES * WIDTH_FACTOR * elements + after,
+            fused_elements=ACTIVATION_PASSES * WIDTH_FACTOR * elements + JOIN_PASSES * elements,
+            saved_elements=float((2 * WIDTH_FACTOR + 1) * elements),
             kernels=4 + 3 * drops,
         ),
     ]

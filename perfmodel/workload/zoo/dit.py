@@ -71,11 +71,11 @@ def modulated_map(name: str, tokens: int, width: int, outputs: int) -> Module:
 DIT = "DiT-XL-2-256"
 WIDTH, LAYERS, HEADS = 1152, 28, 16
 """XL of Peebles and Xie 2022, table 1."""
-PATCH, CLASSES = 2, 1000
+PATCH, IMAGENET_CLASSES = 2, 1000
 LATENT_CHANNELS, SHRUNK, LEARNED = 4, 8, 2
 """Channels of the autoencoder's code, pixels of a side that become one of it, and outputs for each:
 the noise and its variance."""
-WIDEN, MODULATIONS = 4, 6
+WIDTH_FACTOR, MODULATIONS = 4, 6
 """Inner width of the perceptron; scales, shifts and gates of a block."""
 FEATURE_KERNELS, DROP_KERNELS = 12, 5
 """Sinusoids of the time and a map with SiLU; a map, and classes left out at random."""
@@ -112,9 +112,11 @@ def dit(*, dtype: str, image_size: int) -> Workload:
 
 def _block(name: str, tokens: int) -> list[Module]:
     """The condition of the block, attention and perceptron, each modulated before, gated after."""
-    elements, inner = tokens * WIDTH, WIDEN * WIDTH
+    elements, inner = tokens * WIDTH, WIDTH_FACTOR * WIDTH
     time, place = f"{name}.norm1.emb.timestep_embedder", f"{name}.attn1"
-    table = ((f"{name}.norm1.emb.class_embedder.embedding_table.weight", (CLASSES + 1, WIDTH)),)
+    table = (
+        (f"{name}.norm1.emb.class_embedder.embedding_table.weight", (IMAGENET_CLASSES + 1, WIDTH)),
+    )
     gated = float((GATE_PASSES + ADD_PASSES) * elements)
     return [
         condition_map(f"{time}.linear_1", TIME_FEATURES, WIDTH, kernels=FEATURE_KERNELS),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 from perfmodel.workload.kernels.shapes import MatrixProduct
 from perfmodel.workload.model import Layer, Sample, Workload
@@ -16,79 +15,10 @@ from perfmodel.workload.zoo.layers import (
     assemble,
     linear,
 )
+from perfmodel.workload.zoo.published import published_sizes
 from perfmodel.workload.zoo.transformer import embedding
 
-DLRMS: Mapping[str, dict[str, Any]] = {
-    "dlrm-criteo-kaggle": {
-        "rows": (
-            1460,
-            583,
-            10131227,
-            2202608,
-            305,
-            24,
-            12517,
-            633,
-            3,
-            93145,
-            5683,
-            8351593,
-            3194,
-            27,
-            14992,
-            5461306,
-            10,
-            5652,
-            2173,
-            4,
-            7046547,
-            18,
-            15,
-            286181,
-            105,
-            142572,
-        ),
-        "bottom": (13, 512, 256, 64, 16),
-        "top": (512, 256, 1),
-    },
-    "dlrm-criteo-1tb": {
-        "rows": (
-            39884406,
-            39043,
-            17289,
-            7420,
-            20263,
-            3,
-            7120,
-            1543,
-            63,
-            38532951,
-            2953546,
-            403346,
-            10,
-            2208,
-            11938,
-            155,
-            4,
-            976,
-            14,
-            39979771,
-            25641295,
-            39664984,
-            585935,
-            12972,
-            108,
-            36,
-        ),
-        "bottom": (13, 512, 256, 128),
-        "top": (1024, 1024, 512, 256, 1),
-    },
-}
-"""Rows of the tables, and widths of the perceptrons below and above the interaction.
-
-facebookresearch/dlrm: bench/dlrm_s_criteo_kaggle.sh; MLPerf training v0.7, whose indices are cut
-at 40 million.
-"""
+DLRMS = published_sizes("recommendation")["dlrm"]
 
 NOTE = (
     "Its tables are taken to be data parallel with dense gradients, as DistributedDataParallel "
@@ -120,7 +50,6 @@ def dlrm(
         )
         for place, count in enumerate(rows)
     ]
-    registered = [each for part in (*tables, *numbers, *scores) for each in part.parameters]
     return assemble(
         name,
         [*numbers, *tables, _interaction(vectors, width, products), *scores],
@@ -129,7 +58,7 @@ def dlrm(
         source="facebookresearch/dlrm; Naumov et al. 2019, arXiv 1906.00091",
         input_elements=float(bottom[0] + len(rows)),
         output_elements=1.0,
-        registered=registered,
+        registered=[each for part in (*tables, *numbers, *scores) for each in part.parameters],
         notes=(NOTE,),
     )
 

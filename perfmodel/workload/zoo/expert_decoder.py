@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from itertools import chain
 
-from perfmodel.errors import failed, raise_faults
+from perfmodel.errors import refuse_if
 from perfmodel.workload.layer_calls import (
     LayerCall,
     column_calls,
@@ -104,7 +104,7 @@ def joined_tokens(place: BlockPlace) -> Module:
     )
 
 
-CHUNK = 8192
+CHUNK_TOKENS = 8192
 """Tokens within which most layers of Llama 4 attend."""
 
 _ATTENTION = (
@@ -147,7 +147,6 @@ def expert_decoder(
     shape, s = shape or EXPERT_SHAPES[name], sequence_length
     family, settings = family or expert_family(name), settings or ExpertSettings()
     decoder, routed, order = shape.decoder, shape.routed, _module_order(family)
-    limit = "keys and values of latent attention differ in size" if shape.latent else ""
     sizes = SharedSizes(
         name,
         decoder.heads,
@@ -155,14 +154,14 @@ def expert_decoder(
         math.gcd(decoder.mlp_width, routed.shared_width),
         decoder.vocabulary,
         s,
-        context_limit=limit,
+        context_limit="keys and values of latent attention differ in size" if shape.latent else "",
         experts=routed.experts,
     )
     check_shard(shard, sizes)
     check_settings(settings, routed, shard)
     splits = shape.latent is not None and shard.tensor > 1 and shard.library == "torch"
     allowed = f"1 for {name!r} with library: torch, or library: megatron"
-    raise_faults(failed((splits, "tensor", str(shard.tensor), allowed)))
+    refuse_if(splits, "tensor", str(shard.tensor), allowed)
     check_norms(name, decoder, shard)
     blocks = [
         _block(
@@ -191,9 +190,7 @@ def expert_decoder(
         *chain.from_iterable(part.parameters for part in second),
     ]
     routed_blocks = sum(routed.is_routed(i) for i in range(decoder.layers)) + bool(second)
-    bias = Buffers("fp32", routed_blocks, 4 * routed.experts * routed_blocks)
-    chunked = family == "Llama4ForCausalLM" and s > CHUNK
-    chunk_note = f"Attention within chunks of {CHUNK} tokens is counted as full attention."
+    chunked = family == "Llama4ForCausalLM" and s > CHUNK_TOKENS
     return assemble(
         name,
         [first, *chain.from_iterable(blocks), last, *second],
@@ -203,8 +200,16 @@ def expert_decoder(
         input_elements=s,
         output_elements=s * decoder.vocabulary,
         registered=parameters,
-        buffers=(*rotary_buffers(decoder), *(bias,) * routed.score_bias),
-        notes=(*(chunk_note,) * chunked, *(SHARED_NOTE,) * bool(second)),
+        buffers=(
+            *rotary_buffers(decoder),
+            *(Buffers("fp32", routed_blocks, 4 * routed.experts * routed_blocks),)
+            * routed.score_bias,
+        ),
+        notes=(
+            *(f"Attention within chunks of {CHUNK_TOKENS} tokens is counted as full attention.",)
+            * chunked,
+            *(SHARED_NOTE,) * bool(second),
+        ),
         routed_share=routed.top_k / routed.experts,
         shard=shard,
         stream_elements=float(shard.stream_tokens(s) * decoder.width),
@@ -235,12 +240,15 @@ def _module_order(family: str) -> tuple[str, ...]:
     called = EXPERT_NAMES.get(family, USUAL_NAMES)
     path, router = called.path, called.router
     shared = [f"{kind}.{name}" for kind in ("shared_experts", "shared_expert") for name in _MAPS]
-    maps = ("gate_up_proj", "down_proj")
-    experts = [f"experts.{name}{bias}" for name in maps for bias in ("", BIAS)]
+    experts = [
+        f"experts.{name}{bias}" for name in ("gate_up_proj", "down_proj") for bias in ("", BIAS)
+    ]
     routed = (router, *experts) if called.router_first else (*experts, router)
-    parts = (*_MAPS, *routed, *shared, "shared_expert_gate")
-    attention = _LATENT if "Deepseek" in family else _ATTENTION
-    return (*attention, *(f"{path}.{part}" for part in parts), *_NORMS)
+    return (
+        *(_LATENT if "Deepseek" in family else _ATTENTION),
+        *(f"{path}.{part}" for part in (*_MAPS, *routed, *shared, "shared_expert_gate")),
+        *_NORMS,
+    )
 
 
 JOIN_HEADS_PASSES = 2
@@ -346,8 +354,9 @@ def _normed(
     norm_passes, norm_kernels = NORM_KERNELS[shape.fused_norms]
     elements = stream * inputs * bool(norm)
     # all but the block's first norm read what a product put out
-    results = elements * norm.startswith("self_attn.")
-    saved = kept_by_norm(elements, stream * bool(norm), shape, results=results)
+    saved = kept_by_norm(
+        elements, stream * bool(norm), shape, results=elements * norm.startswith("self_attn.")
+    )
     saved["saved_elements"] += float(elements)
     calls += norm_calls(shard, numels(normed + (() if by_columns else own)))
     if by_columns:

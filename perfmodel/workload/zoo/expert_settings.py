@@ -13,9 +13,9 @@ from perfmodel.errors import failed, raise_faults
 from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.expert_sizes import RoutedShape
 
-GRID = 4096
+GRID_POINTS = 4096
 """Points of the integral; ten times as many change its result by less than 1e-6."""
-TAIL = 12.0
+TAIL_DEVIATIONS = 12.0
 """Standard deviations about the mean that it spans, and some more for exponential tails."""
 LEAST_VARIATION = 1e-4
 """Below, loads are taken to be equal."""
@@ -40,9 +40,9 @@ def busiest_load(experts: int, ranks: int, variation: float) -> float:
 
     shape = concentration(experts, variation) * experts / ranks
     # the largest of gamma variables is independent of their sum: its mean over that of the sum
-    lowest = max(0.0, shape - TAIL * math.sqrt(shape))
-    span = shape + TAIL * (math.sqrt(shape) + math.log(ranks * GRID)) - lowest
-    edges = np.linspace(0.0, 1.0, GRID + 1)
+    lowest = max(0.0, shape - TAIL_DEVIATIONS * math.sqrt(shape))
+    span = shape + TAIL_DEVIATIONS * (math.sqrt(shape) + math.log(ranks * GRID_POINTS)) - lowest
+    edges = np.linspace(0.0, 1.0, GRID_POINTS + 1)
     # squares put points close together near zero, where small shapes have their mass
     points = lowest + span * ((edges[:-1] + edges[1:]) / 2) ** 2
     beyond = 1.0 - special.gammainc(shape, points) ** ranks
@@ -62,8 +62,11 @@ def dropped_share(experts: int, variation: float, capacity: float) -> float:
     a = concentration(experts, variation)
     rest = a * (experts - 1)
     limit = capacity / experts
-    load_beyond = 1.0 - special.betainc(a + 1, rest, limit)
-    return float(load_beyond - capacity * (1.0 - special.betainc(a, rest, limit)))
+    return float(
+        1.0
+        - special.betainc(a + 1, rest, limit)
+        - capacity * (1.0 - special.betainc(a, rest, limit))
+    )
 
 
 def distinct_domains(

@@ -1,11 +1,13 @@
-"""Sizes of published models of experts: what their ``config.json`` on huggingface.co states."""
+"""What sets decoders of experts apart: their experts, how tokens find them, latent attention."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from perfmodel.workload.zoo.decoder_sizes import QWEN_SMALL, DecoderShape
+from perfmodel.workload.zoo.decoder_sizes import DecoderShape
+from perfmodel.workload.zoo.published import module_names, published_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +83,7 @@ class ExpertNames:
 
 
 USUAL_NAMES = ExpertNames()
-EXPERT_NAMES = {
-    "MixtralForCausalLM": ExpertNames(router_first=True),
-    "Qwen2MoeForCausalLM": ExpertNames(router_first=True),
-    "OlmoeForCausalLM": ExpertNames(router_first=True),
-    "GptOssForCausalLM": ExpertNames(router="router", router_first=True, transposed=True),
-    "Llama4ForCausalLM": ExpertNames("feed_forward", "router", transposed=True),
-}
+EXPERT_NAMES = {family: ExpertNames(**names) for family, names in module_names("experts").items()}
 """By Hugging Face's class, where they differ from those of most."""
 
 
@@ -100,125 +96,15 @@ class ExpertShape:
     latent: LatentShape | None = None
 
 
-def _deepseek(
-    layers: int,
-    width: int,
-    heads: int,
-    mlp_width: int,
-    vocabulary: int,
-    routed: RoutedShape,
-    query_rank: int | None,
-) -> ExpertShape:
-    # rotary positions are those of 64 elements of a head
-    decoder = DecoderShape(layers, width, heads, heads, mlp_width, vocabulary, 4096, head_width=64)
-    return ExpertShape(decoder, routed, LatentShape(query_rank, 512))
+def _shape(parts: Mapping[str, dict[str, Any]]) -> ExpertShape:
+    """Return the sizes that the table states part by part."""
+    latent = LatentShape(**parts["latent"]) if "latent" in parts else None
+    return ExpertShape(DecoderShape(**parts["decoder"]), RoutedShape(**parts["routed"]), latent)
 
-
-def _qwen3(layers: int, width: int, heads: int, mlp_width: int, expert_width: int) -> ExpertShape:
-    decoder = DecoderShape(
-        layers, width, heads, 4, mlp_width, QWEN_SMALL, 4096, head_width=128, head_norms=True
-    )
-    return ExpertShape(decoder, RoutedShape(128, 8, expert_width))
-
-
-_V3_ROUTED = RoutedShape(
-    256,
-    8,
-    2048,
-    2048,
-    dense_first=3,
-    scores="sigmoid",
-    wide_router=True,
-    score_bias=True,
-    groups=8,
-    top_groups=4,
-)
-_KIMI_ROUTED = RoutedShape(
-    384, 8, 2048, 2048, dense_first=1, scores="sigmoid", wide_router=True, score_bias=True
-)
-_V2_ROUTED = RoutedShape(
-    160, 6, 1536, 3072, dense_first=1, wide_router=True, groups=8, top_groups=3
-)
-_LITE_ROUTED = RoutedShape(64, 6, 1408, 2816, dense_first=1, wide_router=True)
-
-MIXTRAL = {
-    "mixtral-8x7b": ExpertShape(
-        DecoderShape(32, 4096, 32, 8, 14336, 32000, 32768), RoutedShape(8, 2, 14336)
-    ),
-    "mixtral-8x22b": ExpertShape(
-        DecoderShape(56, 6144, 48, 8, 16384, 32000, 65536), RoutedShape(8, 2, 16384)
-    ),
-    "grok-1": ExpertShape(
-        DecoderShape(64, 6144, 48, 8, 32768, 131072, 8192, head_width=128), RoutedShape(8, 2, 32768)
-    ),
-}
-"""mistralai, pre-trained with 32,768 tokens (arXiv 2401.04088) and, presumably, 65,536; xai-org's
-Grok-1 as Mixtral's tensors at its sizes: its further norms and its tied head are left out."""
-QWEN3_MOE = {
-    "qwen3-30b-a3b": _qwen3(48, 2048, 32, 6144, 768),
-    "qwen3-235b-a22b": _qwen3(94, 4096, 64, 12288, 1536),
-}
-QWEN2_MOE = {
-    "qwen2-57b-a14b": ExpertShape(
-        DecoderShape(28, 3584, 28, 4, 18944, QWEN_SMALL, 4096, biased_attention=True),
-        RoutedShape(64, 8, 2560, 20480, shared_gate=True),
-    ),
-}
-"""Qwen; pre-trained with 4,096 tokens before longer ones."""
-DEEPSEEK_V2 = {
-    "deepseek-v2-lite": _deepseek(27, 2048, 16, 10944, 102400, _LITE_ROUTED, None),
-    "deepseek-v2": _deepseek(60, 5120, 128, 12288, 102400, _V2_ROUTED, 1536),
-}
-DEEPSEEK_V3 = {
-    "deepseek-v3": _deepseek(61, 7168, 128, 18432, 129280, _V3_ROUTED, 1536),
-    "kimi-k2": _deepseek(61, 7168, 64, 18432, 163840, _KIMI_ROUTED, 1536),
-}
-"""deepseek-ai, pre-trained with 4,096 tokens, without V3's head for a second token; moonshotai."""
-
-
-def _llama4(experts: int, every: int) -> ExpertShape:
-    decoder = DecoderShape(48, 5120, 40, 8, 16384, 202048, 8192, head_width=128)
-    routed = RoutedShape(experts, 1, 8192, 8192, every=every, scores="sigmoid", weighs_input=True)
-    return ExpertShape(decoder, routed)
-
-
-LLAMA4 = {"llama4-scout": _llama4(16, 1), "llama4-maverick": _llama4(128, 2)}
-"""meta-llama: the text models."""
-
-
-def _gpt_oss(layers: int, experts: int) -> ExpertShape:
-    windows = tuple(None if layer % 2 else 128 for layer in range(layers))
-    decoder = DecoderShape(
-        layers,
-        2880,
-        64,
-        8,
-        2880,
-        201088,
-        4096,
-        head_width=64,
-        biased_attention=True,
-        biased_output=True,
-        windows=windows,
-        sinks=True,
-        wide_gains=True,
-    )
-    return ExpertShape(
-        decoder, RoutedShape(experts, 4, 2880, scores="top", biased=True, clamped=True)
-    )
-
-
-GPT_OSS = {"gpt-oss-20b": _gpt_oss(24, 32), "gpt-oss-120b": _gpt_oss(36, 128)}
-"""openai, pre-trained with 4,096 tokens before positions were stretched."""
 
 EXPERT_FAMILIES = {
-    "MixtralForCausalLM": MIXTRAL,
-    "Qwen3MoeForCausalLM": QWEN3_MOE,
-    "Qwen2MoeForCausalLM": QWEN2_MOE,
-    "DeepseekV2ForCausalLM": DEEPSEEK_V2,
-    "DeepseekV3ForCausalLM": DEEPSEEK_V3,
-    "Llama4ForCausalLM": LLAMA4,
-    "GptOssForCausalLM": GPT_OSS,
+    family: {name: _shape(parts) for name, parts in models.items()}
+    for family, models in published_sizes("experts").items()
 }
 """Hugging Face's class, and the sizes of its models."""
 EXPERT_SHAPES = {
@@ -228,5 +114,7 @@ EXPERT_SHAPES = {
 
 def expert_family(name: str) -> str:
     """Hugging Face's class of a model; Mixtral's, where it is none of the zoo."""
-    families = EXPERT_FAMILIES.items()
-    return next((family for family, models in families if name in models), "MixtralForCausalLM")
+    return next(
+        (family for family, models in EXPERT_FAMILIES.items() if name in models),
+        "MixtralForCausalLM",
+    )

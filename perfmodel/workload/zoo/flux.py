@@ -33,7 +33,7 @@ from perfmodel.workload.zoo.transformer import attention
 SHRUNK, TEXT_TOKENS = 16, 512
 """Pixels of a side that become one token (the autoencoder's eight, in patches of two), and tokens
 of a text (``max_sequence_length`` of the pipeline)."""
-WIDEN = 4
+WIDTH_FACTOR = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,6 @@ def flux(
         condition_map("norm_out.linear", h, 2 * h),
         modulated_map("proj_out", image, h, shape.channels),
     ]
-    parts = [*first, *chain.from_iterable((*double, *single)), *last]
     registered = [
         *in_order(first, _FIRST, 0),
         *chain.from_iterable(in_order(each, _DOUBLE, 2) for each in double),
@@ -98,7 +97,7 @@ def flux(
     ]
     return assemble(
         name,
-        parts,
+        [*first, *chain.from_iterable((*double, *single)), *last],
         dtype=dtype,
         sample=Sample("image", f"of {image_size} x {image_size} and its text", is_image=True),
         source="diffusers FluxTransformer2DModel; Black Forest Labs 2024",
@@ -189,14 +188,15 @@ _TEXT_QUERIES = (
 def _double_block(name: str, shape: FluxShape, image: int, text: int) -> list[Module]:
     """Image and text have maps of their own, and attend to both."""
     h = shape.width
-    maps = [
-        *_query_maps(name, _QUERIES, image, shape),
-        *_query_maps(name, _TEXT_QUERIES, text, shape),
-    ]
     return [
         condition_map(f"{name}.norm1.linear", h, 6 * h),
         condition_map(f"{name}.norm1_context.linear", h, 6 * h),
-        *_normed_last(maps),
+        *_normed_last(
+            [
+                *_query_maps(name, _QUERIES, image, shape),
+                *_query_maps(name, _TEXT_QUERIES, text, shape),
+            ]
+        ),
         _attended(name, shape, image + text),
         _gated_map(f"{name}.attn.to_out.0", image, h, h),
         _gated_map(f"{name}.attn.to_add_out", text, h, h, copied=True),
@@ -303,7 +303,7 @@ def _gated_map(
 
 def _perceptron(name: str, tokens: int, width: int) -> list[Module]:
     """Modulated, widened, GELU, narrowed, gated, added."""
-    wide = WIDEN * width
+    wide = WIDTH_FACTOR * width
     return [
         modulated_map(f"{name}.net.0.proj", tokens, width, wide),
         _gated_map(f"{name}.net.2", tokens, wide, width, activated=True),
@@ -312,7 +312,7 @@ def _perceptron(name: str, tokens: int, width: int) -> list[Module]:
 
 def _single_block(name: str, shape: FluxShape, tokens: int) -> list[Module]:
     """Attention and perceptron side by side, mapped back together."""
-    h, wide = shape.width, WIDEN * shape.width
+    h, wide = shape.width, WIDTH_FACTOR * shape.width
     inside, result, joined = tokens * wide, tokens * h, tokens * (h + wide)
     return [
         condition_map(f"{name}.norm.linear", h, 3 * h),

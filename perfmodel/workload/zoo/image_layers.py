@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.workload.kernels.shapes import Convolution
 from perfmodel.workload.model import Buffers, Layer, Sample, Workload
 from perfmodel.workload.zoo.layers import (
@@ -25,7 +25,7 @@ from perfmodel.workload.zoo.layers import (
 
 BATCH_NORM_PASSES = 3
 """Batch normalisation in training, forward: read for the statistics, read and write to apply."""
-CLASSES = 1000
+IMAGENET_CLASSES = 1000
 """Classes of ImageNet."""
 
 
@@ -46,7 +46,7 @@ class Image:
 def output_size(
     image: Image,
     kernel: tuple[int, int],
-    stride: int | tuple[int, int],
+    stride: int | Sequence[int],
     padding: tuple[int, int],
     layer: str,
 ) -> tuple[int, int]:
@@ -57,25 +57,28 @@ def output_size(
     steps = pair(stride)
     height = (image.height + 2 * padding[0] - kernel[0]) // steps[0] + 1
     width = (image.width + 2 * padding[1] - kernel[1]) // steps[1] + 1
-    if height < 1 or width < 1:
-        size_text = f"an image that is down to {image.height} x {image.width} before {layer!r}"
-        raise InputError(Fault("image_size", size_text, "a larger image"))
+    refuse_if(
+        height < 1 or width < 1,
+        "image_size",
+        f"an image that is down to {image.height} x {image.width} before {layer!r}",
+        "a larger image",
+    )
     return height, width
 
 
-def pair(value: int | tuple[int, int]) -> tuple[int, int]:
+def pair(value: int | Sequence[int]) -> tuple[int, int]:
     """Return (height, width) of a size that may be given once for both."""
-    return value if isinstance(value, tuple) else (value, value)
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 
 def convolution(
     name: str,
     image: Image,
     channels: int,
-    kernel: int | tuple[int, int],
+    kernel: int | Sequence[int],
     *,
-    stride: int | tuple[int, int] = 1,
-    padding: int | tuple[int, int] = 0,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
     groups: int = 1,
     norm: str | None = None,
     relu: bool = True,
@@ -139,13 +142,14 @@ def pooling(
     """Max pooling (keeps int64 indices for backward) or, without `indices`, average pooling."""
     out = Image(image.channels, *output_size(image, pair(kernel), stride, pair(padding), name))
     index_bytes = float(INDEX_BYTES * out.elements * indices)
-    layer = Layer(
-        name,
-        vector_bytes=ELEMENT_BYTES * float(image.elements + out.elements) + index_bytes,
-        saved_elements=out.elements,
-        saved_bytes=index_bytes,
-    )
-    return Module(layer), out
+    return Module(
+        Layer(
+            name,
+            vector_bytes=ELEMENT_BYTES * float(image.elements + out.elements) + index_bytes,
+            saved_elements=out.elements,
+            saved_bytes=index_bytes,
+        )
+    ), out
 
 
 def adaptive_pooling(name: str, image: Image, size: int) -> tuple[Module, Image]:
@@ -155,7 +159,7 @@ def adaptive_pooling(name: str, image: Image, size: int) -> tuple[Module, Image]
     return Module(Layer(name, vector_bytes=ELEMENT_BYTES * moved, saved_elements=out.elements)), out
 
 
-def classifier(image: Image, prefix: str = "", *, classes: int = CLASSES) -> list[Module]:
+def classifier(image: Image, prefix: str = "", *, classes: int = IMAGENET_CLASSES) -> list[Module]:
     """Average every channel, and map the averages to classes."""
     pool, pooled = adaptive_pooling(f"{prefix}avgpool", image, 1)
     return [pool, linear(f"{prefix}fc", 1, pooled.channels, classes)]
@@ -182,14 +186,16 @@ def image_model(
 
     The first convolution keeps the image.
     """
-    kept = parts[0].layer.saved_elements + 3.0 * image_size**2
     return assemble(
         name,
-        [with_work(parts[0], saved_elements=kept), *parts[1:]],
+        [
+            with_work(parts[0], saved_elements=parts[0].layer.saved_elements + 3.0 * image_size**2),
+            *parts[1:],
+        ],
         dtype=dtype,
         sample=Sample("image", is_image=True),
         source=source,
         input_elements=3.0 * image_size**2,
-        output_elements=CLASSES,
+        output_elements=IMAGENET_CLASSES,
         registered=registered,
     )

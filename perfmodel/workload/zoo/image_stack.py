@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.workload.kernels.shapes import MatrixProduct
 from perfmodel.workload.model import Buffers, Layer, Sample, Workload
-from perfmodel.workload.zoo.image_layers import CLASSES, Image, convolution, image_model
+from perfmodel.workload.zoo.image_layers import IMAGENET_CLASSES, Image, convolution, image_model
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ACTIVATIONS,
@@ -34,34 +34,13 @@ from perfmodel.workload.zoo.layers import (
     weight_and_bias,
     with_work,
 )
+from perfmodel.workload.zoo.published import published_sizes
 from perfmodel.workload.zoo.stack_block import (
-    AttentionNames,
-    BlockNames,
+    BLOCK_NAMES,
     StackShape,
     stack_blocks,
 )
 from perfmodel.workload.zoo.transformer import embedding, last_norm, token_tables
-
-VIT_BLOCK = BlockNames(
-    attention=AttentionNames(
-        ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
-        "attention.o_proj",
-        "layernorm_before",
-    ),
-    widen="mlp.fc1",
-    narrow="mlp.fc2",
-    norm="layernorm_after",
-    registered=(
-        "attention.q_proj",
-        "attention.k_proj",
-        "attention.v_proj",
-        "attention.o_proj",
-        "layernorm_before",
-        "layernorm_after",
-        "mlp.fc1",
-        "mlp.fc2",
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,36 +60,14 @@ class ImageShape:
 
 
 def _vit(layers: int, width: int, heads: int, patch: int, image: int) -> ImageShape:
-    return ImageShape(layers, patch, image, StackShape(width, heads, 4 * width, VIT_BLOCK))
+    return ImageShape(layers, patch, image, StackShape(width, heads, 4 * width, BLOCK_NAMES["vit"]))
 
 
-VIT_SHAPES = {
-    "vit-base-patch16-224": _vit(12, 768, 12, 16, 224),
-    "vit-base-patch32-384": _vit(12, 768, 12, 32, 384),
-    "vit-large-patch16-224": _vit(24, 1024, 16, 16, 224),
-    "vit-huge-patch14-224": _vit(32, 1280, 16, 14, 224),
-}
-"""google on huggingface.co, with ImageNet's classes; Dosovitskiy et al. 2020 (arXiv 2010.11929),
-table 1. (Of the largest only the model without them is published, as its in21k.)"""
+VIT_SHAPES = {name: _vit(**sizes) for name, sizes in published_sizes("images")["vit"].items()}
 
 
-TORCHVISION_BLOCK = BlockNames(
-    attention=AttentionNames(("self_attention.in_proj",), "self_attention.out_proj", "ln_1"),
-    widen="mlp.0",
-    narrow="mlp.3",
-    norm="ln_2",
-    registered=(
-        "ln_1",
-        "self_attention.in_proj",
-        "self_attention.out_proj",
-        "ln_2",
-        "mlp.0",
-        "mlp.3",
-    ),
-    layers=("qkv", "attention", "projection", "widen", "narrow"),
-)
 VIT_B_16 = ImageShape(
-    12, 16, 224, StackShape(768, 12, 3072, TORCHVISION_BLOCK, wide_scores=False, held=0.0)
+    12, 16, 224, StackShape(768, 12, 3072, BLOCK_NAMES["torchvision"], wide_scores=False, held=0.0)
 )
 """ViT-B/16 of torchvision."""
 
@@ -127,19 +84,22 @@ def vit_b_16(*, dtype: str, image_size: int) -> Workload:
     token: Parameter = ("class_token", (1, 1, h))
     table: tuple[Parameter, ...] = (token, ("encoder.pos_embedding", (1, tokens, h)))
     blocks, _ = stack_blocks("encoder.layers.encoder_layer", shape.layers, shape.block, tokens)
-    norm, head = norm_parameters("encoder.ln", h), weight_and_bias("heads.head", CLASSES, h)
+    norm, head = (
+        norm_parameters("encoder.ln", h),
+        weight_and_bias("heads.head", IMAGENET_CLASSES, h),
+    )
     parts = [
         cut,
         class_and_positions(table[1][0], table, tokens, h, dropout=False, indexed=False),
         *(
-            _as_torchvision(part, joins_maps=at % len(TORCHVISION_BLOCK.layers) == 0)
+            _as_torchvision(part, joins_maps=at % len(shape.block.names.layers) == 0)
             for at, part in enumerate(blocks)
         ),
         linear(
             "heads.head",
             1,
             h,
-            CLASSES,
+            IMAGENET_CLASSES,
             parameters=norm + head,
             ready=names_reversed(head) + names(norm),
             norm_elements=NORM_PASSES * tokens * h,
@@ -231,8 +191,9 @@ def image_tokens(shape: ImageShape, image_size: int) -> int:
 
     Raises `InputError`: the image size is no multiple of the patch.
     """
-    if image_size % shape.patch:
-        raise InputError(Fault("image_size", str(image_size), f"a multiple of {shape.patch}"))
+    refuse_if(
+        image_size % shape.patch, "image_size", str(image_size), f"a multiple of {shape.patch}"
+    )
     return (image_size // shape.patch) ** 2 + 1
 
 
@@ -243,8 +204,9 @@ def patches(name: str, shape: ImageShape, image_size: int, *, bias: bool) -> Mod
         name, image, shape.block.width, shape.patch, stride=shape.patch, relu=False
     )
     own = module.parameters if bias else module.parameters[:1]
-    kept = with_work(module, saved_elements=float(image.elements))
-    return replace(kept, parameters=own, ready=names(own))
+    return replace(
+        with_work(module, saved_elements=float(image.elements)), parameters=own, ready=names(own)
+    )
 
 
 def class_and_positions(
@@ -272,28 +234,6 @@ def class_and_positions(
     )
 
 
-CLIP_BLOCK = BlockNames(
-    attention=AttentionNames(
-        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "self_attn.out_proj",
-        "layer_norm1",
-    ),
-    widen="mlp.fc1",
-    narrow="mlp.fc2",
-    norm="layer_norm2",
-    registered=(
-        "self_attn.k_proj",
-        "self_attn.v_proj",
-        "self_attn.q_proj",
-        "self_attn.out_proj",
-        "layer_norm1",
-        "mlp.fc1",
-        "mlp.fc2",
-        "layer_norm2",
-    ),
-)
-
-
 @dataclass(frozen=True, slots=True)
 class ClipShape:
     """Both stacks, and what they are mapped to.
@@ -313,18 +253,14 @@ class ClipShape:
 def _clip(
     layers: int, width: int, heads: int, patch: int, text: tuple[int, int], projection: int
 ) -> ClipShape:
-    quick = ACTIVATIONS["quick_gelu"]
-    block = StackShape(width, heads, 4 * width, CLIP_BLOCK, activation=quick)
+    block = StackShape(
+        width, heads, 4 * width, BLOCK_NAMES["clip"], activation=ACTIVATIONS["quick_gelu"]
+    )
     texts = replace(block, width=text[0], heads=text[1], mlp_width=4 * text[0], causal=True)
     return ClipShape(ImageShape(layers, patch, 224, block), 12, texts, projection=projection)
 
 
-CLIP_SHAPES = {
-    "clip-vit-base-patch32": _clip(12, 768, 12, 32, (512, 8), 512),
-    "clip-vit-base-patch16": _clip(12, 768, 12, 16, (512, 8), 512),
-    "clip-vit-large-patch14": _clip(24, 1024, 16, 14, (768, 12), 768),
-}
-"""openai on huggingface.co; Radford et al. 2021 (arXiv 2103.00020), table 20."""
+CLIP_SHAPES = {name: _clip(**sizes) for name, sizes in published_sizes("images")["clip"].items()}
 
 
 def clip(name: str, *, dtype: str, image_size: int, shape: ClipShape | None = None) -> Workload:
@@ -373,7 +309,8 @@ def _images(shape: ClipShape, image_size: int) -> tuple[list[Module], list[Param
     norm = last_norm(f"{root}.pre_layrnorm", tokens, h)  # spelt like this
     blocks, ordered = stack_blocks(f"{root}.encoder.layers", image.layers, image.block, tokens)
     pooled = last_norm(f"{root}.post_layernorm", 1, h)
-    stack = [
+    projection = _projection("visual_projection", h, shape.projection)
+    return [first, joined, norm, *blocks, pooled, projection], [
         table[0],
         *first.parameters,
         table[1],
@@ -381,8 +318,6 @@ def _images(shape: ClipShape, image_size: int) -> tuple[list[Module], list[Param
         *ordered,
         *pooled.parameters,
     ]
-    projection = _projection("visual_projection", h, shape.projection)
-    return [first, joined, norm, *blocks, pooled, projection], stack
 
 
 def _texts(shape: ClipShape) -> tuple[list[Module], list[Parameter]]:
@@ -393,12 +328,15 @@ def _texts(shape: ClipShape) -> tuple[list[Module], list[Parameter]]:
         (f"{root}.embeddings.position_embedding.weight", (shape.tokens, h)),
     )
     first = token_tables(f"{root}.embeddings", tables, shape.tokens, h, dropout=False, indexed=1)
-    path = f"{root}.encoder.layers"
-    blocks, ordered = stack_blocks(path, shape.layers, shape.block, shape.tokens)
+    blocks, ordered = stack_blocks(
+        f"{root}.encoder.layers", shape.layers, shape.block, shape.tokens
+    )
     norm = last_norm(f"{root}.final_layer_norm", shape.tokens, h)
-    stack = [*tables, *ordered, *norm.parameters]
-    projection = _projection("text_projection", h, shape.projection)
-    return [first, *blocks, norm, projection], stack
+    return [first, *blocks, norm, _projection("text_projection", h, shape.projection)], [
+        *tables,
+        *ordered,
+        *norm.parameters,
+    ]
 
 
 def _projection(name: str, width: int, projection: int) -> Module:

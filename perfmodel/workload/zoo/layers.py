@@ -120,8 +120,9 @@ def in_order(parts: Iterable[Module], order: Sequence[str], start: int) -> list[
     """
 
     def place(parameter: Parameter) -> int:
-        module = parameter[0].removesuffix(".weight").removesuffix(".bias")
-        return order.index(module.split(".", start)[start])
+        return order.index(
+            parameter[0].removesuffix(".weight").removesuffix(".bias").split(".", start)[start]
+        )
 
     return sorted((each for part in parts for each in part.parameters), key=place)
 

@@ -46,9 +46,12 @@ def rotary_buffers(shape: DecoderShape) -> tuple[Buffers, ...]:
         return ()
     full = {shape.window_of(layer) is None for layer in range(shape.layers)}
     kinds = len(full) if shape.own_rotaries else 1
-    frequencies = int(shape.head_size * shape.rotary_share) // 2
-    rotary = Buffers("fp32", 2 * kinds, 2 * kinds * 4 * frequencies)
-    return (rotary, *(Buffers("fp32", 1, 4),) * shape.scaled_embedding)
+    return (
+        Buffers(
+            "fp32", 2 * kinds, 2 * kinds * 4 * (int(shape.head_size * shape.rotary_share) // 2)
+        ),
+        *(Buffers("fp32", 1, 4),) * shape.scaled_embedding,
+    )
 
 
 def token_embedding(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module:
@@ -160,11 +163,6 @@ def llama(
     first, last = token_embedding(shape, s, shard), head_and_loss(shape, s, shard)
     check_norms(name, shape, shard)
     blocks = [_block(i, s, shape, shard) for i in range(shape.layers)]
-    parameters = [
-        *first.parameters,
-        *chain.from_iterable(in_order(block, shape.block_names.registered, 3) for block in blocks),
-        *last.parameters,
-    ]
     return assemble(
         name,
         [first, *chain.from_iterable(blocks), last],
@@ -173,7 +171,13 @@ def llama(
         source=f"Hugging Face {family or own}",
         input_elements=s,
         output_elements=s * shape.vocabulary,
-        registered=parameters,
+        registered=[
+            *first.parameters,
+            *chain.from_iterable(
+                in_order(block, shape.block_names.registered, 3) for block in blocks
+            ),
+            *last.parameters,
+        ],
         buffers=rotary_buffers(shape),
         notes=(_CAP_NOTE,) * shape.capped,
         shard=shard,
@@ -187,5 +191,7 @@ _CAP_NOTE = "The cap of attention's scores (a tanh) takes no time of its own, fu
 def _block(number: int, s: int, shape: DecoderShape, shard: Shard) -> list[Module]:
     """Attention part, then feed-forward part."""
     place = BlockPlace(f"model.layers.{number}", s, shape_of_layer(shape, number), shard)
-    attended = attention_part(place, shape.window_of(number))
-    return [*attended, *feed_forward_part(place, normed=not shape.parallel)]
+    return [
+        *attention_part(place, shape.window_of(number)),
+        *feed_forward_part(place, normed=not shape.parallel),
+    ]

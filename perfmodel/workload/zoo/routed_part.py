@@ -119,8 +119,7 @@ def routed_part(place: RoutedPlace) -> list[Module]:
     if not routed.shared_gate:
         return [_router(place, normed=True), *experts, *shared]
     # the shared expert reads the part's input first, behind its norm; its gate and the sum are last
-    first = [normed[0], *shared[1:]]
-    return [*first, _router(place, normed=False), *experts, _shared_gate(place)]
+    return [normed[0], *shared[1:], _router(place, normed=False), *experts, _shared_gate(place)]
 
 
 def _router(place: RoutedPlace, *, normed: bool) -> Module:
@@ -374,8 +373,7 @@ def _counts(part: RoutedPlace) -> Calls:
         return ()
     if part.block.shard.library == "torch":
         return (_call("expert", "all_to_all", experts, ranks, "forward", "before", "int64"),)
-    whole = experts * ranks
-    return (_call("expert", "all_gather", whole, ranks, "forward", "before", "int64"),)
+    return (_call("expert", "all_gather", experts * ranks, ranks, "forward", "before", "int64"),)
 
 
 def _weights(part: RoutedPlace, phase: CallPhase, place: Place) -> Calls:
@@ -394,8 +392,7 @@ def _tensor(part: RoutedPlace, op: CallOp, rows: float, phase: CallPhase, place:
 def _gathered(part: RoutedPlace, op: CallOp, phase: CallPhase, place: Place) -> LayerCall:
     """All ranks get all tokens, or add up what their experts say of each."""
     ranks = part.block.shard.expert
-    elements = ranks * part.tokens * part.block.shape.width
-    return _call("expert", op, elements, ranks, phase, place)
+    return _call("expert", op, ranks * part.tokens * part.block.shape.width, ranks, phase, place)
 
 
 def _call(

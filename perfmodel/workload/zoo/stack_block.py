@@ -6,8 +6,10 @@ layer norms with a bias, each one kernel.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 from perfmodel.workload.layer_calls import column_calls, norm_calls, row_calls
 from perfmodel.workload.model import FusedKept
@@ -35,6 +37,7 @@ from perfmodel.workload.zoo.layers import (
     weight_and_bias,
     with_work,
 )
+from perfmodel.workload.zoo.published import module_names
 from perfmodel.workload.zoo.transformer import attention
 
 
@@ -46,7 +49,7 @@ class AttentionNames:
     `norm`: of the normalisation before it.
     """
 
-    maps: tuple[str, ...]
+    maps: Sequence[str]
     output: str
     norm: str
 
@@ -65,10 +68,21 @@ class BlockNames:
     widen: str
     narrow: str
     norm: str
-    registered: tuple[str, ...]
+    registered: Sequence[str]
     source: AttentionNames | None = None
-    layers: tuple[str, ...] = ()
+    layers: Sequence[str] = ()
     transposed: bool = False
+
+
+def _block_names(
+    attention: Sequence[Any], source: Sequence[Any] | None = None, **names: Any
+) -> BlockNames:
+    """Return the names that the table states; of an attention part: maps, output and norm."""
+    crossed = AttentionNames(*source) if source else None
+    return BlockNames(AttentionNames(*attention), source=crossed, **names)
+
+
+BLOCK_NAMES = {family: _block_names(**names) for family, names in module_names("blocks").items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +155,9 @@ def stack_blocks(
         for number in range(layers)
     ]
     blocks, start = [_stack_block(place) for place in places], path.count(".") + 2
-    ordered = (in_order(block, shape.names.registered, start) for block in blocks)
-    return [*chain.from_iterable(blocks)], [*chain.from_iterable(ordered)]
+    return [*chain.from_iterable(blocks)], [
+        *chain.from_iterable(in_order(block, shape.names.registered, start) for block in blocks)
+    ]
 
 
 def _stack_block(place: StackPlace) -> list[Module]:
@@ -152,17 +167,18 @@ def _stack_block(place: StackPlace) -> list[Module]:
     if family.source is not None and place.source is not None:
         parts += _attention_part(place, family.source, place.source)
     wide, begins = shape.mlp_width // place.shard.tensor, not shape.parallel
-    widen = _column_map(
-        place,
-        family.widen,
-        wide,
-        bias=True,
-        norm=family.norm,
-        keeps=bool(family.norm),
-        begins=begins,
-    )
-    narrow = _to_stream(place, family.narrow, wide, bias=True, function=shape.activation)
-    parts += [widen, narrow]
+    parts += [
+        _column_map(
+            place,
+            family.widen,
+            wide,
+            bias=True,
+            norm=family.norm,
+            keeps=bool(family.norm),
+            begins=begins,
+        ),
+        _to_stream(place, family.narrow, wide, bias=True, function=shape.activation),
+    ]
     if not family.layers:
         return parts
     return [
@@ -295,7 +311,6 @@ def _to_stream(
     inner, drops = s * inputs, shape.inner_dropout and function is not None
     masks = float(MASK_BYTES * (shape.dropout * stream + drops * inner))
     function = function or NO_FUNCTION
-    kept = FusedKept(2.0 * inner, 0.0, masks) if function.kernels > 1 else None
     return linear(
         f"{place.prefix}.{name}",
         s,
@@ -311,6 +326,6 @@ def _to_stream(
         stream_elements=float(function.wide * inner),
         saved_bytes=masks,
         kernels=2 + shape.dropout + drops + function.kernels,
-        fused_kept=kept,
+        fused_kept=FusedKept(2.0 * inner, 0.0, masks) if function.kernels > 1 else None,
         calls=row_calls(shard, s * h) + norm_calls(shard, numels(weights[1:])),
     )

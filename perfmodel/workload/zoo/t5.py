@@ -36,6 +36,7 @@ from perfmodel.workload.zoo.layers import (
     weight_and_bias,
     with_work,
 )
+from perfmodel.workload.zoo.published import published_sizes
 from perfmodel.workload.zoo.transformer import attention, token_tables
 
 VOCABULARY, BUCKETS, INPUTS = 32128, 32, 512
@@ -77,19 +78,7 @@ class T5Shape:
         return self.gated if self.untied is None else self.untied
 
 
-SHAPES = {
-    "t5-small": T5Shape(6, 512, 8, 64, 2048),
-    "t5-base": T5Shape(12, 768, 12, 64, 3072),
-    "t5-large": T5Shape(24, 1024, 16, 64, 4096),
-    "t5-3b": T5Shape(24, 1024, 32, 128, 16384),
-    "t5-11b": T5Shape(24, 1024, 128, 128, 65536),
-    "t5-v1.1-small": T5Shape(8, 512, 6, 64, 1024, gated=True),
-    "t5-v1.1-base": T5Shape(12, 768, 12, 64, 2048, gated=True),
-    "t5-v1.1-large": T5Shape(24, 1024, 16, 64, 2816, gated=True),
-    "t5-v1.1-xl": T5Shape(24, 2048, 32, 64, 5120, gated=True),
-    "t5-v1.1-xxl": T5Shape(24, 4096, 64, 64, 10240, gated=True),
-}
-"""google-t5 and google on huggingface.co, ``config.json``."""
+SHAPES = {name: T5Shape(**fields) for name, fields in published_sizes("text")["t5"].items()}
 
 
 def target_tokens(inputs: int) -> int:
@@ -125,7 +114,6 @@ def t5(
     """
     shape, s = shape or SHAPES[name], sequence_length
     targets = target_tokens(s)
-    limit = "encoder and decoder have different numbers of tokens"
     check_shard(
         shard,
         SharedSizes(
@@ -136,7 +124,7 @@ def t5(
             shape.vocabulary,
             s,
             others=(targets,),
-            context_limit=limit,
+            context_limit="encoder and decoder have different numbers of tokens",
         ),
     )
     table = (("shared.weight", (shard.padded(shape.vocabulary) // shard.tensor, shape.width)),)
@@ -178,8 +166,9 @@ def _registered(parts: list[Module]) -> list[Parameter]:
     by_part: dict[str, list[Parameter]] = {}
     for parameter in chain.from_iterable(part.parameters for part in parts):
         path = parameter[0].split(".")
-        key = ".".join(path[:5]) if len(path) > 5 or path[-2] == "layer_norm" else parameter[0]
-        by_part.setdefault(key, []).append(parameter)
+        by_part.setdefault(
+            ".".join(path[:5]) if len(path) > 5 or path[-2] == "layer_norm" else parameter[0], []
+        ).append(parameter)
     return [
         parameter
         for part in by_part.values()
@@ -213,14 +202,15 @@ def _head(targets: int, shape: T5Shape, shard: Shard) -> Module:
     h, vocabulary = shape.width, shard.padded(shape.vocabulary)
     own_vocabulary = vocabulary // shard.tensor
     logits = targets * (own_vocabulary if shard.parallel_loss else vocabulary)
-    head = weight_and_bias("lm_head", own_vocabulary, h, bias=False) if shape.own_head else ()
     scaled = (not shape.own_head) * ACTIVATION_PASSES * shard.stream_tokens(targets) * h
     return linear(
         "lm_head",
         targets,
         h,
         own_vocabulary,
-        parameters=head,
+        parameters=weight_and_bias("lm_head", own_vocabulary, h, bias=False)
+        if shape.own_head
+        else (),
         vector_elements=float(LOSS_PASSES * logits + scaled),
         wide_elements=float(LOSS_PASSES * logits),
         fused_elements=float(FUSED_LOSS_PASSES * logits + scaled),

@@ -17,69 +17,13 @@ from perfmodel.workload.zoo.layers import (
     assemble,
     norm_parameters,
 )
+from perfmodel.workload.zoo.published import module_names, published_sizes
 from perfmodel.workload.zoo.stack_block import (
-    AttentionNames,
-    BlockNames,
+    BLOCK_NAMES,
     StackShape,
     stack_blocks,
 )
 from perfmodel.workload.zoo.transformer import token_tables, vocabulary_head
-
-NEOX_BLOCK = BlockNames(
-    attention=AttentionNames(("attention.query_key_value",), "attention.dense", "input_layernorm"),
-    widen="mlp.dense_h_to_4h",
-    narrow="mlp.dense_4h_to_h",
-    norm="post_attention_layernorm",
-    registered=(
-        "input_layernorm",
-        "post_attention_layernorm",
-        "attention.query_key_value",
-        "attention.dense",
-        "mlp.dense_h_to_4h",
-        "mlp.dense_4h_to_h",
-    ),
-)
-
-
-PHI_BLOCK = BlockNames(
-    attention=AttentionNames(
-        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "self_attn.dense",
-        "input_layernorm",
-    ),
-    widen="mlp.fc1",
-    narrow="mlp.fc2",
-    norm="",
-    registered=(
-        "self_attn.q_proj",
-        "self_attn.k_proj",
-        "self_attn.v_proj",
-        "self_attn.dense",
-        "mlp.fc1",
-        "mlp.fc2",
-        "input_layernorm",
-    ),
-)
-OPT_BLOCK = BlockNames(
-    attention=AttentionNames(
-        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "self_attn.out_proj",
-        "self_attn_layer_norm",
-    ),
-    widen="fc1",
-    narrow="fc2",
-    norm="final_layer_norm",
-    registered=(
-        "self_attn.k_proj",
-        "self_attn.v_proj",
-        "self_attn.q_proj",
-        "self_attn.out_proj",
-        "self_attn_layer_norm",
-        "fc1",
-        "fc2",
-        "final_layer_norm",
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +46,12 @@ class DecoderEnds:
     keeps_rows: bool = True
 
 
-NEOX_ENDS = DecoderEnds("gpt_neox.embed_in", "gpt_neox.layers", "gpt_neox.final_layer_norm")
-PHI_ENDS = DecoderEnds("model.embed_tokens", "model.layers", "model.final_layernorm")
-OPT_ENDS = DecoderEnds(
-    "model.decoder.embed_tokens",
-    "model.decoder.layers",
-    "model.decoder.final_layer_norm",
-    positions="model.decoder.embed_positions",
-    norm_first=True,
-)
+ENDS = {family: DecoderEnds(**names) for family, names in module_names("ends").items()}
 
 
 @dataclass(frozen=True, slots=True)
 class TextDecoderShape:
-    """Layers, vocabulary, the sizes of a block, and the ends.
+    """Layers, vocabulary, the sizes of a block, and the row of `ENDS`.
 
     `tied`: whether the head is the embedding; `biased_head`: whether it has a bias.
     `positions`: rows of the table of positions, where there is one.
@@ -126,7 +62,7 @@ class TextDecoderShape:
     layers: int
     vocabulary: int
     block: StackShape
-    ends: DecoderEnds
+    ends: str
     tied: bool = False
     biased_head: bool = False
     positions: int = 0
@@ -147,13 +83,14 @@ def text_decoder(
 
     `source`: what its tensors are like. `shard`: which part of it a rank holds.
     """
-    s, block, ends = sequence_length, shape.block, shape.ends
+    s, block, ends = sequence_length, shape.block, ENDS[shape.ends]
     h = block.width
     check_shard(
         shard, SharedSizes(name, block.heads, block.heads, block.mlp_width, shape.vocabulary, s)
     )
-    own_words = shard.padded(shape.vocabulary) // shard.tensor
-    tables: tuple[Parameter, ...] = ((f"{ends.embedding}.weight", (own_words, h)),)
+    tables: tuple[Parameter, ...] = (
+        (f"{ends.embedding}.weight", (shard.padded(shape.vocabulary) // shard.tensor, h)),
+    )
     if ends.positions:
         tables += ((f"{ends.positions}.weight", (shape.positions, h)),)
     first = token_tables(
@@ -232,57 +169,10 @@ SOURCES = {
     "gpt3": "GPT-2's tensors at the sizes of Brown et al. 2020 (arXiv 2005.14165), table 2.1",
 }
 """Of models whose names begin so; others are Hugging Face's."""
-GPT_BLOCK = BlockNames(
-    attention=AttentionNames(("attn.c_attn",), "attn.c_proj", "ln_1"),
-    widen="mlp.c_fc",
-    narrow="mlp.c_proj",
-    norm="ln_2",
-    registered=("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"),
-    layers=("qkv", "attention", "projection", "widen", "narrow"),
-    transposed=True,
-)
-"""Hugging Face's Conv1D keeps its weight as (input, output)."""
-GPT_ENDS = DecoderEnds(
-    "wte", "h", "ln_f", positions="wpe", first_layer="embeddings", keeps_rows=False
-)
-
-
-def _megatron(layers: int, width: int, heads: int) -> GptShape:
-    """Sequences of 2,048 tokens; the vocabulary padded to a multiple of 1,024."""
-    return GptShape(layers, width, heads, 2048, 51200)
-
-
-_MEGATRON = {
-    "megatron-1.7b": _megatron(24, 2304, 24),
-    "megatron-3.6b": _megatron(30, 3072, 32),
-    "megatron-7.5b": _megatron(36, 4096, 32),
-    "megatron-18.4b": _megatron(40, 6144, 48),
-    "megatron-39.1b": _megatron(48, 8192, 64),
-    "megatron-76.1b": _megatron(60, 10240, 80),
-    "megatron-145.6b": _megatron(80, 12288, 96),
-    "megatron-310.1b": _megatron(96, 16384, 128),
-    "megatron-529.6b": _megatron(105, 20480, 128),
-    "megatron-1008b": _megatron(128, 25600, 160),
-    "megatron-22b": _megatron(48, 6144, 64),
-    "megatron-175b": _megatron(96, 12288, 96),
-}
-"""530B and 1T of the second paper are 529.6B and 1008B of the first."""
-
 GPT_SHAPES = {
-    "gpt2": GptShape(12, 768, 12, 1024),
-    "gpt2-medium": GptShape(24, 1024, 16, 1024),
-    "gpt2-large": GptShape(36, 1280, 20, 1024),
-    "gpt2-xl": GptShape(48, 1600, 25, 1024),
-    "gpt3-125m": GptShape(12, 768, 12, 2048),
-    "gpt3-350m": GptShape(24, 1024, 16, 2048),
-    "gpt3-760m": GptShape(24, 1536, 16, 2048),
-    "gpt3-1.3b": GptShape(24, 2048, 16, 2048),
-    "gpt3-2.7b": GptShape(32, 2560, 32, 2048),
-    "gpt3-6.7b": GptShape(32, 4096, 32, 2048),
-    # the paper prints a width of 5140, which 40 heads of 128 cannot have
-    "gpt3-13b": GptShape(40, 5120, 40, 2048),
-    "gpt3-175b": GptShape(96, 12288, 96, 2048),
-    **_MEGATRON,
+    name: GptShape(**fields)
+    for family in ("gpt2", "gpt3", "megatron")
+    for name, fields in published_sizes("text")[family].items()
 }
 
 
@@ -308,7 +198,7 @@ def gpt(
         shape.width,
         shape.heads,
         shape.wide,
-        GPT_BLOCK,
+        BLOCK_NAMES["gpt"],
         causal=True,
         activation=shape.activation,
         dropout=dropout,
@@ -320,7 +210,7 @@ def gpt(
         shape.layers,
         shape.vocabulary,
         block,
-        GPT_ENDS,
+        "gpt",
         tied=not shape.untied,
         positions=shape.positions,
         embedding_dropout=dropout if embedding_dropout is None else embedding_dropout,

@@ -35,16 +35,16 @@ CHANNELS = (320, 640, 1280)
 """Of the three resolutions."""
 DEPTHS = (0, 2, 10)
 """Blocks of each transformer at the three resolutions; Podell et al. 2023, table 1."""
-LAYERS = 2
+DOWN_BLOCKS = 2
 """Residual blocks of a resolution on the way down; one more on the way up."""
 LATENT_CHANNELS, SHRUNK = 4, 8
 """Channels of the autoencoder's code, and pixels of a side that become one of it."""
 TIME_WIDTH, TIME_FEATURES, ADDED_FEATURES = 1280, 320, 2816
 """Width of the time's embedding; sinusoids of the time; pooled text and sizes of the picture."""
 TEXT_TOKENS, TEXT_WIDTH = 77, 2048
-GROUPS = 32
+NORM_GROUPS = 32
 """Groups of channels of a normalisation."""
-WIDEN = 4
+WIDTH_FACTOR = 4
 """Inner width of a perceptron over that of its block; as much again gates it."""
 HEAD_SIZE = 64
 STAGES = (
@@ -85,7 +85,6 @@ def unet(*, dtype: str, image_size: int) -> Workload:
         group_norm("conv_norm_out", image, activation=True),
         last,
     ]
-    parameters = [parameter for part in parts for parameter in part.parameters]
     return assemble(
         SDXL,
         parts,
@@ -94,7 +93,9 @@ def unet(*, dtype: str, image_size: int) -> Workload:
         source="diffusers UNet2DConditionModel; Podell et al. 2023, arXiv 2307.01952",
         input_elements=float(code.elements + TEXT_TOKENS * TEXT_WIDTH),
         output_elements=float(code.elements),
-        registered=sorted(parameters, key=_registered_place),
+        registered=sorted(
+            [parameter for part in parts for parameter in part.parameters], key=_registered_place
+        ),
     )
 
 
@@ -126,12 +127,13 @@ def _way_down(image: Image) -> tuple[list[Module], list[Image]]:
     parts, waiting = list[Module](), [image]
     for place, (channels, depth) in enumerate(zip(CHANNELS, DEPTHS, strict=True)):
         name = f"down_blocks.{place}"
-        for layer in range(LAYERS):
+        for layer in range(DOWN_BLOCKS):
             parts += _layer(name, layer, waiting[-1], channels, depth)
             waiting.append(replace(waiting[-1], channels=channels))
         if channels != CHANNELS[-1]:
-            shrunk = f"{name}.downsamplers.0.conv"
-            part, image = plain_convolution(shrunk, waiting[-1], channels, stride=2)
+            part, image = plain_convolution(
+                f"{name}.downsamplers.0.conv", waiting[-1], channels, stride=2
+            )
             parts.append(part)
             waiting.append(image)
     return parts, waiting
@@ -142,7 +144,7 @@ def _way_up(image: Image, waiting: list[Image]) -> tuple[list[Module], Image]:
     parts: list[Module] = []
     for place, (channels, depth) in enumerate(zip(CHANNELS[::-1], DEPTHS[::-1], strict=True)):
         name = f"up_blocks.{place}"
-        for layer in range(LAYERS + 1):
+        for layer in range(DOWN_BLOCKS + 1):
             joined = replace(image, channels=image.channels + waiting.pop().channels)
             parts.append(_copied(f"{name}.concat.{layer}", 2.0 * joined.elements))
             parts += _layer(name, layer, joined, channels, depth)
@@ -156,10 +158,10 @@ def _way_up(image: Image, waiting: list[Image]) -> tuple[list[Module], Image]:
 
 def _layer(name: str, layer: int, image: Image, channels: int, depth: int) -> list[Module]:
     """A residual block, and a transformer after it where the resolution has one."""
-    parts = residual_block(f"{name}.resnets.{layer}", image, channels)
-    attended = f"{name}.attentions.{layer}"
-    return parts + (
-        transformer(attended, replace(image, channels=channels), depth) if depth else []
+    return residual_block(f"{name}.resnets.{layer}", image, channels) + (
+        transformer(f"{name}.attentions.{layer}", replace(image, channels=channels), depth)
+        if depth
+        else []
     )
 
 
@@ -180,7 +182,7 @@ def group_norm(name: str, image: Image, *, activation: bool) -> Module:
         kernels=1 + activation,
         fused_bytes=float(ELEMENT_BYTES * FUSED_NORM_PASSES * image.elements),
         stream_elements=float((1 + activation) * image.elements),
-        saved_bytes=float(NORM_BYTES * GROUPS),
+        saved_bytes=float(NORM_BYTES * NORM_GROUPS),
     )
     return Module(layer, parameters, names(parameters))
 
@@ -193,15 +195,14 @@ def plain_convolution(
         name, image, channels, kernel, stride=stride, padding=kernel // 2, relu=False
     )
     moved = float(ELEMENT_BYTES * passes * out.elements)
-    changed = with_work(
+    return with_work(
         part,
         vector_bytes=moved,
         fused_bytes=moved,
         kernels=1 + round(passes / 2.5),
         saved_elements=float(image.elements),
         fused_kernels=1 + (passes > 0),
-    )
-    return changed, out
+    ), out
 
 
 def residual_block(name: str, image: Image, channels: int) -> list[Module]:
@@ -254,7 +255,7 @@ def transformer(name: str, image: Image, depth: int) -> list[Module]:
 
 def _transformer_block(name: str, rows: int, width: int) -> list[Module]:
     """Attention of pixels to themselves, to the text, and a gated perceptron; each is added."""
-    elements, inner = rows * width, WIDEN * width
+    elements, inner = rows * width, WIDTH_FACTOR * width
     return [
         *_attention_part(name, 1, rows, width, rows, width),
         *_attention_part(name, 2, rows, width, TEXT_TOKENS, TEXT_WIDTH),

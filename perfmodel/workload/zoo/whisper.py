@@ -19,9 +19,9 @@ from perfmodel.workload.zoo.layers import (
     norm_parameters,
     with_work,
 )
+from perfmodel.workload.zoo.published import published_sizes
 from perfmodel.workload.zoo.stack_block import (
-    AttentionNames,
-    BlockNames,
+    BLOCK_NAMES,
     StackShape,
     stack_blocks,
 )
@@ -29,39 +29,6 @@ from perfmodel.workload.zoo.transformer import last_norm, token_tables, vocabula
 
 KERNEL, PER_TOKEN = 3, 2
 """Of both convolutions; frames of sound for one token, as the second one halves them."""
-
-
-def _attention(path: str) -> AttentionNames:
-    maps = (f"{path}.q_proj", f"{path}.k_proj", f"{path}.v_proj")
-    return AttentionNames(maps, f"{path}.out_proj", f"{path}_layer_norm")
-
-
-def _registered_parts(path: str) -> tuple[str, ...]:
-    return tuple(f"{path}.{part}_proj" for part in ("k", "v", "q", "out"))
-
-
-_TAIL = ("fc1", "fc2", "final_layer_norm")
-ENCODER_BLOCK = BlockNames(
-    _attention("self_attn"),
-    "fc1",
-    "fc2",
-    "final_layer_norm",
-    (*_registered_parts("self_attn"), "self_attn_layer_norm", *_TAIL),
-)
-DECODER_BLOCK = BlockNames(
-    _attention("self_attn"),
-    "fc1",
-    "fc2",
-    "final_layer_norm",
-    (
-        *_registered_parts("self_attn"),
-        "self_attn_layer_norm",
-        *_registered_parts("encoder_attn"),
-        "encoder_attn_layer_norm",
-        *_TAIL,
-    ),
-    source=_attention("encoder_attn"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +55,7 @@ WHISPER_BLOCK = StackShape(
     0,
     0,
     0,
-    ENCODER_BLOCK,
+    BLOCK_NAMES["whisper-encoder"],
     biases=(True, False, True),
     wide_scores=False,
     scaled_queries=True,
@@ -101,18 +68,13 @@ def _whisper(
     layers: int, width: int, heads: int, *, mels: int = 80, vocabulary: int = 51865
 ) -> WhisperShape:
     encoder = replace(WHISPER_BLOCK, width=width, heads=heads, mlp_width=4 * width)
-    decoder = replace(encoder, names=DECODER_BLOCK, causal=True)
+    decoder = replace(encoder, names=BLOCK_NAMES["whisper-decoder"], causal=True)
     return WhisperShape(layers, encoder, layers, decoder, vocabulary, mels)
 
 
 WHISPER_SHAPES = {
-    "whisper-tiny": _whisper(4, 384, 6),
-    "whisper-base": _whisper(6, 512, 8),
-    "whisper-small": _whisper(12, 768, 12),
-    "whisper-medium": _whisper(24, 1024, 16),
-    "whisper-large-v3": _whisper(32, 1280, 20, mels=128, vocabulary=51866),
+    name: _whisper(**sizes) for name, sizes in published_sizes("sound")["whisper"].items()
 }
-"""openai on huggingface.co; Radford et al. 2022 (arXiv 2212.04356), table 1."""
 
 
 def whisper(
@@ -169,14 +131,13 @@ def _encoder(shape: WhisperShape) -> tuple[list[Module], list[Parameter]]:
     blocks, ordered = stack_blocks(f"{root}.layers", shape.encoder_layers, shape.encoder, tokens)
     norm = last_norm(f"{root}.layer_norm", tokens, h)
     positions: Parameter = (f"{root}.embed_positions.weight", (tokens, h))
-    parameters = [
+    return [widen, halve, *blocks, norm], [
         *widen.parameters,
         *halve.parameters,
         positions,
         *ordered,
         *norm.parameters,
     ]
-    return [widen, halve, *blocks, norm], parameters
 
 
 def _convolution(
@@ -189,8 +150,9 @@ def _convolution(
     module, wide = convolution(name, sound, channels, (1, KERNEL), stride=stride, padding=(0, 1))
     weight, bias = module.parameters
     flat: tuple[Parameter, ...] = ((weight[0], (channels, sound.channels, KERNEL)), bias)
-    kept = with_work(module, saved_elements=float(2 * wide.elements + input_elements))
-    return replace(kept, parameters=flat), wide
+    return replace(
+        with_work(module, saved_elements=float(2 * wide.elements + input_elements)), parameters=flat
+    ), wide
 
 
 def _decoder(shape: WhisperShape, s: int) -> tuple[list[Module], list[Parameter]]:

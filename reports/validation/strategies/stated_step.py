@@ -25,7 +25,7 @@ from perfmodel.workload.shard import WHOLE, Shard
 from perfmodel.workload.zoo import build_model
 from perfmodel.workload.zoo.bert import BertShape, bert
 from perfmodel.workload.zoo.convolution_nets import resnet
-from perfmodel.workload.zoo.decoder_sizes import NEMOTRON, DecoderShape
+from perfmodel.workload.zoo.decoder_sizes import SHAPES, DecoderShape
 from perfmodel.workload.zoo.expert_decoder import expert_decoder
 from perfmodel.workload.zoo.expert_settings import ExpertSettings
 from perfmodel.workload.zoo.expert_sizes import EXPERT_SHAPES, expert_family
@@ -229,7 +229,7 @@ def _node(cells: Mapping[str, str]) -> NodeSpec:
     )
 
 
-DECODERS = {"llama": DecoderShape(1, 1, 1, 1, 1, 1, 1), "nemotron": NEMOTRON["nemotron4-15b"]}
+DECODERS = {"llama": DecoderShape(1, 1, 1, 1, 1, 1, 1), "nemotron": SHAPES["nemotron4-15b"]}
 """What a family of decoders is like, whatever its sizes."""
 _SWITCHES = ("tied", "dropout", "fused_norms")
 _SIZES = ("layers", "width", "heads", "kv_heads", "mlp_width", "vocabulary", "sequence_length")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -12,25 +11,20 @@ from typing import Any
 from perfmodel.errors import Fault, raise_faults
 from perfmodel.workload.configs.family import (
     Family,
-    Function,
-    Rate,
-    contract,
     divides,
     heads_divide,
     is_on,
 )
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.image_stack import (
-    CLIP_BLOCK,
-    VIT_BLOCK,
     ClipShape,
     ImageShape,
     clip,
     vit,
 )
 from perfmodel.workload.zoo.layers import ACTIVATIONS
-from perfmodel.workload.zoo.stack_block import StackShape
-from perfmodel.workload.zoo.whisper import DECODER_BLOCK, WHISPER_BLOCK, WhisperShape, whisper
+from perfmodel.workload.zoo.stack_block import BLOCK_NAMES, StackShape
+from perfmodel.workload.zoo.whisper import WHISPER_BLOCK, WhisperShape, whisper
 
 
 def vit_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
@@ -40,7 +34,7 @@ def vit_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
         config.hidden_size,
         config.num_attention_heads,
         config.intermediate_size,
-        VIT_BLOCK,
+        BLOCK_NAMES["vit"],
         activation=ACTIVATIONS[config.hidden_act],
         dropout=is_on(config.hidden_dropout_prob),
         score_dropout=is_on(config.attention_probs_dropout_prob),
@@ -70,22 +64,21 @@ def clip_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable
             part.hidden_size,
             part.num_attention_heads,
             part.intermediate_size,
-            CLIP_BLOCK,
+            BLOCK_NAMES["clip"],
             causal=part is texts,
             activation=ACTIVATIONS[part.hidden_act],
             score_dropout=is_on(part.attention_dropout),
         )
         for part in (images, texts)
     )
-    image = ImageShape(
-        images.num_hidden_layers,
-        images.patch_size,
-        images.image_size,
-        image_block,
-        channels=images.num_channels,
-    )
     shape = ClipShape(
-        image,
+        ImageShape(
+            images.num_hidden_layers,
+            images.patch_size,
+            images.image_size,
+            image_block,
+            channels=images.num_channels,
+        ),
         texts.num_hidden_layers,
         text_block,
         tokens=texts.max_position_embeddings,
@@ -100,10 +93,9 @@ def _image_faults(config: Any, section: str = "") -> list[Fault]:
 
     `section`: of the file, with a point after it.
     """
-    field = f"{section}patch_size"
     return [
         *heads_divide(config.hidden_size, config.num_attention_heads, section),
-        *divides(config.image_size, config.patch_size, field, "the image size"),
+        *divides(config.image_size, config.patch_size, f"{section}patch_size", "the image size"),
     ]
 
 
@@ -126,18 +118,17 @@ def whisper_model(name: str, config: SimpleNamespace, _family: Family) -> Builda
         inner_dropout=is_on(config.activation_dropout),
         score_dropout=is_on(config.attention_dropout),
     )
-    decoder = replace(
-        encoder,
-        heads=config.decoder_attention_heads,
-        mlp_width=config.decoder_ffn_dim,
-        names=DECODER_BLOCK,
-        causal=True,
-    )
     shape = WhisperShape(
         config.encoder_layers,
         encoder,
         config.decoder_layers,
-        decoder,
+        replace(
+            encoder,
+            heads=config.decoder_attention_heads,
+            mlp_width=config.decoder_ffn_dim,
+            names=BLOCK_NAMES["whisper-decoder"],
+            causal=True,
+        ),
         config.vocab_size,
         config.num_mel_bins,
         config.max_source_positions,
@@ -146,92 +137,3 @@ def whisper_model(name: str, config: SimpleNamespace, _family: Family) -> Builda
     )
     longest = config.max_target_positions
     return Buildable(name, partial(whisper, name, shape=shape), longest, longest=longest)
-
-
-CLIP_TYPES = {"hidden_act": Function, "attention_dropout": Rate}
-CLIP_TEXT = contract(
-    "ClipTextConfig",
-    {
-        "vocab_size": 49408,
-        "hidden_size": 512,
-        "intermediate_size": 2048,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 8,
-        "max_position_embeddings": 77,
-        "hidden_act": "quick_gelu",
-        "attention_dropout": 0.0,
-    },
-    CLIP_TYPES,
-)
-CLIP_IMAGE = contract(
-    "ClipVisionConfig",
-    {
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "num_channels": 3,
-        "image_size": 224,
-        "patch_size": 32,
-        "hidden_act": "quick_gelu",
-        "attention_dropout": 0.0,
-    },
-    CLIP_TYPES,
-)
-
-IMAGE_AND_SOUND_FAMILIES: Mapping[str, Family] = {
-    "vit": Family(
-        "ViTForImageClassification",
-        vit_model,
-        {
-            "hidden_size": 768,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "intermediate_size": 3072,
-            "hidden_act": "gelu",
-            "hidden_dropout_prob": 0.0,
-            "attention_probs_dropout_prob": 0.0,
-            "image_size": 224,
-            "patch_size": 16,
-            "num_channels": 3,
-            "qkv_bias": True,
-            "pooler_output_size": None,
-            "num_labels": None,
-            "id2label": None,
-        },
-        types={"hidden_act": Function},
-        other_heads=("ViTModel",),
-    ),
-    "clip": Family(
-        "CLIPModel",
-        clip_model,
-        {"text_config": CLIP_TEXT(), "vision_config": CLIP_IMAGE(), "projection_dim": 512},
-        types={"text_config": CLIP_TEXT, "vision_config": CLIP_IMAGE},
-    ),
-    "whisper": Family(
-        "WhisperForConditionalGeneration",
-        whisper_model,
-        {
-            "vocab_size": 51865,
-            "num_mel_bins": 80,
-            "encoder_layers": 4,
-            "encoder_attention_heads": 6,
-            "decoder_layers": 4,
-            "decoder_attention_heads": 6,
-            "decoder_ffn_dim": 1536,
-            "encoder_ffn_dim": 1536,
-            "encoder_layerdrop": 0.0,
-            "decoder_layerdrop": 0.0,
-            "activation_function": "gelu",
-            "d_model": 384,
-            "dropout": 0.0,
-            "attention_dropout": 0.0,
-            "activation_dropout": 0.0,
-            "max_source_positions": 1500,
-            "max_target_positions": 448,
-            "tie_word_embeddings": True,
-        },
-        types={"attention_dropout": Rate},
-    ),
-}
-"""By `model_type`."""

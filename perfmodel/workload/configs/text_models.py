@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 from perfmodel.errors import failed, raise_faults
 from perfmodel.workload.configs.family import (
     LONGEST_DEFAULT,
     Family,
-    Function,
-    Rate,
     divides,
     heads_divide,
     is_on,
@@ -21,15 +19,9 @@ from perfmodel.workload.configs.family import (
 )
 from perfmodel.workload.zoo import bert, t5
 from perfmodel.workload.zoo.buildable import Buildable
-from perfmodel.workload.zoo.layers import ACTIVATIONS, ONE_KERNEL
-from perfmodel.workload.zoo.stack_block import StackShape
+from perfmodel.workload.zoo.layers import ACTIVATIONS
+from perfmodel.workload.zoo.stack_block import BLOCK_NAMES, StackShape
 from perfmodel.workload.zoo.text_decoder import (
-    NEOX_BLOCK,
-    NEOX_ENDS,
-    OPT_BLOCK,
-    OPT_ENDS,
-    PHI_BLOCK,
-    PHI_ENDS,
     GptShape,
     TextDecoderShape,
     gpt,
@@ -68,7 +60,7 @@ def gpt_neox_model(name: str, config: SimpleNamespace, family: Family) -> Builda
         config.hidden_size,
         config.num_attention_heads,
         config.intermediate_size,
-        NEOX_BLOCK,
+        BLOCK_NAMES["neox"],
         causal=True,
         activation=ACTIVATIONS[config.hidden_act],
         dropout=is_on(config.hidden_dropout),
@@ -78,8 +70,9 @@ def gpt_neox_model(name: str, config: SimpleNamespace, family: Family) -> Builda
         rotary_share=rotary_share(config, usual=0.25),
         parallel=config.use_parallel_residual,
     )
-    dropped = is_on(config.hidden_dropout)
-    return _decoder(name, config, block, {**family.shape, "embedding_dropout": dropped})
+    return _decoder(
+        name, config, block, {**family.shape, "embedding_dropout": is_on(config.hidden_dropout)}
+    )
 
 
 def phi_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
@@ -95,7 +88,7 @@ def phi_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
         config.hidden_size,
         heads,
         config.intermediate_size,
-        PHI_BLOCK,
+        BLOCK_NAMES["phi"],
         causal=True,
         activation=ACTIVATIONS[config.hidden_act],
         dropout=is_on(config.resid_pdrop),
@@ -103,8 +96,9 @@ def phi_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
         rotary_share=rotary_share(config, usual=0.5),
         parallel=True,
     )
-    dropped = is_on(config.embd_pdrop)
-    return _decoder(name, config, block, {**family.shape, "embedding_dropout": dropped})
+    return _decoder(
+        name, config, block, {**family.shape, "embedding_dropout": is_on(config.embd_pdrop)}
+    )
 
 
 OPT_OFFSET = 2
@@ -115,16 +109,15 @@ def opt_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
     """Return the model of a configuration of OPT."""
     width, positions = config.word_embed_proj_dim, config.max_position_embeddings
     maps = width not in (None, config.hidden_size)  # embeddings that are mapped: OPT 350m alone
-    allowed = f"{config.hidden_size}, as hidden_size"
     raise_faults(
         heads_divide(config.hidden_size, config.num_attention_heads)
-        + failed((maps, "word_embed_proj_dim", str(width), allowed))
+        + failed((maps, "word_embed_proj_dim", str(width), f"{config.hidden_size}, as hidden_size"))
     )
     block = StackShape(
         config.hidden_size,
         config.num_attention_heads,
         config.ffn_dim,
-        OPT_BLOCK,
+        BLOCK_NAMES["opt"],
         causal=True,
         activation=ACTIVATIONS[config.activation_function],
         dropout=is_on(config.dropout),
@@ -183,10 +176,11 @@ def bert_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
     if hasattr(config, "pad_token_id"):
         first = (config.pad_token_id or 0) + 1
         positions, allowed = positions - first, f"more than pad_token_id + 1, {first}"
-    stated = str(config.max_position_embeddings)
     raise_faults(
         heads_divide(config.hidden_size, config.num_attention_heads)
-        + failed((positions < 1, "max_position_embeddings", stated, allowed))
+        + failed(
+            (positions < 1, "max_position_embeddings", str(config.max_position_embeddings), allowed)
+        )
     )
     shape = bert.BertShape(
         config.num_hidden_layers,
@@ -201,8 +195,7 @@ def bert_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
         score_dropout=is_on(config.attention_probs_dropout_prob),
         **family.shape,
     )
-    head = BERT_HEADS.get(config.head, "masked")
-    make = partial(bert.bert, name, shape=shape, head=head)
+    make = partial(bert.bert, name, shape=shape, head=BERT_HEADS.get(config.head, "masked"))
     return Buildable(name, make, positions, longest=positions)
 
 
@@ -221,192 +214,7 @@ def distilbert_model(name: str, config: SimpleNamespace, _family: Family) -> Bui
         dropout=is_on(config.dropout),
         score_dropout=is_on(config.attention_dropout),
         attention_dropout=False,
-        names=bert.DISTILBERT_NAMES,
+        names="distilbert",
     )
     make = partial(bert.bert, name, shape=shape, head="masked")
     return Buildable(name, make, shape.positions, longest=shape.positions)
-
-
-BERT = {
-    "vocab_size": 30522,
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-    "max_position_embeddings": 512,
-    "type_vocab_size": 2,
-    "is_decoder": False,
-    "add_cross_attention": False,
-    "tie_word_embeddings": True,
-}
-XLM_ROBERTA = {**BERT, "pad_token_id": 1}
-UNGATED = {"hidden_act": Function, "attention_dropout": Rate}
-BERT_TYPES = {"hidden_act": Function, "tie_word_embeddings": Literal[True]}
-XLM_ROBERTA_SHAPE = {"names": bert.XLM_ROBERTA_NAMES, "head_activation": ONE_KERNEL}
-"""The head's function is GELU in any case."""
-
-TEXT_FAMILIES: Mapping[str, Family] = {
-    "gpt2": Family(
-        "GPT2LMHeadModel",
-        gpt2_model,
-        {
-            "vocab_size": 50257,
-            "n_positions": 1024,
-            "n_embd": 768,
-            "n_layer": 12,
-            "n_head": 12,
-            "n_inner": None,
-            "activation_function": "gelu_new",
-            "resid_pdrop": 0.1,
-            "embd_pdrop": 0.1,
-            "attn_pdrop": 0.1,
-            "add_cross_attention": False,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "gpt_neox": Family(
-        "GPTNeoXForCausalLM",
-        gpt_neox_model,
-        {
-            "vocab_size": 50432,
-            "hidden_size": 6144,
-            "num_hidden_layers": 44,
-            "num_attention_heads": 64,
-            "intermediate_size": 24576,
-            "hidden_act": "gelu",
-            "attention_dropout": 0.0,
-            "hidden_dropout": 0.0,
-            "max_position_embeddings": 2048,
-            "tie_word_embeddings": False,
-            "use_parallel_residual": True,
-            "attention_bias": True,
-            "rotary_pct": None,
-            "partial_rotary_factor": None,
-            "rope_parameters": None,
-        },
-        types=UNGATED,
-        shape={
-            "ends": NEOX_ENDS,
-            "source": "Hugging Face GPTNeoXForCausalLM; Black et al. 2022, arXiv 2204.06745",
-        },
-    ),
-    "phi": Family(
-        "PhiForCausalLM",
-        phi_model,
-        {
-            "vocab_size": 51200,
-            "hidden_size": 2048,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 32,
-            "num_key_value_heads": None,
-            "resid_pdrop": 0.0,
-            "embd_pdrop": 0.0,
-            "attention_dropout": 0.0,
-            "hidden_act": "gelu_new",
-            "max_position_embeddings": 2048,
-            "tie_word_embeddings": False,
-            "qk_layernorm": False,
-            "partial_rotary_factor": None,
-            "rope_parameters": None,
-        },
-        types={"hidden_act": Function},
-        shape={"ends": PHI_ENDS, "biased_head": True, "source": "Hugging Face PhiForCausalLM"},
-    ),
-    "opt": Family(  # with norms before its parts: all published sizes but 350m
-        "OPTForCausalLM",
-        opt_model,
-        {
-            "vocab_size": 50272,
-            "hidden_size": 768,
-            "num_hidden_layers": 12,
-            "ffn_dim": 3072,
-            "max_position_embeddings": 2048,
-            "do_layer_norm_before": True,
-            "word_embed_proj_dim": None,
-            "dropout": 0.1,
-            "attention_dropout": 0.0,
-            "num_attention_heads": 12,
-            "activation_function": "relu",
-            "layerdrop": 0.0,
-            "enable_bias": True,
-            "layer_norm_elementwise_affine": True,
-            "tie_word_embeddings": True,
-        },
-        types={"attention_dropout": Rate},
-        shape={
-            "ends": OPT_ENDS,
-            "source": "Hugging Face OPTForCausalLM; Zhang et al. 2022, arXiv 2205.01068",
-        },
-    ),
-    "bert": Family(
-        "BertForMaskedLM",
-        bert_model,
-        BERT,
-        types=BERT_TYPES,
-        shape={"names": bert.BERT_NAMES},
-        other_heads=("BertForPreTraining", "BertModel"),
-    ),
-    "roberta": Family(
-        "RobertaForMaskedLM",
-        bert_model,
-        {**XLM_ROBERTA, "vocab_size": 50265},
-        types=BERT_TYPES,
-        shape={**XLM_ROBERTA_SHAPE, "names": bert.ROBERTA_NAMES},
-    ),
-    "xlm-roberta": Family(
-        "XLMRobertaForMaskedLM",
-        bert_model,
-        XLM_ROBERTA,
-        types=BERT_TYPES,
-        shape=XLM_ROBERTA_SHAPE,
-    ),
-    "camembert": Family(
-        "CamembertForMaskedLM",
-        bert_model,
-        XLM_ROBERTA,
-        types=BERT_TYPES,
-        shape=XLM_ROBERTA_SHAPE,
-    ),
-    "distilbert": Family(
-        "DistilBertForMaskedLM",
-        distilbert_model,
-        {
-            "vocab_size": 30522,
-            "max_position_embeddings": 512,
-            "sinusoidal_pos_embds": False,
-            "n_layers": 6,
-            "n_heads": 12,
-            "dim": 768,
-            "hidden_dim": 3072,
-            "dropout": 0.1,
-            "attention_dropout": 0.1,
-            "activation": "gelu",
-            "tie_word_embeddings": True,
-        },
-        types={"attention_dropout": Rate, "tie_word_embeddings": Literal[True]},
-    ),
-    "t5": Family(
-        "T5ForConditionalGeneration",
-        t5_model,
-        {
-            "vocab_size": 32128,
-            "d_model": 512,
-            "d_kv": 64,
-            "d_ff": 2048,
-            "num_layers": 6,
-            "num_decoder_layers": None,
-            "num_heads": 8,
-            "relative_attention_num_buckets": 32,
-            "dropout_rate": 0.1,
-            "feed_forward_proj": "relu",
-            "tie_word_embeddings": True,
-            "n_positions": 512,
-        },
-        other_heads=("T5WithLMHeadModel",),
-    ),
-}
-"""By `model_type`."""
