@@ -25,7 +25,6 @@ from perfmodel.units import MOST_NODES, MOST_PARTS
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
     from perfmodel.library.settings import LibrarySettings
-if TYPE_CHECKING:
     from perfmodel.report.common.document import Block
     from perfmodel.scenario import Scenario
 

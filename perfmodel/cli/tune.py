@@ -35,10 +35,9 @@ from perfmodel.errors import Fault, InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from perfmodel.studies.sweep import SweepResult
-if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
     from perfmodel.scenario import Scenario
+    from perfmodel.studies.sweep import SweepResult
     from perfmodel.studies.tune.model import TuneResult
 
 TUNE_EXAMPLES = (
