@@ -23,13 +23,6 @@ if TYPE_CHECKING:
     from perfmodel.training.ddp.options import DdpOptions
 
 
-BUCKETS_EXAMPLES = (
-    "perfmodel buckets resnet18",
-    "perfmodel buckets resnet50 --bucket-cap '50 MiB' --json",
-    "perfmodel buckets gpt2 --caps-list '1 MiB,25 MiB,100 MiB'",
-)
-
-
 def buckets(
     model: Annotated[
         str,

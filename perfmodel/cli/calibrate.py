@@ -12,7 +12,7 @@ from perfmodel.cli.output import (
     FabricOption,
     GpusPerNodeOption,
     JsonOption,
-    find_output_fault,
+    check_outputs,
     flags_as_fields,
     print_json,
     print_note,
@@ -28,13 +28,6 @@ if TYPE_CHECKING:
     from perfmodel.calibrate.readers import MeasurementFile as Found
     from perfmodel.calibrate.transfer.inputs import MachineRequest
     from perfmodel.measure.job import Measurement
-
-
-CALIBRATE_EXAMPLES = (
-    "perfmodel calibrate m.json --topology cpu-loopback -o mine.yaml",
-    "perfmodel calibrate m-1.json m-2.json --topology cpu-loopback -o mine.yaml --plot fit.html",
-    "perfmodel calibrate 2n.log 8n.log --topology dgx-h100 --fabric rail-optimised -o mine.yaml",
-)
 
 
 _FLAGS = {
@@ -95,7 +88,7 @@ def calibrate(
     from perfmodel.calibrate import write_profile
     from perfmodel.calibrate.transfer.inputs import MachineRequest
 
-    _check_files({"-o": output, "--plot": plot}, files)
+    check_outputs({"-o": output, "--plot": plot}, {str(path): path for path in files})
     request = MachineRequest(topology, nodes, gpus_per_node, fabric)
     contents = _read(files, op, request.ranks)
     measured = [content.measurement for content in contents if content.measurement is not None]
@@ -171,19 +164,6 @@ def _profile_from_measurements(
     for doubt in doubts(measurements, machine, names):
         print_note(f"Note: {doubt}.")
     return profile
-
-
-def _check_files(places: dict[str, Path | None], files: list[Path]) -> None:
-    """Every place can be written, and is not that of a measurement or of the other place."""
-    claimed = {path.resolve() for path in files}
-    faults = []
-    for flag, path in places.items():
-        if path is not None:
-            again = Fault(flag, f"{str(path)!r}, named before", "a file of its own")
-            taken = again if path.resolve() in claimed else None
-            faults.append(find_output_fault(flag, path) or taken)
-            claimed.add(path.resolve())
-    refuse(fault for fault in faults if fault is not None)
 
 
 def _read(files: list[Path], op: str | None, ranks: int | None) -> list[Found]:

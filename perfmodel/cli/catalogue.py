@@ -19,12 +19,6 @@ from perfmodel.cli.output import (
 )
 from perfmodel.errors import Fault
 
-CAPTURE_EXAMPLES = (
-    "perfmodel capture train.py:example -o mymodel.yaml",
-    "perfmodel capture mypackage.models:example --measure -o mymodel.yaml",
-    "perfmodel capture config.json --tokens 1024 -o mymodel.yaml",
-)
-
 
 def capture(
     function: Annotated[
@@ -80,11 +74,6 @@ def _refuse(flags: Mapping[str, bool], allowed: str) -> None:
     refuse(Fault(name, "the flag", f"only with {allowed}") for name, on in flags.items() if on)
 
 
-SCENARIOS_EXAMPLES = ("perfmodel scenarios",)
-MODELS_EXAMPLES = ("perfmodel models", "perfmodel models llama3-8b whisper-large-v3")
-SCHEMA_EXAMPLES = ("perfmodel schema scenario > scenario.schema.json",)
-
-
 def scenarios(json: JsonOption = False) -> None:
     """List the scenarios and the question of each."""
     from perfmodel.files import list_shipped, read_text
@@ -122,9 +111,6 @@ def schema(
         "title": f"perfmodel {kind}",
     }
     print_json(document | draft)
-
-
-DOCTOR_EXAMPLES = ("perfmodel doctor", "perfmodel doctor --json")
 
 
 def doctor(json: JsonOption = False) -> None:

@@ -27,13 +27,6 @@ if TYPE_CHECKING:
     from perfmodel.studies.compare import Comparison
 
 
-COMPARE_EXAMPLES = (
-    "perfmodel compare bert-large-v100-25g bert-large-v100-100g --attribute -o out",
-    "perfmodel compare resnet50-dgx-a100 --set what_if.network_bandwidth=4 --set what_if.compute=2",
-    "perfmodel compare gpt2-xl-pcie-p2p --with 'strategy.bucket_cap=50 MiB; strategy.hook=fp16'",
-)
-
-
 def compare(
     scenarios: Annotated[
         list[str], typer.Argument(metavar="SCENARIO...", help="Scenarios by name or file.")

@@ -44,12 +44,6 @@ if TYPE_CHECKING:
 
 WARN_FROM_MIN = 2.0
 
-RUN_EXAMPLES = (
-    "perfmodel run resnet50-dgx-a100 -o out",
-    "perfmodel run bert-large-v100-25g --set 'strategy.bucket_cap=50 MiB' --json",
-    "perfmodel run bert-large-v100-25g -o out --explore --images png",
-)
-
 
 def run(
     scenario: Annotated[
@@ -147,13 +141,6 @@ def _simulate_grid(
         return explore(question, result, design, profile=measured, progress=progress)
 
 
-PLAN_EXAMPLES = (
-    "perfmodel plan plan-gpt2-xl -o out",
-    "perfmodel plan plan-gpt2-xl --set 'plan.deadline=5 d' --json",
-    "perfmodel plan my-scenario.yaml --store steps.sqlite",
-)
-
-
 def plan(
     scenario: Annotated[
         str, scenario_argument("A scenario with a 'plan' section, by name or file.")
@@ -216,13 +203,6 @@ def _plan_notes(answer: PlanResult) -> Iterator[str]:
     yield f"Efficiency is {answer.efficiency_base}.{front}{explain_in_time(answer)}"
     more = "every upgrade of every cluster and " if answer.outcomes else ""
     yield f"See -o DIR or --json for {more}what all this rests on."
-
-
-ADVISE_EXAMPLES = (
-    "perfmodel advise bucket-size-slow-ethernet",
-    "perfmodel advise resnet50-dgx-a100 --set cluster.nodes=4 -o out",
-    "perfmodel advise my-scenario.yaml --json",
-)
 
 
 def advise(

@@ -33,15 +33,6 @@ from perfmodel.errors import Fault, InputError
 if TYPE_CHECKING:
     from perfmodel.traces.execution_trace import ExecutionTrace
 
-TRACE_EXAMPLES = (
-    "perfmodel trace rank0.json.gz rank1.json.gz -o out",
-    "perfmodel trace traces/ --model resnet50 --batch 64 -o out",
-    "perfmodel trace rank0.json.gz --set cluster.node=dgx-h100 --set library.name=nccl",
-    "perfmodel trace et0.json kineto0.json",
-    "perfmodel trace et0.json --topology dgx-a100 -o out",
-    "perfmodel trace et --topology dgx-a100 --nodes 2 --fabric rail-optimised",
-)
-
 
 def trace(
     traces: Annotated[
@@ -147,11 +138,8 @@ def _analyse(
     if output is not None:
         inputs = {f"the trace {path}": path for path in traces if path.is_file()}
         check_outputs({f"-o ({name})": output / name for name in FILES}, inputs)
-    analysis = analyse_traces(
-        traces, gpu=gpu, batch=batch, model=model, changes=changes, folder=output
-    )
     print_answer(
-        analysis,
+        analyse_traces(traces, gpu=gpu, batch=batch, model=model, changes=changes, folder=output),
         json=json,
         to_json=to_json,
         lines=trace_lines,
@@ -341,9 +329,6 @@ def _simulate_chakra(
         f"{ranks} ranks, {simulated.collectives} collectives: "
         f"{quantities.duration(simulated.step_s)} a step on {topology}"
     )
-
-
-EXPORT_EXAMPLES = ("perfmodel export chakra resnet50-dgx-a100 -o et --set cluster.nodes=1",)
 
 
 def export(

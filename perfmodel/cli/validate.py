@@ -27,12 +27,6 @@ TransferOption = Annotated[
     ),
 ]
 
-VALIDATE_EXAMPLES = (
-    "perfmodel validate",
-    "perfmodel validate --data my-sweeps -o my-report",
-    "perfmodel validate --data my-sweeps --profile mine --json",
-)
-
 
 def validate(
     data: Annotated[

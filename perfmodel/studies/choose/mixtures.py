@@ -146,10 +146,9 @@ def list_mixtures(
     blocks = len(repeated_blocks(workload)) if workload.stream_elements else 0
     total, experts = scenario.training.global_batch or 0, scenario.model.experts
     has_experts = any(tensor.of_experts for tensor in workload.tensors)
-    combinations = _combinations(section, size, scenario.model.sequence_length, has_experts)
     listed = [
         _fill(each, section, total, size.gpus, blocks, experts.tensor if experts else 1)
-        for each in combinations
+        for each in _combinations(section, size, scenario.model.sequence_length, has_experts)
     ]
     candidates = [each for each in listed if each is not None]
     return candidates, len(listed) - len(candidates)
@@ -209,12 +208,11 @@ def _combinations(
 ) -> Iterator[MixtureCandidate]:
     in_node = [2**n for n in range(size.gpus_per_node.bit_length())]
     contexts = [n for n in in_node if n == 1 or (tokens or 0) >= n * LEAST_TOKENS]
-    stages = [n for n in range(1, MOST_STAGES + 1) if size.gpus % n == 0]
     for tensor, context, expert, pipeline, micro_batch, recompute, sharding in product(
         _distinct(section.tensor or in_node),
         _distinct(section.context or contexts),
         _distinct(section.expert or (in_node if has_experts else (1,))),
-        _distinct(section.pipeline or stages),
+        _distinct(section.pipeline or [n for n in range(1, MOST_STAGES + 1) if size.gpus % n == 0]),
         _distinct(section.micro_batch),
         _distinct(section.recompute),
         range(len(section.sharding)),

@@ -176,8 +176,7 @@ def _map_on_processes(
     tasks: Iterable[Any] = (delayed(_call)(os.getpid(), function, call) for call in calls)
     with parallel_config("loky", n_jobs=jobs, inner_max_num_threads=threads):
         # of a batch of several calls, what was done would be lost with the worker
-        trackers = resource_tracker.ensure_running, loky_tracker.ensure_running
-        with shield_from_interrupt(*trackers):
+        with shield_from_interrupt(resource_tracker.ensure_running, loky_tracker.ensure_running):
             results = Parallel(return_as="generator_unordered", batch_size=1)(tasks)
         try:
             yield from results

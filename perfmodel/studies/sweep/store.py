@@ -210,11 +210,10 @@ class Store:
 
     def _is_store(self) -> bool:
         """Whether this is a store; a file without pages is not one yet."""
-        query = (
+        pages, application, version = self._base.execute(
             "SELECT page_count, application_id, user_version "
             "FROM pragma_page_count, pragma_application_id, pragma_user_version"
-        )
-        pages, application, version = self._base.execute(query).fetchone()
+        ).fetchone()
         if not pages or (self._base.in_transaction and not application):
             return False  # BEGIN makes the first page
         if application != APPLICATION:

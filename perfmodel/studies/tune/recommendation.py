@@ -334,10 +334,9 @@ def _evaluate(
         ratios,
     )
     # A little more or less of the network may change the order of messages.
-    nearby = nearby_machines(prepared.machine, prepared.sized.fidelity).values()
     nearby_s = [
         (prepared.step(options, there).step_time_s, prepared.step(usual, there).step_time_s)
-        for there, _ in nearby
+        for there, _ in nearby_machines(prepared.machine, prepared.sized.fidelity).values()
     ]
     return Choice(
         bucket_cap_mb=cap,
