@@ -79,7 +79,7 @@ def run(
     works offline), report.md, tables as CSV, timeline.json (opens in Perfetto and in
     HolisticTraceAnalysis; where ranks differ, ranks/ has one of each kind) and result.json.
     --explore adds sliders to report.html: bucket cap, hook, accumulation, batch, degrees, network,
-    GPUs, as far as the scenario has them. The mixtures of strategy auto may be simulated in several
+    GPUs, as far as the scenario has them. The layouts of strategy auto may be simulated in several
     processes, or on a cluster; the answer is the same.
     """
     needs_folder = {"--explore": explore, "--images": images is not None}

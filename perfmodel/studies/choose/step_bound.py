@@ -1,4 +1,4 @@
-"""Times below which no step of a mixture can be: its kernels, its exposed calls, its bubble.
+"""Times below which no step of a layout can be: its kernels, its exposed calls, its bubble.
 
 Layers and calls are priced once per share of the model, micro-batch and recomputation. A stage
 begins once the first micro-batch has passed the stages before it, runs all passes of its parts, and
@@ -18,7 +18,7 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray, RankGroup
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.studies.choose.mixtures import MixtureCandidate
+from perfmodel.studies.choose.layouts import LayoutCandidate
 from perfmodel.studies.run.resolve.job_plan import price_layers
 from perfmodel.studies.run.resolve.training_job import gpu_spread
 from perfmodel.studies.run.resolve.what_if import what_if_of
@@ -58,14 +58,14 @@ class PricedShare:
 
 @dataclass
 class StepBounds:
-    """Bounds of mixtures on one machine.
+    """Bounds of layouts on one machine.
 
     `precision`: of the compute.
-    `make`: the job of a mixture.
+    `make`: the job of a layout.
     """
 
     precision: str
-    make: Callable[[MixtureCandidate], SizedJob]
+    make: Callable[[LayoutCandidate], SizedJob]
     _shares: dict[Hashable, PricedShare] = field(default_factory=dict)
     _groups: dict[Hashable, Groups] = field(default_factory=dict)
     _held: dict[int, str | None] = field(default_factory=dict)
@@ -73,18 +73,18 @@ class StepBounds:
     _alone_s: dict[Hashable, float] = field(default_factory=dict)
     _timers: dict[str, UncontendedTimer] = field(default_factory=dict)
 
-    def lower_bound_s(self, candidate: MixtureCandidate) -> float:
+    def lower_bound_s(self, candidate: LayoutCandidate) -> float:
         """Least time of a step.
 
-        Raises `PerfmodelError`: a mixture that the model does not allow.
+        Raises `PerfmodelError`: a layout that the model does not allow.
         """
         share = self._share(candidate)
         if candidate.pipeline == 1:
             return float(candidate.micro_batches * (share.forward_s[-1] + share.backward_s[-1]))
         return self._pipeline_bound_s(candidate, share)
 
-    def _share(self, candidate: MixtureCandidate) -> PricedShare:
-        """Prices of a share; an error is one for all mixtures of it."""
+    def _share(self, candidate: LayoutCandidate) -> PricedShare:
+        """Prices of a share; an error is one for all layouts of it."""
         key = (
             candidate.tensor,
             candidate.sequence_parallel,
@@ -100,13 +100,13 @@ class StepBounds:
             self._shares[key] = self._price(self.make(candidate), dict(key[7]))
         return self._shares[key]
 
-    def _held_dtype(self, candidate: MixtureCandidate) -> str | None:
+    def _held_dtype(self, candidate: LayoutCandidate) -> str | None:
         if candidate.sharding not in self._held:
             job = self.make(candidate).job
             self._held[candidate.sharding] = job.strategy.held_dtype(job.options)
         return self._held[candidate.sharding]
 
-    def _exposed_groups(self, candidate: MixtureCandidate) -> Groups:
+    def _exposed_groups(self, candidate: LayoutCandidate) -> Groups:
         """Return groups of which calls may not be hidden.
 
         One group of each stage whose ranks share layers, without those that are alike.
@@ -177,7 +177,7 @@ class StepBounds:
             )
         return self._alone_s[key]
 
-    def _pipeline_bound_s(self, candidate: MixtureCandidate, share: PricedShare) -> float:
+    def _pipeline_bound_s(self, candidate: LayoutCandidate, share: PricedShare) -> float:
         """Fill, all passes of a stage, and drain, of the stage where they take longest; seconds."""
         assert candidate.schedule is not None
         row, count = SCHEDULES[candidate.schedule], candidate.micro_batches
@@ -198,7 +198,7 @@ class StepBounds:
         return float(bounds.max())
 
     def _edges(
-        self, candidate: MixtureCandidate, share: PricedShare, shape: PipelineSchedule
+        self, candidate: LayoutCandidate, share: PricedShare, shape: PipelineSchedule
     ) -> IntArray:
         """First layers of the parts of the model, and the end of the last."""
         split = (candidate.tensor, candidate.context, candidate.expert)

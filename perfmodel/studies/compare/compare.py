@@ -122,7 +122,7 @@ def compare(
     for done, (label, scenario) in enumerate(labelled.items(), 1):
         at_main_size = without_curve(scenario)
         result = run_scenario(at_main_size, profile=profile)
-        if result.search is not None:  # a what-if is of the mixture that was chosen
+        if result.search is not None:  # a what-if is of the layout that was chosen
             at_main_size = change_scenario(at_main_size, result.search.winner.changes)
         sides.append(Side(label, at_main_size, result))
         if progress is not None:

@@ -1,7 +1,7 @@
-"""Which mixtures there are, the job of each on one machine, and the causes of its step's time.
+"""Which layouts there are, the job of each on one machine, and the causes of its step's time.
 
-A mixture is a parallel layout with its batch, recomputation and data-parallel strategy; there are
-all combinations of the lists of a section ``auto``.
+A layout is a set of parallel degrees with its batch, recomputation and data-parallel strategy;
+there are all combinations of the lists of a section ``auto``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ GATHERS_FROM_STAGE = 3
 
 
 @dataclass(frozen=True, slots=True)
-class MixtureCandidate:
+class LayoutCandidate:
     """One way to train.
 
     `sharding`: number of the data-parallel strategy in the section's list.
@@ -86,7 +86,7 @@ class MixtureCandidate:
         return self.tensor * self.context * self.pipeline
 
     def changes(self, section: AutoStrategy) -> dict[str, Any]:
-        """Fields of the scenario that make it this mixture."""
+        """Fields of the scenario that make it this layout."""
         pipeline: dict[str, Any] = {"stages": self.pipeline, "schedule": self.schedule}
         pipeline |= {} if self.chunks is None else {"chunks": self.chunks}
         if self.ends_as_blocks:
@@ -109,7 +109,7 @@ class MixtureCandidate:
         }
 
     def describe(self, section: AutoStrategy, data: int) -> str:
-        """Write the mixture in words; `data`: data-parallel ranks."""
+        """Write the layout in words; `data`: data-parallel ranks."""
         own, field, size = section.sharding[self.sharding], *(self.bucket_size or ("", ""))
         is_sharding = getattr(own, "use_distributed_optimizer", False)
         chunks = "" if self.chunks is None else f", {self.chunks} chunks each"
@@ -136,10 +136,10 @@ def _as_written(section: Any) -> dict[str, Any]:
     return {"kind": section.kind, **fields}
 
 
-def list_mixtures(
+def list_layouts(
     scenario: Scenario, section: AutoStrategy, size: ClusterSize, workload: Workload
-) -> tuple[list[MixtureCandidate], int]:
-    """Return mixtures whose degrees divide GPUs, batch and blocks, and how many others there are.
+) -> tuple[list[LayoutCandidate], int]:
+    """Return layouts whose degrees divide GPUs, batch and blocks, and how many others there are.
 
     Combinations that differ in what has no effect (a schedule with one stage) are one.
     """
@@ -155,13 +155,13 @@ def list_mixtures(
 
 
 def _fill(
-    candidate: MixtureCandidate,
+    candidate: LayoutCandidate,
     section: AutoStrategy,
     total: int,
     gpus: int,
     blocks: int,
     expert_tensor: int,
-) -> MixtureCandidate | None:
+) -> LayoutCandidate | None:
     """Return the candidate with the micro-batches of a batch; None where degrees do not divide.
 
     `expert_tensor`: ranks that share each expert where a tensor group does.
@@ -185,7 +185,7 @@ def _fill(
 
 
 def _shares_experts(
-    candidate: MixtureCandidate, section: Any, gpus: int, expert_tensor: int
+    candidate: LayoutCandidate, section: Any, gpus: int, expert_tensor: int
 ) -> bool:
     """Return whether experts can be shared so: Megatron and ``fully_shard`` reduce them themselves.
 
@@ -205,7 +205,7 @@ def _shares_experts(
 
 def _combinations(
     section: AutoStrategy, size: ClusterSize, tokens: int | None, has_experts: bool
-) -> Iterator[MixtureCandidate]:
+) -> Iterator[LayoutCandidate]:
     in_node = [2**n for n in range(size.gpus_per_node.bit_length())]
     contexts = [n for n in in_node if n == 1 or (tokens or 0) >= n * LEAST_TOKENS]
     for tensor, context, expert, pipeline, micro_batch, recompute, sharding in product(
@@ -221,7 +221,7 @@ def _combinations(
             _distinct(section.sequence_parallel) if tensor > 1 else (False,),
             _schedules(section) if pipeline > 1 else ((None, None),),
         ):
-            yield MixtureCandidate(
+            yield LayoutCandidate(
                 tensor=tensor,
                 sequence_parallel=is_parallel,
                 context=context,
@@ -248,7 +248,7 @@ def _distinct(values: Sequence[T]) -> list[T]:
     return list(dict.fromkeys(values))
 
 
-# ---------------------------------------------------------------- jobs of mixtures
+# ---------------------------------------------------------------- jobs of layouts
 
 
 def result_or_error(work: Callable[[], T]) -> T | InputError:
@@ -267,8 +267,8 @@ def result_of(kept: T | InputError) -> T:
 
 
 @dataclass
-class MixtureJobs:
-    """Jobs of mixtures on one machine: models are cut, and collectives timed, once.
+class LayoutJobs:
+    """Jobs of layouts on one machine: models are cut, and collectives timed, once.
 
     `base`: the job as if nothing were split.
     """
@@ -279,8 +279,8 @@ class MixtureJobs:
     base: SizedJob
     _shares: dict[Hashable, Workload | InputError] = field(default_factory=dict)
 
-    def make(self, candidate: MixtureCandidate) -> SizedJob:
-        """Make the job of a mixture; raises `InputError`: the model cannot be split so."""
+    def make(self, candidate: LayoutCandidate) -> SizedJob:
+        """Make the job of a layout; raises `InputError`: the model cannot be split so."""
         changed = change_scenario(self.scenario, self.changes(candidate))
         split = (candidate.tensor, candidate.context, candidate.expert)
         key = (*split, candidate.sequence_parallel, expert_ranks_per_node(changed, self.base.size))
@@ -290,16 +290,16 @@ class MixtureJobs:
             )
         return self.base.with_scenario(changed, candidate.micro_batch, result_of(self._shares[key]))
 
-    def changes(self, candidate: MixtureCandidate) -> dict[str, Any]:
-        """Fields of the scenario that make it a mixture."""
+    def changes(self, candidate: LayoutCandidate) -> dict[str, Any]:
+        """Fields of the scenario that make it a layout."""
         return {
             **candidate.changes(self.section),
             **_unsplit(self.scenario, tensor=candidate.tensor == 1, expert=candidate.expert == 1),
         }
 
 
-def prepare_jobs(scenario: Scenario, profile: Profile | None, fidelity: str | None) -> MixtureJobs:
-    """Look up all names but those of mixtures, and build the machine.
+def prepare_jobs(scenario: Scenario, profile: Profile | None, fidelity: str | None) -> LayoutJobs:
+    """Look up all names but those of layouts, and build the machine.
 
     Raises `InputError`: another strategy than ``auto``, or a name that does not resolve.
     """
@@ -316,7 +316,7 @@ def prepare_jobs(scenario: Scenario, profile: Profile | None, fidelity: str | No
         ),
     }
     inputs = resolve_scenario(change_scenario(scenario, changes), profile, fidelity)
-    return MixtureJobs(inputs, scenario, section, size_job(inputs, inputs.sizes[-1]))
+    return LayoutJobs(inputs, scenario, section, size_job(inputs, inputs.sizes[-1]))
 
 
 def _unsplit(scenario: Scenario, *, tensor: bool, expert: bool) -> dict[str, Any]:
