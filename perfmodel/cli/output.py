@@ -364,20 +364,15 @@ def parse_quantities(
     Raises `InputError`: a unit that is missing or unknown, or a value that is not above zero; names
         the flag.
     """
+    from perfmodel.files import collect_faults
+
     values: dict[str, float] = {}
     faults: list[Fault] = []
     for flag, text in flags.items():
-        if text is None:
-            continue
-        try:
-            values[flag] = parse(text, flag)
-        except InputError as error:
-            faults += error.faults
-        else:
-            if values[flag] <= 0:
-                faults.append(Fault(flag, repr(text), "more than zero"))
-    if faults:
-        raise InputError(faults)
+        with collect_faults(faults):
+            if text is not None and values.setdefault(flag, parse(text, flag)) <= 0:
+                raise InputError(Fault(flag, repr(text), "more than zero"))
+    refuse(faults)
     return values
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from perfmodel.errors import InputError
 from perfmodel.files.spec import AS_WRITTEN
+from perfmodel.memo import once
 from perfmodel.scenario import ClusterSize, Scenario, change_scenario
 from perfmodel.scenario.sections.base import MOST_MICRO_STEPS
 from perfmodel.scenario.strategies.strategy import AutoStrategy
@@ -284,11 +285,14 @@ class LayoutJobs:
         changed = change_scenario(self.scenario, self.changes(candidate))
         split = (candidate.tensor, candidate.context, candidate.expert)
         key = (*split, candidate.sequence_parallel, expert_ranks_per_node(changed, self.base.size))
-        if key not in self._shares:
-            self._shares[key] = result_or_error(
+
+        def cut() -> Workload | InputError:
+            return result_or_error(
                 lambda: resolve_share(changed, self.inputs.workload, self.base.size)
             )
-        return self.base.with_scenario(changed, candidate.micro_batch, result_of(self._shares[key]))
+
+        share = result_of(once(self._shares, key, cut))
+        return self.base.with_scenario(changed, candidate.micro_batch, share)
 
     def changes(self, candidate: LayoutCandidate) -> dict[str, Any]:
         """Fields of the scenario that make it a layout."""

@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from perfmodel.errors import InputError
+from perfmodel.memo import once
 from perfmodel.scenario import Scenario
 from perfmodel.studies.choose.layouts import (
     LayoutCandidate,
@@ -58,11 +59,6 @@ Progress = Callable[[str], None]
 
 SimulatedStep = tuple[float, Mapping[str, float]]
 """Time of a step, and its parts (`step_causes`); seconds."""
-
-
-def as_question(scenario: Scenario, profile: Profile | None, fidelity: str | None) -> bytes:
-    """What workers need to prepare jobs; equal bytes for each call, so that they do so once."""
-    return pickle.dumps((scenario, profile, fidelity))
 
 
 def _simulate(sized: SizedJob) -> SimulatedStep:
@@ -144,7 +140,7 @@ def choose_layout(
     candidates, divided = list_layouts(scenario, jobs.section, jobs.base.size, jobs.inputs.workload)
     bounds = StepBounds(scenario.compute.precision, jobs.make)
     say(f"{len(candidates):,} layouts")
-    question = as_question(scenario, profile, fidelity)
+    question = pickle.dumps((scenario, profile, fidelity))  # equal bytes for each call
     search = _Search(jobs, bounds, candidates, say, workers or ALONE, question, divided)
     bounded = (search.bound(number) for number in range(len(candidates)))
     queue = [each for each in bounded if each is not None]
@@ -162,7 +158,8 @@ def choose_layout(
 class _Search:
     """The search: what was simulated so far, and what became of the other layouts.
 
-    `question`: what workers prepare their own jobs from (`as_question`).
+    `question`: what workers prepare their own jobs from, pickled: the same bytes for each call, so
+        that they do so once.
     `ready`: steps, or why there is none, of what workers have simulated.
     `impossible`, `too_big`: how many layouts were.
     `least`: the least memory of what does not fit, and the number of that layout.
@@ -262,9 +259,9 @@ class _Search:
 
     def _check(self, head: _Queued) -> _Queued | InputError:
         """Return a layout with its memory and the bound of its plan; worked out once."""
-        if head.number not in self.checks:
-            self.checks[head.number] = result_or_error(lambda: self._check_anew(head))
-        return self.checks[head.number]
+        return once(
+            self.checks, head.number, lambda: result_or_error(lambda: self._check_anew(head))
+        )
 
     def _check_anew(self, head: _Queued) -> _Queued:
         candidate = self.candidates[head.number]

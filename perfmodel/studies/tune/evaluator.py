@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from perfmodel.memo import once
 from perfmodel.scenario import Scenario
 from perfmodel.simulate.engine.engine import BY_SENDS
 from perfmodel.studies.run.prepared import PreparedSize, StepEstimate
@@ -122,9 +123,7 @@ class Evaluator:
     def simulate_first_step(self, options: DdpOptions) -> float:
         """Simulate the very first step, unless one with the same initial buckets was; seconds."""
         key = bucket_caps(options)[0]
-        if key not in self._first_s:
-            self._first_s[key] = self.prepared.first_step_s(options)
-        return self._first_s[key]
+        return once(self._first_s, key, lambda: self.prepared.first_step_s(options))
 
     def time_allreduces(self, groups: Groups) -> int:
         """Compute the all-reduces of some buckets; returns how many were interpolated before."""
@@ -149,9 +148,7 @@ class Evaluator:
 
     def buckets(self, groups: Groups) -> list[Bucket]:
         """Return groups as buckets of the surrogate."""
-        if groups not in self._buckets:
-            self._buckets[groups] = buckets_of_groups(self.surrogate, groups)
-        return self._buckets[groups]
+        return once(self._buckets, groups, lambda: buckets_of_groups(self.surrogate, groups))
 
 
 def make_evaluator(prepared: PreparedSize) -> Evaluator:

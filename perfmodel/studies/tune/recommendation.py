@@ -296,23 +296,22 @@ def evaluate_candidates(
     `cap`, `caps`, `integer_caps`: what was tuned; MiB.
     `ratios`: of `perfmodel.studies.tune.robustness.compare_machines`.
     """
-    own = evaluator.options
-    stated = own.bucket_cap_bytes, own.first_bucket_bytes, own.caps_list_bytes
-    own_cap, own_caps = None, None
-    if own.caps_list_bytes is not None:
-        own_caps = tuple(nbytes / MIB for nbytes in own.caps_list_bytes)
-    elif own.bucket_cap_bytes is not None:
-        own_cap = own.bucket_cap_bytes / MIB
-
-    def evaluate(options: DdpOptions, cap: float | None = None, caps: Caps | None = None) -> Choice:
-        return _evaluate(evaluator, ratios, options, cap, caps)
-
+    requested, own = None, evaluator.options
+    if own != evaluator.default_options():
+        own_cap, own_caps = own.bucket_cap_bytes, own.caps_list_bytes
+        requested = _evaluate(
+            evaluator,
+            ratios,
+            own,
+            None if own_cap is None or own_caps is not None else own_cap / MIB,
+            None if own_caps is None else tuple(nbytes / MIB for nbytes in own_caps),
+        )
     return (
-        evaluate(own, own_cap, own_caps) if any(n is not None for n in stated) else None,
-        evaluate(evaluator.default_options()),
-        evaluate(evaluator.uniform_options(cap), cap=cap),
-        evaluate(evaluator.list_options(caps), caps=caps),
-        evaluate(evaluator.list_options(integer_caps), caps=integer_caps),
+        requested,
+        _evaluate(evaluator, ratios, evaluator.default_options(), None, None),
+        _evaluate(evaluator, ratios, evaluator.uniform_options(cap), cap, None),
+        _evaluate(evaluator, ratios, evaluator.list_options(caps), None, caps),
+        _evaluate(evaluator, ratios, evaluator.list_options(integer_caps), None, integer_caps),
     )
 
 
