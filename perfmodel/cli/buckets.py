@@ -115,8 +115,9 @@ def _options(
     listed = {f"--caps-list {i + 1}": text for i, text in enumerate(caps or ())}
     sizes = parse_quantities(parse_bytes, named | listed)
     if caps is not None and (bucket_cap is not None or first_bucket is not None):
-        allowed = "no --bucket-cap and no --first-bucket beside it"
-        raise InputError(Fault("--caps-list", repr(caps_list), allowed))
+        raise InputError(
+            Fault("--caps-list", repr(caps_list), "no --bucket-cap and no --first-bucket beside it")
+        )
     return DdpOptions(
         bucket_cap_bytes=sizes.get("--bucket-cap"),
         first_bucket_bytes=sizes.get("--first-bucket"),

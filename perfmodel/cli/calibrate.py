@@ -120,8 +120,9 @@ def _profile_from_sweeps(
     from perfmodel.calibrate.transfer.inputs import profile_of
 
     if library not in {None, "nccl"}:
-        allowed = "'nccl', which these files were measured with"
-        raise InputError(Fault("--library", repr(library), allowed))
+        raise InputError(
+            Fault("--library", repr(library), "'nccl', which these files were measured with")
+        )
     with flags_as_fields(_FLAGS):
         profile = profile_of(contents, request, name=name, paths=files)
     for text in (note for fit in profile.fits for note in fit.notes):

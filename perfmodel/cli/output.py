@@ -190,8 +190,9 @@ def check_report_folder(
     try:
         is_file = folder.exists() and not folder.is_dir()
     except OSError as error:  # a name that is too long
-        actual = f"{place} ({error.strerror or error})"
-        raise InputError(Fault("-o", actual, "a place that can be written")) from None
+        raise InputError(
+            Fault("-o", f"{place} ({error.strerror or error})", "a place that can be written")
+        ) from None
     if is_file:
         raise InputError(Fault("-o", f"{place} (a file)", "a folder, new or not"))
     inputs = {f"{role} ({path})": path for role, path in _list_inputs(scenarios)}
@@ -382,5 +383,6 @@ def flags_as_fields(flags: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        faults = [replace(f, field=flags.get(f.field, f.field)) for f in error.faults]
-        raise InputError(faults) from None
+        raise InputError(
+            [replace(f, field=flags.get(f.field, f.field)) for f in error.faults]
+        ) from None

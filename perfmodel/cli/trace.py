@@ -202,10 +202,11 @@ def _draft_executed(
         {f"the trace {paths[0]}": paths[0]},
     )
     section = zip(("node", "nodes", "gpus_per_node", "fabric"), cluster, strict=True)
-    stated = {name: value for name, value in section if value is not None}
-    drafted = executed_scenario.run_draft(paths[0], stated, output, batch)
-    print_answer(drafted.result, json=json, to_json=to_json, lines=result_lines)
-    for note in (*drafted.notes, f"wrote {drafted.path}"):
+    path, result, notes = executed_scenario.run_draft(
+        paths[0], {name: value for name, value in section if value is not None}, output, batch
+    )
+    print_answer(result, json=json, to_json=to_json, lines=result_lines)
+    for note in (*notes, f"wrote {path}"):
         print_note(note)
 
 
@@ -275,8 +276,9 @@ def _print_inspected(paths: list[Path], json: bool) -> None:
 
     sizes = read_inspector(paths)
     if json:
-        rows = [asdict(each) for each in sizes]
-        print_json({"perfmodel": 1, "kind": "inspector", "collectives": rows})
+        print_json(
+            {"perfmodel": 1, "kind": "inspector", "collectives": [asdict(each) for each in sizes]}
+        )
         return
     print_table(
         ("collective", ">size", ">ranks", ">calls", ">transfer", ">waiting", ">busbw"),
@@ -304,8 +306,9 @@ def _simulate_chakra(
     json: bool,
 ) -> None:
     machine = "the machine to simulate Chakra's traces on"
-    one = "one folder of Chakra's traces"
-    _refuse_unless_one(folders, "folders", topology, one, machine, unused)
+    _refuse_unless_one(
+        folders, "folders", topology, "one folder of Chakra's traces", machine, unused
+    )
     assert topology is not None
     from perfmodel.cli.topology import build_cluster
     from perfmodel.report.common import quantities
@@ -355,7 +358,8 @@ def export(
     check_report_folder(output, [GROUPS], [question])
     prepared = prepare(question)
     if prepared.job.strategy.plan is None:
-        allowed = "a strategy whose ranks share steps"
-        raise question.fault("strategy.kind", repr(question.strategy.kind), allowed)
+        raise question.fault(
+            "strategy.kind", repr(question.strategy.kind), "a strategy whose ranks share steps"
+        )
     files = write_plan(prepared.sized.plan_for(None), output, question.name)
     print_note(f"wrote {len(files) - 1} traces and {files[-1]} ({kind})")

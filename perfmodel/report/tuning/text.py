@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from perfmodel.files import as_json, attributes, csv_text
@@ -471,7 +470,9 @@ def _choice(tuned: TuneResult, choice: Choice) -> dict[str, Any]:
         **attributes(choice, "step_time_s exposed_comm_s first_step_time_s"),
         **attributes(choice, "gains gains_nearby noise"),
         "regret": tuned.regret(choice),
-        "buckets": [{"index": index} | asdict(b) for index, b in enumerate(choice.buckets)],
+        "buckets": [
+            attributes(each, "index nbytes ready_s start_s end_s") for each in choice.buckets
+        ],
     }
 
 

@@ -110,8 +110,9 @@ class _Trials:
         trials: dict[int, Trial] = {}
         for number, proposal in enumerate(proposals):
             try:
-                changed = apply_changes(self.scenario, (proposal,))
-                calls.append((number, changed, self.profile, most))
+                calls.append(
+                    (number, apply_changes(self.scenario, (proposal,)), self.profile, most)
+                )
             except PerfmodelError as error:
                 trials[number] = self._keep((proposal,), (None, None, str(error)))
         for number, outcome in map_unordered(simulate_changed, calls, jobs=self.jobs):
@@ -323,8 +324,11 @@ def scan_settings(prepared: PreparedSize) -> Iterator[Proposed]:
         values = [_written(value, setting.unit) for value in setting.values]
         best = _best(prepared, setting.field, values, now_s)
         if best is not None:
-            text = f"{setting.field} {str(best).lower() if isinstance(best, bool) else best}"
-            yield Proposed(text, {f"strategy.{setting.field}": best}, setting.field)
+            yield Proposed(
+                f"{setting.field} {str(best).lower() if isinstance(best, bool) else best}",
+                {f"strategy.{setting.field}": best},
+                setting.field,
+            )
 
 
 def _written(value: Any, unit: str | None) -> Any:

@@ -117,8 +117,9 @@ class StepBounds:
 
     def _price(self, sized: SizedJob, groups: dict[str, tuple[RankGroup, ...]]) -> PricedShare:
         job, workload = sized.job, sized.job.workload
-        spread = slowest_factor(sized.size.gpus, gpu_spread(job))
-        times = slow_device(price_layers(job, sized.batch), spread)
+        times = slow_device(
+            price_layers(job, sized.batch), slowest_factor(sized.size.gpus, gpu_spread(job))
+        )
         forward_s, backward_s = times.forward_s.copy(), times.backward_s.copy()
         if any(layer.calls for layer in workload.layers) and _is_timed(sized):
             called_s: dict[Hashable, tuple[float, float]] = {}

@@ -58,8 +58,9 @@ def list_differing_fields(scenarios: Sequence[Scenario]) -> tuple[Field, ...]:
         written = (_find_written(scenario, shortest)[1] for scenario in scenarios)
         values = tuple(v if isinstance(v, str) else json.dumps(v) for v in written)
         if len(set(values)) > 1:  # else it follows from another field
-            reader = READERS.get(shortest.partition(".")[0])
-            fields.setdefault(shortest, Field(shortest, values, reader))
+            fields.setdefault(
+                shortest, Field(shortest, values, READERS.get(shortest.partition(".")[0]))
+            )
     return tuple(fields.values())
 
 

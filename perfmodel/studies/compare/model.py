@@ -190,7 +190,18 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
             {"field": field.name, "values": field.values, "acts_only_in": field.reader}
             for field in comparison.fields
         ],
-        "changes": [_versus(versus) for versus in comparison.differences],
+        "changes": [
+            {
+                "label": versus.label,
+                "step_time": _change(versus.step),
+                "samples_per_s": _change(versus.throughput) if versus.same_samples else None,
+                "exposed_comm_s": versus.exposed_s,
+                "breakdown_s": versus.parts_s,
+                "bottleneck": dict(zip(("from", "to"), versus.bottleneck, strict=True))
+                | {"moved": versus.moved},
+            }
+            for versus in comparison.differences
+        ],
         "attribution": [_imagined(imagined, sides) for imagined in comparison.what_ifs],
         "assumptions": comparison.assumptions,
     }
@@ -218,18 +229,6 @@ def _side(side: Side) -> dict[str, Any]:
 
 def _change(change: Change) -> dict[str, Any]:
     return {**attributes(change, "ratio interval"), "within_interval": change.within}
-
-
-def _versus(versus: SideDifference) -> dict[str, Any]:
-    before, after = versus.bottleneck
-    return {
-        "label": versus.label,
-        "step_time": _change(versus.step),
-        "samples_per_s": _change(versus.throughput) if versus.same_samples else None,
-        "exposed_comm_s": versus.exposed_s,
-        "breakdown_s": versus.parts_s,
-        "bottleneck": {"from": before, "to": after, "moved": versus.moved},
-    }
 
 
 def _imagined(imagined: WhatIfResult, sides: tuple[Side, ...]) -> dict[str, Any]:

@@ -65,8 +65,9 @@ class _Plan:
 
     def workload(self, scenario: Scenario) -> Workload:
         """Return the model of a variant; a candidate may set another dtype or sequence length."""
-        key = scenario.model.model_dump_json()
-        return once(self._workloads, key, lambda: resolve_workload(scenario))
+        return once(
+            self._workloads, scenario.model.model_dump_json(), lambda: resolve_workload(scenario)
+        )
 
 
 def plan_scenario(

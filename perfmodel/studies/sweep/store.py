@@ -86,7 +86,6 @@ def answer(scenario: Scenario, profile: Profile | None = None) -> Answer:
     except Exception as error:  # noqa: BLE001  (one variant must not stop the others)
         return Answer("failed", f"{type(error).__name__}: {error}")
     point, (low_s, high_s) = result.main, result.main.interval_s or (None, None)
-    names = "step_time_s compute_s comm_s exposed_comm_s samples_per_s gpus bottleneck"
     return Answer(
         "ok",
         low_s=low_s,
@@ -95,7 +94,9 @@ def answer(scenario: Scenario, profile: Profile | None = None) -> Answer:
         fits=point.memory.fits,
         tight=point.memory.tight,
         routing_cost=result.routing_cost,
-        **attributes(point, names),
+        **attributes(
+            point, "step_time_s compute_s comm_s exposed_comm_s samples_per_s gpus bottleneck"
+        ),
     )
 
 
@@ -219,8 +220,9 @@ class Store:
         if application != APPLICATION:
             raise self._fault("another program's database", A_STORE)
         if version != SCHEMA:
-            allowed = f"a new file, or a store of version {SCHEMA}"
-            raise self._fault(f"a store of version {version}", allowed)
+            raise self._fault(
+                f"a store of version {version}", f"a new file, or a store of version {SCHEMA}"
+            )
         tables = self._base.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
         if tables != [(b"table", b"answers", _TABLE.encode())]:
             raise self._fault("other tables than a store has", AS_WRITTEN)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from perfmodel.scenario import Scenario
+from perfmodel.studies.run.result.model import BucketTime
 
 STEP_ROUNDING = 1e-9
 """Relative difference of steps that is the rounding of sums."""
@@ -16,16 +17,6 @@ Progress = Callable[[str], None]
 WORTH = 0.01
 """Gain below which PyTorch's default is kept, and regret up to which a cap is as good as the best.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class ReducedBucket:
-    """When one bucket was ready, and when it was reduced; seconds since the step's start."""
-
-    nbytes: int
-    ready_s: float
-    start_s: float
-    end_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +38,7 @@ class Choice:
     step_time_s: float
     exposed_comm_s: float
     first_step_time_s: float
-    buckets: tuple[ReducedBucket, ...]
+    buckets: tuple[BucketTime, ...]
     gains: tuple[float, ...] = (0.0,)
     noise: float = 0.0
     gains_nearby: tuple[float, ...] = ()
