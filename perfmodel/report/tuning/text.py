@@ -15,7 +15,7 @@ from perfmodel.report.common.document import Block, Column, Paragraph, Table, pa
 from perfmodel.scenario.strategies.ddp import DdpStrategy
 from perfmodel.studies.tune.caps import format_caps, number
 from perfmodel.studies.tune.model import (
-    WORTH,
+    MIN_GAIN,
     Choice,
     Horovod,
     MinimaxCap,
@@ -32,7 +32,7 @@ MOST_SPANS = 3
 NETWORK_BOUND = 0.1
 """Share of the step that exposed communication is at least, and of which buckets save less, where
 the network is named as the limit."""
-SLIGHT = WORTH / 2
+SLIGHT = MIN_GAIN / 2
 """Difference of regrets that is no reason to leave the default."""
 ROUNDING = 5e-5
 """Relative change below which there is none."""

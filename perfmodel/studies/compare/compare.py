@@ -198,7 +198,7 @@ def _chance(point: SizeResult) -> tuple[Uncertainty, ...]:
 NO_LATENCY: Mapping[str, Any] = {"network_latency": 0.0, "node_latency": 0.0, "launch": 0.0}
 """A message takes only the time of its bytes."""
 
-SILENT: Mapping[str, Any] = {"communication": False}
+NO_COMMUNICATION: Mapping[str, Any] = {"communication": False}
 
 LEAST_DIFFERENCE = 1e-6
 """Share of a step below which the difference of two steps is rounding and has no parts."""
@@ -213,7 +213,7 @@ def list_what_ifs(sides: Sequence[Side]) -> list[tuple[str, Mapping[str, Any]]]:
     several = any(point.gpus > 1 for point in points)
     links = _list_fast_links(points) if several else {}
     rows: tuple[tuple[bool, str, Mapping[str, Any]], ...] = (
-        (several, "no communication at all", SILENT),
+        (several, "no communication at all", NO_COMMUNICATION),
         (True, "compute twice as fast", {"compute": 2.0}),
         ("jitter" in kinds, "no jitter", {"jitter": False}),
         (any(kind != "jitter" for kind in kinds), "no events", {"events": False}),
@@ -235,7 +235,7 @@ def _list_fast_links(points: Sequence[SizeResult]) -> dict[str, Mapping[str, Any
             "infinitely fast links everywhere": every,
         }
     for relief in (point.relief for point in points if point.relief is not None):
-        if relief.what_if and relief.what_if not in (*links.values(), NO_LATENCY, SILENT):
+        if relief.what_if and relief.what_if not in (*links.values(), NO_LATENCY, NO_COMMUNICATION):
             links[relief.what] = dict(relief.what_if)
     both = {"infinitely fast links and no latency": {**every, **NO_LATENCY}}
     return links | {"no latency": NO_LATENCY} | both

@@ -153,7 +153,7 @@ class Comparison:
     def labelled_assumptions(self) -> tuple[tuple[tuple[str, ...], str], ...]:
         """As `assumptions`, beside the labels of the sides; none for what holds for all."""
         has_interval = any(each.step.interval is not None for each in self.differences)
-        own = {RATIOS: has_interval, SHARES: bool(self.what_ifs)}
+        own = {INTERVALS_NOTE: has_interval, SHARES_NOTE: bool(self.what_ifs)}
         lines = dict.fromkeys(line for side in self.sides for line in side.result.assumptions)
         labels_of = {
             line: tuple(side.label for side in self.sides if line in side.result.assumptions)
@@ -168,11 +168,11 @@ class Comparison:
         )
 
 
-RATIOS = (
+INTERVALS_NOTE = (
     "Intervals of changes compare like ends with like for what both sides share: the same model on "
     "the same GPU, networks of one kind. All else is taken as independent."
 )
-SHARES = (
+SHARES_NOTE = (
     "Each what-if stands alone: savings overlap where one thing hides another, so they need not "
     "add up to the step, nor shares to the difference."
 )

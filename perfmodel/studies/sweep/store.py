@@ -102,10 +102,10 @@ def answer(scenario: Scenario, profile: Profile | None = None) -> Answer:
 
 # ---------------------------------------------------------------- store of answers
 
-APPLICATION = 0x70666D73
+APPLICATION_ID = 0x70666D73
 """SQLite's application_id of such a file ("pfms")."""
 
-SCHEMA = 2
+SCHEMA_VERSION = 2
 """Version of the tables (SQLite's user_version)."""
 
 BUSY_S = 60.0
@@ -189,8 +189,8 @@ class Store:
         if not self._is_store():
             with self._transaction():  # of several processes only the first finds nothing
                 if not self._is_store():
-                    self._base.execute(f"PRAGMA application_id={APPLICATION}")
-                    self._base.execute(f"PRAGMA user_version={SCHEMA}")
+                    self._base.execute(f"PRAGMA application_id={APPLICATION_ID}")
+                    self._base.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
                     self._base.execute(_TABLE)
         self._enter_wal_mode()
         if self._base.execute("PRAGMA quick_check(1)").fetchone() != (b"ok",):
@@ -217,11 +217,12 @@ class Store:
         ).fetchone()
         if not pages or (self._base.in_transaction and not application):
             return False  # BEGIN makes the first page
-        if application != APPLICATION:
+        if application != APPLICATION_ID:
             raise self._fault("another program's database", A_STORE)
-        if version != SCHEMA:
+        if version != SCHEMA_VERSION:
             raise self._fault(
-                f"a store of version {version}", f"a new file, or a store of version {SCHEMA}"
+                f"a store of version {version}",
+                f"a new file, or a store of version {SCHEMA_VERSION}",
             )
         tables = self._base.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
         if tables != [(b"table", b"answers", _TABLE.encode())]:
