@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
@@ -102,27 +102,22 @@ def _root(
     """
 
 
-def example(*lines: str) -> str:
-    """Write the epilog of a command, whose first character keeps click from joining lines."""
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
-
-
 COMMANDS = {
     "run": "run",
     "tune": "tune",
-    "compare": "run",
+    "compare": "compare",
     "sweep": "tune",
     "plan": "run",
     "advise": "run",
     "collective": "collective",
-    "buckets": "catalogue",
+    "buckets": "buckets",
     "trace": "trace",
     "export": "trace",
     "verify": "collective",
     "capture": "catalogue",
     "measure": "measure",
     "calibrate": "calibrate",
-    "validate": "calibrate",
+    "validate": "validate",
     "scenarios": "catalogue",
     "models": "catalogue",
     "schema": "catalogue",
@@ -132,13 +127,79 @@ COMMANDS = {
 }
 """Module of each command, in the order of the help."""
 
-TOPOLOGY_COMMANDS = {
-    "list": "topology",
-    "show": "topology",
-    "import": "topology",
-    "discover": "topology",
-    "check": "topology",
-}
+TOPOLOGY_COMMANDS = ("list", "show", "import", "discover", "check")
+
+EXAMPLES = r"""
+perfmodel run resnet50-dgx-a100 -o out
+perfmodel run bert-large-v100-25g --set 'strategy.bucket_cap=50 MiB' --json
+perfmodel run bert-large-v100-25g -o out --explore --images png
+perfmodel tune bucket-size-slow-ethernet
+perfmodel tune resnet50-dgx-a100 -o out
+perfmodel tune resnet50-dgx-a100 --set strategy.kind=horovod
+perfmodel tune bert-large-v100-25g bert-large-v100-100g
+perfmodel tune resnet50-dgx-a100 --all-sizes --json
+perfmodel compare bert-large-v100-25g bert-large-v100-100g --attribute -o out
+perfmodel compare resnet50-dgx-a100 --set what_if.network_bandwidth=4 --set what_if.compute=2
+perfmodel compare gpt2-xl-pcie-p2p --with 'strategy.bucket_cap=50 MiB; strategy.hook=fp16'
+perfmodel sweep sweep-buckets-and-nodes -o out --store sweep.sqlite
+perfmodel sweep my-scenario.yaml --set 'sweep.grid={strategy.bucket_cap: [5 MiB, 25 MiB]}'
+perfmodel sweep my-scenario.yaml --backend dask --scheduler tcp://10.0.0.5:8786
+perfmodel plan plan-gpt2-xl -o out
+perfmodel plan plan-gpt2-xl --set 'plan.deadline=5 d' --json
+perfmodel plan my-scenario.yaml --store steps.sqlite
+perfmodel advise bucket-size-slow-ethernet
+perfmodel advise resnet50-dgx-a100 --set cluster.nodes=4 -o out
+perfmodel advise my-scenario.yaml --json
+perfmodel collective dgx-a100 -o out
+perfmodel collective dgx-a100 --nodes 4 --fabric rail-optimised -b '1 MiB' -e '1 GiB' --json
+perfmodel collective dgx-h100 --env NCCL_ALGO=Ring --protocol simple --nccl-version 2.21.5
+perfmodel buckets resnet18
+perfmodel buckets resnet50 --bucket-cap '50 MiB' --json
+perfmodel buckets gpt2 --caps-list '1 MiB,25 MiB,100 MiB'
+perfmodel trace rank0.json.gz rank1.json.gz -o out
+perfmodel trace traces/ --model resnet50 --batch 64 -o out
+perfmodel trace rank0.json.gz --set cluster.node=dgx-h100 --set library.name=nccl
+perfmodel trace et0.json kineto0.json
+perfmodel trace et0.json --topology dgx-a100 -o out
+perfmodel trace et --topology dgx-a100 --nodes 2 --fabric rail-optimised
+perfmodel export chakra resnet50-dgx-a100 -o et --set cluster.nodes=1
+perfmodel verify ring --ranks 2..17
+perfmodel verify tree --ranks 64
+perfmodel capture train.py:example -o mymodel.yaml
+perfmodel capture mypackage.models:example --measure -o mymodel.yaml
+perfmodel capture config.json --tokens 1024 -o mymodel.yaml
+perfmodel measure ring --backend gloo --ranks 4 -b '1 KiB' -e '64 MiB' -o gloo.json
+perfmodel measure ring --backend device --ranks 4 -b '64 KiB' -e '256 MiB' -o gpu.json
+torchrun --nproc-per-node 8 --no-python perfmodel measure ring --backend nccl --ranks 8
+perfmodel calibrate m.json --topology cpu-loopback -o mine.yaml
+perfmodel calibrate m-1.json m-2.json --topology cpu-loopback -o mine.yaml --plot fit.html
+perfmodel calibrate 2n.log 8n.log --topology dgx-h100 --fabric rail-optimised -o mine.yaml
+perfmodel validate
+perfmodel validate --data my-sweeps -o my-report
+perfmodel validate --data my-sweeps --profile mine --json
+perfmodel scenarios
+perfmodel models
+perfmodel models llama3-8b whisper-large-v3
+perfmodel schema scenario > scenario.schema.json
+perfmodel doctor
+perfmodel doctor --json
+perfmodel init
+perfmodel init --model resnet50 --node dgx-a100 --nodes 4 -o resnet50.yaml
+perfmodel init --model bert-large --topo topo-m.txt --gpu A100-SXM4-80GB
+perfmodel init --trace rank0.json.gz --trace rank1.json.gz --node dgx-h100
+perfmodel topology list
+perfmodel topology show dgx-a100
+perfmodel topology show dgx-a100 --nodes 4 --fabric rail-optimised -o cluster.html
+perfmodel topology show '2 x rtx-4090, 10 GbE' --yaml
+perfmodel topology show dgx-a100 --graph dgx.json
+perfmodel topology show mine.graphml -o mine.html
+perfmodel topology import nccl-topo.xml -o my-node.yaml
+perfmodel topology import topo-m.txt --gpu A100-SXM4-80GB -o my-node.yaml
+perfmodel topology import ibnetdiscover.txt -o my-fabric.yaml
+perfmodel topology discover -o my-node.yaml
+perfmodel topology check my-node.yaml
+"""
+"""Examples of all commands, which the help of each shows."""
 
 FUNCTIONS = {"list": "topologies", "import": "import_"}
 """Functions that cannot bear the name of their command."""
@@ -157,7 +218,7 @@ def build_app(commands: Iterable[str] = COMMANDS) -> typer.Typer:
     root.callback()(_root)
     for name in commands:
         if name != "topology":
-            _add_command(root, name, COMMANDS)
+            _add_command(root, COMMANDS[name], name)
             continue
         hardware = typer.Typer(
             help="List, show, check and import hardware descriptions.",
@@ -165,15 +226,18 @@ def build_app(commands: Iterable[str] = COMMANDS) -> typer.Typer:
             rich_markup_mode=None,
         )
         for subcommand in TOPOLOGY_COMMANDS:
-            _add_command(hardware, subcommand, TOPOLOGY_COMMANDS)
+            _add_command(hardware, name, subcommand, group_words="topology ")
         root.add_typer(hardware, name="topology")
     return root
 
 
-def _add_command(group: typer.Typer, name: str, modules: Mapping[str, str]) -> None:
-    module = import_module(f"perfmodel.cli.{modules[name]}")
-    lines = getattr(module, f"{name.upper()}_EXAMPLES")
-    group.command(name, epilog=example(*lines))(getattr(module, FUNCTIONS.get(name, name)))
+def _add_command(group: typer.Typer, module: str, name: str, *, group_words: str = "") -> None:
+    """Add a command of a module with its examples."""
+    function = getattr(import_module(f"perfmodel.cli.{module}"), FUNCTIONS.get(name, name))
+    words = f"perfmodel {group_words}{name} "
+    examples = [f"  {line}" for line in EXAMPLES.splitlines() if words in f"{line} "]
+    # The first character keeps click from joining lines.
+    group.command(name, epilog="\n".join(["\b", "Examples:", *examples]))(function)
 
 
 if TYPE_CHECKING:

@@ -1,7 +1,4 @@
-"""``perfmodel calibrate``: from measurement files of any tool to a profile.
-
-``perfmodel validate``: predicted beside measured, over recorded sweeps and steps.
-"""
+"""``perfmodel calibrate``: from measurement files of any tool to a profile."""
 
 from __future__ import annotations
 
@@ -15,17 +12,12 @@ from perfmodel.cli.output import (
     FabricOption,
     GpusPerNodeOption,
     JsonOption,
-    ProfileOption,
     check_outputs,
-    find_output_fault,
     flags_as_fields,
-    load_profile,
-    print_answer,
     print_json,
     print_note,
     print_table,
     print_text,
-    progress_bar,
     refuse,
 )
 from perfmodel.errors import Fault, InputError, allowed_names
@@ -36,12 +28,6 @@ if TYPE_CHECKING:
     from perfmodel.calibrate.readers import MeasurementFile as Found
     from perfmodel.calibrate.transfer.inputs import MachineRequest
     from perfmodel.measure.job import Measurement
-
-CALIBRATE_EXAMPLES = (
-    "perfmodel calibrate m.json --topology cpu-loopback -o mine.yaml",
-    "perfmodel calibrate m-1.json m-2.json --topology cpu-loopback -o mine.yaml --plot fit.html",
-    "perfmodel calibrate 2n.log 8n.log --topology dgx-h100 --fabric rail-optimised -o mine.yaml",
-)
 
 
 _FLAGS = {
@@ -102,7 +88,7 @@ def calibrate(
     from perfmodel.calibrate import write_profile
     from perfmodel.calibrate.transfer.inputs import MachineRequest
 
-    _check_files({"-o": output, "--plot": plot}, files)
+    check_outputs({"-o": output, "--plot": plot}, {str(path): path for path in files})
     request = MachineRequest(topology, nodes, gpus_per_node, fabric)
     contents = _read(files, op, request.ranks)
     measured = [content.measurement for content in contents if content.measurement is not None]
@@ -134,8 +120,9 @@ def _profile_from_sweeps(
     from perfmodel.calibrate.transfer.inputs import profile_of
 
     if library not in {None, "nccl"}:
-        allowed = "'nccl', which these files were measured with"
-        raise InputError(Fault("--library", repr(library), allowed))
+        raise InputError(
+            Fault("--library", repr(library), "'nccl', which these files were measured with")
+        )
     with flags_as_fields(_FLAGS):
         profile = profile_of(contents, request, name=name, paths=files)
     for text in (note for fit in profile.fits for note in fit.notes):
@@ -178,19 +165,6 @@ def _profile_from_measurements(
     for doubt in doubts(measurements, machine, names):
         print_note(f"Note: {doubt}.")
     return profile
-
-
-def _check_files(places: dict[str, Path | None], files: list[Path]) -> None:
-    """Every place can be written, and is not that of a measurement or of the other place."""
-    claimed = {path.resolve() for path in files}
-    faults = []
-    for flag, path in places.items():
-        if path is not None:
-            again = Fault(flag, f"{str(path)!r}, named before", "a file of its own")
-            taken = again if path.resolve() in claimed else None
-            faults.append(find_output_fault(flag, path) or taken)
-            claimed.add(path.resolve())
-    refuse(fault for fault in faults if fault is not None)
 
 
 def _read(files: list[Path], op: str | None, ranks: int | None) -> list[Found]:
@@ -319,76 +293,4 @@ def _print_residuals(fit: Fit) -> None:
     print_text(
         f"absolute error: median {100 * fit.median_abs:.1f} %, 90th percentile "
         f"{100 * fit.p90_abs:.1f} %"
-    )
-
-
-VALIDATE_EXAMPLES = (
-    "perfmodel validate",
-    "perfmodel validate --data my-sweeps -o my-report",
-    "perfmodel validate --data my-sweeps --profile mine --json",
-)
-
-
-def validate(
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data",
-            metavar="DIR",
-            help="Folder with META.csv (or nccl_sweeps/META.csv) and the times of each sweep, with "
-            "steps.csv, or with both; default: the recorded sweeps that ship with perfmodel.",
-        ),
-    ] = None,
-    profile: ProfileOption = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="DIR",
-            help="Write the report here (page, Markdown, JSON, CSV).",
-        ),
-    ] = None,
-    transfer: Annotated[
-        bool,
-        typer.Option(
-            "--transfer/--no-transfer",
-            help="Also predict each sweep from the others of the same hardware.",
-        ),
-    ] = True,
-    json: JsonOption = False,
-) -> None:
-    """Compare predictions with recorded sweeps of collectives and recorded training steps.
-
-    Each sweep is matched to a machine by the words of META.csv (or by its column topology) and
-    predicted from datasheets, and from other sweeps of the same hardware. What cannot be matched
-    is listed with the reason.
-
-    Each row of steps.csv names a scenario, and what was measured: step_s, peak_GB, or both. Other
-    columns are fields of the scenario, as for --set (cluster.nodes).
-    """
-    check_outputs({"-o": output and output / "validation.html"})
-
-    from perfmodel.report.validation import validation_lines, write_validation
-    from perfmodel.studies.sweep.executor import count_cores
-    from perfmodel.validate.run import to_json
-    from perfmodel.validate.run import validate as compare
-
-    with flags_as_fields({"profile": "--profile"}):
-        own = load_profile(profile)
-    with progress_bar("predicting sweeps") as progress:
-        answer = compare(
-            data,
-            profile=own,
-            transfer=transfer,
-            processes=count_cores(),
-            progress=progress,
-        )
-    print_answer(
-        answer,
-        json=json,
-        to_json=to_json,
-        lines=validation_lines,
-        write=write_validation,
-        folder=output,
     )

@@ -39,11 +39,6 @@ from perfmodel.cli.output import (
 from perfmodel.cli.topology import FLAGS, build_cluster
 from perfmodel.errors import Fault, InputError
 
-COLLECTIVE_EXAMPLES = (
-    "perfmodel collective dgx-a100 -o out",
-    "perfmodel collective dgx-a100 --nodes 4 --fabric rail-optimised -b '1 MiB' -e '1 GiB' --json",
-    "perfmodel collective dgx-h100 --env NCCL_ALGO=Ring --protocol simple --nccl-version 2.21.5",
-)
 _MOST_SIZES = 10_000
 
 
@@ -169,12 +164,6 @@ def sizes_between(smallest: str, largest: str, factor: float) -> list[int]:
     return list(dict.fromkeys(ladder))
 
 
-VERIFY_EXAMPLES = (
-    "perfmodel verify ring --ranks 2..17",
-    "perfmodel verify tree --ranks 64",
-)
-
-
 def verify(
     algorithm: Annotated[
         str, typer.Argument(metavar="ALGORITHM", help="ring, tree, halving_doubling, ...")
@@ -207,9 +196,8 @@ def verify(
     if json:
         print_json({"verified": [asdict(row) for row in rows]})
         return
-    headers = ("collective", ">ranks", ">steps", ">sends", ">bytes per rank / S", ">sizes tried")
     print_table(
-        headers,
+        ("collective", ">ranks", ">steps", ">sends", ">bytes per rank / S", ">sizes tried"),
         [
             (
                 row.op,

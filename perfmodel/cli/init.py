@@ -16,12 +16,6 @@ from perfmodel.units import MOST_NODES
 if TYPE_CHECKING:
     from perfmodel.api.draft import Draft
 
-INIT_EXAMPLES = (
-    "perfmodel init",
-    "perfmodel init --model resnet50 --node dgx-a100 --nodes 4 -o resnet50.yaml",
-    "perfmodel init --model bert-large --topo topo-m.txt --gpu A100-SXM4-80GB",
-    "perfmodel init --trace rank0.json.gz --trace rank1.json.gz --node dgx-h100",
-)
 
 _FLAGS = {
     "model": "--model",

@@ -32,13 +32,6 @@ if TYPE_CHECKING:
     from perfmodel.report.common.document import Column
 
 
-MEASURE_EXAMPLES = (
-    "perfmodel measure ring --backend gloo --ranks 4 -b '1 KiB' -e '64 MiB' -o gloo.json",
-    "perfmodel measure ring --backend device --ranks 4 -b '64 KiB' -e '256 MiB' -o gpu.json",
-    "torchrun --nproc-per-node 8 --no-python perfmodel measure ring --backend nccl --ranks 8",
-)
-
-
 def measure(
     algorithm: Annotated[str, typer.Argument(metavar="ALGORITHM", help="Such as ring.")],
     backend: Annotated[

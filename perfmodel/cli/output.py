@@ -25,7 +25,6 @@ from perfmodel.units import MOST_NODES, MOST_PARTS
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
     from perfmodel.library.settings import LibrarySettings
-if TYPE_CHECKING:
     from perfmodel.report.common.document import Block
     from perfmodel.scenario import Scenario
 
@@ -191,8 +190,9 @@ def check_report_folder(
     try:
         is_file = folder.exists() and not folder.is_dir()
     except OSError as error:  # a name that is too long
-        actual = f"{place} ({error.strerror or error})"
-        raise InputError(Fault("-o", actual, "a place that can be written")) from None
+        raise InputError(
+            Fault("-o", f"{place} ({error.strerror or error})", "a place that can be written")
+        ) from None
     if is_file:
         raise InputError(Fault("-o", f"{place} (a file)", "a folder, new or not"))
     inputs = {f"{role} ({path})": path for role, path in _list_inputs(scenarios)}
@@ -365,20 +365,15 @@ def parse_quantities(
     Raises `InputError`: a unit that is missing or unknown, or a value that is not above zero; names
         the flag.
     """
+    from perfmodel.files import collect_faults
+
     values: dict[str, float] = {}
     faults: list[Fault] = []
     for flag, text in flags.items():
-        if text is None:
-            continue
-        try:
-            values[flag] = parse(text, flag)
-        except InputError as error:
-            faults += error.faults
-        else:
-            if values[flag] <= 0:
-                faults.append(Fault(flag, repr(text), "more than zero"))
-    if faults:
-        raise InputError(faults)
+        with collect_faults(faults):
+            if text is not None and values.setdefault(flag, parse(text, flag)) <= 0:
+                raise InputError(Fault(flag, repr(text), "more than zero"))
+    refuse(faults)
     return values
 
 
@@ -388,5 +383,6 @@ def flags_as_fields(flags: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        faults = [replace(f, field=flags.get(f.field, f.field)) for f in error.faults]
-        raise InputError(faults) from None
+        raise InputError(
+            [replace(f, field=flags.get(f.field, f.field)) for f in error.faults]
+        ) from None

@@ -1,7 +1,5 @@
 """``perfmodel run``: a scenario becomes a result and a report.
 
-``perfmodel compare``: scenarios or variations of one, side by side.
-
 ``perfmodel plan``: which cluster to buy or rent.
 
 ``perfmodel advise``: what to change in a scenario, and what that costs.
@@ -12,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -35,26 +32,17 @@ from perfmodel.cli.output import (
     refuse,
     scenario_argument,
 )
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
     from perfmodel.report.explorer.grid import Grid
     from perfmodel.scenario import Scenario
-    from perfmodel.studies.run.result.model import Result
-if TYPE_CHECKING:
-    from perfmodel.scenario import Scenario
-    from perfmodel.studies.compare import Comparison
-if TYPE_CHECKING:
     from perfmodel.studies.plan import PlanResult
+    from perfmodel.studies.run.result.model import Result
+
 
 WARN_FROM_MIN = 2.0
-
-RUN_EXAMPLES = (
-    "perfmodel run resnet50-dgx-a100 -o out",
-    "perfmodel run bert-large-v100-25g --set 'strategy.bucket_cap=50 MiB' --json",
-    "perfmodel run bert-large-v100-25g -o out --explore --images png",
-)
 
 
 def run(
@@ -91,7 +79,7 @@ def run(
     works offline), report.md, tables as CSV, timeline.json (opens in Perfetto and in
     HolisticTraceAnalysis; where ranks differ, ranks/ has one of each kind) and result.json.
     --explore adds sliders to report.html: bucket cap, hook, accumulation, batch, degrees, network,
-    GPUs, as far as the scenario has them. The mixtures of strategy auto may be simulated in several
+    GPUs, as far as the scenario has them. The layouts of strategy auto may be simulated in several
     processes, or on a cluster; the answer is the same.
     """
     needs_folder = {"--explore": explore, "--images": images is not None}
@@ -151,125 +139,6 @@ def _simulate_grid(
         )
     with progress_bar("simulating settings") as progress:
         return explore(question, result, design, profile=measured, progress=progress)
-
-
-COMPARE_EXAMPLES = (
-    "perfmodel compare bert-large-v100-25g bert-large-v100-100g --attribute -o out",
-    "perfmodel compare resnet50-dgx-a100 --set what_if.network_bandwidth=4 --set what_if.compute=2",
-    "perfmodel compare gpt2-xl-pcie-p2p --with 'strategy.bucket_cap=50 MiB; strategy.hook=fp16'",
-)
-
-
-def compare(
-    scenarios: Annotated[
-        list[str], typer.Argument(metavar="SCENARIO...", help="Scenarios by name or file.")
-    ],
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="FIELD=VALUE",
-            help="With one SCENARIO: a variation of it, each a column. With several: for all.",
-        ),
-    ] = None,
-    with_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--with",
-            metavar="'A=X; B=Y'",
-            help="A variation of one SCENARIO in several fields; may be repeated.",
-        ),
-    ] = None,
-    attribute: Annotated[
-        bool,
-        typer.Option(
-            "--attribute",
-            help="Also: what if the network were infinitely fast, latency zero, compute twice as "
-            "fast ...",
-        ),
-    ] = False,
-    jobs: JobsOption = None,
-    output: Annotated[Path | None, output_option("DIR", "Write compare.html here.")] = None,
-    profile: ProfileOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Put scenarios, or variations of one, side by side: what changed, by how much, and why.
-
-    All are compared with the first, at the size that each asks about. With -o it writes
-    compare.html (one file, works offline), compare.csv and compare.json.
-    """
-    columns = _columns(scenarios, set_ or [], with_ or [])
-    if len(columns) < 2 and not attribute:
-        allowed = "two or more, a variation (--set, --with), or --attribute"
-        raise InputError(Fault("SCENARIO", "one scenario alone", allowed))
-
-    from perfmodel.report.comparison.page import FILES, comparison_lines, write_comparison
-    from perfmodel.studies.compare import compare as compare_columns
-    from perfmodel.studies.compare.model import to_json
-
-    check_report_folder(output, FILES, columns.values(), profile)
-    measured = load_profile(profile)
-    with progress_bar("simulating") as progress:
-        comparison = compare_columns(
-            columns, profile=measured, attribute=attribute, jobs=jobs, progress=progress
-        )
-    print_answer(
-        comparison,
-        json=json,
-        to_json=to_json,
-        lines=comparison_lines,
-        notes=_notes,
-        write=write_comparison,
-        folder=output,
-    )
-
-
-def _columns(names: list[str], sets: list[str], withs: list[str]) -> dict[str, Scenario]:
-    """Scenarios by label; all faults of all of them at once."""
-    from perfmodel.scenario import load_scenario
-
-    split = {text: [part.strip() for part in text.split(";") if part.strip()] for text in withs}
-    if len(names) > 1 and withs:
-        raise InputError(Fault("--with", "several scenarios", "variations of one"))
-    if not all(split.values()):
-        raise InputError(Fault("--with", "nothing", "fields such as 'strategy.hook=fp16; A=B'"))
-    stems = [Path(name).stem for name in names]
-    variations = [
-        (name if stems.count(stem) > 1 else stem, name, sets)
-        for name, stem in zip(names, stems, strict=True)
-    ]
-    if len(names) == 1:
-        variations = [(stems[0], names[0], [])]
-        variations += [(text, names[0], [text]) for text in sets]
-        variations += [(text, names[0], split[text]) for text in withs]
-    columns: dict[str, Scenario] = {}
-    faults: list[Fault] = []
-    for at, (label, name, overrides) in enumerate(variations, 1):
-        try:
-            loaded = load_scenario(name, overrides)
-        except InputError as error:
-            flag = "--with" if label in withs else "--set"
-            faults += [replace(f, field=f.field.replace("--set", flag, 1)) for f in error.faults]
-        else:
-            columns[label if label not in columns else f"{label} ({at})"] = loaded
-    refuse(faults)
-    return columns
-
-
-def _notes(comparison: Comparison) -> Iterator[str]:
-    """Say what failed and what the numbers rest on."""
-    for imagined in comparison.what_ifs:
-        for side, message in zip(comparison.sides, imagined.messages, strict=True):
-            if message:
-                yield f"{imagined.what}, {side.label}: {message}"
-    yield from comparison.assumptions[: 2 if comparison.what_ifs else 1]
-
-
-PLAN_EXAMPLES = (
-    "perfmodel plan plan-gpt2-xl -o out",
-    "perfmodel plan plan-gpt2-xl --set 'plan.deadline=5 d' --json",
-    "perfmodel plan my-scenario.yaml --store steps.sqlite",
-)
 
 
 def plan(
@@ -334,13 +203,6 @@ def _plan_notes(answer: PlanResult) -> Iterator[str]:
     yield f"Efficiency is {answer.efficiency_base}.{front}{explain_in_time(answer)}"
     more = "every upgrade of every cluster and " if answer.outcomes else ""
     yield f"See -o DIR or --json for {more}what all this rests on."
-
-
-ADVISE_EXAMPLES = (
-    "perfmodel advise bucket-size-slow-ethernet",
-    "perfmodel advise resnet50-dgx-a100 --set cluster.nodes=4 -o out",
-    "perfmodel advise my-scenario.yaml --json",
-)
 
 
 def advise(

@@ -33,16 +33,6 @@ if TYPE_CHECKING:
     from perfmodel.topology.model import Topology
 
 
-LIST_EXAMPLES = ("perfmodel topology list",)
-SHOW_EXAMPLES = (
-    "perfmodel topology show dgx-a100",
-    "perfmodel topology show dgx-a100 --nodes 4 --fabric rail-optimised -o cluster.html",
-    "perfmodel topology show '2 x rtx-4090, 10 GbE' --yaml",
-    "perfmodel topology show dgx-a100 --graph dgx.json",
-    "perfmodel topology show mine.graphml -o mine.html",
-)
-CHECK_EXAMPLES = ("perfmodel topology check my-node.yaml",)
-
 FLAGS = {
     "topology": "TOPOLOGY",
     "hosts": "--nodes",
@@ -183,13 +173,6 @@ def topologies(json: JsonOption = False) -> None:
         return
     print_table(("topology", "kind", "what it is"), [tuple(each.values()) for each in descriptions])
 
-
-IMPORT_EXAMPLES = (
-    "perfmodel topology import nccl-topo.xml -o my-node.yaml",
-    "perfmodel topology import topo-m.txt --gpu A100-SXM4-80GB -o my-node.yaml",
-    "perfmodel topology import ibnetdiscover.txt -o my-fabric.yaml",
-)
-DISCOVER_EXAMPLES = ("perfmodel topology discover -o my-node.yaml",)
 
 _IMPORT_FLAGS = {
     "gpu": "--gpu",

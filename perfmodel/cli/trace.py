@@ -33,15 +33,6 @@ from perfmodel.errors import Fault, InputError
 if TYPE_CHECKING:
     from perfmodel.traces.execution_trace import ExecutionTrace
 
-TRACE_EXAMPLES = (
-    "perfmodel trace rank0.json.gz rank1.json.gz -o out",
-    "perfmodel trace traces/ --model resnet50 --batch 64 -o out",
-    "perfmodel trace rank0.json.gz --set cluster.node=dgx-h100 --set library.name=nccl",
-    "perfmodel trace et0.json kineto0.json",
-    "perfmodel trace et0.json --topology dgx-a100 -o out",
-    "perfmodel trace et --topology dgx-a100 --nodes 2 --fabric rail-optimised",
-)
-
 
 def trace(
     traces: Annotated[
@@ -147,11 +138,8 @@ def _analyse(
     if output is not None:
         inputs = {f"the trace {path}": path for path in traces if path.is_file()}
         check_outputs({f"-o ({name})": output / name for name in FILES}, inputs)
-    analysis = analyse_traces(
-        traces, gpu=gpu, batch=batch, model=model, changes=changes, folder=output
-    )
     print_answer(
-        analysis,
+        analyse_traces(traces, gpu=gpu, batch=batch, model=model, changes=changes, folder=output),
         json=json,
         to_json=to_json,
         lines=trace_lines,
@@ -214,10 +202,11 @@ def _draft_executed(
         {f"the trace {paths[0]}": paths[0]},
     )
     section = zip(("node", "nodes", "gpus_per_node", "fabric"), cluster, strict=True)
-    stated = {name: value for name, value in section if value is not None}
-    drafted = executed_scenario.run_draft(paths[0], stated, output, batch)
-    print_answer(drafted.result, json=json, to_json=to_json, lines=result_lines)
-    for note in (*drafted.notes, f"wrote {drafted.path}"):
+    path, result, notes = executed_scenario.run_draft(
+        paths[0], {name: value for name, value in section if value is not None}, output, batch
+    )
+    print_answer(result, json=json, to_json=to_json, lines=result_lines)
+    for note in (*notes, f"wrote {path}"):
         print_note(note)
 
 
@@ -287,8 +276,9 @@ def _print_inspected(paths: list[Path], json: bool) -> None:
 
     sizes = read_inspector(paths)
     if json:
-        rows = [asdict(each) for each in sizes]
-        print_json({"perfmodel": 1, "kind": "inspector", "collectives": rows})
+        print_json(
+            {"perfmodel": 1, "kind": "inspector", "collectives": [asdict(each) for each in sizes]}
+        )
         return
     print_table(
         ("collective", ">size", ">ranks", ">calls", ">transfer", ">waiting", ">busbw"),
@@ -316,8 +306,9 @@ def _simulate_chakra(
     json: bool,
 ) -> None:
     machine = "the machine to simulate Chakra's traces on"
-    one = "one folder of Chakra's traces"
-    _refuse_unless_one(folders, "folders", topology, one, machine, unused)
+    _refuse_unless_one(
+        folders, "folders", topology, "one folder of Chakra's traces", machine, unused
+    )
     assert topology is not None
     from perfmodel.cli.topology import build_cluster
     from perfmodel.report.common import quantities
@@ -341,9 +332,6 @@ def _simulate_chakra(
         f"{ranks} ranks, {simulated.collectives} collectives: "
         f"{quantities.duration(simulated.step_s)} a step on {topology}"
     )
-
-
-EXPORT_EXAMPLES = ("perfmodel export chakra resnet50-dgx-a100 -o et --set cluster.nodes=1",)
 
 
 def export(
@@ -370,7 +358,8 @@ def export(
     check_report_folder(output, [GROUPS], [question])
     prepared = prepare(question)
     if prepared.job.strategy.plan is None:
-        allowed = "a strategy whose ranks share steps"
-        raise question.fault("strategy.kind", repr(question.strategy.kind), allowed)
+        raise question.fault(
+            "strategy.kind", repr(question.strategy.kind), "a strategy whose ranks share steps"
+        )
     files = write_plan(prepared.sized.plan_for(None), output, question.name)
     print_note(f"wrote {len(files) - 1} traces and {files[-1]} ({kind})")

@@ -35,19 +35,10 @@ from perfmodel.errors import Fault, InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from perfmodel.studies.sweep import SweepResult
-if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
     from perfmodel.scenario import Scenario
+    from perfmodel.studies.sweep import SweepResult
     from perfmodel.studies.tune.model import TuneResult
-
-TUNE_EXAMPLES = (
-    "perfmodel tune bucket-size-slow-ethernet",
-    "perfmodel tune resnet50-dgx-a100 -o out",
-    "perfmodel tune resnet50-dgx-a100 --set strategy.kind=horovod",
-    "perfmodel tune bert-large-v100-25g bert-large-v100-100g",
-    "perfmodel tune resnet50-dgx-a100 --all-sizes --json",
-)
 
 
 def tune(
@@ -116,9 +107,8 @@ def _tune_settings(
 
     check_report_folder(output, settings.FILES, [question], profile)
     say = print_note if sys.stderr.isatty() else None
-    tuned = tune_settings(question, profile=load_profile(profile), progress=say)
     print_answer(
-        tuned,
+        tune_settings(question, profile=load_profile(profile), progress=say),
         json=json,
         to_json=settings.settings_json,
         lines=settings.settings_lines,
@@ -169,12 +159,6 @@ def _report(tunings: list[TuneResult], output: Path | None, *, json: bool) -> No
         folder=output,
     )
 
-
-SWEEP_EXAMPLES = (
-    "perfmodel sweep sweep-buckets-and-nodes -o out --store sweep.sqlite",
-    "perfmodel sweep my-scenario.yaml --set 'sweep.grid={strategy.bucket_cap: [5 MiB, 25 MiB]}'",
-    "perfmodel sweep my-scenario.yaml --backend dask --scheduler tcp://10.0.0.5:8786",
-)
 
 STORE_FILES = ("wal", "shm", "journal")
 """Files that SQLite keeps beside its own."""

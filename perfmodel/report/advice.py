@@ -47,7 +47,7 @@ from perfmodel.studies.advise.model import (
     to_json,
 )
 from perfmodel.studies.run.result.model import SizeResult
-from perfmodel.studies.tune.model import WORTH
+from perfmodel.studies.tune.model import MIN_GAIN
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -272,7 +272,7 @@ def _written_at(content: Mapping[str, Any], field: str) -> Any:
 
 def left_out(advice: Advice) -> list[str]:
     """Say what gains nothing, what fits no GPU and what no host, and what is not proposed."""
-    idle = ", ".join(trial.text for trial in advice.trials if trial.ratio < 1.0 + WORTH)
+    idle = ", ".join(trial.text for trial in advice.trials if trial.ratio < 1.0 + MIN_GAIN)
     has = quantities.size(advice.base.memory.capacity_bytes)
     needs = [(trial.text, trial.memory) for trial in advice.too_big if trial.memory is not None]
     in_host = {text: memory for text, memory in needs if memory.fits_gpu and memory.overfull}

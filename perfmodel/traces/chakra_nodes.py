@@ -69,26 +69,20 @@ def signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def encode_integer(field: int, value: int) -> bytes:
-    """Encode an integer field."""
-    return encode_varint(field << 3 | VARINT) + encode_varint(value)
-
-
-def encode_bytes(field: int, value: bytes | str) -> bytes:
-    """Encode text, bytes or a message inside a message."""
+def encode_field(number: int, value: float | bytes | str) -> bytes:
+    """Encode a field: an integer, a number of 64 bits, or text, bytes or a message inside it."""
+    if isinstance(value, int):
+        return encode_varint(number << 3 | VARINT) + encode_varint(value)
+    if isinstance(value, float):
+        return encode_varint(number << 3 | FIXED64) + struct.pack("<d", value)
     content = value.encode() if isinstance(value, str) else value
-    return encode_varint(field << 3 | BYTES) + encode_varint(len(content)) + content
+    return encode_varint(number << 3 | BYTES) + encode_varint(len(content)) + content
 
 
-def encode_double(field: int, value: float) -> bytes:
-    """Encode a number of 64 bits."""
-    return encode_varint(field << 3 | FIXED64) + struct.pack("<d", value)
-
-
-def encode_packed(field: int, values: Iterable[int]) -> bytes:
+def encode_packed(number: int, values: Iterable[int]) -> bytes:
     """Encode integers one after the other; nothing at all where there are none."""
     content = b"".join(map(encode_varint, values))
-    return encode_bytes(field, content) if content else b""
+    return encode_field(number, content) if content else b""
 
 
 def decode_fields(data: bytes | memoryview) -> Iterator[Field]:
@@ -188,45 +182,40 @@ class TraceNode:
 
 # ---------------------------------------------------------------- write
 
-_DOUBLE, _INT32, _INT64, _UINT64, _UINT64_LIST, _BOOL, _STRING = 3, 7, 9, 13, 14, 27, 29
-_UNSIGNED = frozenset({"comm_size", "tensor_size"})
-_SHORT = frozenset({"comm_src", "comm_dst", "comm_tag"})
-"""Attributes that Chakra's own generator writes as uint64 and int32; other integers as int64."""
+_INT32, _INT64, _UINT64, _BOOL, _STRING = 7, 9, 13, 27, 29
+_FIELDS: Mapping[type, int] = {bool: _BOOL, float: 3, str: _STRING, tuple: 14}
+"""Fields of an attribute's value by its type: bool, double, string and list of uint64."""
+_INTEGER_FIELDS = {
+    **dict.fromkeys(("comm_size", "tensor_size"), _UINT64),
+    **dict.fromkeys(("comm_src", "comm_dst", "comm_tag"), _INT32),
+}
+"""Fields of the integers that Chakra's own generator writes as uint64 and int32; others: int64."""
 
 
 def encode_trace(nodes: Iterable[TraceNode]) -> bytes:
     """Encode the file of one rank."""
-    messages = [encode_bytes(1, SCHEMA_VERSION), *map(_encode_node, nodes)]
+    messages = [encode_field(1, SCHEMA_VERSION), *map(_encode_node, nodes)]
     return b"".join(encode_varint(len(message)) + message for message in messages)
 
 
 def _encode_node(node: TraceNode) -> bytes:
     return b"".join(
         (
-            encode_integer(1, node.number),
-            encode_bytes(2, node.name),
-            encode_integer(3, node.kind),
+            encode_field(1, node.number),
+            encode_field(2, node.name),
+            encode_field(3, node.kind),
             encode_packed(4, node.ctrl_deps),
             encode_packed(5, node.data_deps),
-            encode_integer(7, node.duration_us) if node.duration_us else b"",
-            *(encode_bytes(10, _encode_attribute(*each)) for each in node.attributes.items()),
+            encode_field(7, node.duration_us) if node.duration_us else b"",
+            *(encode_field(10, _encode_attribute(*each)) for each in node.attributes.items()),
         )
     )
 
 
 def _encode_attribute(name: str, value: Value) -> bytes:
-    if isinstance(value, bool):
-        content = encode_integer(_BOOL, int(value))
-    elif isinstance(value, int):
-        kind = _UINT64 if name in _UNSIGNED else _INT32 if name in _SHORT else _INT64
-        content = encode_integer(kind, value)
-    elif isinstance(value, float):
-        content = encode_double(_DOUBLE, value)
-    elif isinstance(value, str):
-        content = encode_bytes(_STRING, value)
-    else:
-        content = encode_bytes(_UINT64_LIST, encode_packed(1, value))
-    return encode_bytes(1, name) + content
+    number = _FIELDS.get(type(value)) or _INTEGER_FIELDS.get(name, _INT64)
+    content = encode_packed(1, value) if isinstance(value, tuple) else value
+    return encode_field(1, name) + encode_field(number, content)
 
 
 # ---------------------------------------------------------------- read
@@ -347,10 +336,19 @@ class _NodeDecoder:
         return cast("Mapping[str, Value]", self._shared.setdefault(key, attributes))
 
 
-_SIGNED = frozenset({7, 9})
-_ZIGZAG = frozenset({15, 17})
+def _zigzag(value: int) -> int:
+    """Read an integer whose last bit is its sign."""
+    return value >> 1 ^ -(value & 1)
 
 
+_OF_VARINT: Mapping[int, Callable[[int], Value]] = {
+    _INT32: signed,
+    _INT64: signed,
+    15: _zigzag,
+    17: _zigzag,
+    _BOOL: bool,
+}
+"""What an integer means by its field; of all others it is unsigned."""
 _PACKED = {FIXED64: ({19: "<Q", 25: "<q"}, "<d"), FIXED32: ({5: "<f", 23: "<I", 21: "<I"}, "<i")}
 """Codes of `struct` by wire type and field, and the code of all other fields."""
 
@@ -362,9 +360,7 @@ def _decode_attribute(data: bytes) -> tuple[str, Value]:
         if number == 1:
             name = decode_text(value)
         elif isinstance(value, int):
-            zigzag = value >> 1 ^ -(value & 1)
-            content = zigzag if number in _ZIGZAG else signed(value) if number in _SIGNED else value
-            content = bool(value) if number == _BOOL else content
+            content = _OF_VARINT.get(number, int)(value)
         elif wire in _PACKED:
             codes, other = _PACKED[wire]
             content = struct.unpack(codes.get(number, other), value)[0]

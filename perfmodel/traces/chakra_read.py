@@ -179,14 +179,14 @@ class _Builder:
 
     def plan(self, name: str) -> StepPlan:
         """Build the plan of what was added."""
-        communicators = tuple(
-            Communicator(each, tuple(sorted(groups))) for each, groups in self.communicators.items()
-        )
         return StepPlan(
             name=name,
             classes=tuple(self.classes),
             streams=tuple(self.streams.values()),
-            communicators=communicators,
+            communicators=tuple(
+                Communicator(each, tuple(sorted(groups)))
+                for each, groups in self.communicators.items()
+            ),
             tasks=tuple(self.tasks),
             samples=self.world,
             semaphores=tuple(self.semaphores.items()),

@@ -20,7 +20,7 @@ from perfmodel.traces.kineto.collective_calls import element_type, elements_in, 
 from perfmodel.traces.kineto.event_stream import first_bytes, read_events, trace_fault
 from perfmodel.workload.model import ITEM_BYTES
 
-SCHEMA = "1.1"
+SCHEMA_BEGIN = "1.1"
 """Begin of the versions that are read."""
 ALLOWED = "an execution trace of PyTorch's ExecutionTraceObserver, schema 1.1, .json or .json.gz"
 _LOOKED_AT = 4096
@@ -107,7 +107,7 @@ def read_execution_trace(path: Path) -> ExecutionTrace:
     nodes = 0
     for nodes, node in enumerate(read_events(path, header, member="nodes"), start=1):
         schema, name = str(header.get("schema"))[:40], node.get("name")
-        if nodes == 1 and not schema.startswith(SCHEMA):
+        if nodes == 1 and not schema.startswith(SCHEMA_BEGIN):
             raise trace_fault(path, f"schema {schema!r}", ALLOWED)
         if not isinstance(name, str):
             raise trace_fault(path, f"node {nodes} without a name", ALLOWED)

@@ -30,7 +30,6 @@ PARTED = frozenset({"all_gather", "reduce_scatter"})
 (65,536 bytes on 32 ranks in 110 us are 19.07 GB/s in exporter/example/README.md)."""
 
 _KINDS = b'"coll_perf"', b'"p2p_perf"', b'"dump_stats"'
-_GZIP = b"\x1f\x8b"
 _ALLOWED = "lines of NCCL's Inspector: an object each, with header and coll_perf"
 
 

@@ -275,10 +275,10 @@ def _layers(analysis: TraceAnalysis) -> list[dict[str, Any]]:
     ]
 
 
-STEPS = 2
+LINKED_STEPS = 2
 """The second one is reported, where the trace links a step to the one before."""
 
-RECORDED = 1.0
+NO_MORE_SLOWDOWN = 1.0
 """Slowdown of compute beside collectives: times in traces of others contain theirs."""
 
 
@@ -325,7 +325,7 @@ def simulate_trace(folder: Path, topology: Topology, library: str = "nccl") -> S
     run = simulate(
         plan,
         make_machine(topology, load_library(library)),
-        steps=STEPS if any(task.after_previous for task in plan.tasks) else 1,
-        overlap_slowdown=None if is_own else RECORDED,
+        steps=LINKED_STEPS if any(task.after_previous for task in plan.tasks) else 1,
+        overlap_slowdown=None if is_own else NO_MORE_SLOWDOWN,
     )
     return SimulatedTrace(plan, run, run.step_time_s)

@@ -21,7 +21,7 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.files.csv_rows import read_table
 from perfmodel.files.read import parse_yaml
 from perfmodel.scenario import Scenario, make_scenario
-from perfmodel.studies.choose.search import choose_mixture
+from perfmodel.studies.choose.search import choose_layout
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
 from perfmodel.studies.run.result.model import MixtureSearch
 from perfmodel.studies.run.steps.sized_job import simulate_reported, size_job
@@ -141,7 +141,7 @@ def predicted_s(stated: StatedStep) -> float | None:
 
 def search(question: Question, section: Mapping[str, Any], workers: Workers) -> MixtureSearch:
     """Let `auto` choose."""
-    return choose_mixture(as_scenario(question.settings[0], section), workers=workers)
+    return choose_layout(as_scenario(question.settings[0], section), workers=workers)
 
 
 def degrees_of(stated: StatedStep) -> tuple[int, int, int]:

@@ -14,13 +14,10 @@ from perfmodel.cli.output import (
     JsonOption,
     ProfileOption,
     check_outputs,
-    flags_as_fields,
-    load_profile,
-    print_blocks,
-    print_json,
+    print_answer,
     print_note,
-    progress_bar,
 )
+from perfmodel.cli.validate import TransferOption, compare_records
 from perfmodel.errors import PerfmodelError
 
 REPORT = Path(__file__).parent
@@ -53,13 +50,7 @@ def validate(
             "--spread", metavar="FILE", help="Write the residual spread for datasheet intervals."
         ),
     ] = None,
-    transfer: Annotated[
-        bool,
-        typer.Option(
-            "--transfer/--no-transfer",
-            help="Also predict each sweep from the others of the same hardware.",
-        ),
-    ] = True,
+    transfer: TransferOption = True,
     all_rows: Annotated[
         bool,
         typer.Option(
@@ -86,31 +77,20 @@ def validate(
     folder = output or (None if json or data is not None else REPORT)
     check_outputs({"-o": folder and folder / "validation.html", "--spread": spread})
 
-    from perfmodel.studies.sweep.executor import count_cores
+    from reports.validation.pages.page import write_validation
+    from reports.validation.pages.text import validation_lines
     from reports.validation.run import to_json
     from reports.validation.run import validate as compare
 
-    with flags_as_fields({"profile": "--profile"}):
-        own = load_profile(profile)
-    with progress_bar("predicting sweeps") as progress:
-        answer = compare(
-            data,
-            profile=own,
-            transfer=transfer,
-            whole=all_rows,
-            processes=count_cores(),
-            progress=progress,
-        )
-    if json:
-        print_json(to_json(answer))
-    else:
-        from reports.validation.pages.text import validation_lines
-
-        print_blocks(validation_lines(answer))
-    if folder is not None:
-        from reports.validation.pages.page import write_validation
-
-        print_note(f"wrote {write_validation(answer, folder)}")
+    answer = compare_records(compare, data, profile, transfer=transfer, whole=all_rows)
+    print_answer(
+        answer,
+        json=json,
+        to_json=to_json,
+        lines=validation_lines,
+        write=write_validation,
+        folder=folder,
+    )
     if spread is not None:
         from perfmodel.library.corrections import write_spread
 

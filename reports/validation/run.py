@@ -125,27 +125,16 @@ def validate(
 ) -> Validation:
     """Predict all sweeps and trainings of a folder of records and compare.
 
+    Parameters and errors are those of `perfmodel.validate.run.validate`, but for these.
+
     Parameters
     ----------
     data : Path, optional
-        Folder with ``nccl_sweeps/META.csv`` or META.csv itself, or with tables of trainings alone
-        (see `reports.validation.trainings.datasets.datasets_in`); default: what ships.
-    profile : Profile, optional
-        A user's own numbers, as one more mode.
-    transfer : bool
-        Whether to fit profiles of other sweeps of the same hardware.
+        May also be a folder with tables of trainings alone (see
+        `reports.validation.trainings.datasets.datasets_in`).
     whole : bool
         Whether to predict every published step, and not a sample of those of split models, which
         takes hours instead of minutes.
-    processes : int
-        More than one only from a program whose main module may be imported again.
-    progress : callable, optional
-        Called with (done, total) sweeps.
-
-    Raises
-    ------
-    InputError
-        Every fault of every file.
     """
     root = records_folder() if data is None else _root(data)
     folder = data or shipped_folder()

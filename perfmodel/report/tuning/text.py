@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from perfmodel.files import as_json, attributes, csv_text
@@ -16,7 +15,7 @@ from perfmodel.report.common.document import Block, Column, Paragraph, Table, pa
 from perfmodel.scenario.strategies.ddp import DdpStrategy
 from perfmodel.studies.tune.caps import format_caps, number
 from perfmodel.studies.tune.model import (
-    WORTH,
+    MIN_GAIN,
     Choice,
     Horovod,
     MinimaxCap,
@@ -33,7 +32,7 @@ MOST_SPANS = 3
 NETWORK_BOUND = 0.1
 """Share of the step that exposed communication is at least, and of which buckets save less, where
 the network is named as the limit."""
-SLIGHT = WORTH / 2
+SLIGHT = MIN_GAIN / 2
 """Difference of regrets that is no reason to leave the default."""
 ROUNDING = 5e-5
 """Relative change below which there is none."""
@@ -471,7 +470,9 @@ def _choice(tuned: TuneResult, choice: Choice) -> dict[str, Any]:
         **attributes(choice, "step_time_s exposed_comm_s first_step_time_s"),
         **attributes(choice, "gains gains_nearby noise"),
         "regret": tuned.regret(choice),
-        "buckets": [{"index": index} | asdict(b) for index, b in enumerate(choice.buckets)],
+        "buckets": [
+            attributes(each, "index nbytes ready_s start_s end_s") for each in choice.buckets
+        ],
     }
 
 

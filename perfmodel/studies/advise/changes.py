@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from perfmodel.library.model import load_library
 from perfmodel.scenario import ClusterSize, Scenario
 from perfmodel.scenario.sections.plan import Money
 from perfmodel.studies.advise.model import Proposed, Touches
@@ -118,7 +119,7 @@ def _channels(scenario: Scenario) -> Rows:
     is_free = library.channels is None and not set(library.env) & _CHANNELS
     return tuple(
         (
-            library.name == "nccl" and is_free,
+            load_library(library.name).nccl_tuner and is_free,
             Proposed(
                 f"at least {least} channels of NCCL",
                 {"library.env": {**library.env, "NCCL_MIN_CTAS": str(least)}},

@@ -13,7 +13,7 @@ from perfmodel.scenario.sections.plan import Money
 from perfmodel.studies.compare.model import Change
 from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.run.result.usage import Memory
-from perfmodel.studies.tune.model import WORTH
+from perfmodel.studies.tune.model import MIN_GAIN
 from perfmodel.workload.model import Sample
 
 Touches = Literal["nothing", "rounding", "training", "hardware"]
@@ -179,7 +179,7 @@ class Advice:
     @property
     def worth(self) -> tuple[Trial, ...]:
         """Changes alone that gain 1 % or more."""
-        return tuple(trial for trial in self.trials if trial.ratio >= 1.0 + WORTH)
+        return tuple(trial for trial in self.trials if trial.ratio >= 1.0 + MIN_GAIN)
 
 
 # ---------------------------------------------------------------- gains of several changes together

@@ -35,7 +35,7 @@ from perfmodel.studies.run.steps.sized_job import size_job
 from perfmodel.studies.sweep.executor import check_backend, map_unordered
 from perfmodel.studies.sweep.run import Progress
 from perfmodel.studies.sweep.variants import without_curve
-from perfmodel.studies.tune.model import WORTH
+from perfmodel.studies.tune.model import MIN_GAIN
 from perfmodel.timeline import Timeline
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.gpus import load_gpu
@@ -110,8 +110,9 @@ class _Trials:
         trials: dict[int, Trial] = {}
         for number, proposal in enumerate(proposals):
             try:
-                changed = apply_changes(self.scenario, (proposal,))
-                calls.append((number, changed, self.profile, most))
+                calls.append(
+                    (number, apply_changes(self.scenario, (proposal,)), self.profile, most)
+                )
             except PerfmodelError as error:
                 trials[number] = self._keep((proposal,), (None, None, str(error)))
         for number, outcome in map_unordered(simulate_changed, calls, jobs=self.jobs):
@@ -240,7 +241,7 @@ def _without_dearer(alone: Sequence[Trial]) -> list[Trial]:
     adapters: list[float] = []
     for trial in sorted(alone, key=offered_rate):  # stable: otherwise as listed
         is_adapter = trial.changes[0].about == "network adapter"
-        if is_adapter and any(trial.ratio < (1.0 + WORTH) * ratio for ratio in adapters):
+        if is_adapter and any(trial.ratio < (1.0 + MIN_GAIN) * ratio for ratio in adapters):
             continue
         kept.append(trial)
         if is_adapter and trial.point is not None:
@@ -264,7 +265,9 @@ def _combine(trials: _Trials, alone: Sequence[Trial]) -> Iterator[Trial]:
     first: Trial | None = None
     for allowed in LEVELS:
         better = _best_of_level(trials, alone, allowed, first)
-        if better is not None and better.ratio >= (1.0 + WORTH) * (first.ratio if first else 1.0):
+        if better is not None and better.ratio >= (1.0 + MIN_GAIN) * (
+            first.ratio if first else 1.0
+        ):
             first = better if allowed == LEVELS[0] else first
             yield trials.of(better.changes, with_limits=True)
 
@@ -273,7 +276,7 @@ def _best_of_level(
     trials: _Trials, alone: Sequence[Trial], allowed: Sequence[Touches], start: Trial | None
 ) -> Trial | None:
     """Add changes that may be made to the best so far, by their gain alone, while they gain."""
-    worth = [each for each in alone if each.touches in allowed and each.ratio >= 1.0 + WORTH]
+    worth = [each for each in alone if each.touches in allowed and each.ratio >= 1.0 + MIN_GAIN]
     worth.sort(key=lambda trial: -trial.ratio)
     if not worth:
         return start
@@ -284,7 +287,7 @@ def _best_of_level(
         if not is_used and len(best.changes) < MOST_TOGETHER and trial_count < MOST_TRIALS:
             trial_count += 1
             joined = trials.of((*best.changes, change))
-            best = joined if joined.ratio >= (1.0 + WORTH) * best.ratio else best
+            best = joined if joined.ratio >= (1.0 + MIN_GAIN) * best.ratio else best
     return _without_idle(trials, best)
 
 
@@ -292,7 +295,7 @@ def _without_idle(trials: _Trials, best: Trial) -> Trial:
     """Leave out changes without which it gains as much."""
     for change in best.changes:
         rest = tuple(each for each in best.changes if each is not change)
-        if rest and (fewer := trials.of(rest)).ratio * (1.0 + WORTH) > best.ratio:
+        if rest and (fewer := trials.of(rest)).ratio * (1.0 + MIN_GAIN) > best.ratio:
             best = fewer
     return best
 
@@ -323,8 +326,11 @@ def scan_settings(prepared: PreparedSize) -> Iterator[Proposed]:
         values = [_written(value, setting.unit) for value in setting.values]
         best = _best(prepared, setting.field, values, now_s)
         if best is not None:
-            text = f"{setting.field} {str(best).lower() if isinstance(best, bool) else best}"
-            yield Proposed(text, {f"strategy.{setting.field}": best}, setting.field)
+            yield Proposed(
+                f"{setting.field} {str(best).lower() if isinstance(best, bool) else best}",
+                {f"strategy.{setting.field}": best},
+                setting.field,
+            )
 
 
 def _written(value: Any, unit: str | None) -> Any:

@@ -1,1 +1,1 @@
-"""`search.choose_mixture`: the quickest mixture that fits, for scenarios with strategy ``auto``."""
+"""`search.choose_layout`: the quickest layout that fits, for scenarios with strategy ``auto``."""

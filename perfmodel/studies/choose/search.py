@@ -1,11 +1,11 @@
-"""`choose_mixture`: the quickest mixture that fits, by branch and bound over all that are listed.
+"""`choose_layout`: the quickest layout that fits, by branch and bound over all that are listed.
 
-Mixtures are taken by their lower bounds: first what a step of each takes at least is worked out,
+Layouts are taken by their lower bounds: first what a step of each takes at least is worked out,
 then memory, and what is left at the head of the queue is simulated, until the next bound is not
 below the best simulated step. So nothing that was left out can be quicker, unless the number of
 simulations ends the search. Then the winner is tried with other sizes of buckets.
 
-Worker processes simulate the mixtures that a search would come to next, before it asks for them. So
+Worker processes simulate the layouts that a search would come to next, before it asks for them. So
 it finds what it finds alone, and only what a better one found meanwhile rules out was simulated in
 vain.
 """
@@ -21,12 +21,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from perfmodel.errors import InputError
+from perfmodel.memo import once
 from perfmodel.scenario import Scenario
-from perfmodel.studies.choose.mixtures import (
-    MixtureCandidate,
-    MixtureJobs,
+from perfmodel.studies.choose.layouts import (
+    LayoutCandidate,
+    LayoutJobs,
     T,
-    list_mixtures,
+    list_layouts,
     prepare_jobs,
     result_of,
     result_or_error,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
 
 MOST_LISTED = 10
-"""Simulated mixtures that are shown."""
+"""Simulated layouts that are shown."""
 HIDDEN_SHARE = 0.01
 """Share of a step below which what reductions expose is not worth more simulations; `tune` keeps
 the library's buckets for less, too."""
@@ -60,26 +61,21 @@ SimulatedStep = tuple[float, Mapping[str, float]]
 """Time of a step, and its parts (`step_causes`); seconds."""
 
 
-def as_question(scenario: Scenario, profile: Profile | None, fidelity: str | None) -> bytes:
-    """What workers need to prepare jobs; equal bytes for each call, so that they do so once."""
-    return pickle.dumps((scenario, profile, fidelity))
-
-
 def _simulate(sized: SizedJob) -> SimulatedStep:
     reported = simulate_reported(sized)
     return reported.step_s, step_causes(reported)
 
 
 @lru_cache(maxsize=1)
-def _jobs_of(question: bytes) -> MixtureJobs:
+def _jobs_of(question: bytes) -> LayoutJobs:
     """Jobs of a worker's process."""
     return prepare_jobs(*pickle.loads(question))  # noqa: S301  (bytes of the process that asks)
 
 
 def _simulate_candidate(
-    question: bytes, candidate: MixtureCandidate
-) -> tuple[MixtureCandidate, SimulatedStep | InputError]:
-    """Simulate a mixture in a worker."""
+    question: bytes, candidate: LayoutCandidate
+) -> tuple[LayoutCandidate, SimulatedStep | InputError]:
+    """Simulate a layout in a worker."""
 
     def simulate() -> SimulatedStep:
         sized = _jobs_of(question).make(candidate)
@@ -94,7 +90,7 @@ def _simulate_candidate(
 
 @dataclass(frozen=True, order=True, slots=True)
 class _Queued:
-    """A mixture in the queue.
+    """A layout in the queue.
 
     `memory`: once it was checked, and the bound is that of its plan.
     `needed_bytes`: where it does not fit; infinite where that was plain at once.
@@ -106,7 +102,7 @@ class _Queued:
     needed_bytes: float | None = field(default=None, compare=False)
 
 
-def choose_mixture(
+def choose_layout(
     scenario: Scenario,
     *,
     profile: Profile | None = None,
@@ -115,7 +111,7 @@ def choose_mixture(
     progress: Progress | None = None,
     workers: Workers | None = None,
 ) -> MixtureSearch:
-    """Find the quickest mixture that fits.
+    """Find the quickest layout that fits.
 
     Parameters
     ----------
@@ -136,17 +132,15 @@ def choose_mixture(
     Raises
     ------
     InputError
-        Another strategy, a name that does not resolve, or no mixture that the model, the GPUs and
+        Another strategy, a name that does not resolve, or no layout that the model, the GPUs and
         the batch allow and that fits; names file, line and field.
     """
     say = progress or (lambda _: None)
     jobs = prepare_jobs(scenario, profile, fidelity)
-    candidates, divided = list_mixtures(
-        scenario, jobs.section, jobs.base.size, jobs.inputs.workload
-    )
+    candidates, divided = list_layouts(scenario, jobs.section, jobs.base.size, jobs.inputs.workload)
     bounds = StepBounds(scenario.compute.precision, jobs.make)
-    say(f"{len(candidates):,} mixtures")
-    question = as_question(scenario, profile, fidelity)
+    say(f"{len(candidates):,} layouts")
+    question = pickle.dumps((scenario, profile, fidelity))  # equal bytes for each call
     search = _Search(jobs, bounds, candidates, say, workers or ALONE, question, divided)
     bounded = (search.bound(number) for number in range(len(candidates)))
     queue = [each for each in bounded if each is not None]
@@ -162,19 +156,20 @@ def choose_mixture(
 
 @dataclass
 class _Search:
-    """The search: what was simulated so far, and what became of the other mixtures.
+    """The search: what was simulated so far, and what became of the other layouts.
 
-    `question`: what workers prepare their own jobs from (`as_question`).
+    `question`: what workers prepare their own jobs from, pickled: the same bytes for each call, so
+        that they do so once.
     `ready`: steps, or why there is none, of what workers have simulated.
-    `impossible`, `too_big`: how many mixtures were.
-    `least`: the least memory of what does not fit, and the number of that mixture.
-    `refused`: the last error of an impossible mixture.
-    `checks`: by the number of a mixture what `_check` said of it.
+    `impossible`, `too_big`: how many layouts were.
+    `least`: the least memory of what does not fit, and the number of that layout.
+    `refused`: the last error of an impossible layout.
+    `checks`: by the number of a layout what `_check` said of it.
     """
 
-    jobs: MixtureJobs
+    jobs: LayoutJobs
     bounds: StepBounds
-    candidates: list[MixtureCandidate]
+    candidates: list[LayoutCandidate]
     say: Progress
     workers: Workers
     question: bytes
@@ -184,7 +179,7 @@ class _Search:
     least: tuple[float, int] = (math.inf, 0)
     refused: InputError | None = None
     checks: dict[int, _Queued | InputError] = field(default_factory=dict)
-    ready: dict[MixtureCandidate, SimulatedStep | InputError] = field(default_factory=dict)
+    ready: dict[LayoutCandidate, SimulatedStep | InputError] = field(default_factory=dict)
 
     @property
     def best_s(self) -> float:
@@ -192,13 +187,13 @@ class _Search:
         return min((step_s for step_s, _, _ in self.simulated), default=math.inf)
 
     def bound(self, number: int) -> _Queued | None:
-        """Return a mixture with its lower bound for the queue; None if it is impossible."""
+        """Return a layout with its lower bound for the queue; None if it is impossible."""
         candidate = self.candidates[number]
         bound_s = self._possible(result_or_error(lambda: self.bounds.lower_bound_s(candidate)))
         return None if bound_s is None else _Queued(bound_s, number)
 
     def _possible(self, outcome: T | InputError) -> T | None:
-        """Return an outcome; None where it is an error, by which a mixture is impossible."""
+        """Return an outcome; None where it is an error, by which a layout is impossible."""
         if not isinstance(outcome, InputError):
             return outcome
         self.impossible += 1
@@ -223,7 +218,7 @@ class _Search:
         Nothing that the search does later depends on it, but for how soon it has steps.
         """
         most = min(most, self.workers.at_once)
-        ahead, following = list(queue), list[MixtureCandidate]()
+        ahead, following = list(queue), list[LayoutCandidate]()
         if most < 2 or self.candidates[queue[0].number] in self.ready:
             return
         while ahead and len(following) < most:
@@ -238,7 +233,7 @@ class _Search:
                 heapq.heappush(ahead, again)
         self._begin(following)
 
-    def _begin(self, candidates: Sequence[MixtureCandidate]) -> None:
+    def _begin(self, candidates: Sequence[LayoutCandidate]) -> None:
         """Let workers simulate what is not ready, if there are workers."""
         calls = [(self.question, each) for each in candidates if each not in self.ready]
         if not self.workers.alone and len(calls) > 1:
@@ -250,7 +245,7 @@ class _Search:
             )
 
     def _look(self, head: _Queued) -> _Queued | None:
-        """Simulate a mixture that is checked, or return it checked if it is possible and fits."""
+        """Simulate a layout that is checked, or return it checked if it is possible and fits."""
         memory = head.memory
         if memory is not None:
             self._possible(result_or_error(lambda: self._simulate(head, memory)))
@@ -263,10 +258,10 @@ class _Search:
         return checked
 
     def _check(self, head: _Queued) -> _Queued | InputError:
-        """Return a mixture with its memory and the bound of its plan; worked out once."""
-        if head.number not in self.checks:
-            self.checks[head.number] = result_or_error(lambda: self._check_anew(head))
-        return self.checks[head.number]
+        """Return a layout with its memory and the bound of its plan; worked out once."""
+        return once(
+            self.checks, head.number, lambda: result_or_error(lambda: self._check_anew(head))
+        )
 
     def _check_anew(self, head: _Queued) -> _Queued:
         candidate = self.candidates[head.number]
@@ -312,8 +307,8 @@ class _Search:
             if at != middle + direction:
                 return
 
-    def _is_quicker(self, candidate: MixtureCandidate) -> bool:
-        """Simulate one more mixture if it fits; return whether it is the best so far."""
+    def _is_quicker(self, candidate: LayoutCandidate) -> bool:
+        """Simulate one more layout if it fits; return whether it is the best so far."""
         before_s = self.best_s
         if len(self.simulated) >= self.jobs.section.simulate:
             return False
@@ -341,14 +336,14 @@ class _Search:
         self.simulated.append((step_s, head.number, simulated))
         self.say(f"{len(self.simulated)} simulated, the best {self.best_s:.4g} s")
 
-    def _describe(self, candidate: MixtureCandidate) -> str:
+    def _describe(self, candidate: LayoutCandidate) -> str:
         return candidate.describe(
             self.jobs.section, self.jobs.base.size.gpus // candidate.gpus_per_replica
         )
 
     def result(self, listed: int, queue: list[_Queued]) -> MixtureSearch:
         """Return what the search came to."""
-        ranked = [mixture for _, _, mixture in sorted(self.simulated, key=lambda each: each[:2])]
+        ranked = [layout for _, _, layout in sorted(self.simulated, key=lambda each: each[:2])]
         lowest_s = min((each.bound_s for each in queue), default=math.inf)
         return MixtureSearch(
             best=tuple(ranked[:MOST_LISTED]),
@@ -365,10 +360,13 @@ class _Search:
         needed, number = self.least
         if self.too_big and math.isinf(needed):
             allowed = "parameters and gradients alone are larger than a GPU"
-            return f"{self.too_big:,} mixtures, none fits", f"more GPUs, or other lists: {allowed}"
+            return (
+                f"{self.too_big:,} parallel layouts, none fits",
+                f"more GPUs, or other lists: {allowed}",
+            )
         if self.too_big:
             has = self.jobs.base.job.gpu.memory_bytes
-            return f"{self.too_big:,} mixtures, none of which fits", (
+            return f"{self.too_big:,} parallel layouts, none of which fits", (
                 f"more GPUs, or other lists: the least memory, {needed / 2**30:.1f} GiB of "
                 f"{has / 2**30:.1f} GiB with what CUDA, NCCL and the allocator take, has "
                 f"{self._describe(self.candidates[number])}"
@@ -377,4 +375,4 @@ class _Search:
         if self.refused is not None:
             fault = self.refused.faults[0]
             reason = f"for one, {fault.field}: found {fault.found}; allowed: {fault.allowed}"
-        return f"{self.impossible:,} mixtures, all impossible", reason
+        return f"{self.impossible:,} parallel layouts, all impossible", reason

@@ -1,4 +1,4 @@
-"""Times below which no step of a mixture can be: its kernels, its exposed calls, its bubble.
+"""Times below which no step of a layout can be: its kernels, its exposed calls, its bubble.
 
 Layers and calls are priced once per share of the model, micro-batch and recomputation. A stage
 begins once the first micro-batch has passed the stages before it, runs all passes of its parts, and
@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray, RankGroup
+from perfmodel.memo import once
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.studies.choose.mixtures import MixtureCandidate
+from perfmodel.studies.choose.layouts import LayoutCandidate
 from perfmodel.studies.run.resolve.job_plan import price_layers
 from perfmodel.studies.run.resolve.training_job import gpu_spread
 from perfmodel.studies.run.resolve.what_if import what_if_of
@@ -58,14 +59,14 @@ class PricedShare:
 
 @dataclass
 class StepBounds:
-    """Bounds of mixtures on one machine.
+    """Bounds of layouts on one machine.
 
     `precision`: of the compute.
-    `make`: the job of a mixture.
+    `make`: the job of a layout.
     """
 
     precision: str
-    make: Callable[[MixtureCandidate], SizedJob]
+    make: Callable[[LayoutCandidate], SizedJob]
     _shares: dict[Hashable, PricedShare] = field(default_factory=dict)
     _groups: dict[Hashable, Groups] = field(default_factory=dict)
     _held: dict[int, str | None] = field(default_factory=dict)
@@ -73,18 +74,18 @@ class StepBounds:
     _alone_s: dict[Hashable, float] = field(default_factory=dict)
     _timers: dict[str, UncontendedTimer] = field(default_factory=dict)
 
-    def lower_bound_s(self, candidate: MixtureCandidate) -> float:
+    def lower_bound_s(self, candidate: LayoutCandidate) -> float:
         """Least time of a step.
 
-        Raises `PerfmodelError`: a mixture that the model does not allow.
+        Raises `PerfmodelError`: a layout that the model does not allow.
         """
         share = self._share(candidate)
         if candidate.pipeline == 1:
             return float(candidate.micro_batches * (share.forward_s[-1] + share.backward_s[-1]))
         return self._pipeline_bound_s(candidate, share)
 
-    def _share(self, candidate: MixtureCandidate) -> PricedShare:
-        """Prices of a share; an error is one for all mixtures of it."""
+    def _share(self, candidate: LayoutCandidate) -> PricedShare:
+        """Prices of a share; an error is one for all layouts of it."""
         key = (
             candidate.tensor,
             candidate.sequence_parallel,
@@ -96,41 +97,29 @@ class StepBounds:
             self._exposed_groups(candidate),
             candidate.micro_batches if self.precision == "fp8" else 0,
         )
-        if key not in self._shares:
-            self._shares[key] = self._price(self.make(candidate), dict(key[7]))
-        return self._shares[key]
+        return once(self._shares, key, lambda: self._price(self.make(candidate), dict(key[7])))
 
-    def _held_dtype(self, candidate: MixtureCandidate) -> str | None:
-        if candidate.sharding not in self._held:
+    def _held_dtype(self, candidate: LayoutCandidate) -> str | None:
+        def find() -> str | None:
             job = self.make(candidate).job
-            self._held[candidate.sharding] = job.strategy.held_dtype(job.options)
-        return self._held[candidate.sharding]
+            return job.strategy.held_dtype(job.options)
 
-    def _exposed_groups(self, candidate: MixtureCandidate) -> Groups:
+        return once(self._held, candidate.sharding, find)
+
+    def _exposed_groups(self, candidate: LayoutCandidate) -> Groups:
         """Return groups of which calls may not be hidden.
 
         One group of each stage whose ranks share layers, without those that are alike.
         """
         key = (candidate.tensor, candidate.context, candidate.expert, candidate.pipeline)
-        if key not in self._groups:
-            sized = self.make(candidate)
-            grid = sized.job.mixture.grid(sized.size.gpus)
-            own, per_node = sized.allocation.own, sized.size.gpus_per_node
-            self._groups[key] = tuple(
-                (name, _first_of_kinds(listed, grid, own, per_node))
-                for name, listed in (
-                    ("tensor", grid.tensor_groups),
-                    ("context", grid.context_groups),
-                    ("expert", grid.expert_groups),
-                )
-            )
-        groups = self._groups[key]  # those of experts last
+        groups = once(self._groups, key, lambda: _groups_of_calls(self.make(candidate)))
         return groups[:-1] if candidate.schedule in HIDING_EXPERTS else groups
 
     def _price(self, sized: SizedJob, groups: dict[str, tuple[RankGroup, ...]]) -> PricedShare:
         job, workload = sized.job, sized.job.workload
-        spread = slowest_factor(sized.size.gpus, gpu_spread(job))
-        times = slow_device(price_layers(job, sized.batch), spread)
+        times = slow_device(
+            price_layers(job, sized.batch), slowest_factor(sized.size.gpus, gpu_spread(job))
+        )
         forward_s, backward_s = times.forward_s.copy(), times.backward_s.copy()
         if any(layer.calls for layer in workload.layers) and _is_timed(sized):
             called_s: dict[Hashable, tuple[float, float]] = {}
@@ -170,14 +159,13 @@ class StepBounds:
         return sum(map(least_s, forward), 0.0), sum(map(least_s, backward), 0.0)
 
     def _collective_s(self, sized: SizedJob, group: RankGroup, op: Op, nbytes: int) -> float:
-        key = (op, nbytes, group)
-        if key not in self._alone_s:
-            self._alone_s[key] = collective_s(
-                sized.ensemble.likely, group, self._timers, op, nbytes
-            )
-        return self._alone_s[key]
+        return once(
+            self._alone_s,
+            (op, nbytes, group),
+            lambda: collective_s(sized.ensemble.likely, group, self._timers, op, nbytes),
+        )
 
-    def _pipeline_bound_s(self, candidate: MixtureCandidate, share: PricedShare) -> float:
+    def _pipeline_bound_s(self, candidate: LayoutCandidate, share: PricedShare) -> float:
         """Fill, all passes of a stage, and drain, of the stage where they take longest; seconds."""
         assert candidate.schedule is not None
         row, count = SCHEDULES[candidate.schedule], candidate.micro_batches
@@ -198,17 +186,17 @@ class StepBounds:
         return float(bounds.max())
 
     def _edges(
-        self, candidate: MixtureCandidate, share: PricedShare, shape: PipelineSchedule
+        self, candidate: LayoutCandidate, share: PricedShare, shape: PipelineSchedule
     ) -> IntArray:
         """First layers of the parts of the model, and the end of the last."""
-        split = (candidate.tensor, candidate.context, candidate.expert)
-        key = (*split, candidate.sequence_parallel, shape.parts, candidate.ends_as_blocks)
-        if key not in self._parts:
-            ends = candidate.ends_as_blocks
-            options = PartitionOptions(embedding_as_block=ends, loss_as_block=ends)
-            layers = part_layers(share.workload, shape, options)
-            self._parts[key] = np.array([0, *(part.stop for part in layers)])
-        return self._parts[key]
+        ends, split = candidate.ends_as_blocks, (candidate.tensor, candidate.context)
+        key = (*split, candidate.expert, candidate.sequence_parallel, shape.parts, ends)
+        options = PartitionOptions(embedding_as_block=ends, loss_as_block=ends)
+
+        def find() -> IntArray:
+            return np.array([0, *(p.stop for p in part_layers(share.workload, shape, options))])
+
+        return once(self._parts, key, find)
 
     def busiest_stream_s(self, sized: SizedJob) -> float:
         """Least time of a step from its plan: of a stream, whose tasks run one after the other."""
@@ -249,6 +237,20 @@ def _segments(sized: SizedJob) -> list[tuple[int, int]]:
     ends = (end for block in repeated_blocks(workload) for end in (block.start, block.stop))
     edges = [0, *ends, len(workload.layers)]
     return [(begin, end) for begin, end in pairwise(edges) if begin < end]
+
+
+def _groups_of_calls(sized: SizedJob) -> Groups:
+    """Return the groups of layers' calls by dimension, those of experts last."""
+    grid = sized.job.mixture.grid(sized.size.gpus)
+    listed = {
+        "tensor": grid.tensor_groups,
+        "context": grid.context_groups,
+        "expert": grid.expert_groups,
+    }
+    own, per_node = sized.allocation.own, sized.size.gpus_per_node
+    return tuple(
+        (name, _first_of_kinds(groups, grid, own, per_node)) for name, groups in listed.items()
+    )
 
 
 def _first_of_kinds(

@@ -58,8 +58,9 @@ def list_differing_fields(scenarios: Sequence[Scenario]) -> tuple[Field, ...]:
         written = (_find_written(scenario, shortest)[1] for scenario in scenarios)
         values = tuple(v if isinstance(v, str) else json.dumps(v) for v in written)
         if len(set(values)) > 1:  # else it follows from another field
-            reader = READERS.get(shortest.partition(".")[0])
-            fields.setdefault(shortest, Field(shortest, values, reader))
+            fields.setdefault(
+                shortest, Field(shortest, values, READERS.get(shortest.partition(".")[0]))
+            )
     return tuple(fields.values())
 
 
@@ -122,7 +123,7 @@ def compare(
     for done, (label, scenario) in enumerate(labelled.items(), 1):
         at_main_size = without_curve(scenario)
         result = run_scenario(at_main_size, profile=profile)
-        if result.search is not None:  # a what-if is of the mixture that was chosen
+        if result.search is not None:  # a what-if is of the layout that was chosen
             at_main_size = change_scenario(at_main_size, result.search.winner.changes)
         sides.append(Side(label, at_main_size, result))
         if progress is not None:
@@ -197,7 +198,7 @@ def _chance(point: SizeResult) -> tuple[Uncertainty, ...]:
 NO_LATENCY: Mapping[str, Any] = {"network_latency": 0.0, "node_latency": 0.0, "launch": 0.0}
 """A message takes only the time of its bytes."""
 
-SILENT: Mapping[str, Any] = {"communication": False}
+NO_COMMUNICATION: Mapping[str, Any] = {"communication": False}
 
 LEAST_DIFFERENCE = 1e-6
 """Share of a step below which the difference of two steps is rounding and has no parts."""
@@ -212,7 +213,7 @@ def list_what_ifs(sides: Sequence[Side]) -> list[tuple[str, Mapping[str, Any]]]:
     several = any(point.gpus > 1 for point in points)
     links = _list_fast_links(points) if several else {}
     rows: tuple[tuple[bool, str, Mapping[str, Any]], ...] = (
-        (several, "no communication at all", SILENT),
+        (several, "no communication at all", NO_COMMUNICATION),
         (True, "compute twice as fast", {"compute": 2.0}),
         ("jitter" in kinds, "no jitter", {"jitter": False}),
         (any(kind != "jitter" for kind in kinds), "no events", {"events": False}),
@@ -234,7 +235,7 @@ def _list_fast_links(points: Sequence[SizeResult]) -> dict[str, Mapping[str, Any
             "infinitely fast links everywhere": every,
         }
     for relief in (point.relief for point in points if point.relief is not None):
-        if relief.what_if and relief.what_if not in (*links.values(), NO_LATENCY, SILENT):
+        if relief.what_if and relief.what_if not in (*links.values(), NO_LATENCY, NO_COMMUNICATION):
             links[relief.what] = dict(relief.what_if)
     both = {"infinitely fast links and no latency": {**every, **NO_LATENCY}}
     return links | {"no latency": NO_LATENCY} | both

@@ -153,7 +153,7 @@ class Comparison:
     def labelled_assumptions(self) -> tuple[tuple[tuple[str, ...], str], ...]:
         """As `assumptions`, beside the labels of the sides; none for what holds for all."""
         has_interval = any(each.step.interval is not None for each in self.differences)
-        own = {RATIOS: has_interval, SHARES: bool(self.what_ifs)}
+        own = {INTERVALS_NOTE: has_interval, SHARES_NOTE: bool(self.what_ifs)}
         lines = dict.fromkeys(line for side in self.sides for line in side.result.assumptions)
         labels_of = {
             line: tuple(side.label for side in self.sides if line in side.result.assumptions)
@@ -168,11 +168,11 @@ class Comparison:
         )
 
 
-RATIOS = (
+INTERVALS_NOTE = (
     "Intervals of changes compare like ends with like for what both sides share: the same model on "
     "the same GPU, networks of one kind. All else is taken as independent."
 )
-SHARES = (
+SHARES_NOTE = (
     "Each what-if stands alone: savings overlap where one thing hides another, so they need not "
     "add up to the step, nor shares to the difference."
 )
@@ -190,7 +190,18 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
             {"field": field.name, "values": field.values, "acts_only_in": field.reader}
             for field in comparison.fields
         ],
-        "changes": [_versus(versus) for versus in comparison.differences],
+        "changes": [
+            {
+                "label": versus.label,
+                "step_time": _change(versus.step),
+                "samples_per_s": _change(versus.throughput) if versus.same_samples else None,
+                "exposed_comm_s": versus.exposed_s,
+                "breakdown_s": versus.parts_s,
+                "bottleneck": dict(zip(("from", "to"), versus.bottleneck, strict=True))
+                | {"moved": versus.moved},
+            }
+            for versus in comparison.differences
+        ],
         "attribution": [_imagined(imagined, sides) for imagined in comparison.what_ifs],
         "assumptions": comparison.assumptions,
     }
@@ -218,18 +229,6 @@ def _side(side: Side) -> dict[str, Any]:
 
 def _change(change: Change) -> dict[str, Any]:
     return {**attributes(change, "ratio interval"), "within_interval": change.within}
-
-
-def _versus(versus: SideDifference) -> dict[str, Any]:
-    before, after = versus.bottleneck
-    return {
-        "label": versus.label,
-        "step_time": _change(versus.step),
-        "samples_per_s": _change(versus.throughput) if versus.same_samples else None,
-        "exposed_comm_s": versus.exposed_s,
-        "breakdown_s": versus.parts_s,
-        "bottleneck": {"from": before, "to": after, "moved": versus.moved},
-    }
 
 
 def _imagined(imagined: WhatIfResult, sides: tuple[Side, ...]) -> dict[str, Any]:

@@ -55,15 +55,11 @@ class StepRequest:
                 "fabric": None if fabric is None else fabric.model_dump(exclude_none=True),
             },
             **(candidate.set or {}),
-            **self._upgraded(of_plan=False),
+            **self.upgraded(of_plan=False),
         }
 
-    @property
-    def failure_changes(self) -> dict[str, Any]:
-        """Fields of the plan that the upgrade sets, such as a faster storage."""
-        return self._upgraded(of_plan=True)
-
-    def _upgraded(self, *, of_plan: bool) -> dict[str, Any]:
+    def upgraded(self, *, of_plan: bool) -> dict[str, Any]:
+        """Return what the upgrade sets: fields of the plan, such as a faster storage, or others."""
         fields = {} if self.upgrade is None else self.upgrade.set
         return {key: value for key, value in fields.items() if key.startswith("plan.") == of_plan}
 
@@ -119,7 +115,7 @@ def find_failures(scenario: Scenario, request: StepRequest) -> FailureSection | 
 
     Raises `InputError`: what its upgrade sets makes no plan.
     """
-    changes = request.failure_changes
+    changes = request.upgraded(of_plan=True)
     plan = change_scenario(scenario, changes).plan if changes else scenario.plan
     return None if plan is None else plan.failures
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import PerfmodelError
+from perfmodel.library.model import load_library
 from perfmodel.scenario import (
     CandidateSection,
     Scenario,
@@ -327,7 +328,7 @@ def _other_algorithm(smaller: Scenario, larger: Scenario, profile: Profile | Non
         own, other = (_main_collective(_sized(each, profile)) for each in (smaller, larger))
         if own is None or other is None or own[0] == other[0]:
             return ""
-        library = "NCCL" if smaller.library.name == "nccl" else smaller.library.name
+        library = "NCCL" if _has_nccl_tuner(smaller) else smaller.library.name
         (here, text), (there, text_there) = own, other
         return (
             f"there {library} prefers a {here.replace('_', ' ')} ({text}), on more nodes a "
@@ -340,7 +341,7 @@ def _other_algorithm(smaller: Scenario, larger: Scenario, profile: Profile | Non
 def _if_named(scenario: Scenario, algorithm: str, profile: Profile | None) -> str:
     """Say how long the step is where the user names the algorithm, if that is shorter."""
     env, name = scenario.library.env, NCCL_ALGO_NAMES.get(algorithm)
-    if scenario.library.name != "nccl" or name is None or "NCCL_ALGO" in env:
+    if not _has_nccl_tuner(scenario) or name is None or "NCCL_ALGO" in env:
         return ""
     by_name = change_scenario(scenario, {"library.env": {**env, "NCCL_ALGO": name}})
     before_s, after_s = (
@@ -353,6 +354,10 @@ def _if_named(scenario: Scenario, algorithm: str, profile: Profile | None) -> st
         f"; with NCCL_ALGO={name} a step would take {format_time(after_s)} instead of "
         f"{format_time(before_s)} by this model, which is not NCCL's own estimate: worth measuring"
     )
+
+
+def _has_nccl_tuner(scenario: Scenario) -> bool:
+    return load_library(scenario.library.name).nccl_tuner
 
 
 def _sized(scenario: Scenario, profile: Profile | None) -> SizedJob:

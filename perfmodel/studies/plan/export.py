@@ -15,7 +15,7 @@ from perfmodel.arrays import Z80
 from perfmodel.files import as_json, attributes, csv_text
 from perfmodel.scenario import CandidateSection, PlanSection, PowerSection
 from perfmodel.studies.plan.candidates import Hardware
-from perfmodel.studies.plan.model import PlanOption, PlanResult, Training, UpgradeOutcome, Upkeep
+from perfmodel.studies.plan.model import PlanOption, PlanResult, UpgradeOutcome, Upkeep
 from perfmodel.studies.plan.time_to_train import daly_s, young_s
 from perfmodel.studies.run.steps.routing_cost import MUCH
 from perfmodel.topology.templates.gpus import gpu_sources
@@ -135,16 +135,14 @@ def option_to_json(option: PlanOption, plan: PlanResult) -> dict[str, Any]:
         "probability_in_time": probability_in_time(option, plan.deadline_s),
         "in_budget": None if budget is None or cost is None else cost <= budget,
         "step": None if option.step is None else asdict(option.step),
-        "training": None if option.training is None else _training(option.training),
+        "training": None
+        if option.training is None
+        else {
+            **attributes(option.training, "samples steps work_s wall_s wall_interval_s goodput"),
+            **_upkeep(option.training.upkeep),
+            "simulated": option.training.simulated and asdict(option.training.simulated),
+        },
         "cost": None if sums is None else asdict(sums) | {"total": sums.total},
-    }
-
-
-def _training(training: Training) -> dict[str, Any]:
-    return {
-        **attributes(training, "samples steps work_s wall_s wall_interval_s goodput"),
-        **_upkeep(training.upkeep),
-        "simulated": None if training.simulated is None else asdict(training.simulated),
     }
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfmodel.errors import InputError
+from perfmodel.memo import once
 from perfmodel.scenario import PlanSection, Scenario, scenario_digest
 from perfmodel.studies.plan.candidates import (
     Hardware,
@@ -64,10 +65,9 @@ class _Plan:
 
     def workload(self, scenario: Scenario) -> Workload:
         """Return the model of a variant; a candidate may set another dtype or sequence length."""
-        key = scenario.model.model_dump_json()
-        if key not in self._workloads:
-            self._workloads[key] = resolve_workload(scenario)
-        return self._workloads[key]
+        return once(
+            self._workloads, scenario.model.model_dump_json(), lambda: resolve_workload(scenario)
+        )
 
 
 def plan_scenario(

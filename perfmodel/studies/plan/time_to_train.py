@@ -63,9 +63,11 @@ def target_samples(scenario: Scenario, workload: Workload) -> float:
 
 def _tokens(scenario: Scenario, workload: Workload, field: str) -> int:
     if workload.sample.tokens is None:
-        problem = f"tokens, but a sample of {workload.name} is no sequence: one {workload.sample}"
-        allowed = "samples, a transformer of the zoo, or a model file with tokens_per_sample"
-        raise scenario.fault(field, problem, allowed)
+        raise scenario.fault(
+            field,
+            f"tokens, but a sample of {workload.name} is no sequence: one {workload.sample}",
+            "samples, a transformer of the zoo, or a model file with tokens_per_sample",
+        )
     return workload.sample.tokens
 
 

@@ -84,9 +84,9 @@ def run_scenario(
     """
     search = None
     if scenario.strategy.kind == "auto" and strategy is None:
-        from perfmodel.studies.choose.search import choose_mixture
+        from perfmodel.studies.choose.search import choose_layout
 
-        search = choose_mixture(scenario, profile=profile, fidelity=fidelity, workers=workers)
+        search = choose_layout(scenario, profile=profile, fidelity=fidelity, workers=workers)
         scenario = change_scenario(scenario, search.winner.changes)
     inputs = resolve_scenario(scenario, profile, fidelity, strategy)
     inputs = replace(inputs, processes=as_disturbances(processes, steps))

@@ -111,7 +111,7 @@ ALONE = Workers(jobs=1)
 def search_workers(
     scenario: Scenario, jobs: int | None, backend: str, scheduler: str | None
 ) -> Workers:
-    """Who simulates the mixtures of strategy ``auto``; this process, unless something is said.
+    """Who simulates the layouts of strategy ``auto``; this process, unless something is said.
 
     Raises `InputError`: something is said where nothing is searched, or as of `check_backend`.
     """
@@ -120,7 +120,7 @@ def search_workers(
     if not stated:
         return ALONE
     if scenario.strategy.kind != "auto":
-        allowed = "nothing without strategy.kind: auto, whose mixtures are simulated in parallel"
+        allowed = "nothing without strategy.kind: auto, whose layouts are simulated in parallel"
         raise InputError(Fault(flag, str(value), allowed) for flag, value in stated.items())
     return Workers(jobs, check_backend(backend, scheduler, jobs), scheduler)
 
@@ -176,8 +176,7 @@ def _map_on_processes(
     tasks: Iterable[Any] = (delayed(_call)(os.getpid(), function, call) for call in calls)
     with parallel_config("loky", n_jobs=jobs, inner_max_num_threads=threads):
         # of a batch of several calls, what was done would be lost with the worker
-        trackers = resource_tracker.ensure_running, loky_tracker.ensure_running
-        with shield_from_interrupt(*trackers):
+        with shield_from_interrupt(resource_tracker.ensure_running, loky_tracker.ensure_running):
             results = Parallel(return_as="generator_unordered", batch_size=1)(tasks)
         try:
             yield from results

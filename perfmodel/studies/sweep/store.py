@@ -86,7 +86,6 @@ def answer(scenario: Scenario, profile: Profile | None = None) -> Answer:
     except Exception as error:  # noqa: BLE001  (one variant must not stop the others)
         return Answer("failed", f"{type(error).__name__}: {error}")
     point, (low_s, high_s) = result.main, result.main.interval_s or (None, None)
-    names = "step_time_s compute_s comm_s exposed_comm_s samples_per_s gpus bottleneck"
     return Answer(
         "ok",
         low_s=low_s,
@@ -95,16 +94,18 @@ def answer(scenario: Scenario, profile: Profile | None = None) -> Answer:
         fits=point.memory.fits,
         tight=point.memory.tight,
         routing_cost=result.routing_cost,
-        **attributes(point, names),
+        **attributes(
+            point, "step_time_s compute_s comm_s exposed_comm_s samples_per_s gpus bottleneck"
+        ),
     )
 
 
 # ---------------------------------------------------------------- store of answers
 
-APPLICATION = 0x70666D73
+APPLICATION_ID = 0x70666D73
 """SQLite's application_id of such a file ("pfms")."""
 
-SCHEMA = 2
+SCHEMA_VERSION = 2
 """Version of the tables (SQLite's user_version)."""
 
 BUSY_S = 60.0
@@ -188,8 +189,8 @@ class Store:
         if not self._is_store():
             with self._transaction():  # of several processes only the first finds nothing
                 if not self._is_store():
-                    self._base.execute(f"PRAGMA application_id={APPLICATION}")
-                    self._base.execute(f"PRAGMA user_version={SCHEMA}")
+                    self._base.execute(f"PRAGMA application_id={APPLICATION_ID}")
+                    self._base.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
                     self._base.execute(_TABLE)
         self._enter_wal_mode()
         if self._base.execute("PRAGMA quick_check(1)").fetchone() != (b"ok",):
@@ -210,18 +211,19 @@ class Store:
 
     def _is_store(self) -> bool:
         """Whether this is a store; a file without pages is not one yet."""
-        query = (
+        pages, application, version = self._base.execute(
             "SELECT page_count, application_id, user_version "
             "FROM pragma_page_count, pragma_application_id, pragma_user_version"
-        )
-        pages, application, version = self._base.execute(query).fetchone()
+        ).fetchone()
         if not pages or (self._base.in_transaction and not application):
             return False  # BEGIN makes the first page
-        if application != APPLICATION:
+        if application != APPLICATION_ID:
             raise self._fault("another program's database", A_STORE)
-        if version != SCHEMA:
-            allowed = f"a new file, or a store of version {SCHEMA}"
-            raise self._fault(f"a store of version {version}", allowed)
+        if version != SCHEMA_VERSION:
+            raise self._fault(
+                f"a store of version {version}",
+                f"a new file, or a store of version {SCHEMA_VERSION}",
+            )
         tables = self._base.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
         if tables != [(b"table", b"answers", _TABLE.encode())]:
             raise self._fault("other tables than a store has", AS_WRITTEN)

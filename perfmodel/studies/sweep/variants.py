@@ -129,8 +129,11 @@ def _section(
         axes = {"grid": grid or {}, "zip": together or {}}
         return validate_document(SweepSection, {key: dict(value) for key, value in axes.items()})
     if scenario.sweep is None:
-        allowed = "a section 'sweep' such as {grid: {strategy.bucket_cap: [1 MiB, 25 MiB]}}"
-        raise scenario.fault("sweep", "nothing", allowed)
+        raise scenario.fault(
+            "sweep",
+            "nothing",
+            "a section 'sweep' such as {grid: {strategy.bucket_cap: [1 MiB, 25 MiB]}}",
+        )
     return scenario.sweep
 
 
@@ -139,8 +142,9 @@ def _combine_values(
 ) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
     """Yield the place of each value of a variant in the file, and the value, both by field."""
     rows = min((len(values) for values in section.zip.values()), default=1)
-    counts = [range(len(values)) for values in section.grid.values()]
-    for *at, row in itertools.product(*counts, range(rows)):
+    for *at, row in itertools.product(
+        *[range(len(values)) for values in section.grid.values()], range(rows)
+    ):
         chosen = [("grid", field, n) for field, n in zip(section.grid, at, strict=True)]
         chosen += [("zip", field, row) for field in section.zip]
         values = {field: getattr(section, part)[field][n] for part, field, n in chosen}

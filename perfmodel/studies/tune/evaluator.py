@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from perfmodel.memo import once
 from perfmodel.scenario import Scenario
 from perfmodel.simulate.engine.engine import BY_SENDS
 from perfmodel.studies.run.prepared import PreparedSize
 from perfmodel.studies.run.resolve.disturbance import Disturbance
+from perfmodel.studies.run.result.model import BucketTime
 from perfmodel.studies.run.steps.output_analysis import SETTLED
 from perfmodel.studies.run.steps.simulate_step import ReportedRun, simulate_steps, timer_of
 from perfmodel.studies.tune.caps import (
@@ -24,7 +26,7 @@ from perfmodel.studies.tune.caps import (
     with_cap,
     with_caps,
 )
-from perfmodel.studies.tune.model import STEP_ROUNDING, STEP_TOLERANCE, ReducedBucket
+from perfmodel.studies.tune.model import STEP_ROUNDING, STEP_TOLERANCE
 from perfmodel.studies.tune.surrogate import (
     AllReduceTimes,
     Bucket,
@@ -46,7 +48,7 @@ class Outcome:
 
     step_time_s: float
     exposed_comm_s: float
-    buckets: tuple[ReducedBucket, ...]
+    buckets: tuple[BucketTime, ...]
     noise_s: float = 0.0
 
 
@@ -121,10 +123,9 @@ class Evaluator:
 
     def simulate_first_step(self, options: DdpOptions) -> float:
         """Simulate the very first step, unless one with the same initial buckets was; seconds."""
-        key = bucket_caps(options)[0]
-        if key not in self._first_s:
-            self._first_s[key] = self.prepared.first_step_s(options)
-        return self._first_s[key]
+        return once(
+            self._first_s, bucket_caps(options)[0], lambda: self.prepared.first_step_s(options)
+        )
 
     def time_allreduces(self, groups: Groups) -> int:
         """Compute the all-reduces of some buckets; returns how many were interpolated before."""
@@ -149,9 +150,7 @@ class Evaluator:
 
     def buckets(self, groups: Groups) -> list[Bucket]:
         """Return groups as buckets of the surrogate."""
-        if groups not in self._buckets:
-            self._buckets[groups] = buckets_of_groups(self.surrogate, groups)
-        return self._buckets[groups]
+        return once(self._buckets, groups, lambda: buckets_of_groups(self.surrogate, groups))
 
 
 def make_evaluator(prepared: PreparedSize) -> Evaluator:
@@ -214,7 +213,7 @@ def _before_s(prepared: PreparedSize, constant: Sequence[Disturbance]) -> float:
     return max(begin_s.values()) - run.step_ends_s[-2]
 
 
-def read_reductions(stepped: ReportedRun) -> tuple[ReducedBucket, ...]:
+def read_reductions(stepped: ReportedRun) -> tuple[BucketTime, ...]:
     """Return when the buckets of the last step were reduced."""
     step = stepped.steps - 1
     start_s = (0.0, *stepped.run.step_ends_s)[step]
@@ -224,10 +223,14 @@ def read_reductions(stepped: ReportedRun) -> tuple[ReducedBucket, ...]:
         if span.step == step and span.kind == "communication" and span.bucket is not None
     }
     return tuple(
-        ReducedBucket(
-            span.nbytes, span.ready_s - start_s, span.start_s - start_s, span.end_s - start_s
+        BucketTime(
+            index,
+            span.nbytes,
+            span.ready_s - start_s,
+            span.start_s - start_s,
+            span.end_s - start_s,
         )
-        for _, span in sorted(first_spans.items())
+        for index, (_, span) in enumerate(sorted(first_spans.items()))
     )
 
 

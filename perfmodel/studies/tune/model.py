@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from perfmodel.scenario import Scenario
+from perfmodel.studies.run.result.model import BucketTime
 
 STEP_ROUNDING = 1e-9
 """Relative difference of steps that is the rounding of sums."""
@@ -13,19 +14,9 @@ STEP_TOLERANCE = 5e-4
 """Relative difference of steps that is not worth an odd number, nor a longer search."""
 Progress = Callable[[str], None]
 """Called with the next stage, in words."""
-WORTH = 0.01
-"""Gain below which PyTorch's default is kept, and regret up to which a cap is as good as the best.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class ReducedBucket:
-    """When one bucket was ready, and when it was reduced; seconds since the step's start."""
-
-    nbytes: int
-    ready_s: float
-    start_s: float
-    end_s: float
+MIN_GAIN = 0.01
+"""Share of a step below which a gain is not worth leaving PyTorch's default, and up to which the
+regret of a cap is as good as none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +38,7 @@ class Choice:
     step_time_s: float
     exposed_comm_s: float
     first_step_time_s: float
-    buckets: tuple[ReducedBucket, ...]
+    buckets: tuple[BucketTime, ...]
     gains: tuple[float, ...] = (0.0,)
     noise: float = 0.0
     gains_nearby: tuple[float, ...] = ()
@@ -57,8 +48,8 @@ class Choice:
 class Recommendation:
     """What to paste, the best first.
 
-    `choices`: each certainly quicker than PyTorch's default by `WORTH`; empty: keep the default, or
-        `own`.
+    `choices`: each certainly quicker than PyTorch's default by `MIN_GAIN`; empty: keep the default,
+        or `own`.
     `own`: the scenario's own caps, where they are as good as any.
     `unsure`: the quickest setting that may be slower than the default somewhere in the interval of
         the network, or whose gain is within the noise; None where all that is worth it is sure.
@@ -259,4 +250,4 @@ class MinimaxCap:
         """Whether the cap is not worth leaving the default: in all, or in one scenario."""
         pairs = zip(self.best.steps_s, self.default.steps_s, strict=True)
         gains = [1.0 - best / usual for best, usual in pairs]
-        return max(gains) < WORTH or min(gains) < -STEP_ROUNDING
+        return max(gains) < MIN_GAIN or min(gains) < -STEP_ROUNDING

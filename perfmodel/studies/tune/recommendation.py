@@ -31,9 +31,9 @@ from perfmodel.studies.tune.caps import (
 )
 from perfmodel.studies.tune.evaluator import Evaluator
 from perfmodel.studies.tune.model import (
+    MIN_GAIN,
     STEP_ROUNDING,
     STEP_TOLERANCE,
-    WORTH,
     Choice,
     CurvePoint,
     MinimaxCap,
@@ -226,8 +226,8 @@ def _scale_times(evaluator: Evaluator, ratio: Ratio) -> Ratio:
 
 
 def find_plateau(curve: Sequence[CurvePoint]) -> Plateau:
-    """Return the caps whose regret on the likely machine is at most `WORTH` above the least."""
-    return Plateau(WORTH, _merge_spans(curve, [point.regrets[0] for point in curve]))
+    """Return the caps whose regret on the likely machine is at most `MIN_GAIN` above the least."""
+    return Plateau(MIN_GAIN, _merge_spans(curve, [point.regrets[0] for point in curve]))
 
 
 def find_robust_cap(curve: Sequence[CurvePoint]) -> RobustCap | None:
@@ -238,13 +238,13 @@ def find_robust_cap(curve: Sequence[CurvePoint]) -> RobustCap | None:
     least = min(worst)
     candidates = [point for point in curve if point.worst_regret <= least + STEP_TOLERANCE]
     best = min(candidates, key=lambda point: (len(number(point.bucket_cap_mb)), -point.room))
-    return RobustCap(WORTH, _merge_spans(curve, worst), best.bucket_cap_mb, best.worst_regret)
+    return RobustCap(MIN_GAIN, _merge_spans(curve, worst), best.bucket_cap_mb, best.worst_regret)
 
 
 def _merge_spans(
     curve: Sequence[CurvePoint], regrets_of: Sequence[float]
 ) -> tuple[tuple[float, float], ...]:
-    limit = min(regrets_of) + WORTH
+    limit = min(regrets_of) + MIN_GAIN
     spans: list[tuple[float, float]] = []
     for point, regret in zip(curve, regrets_of, strict=True):
         if regret <= limit:
@@ -265,7 +265,7 @@ def recommend(
     `requested`: the scenario's own caps, if it has any.
     `candidates`: what was tuned, in the order in which to offer them; the best one comes first.
     """
-    worthwhile = [choice for choice in candidates if choice.gains[0] >= WORTH]
+    worthwhile = [choice for choice in candidates if choice.gains[0] >= MIN_GAIN]
     sure = [choice for choice in worthwhile if _is_sure(choice)]
     unsure = min(
         (choice for choice in worthwhile if not _is_sure(choice)),
@@ -275,7 +275,7 @@ def recommend(
     own_s = default.step_time_s if requested is None else requested.step_time_s
     better = [choice for choice in sure if choice.step_time_s < own_s]
     best_s = min((choice.step_time_s for choice in better), default=own_s)
-    if requested is not None and own_s <= min(default.step_time_s, best_s * (1 + WORTH)):
+    if requested is not None and own_s <= min(default.step_time_s, best_s * (1 + MIN_GAIN)):
         return Recommendation((), requested, unsure)
     better.sort(key=lambda choice: choice.step_time_s > best_s * (1 + STEP_ROUNDING))
     return Recommendation(tuple(dict.fromkeys(better)), None, unsure)
@@ -334,10 +334,9 @@ def _evaluate(
         ratios,
     )
     # A little more or less of the network may change the order of messages.
-    nearby = nearby_machines(prepared.machine, prepared.sized.fidelity).values()
     nearby_s = [
         (prepared.step(options, there).step_time_s, prepared.step(usual, there).step_time_s)
-        for there, _ in nearby
+        for there, _ in nearby_machines(prepared.machine, prepared.sized.fidelity).values()
     ]
     return Choice(
         bucket_cap_mb=cap,

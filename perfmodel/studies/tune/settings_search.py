@@ -15,7 +15,14 @@ from perfmodel.scenario.strategies.ddp import DdpStrategy
 from perfmodel.scenario.strategies.strategy import HorovodStrategy
 from perfmodel.studies.run.prepared import PreparedSize, prepare
 from perfmodel.studies.run.run import name_machine
-from perfmodel.studies.tune.model import STEP_ROUNDING, WORTH, Fusion, Horovod, Progress, Tuned
+from perfmodel.studies.tune.model import (
+    MIN_GAIN,
+    STEP_ROUNDING,
+    Fusion,
+    Horovod,
+    Progress,
+    Tuned,
+)
 from perfmodel.training.ddp.options import MIB
 from perfmodel.training.memory_use import StepOptions
 from perfmodel.training.plan.step_plan import Collective
@@ -106,7 +113,7 @@ MOST_COMBINATIONS = 40
 """Combinations up to which all are tried; beyond, settings are tried one after the other."""
 MOST_ROUNDS = 3
 """Rounds over all settings, unless one changes nothing."""
-HALVINGS = 2
+MOST_HALVINGS = 2
 """Times that the values next to the best one are brought nearer."""
 
 BINARY_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
@@ -152,7 +159,7 @@ def _with(choice: Choice, place: int, value: object) -> Choice:
 def _refine(setting: Setting, place: int, best: Choice, cost: Cost) -> Choice:
     """Try values halfway to the neighbours of the best one, by ratio, ever nearer."""
     values = sorted({*setting.values, best[place]} - {None})
-    for _ in range(HALVINGS):
+    for _ in range(MOST_HALVINGS):
         at = values.index(best[place])
         near = [
             _between(low, high, setting.unit)
@@ -312,7 +319,7 @@ def _choose(trials: _Trials) -> Choice | None:
     least_s = min(costs.values())
     if math.isinf(least_s):
         return None
-    if costs[trials.default] * (1 - WORTH) <= least_s:
+    if costs[trials.default] * (1 - MIN_GAIN) <= least_s:
         return trials.default
     limit_s = least_s * (1 + SETTING_TOLERANCE)
     good = [choice for choice, step_s in costs.items() if step_s <= limit_s]

@@ -108,9 +108,11 @@ class AllReduceTimes:
 
     def interpolate(self, nbytes: IntArray) -> FloatArray:
         """Interpolate the times of some sizes of gradients; seconds."""
-        wire = np.ceil(nbytes * self.scale / SIZE_STEP_BYTES) * SIZE_STEP_BYTES
-        times = [self._timed[size][0] for size in self._sizes]
-        read: FloatArray = np.interp(wire, self._sizes, times)
+        read: FloatArray = np.interp(
+            np.ceil(nbytes * self.scale / SIZE_STEP_BYTES) * SIZE_STEP_BYTES,
+            self._sizes,
+            [self._timed[size][0] for size in self._sizes],
+        )
         return read
 
     def time_s(self, nbytes: int) -> float:
@@ -174,8 +176,9 @@ class AllReduceTimes:
 
     def wire_bytes(self, nbytes: int) -> int:
         """Return the bytes on the network of some bytes of gradients."""
-        steps = math.ceil(nbytes * self.scale / SIZE_STEP_BYTES)
-        return max(SIZE_STEP_BYTES, steps * SIZE_STEP_BYTES)
+        return max(
+            SIZE_STEP_BYTES, math.ceil(nbytes * self.scale / SIZE_STEP_BYTES) * SIZE_STEP_BYTES
+        )
 
     def _record_error(self, size: int, time_s: float) -> None:
         """Record the error that interpolating this size would have had.
@@ -187,8 +190,9 @@ class AllReduceTimes:
             return
         low, high = self._sizes[position - 1], self._sizes[position]
         if self._timed[low][1] == self._timed[high][1] and time_s > 0:
-            error = abs(self._interpolate(size) / time_s - 1.0)
-            self._errors[low] = self._errors[size] = max(error / 2, LEAST_ERROR)
+            self._errors[low] = self._errors[size] = max(
+                abs(self._interpolate(size) / time_s - 1.0) / 2, LEAST_ERROR
+            )
 
     def _find_jump(self, low: int, high: int) -> None:
         """Find the size between two at which algorithm or protocol change, by bisection."""

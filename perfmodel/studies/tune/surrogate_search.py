@@ -12,6 +12,7 @@ from functools import partial
 from itertools import accumulate
 
 from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.memo import once
 from perfmodel.studies.run.steps.simulate_step import ReportedRun
 from perfmodel.studies.tune.caps import (
     Caps,
@@ -127,10 +128,12 @@ class MainDtype:
 
     def caps(self, cuts: Cuts) -> Caps | None:
         """Return the list of caps that makes contiguous groups; None if none does."""
-        if cuts not in self.lists:
+
+        def find() -> Caps | None:
             windows = find_windows(self.gradients, self.gradients.groups(cuts))
-            self.lists[cuts] = None if windows is None else caps_mb(windows)
-        return self.lists[cuts]
+            return None if windows is None else caps_mb(windows)
+
+        return once(self.lists, cuts, find)
 
     def predict_step_s(self, cuts: Cuts, share: float = 1.0) -> float:
         """Step time by the surrogate; seconds."""
@@ -141,10 +144,12 @@ class MainDtype:
 
     def simulate(self, cuts: Cuts) -> float:
         """Step time by the simulation; seconds, infinite if no list makes these groups."""
-        if cuts not in self.steps_s:
-            caps = self.caps(cuts)
-            self.steps_s[cuts] = float("inf") if caps is None else self.list_step_s(caps)
-        return self.steps_s[cuts]
+        caps = self.caps(cuts)
+        return once(
+            self.steps_s,
+            cuts,
+            lambda: float("inf") if caps is None else self.list_step_s(caps),
+        )
 
     def list_step_s(self, caps: Caps) -> float:
         """Step time of a list by the simulation; seconds."""

@@ -154,8 +154,9 @@ def _call(
     """Return a call; `times_s`: when it was issued, began and ended."""
     elements, dtype = arguments.get("In msg nelems"), element_type(arguments.get("dtype"))
     if not isinstance(elements, int):
-        around = (mark[2:] for mark in marks if mark[0] <= times_s[0] <= mark[1])
-        elements, kind = next(around, (None, None))
+        elements, kind = next(
+            (mark[2:] for mark in marks if mark[0] <= times_s[0] <= mark[1]), (None, None)
+        )
         dtype = dtype or kind
     size, word = arguments.get("Group size"), arguments.get("Collective name")
     return Call(

@@ -6,6 +6,7 @@ A layer is the operators of backward up to the gradients that they complete.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -137,17 +138,21 @@ def name_layers(
     table: EventTable, backward: Pass, forward: tuple[NDArray[np.int64], NDArray[np.int64]]
 ) -> tuple[TracedLayer, ...]:
     """Name each layer after the module, or else the operator, that runs its forward."""
-    modules = _module_names(table, forward)
-    names = _unique(
-        [
-            modules.get(layer) or _layer_word(table, backward, forward[0], layer)
-            for layer in range(backward.size)
-        ]
-    )
-    members: list[list[int]] = [[] for _ in names]
+    modules, members = _module_names(table, forward), defaultdict[int, list[int]](list)
+    words = [
+        modules.get(layer) or _layer_word(table, backward, forward[0], layer)
+        for layer in range(backward.size)
+    ]
     for gradient, layer in enumerate(backward.layer_of_gradient):
         members[layer].append(gradient)
-    return tuple(TracedLayer(name, tuple(own)) for name, own in zip(names, members, strict=True))
+    # Alike names are numbered in the order of forward, which is backward's reversed.
+    return tuple(
+        TracedLayer(
+            word if words.count(word) == 1 else f"{word}_{words[at:].count(word)}",
+            tuple(members[at]),
+        )
+        for at, word in enumerate(words)
+    )
 
 
 def _layer_word(table: EventTable, backward: Pass, forward: NDArray[np.int64], layer: int) -> str:
@@ -187,14 +192,6 @@ def _module_names(
             innermost = int(around[np.argmax(spans.start[around])])
             names[layer] = table.names[int(spans.name[innermost])].removeprefix(MODULE)
     return names
-
-
-def _unique(plain_names: Sequence[str]) -> list[str]:
-    """Number alike names in the order of forward, which is backward's reversed."""
-    return [
-        word if plain_names.count(word) == 1 else f"{word}_{plain_names[at:].count(word)}"
-        for at, word in enumerate(plain_names)
-    ]
 
 
 EVALUATE = "autograd::engine::evaluate_function: "

@@ -44,19 +44,12 @@ class ExecutedDraft(Draft):
     recorded_bytes: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DraftedRun:
-    """A draft that was written to `path` and run."""
-
-    path: Path
-    result: Result
-    notes: tuple[str, ...]
-
-
 def run_draft(
     trace: Path, cluster: Mapping[str, Any], folder: Path, batch: int | None = None
-) -> DraftedRun:
+) -> tuple[Path, Result, tuple[str, ...]]:
     """Draft a scenario of an execution trace, write it, and simulate it.
+
+    Returns the file of the scenario, the result, and what to say of both.
 
     `cluster`, `batch`: as of `draft_scenario` and `read_executed_model`.
     Raises `InputError`: as these, or a cluster that does not resolve.
@@ -67,7 +60,7 @@ def run_draft(
     compared = compare_buckets(
         draft.recorded_bytes, [bucket.nbytes for bucket in result.main.buckets]
     )
-    return DraftedRun(path, result, (*draft.notes, *filter(None, [compared])))
+    return path, result, (*draft.notes, *filter(None, [compared]))
 
 
 def draft_scenario(
@@ -168,26 +161,36 @@ def _precision(trace: ExecutionTrace) -> str:
 
 
 def _notes(trace: ExecutionTrace, model: ExecutedModel, optimizer: str | None) -> tuple[str, ...]:
-    source = (
-        f"Drafted from {trace.path.name} alone: times are estimates by the model, because an "
-        f"execution trace has none. For recorded ones give {HOW.partition('; or ')[2]}."
+    named = f"{model.optimizer!r}" if model.optimizer else "no optimizer"
+    rows = (
+        (
+            True,
+            (
+                f"Drafted from {trace.path.name} alone: times are estimates by the model, because "
+                f"an execution trace has none. For recorded ones give {HOW.partition('; or ')[2]}."
+            ),
+        ),
+        (
+            True,
+            f"{model.batch:,} samples a micro-batch, by the first size of the inputs (--batch).",
+        ),
+        (optimizer is None, f"The trace has {named}; AdamW is taken (compute.optimizer)."),
+        (
+            _has_copies(trace) and not _shard_ranks(trace),
+            (
+                "All-reduces beside reduce-scatters: of HSDP say strategy.shard_gpus, which the "
+                "trace does not state."
+            ),
+        ),
+        (
+            model.unread > 0,
+            (
+                f"{model.unread:,} elements of parameters have gradients and no layer that was "
+                "found reads them: their bytes count, their work does not."
+            ),
+        ),
     )
-    samples = f"{model.batch:,} samples a micro-batch, by the first size of the inputs (--batch)."
-    notes = [source, samples]
-    if optimizer is None:
-        named = f"{model.optimizer!r}" if model.optimizer else "no optimizer"
-        notes.append(f"The trace has {named}; AdamW is taken (compute.optimizer).")
-    if _has_copies(trace) and not _shard_ranks(trace):
-        notes.append(
-            "All-reduces beside reduce-scatters: of HSDP say strategy.shard_gpus, which the trace "
-            "does not state."
-        )
-    if model.unread:
-        notes.append(
-            f"{model.unread:,} elements of parameters have gradients and no layer that was found "
-            "reads them: their bytes count, their work does not."
-        )
-    return tuple(notes)
+    return tuple(note for holds, note in rows if holds)
 
 
 def compare_buckets(recorded: Sequence[int], drafted: Sequence[int]) -> str:

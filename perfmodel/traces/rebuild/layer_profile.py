@@ -223,11 +223,10 @@ def fit_links(
     else:
         fixed, per_byte = 0.0, float(np.median(times / sizes))
     per_byte = max(float(per_byte), LEAST_RATE_SHARE * float((times / sizes).min()))
-    predicted = fixed + per_byte * sizes
     return LinkFit(
         bandwidth_Bps=1 / per_byte,
         latency_s=float(fixed),
-        worst=float(np.abs(predicted / times - 1).max()),
+        worst=float(np.abs((fixed + per_byte * sizes) / times - 1).max()),
     )
 
 

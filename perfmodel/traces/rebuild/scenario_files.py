@@ -190,10 +190,9 @@ def _check_strategy(trace: RankTrace) -> None:
             allowed,
         ),
     )
-    faults = [
-        Fault("trace", text, need, str(trace.path)) for holds, text, need in problems if holds
-    ]
-    raise_faults(faults)
+    raise_faults(
+        [Fault("trace", text, need, str(trace.path)) for holds, text, need in problems if holds]
+    )
 
 
 def _gpu_name(trace: RankTrace) -> str:
@@ -217,9 +216,9 @@ def _named_by_model(trace: RankTrace, model: str) -> tuple[Gradient, ...]:
     tensors = [workload.tensors[at] for at in workload.ready_order]
     sizes, own = [tensor.numel for tensor in tensors], [each.elements for each in trace.gradients]
     if sizes != own:
-        pairs = enumerate(zip(sizes, own, strict=False))
         differ = next(
-            (at for at, (size, other) in pairs if size != other), min(len(sizes), len(own))
+            (at for at, (size, other) in enumerate(zip(sizes, own, strict=False)) if size != other),
+            min(len(sizes), len(own)),
         )
         raise InputError(
             Fault(

@@ -46,7 +46,7 @@ from perfmodel.studies.compare.compare import gain_of
 from perfmodel.studies.compare.model import Change
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_names
-from perfmodel.studies.tune.model import WORTH
+from perfmodel.studies.tune.model import MIN_GAIN
 from perfmodel.topology.templates.gpus import load_gpu
 
 SLOW_NETWORK: dict[str, Any] = {
@@ -194,7 +194,7 @@ def test_proposals_gain_more_than_their_parts_and_touch_what_they_say(advice: Ad
         key=["nothing", "rounding", "training", "hardware"].index,
     )
     for fewer, more in zip(advice.together[:1] * 2, advice.together[1:], strict=False):
-        assert more.ratio >= (1 + WORTH) * fewer.ratio
+        assert more.ratio >= (1 + MIN_GAIN) * fewer.ratio
 
 
 def test_progress_ends_with_all(advice: Advice, progress: list[tuple[int, int]]) -> None:

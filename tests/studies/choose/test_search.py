@@ -7,7 +7,7 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.scenario import change_scenario, load_scenario
 from perfmodel.studies.choose import search as search_module
-from perfmodel.studies.choose.search import choose_mixture
+from perfmodel.studies.choose.search import choose_layout
 from perfmodel.studies.compare import compare
 from perfmodel.studies.plan import plan_scenario
 from perfmodel.studies.run import run_scenario
@@ -61,8 +61,8 @@ def small(tmp_path):
 @pytest.mark.parametrize("changes", [{"strategy.micro_batch": 4}, ON_TWO, LARGE_MICRO_BATCHES])
 def test_equals_simulating_all_that_fits(small, changes):
     scenario = change_scenario(small, changes)
-    searched = choose_mixture(scenario)
-    every = choose_mixture(scenario, exhaustive=True)
+    searched = choose_layout(scenario)
+    every = choose_layout(scenario, exhaustive=True)
     assert searched.winner == every.winner
     assert searched.unproven == 0
     assert searched.simulated <= every.simulated
@@ -84,10 +84,10 @@ def test_workers_find_what_one_process_finds(small, monkeypatch):
         return [function(*call) for call in reversed(calls)]
 
     scenario = change_scenario(small, {"strategy.pipeline": 1, "strategy.simulate": 4})
-    alone = choose_mixture(scenario)
+    alone = choose_layout(scenario)
     monkeypatch.setattr(search_module, "map_unordered", answer)
     workers = Workers(3, "dask", "tcp://cluster:8786")
-    assert choose_mixture(scenario, workers=workers) == alone
+    assert choose_layout(scenario, workers=workers) == alone
     assert asked[0] == (3, {"jobs": 3, "backend": "dask", "scheduler": "tcp://cluster:8786"})
 
 
@@ -105,8 +105,8 @@ def test_the_winner_gets_the_quickest_size_of_buckets(small):
         "strategy.buckets": True,
     }
     scenario = change_scenario(small, plain)
-    tuned = choose_mixture(scenario)
-    usual = choose_mixture(change_scenario(scenario, {"strategy.buckets": False}))
+    tuned = choose_layout(scenario)
+    usual = choose_layout(change_scenario(scenario, {"strategy.buckets": False}))
     assert usual.simulated == 1
     assert "bucket_size" in tuned.winner.changes["strategy"]
     assert "bucket_size" in tuned.winner.text
@@ -114,7 +114,7 @@ def test_the_winner_gets_the_quickest_size_of_buckets(small):
     assert tuned.listed == usual.listed + tuned.simulated - 1 + tuned.too_big
     own = plain["strategy.sharding"] | {"bucket_size": 40_000_000}
     stated = change_scenario(scenario, {"strategy.sharding": own})
-    assert choose_mixture(stated).simulated == 1
+    assert choose_layout(stated).simulated == 1
     again = run_scenario(change_scenario(scenario, tuned.winner.changes))
     assert again.main.step_time_s == tuned.winner.step_time_s
 
@@ -132,7 +132,7 @@ def test_run_answers_with_the_winner_and_its_sections_are_a_scenario(small):
 
 @pytest.mark.slow
 def test_no_plain_strategy_is_quicker(small):
-    best_s = choose_mixture(small).winner.step_time_s
+    best_s = choose_layout(small).winner.step_time_s
     for kind in ("ddp", "fsdp", "megatron"):
         plain = change_scenario(small, {"strategy": {"kind": kind}})
         assert best_s <= run_scenario(plain).main.step_time_s * (1 + 1e-9)
@@ -140,8 +140,8 @@ def test_no_plain_strategy_is_quicker(small):
 
 @pytest.mark.slow
 def test_a_limit_of_simulations_says_what_may_be_left(small):
-    one = choose_mixture(change_scenario(small, {"strategy.simulate": 1}))
-    best = choose_mixture(small)
+    one = choose_layout(change_scenario(small, {"strategy.simulate": 1}))
+    best = choose_layout(small)
     assert one.simulated == 1
     assert best.winner.step_time_s >= one.winner.step_time_s * (1 - one.unproven)
 
@@ -175,11 +175,11 @@ def test_nothing_fits_or_nothing_is_possible(small):
         "strategy.recompute": "full",
         "strategy.tensor": [4, 8],
     }
-    fault = faults_of(lambda: choose_mixture(change_scenario(small, big)))["strategy"]
+    fault = faults_of(lambda: choose_layout(change_scenario(small, big)))["strategy"]
     assert "none" in fault.found
     assert "more GPUs" in fault.allowed
     odd = change_scenario(small, {"strategy.tensor": 7})
-    assert "impossible" in faults_of(lambda: choose_mixture(odd))["strategy"].found
+    assert "impossible" in faults_of(lambda: choose_layout(odd))["strategy"].found
 
 
 def test_tune_refuses_what_it_does_not_search(small):
@@ -201,9 +201,9 @@ ONE_OF_TWO = {
 @pytest.mark.slow
 def test_what_ifs_of_a_comparison_are_of_the_chosen_mixture(small, monkeypatch):
     searched = []
-    choose = search_module.choose_mixture
+    choose = search_module.choose_layout
     monkeypatch.setattr(
-        search_module, "choose_mixture", lambda *a, **k: (searched.append(a), choose(*a, **k))[1]
+        search_module, "choose_layout", lambda *a, **k: (searched.append(a), choose(*a, **k))[1]
     )
     scenario = change_scenario(small, ONE_OF_TWO)
     compared = compare([scenario], attribute=True, jobs=1)
@@ -222,7 +222,7 @@ def test_sweeps_and_plans_search_for_each(small):
     swept = {"sweep": {"grid": {"training.global_batch": [256, 512]}}}
     answers = run_sweep(variants(change_scenario(base, swept)), jobs=1).answers
     best_s = [
-        choose_mixture(change_scenario(base, {"training.global_batch": n})).winner.step_time_s
+        choose_layout(change_scenario(base, {"training.global_batch": n})).winner.step_time_s
         for n in (256, 512)
     ]
     assert [answer.step_time_s for answer in answers] == best_s
@@ -233,7 +233,7 @@ def test_sweeps_and_plans_search_for_each(small):
     planned = {"plan": {"target": {"samples": 1e6}, "candidates": candidates}}
     options = plan_scenario(change_scenario(base, planned), jobs=1).options
     assert [option.step.step_time_s for option in options] == [
-        choose_mixture(
+        choose_layout(
             change_scenario(base, {"cluster": {"node": node, "nodes": 1}})
         ).winner.step_time_s
         for node in ("dgx-a100", "dgx-h100")
@@ -261,8 +261,8 @@ def test_experts_are_shared_by_as_many_gpus_as_is_quickest(small):
             "training.global_batch": 32,
         },
     )
-    every = choose_mixture(scenario, exhaustive=True)
-    assert every.winner == choose_mixture(scenario).winner
+    every = choose_layout(scenario, exhaustive=True)
+    assert every.winner == choose_layout(scenario).winner
     # by the distributed optimizer, which keeps parameters whole, and by full sharding
     assert {each.changes["parallel.expert"] for each in every.best} == {2, 4, 8}
     assert every.listed == 8
@@ -274,7 +274,7 @@ def test_experts_are_shared_by_as_many_gpus_as_is_quickest(small):
 def test_sizes_that_sharding_states_are_tried_as_written(small):
     sharding = [{"kind": "ddp", "bucket_cap": "50 MiB"}, {"kind": "ddp", "bucket_cap": "400 MB"}]
     changes = {"strategy.sharding": sharding, "strategy.tensor": 1, "strategy.pipeline": 1}
-    found = choose_mixture(change_scenario(small, changes), exhaustive=True)
+    found = choose_layout(change_scenario(small, changes), exhaustive=True)
     caps = [change_scenario(small, mixture.changes).strategy.bucket_cap for mixture in found.best]
     assert set(caps) == {50 * 2**20, 400e6}
 
@@ -283,7 +283,7 @@ def test_sizes_that_sharding_states_are_tried_as_written(small):
 def test_tensor_options_are_those_of_mixtures_with_tensor_parallelism(small):
     """They are taken back where a mixture has none, and refused without a search."""
     overlapped = change_scenario(small, {"parallel.overlap": "asynchronous"})
-    found = choose_mixture(overlapped, exhaustive=True)
+    found = choose_layout(overlapped, exhaustive=True)
     stated = {
         (scenario.parallel.tensor, scenario.parallel.overlap)
         for mixture in found.best
@@ -335,8 +335,8 @@ MIXTURE_OF_EXPERTS = {
 def test_settings_of_shared_experts_are_those_of_mixtures_that_share_them(small, field):
     """They are taken back where each GPU has all experts, but for what acts there, too."""
     stated = change_scenario(small, MIXTURE_OF_EXPERTS | {"model.experts": field})
-    every = choose_mixture(stated, exhaustive=True)
-    assert every.winner == choose_mixture(stated).winner
+    every = choose_layout(stated, exhaustive=True)
+    assert every.winner == choose_layout(stated).winner
     # 8 GPUs hold shares of experts however many of them share matrices
     assert {
         (each.changes.get("parallel.tensor", 1), each.changes.get("parallel.expert", 1))
@@ -352,5 +352,5 @@ def test_parts_of_experts_are_those_of_mixtures_with_such_tensor_groups(small):
     stated = change_scenario(small, MIXTURE_OF_EXPERTS | {"model.experts": {"tensor": 2}})
     assert {
         (each.changes.get("parallel.tensor", 1), each.changes.get("parallel.expert", 1))
-        for each in choose_mixture(stated, exhaustive=True).best
+        for each in choose_layout(stated, exhaustive=True).best
     } == {(1, 1), (1, 4), (1, 8), (2, 1), (2, 4)}

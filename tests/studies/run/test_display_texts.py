@@ -19,7 +19,7 @@ from perfmodel.report.run.kineto import to_kineto
 from perfmodel.report.run.pipeline_figure import pipeline_picture
 from perfmodel.report.run.timeline import step_picture
 from perfmodel.scenario import Scenario, change_scenario, load_scenario
-from perfmodel.studies.choose.mixtures import step_causes
+from perfmodel.studies.choose.layouts import step_causes
 from perfmodel.studies.plan.time_to_train import target_samples
 from perfmodel.studies.run.loops.loop_job import LoopJob
 from perfmodel.studies.run.loops.one_loop_size import simulate_loop_size

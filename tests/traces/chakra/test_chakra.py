@@ -29,7 +29,7 @@ from perfmodel.traces.chakra_nodes import (
     SEND,
     TraceNode,
     decode_varint,
-    encode_bytes,
+    encode_field,
     encode_trace,
     encode_varint,
     read_trace,
@@ -263,7 +263,7 @@ DAMAGED = {
     "a number for the version": (b"\x02\x08\x01" + encode_trace(foreign()), "no metadata"),
     "cut off": (encode_trace(foreign())[:-3], "it is cut off"),
     "long integer": (b"\xff" * 20, "cut off or too long"),
-    "endless list": (_message(encode_bytes(5, b"\x01" * (1 << 21))), "integers in a list"),
+    "endless list": (_message(encode_field(5, b"\x01" * (1 << 21))), "integers in a list"),
     "endless nodes": (encode_trace([]) + b"\x02\x08\x01" * 500_001, "more than 500,000 nodes"),
 }
 

@@ -13,7 +13,7 @@ from perfmodel.report.tuning.text import headline, snippet, to_paste, tuned_json
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.tune.caps import as_bytes, with_cap, with_caps
-from perfmodel.studies.tune.model import WORTH, Choice, TuneResult
+from perfmodel.studies.tune.model import MIN_GAIN, Choice, TuneResult
 from perfmodel.studies.tune.recommendation import recommend
 from perfmodel.studies.tune.run import tune_scenario
 
@@ -38,14 +38,14 @@ def test_nothing_is_recommended_that_may_be_slower(tuned: list[Choice], own: Cho
     recommended = recommend(DEFAULT, own, tuned)
     for choice in recommended.choices:
         assert min(choice.gains) > 0
-        assert choice.gains[0] >= max(WORTH, choice.noise)
+        assert choice.gains[0] >= max(MIN_GAIN, choice.noise)
         assert own is None or choice.step_time_s <= own.step_time_s
     quickest = min((choice.step_time_s for choice in recommended.choices), default=STEP_S)
     assert recommended.keep or recommended.choices[0].step_time_s == quickest
     if recommended.own is not None:
         assert recommended.own.step_time_s <= STEP_S
     if recommended.keep and recommended.unsure is None and own is None:
-        assert all(choice.gains[0] < WORTH for choice in tuned)
+        assert all(choice.gains[0] < MIN_GAIN for choice in tuned)
 
 
 SCENARIOS = [
@@ -91,7 +91,7 @@ def test_what_is_pasted_is_not_slower_when_it_is_simulated(
         assert step_s <= result.default.step_time_s * (1 + 1e-9)
         assert own is None or code not in pasted or step_s <= own.step_time_s * (1 + 1e-9)
         if caps and own is None:
-            assert step_s <= result.default.step_time_s * (1 - WORTH)
+            assert step_s <= result.default.step_time_s * (1 - MIN_GAIN)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.tune.caps import as_bytes, with_cap
 from perfmodel.studies.tune.evaluator import make_evaluator
-from perfmodel.studies.tune.model import WORTH, CurvePoint
+from perfmodel.studies.tune.model import MIN_GAIN, CurvePoint
 from perfmodel.studies.tune.recommendation import (
     compare_machines,
     find_plateau,
@@ -77,7 +77,7 @@ def test_a_robust_cap_loses_least_wherever_the_truth_lies() -> None:
     assert found is not None
     assert found.bucket_cap_mb == 4
     assert found.worst_regret == 0.02
-    assert found.within == WORTH == 0.01
+    assert found.within == MIN_GAIN == 0.01
     assert found.spans_mb == ((2, 5), (6, math.inf))
 
 

@@ -1,7 +1,7 @@
-"""Which mixtures there are, the job of each on one machine, and the causes of its step's time.
+"""Which layouts there are, the job of each on one machine, and the causes of its step's time.
 
-A mixture is a parallel layout with its batch, recomputation and data-parallel strategy; there are
-all combinations of the lists of a section ``auto``.
+A layout is a set of parallel degrees with its batch, recomputation and data-parallel strategy;
+there are all combinations of the lists of a section ``auto``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from perfmodel.errors import InputError
 from perfmodel.files.spec import AS_WRITTEN
+from perfmodel.memo import once
 from perfmodel.scenario import ClusterSize, Scenario, change_scenario
 from perfmodel.scenario.sections.base import MOST_MICRO_STEPS
 from perfmodel.scenario.strategies.strategy import AutoStrategy
@@ -47,7 +48,7 @@ GATHERS_FROM_STAGE = 3
 
 
 @dataclass(frozen=True, slots=True)
-class MixtureCandidate:
+class LayoutCandidate:
     """One way to train.
 
     `sharding`: number of the data-parallel strategy in the section's list.
@@ -86,7 +87,7 @@ class MixtureCandidate:
         return self.tensor * self.context * self.pipeline
 
     def changes(self, section: AutoStrategy) -> dict[str, Any]:
-        """Fields of the scenario that make it this mixture."""
+        """Fields of the scenario that make it this layout."""
         pipeline: dict[str, Any] = {"stages": self.pipeline, "schedule": self.schedule}
         pipeline |= {} if self.chunks is None else {"chunks": self.chunks}
         if self.ends_as_blocks:
@@ -109,7 +110,7 @@ class MixtureCandidate:
         }
 
     def describe(self, section: AutoStrategy, data: int) -> str:
-        """Write the mixture in words; `data`: data-parallel ranks."""
+        """Write the layout in words; `data`: data-parallel ranks."""
         own, field, size = section.sharding[self.sharding], *(self.bucket_size or ("", ""))
         is_sharding = getattr(own, "use_distributed_optimizer", False)
         chunks = "" if self.chunks is None else f", {self.chunks} chunks each"
@@ -136,33 +137,32 @@ def _as_written(section: Any) -> dict[str, Any]:
     return {"kind": section.kind, **fields}
 
 
-def list_mixtures(
+def list_layouts(
     scenario: Scenario, section: AutoStrategy, size: ClusterSize, workload: Workload
-) -> tuple[list[MixtureCandidate], int]:
-    """Return mixtures whose degrees divide GPUs, batch and blocks, and how many others there are.
+) -> tuple[list[LayoutCandidate], int]:
+    """Return layouts whose degrees divide GPUs, batch and blocks, and how many others there are.
 
     Combinations that differ in what has no effect (a schedule with one stage) are one.
     """
     blocks = len(repeated_blocks(workload)) if workload.stream_elements else 0
     total, experts = scenario.training.global_batch or 0, scenario.model.experts
     has_experts = any(tensor.of_experts for tensor in workload.tensors)
-    combinations = _combinations(section, size, scenario.model.sequence_length, has_experts)
     listed = [
         _fill(each, section, total, size.gpus, blocks, experts.tensor if experts else 1)
-        for each in combinations
+        for each in _combinations(section, size, scenario.model.sequence_length, has_experts)
     ]
     candidates = [each for each in listed if each is not None]
     return candidates, len(listed) - len(candidates)
 
 
 def _fill(
-    candidate: MixtureCandidate,
+    candidate: LayoutCandidate,
     section: AutoStrategy,
     total: int,
     gpus: int,
     blocks: int,
     expert_tensor: int,
-) -> MixtureCandidate | None:
+) -> LayoutCandidate | None:
     """Return the candidate with the micro-batches of a batch; None where degrees do not divide.
 
     `expert_tensor`: ranks that share each expert where a tensor group does.
@@ -186,7 +186,7 @@ def _fill(
 
 
 def _shares_experts(
-    candidate: MixtureCandidate, section: Any, gpus: int, expert_tensor: int
+    candidate: LayoutCandidate, section: Any, gpus: int, expert_tensor: int
 ) -> bool:
     """Return whether experts can be shared so: Megatron and ``fully_shard`` reduce them themselves.
 
@@ -206,15 +206,14 @@ def _shares_experts(
 
 def _combinations(
     section: AutoStrategy, size: ClusterSize, tokens: int | None, has_experts: bool
-) -> Iterator[MixtureCandidate]:
+) -> Iterator[LayoutCandidate]:
     in_node = [2**n for n in range(size.gpus_per_node.bit_length())]
     contexts = [n for n in in_node if n == 1 or (tokens or 0) >= n * LEAST_TOKENS]
-    stages = [n for n in range(1, MOST_STAGES + 1) if size.gpus % n == 0]
     for tensor, context, expert, pipeline, micro_batch, recompute, sharding in product(
         _distinct(section.tensor or in_node),
         _distinct(section.context or contexts),
         _distinct(section.expert or (in_node if has_experts else (1,))),
-        _distinct(section.pipeline or stages),
+        _distinct(section.pipeline or [n for n in range(1, MOST_STAGES + 1) if size.gpus % n == 0]),
         _distinct(section.micro_batch),
         _distinct(section.recompute),
         range(len(section.sharding)),
@@ -223,7 +222,7 @@ def _combinations(
             _distinct(section.sequence_parallel) if tensor > 1 else (False,),
             _schedules(section) if pipeline > 1 else ((None, None),),
         ):
-            yield MixtureCandidate(
+            yield LayoutCandidate(
                 tensor=tensor,
                 sequence_parallel=is_parallel,
                 context=context,
@@ -250,7 +249,7 @@ def _distinct(values: Sequence[T]) -> list[T]:
     return list(dict.fromkeys(values))
 
 
-# ---------------------------------------------------------------- jobs of mixtures
+# ---------------------------------------------------------------- jobs of layouts
 
 
 def result_or_error(work: Callable[[], T]) -> T | InputError:
@@ -269,8 +268,8 @@ def result_of(kept: T | InputError) -> T:
 
 
 @dataclass
-class MixtureJobs:
-    """Jobs of mixtures on one machine: models are cut, and collectives timed, once.
+class LayoutJobs:
+    """Jobs of layouts on one machine: models are cut, and collectives timed, once.
 
     `base`: the job as if nothing were split.
     """
@@ -281,27 +280,30 @@ class MixtureJobs:
     base: SizedJob
     _shares: dict[Hashable, Workload | InputError] = field(default_factory=dict)
 
-    def make(self, candidate: MixtureCandidate) -> SizedJob:
-        """Make the job of a mixture; raises `InputError`: the model cannot be split so."""
+    def make(self, candidate: LayoutCandidate) -> SizedJob:
+        """Make the job of a layout; raises `InputError`: the model cannot be split so."""
         changed = change_scenario(self.scenario, self.changes(candidate))
         split = (candidate.tensor, candidate.context, candidate.expert)
         key = (*split, candidate.sequence_parallel, expert_ranks_per_node(changed, self.base.size))
-        if key not in self._shares:
-            self._shares[key] = result_or_error(
+
+        def cut() -> Workload | InputError:
+            return result_or_error(
                 lambda: resolve_share(changed, self.inputs.workload, self.base.size)
             )
-        return self.base.with_scenario(changed, candidate.micro_batch, result_of(self._shares[key]))
 
-    def changes(self, candidate: MixtureCandidate) -> dict[str, Any]:
-        """Fields of the scenario that make it a mixture."""
+        share = result_of(once(self._shares, key, cut))
+        return self.base.with_scenario(changed, candidate.micro_batch, share)
+
+    def changes(self, candidate: LayoutCandidate) -> dict[str, Any]:
+        """Fields of the scenario that make it a layout."""
         return {
             **candidate.changes(self.section),
             **_unsplit(self.scenario, tensor=candidate.tensor == 1, expert=candidate.expert == 1),
         }
 
 
-def prepare_jobs(scenario: Scenario, profile: Profile | None, fidelity: str | None) -> MixtureJobs:
-    """Look up all names but those of mixtures, and build the machine.
+def prepare_jobs(scenario: Scenario, profile: Profile | None, fidelity: str | None) -> LayoutJobs:
+    """Look up all names but those of layouts, and build the machine.
 
     Raises `InputError`: another strategy than ``auto``, or a name that does not resolve.
     """
@@ -318,7 +320,7 @@ def prepare_jobs(scenario: Scenario, profile: Profile | None, fidelity: str | No
         ),
     }
     inputs = resolve_scenario(change_scenario(scenario, changes), profile, fidelity)
-    return MixtureJobs(inputs, scenario, section, size_job(inputs, inputs.sizes[-1]))
+    return LayoutJobs(inputs, scenario, section, size_job(inputs, inputs.sizes[-1]))
 
 
 def _unsplit(scenario: Scenario, *, tensor: bool, expert: bool) -> dict[str, Any]:

@@ -1,0 +1,145 @@
+"""``perfmodel buckets``: the gradient buckets that PyTorch DDP makes of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from perfmodel.cli.output import (
+    JsonOption,
+    flags_as_fields,
+    parse_quantities,
+    print_json,
+    print_note,
+    print_table,
+    refuse,
+)
+from perfmodel.errors import Fault, InputError, allowed_names
+
+if TYPE_CHECKING:
+    from perfmodel.training.ddp.options import DdpOptions
+
+
+def buckets(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model of the zoo (see 'perfmodel models'), a file of parameters, a "
+            "config.json or its folder, or .safetensors.",
+        ),
+    ],
+    bucket_cap: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="bucket_cap_mb; drops the 1 MiB first bucket."),
+    ] = None,
+    first_bucket: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Cap of the first bucket.")
+    ] = None,
+    caps_list: Annotated[
+        str | None,
+        typer.Option(metavar="SIZES", help="bucket_cap_mb_list, comma separated; last repeats."),
+    ] = None,
+    first_iteration: Annotated[
+        bool, typer.Option("--first-iteration", help="Before DDP rebuilds its buckets.")
+    ] = False,
+    find_unused: Annotated[
+        bool, typer.Option("--find-unused", help="find_unused_parameters=True.")
+    ] = False,
+    ready_order: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Parameter names in gradient-ready order, one a line."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Print the gradient buckets that PyTorch DDP makes.
+
+    In launch order, to the byte; as they are from the second iteration on, unless
+    --first-iteration or --find-unused (which never rebuilds) say otherwise.
+    """
+    options = _options(bucket_cap, first_bucket, caps_list, find_unused=find_unused)
+
+    from perfmodel.training.ddp.buckets import ddp_buckets
+    from perfmodel.units import format_bytes
+    from perfmodel.workload import load_workload
+
+    with flags_as_fields({"model": "MODEL", "name": "MODEL"}):
+        workload = load_workload(model)
+    if not any(layer.matmul_flops for layer in workload.layers):
+        for note in workload.notes:
+            print_note(note)
+    names = [tensor.name for tensor in workload.tensors]
+    order = None if ready_order is None else read_order(ready_order, names)
+    if order is not None and (first_iteration or find_unused):
+        print_note(
+            "--ready-order has no effect: these buckets are made before any gradient is ready"
+        )
+        order = None
+    iteration: Literal["first", "steady"] = "first" if first_iteration else "steady"
+    with flags_as_fields({"ready_order": "--ready-order", "tensors": "MODEL"}):
+        partition = ddp_buckets(workload, options, iteration=iteration, ready_order=order)
+    held = [(bucket, [names[tensor] for tensor in bucket.tensors]) for bucket in partition]
+    if json:
+        documents = [
+            {"index": bucket.index, "nbytes": bucket.nbytes, "parameters": own}
+            for bucket, own in held
+        ]
+        print_json({"buckets": documents})
+        return
+    print_table(
+        (">bucket", ">bytes", ">size", ">tensors", "parameters"),
+        [
+            (
+                f"{bucket.index}",
+                f"{bucket.nbytes:,}",
+                format_bytes(bucket.nbytes),
+                f"{len(own)}",
+                own[0] if len(own) == 1 else f"{own[0]} ... {own[-1]}",
+            )
+            for bucket, own in held
+        ],
+    )
+
+
+def _options(
+    bucket_cap: str | None, first_bucket: str | None, caps_list: str | None, *, find_unused: bool
+) -> DdpOptions:
+    from perfmodel.training.ddp.options import DdpOptions
+    from perfmodel.units import parse_bytes
+
+    caps = None if caps_list is None else [part.strip() for part in caps_list.split(",")]
+    named: dict[str, str | None] = {"--bucket-cap": bucket_cap, "--first-bucket": first_bucket}
+    listed = {f"--caps-list {i + 1}": text for i, text in enumerate(caps or ())}
+    sizes = parse_quantities(parse_bytes, named | listed)
+    if caps is not None and (bucket_cap is not None or first_bucket is not None):
+        raise InputError(
+            Fault("--caps-list", repr(caps_list), "no --bucket-cap and no --first-bucket beside it")
+        )
+    return DdpOptions(
+        bucket_cap=sizes.get("--bucket-cap"),
+        first_bucket=sizes.get("--first-bucket"),
+        bucket_caps=None if caps is None else tuple(sizes[flag] for flag in listed),
+        find_unused_parameters=find_unused,
+    )
+
+
+def read_order(path: Path, names: Sequence[str]) -> list[int]:
+    """Read parameter names, one a line; return their indices in registration order.
+
+    Raises `InputError`: unreadable, or names that the model does not have; with lines.
+    """
+    from perfmodel.files import read_text
+
+    position = {name: index for index, name in enumerate(names)}
+    lines = [(n, line.strip()) for n, line in enumerate(read_text(path).splitlines(), 1)]
+    listed = [(n, line) for n, line in lines if line and not line.startswith("#")]
+    faults = [
+        Fault("--ready-order", repr(name), allowed_names(names, name, limit=5), str(path), n)
+        for n, name in listed
+        if name not in position
+    ]
+    refuse(faults)
+    return [position[name] for _, name in listed]
