@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -277,15 +278,19 @@ def _trunks(
     bundles = ordered(
         edge for edge in fabric.edges(data=True) if edge[0] in switches and edge[1] in switches
     )
-    count = [data.get("cables", 1) for *_, data in bundles]
-    lanes = np.array([data.get("lanes", 1) for *_, data in bundles], dtype=np.int32)
-    rates_Bps = [data.get("bandwidth", usual_Bps) * port["port_efficiency"] for *_, data in bundles]
-    hops_s = [switch_s + data.get("latency", usual_s) for *_, data in bundles]
+    full_names = {name: f"{SWITCH}{name}" for name in switches}
+    count = [data.get("cables", 1) for _, _, data in bundles]
+    lanes = np.array([data.get("lanes", 1) for _, _, data in bundles], dtype=np.int32)
+    rates_Bps = [
+        data.get("bandwidth", usual_Bps) * port["port_efficiency"] for _, _, data in bundles
+    ]
+    hops_s = [switch_s + data.get("latency", usual_s) for _, _, data in bundles]
     return Arcs(
         names=tuple(
-            (f"{SWITCH}{low}", f"{SWITCH}{high}")
-            for (low, high, _), cables in zip(bundles, count, strict=True)
-            for _ in range(cables)
+            chain.from_iterable(
+                repeat((full_names[low], full_names[high]), cables)
+                for (low, high, _), cables in zip(bundles, count, strict=True)
+            )
         ),
         kinds=LinkKinds((port["port_kind"],), np.zeros(sum(count), dtype=np.uint8)),
         bandwidth_Bps=np.repeat(np.array(rates_Bps, dtype=float) * lanes, count),
