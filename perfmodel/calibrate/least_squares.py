@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.calibrate.estimation import Estimate, Iterate, Precision, estimate
+from perfmodel.calibrate.estimation import Estimate, Precision, estimate
 from perfmodel.calibrate.link_model import CostModel
 from perfmodel.calibrate.parameters import (
     NORMAL_QUANTILE,
@@ -234,9 +234,9 @@ def solve(forward: CostModel, start: Values) -> Solution:
     information = invert(prior_covariance(keys, shipped_cost_priors().levers))
     prior = Prior(np.log(list(start.values())), information)
 
-    def weigh(iterate: Iterate) -> Precision:
-        scatter = max(robust_deviation(iterate.over, freedom), MIN_SCATTER)
-        return np.diag(robust_weights(iterate.over, scatter) / scatter**2), information
+    def weigh(_: Values, over: FloatArray, *__: object) -> Precision:
+        scatter = max(robust_deviation(over, freedom), MIN_SCATTER)
+        return np.diag(robust_weights(over, scatter) / scatter**2), information
 
     fitted = estimate(
         forward, keys, prior, weigh, steps=MAX_STEPS, converged=CONVERGED, halvings=MAX_HALVINGS

@@ -126,8 +126,7 @@ class LibrarySettings(FileModel):
     @property
     def release(self) -> tuple[float, float]:
         """Major and minor version; (inf, inf) where none is given, which is the newest."""
-        release = _release_of(self.version) if self.version else None
-        return release or (math.inf, math.inf)
+        return (_release_of(self.version) if self.version else None) or (math.inf, math.inf)
 
     def is_on(self, name: str, *, default: bool = False) -> bool:
         """Whether a switch is on (its value is not 0)."""

@@ -180,14 +180,14 @@ def _faults(runs: Sequence[SweepRun], direct: Sequence[DirectMeasurement]) -> li
 
 
 def _observations(runs: Sequence[SweepRun], library: CommLibrary) -> list[Observation]:
-    machines: dict[tuple[int, str], Machine] = {}
+    machines: list[tuple[Topology, LibrarySettings, Machine]] = []
     observations = []
     for run, (topology, settings, op, rows) in enumerate(runs):
-        key = (id(topology), settings.model_dump_json())
-        if key not in machines:
-            machines[key] = make_machine(topology, library, settings=settings)
+        made = (m for t, s, m in machines if t is topology and s == settings)
+        machine = next(made, None) or make_machine(topology, library, settings=settings)
+        machines.append((topology, settings, machine))
         observations += [
-            Observation.of(machines[key], op, len(topology.ranks), row.nbytes, row.time_s, run)
+            Observation.of(machine, op, len(topology.ranks), row.nbytes, row.time_s, run)
             for row in thin(rows)
         ]
     return observations

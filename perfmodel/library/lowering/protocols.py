@@ -65,8 +65,7 @@ def wire_factor(protocol: Protocol, chunk: float) -> float:
         return 1.0 / protocol.wire_efficiency
     starts = np.array([0.0, *(segment.beyond for segment in protocol.wire_segments)])
     efficiency = [protocol.wire_efficiency, *(s.efficiency for s in protocol.wire_segments)]
-    parts = np.diff(np.minimum(np.append(starts, np.inf), chunk))
-    return float((parts / efficiency).sum() / chunk)
+    return float((np.diff(np.minimum(np.append(starts, np.inf), chunk)) / efficiency).sum() / chunk)
 
 
 def reduced_bytes(schedule: Schedule) -> float:
