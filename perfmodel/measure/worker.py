@@ -6,7 +6,6 @@ A rank's part of a schedule is executed by point-to-point operations of torch.di
 from __future__ import annotations
 
 import gc
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -128,11 +127,8 @@ def _make_bench(
         )
         if library is not None:
             calls[nbytes, 1] = partial(_call_library, library, status)
-    return RankBench(start, work, calls, counts, torch.cuda.synchronize if gpu else _do_nothing)
-
-
-def _do_nothing() -> None:
-    """Do nothing: on the CPU the work is complete when the call returns."""
+    # On the CPU the work is complete when the call returns.
+    return RankBench(start, work, calls, counts, torch.cuda.synchronize if gpu else lambda: None)
 
 
 def _call_library(call: Callable[[], Any], status: rank_status.Status) -> None:
@@ -186,9 +182,9 @@ def choose_repeats(job: MeasurementJob, costs_s: Sequence[float]) -> list[int]:
     """
     if job.repeats is not None:
         return [job.repeats] * len(costs_s)
-    scale = job.budget_s / sum(math.sqrt(cost) for cost in costs_s)
-    repeats = [min(MOST_REPEATS, max(LEAST_REPEATS, scale / math.sqrt(c))) for c in costs_s]
-    return [round(count / PASSES) * PASSES for count in repeats]
+    roots = np.sqrt(costs_s)
+    repeats = np.clip(job.budget_s / roots.sum() / roots, LEAST_REPEATS, MOST_REPEATS)
+    return (np.rint(repeats / PASSES).astype(int) * PASSES).tolist()
 
 
 def _time_all(
@@ -220,13 +216,15 @@ def _gather_rows(times: dict[tuple[int, int], Times], shared_clock: bool) -> lis
 
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, times)
-    rows = []
-    for nbytes, kind in sorted(gathered[0], key=lambda key: (key[1], key[0])):
-        times_s = compute_collective_times(
-            np.array([times[nbytes, kind] for times in gathered]), shared_clock=shared_clock
+    spans = {key: np.array([times[key] for times in gathered]) for key in gathered[0]}
+    return [
+        summarise_times(
+            "library" if kind else "schedule",
+            nbytes,
+            compute_collective_times(spans[nbytes, kind], shared_clock=shared_clock),
         )
-        rows.append(summarise_times("library" if kind else "schedule", nbytes, times_s))
-    return rows
+        for nbytes, kind in sorted(spans, key=lambda key: (key[1], key[0]))
+    ]
 
 
 def compute_collective_times(spans: Any, *, shared_clock: bool) -> list[float]:
@@ -241,9 +239,8 @@ def compute_collective_times(spans: Any, *, shared_clock: bool) -> list[float]:
     shared_clock : bool
     """
     begins, ends = spans[:, :, 0], spans[:, :, 1]
-    if shared_clock:
-        return list((ends.max(axis=0) - begins.max(axis=0)).tolist())
-    return list((ends - begins).max(axis=0).tolist())
+    own_s, common_s = (ends - begins).max(axis=0), ends.max(axis=0) - begins.max(axis=0)
+    return list((common_s if shared_clock else own_s).tolist())
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,9 @@ def host_of(
         arc_GBps=arcs,
         mesh=mesh,
         nvlink_GBps=_nvlink_GBps(len(gpus), peers, arcs),
-        switched=mesh is None and bool(peers) and all(_is_nvlink(path) for path in peers.values()),
+        switched=mesh is None
+        and bool(peers)
+        and all(path.type == "NVL" for path in peers.values()),
     )
 
 
@@ -195,21 +197,19 @@ def _mesh(
         return None
     paths = ((pair, peers[pair]) for pair in lanes)
     return {
-        pair: arcs[path.arcs[0]] for pair, path in paths if _is_nvlink(path) and len(path.arcs) == 1
+        pair: arcs[path.arcs[0]]
+        for pair, path in paths
+        if path.type == "NVL" and len(path.arcs) == 1
     }
 
 
 def _nvlink_GBps(gpus: int, peers: Mapping[Pair, HostPath], arcs: Mapping[int, float]) -> float:
     """NVLinks of the GPU that has most."""
     firsts = [
-        {path.arcs[0] for (a, _), path in peers.items() if a == g and _is_nvlink(path)}
+        {path.arcs[0] for (a, _), path in peers.items() if a == g and path.type == "NVL"}
         for g in range(gpus)
     ]
     return max((sum(arcs[arc] for arc in first) for first in firsts), default=0.0)
-
-
-def _is_nvlink(path: HostPath) -> bool:
-    return path.type == "NVL"
 
 
 def _nics(router: Router, gpus: Sequence[str]) -> list[str]:
