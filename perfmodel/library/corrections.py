@@ -64,7 +64,7 @@ BANDS: tuple[tuple[Band, float], ...] = (
 )
 """Name of a band and the size at which the next one begins; bytes."""
 
-SEVERAL = 3
+SEVERAL_SWEEPS = 3
 """Sweeps from which on a kind of machine is well known."""
 
 SOCKETS = (0.6, 2.0)
@@ -143,7 +143,7 @@ def familiarity(spread: Spread, topology: Topology, op: str) -> Familiarity:
 
     A known machine with another collective is at best known from few sweeps.
     """
-    if spread.seen.get(spread_key(topology, op), 0) >= SEVERAL:
+    if spread.seen.get(spread_key(topology, op), 0) >= SEVERAL_SWEEPS:
         return "several"
     kind = kind_of_machine(topology) + ", "
     return "few" if any(key.startswith(kind) for key in spread.seen) else "new"

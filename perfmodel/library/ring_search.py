@@ -122,7 +122,7 @@ def hamiltonian_cycles(count: int, lanes: Mapping[tuple[int, int], int]) -> tupl
 def _search_cycles(count: int, lanes: Mapping[tuple[int, int], int], most: int) -> list[Order]:
     """Cycles that fit together, the first `most` that are met, or the best that are."""
     best: list[Order] = []
-    steps = iter(range(_STEPS))
+    steps = iter(range(_SEARCH_STEPS))
 
     def pack(free: Counter[tuple[int, int]], chosen: list[Order]) -> bool:
         if len(chosen) > len(best):
@@ -149,7 +149,7 @@ def _solve_cycles(count: int, lanes: Mapping[tuple[int, int], int]) -> list[Orde
     """The most cycles that fit together; none where there are too many to choose from."""
     from scipy.optimize import Bounds, LinearConstraint, milp  # rarely needed
 
-    steps = iter(range(_STEPS * 4))
+    steps = iter(range(_SEARCH_STEPS * 4))
     cycles = [cycle for cycle in _paths(count, lanes, steps) if cycle[1] <= cycle[-1]]
     if not cycles or next(steps, None) is None:
         return []
@@ -191,7 +191,7 @@ def _most_cycles(count: int, lanes: Mapping[tuple[int, int], int]) -> int:
     return min(crossing) // 2
 
 
-_STEPS = 1 << 14
+_SEARCH_STEPS = 1 << 14
 """Steps from GPU to GPU of one search, after which it takes the best that it has met, as NCCL's own
 does (NVIDIA/nccl 2.30.7 ``src/graph/search.cc``, NCCL_SEARCH_TIMEOUT)."""
 
@@ -362,7 +362,7 @@ def _take_path(count: int, free: dict[tuple[int, int], int], first: int, last: i
     """A path from the first to the last GPU over free NVLink lanes, which it takes."""
     if count <= 2:
         return None
-    path = next(_paths(count, free, iter(range(_STEPS)), first, last), None)
+    path = next(_paths(count, free, iter(range(_SEARCH_STEPS)), first, last), None)
     for link in itertools.pairwise(path or ()):
         free[link] -= 1
     return path

@@ -37,7 +37,7 @@ from perfmodel.measure.status import BEFORE, DONE, POSTED, Status
 MOST_REPEATS, LEAST_REPEATS = 400, 8
 """Repeats of one size. More would not narrow the median; fewer have no quartiles."""
 
-PASSES = 4
+TIMING_PASSES = 4
 """Passes over all sizes, so that a slow minute of the machine affects all of them."""
 
 Times = list[tuple[float, float]]
@@ -175,7 +175,7 @@ def _warm_up(job: MeasurementJob, status: rank_status.Status, bench: RankBench) 
 
 
 def choose_repeats(job: MeasurementJob, costs_s: Sequence[float]) -> list[int]:
-    """Choose the repeats of each size from the time of one repeat; multiples of `PASSES`.
+    """Choose the repeats of each size from the time of one repeat; multiples of `TIMING_PASSES`.
 
     Repeats are proportional to one over the root of that time: large sizes get most of the time,
     small ones most of the repeats.
@@ -184,7 +184,7 @@ def choose_repeats(job: MeasurementJob, costs_s: Sequence[float]) -> list[int]:
         return [job.repeats] * len(costs_s)
     roots = np.sqrt(costs_s)
     repeats = np.clip(job.budget_s / roots.sum() / roots, LEAST_REPEATS, MOST_REPEATS)
-    return (np.rint(repeats / PASSES).astype(int) * PASSES).tolist()
+    return (np.rint(repeats / TIMING_PASSES).astype(int) * TIMING_PASSES).tolist()
 
 
 def _time_all(
@@ -194,9 +194,9 @@ def _time_all(
     times: dict[tuple[int, int], Times] = {key: [] for key in bench.calls}
     order = [
         (nbytes, repeat)
-        for part in range(PASSES)
+        for part in range(TIMING_PASSES)
         for nbytes, count in repeats.items()
-        for repeat in range(count * part // PASSES, count * (part + 1) // PASSES)
+        for repeat in range(count * part // TIMING_PASSES, count * (part + 1) // TIMING_PASSES)
     ]
     gc.collect()
     gc.disable()

@@ -48,7 +48,7 @@ PER_OCTAVE = 2
 MAX_STEPS = 6
 """Most Gauss-Newton steps; times are nearly linear in factors unless the algorithm changes."""
 
-CONVERGED = 0.01
+CONVERGED_LOG_STEP = 0.01
 """Logarithm of the last step: far below any interval."""
 
 METHOD = (
@@ -144,7 +144,7 @@ def _fit_factors(forward: FactorModel, direct: Sequence[DirectMeasurement], prio
     prior = prior_of(parameters, priors, direct)
     noise = SweepNoise(forward, invert(prior.information), tails_of(parameters, priors), priors)
     steps = MAX_STEPS if forward.observations else 0  # 0: the prior with direct measurements
-    fitted = estimate(forward, parameters, prior, noise, steps=steps, converged=CONVERGED)
+    fitted = estimate(forward, parameters, prior, noise, steps=steps, converged=CONVERGED_LOG_STEP)
     return Fit(
         rows="library",
         method=METHOD,

@@ -28,7 +28,7 @@ from perfmodel.calibrate.transfer.priors import (
     run_covariance,
 )
 
-ROUNDS = 4
+REWEIGHTING_ROUNDS = 4
 """Rounds of fitting variances of rows, of runs and of the residual in turn."""
 
 OWN_DEVIATIONS = np.exp2(np.arange(0.0, 7.1, 0.5))
@@ -159,7 +159,7 @@ def fit_noise(
     rows, own = prior_rows, factors.own
     run_factors, factor = np.ones(int(run.max(initial=-1)) + 1), 1.0
     base = factors.of_rows(own) + by_runs
-    for _ in range(ROUNDS):
+    for _ in range(REWEIGHTING_ROUNDS):
         inverse = invert(base + factor**2 * by_residual + np.diag(rows))
         # First what the mechanism explains: the others would take all of it for outliers.
         own, inverse = _own_variances(factors, own, inverse, over)

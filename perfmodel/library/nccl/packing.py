@@ -12,7 +12,7 @@ from functools import lru_cache
 from perfmodel.library.nccl.host_graph import RANK, Host, HostPath
 from perfmodel.library.ring_search import hamiltonian_cycles
 
-_TRIES = 400
+_MOST_SEARCH_STEPS = 400
 """Steps of one search for a path; NCCL's own budget is larger, but its hosts are no harder."""
 
 _SLACK = 1e-6
@@ -197,7 +197,7 @@ def _extend(
     room: _Room, gpus: list[int], back_to: int | None, nic: int | None, exits: frozenset[int]
 ) -> tuple[int, ...]:
     room.tries += 1
-    if room.tries > _TRIES:
+    if room.tries > _MOST_SEARCH_STEPS:
         return ()
     if len(gpus) == room.host.gpus:
         return tuple(gpus) if _close(room, gpus[-1], back_to, nic) else ()
