@@ -93,10 +93,10 @@ class ForwardModel(ABC):
         self.observations = tuple(observations)
         self.measured_s = np.array([o.measured_s for o in observations])
         self.run = np.array([o.run for o in observations], dtype=np.int64)
-        first = {id(o.lowered): o for o in reversed(self.observations)}
+        first = {o.lowered: o for o in reversed(self.observations)}
         self.distinct = tuple(reversed(first.values()))
-        position = {id(o.lowered): at for at, o in enumerate(self.distinct)}
-        self._position = np.array([position[id(o.lowered)] for o in observations], dtype=np.int64)
+        position = {o.lowered: at for at, o in enumerate(self.distinct)}
+        self._position = np.array([position[o.lowered] for o in observations], dtype=np.int64)
 
     @abstractmethod
     def times_s(self, values: Values) -> FloatArray:
@@ -118,35 +118,18 @@ class ForwardModel(ABC):
         return np.stack(columns, axis=1) if columns else np.zeros((len(base), 0))
 
 
-@dataclass(frozen=True)
-class Iterate:
-    """Where an estimate is after some steps.
-
-    Parameters
-    ----------
-    values : dict
-    over : ndarray of float, shape (rows,)
-        Logarithm of measured over fitted time.
-    by_prior : ndarray of float, shape (rows,)
-        The same with the values at the mean of their prior, times linear in their logarithms.
-    slopes : ndarray of float, shape (rows, values)
-    last : bool
-        Whether no step follows; noise of a whole covariance then stays as it was fitted.
-    """
-
-    values: dict[Parameter, float]
-    over: FloatArray
-    by_prior: FloatArray
-    slopes: FloatArray
-    last: bool
-
-
 Precision = tuple[FloatArray, FloatArray]
 """Inverse covariances that a step weighs with: of rows, and of values' logarithms before data."""
 
 
-Weighting = Callable[[Iterate], Precision]
-"""Fits the noise of the rows, and how far values are from usual, to the rows."""
+Weighting = Callable[[Values, FloatArray, FloatArray, FloatArray, bool], Precision]
+"""``weigh(values, over, by_prior, slopes, last)`` fits the noise of the rows, and how far values
+are from usual, to the rows.
+
+`over` is the logarithm of measured over fitted time, `by_prior` the same with the values at the
+mean of their prior, times linear in their logarithms; `slopes` are those of `Estimate`. `last`:
+whether no step follows; noise of a whole covariance then stays as it was fitted.
+"""
 
 
 @dataclass(frozen=True)
@@ -204,8 +187,7 @@ def estimate(
             slopes, since = forward.slopes(values, fitted_s), 0.0
         over = measured - np.log(fitted_s)
         by_prior, last = over + slopes @ (logs - prior.mean), number == steps or moved < converged
-        precision = weigh(Iterate(values, over, by_prior, slopes, last))
-        rows, expected = precision
+        rows, expected = precision = weigh(values, over, by_prior, slopes, last)
         curvature = slopes.T @ rows @ slopes + expected
         if last:
             break

@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.calibrate.estimation import Estimate, Iterate, Precision, estimate
+from perfmodel.calibrate.estimation import Estimate, Precision, estimate
 from perfmodel.calibrate.link_model import CostModel
 from perfmodel.calibrate.parameters import (
+    INTERVAL_PROBABILITY,
     NORMAL_QUANTILE,
-    PROBABILITY,
     RATES,
     FactorPrior,
     Parameter,
@@ -35,7 +35,7 @@ from perfmodel.calibrate.parameters import (
 from perfmodel.calibrate.profile import RunSpread
 from perfmodel.files import FileModel, load_document
 
-UNINFORMATIVE = 1.0
+UNINFORMATIVE_DEVIATION = 1.0
 """Standard deviation of a run's factor from which on that run does not count for it."""
 
 
@@ -96,7 +96,7 @@ def _scatter(residuals: FloatArray, parameters: int) -> float:
 
     Times have longer tails than a normal distribution of their median deviation.
     """
-    held = float(np.quantile(np.abs(residuals), PROBABILITY))
+    held = float(np.quantile(np.abs(residuals), INTERVAL_PROBABILITY))
     return (
         held
         / NORMAL_QUANTILE
@@ -139,7 +139,7 @@ def _fit_run(
 
 def _pool(factors: FloatArray, variances: FloatArray, prior: float, freedom: float) -> float:
     """Standard deviation between runs, pooled with the prior one."""
-    informative = variances < UNINFORMATIVE**2
+    informative = variances < UNINFORMATIVE_DEVIATION**2
     if informative.sum() < 2:
         return prior
     variance = max(float(np.var(factors[informative], ddof=1) - variances[informative].mean()), 0.0)
@@ -151,7 +151,7 @@ MAX_STEPS = 25
 """Most Gauss-Newton steps. Smooth problems take 3 to 10; more alternate across a kink, where
 another lowering or another limit takes over, without any gain."""
 
-CONVERGED = 1e-5
+CONVERGED_LOG_STEP = 1e-5
 """Logarithm of the last step."""
 
 MAX_HALVINGS = 3
@@ -234,12 +234,18 @@ def solve(forward: CostModel, start: Values) -> Solution:
     information = invert(prior_covariance(keys, shipped_cost_priors().levers))
     prior = Prior(np.log(list(start.values())), information)
 
-    def weigh(iterate: Iterate) -> Precision:
-        scatter = max(robust_deviation(iterate.over, freedom), MIN_SCATTER)
-        return np.diag(robust_weights(iterate.over, scatter) / scatter**2), information
+    def weigh(_: Values, over: FloatArray, *__: object) -> Precision:
+        scatter = max(robust_deviation(over, freedom), MIN_SCATTER)
+        return np.diag(robust_weights(over, scatter) / scatter**2), information
 
     fitted = estimate(
-        forward, keys, prior, weigh, steps=MAX_STEPS, converged=CONVERGED, halvings=MAX_HALVINGS
+        forward,
+        keys,
+        prior,
+        weigh,
+        steps=MAX_STEPS,
+        converged=CONVERGED_LOG_STEP,
+        halvings=MAX_HALVINGS,
     )
     residuals = np.log(fitted.fitted_s / forward.measured_s)
     scatter = robust_deviation(residuals, freedom)
@@ -248,5 +254,5 @@ def solve(forward: CostModel, start: Values) -> Solution:
         **vars(fitted),
         scatter=scatter,
         cost=float(np.mean(2.0 * scale**2 * (np.sqrt(1.0 + (residuals / scale) ** 2) - 1.0))),
-        factor=float(stats.t.ppf(0.5 + PROBABILITY / 2, freedom)),
+        factor=float(stats.t.ppf(0.5 + INTERVAL_PROBABILITY / 2, freedom)),
     )

@@ -205,7 +205,7 @@ def _default_value(machine: Machine, key: Parameter) -> str:
     return key.format(time_s) + ", as the library says"
 
 
-COLLINEAR = 1e-3
+COLLINEAR_SHARE = 1e-3
 """A parameter is not identifiable if others explain all of its effect but for this share."""
 
 MOST_PIECES = 4
@@ -293,13 +293,12 @@ def breakpoints(observations: Sequence[Observation], values: Values) -> list[flo
     """Sizes of measured chunks from which a rate may change; bytes."""
     sizes = sorted({round(chunk_bytes(o.lowered[0].schedule)) for o in observations})
     existing = sorted(key.beyond_bytes for key in values if key.name == "bandwidth")
-    allowed = []
-    for at in map(float, sizes):
+
+    def fewest(at: float) -> int:
         ends = [0.0, *sorted([edge for edge in (*existing, at) if edge > 0]), float("inf")]
-        counts = [sum(a < size <= b for size in sizes) for a, b in itertools.pairwise(ends)]
-        if min(counts) >= FEWEST_PER_PIECE:
-            allowed.append(at)
-    return allowed
+        return min(sum(a < size <= b for size in sizes) for a, b in itertools.pairwise(ends))
+
+    return [at for at in map(float, sizes) if fewest(at) >= FEWEST_PER_PIECE]
 
 
 def add_piece(values: Values, kind: str, at: float) -> dict[Parameter, float]:
@@ -326,7 +325,7 @@ def select_identifiable(
         rest = column - columns[:, chosen] @ weights
         if np.abs(column).max() < NO_EFFECT:
             dropped[key] = "no measured time depends on it"
-        elif np.linalg.norm(rest) < COLLINEAR * np.linalg.norm(column):
+        elif np.linalg.norm(rest) < COLLINEAR_SHARE * np.linalg.norm(column):
             sizes = np.abs(weights) * np.linalg.norm(columns[:, chosen], axis=0)
             equal = [
                 k for k, size in zip(identifiable, sizes, strict=True) if size > 0.05 * sizes.max()

@@ -14,11 +14,11 @@ from perfmodel.arrays import FloatArray
 from perfmodel.files import FileModel
 from perfmodel.units import LIMITS, parse_bandwidth, parse_bytes, parse_time
 
-PROBABILITY = 0.8
+INTERVAL_PROBABILITY = 0.8
 """Probability with which the truth lies inside an interval."""
 
 NORMAL_QUANTILE = 1.2816
-"""Standard deviations about zero that hold `PROBABILITY` of a normal distribution."""
+"""Standard deviations about zero that hold `INTERVAL_PROBABILITY` of a normal distribution."""
 
 ParameterName = Literal[
     "launch",

@@ -6,7 +6,6 @@ residual, which depends smoothly on the size, applies to the whole time.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -15,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from perfmodel.files import FileModel, load_document, write_atomically
+from perfmodel.files import FileModel, load_document
 from perfmodel.topology.model import Topology
 from perfmodel.units import parse_bytes
 
@@ -65,7 +64,7 @@ BANDS: tuple[tuple[Band, float], ...] = (
 )
 """Name of a band and the size at which the next one begins; bytes."""
 
-SEVERAL = 3
+SEVERAL_SWEEPS = 3
 """Sweeps from which on a kind of machine is well known."""
 
 SOCKETS = (0.6, 2.0)
@@ -144,7 +143,7 @@ def familiarity(spread: Spread, topology: Topology, op: str) -> Familiarity:
 
     A known machine with another collective is at best known from few sweeps.
     """
-    if spread.seen.get(spread_key(topology, op), 0) >= SEVERAL:
+    if spread.seen.get(spread_key(topology, op), 0) >= SEVERAL_SWEEPS:
         return "several"
     kind = kind_of_machine(topology) + ", "
     return "few" if any(key.startswith(kind) for key in spread.seen) else "new"
@@ -177,19 +176,3 @@ def factors_by_band(topology: Topology, op: str) -> Mapping[Band, tuple[float, f
         band: (own[0], own[1]) if band == "latency" else (min(own[0], low), max(own[1], high))
         for band, own in factors.items()
     }
-
-
-def write_spread(spread: Spread, path: Path) -> None:
-    """Write the spread as YAML, whole or not at all."""
-    from ruamel.yaml import YAML
-
-    yaml = YAML()
-    yaml.width = 120
-    yaml.default_flow_style = None
-    text = io.StringIO()
-    text.write(
-        "# How far measured times lie from datasheet predictions: factors on the predicted time\n"
-        "# that hold 80 %. Made by reports.validation --spread FILE; do not edit by hand.\n"
-    )
-    yaml.dump(spread.model_dump(mode="json"), text)
-    write_atomically(path, text.getvalue())

@@ -41,8 +41,7 @@ def make_machine(
     used = apply_settings(topology, chosen)
     bounds = (channels, library.channels, chosen.count(*MOST_CHANNELS))
     most = min((bound for bound in bounds if bound), default=None)
-    fitting = with_socket_rates(library_on(library, used), used, chosen)
-    return Machine(used, fitting, most, chosen)
+    return Machine(used, with_socket_rates(library_on(library, used), used, chosen), most, chosen)
 
 
 def observed_time_s(machine: Machine, time_s: float, measured: Corrections | None = None) -> float:

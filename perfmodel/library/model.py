@@ -342,17 +342,15 @@ def _slower(library: CommLibrary, topology: Topology) -> float:
 
 def _at_clock(protocols: Mapping[str, Protocol], slower: float) -> dict[str, Protocol]:
     """Protocols with the times that a GPU spends in instructions, on a GPU of another clock."""
-    return {name: _scale_kernel_times(protocol, slower) for name, protocol in protocols.items()}
-
-
-def _scale_kernel_times(protocol: Protocol, slower: float) -> Protocol:
-    step, copy_rate = protocol.step, protocol.copy_rate
-    inside = {"nvlink": step.nvlink * slower, "pcie": step.pcie * slower}
-    return protocol.model_copy(
-        update={name: getattr(protocol, name) * slower for name in CLOCKED}
-        | {"step": step.model_copy(update=inside)}
-        | ({} if copy_rate is None else {"copy_rate": copy_rate / slower})
-    )
+    scaled = {}
+    for key, protocol in protocols.items():
+        update: dict[str, Any] = {name: getattr(protocol, name) * slower for name in CLOCKED}
+        inside = {name: getattr(protocol.step, name) * slower for name in ("nvlink", "pcie")}
+        update["step"] = protocol.step.model_copy(update=inside)
+        if protocol.copy_rate is not None:
+            update["copy_rate"] = protocol.copy_rate / slower
+        scaled[key] = protocol.model_copy(update=update)
+    return scaled
 
 
 CLOCKED = ("launch", "unevenness", "each_peer")

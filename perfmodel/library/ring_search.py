@@ -91,18 +91,18 @@ def dumped_rings(
 
 def direct_nvlinks(topology: Topology, gpus: Sequence[str]) -> dict[tuple[int, int], int] | None:
     """NVLink lanes between GPUs, as positions into `gpus`; None behind an NVSwitch or without."""
-    lanes: dict[tuple[int, int], int] = {}
-    place = {gpu: position for position, gpu in enumerate(gpus)}
-    for gpu in gpus:
-        for peer, arcs in topology.links[gpu].items():
-            for arc in arcs:
-                if topology.built.kinds[arc] != "nvlink":
-                    continue
-                if topology.devices[peer].kind != "gpu":
-                    return None
-                if peer in place:
-                    lanes[place[gpu], place[peer]] = topology.built.lanes[arc]
-    return lanes or None
+    built, place = topology.built, {gpu: position for position, gpu in enumerate(gpus)}
+    links = [
+        (gpu, peer, arc)
+        for gpu in gpus
+        for peer, arcs in topology.links[gpu].items()
+        for arc in arcs
+        if built.kinds[arc] == "nvlink"
+    ]
+    if any(topology.devices[peer].kind != "gpu" for _, peer, _ in links):
+        return None
+    joined = ((gpu, peer, arc) for gpu, peer, arc in links if peer in place)
+    return {(place[gpu], place[peer]): built.lanes[arc] for gpu, peer, arc in joined} or None
 
 
 def hamiltonian_cycles(count: int, lanes: Mapping[tuple[int, int], int]) -> tuple[Order, ...]:
@@ -122,29 +122,26 @@ def hamiltonian_cycles(count: int, lanes: Mapping[tuple[int, int], int]) -> tupl
 def _search_cycles(count: int, lanes: Mapping[tuple[int, int], int], most: int) -> list[Order]:
     """Cycles that fit together, the first `most` that are met, or the best that are."""
     best: list[Order] = []
-    budget = _Budget(_STEPS)
+    steps = iter(range(_SEARCH_STEPS))
 
-    def pack(free: dict[tuple[int, int], int], chosen: list[Order]) -> bool:
+    def pack(free: Counter[tuple[int, int]], chosen: list[Order]) -> bool:
         if len(chosen) > len(best):
             best[:] = chosen
         if len(best) >= most:
             return True
         floor = chosen[-1] if chosen else ()
-        for cycle in _paths(count, free, start=0, end=None, closed=True, budget=budget):
+        for cycle in _paths(count, free, steps):
             if cycle < floor or cycle[1] > cycle[-1]:  # each set of cycles once, each cycle one way
                 continue
-            for src, dst in _links(cycle):
-                free[src, dst] -= 1
-                free[dst, src] -= 1
+            taken = [*_links(cycle), *_links(cycle[::-1])]
+            free.subtract(taken)
             done = pack(free, [*chosen, cycle])
-            for src, dst in _links(cycle):
-                free[src, dst] += 1
-                free[dst, src] += 1
+            free.update(taken)
             if done:
                 return True
         return False
 
-    pack(dict(lanes), [])
+    pack(Counter(lanes), [])
     return best
 
 
@@ -152,10 +149,9 @@ def _solve_cycles(count: int, lanes: Mapping[tuple[int, int], int]) -> list[Orde
     """The most cycles that fit together; none where there are too many to choose from."""
     from scipy.optimize import Bounds, LinearConstraint, milp  # rarely needed
 
-    budget = _Budget(_STEPS * 4)
-    paths = _paths(count, lanes, start=0, end=None, closed=True, budget=budget)
-    cycles = [cycle for cycle in paths if cycle[1] <= cycle[-1]]
-    if not cycles or budget.left < 0:
+    steps = iter(range(_SEARCH_STEPS * 4))
+    cycles = [cycle for cycle in _paths(count, lanes, steps) if cycle[1] <= cycle[-1]]
+    if not cycles or next(steps, None) is None:
         return []
     pairs = {pair: row for row, pair in enumerate(itertools.combinations(range(count), 2))}
     crossed = np.zeros((len(pairs), len(cycles)))
@@ -195,14 +191,7 @@ def _most_cycles(count: int, lanes: Mapping[tuple[int, int], int]) -> int:
     return min(crossing) // 2
 
 
-@dataclass(slots=True)
-class _Budget:
-    """Steps that a search may still take."""
-
-    left: int
-
-
-_STEPS = 1 << 14
+_SEARCH_STEPS = 1 << 14
 """Steps from GPU to GPU of one search, after which it takes the best that it has met, as NCCL's own
 does (NVIDIA/nccl 2.30.7 ``src/graph/search.cc``, NCCL_SEARCH_TIMEOUT)."""
 
@@ -252,20 +241,20 @@ def _links(cycle: Order) -> Iterator[tuple[int, int]]:
 def _paths(
     count: int,
     lanes: Mapping[tuple[int, int], int],
-    *,
-    start: int,
-    end: int | None,
-    closed: bool,
-    budget: _Budget,
+    steps: Iterator[int],
+    start: int = 0,
+    end: int | None = None,
 ) -> Iterator[Order]:
-    """Hamiltonian paths over links with lanes left, widest link first, within a budget."""
+    """Hamiltonian paths over links with lanes left, widest link first: to an end, or cycles.
+
+    `steps`: those that the search may still take.
+    """
 
     def extend(path: list[int]) -> Iterator[Order]:
-        budget.left -= 1
-        if budget.left < 0:
+        if next(steps, None) is None:
             return
         if len(path) == count:
-            if not closed or lanes.get((path[-1], start), 0) > 0:
+            if end is not None or lanes.get((path[-1], start), 0) > 0:
                 yield tuple(path)
             return
         last = path[-1]
@@ -373,8 +362,7 @@ def _take_path(count: int, free: dict[tuple[int, int], int], first: int, last: i
     """A path from the first to the last GPU over free NVLink lanes, which it takes."""
     if count <= 2:
         return None
-    for path in _paths(count, free, start=first, end=last, closed=False, budget=_Budget(_STEPS)):
-        for src, dst in itertools.pairwise(path):
-            free[src, dst] -= 1
-        return path
-    return None
+    path = next(_paths(count, free, iter(range(_SEARCH_STEPS)), first, last), None)
+    for link in itertools.pairwise(path or ()):
+        free[link] -= 1
+    return path

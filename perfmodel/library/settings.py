@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from perfmodel.collectives.catalog import NCCL_ALGO_NAMES, NCCL_ALGORITHMS, PROTOCOLS
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, allowed_names, raise_faults
 from perfmodel.files import FileModel, load_document
 
 ALGORITHM_NAMES: Mapping[str, str] = MappingProxyType(
@@ -77,9 +77,7 @@ ALLOWED_VERSIONS = (
 def _release_of(version: str) -> tuple[int, int] | None:
     """Major and minor version of what a user wrote; None for none of NCCL."""
     match = _VERSION.fullmatch(version)
-    if match is None:
-        return None
-    release = int(match[1]), int(match[2])
+    release = (int(match[1]), int(match[2])) if match else (0, 0)
     return release if OLDEST <= release <= (NEWEST[0], _MOST_MINOR) else None
 
 
@@ -96,14 +94,12 @@ def _environment(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     texts = {str(name): _as_text(setting) for name, setting in value.items()}
-    faults = environment_faults(texts)
-    if faults:
-        raise InputError(faults)
+    raise_faults(environment_faults(texts))
     return texts
 
 
 def _as_text(value: Any) -> str:
-    return str(int(value)) if isinstance(value, bool) else str(value).strip()
+    return str(int(value) if isinstance(value, bool) else value).strip()
 
 
 Version = Annotated[str | None, BeforeValidator(_version)]
@@ -126,8 +122,7 @@ class LibrarySettings(FileModel):
     @property
     def release(self) -> tuple[float, float]:
         """Major and minor version; (inf, inf) where none is given, which is the newest."""
-        release = _release_of(self.version) if self.version else None
-        return release or (math.inf, math.inf)
+        return (_release_of(self.version) if self.version else None) or (math.inf, math.inf)
 
     def is_on(self, name: str, *, default: bool = False) -> bool:
         """Whether a switch is on (its value is not 0)."""
@@ -189,8 +184,7 @@ def settings_of(
     faults = environment_faults(texts, fields[1])
     if version is not None and _release_of(version.strip()) is None:
         faults.insert(0, Fault(fields[0], repr(version), ALLOWED_VERSIONS))
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return LibrarySettings(version=version, env=texts, one_process=one_process)
 
 
@@ -211,8 +205,7 @@ def environment_of(
         elif environment.get(name, value) != value:
             faults.append(Fault(field, f"{name} twice", "each variable once"))
         environment[name] = value
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return environment
 
 

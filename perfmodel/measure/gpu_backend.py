@@ -149,7 +149,7 @@ SHORTEST_S = 200e-6
 """Shortest sample; shorter work is repeated within one. Events have a resolution of 0.5 us (CUDA
 runtime API, cudaEventElapsedTime)."""
 
-STREAMS = 32
+POOLED_STREAMS = 32
 """Streams in torch's pool, which it assigns in turn (c10/cuda/CUDAStream.cpp, kStreamsPerPool)."""
 
 Progress = Callable[[int, int], None]
@@ -215,8 +215,8 @@ def _notes(job: MeasurementJob, gpu: GpuUnderTest) -> Iterator[str]:
     sampling = describe_sampling(list(make_schedules(job).values()))
     if sampling:
         yield sampling
-    if job.ranks > STREAMS:
-        yield f"torch has {STREAMS} streams, which {job.ranks} virtual ranks share."
+    if job.ranks > POOLED_STREAMS:
+        yield f"torch has {POOLED_STREAMS} streams, which {job.ranks} virtual ranks share."
     if copy_kernel() is None or not gpu.cuda:
         yield "No blocks_copy rows: a copy by few thread blocks needs Triton and a GPU."
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import numpy as np
 from pydantic import AfterValidator, Field, model_validator
 
 from perfmodel.errors import (
@@ -330,16 +331,9 @@ def read_measurement(path: Path) -> Measurement:
 
 def compute_quantiles(times_s: Sequence[float]) -> dict[str, float]:
     """The fields of a `MeasurementRow` that summarise repeated times; seconds."""
-    ordered = sorted(times_s)
-
-    def at(share: float) -> float:
-        position = share * (len(ordered) - 1)
-        low = int(position)
-        high = min(low + 1, len(ordered) - 1)
-        return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
-
-    shares = {"p10_s": 0.1, "p25_s": 0.25, "median_s": 0.5, "p75_s": 0.75, "p90_s": 0.9}
-    return {"min_s": ordered[0]} | {name: at(share) for name, share in shares.items()}
+    names = ("min_s", "p10_s", "p25_s", "median_s", "p75_s", "p90_s")
+    quantiles = np.quantile(times_s, (0.0, 0.1, 0.25, 0.5, 0.75, 0.9)).tolist()
+    return dict(zip(names, quantiles, strict=True))
 
 
 def summarise_times(

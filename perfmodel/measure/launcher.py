@@ -50,10 +50,6 @@ class _RankProcesses:
         """Errors that ranks found themselves, not those of waiting for others."""
         return [error for error in self.errors.values() if isinstance(error, PerfmodelError)]
 
-    def describe(self, rank: int) -> str:
-        """Describe what a rank is doing, or was doing when it died."""
-        return rank_status.describe_status(self.memory, rank)
-
 
 def run_processes(
     job: MeasurementJob, progress: Progress | None = None
@@ -166,29 +162,30 @@ def _raise_first_failure(team: _RankProcesses, folder: Path) -> NoReturn:
         deaths = (_describe_death(team, rank, folder) for rank in sorted(team.dead))
         raise MeasurementError("\n".join(deaths))
     rank, error = next(iter(team.errors.items()))
-    raise MeasurementError(f"rank {rank} failed while {team.describe(rank)}: {error}")
+    doing = rank_status.describe_status(team.memory, rank)
+    raise MeasurementError(f"rank {rank} failed while {doing}: {error}")
 
 
 def _describe_death(team: _RankProcesses, rank: int, folder: Path) -> str:
-    code, said = team.processes[rank].exitcode, list[str]()
-    killed = code is not None and code < 0
-    cause = f"killed by {signal.Signals(-code).name}" if killed else f"exit code {code}"
-    with suppress(OSError):
+    code, said = team.processes[rank].exitcode or 0, ""
+    cause = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    with suppress(OSError, IndexError):
         log = (folder / f"rank{rank}.log").read_text(encoding="utf-8", errors="replace")
-        said = log.strip().splitlines()
-    last_line = f"; it said: {said[-1]}" if said else ""
-    return f"rank {rank} died ({cause}) while {team.describe(rank)}{last_line}"
+        said = f"; it said: {log.strip().splitlines()[-1]}"
+    doing = rank_status.describe_status(team.memory, rank)
+    return f"rank {rank} died ({cause}) while {doing}{said}"
 
 
 def _describe_hang(team: _RankProcesses) -> str:
     ticks = rank_status.read_ticks(team.memory, team.job.ranks)
+    doing = [rank_status.describe_status(team.memory, rank) for rank in range(team.job.ranks)]
     behind = ", ".join(
-        f"rank {rank} ({team.describe(rank)}{_describe_stop(team.processes[rank])})"
+        f"rank {rank} ({doing[rank]}{_describe_stop(team.processes[rank])})"
         for rank, count in enumerate(ticks)
         if count == min(ticks)
     )
     furthest = ticks.index(max(ticks))
-    ahead = f"; furthest ahead: rank {furthest} ({team.describe(furthest)})"
+    ahead = f"; furthest ahead: rank {furthest} ({doing[furthest]})"
     message = f"no rank advanced for {team.job.timeout_s:g} s; furthest behind: {behind}"
     return message + (ahead if max(ticks) > min(ticks) else "")
 

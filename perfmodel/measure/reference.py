@@ -49,12 +49,8 @@ class Move:
         return int(self.read.stop - self.read.start)
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Elements `begin` to `end` of every chunk; chunks that end before it have none."""
-
-    begin: int
-    end: int
+Window = slice
+"""Elements from `start` to `stop` of every chunk; chunks that end before it have none."""
 
 
 def make_moves(schedule: Schedule, window: Window | None = None) -> list[list[Move]]:
@@ -62,21 +58,19 @@ def make_moves(schedule: Schedule, window: Window | None = None) -> list[list[Mo
 
     A rank's buffer holds its copies of all chunks, or of the window's part of them, in order.
     """
-    bounds = _bounds(schedule, window).tolist()
-    places = [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
-    rounds = []
-    for each in schedule.rounds():
-        columns = (each.src, each.dst, each.src_chunk, each.dst_chunk, each.reduce)
-        rounds.append(
-            [
-                Move(src, dst, places[read], places[write], bool(reduce))
-                for src, dst, read, write, reduce in zip(
-                    *(c.tolist() for c in columns), strict=True
-                )
-                if places[read].stop > places[read].start
-            ]
-        )
-    return rounds
+    places = [slice(*ends) for ends in itertools.pairwise(_bounds(schedule, window).tolist())]
+    columns = (
+        (each.src, each.dst, each.src_chunk, each.dst_chunk, each.reduce)
+        for each in schedule.rounds()
+    )
+    return [
+        [
+            Move(src, dst, places[read], places[write], bool(reduce))
+            for src, dst, read, write, reduce in zip(*(c.tolist() for c in chosen), strict=True)
+            if places[read].stop > places[read].start
+        ]
+        for chosen in columns
+    ]
 
 
 def count_elements(schedule: Schedule) -> int:
@@ -99,7 +93,7 @@ def make_windows(schedule: Schedule) -> list[Window]:
 
 def covers_all_elements(schedule: Schedule) -> bool:
     """Tell whether the windows of `make_windows` cover every chunk."""
-    return all(a.end >= b.begin for a, b in itertools.pairwise(make_windows(schedule)))
+    return all(a.stop >= b.start for a, b in itertools.pairwise(make_windows(schedule)))
 
 
 def describe_sampling(schedules: Sequence[Schedule]) -> str:
@@ -113,7 +107,7 @@ def window_slices(schedule: Schedule, window: Window) -> list[slice]:
     """The window's part of each chunk, as slices of a rank's buffer."""
     ends = _bounds(schedule, None)
     sizes = np.diff(_bounds(schedule, window))
-    begins = np.minimum(ends[:-1] + window.begin, ends[1:])
+    begins = np.minimum(ends[:-1] + window.start, ends[1:])
     return [slice(int(begin), int(begin + size)) for begin, size in zip(begins, sizes, strict=True)]
 
 
@@ -122,7 +116,7 @@ def _bounds(schedule: Schedule, window: Window | None) -> NDArray[np.int64]:
     ends = np.concatenate([[0], np.cumsum(schedule.chunk_bytes)]) // schedule.itemsize
     if window is None:
         return ends.astype(np.int64)
-    sizes = np.clip(np.diff(ends), window.begin, window.end) - window.begin
+    sizes = np.clip(np.diff(ends), window.start, window.stop) - window.start
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
@@ -212,7 +206,7 @@ def compare(
     DataMismatch
         Names rank, chunk, element, the number found and the number expected.
     """
-    bounds, first = _bounds(schedule, window), window.begin if window else 0
+    bounds, first = _bounds(schedule, window), window.start if window else 0
     for chunk in range(len(schedule.chunk_bytes)) if chunks is None else chunks:
         place = slice(int(bounds[chunk]), int(bounds[chunk + 1]))
         wrong = np.flatnonzero(actual[place] != expected[place])

@@ -11,7 +11,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
@@ -197,32 +197,26 @@ def read_load() -> str:
     return " ".join(f"{value:.2f}" for value in averages)
 
 
-@dataclass(frozen=True, slots=True)
-class CpuTime:
-    """CPU time used by the whole machine and by this process, and when it was read; seconds."""
-
-    all_s: float
-    own_s: float
-    read_at_s: float
+CpuTime = tuple[float, float]
+"""CPU time used by all other processes of the machine, and when it was read; seconds."""
 
 
 def read_cpu_time() -> CpuTime | None:
     """Read the CPU time used so far; None if the system does not report it (no /proc)."""
     try:
-        user, nice, system = Path("/proc/stat").read_text(encoding="utf-8").split()[1:4]
-        ticks = (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
+        used = Path("/proc/stat").read_text(encoding="utf-8").split()[1:4]  # user, nice, system
+        ticks = sum(map(int, used)) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, AttributeError):
         return None
-    return CpuTime(ticks, sum(os.times()[:4]), time.monotonic())
+    return ticks - sum(os.times()[:4]), time.monotonic()
 
 
 def describe_other_load(before: CpuTime | None, cores: int) -> str:
     """Share of the cores that other processes used since `before`; empty if not known."""
-    after = read_cpu_time()
-    if before is None or after is None or after.read_at_s <= before.read_at_s:
+    after = None if before is None else read_cpu_time()
+    if before is None or after is None or after[1] <= before[1]:
         return ""
-    others_s = (after.all_s - before.all_s) - (after.own_s - before.own_s)
-    share = others_s / ((after.read_at_s - before.read_at_s) * cores)
+    share = (after[0] - before[0]) / ((after[1] - before[1]) * cores)
     return f"{100 * min(1.0, max(0.0, share)):.0f} % of the cores"
 
 
@@ -230,10 +224,8 @@ def describe_versions() -> dict[str, str]:
     """Versions of Python, torch and NumPy, without importing them."""
     versions = {"python": platform.python_version()}
     for name in ("torch", "numpy"):
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return versions
 
 
@@ -318,17 +310,12 @@ def _read_device_bytes(torch: ModuleType, job: MeasurementJob, device: int) -> i
 def free_memory_bytes() -> int | None:
     """Memory available without swapping; None if the system does not report it."""
     try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-        fields = {
-            name: rest.split()[0] for name, _, rest in (line.partition(":") for line in lines)
-        }
-        free = int(fields["MemAvailable"]) * 1024
-    except (OSError, KeyError, ValueError, IndexError):
+        words = Path("/proc/meminfo").read_text(encoding="utf-8").split()
+        free = int(words[words.index("MemAvailable:") + 1]) * 1024
+    except (OSError, ValueError, IndexError):
         return None
-    try:  # a container may allow less
-        folder = Path("/sys/fs/cgroup")
-        limit = int((folder / "memory.max").read_text(encoding="utf-8"))
-        used = int((folder / "memory.current").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return free
-    return max(0, min(free, limit - used))
+    with suppress(OSError, ValueError):  # a container may allow less
+        files = (Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory.current"))
+        limit, used = (int(file.read_text(encoding="utf-8")) for file in files)
+        return max(0, min(free, limit - used))
+    return free

@@ -6,7 +6,6 @@ A rank's part of a schedule is executed by point-to-point operations of torch.di
 from __future__ import annotations
 
 import gc
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -38,7 +37,7 @@ from perfmodel.measure.status import BEFORE, DONE, POSTED, Status
 MOST_REPEATS, LEAST_REPEATS = 400, 8
 """Repeats of one size. More would not narrow the median; fewer have no quartiles."""
 
-PASSES = 4
+TIMING_PASSES = 4
 """Passes over all sizes, so that a slow minute of the machine affects all of them."""
 
 Times = list[tuple[float, float]]
@@ -128,11 +127,8 @@ def _make_bench(
         )
         if library is not None:
             calls[nbytes, 1] = partial(_call_library, library, status)
-    return RankBench(start, work, calls, counts, torch.cuda.synchronize if gpu else _do_nothing)
-
-
-def _do_nothing() -> None:
-    """Do nothing: on the CPU the work is complete when the call returns."""
+    # On the CPU the work is complete when the call returns.
+    return RankBench(start, work, calls, counts, torch.cuda.synchronize if gpu else lambda: None)
 
 
 def _call_library(call: Callable[[], Any], status: rank_status.Status) -> None:
@@ -179,16 +175,16 @@ def _warm_up(job: MeasurementJob, status: rank_status.Status, bench: RankBench) 
 
 
 def choose_repeats(job: MeasurementJob, costs_s: Sequence[float]) -> list[int]:
-    """Choose the repeats of each size from the time of one repeat; multiples of `PASSES`.
+    """Choose the repeats of each size from the time of one repeat; multiples of `TIMING_PASSES`.
 
     Repeats are proportional to one over the root of that time: large sizes get most of the time,
     small ones most of the repeats.
     """
     if job.repeats is not None:
         return [job.repeats] * len(costs_s)
-    scale = job.budget_s / sum(math.sqrt(cost) for cost in costs_s)
-    repeats = [min(MOST_REPEATS, max(LEAST_REPEATS, scale / math.sqrt(c))) for c in costs_s]
-    return [round(count / PASSES) * PASSES for count in repeats]
+    roots = np.sqrt(costs_s)
+    repeats = np.clip(job.budget_s / roots.sum() / roots, LEAST_REPEATS, MOST_REPEATS)
+    return (np.rint(repeats / TIMING_PASSES).astype(int) * TIMING_PASSES).tolist()
 
 
 def _time_all(
@@ -198,9 +194,9 @@ def _time_all(
     times: dict[tuple[int, int], Times] = {key: [] for key in bench.calls}
     order = [
         (nbytes, repeat)
-        for part in range(PASSES)
+        for part in range(TIMING_PASSES)
         for nbytes, count in repeats.items()
-        for repeat in range(count * part // PASSES, count * (part + 1) // PASSES)
+        for repeat in range(count * part // TIMING_PASSES, count * (part + 1) // TIMING_PASSES)
     ]
     gc.collect()
     gc.disable()
@@ -220,13 +216,15 @@ def _gather_rows(times: dict[tuple[int, int], Times], shared_clock: bool) -> lis
 
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, times)
-    rows = []
-    for nbytes, kind in sorted(gathered[0], key=lambda key: (key[1], key[0])):
-        times_s = compute_collective_times(
-            np.array([times[nbytes, kind] for times in gathered]), shared_clock=shared_clock
+    spans = {key: np.array([times[key] for times in gathered]) for key in gathered[0]}
+    return [
+        summarise_times(
+            "library" if kind else "schedule",
+            nbytes,
+            compute_collective_times(spans[nbytes, kind], shared_clock=shared_clock),
         )
-        rows.append(summarise_times("library" if kind else "schedule", nbytes, times_s))
-    return rows
+        for nbytes, kind in sorted(spans, key=lambda key: (key[1], key[0]))
+    ]
 
 
 def compute_collective_times(spans: Any, *, shared_clock: bool) -> list[float]:
@@ -241,9 +239,8 @@ def compute_collective_times(spans: Any, *, shared_clock: bool) -> list[float]:
     shared_clock : bool
     """
     begins, ends = spans[:, :, 0], spans[:, :, 1]
-    if shared_clock:
-        return list((ends.max(axis=0) - begins.max(axis=0)).tolist())
-    return list((ends - begins).max(axis=0).tolist())
+    own_s, common_s = (ends - begins).max(axis=0), ends.max(axis=0) - begins.max(axis=0)
+    return list((common_s if shared_clock else own_s).tolist())
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,6 +218,7 @@ def _prepare(sweep: Sweep, matched: Matched, unlike: frozenset[str]) -> Prepared
     parameters = forward.parameters()
     ones = dict.fromkeys(parameters, 1.0)
     times_s = forward.times_s(ones)
+    contexts, shares = forward.contexts(ones)
     return Prepared(
         hardware=matched.hardware,
         table=sweep.table or sweep.source.partition(",")[0],
@@ -227,8 +228,8 @@ def _prepare(sweep: Sweep, matched: Matched, unlike: frozenset[str]) -> Prepared
         over=np.log(forward.measured_s / times_s),
         parameters=tuple(parameters),
         slopes=forward.slopes(ones, times_s),
-        contexts=tuple(forward.contexts(ones)),
-        shares=forward.shares(ones),
+        contexts=tuple(contexts),
+        shares=np.array(shares),
         thin=np.flatnonzero([row.nbytes in used for row in rows]),
         unlike=unlike,
     )

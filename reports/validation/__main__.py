@@ -92,7 +92,7 @@ def validate(
         folder=folder,
     )
     if spread is not None:
-        from perfmodel.library.corrections import write_spread
+        from reports.validation.run import write_spread
 
         write_spread(answer.spread(), spread)
         print_note(f"wrote {spread}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.calibrate import Profile
-from perfmodel.files import as_json, attributes
+from perfmodel.files import as_json, attributes, write_atomically
 from perfmodel.library.corrections import BANDS, Spread
 from perfmodel.validate import scores
 from perfmodel.validate.forecast import Mode, Pair, SweepPrediction
@@ -107,6 +108,21 @@ class Validation:
             f"in {tables} tables ({self.data})"
         )
         return coverage.spread_of(self.points, source)
+
+
+def write_spread(spread: Spread, path: Path) -> None:
+    """Write the spread as YAML, whole or not at all."""
+    from ruamel.yaml import YAML
+
+    yaml = YAML()
+    yaml.width, yaml.default_flow_style = 120, None
+    text = io.StringIO()
+    text.write(
+        "# How far measured times lie from datasheet predictions: factors on the predicted time\n"
+        "# that hold 80 %. Made by reports.validation --spread FILE; do not edit by hand.\n"
+    )
+    yaml.dump(spread.model_dump(mode="json"), text)
+    write_atomically(path, text.getvalue())
 
 
 def records_folder() -> Path:

@@ -129,8 +129,7 @@ def _says_more(joined: MeasurementFile, plain: MeasurementFile) -> bool:
     """Whether lines that were joined tell the same times, and as much or more of the machine."""
 
     def told(sweep: Sweep) -> int:
-        machine = (sweep.nodes, sweep.devices, sweep.version)
-        return len(sweep.env) + sum(map(bool, machine))
+        return len(sweep.env) + sum(map(bool, (sweep.nodes, sweep.devices, sweep.version)))
 
     pairs = list(zip(joined.sweeps, plain.sweeps, strict=False))
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -133,7 +134,9 @@ def _of_rccl(records: list[Document], file: str, op: str | None, ranks: int | No
     tables: dict[tuple[str, int, int | None, str, bool], list[tuple[int, float]]] = {}
     known = allowed_names(set(OPS.values())) + " (--op)"
     for record in records:
-        name = op or OPS.get(_snake(str(record.get("name", "")))) or ""
+        # AllReduce -> all_reduce.
+        spelled = re.sub(r"(?<!^)([A-Z])", r"_\1", str(record.get("name", ""))).lower()
+        name = op or OPS.get(spelled) or ""
         count = int(record.get("ranks") or record.get("gpus") or ranks or 0)
         refuse(
             None,
@@ -158,8 +161,3 @@ def _of_rccl(records: list[Document], file: str, op: str | None, ranks: int | No
         for (name, count, nodes, dtype, in_place), timed in tables.items()
         if (rows := rows_of(timed))
     ]
-
-
-def _snake(name: str) -> str:
-    """AllReduce -> all_reduce."""
-    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")

@@ -218,15 +218,15 @@ def disagreement(row: Row, unit_s: float) -> str | None:
     return None
 
 
-_SLACK = 0.0005
+_ROUNDING_SHARE = 0.0005
 """Tests round time and bandwidth apart, some of them to four digits in between."""
 
 
 def _agrees(nbytes: int, timing: Timing, unit_s: float) -> bool:
     assert timing.algbw is not None
     least_s = max(timing.time.low, 0.0) * unit_s
-    slowest = nbytes / (timing.time.high * unit_s) * 1e-9 * (1 - _SLACK)
-    fastest = nbytes / least_s * 1e-9 * (1 + _SLACK) if least_s > 0 else float("inf")
+    slowest = nbytes / (timing.time.high * unit_s) * 1e-9 * (1 - _ROUNDING_SHARE)
+    fastest = nbytes / least_s * 1e-9 * (1 + _ROUNDING_SHARE) if least_s > 0 else float("inf")
     return slowest <= timing.algbw.high and timing.algbw.low <= fastest
 
 

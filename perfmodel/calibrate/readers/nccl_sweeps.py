@@ -8,8 +8,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
 from perfmodel.calibrate.readers.nccl_rows import (
     ITEM_BYTES,
@@ -34,26 +33,10 @@ from perfmodel.calibrate.readers.sweep_records import (
 from perfmodel.errors import Fault, InputError, allowed_names
 
 
-@dataclass(frozen=True, slots=True)
-class Ranks:
-    """What a list says; 0 ranks where there is none.
+def with_listed_ranks(told: Sweep, lines: Sequence[ListedRank], line: int) -> tuple[Sweep, bool]:
+    """Return a sweep with what a list of ranks says, and whether that names all hosts.
 
-    `each`: ranks of every host, None where they differ. `one_process`: of several GPUs; None where
-    no process is named.
-    """
-
-    count: int = 0
-    nodes: int | None = None
-    each: int | None = None
-    devices: tuple[str, ...] = ()
-    one_process: bool | None = None
-    notes: tuple[str, ...] = ()
-    certain: bool = True
-    """Whether the list names all hosts."""
-
-
-def summary_of(lines: Sequence[ListedRank], line: int) -> Ranks:
-    """Count ranks and hosts; a list that names only some of its ranks is completed by its pattern.
+    A list that names only some of its ranks is completed by its pattern.
 
     Raises
     ------
@@ -62,7 +45,7 @@ def summary_of(lines: Sequence[ListedRank], line: int) -> Ranks:
     """
     ranks = list(dict.fromkeys(lines))
     if not ranks:
-        return Ranks()
+        return told, True
     groups = len({rank.group for rank in ranks})
     times = Counter(rank.rank for rank in ranks)
     again = next((number for number, listed in times.items() if listed > 1), None)
@@ -95,15 +78,16 @@ def summary_of(lines: Sequence[ListedRank], line: int) -> Ranks:
         nodes = count // each
         _check_pattern(ranks, count, each, line)
     processes = {(rank.host, rank.process) for rank in ranks if rank.process}
-    return Ranks(
-        count,
-        nodes,
-        each,
+    listed = replace(
+        told,
+        ranks=count,
+        nodes=nodes,
+        gpus_per_node=each,
         devices=tuple(dict.fromkeys(rank.model for rank in ranks if rank.model)),
         one_process=len(processes) < len(ranks) if processes else None,
         notes=_notes(ranks, count),
-        certain=nodes == len(hosts),
     )
+    return listed, nodes == len(hosts)
 
 
 def _check_pattern(ranks: Sequence[ListedRank], count: int, each: int, line: int) -> None:
@@ -127,17 +111,6 @@ def _notes(ranks: Sequence[ListedRank], count: int) -> tuple[str, ...]:
 
 
 @dataclass
-class Context:
-    """What lines between tables say; `op`: of the last executable that was named."""
-
-    op: str | None = None
-    version: str | None = None
-    env: dict[str, str] = field(default_factory=dict)
-    tool: str = "nccl-tests"
-    file: str = ""
-
-
-@dataclass
 class Table:
     """A table while it is read."""
 
@@ -145,7 +118,8 @@ class Table:
     columns: list[str] | None
     """None: its head is missing."""
     ranks: list[ListedRank]
-    op: str | None
+    op: str
+    """Empty: no line above names it."""
     unit_s: float
     """Unit of its times; seconds."""
     rows: list[Row] = field(default_factory=list)
@@ -157,15 +131,17 @@ class Table:
     """First line after the head that says that the test failed."""
 
 
-def sweeps_of(table: Table, context: Context, op: str | None, ranks: int | None) -> list[Sweep]:
+def sweeps_of(table: Table, told: Sweep, op: str | None, ranks: int | None) -> list[Sweep]:
     """Return the sweeps of a table by type, reduction and placement.
+
+    `told`: what the lines around all tables say, without rows and without ranks.
 
     Raises `InputError`: nothing was timed, numbers that contradict each other, or collective or
     ranks that nothing says.
     """
-    listed = summary_of(table.ranks, table.line)
-    _check_rows(table, listed)
-    chosen, count = _identify(table, context.file, op, ranks, listed)
+    listed, certain = with_listed_ranks(told, table.ranks, table.line)
+    _check_rows(table, listed.ranks)
+    chosen, count = _identify(table, listed, certain, op, ranks)
     notes = [*table.notes, *listed.notes]
     if table.without_in_place:
         notes.append("rows end behind the times out of place: there are none in place")
@@ -177,20 +153,13 @@ def sweeps_of(table: Table, context: Context, op: str | None, ranks: int | None)
         for place in range(max(len(row.timings) for row in rows)):
             times, repeated = _times(rows, place, table)
             own = [f"{repeated} sizes were timed several times: their medians"] * bool(repeated)
-            sweep = Sweep(
+            sweep = replace(
+                listed,
                 op=chosen,
                 ranks=count,
-                nodes=listed.nodes,
-                gpus_per_node=listed.each,
                 dtype=dtype,
                 in_place=place > 0,
                 rows=rows_of(times),
-                devices=listed.devices,
-                version=context.version,
-                one_process=listed.one_process,
-                env=dict(context.env),
-                tool=context.tool,
-                file=context.file,
                 line=table.line,
                 notes=tuple(dict.fromkeys((*notes, *own))),
             )
@@ -213,7 +182,8 @@ def _times(rows: Sequence[Row], place: int, table: Table) -> tuple[list[tuple[in
 # ---------------------------------------------------------------- checks
 
 
-def _check_rows(table: Table, listed: Ranks) -> None:
+def _check_rows(table: Table, listed: int) -> None:
+    """Refuse rows whose numbers contradict each other; `listed`: ranks of the list, 0 without."""
     rows, failure = table.rows, table.failure
     text = next((row.text for row in rows if row.text), None)
     is_timed = any(timing for row in rows for timing in row.timings)
@@ -238,9 +208,9 @@ def _check_rows(table: Table, listed: Ranks) -> None:
     low, high = (0.0, 1.0) if measured is None else measured
     refuse(
         table.line,
-        ((listed.count == 1 and low < 0.3) or high < 0.1, "ranks", "1", WITHOUT_MPI),
+        ((listed == 1 and low < 0.3) or high < 0.1, "ranks", "1", WITHOUT_MPI),
         (
-            listed.count == 1,
+            listed == 1,
             "ranks",
             "1 in the list, where busbw is that of several",
             "a list of all ranks (cut off?)",
@@ -329,18 +299,18 @@ def points_of(rows: Sequence[Row]) -> list[tuple[Printed, Printed]]:
 
 
 def _identify(
-    table: Table, file: str, op: str | None, ranks: int | None, listed: Ranks
+    table: Table, listed: Sweep, certain: bool, op: str | None, ranks: int | None
 ) -> tuple[str, int]:
     """Find collective and number of ranks of a table; faults if anything contradicts them."""
     points = points_of(table.rows)
-    count = listed.count or ranks
-    name = op or table.op or op_of_file(Path(file).name)
+    count = listed.ranks or ranks
+    name = op or table.op or op_of_file(listed.file)
     allowed = ops_allowed(points, count, _redop(table), table.rows[0].root)
     usual = allowed - {"send_recv"} or allowed  # sends print "sum" as well, and are named
     if name is None and len(usual) == 1:
         (name,) = usual
     if not allowed:
-        raise InputError(_contradiction(table, points, count, listed))
+        raise InputError(_contradiction(table, points, count, listed.ranks))
     if name is None or name not in allowed:
         among = f" among {count} ranks" if count else ""
         actual, named = f"{name!r}, whose busbw would be another multiple of algbw{among}", ""
@@ -362,9 +332,9 @@ def _identify(
             cut_off,
         ),
         (
-            not listed.certain and count not in {parts, implied},
+            not certain and count not in {parts, implied},
             "ranks",
-            f"{listed.count}, of which the list names some hosts alone",
+            f"{listed.ranks}, of which the list names some hosts alone",
             cut_off,
         ),
         (
@@ -383,13 +353,13 @@ def _redop(table: Table) -> str:
     return table.rows[0].redop or ("" if table.columns is None else "none")
 
 
-def _contradiction(table: Table, points: Points, count: int | None, listed: Ranks) -> Fault:
+def _contradiction(table: Table, points: Points, count: int | None, listed: int) -> Fault:
     """Say why no collective fits: the list of ranks, or the numbers themselves."""
     others = ops_allowed(points, None, _redop(table), table.rows[0].root)
     implied = {ranks for op in others if (ranks := ranks_of_factor(op, points))}
     among = f" among {count} ranks" if count else ""
     actual = f"busbw over algbw that no collective has{among}"
-    if not listed.count or len(implied) != 1:
+    if not listed or len(implied) != 1:
         return Fault("table", actual, "a table that is not garbled", line=table.line)
     allowed = f"{implied.pop()}, by that multiple: is the list cut off?"
-    return Fault("ranks", f"{listed.count} in the list, and {actual}", allowed, line=table.line)
+    return Fault("ranks", f"{listed} in the list, and {actual}", allowed, line=table.line)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from perfmodel.calibrate.readers.nccl_rows import (
     HEAD,
@@ -25,7 +26,7 @@ from perfmodel.calibrate.readers.nccl_rows import (
     result_columns,
     row_of,
 )
-from perfmodel.calibrate.readers.nccl_sweeps import Context, Table, sweeps_of
+from perfmodel.calibrate.readers.nccl_sweeps import Table, sweeps_of
 from perfmodel.calibrate.readers.sweep_records import (
     PERFORMANCE,
     WITHOUT_MPI,
@@ -61,9 +62,10 @@ class _Begun:
 class _Log:
     """What was read so far."""
 
+    told: dict[str, Any]
+    """Fields of all sweeps that lines between tables tell; "op": of the last executable named."""
     tables: list[Table] = field(default_factory=list)
     ranks: list[ListedRank] = field(default_factory=list)
-    context: Context = field(default_factory=Context)
     begun: _Begun | None = None
     faults: list[Fault] = field(default_factory=list)
     torn_head: bool = False
@@ -103,7 +105,7 @@ def read_nccl_log(
     lines: Sequence[str], file: str, *, op: str | None = None, ranks: int | None = None
 ) -> list[Sweep]:
     """Read all tables of cleaned lines; see `read_nccl_text`."""
-    log = _Log(context=Context(file=Path(file).name))
+    log = _Log({"op": "", "env": {}, "file": Path(file).name})
     wrapped = -1
     for at, line in enumerate(lines, start=1):
         if at == wrapped or not line.strip():
@@ -118,10 +120,13 @@ def read_nccl_log(
         allowed = "a table with the columns size, count, type, time, algbw, busbw"
         problem = "no table of nccl-tests" + ", but a head cut or wrapped" * log.torn_head
         raise InputError(Fault("file", problem, allowed, file))
+    told = Sweep(
+        ranks=0, nodes=None, gpus_per_node=None, dtype="", in_place=False, rows=(), **log.told
+    )
     sweeps: list[Sweep] = []
     for table in log.tables:
         with collect_faults(log.faults):
-            sweeps += sweeps_of(table, log.context, op, ranks)
+            sweeps += sweeps_of(table, told, op, ranks)
     if log.faults:
         # From one of these all others follow.
         first = next((f for f in log.faults if f.allowed in {WITHOUT_MPI, ONE_TABLE}), None)
@@ -171,21 +176,22 @@ def _open_table(log: _Log, at: int, columns: list[str] | None, line: str) -> Non
             Fault("table", "times that the CPU took to launch (-C)", "times of the GPUs", line=at)
         )
     unit_s = 1e-3 if "bytes" in line else 1e-6  # milliseconds under the heads of NCCL 1
-    log.tables.append(Table(at, columns, log.ranks, log.context.op, unit_s))
+    log.tables.append(Table(at, columns, log.ranks, log.told["op"], unit_s))
     log.ranks = []
 
 
 def _read_context(log: _Log, line: str) -> None:
     """Read collective, version and settings from a line between tables."""
-    context, table = log.context, log.tables[-1] if log.tables else None
-    context.op = op_named(line) or context.op
+    told = log.told
+    told["op"] = op_named(line) or told["op"]
     if (version := _VERSION.search(line)) is not None:
-        context.version = version.group(1) or version_text(int(version.group(2)[:9]))
+        told["version"] = version.group(1) or version_text(int(version.group(2)[:9]))
     if "rccl-tests" in line.lower() or "RCCL version" in line:
-        context.tool = "rccl-tests"
-    context.env.update({name: to for name, to in _ENV.findall(line) if name in PERFORMANCE})
+        told["tool"] = "rccl-tests"
+    told["env"] |= {name: to for name, to in _ENV.findall(line) if name in PERFORMANCE}
     log.torn_head |= HEAD.search(line) is not None
-    if table is not None:
+    if log.tables:
+        table = log.tables[-1]
         table.elided |= "..." in line and not line.strip(". ")
         failure = None if table.rows else _FAILURE.search(line)
         table.failure = table.failure or (failure[0].strip()[:120] if failure else "")

@@ -201,8 +201,7 @@ def version_text(number: int) -> str | None:
     Source: ``NCCL_VERSION`` in nccl.h: X*10000 + Y*100 + Z from 2.9 on, X*1000 + Y*100 + Z before.
     """
     major = 10000 if number >= 10000 else 1000
-    text = f"{number // major}.{number % major // 100}.{number % 100}"
-    return text if number > 0 else None
+    return f"{number // major}.{number % major // 100}.{number % 100}" if number > 0 else None
 
 
 NUMBER = re.compile(r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?$")

@@ -48,7 +48,7 @@ PER_OCTAVE = 2
 MAX_STEPS = 6
 """Most Gauss-Newton steps; times are nearly linear in factors unless the algorithm changes."""
 
-CONVERGED = 0.01
+CONVERGED_LOG_STEP = 0.01
 """Logarithm of the last step: far below any interval."""
 
 METHOD = (
@@ -144,7 +144,7 @@ def _fit_factors(forward: FactorModel, direct: Sequence[DirectMeasurement], prio
     prior = prior_of(parameters, priors, direct)
     noise = SweepNoise(forward, invert(prior.information), tails_of(parameters, priors), priors)
     steps = MAX_STEPS if forward.observations else 0  # 0: the prior with direct measurements
-    fitted = estimate(forward, parameters, prior, noise, steps=steps, converged=CONVERGED)
+    fitted = estimate(forward, parameters, prior, noise, steps=steps, converged=CONVERGED_LOG_STEP)
     return Fit(
         rows="library",
         method=METHOD,
@@ -180,14 +180,14 @@ def _faults(runs: Sequence[SweepRun], direct: Sequence[DirectMeasurement]) -> li
 
 
 def _observations(runs: Sequence[SweepRun], library: CommLibrary) -> list[Observation]:
-    machines: dict[tuple[int, str], Machine] = {}
+    machines: list[tuple[Topology, LibrarySettings, Machine]] = []
     observations = []
     for run, (topology, settings, op, rows) in enumerate(runs):
-        key = (id(topology), settings.model_dump_json())
-        if key not in machines:
-            machines[key] = make_machine(topology, library, settings=settings)
+        made = (m for t, s, m in machines if t is topology and s == settings)
+        machine = next(made, None) or make_machine(topology, library, settings=settings)
+        machines.append((topology, settings, machine))
         observations += [
-            Observation.of(machines[key], op, len(topology.ranks), row.nbytes, row.time_s, run)
+            Observation.of(machine, op, len(topology.ranks), row.nbytes, row.time_s, run)
             for row in thin(rows)
         ]
     return observations

@@ -62,18 +62,15 @@ class FactorModel(ForwardModel):
         """Time of each collective; seconds, shape (observations,)."""
         return self._predict(factors)[0]
 
-    def contexts(self, factors: Values) -> list[CollectiveContext]:
-        """Context (algorithm, protocol) of the quickest candidate of each collective."""
-        chosen = self._predict(factors)[1]
-        return [chosen[at] for at in self._position]
+    def contexts(self, factors: Values) -> tuple[list[CollectiveContext], list[float]]:
+        """Context (algorithm, protocol) of the quickest candidate of each collective, and a share.
 
-    def shares(self, factors: Values) -> FloatArray:
-        """Part of each time that is not the host's start of the collective; shape (observations,).
-
-        The elasticity of the observed time to the collective's own: zero where a process is still
-        busy to start the collective on other GPUs.
+        That is the part of its time that is not the host's start of the collective: the elasticity
+        of the observed time to the collective's own, zero where a process is still busy to start
+        the collective on other GPUs.
         """
-        return self._predict(factors)[2]
+        _, chosen, shares = self._predict(factors)
+        return [chosen[at] for at in self._position], shares.tolist()
 
     def parameters(self) -> list[Parameter]:
         """Every factor that the time of some candidate depends on."""
@@ -85,7 +82,7 @@ class FactorModel(ForwardModel):
             LAUNCH: True,
             ISSUE: any(m.settings.one_process and m.library.issue > 0 for m in machines),
             AWAITED: any(m.settings.awaited and m.library.awaited > 0 for m in machines),
-            UNEVEN: any(c.uneven_s for c in candidates),
+            UNEVEN: any(c.lowered.uneven_s for c in candidates),
         }
         first = [parameter for parameter, holds in applies.items() if holds]
         return [*first, *sorted(of_candidates, key=lambda parameter: order.index(parameter.name))]
@@ -97,14 +94,16 @@ class FactorModel(ForwardModel):
             arcs, library = machine.topology.arcs, machine.library
             nominal |= {ISSUE: library.issue, AWAITED: library.awaited}
             for candidate in candidates:
-                nominal.setdefault(LAUNCH, candidate.lowered.launch_s - candidate.uneven_s)
-                for parameter in candidate.parameters:
-                    if parameter not in nominal:
-                        nominal[parameter] = _nominal_value(candidate.lowered, parameter, arcs)
+                lowered = candidate.lowered
+                nominal.setdefault(LAUNCH, lowered.launch_s - lowered.uneven_s)
+                unknown = (
+                    parameter for parameter in candidate.parameters if parameter not in nominal
+                )
+                nominal |= {p: _nominal_value(lowered, p, arcs) for p in unknown}
         return nominal
 
     def _predict(self, factors: Values) -> tuple[FloatArray, list[CollectiveContext], FloatArray]:
-        timers: dict[int, UncontendedTimer] = {}
+        timers: dict[Machine, UncontendedTimer] = {}
         times, chosen, shares = [], [], []
         corrections = corrections_of(factors)
         for machine, candidates in self._candidates:
@@ -129,8 +128,6 @@ class _Candidate:
     context : CollectiveContext
     parameters : tuple of Parameter
         The factors that its time depends on, but for the launch.
-    uneven_s : float
-        Part of the launch that is what uneven channels lose.
     hidden : float
         Share of the time without the launch that the next repetition hides (`hidden_s`).
     cache : dict
@@ -140,7 +137,6 @@ class _Candidate:
     lowered: LoweredCollective
     context: CollectiveContext
     parameters: tuple[Parameter, ...]
-    uneven_s: float
     hidden: float
     cache: dict[tuple[float, ...], float]
 
@@ -148,22 +144,23 @@ class _Candidate:
         self,
         machine: Machine,
         factors: Values,
-        timers: dict[int, UncontendedTimer],
+        timers: dict[Machine, UncontendedTimer],
     ) -> float:
         """Time under some factors; seconds. `timers` holds those of machines with the factors."""
         key = self._key(factors)
         if key not in self.cache:
-            if id(machine) not in timers:
+            if machine not in timers:
                 topology = scale_bandwidths(machine.topology, bandwidth_factors(factors))
-                timers[id(machine)] = UncontendedTimer(replace(machine, topology=topology))
+                timers[machine] = UncontendedTimer(replace(machine, topology=topology))
             corrected = apply_corrections(
                 corrections_of(factors),
                 replace(self.lowered, launch_s=0.0, uneven_s=0.0),
                 self.context,
             )
-            self.cache[key] = timers[id(machine)].time_s(corrected)
-        launch_s = (self.lowered.launch_s - self.uneven_s) * factors.get(LAUNCH, 1.0)
-        return self.cache[key] + launch_s + self.uneven_s * factors.get(UNEVEN, 1.0)
+            self.cache[key] = timers[machine].time_s(corrected)
+        uneven_s = self.lowered.uneven_s
+        launch_s = (self.lowered.launch_s - uneven_s) * factors.get(LAUNCH, 1.0)
+        return self.cache[key] + launch_s + uneven_s * factors.get(UNEVEN, 1.0)
 
     def hidden_s(self, factors: Values) -> float:
         """Time that the next repetition hides, after `time_s` with the same factors; seconds."""
@@ -186,28 +183,18 @@ def _nominal_value(lowered: LoweredCollective, parameter: Parameter, arcs: Arcs)
 
 
 def _candidates(observation: Observation) -> list[_Candidate]:
-    nbytes, topology = observation.nbytes, observation.machine.topology
-    candidates = []
-    for lowered in observation.lowered:
-        context = CollectiveContext(
-            observation.op,
-            nbytes,
-            observation.ranks,
-            topology.hosts,
-            lowered.schedule.algorithm,
-            lowered.protocol,
+    topology = observation.machine.topology
+    situation = observation.op, observation.nbytes, observation.ranks, topology.hosts
+    return [
+        _Candidate(
+            lowered,
+            CollectiveContext(*situation, lowered.schedule.algorithm, lowered.protocol),
+            tuple(_parameters_of(lowered, topology)),
+            _hidden_share(lowered, observation),
+            {},
         )
-        candidates.append(
-            _Candidate(
-                lowered,
-                context,
-                tuple(_parameters_of(lowered, topology)),
-                lowered.uneven_s,
-                _hidden_share(lowered, observation),
-                {},
-            )
-        )
-    return candidates
+        for lowered in observation.lowered
+    ]
 
 
 def _hidden_share(lowered: LoweredCollective, observation: Observation) -> float:
@@ -220,7 +207,7 @@ def _hidden_share(lowered: LoweredCollective, observation: Observation) -> float
 def _parameters_of(lowered: LoweredCollective, topology: Topology) -> Iterator[Parameter]:
     """Factors that the time depends on, but for the launch."""
     kinds = topology.arcs.kinds
-    edges = list({id(stage.edges): stage.edges for stage in lowered.stages}.values())
+    edges = list(dict.fromkeys(stage.edges for stage in lowered.stages))
     for kind in sorted({kind for e in edges for kind in kinds.present(e.arcs)}):
         yield Parameter("bandwidth", kind)
     yield Parameter("rate", f"{lowered.schedule.algorithm}/{lowered.protocol}")

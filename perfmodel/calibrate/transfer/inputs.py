@@ -379,8 +379,7 @@ def measure_links(
         for m in matrices
         if (others := unlike_gpus(m.devices, topology))
     ]
-    if faults:
-        raise InputError(dict.fromkeys(faults))
+    raise_faults(dict.fromkeys(faults))
     ratios: dict[str, list[float]] = {}
     notes = []
     for matrix in matrices:

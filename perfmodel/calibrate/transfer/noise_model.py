@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
-from perfmodel.calibrate.estimation import Iterate, Precision
-from perfmodel.calibrate.parameters import invert
+from perfmodel.calibrate.estimation import Precision
+from perfmodel.calibrate.parameters import Values, invert
 from perfmodel.calibrate.transfer.forward_model import FactorModel
 from perfmodel.calibrate.transfer.priors import (
     ContextArrays,
@@ -28,7 +28,7 @@ from perfmodel.calibrate.transfer.priors import (
     run_covariance,
 )
 
-ROUNDS = 4
+REWEIGHTING_ROUNDS = 4
 """Rounds of fitting variances of rows, of runs and of the residual in turn."""
 
 OWN_DEVIATIONS = np.exp2(np.arange(0.0, 7.1, 0.5))
@@ -63,18 +63,18 @@ class SweepNoise:
         none = np.zeros(0)
         self.model = NoiseModel(priors.left, none, none, np.zeros(len(by_prior)), none[None][:0])
 
-    def __call__(self, iterate: Iterate) -> Precision:
+    def __call__(
+        self, values: Values, _: FloatArray, by_prior: FloatArray, slopes: FloatArray, last: bool
+    ) -> Precision:
         """Fit the variances; precisions of the rows by residual and noise, and of the factors."""
-        forward, priors, values = self._forward, self._priors, iterate.values
-        contexts = ContextArrays.of(forward.contexts(values), forward.shares(values).tolist())
-        model = self.model
-        if not iterate.last:
-            factors = FactorCovariance(
-                iterate.slopes, self._by_prior, self._tails, model.factor_variances
-            )
-            model = fit_noise(factors, contexts, forward.run, iterate.by_prior, priors)
+        forward, priors = self._forward, self._priors
+        contexts = ContextArrays.of(*forward.contexts(values))
+        if not last:
+            own = self.model.factor_variances
+            factors = FactorCovariance(slopes, self._by_prior, self._tails, own)
+            self.model = fit_noise(factors, contexts, forward.run, by_prior, priors)
+        self.contexts, model = contexts, self.model
         residual = residual_covariance(contexts, contexts, model.residual, priors.runs)
-        self.contexts, self.model = contexts, model
         rows = invert(residual + model.covariance(contexts, forward.run, priors))
         return rows, invert(self._by_prior + np.diag(model.factor_variances))
 
@@ -159,7 +159,7 @@ def fit_noise(
     rows, own = prior_rows, factors.own
     run_factors, factor = np.ones(int(run.max(initial=-1)) + 1), 1.0
     base = factors.of_rows(own) + by_runs
-    for _ in range(ROUNDS):
+    for _ in range(REWEIGHTING_ROUNDS):
         inverse = invert(base + factor**2 * by_residual + np.diag(rows))
         # First what the mechanism explains: the others would take all of it for outliers.
         own, inverse = _own_variances(factors, own, inverse, over)

@@ -92,8 +92,7 @@ def route_edges(
         _lay(topology, router.healthy, *(column[begin : begin + AT_ONCE] for column in columns))
         for begin in range(0, max(1, len(src)), AT_ONCE)
     ]
-    laid = parts[0] if len(parts) == 1 else join_edges(parts)
-    return reroute_edges(topology, router, laid)
+    return reroute_edges(topology, router, parts[0] if len(parts) == 1 else join_edges(parts))
 
 
 def edges_of_names(topology: Topology, router: Router, src: list[str], dst: list[str]) -> Edges:
@@ -123,8 +122,7 @@ def reroute_edges(topology: Topology, router: Router, edges: Edges) -> Edges:
         return edges
     dead = np.zeros(len(topology.arcs), dtype=np.bool_)
     dead[list(topology.dead)] = True
-    owner = np.repeat(np.arange(len(edges)), np.diff(edges.pointers))
-    cut = distinct(owner[dead[edges.arcs]])
+    cut = distinct(np.repeat(np.arange(len(edges)), np.diff(edges.pointers))[dead[edges.arcs]])
     if not len(cut):
         return edges
     switched = (edges.src[cut] < 0) | (edges.dst[cut] < 0)

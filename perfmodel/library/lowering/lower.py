@@ -191,8 +191,7 @@ def _candidate(
     if algorithm is None and nccl and op in NCCL_ALGORITHMS:
         return chosen_algorithm(machine, op, nbytes, group)
     own = None if algorithm else own_algorithm(machine.library, op, nbytes, len(group))
-    usual = NCCL_USUAL.get(op) if nccl else None
-    name = algorithm or own or usual or OWN_ALGORITHM.get(op, "")
+    name = algorithm or own or (NCCL_USUAL.get(op) if nccl else None) or OWN_ALGORITHM.get(op, "")
     if nccl:
         return name, allowed_protocols(machine, op, name, nbytes, group)
     return name, usable_protocols(machine, group, op, name)
@@ -213,8 +212,7 @@ def _layer(
         return lay_by_name(machine, op, name, nbytes, group, root)
 
     small = len(group) <= MOST_RANKS_KEPT
-    laid = machine.laid((op, name, nbytes, group, root), lay) if small else lay()
-    return partial(_as_laid, laid)
+    return partial(_as_laid, machine.laid((op, name, nbytes, group, root), lay) if small else lay())
 
 
 def _as_laid(laid: LaidSchedule, _: str) -> LaidSchedule:

@@ -65,8 +65,7 @@ def wire_factor(protocol: Protocol, chunk: float) -> float:
         return 1.0 / protocol.wire_efficiency
     starts = np.array([0.0, *(segment.beyond for segment in protocol.wire_segments)])
     efficiency = [protocol.wire_efficiency, *(s.efficiency for s in protocol.wire_segments)]
-    parts = np.diff(np.minimum(np.append(starts, np.inf), chunk))
-    return float((parts / efficiency).sum() / chunk)
+    return float((np.diff(np.minimum(np.append(starts, np.inf), chunk)) / efficiency).sum() / chunk)
 
 
 def reduced_bytes(schedule: Schedule) -> float:
@@ -111,11 +110,6 @@ def _waits_s(protocol: Protocol, edges: Edges, in_turn: bool) -> FloatArray:
     return waits_s / 2 if in_turn else waits_s
 
 
-def credits_of(protocol: Protocol, schedule: Schedule) -> int:
-    """Sends that an edge of a schedule may have in flight."""
-    return 1 if _in_turn(protocol, schedule) else protocol.credits
-
-
 def _in_turn(protocol: Protocol, schedule: Schedule) -> bool:
     """Whether segments that could be in flight together go one at a time (`two_in_turn`).
 
@@ -124,15 +118,6 @@ def _in_turn(protocol: Protocol, schedule: Schedule) -> bool:
     """
     pipelined = any(phase.lag > 1 for phase in schedule.phases)
     return protocol.two_in_turn and schedule.ranks == 2 and pipelined
-
-
-def rate_limit_Bps(protocol: Protocol, edges: Edges, schedule: Schedule) -> FloatArray:
-    """Most that each edge may carry; bytes on the wire per second, shape (edges,)."""
-    channels = 1 + max((int(phase.channel.max()) for phase in schedule.phases), default=0)
-    return edges.once(
-        ("rate", protocol.network_rate, protocol.max_rate, channels),
-        lambda: _limit_Bps(protocol, edges, channels),
-    )
 
 
 def _limit_Bps(protocol: Protocol, edges: Edges, channels: int) -> FloatArray:
@@ -157,7 +142,11 @@ def caps_Bps(
     Copies through the memory of a host share what it carries; an edge that no phase uses takes no
     share. `load`: bytes on the links per byte of payload.
     """
-    own_Bps = rate_limit_Bps(protocol, edges, schedule)
+    channels = 1 + max((int(phase.channel.max()) for phase in schedule.phases), default=0)
+    own_Bps = edges.once(
+        ("rate", protocol.network_rate, protocol.max_rate, channels),
+        lambda: _limit_Bps(protocol, edges, channels),
+    )
     if edges.copies is None:
         return own_Bps
     sharing = np.any([phase.active > 0 for phase in phases], axis=0) & (edges.copies.host >= 0)
@@ -206,11 +195,10 @@ def usable_protocols(
     some_need_nvlink = any(protocol.nvlink_only for protocol in protocols.values())
     fast = not some_need_nvlink or _ordered_writes(machine, group)
     usable_protocols = {name: p for name, p in protocols.items() if fast or not p.nvlink_only}
-    if not usable_protocols:
-        names = ", ".join(repr(name) for name in protocols)
-        allowed = "'simple' or 'll': between these GPUs not every path is NVLink or GPUDirect"
-        raise InputError(Fault("protocol", names, allowed))
-    return usable_protocols
+    if usable_protocols:
+        return usable_protocols
+    allowed = "'simple' or 'll': between these GPUs not every path is NVLink or GPUDirect"
+    raise InputError(Fault("protocol", ", ".join(map(repr, protocols)), allowed))
 
 
 def _ordered_writes(machine: Machine, group: RankGroup) -> bool:
@@ -253,7 +241,7 @@ def with_protocol(
         return machine.recent("loaded phases", phase, key, lambda: _loaded(phase, load))
 
     def stage_of(phases: tuple[Phase, ...], edges: Edges) -> Stage:
-        load = _wire_load(edges, protocol)
+        load = edges.once(("load", *_efficiencies(protocol)), lambda: _find_load(edges, protocol))
         return Stage(
             phases=tuple(load_phase(phase, edges, load) for phase in phases),
             edges=edges,
@@ -268,7 +256,7 @@ def with_protocol(
         protocol=name,
         launch_s=start_s(protocol, schedule) + lost_s,
         wire_factor=wire_factor(protocol, chunk_bytes(schedule)),
-        credits=credits_of(protocol, schedule),
+        credits=1 if _in_turn(protocol, schedule) else protocol.credits,
         uneven_s=lost_s,
     )
 
@@ -276,11 +264,6 @@ def with_protocol(
 def _loaded(phase: Phase, load: FloatArray) -> Phase:
     """A phase with the bytes that links carry; `load`: per byte of payload, shape (edges,)."""
     return phase if (load == 1.0).all() else replace(phase, nbytes=phase.nbytes * load)
-
-
-def _wire_load(edges: Edges, protocol: Protocol) -> FloatArray:
-    """What links to reducing switches, networks and hosts' memory carry per byte of payload."""
-    return edges.once(("load", *_efficiencies(protocol)), lambda: _find_load(edges, protocol))
 
 
 def _efficiencies(protocol: Protocol) -> tuple[float, ...]:
@@ -294,6 +277,7 @@ def _efficiencies(protocol: Protocol) -> tuple[float, ...]:
 
 
 def _find_load(edges: Edges, protocol: Protocol) -> FloatArray:
+    """What links to reducing switches, networks and hosts' memory carry per byte of payload."""
     between = protocol.network_efficiency * (protocol.staged_efficiency if edges.staged else 1.0)
     factor = np.where((edges.src < 0) | (edges.dst < 0), 1.0 / protocol.switch_efficiency, 1.0)
     if edges.staged and protocol.two_way_efficiency < 1:

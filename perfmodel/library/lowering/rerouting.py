@@ -38,7 +38,9 @@ def reroute(lowered: LoweredCollective, machine: Machine) -> LoweredCollective:
 
 
 def _reroute_stage(lowered: LoweredCollective, stage: Stage, machine: Machine) -> Stage:
-    edges = _update_latency(reroute_edges(machine.topology, machine.router, stage.edges), machine)
+    edges = reroute_edges(machine.topology, machine.router, stage.edges)
+    link_s = route_latency_s(machine.topology, edges.pointers, edges.arcs)  # as it is now
+    edges = edges if np.array_equal(link_s, edges.latency_s) else replace(edges, latency_s=link_s)
     if edges is stage.edges:
         return stage
     protocol = protocol_parameters(
@@ -53,14 +55,6 @@ def _reroute_stage(lowered: LoweredCollective, stage: Stage, machine: Machine) -
         latency_s=np.where(rest_s == 0, after_s, after_s + rest_s),
         cap_Bps=caps_Bps(protocol, edges, lowered.schedule, stage.phases, stage.load),
         load=stage.load,
-    )
-
-
-def _update_latency(edges: Edges, machine: Machine) -> Edges:
-    """Edges with the latencies that their links have now."""
-    latency_s = route_latency_s(machine.topology, edges.pointers, edges.arcs)
-    return (
-        edges if np.array_equal(latency_s, edges.latency_s) else replace(edges, latency_s=latency_s)
     )
 
 

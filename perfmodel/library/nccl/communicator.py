@@ -103,16 +103,14 @@ def channels_of(system: System, algorithm: str, settings: LibrarySettings) -> in
     ``src/transport/nvls.cc``: 16 on Hopper; on Blackwell 24, between hosts 32).
     """
     if algorithm in {"nvls", "nvls_tree"}:
-        blackwell = system.capability >= 100
-        return (24 if system.nodes == 1 else 32) if blackwell else 16
+        return (24 if system.nodes == 1 else 32) if system.capability >= 100 else 16
     graph = system.ring
     most = _most_channels(settings)
     count = min(2 * graph.channels, most)
     if system.capability >= 90 and system.nodes > 1 and graph.intra_GBps > 45 and count < 16:
         count = 2 * count
     least = settings.count("NCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MIN_NRINGS") or 1
-    top = settings.count(*MOST_CHANNELS) or most
-    return max(min(count, top), min(least, most))
+    return max(min(count, settings.count(*MOST_CHANNELS) or most), min(least, most))
 
 
 def _read_dump(topology: Topology, pattern: str, local: list[int]) -> Graph | None:
@@ -125,11 +123,10 @@ def _read_dump(topology: Topology, pattern: str, local: list[int]) -> Graph | No
 
 
 def _most_channels(settings: LibrarySettings) -> int:
-    limits = hardware().channels
-    for version, most in limits.most_before.items():
+    for version, most in hardware().most_channels_before.items():
         if settings.release < tuple(int(part) for part in version.split(".")):
             return most
-    return limits.most
+    return hardware().most_channels
 
 
 def _smallest_host(topology: Topology, group: range | tuple[int, ...]) -> tuple[list[int], int]:

@@ -6,12 +6,13 @@ versions that ``tuner.yaml`` names.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from perfmodel.collectives.catalog import PROTOCOLS
 from perfmodel.files import FileModel, load_document
@@ -22,13 +23,6 @@ Three = tuple[float, float, float]
 """Of LL, LL128 and Simple; or on one, two and more hosts."""
 
 GENERATIONS = ("volta", "ampere", "hopper", "blackwell")
-
-
-class Plateau(FileModel):
-    """Factor on a ring's latency between hosts, before sm80 and since."""
-
-    old: float
-    new: float
 
 
 class Constants(FileModel):
@@ -57,7 +51,8 @@ class Constants(FileModel):
     ring_hops_per_host: bool
     ll_intra_factor: float
     ampere_cap_GBps: float
-    plateau: Plateau
+    plateau_factors: tuple[float, float]
+    """On a ring's latency between hosts, before sm80 and since."""
     plateau_rank_bytes: float
     tree_correction: dict[str, tuple[float, ...]]
 
@@ -65,10 +60,8 @@ class Constants(FileModel):
 class _Change(FileModel):
     before: str
     set: dict[str, Any] = {}
-    base_us: dict[str, Three] = {}
-    nvlink_us: dict[str, Three] = {}
-    pcie_us: dict[str, Three] = {}
-    network_us: dict[str, Three] = {}
+    rows: dict[str, dict[str, Three]] = {}
+    """Rows of the tables of latencies, by table and algorithm."""
 
 
 class _Table(FileModel):
@@ -92,8 +85,8 @@ def constants_of(release: tuple[float, float]) -> Constants:
         if release >= (int(major), int(minor)):
             break
         values |= change.set
-        for name in ("base_us", "nvlink_us", "pcie_us", "network_us"):
-            values[name] = values[name] | getattr(change, name)
+        for name, rows in change.rows.items():
+            values[name] = values[name] | rows
     return Constants.model_validate(values)
 
 
@@ -112,8 +105,7 @@ class Case:
     def generation(self) -> str:
         """Row of the tables by generation."""
         capability = self.system.capability
-        row = (capability >= 80) + (capability >= 90) + (capability >= 100)
-        return GENERATIONS[row]
+        return GENERATIONS[bisect_right((80, 90, 100), capability)]
 
     @property
     def scale(self) -> int:
@@ -123,9 +115,8 @@ class Case:
     @property
     def graph(self) -> Graph:
         """Channels that the algorithm uses."""
-        graph: Graph | None = getattr(self.system, COST_MODELS[self.algorithm].graph)
-        assert graph is not None  # the tuner leaves out algorithms that the system lacks
-        return graph
+        # The tuner leaves out algorithms that the system lacks.
+        return cast("Graph", getattr(self.system, COST_MODELS[self.algorithm].graph))
 
     @property
     def steps(self) -> int:
@@ -279,13 +270,12 @@ def _ring_us(case: Case, post_us: float | None) -> float:
     system, constants = case.system, case.constants
     if case.op in {"broadcast", "reduce"}:
         return _ring_rooted_us(case)
-    hosts = 0
-    post = 0.0
-    if system.nodes > 1:
-        each = system.nodes if constants.ring_hops_per_host else system.nodes - 1
-        hosts = 2 * each if case.op == "all_reduce" else each
-        post = constants.post_us[system.cpu] if post_us is None else post_us
-        post *= 3 if case.protocol == "simple" else 1
+    if system.nodes == 1:
+        return case.steps * _inside(case)
+    each = system.nodes if constants.ring_hops_per_host else system.nodes - 1
+    hosts = 2 * each if case.op == "all_reduce" else each
+    post = constants.post_us[system.cpu] if post_us is None else post_us
+    post *= 3 if case.protocol == "simple" else 1
     return (case.steps - hosts) * max(_inside(case), post) + hosts * _between(case)
 
 
@@ -297,8 +287,7 @@ def _ring_rooted_us(case: Case) -> float:
         table = case.constants.nvlink_us if over_nvlink else case.constants.pcie_us
     if case.graph.same_channels:
         return _of(table, case)
-    slower = "tree" if case.protocol == "simple" else None
-    return case.steps * _of(table, case, slower)
+    return case.steps * _of(table, case, "tree" if case.protocol == "simple" else None)
 
 
 def _depth(nodes: int) -> int:

@@ -188,8 +188,8 @@ def _time_s(case: Case, nbytes: float, settings: LibrarySettings) -> float:
     if rate <= 0:
         return float("inf")
     if _on_plateau(case, nbytes, channels_of(case.system, case.algorithm, settings)):
-        plateau = case.constants.plateau
-        lat_us *= plateau.old if case.system.capability < 80 else plateau.new
+        before_sm80, since = case.constants.plateau_factors
+        lat_us *= before_sm80 if case.system.capability < 80 else since
     return lat_us * 1e-6 + nbytes / (rate * 1e9)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from perfmodel.library.nccl.host_graph import RANK, Host, HostPath, hardware
+from perfmodel.library.nccl.host_graph import RANK, Host, HostPath, hardware, of_capability
 from perfmodel.library.nccl.packing import Demand, channel_bound, pack_channels
 from perfmodel.library.settings import LEVELS
 
@@ -131,8 +131,9 @@ def _path_types(host: Host, *, between: bool) -> list[str]:
 
 def _listed_speeds(host: Host) -> tuple[float, ...]:
     """Speeds that NCCL tries, from fast to slow: between hosts where NICs matter."""
-    table = hardware().speeds_between_hosts if host.nic_GBps else hardware().speeds_within_host
-    return table.of(host.capability)
+    table = hardware()
+    listed = table.speeds_between_hosts_GBps if host.nic_GBps else table.speeds_within_host_GBps
+    return of_capability(listed, host.capability)
 
 
 def _speeds(host: Host) -> tuple[float, ...]:
@@ -227,7 +228,7 @@ def nvls_graph(host: Host, *, raise_inter: bool) -> Graph | None:
 
     `raise_inter`: whether the speed between hosts is raised after packing (2.23 and later).
     """
-    heads = min(host.gpus, hardware().channels.most_heads)
+    heads = min(host.gpus, hardware().most_heads)
     if not host.switched or host.capability < 90 or heads < 2:
         return None
     bound = host.nvlink_GBps / (heads + 1)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 from perfmodel.errors import TopologyError
 from perfmodel.files import FileModel, load_document
@@ -22,33 +23,12 @@ from perfmodel.library.transport import (
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 
-
-class _Capability(FileModel):
-    source: str
-    of: dict[str, int]
-    consumer: dict[str, int]
-    consumer_names: tuple[str, ...]
+Of = TypeVar("Of")
 
 
-class _PerLane(FileModel):
-    source: str
-    GBps: dict[int, float]
-
-
-class _Pcie(FileModel):
-    source: str
-    GBps: tuple[float, ...]
-    intel_peer_overhead: float
-
-
-class _Numa(FileModel):
-    source: str
-    GBps: float
-
-
-class _Network(FileModel):
-    source: str
-    Gbps: tuple[float, ...]
+def of_capability(table: Mapping[int, Of], capability: int) -> Of:
+    """Entry of the nearest compute capability that is not above one; the first below all."""
+    return table[max((listed for listed in table if listed <= capability), default=min(table))]
 
 
 class Plugin(FileModel):
@@ -71,32 +51,7 @@ class Plugin(FileModel):
 
     def stated_us(self, capability: int, release: tuple[float, ...]) -> float:
         """Latency of a hop that a release reports for a GPU; microseconds."""
-        if self._is_newer_than(release):
-            return 0.0
-        listed = [at for at in self.latency_us if at <= capability]
-        return self.latency_us[max(listed, default=min(self.latency_us))]
-
-
-class _Channels(FileModel):
-    source: str
-    most: int
-    most_before: dict[str, int]
-    most_heads: int
-
-
-class Speeds(FileModel):
-    """Speeds that the search of channels tries, by compute capability; GB/s."""
-
-    source: str
-    up_to_sm8x: tuple[float, ...]
-    sm90: tuple[float, ...]
-    sm100: tuple[float, ...]
-
-    def of(self, capability: int) -> tuple[float, ...]:
-        """Speeds for a GPU, from fast to slow."""
-        if capability >= 100:
-            return self.sm100
-        return self.sm90 if capability >= 90 else self.up_to_sm8x
+        return 0.0 if self._is_newer_than(release) else of_capability(self.latency_us, capability)
 
 
 class Hardware(FileModel):
@@ -104,15 +59,20 @@ class Hardware(FileModel):
 
     perfmodel: int
     sources: dict[str, str]
-    compute_capability: _Capability
-    nvlink_per_lane: _PerLane
-    pcie: _Pcie
-    between_amd_numa: _Numa
-    network: _Network
+    compute_capability: dict[str, int]
+    consumer_capability: dict[str, int]
+    consumer_names: tuple[str, ...]
+    nvlink_lane_GBps: dict[int, float]
+    pcie_GBps: tuple[float, ...]
+    intel_peer_overhead: float
+    between_amd_numa_GBps: float
+    port_Gbps: tuple[float, ...]
     plugins: dict[str, Plugin]
-    channels: _Channels
-    speeds_within_host: Speeds
-    speeds_between_hosts: Speeds
+    most_channels: int
+    most_channels_before: dict[str, int]
+    most_heads: int
+    speeds_within_host_GBps: dict[int, tuple[float, ...]]
+    speeds_between_hosts_GBps: dict[int, tuple[float, ...]]
 
 
 @cache
@@ -175,11 +135,10 @@ def capability_of(topology: Topology) -> int:
 
     Some chips of a generation differ from its data-centre ones: they are recognised by name.
     """
-    table, name = hardware().compute_capability, topology.gpu.name
-    generation = topology.gpu.generation
-    if name.lower().split("-")[0] in table.consumer_names and generation in table.consumer:
-        return table.consumer[generation]
-    return table.of.get(generation, 80)
+    table, generation = hardware(), topology.gpu.generation
+    usual = table.compute_capability.get(generation, 80)
+    is_consumer = topology.gpu.name.lower().split("-")[0] in table.consumer_names
+    return table.consumer_capability.get(generation, usual) if is_consumer else usual
 
 
 def host_of(
@@ -220,7 +179,9 @@ def host_of(
         arc_GBps=arcs,
         mesh=mesh,
         nvlink_GBps=_nvlink_GBps(len(gpus), peers, arcs),
-        switched=mesh is None and bool(peers) and all(_is_nvlink(path) for path in peers.values()),
+        switched=mesh is None
+        and bool(peers)
+        and all(path.type == "NVL" for path in peers.values()),
     )
 
 
@@ -236,21 +197,19 @@ def _mesh(
         return None
     paths = ((pair, peers[pair]) for pair in lanes)
     return {
-        pair: arcs[path.arcs[0]] for pair, path in paths if _is_nvlink(path) and len(path.arcs) == 1
+        pair: arcs[path.arcs[0]]
+        for pair, path in paths
+        if path.type == "NVL" and len(path.arcs) == 1
     }
 
 
 def _nvlink_GBps(gpus: int, peers: Mapping[Pair, HostPath], arcs: Mapping[int, float]) -> float:
     """NVLinks of the GPU that has most."""
     firsts = [
-        {path.arcs[0] for (a, _), path in peers.items() if a == g and _is_nvlink(path)}
+        {path.arcs[0] for (a, _), path in peers.items() if a == g and path.type == "NVL"}
         for g in range(gpus)
     ]
     return max((sum(arcs[arc] for arc in first) for first in firsts), default=0.0)
-
-
-def _is_nvlink(path: HostPath) -> bool:
-    return path.type == "NVL"
 
 
 def _nics(router: Router, gpus: Sequence[str]) -> list[str]:
@@ -283,7 +242,7 @@ def _peer_paths(
     topology: Topology, router: Router, gpus: Sequence[str], cpu: Vendor
 ) -> Iterator[tuple[Pair, HostPath]]:
     direct = peer_paths(topology)
-    overhead = hardware().pcie.intel_peer_overhead
+    overhead = hardware().intel_peer_overhead
     for a, src in enumerate(gpus):
         for b, dst in enumerate(gpus):
             if a == b:
@@ -338,10 +297,8 @@ def _path_by_memory(router: Router, gpu: str, ends: tuple[str, str], path_type: 
 
 def _lane_GBps(capability: int, release: tuple[float, float]) -> float:
     """NVLink of one lane; NVIDIA/nccl: 20.6 for sm90 since 2.23, 20 before."""
-    table = hardware().nvlink_per_lane.GBps
-    if capability == 90 and release < (2, 23):
-        return table[80]
-    return table[max((listed for listed in table if listed <= capability), default=min(table))]
+    is_older = capability == 90 and release < (2, 23)
+    return of_capability(hardware().nvlink_lane_GBps, 80 if is_older else capability)
 
 
 def _arc_GBps(topology: Topology, arc: int, lane_GBps: float, cpu: Vendor) -> float:
@@ -357,9 +314,9 @@ def _arc_GBps(topology: Topology, arc: int, lane_GBps: float, cpu: Vendor) -> fl
         nominal = sum(arcs.lanes[cable] for cable in topology.links[src][dst]) * lane_GBps
         return nominal if 0.7 < nominal / own < 1.4 else own
     if kind == "pcie":
-        return min(hardware().pcie.GBps, key=lambda rate: max(rate / own, own / rate))
+        return min(hardware().pcie_GBps, key=lambda rate: max(rate / own, own / rate))
     if kind == "upi":
-        return hardware().between_amd_numa.GBps if cpu == "amd" else own
+        return hardware().between_amd_numa_GBps if cpu == "amd" else own
     return float("inf") if kind == "memory" else own
 
 
@@ -375,5 +332,5 @@ def _port_GBps(topology: Topology, nic: str) -> float:
         )
         / 1e9
     )
-    above = next((rate / 8 for rate in hardware().network.Gbps if rate / 8 >= own * 0.999), own)
+    above = next((rate / 8 for rate in hardware().port_Gbps if rate / 8 >= own * 0.999), own)
     return above if own > 0.6 * above else own

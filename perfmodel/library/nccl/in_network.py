@@ -75,8 +75,7 @@ def _lay_collnet(machine: Machine, algorithm: str, group: RankGroup) -> tuple[Fo
         parent[rails.hosts.size + below[below != above]] = rails.hosts.size + above
         parents.append(parent)
     trees = forest_of(np.stack(parents))
-    edges = _edges(machine, rails, fabric, trees)
-    return trees, edges, size if algorithm == "collnet" else 2
+    return trees, _edges(machine, rails, fabric, trees), size if algorithm == "collnet" else 2
 
 
 class _Fabric:
@@ -195,8 +194,7 @@ def lay_nvls(
     Raises `InputError`: ranks that share no NVSwitch that reduces, or are on the wrong number of
     hosts.
     """
-    key = (algorithm, op, group)
-    nodes, edges = machine.laid(key, lambda: _lay(machine, op, algorithm, group))
+    nodes, edges = machine.laid((algorithm, op, group), lambda: _lay(machine, op, algorithm, group))
     hosts, at_once = nodes.nodes, channels * nodes.heads
     chunk = nvls_bytes(nbytes, at_once) if hosts == 1 else nvls_tree_bytes(nbytes, at_once, hosts)
     pieces = pieces_of_share(nbytes, at_once, chunk)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from functools import lru_cache
 from perfmodel.library.nccl.host_graph import RANK, Host, HostPath
 from perfmodel.library.ring_search import hamiltonian_cycles
 
-_TRIES = 400
+_MOST_SEARCH_STEPS = 400
 """Steps of one search for a path; NCCL's own budget is larger, but its hosts are no harder."""
 
 _SLACK = 1e-6
@@ -119,18 +120,13 @@ def pack_channels(host: Host, demand: Demand, *, most: int) -> int:
         list(host.nic_GBps),
         [0] * host.gpus,
     )
-    if demand.same and not (is_ring and host.nic_GBps):
-        return _repeat_channel(room, most) if _lay(room) else 0
-    count = 0
-    while count < most and _lay(room):
-        count += 1
-    return count
-
-
-def _repeat_channel(room: _Room, most: int) -> int:
-    """How often the one channel that is laid fits, at most so often."""
-    used = {arc: room.host.arc_GBps[arc] - free for arc, free in room.arcs.items()}
-    times = (room.host.arc_GBps[arc] / use for arc, use in used.items() if use > 0)
+    if not demand.same or (is_ring and host.nic_GBps):
+        return sum(1 for _ in itertools.takewhile(lambda _: _lay(room), range(most)))
+    if not _lay(room):
+        return 0
+    # How often the one channel that is laid fits.
+    used = {arc: host.arc_GBps[arc] - free for arc, free in room.arcs.items()}
+    times = (host.arc_GBps[arc] / use for arc, use in used.items() if use > 0)
     return math.floor(min(most, min(times, default=math.inf) + _SLACK))
 
 
@@ -149,7 +145,8 @@ def _lay(room: _Room) -> bool:
     if demand.type_inter is not None and host.nic_GBps:
         return any(_lay_from_nic(room, nic) for nic in range(len(host.nic_GBps)))
     closed = demand.type_inter is not None
-    starts = [room.order[0]] if room.order and demand.same else _sort_by_use(room)
+    by_use = sorted(range(host.gpus), key=lambda gpu: (room.begun[gpu], gpu))
+    starts = [room.order[0]] if room.order and demand.same else by_use
     for start in starts[:1] if closed else starts:
         order = _complete(room, [start], start if closed else None)
         if order:
@@ -157,10 +154,6 @@ def _lay(room: _Room) -> bool:
             room.begun[start] += 1
             return True
     return False
-
-
-def _sort_by_use(room: _Room) -> list[int]:
-    return sorted(range(room.host.gpus), key=lambda gpu: (room.begun[gpu], gpu))
 
 
 def _lay_from_nic(room: _Room, nic: int) -> bool:
@@ -204,7 +197,7 @@ def _extend(
     room: _Room, gpus: list[int], back_to: int | None, nic: int | None, exits: frozenset[int]
 ) -> tuple[int, ...]:
     room.tries += 1
-    if room.tries > _TRIES:
+    if room.tries > _MOST_SEARCH_STEPS:
         return ()
     if len(gpus) == room.host.gpus:
         return tuple(gpus) if _close(room, gpus[-1], back_to, nic) else ()

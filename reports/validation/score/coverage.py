@@ -16,7 +16,7 @@ import numpy as np
 
 from perfmodel.library.corrections import (
     BANDS,
-    SEVERAL,
+    SEVERAL_SWEEPS,
     Familiarity,
     Spread,
 )
@@ -101,7 +101,7 @@ def _kinds(points: Sequence[DataPoint]) -> dict[str, set[str]]:
 def _pools(points: Sequence[DataPoint]) -> dict[Familiarity, list[DataPoint]]:
     """Residuals for each familiarity; the less familiar, the more kinds they span."""
     kinds = _kinds(points)
-    well = {kind for kind, sweeps in kinds.items() if len(sweeps) >= SEVERAL}
+    well = {kind for kind, sweeps in kinds.items() if len(sweeps) >= SEVERAL_SWEEPS}
     several = [p for p in points if f"{p.machine}, {p.op}" in well]
     few = [p for p in points if f"{p.machine}, {p.op}" not in well]
     return {"several": several, "few": few or several, "new": few or several}
@@ -178,6 +178,6 @@ def _table(others: Sequence[DataPoint], point: DataPoint) -> Mapping[str, Limits
 
 def familiar(kinds: Mapping[str, set[str]], point: DataPoint) -> Familiarity:
     """How many other sweeps are of the machine of a point."""
-    if len(kinds.get(f"{point.machine}, {point.op}", ())) >= SEVERAL:
+    if len(kinds.get(f"{point.machine}, {point.op}", ())) >= SEVERAL_SWEEPS:
         return "several"
     return "few" if any(kind.startswith(f"{point.machine}, ") for kind in kinds) else "new"

@@ -6,7 +6,7 @@ import pytest
 from perfmodel.measure.job import MeasurementJob
 from perfmodel.measure.worker import (
     MOST_REPEATS,
-    PASSES,
+    TIMING_PASSES,
     choose_repeats,
     compute_collective_times,
 )
@@ -30,6 +30,6 @@ def test_repeats_keep_to_the_budget():
     counts = choose_repeats(job(budget_s=20.0), costs)
     assert sum(c * n for c, n in zip(costs, counts, strict=True)) == pytest.approx(20, rel=0.15)
     assert counts == sorted(counts, reverse=True)
-    assert all(count % PASSES == 0 for count in counts)
+    assert all(count % TIMING_PASSES == 0 for count in counts)
     assert choose_repeats(job(budget_s=1e9), costs) == [MOST_REPEATS] * 4
     assert choose_repeats(job(repeats=3), costs) == [3] * 4

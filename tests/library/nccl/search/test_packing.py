@@ -125,7 +125,7 @@ def test_a_switched_domain_is_searched_as_in_full(looked_at, cross_nic):
 
 @given(
     st.one_of(SWITCHED, st.sampled_from([host(*one) for one in SMALL[3:9]])),
-    st.sampled_from(hardware().speeds_between_hosts.of(100)),
+    st.sampled_from(hardware().speeds_between_hosts_GBps[100]),
     st.sampled_from(["NVL", "PIX", "PHB", "SYS"]),
     st.sampled_from(["PIX", "PXN", "SYS", None]),
     st.booleans(),
