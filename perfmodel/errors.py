@@ -51,12 +51,16 @@ class Fault:
     def __str__(self) -> str:
         where = ":".join(str(part) for part in (self.file, self.line) if part is not None)
         place = f"{where}: {self.field}" if where else self.field
-        text = self.found if len(self.found) <= _LONGEST else f"{self.found[: _LONGEST - 3]}..."
+        text = (
+            self.found
+            if len(self.found) <= _FOUND_CHARACTERS
+            else f"{self.found[: _FOUND_CHARACTERS - 3]}..."
+        )
         allowed, hint = _without_hint(self.allowed)
         return printable(f"{place}: found {text}{hint}; allowed: {allowed}")
 
 
-_LONGEST = 400
+_FOUND_CHARACTERS = 400
 """Characters of what was found that a message repeats."""
 _HINT = re.compile(r" \(did you mean [^?]*\?\)")
 """What `allowed_names` ends with; a message has it before a list that may be long."""

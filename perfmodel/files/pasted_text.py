@@ -254,7 +254,7 @@ def _without_marks(lines: list[str]) -> list[str]:
     A mark is that of a list, of an added line, or of a box.
     """
     rows = [line for line in lines if line.strip()]
-    if len(rows) < _FEWEST:
+    if len(rows) < _PREFIX_LINES:
         return lines
     for pattern in (_NUMBER, _MARK):
         marks = [match[1] for row in rows if (match := pattern.match(row))]
@@ -271,7 +271,7 @@ def _count_up(numbers: Sequence[str]) -> bool:
     return min(steps, default=0) >= 1 and steps.count(1) >= 0.5 * len(steps)
 
 
-_FEWEST = 4
+_PREFIX_LINES = 4
 """Lines from which on what all of them begin with counts as a prefix."""
 
 
@@ -281,7 +281,7 @@ def _without_shared_prefix(lines: Sequence[str]) -> list[str]:
     for _ in range(_MOST_BEFORE):
         parts = [[*line.split(None, 1), ""][:2] if line.strip() else [] for line in cleaned]
         firsts = [part[0] for part in parts if part]
-        if len(firsts) < _FEWEST:
+        if len(firsts) < _PREFIX_LINES:
             return cleaned
         word, count = Counter(map(_shape, firsts)).most_common(1)[0]
         shared = count >= 0.9 * len(firsts) and bool(re.search(r"[A-Za-z]", word))

@@ -107,7 +107,7 @@ def _make_fault(
         allowed = allowed_names(_union_tags(model, details), context.get("tag"))
     elif details["type"] == "literal_error":
         names = re.findall(r"'([^']*)'", str(context.get("expected", "")))
-        close = str(details["input"])[:_SHORT] if near else None
+        close = str(details["input"])[:_SHORT_CHARACTERS] if near else None
         allowed = allowed_names(names, close) if names else allowed
     elif not path and details["type"] in {"model_type", "dict_type"}:
         text = f"{_TYPE_NAMES.get(type(data), 'one value')} only"  # may be any file: not quoted
@@ -118,19 +118,19 @@ def _make_fault(
     return Fault(field, text, allowed, file, line_of(document, path))
 
 
-_SHORT = 80
+_SHORT_CHARACTERS = 80
 
 _TYPE_NAMES = {str: "text", list: "a list", int: "a number", float: "a number", bool: "one word"}
 
 _REPR = reprlib.Repr()
 _REPR.maxlevel = 4
 _REPR.maxdict = _REPR.maxlist = 12
-_REPR.maxstring = _REPR.maxlong = _REPR.maxother = 2 * _SHORT
+_REPR.maxstring = _REPR.maxlong = _REPR.maxother = 2 * _SHORT_CHARACTERS
 
 
 def _quote_value(value: object) -> str:
     text = "nothing" if value is None else _REPR.repr(value)
-    return text if len(text) <= _SHORT else text[: _SHORT - 3] + "..."
+    return text if len(text) <= _SHORT_CHARACTERS else text[: _SHORT_CHARACTERS - 3] + "..."
 
 
 _ALLOWED_BY_TYPE = {
@@ -185,7 +185,7 @@ def _naming_field(
     """Ask for the field of a section for which its user gave a name alone."""
     fields = {name for member in members for name in member.model_fields}
     name = next((each for each in _NAMING if each in fields), None)
-    if name is None or not isinstance(value, str) or len(value) > _SHORT or "?" in value:
+    if name is None or not isinstance(value, str) or len(value) > _SHORT_CHARACTERS or "?" in value:
         return ""
     return f" (did you mean {'.'.join(map(str, [*path, name]))}={value}?)"
 

@@ -15,7 +15,7 @@ from perfmodel.library.ring_search import hamiltonian_cycles
 _MOST_SEARCH_STEPS = 400
 """Steps of one search for a path; NCCL's own budget is larger, but its hosts are no harder."""
 
-_SLACK = 1e-6
+_LANE_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class _Room:
         charge = speed * path.cost
         for at, arc in enumerate(path.arcs):
             self.arcs[arc] -= charge
-            if self.arcs[arc] < -_SLACK:
+            if self.arcs[arc] < -_LANE_TOLERANCE:
                 for done in path.arcs[: at + 1]:
                     self.arcs[done] += charge
                 return False
@@ -127,13 +127,15 @@ def pack_channels(host: Host, demand: Demand, *, most: int) -> int:
     # How often the one channel that is laid fits.
     used = {arc: host.arc_GBps[arc] - free for arc, free in room.arcs.items()}
     times = (host.arc_GBps[arc] / use for arc, use in used.items() if use > 0)
-    return math.floor(min(most, min(times, default=math.inf) + _SLACK))
+    return math.floor(min(most, min(times, default=math.inf) + _LANE_TOLERANCE))
 
 
 def _on_mesh(host: Host, demand: Demand) -> int:
     """Rings over direct NVLinks, as edge-disjoint cycles that are run both ways."""
     speed = demand.intra_GBps
-    lanes = {pair: math.floor(rate / speed + _SLACK) for pair, rate in (host.mesh or {}).items()}
+    lanes = {
+        pair: math.floor(rate / speed + _LANE_TOLERANCE) for pair, rate in (host.mesh or {}).items()
+    }
     lanes = {pair: number for pair, number in lanes.items() if number}
     return len(hamiltonian_cycles(host.gpus, lanes)) if lanes else 0
 
@@ -160,7 +162,7 @@ def _lay_from_nic(room: _Room, nic: int) -> bool:
     """Lay one channel that enters by this NIC."""
     host, demand = room.host, room.demand
     speed = demand.inter_GBps
-    if room.nic_in[nic] < speed - _SLACK:
+    if room.nic_in[nic] < speed - _LANE_TOLERANCE:
         return False
     limit = RANK[demand.type_inter or "SYS"]
     near = sorted(
@@ -219,7 +221,7 @@ def _exits(room: _Room, nic: int) -> frozenset[int]:
     outs = [
         n
         for n in (range(len(host.nic_GBps)) if demand.cross else (nic,))
-        if room.nic_out[n] >= demand.inter_GBps - _SLACK
+        if room.nic_out[n] >= demand.inter_GBps - _LANE_TOLERANCE
     ]
     return frozenset(
         gpu
@@ -275,7 +277,9 @@ def _close(room: _Room, last: int, back_to: int | None, nic: int | None) -> bool
         path = host.outward[last, out]
         if RANK[path.type] > RANK[demand.type_inter or "SYS"]:
             continue
-        if room.nic_out[out] >= demand.inter_GBps - _SLACK and room.take(path, demand.inter_GBps):
+        if room.nic_out[out] >= demand.inter_GBps - _LANE_TOLERANCE and room.take(
+            path, demand.inter_GBps
+        ):
             room.nic_out[out] -= demand.inter_GBps
             return True
     return False

@@ -21,7 +21,7 @@ from perfmodel.report.explorer.design import (
     stops_with_between,
 )
 from perfmodel.scenario import Scenario, change_scenario
-from perfmodel.scenario.sections.variants import INFINITE
+from perfmodel.scenario.sections.variants import INFINITE_FACTOR
 from perfmodel.scenario.strategies.ddp import DdpStrategy, Hook
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_names
@@ -334,7 +334,7 @@ def _network_axes(scenario: Scenario) -> Iterator[Axis]:
         return quantities.whole(quantities.duration(delay_s * factor)) if delay_s else ""
 
     rows = (
-        (rate < INFINITE / max(RATES), "bandwidth", rate, RATES, bandwidth),
+        (rate < INFINITE_FACTOR / max(RATES), "bandwidth", rate, RATES, bandwidth),
         (delay > 0, "latency", delay, DELAYS, latency),
     )
     for applies, kind, baseline, factors, write in rows:

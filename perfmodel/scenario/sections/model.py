@@ -58,7 +58,7 @@ USUAL_HEAD = 128
 """Elements of a head, as most large models have; 64 where that does not divide the width."""
 PADDED_GPT2 = 50_304
 """GPT-2's vocabulary, padded to a multiple of 64."""
-MULTIPLE = 256
+WIDTH_MULTIPLE = 256
 """Llama's feed-forward width is two thirds of four times the width, rounded up to a multiple."""
 
 
@@ -156,7 +156,7 @@ class TransformerSection(FileModel):
     @property
     def wide(self) -> int:
         """Width of the feed-forward part."""
-        gated = -(-self.hidden * 8 // (3 * MULTIPLE)) * MULTIPLE
+        gated = -(-self.hidden * 8 // (3 * WIDTH_MULTIPLE)) * WIDTH_MULTIPLE
         return self.mlp_hidden or (gated if self.gated else 4 * self.hidden)
 
 

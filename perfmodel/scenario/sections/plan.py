@@ -136,15 +136,16 @@ EnergyPrice = Annotated[
 _DATASET = re.compile(r"\s*(?P<number>[\d_.eE+]+)\s*(?P<unit>samples|tokens)\s*", re.ASCII)
 
 
-_MOST = 1e18
+_MOST_SAMPLES = 1e18
 """Samples or tokens: a hundred thousand times all that was ever written."""
 
 
 def _parse_whole(value: object) -> int:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not 0 < value <= _MOST or value != int(value):  # type: ignore[arg-type, call-overload, operator]
-        raise ValueError(f"a whole number above zero, such as 300e9, at most {_MOST:g}")
-    return int(value)  # type: ignore[call-overload, no-any-return]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        whole = math.isfinite(value) and value == int(value)
+        if whole and 0 < value <= _MOST_SAMPLES:
+            return int(value)
+    raise ValueError(f"a whole number above zero, such as 300e9, at most {_MOST_SAMPLES:g}")
 
 
 LargeCount = Annotated[

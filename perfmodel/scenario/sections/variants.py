@@ -103,12 +103,12 @@ class SweepSection(Section):
         )
 
 
-INFINITE = 1e9
+INFINITE_FACTOR = 1e9
 """Factor of the word "infinite": bytes that took a second take a nanosecond, too little to change a
 step time. A true infinity would give 0 times infinity in the shares of links."""
 
-_MOST = 1e9
-_LEAST = 1e-6
+_MOST_FACTOR = 1e9
+_LEAST_FACTOR = 1e-6
 
 
 _FACTOR = "a number without unit: a factor on what there is, such as 2"
@@ -116,26 +116,26 @@ _FACTOR = "a number without unit: a factor on what there is, such as 2"
 
 def _parse_infinite(value: object) -> object:
     check_rows((isinstance(value, str) and value != "infinite", f"{_FACTOR}, or 'infinite'"))
-    return INFINITE if value == "infinite" else value
+    return INFINITE_FACTOR if value == "infinite" else value
 
 
 def _schema(least: float, *names: str) -> WithJsonSchema:
-    number: dict[str, Any] = {"type": "number", "minimum": least, "maximum": _MOST}
+    number: dict[str, Any] = {"type": "number", "minimum": least, "maximum": _MOST_FACTOR}
     choices = [number, *({"const": name} for name in names)]
     return WithJsonSchema({"anyOf": choices} if names else number)
 
 
 SpeedFactor = Annotated[
     float,
-    Field(strict=True, ge=_LEAST, le=_MOST),
+    Field(strict=True, ge=_LEAST_FACTOR, le=_MOST_FACTOR),
     BeforeValidator(_parse_infinite),
-    _schema(_LEAST, "infinite"),
+    _schema(_LEAST_FACTOR, "infinite"),
 ]
 """How many times as fast: a number above zero, or the word "infinite"."""
 
 TimeFactor = Annotated[
     float,
-    Field(strict=True, ge=0, le=_MOST),
+    Field(strict=True, ge=0, le=_MOST_FACTOR),
     BeforeValidator(refuse(lambda value: isinstance(value, str), _FACTOR)),
     _schema(0.0),
 ]

@@ -17,7 +17,7 @@ from perfmodel.scenario import CandidateSection, PlanSection, PowerSection
 from perfmodel.studies.plan.candidates import Hardware
 from perfmodel.studies.plan.model import PlanOption, PlanResult, UpgradeOutcome, Upkeep
 from perfmodel.studies.plan.time_to_train import daly_s, young_s
-from perfmodel.studies.run.steps.routing_cost import MUCH
+from perfmodel.studies.run.steps.routing_cost import NAMED_COST_RATIO
 from perfmodel.topology.templates.gpus import gpu_sources
 
 CSV_COLUMNS = (
@@ -289,7 +289,11 @@ def cautions(plan: PlanSection, options: Sequence[PlanOption]) -> tuple[str, ...
     tight = [option for option, step in stepped if option.status == "ok" and step.tight]
     others = any(option.status == "ok" and option not in tight for option in options)
     chosen = "so no answer names it" if others else "and nothing else fits"
-    collide = [(option, step.routing_cost) for option, step in stepped if step.routing_cost > MUCH]
+    collide = [
+        (option, step.routing_cost)
+        for option, step in stepped
+        if step.routing_cost > NAMED_COST_RATIO
+    ]
     powers = {c.name: (c, c.power or PowerSection()) for c in plan.candidates}
     bare = [name for name, (_, p) in powers.items() if p.per_node is None and p.factor <= 1]
     unlike = (

@@ -11,7 +11,7 @@ from perfmodel.simulate.engine.engine import BY_SENDS
 from perfmodel.studies.run.prepared import PreparedSize
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.result.model import BucketTime
-from perfmodel.studies.run.steps.output_analysis import SETTLED
+from perfmodel.studies.run.steps.output_analysis import SETTLED_STEPS
 from perfmodel.studies.run.steps.simulate_step import ReportedRun, simulate_steps, timer_of
 from perfmodel.studies.tune.caps import (
     Caps,
@@ -204,11 +204,11 @@ def _before_s(prepared: PreparedSize, constant: Sequence[Disturbance]) -> float:
     """From the end of a step to the start of the last backward, where that is latest; seconds."""
     sized = prepared.sized
     setup = replace(sized.setup(launches=False), fidelity="flow")
-    run = simulate_steps(setup, constant, SETTLED).run
+    run = simulate_steps(setup, constant, SETTLED_STEPS).run
     last = sized.job.options.accumulate - 1
     begin_s: dict[str, float] = {}
     for span in run.timeline.spans:
-        if span.step == SETTLED - 1 and span.kind == "backward" and span.micro_batch == last:
+        if span.step == SETTLED_STEPS - 1 and span.kind == "backward" and span.micro_batch == last:
             begin_s.setdefault(span.rank_class, span.start_s)
     return max(begin_s.values()) - run.step_ends_s[-2]
 

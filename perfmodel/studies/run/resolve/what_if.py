@@ -8,7 +8,7 @@ from dataclasses import replace
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary, Protocol
 from perfmodel.scenario import Scenario
-from perfmodel.scenario.sections.variants import INFINITE, WhatIf
+from perfmodel.scenario.sections.variants import INFINITE_FACTOR, WhatIf
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.topology.model import Topology
 from perfmodel.workload.model import LayerTimes, scale_times
@@ -80,7 +80,7 @@ def _scale_inside(what_if: WhatIf, topology: Topology) -> Topology:
     every, inside = what_if.node_bandwidth, {}
     for kind, name in BANDWIDTHS_INSIDE.items():
         own = getattr(what_if, name)
-        inside[kind] = min(every * own, max(INFINITE, every, own))  # "infinite" is the most
+        inside[kind] = min(every * own, max(INFINITE_FACTOR, every, own))  # "infinite" is the most
     links = {kind: (faster, what_if.node_latency) for kind, faster in inside.items()}
     scaled, copies = _scale_links(topology, links), inside["memory"]
     staged_Bps = scaled.staging_Bps and scaled.staging_Bps * copies
@@ -148,7 +148,7 @@ def describe_what_if(what_if: WhatIf) -> tuple[str, ...]:
 
 
 def _as_fast(factor: float) -> str:
-    return "infinitely fast" if factor >= INFINITE else f"{factor:g} times as fast"
+    return "infinitely fast" if factor >= INFINITE_FACTOR else f"{factor:g} times as fast"
 
 
 def _describe_change(name: str, factor: float) -> str:

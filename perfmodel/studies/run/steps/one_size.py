@@ -31,7 +31,7 @@ from perfmodel.studies.run.result.model import (
 from perfmodel.studies.run.result.usage import HotSpot, LinkUses, Memory
 from perfmodel.studies.run.steps.bottleneck import name_bottleneck
 from perfmodel.studies.run.steps.mixture_use import mixture_use
-from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP, mean_interval_s
+from perfmodel.studies.run.steps.output_analysis import SETTLED_STEPS, WARM_UP, mean_interval_s
 from perfmodel.studies.run.steps.reliefs import simulate_reliefs
 from perfmodel.studies.run.steps.simulate_step import ReportedRun, simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import (
@@ -267,7 +267,7 @@ def simulate_costs(sized: SizedJob, reported: ReportedRun) -> DisturbanceCost:
     def step_with_s(disturbances: Sequence[Disturbance]) -> float:
         if any(each.varies for each in disturbances):
             return reported.simulate_again(disturbances)
-        return simulate_steps(reported.setup, disturbances, SETTLED).step_time_s
+        return simulate_steps(reported.setup, disturbances, SETTLED_STEPS).step_time_s
 
     cost = cost_of(sized.disturbances, step_with_s, reported.step_s, reported.steps_s)
     jobs = [each.background_job for each in sized.disturbances if each.background_job]
@@ -313,7 +313,7 @@ def _simulate_other_job(
     alone = simulate(
         job.plan,
         sized.ensemble.likely,
-        steps=SETTLED,
+        steps=SETTLED_STEPS,
         overlap_slowdown=job.overlap_slowdown,
         timer=timer_of(reported.setup, ()),
     )

@@ -19,7 +19,7 @@ from perfmodel.units import format_time
 
 WARM_UP = 2
 """Steps before the settled state: the pipeline of host, device and network has filled."""
-SETTLED = WARM_UP + 1
+SETTLED_STEPS = WARM_UP + 1
 """Steps simulated where all later ones are the same: the warm-up and one that is counted."""
 MANY_TASKS = 4096
 """Tasks of a plan from which on the second step counts: the host is ahead before the first ends."""

@@ -24,7 +24,7 @@ from perfmodel.topology.routing.clos import Ints
 from perfmodel.topology.templates.spec import ROUTINGS_OF
 from perfmodel.units import format_bytes
 
-MUCH = 1.1
+NAMED_COST_RATIO = 1.1
 """Time of a collective with the hash over that without collisions, from which it is named."""
 DRAWN, SEARCHED = 400_000, 8_000
 """Ways that are drawn by hash, of all flows together, to average over: where they are computed, and
@@ -58,7 +58,9 @@ def hash_cost(timer: UncontendedTimer, lowered: LoweredCollective) -> float:
     trunks = first + 2 * _ports(machine)
     busy_s = sending_s(hashed, arcs.bandwidth_Bps)
     inside_s, edges_s = busy_s[trunks:].max(initial=0.0), busy_s[first:trunks].max(initial=0.0)
-    if inside_s <= MUCH * edges_s:  # no link between switches is busier than a host's own
+    if (
+        inside_s <= NAMED_COST_RATIO * edges_s
+    ):  # no link between switches is busier than a host's own
         return 1.0
     spread = _spread_traffic(machine, lowered, hashed)
     # Faster by that, the busiest link is busy for as long as if it carried its share, and a flow
@@ -110,7 +112,7 @@ def _bytes_between_ports(
 
 def describe_routing(cost: float, nbytes: int, op: str = "all_reduce") -> tuple[str, ...]:
     """Name the routing where it makes a collective of this size more than 10 % slower."""
-    if cost <= MUCH:
+    if cost <= NAMED_COST_RATIO:
         return ()
     name = op.replace("_", "-")
     article = "an" if name.startswith("a") else "a"

@@ -41,7 +41,7 @@ from perfmodel.studies.run.resolve.what_if import filter_disturbances, what_if_o
 from perfmodel.studies.run.result.usage import Memory
 from perfmodel.studies.run.steps.output_analysis import (
     MANY_TASKS,
-    SETTLED,
+    SETTLED_STEPS,
     WARM_UP,
     count_needed_steps,
 )
@@ -214,7 +214,7 @@ class SizedJob:
     @property
     def settled(self) -> int:
         """Steps to simulate where all later ones are the same."""
-        return SETTLED - (len(self.plan_for(None).tasks) > MANY_TASKS)
+        return SETTLED_STEPS - (len(self.plan_for(None).tasks) > MANY_TASKS)
 
     def loops_for(self, gpu: str | None = None, launches: bool = True) -> LoopPlan:
         """Plan the loops of a strategy without shared steps, on the job's ranks and servers.
@@ -352,7 +352,7 @@ def simulate_reported(sized: SizedJob) -> ReportedRun:
     """Simulate until the state has settled, then as many steps as the disturbances need."""
     steady = sized.steady_disturbances
     varies = len(steady) < len(sized.disturbances)
-    settled = SETTLED if varies else sized.settled
+    settled = SETTLED_STEPS if varies else sized.settled
     sized.check_message_count(settled)
     reported = simulate_steps(sized.setup(), steady, settled)
     if not varies:

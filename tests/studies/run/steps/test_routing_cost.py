@@ -13,7 +13,7 @@ from perfmodel.scenario import load_scenario
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.run import run_scenario
-from perfmodel.studies.run.steps.routing_cost import MUCH
+from perfmodel.studies.run.steps.routing_cost import NAMED_COST_RATIO
 
 FABRICS = [
     ("resnet50-dgx-a100", "{kind: rail-optimised, routing: ecmp}", False),
@@ -45,7 +45,7 @@ def test_the_routing_is_named_where_it_matters(name: str, fabric: str, told: boo
     if "ecmp" in fabric or "oversubscription" in fabric:  # elsewhere nothing is hashed
         ratio = all_reduce_s(name, fabric, largest) / all_reduce_s(name, adaptive, largest)
     (note,) = [line for line in result.assumptions if "ECMP" in line] or [""]
-    assert bool(note) == (ratio > MUCH) == told
+    assert bool(note) == (ratio > NAMED_COST_RATIO) == told
     assert result.routing_cost == pytest.approx(ratio, rel=0.05)  # of ways that are drawn
     if note:
         assert f"takes {result.routing_cost:.2g} times as long" in note
@@ -99,7 +99,7 @@ def test_listed_cables_of_a_file_are_told_too(listed: str, tmp_path: Path) -> No
             for file in (listed, bonded(tmp_path))
         )
     )
-    assert hashed_s > MUCH * shared_s
+    assert hashed_s > NAMED_COST_RATIO * shared_s
     assert result.routing_cost == pytest.approx(hashed_s / shared_s, rel=0.1)
     assert any("static hash" in line for line in result.assumptions)
 
