@@ -184,7 +184,7 @@ def choose_repeats(job: MeasurementJob, costs_s: Sequence[float]) -> list[int]:
         return [job.repeats] * len(costs_s)
     roots = np.sqrt(costs_s)
     repeats = np.clip(job.budget_s / roots.sum() / roots, LEAST_REPEATS, MOST_REPEATS)
-    return (np.rint(repeats / TIMING_PASSES).astype(int) * TIMING_PASSES).tolist()
+    return list((np.rint(repeats / TIMING_PASSES).astype(int) * TIMING_PASSES).tolist())
 
 
 def _time_all(
