@@ -378,20 +378,7 @@ def _apply_variants(
 
 
 def _apply_variant(protocol: Protocol, variant: Variant) -> Protocol:
-    names = (
-        "launch",
-        "wire_efficiency",
-        "switch_efficiency",
-        "network_efficiency",
-        "staged_efficiency",
-        "network_rate",
-        "wire_segments",
-        "credits",
-        "max_rate",
-        "unevenness",
-        "copy_rate",
-        "each_peer",
-    )
+    names = Variant.model_fields.keys() & (Protocol.model_fields.keys() - {"step"})
     changes = {name: getattr(variant, name) for name in names}
     step = variant.step.model_dump(exclude_none=True)
     return protocol.model_copy(
