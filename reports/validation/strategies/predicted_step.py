@@ -209,8 +209,7 @@ def predict_step(stated: StatedStep, before: Iterable[PredictedStep] = ()) -> Pr
     inputs = ResolvedScenario(
         stated.scenario, stated.node, stated.workload, stated.share, (), None, "flow", (size,)
     )
-    job = inputs.job_on(inputs.ensemble_at(size))
-    return PredictedStep(stated, size_job(inputs, size, job))
+    return PredictedStep(stated, size_job(inputs, size))
 
 
 def base_of(step: PredictedStep, rows: Sequence[PredictedStep]) -> PredictedStep | None:

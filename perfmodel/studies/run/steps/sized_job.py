@@ -156,6 +156,10 @@ class SizedJob:
         """Return the same job with times of layers `by` times as long; collectives are shared."""
         return self._changed(compute=by, _plans={}, _loops={})
 
+    def with_spread(self, spread: tuple[float, float]) -> SizedJob:
+        """Return the same job with times of layers that are surer, or less sure, than predicted."""
+        return self._changed(_times={None: replace(self._layer_times(None), spread=spread)})
+
     def on_machine(self, machine: Machine) -> SizedJob:
         """Return the same job on the machine with other numbers, at fidelity "flow".
 
