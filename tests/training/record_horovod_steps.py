@@ -11,7 +11,7 @@ import re
 import sys
 from typing import Any
 
-from tests.training.fusion import record_horovod
+from tests.training import record_horovod
 
 STEPS = 3
 CYCLE_MS = 400

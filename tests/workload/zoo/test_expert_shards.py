@@ -21,7 +21,7 @@ from perfmodel.workload.zoo.expert_sizes import (
     LatentShape,
     RoutedShape,
 )
-from tests.workload.experts.expert_modules import few_layers
+from tests.workload.zoo.expert_modules import few_layers
 
 TOKENS = 64
 SMALL = ExpertShape(

@@ -13,7 +13,7 @@ from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.zoo.expert_decoder import expert_decoder
 from perfmodel.workload.zoo.expert_settings import ExpertSettings
 from perfmodel.workload.zoo.expert_sizes import EXPERT_SHAPES, expert_family
-from tests.workload.experts.expert_modules import expert_config, few_layers, tiny
+from tests.workload.zoo.expert_modules import expert_config, few_layers, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations
 

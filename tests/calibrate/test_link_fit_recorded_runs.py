@@ -14,7 +14,7 @@ from perfmodel.measure.job import read_measurement
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.templates.build import build_topology
 
-MEASURED = Path(__file__).parents[3] / "reports" / "measured"
+MEASURED = Path(__file__).parents[2] / "reports" / "measured"
 RUN, CHECK = MEASURED / "gloo_ring_4_epyc.json", MEASURED / "gloo_ring_4_epyc_check.json"
 
 
