@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -187,8 +188,9 @@ def _cabling(
     out_s = [delay_s + switch_s for delay_s in into_s]  # a switch delays what leaves it
     names = named(fabric, "switch")
     leaf_of = _leaf_of(fabric, names, hosts, len(nics))
-    trunks = _trunks(fabric, frozenset(names), fastest)
-    ends, switches = trunks.names, tuple(f"{SWITCH}{name}" for name in names)
+    devices = {name: f"{SWITCH}{name}" for name in names}
+    trunks = _trunks(fabric, devices, fastest)
+    ends, switches = trunks.names, tuple(devices.values())
     own = LinkKinds.of(port["port_kind"] for port in ports)
     latencies_s = np.stack([into_s, out_s], axis=1).ravel()
     links = Arcs(
@@ -268,28 +270,34 @@ def _edges_at(fabric: nx.Graph[int | str], host: int) -> list[tuple[int | str, d
 
 
 def _trunks(
-    fabric: nx.Graph[int | str], switches: frozenset[str | int], port: Mapping[str, Any]
+    fabric: nx.Graph[int | str], switches: Mapping[str | int, str], port: Mapping[str, Any]
 ) -> Arcs:
-    """Cables between switches, parallel ones apart; their usable part is that of a port."""
+    """Cables between switches, parallel ones apart; their usable part is that of a port.
+
+    `switches`: name of each switch among the devices, by its name in the fabric.
+    """
     facts = fabric.graph
-    usual_Bps = facts.get("uplink_bandwidth", port["port_bandwidth"])
-    usual_s, switch_s = facts.get("cable_latency", 0.0), facts.get("switch_latency", 0.0)
+    switch_s = facts.get("switch_latency", 0.0)
     bundles = ordered(
         edge for edge in fabric.edges(data=True) if edge[0] in switches and edge[1] in switches
     )
-    count = [data.get("cables", 1) for *_, data in bundles]
-    lanes = np.array([data.get("lanes", 1) for *_, data in bundles], dtype=np.int32)
-    rates_Bps = [data.get("bandwidth", usual_Bps) * port["port_efficiency"] for *_, data in bundles]
-    hops_s = [switch_s + data.get("latency", usual_s) for *_, data in bundles]
+    usual = (
+        ("cables", 1, np.int64),
+        ("lanes", 1, np.int32),
+        ("bandwidth", facts.get("uplink_bandwidth", port["port_bandwidth"]), np.float64),
+        ("latency", facts.get("cable_latency", 0.0), np.float64),
+    )
+    count, lanes, raw_Bps, hop_s = (
+        np.array([data.get(fact, value) for *_, data in bundles], dtype=dtype)
+        for fact, value, dtype in usual
+    )
+    ends = [(switches[low], switches[high]) for low, high, _ in bundles]
+    usable_Bps = raw_Bps * port["port_efficiency"] * lanes
     return Arcs(
-        names=tuple(
-            (f"{SWITCH}{low}", f"{SWITCH}{high}")
-            for (low, high, _), cables in zip(bundles, count, strict=True)
-            for _ in range(cables)
-        ),
-        kinds=LinkKinds((port["port_kind"],), np.zeros(sum(count), dtype=np.uint8)),
-        bandwidth_Bps=np.repeat(np.array(rates_Bps, dtype=float) * lanes, count),
-        latency_s=np.repeat(np.array(hops_s, dtype=float), count),
+        names=tuple(chain.from_iterable(map(repeat, ends, count.tolist()))),
+        kinds=LinkKinds((port["port_kind"],), np.zeros(count.sum(), dtype=np.uint8)),
+        bandwidth_Bps=np.repeat(usable_Bps, count),
+        latency_s=np.repeat(switch_s + hop_s, count),
         lanes=np.repeat(lanes, count),
     )
 
