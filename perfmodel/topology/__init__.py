@@ -83,7 +83,7 @@ def build_cluster(
 
 def _check_arguments(node: object, fabric: object, **counts: object) -> None:
     """Refuse types that no argument has; every fault."""
-    from perfmodel.errors import Fault, InputError
+    from perfmodel.errors import Fault, raise_faults
 
     faults = []
     if not isinstance(node, str | Path):
@@ -105,8 +105,7 @@ def _check_arguments(node: object, fabric: object, **counts: object) -> None:
     for name, number in counts.items():
         if number is not None and (isinstance(number, bool) or not isinstance(number, Integral)):
             faults.append(Fault(name, repr(number), "a whole number"))
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
 
 
 def is_graph(machine: object) -> TypeGuard[nx.Graph[Any]]:
@@ -120,16 +119,15 @@ def graph_alone(graph: nx.Graph[Any] | Path, **arguments: Any) -> Topology:
 
     Raises `InputError`: something beside it, or what is wrong in the graph.
     """
-    from perfmodel.errors import Fault, InputError
+    from perfmodel.errors import Fault, raise_faults
     from perfmodel.topology.graph_files import read_topology
     from perfmodel.topology.own_graph import topology_of
 
-    stated = {name: value for name, value in arguments.items() if value not in (None, 1)}
-    if stated:
-        raise InputError(
-            Fault(name, repr(value), "nothing beside a graph, which says all of a machine")
-            for name, value in stated.items()
-        )
+    raise_faults(
+        Fault(name, repr(value), "nothing beside a graph, which says all of a machine")
+        for name, value in arguments.items()
+        if value not in (None, 1)
+    )
     return read_topology(graph) if isinstance(graph, Path) else topology_of(graph)
 
 

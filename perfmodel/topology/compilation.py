@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perfmodel.arrays import IntArray
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.topology.arcs import ArcEnd, ArcEnds, Arcs, Cables, LikeHosts, LinkKinds
 from perfmodel.topology.expanded_graph import SWITCH
 from perfmodel.topology.model import (
@@ -240,8 +240,7 @@ def _leaf_of(
     for host in range(hosts):
         edges = _edges_at(fabric, host)
         for at, (switch, data) in enumerate(edges):
-            usual = range(nics) if len(edges) == 1 else (at,)
-            for nic in data.get("nics", usual):
+            for nic in data.get("nics", range(nics) if len(edges) == 1 else (at,)):
                 if not 0 <= nic < nics or leaf_of[host, nic] >= 0:
                     faults.append(
                         Fault(
@@ -252,13 +251,11 @@ def _leaf_of(
                     )
                 else:
                     leaf_of[host, nic] = place[switch]
-    bare = np.argwhere(leaf_of < 0).tolist()
     faults += [
         Fault(f"fabric.{host}", f"no cable at NIC {nic}", "an edge to a switch for every NIC")
-        for host, nic in bare
+        for host, nic in np.argwhere(leaf_of < 0).tolist()
     ]
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return leaf_of.ravel()
 
 
@@ -292,11 +289,10 @@ def _trunks(
         for fact, value, dtype in usual
     )
     ends = [(switches[low], switches[high]) for low, high, _ in bundles]
-    usable_Bps = raw_Bps * port["port_efficiency"] * lanes
     return Arcs(
         names=tuple(chain.from_iterable(map(repeat, ends, count.tolist()))),
         kinds=LinkKinds((port["port_kind"],), np.zeros(count.sum(), dtype=np.uint8)),
-        bandwidth_Bps=np.repeat(usable_Bps, count),
+        bandwidth_Bps=np.repeat(raw_Bps * port["port_efficiency"] * lanes, count),
         latency_s=np.repeat(switch_s + hop_s, count),
         lanes=np.repeat(lanes, count),
     )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, InputError, allowed_names, raise_faults
 from perfmodel.files import (
     LinkBandwidth,
     LinkLatency,
@@ -166,8 +166,7 @@ def _stated(graph: nx.Graph[Any]) -> nx.MultiDiGraph[str]:
         for label, (src, dst, _) in zip(labels, links, strict=True)
         if src == dst
     ]
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     stated: nx.MultiDiGraph[str] = nx.MultiDiGraph(**graph.graph)
     for node, data in graph.nodes(data=True):
         stated.add_node(names[node], **data)
@@ -255,8 +254,7 @@ def _check_paths(graph: nx.MultiDiGraph[str]) -> None:
         src, dst = (hub, name) if not nx.has_path(graph, hub, name) else (name, hub)
         found = f"no path from {src} to {dst}" if graph.degree(name) else "no link"
         faults.append(Fault(f"nodes.{name}", found, "a path between every two GPUs"))
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
 
 
 # ---------------------------------------------------------------- hosts
@@ -306,8 +304,7 @@ def _parts(graph: nx.MultiDiGraph[str], hosts: Mapping[Hashable, list[str]]) -> 
     if any(not nx.utils.graphs_equal(each, alike[0]) for each in alike[1:]):
         return None
     fabric = _fabric(graph, place, local)
-    regular = "fabric" in graph.graph  # as `Topology.graph` wrote it
-    if not regular and not _joins_nics(fabric, alike[0]):
+    if "fabric" not in graph.graph and not _joins_nics(fabric, alike[0]):  # not of `Topology.graph`
         return None
     leaving = {data.get("src_device"): data["kind"] for *_, data in fabric.edges(data=True)}
     for nic, data in alike[0].nodes(data=True):

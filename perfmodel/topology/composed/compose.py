@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.files import collect_faults
 from perfmodel.scenario.sections.cluster import NodeSection
 from perfmodel.topology.composed.gpu_changes import (
@@ -60,8 +60,7 @@ def compose(section: NodeSection, base: NodeSpec | None) -> NodeSpec:
         nics = None if stated is None else read_nics(stated, field)
     with collect_faults(faults):
         slot = None if section.pcie is None else read_slot(section.pcie, "pcie")
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     if base is not None:
         start = PartedHost(base, read_gpu(base.gpu).part, base.assumed)
     else:
@@ -106,19 +105,20 @@ def _changed(
     if nics[0] is not None:
         apply(change_nics, nics[0], section.sockets, nics[1])
     apply(_change_access, section)
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return host
 
 
 def _with_storage(host: PartedHost, section: NodeSection) -> PartedHost:
     """Give the host the memory and the drives that the scenario states."""
     if section.host_memory is not None:
-        memory = HostMemorySpec.model_construct(capacity=section.host_memory, source=STATED)
-        host = host.with_node(host_memory=memory)
+        host = host.with_node(
+            host_memory=HostMemorySpec.model_construct(capacity=section.host_memory, source=STATED)
+        )
     if section.nvme is not None:
-        drives = NvmeSpec.model_construct(**section.nvme.model_dump(), source=STATED)
-        host = host.with_node(nvme=drives)
+        host = host.with_node(
+            nvme=NvmeSpec.model_construct(**section.nvme.model_dump(), source=STATED)
+        )
     return host
 
 

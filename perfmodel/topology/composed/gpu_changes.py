@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.topology.composed.tree_changes import PartedHost
 from perfmodel.topology.from_text.gpu_text import NamedGpu
 from perfmodel.topology.from_text.grammar import read_stated_gpu, unread_words
@@ -41,8 +41,7 @@ def read_gpus(
         faults.append(Fault("gpus", repr(gpus), "a number and a GPU, as in '2 x rtx-4090'"))
     if count == 0:
         faults.append(Fault("gpus", repr(gpus), "one or more"))
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return count, next(iter(named), None)
 
 

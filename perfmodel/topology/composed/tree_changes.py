@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, InputError, allowed_names, raise_faults
 from perfmodel.files import validate_document
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts
 from perfmodel.topology.from_text.template_builder import (
@@ -41,8 +41,9 @@ def change_slots(host: PartedHost, slot: tuple[int, int], cpu: str | None) -> Pa
             Fault("pcie", f"gen{generation}", f"at most gen{newest}, as {host.node.gpu} has")
         )
     own = [edge for _, edge in _slots_of(host, host.names("gpu"))]
-    switches = host.names("pcie_switch")
-    uplinks = [edge for _, edge in _slots_of(host, switches, ("cpu", "pcie_switch"))]
+    uplinks = [
+        edge for _, edge in _slots_of(host, host.names("pcie_switch"), ("cpu", "pcie_switch"))
+    ]
     host = _with_slot(host, own, generation, lanes)
     kind = hardware_parts().cpus.get(
         (cpu or "").lower(), hardware_parts().cpus[_kind_of_cpus(host)]
@@ -82,8 +83,9 @@ def limit_slots(host: PartedHost) -> PartedHost:
     newer = [edge for edge in own if host.node.links[edge.link].bandwidth * edge.lanes > most_Bps]
     if not newer:
         return host
-    note = f"assumption: {host.node.gpu} at gen{newest}, the newest PCIe that it has"
-    return _with_slot(host, newer, newest, 16).noting(note)
+    return _with_slot(host, newer, newest, 16).noting(
+        f"assumption: {host.node.gpu} at gen{newest}, the newest PCIe that it has"
+    )
 
 
 # ---------------------------------------------------------------- switches and CPUs
@@ -129,9 +131,7 @@ def change_tree(
             ("sockets", f"{host.node.name}", "a host whose GPUs are under CPUs"),
         ),
     )
-    faults = [Fault(*fault) for refused, fault in cases if refused]
-    if faults:
-        raise InputError(faults)
+    raise_faults([Fault(*fault) for refused, fault in cases if refused])
     moved = numa != len(old_domains) and (numa != len(gpus) or numa > _MOST_OF_A_HOST)
     if c2c is not None and (moved or cpu not in {None, host.part.cpu}):
         allowed = "nothing: each CPU is on one module with its GPUs, by NVLink-C2C"
@@ -214,8 +214,9 @@ def with_memory(host: PartedHost) -> PartedHost:
     for at, cpu in enumerate(cpus):
         draft.add(f"mem{at}", "memory")
         draft.join(f"mem{at}", cpu, "dram")
-    note = f"assumption: memory of CPUs of the kind {kind}, through which copies go"
-    return host.plus(draft).noting(note)
+    return host.plus(draft).noting(
+        f"assumption: memory of CPUs of the kind {kind}, through which copies go"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,8 +312,9 @@ class PartedHost:
             edge.model_copy(update={"link": fresh}) if id(edge) in chosen else edge
             for edge in self.node.edges
         )
-        sources = {**hardware_parts().sources, **self.node.sources}
-        return self.with_node(links=links, edges=changed, sources=sources)
+        return self.with_node(
+            links=links, edges=changed, sources={**hardware_parts().sources, **self.node.sources}
+        )
 
     def pruned(self) -> PartedHost:
         """Drop links and sources that nothing names any more."""

@@ -169,8 +169,9 @@ def _network(part: GpuConnector, net: NetworkText) -> tuple[NetworkText | None, 
         notes.append(f"assumption: {nics} NIC{'s' if nics > 1 else ''} per host, as usual")
     if net.nic_Bps is None:
         notes.append(f"assumption: NICs of {nic_Bps * 8e-9:g} Gbit/s, as usual")
-    source = net.rate_source or _USUAL_RATE
-    return replace(net, nics=nics, nic_Bps=nic_Bps, rate_source=source), tuple(notes)
+    return replace(
+        net, nics=nics, nic_Bps=nic_Bps, rate_source=net.rate_source or _USUAL_RATE
+    ), tuple(notes)
 
 
 # ---------------------------------------------------------------- machines with a template
@@ -199,8 +200,8 @@ def _rack(named: NamedGpu, net: NetworkText, assumptions: tuple[str, ...]) -> De
         nic_Bps = net.nic_Bps or usual_nics(net.kind, named.part.spelled)[1]
         if net.nic_Bps is None:
             notes.append(f"assumption: NICs of {nic_Bps * 8e-9:g} Gbit/s, one per GPU")
-        source = net.rate_source or _USUAL_RATE
-        fresh = validate_document(LinkSpec, port(net.kind, nic_Bps, source))
-        sources = {**hardware_parts().sources, **node.sources}
-        node = with_ports(node, dict(fresh)).model_copy(update={"sources": sources})
+        fresh = validate_document(LinkSpec, port(net.kind, nic_Bps, net.rate_source or _USUAL_RATE))
+        node = with_ports(node, dict(fresh)).model_copy(
+            update={"sources": {**hardware_parts().sources, **node.sources}}
+        )
     return Described(node, tuple(notes), rack, trays=RACK_GPUS // 4)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
 from perfmodel.topology.from_text.network_text import read_pcie
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts
@@ -242,8 +242,7 @@ def read_stated_gpu(text: str) -> NamedGpu:
     of_amd, of_nvidia = re.search("amd|instinct", maker), re.search("nvidia|geforce|tesla", maker)
     if (of_amd and not part.amd) or (of_nvidia and part.amd):
         faults.append(Fault("gpu", repr(maker), f"another maker: {named.name} is not theirs"))
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return named
 
 

@@ -41,8 +41,9 @@ class HostRoutes:
         arcs = built.arcs
         for index in range(topology.host_arcs):
             src, dst = (topology.devices[name].local for name in arcs.names[index])
-            arc = HostArc(index, dst, arcs.kinds[index], float(arcs.bandwidth_Bps[index]))
-            self._arcs.setdefault(src, []).append(arc)
+            self._arcs.setdefault(src, []).append(
+                HostArc(index, dst, arcs.kinds[index], float(arcs.bandwidth_Bps[index]))
+            )
         self._dead = _dead_arcs_by_host(topology)
         self._cut = _cut_nics_by_host(topology)
         self._paths: dict[tuple[int, str], dict[str, Path]] = {}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perfmodel.errors import Fault, InputError, TopologyError
+from perfmodel.errors import Fault, InputError, TopologyError, raise_faults
 from perfmodel.files import FileModel, read_yaml, validate_document
 from perfmodel.garbage import no_collections
 from perfmodel.topology.compilation import compile_topology
@@ -101,9 +101,7 @@ def build_topology(
         Unknown names, more GPUs than there are, several hosts without NICs or fabric; every fault.
     """
     spec = load_node(node) if isinstance(node, str) else _check_references(node)
-    faults = _faults(spec, hosts, fabric, gpus_per_host)
-    if faults:
-        raise InputError(faults)
+    raise_faults(_faults(spec, hosts, fabric, gpus_per_host))
     node_alone = node_graph(spec)
     if hosts == 1 or fabric is None:
         return compile_topology(node_alone, gpus_per_host=gpus_per_host)
@@ -119,9 +117,7 @@ def build_topology(
 
 def _check_references(node: NodeSpec) -> NodeSpec:
     """Refuse a template made in code whose names point nowhere; files were checked when read."""
-    faults = reference_faults(node.model_dump(by_alias=True), node.name)
-    if faults:
-        raise InputError(faults)
+    raise_faults(reference_faults(node.model_dump(by_alias=True), node.name))
     return node
 
 
@@ -179,8 +175,9 @@ def check(machine: NodeSpec | Topology | str | Path) -> tuple[Fault, ...]:
     if isinstance(machine, Topology):
         return tuple(_graph_faults(machine))
     if isinstance(machine, NodeSpec):
-        faults = reference_faults(machine.model_dump(by_alias=True), machine.name)
-        return tuple(faults) or tuple(_graph_faults(build_topology(machine), machine.name))
+        return tuple(reference_faults(machine.model_dump(by_alias=True), machine.name)) or tuple(
+            _graph_faults(build_topology(machine), machine.name)
+        )
     try:
         return _file_faults(machine) if isinstance(machine, Path) else check(load_node(machine))
     except InputError as error:
