@@ -8,7 +8,7 @@ nodes with a fabric between them; any other graph is one machine whose devices a
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
@@ -197,13 +197,9 @@ def _name(node: Hashable) -> str:
 
 def _labels(ends: Sequence[tuple[str, str]]) -> list[str]:
     """Name of each edge; parallel ones are numbered."""
-    seen: Counter[tuple[str, str]] = Counter()
-    labels = []
-    for src, dst in ends:
-        number = seen[src, dst]
-        labels.append(f"{src} -- {dst} #{number}" if number else f"{src} -- {dst}")
-        seen[src, dst] += 1
-    return labels
+    numbers: defaultdict[tuple[str, str], count[int]] = defaultdict(count)
+    numbered = [(*pair, next(numbers[pair])) for pair in ends]
+    return [f"{src} -- {dst}" + (f" #{number}" if number else "") for src, dst, number in numbered]
 
 
 def _model_faults(graph: nx.Graph[Any], names: Mapping[Hashable, str]) -> Iterator[Fault]:
@@ -341,13 +337,10 @@ def _fabric(
 
 def _local_names(graph: nx.MultiDiGraph[str], names: Sequence[str]) -> list[str]:
     """Names of a host's devices within it: as they say, else their kind and number."""
-    seen: Counter[str] = Counter()
-    local = []
-    for name in names:
-        kind = graph.nodes[name]["kind"]
-        local.append(str(graph.nodes[name].get("local", f"{kind}{seen[kind]}")))
-        seen[kind] += 1
-    return local
+    numbers: defaultdict[str, count[int]] = defaultdict(count)
+    devices = [graph.nodes[name] for name in names]
+    usual = [f"{device['kind']}{next(numbers[device['kind']])}" for device in devices]
+    return [str(each.get("local", own)) for each, own in zip(devices, usual, strict=True)]
 
 
 def _host_graph(

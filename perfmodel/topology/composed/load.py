@@ -52,7 +52,10 @@ def _load(machine: str | NodeSection, field: str, chain: tuple[Path, ...]) -> No
             return _load(section, field, chain).model_copy(update={"name": machine})
         except InputError as error:
             raise InputError(
-                _in_one_line(fault, field, machine) for fault in error.faults
+                fault
+                if fault.file
+                else Fault(field, f"{machine!r}: {fault.field} {fault.found}", fault.allowed)
+                for fault in error.faults
             ) from None
     if machine.lower().endswith(GRAPH_SUFFIXES):
         raise InputError(
@@ -84,13 +87,6 @@ def _load_file(document: Any, path: Path, chain: tuple[Path, ...]) -> NodeSpec:
             for fault in error.faults
         ) from None
     return node.model_copy(update={"name": file.name or path.stem})
-
-
-def _in_one_line(fault: Fault, field: str, text: str) -> Fault:
-    """A fault of a host in words: its field is the text."""
-    if fault.file:
-        return fault
-    return Fault(field, f"{text!r}: {fault.field} {fault.found}", fault.allowed)
 
 
 def beside(name: str | None, file: Path) -> str | None:

@@ -40,26 +40,21 @@ def change_slots(host: PartedHost, slot: tuple[int, int], cpu: str | None) -> Pa
         raise InputError(
             Fault("pcie", f"gen{generation}", f"at most gen{newest}, as {host.node.gpu} has")
         )
-    own = [edge for _, edge in _slots_of(host, host.names("gpu"))]
-    uplinks = [
-        edge for _, edge in _slots_of(host, host.names("pcie_switch"), ("cpu", "pcie_switch"))
-    ]
-    host = _with_slot(host, own, generation, lanes)
+    host = _with_slot(host, _slots_of(host, "gpu"), generation, lanes)
     kind = hardware_parts().cpus.get(
         (cpu or "").lower(), hardware_parts().cpus[_kind_of_cpus(host)]
     )
+    uplinks = _slots_of(host, "pcie_switch")
     return _with_slot(host, uplinks, min(generation, int(kind.pcie.removeprefix("pcie"))), 16)
 
 
-def _slots_of(
-    host: PartedHost, names: tuple[str, ...], kinds: tuple[str, ...] = ("pcie_switch", "cpu")
-) -> list[tuple[str, EdgeSpec]]:
-    links = host.node.links
+def _slots_of(host: PartedHost, kind: str) -> list[EdgeSpec]:
+    """Edges of PCIe from the devices of a kind to switches and CPUs."""
     return [
-        (place, edge)
-        for name in names
-        for place, edge in host.neighbours(name, kinds)
-        if links[edge.link].kind == "pcie"
+        edge
+        for name in host.names(kind)
+        for _, edge in host.neighbours(name, _ABOVE)
+        if host.node.links[edge.link].kind == "pcie"
     ]
 
 
@@ -79,13 +74,15 @@ def limit_slots(host: PartedHost) -> PartedHost:
     """Let GPUs that were put into newer slots be as slow as they are."""
     newest = int(host.part.pcie.removeprefix("pcie"))
     most_Bps = hardware_parts().links[host.part.pcie].bandwidth
-    own = [edge for _, edge in _slots_of(host, host.names("gpu"))]
-    newer = [edge for edge in own if host.node.links[edge.link].bandwidth * edge.lanes > most_Bps]
+    newer = [
+        edge
+        for edge in _slots_of(host, "gpu")
+        if host.node.links[edge.link].bandwidth * edge.lanes > most_Bps
+    ]
     if not newer:
         return host
-    return _with_slot(host, newer, newest, 16).noting(
-        f"assumption: {host.node.gpu} at gen{newest}, the newest PCIe that it has"
-    )
+    note = f"assumption: {host.node.gpu} at gen{newest}, the newest PCIe that it has"
+    return _with_slot(host, newer, newest, 16).noting(note)
 
 
 # ---------------------------------------------------------------- switches and CPUs

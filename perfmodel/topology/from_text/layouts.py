@@ -258,13 +258,8 @@ def usual_layout(named: NamedGpu, gpus: int, intra: IntraText) -> tuple[Layout, 
 
 def _gpus_of_machine(part: GpuConnector, gpus: int, layout: Layout) -> int:
     """GPUs of the whole machine, of which some may be used."""
-    if layout == "nvswitch":
-        return max(gpus, 16 if part.form == "sxm3" else 8)
-    if layout == "cube":
-        return 8
-    if layout == "mesh":
-        return max(gpus, 8 if part.amd else 4)
-    return gpus + gpus % 2 if layout == "bridge" else gpus
+    least = {"nvswitch": 16 if part.form == "sxm3" else 8, "cube": 8, "mesh": 8 if part.amd else 4}
+    return max(gpus + (gpus % 2 if layout == "bridge" else 0), least.get(layout, 0))
 
 
 def usual_host(

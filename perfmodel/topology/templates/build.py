@@ -100,7 +100,9 @@ def build_topology(
     InputError
         Unknown names, more GPUs than there are, several hosts without NICs or fabric; every fault.
     """
-    spec = load_node(node) if isinstance(node, str) else _check_references(node)
+    spec = load_node(node) if isinstance(node, str) else node
+    if spec is node:  # made in code: names in files were checked when they were read
+        raise_faults(reference_faults(spec.model_dump(by_alias=True), spec.name))
     raise_faults(_faults(spec, hosts, fabric, gpus_per_host))
     node_alone = node_graph(spec)
     if hosts == 1 or fabric is None:
@@ -113,12 +115,6 @@ def build_topology(
             else fabric_graph(resolve_fabric(fabric), rails, hosts)
         )
         return compile_topology(node_alone, hosts=hosts, fabric=joined, gpus_per_host=gpus_per_host)
-
-
-def _check_references(node: NodeSpec) -> NodeSpec:
-    """Refuse a template made in code whose names point nowhere; files were checked when read."""
-    raise_faults(reference_faults(node.model_dump(by_alias=True), node.name))
-    return node
 
 
 # ---------------------------------------------------------------- what may go wrong
@@ -201,9 +197,8 @@ def _file_faults(path: Path) -> tuple[Fault, ...]:
 
 def _graph_faults(topology: Topology, file: str | None = None) -> Iterator[Fault]:
     broken = [*_device_faults(topology)]
-    yield from (Fault(f.field, f.found, f.allowed, file) for f in broken)
-    if not broken:
-        yield from (Fault(f.field, f.found, f.allowed, file) for f in _route_faults(topology))
+    for fault in broken or _route_faults(topology):
+        yield replace(fault, file=file)
 
 
 def _device_faults(topology: Topology) -> Iterator[Fault]:

@@ -117,9 +117,9 @@ _Kinds = Mapping[str, Any]
 
 
 def _entries(data: Mapping[str, Any], section: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    entries = data.get(section)
-    listed = entries if isinstance(entries, list) else []
-    return ((at, entry) for at, entry in enumerate(listed) if isinstance(entry, Mapping))
+    listed = data.get(section)
+    entries = enumerate(listed if isinstance(listed, list) else [])
+    return ((at, entry) for at, entry in entries if isinstance(entry, Mapping))
 
 
 def _names(pattern: Any) -> tuple[str, ...]:
