@@ -77,8 +77,9 @@ def build_cluster(
         return build_topology(name, hosts=nodes, fabric=routed, gpus_per_host=gpus_per_node)
     except InputError as error:
         names = {"hosts": "nodes", "gpus_per_host": "gpus_per_node"}
-        faults = [replace(each, field=names.get(each.field, each.field)) for each in error.faults]
-        raise InputError(faults) from error.__cause__
+        raise InputError(
+            replace(each, field=names.get(each.field, each.field)) for each in error.faults
+        ) from error.__cause__
 
 
 def _check_arguments(node: object, fabric: object, **counts: object) -> None:

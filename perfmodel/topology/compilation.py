@@ -15,6 +15,7 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.arrays import IntArray
 from perfmodel.errors import Fault, InputError, raise_faults
@@ -284,10 +285,11 @@ def _trunks(
         ("bandwidth", facts.get("uplink_bandwidth", port["port_bandwidth"]), np.float64),
         ("latency", facts.get("cable_latency", 0.0), np.float64),
     )
-    count, lanes, raw_Bps, hop_s = (
+    columns: list[NDArray[Any]] = [
         np.array([data.get(fact, value) for *_, data in bundles], dtype=dtype)
         for fact, value, dtype in usual
-    )
+    ]
+    count, lanes, raw_Bps, hop_s = columns
     ends = [(switches[low], switches[high]) for low, high, _ in bundles]
     return Arcs(
         names=tuple(chain.from_iterable(map(repeat, ends, count.tolist()))),

@@ -57,14 +57,11 @@ def arcs_of_device(topology: Topology, node: str) -> set[int]:
 
 def no_device(topology: Topology, name: str, field: str) -> Fault:
     """Fault of a name that no device has, with the nearest that there are."""
-    return Fault(field, repr(name), _allowed(topology, name))
-
-
-def _allowed(topology: Topology, name: str) -> str:
     head = name.partition("/")[0] + "/"
     near = [node for node in topology.devices if node.startswith(head)]
     others = (node for node in topology.devices if node.startswith(("n0/", "fabric/")))
-    return f"a device: {allowed_names(near or list(others), name, limit=12)}"
+    allowed = allowed_names(near or list(others), name, limit=12)
+    return Fault(field, repr(name), f"a device: {allowed}")
 
 
 def find_devices(topology: Topology, pattern: str, field: str) -> list[str]:

@@ -104,10 +104,9 @@ def change_gpu(host: PartedHost, named: NamedGpu, *, relink: bool) -> PartedHost
     for refused, allowed in cases:
         if refused:
             raise InputError(Fault("gpu", repr(named.name), allowed))
-    changed = PartedHost(host.node, part, host.notes).with_node(
+    changed = PartedHost(host.node, part, (*host.notes, *named.assumptions)).with_node(
         gpu=named.name, staging=None, power_limit=None
     )
-    changed = changed.noting(*named.assumptions)
     if part.geforce and not old.geforce:
         changed = changed.with_node(gpu_p2p=False, gpudirect_rdma=False).noting(
             "assumption: the driver keeps GeForce GPUs from copying over PCIe"

@@ -96,8 +96,8 @@ def read_nics(section: NicSection, field: str) -> StatedNics:
     count = next((each for each in counts if each is not None), usual)
     if count == 0:
         raise InputError(Fault(f"{field}.text", repr(section.text), "one NIC or more"))
-    kind = next((each.kind for each in read.values() if each.kind), None)
-    return StatedNics(section, count, kind, rate_Bps or carried_Bps, slot)
+    kinds = (each.kind for each in read.values() if each.kind)
+    return StatedNics(section, count, next(kinds, None), rate_Bps or carried_Bps, slot)
 
 
 _BARE_RATE = re.compile(r"\s*(\d+\s*x\s*)?\d+(\.\d+)?\s*g(bit/?s?|bps|b/s|b)?\s*", re.IGNORECASE)

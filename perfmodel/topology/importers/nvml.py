@@ -60,8 +60,14 @@ def discover(
         raise ExecutorUnavailable(f"NVML does not answer: {error}") from None
     finally:
         nvml.nvmlShutdown()
-    title = "Discovered on a machine by NVML and sysfs."
-    return template_from_matrix(matrix, name, kind="nvml", title=title, gpu=None, template=None)
+    return template_from_matrix(
+        matrix,
+        name,
+        kind="nvml",
+        title="Discovered on a machine by NVML and sysfs.",
+        gpu=None,
+        template=None,
+    )
 
 
 # ---------------------------------------------------------------- GPUs

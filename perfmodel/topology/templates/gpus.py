@@ -255,7 +255,7 @@ def _read_entry(path: Path, modified_ns: int, name: str) -> tuple[Gpu, Mapping[s
     estimated: Mapping[str, str] = {}
     try:
         table = validate_document(GpuTable, alone)
-        _check_sources(document, path, name)
+        raise_faults(source_faults(document, str(path), only=name))
         spec = table.gpus[name]
         sources = dict(_source_texts(spec, table))
         if is_data_sheet(spec):
@@ -280,10 +280,6 @@ def gpu_of(
     """Return the GPU of a completed entry."""
     numbers: dict[str, Any] = {own: getattr(spec, field) for field, own in _NUMBERS.items()}
     return Gpu(name=name, **numbers, efficiency_assumed=efficiency_assumed, estimated=estimated)
-
-
-def _check_sources(document: Any, path: Path, name: str) -> None:
-    raise_faults(source_faults(document, str(path), only=name))
 
 
 _NUMBERS = {
