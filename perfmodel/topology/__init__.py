@@ -86,27 +86,30 @@ def _check_arguments(node: object, fabric: object, **counts: object) -> None:
     """Refuse types that no argument has; every fault."""
     from perfmodel.errors import Fault, raise_faults
 
-    faults = []
-    if not isinstance(node, str | Path):
-        faults.append(
-            Fault(
-                "topology",
-                f"a {type(node).__name__}",
-                "a name such as 'dgx-a100', a path, or a NetworkX graph",
+    cases = (
+        (
+            isinstance(node, str | Path),
+            "topology",
+            f"a {type(node).__name__}",
+            "a name such as 'dgx-a100', a path, or a NetworkX graph",
+        ),
+        (
+            isinstance(fabric, str | Path | Mapping | None) or callable(fabric),
+            "fabric",
+            f"a {type(fabric).__name__}",
+            "a name, a path, a mapping with its 'kind', or a function that returns a graph",
+        ),
+        *(
+            (
+                number is None or (isinstance(number, Integral) and not isinstance(number, bool)),
+                name,
+                repr(number),
+                "a whole number",
             )
-        )
-    if not (isinstance(fabric, str | Path | Mapping | None) or callable(fabric)):
-        faults.append(
-            Fault(
-                "fabric",
-                f"a {type(fabric).__name__}",
-                "a name, a path, a mapping with its 'kind', or a function that returns a graph",
-            )
-        )
-    for name, number in counts.items():
-        if number is not None and (isinstance(number, bool) or not isinstance(number, Integral)):
-            faults.append(Fault(name, repr(number), "a whole number"))
-    raise_faults(faults)
+            for name, number in counts.items()
+        ),
+    )
+    raise_faults(Fault(*fault) for fits, *fault in cases if not fits)
 
 
 def is_graph(machine: object) -> TypeGuard[nx.Graph[Any]]:

@@ -35,12 +35,13 @@ def read_gpus(
         text = match["gpu"] if match else gpus
     named = [_read(each, field, faults) for each, field in ((text, "gpus"), (gpu, "gpu")) if each]
     models = {each.name for each in named if each is not None}
-    if len(models) > 1:
-        faults.append(Fault("gpu", repr(gpu), f"{min(models)!r}, as gpus says, or nothing"))
-    if usual is None and not named:
-        faults.append(Fault("gpus", repr(gpus), "a number and a GPU, as in '2 x rtx-4090'"))
-    if count == 0:
-        faults.append(Fault("gpus", repr(gpus), "one or more"))
+    first = f"{min(models, default='')!r}, as gpus says, or nothing"
+    cases = (
+        (len(models) > 1, "gpu", gpu, first),
+        (usual is None and not named, "gpus", gpus, "a number and a GPU, as in '2 x rtx-4090'"),
+        (count == 0, "gpus", gpus, "one or more"),
+    )
+    faults += [Fault(name, repr(found), allowed) for wrong, name, found, allowed in cases if wrong]
     raise_faults(faults)
     return count, next(iter(named), None)
 

@@ -79,9 +79,9 @@ class HostRoutes:
         like = self._like(host)
         if like not in self._nics:
             self._nics[like] = self._rank_nics(host)
-        ranked: Iterable[str] = self._nics[like].get(local, ())
-        if not ranked:
-            ranked = chain.from_iterable(self._nic_groups(local, host))
+        ranked: Iterable[str] = self._nics[like].get(local) or chain.from_iterable(
+            self._nic_groups(local, host)
+        )
         cut = self._cut.get(host, ())
         return tuple(name for name in ranked if name not in cut)
 
