@@ -109,7 +109,7 @@ def _check_arguments(node: object, fabric: object, **counts: object) -> None:
             for name, number in counts.items()
         ),
     )
-    raise_faults(Fault(*fault) for fits, *fault in cases if not fits)
+    raise_faults(Fault(name, found, allowed) for fits, name, found, allowed in cases if not fits)
 
 
 def is_graph(machine: object) -> TypeGuard[nx.Graph[Any]]:

@@ -366,12 +366,18 @@ def _joins_nics(fabric: nx.MultiDiGraph[int | str], host: nx.MultiDiGraph[str]) 
     if any(fabric.nodes[name]["kind"] != "switch" for name in switches):
         return False
     nics = {name for name, kind in _kinds(host).items() if kind == "nic"}
-    plugged = set[tuple[int | str, str]]()
-    for src, dst, data in fabric.edges(data=True):
-        for device, other in (("src_device", dst), ("dst_device", src)):
-            if device in data and (data[device] not in nics or isinstance(other, int)):
-                return False
-        if "src_device" in data:
-            plugged.add((src, data["src_device"]))
+    ends = [
+        (data[device], other)
+        for src, dst, data in fabric.edges(data=True)
+        for device, other in (("src_device", dst), ("dst_device", src))
+        if device in data
+    ]
+    if any(device not in nics or isinstance(other, int) for device, other in ends):
+        return False
+    plugged = {
+        (src, data["src_device"])
+        for src, _, data in fabric.edges(data=True)
+        if "src_device" in data
+    }
     complete = 0 < len(plugged) == ((len(fabric) - len(switches)) * len(nics)) and bool(switches)
     return complete and nx.is_strongly_connected(fabric.subgraph(switches))

@@ -95,19 +95,17 @@ def _listed(spec: FabricSpec, hosts: int, rails: Rails) -> nx.MultiGraph[int | s
 
     listed, trunks = spec.hosts or (), spec.trunks or ()
     rows = listed[:hosts]
-    faults = []
-    if hosts > len(listed):
-        faults.append(Fault("hosts", str(hosts), f"at most {len(listed)} in this fabric"))
-    odd_host = next((row for row in rows if len(row.leaves) != len(rails)), None)
-    if odd_host is not None:
-        other = f"{len(odd_host.leaves)} of {odd_host.name} in the fabric"
-        faults.append(
-            Fault(
-                "fabric",
-                f"{len(rails)} NICs per host, and {other}",
-                "as many as the host template has",
-            )
+    allowed = f"at most {len(listed)} in this fabric"
+    faults = [Fault("hosts", str(hosts), allowed)] if hosts > len(listed) else []
+    odd_hosts = [row for row in rows if len(row.leaves) != len(rails)]
+    faults += [
+        Fault(
+            "fabric",
+            f"{len(rails)} NICs per host, and {len(row.leaves)} of {row.name} in the fabric",
+            "as many as the host template has",
         )
+        for row in odd_hosts[:1]
+    ]
     faults += [
         Fault("fabric.trunks", f"{trunk.to} joined to itself", "two different switches")
         for trunk in trunks
