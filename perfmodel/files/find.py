@@ -73,5 +73,6 @@ def find_file(name: str, kind: str, *, field: str = "name") -> Path:
     is_path = path.suffix in {".yaml", ".yml", ".json"} or os.sep in name
     absent = ", and there is no such file" if is_path else ""
     text = repr(name) + (", which is a folder" if is_folder(path) else absent)
-    allowed = f"a file's path or {allowed_names(list_shipped(kind), path.stem)}"
-    raise InputError(Fault(field, text, allowed))
+    raise InputError(
+        Fault(field, text, f"a file's path or {allowed_names(list_shipped(kind), path.stem)}")
+    )

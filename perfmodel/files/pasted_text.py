@@ -170,8 +170,9 @@ def clean_lines(text: str) -> list[str]:
     >>> clean_lines("> [1,0]<stdout>:# size\n> 2024-05-06T07:08:09Z 8 2 float")
     ['# size', '8 2 float']
     """
-    lines = _without_marks(_unpack_records(text.split("\n")))
-    return _without_shared_prefix([_clean_line(line) for line in lines])
+    return _without_shared_prefix(
+        [_clean_line(line) for line in _without_marks(_unpack_records(text.split("\n")))]
+    )
 
 
 NARROWEST, WIDEST = 20, 120
@@ -186,8 +187,9 @@ def wrapped_width(text: str) -> int:
     """
     lengths = Counter(len(line) for line in text.split("\n") if line.strip())
     width, rows = max(lengths, default=0), lengths.total()
-    full = lengths[width]
-    is_wrapped = full >= max(_FEWEST_FULL, _SHARE_FULL * rows) and NARROWEST <= width <= WIDEST
+    is_wrapped = (
+        lengths[width] >= max(_FEWEST_FULL, _SHARE_FULL * rows) and NARROWEST <= width <= WIDEST
+    )
     return width if is_wrapped else 0
 
 

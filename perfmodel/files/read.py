@@ -60,50 +60,37 @@ def bound_faults(
     `document`: as parsed, with aliases as repeated objects.
     `line_of`: finds the line of a path.
     """
-    if _is_within(document):
-        return []
     faults: list[Fault] = []
-    pending: list[tuple[Any, _Path]] = [(document, ())]
+    # Each value with its place: its key, the place of what it is in, and how deep it is.
+    pending: list[tuple[Any, _Place | None]] = [(document, None)]
     count = 0
     while pending:
-        value, path = pending.pop()
+        value, place = pending.pop()
         count += 1
+        depth = place[2] if place else 0
         if count > MOST_VALUES:
             text = f"more than {MOST_VALUES:,} values, aliases written out"
             return [Fault("document", text, "fewer values", file)]
-        if len(path) > MOST_LEVELS:
+        if depth > MOST_LEVELS:
             text = f"more than {MOST_LEVELS} levels, one inside the other; or an alias in itself"
             return [Fault("document", text, "a tree of values, less deep", file)]
-        problem = _problem(value)
-        if problem is not None:
-            field = ".".join(str(part) for part in path) or "document"
+        if type(value) not in PLAIN and isinstance(value, Mapping):
+            pending += [(child, (key, place, depth + 1)) for key, child in value.items()]
+        elif isinstance(value, list | tuple):
+            pending += [(child, (at, place, depth + 1)) for at, child in enumerate(value)]
+        elif problem := _problem(value):
+            path = _path_of(place)
+            field = ".".join(map(str, path)) or "document"
             faults.append(Fault(field, *problem, file, line_of(document, path)))
-        if isinstance(value, list | tuple):
-            value = dict(enumerate(value))
-        if isinstance(value, Mapping):
-            pending += [(child, (*path, key)) for key, child in value.items()]
     return faults[::-1]
 
 
-def _is_within(document: Any) -> bool:
-    """Tell whether a document is surely within the bounds: level by level, without paths."""
-    level, count = [document], 1
-    for _ in range(MOST_LEVELS + 1):
-        below: list[Any] = []
-        for value in level:
-            if isinstance(value, dict):
-                below += value.values()
-            elif isinstance(value, list | tuple):
-                below += value
-            elif isinstance(value, Mapping) or _problem(value) is not None:
-                return False
-            if len(below) > MOST_VALUES:
-                return False
-        count += len(below)
-        if not below or count > MOST_VALUES:
-            return count <= MOST_VALUES
-        level = below
-    return False
+_Place = tuple[str | int, Any, int]
+
+
+def _path_of(place: _Place | None) -> _Path:
+    """Keys from the document down to a place."""
+    return () if place is None else (*_path_of(place[1]), place[0])
 
 
 def _problem(value: Any) -> tuple[str, str] | None:

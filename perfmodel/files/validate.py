@@ -37,8 +37,9 @@ def validate_document(model: type[SpecT], document: Any, file: str | None = None
             if isinstance(cause, FieldErrors):
                 faults += _faults_of_fields(details, cause, (document, data), file)
             else:
-                near = number < MOST_NEAREST
-                faults.append(_make_fault(details, model, (document, data), file, near=near))
+                faults.append(
+                    _make_fault(details, model, (document, data), file, near=number < MOST_NEAREST)
+                )
         raise InputError(dict.fromkeys(faults)) from None
     except InputError as error:
         raise error.located(file) if file else error from None
@@ -67,8 +68,9 @@ def _faults_of_fields(
     section = _data_path(data, details["loc"])
     for fault in cause.faults:
         path = [*section, *fault.field.split(".")]
-        line = line_of(document, path)
-        yield Fault(".".join(map(str, path)), fault.found, fault.allowed, file, line)
+        yield Fault(
+            ".".join(map(str, path)), fault.found, fault.allowed, file, line_of(document, path)
+        )
 
 
 def _make_fault(

@@ -75,9 +75,7 @@ def as_json(value: Any, field: str = "document", *, infinite_as_null: bool = Fal
         A number is infinite or not a number; names the field.
     """
     if isinstance(value, float):
-        if infinite_as_null and math.isinf(value):
-            return None
-        return require_finite(value, field)
+        return None if infinite_as_null and math.isinf(value) else require_finite(value, field)
     if is_dataclass(value):
         value = {each.name: getattr(value, each.name) for each in fields(value)}
     if isinstance(value, Mapping):

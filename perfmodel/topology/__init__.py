@@ -77,36 +77,39 @@ def build_cluster(
         return build_topology(name, hosts=nodes, fabric=routed, gpus_per_host=gpus_per_node)
     except InputError as error:
         names = {"hosts": "nodes", "gpus_per_host": "gpus_per_node"}
-        faults = [replace(each, field=names.get(each.field, each.field)) for each in error.faults]
-        raise InputError(faults) from error.__cause__
+        raise InputError(
+            replace(each, field=names.get(each.field, each.field)) for each in error.faults
+        ) from error.__cause__
 
 
 def _check_arguments(node: object, fabric: object, **counts: object) -> None:
     """Refuse types that no argument has; every fault."""
-    from perfmodel.errors import Fault, InputError
+    from perfmodel.errors import Fault, raise_faults
 
-    faults = []
-    if not isinstance(node, str | Path):
-        faults.append(
-            Fault(
-                "topology",
-                f"a {type(node).__name__}",
-                "a name such as 'dgx-a100', a path, or a NetworkX graph",
+    cases = (
+        (
+            isinstance(node, str | Path),
+            "topology",
+            f"a {type(node).__name__}",
+            "a name such as 'dgx-a100', a path, or a NetworkX graph",
+        ),
+        (
+            isinstance(fabric, str | Path | Mapping | None) or callable(fabric),
+            "fabric",
+            f"a {type(fabric).__name__}",
+            "a name, a path, a mapping with its 'kind', or a function that returns a graph",
+        ),
+        *(
+            (
+                number is None or (isinstance(number, Integral) and not isinstance(number, bool)),
+                name,
+                repr(number),
+                "a whole number",
             )
-        )
-    if not (isinstance(fabric, str | Path | Mapping | None) or callable(fabric)):
-        faults.append(
-            Fault(
-                "fabric",
-                f"a {type(fabric).__name__}",
-                "a name, a path, a mapping with its 'kind', or a function that returns a graph",
-            )
-        )
-    for name, number in counts.items():
-        if number is not None and (isinstance(number, bool) or not isinstance(number, Integral)):
-            faults.append(Fault(name, repr(number), "a whole number"))
-    if faults:
-        raise InputError(faults)
+            for name, number in counts.items()
+        ),
+    )
+    raise_faults(Fault(name, found, allowed) for fits, name, found, allowed in cases if not fits)
 
 
 def is_graph(machine: object) -> TypeGuard[nx.Graph[Any]]:
@@ -120,16 +123,15 @@ def graph_alone(graph: nx.Graph[Any] | Path, **arguments: Any) -> Topology:
 
     Raises `InputError`: something beside it, or what is wrong in the graph.
     """
-    from perfmodel.errors import Fault, InputError
+    from perfmodel.errors import Fault, raise_faults
     from perfmodel.topology.graph_files import read_topology
     from perfmodel.topology.own_graph import topology_of
 
-    stated = {name: value for name, value in arguments.items() if value not in (None, 1)}
-    if stated:
-        raise InputError(
-            Fault(name, repr(value), "nothing beside a graph, which says all of a machine")
-            for name, value in stated.items()
-        )
+    raise_faults(
+        Fault(name, repr(value), "nothing beside a graph, which says all of a machine")
+        for name, value in arguments.items()
+        if value not in (None, 1)
+    )
     return read_topology(graph) if isinstance(graph, Path) else topology_of(graph)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,14 +65,10 @@ class LinkKinds(Sequence[str]):
     def __len__(self) -> int:
         return len(self.codes)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> LinkKinds: ...
-    def __getitem__(self, index: int | slice) -> str | LinkKinds:
-        if isinstance(index, slice):
-            return LinkKinds(self.names, self.codes[index])
-        return self.names[int(self.codes[index])]
+    def __getitem__(self, index: Any) -> Any:
+        """Kind of one link, or the kinds of several."""
+        codes = self.codes[index]
+        return LinkKinds(self.names, codes) if isinstance(index, slice) else self.names[codes]
 
     def __iter__(self) -> Iterator[str]:
         return map(self.names.__getitem__, self.codes.tolist())
@@ -262,14 +258,10 @@ class ArcEnds(Sequence[ArcEnd]):
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, index: int) -> ArcEnd: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[ArcEnd, ...]: ...
-    def __getitem__(self, index: int | slice) -> ArcEnd | tuple[ArcEnd, ...]:
-        if isinstance(index, slice):
-            return tuple(map(self._ends, range(*index.indices(self._count))))
-        return self._ends(range(self._count)[index])
+    def __getitem__(self, index: Any) -> Any:
+        """Ends of an arc, or a tuple of those of several."""
+        arcs = range(self._count)[index]
+        return self._ends(arcs) if isinstance(arcs, int) else tuple(map(self._ends, arcs))
 
     def __iter__(self) -> Iterator[ArcEnd]:
         return map(self._ends, range(self._count))

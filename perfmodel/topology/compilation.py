@@ -15,9 +15,10 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.arrays import IntArray
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.topology.arcs import ArcEnd, ArcEnds, Arcs, Cables, LikeHosts, LinkKinds
 from perfmodel.topology.expanded_graph import SWITCH
 from perfmodel.topology.model import (
@@ -188,8 +189,9 @@ def _cabling(
     out_s = [delay_s + switch_s for delay_s in into_s]  # a switch delays what leaves it
     names = named(fabric, "switch")
     leaf_of = _leaf_of(fabric, names, hosts, len(nics))
-    trunks = _trunks(fabric, frozenset(names), fastest)
-    ends, switches = trunks.names, tuple(f"{SWITCH}{name}" for name in names)
+    devices = {name: f"{SWITCH}{name}" for name in names}
+    trunks = _trunks(fabric, devices, fastest)
+    ends, switches = trunks.names, tuple(devices.values())
     own = LinkKinds.of(port["port_kind"] for port in ports)
     latencies_s = np.stack([into_s, out_s], axis=1).ravel()
     links = Arcs(
@@ -239,8 +241,7 @@ def _leaf_of(
     for host in range(hosts):
         edges = _edges_at(fabric, host)
         for at, (switch, data) in enumerate(edges):
-            usual = range(nics) if len(edges) == 1 else (at,)
-            for nic in data.get("nics", usual):
+            for nic in data.get("nics", range(nics) if len(edges) == 1 else (at,)):
                 if not 0 <= nic < nics or leaf_of[host, nic] >= 0:
                     faults.append(
                         Fault(
@@ -251,13 +252,11 @@ def _leaf_of(
                     )
                 else:
                     leaf_of[host, nic] = place[switch]
-    bare = np.argwhere(leaf_of < 0).tolist()
     faults += [
         Fault(f"fabric.{host}", f"no cable at NIC {nic}", "an edge to a switch for every NIC")
-        for host, nic in bare
+        for host, nic in np.argwhere(leaf_of < 0).tolist()
     ]
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return leaf_of.ravel()
 
 
@@ -269,32 +268,34 @@ def _edges_at(fabric: nx.Graph[int | str], host: int) -> list[tuple[int | str, d
 
 
 def _trunks(
-    fabric: nx.Graph[int | str], switches: frozenset[str | int], port: Mapping[str, Any]
+    fabric: nx.Graph[int | str], switches: Mapping[str | int, str], port: Mapping[str, Any]
 ) -> Arcs:
-    """Cables between switches, parallel ones apart; their usable part is that of a port."""
+    """Cables between switches, parallel ones apart; their usable part is that of a port.
+
+    `switches`: name of each switch among the devices, by its name in the fabric.
+    """
     facts = fabric.graph
-    usual_Bps = facts.get("uplink_bandwidth", port["port_bandwidth"])
-    usual_s, switch_s = facts.get("cable_latency", 0.0), facts.get("switch_latency", 0.0)
+    switch_s = facts.get("switch_latency", 0.0)
     bundles = ordered(
         edge for edge in fabric.edges(data=True) if edge[0] in switches and edge[1] in switches
     )
-    full_names = {name: f"{SWITCH}{name}" for name in switches}
-    count = [data.get("cables", 1) for _, _, data in bundles]
-    lanes = np.array([data.get("lanes", 1) for _, _, data in bundles], dtype=np.int32)
-    rates_Bps = [
-        data.get("bandwidth", usual_Bps) * port["port_efficiency"] for _, _, data in bundles
+    usual = (
+        ("cables", 1, np.int64),
+        ("lanes", 1, np.int32),
+        ("bandwidth", facts.get("uplink_bandwidth", port["port_bandwidth"]), np.float64),
+        ("latency", facts.get("cable_latency", 0.0), np.float64),
+    )
+    columns: list[NDArray[Any]] = [
+        np.array([data.get(fact, value) for *_, data in bundles], dtype=dtype)
+        for fact, value, dtype in usual
     ]
-    hops_s = [switch_s + data.get("latency", usual_s) for _, _, data in bundles]
+    count, lanes, raw_Bps, hop_s = columns
+    ends = [(switches[low], switches[high]) for low, high, _ in bundles]
     return Arcs(
-        names=tuple(
-            chain.from_iterable(
-                repeat((full_names[low], full_names[high]), cables)
-                for (low, high, _), cables in zip(bundles, count, strict=True)
-            )
-        ),
-        kinds=LinkKinds((port["port_kind"],), np.zeros(sum(count), dtype=np.uint8)),
-        bandwidth_Bps=np.repeat(np.array(rates_Bps, dtype=float) * lanes, count),
-        latency_s=np.repeat(np.array(hops_s, dtype=float), count),
+        names=tuple(chain.from_iterable(map(repeat, ends, count.tolist()))),
+        kinds=LinkKinds((port["port_kind"],), np.zeros(count.sum(), dtype=np.uint8)),
+        bandwidth_Bps=np.repeat(raw_Bps * port["port_efficiency"] * lanes, count),
+        latency_s=np.repeat(switch_s + hop_s, count),
         lanes=np.repeat(lanes, count),
     )
 

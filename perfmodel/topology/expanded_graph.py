@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perfmodel.topology.arcs import Arcs, Device
 
@@ -48,12 +48,9 @@ def expand(
     """
     import networkx as nx  # takes longer than a small simulation
 
-    facts: dict[str, Any] = {
-        "perfmodel": 1,
-        "gpus_per_node": gpus_per_node,
-        "machine": dict(node.graph),
-    }
-    graph: nx.MultiDiGraph[str] = nx.MultiDiGraph(**facts)
+    graph: nx.MultiDiGraph[str] = nx.MultiDiGraph(
+        perfmodel=1, gpus_per_node=gpus_per_node, machine=dict(node.graph)
+    )
     if fabric is not None:
         own = fabric.graph
         graph.graph["fabric"] = {name: own[name] for name in FABRIC_FACTS if name in own}

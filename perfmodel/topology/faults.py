@@ -14,7 +14,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, InputError, allowed_names, raise_faults
 from perfmodel.topology.arcs import Arcs
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.name_ranges import expand_ranges
@@ -57,14 +57,11 @@ def arcs_of_device(topology: Topology, node: str) -> set[int]:
 
 def no_device(topology: Topology, name: str, field: str) -> Fault:
     """Fault of a name that no device has, with the nearest that there are."""
-    return Fault(field, repr(name), _allowed(topology, name))
-
-
-def _allowed(topology: Topology, name: str) -> str:
     head = name.partition("/")[0] + "/"
     near = [node for node in topology.devices if node.startswith(head)]
     others = (node for node in topology.devices if node.startswith(("n0/", "fabric/")))
-    return f"a device: {allowed_names(near or list(others), name, limit=12)}"
+    allowed = allowed_names(near or list(others), name, limit=12)
+    return Fault(field, repr(name), f"a device: {allowed}")
 
 
 def find_devices(topology: Topology, pattern: str, field: str) -> list[str]:
@@ -77,8 +74,7 @@ def find_devices(topology: Topology, pattern: str, field: str) -> list[str]:
     devices: dict[str, None] = {}
     try:
         for name in expand_ranges(pattern):
-            is_glob = "*" in name or "?" in name
-            candidates = topology.devices if is_glob else (name,)
+            candidates = topology.devices if ("*" in name or "?" in name) else (name,)
             literal = name.replace("[", "[[]")  # a bracket without its end
             matches = [node for node in candidates if fnmatchcase(node, literal)]
             if not all(node in topology.devices for node in matches) or not matches:
@@ -109,8 +105,7 @@ def _between(
 
 
 def _neighbours(topology: Topology, sources: set[str], cable: int | None) -> str:
-    targets = sorted({dst for src in sources for dst in topology.links[src]})
-    names = allowed_names(targets, limit=12)
+    names = allowed_names(sorted({dst for src in sources for dst in topology.links[src]}), limit=12)
     number = "" if cable is None else " (parallel cables are numbered from #0)"
     return f"a link from {min(sources)} to {names}{number}"
 
@@ -153,8 +148,7 @@ def remove_links(
     Raises `InputError`: an arc or a device that there is not; every fault.
     """
     unknown = [no_device(topology, name, "lose") for name in nodes if name not in topology.devices]
-    if unknown:
-        raise InputError(unknown)
+    raise_faults(unknown)
     lost_arcs = set(arcs)
     _check_numbers(topology, {"link": dict.fromkeys(lost_arcs, 0.0)})
     names = (*topology.lost, *nodes, *_link_names(topology, lost_arcs))
@@ -190,5 +184,4 @@ def _check_numbers(topology: Topology, numbers: Mapping[str, Mapping[int, float]
         elif not (math.isfinite(value) and value >= 0):
             label = topology.arcs.label(arc)
             faults.append(Fault(field, f"{value} on {label}", "a number of zero or more"))
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)

@@ -92,8 +92,9 @@ class Gpu:
         A multiprocessor has 64 lanes (P100 to A100), or 128 where 64 would need a clock that no GPU
         has (GeForce Ampere, Ada, Hopper, Blackwell); 0 where no peak is stated.
         """
-        lanes = self.streaming_multiprocessors * FEW_LANES
-        clock_Hz = self.peak_flops.get("fp32", 0.0) / (2 * lanes)
+        clock_Hz = self.peak_flops.get("fp32", 0.0) / (
+            2 * (self.streaming_multiprocessors * FEW_LANES)
+        )
         return clock_Hz if clock_Hz < FASTEST_CLOCK_HZ else clock_Hz / 2
 
 

@@ -8,7 +8,7 @@ nodes with a fabric between them; any other graph is one machine whose devices a
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, InputError, allowed_names, raise_faults
 from perfmodel.files import (
     LinkBandwidth,
     LinkLatency,
@@ -166,8 +166,7 @@ def _stated(graph: nx.Graph[Any]) -> nx.MultiDiGraph[str]:
         for label, (src, dst, _) in zip(labels, links, strict=True)
         if src == dst
     ]
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     stated: nx.MultiDiGraph[str] = nx.MultiDiGraph(**graph.graph)
     for node, data in graph.nodes(data=True):
         stated.add_node(names[node], **data)
@@ -198,13 +197,9 @@ def _name(node: Hashable) -> str:
 
 def _labels(ends: Sequence[tuple[str, str]]) -> list[str]:
     """Name of each edge; parallel ones are numbered."""
-    seen: Counter[tuple[str, str]] = Counter()
-    labels = []
-    for src, dst in ends:
-        number = seen[src, dst]
-        labels.append(f"{src} -- {dst} #{number}" if number else f"{src} -- {dst}")
-        seen[src, dst] += 1
-    return labels
+    numbers: defaultdict[tuple[str, str], count[int]] = defaultdict(count)
+    numbered = [(*pair, next(numbers[pair])) for pair in ends]
+    return [f"{src} -- {dst}" + (f" #{number}" if number else "") for src, dst, number in numbered]
 
 
 def _model_faults(graph: nx.Graph[Any], names: Mapping[Hashable, str]) -> Iterator[Fault]:
@@ -255,8 +250,7 @@ def _check_paths(graph: nx.MultiDiGraph[str]) -> None:
         src, dst = (hub, name) if not nx.has_path(graph, hub, name) else (name, hub)
         found = f"no path from {src} to {dst}" if graph.degree(name) else "no link"
         faults.append(Fault(f"nodes.{name}", found, "a path between every two GPUs"))
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
 
 
 # ---------------------------------------------------------------- hosts
@@ -306,8 +300,7 @@ def _parts(graph: nx.MultiDiGraph[str], hosts: Mapping[Hashable, list[str]]) -> 
     if any(not nx.utils.graphs_equal(each, alike[0]) for each in alike[1:]):
         return None
     fabric = _fabric(graph, place, local)
-    regular = "fabric" in graph.graph  # as `Topology.graph` wrote it
-    if not regular and not _joins_nics(fabric, alike[0]):
+    if "fabric" not in graph.graph and not _joins_nics(fabric, alike[0]):  # not of `Topology.graph`
         return None
     leaving = {data.get("src_device"): data["kind"] for *_, data in fabric.edges(data=True)}
     for nic, data in alike[0].nodes(data=True):
@@ -344,13 +337,10 @@ def _fabric(
 
 def _local_names(graph: nx.MultiDiGraph[str], names: Sequence[str]) -> list[str]:
     """Names of a host's devices within it: as they say, else their kind and number."""
-    seen: Counter[str] = Counter()
-    local = []
-    for name in names:
-        kind = graph.nodes[name]["kind"]
-        local.append(str(graph.nodes[name].get("local", f"{kind}{seen[kind]}")))
-        seen[kind] += 1
-    return local
+    numbers: defaultdict[str, count[int]] = defaultdict(count)
+    devices = [graph.nodes[name] for name in names]
+    usual = [f"{device['kind']}{next(numbers[device['kind']])}" for device in devices]
+    return [str(each.get("local", own)) for each, own in zip(devices, usual, strict=True)]
 
 
 def _host_graph(
@@ -376,12 +366,18 @@ def _joins_nics(fabric: nx.MultiDiGraph[int | str], host: nx.MultiDiGraph[str]) 
     if any(fabric.nodes[name]["kind"] != "switch" for name in switches):
         return False
     nics = {name for name, kind in _kinds(host).items() if kind == "nic"}
-    plugged = set[tuple[int | str, str]]()
-    for src, dst, data in fabric.edges(data=True):
-        for device, other in (("src_device", dst), ("dst_device", src)):
-            if device in data and (data[device] not in nics or isinstance(other, int)):
-                return False
-        if "src_device" in data:
-            plugged.add((src, data["src_device"]))
+    ends = [
+        (data[device], other)
+        for src, dst, data in fabric.edges(data=True)
+        for device, other in (("src_device", dst), ("dst_device", src))
+        if device in data
+    ]
+    if any(device not in nics or isinstance(other, int) for device, other in ends):
+        return False
+    plugged = {
+        (src, data["src_device"])
+        for src, _, data in fabric.edges(data=True)
+        if "src_device" in data
+    }
     complete = 0 < len(plugged) == ((len(fabric) - len(switches)) * len(nics)) and bool(switches)
     return complete and nx.is_strongly_connected(fabric.subgraph(switches))

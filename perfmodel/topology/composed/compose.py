@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.files import collect_faults
 from perfmodel.scenario.sections.cluster import NodeSection
 from perfmodel.topology.composed.gpu_changes import (
@@ -60,8 +60,7 @@ def compose(section: NodeSection, base: NodeSpec | None) -> NodeSpec:
         nics = None if stated is None else read_nics(stated, field)
     with collect_faults(faults):
         slot = None if section.pcie is None else read_slot(section.pcie, "pcie")
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     if base is not None:
         start = PartedHost(base, read_gpu(base.gpu).part, base.assumed)
     else:
@@ -81,7 +80,12 @@ def _changed(
     """Apply each stated field to a host; faults of all of them at once."""
     faults: list[Fault] = []
     stated_links = section.nvlink is not None or section.nvswitch is not None
-    tree = (section.pcie_switches, section.numa_domains, section.sockets, section.cpu)
+    tree = {
+        "switches": section.pcie_switches,
+        "domains": section.numa_domains,
+        "sockets": section.sockets,
+        "cpu": section.cpu,
+    }
 
     def apply(change: Callable[..., PartedHost], *values: Any, **more: Any) -> None:
         nonlocal host
@@ -93,9 +97,8 @@ def _changed(
         host = host if slot else limit_slots(host)
     if count is not None:
         apply(change_count, count)
-    if any(value is not None for value in tree):
-        switches, domains, sockets, cpu = tree
-        apply(change_tree, switches=switches, domains=domains, sockets=sockets, cpu=cpu)
+    if any(value is not None for value in tree.values()):
+        apply(change_tree, **tree)
     if slot is not None:
         apply(change_slots, slot, section.cpu)
     if stated_links:
@@ -106,19 +109,20 @@ def _changed(
     if nics[0] is not None:
         apply(change_nics, nics[0], section.sockets, nics[1])
     apply(_change_access, section)
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return host
 
 
 def _with_storage(host: PartedHost, section: NodeSection) -> PartedHost:
     """Give the host the memory and the drives that the scenario states."""
     if section.host_memory is not None:
-        memory = HostMemorySpec.model_construct(capacity=section.host_memory, source=STATED)
-        host = host.with_node(host_memory=memory)
+        host = host.with_node(
+            host_memory=HostMemorySpec.model_construct(capacity=section.host_memory, source=STATED)
+        )
     if section.nvme is not None:
-        drives = NvmeSpec.model_construct(**section.nvme.model_dump(), source=STATED)
-        host = host.with_node(nvme=drives)
+        host = host.with_node(
+            nvme=NvmeSpec.model_construct(**section.nvme.model_dump(), source=STATED)
+        )
     return host
 
 
@@ -185,14 +189,10 @@ def _described(
     section: NodeSection, count: int, named: NamedGpu, nics: StatedNics | None
 ) -> PartedHost:
     """The host that is usual with these GPUs, or the template that it is."""
-    intra = _intra_words(section)
-    network = None if nics is None else nics.kind or "tcp"
-    number, rate_Bps = (None, None) if nics is None else (nics.count, nics.rate_Bps)
-    rate_Gbps = None if rate_Bps is None else rate_Bps * 8e-9
+    fields = {"gpu": "gpus", "intra": "nvlink", "network": "nics", "nic_Gbps": "nics.rate"}
     try:
-        described = _describe(named, count, intra, network, number, rate_Gbps)
+        described = _describe(named, count, _intra_words(section), nics)
     except InputError as error:
-        fields = {"gpu": "gpus", "intra": "nvlink", "network": "nics", "nic_Gbps": "nics.rate"}
         raise InputError(
             Fault(fields.get(fault.field, fault.field), fault.found, fault.allowed)
             for fault in error.faults
@@ -223,19 +223,20 @@ def _settled_notes(section: NodeSection, nics: StatedNics | None) -> Iterator[st
     return (pattern for stated, pattern in rows if stated is not None)
 
 
-def _describe(
-    named: NamedGpu,
-    count: int,
-    intra: str,
-    network: str | None,
-    nics: int | None,
-    rate_Gbps: float | None,
-) -> Described:
+def _describe(named: NamedGpu, count: int, intra: str, nics: StatedNics | None) -> Described:
     """A template for all that is stated, or for the host alone, or a host of usual parts."""
+    if nics is None:
+        return describe(named.name, gpus=count, intra=intra)
+    rate_Gbps = None if nics.rate_Bps is None else nics.rate_Bps * 8e-9
     whole = describe(
-        named.name, gpus=count, intra=intra, network=network, nics=nics, nic_Gbps=rate_Gbps
+        named.name,
+        gpus=count,
+        intra=intra,
+        network=nics.kind or "tcp",
+        nics=nics.count,
+        nic_Gbps=rate_Gbps,
     )
-    if network is None or whole.template is not None:
+    if whole.template is not None:
         return whole
     bare = describe(named.name, gpus=count, intra=intra)
     return bare if bare.template is not None else whole
@@ -243,9 +244,10 @@ def _describe(
 
 def _intra_words(section: NodeSection) -> str:
     """What joins the GPUs, in the words that descriptions have."""
-    texts = ["" if section.nvlink is None else nvlink_words(section.nvlink)]
-    texts.append("NVSwitch" if section.nvswitch else "")
-    if section.pcie is not None:
-        texts.append(f"PCIe {section.pcie.lower().replace('pcie', '')}")
-    texts.append({None: "", True: "P2P enabled", False: "no P2P"}[section.p2p])
+    texts = (
+        "" if section.nvlink is None else nvlink_words(section.nvlink),
+        "NVSwitch" if section.nvswitch else "",
+        "" if section.pcie is None else f"PCIe {section.pcie.lower().replace('pcie', '')}",
+        {None: "", True: "P2P enabled", False: "no P2P"}[section.p2p],
+    )
     return "; ".join(text for text in texts if text) or "none"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.topology.composed.tree_changes import PartedHost
 from perfmodel.topology.from_text.gpu_text import NamedGpu
 from perfmodel.topology.from_text.grammar import read_stated_gpu, unread_words
@@ -35,14 +35,14 @@ def read_gpus(
         text = match["gpu"] if match else gpus
     named = [_read(each, field, faults) for each, field in ((text, "gpus"), (gpu, "gpu")) if each]
     models = {each.name for each in named if each is not None}
-    if len(models) > 1:
-        faults.append(Fault("gpu", repr(gpu), f"{min(models)!r}, as gpus says, or nothing"))
-    if usual is None and not named:
-        faults.append(Fault("gpus", repr(gpus), "a number and a GPU, as in '2 x rtx-4090'"))
-    if count == 0:
-        faults.append(Fault("gpus", repr(gpus), "one or more"))
-    if faults:
-        raise InputError(faults)
+    first = f"{min(models, default='')!r}, as gpus says, or nothing"
+    cases = (
+        (len(models) > 1, "gpu", gpu, first),
+        (usual is None and not named, "gpus", gpus, "a number and a GPU, as in '2 x rtx-4090'"),
+        (count == 0, "gpus", gpus, "one or more"),
+    )
+    faults += [Fault(name, repr(found), allowed) for wrong, name, found, allowed in cases if wrong]
+    raise_faults(faults)
     return count, next(iter(named), None)
 
 
@@ -105,10 +105,9 @@ def change_gpu(host: PartedHost, named: NamedGpu, *, relink: bool) -> PartedHost
     for refused, allowed in cases:
         if refused:
             raise InputError(Fault("gpu", repr(named.name), allowed))
-    changed = PartedHost(host.node, part, host.notes).with_node(
+    changed = PartedHost(host.node, part, (*host.notes, *named.assumptions)).with_node(
         gpu=named.name, staging=None, power_limit=None
     )
-    changed = changed.noting(*named.assumptions)
     if part.geforce and not old.geforce:
         changed = changed.with_node(gpu_p2p=False, gpudirect_rdma=False).noting(
             "assumption: the driver keeps GeForce GPUs from copying over PCIe"

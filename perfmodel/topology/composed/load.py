@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.files import is_file, line_of, path_of, plain, read_yaml, validate_document
 from perfmodel.scenario.sections.cluster import NodeFile, NodeSection
 from perfmodel.topology.templates.load import check_template, find_template
@@ -52,7 +52,10 @@ def _load(machine: str | NodeSection, field: str, chain: tuple[Path, ...]) -> No
             return _load(section, field, chain).model_copy(update={"name": machine})
         except InputError as error:
             raise InputError(
-                _in_one_line(fault, field, machine) for fault in error.faults
+                fault
+                if fault.file
+                else Fault(field, f"{machine!r}: {fault.field} {fault.found}", fault.allowed)
+                for fault in error.faults
             ) from None
     if machine.lower().endswith(GRAPH_SUFFIXES):
         raise InputError(
@@ -84,13 +87,6 @@ def _load_file(document: Any, path: Path, chain: tuple[Path, ...]) -> NodeSpec:
             for fault in error.faults
         ) from None
     return node.model_copy(update={"name": file.name or path.stem})
-
-
-def _in_one_line(fault: Fault, field: str, text: str) -> Fault:
-    """A fault of a host in words: its field is the text."""
-    if fault.file:
-        return fault
-    return Fault(field, f"{text!r}: {fault.field} {fault.found}", fault.allowed)
 
 
 def beside(name: str | None, file: Path) -> str | None:
@@ -174,8 +170,7 @@ def read_words(text: str, field: str) -> NodeSection:
         fields |= read
     if _COUNTED.fullmatch(first) and "gpus" not in fields:
         fields["gpus"], faults = first.strip(), []  # of a GPU that is not known, which is said
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return validate_document(NodeSection, fields)
 
 
@@ -204,8 +199,7 @@ def _read_phrase(phrase: Phrase) -> dict[str, Any]:
     if phrase.subject == "nvlink":
         named = re.search(r"(\b(?:no|without)\s+)?nv[\s-]?switch", folded)
         switch = {} if named is None else {"nvswitch": named[1] is None}
-        alone = named is not None and named[0] == folded
-        return switch if alone else {"nvlink": text, **switch}
+        return switch if (named is not None and named[0] == folded) else {"nvlink": text, **switch}
     if phrase.subject == "sockets":
         domains = read_intra(text).domains
         counted = {} if domains is None else {"sockets": domains}

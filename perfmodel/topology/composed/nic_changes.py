@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, InputError, allowed_names, raise_faults
 from perfmodel.files import collect_faults, validate_document
 from perfmodel.scenario.sections.cluster import NicSection
 from perfmodel.topology.composed.tree_changes import PartedHost, spread_evenly
@@ -77,8 +77,7 @@ def read_nics(section: NicSection, field: str) -> StatedNics:
     slot = None
     with collect_faults(faults):
         slot = None if section.pcie is None else read_slot(section.pcie, f"{field}.pcie")
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     rates_Bps = (section.rate, *(each.nic_Bps for each in read.values()))
     rate_Bps = next((each for each in rates_Bps if each), None)
     carried_Bps = adapter_rate(section.text or "")
@@ -97,8 +96,8 @@ def read_nics(section: NicSection, field: str) -> StatedNics:
     count = next((each for each in counts if each is not None), usual)
     if count == 0:
         raise InputError(Fault(f"{field}.text", repr(section.text), "one NIC or more"))
-    kind = next((each.kind for each in read.values() if each.kind), None)
-    return StatedNics(section, count, kind, rate_Bps or carried_Bps, slot)
+    kinds = (each.kind for each in read.values() if each.kind)
+    return StatedNics(section, count, next(kinds, None), rate_Bps or carried_Bps, slot)
 
 
 _BARE_RATE = re.compile(r"\s*(\d+\s*x\s*)?\d+(\.\d+)?\s*g(bit/?s?|bps|b/s|b)?\s*", re.IGNORECASE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, InputError, allowed_names, raise_faults
 from perfmodel.files import validate_document
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts
 from perfmodel.topology.from_text.template_builder import (
@@ -40,25 +40,21 @@ def change_slots(host: PartedHost, slot: tuple[int, int], cpu: str | None) -> Pa
         raise InputError(
             Fault("pcie", f"gen{generation}", f"at most gen{newest}, as {host.node.gpu} has")
         )
-    own = [edge for _, edge in _slots_of(host, host.names("gpu"))]
-    switches = host.names("pcie_switch")
-    uplinks = [edge for _, edge in _slots_of(host, switches, ("cpu", "pcie_switch"))]
-    host = _with_slot(host, own, generation, lanes)
+    host = _with_slot(host, _slots_of(host, "gpu"), generation, lanes)
     kind = hardware_parts().cpus.get(
         (cpu or "").lower(), hardware_parts().cpus[_kind_of_cpus(host)]
     )
+    uplinks = _slots_of(host, "pcie_switch")
     return _with_slot(host, uplinks, min(generation, int(kind.pcie.removeprefix("pcie"))), 16)
 
 
-def _slots_of(
-    host: PartedHost, names: tuple[str, ...], kinds: tuple[str, ...] = ("pcie_switch", "cpu")
-) -> list[tuple[str, EdgeSpec]]:
-    links = host.node.links
+def _slots_of(host: PartedHost, kind: str) -> list[EdgeSpec]:
+    """Edges of PCIe from the devices of a kind to switches and CPUs."""
     return [
-        (place, edge)
-        for name in names
-        for place, edge in host.neighbours(name, kinds)
-        if links[edge.link].kind == "pcie"
+        edge
+        for name in host.names(kind)
+        for _, edge in host.neighbours(name, _ABOVE)
+        if host.node.links[edge.link].kind == "pcie"
     ]
 
 
@@ -78,8 +74,11 @@ def limit_slots(host: PartedHost) -> PartedHost:
     """Let GPUs that were put into newer slots be as slow as they are."""
     newest = int(host.part.pcie.removeprefix("pcie"))
     most_Bps = hardware_parts().links[host.part.pcie].bandwidth
-    own = [edge for _, edge in _slots_of(host, host.names("gpu"))]
-    newer = [edge for edge in own if host.node.links[edge.link].bandwidth * edge.lanes > most_Bps]
+    newer = [
+        edge
+        for edge in _slots_of(host, "gpu")
+        if host.node.links[edge.link].bandwidth * edge.lanes > most_Bps
+    ]
     if not newer:
         return host
     note = f"assumption: {host.node.gpu} at gen{newest}, the newest PCIe that it has"
@@ -129,9 +128,7 @@ def change_tree(
             ("sockets", f"{host.node.name}", "a host whose GPUs are under CPUs"),
         ),
     )
-    faults = [Fault(*fault) for refused, fault in cases if refused]
-    if faults:
-        raise InputError(faults)
+    raise_faults([Fault(*fault) for refused, fault in cases if refused])
     moved = numa != len(old_domains) and (numa != len(gpus) or numa > _MOST_OF_A_HOST)
     if c2c is not None and (moved or cpu not in {None, host.part.cpu}):
         allowed = "nothing: each CPU is on one module with its GPUs, by NVLink-C2C"
@@ -214,8 +211,9 @@ def with_memory(host: PartedHost) -> PartedHost:
     for at, cpu in enumerate(cpus):
         draft.add(f"mem{at}", "memory")
         draft.join(f"mem{at}", cpu, "dram")
-    note = f"assumption: memory of CPUs of the kind {kind}, through which copies go"
-    return host.plus(draft).noting(note)
+    return host.plus(draft).noting(
+        f"assumption: memory of CPUs of the kind {kind}, through which copies go"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,8 +309,9 @@ class PartedHost:
             edge.model_copy(update={"link": fresh}) if id(edge) in chosen else edge
             for edge in self.node.edges
         )
-        sources = {**hardware_parts().sources, **self.node.sources}
-        return self.with_node(links=links, edges=changed, sources=sources)
+        return self.with_node(
+            links=links, edges=changed, sources={**hardware_parts().sources, **self.node.sources}
+        )
 
     def pruned(self) -> PartedHost:
         """Drop links and sources that nothing names any more."""

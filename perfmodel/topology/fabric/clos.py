@@ -45,8 +45,9 @@ def rail_optimised(
     own = [used.index(rail) for rail in rails]
     leaf_of = [[host // group * len(used) + rail for rail in own] for host in range(hosts)]
     leaves = math.ceil(hosts / group) * len(used)
-    down = min(group, hosts) * cables
-    return _with_spines(hosts, leaf_of, leaves, down, radix, oversubscription, adaptive)
+    return _with_spines(
+        hosts, leaf_of, leaves, min(group, hosts) * cables, radix, oversubscription, adaptive
+    )
 
 
 def leaf_spine(
@@ -170,8 +171,7 @@ def _with_spines(
 
 def _fewest_spines(leaves: int, up: int, radix: int) -> int:
     """Spines of at most `radix` ports that `up` cables of each leaf are spread over evenly."""
-    fitting = (n for n in range(1, up + 1) if up % n == 0 and leaves * up // n <= radix)
-    return next(fitting, up)
+    return next((n for n in range(1, up + 1) if up % n == 0 and leaves * up // n <= radix), up)
 
 
 def rail_only(

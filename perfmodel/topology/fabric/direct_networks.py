@@ -81,8 +81,9 @@ def direct_network(
     line, usual = GRIDS[kind]
     if dims is None and usual:
         dims = even_box(hosts, hosts_per_router, usual)
-    routers = math.ceil(hosts / (hosts_per_router or 1))
-    sides = dims or (2,) * (dimensions or max(1, (routers - 1).bit_length()))
+    sides = dims or (2,) * (
+        dimensions or max(1, (math.ceil(hosts / (hosts_per_router or 1)) - 1).bit_length())
+    )
     ports = hosts_per_router and hosts_per_router * len(rails)
     return plug_in(hosts, rails, _grid(line, sides, trunk_cables, routing), ports)
 

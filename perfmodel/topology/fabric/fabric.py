@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, InputError, allowed_names, raise_faults
 from perfmodel.files import (
     data_folder,
     find_file,
@@ -113,11 +113,10 @@ def _read(path: Path) -> FabricFile:
     fields = file.fabric.model_fields_set - {"kind", "routing"}
     line = line_of(document, ["sources"])
     if (file.fabric.kind == "listed") != (file.fabric.hosts is not None):
-        found = "them" if file.fabric.hosts else "none"
         raise InputError(
             Fault(
                 "fabric.hosts",
-                found,
+                "them" if file.fabric.hosts else "none",
                 "hosts of a listed fabric, and of no other",
                 str(path),
                 line_of(document, ["fabric"]),
@@ -130,8 +129,7 @@ def _read(path: Path) -> FabricFile:
         Fault(f"sources.{name}", repr(name), allowed_names(fields, name), str(path), line)
         for name in sorted(set(file.sources) - fields)
     ]
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return file
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from perfmodel.errors import Fault, InputError, describe_type
+from perfmodel.errors import Fault, InputError, describe_type, raise_faults
 from perfmodel.files import (
     LinkBandwidth,
     LinkLatency,
@@ -95,26 +95,23 @@ def _listed(spec: FabricSpec, hosts: int, rails: Rails) -> nx.MultiGraph[int | s
 
     listed, trunks = spec.hosts or (), spec.trunks or ()
     rows = listed[:hosts]
-    faults = []
-    if hosts > len(listed):
-        faults.append(Fault("hosts", str(hosts), f"at most {len(listed)} in this fabric"))
-    odd_host = next((row for row in rows if len(row.leaves) != len(rails)), None)
-    if odd_host is not None:
-        other = f"{len(odd_host.leaves)} of {odd_host.name} in the fabric"
-        faults.append(
-            Fault(
-                "fabric",
-                f"{len(rails)} NICs per host, and {other}",
-                "as many as the host template has",
-            )
+    allowed = f"at most {len(listed)} in this fabric"
+    faults = [Fault("hosts", str(hosts), allowed)] if hosts > len(listed) else []
+    odd_hosts = [row for row in rows if len(row.leaves) != len(rails)]
+    faults += [
+        Fault(
+            "fabric",
+            f"{len(rails)} NICs per host, and {len(row.leaves)} of {row.name} in the fabric",
+            "as many as the host template has",
         )
+        for row in odd_hosts[:1]
+    ]
     faults += [
         Fault("fabric.trunks", f"{trunk.to} joined to itself", "two different switches")
         for trunk in trunks
         if trunk.from_ == trunk.to
     ]
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     leaves = list(dict.fromkeys(leaf for row in rows for leaf in row.leaves))
     joined: nx.Graph[str] = nx.Graph((trunk.from_, trunk.to) for trunk in trunks)
     joined.add_node(leaves[0])
@@ -131,8 +128,9 @@ def _listed(spec: FabricSpec, hosts: int, rails: Rails) -> nx.MultiGraph[int | s
     place = {name: at for at, name in enumerate(dict.fromkeys((*leaves, *reached)))}
     leaf_of = [[place[leaf] for leaf in row.leaves] for row in rows]
     notes = [f"assumption: the first {hosts} of {len(listed)} hosts of the fabric"]
-    facts = {"assumptions": notes} if hosts < len(listed) else {}
-    graph: nx.MultiGraph[int | str] = nx.MultiGraph(plugged(hosts, leaf_of, place, **facts))
+    graph: nx.MultiGraph[int | str] = nx.MultiGraph(
+        plugged(hosts, leaf_of, place, **{"assumptions": notes} if hosts < len(listed) else {})
+    )
     for index, trunk in enumerate(trunks):
         if trunk.from_ in place:
             low, high = sorted((trunk.from_, trunk.to), key=place.__getitem__)
@@ -201,13 +199,13 @@ def own_fabric(make: Generator, hosts: int, nics: int) -> nx.Graph[Any]:
     )
     for src, dst, data in graph.edges(data=True):
         try:
-            cable = validate_document(_Cable, dict(data))
-            own.add_edge(src, dst, **cable.model_dump(exclude_none=True))
+            own.add_edge(
+                src, dst, **validate_document(_Cable, dict(data)).model_dump(exclude_none=True)
+            )
         except InputError as error:
             place = f"fabric.{src} -- {dst}"
             faults += [replace(each, field=f"{place}.{each.field}") for each in error.faults]
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     usual = resolve_fabric("one-switch")
     own.graph |= {
         "switch_latency": usual.spec.switch_latency,

@@ -134,12 +134,13 @@ def _build_host(host: HostText) -> Described:
 def _with_stated(described: Described, host: HostText) -> Described:
     """Turn P2P and GPUDirect on or off, and set the payload share of the MTU, where stated."""
     node, notes = described.node, list(described.assumptions)
-    if host.gpudirect is not None and host.gpudirect != node.gpudirect_rdma:
-        node = node.model_copy(update={"gpudirect_rdma": host.gpudirect})
-        notes.append(f"GPUDirect RDMA is {'on' if host.gpudirect else 'off'}, as stated")
-    if host.peer_access is not None and host.peer_access != node.gpu_p2p:
-        node = node.model_copy(update={"gpu_p2p": host.peer_access})
-        notes.append(f"P2P over PCIe is {'on' if host.peer_access else 'off'}, as stated")
+    for stated, field, what in (
+        (host.gpudirect, "gpudirect_rdma", "GPUDirect RDMA"),
+        (host.peer_access, "gpu_p2p", "P2P over PCIe"),
+    ):
+        if stated is not None and stated != getattr(node, field):
+            node = node.model_copy(update={field: stated})
+            notes.append(f"{what} is {'on' if stated else 'off'}, as stated")
     if host.mtu is not None and host.network.kind is not None:
         share = host.mtu / (host.mtu + hardware_parts().ports[host.network.kind].header)
         node = with_ports(node, {"efficiency": share})
@@ -169,8 +170,9 @@ def _network(part: GpuConnector, net: NetworkText) -> tuple[NetworkText | None, 
         notes.append(f"assumption: {nics} NIC{'s' if nics > 1 else ''} per host, as usual")
     if net.nic_Bps is None:
         notes.append(f"assumption: NICs of {nic_Bps * 8e-9:g} Gbit/s, as usual")
-    source = net.rate_source or _USUAL_RATE
-    return replace(net, nics=nics, nic_Bps=nic_Bps, rate_source=source), tuple(notes)
+    return replace(
+        net, nics=nics, nic_Bps=nic_Bps, rate_source=net.rate_source or _USUAL_RATE
+    ), tuple(notes)
 
 
 # ---------------------------------------------------------------- machines with a template
@@ -199,8 +201,8 @@ def _rack(named: NamedGpu, net: NetworkText, assumptions: tuple[str, ...]) -> De
         nic_Bps = net.nic_Bps or usual_nics(net.kind, named.part.spelled)[1]
         if net.nic_Bps is None:
             notes.append(f"assumption: NICs of {nic_Bps * 8e-9:g} Gbit/s, one per GPU")
-        source = net.rate_source or _USUAL_RATE
-        fresh = validate_document(LinkSpec, port(net.kind, nic_Bps, source))
-        sources = {**hardware_parts().sources, **node.sources}
-        node = with_ports(node, dict(fresh)).model_copy(update={"sources": sources})
+        fresh = validate_document(LinkSpec, port(net.kind, nic_Bps, net.rate_source or _USUAL_RATE))
+        node = with_ports(node, dict(fresh)).model_copy(
+            update={"sources": {**hardware_parts().sources, **node.sources}}
+        )
     return Described(node, tuple(notes), rack, trays=RACK_GPUS // 4)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
 from perfmodel.topology.from_text.network_text import read_pcie
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts
@@ -230,20 +230,27 @@ def read_stated_gpu(text: str) -> NamedGpu:
             )
         )
     words, part = next(phrase.words for phrase in phrases if phrase.subject == "gpus"), named.part
-    faults = []
     form, memory, maker = (words.get(name, "") for name in ("form", "memory", "maker"))
-    if form and not _has_form(part, form):
-        faults.append(Fault("gpu", repr(form), f"{part.form.upper()}, as {named.name} has"))
     stated_GB = int(re.sub(r"\D", "", memory) or part.memory)
-    if named.memory_GB is not None and abs(stated_GB / part.memory - 1) > _SAME_MEMORY:
-        faults.append(
-            Fault("gpu", repr(memory), f"{part.memory} GB, as the nearest ({named.name}) has")
-        )
-    of_amd, of_nvidia = re.search("amd|instinct", maker), re.search("nvidia|geforce|tesla", maker)
-    if (of_amd and not part.amd) or (of_nvidia and part.amd):
-        faults.append(Fault("gpu", repr(maker), f"another maker: {named.name} is not theirs"))
-    if faults:
-        raise InputError(faults)
+    others = "nvidia|geforce|tesla" if part.amd else "amd|instinct"
+    cases = (
+        (
+            form != "" and not _has_form(part, form),
+            form,
+            f"{part.form.upper()}, as {named.name} has",
+        ),
+        (
+            named.memory_GB is not None and abs(stated_GB / part.memory - 1) > _SAME_MEMORY,
+            memory,
+            f"{part.memory} GB, as the nearest ({named.name}) has",
+        ),
+        (
+            re.search(others, maker) is not None,
+            maker,
+            f"another maker: {named.name} is not theirs",
+        ),
+    )
+    raise_faults(Fault("gpu", repr(found), allowed) for wrong, found, allowed in cases if wrong)
     return named
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, raise_faults
 from perfmodel.topology.from_text.gpu_text import NamedGpu
 from perfmodel.topology.from_text.network_text import IntraText, NetworkText
 from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts, reads_gpus
@@ -258,13 +258,8 @@ def usual_layout(named: NamedGpu, gpus: int, intra: IntraText) -> tuple[Layout, 
 
 def _gpus_of_machine(part: GpuConnector, gpus: int, layout: Layout) -> int:
     """GPUs of the whole machine, of which some may be used."""
-    if layout == "nvswitch":
-        return max(gpus, 16 if part.form == "sxm3" else 8)
-    if layout == "cube":
-        return 8
-    if layout == "mesh":
-        return max(gpus, 8 if part.amd else 4)
-    return gpus + gpus % 2 if layout == "bridge" else gpus
+    least = {"nvswitch": 16 if part.form == "sxm3" else 8, "cube": 8, "mesh": 8 if part.amd else 4}
+    return max(gpus + (gpus % 2 if layout == "bridge" else 0), least.get(layout, 0))
 
 
 def usual_host(
@@ -279,9 +274,7 @@ def usual_host(
     """Choose the parts of a host: as stated, else as usual; returns what was assumed too."""
     part = named.part
     whole = _gpus_of_machine(part, gpus, layout)
-    faults = _capacity_faults(part, gpus, layout, intra)
-    if faults:
-        raise InputError(faults)
+    raise_faults(_capacity_faults(part, gpus, layout, intra))
     cpu = intra.cpu or part.cpu
     notes = [] if intra.cpu else [f"assumption: CPUs of the kind {cpu}, usual with this GPU"]
     board = part.on_board and whole > 1 and part.c2c is None
@@ -351,10 +344,9 @@ def _capacity_faults(
     part: GpuConnector, gpus: int, layout: Layout, intra: IntraText
 ) -> list[Fault]:
     name = part.spelled.upper()
-    unlinked = part.nvlink is None and not (intra.generation and intra.lanes)
     rows = (
         (
-            layout != "pcie" and unlinked,
+            layout != "pcie" and (part.nvlink is None and not (intra.generation and intra.lanes)),
             "intra",
             f"NVLink between {name}",
             f"PCIe: {name} has no NVLink",

@@ -24,8 +24,7 @@ from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_pa
 from perfmodel.topology.from_text.template_builder import names_any
 from perfmodel.topology.model import NetworkKind
 from perfmodel.topology.templates.load import is_template, load_template, template_names
-from perfmodel.topology.templates.name_ranges import expand_pattern
-from perfmodel.topology.templates.spec import NodeSpec, pairs
+from perfmodel.topology.templates.spec import NodeSpec, device_names, nic_ports, pairs
 
 _SAME_RATE = 0.02
 """Rates of all NICs together that differ by less are the same."""
@@ -137,30 +136,26 @@ def template_facts() -> tuple[TemplateFacts, ...]:
 
 
 def _facts(name: str, node: NodeSpec) -> TemplateFacts:
-    kinds = {device: spec.kind for spec in node.nodes for device in expand_pattern(spec.id)}
-    nics = [s for s in node.nodes if s.kind == "nic" for _ in expand_pattern(s.id)]
-    ports = [node.links[nic.port] for nic in nics if nic.port]
-    gpus = sum(kind == "gpu" for kind in kinds.values())
+    ports = nic_ports(node)
     return TemplateFacts(
         name=name,
         gpu=hardware_parts().gpus[node.gpu],
-        gpus=gpus,
-        layout=_layout(node, kinds, gpus),
+        gpus=len(device_names(node, "gpu")),
+        layout=_layout(node),
         p2p=node.gpu_p2p,
         network=ports[0].network_kind if ports else None,
-        nics=len(nics),
+        nics=len(ports),
         nic_Bps=sum(port.bandwidth for port in ports),
     )
 
 
-def _layout(node: NodeSpec, kinds: Mapping[str, str], gpus: int) -> Layout:
-    nvlinks = (edge for edge in node.edges if node.links[edge.link].kind == "nvlink")
-    ends = {kinds.get(end) for edge in nvlinks for pair in pairs(edge) for end in pair}
-    if not ends:
-        return "pcie"
-    if "nvswitch" in ends:
+def _layout(node: NodeSpec) -> Layout:
+    nvlinks = [edge for edge in node.edges if node.links[edge.link].kind == "nvlink"]
+    ends = {end for edge in nvlinks for pair in pairs(edge) for end in pair}
+    if ends & set(device_names(node, "nvswitch")):
         return "nvswitch"
-    return "cube" if gpus == 8 else "mesh" if gpus > 2 else "bridge"
+    gpus = len(device_names(node, "gpu"))
+    return "pcie" if not ends else "cube" if gpus == 8 else "mesh" if gpus > 2 else "bridge"
 
 
 # ---------------------------------------------------------------- the one that fits

@@ -108,8 +108,9 @@ def read_network(
                 "none, infiniband, roce, efa, tcp, tcpx, tcpxo or omni-path, in any usual spelling",
             )
         )
-    in_bits = _OTHER_UNIT.sub(_gigabits, text or "")
-    nics, nic_Gbps, source = _rate(" ".join(_parts_about(in_bits.lower(), "network")))
+    nics, nic_Gbps, source = _rate(
+        " ".join(_parts_about(_OTHER_UNIT.sub(_gigabits, text or "").lower(), "network"))
+    )
     slingshot = kind == "roce" and "roce" not in folded and "slingshot" in folded
     return NetworkText(
         kind=kind,

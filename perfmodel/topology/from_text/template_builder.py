@@ -42,8 +42,7 @@ class Draft:
 
     def link(self, name: str, document: Mapping[str, Any]) -> str:
         """Add a link unless it is there; return its name."""
-        ordered = {key: document[key] for key in _LINK_ORDER if key in document}
-        self.links.setdefault(name, ordered)
+        self.links.setdefault(name, {key: document[key] for key in _LINK_ORDER if key in document})
         return name
 
     def add_port(self, network: str, Bps: float, source: str) -> str:
@@ -238,8 +237,9 @@ def with_socket_limits(node: NodeSpec, text: str) -> tuple[NodeSpec, list[str]]:
     if cloud is not None:
         flow_Bps = cloud.placed if "placement group" in text else cloud.flow
         limits = {"adapter": cloud.adapter, "flow": flow_Bps, "flow_source": cloud.flow_source}
-        sources = {**parts.sources, **node.sources}
-        node = with_ports(node, limits).model_copy(update={"sources": sources})
+        node = with_ports(node, limits).model_copy(
+            update={"sources": {**parts.sources, **node.sources}}
+        )
         if flow_Bps is not None:
             carried = f"a TCP connection carries {flow_Bps * 8e-9:g} Gbit/s"
             notes.append(f"{carried}, as its cloud states")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.files import plain, read_yaml
 from perfmodel.files.find import data_folder
 from perfmodel.topology.importers.imported import ImportedTopology, natural_key
@@ -139,8 +139,7 @@ def _blocks(text: str, file: str) -> _Listing:
                     )
                 )
     faults = faults or list(_cable_faults(blocks, file))
-    if faults:
-        raise InputError(faults[:20])
+    raise_faults(faults[:20])
     return _Listing(blocks, _cables_of_one_end(blocks))
 
 
@@ -191,8 +190,9 @@ def _cables_of_one_end(blocks: Mapping[str, _Block]) -> list[str]:
         for far, far_port, _ in block.ports.values()
     )
     notes = [f"{lone} cables that only one of their ends names count as well"] if lone else []
-    missing = sorted(_unlisted(blocks))
-    return notes + [f"{name} has no block of its own and is left out" for name in missing]
+    return notes + [
+        f"{name} has no block of its own and is left out" for name in sorted(_unlisted(blocks))
+    ]
 
 
 def _rate(rest: str) -> float | None:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.files.pasted_text import (
     clean_characters,
     clean_lines,
@@ -252,8 +252,7 @@ def _with_graph(imported: ImportedTopology, path: Path) -> ImportedTopology:
     graphs = [row for row in rows if row]
     if not graphs and not faults:
         faults.append(Fault("graph", "no channels", "a graph with channels", file))
-    if faults:
-        raise InputError(dict.fromkeys(faults))
+    raise_faults(dict.fromkeys(faults))
     counted = ", ".join(f"{len(row['channels'])} of {row['pattern']}" for row in graphs)
     return replace(
         imported,

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.topology.from_text.parts import cpu_named
 from perfmodel.topology.importers.safe_xml import Element
 
@@ -129,8 +129,7 @@ def read_domains(root: Element, file: str) -> list[Domain]:
                 )
             )
         by_bus[device.busid] = device
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     for domain in domains:
         _flatten(domain)
     return domains

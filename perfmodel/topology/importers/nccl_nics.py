@@ -111,8 +111,7 @@ def _functions(
 
 def _functions_per_adapter(places: Sequence[_Place], host: ImportedHost) -> int:
     """EFA devices beside one GPU act as one adapter of several rails (aws-ofi-nccl)."""
-    adapters = host.usual("nic") or 8
-    functions, rest = divmod(len(places), adapters)
+    functions, rest = divmod(len(places), host.usual("nic") or 8)
     if _network(places[0][0], host) != "efa" or functions < 2 or rest:
         return 1
     above = [id(switch) for _, switch, _ in places]
@@ -138,8 +137,9 @@ def _adapters(places: Sequence[_Place], host: ImportedHost) -> Iterator[Adapter]
             gdr = net.number("gdr")
             comment = f"line {net.line}, net {net.get('name') or ''}".rstrip()
         reads = None if gdr is None else gdr > 0
-        shared = max(1, len(nets))
-        yield Adapter(devices, above, domain, network, Bps, source, comment, reads, shared)
+        yield Adapter(
+            devices, above, domain, network, Bps, source, comment, reads, max(1, len(nets))
+        )
 
 
 def _network(device: Device, host: ImportedHost) -> str:

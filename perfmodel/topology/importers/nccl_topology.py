@@ -110,8 +110,9 @@ def _add_subtree(
     comment = f"line {device.line}, pci {device.busid}" if device.line else "assumed"
     draft.join(name, above, _pcie(draft, host, device, domain, device.lanes), comment)
     for link in device.gpu.all("c2c") if device.gpu is not None else []:
-        cpu = f"cpu{domain.number}"
-        draft.join(name, cpu, _c2c(draft, host.file, link), f"line {link.line}, c2c")
+        draft.join(
+            name, f"cpu{domain.number}", _c2c(draft, host.file, link), f"line {link.line}, c2c"
+        )
     for child in device.children:
         _add_subtree(draft, host, names, child, name, domain)
 
@@ -163,8 +164,9 @@ def _generation(host: ImportedHost, device: Device, domain: Domain) -> tuple[int
 def _add_host_memory(draft: Draft, host: ImportedHost) -> None:
     kind = next((domain.part for domain in host.domains if domain.part), host.part.cpu)
     if not any(domain.part for domain in host.domains):
-        note = f"CPUs are of the kind {kind}, usual with this GPU; the file does not say"
-        host.notes.append(note)
+        host.notes.append(
+            f"CPUs are of the kind {kind}, usual with this GPU; the file does not say"
+        )
     draft.add_host_memory(kind, [domain.number for domain in host.domains])
 
 
@@ -248,8 +250,7 @@ def _add_usual(draft: Draft, host: ImportedHost, gpus: int) -> None:
 def _copy_nvlinks(draft: Draft, template: NodeSpec, gpus: int) -> bool:
     """Join GPUs as a template does; whether it has NVLinks at all."""
     switches = device_names(template, "nvswitch")
-    first = device_names(template, "gpu")[:gpus]
-    renamed = {name: f"gpu{at}" for at, name in enumerate(first)} | {
+    renamed = {name: f"gpu{at}" for at, name in enumerate(device_names(template, "gpu")[:gpus])} | {
         name: name for name in switches
     }
     joined = [

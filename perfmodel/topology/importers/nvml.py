@@ -60,8 +60,14 @@ def discover(
         raise ExecutorUnavailable(f"NVML does not answer: {error}") from None
     finally:
         nvml.nvmlShutdown()
-    title = "Discovered on a machine by NVML and sysfs."
-    return template_from_matrix(matrix, name, kind="nvml", title=title, gpu=None, template=None)
+    return template_from_matrix(
+        matrix,
+        name,
+        kind="nvml",
+        title="Discovered on a machine by NVML and sysfs.",
+        gpu=None,
+        template=None,
+    )
 
 
 # ---------------------------------------------------------------- GPUs
@@ -129,8 +135,7 @@ def _add_nvlinks(
                 direct[at, buses.index(bus)] += 1
             elif kind == _REMOTE_SWITCH:
                 switched[at] += 1
-    by_switch = {(src, dst): switched[src] for src, dst in permutations(switched, 2)}
-    lanes_of = {**by_switch, **direct}
+    lanes_of = {**{(src, dst): switched[src] for src, dst in permutations(switched, 2)}, **direct}
     cells |= {(f"GPU{src}", f"GPU{dst}"): f"NV{lanes}" for (src, dst), lanes in lanes_of.items()}
 
 
@@ -161,9 +166,7 @@ def _nics(
     places: dict[str, str] = {}
     legend: dict[str, str] = {}
     ports: dict[str, tuple[str, float, str]] = {}
-    folder = sysfs / "class" / "infiniband"
-    found = sorted(folder.glob("*/ports/*"), key=_in_order)
-    for port in found:
+    for port in sorted((sysfs / "class" / "infiniband").glob("*/ports/*"), key=_in_order):
         device, speed = port.parents[1], re.match(r"\s*([\d.]+)\s*Gb/sec", _read(port / "rate"))
         if speed is None or "ACTIVE" not in _read(port / "state"):
             continue

@@ -77,8 +77,7 @@ def domains_of(matrix: Matrix, part: GpuConnector, notes: list[str]) -> list[lis
             "GPUs of one NUMA domain are joined there, though the table says SYS (a virtual"
             " machine hides how)"
         )
-    stated = pairs or matrix.numa or "SYS" in matrix.cells.values()
-    if stated or len(matrix.devices) == 1:
+    if (pairs or matrix.numa or "SYS" in matrix.cells.values()) or len(matrix.devices) == 1:
         domains = _components(matrix.devices, [*pairs, *same])
         merged = domains if matrix.numa else _merge_domains(domains, matrix)
         if len(merged) < len(domains):
@@ -165,8 +164,9 @@ class _HostDraft:
 
     def refuse(self, gpu: str, found: str, allowed: str) -> InputError:
         """Return the error for what is wrong in the row of a GPU."""
-        line = self.matrix.lines.get(gpu)
-        return InputError(Fault(f"row of {gpu}", found, allowed, self.file, line))
+        return InputError(
+            Fault(f"row of {gpu}", found, allowed, self.file, self.matrix.lines.get(gpu))
+        )
 
 
 def template_from_matrix(
@@ -181,8 +181,9 @@ def template_from_matrix(
     names = {name: f"gpu{at}" for at, name in enumerate(matrix.gpus)}
     names |= {name: f"nic{at}" for at, name in enumerate(matrix.nics)}
     nics = f", {len(matrix.nics)} NICs" if matrix.nics else ""
-    description = f"{len(matrix.gpus)} x {named.name}{nics} (imported)"
-    draft = Draft(named.name, description, plain_name(file))
+    draft = Draft(
+        named.name, f"{len(matrix.gpus)} x {named.name}{nics} (imported)", plain_name(file)
+    )
     host = _HostDraft(draft, named.part, matrix, file, names, [*matrix.notes, *notes])
     _check_template(host, node)
     draft.add(pattern("gpu", len(matrix.gpus)), "gpu")
@@ -204,9 +205,11 @@ def _check_template(host: _HostDraft, node: NodeSpec | None) -> None:
     joins = node is not None and any(link.kind == "nvlink" for link in node.links.values())
     bonded = any(cell.startswith("NV") for cell in cells.values())
     if joins and len(gpus) > 1 and not bonded and node is not None:
-        found = f"{cells.get((gpus[0], gpus[1]), 'nothing')} between GPUs, and no NVLinks"
-        allowed = f"NV#, as {node.name} (--template) has NVLinks; else --gpu NAME alone"
-        raise host.refuse(gpus[0], found, allowed)
+        raise host.refuse(
+            gpus[0],
+            f"{cells.get((gpus[0], gpus[1]), 'nothing')} between GPUs, and no NVLinks",
+            f"NV#, as {node.name} (--template) has NVLinks; else --gpu NAME alone",
+        )
 
 
 def _gpu(
@@ -334,8 +337,7 @@ def _add_pcie(host: _HostDraft) -> None:
             for leaf in cluster:
                 under = above if len(leaf) == len(cluster) == 1 else new_switch(above)
                 for device in leaf:
-                    link = _link(host, device)
-                    draft.join(host.names[device], under, link, host.comment(device))
+                    draft.join(host.names[device], under, _link(host, device), host.comment(device))
     if switches := next(free):
         draft.add(pattern("pcie", switches), "pcie_switch")
     draft.add(pattern("cpu", len(domains)), "cpu")

@@ -163,8 +163,7 @@ def _fill_cells(table: TableLines) -> tuple[_Cells, list[str], list[Problem]]:
         for other, cell in zip(table.devices, row, strict=False)
         if other != name
     }
-    backwards = {(b, a): cell for (a, b), cell in stated.items() if (b, a) not in stated}
-    cells = stated | backwards
+    cells = stated | {(b, a): cell for (a, b), cell in stated.items() if (b, a) not in stated}
     notes: list[str] = []
     problems: list[Problem] = []
     for (a, b), cell in stated.items():
@@ -397,5 +396,4 @@ _AFFINITY = re.compile(r"[\d,-]+|N/A", re.IGNORECASE)
 
 def _affinity(tail: Sequence[str]) -> str | None:
     """NUMA domain of a GPU: its own column, or the CPUs near it."""
-    columns = (text for text in reversed(tail[:2]) if re.fullmatch(r"[\d,-]+", text))
-    return next(columns, None)
+    return next((text for text in reversed(tail[:2]) if re.fullmatch(r"[\d,-]+", text)), None)

@@ -62,8 +62,9 @@ class SearchedRoutes:
         """Number of the part of the fabric to which each device belongs that a cable reaches."""
         import networkx as nx
 
-        pairs = ((src, dst) for src, others in self._leaving.items() for dst in others)
-        joined = nx.connected_components(nx.Graph(pairs))
+        joined = nx.connected_components(
+            nx.Graph((src, dst) for src, others in self._leaving.items() for dst in others)
+        )
         return {name: part for part, names in enumerate(joined) for name in names}
 
     def route(self, src: str, dst: str, flow: int) -> tuple[int, ...]:
@@ -132,8 +133,9 @@ class SearchedRoutes:
         switch = turn
         for level in reversed(list(levels)):
             cables = neighbours[switch]
-            options = [(name, arc) for name in _common(level, cables) for arc in cables[name]]
-            (switch, arc), choice = _pick(options, choice)
+            (switch, arc), choice = _pick(
+                [(name, arc) for name in _common(level, cables) for arc in cables[name]], choice
+            )
             arcs.append(arc)
         return arcs, choice
 
@@ -263,11 +265,10 @@ class FabricRoutes:
         if paths is None:
             return None
         switches = [name for name, device in self.topology.devices.items() if device.host < 0]
-        ports = self.topology.hosts * len(self._port)
         return CableRoutes(
             paths,
             {name: at for at, name in enumerate(switches)},
-            {self.name_of(port): port for port in range(ports)},
+            {self.name_of(port): port for port in range(self.topology.hosts * len(self._port))},
             self.topology.arcs.names[first:],
             first,
         )

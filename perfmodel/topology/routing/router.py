@@ -41,8 +41,9 @@ class HostRoutes:
         arcs = built.arcs
         for index in range(topology.host_arcs):
             src, dst = (topology.devices[name].local for name in arcs.names[index])
-            arc = HostArc(index, dst, arcs.kinds[index], float(arcs.bandwidth_Bps[index]))
-            self._arcs.setdefault(src, []).append(arc)
+            self._arcs.setdefault(src, []).append(
+                HostArc(index, dst, arcs.kinds[index], float(arcs.bandwidth_Bps[index]))
+            )
         self._dead = _dead_arcs_by_host(topology)
         self._cut = _cut_nics_by_host(topology)
         self._paths: dict[tuple[int, str], dict[str, Path]] = {}
@@ -78,9 +79,9 @@ class HostRoutes:
         like = self._like(host)
         if like not in self._nics:
             self._nics[like] = self._rank_nics(host)
-        ranked: Iterable[str] = self._nics[like].get(local, ())
-        if not ranked:
-            ranked = chain.from_iterable(self._nic_groups(local, host))
+        ranked: Iterable[str] = self._nics[like].get(local) or chain.from_iterable(
+            self._nic_groups(local, host)
+        )
         cut = self._cut.get(host, ())
         return tuple(name for name in ranked if name not in cut)
 

@@ -233,5 +233,6 @@ class CableRoutes:
         at = np.searchsorted(self._pairs, pair)
         joined = self._pairs[at] == pair
         cable, rest = draw(bits, np.where(joined, self._count[at], 1))
-        arc = np.where(joined, self._cables[self._start[at] + cable], NO_CABLE)
-        return np.where(src == dst, NO_HOP, arc), rest
+        return np.where(
+            src == dst, NO_HOP, np.where(joined, self._cables[self._start[at] + cable], NO_CABLE)
+        ), rest

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perfmodel.errors import Fault, InputError, TopologyError
+from perfmodel.errors import Fault, InputError, TopologyError, raise_faults
 from perfmodel.files import FileModel, read_yaml, validate_document
 from perfmodel.garbage import no_collections
 from perfmodel.topology.compilation import compile_topology
@@ -100,10 +100,10 @@ def build_topology(
     InputError
         Unknown names, more GPUs than there are, several hosts without NICs or fabric; every fault.
     """
-    spec = load_node(node) if isinstance(node, str) else _check_references(node)
-    faults = _faults(spec, hosts, fabric, gpus_per_host)
-    if faults:
-        raise InputError(faults)
+    spec = load_node(node) if isinstance(node, str) else node
+    if spec is node:  # made in code: names in files were checked when they were read
+        raise_faults(reference_faults(spec.model_dump(by_alias=True), spec.name))
+    raise_faults(_faults(spec, hosts, fabric, gpus_per_host))
     node_alone = node_graph(spec)
     if hosts == 1 or fabric is None:
         return compile_topology(node_alone, gpus_per_host=gpus_per_host)
@@ -115,14 +115,6 @@ def build_topology(
             else fabric_graph(resolve_fabric(fabric), rails, hosts)
         )
         return compile_topology(node_alone, hosts=hosts, fabric=joined, gpus_per_host=gpus_per_host)
-
-
-def _check_references(node: NodeSpec) -> NodeSpec:
-    """Refuse a template made in code whose names point nowhere; files were checked when read."""
-    faults = reference_faults(node.model_dump(by_alias=True), node.name)
-    if faults:
-        raise InputError(faults)
-    return node
 
 
 # ---------------------------------------------------------------- what may go wrong
@@ -179,8 +171,9 @@ def check(machine: NodeSpec | Topology | str | Path) -> tuple[Fault, ...]:
     if isinstance(machine, Topology):
         return tuple(_graph_faults(machine))
     if isinstance(machine, NodeSpec):
-        faults = reference_faults(machine.model_dump(by_alias=True), machine.name)
-        return tuple(faults) or tuple(_graph_faults(build_topology(machine), machine.name))
+        return tuple(reference_faults(machine.model_dump(by_alias=True), machine.name)) or tuple(
+            _graph_faults(build_topology(machine), machine.name)
+        )
     try:
         return _file_faults(machine) if isinstance(machine, Path) else check(load_node(machine))
     except InputError as error:
@@ -204,9 +197,8 @@ def _file_faults(path: Path) -> tuple[Fault, ...]:
 
 def _graph_faults(topology: Topology, file: str | None = None) -> Iterator[Fault]:
     broken = [*_device_faults(topology)]
-    yield from (Fault(f.field, f.found, f.allowed, file) for f in broken)
-    if not broken:
-        yield from (Fault(f.field, f.found, f.allowed, file) for f in _route_faults(topology))
+    for fault in broken or _route_faults(topology):
+        yield replace(fault, file=file)
 
 
 def _device_faults(topology: Topology) -> Iterator[Fault]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, InputError, allowed_names, raise_faults
 from perfmodel.files import USER_FOLDER, data_folder, line_of, plain, read_yaml, validate_document
 from perfmodel.files.read import LARGEST_YAML_BYTES
 from perfmodel.topology.model import Gpu
@@ -142,15 +142,15 @@ def efficiencies(
         shares[precision] = round(
             statistics.fmean(g.matmul_efficiency[precision] for g in chosen), 3
         )
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return shares, ", ".join(gpu.name for gpu in nearest[:NEAREST])
 
 
 def _matrix_peak(peaks: Mapping[str, float]) -> float:
     """Peak of 16-bit products; of what there is where a GPU has none."""
-    half = [peaks[precision] for precision in ("bf16", "fp16") if precision in peaks]
-    return max(half or peaks.values())
+    return max(
+        [peaks[precision] for precision in ("bf16", "fp16") if precision in peaks] or peaks.values()
+    )
 
 
 _UNSOURCED = {"generation", "sources", "source", "form", "pcie"}
@@ -255,7 +255,7 @@ def _read_entry(path: Path, modified_ns: int, name: str) -> tuple[Gpu, Mapping[s
     estimated: Mapping[str, str] = {}
     try:
         table = validate_document(GpuTable, alone)
-        _check_sources(document, path, name)
+        raise_faults(source_faults(document, str(path), only=name))
         spec = table.gpus[name]
         sources = dict(_source_texts(spec, table))
         if is_data_sheet(spec):
@@ -269,8 +269,9 @@ def _read_entry(path: Path, modified_ns: int, name: str) -> tuple[Gpu, Mapping[s
         ) from None
     sources |= estimated
     assumed = sources.get("matmul_efficiency", "").startswith("assumption")
-    gpu = gpu_of(name, spec, efficiency_assumed=assumed, estimated=tuple(estimated))
-    return gpu, MappingProxyType(sources)
+    return gpu_of(
+        name, spec, efficiency_assumed=assumed, estimated=tuple(estimated)
+    ), MappingProxyType(sources)
 
 
 def gpu_of(
@@ -279,12 +280,6 @@ def gpu_of(
     """Return the GPU of a completed entry."""
     numbers: dict[str, Any] = {own: getattr(spec, field) for field, own in _NUMBERS.items()}
     return Gpu(name=name, **numbers, efficiency_assumed=efficiency_assumed, estimated=estimated)
-
-
-def _check_sources(document: Any, path: Path, name: str) -> None:
-    faults = source_faults(document, str(path), only=name)
-    if faults:
-        raise InputError(faults)
 
 
 _NUMBERS = {

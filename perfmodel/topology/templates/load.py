@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, InputError, allowed_names, raise_faults
 from perfmodel.files import find_file, line_of, list_shipped, plain, read_yaml, validate_document
 from perfmodel.topology.templates.gpus import gpu_names
 from perfmodel.topology.templates.name_ranges import expand_pattern
@@ -60,8 +60,7 @@ def check_template(document: Any, path: Path) -> NodeSpec:
     faults += [
         f for f in reference_faults(document, str(path)) if (f.field, f.line) not in reported
     ]
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return node if node.name else node.model_copy(update={"name": path.stem})
 
 
@@ -118,9 +117,9 @@ _Kinds = Mapping[str, Any]
 
 
 def _entries(data: Mapping[str, Any], section: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    entries = data.get(section)
-    listed = entries if isinstance(entries, list) else []
-    return ((at, entry) for at, entry in enumerate(listed) if isinstance(entry, Mapping))
+    listed = data.get(section)
+    entries = enumerate(listed if isinstance(listed, list) else [])
+    return ((at, entry) for at, entry in entries if isinstance(entry, Mapping))
 
 
 def _names(pattern: Any) -> tuple[str, ...]:
@@ -209,8 +208,7 @@ def _link_findings(links: Mapping[str, Any]) -> Iterator[_Finding]:
             for key in ("network", "flow", "flow_source", "adapter"):
                 if link.get(key) is not None:
                     port = "a NIC's port, of kind ethernet or infiniband,"
-                    allowed = f"nothing: only {port} has {key!r}"
-                    yield ["links", name, key], repr(link[key]), allowed
+                    yield ["links", name, key], repr(link[key]), f"nothing: only {port} has {key!r}"
 
 
 _SOURCED = ("staging", "launch", "host_memory", "nvme")

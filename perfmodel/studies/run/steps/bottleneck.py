@@ -92,7 +92,7 @@ def _blocks(topology: Topology, arc: int) -> tuple[int, int]:
 
 def _sort_of(topology: Topology, arc: int) -> str:
     """Key of `_NAMES`: kind of link, and for PCIe whose."""
-    kind = topology.arcs.kinds[arc]
+    kind: str = topology.arcs.kinds[arc]
     if kind in BETWEEN_NODES:
         return "nic"
     if kind != "pcie":
