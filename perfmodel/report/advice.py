@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.errors import InputError
 from perfmodel.files import find_file
@@ -30,7 +30,14 @@ from perfmodel.report.common.document import (
     section,
     tabulate,
 )
-from perfmodel.report.common.figures import bars, error_bars, label_rows, new_figure, short_label
+from perfmodel.report.common.figures import (
+    Drawing,
+    bars,
+    error_bars,
+    label_rows,
+    new_figure,
+    short_label,
+)
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import INK, WORK
 from perfmodel.scenario.sections.plan import Money
@@ -48,10 +55,6 @@ from perfmodel.studies.advise.model import (
 )
 from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.tune.model import WORTH
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
 
 _LIMITS = {
     "NVLink": "NVLink inside each server holds you back",
@@ -156,8 +159,7 @@ def changes_table(advice: Advice, trials: Sequence[Trial]) -> Table:
         (">memory", lambda trial: quantities.size(trial.point.memory.total_bytes)),
         ("costs", costs),
     )
-    simulated = (trial for trial in trials if trial.point is not None)
-    return tabulate(simulated, columns, ruled=False)
+    return tabulate((trial for trial in trials if trial.point is not None), columns, ruled=False)
 
 
 def costs(trial: Trial) -> str:
@@ -329,7 +331,7 @@ _COLOURS: dict[Touches, tuple[str, str]] = {
 }
 
 
-def draw_gains(advice: Advice) -> go.Figure:
+def draw_gains(advice: Advice) -> Drawing:
     """Draw the gain of changes alone and together, the largest on top, with 80 % intervals."""
     every = [*advice.trials, *(trial for trial in advice.together if len(trial.changes) > 1)]
     listed = sorted(every, key=lambda trial: -trial.ratio)[:MOST_BARS]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.errors import UnitError
 from perfmodel.report.common import quantities
@@ -26,6 +26,7 @@ from perfmodel.report.common.document import (
     tabulate,
 )
 from perfmodel.report.common.figures import (
+    Drawing,
     axis_layout,
     bars,
     label_rows,
@@ -42,10 +43,6 @@ from perfmodel.studies.sweep import Answer, SweepResult
 from perfmodel.studies.sweep.run import flatten, format_fields, format_value, to_json
 from perfmodel.studies.sweep.variants import Variant
 from perfmodel.units import parse_bandwidth, parse_bytes, parse_time
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
 
 Pair = tuple[Variant, Answer]
 """A variant that was answered, and its figures."""
@@ -223,8 +220,7 @@ def _number(value: object) -> float | None:
 def _follows(field: str, other: str, pairs: Sequence[Pair]) -> bool:
     """Whether each value of the other field goes with one of this field, which varies."""
     both = {(format_value(v.set.get(field)), format_value(v.set.get(other))) for v, _ in pairs}
-    own = {mine for mine, _ in both}
-    return len(both) == len({its for _, its in both}) and len(own) > 1
+    return len(both) == len({its for _, its in both}) and len({mine for mine, _ in both}) > 1
 
 
 COLOURED = 7
@@ -241,14 +237,14 @@ _SPREAD = 8.0
 """Numbers further apart than this factor stand on a logarithmic axis."""
 
 
-def draw_sweep(swept: SweepResult) -> go.Figure:
+def draw_sweep(swept: SweepResult) -> Drawing:
     """Draw throughput along the field that has numbers, else the steps of the quickest."""
     pairs = answered(swept)
     axes = choose_axes(swept.fields, pairs)
     return draw_steps(pairs) if axes is None else draw_throughput(pairs, axes)
 
 
-def draw_throughput(pairs: Sequence[Pair], axes: SweepAxes) -> go.Figure:
+def draw_throughput(pairs: Sequence[Pair], axes: SweepAxes) -> Drawing:
     """Draw throughput along a field, one line for each combination of the other fields."""
     each_gpu = not has_one_size(pairs)
     by_label: dict[str, list[tuple[float, float, Pair]]] = {}
@@ -259,12 +255,11 @@ def draw_throughput(pairs: Sequence[Pair], axes: SweepAxes) -> go.Figure:
             rate = per_gpu(answer) if each_gpu else answer.samples_per_s or 0.0
             by_label.setdefault(label, []).append((place, rate, (variant, answer)))
     best = sorted(by_label, key=lambda label: -max(rate for _, rate, _ in by_label[label]))
-    title = "samples/s per GPU" if each_gpu else "samples/s"
     return new_figure(
         420,
         [_line(label, at, by_label[label]) for at, label in enumerate(best)],
         x=_field_axis(axes),
-        y=axis_layout(title, rangemode="tozero"),
+        y=axis_layout("samples/s per GPU" if each_gpu else "samples/s", rangemode="tozero"),
     )
 
 
@@ -313,7 +308,7 @@ def hover(pair: Pair) -> str:
     )
 
 
-def draw_steps(pairs: Sequence[Pair]) -> go.Figure:
+def draw_steps(pairs: Sequence[Pair]) -> Drawing:
     """Draw the step of the first variants: compute, exposed communication, and the rest."""
     shown = pairs[:BARS]
     longest_s = max((answer.step_time_s or 0.0 for _, answer in shown), default=1.0)
@@ -422,14 +417,14 @@ def _charts(swept: SweepResult) -> list[Section]:
         return [steps]
     combinations = {describe({n: v.set.get(n) for n in axes.lines}) for v, _ in pairs}
     coloured = f"; the best {COLOURED} in colour" if len(combinations) > COLOURED else ""
-    values = {format_value(variant.set.get(axes.field)) for variant, _ in pairs}
     one_size = has_one_size(pairs)
     said = (
         (one_size, f"Throughput along {axes.field}."),
         (not one_size, f"Throughput of each GPU along {axes.field}: what falls is lost to scale."),
         (axes.lines, f"A line for each combination of the rest{coloured}."),
         (
-            len(values) > len(axes.places),
+            len({format_value(variant.set.get(axes.field)) for variant, _ in pairs})
+            > len(axes.places),
             f"Values of {axes.field} that are no numbers are in the table alone.",
         ),
         (not all(answer.fits for _, answer in pairs), "Open marks do not fit in memory."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
@@ -21,7 +21,14 @@ from perfmodel.report.common.document import (
     section,
     tabulate,
 )
-from perfmodel.report.common.figures import axis_layout, bars, new_figure, time_unit, title_row
+from perfmodel.report.common.figures import (
+    Drawing,
+    axis_layout,
+    bars,
+    new_figure,
+    time_unit,
+    title_row,
+)
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import WORK, work_of
 from perfmodel.report.common.quantities import duration
@@ -30,10 +37,6 @@ from perfmodel.traces.rebuild.layer_profile import BucketTimes
 from perfmodel.traces.rebuild.scenario_files import MACHINE, MODEL, SCENARIO
 from perfmodel.traces.run import TraceAnalysis, to_json
 from perfmodel.workload.model import ITEM_BYTES
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
 
 LAUNCH_BOUND = 0.1
 """Part of a step from which its waiting for launches is called CPU-bound."""
@@ -183,8 +186,7 @@ def layer_table(analysis: TraceAnalysis, most: int = MOST_LAYERS) -> Table:
         (">backward", lambda at: duration(float(backward[at]))),
         (">share", lambda at: quantities.percent_column(float(both[at]) / total)),
     )
-    in_order = sorted(range(len(first.layers)), key=lambda at: -both[at])
-    return tabulate(in_order[:most], columns)
+    return tabulate(sorted(range(len(first.layers)), key=lambda at: -both[at])[:most], columns)
 
 
 def trace_lines(analysis: TraceAnalysis) -> list[Block]:
@@ -326,7 +328,7 @@ def simulated_bars(analysis: TraceAnalysis) -> list[Bar]:
     ]
 
 
-def draw_steps(analysis: TraceAnalysis) -> go.Figure:
+def draw_steps(analysis: TraceAnalysis) -> Drawing:
     """Draw both steps on one axis."""
     drawn = [*recorded_bars(analysis), *simulated_bars(analysis)]
     rows = [row for row in _ROWS if any(bar.row == row for bar in drawn)]

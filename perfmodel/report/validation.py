@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.calibrate.profile import Fit, FittedObservation, Profile
 from perfmodel.files import csv_text
@@ -29,16 +29,13 @@ from perfmodel.report.common.document import (
     table_section,
     tabulate,
 )
-from perfmodel.report.common.figures import axis_layout, lines, new_figure, size_axis
+from perfmodel.report.common.figures import Drawing, axis_layout, lines, new_figure, size_axis
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import CYCLE, INK
 from perfmodel.report.common.plain_text import render_markdown
 from perfmodel.validate.forecast import Mode, SweepPrediction
 from perfmodel.validate.run import StepComparison, Validation, to_json
 from perfmodel.validate.scores import BAND_NAMES, LARGE, MODES, DataPoint, Score, by_sweep
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 MODE_NAMES = {
     "left out": "family left out",
@@ -209,11 +206,11 @@ def _sections(validation: Validation) -> list[Section | None]:
 
 def validation_lines(validation: Validation) -> list[Block]:
     """Arrange a comparison for the terminal: tables, the headline, what is not counted."""
-    parts = [part for part in _sections(validation)[:3] if part is not None]
     return [
         *(
             block
-            for part in parts
+            for part in _sections(validation)[:3]
+            if part is not None
             for block in (Paragraph(part.title), *part.blocks, Paragraph(""))
         ),
         Paragraph(f"{headline(validation)}."),
@@ -289,7 +286,7 @@ def write_residuals(profile: Profile, path: Path) -> Path:
     return write_report_files(path.parent, {path.name: page})
 
 
-def draw_residuals(profile: Profile) -> go.Figure:
+def draw_residuals(profile: Profile) -> Drawing:
     """Draw relative errors over size; of factors also those with the correction by size."""
     groups = [
         (fit, name, points) for fit in profile.fits for (_, name), points in _groups(fit).items()

@@ -162,8 +162,7 @@ def predict(task: Task, library: CommLibrary | None = None) -> Forecast | str:
                 missing["transferred"] = transferred
     except PerfmodelError as error:
         return f"cannot be predicted: {one_line(error)}"
-    lowered = tuple(f"{row['algorithm']} {row['protocol']}" for row in rows)
-    return Forecast(times, missing, lowered)
+    return Forecast(times, missing, tuple(f"{row['algorithm']} {row['protocol']}" for row in rows))
 
 
 def observed_s(timer: UncontendedTimer, own: Matched, nbytes: int) -> float:

@@ -144,9 +144,8 @@ def headline(result: Result) -> str:
     main, memory = result.main, result.main.memory
     verb, begin = "trains" if main.gpus == 1 else "train", ""
     if not memory.fits:
-        host = f"the host's {' and '.join(memory.overfull)}"
         doubt = ("May", "does") if memory.may_fit else ("Does", "did")
-        place = host if memory.fits_gpu else "GPU memory"
+        place = f"the host's {' and '.join(memory.overfull)}" if memory.fits_gpu else "GPU memory"
         verb, begin = "would train", f"{doubt[0]} not fit in {place}. If it {doubt[1]}, "
     linear = ""
     if main.gpus != result.efficiency_base:
@@ -279,11 +278,11 @@ def scaling(result: Result) -> str:
     main, weak = result.main, result.scaling == "weak"
     number = main.batch_per_gpu if weak else main.global_batch
     batch = f"{number:,} {result.samples if number == 1 else samples(result)}"
-    if weak:
-        return (
-            f"Weak scaling: {batch} {batch_holder(main)} at every size, so the global batch grows"
-        )
-    return f"Strong scaling: {batch} per step at every size, shared by all GPUs"
+    return (
+        f"Weak scaling: {batch} {batch_holder(main)} at every size, so the global batch grows"
+        if weak
+        else f"Strong scaling: {batch} per step at every size, shared by all GPUs"
+    )
 
 
 def batch_holder(point: SizeResult) -> str:
@@ -318,8 +317,7 @@ def memory(part: Memory) -> str:
         ),
         (True, f"Fits: {used}, with room for the {reserve} of CUDA, NCCL and allocator"),
     )
-    on_gpu = next(text for applies, text in verdicts if applies)
-    return "; ".join(filter(None, [on_gpu, offloaded]))
+    return "; ".join(filter(None, [next(text for applies, text in verdicts if applies), offloaded]))
 
 
 def host_memory(part: Memory) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
@@ -19,7 +18,14 @@ from perfmodel.report.common.document import (
     paragraphs,
     section,
 )
-from perfmodel.report.common.figures import bars, label_rows, new_figure, short_label, time_unit
+from perfmodel.report.common.figures import (
+    Drawing,
+    bars,
+    label_rows,
+    new_figure,
+    short_label,
+    time_unit,
+)
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import WORK
 from perfmodel.report.comparison import text
@@ -36,9 +42,6 @@ from perfmodel.report.comparison.text import (
 from perfmodel.report.run import parallelism
 from perfmodel.studies.compare.model import Comparison, Side, to_csv, to_json
 from perfmodel.studies.run.result.model import SizeResult
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 
 def fields_table(comparison: Comparison) -> Table:
@@ -348,7 +351,7 @@ def comparison_html(comparison: Comparison) -> str:
     )
 
 
-def draw_steps(comparison: Comparison) -> go.Figure:
+def draw_steps(comparison: Comparison) -> Drawing:
     """Draw the parts of each side's step as one bar, the first side on top."""
     sides = comparison.sides
     unit, scale = time_unit(max(side.point.step_time_s for side in sides), least=1.0)

@@ -75,8 +75,7 @@ def headline(comparison: Comparison) -> str:
 def per_sample(versus: SideDifference) -> Change:
     """Return how the time per sample differs: one over the throughput."""
     ends = versus.throughput.interval
-    inverse = None if ends is None else (1 / ends[1], 1 / ends[0])
-    return Change(1 / versus.throughput.ratio, inverse)
+    return Change(1 / versus.throughput.ratio, None if ends is None else (1 / ends[1], 1 / ends[0]))
 
 
 def title(comparison: Comparison) -> str:

@@ -132,9 +132,9 @@ def failure_table(plan: PlanResult) -> Table:
 
     def nine_in_ten(option: Any) -> str:
         simulation = option.training.simulated
-        if simulation is None:
-            return NOTHING
-        return text.span(simulation.high_s - option.training.work_s)
+        return (
+            NOTHING if simulation is None else text.span(simulation.high_s - option.training.work_s)
+        )
 
     columns: tuple[Column, ...] = (
         *_CANDIDATE,
@@ -281,11 +281,10 @@ def plan_html(plan: PlanResult) -> str:
         drawn = Figure(draw_throughput(plan), "throughput", "Throughput by GPUs, with 80 % bands")
         throughput = section("Throughput by size", "With 80 % intervals, as bands.", drawn)
     if plan.best is not None and plan.sensitivities:
-        title = "Bars: what each assumption makes of the answer"
         sensitivity = section(
             "What the answer depends on",
             f"{text.cluster(plan.best)}: one thing at a time is made worse and better.",
-            Figure(draw_tornado(plan), "tornado", title),
+            Figure(draw_tornado(plan), "tornado", "Bars: what each assumption makes of the answer"),
             sensitivity_table(plan),
         )
     grounds = section(

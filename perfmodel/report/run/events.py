@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
@@ -18,14 +17,10 @@ from perfmodel.report.common.document import (
     section,
     tabulate,
 )
-from perfmodel.report.common.figures import axis_layout, bars, new_figure, time_unit
+from perfmodel.report.common.figures import Drawing, axis_layout, bars, new_figure, time_unit
 from perfmodel.report.common.figures import lines as line_trace
 from perfmodel.report.common.palette import INK, WORK
 from perfmodel.studies.run.result.model import DisturbanceCost, EventCost, SizeResult, Wait
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
 
 LISTED = 24
 """Rows of collectives that the page lists, alike ones in one; result.json holds all."""
@@ -231,18 +226,17 @@ def _wait_row(name: str, waits: Sequence[Wait]) -> tuple[str, ...]:
     )
 
 
-def draw_steps(cost: DisturbanceCost) -> go.Figure:
+def draw_steps(cost: DisturbanceCost) -> Drawing:
     """Draw the duration of each counted step, beside that of an undisturbed one."""
     unit, scale = time_unit(max(cost.steps_s))
     numbers = list(range(len(cost.steps_s)))
     hover = [
         f"<b>step {at}</b><br>{quantities.duration(step)}" for at, step in enumerate(cost.steps_s)
     ]
-    heights = [step / scale for step in cost.steps_s]
     return new_figure(
         260,
         [
-            bars("step", numbers, heights, WORK["backward"], hover),
+            bars("step", numbers, [step / scale for step in cost.steps_s], WORK["backward"], hover),
             line_trace(
                 "undisturbed",
                 [-0.5, numbers[-1] + 0.5],

@@ -302,8 +302,7 @@ def _memory(point: SizeResult) -> Section:
         return section("Memory", f"{summary}.")
     title = Heading("Room to save" if memory.fits else "What would make it fit")
     advice = [title, Bullets(memory.advice)] if memory.advice else []
-    figure = Figure(draw_memory(memory), "memory", summary)
-    return section("Memory", f"{summary}.", figure, *advice)
+    return section("Memory", f"{summary}.", Figure(draw_memory(memory), "memory", summary), *advice)
 
 
 def _grounds(result: Result) -> Section:
@@ -315,11 +314,10 @@ def _grounds(result: Result) -> Section:
         **result.provenance,
     }
     lines = [quantities.assumed(text) for text in result.assumptions]
-    assumed = [Heading("Assumptions"), Bullets(lines)] if lines else []
     return section(
         "What this rests on",
         "",
-        *assumed,
+        *([Heading("Assumptions"), Bullets(lines)] if lines else []),
         Heading("Provenance"),
         Definitions(facts),
         Folded(f"Sources of {len(result.sources)} numbers", [Definitions(result.sources)]),

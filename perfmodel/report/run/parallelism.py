@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from math import isclose
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
@@ -22,14 +22,11 @@ from perfmodel.report.common.document import (
     section,
     tabulate,
 )
-from perfmodel.report.common.figures import axis_layout, bars, new_figure
+from perfmodel.report.common.figures import Drawing, axis_layout, bars, new_figure
 from perfmodel.report.common.palette import LINKS, WORK
 from perfmodel.studies.run.result.model import MixtureSearch, SizeResult
 from perfmodel.studies.run.result.usage import DimensionUse, MixtureUse, ServerUse, Staleness
 from perfmodel.units import format_bytes
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 _TIMES = "\N{NO-BREAK SPACE}\N{MULTIPLICATION SIGN} "
 
@@ -327,7 +324,7 @@ _MOST_LABELS = 6
 """Of the histogram: more would touch on a phone."""
 
 
-def draw_staleness(stale: Staleness) -> go.Figure:
+def draw_staleness(stale: Staleness) -> Drawing:
     """Draw the histogram of staleness."""
     shares = {
         f"{first}" if first == last else f"{first} to {last}": share

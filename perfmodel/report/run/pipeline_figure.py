@@ -6,17 +6,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from perfmodel.report.common.figures import axis_layout, bar_times, bars, new_figure, time_unit
+from perfmodel.report.common.figures import (
+    Drawing,
+    axis_layout,
+    bar_times,
+    bars,
+    new_figure,
+    time_unit,
+)
 from perfmodel.report.common.palette import WORK
 from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.run.result.usage import StageUse
 from perfmodel.timeline import Span, Timeline
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
 
 MOST_STAGES = 16
 """Stages drawn at most: the first, the last and some between them."""
@@ -166,7 +169,7 @@ _LEAST_TEXT = 9
 """Pixels: smaller numbers are left out."""
 
 
-def draw_pipeline(point: SizeResult) -> go.Figure:
+def draw_pipeline(point: SizeResult) -> Drawing:
     """Draw the passes of a step; its begin above its end where it is long."""
     picture = pipeline_picture(point)
     unit, scale = time_unit(picture.windows[0][1])

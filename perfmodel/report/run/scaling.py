@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
@@ -24,6 +24,7 @@ from perfmodel.report.common.document import (
     section,
 )
 from perfmodel.report.common.figures import (
+    Drawing,
     add_note,
     axis_layout,
     band,
@@ -51,9 +52,6 @@ from perfmodel.report.run.sizes import (
 )
 from perfmodel.report.topology.summary import has_layers
 from perfmodel.studies.run.result.model import Result
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 
 def basis(result: Result) -> str:
@@ -234,7 +232,7 @@ def bottleneck_colours(result: Result) -> dict[str, str]:
     }
 
 
-def draw_throughput(result: Result) -> go.Figure:
+def draw_throughput(result: Result) -> Drawing:
     """Draw throughput against GPUs, with its interval and the line of perfect scaling."""
     rows, ideal = size_gains(result), linear_speeds(result)
     speed = [point.samples_per_s for point in result.points]
@@ -275,7 +273,7 @@ def draw_throughput(result: Result) -> go.Figure:
     return figure
 
 
-def draw_step_time(result: Result) -> go.Figure:
+def draw_step_time(result: Result) -> Drawing:
     """Draw the step time against GPUs with its interval."""
     steps = [point.step_time_s for point in result.points]
     longest = max([*steps, *(p.interval_s[1] for p in result.points if p.interval_s)])
@@ -289,7 +287,7 @@ def draw_step_time(result: Result) -> go.Figure:
     )
 
 
-def draw_efficiency(result: Result) -> go.Figure:
+def draw_efficiency(result: Result) -> Drawing:
     """Draw efficiency against GPUs with its interval, above a strip of bottlenecks."""
     values = [100 * point.scaling_efficiency for point in result.points]
     ends = [_scaled(row.efficiency, 100) for row in size_gains(result)]
@@ -314,7 +312,7 @@ def _scaled(ends: Range | None, factor: float) -> Range | None:
     return None if ends is None else (factor * ends[0], factor * ends[1])
 
 
-def _strip(figure: go.Figure, result: Result) -> None:
+def _strip(figure: Drawing, result: Result) -> None:
     """Colour the foot of the figure by what limits each size; borders lie between sizes."""
     colours = bottleneck_colours(result)
     sizes = [point.gpus for point in result.points]
@@ -373,7 +371,7 @@ def _curve(
     )
 
 
-def _mark_knee(figure: go.Figure, result: Result, height: float = 0.12) -> None:
+def _mark_knee(figure: Drawing, result: Result, height: float = 0.12) -> None:
     """Draw where growing stops to pay; the label stands where no curve is."""
     reach = knee(result)
     if reach is None or reach.beyond is None:

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.figures import (
+    Drawing,
     add_note,
     axis_layout,
     bar_times,
@@ -26,9 +27,6 @@ from perfmodel.report.common.figures import (
 from perfmodel.report.common.palette import INK, WAIT_INK, WORK, work_of
 from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.timeline import Span, assign_lanes, exposed
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 _ROW_PIXELS, _LEAST_ROW_PIXELS, _ROOMY = 84, 44, 6
 """Of few rows; of many, which are closer from `_ROOMY` rows on."""
@@ -49,7 +47,7 @@ _SHADED_WHOLE = 0.5
 """Share of a stretch from which on it is shaded as exposed, and not only said to have pieces."""
 
 
-def draw_timeline(point: SizeResult) -> go.Figure:
+def draw_timeline(point: SizeResult) -> Drawing:
     """Draw one step; the horizontal axis zooms, rows stand below each other."""
     picture = step_picture(point)
     unit, scale = time_unit(picture.length_s)
@@ -177,7 +175,7 @@ def _hover(bar: Bar) -> str:
     return "<br>".join(line for applies, line in said if applies)
 
 
-def _shade(figure: go.Figure, picture: StepPicture, scale: float) -> None:
+def _shade(figure: Drawing, picture: StepPicture, scale: float) -> None:
     """Shade exposed parts over all rows and say how long the longest ones are."""
     labelled: list[tuple[float, float]] = []
     for tail in sorted(_visible(picture), key=lambda tail: -tail.exposed_s):
@@ -373,14 +371,13 @@ def _joined_rows(
         if span.kind not in _HOST_KINDS:
             role = "communication" if span.kind == "communication" else "compute"
             groups[span.rank_class, role].append(span)
-    classes = dict.fromkeys((*in_order, *(rank_class for rank_class, _ in groups)))
     return tuple(
         Row(
             f"{_spelled(rank_class)}: {role}",
             role,
             _bars(groups[rank_class, role], origin, gap_s, join=True),
         )
-        for rank_class in classes
+        for rank_class in dict.fromkeys((*in_order, *(rank_class for rank_class, _ in groups)))
         for role in ("compute", "communication")
         if (rank_class, role) in groups
     )
@@ -403,8 +400,7 @@ def _bars(
         else:
             run.append(bar)
     drawn: list[Bar] = []
-    merged = [bar for run in groups.values() for bar in run]
-    for bar in sorted(merged, key=lambda bar: -bar.busy_s):
+    for bar in sorted([bar for run in groups.values() for bar in run], key=lambda bar: -bar.busy_s):
         at = _find_absorbing_bar(drawn, bar, gap_s)
         if at is None:
             drawn.append(bar)

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import count_ranks
-from perfmodel.report.common.figures import add_note, lines, new_figure
+from perfmodel.report.common.figures import Drawing, add_note, lines, new_figure
 from perfmodel.report.common.palette import (
     LIMIT_INK,
     LINKS,
@@ -39,10 +39,6 @@ from perfmodel.report.topology.summary import (
 from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.run.result.usage import LinkUse
 from perfmodel.topology.model import Topology
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
 
 Place = tuple[float, float]
 
@@ -150,7 +146,7 @@ def draw_topology(
     topology: Topology,
     point: SizeResult | None = None,
     places: Mapping[str, Place] | None = None,
-) -> go.Figure:
+) -> Drawing:
     """Draw a topology; with `point`, coloured by how busy each link was during its step.
 
     `point`: a step. What limits it is drawn thick and named. Without it, colours tell kinds of
@@ -203,7 +199,7 @@ def default_places(topology: Topology, limiting: Iterable[LinkUse] = ()) -> dict
 
 
 def _label_layers(
-    drawn: go.Figure,
+    drawn: Drawing,
     topology: Topology,
     cables: Sequence[Cable],
     places: Mapping[str, Place],
@@ -332,7 +328,7 @@ def _devices(
         }
 
 
-def _name_hosts(drawn: go.Figure, topology: Topology, places: Mapping[str, Place]) -> None:
+def _name_hosts(drawn: Drawing, topology: Topology, places: Mapping[str, Place]) -> None:
     """Name each host below its lowest device, where no cable runs."""
     hosts: dict[int, list[float]] = defaultdict(list)
     for node, (x, _) in places.items():

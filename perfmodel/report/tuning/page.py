@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
@@ -26,6 +26,7 @@ from perfmodel.report.common.document import (
     tabulate,
 )
 from perfmodel.report.common.figures import (
+    Drawing,
     add_note,
     axis_layout,
     bars,
@@ -50,9 +51,6 @@ from perfmodel.report.tuning.text import (
 )
 from perfmodel.studies.tune.caps import number
 from perfmodel.studies.tune.model import Choice, CurvePoint, MinimaxCap, TuneResult
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 PREDICTED = "A prediction by simulation, not a measurement."
 
@@ -202,15 +200,14 @@ _ROOM = 0.07
 _PLATEAU = WORK["optimizer"]
 
 
-def draw_curve(tuned: TuneResult) -> go.Figure:
+def draw_curve(tuned: TuneResult) -> Drawing:
     """Draw step time against the cap, with what to compare it with."""
     points, best, bound_s = _drawn(tuned), tuned.best_uniform, tuned.lower_bound_s
     list_s, default_s = tuned.best_list.step_time_s, tuned.default.step_time_s
     unit, scale = time_unit(max(point.step_time_s for point in points))
     levels = [("best list", list_s, {"color": WORK["optimizer"]})]
     if bound_s is not None:
-        dashed = {"color": QUIET_INK, "dash": "dash"}
-        levels.append(("no buckets are below", bound_s, dashed))
+        levels.append(("no buckets are below", bound_s, {"color": QUIET_INK, "dash": "dash"}))
     dots = (
         (25.0, default_s, "PyTorch's default", "diamond", WORK["exposed communication"]),
         (
@@ -260,7 +257,7 @@ def draw_curve(tuned: TuneResult) -> go.Figure:
     return figure
 
 
-def draw_exposed(tuned: TuneResult) -> go.Figure:
+def draw_exposed(tuned: TuneResult) -> Drawing:
     """Draw exposed communication against the cap."""
     points = _drawn(tuned)
     unit, scale = time_unit(max(point.exposed_comm_s for point in points))
@@ -301,7 +298,7 @@ def _steps(points: list[CurvePoint], values: list[float], name: str, colour: str
     )
 
 
-def _shade(figure: go.Figure, tuned: TuneResult) -> None:
+def _shade(figure: Drawing, tuned: TuneResult) -> None:
     """Shade caps that are as good as the best; mark those that are whatever is uncertain."""
     low, high = _ends(_drawn(tuned))
     robust = wide_spans(tuned.robust.spans_mb) if tuned.robust else []
@@ -324,7 +321,7 @@ def _caps_axis(points: list[CurvePoint]) -> dict[str, Any]:
 # ---------------------------------------------------------------- buckets in time
 
 
-def draw_buckets(tuned: TuneResult) -> go.Figure:
+def draw_buckets(tuned: TuneResult) -> Drawing:
     """Draw when the buckets of each setting are reduced, in one step."""
     rows = [
         (f"best list: {caps(tuned.best_list)}", tuned.best_list),
@@ -346,8 +343,7 @@ def draw_buckets(tuned: TuneResult) -> go.Figure:
         bargap=0.3,
     )
     for place, (title, choice) in enumerate(rows):
-        text_of = escape(f"{title}: {fine(choice.step_time_s)}", quote=False)
-        title_row(figure, place + 0.2, text_of)
+        title_row(figure, place + 0.2, escape(f"{title}: {fine(choice.step_time_s)}", quote=False))
         for bucket in choice.buckets:
             length_s = bucket.end_s - bucket.start_s
             if length_s >= _ROOM * choice.step_time_s * 1.6:
@@ -355,8 +351,7 @@ def draw_buckets(tuned: TuneResult) -> go.Figure:
                     (bucket.start_s + length_s / 2) / scale,
                     quantities.size(bucket.nbytes),
                 )
-                font = {"size": 12, "color": INK}
-                add_note(figure, size, x=middle, y=place, font=font)
+                add_note(figure, size, x=middle, y=place, font={"size": 12, "color": INK})
     return figure
 
 

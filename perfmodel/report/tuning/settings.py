@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.files import as_json, attributes
 from perfmodel.report.common import quantities
@@ -18,15 +18,12 @@ from perfmodel.report.common.document import (
     paragraphs,
     section,
 )
-from perfmodel.report.common.figures import bars, label_rows, new_figure, time_unit
+from perfmodel.report.common.figures import Drawing, bars, label_rows, new_figure, time_unit
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import WORK
 from perfmodel.report.tuning.text import change, fine
 from perfmodel.studies.tune.settings_search import SettingsTuning, Trial
 from perfmodel.units import format_bytes
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 MOST_BARS = 20
 """Choices that the figure shows."""
@@ -154,7 +151,7 @@ def write_settings(tuned: SettingsTuning, folder: Path) -> Path:
     return write_report_files(folder, files)
 
 
-def draw_trials(tuned: SettingsTuning) -> go.Figure:
+def draw_trials(tuned: SettingsTuning) -> Drawing:
     """Draw the step of each choice that was simulated, the shortest on top."""
     steps = [(_listed(each), each.step_time_s) for each in tuned.trials]
     shown = [(escape(name, quote=False), step_s) for name, step_s in steps if step_s is not None]
