@@ -151,15 +151,18 @@ def gain_interval(trial: Trial) -> str:
 
 def changes_table(advice: Advice, trials: Sequence[Trial]) -> Table:
     """One row per change: its gain, the memory that it takes, and what else it costs."""
-    columns = (
-        ("change", lambda trial: trial.text),
-        (f">{advice.samples.units}/s", lambda trial: gain_text(trial.ratio)),
-        (">80 % interval", gain_interval),
-        (">step", lambda trial: quantities.duration(trial.point.step_time_s)),
-        (">memory", lambda trial: quantities.size(trial.point.memory.total_bytes)),
-        ("costs", costs),
+    return tabulate(
+        (trial for trial in trials if trial.point is not None),
+        (
+            ("change", lambda trial: trial.text),
+            (f">{advice.samples.units}/s", lambda trial: gain_text(trial.ratio)),
+            (">80 % interval", gain_interval),
+            (">step", lambda trial: quantities.duration(trial.point.step_time_s)),
+            (">memory", lambda trial: quantities.size(trial.point.memory.total_bytes)),
+            ("costs", costs),
+        ),
+        ruled=False,
     )
-    return tabulate((trial for trial in trials if trial.point is not None), columns, ruled=False)
 
 
 def costs(trial: Trial) -> str:

@@ -12,7 +12,6 @@ from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     PREDICTED,
     Block,
-    Column,
     Figure,
     Paragraph,
     Table,
@@ -210,19 +209,23 @@ def collective_lines(title: str, rows: Sequence[Row], notes: Sequence[str]) -> l
 
 def times_table(rows: Sequence[Row]) -> Table:
     """List sizes with times and bandwidths, as nccl-tests prints them."""
-    columns: tuple[Column, ...] = (
-        (">bytes", lambda row: f"{row['nbytes']:,}"),
-        (">time", lambda row: quantities.duration(row["time_s"])),
-        (">algbw", lambda row: quantities.rate(row["algbw_Bps"])),
-        (">busbw", lambda row: quantities.rate(row["busbw_Bps"])),
-        ("algorithm", lambda row: str(row["algorithm"])),
-        ("protocol", lambda row: str(row["protocol"])),
+    return tabulate(
+        rows,
         (
-            ">80 % interval",
-            lambda row: quantities.span_or("not measured", row["interval_s"], quantities.duration),
+            (">bytes", lambda row: f"{row['nbytes']:,}"),
+            (">time", lambda row: quantities.duration(row["time_s"])),
+            (">algbw", lambda row: quantities.rate(row["algbw_Bps"])),
+            (">busbw", lambda row: quantities.rate(row["busbw_Bps"])),
+            ("algorithm", lambda row: str(row["algorithm"])),
+            ("protocol", lambda row: str(row["protocol"])),
+            (
+                ">80 % interval",
+                lambda row: quantities.span_or(
+                    "not measured", row["interval_s"], quantities.duration
+                ),
+            ),
         ),
     )
-    return tabulate(rows, columns)
 
 
 def _size(nbytes: float) -> str:

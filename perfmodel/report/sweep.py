@@ -13,7 +13,6 @@ from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     PREDICTED,
     Block,
-    Column,
     Definitions,
     Figure,
     Paragraph,
@@ -141,20 +140,22 @@ def variant_table(swept: SweepResult, most: int) -> Table:
     def value(name: str) -> Callable[[Pair], str]:
         return lambda pair: brief(pair[0].set.get(name))
 
-    columns: tuple[Column, ...] = (
-        *((name, value(name)) for name in swept.fields),
-        (">GPUs", lambda pair: f"{pair[1].gpus:,}"),
-        (">step", lambda pair: quantities.duration(pair[1].step_time_s or 0.0)),
+    return tabulate(
+        answered(swept)[:most],
         (
-            ">80 % interval",
-            lambda pair: quantities.span_or("not known", _ends(pair[1]), quantities.duration),
+            *((name, value(name)) for name in swept.fields),
+            (">GPUs", lambda pair: f"{pair[1].gpus:,}"),
+            (">step", lambda pair: quantities.duration(pair[1].step_time_s or 0.0)),
+            (
+                ">80 % interval",
+                lambda pair: quantities.span_or("not known", _ends(pair[1]), quantities.duration),
+            ),
+            (">exposed", lambda pair: quantities.duration(pair[1].exposed_comm_s or 0.0)),
+            (">samples/s", lambda pair: quantities.count(pair[1].samples_per_s or 0.0)),
+            (">memory", lambda pair: quantities.size(pair[1].memory_bytes or 0.0)),
+            ("bottleneck", lambda pair: (pair[1].bottleneck or "") + memory_note(pair[1])),
         ),
-        (">exposed", lambda pair: quantities.duration(pair[1].exposed_comm_s or 0.0)),
-        (">samples/s", lambda pair: quantities.count(pair[1].samples_per_s or 0.0)),
-        (">memory", lambda pair: quantities.size(pair[1].memory_bytes or 0.0)),
-        ("bottleneck", lambda pair: (pair[1].bottleneck or "") + memory_note(pair[1])),
     )
-    return tabulate(answered(swept)[:most], columns)
 
 
 def _ends(answer: Answer) -> tuple[float, float] | None:

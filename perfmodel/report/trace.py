@@ -12,7 +12,6 @@ from perfmodel.report.common.document import (
     Block,
     Bullets,
     Code,
-    Column,
     Figure,
     Paragraph,
     Table,
@@ -147,23 +146,26 @@ def bucket_table(analysis: TraceAnalysis) -> Table | None:
     def known(time_s: float | None) -> str:
         return "" if time_s is None else duration(time_s)
 
-    columns: list[Column | None] = [
-        (">bucket", lambda bucket: f"{bucket.index}"),
-        (">size", size),
-        (">ready", lambda bucket: duration(bucket.ready_s)),
-        (">end", lambda bucket: duration(bucket.end_s)),
-        (">simulated end", lambda bucket: known(ends_s.get(bucket.index))),
-        (">difference", apart),
-        (">transfer", lambda bucket: duration(bucket.transfer_s)),
-        (">waiting", lambda bucket: known(bucket.waiting_s))
-        if any(bucket.waiting_s is not None for bucket in buckets)
-        else None,
-        (
-            ">elements",
-            lambda each: "not stated" if each.elements is None else f"{each.elements:,}",
-        ),
-    ]
-    return tabulate(buckets, columns, wraps=True)
+    return tabulate(
+        buckets,
+        [
+            (">bucket", lambda bucket: f"{bucket.index}"),
+            (">size", size),
+            (">ready", lambda bucket: duration(bucket.ready_s)),
+            (">end", lambda bucket: duration(bucket.end_s)),
+            (">simulated end", lambda bucket: known(ends_s.get(bucket.index))),
+            (">difference", apart),
+            (">transfer", lambda bucket: duration(bucket.transfer_s)),
+            (">waiting", lambda bucket: known(bucket.waiting_s))
+            if any(bucket.waiting_s is not None for bucket in buckets)
+            else None,
+            (
+                ">elements",
+                lambda each: "not stated" if each.elements is None else f"{each.elements:,}",
+            ),
+        ],
+        wraps=True,
+    )
 
 
 def layer_table(analysis: TraceAnalysis, most: int = MOST_LAYERS) -> Table:
@@ -179,14 +181,16 @@ def layer_table(analysis: TraceAnalysis, most: int = MOST_LAYERS) -> Table:
     def parameters(at: int) -> int:
         return sum(gradients[number].elements or 0 for number in first.layers[at].gradients)
 
-    columns: tuple[Column, ...] = (
-        ("longest layers", lambda at: first.layers[at].name),
-        (">parameters", lambda at: f"{parameters(at):,}"),
-        (">forward", lambda at: duration(float(forward[at]))),
-        (">backward", lambda at: duration(float(backward[at]))),
-        (">share", lambda at: quantities.percent_column(float(both[at]) / total)),
+    return tabulate(
+        sorted(range(len(first.layers)), key=lambda at: -both[at])[:most],
+        (
+            ("longest layers", lambda at: first.layers[at].name),
+            (">parameters", lambda at: f"{parameters(at):,}"),
+            (">forward", lambda at: duration(float(forward[at]))),
+            (">backward", lambda at: duration(float(backward[at]))),
+            (">share", lambda at: quantities.percent_column(float(both[at]) / total)),
+        ),
     )
-    return tabulate(sorted(range(len(first.layers)), key=lambda at: -both[at])[:most], columns)
 
 
 def trace_lines(analysis: TraceAnalysis) -> list[Block]:

@@ -18,7 +18,6 @@ from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     Block,
     Bullets,
-    Column,
     Figure,
     Paragraph,
     Section,
@@ -102,15 +101,17 @@ def sweep_table(
     def errors(mode: Mode, band: str) -> Callable[[SweepPrediction], str]:
         return lambda each: pair(scored.get(each.sweep.id, {}).get(mode, {}).get(band))
 
-    columns: tuple[Column, ...] = (
-        ("sweep", lambda each: each.sweep.id),
-        ("machine", lambda each: each.matched.topology.name),
-        (">trust", lambda each: str(each.sweep.trust)),
-        *((f">{MODE_NAMES[mode]}", errors(mode, LARGE)) for mode in _modes(predicted)),
-        (f">below 256 KiB, {MODE_NAMES[small_mode]}", errors(small_mode, "latency")),
-        ("counted", lambda each: "yes" if each.counted else f"no: {each.why_not}"),
+    return tabulate(
+        predicted,
+        (
+            ("sweep", lambda each: each.sweep.id),
+            ("machine", lambda each: each.matched.topology.name),
+            (">trust", lambda each: str(each.sweep.trust)),
+            *((f">{MODE_NAMES[mode]}", errors(mode, LARGE)) for mode in _modes(predicted)),
+            (f">below 256 KiB, {MODE_NAMES[small_mode]}", errors(small_mode, "latency")),
+            ("counted", lambda each: "yes" if each.counted else f"no: {each.why_not}"),
+        ),
     )
-    return tabulate(predicted, columns)
 
 
 def _modes(predicted: Sequence[SweepPrediction]) -> list[Mode]:
@@ -124,16 +125,18 @@ def step_table(steps: Sequence[StepComparison]) -> Table:
         ends = step.interval
         return "-" if ends is None else f"{ends[0]:.4g} \N{EN DASH} {ends[1]:.4g}"
 
-    columns: tuple[Column, ...] = (
-        ("step", lambda step: step.id),
-        ("quantity", lambda step: step.quantity),
-        (">measured", lambda step: f"{step.measured:.4g}"),
-        (">predicted", lambda step: f"{step.predicted:.4g}"),
-        (">80 % interval", interval),
-        (">error", lambda step: signed(step.error)),
-        ("source", lambda step: step.source),
+    return tabulate(
+        steps,
+        (
+            ("step", lambda step: step.id),
+            ("quantity", lambda step: step.quantity),
+            (">measured", lambda step: f"{step.measured:.4g}"),
+            (">predicted", lambda step: f"{step.predicted:.4g}"),
+            (">80 % interval", interval),
+            (">error", lambda step: signed(step.error)),
+            ("source", lambda step: step.source),
+        ),
     )
-    return tabulate(steps, columns)
 
 
 def omissions(predicted: Sequence[SweepPrediction], unmatched: Mapping[str, str]) -> Iterator[str]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.files import write_atomically, write_json
 from perfmodel.report.common.document import (
@@ -26,12 +26,8 @@ from perfmodel.report.common.document import (
     Tile,
     Tiles,
 )
-from perfmodel.report.common.figures import pack
+from perfmodel.report.common.figures import Drawing, pack
 from perfmodel.report.common.palette import DARK, QUIET_INK, channels
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
 
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
@@ -266,7 +262,7 @@ def _figure(block: Figure) -> str:
     return f'{key}<div class="plot" role="img" aria-label="{label}">{drawing}</div>'
 
 
-def legend(figure: go.Figure) -> str:
+def legend(figure: Drawing) -> str:
     """List the traces of a figure with their colours, as HTML."""
     swatches: dict[str, str] = {}
     for trace in figure.data:

@@ -131,17 +131,22 @@ def events_section(point: SizeResult) -> Section | None:
         figure = Figure(draw_steps(cost), "steps", "Duration of each counted step")
         blocks += [Heading("Step by step"), figure]
     if cost.jobs:
-        columns = (
-            ("Job", lambda job: job.name),
-            (">GPUs", lambda job: f"{job.gpus:,}"),
-            (">Step", lambda job: quantities.duration(job.step_time_s)),
-            (">Step alone", lambda job: quantities.duration(job.alone_s)),
-            (
-                ">Slower by",
-                lambda job: quantities.percent_column(job.step_time_s / job.alone_s - 1),
+        blocks += [
+            Heading("The other jobs"),
+            tabulate(
+                cost.jobs,
+                (
+                    ("Job", lambda job: job.name),
+                    (">GPUs", lambda job: f"{job.gpus:,}"),
+                    (">Step", lambda job: quantities.duration(job.step_time_s)),
+                    (">Step alone", lambda job: quantities.duration(job.alone_s)),
+                    (
+                        ">Slower by",
+                        lambda job: quantities.percent_column(job.step_time_s / job.alone_s - 1),
+                    ),
+                ),
             ),
-        )
-        blocks += [Heading("The other jobs"), tabulate(cost.jobs, columns)]
+        ]
     if cost.waits:
         blocks += [Heading("Who waits for whom"), *_waits(point, cost)]
     return section("What happens around it, and what it costs", lead(point, cost), *blocks)

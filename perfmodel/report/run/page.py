@@ -258,20 +258,26 @@ def _buckets(point: SizeResult) -> Section | None:
     def ends_of(names: Sequence[str]) -> str:
         return f"{names[0]} ... {names[-1]} ({len(names)})" if len(names) > 1 else "".join(names)
 
-    columns = (
-        (">Bucket", lambda bucket: f"{bucket.index}"),
-        (">Size", lambda bucket: quantities.size(bucket.nbytes)),
-        (">Ready", lambda bucket: quantities.duration(bucket.ready_s)),
-        (">Start", lambda bucket: quantities.duration(bucket.start_s)),
-        (">End", lambda bucket: quantities.duration(bucket.end_s)),
-        (
-            ">Wait",
-            lambda bucket: quantities.duration(max(0.0, bucket.start_s - bucket.ready_s)),
+    return section(
+        "Gradient buckets",
+        lead,
+        tabulate(
+            point.buckets[:_BUCKETS_LISTED],
+            (
+                (">Bucket", lambda bucket: f"{bucket.index}"),
+                (">Size", lambda bucket: quantities.size(bucket.nbytes)),
+                (">Ready", lambda bucket: quantities.duration(bucket.ready_s)),
+                (">Start", lambda bucket: quantities.duration(bucket.start_s)),
+                (">End", lambda bucket: quantities.duration(bucket.end_s)),
+                (
+                    ">Wait",
+                    lambda bucket: quantities.duration(max(0.0, bucket.start_s - bucket.ready_s)),
+                ),
+                (">Duration", lambda bucket: quantities.duration(bucket.end_s - bucket.start_s)),
+                ("Parameters", lambda bucket: ends_of(bucket.parameters)),
+            ),
         ),
-        (">Duration", lambda bucket: quantities.duration(bucket.end_s - bucket.start_s)),
-        ("Parameters", lambda bucket: ends_of(bucket.parameters)),
     )
-    return section("Gradient buckets", lead, tabulate(point.buckets[:_BUCKETS_LISTED], columns))
 
 
 def _topology(result: Result) -> Section:

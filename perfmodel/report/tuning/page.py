@@ -14,7 +14,6 @@ from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     Bullets,
     Code,
-    Column,
     Figure,
     Paragraph,
     Section,
@@ -179,16 +178,23 @@ def _curve(tuned: TuneResult) -> Section:
 def _horovod(tuned: TuneResult) -> Section | None:
     if tuned.horovod is None:
         return None
-    columns: tuple[Column, ...] = (
-        (
-            ">fusion threshold",
-            lambda fusion: f"{number(fusion.threshold_mb)} MiB" if fusion.threshold_mb else "off",
+    table, assumptions = (
+        tabulate(
+            tuned.horovod.curve,
+            (
+                (
+                    ">fusion threshold",
+                    lambda fusion: (
+                        f"{number(fusion.threshold_mb)} MiB" if fusion.threshold_mb else "off"
+                    ),
+                ),
+                (">step", lambda fusion: quantities.duration(fusion.step_time_s)),
+                (">exposed", lambda fusion: quantities.duration(fusion.exposed_comm_s)),
+                (">all-reduces", lambda fusion: f"{fusion.all_reduces}"),
+            ),
         ),
-        (">step", lambda fusion: quantities.duration(fusion.step_time_s)),
-        (">exposed", lambda fusion: quantities.duration(fusion.exposed_comm_s)),
-        (">all-reduces", lambda fusion: f"{fusion.all_reduces}"),
+        Bullets(tuned.horovod.assumptions),
     )
-    table, assumptions = tabulate(tuned.horovod.curve, columns), Bullets(tuned.horovod.assumptions)
     return section("Horovod", text.horovod_line(tuned.horovod), table, assumptions)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from perfmodel.files import as_json, attributes, csv_text
 from perfmodel.report.common import quantities
-from perfmodel.report.common.document import Block, Column, Paragraph, Table, paragraphs, tabulate
+from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs, tabulate
 from perfmodel.scenario.strategies.ddp import DdpStrategy
 from perfmodel.studies.tune.caps import format_caps, number
 from perfmodel.studies.tune.model import (
@@ -314,15 +314,18 @@ def shared_headline(compromise: MinimaxCap) -> str:
 def scenarios_table(compromise: MinimaxCap) -> Table:
     """Scenario by scenario: its own best cap, and what it loses by the shared one."""
     regrets = zip(compromise.each, compromise.best.regrets, compromise.default.regrets, strict=True)
-    columns: tuple[Column, ...] = (
-        ("scenario", lambda row: row[0].scenario.name),
-        (">GPUs", lambda row: f"{row[0].gpus:,}"),
-        (">own best cap", lambda row: f"{number(row[0].best_uniform.bucket_cap_mb or 0)} MiB"),
-        (">step", lambda row: fine(row[0].best_uniform.step_time_s)),
-        (">shared cap", lambda row: change(row[1])),
-        (">default", lambda row: change(row[2])),
+    return tabulate(
+        regrets,
+        (
+            ("scenario", lambda row: row[0].scenario.name),
+            (">GPUs", lambda row: f"{row[0].gpus:,}"),
+            (">own best cap", lambda row: f"{number(row[0].best_uniform.bucket_cap_mb or 0)} MiB"),
+            (">step", lambda row: fine(row[0].best_uniform.step_time_s)),
+            (">shared cap", lambda row: change(row[1])),
+            (">default", lambda row: change(row[2])),
+        ),
+        ruled=False,
     )
-    return tabulate(regrets, columns, ruled=False)
 
 
 # ---------------------------------------------------------------- terminal
