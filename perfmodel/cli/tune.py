@@ -111,6 +111,7 @@ def _tune_settings(
     question: Scenario, profile: str | None, output: Path | None, *, json: bool
 ) -> None:
     """Tune the settings of a strategy without buckets."""
+    from perfmodel.report.common.html import write_each
     from perfmodel.report.tuning import settings
     from perfmodel.studies.tune.settings_search import tune_settings
 
@@ -122,7 +123,7 @@ def _tune_settings(
         json=json,
         to_json=settings.settings_json,
         lines=settings.settings_lines,
-        write=settings.write_settings,
+        write=partial(write_each, settings.FILES),
         folder=output,
     )
 
@@ -147,6 +148,7 @@ def _tune_each(
 
 def _report(tunings: list[TuneResult], output: Path | None, *, json: bool) -> None:
     """Print one tuning, or the setting that serves several best, and write its page."""
+    from perfmodel.report.common.html import write_each
     from perfmodel.report.tuning import page, text
     from perfmodel.studies.tune.recommendation import choose_minimax_cap
 
@@ -156,7 +158,7 @@ def _report(tunings: list[TuneResult], output: Path | None, *, json: bool) -> No
             json=json,
             to_json=text.tuned_json,
             lines=text.tuned_lines,
-            write=page.write_tuned,
+            write=partial(write_each, page.FILES),
             folder=output,
         )
         return

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import InputError
@@ -38,7 +37,7 @@ from perfmodel.report.common.figures import (
     new_figure,
     short_label,
 )
-from perfmodel.report.common.html import render_html, write_report_files
+from perfmodel.report.common.html import render_html
 from perfmodel.report.common.palette import INK, WORK
 from perfmodel.scenario.sections.plan import Money
 from perfmodel.scenario.source_map import SourceMap
@@ -379,15 +378,6 @@ def _label(trial: Trial) -> str:
 
 ALONE = "Sorted by gain; bars end where the simulation does, lines hold 80 % of what is uncertain."
 
-FILES = ("advice.html", "advice.json")
-"""Files that `write_advice` writes."""
-
-
-def write_advice(advice: Advice, folder: Path) -> Path:
-    """Write ``advice.html`` and ``advice.json``; returns and raises as `write_report_files`."""
-    files = {"advice.html": advice_html(advice), "advice.json": to_json(advice)}
-    return write_report_files(folder, files)
-
 
 def advice_html(advice: Advice) -> str:
     """Build the page as one string."""
@@ -432,3 +422,7 @@ def _tiles(advice: Advice, best: Trial, point: SizeResult) -> Tiles:
             Tile("Bottleneck then", point.bottleneck, f"now {now.bottleneck}", "text"),
         ]
     )
+
+
+FILES = {"advice.html": advice_html, "advice.json": to_json}
+"""Files of an advice, and what makes them."""

@@ -115,7 +115,7 @@ def sweep_table(
 
 
 def _modes(predicted: Sequence[SweepPrediction]) -> list[Mode]:
-    return [mode for mode in MODES if any(mode in each.times for each in predicted)]
+    return [mode for mode in MODES if any(mode in each.forecast.times for each in predicted)]
 
 
 def step_table(steps: Sequence[StepComparison]) -> Table:
@@ -157,10 +157,12 @@ def points_csv(predicted: Sequence[SweepPrediction]) -> str:
             each.sweep.id,
             int(each.counted),
             row.nbytes,
-            each.choices[at],
+            each.forecast.choices[at],
             f"{row.time_s * 1e6:.6g}",
             *(
-                f"{each.times[mode].time_s[at] * 1e6:.5g}" if mode in each.times else ""
+                f"{each.forecast.times[mode].time_s[at] * 1e6:.5g}"
+                if mode in each.forecast.times
+                else ""
                 for mode in modes
             ),
         )

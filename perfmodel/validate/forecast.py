@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -76,21 +76,6 @@ class SweepPrediction:
     forecast: Forecast
 
     @property
-    def times(self) -> Mapping[Mode, Times]:
-        """Predictions by mode."""
-        return self.forecast.times
-
-    @property
-    def missing(self) -> Mapping[Mode, str]:
-        """Why a mode has no prediction."""
-        return self.forecast.missing
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """Algorithm and protocol by size, datasheet mode."""
-        return self.forecast.choices
-
-    @property
     def counted(self) -> bool:
         """Whether the sweep counts: trusted, and its hardware is stated."""
         return self.why_not == ""
@@ -149,7 +134,11 @@ def predict(task: Task, library: CommLibrary | None = None) -> Forecast | str:
     missing: dict[Mode, str] = {}
     try:
         rows = collective_rows(own.topology, op=own.op, sizes=sizes, settings=own.settings)
-        times["datasheet"] = _times(rows)
+        times["datasheet"] = Times(
+            tuple(row["time_s"] for row in rows),
+            tuple(None if row["interval_s"] is None else tuple(row["interval_s"]) for row in rows),
+            "",
+        )
         if task.profile is not None:
             times["calibrated"] = with_profile(task.profile, own, sizes, shipped)
         if task.others is not None:
@@ -170,14 +159,6 @@ def observed_s(timer: UncontendedTimer, own: Matched, nbytes: int) -> float:
     ranks = range(len(own.topology.ranks))
     lowered, alone_s = timer.best(own.op, nbytes, ranks, 0, None)
     return observed_time_s(timer.machine, alone_s - hidden_s(timer, lowered, own.op, ranks))
-
-
-def _times(rows: Sequence[Mapping[str, Any]], note: str = "") -> Times:
-    return Times(
-        tuple(row["time_s"] for row in rows),
-        tuple(None if row["interval_s"] is None else tuple(row["interval_s"]) for row in rows),
-        note,
-    )
 
 
 def with_profile(

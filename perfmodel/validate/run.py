@@ -371,7 +371,7 @@ def sweep_entries(
             "machine": prediction.matched.topology.name,
             "counted": prediction.counted,
             "assumptions": [*prediction.matched.assumptions, *prediction.sweep.notes],
-            "note": prediction.times[mode].note,
+            "note": prediction.forecast.times[mode].note,
         }
         for prediction in predicted
         for mode, bands in scored.get(prediction.sweep.id, {}).items()

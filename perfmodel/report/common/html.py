@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,14 @@ def write_report_files(folder: Path, files: Mapping[str, Any]) -> Path:
         else:
             write_atomically(folder / name, content)
     return folder / next(iter(files))
+
+
+def write_each(files: Mapping[str, Callable[[Any], Any]], result: Any, folder: Path) -> Path:
+    """Write each file as its function makes it of a result.
+
+    Returns and raises as `write_report_files`.
+    """
+    return write_report_files(folder, {name: make(result) for name, make in files.items()})
 
 
 def render_html(title: str, blocks: Iterable[Block | None]) -> str:

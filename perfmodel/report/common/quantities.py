@@ -147,12 +147,11 @@ def headline(result: Result) -> str:
         doubt = ("May", "does") if memory.may_fit else ("Does", "did")
         place = f"the host's {' and '.join(memory.overfull)}" if memory.fits_gpu else "GPU memory"
         verb, begin = "would train", f"{doubt[0]} not fit in {place}. If it {doubt[1]}, "
-    linear = ""
-    if main.gpus != result.efficiency_base:
-        linear = f", {percent(main.scaling_efficiency)} of linear scaling"
+    linear = f", {percent(main.scaling_efficiency)} of linear scaling"
     return (
         f"{begin}{gpus(main.gpus)} {verb} {count(main.samples_per_s)} {samples_short(result)}/s"
-        f"{linear}; a step takes {duration(main.step_time_s)}, {waiting(main)}."
+        f"{'' if main.gpus == result.efficiency_base else linear}; a step takes "
+        f"{duration(main.step_time_s)}, {waiting(main)}."
     )
 
 
@@ -304,9 +303,11 @@ def memory(part: Memory) -> str:
     if part.fits_gpu and part.overfull:
         return f"Does not fit the host: {offloaded}"
     share = percent(part.total_bytes / part.capacity_bytes) if part.capacity_bytes else "all"
-    used = f"{size(part.total_bytes)} of {has} ({share})"
-    if part.low_bytes is not None and part.high_bytes is not None:
-        used = f"{span(part.low_bytes, part.high_bytes, size)} of {has}, activations estimated"
+    used = (
+        f"{size(part.total_bytes)} of {has} ({share})"
+        if part.low_bytes is None or part.high_bytes is None
+        else f"{span(part.low_bytes, part.high_bytes, size)} of {has}, activations estimated"
+    )
     reserve = size(part.reserve_bytes)
     verdicts = (
         (not part.may_fit, f"Does not fit: needs {used}"),

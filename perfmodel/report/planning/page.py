@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 from perfmodel.report.common import quantities
@@ -26,7 +25,7 @@ from perfmodel.report.common.document import (
     table_section,
     tabulate,
 )
-from perfmodel.report.common.html import render_html, write_report_files
+from perfmodel.report.common.html import render_html
 from perfmodel.report.common.plain_text import render_markdown
 from perfmodel.report.planning import text
 from perfmodel.report.planning.figures import (
@@ -262,24 +261,6 @@ UPGRADES = (
 PURCHASE = "What the cost is made of. FLOPs used: model FLOPs over the dense peak of all GPUs."
 
 
-FILES = ("plan.html", "plan.md", "plan.csv", "plan.json")
-"""Files that `write_plan` writes."""
-
-
-def write_plan(plan: PlanResult, folder: Path) -> Path:
-    """Write ``plan.html``, ``plan.md``, ``plan.csv`` and ``plan.json``.
-
-    Returns and raises as `write_report_files`, and `InputError` where a number is not finite.
-    """
-    files = {
-        "plan.html": plan_html(plan),
-        "plan.md": plan_markdown(plan),
-        "plan.csv": plan_csv(plan),
-        "plan.json": to_json(plan),
-    }
-    return write_report_files(folder, files)
-
-
 # ---------------------------------------------------------------- page and Markdown
 
 
@@ -432,3 +413,12 @@ def plan_lines(plan: PlanResult) -> list[Block]:
         *([Paragraph(f"\n{text.LOST}\n"), failures] if failures.rows else []),
         *paragraphs(f"left out: {name}: {reason}" for name, reason in refused(plan).items()),
     ]
+
+
+FILES = {
+    "plan.html": plan_html,
+    "plan.md": plan_markdown,
+    "plan.csv": plan_csv,
+    "plan.json": to_json,
+}
+"""Files of a plan, and what makes them; CSV and JSON refuse numbers that are not finite."""

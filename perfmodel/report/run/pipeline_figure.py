@@ -227,9 +227,8 @@ def block_traces(
         if not own:
             continue
         # an edge of its own colour keeps what is short visible
-        edge = {"color": colour, "width": 0.6}
-        if own[0].micro_batch is not None:
-            edge = {"color": "white", "width": 0.4}
+        is_pass = own[0].micro_batch is not None
+        edge = {"color": "white", "width": 0.4} if is_pass else {"color": colour, "width": 0.6}
         yield bars(
             kind,
             [(end_s - start_s) / scale for start_s, end_s in ends_s],

@@ -76,9 +76,8 @@ def findings(result: Result) -> list[str]:
     limits = "; ".join(f"{run.bottleneck} on {sizes_of(run)}" for run in joined)
     same = f"The bottleneck is the same at every size: {joined[0].bottleneck}."
     missing = [f"{point.gpus:,}" for point in points if point.interval_s is None]
-    lacks = f"No interval on {', '.join(missing)} GPU{'' if missing == ['1'] else 's'}"
-    if len(missing) == len(points):
-        lacks = "No size has an interval"
+    some = f"No interval on {', '.join(missing)} GPU{'' if missing == ['1'] else 's'}"
+    lacks = "No size has an interval" if len(missing) == len(points) else some
     too_big = ", ".join(f"{point.gpus:,}" for point in points if not point.memory.fits)
     sentences = (
         (True, knee_sentence(result)),
@@ -108,9 +107,11 @@ def knee_sentence(result: Result) -> str:
     if reach is None:
         return ""
     but = ", ".join(f"{size:,}" for size in reach.exceptions)
-    base = f"what a GPU of {quantities.gpus(result.efficiency_base)} trains"
-    if result.efficiency_base == 1:
-        base = "what one GPU trains alone"
+    base = (
+        "what one GPU trains alone"
+        if result.efficiency_base == 1
+        else f"what a GPU of {quantities.gpus(result.efficiency_base)} trains"
+    )
     grown_to = (
         f"from any smaller size on each added GPU brings at least {quantities.percent(WORTH)} of "
         f"{base}{f' (growing to {but} does not)' if but else ''}"

@@ -12,6 +12,7 @@ from typing import Any
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
+    PREDICTION,
     Bullets,
     Code,
     Figure,
@@ -51,25 +52,6 @@ from perfmodel.report.tuning.text import (
 from perfmodel.studies.tune.caps import number
 from perfmodel.studies.tune.model import Choice, CurvePoint, MinimaxCap, TuneResult
 
-PREDICTED = "A prediction by simulation, not a measurement."
-
-
-FILES = ("tune.html", "tune.json", "curve.csv")
-"""Files that `write_tuned` writes."""
-
-
-def write_tuned(tuned: TuneResult, folder: Path) -> Path:
-    """Write ``tune.html``, ``tune.json`` (as ``--json`` prints it) and ``curve.csv``.
-
-    Returns and raises as `write_report_files`.
-    """
-    files = {
-        "tune.html": tuned_html(tuned),
-        "tune.json": tuned_json(tuned),
-        "curve.csv": curve_csv(tuned),
-    }
-    return write_report_files(folder, files)
-
 
 def write_compromise(compromise: MinimaxCap, folder: Path) -> Path:
     """Write ``tune.html`` with all scenarios, ``tune.json``, and a curve for each scenario.
@@ -92,7 +74,7 @@ def tuned_html(tuned: TuneResult) -> str:
     return render_html(
         f"Buckets of {setting}",
         [
-            header(setting, answer, [PREDICTED], [tuned.scenario.question], [limit]),
+            header(setting, answer, [PREDICTION], [tuned.scenario.question], [limit]),
             _tiles(tuned),
             section(
                 "What to use",
@@ -123,7 +105,7 @@ def compromise_html(compromise: MinimaxCap) -> str:
     return render_html(
         "One bucket cap for several scenarios",
         [
-            header(setting, headline, [PREDICTED]),
+            header(setting, headline, [PREDICTION]),
             section("One cap for all", lead, text.scenarios_table(compromise), code),
             *(
                 section(
@@ -390,3 +372,7 @@ def _bucket_bars(place: int, choice: Choice, scale: float) -> Iterator[dict[str,
         "marker": {"color": WORK["backward"], "size": 7, "symbol": "triangle-up"},
         "hoverinfo": "skip",
     }
+
+
+FILES = {"tune.html": tuned_html, "tune.json": tuned_json, "curve.csv": curve_csv}
+"""Files of one tuning, and what makes them; JSON is what ``--json`` prints."""

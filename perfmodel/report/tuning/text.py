@@ -209,16 +209,18 @@ def _robust_sentence(tuned: TuneResult) -> tuple[str, ...]:
 
 def _default_sentence(tuned: TuneResult) -> str:
     likely, most = tuned.default_regrets[0], max(tuned.default_regrets)
-    does = f"loses {_percent(likely)} to the best cap"
-    if likely < ROUNDING:
-        does = "loses nothing to the best cap"
-    if likely < -ROUNDING:
-        does = f"is {_percent(-likely)} quicker than the best cap"
-    beyond = f"; it may lose up to {_percent(most)} within that interval of the network"
-    if most < ROUNDING:
-        beyond = ", nor anywhere in that interval of the network"
-    known = len(tuned.default_regrets) > 1
-    return f"PyTorch's default (1, then 25 MiB) {does}{beyond if known else ''}."
+    said = (
+        (likely < -ROUNDING, f"is {_percent(-likely)} quicker than the best cap"),
+        (likely < ROUNDING, "loses nothing to the best cap"),
+        (True, f"loses {_percent(likely)} to the best cap"),
+    )
+    beyond = (
+        (len(tuned.default_regrets) < 2, ""),
+        (most < ROUNDING, ", nor anywhere in that interval of the network"),
+        (True, f"; it may lose up to {_percent(most)} within that interval of the network"),
+    )
+    does, further = (next(text for applies, text in rows if applies) for rows in (said, beyond))
+    return f"PyTorch's default (1, then 25 MiB) {does}{further}."
 
 
 def spans(equal: Spans) -> str:
@@ -386,16 +388,15 @@ def _to_use(tuned: TuneResult, choices: Sequence[Choice]) -> Choice:
 
 
 def _recommended(tuned: TuneResult) -> dict[str, Any]:
-    recommended = tuned.recommended
-    names = {
-        id(tuned.best_uniform): "best_uniform",
-        id(tuned.best_list): "best_list",
-        id(tuned.best_integer_list): "best_integer_list",
-    }
+    recommended, best = tuned.recommended, ("best_uniform", "best_list", "best_integer_list")
+
+    def name(choice: Choice) -> str:
+        return next(field for field in best if getattr(tuned, field) is choice)
+
     return {
         "keep": None if not recommended.keep else "asked" if recommended.own else "default",
-        "choices": [names[id(choice)] for choice in recommended.choices],
-        "unsure": None if recommended.unsure is None else names[id(recommended.unsure)],
+        "choices": list(map(name, recommended.choices)),
+        "unsure": None if recommended.unsure is None else name(recommended.unsure),
     }
 
 
@@ -488,5 +489,8 @@ def _horovod(horovod: Horovod) -> dict[str, Any]:
 
 
 def _shared(shared: SharedCap) -> dict[str, Any]:
-    times = {"bucket_cap_mb": shared.bucket_cap_mb, "step_time_s": shared.steps_s}
-    return times | attributes(shared, "regrets worst_regret")
+    return {
+        "bucket_cap_mb": shared.bucket_cap_mb,
+        "step_time_s": shared.steps_s,
+        **attributes(shared, "regrets worst_regret"),
+    }

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from perfmodel.report.common.html import write_each
 from perfmodel.report.tuning import text
-from perfmodel.report.tuning.page import tuned_html, write_tuned
+from perfmodel.report.tuning.page import FILES, tuned_html
 from perfmodel.report.tuning.text import curve_csv, tuned_json
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.tune.model import TuneResult
@@ -99,7 +100,7 @@ def test_slivers_between_good_caps_go_unsaid(tuned: TuneResult) -> None:
 def test_page_opens_cleanly(
     browser: Browser, tuned: TuneResult, tmp_path: Path, width: int, height: int
 ) -> None:
-    file = write_tuned(tuned, tmp_path)
+    file = write_each(FILES, tuned, tmp_path)
     page = browser.new_page(viewport={"width": width, "height": height})
     complaints: list[str] = []
     requests: list[str] = []
