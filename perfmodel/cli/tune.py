@@ -270,14 +270,18 @@ def _exit_on_interrupt(store: Path | None) -> Iterator[None]:
 
 def _sweep_notes(swept: SweepResult) -> Iterator[str]:
     """Say how many variants were answered, and what failed."""
-    from perfmodel.report.sweep import TERMINAL_ROWS, answered, failed
+    from perfmodel.report.sweep import MOST_TERMINAL_ROWS, answered, failed
     from perfmodel.studies.sweep.run import format_fields
 
     done, count = len(answered(swept)), len(swept.variants)
-    more = f", the {TERMINAL_ROWS} fastest are shown" if done > TERMINAL_ROWS else ", fastest first"
+    more = (
+        f", the {MOST_TERMINAL_ROWS} fastest are shown"
+        if done > MOST_TERMINAL_ROWS
+        else ", fastest first"
+    )
     reused = f", {swept.reused:,} of them from the store" if swept.reused else ""
     yield f"{done:,} of {count:,} variants answered{reused}{more if done else ''}"
-    for variant, answer in failed(swept)[:TERMINAL_ROWS]:
+    for variant, answer in failed(swept)[:MOST_TERMINAL_ROWS]:
         yield f"failed: {format_fields(variant.set)}: {answer.message}"
-    if swept.failed > TERMINAL_ROWS:
-        yield f"... and {swept.failed - TERMINAL_ROWS:,} more that failed"
+    if swept.failed > MOST_TERMINAL_ROWS:
+        yield f"... and {swept.failed - MOST_TERMINAL_ROWS:,} more that failed"

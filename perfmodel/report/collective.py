@@ -37,7 +37,7 @@ from perfmodel.report.common.palette import CYCLE, WORK
 Row = dict[str, Any]
 """A row of `perfmodel.studies.run.collective.collective_rows`."""
 
-_LABELS = 6
+_MOST_AXIS_LABELS = 6
 _BAND = "rgba(0, 114, 178, 0.16)"
 
 
@@ -65,7 +65,7 @@ def draw_times(rows: Sequence[Row]) -> Drawing:
     rows = by_size(rows)
     ends = [_ends(row) for row in rows]
     low, high = min(end[0] for end in ends) / 1.2, max(end[1] for end in ends) * 1.2
-    ticks = log_ticks(low, high, _LABELS + 1)
+    ticks = log_ticks(low, high, _MOST_AXIS_LABELS + 1)
     return new_figure(
         400,
         [*_band(rows, ends), *_lines(rows, [row["time_s"] for row in rows])],

@@ -170,7 +170,7 @@ def memory_note(answer: Answer) -> str:
     return " (memory is tight)" if answer.tight else ""
 
 
-FEWEST = 3
+FEWEST_NUMBERS = 3
 """Numbers along an axis, at least."""
 
 _PARSERS: tuple[Callable[[object], float], ...] = (parse_bytes, parse_time, parse_bandwidth)
@@ -192,7 +192,7 @@ def choose_axes(fields: Sequence[str], pairs: Sequence[Pair]) -> SweepAxes | Non
     """
     numbered = {field: _places(field, pairs) for field in fields}
     longest = max(numbered, key=lambda field: len(numbered[field]), default="")
-    if not longest or len(numbered[longest]) < FEWEST:
+    if not longest or len(numbered[longest]) < FEWEST_NUMBERS:
         return None
     lines = tuple(f for f in fields if f != longest and not _follows(f, longest, pairs))
     return SweepAxes(longest, numbered[longest], lines)
@@ -224,17 +224,17 @@ def _follows(field: str, other: str, pairs: Sequence[Pair]) -> bool:
     return len(both) == len({its for _, its in both}) and len({mine for mine, _ in both}) > 1
 
 
-COLOURED = 7
+MOST_COLOURED_LINES = 7
 """Lines with a colour of their own; the slower ones are grey."""
 
-BARS = 16
+MOST_BARS = 16
 """Variants whose steps are drawn."""
 
-_NOTHING = 1e-9
+_ROUNDING_IN_UNITS = 1e-9
 """Of a unit of time: what rounding leaves of nothing."""
 
-_LABELS = 7
-_SPREAD = 8.0
+_MOST_AXIS_LABELS = 7
+_LOG_AXIS_RATIO = 8.0
 """Numbers further apart than this factor stand on a logarithmic axis."""
 
 
@@ -266,7 +266,7 @@ def draw_throughput(pairs: Sequence[Pair], axes: SweepAxes) -> Drawing:
 
 def _line(label: str, at: int, found: Sequence[tuple[float, float, Pair]]) -> dict[str, Any]:
     """Describe one line, filled where it fits: the highest mark may be of what cannot run."""
-    points, is_grey = sorted(found, key=lambda point: point[:2]), at >= COLOURED
+    points, is_grey = sorted(found, key=lambda point: point[:2]), at >= MOST_COLOURED_LINES
     colour = QUIET_INK if is_grey else CYCLE[at]
     symbols = ["circle" if answer.fits else "circle-open" for _, _, (_, answer) in points]
     return lines(
@@ -286,9 +286,9 @@ def _field_axis(axes: SweepAxes) -> dict[str, object]:
     """Describe the axis of a field: its own values are the labels."""
     texts = {place: text for text, place in axes.places.items()}
     places = sorted(texts)
-    low, high, step = places[0], places[-1], -(-len(places) // _LABELS)
+    low, high, step = places[0], places[-1], -(-len(places) // _MOST_AXIS_LABELS)
     labelled = places[::-step][::-1]
-    if high < _SPREAD * low:
+    if high < _LOG_AXIS_RATIO * low:
         more = {"tickvals": labelled, "ticktext": [texts[place] for place in labelled]}
         return axis_layout(axes.field, **more)
     room = (high / low) ** 0.03
@@ -311,7 +311,7 @@ def hover(pair: Pair) -> str:
 
 def draw_steps(pairs: Sequence[Pair]) -> Drawing:
     """Draw the step of the first variants: compute, exposed communication, and the rest."""
-    shown = pairs[:BARS]
+    shown = pairs[:MOST_BARS]
     longest_s = max((answer.step_time_s or 0.0 for _, answer in shown), default=1.0)
     unit, scale = time_unit(longest_s, least=1.0)
     all_parts = [
@@ -337,7 +337,7 @@ def draw_steps(pairs: Sequence[Pair]) -> Drawing:
                 orientation="h",
             )
             for part, own in times.items()
-            if max(own, default=0.0) > _NOTHING
+            if max(own, default=0.0) > _ROUNDING_IN_UNITS
         ],
         **label_rows(names, f"time per step ({unit})", rangemode="tozero"),
         barmode="stack",
@@ -361,10 +361,10 @@ def parts_s(
 FILES = ("sweep.html", "sweep.csv", "sweep.json")
 """Files that `write_sweep` writes."""
 
-ROWS = 300
+MOST_PAGE_ROWS = 300
 """Variants in the table of the page; the files beside it have all."""
 
-TERMINAL_ROWS = 40
+MOST_TERMINAL_ROWS = 40
 """Variants in the table of the terminal."""
 
 
@@ -386,8 +386,14 @@ def sweep_html(swept: SweepResult) -> str:
     scenarios = [variant.scenario for variant in swept.variants if variant.scenario is not None]
     name = scenarios[0].name if scenarios else "a scenario"
     count = len(answered(swept))
-    more = f" The first {ROWS} of {count:,}: sweep.csv has all." if count > ROWS else ""
-    messages = {format_fields(v.set): answer.message for v, answer in failed(swept)[:ROWS]}
+    more = (
+        f" The first {MOST_PAGE_ROWS} of {count:,}: sweep.csv has all."
+        if count > MOST_PAGE_ROWS
+        else ""
+    )
+    messages = {
+        format_fields(v.set): answer.message for v, answer in failed(swept)[:MOST_PAGE_ROWS]
+    }
     return render_html(
         f"Sweep: {name}",
         [
@@ -399,7 +405,9 @@ def sweep_html(swept: SweepResult) -> str:
                 findings(swept),
             ),
             *_charts(swept),
-            table_section("All variants", f"{FASTEST_FIRST}{more}", variant_table(swept, ROWS)),
+            table_section(
+                "All variants", f"{FASTEST_FIRST}{more}", variant_table(swept, MOST_PAGE_ROWS)
+            ),
             section("Not answered", "", Definitions(messages)) if messages else None,
         ],
     )
@@ -409,7 +417,7 @@ def _charts(swept: SweepResult) -> list[Section]:
     pairs = answered(swept)
     if not pairs:
         return []
-    which = "Steps of the quickest variants" if len(pairs) > BARS else "Steps of all variants"
+    which = "Steps of the quickest variants" if len(pairs) > MOST_BARS else "Steps of all variants"
     drawn = Figure(draw_steps(pairs), "steps", "Bars: the parts of a step of each variant")
     lead = f"{which}, by {', '.join(swept.fields)}. {FASTEST_FIRST}"
     steps = section("Where the step goes", lead, drawn)
@@ -417,7 +425,11 @@ def _charts(swept: SweepResult) -> list[Section]:
     if axes is None:
         return [steps]
     combinations = {describe({n: v.set.get(n) for n in axes.lines}) for v, _ in pairs}
-    coloured = f"; the best {COLOURED} in colour" if len(combinations) > COLOURED else ""
+    coloured = (
+        f"; the best {MOST_COLOURED_LINES} in colour"
+        if len(combinations) > MOST_COLOURED_LINES
+        else ""
+    )
     one_size = has_one_size(pairs)
     said = (
         (one_size, f"Throughput along {axes.field}."),
@@ -439,4 +451,4 @@ def _charts(swept: SweepResult) -> list[Section]:
 def sweep_lines(swept: SweepResult) -> list[Block]:
     """Arrange a sweep for the terminal: the answer, and the table."""
     lines = [f"{headline(swept)}.", *findings(swept)]
-    return [*paragraphs(lines), Paragraph(""), variant_table(swept, TERMINAL_ROWS)]
+    return [*paragraphs(lines), Paragraph(""), variant_table(swept, MOST_TERMINAL_ROWS)]

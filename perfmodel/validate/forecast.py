@@ -30,13 +30,13 @@ NCCL's own formula; latency plus bytes over the nominal rate."""
 
 Interval = tuple[float, float] | None
 
-DRAWS = 30
+PROFILE_DRAWS = 30
 """Draws of a profile that an interval rests on."""
 
 MOST_PARTNERS = 4
 """Other sweeps to which a profile is fitted; the time of a fit grows with their square."""
 
-INTERVALS = 12
+SIZES_WITH_INTERVAL = 12
 """Sizes of a sweep at which intervals are drawn; interpolated between them."""
 
 
@@ -170,9 +170,11 @@ def with_profile(
     likely = [observed_s(timer, own, nbytes) for nbytes in sizes]
     if not measured_at(profile, len(own.topology.ranks), own.op):
         return Times(tuple(likely), (), note)
-    every = max(1, -(-(len(sizes) - 1) // (INTERVALS - 1)))
+    every = max(1, -(-(len(sizes) - 1) // (SIZES_WITH_INTERVAL - 1)))
     at = sorted({*range(0, len(sizes), every), len(sizes) - 1})
-    machines = [UncontendedTimer(apply(draw, plain)) for draw in draws(profile, DRAWS, seed=0)]
+    machines = [
+        UncontendedTimer(apply(draw, plain)) for draw in draws(profile, PROFILE_DRAWS, seed=0)
+    ]
     limits = []
     for index in at:
         drawn = [observed_s(m, own, sizes[index]) for m in machines]

@@ -31,7 +31,7 @@ def size_axis(ends: tuple[float, float], powers: range) -> dict[str, Any]:
     return log_axis("size", ends, ticks, lambda size: quantities.whole(quantities.size(size)))
 
 
-_UNEVEN = 4.0
+_UNEVEN_STEPS_RATIO = 4.0
 """Steps that differ by more than this factor are drawn as shares, or short ones would vanish."""
 
 _FEW_TICKS = 3
@@ -39,7 +39,7 @@ _FEW_TICKS = 3
 
 _WORD = re.compile(r"[^\s._=]+[\s._=]*|[\s._=]+")
 """Parts of a label between which a line may break: words, and names of fields at their joints."""
-_OVER = 4
+_LONGEST_WORD_EXCESS_CHARACTERS = 4
 """Characters by which a single word may be longer than a line before it is cut."""
 
 _BREAK = "\\u003cbr>"
@@ -157,8 +157,8 @@ def short_label(text: str, line: int = 20) -> str:
             lines.append("")
         lines[-1] += word
     first_two = [each.rstrip() for each in lines[:2]]
-    if len(lines) > 2 or max(map(len, first_two)) > line + _OVER:
-        first_two = [each[: line + _OVER] for each in first_two]
+    if len(lines) > 2 or max(map(len, first_two)) > line + _LONGEST_WORD_EXCESS_CHARACTERS:
+        first_two = [each[: line + _LONGEST_WORD_EXCESS_CHARACTERS] for each in first_two]
         first_two[-1] = f"{first_two[-1][: line - 1]}\N{HORIZONTAL ELLIPSIS}"
     return "<br>".join(f"{escape(each, quote=False)} " for each in first_two)
 
@@ -252,7 +252,7 @@ def draw_breakdown(result: Result) -> Drawing:
     One size alone is a bar from left to right, as wide as the page and no taller than it needs.
     """
     points, steps = result.points, [point.step_time_s for point in result.points]
-    shares = max(steps) > _UNEVEN * min(steps)
+    shares = max(steps) > _UNEVEN_STEPS_RATIO * min(steps)
     unit, scale = ("%", 0.01) if shares else time_unit(max(steps))
     lies = len(points) == 1
     parts = {

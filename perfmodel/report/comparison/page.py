@@ -30,7 +30,7 @@ from perfmodel.report.common.html import render_html
 from perfmodel.report.common.palette import WORK
 from perfmodel.report.comparison import text
 from perfmodel.report.comparison.text import (
-    NOTHING,
+    LEAST_RELATIVE_CHANGE,
     column_names,
     headline,
     limited_by,
@@ -193,7 +193,7 @@ def _changes(comparison: Comparison) -> Mapping[str, str]:
         (True, "communication", _signed_time(other.comm_s - first.comm_s)),
         (True, "exposed communication", _signed_time(versus.exposed_s)),
         (
-            abs(other.compute_s / first.compute_s - 1) >= NOTHING,
+            abs(other.compute_s / first.compute_s - 1) >= LEAST_RELATIVE_CHANGE,
             "compute",
             _signed_time(other.compute_s - first.compute_s),
         ),

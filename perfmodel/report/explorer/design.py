@@ -119,7 +119,7 @@ _HUBS = ("bandwidth", "gpus", "batch")
 _FEW_AXES = 4
 """Sliders of which all combinations are simulated, with fewer stops if need be."""
 
-_KEPT = 3
+_INNER_POINTS_KEPT = 3
 """Inner points of an interpolated slider that are left out after those of others: at a factor of
 four between bandwidths a step is off by up to a quarter, where compute begins to hide all."""
 
@@ -232,7 +232,9 @@ def _drop_points(axes: Sequence[Axis], groups: Groups, most: int) -> tuple[Axis,
     def length(at: int) -> tuple[int, int]:
         """Inner points, without those that interpolation between them would miss most."""
         axis = shortened[at]
-        return len(inner_points(axis)) - (_KEPT if len(axis.stops) > len(axis) else 0), len(axis)
+        return len(inner_points(axis)) - (
+            _INNER_POINTS_KEPT if len(axis.stops) > len(axis) else 0
+        ), len(axis)
 
     shortened = list(axes)
     while len(_points_of(shortened, groups)) > most:

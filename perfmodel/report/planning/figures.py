@@ -28,10 +28,10 @@ from perfmodel.studies.plan.model import PlanOption, PlanResult
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "hexagon")
 """One per candidate beside its colour."""
 
-BAR = 0.65
+BAR_SHARE_OF_ROW = 0.65
 """Share of its row that a bar takes; where both ends lie on one side, one is half as thick."""
 
-LABELLED = 24
+MOST_LABELLED_POINTS = 24
 """Points that still get their number of nodes beside them."""
 
 
@@ -47,7 +47,9 @@ def draw_time_against_cost(plan: PlanResult) -> Drawing:
     for at, name in enumerate(dict.fromkeys(option.candidate for option in plan.options)):
         own = [option for option in priced if option.candidate == name]
         if own:
-            traces.append(_trace(plan, own, at, unit_s, labelled=len(priced) <= LABELLED))
+            traces.append(
+                _trace(plan, own, at, unit_s, labelled=len(priced) <= MOST_LABELLED_POINTS)
+            )
     logs = all(option.cost for option in priced)  # nothing has no logarithm
     low, high = _ends([_time_ends(option) for option in priced], plan.deadline_s)
     costs, title = _ends(list(map(_cost_ends, priced)), plan.budget), f"cost ({plan.currency})"
@@ -212,7 +214,10 @@ def draw_tornado(plan: PlanResult) -> Drawing:
         each.cost if in_money and each.cost else tuple(time_s / unit_s for time_s in each.wall_s)
         for each in shown
     ]
-    widths = [BAR if min(pair) <= base <= max(pair) else BAR / 2 for pair in ends]
+    widths = [
+        BAR_SHARE_OF_ROW if min(pair) <= base <= max(pair) else BAR_SHARE_OF_ROW / 2
+        for pair in ends
+    ]
     title = f"cost ({plan.currency})" if in_money else f"time to train ({unit})"
     figure = new_figure(
         80 + 40 * len(shown),
@@ -230,7 +235,7 @@ def draw_tornado(plan: PlanResult) -> Drawing:
                 ],
                 base=base,
                 orientation="h",
-                width=widths if end else [BAR] * len(shown),
+                width=widths if end else [BAR_SHARE_OF_ROW] * len(shown),
             )
             for end, (name, colour) in enumerate((("worse", CYCLE[1]), ("better", CYCLE[2])))
         ],

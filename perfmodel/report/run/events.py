@@ -22,7 +22,7 @@ from perfmodel.report.common.figures import lines as line_trace
 from perfmodel.report.common.palette import INK, WORK
 from perfmodel.studies.run.result.model import DisturbanceCost, EventCost, SizeResult, Wait
 
-LISTED = 24
+MOST_WAITS_LISTED = 24
 """Rows of collectives that the page lists, alike ones in one; result.json holds all."""
 
 NAMED_SHARE = 0.5
@@ -31,7 +31,7 @@ NAMED_SHARE = 0.5
 WORTH_SAYING = 1e-3
 """Share of the step from which on waiting is mentioned in a sentence."""
 
-NOTHING = 1e-9
+ROUNDING_SHARE_OF_STEP = 1e-9
 """Share of the step below which a cost is the rounding of sums."""
 
 
@@ -109,7 +109,7 @@ def explain_device(text: str) -> str:
 
 def _without_rounding(costs_s: float, cost: DisturbanceCost) -> float:
     """A cost, or 0 where it is only rounding."""
-    return 0.0 if abs(costs_s) < NOTHING * cost.undisturbed_s else costs_s
+    return 0.0 if abs(costs_s) < ROUNDING_SHARE_OF_STEP * cost.undisturbed_s else costs_s
 
 
 def _cost(costs_s: float, cost: DisturbanceCost) -> str:
@@ -178,9 +178,11 @@ def _events(cost: DisturbanceCost) -> Table:
 def _waits(point: SizeResult, cost: DisturbanceCost) -> list[Block]:
     waited = [wait for wait in cost.waits if wait.longest_s > 0]
     together, groups, more = len(cost.waits) - len(waited), group_waits(waited), ""
-    if len(groups) > LISTED:
-        more = f" The longest {LISTED} are listed; result.json holds all of them."
-        groups = dict(sorted(groups.items(), key=lambda item: -_waited_s(item[1]))[:LISTED])
+    if len(groups) > MOST_WAITS_LISTED:
+        more = f" The longest {MOST_WAITS_LISTED} are listed; result.json holds all of them."
+        groups = dict(
+            sorted(groups.items(), key=lambda item: -_waited_s(item[1]))[:MOST_WAITS_LISTED]
+        )
     if together:
         more += f" Before {together} of {len(cost.waits)} collectives nobody waits."
     said = f"{waiting(point, cost) or 'Nobody waits long for anybody.'}{more}"
@@ -199,7 +201,7 @@ def _waits(point: SizeResult, cost: DisturbanceCost) -> list[Block]:
 def group_waits(waits: Sequence[Wait]) -> dict[str, list[Wait]]:
     """Join waits that differ in the micro-batch alone, and if many are left, in any number."""
     groups = _grouped(waits, lambda name: _MICRO_BATCH.sub("", name))
-    if len(groups) <= LISTED:
+    if len(groups) <= MOST_WAITS_LISTED:
         return groups
     return _grouped(waits, lambda name: _NUMBER.sub("...", _MICRO_BATCH.sub("", name)))
 

@@ -46,7 +46,7 @@ from perfmodel.studies.run.result.usage import Memory
 
 _BUCKETS_LISTED = 400
 
-_LONGER = 1.02
+_LONG_PICTURE_RATIO = 1.02
 """Of a step's picture to the step, from which on the reader is told why."""
 
 
@@ -228,7 +228,7 @@ def _step(point: SizeResult) -> Section:
         (steps > 1, f" (mean of {steps} steps; one of them is drawn)"),
         (has_bucket_numbers(point), ". The numbers are gradient buckets"),
         (
-            steps <= 1 and end_s - begin_s > _LONGER * point.step_time_s,
+            steps <= 1 and end_s - begin_s > _LONG_PICTURE_RATIO * point.step_time_s,
             (
                 f". {quantities.duration(end_s - begin_s)} are drawn: some GPUs begin the step "
                 "while others have not ended the one before"

@@ -244,7 +244,7 @@ def search_blocks(search: MixtureSearch | None) -> list[Block]:
     return [*paragraphs(describe_search(search)), best_table(search), Paragraph(paste)]
 
 
-LISTED = 32
+MOST_SERVERS_LISTED = 32
 """Servers that the page lists; result.json holds all."""
 
 
@@ -302,8 +302,8 @@ def servers_section(point: SizeResult) -> Section | None:
         caption = "Share of gradients by how many updates late they are"
         drawn = Figure(draw_staleness(use.staleness), "staleness", caption)
         late = [Heading("How late gradients are"), drawn]
-    listed = list(zip(use.servers, use.server_busy, strict=True))[:LISTED]
-    more = len(use.servers) - LISTED
+    listed = list(zip(use.servers, use.server_busy, strict=True))[:MOST_SERVERS_LISTED]
+    more = len(use.servers) - MOST_SERVERS_LISTED
     queue = (
         f"A push waits {quantities.duration(use.queue_wait_s)} in its server's queue on average."
         f"{f' {more} more servers are in result.json.' if more > 0 else ''}"

@@ -27,7 +27,7 @@ MOST_STAGES = 16
 _MOST_BLOCKS = 26
 """Passes of a stage beside each other that can be told apart in a picture."""
 
-_GAP = 1 / 5000
+_JOINED_GAP_SHARE = 1 / 5000
 """Blocks of one pass are drawn as one if less than this share of a window lies between them."""
 
 _FORWARD, _BACKWARD, _WEIGHTS = "forward", "backward", "gradients of weights"
@@ -88,7 +88,7 @@ def pipeline_picture(point: SizeResult) -> PipelinePicture:
     windows = _windows(blocks, end)
     visible = [block for block in blocks if any(_in_window(block, window) for window in windows)]
     in_order = sorted(visible, key=lambda b: (b.row, b.kind, b.start_s))
-    joined = _joined(in_order, _GAP * (windows[0][1] - windows[0][0]))
+    joined = _joined(in_order, _JOINED_GAP_SHARE * (windows[0][1] - windows[0][0]))
     return PipelinePicture(tuple(each.stage for each in stages), tuple(joined), windows)
 
 

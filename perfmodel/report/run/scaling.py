@@ -38,8 +38,8 @@ from perfmodel.report.common.figures import (
 from perfmodel.report.common.palette import INK, QUIET_INK, WORK, channels
 from perfmodel.report.run import sizes
 from perfmodel.report.run.sizes import (
-    GOOD,
-    WORTH,
+    GOOD_EFFICIENCY,
+    WORTHWHILE_GAIN_SHARE,
     Range,
     Reach,
     Run,
@@ -113,8 +113,9 @@ def knee_sentence(result: Result) -> str:
         else f"what a GPU of {quantities.gpus(result.efficiency_base)} trains"
     )
     grown_to = (
-        f"from any smaller size on each added GPU brings at least {quantities.percent(WORTH)} of "
-        f"{base}{f' (growing to {but} does not)' if but else ''}"
+        "from any smaller size on each added GPU brings at least "
+        f"{quantities.percent(WORTHWHILE_GAIN_SHARE)} of {base}"
+        f"{f' (growing to {but} does not)' if but else ''}"
     )
     text = f"No knee up to {quantities.gpus(reach.gpus)}: {grown_to}"
     if reach.beyond is not None:
@@ -154,7 +155,8 @@ def good_sentence(result: Result) -> str:
         low, high = map(quantities.percent, last.efficiency)
         interval = f" (80\N{NO-BREAK SPACE}% interval {low} to {high})"
     return (
-        f"Efficiency is {quantities.percent(GOOD)} or more up to {quantities.gpus(reach.gpus)}"
+        f"Efficiency is {quantities.percent(GOOD_EFFICIENCY)} or more up to "
+        f"{quantities.gpus(reach.gpus)}"
         f"{f', but not on {but}' if but else ''}{_within_intervals(result, reach, good_until)}. "
         f"At {quantities.gpus(last.point.gpus)} it is "
         f"{quantities.percent(last.point.scaling_efficiency)}{interval}."
@@ -213,7 +215,7 @@ def _figures(result: Result) -> list[Box]:
 _OTHERS = ("#d55e00", "#e69f00", "#cc79a7", "#009e73", "#56b4e9")
 """Colours of bottlenecks other than compute and host, in the order in which they appear."""
 
-_STRIP = 0.035
+_STRIP_HEIGHT_SHARE = 0.035
 """Height of the strip of bottlenecks, as a share of the figure."""
 
 _ABOVE_CURVES = 0.84
@@ -293,12 +295,15 @@ def draw_efficiency(result: Result) -> Drawing:
     values = [100 * point.scaling_efficiency for point in result.points]
     ends = [_scaled(row.efficiency, 100) for row in size_gains(result)]
     top = max([105.0, 1.05 * max([*values, *(high for _, high in filter(None, ends))])])
-    good, right = 100 * GOOD, values[-1] < 80  # where the curve leaves room for the label
+    good, right = (
+        100 * GOOD_EFFICIENCY,
+        values[-1] < 80,
+    )  # where the curve leaves room for the label
     figure = new_figure(
         360,
         _curve(result, values, ends, WORK["optimizer"]),
         x=_gpu_axis(result),
-        y=axis_layout(range=[-_STRIP * 1.6 * top, top], ticksuffix=" %", tick0=0),
+        y=axis_layout(range=[-_STRIP_HEIGHT_SHARE * 1.6 * top, top], ticksuffix=" %", tick0=0),
     )
     figure.add_hline(y=good, line={"color": QUIET_INK, "width": 1, "dash": "dot"}, layer="below")
     side = "right" if right else "left"
@@ -325,7 +330,7 @@ def _strip(figure: Drawing, result: Result) -> None:
             layer="above",
             yref="paper",
             y0=0,
-            y1=_STRIP,
+            y1=_STRIP_HEIGHT_SHARE,
             x0=edges[sizes.index(run.first)],
             x1=edges[sizes.index(run.last) + 1],
             fillcolor=colours[run.kind],

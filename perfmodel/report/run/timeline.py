@@ -32,7 +32,7 @@ _ROW_PIXELS, _LEAST_ROW_PIXELS, _ROOMY = 84, 44, 6
 """Of few rows; of many, which are closer from `_ROOMY` rows on."""
 _TITLE_PIXELS = 19
 """Of a row's title, which stands above its bars."""
-_THIN = 1 / 150
+_THIN_BAR_SHARE = 1 / 150
 """Share of the step below which a bar has an edge of its own colour: a pale one would hide it."""
 _NUMBER_ROOM = {1: 0.022, 2: 0.055, 3: 0.09}
 """Share of the step's length that a number of so many digits needs, so that neighbours do not
@@ -106,7 +106,7 @@ def _numbers(row: Row, length_s: float) -> list[tuple[float, int]]:
 
 def _work_bars(picture: StepPicture, unit: str, scale: float) -> Iterator[dict[str, Any]]:
     """Describe the bars of each kind of work."""
-    thin_s = _THIN * picture.length_s
+    thin_s = _THIN_BAR_SHARE * picture.length_s
     for work, colour in WORK.items():
         placed = [
             (height, bar)
@@ -212,7 +212,7 @@ def _shade(figure: Drawing, picture: StepPicture, scale: float) -> None:
 
 
 _HOST_KINDS = frozenset({"issue", "wait"})
-_GAP = 1 / 400
+_JOINED_GAP_SHARE = 1 / 400
 """Bars of one kind are drawn as one if less than this share of the step lies between them, and
 bars shorter than that beside a longer bar of another kind become part of it."""
 _HOST_BOUND = 0.05
@@ -296,11 +296,11 @@ def step_picture(point: SizeResult) -> StepPicture:
         for span in (point.timeline.spans if with_host else device)
         if span.end_s > origin
     ]
-    rows = _rows(drawn, origin, _GAP * length)
+    rows = _rows(drawn, origin, _JOINED_GAP_SHARE * length)
     if len(rows) > _MOST_ROWS:
         classes = [stages.get(name, name) for name in point.timeline.classes]
-        rows = _joined_rows(drawn, classes, origin, _GAP * length)
-    return StepPicture(rows, _exposed(device, origin, _GAP * length), length)
+        rows = _joined_rows(drawn, classes, origin, _JOINED_GAP_SHARE * length)
+    return StepPicture(rows, _exposed(device, origin, _JOINED_GAP_SHARE * length), length)
 
 
 def device_window(point: SizeResult) -> tuple[float, float]:

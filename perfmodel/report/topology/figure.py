@@ -44,7 +44,7 @@ Place = tuple[float, float]
 
 _PHONE_PIXELS = 218
 """Width of the drawing on a phone: devices are made small enough not to overlap there."""
-_SAG = 0.14
+_SAG_SHARE_OF_LENGTH = 0.14
 _CURVE_POINTS = 12
 
 
@@ -103,7 +103,7 @@ def path(cable: Cable, places: Mapping[str, Place]) -> list[Place]:
     (x0, y0), (x1, y1) = (places[end] for end in cable.ends)
     if y0 != y1:
         return [(x0, y0), (x1, y1)]
-    depth = min(0.9, _SAG * abs(x1 - x0))
+    depth = min(0.9, _SAG_SHARE_OF_LENGTH * abs(x1 - x0))
     steps = [step / _CURVE_POINTS for step in range(_CURVE_POINTS + 1)]
     return [(x0 + t * (x1 - x0), y0 - 4 * depth * t * (1 - t)) for t in steps]
 
@@ -136,9 +136,9 @@ _ROW_PIXELS = 78
 _ROWS_WITHOUT_LAYERS = 5
 """Height of a drawing of a graph of one's own, in rows."""
 
-_NUMBERED = 0.8
+_LEAST_NUMBERED_SCALE = 0.8
 """Devices that had to shrink below this factor carry no numbers."""
-_CROWD = 60
+_MOST_THICK_CABLES = 60
 """Cables of one colour beyond this number are drawn thinner and fainter."""
 
 
@@ -245,7 +245,7 @@ def _cables(
 ) -> Iterator[dict[str, Any]]:
     """Describe lines by their width, and invisible marks on them that carry the hover text."""
     name, colour = look
-    crowded, by_width = len(cables) > _CROWD, defaultdict(list)
+    crowded, by_width = len(cables) > _MOST_THICK_CABLES, defaultdict(list)
     for cable in cables:
         idle = with_traffic and cable.utilisation == 0
         usual = 1.0 if idle else min(width(cable), 1.5 if crowded else 5)
@@ -309,7 +309,7 @@ def _devices(
             "type": "scatter",
             "x": [places[node][0] for node in nodes],
             "y": [places[node][1] for node in nodes],
-            "mode": "markers+text" if factor >= _NUMBERED else "markers",
+            "mode": "markers+text" if factor >= _LEAST_NUMBERED_SCALE else "markers",
             "name": name,
             "marker": {
                 "color": colour,

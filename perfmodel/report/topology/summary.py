@@ -223,7 +223,7 @@ def _fabric_levels(
 
 BETWEEN_HOSTS = frozenset({"ethernet", "infiniband"})
 
-_ALIKE = 0.02
+_ALIKE_UTILISATION_SHARE = 0.02
 """Share by which links may differ in how busy they are and still be the same bottleneck."""
 
 Place = tuple[float, float]
@@ -302,7 +302,7 @@ def alike(
         (*sorted((link.src, link.dst)), link.kind)  # type: ignore[misc]
         for link in links
         if abs(link.utilisation - places.get(_layer(topology, link), -1.0))
-        <= _ALIKE * link.utilisation
+        <= _ALIKE_UTILISATION_SHARE * link.utilisation
     }
 
 

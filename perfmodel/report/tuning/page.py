@@ -183,7 +183,7 @@ def _horovod(tuned: TuneResult) -> Section | None:
 LEAST_MB = 0.05
 """Caps below are not drawn: hardly a bucket holds more than one gradient there."""
 _ROW_PIXELS = 62
-_ROOM = 0.07
+_LABELLED_BAR_SHARE = 0.07
 """Share of a step that a bucket's bar must have for its size to be written on it."""
 _PLATEAU = WORK["optimizer"]
 
@@ -334,7 +334,7 @@ def draw_buckets(tuned: TuneResult) -> Drawing:
         title_row(figure, place + 0.2, escape(f"{title}: {fine(choice.step_time_s)}", quote=False))
         for bucket in choice.buckets:
             length_s = bucket.end_s - bucket.start_s
-            if length_s >= _ROOM * choice.step_time_s * 1.6:
+            if length_s >= _LABELLED_BAR_SHARE * choice.step_time_s * 1.6:
                 middle, size = (
                     (bucket.start_s + length_s / 2) / scale,
                     quantities.size(bucket.nbytes),

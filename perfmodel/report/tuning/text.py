@@ -27,15 +27,15 @@ from perfmodel.studies.tune.model import (
 from perfmodel.training.ddp.options import MIB
 from perfmodel.training.ddp.strategy import ddp_options
 
-SLIVER = 0.02
+SLIVER_SHARE_OF_CAP = 0.02
 """Gaps between equally good caps that are narrower than this share of the cap are ignored."""
 MOST_SPANS = 3
 NETWORK_BOUND = 0.1
 """Share of the step that exposed communication is at least, and of which buckets save less, where
 the network is named as the limit."""
-SLIGHT = WORTH / 2
+SLIGHT_REGRET = WORTH / 2
 """Difference of regrets that is no reason to leave the default."""
-ROUNDING = 5e-5
+LEAST_RELATIVE_CHANGE = 5e-5
 """Relative change below which there is none."""
 INTERVAL = "80\N{NO-BREAK SPACE}% interval"
 
@@ -67,7 +67,7 @@ def _verdict(tuned: TuneResult) -> str:
         worse = f"of {fine(tuned.requested.step_time_s)} with the scenario's own"
         said = f"use PyTorch's default buckets; {takes} instead {worse}"
         return f"{said}; {doubt}" if doubt else said
-    if 1.0 - best / default < ROUNDING:
+    if 1.0 - best / default < LEAST_RELATIVE_CHANGE:
         return f"PyTorch's default buckets are as good as any; {takes}"
     if doubt:
         return f"keep PyTorch's default buckets; {takes}, and {doubt}"
@@ -108,7 +108,7 @@ def _limit(tuned: TuneResult) -> str:
 
 
 def _percent(fraction: float) -> str:
-    number_text = "0" if 0 <= fraction < ROUNDING else f"{100 * fraction:.2g}"
+    number_text = "0" if 0 <= fraction < LEAST_RELATIVE_CHANGE else f"{100 * fraction:.2g}"
     return f"{number_text}\N{NO-BREAK SPACE}%"
 
 
@@ -161,14 +161,18 @@ def slower(fraction: float) -> str:
     >>> slower(0.0), slower(0.0142).replace(chr(160), " ")
     ('just as quick', '1.4 % slower')
     """
-    return "just as quick" if fraction < ROUNDING else f"{_percent(fraction)} slower"
+    return "just as quick" if fraction < LEAST_RELATIVE_CHANGE else f"{_percent(fraction)} slower"
 
 
 def change(fraction: float) -> str:
     """Write a relative change with its sign."""
     digits = 2 if abs(fraction) < 0.01 else 1
     write = f"{{:.{digits}f}}\N{NO-BREAK SPACE}%".format
-    return "same" if abs(fraction) < ROUNDING else quantities.signed(100 * fraction, write)
+    return (
+        "same"
+        if abs(fraction) < LEAST_RELATIVE_CHANGE
+        else quantities.signed(100 * fraction, write)
+    )
 
 
 def caps(choice: Choice) -> str:
@@ -199,10 +203,10 @@ def _robust_sentence(tuned: TuneResult) -> tuple[str, ...]:
     if robust is None:
         return ()
     condition = f"If the network is as quick or as slow as its {INTERVAL} allows"
-    if max(tuned.default_regrets) <= robust.worst_regret + SLIGHT:
+    if max(tuned.default_regrets) <= robust.worst_regret + SLIGHT_REGRET:
         return (f"{condition}, no cap for all is safer than PyTorch's default.",)
     worst = robust.worst_regret
-    loses = "nothing" if worst < ROUNDING else f"at most {_percent(worst)}"
+    loses = "nothing" if worst < LEAST_RELATIVE_CHANGE else f"at most {_percent(worst)}"
     cap = number(robust.bucket_cap_mb)
     return (f"{condition}: {cap} MiB; it loses {loses} to the cap that is best then.",)
 
@@ -210,13 +214,13 @@ def _robust_sentence(tuned: TuneResult) -> tuple[str, ...]:
 def _default_sentence(tuned: TuneResult) -> str:
     likely, most = tuned.default_regrets[0], max(tuned.default_regrets)
     said = (
-        (likely < -ROUNDING, f"is {_percent(-likely)} quicker than the best cap"),
-        (likely < ROUNDING, "loses nothing to the best cap"),
+        (likely < -LEAST_RELATIVE_CHANGE, f"is {_percent(-likely)} quicker than the best cap"),
+        (likely < LEAST_RELATIVE_CHANGE, "loses nothing to the best cap"),
         (True, f"loses {_percent(likely)} to the best cap"),
     )
     beyond = (
         (len(tuned.default_regrets) < 2, ""),
-        (most < ROUNDING, ", nor anywhere in that interval of the network"),
+        (most < LEAST_RELATIVE_CHANGE, ", nor anywhere in that interval of the network"),
         (True, f"; it may lose up to {_percent(most)} within that interval of the network"),
     )
     does, further = (next(text for applies, text in rows if applies) for rows in (said, beyond))
@@ -238,7 +242,7 @@ def wide_spans(equal: Spans) -> list[tuple[float, float]]:
     """Spans of equally good caps, those with slivers between them joined, widest first."""
     joined: list[tuple[float, float]] = []
     for low, high in equal:
-        if joined and low - joined[-1][1] <= SLIVER * low:
+        if joined and low - joined[-1][1] <= SLIVER_SHARE_OF_CAP * low:
             joined[-1] = (joined[-1][0], high)
         else:
             joined.append((low, high))
