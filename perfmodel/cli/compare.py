@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -70,7 +71,8 @@ def compare(
         allowed = "two or more, a variation (--set, --with), or --attribute"
         raise InputError(Fault("SCENARIO", "one scenario alone", allowed))
 
-    from perfmodel.report.comparison.page import FILES, comparison_lines, write_comparison
+    from perfmodel.report.common.html import write_each
+    from perfmodel.report.comparison.page import FILES, comparison_lines
     from perfmodel.studies.compare import compare as compare_columns
     from perfmodel.studies.compare.model import to_json
 
@@ -86,7 +88,7 @@ def compare(
         to_json=to_json,
         lines=comparison_lines,
         notes=_notes,
-        write=write_comparison,
+        write=partial(write_each, FILES),
         folder=output,
     )
 

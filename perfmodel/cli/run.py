@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -164,7 +165,8 @@ def plan(
     or is not found is listed with the reason. The exit code is 1 if none can train. With -o it
     writes plan.html (one file, works offline), plan.md, plan.csv and plan.json.
     """
-    from perfmodel.report.planning.page import FILES, plan_lines, write_plan
+    from perfmodel.report.common.html import write_each
+    from perfmodel.report.planning.page import FILES, plan_lines
     from perfmodel.scenario import load_scenario
     from perfmodel.studies.plan import plan_scenario
     from perfmodel.studies.plan.export import to_json
@@ -187,7 +189,7 @@ def plan(
         to_json=to_json,
         lines=plan_lines,
         notes=_plan_notes,
-        write=write_plan,
+        write=partial(write_each, FILES),
         folder=output,
     )
     if not answer.usable:
@@ -222,7 +224,8 @@ def advise(
     with 80 % intervals; what does not fit the memory is not proposed. With -o it writes
     advice.html (one file, works offline) and advice.json.
     """
-    from perfmodel.report.advice import FILES, advice_lines, write_advice
+    from perfmodel.report.advice import FILES, advice_lines
+    from perfmodel.report.common.html import write_each
     from perfmodel.scenario import load_scenario
     from perfmodel.studies.advise.model import to_json
     from perfmodel.studies.advise.run import advise_scenario
@@ -233,5 +236,10 @@ def advise(
     with progress_bar("simulating changes") as progress:
         advice = advise_scenario(question, profile=measured, jobs=jobs, progress=progress)
     print_answer(
-        advice, json=json, to_json=to_json, lines=advice_lines, write=write_advice, folder=output
+        advice,
+        json=json,
+        to_json=to_json,
+        lines=advice_lines,
+        write=partial(write_each, FILES),
+        folder=output,
     )

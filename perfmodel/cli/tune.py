@@ -102,6 +102,7 @@ def _tune_settings(
     question: Scenario, profile: str | None, output: Path | None, *, json: bool
 ) -> None:
     """Tune the settings of a strategy without buckets."""
+    from perfmodel.report.common.html import write_each
     from perfmodel.report.tuning import settings
     from perfmodel.studies.tune.settings_search import tune_settings
 
@@ -112,7 +113,7 @@ def _tune_settings(
         json=json,
         to_json=settings.settings_json,
         lines=settings.settings_lines,
-        write=settings.write_settings,
+        write=partial(write_each, settings.FILES),
         folder=output,
     )
 
@@ -137,6 +138,7 @@ def _tune_each(
 
 def _report(tunings: list[TuneResult], output: Path | None, *, json: bool) -> None:
     """Print one tuning, or the setting that serves several best, and write its page."""
+    from perfmodel.report.common.html import write_each
     from perfmodel.report.tuning import page, text
     from perfmodel.studies.tune.recommendation import choose_minimax_cap
 
@@ -146,7 +148,7 @@ def _report(tunings: list[TuneResult], output: Path | None, *, json: bool) -> No
             json=json,
             to_json=text.tuned_json,
             lines=text.tuned_lines,
-            write=page.write_tuned,
+            write=partial(write_each, page.FILES),
             folder=output,
         )
         return
@@ -252,14 +254,18 @@ def _exit_on_interrupt(store: Path | None) -> Iterator[None]:
 
 def _sweep_notes(swept: SweepResult) -> Iterator[str]:
     """Say how many variants were answered, and what failed."""
-    from perfmodel.report.sweep import TERMINAL_ROWS, answered, failed
+    from perfmodel.report.sweep import MOST_TERMINAL_ROWS, answered, failed
     from perfmodel.studies.sweep.run import format_fields
 
     done, count = len(answered(swept)), len(swept.variants)
-    more = f", the {TERMINAL_ROWS} fastest are shown" if done > TERMINAL_ROWS else ", fastest first"
+    more = (
+        f", the {MOST_TERMINAL_ROWS} fastest are shown"
+        if done > MOST_TERMINAL_ROWS
+        else ", fastest first"
+    )
     reused = f", {swept.reused:,} of them from the store" if swept.reused else ""
     yield f"{done:,} of {count:,} variants answered{reused}{more if done else ''}"
-    for variant, answer in failed(swept)[:TERMINAL_ROWS]:
+    for variant, answer in failed(swept)[:MOST_TERMINAL_ROWS]:
         yield f"failed: {format_fields(variant.set)}: {answer.message}"
-    if swept.failed > TERMINAL_ROWS:
-        yield f"... and {swept.failed - TERMINAL_ROWS:,} more that failed"
+    if swept.failed > MOST_TERMINAL_ROWS:
+        yield f"... and {swept.failed - MOST_TERMINAL_ROWS:,} more that failed"

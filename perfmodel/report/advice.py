@@ -7,8 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from html import escape
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.errors import InputError
 from perfmodel.files import find_file
@@ -30,8 +29,15 @@ from perfmodel.report.common.document import (
     section,
     tabulate,
 )
-from perfmodel.report.common.figures import bars, error_bars, label_rows, new_figure, short_label
-from perfmodel.report.common.html import render_html, write_report_files
+from perfmodel.report.common.figures import (
+    Drawing,
+    bars,
+    error_bars,
+    label_rows,
+    new_figure,
+    short_label,
+)
+from perfmodel.report.common.html import render_html
 from perfmodel.report.common.palette import INK, WORK
 from perfmodel.scenario.sections.plan import Money
 from perfmodel.scenario.source_map import SourceMap
@@ -48,10 +54,6 @@ from perfmodel.studies.advise.model import (
 )
 from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.tune.model import MIN_GAIN
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
 
 _LIMITS = {
     "NVLink": "NVLink inside each server holds you back",
@@ -148,16 +150,18 @@ def gain_interval(trial: Trial) -> str:
 
 def changes_table(advice: Advice, trials: Sequence[Trial]) -> Table:
     """One row per change: its gain, the memory that it takes, and what else it costs."""
-    columns = (
-        ("change", lambda trial: trial.text),
-        (f">{advice.samples.units}/s", lambda trial: gain_text(trial.ratio)),
-        (">80 % interval", gain_interval),
-        (">step", lambda trial: quantities.duration(trial.point.step_time_s)),
-        (">memory", lambda trial: quantities.size(trial.point.memory.total_bytes)),
-        ("costs", costs),
+    return tabulate(
+        (trial for trial in trials if trial.point is not None),
+        (
+            ("change", lambda trial: trial.text),
+            (f">{advice.samples.units}/s", lambda trial: gain_text(trial.ratio)),
+            (">80 % interval", gain_interval),
+            (">step", lambda trial: quantities.duration(trial.point.step_time_s)),
+            (">memory", lambda trial: quantities.size(trial.point.memory.total_bytes)),
+            ("costs", costs),
+        ),
+        ruled=False,
     )
-    simulated = (trial for trial in trials if trial.point is not None)
-    return tabulate(simulated, columns, ruled=False)
 
 
 def costs(trial: Trial) -> str:
@@ -329,7 +333,7 @@ _COLOURS: dict[Touches, tuple[str, str]] = {
 }
 
 
-def draw_gains(advice: Advice) -> go.Figure:
+def draw_gains(advice: Advice) -> Drawing:
     """Draw the gain of changes alone and together, the largest on top, with 80 % intervals."""
     every = [*advice.trials, *(trial for trial in advice.together if len(trial.changes) > 1)]
     listed = sorted(every, key=lambda trial: -trial.ratio)[:MOST_BARS]
@@ -373,15 +377,6 @@ def _label(trial: Trial) -> str:
 
 
 ALONE = "Sorted by gain; bars end where the simulation does, lines hold 80 % of what is uncertain."
-
-FILES = ("advice.html", "advice.json")
-"""Files that `write_advice` writes."""
-
-
-def write_advice(advice: Advice, folder: Path) -> Path:
-    """Write ``advice.html`` and ``advice.json``; returns and raises as `write_report_files`."""
-    files = {"advice.html": advice_html(advice), "advice.json": to_json(advice)}
-    return write_report_files(folder, files)
 
 
 def advice_html(advice: Advice) -> str:
@@ -427,3 +422,7 @@ def _tiles(advice: Advice, best: Trial, point: SizeResult) -> Tiles:
             Tile("Bottleneck then", point.bottleneck, f"now {now.bottleneck}", "text"),
         ]
     )
+
+
+FILES = {"advice.html": advice_html, "advice.json": to_json}
+"""Files of an advice, and what makes them."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.files import csv_text
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     PREDICTED,
     Block,
-    Column,
     Figure,
     Paragraph,
     Table,
@@ -23,6 +22,7 @@ from perfmodel.report.common.document import (
     tabulate,
 )
 from perfmodel.report.common.figures import (
+    Drawing,
     axis_layout,
     band,
     lines,
@@ -34,18 +34,14 @@ from perfmodel.report.common.figures import (
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import CYCLE, WORK
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-
 Row = dict[str, Any]
 """A row of `perfmodel.studies.run.collective.collective_rows`."""
 
-_LABELS = 6
+_MOST_AXIS_LABELS = 6
 _BAND = "rgba(0, 114, 178, 0.16)"
 
 
-def draw_busbw(rows: Sequence[Row]) -> go.Figure:
+def draw_busbw(rows: Sequence[Row]) -> Drawing:
     """Draw bus bandwidth by size, with its interval; one colour for each algorithm and protocol."""
     rows = by_size(rows)
     scale, unit = (1e9, "GB/s") if max(row["busbw_Bps"] for row in rows) >= 2e9 else (1e6, "MB/s")
@@ -64,12 +60,12 @@ def draw_busbw(rows: Sequence[Row]) -> go.Figure:
     )
 
 
-def draw_times(rows: Sequence[Row]) -> go.Figure:
+def draw_times(rows: Sequence[Row]) -> Drawing:
     """Draw time by size on logarithmic axes, with its interval."""
     rows = by_size(rows)
     ends = [_ends(row) for row in rows]
     low, high = min(end[0] for end in ends) / 1.2, max(end[1] for end in ends) * 1.2
-    ticks = log_ticks(low, high, _LABELS + 1)
+    ticks = log_ticks(low, high, _MOST_AXIS_LABELS + 1)
     return new_figure(
         400,
         [*_band(rows, ends), *_lines(rows, [row["time_s"] for row in rows])],
@@ -93,8 +89,7 @@ def _band(rows: Sequence[Row], ends: Sequence[Sequence[float]]) -> list[dict[str
 def _lines(rows: Sequence[Row], heights: Sequence[float]) -> Iterator[dict[str, Any]]:
     """One grey line through all sizes, and marks in the colour of what the library chose."""
     sizes = [row["nbytes"] for row in rows]
-    grey = {"color": WORK["host"], "width": 1.5}
-    yield lines("", sizes, heights, grey, showlegend=False)
+    yield lines("", sizes, heights, {"color": WORK["host"], "width": 1.5}, showlegend=False)
     for at, name in enumerate(dict.fromkeys(map(choice, rows))):
         own = [number for number, row in enumerate(rows) if choice(row) == name]
         yield {
@@ -214,19 +209,23 @@ def collective_lines(title: str, rows: Sequence[Row], notes: Sequence[str]) -> l
 
 def times_table(rows: Sequence[Row]) -> Table:
     """List sizes with times and bandwidths, as nccl-tests prints them."""
-    columns: tuple[Column, ...] = (
-        (">bytes", lambda row: f"{row['nbytes']:,}"),
-        (">time", lambda row: quantities.duration(row["time_s"])),
-        (">algbw", lambda row: quantities.rate(row["algbw_Bps"])),
-        (">busbw", lambda row: quantities.rate(row["busbw_Bps"])),
-        ("algorithm", lambda row: str(row["algorithm"])),
-        ("protocol", lambda row: str(row["protocol"])),
+    return tabulate(
+        rows,
         (
-            ">80 % interval",
-            lambda row: quantities.span_or("not measured", row["interval_s"], quantities.duration),
+            (">bytes", lambda row: f"{row['nbytes']:,}"),
+            (">time", lambda row: quantities.duration(row["time_s"])),
+            (">algbw", lambda row: quantities.rate(row["algbw_Bps"])),
+            (">busbw", lambda row: quantities.rate(row["busbw_Bps"])),
+            ("algorithm", lambda row: str(row["algorithm"])),
+            ("protocol", lambda row: str(row["protocol"])),
+            (
+                ">80 % interval",
+                lambda row: quantities.span_or(
+                    "not measured", row["interval_s"], quantities.duration
+                ),
+            ),
         ),
     )
-    return tabulate(rows, columns)
 
 
 def _size(nbytes: float) -> str:

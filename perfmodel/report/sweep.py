@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.errors import UnitError
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     PREDICTED,
     Block,
-    Column,
     Definitions,
     Figure,
     Paragraph,
@@ -26,6 +25,7 @@ from perfmodel.report.common.document import (
     tabulate,
 )
 from perfmodel.report.common.figures import (
+    Drawing,
     axis_layout,
     bars,
     label_rows,
@@ -42,10 +42,6 @@ from perfmodel.studies.sweep import Answer, SweepResult
 from perfmodel.studies.sweep.run import flatten, format_fields, format_value, to_json
 from perfmodel.studies.sweep.variants import Variant
 from perfmodel.units import parse_bandwidth, parse_bytes, parse_time
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
 
 Pair = tuple[Variant, Answer]
 """A variant that was answered, and its figures."""
@@ -144,20 +140,22 @@ def variant_table(swept: SweepResult, most: int) -> Table:
     def value(name: str) -> Callable[[Pair], str]:
         return lambda pair: brief(pair[0].set.get(name))
 
-    columns: tuple[Column, ...] = (
-        *((name, value(name)) for name in swept.fields),
-        (">GPUs", lambda pair: f"{pair[1].gpus:,}"),
-        (">step", lambda pair: quantities.duration(pair[1].step_time_s or 0.0)),
+    return tabulate(
+        answered(swept)[:most],
         (
-            ">80 % interval",
-            lambda pair: quantities.span_or("not known", _ends(pair[1]), quantities.duration),
+            *((name, value(name)) for name in swept.fields),
+            (">GPUs", lambda pair: f"{pair[1].gpus:,}"),
+            (">step", lambda pair: quantities.duration(pair[1].step_time_s or 0.0)),
+            (
+                ">80 % interval",
+                lambda pair: quantities.span_or("not known", _ends(pair[1]), quantities.duration),
+            ),
+            (">exposed", lambda pair: quantities.duration(pair[1].exposed_comm_s or 0.0)),
+            (">samples/s", lambda pair: quantities.count(pair[1].samples_per_s or 0.0)),
+            (">memory", lambda pair: quantities.size(pair[1].memory_bytes or 0.0)),
+            ("bottleneck", lambda pair: (pair[1].bottleneck or "") + memory_note(pair[1])),
         ),
-        (">exposed", lambda pair: quantities.duration(pair[1].exposed_comm_s or 0.0)),
-        (">samples/s", lambda pair: quantities.count(pair[1].samples_per_s or 0.0)),
-        (">memory", lambda pair: quantities.size(pair[1].memory_bytes or 0.0)),
-        ("bottleneck", lambda pair: (pair[1].bottleneck or "") + memory_note(pair[1])),
     )
-    return tabulate(answered(swept)[:most], columns)
 
 
 def _ends(answer: Answer) -> tuple[float, float] | None:
@@ -172,7 +170,7 @@ def memory_note(answer: Answer) -> str:
     return " (memory is tight)" if answer.tight else ""
 
 
-FEWEST = 3
+FEWEST_NUMBERS = 3
 """Numbers along an axis, at least."""
 
 _PARSERS: tuple[Callable[[object], float], ...] = (parse_bytes, parse_time, parse_bandwidth)
@@ -194,7 +192,7 @@ def choose_axes(fields: Sequence[str], pairs: Sequence[Pair]) -> SweepAxes | Non
     """
     numbered = {field: _places(field, pairs) for field in fields}
     longest = max(numbered, key=lambda field: len(numbered[field]), default="")
-    if not longest or len(numbered[longest]) < FEWEST:
+    if not longest or len(numbered[longest]) < FEWEST_NUMBERS:
         return None
     lines = tuple(f for f in fields if f != longest and not _follows(f, longest, pairs))
     return SweepAxes(longest, numbered[longest], lines)
@@ -223,32 +221,31 @@ def _number(value: object) -> float | None:
 def _follows(field: str, other: str, pairs: Sequence[Pair]) -> bool:
     """Whether each value of the other field goes with one of this field, which varies."""
     both = {(format_value(v.set.get(field)), format_value(v.set.get(other))) for v, _ in pairs}
-    own = {mine for mine, _ in both}
-    return len(both) == len({its for _, its in both}) and len(own) > 1
+    return len(both) == len({its for _, its in both}) and len({mine for mine, _ in both}) > 1
 
 
-COLOURED = 7
+MOST_COLOURED_LINES = 7
 """Lines with a colour of their own; the slower ones are grey."""
 
-BARS = 16
+MOST_BARS = 16
 """Variants whose steps are drawn."""
 
-_NOTHING = 1e-9
+_ROUNDING_IN_UNITS = 1e-9
 """Of a unit of time: what rounding leaves of nothing."""
 
-_LABELS = 7
-_SPREAD = 8.0
+_MOST_AXIS_LABELS = 7
+_LOG_AXIS_RATIO = 8.0
 """Numbers further apart than this factor stand on a logarithmic axis."""
 
 
-def draw_sweep(swept: SweepResult) -> go.Figure:
+def draw_sweep(swept: SweepResult) -> Drawing:
     """Draw throughput along the field that has numbers, else the steps of the quickest."""
     pairs = answered(swept)
     axes = choose_axes(swept.fields, pairs)
     return draw_steps(pairs) if axes is None else draw_throughput(pairs, axes)
 
 
-def draw_throughput(pairs: Sequence[Pair], axes: SweepAxes) -> go.Figure:
+def draw_throughput(pairs: Sequence[Pair], axes: SweepAxes) -> Drawing:
     """Draw throughput along a field, one line for each combination of the other fields."""
     each_gpu = not has_one_size(pairs)
     by_label: dict[str, list[tuple[float, float, Pair]]] = {}
@@ -259,18 +256,17 @@ def draw_throughput(pairs: Sequence[Pair], axes: SweepAxes) -> go.Figure:
             rate = per_gpu(answer) if each_gpu else answer.samples_per_s or 0.0
             by_label.setdefault(label, []).append((place, rate, (variant, answer)))
     best = sorted(by_label, key=lambda label: -max(rate for _, rate, _ in by_label[label]))
-    title = "samples/s per GPU" if each_gpu else "samples/s"
     return new_figure(
         420,
         [_line(label, at, by_label[label]) for at, label in enumerate(best)],
         x=_field_axis(axes),
-        y=axis_layout(title, rangemode="tozero"),
+        y=axis_layout("samples/s per GPU" if each_gpu else "samples/s", rangemode="tozero"),
     )
 
 
 def _line(label: str, at: int, found: Sequence[tuple[float, float, Pair]]) -> dict[str, Any]:
     """Describe one line, filled where it fits: the highest mark may be of what cannot run."""
-    points, is_grey = sorted(found, key=lambda point: point[:2]), at >= COLOURED
+    points, is_grey = sorted(found, key=lambda point: point[:2]), at >= MOST_COLOURED_LINES
     colour = QUIET_INK if is_grey else CYCLE[at]
     symbols = ["circle" if answer.fits else "circle-open" for _, _, (_, answer) in points]
     return lines(
@@ -290,9 +286,9 @@ def _field_axis(axes: SweepAxes) -> dict[str, object]:
     """Describe the axis of a field: its own values are the labels."""
     texts = {place: text for text, place in axes.places.items()}
     places = sorted(texts)
-    low, high, step = places[0], places[-1], -(-len(places) // _LABELS)
+    low, high, step = places[0], places[-1], -(-len(places) // _MOST_AXIS_LABELS)
     labelled = places[::-step][::-1]
-    if high < _SPREAD * low:
+    if high < _LOG_AXIS_RATIO * low:
         more = {"tickvals": labelled, "ticktext": [texts[place] for place in labelled]}
         return axis_layout(axes.field, **more)
     room = (high / low) ** 0.03
@@ -313,9 +309,9 @@ def hover(pair: Pair) -> str:
     )
 
 
-def draw_steps(pairs: Sequence[Pair]) -> go.Figure:
+def draw_steps(pairs: Sequence[Pair]) -> Drawing:
     """Draw the step of the first variants: compute, exposed communication, and the rest."""
-    shown = pairs[:BARS]
+    shown = pairs[:MOST_BARS]
     longest_s = max((answer.step_time_s or 0.0 for _, answer in shown), default=1.0)
     unit, scale = time_unit(longest_s, least=1.0)
     all_parts = [
@@ -341,7 +337,7 @@ def draw_steps(pairs: Sequence[Pair]) -> go.Figure:
                 orientation="h",
             )
             for part, own in times.items()
-            if max(own, default=0.0) > _NOTHING
+            if max(own, default=0.0) > _ROUNDING_IN_UNITS
         ],
         **label_rows(names, f"time per step ({unit})", rangemode="tozero"),
         barmode="stack",
@@ -365,10 +361,10 @@ def parts_s(
 FILES = ("sweep.html", "sweep.csv", "sweep.json")
 """Files that `write_sweep` writes."""
 
-ROWS = 300
+MOST_PAGE_ROWS = 300
 """Variants in the table of the page; the files beside it have all."""
 
-TERMINAL_ROWS = 40
+MOST_TERMINAL_ROWS = 40
 """Variants in the table of the terminal."""
 
 
@@ -390,8 +386,14 @@ def sweep_html(swept: SweepResult) -> str:
     scenarios = [variant.scenario for variant in swept.variants if variant.scenario is not None]
     name = scenarios[0].name if scenarios else "a scenario"
     count = len(answered(swept))
-    more = f" The first {ROWS} of {count:,}: sweep.csv has all." if count > ROWS else ""
-    messages = {format_fields(v.set): answer.message for v, answer in failed(swept)[:ROWS]}
+    more = (
+        f" The first {MOST_PAGE_ROWS} of {count:,}: sweep.csv has all."
+        if count > MOST_PAGE_ROWS
+        else ""
+    )
+    messages = {
+        format_fields(v.set): answer.message for v, answer in failed(swept)[:MOST_PAGE_ROWS]
+    }
     return render_html(
         f"Sweep: {name}",
         [
@@ -403,7 +405,9 @@ def sweep_html(swept: SweepResult) -> str:
                 findings(swept),
             ),
             *_charts(swept),
-            table_section("All variants", f"{FASTEST_FIRST}{more}", variant_table(swept, ROWS)),
+            table_section(
+                "All variants", f"{FASTEST_FIRST}{more}", variant_table(swept, MOST_PAGE_ROWS)
+            ),
             section("Not answered", "", Definitions(messages)) if messages else None,
         ],
     )
@@ -413,7 +417,7 @@ def _charts(swept: SweepResult) -> list[Section]:
     pairs = answered(swept)
     if not pairs:
         return []
-    which = "Steps of the quickest variants" if len(pairs) > BARS else "Steps of all variants"
+    which = "Steps of the quickest variants" if len(pairs) > MOST_BARS else "Steps of all variants"
     drawn = Figure(draw_steps(pairs), "steps", "Bars: the parts of a step of each variant")
     lead = f"{which}, by {', '.join(swept.fields)}. {FASTEST_FIRST}"
     steps = section("Where the step goes", lead, drawn)
@@ -421,15 +425,19 @@ def _charts(swept: SweepResult) -> list[Section]:
     if axes is None:
         return [steps]
     combinations = {describe({n: v.set.get(n) for n in axes.lines}) for v, _ in pairs}
-    coloured = f"; the best {COLOURED} in colour" if len(combinations) > COLOURED else ""
-    values = {format_value(variant.set.get(axes.field)) for variant, _ in pairs}
+    coloured = (
+        f"; the best {MOST_COLOURED_LINES} in colour"
+        if len(combinations) > MOST_COLOURED_LINES
+        else ""
+    )
     one_size = has_one_size(pairs)
     said = (
         (one_size, f"Throughput along {axes.field}."),
         (not one_size, f"Throughput of each GPU along {axes.field}: what falls is lost to scale."),
         (axes.lines, f"A line for each combination of the rest{coloured}."),
         (
-            len(values) > len(axes.places),
+            len({format_value(variant.set.get(axes.field)) for variant, _ in pairs})
+            > len(axes.places),
             f"Values of {axes.field} that are no numbers are in the table alone.",
         ),
         (not all(answer.fits for _, answer in pairs), "Open marks do not fit in memory."),
@@ -443,4 +451,4 @@ def _charts(swept: SweepResult) -> list[Section]:
 def sweep_lines(swept: SweepResult) -> list[Block]:
     """Arrange a sweep for the terminal: the answer, and the table."""
     lines = [f"{headline(swept)}.", *findings(swept)]
-    return [*paragraphs(lines), Paragraph(""), variant_table(swept, TERMINAL_ROWS)]
+    return [*paragraphs(lines), Paragraph(""), variant_table(swept, MOST_TERMINAL_ROWS)]

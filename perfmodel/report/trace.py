@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     Block,
     Bullets,
     Code,
-    Column,
     Figure,
     Paragraph,
     Table,
@@ -21,7 +20,14 @@ from perfmodel.report.common.document import (
     section,
     tabulate,
 )
-from perfmodel.report.common.figures import axis_layout, bars, new_figure, time_unit, title_row
+from perfmodel.report.common.figures import (
+    Drawing,
+    axis_layout,
+    bars,
+    new_figure,
+    time_unit,
+    title_row,
+)
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import WORK, work_of
 from perfmodel.report.common.quantities import duration
@@ -30,10 +36,6 @@ from perfmodel.traces.rebuild.layer_profile import BucketTimes
 from perfmodel.traces.rebuild.scenario_files import MACHINE, MODEL, SCENARIO
 from perfmodel.traces.run import TraceAnalysis, to_json
 from perfmodel.workload.model import ITEM_BYTES
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
 
 LAUNCH_BOUND = 0.1
 """Part of a step from which its waiting for launches is called CPU-bound."""
@@ -144,23 +146,26 @@ def bucket_table(analysis: TraceAnalysis) -> Table | None:
     def known(time_s: float | None) -> str:
         return "" if time_s is None else duration(time_s)
 
-    columns: list[Column | None] = [
-        (">bucket", lambda bucket: f"{bucket.index}"),
-        (">size", size),
-        (">ready", lambda bucket: duration(bucket.ready_s)),
-        (">end", lambda bucket: duration(bucket.end_s)),
-        (">simulated end", lambda bucket: known(ends_s.get(bucket.index))),
-        (">difference", apart),
-        (">transfer", lambda bucket: duration(bucket.transfer_s)),
-        (">waiting", lambda bucket: known(bucket.waiting_s))
-        if any(bucket.waiting_s is not None for bucket in buckets)
-        else None,
-        (
-            ">elements",
-            lambda each: "not stated" if each.elements is None else f"{each.elements:,}",
-        ),
-    ]
-    return tabulate(buckets, columns, wraps=True)
+    return tabulate(
+        buckets,
+        [
+            (">bucket", lambda bucket: f"{bucket.index}"),
+            (">size", size),
+            (">ready", lambda bucket: duration(bucket.ready_s)),
+            (">end", lambda bucket: duration(bucket.end_s)),
+            (">simulated end", lambda bucket: known(ends_s.get(bucket.index))),
+            (">difference", apart),
+            (">transfer", lambda bucket: duration(bucket.transfer_s)),
+            (">waiting", lambda bucket: known(bucket.waiting_s))
+            if any(bucket.waiting_s is not None for bucket in buckets)
+            else None,
+            (
+                ">elements",
+                lambda each: "not stated" if each.elements is None else f"{each.elements:,}",
+            ),
+        ],
+        wraps=True,
+    )
 
 
 def layer_table(analysis: TraceAnalysis, most: int = MOST_LAYERS) -> Table:
@@ -176,15 +181,16 @@ def layer_table(analysis: TraceAnalysis, most: int = MOST_LAYERS) -> Table:
     def parameters(at: int) -> int:
         return sum(gradients[number].elements or 0 for number in first.layers[at].gradients)
 
-    columns: tuple[Column, ...] = (
-        ("longest layers", lambda at: first.layers[at].name),
-        (">parameters", lambda at: f"{parameters(at):,}"),
-        (">forward", lambda at: duration(float(forward[at]))),
-        (">backward", lambda at: duration(float(backward[at]))),
-        (">share", lambda at: quantities.percent_column(float(both[at]) / total)),
+    return tabulate(
+        sorted(range(len(first.layers)), key=lambda at: -both[at])[:most],
+        (
+            ("longest layers", lambda at: first.layers[at].name),
+            (">parameters", lambda at: f"{parameters(at):,}"),
+            (">forward", lambda at: duration(float(forward[at]))),
+            (">backward", lambda at: duration(float(backward[at]))),
+            (">share", lambda at: quantities.percent_column(float(both[at]) / total)),
+        ),
     )
-    in_order = sorted(range(len(first.layers)), key=lambda at: -both[at])
-    return tabulate(in_order[:most], columns)
 
 
 def trace_lines(analysis: TraceAnalysis) -> list[Block]:
@@ -326,7 +332,7 @@ def simulated_bars(analysis: TraceAnalysis) -> list[Bar]:
     ]
 
 
-def draw_steps(analysis: TraceAnalysis) -> go.Figure:
+def draw_steps(analysis: TraceAnalysis) -> Drawing:
     """Draw both steps on one axis."""
     drawn = [*recorded_bars(analysis), *simulated_bars(analysis)]
     rows = [row for row in _ROWS if any(bar.row == row for bar in drawn)]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.calibrate.profile import Fit, FittedObservation, Profile
 from perfmodel.files import csv_text
@@ -18,7 +18,6 @@ from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     Block,
     Bullets,
-    Column,
     Figure,
     Paragraph,
     Section,
@@ -29,16 +28,13 @@ from perfmodel.report.common.document import (
     table_section,
     tabulate,
 )
-from perfmodel.report.common.figures import axis_layout, lines, new_figure, size_axis
+from perfmodel.report.common.figures import Drawing, axis_layout, lines, new_figure, size_axis
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import CYCLE, INK
 from perfmodel.report.common.plain_text import render_markdown
 from perfmodel.validate.forecast import Mode, SweepPrediction
 from perfmodel.validate.run import StepComparison, Validation, to_json
 from perfmodel.validate.scores import BAND_NAMES, LARGE, MODES, DataPoint, Score, by_sweep
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 MODE_NAMES = {
     "left out": "family left out",
@@ -105,19 +101,21 @@ def sweep_table(
     def errors(mode: Mode, band: str) -> Callable[[SweepPrediction], str]:
         return lambda each: pair(scored.get(each.sweep.id, {}).get(mode, {}).get(band))
 
-    columns: tuple[Column, ...] = (
-        ("sweep", lambda each: each.sweep.id),
-        ("machine", lambda each: each.matched.topology.name),
-        (">trust", lambda each: str(each.sweep.trust)),
-        *((f">{MODE_NAMES[mode]}", errors(mode, LARGE)) for mode in _modes(predicted)),
-        (f">below 256 KiB, {MODE_NAMES[small_mode]}", errors(small_mode, "latency")),
-        ("counted", lambda each: "yes" if each.counted else f"no: {each.why_not}"),
+    return tabulate(
+        predicted,
+        (
+            ("sweep", lambda each: each.sweep.id),
+            ("machine", lambda each: each.matched.topology.name),
+            (">trust", lambda each: str(each.sweep.trust)),
+            *((f">{MODE_NAMES[mode]}", errors(mode, LARGE)) for mode in _modes(predicted)),
+            (f">below 256 KiB, {MODE_NAMES[small_mode]}", errors(small_mode, "latency")),
+            ("counted", lambda each: "yes" if each.counted else f"no: {each.why_not}"),
+        ),
     )
-    return tabulate(predicted, columns)
 
 
 def _modes(predicted: Sequence[SweepPrediction]) -> list[Mode]:
-    return [mode for mode in MODES if any(mode in each.times for each in predicted)]
+    return [mode for mode in MODES if any(mode in each.forecast.times for each in predicted)]
 
 
 def step_table(steps: Sequence[StepComparison]) -> Table:
@@ -127,16 +125,18 @@ def step_table(steps: Sequence[StepComparison]) -> Table:
         ends = step.interval
         return "-" if ends is None else f"{ends[0]:.4g} \N{EN DASH} {ends[1]:.4g}"
 
-    columns: tuple[Column, ...] = (
-        ("step", lambda step: step.id),
-        ("quantity", lambda step: step.quantity),
-        (">measured", lambda step: f"{step.measured:.4g}"),
-        (">predicted", lambda step: f"{step.predicted:.4g}"),
-        (">80 % interval", interval),
-        (">error", lambda step: signed(step.error)),
-        ("source", lambda step: step.source),
+    return tabulate(
+        steps,
+        (
+            ("step", lambda step: step.id),
+            ("quantity", lambda step: step.quantity),
+            (">measured", lambda step: f"{step.measured:.4g}"),
+            (">predicted", lambda step: f"{step.predicted:.4g}"),
+            (">80 % interval", interval),
+            (">error", lambda step: signed(step.error)),
+            ("source", lambda step: step.source),
+        ),
     )
-    return tabulate(steps, columns)
 
 
 def omissions(predicted: Sequence[SweepPrediction], unmatched: Mapping[str, str]) -> Iterator[str]:
@@ -157,10 +157,12 @@ def points_csv(predicted: Sequence[SweepPrediction]) -> str:
             each.sweep.id,
             int(each.counted),
             row.nbytes,
-            each.choices[at],
+            each.forecast.choices[at],
             f"{row.time_s * 1e6:.6g}",
             *(
-                f"{each.times[mode].time_s[at] * 1e6:.5g}" if mode in each.times else ""
+                f"{each.forecast.times[mode].time_s[at] * 1e6:.5g}"
+                if mode in each.forecast.times
+                else ""
                 for mode in modes
             ),
         )
@@ -209,11 +211,11 @@ def _sections(validation: Validation) -> list[Section | None]:
 
 def validation_lines(validation: Validation) -> list[Block]:
     """Arrange a comparison for the terminal: tables, the headline, what is not counted."""
-    parts = [part for part in _sections(validation)[:3] if part is not None]
     return [
         *(
             block
-            for part in parts
+            for part in _sections(validation)[:3]
+            if part is not None
             for block in (Paragraph(part.title), *part.blocks, Paragraph(""))
         ),
         Paragraph(f"{headline(validation)}."),
@@ -289,7 +291,7 @@ def write_residuals(profile: Profile, path: Path) -> Path:
     return write_report_files(path.parent, {path.name: page})
 
 
-def draw_residuals(profile: Profile) -> go.Figure:
+def draw_residuals(profile: Profile) -> Drawing:
     """Draw relative errors over size; of factors also those with the correction by size."""
     groups = [
         (fit, name, points) for fit in profile.fits for (_, name), points in _groups(fit).items()

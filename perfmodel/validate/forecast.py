@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -30,13 +30,13 @@ NCCL's own formula; latency plus bytes over the nominal rate."""
 
 Interval = tuple[float, float] | None
 
-DRAWS = 30
+PROFILE_DRAWS = 30
 """Draws of a profile that an interval rests on."""
 
 MOST_PARTNERS = 4
 """Other sweeps to which a profile is fitted; the time of a fit grows with their square."""
 
-INTERVALS = 12
+SIZES_WITH_INTERVAL = 12
 """Sizes of a sweep at which intervals are drawn; interpolated between them."""
 
 
@@ -74,21 +74,6 @@ class SweepPrediction:
     sweep: Sweep
     matched: Matched
     forecast: Forecast
-
-    @property
-    def times(self) -> Mapping[Mode, Times]:
-        """Predictions by mode."""
-        return self.forecast.times
-
-    @property
-    def missing(self) -> Mapping[Mode, str]:
-        """Why a mode has no prediction."""
-        return self.forecast.missing
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """Algorithm and protocol by size, datasheet mode."""
-        return self.forecast.choices
 
     @property
     def counted(self) -> bool:
@@ -149,7 +134,11 @@ def predict(task: Task, library: CommLibrary | None = None) -> Forecast | str:
     missing: dict[Mode, str] = {}
     try:
         rows = collective_rows(own.topology, op=own.op, sizes=sizes, settings=own.settings)
-        times["datasheet"] = _times(rows)
+        times["datasheet"] = Times(
+            tuple(row["time_s"] for row in rows),
+            tuple(None if row["interval_s"] is None else tuple(row["interval_s"]) for row in rows),
+            "",
+        )
         if task.profile is not None:
             times["calibrated"] = with_profile(task.profile, own, sizes, shipped)
         if task.others is not None:
@@ -162,8 +151,7 @@ def predict(task: Task, library: CommLibrary | None = None) -> Forecast | str:
                 missing["transferred"] = transferred
     except PerfmodelError as error:
         return f"cannot be predicted: {one_line(error)}"
-    lowered = tuple(f"{row['algorithm']} {row['protocol']}" for row in rows)
-    return Forecast(times, missing, lowered)
+    return Forecast(times, missing, tuple(f"{row['algorithm']} {row['protocol']}" for row in rows))
 
 
 def observed_s(timer: UncontendedTimer, own: Matched, nbytes: int) -> float:
@@ -171,14 +159,6 @@ def observed_s(timer: UncontendedTimer, own: Matched, nbytes: int) -> float:
     ranks = range(len(own.topology.ranks))
     lowered, alone_s = timer.best(own.op, nbytes, ranks, 0, None)
     return observed_time_s(timer.machine, alone_s - hidden_s(timer, lowered, own.op, ranks))
-
-
-def _times(rows: Sequence[Mapping[str, Any]], note: str = "") -> Times:
-    return Times(
-        tuple(row["time_s"] for row in rows),
-        tuple(None if row["interval_s"] is None else tuple(row["interval_s"]) for row in rows),
-        note,
-    )
 
 
 def with_profile(
@@ -190,9 +170,11 @@ def with_profile(
     likely = [observed_s(timer, own, nbytes) for nbytes in sizes]
     if not measured_at(profile, len(own.topology.ranks), own.op):
         return Times(tuple(likely), (), note)
-    every = max(1, -(-(len(sizes) - 1) // (INTERVALS - 1)))
+    every = max(1, -(-(len(sizes) - 1) // (SIZES_WITH_INTERVAL - 1)))
     at = sorted({*range(0, len(sizes), every), len(sizes) - 1})
-    machines = [UncontendedTimer(apply(draw, plain)) for draw in draws(profile, DRAWS, seed=0)]
+    machines = [
+        UncontendedTimer(apply(draw, plain)) for draw in draws(profile, PROFILE_DRAWS, seed=0)
+    ]
     limits = []
     for index in at:
         drawn = [observed_s(m, own, sizes[index]) for m in machines]

@@ -270,6 +270,19 @@ _PHRASES: tuple[tuple[str, str, str], ...] = (
 """Pattern, and the variable whose value has the same effect; for each the first that fits."""
 
 
+_CHOICES = (
+    (
+        rf"(?:algo(?:rithm)?\s*[:=]?\s*{_ALGORITHMS}|{_ALGORITHMS} (?:forced|only))\b",
+        "NCCL_ALGO",
+    ),
+    (
+        r"(?:protocol\s*[:=]?\s*(simple|ll128|ll)|(simple|ll128|ll) (?:forced|only))\b",
+        "NCCL_PROTO",
+    ),
+)
+"""Pattern whose first or second group is chosen, and the variable that chooses it."""
+
+
 def read_assignments(text: str) -> dict[str, str]:
     """Return the variables that a text assigns: ``NAME=value``, in their order."""
     return {name: value.strip("'\"") for name, value in _ASSIGNED.findall(text)}
@@ -307,11 +320,7 @@ def read_settings(
     for name, value, why in _stated_settings(text):
         if name not in env and not (nvlink and name == "NCCL_P2P_DISABLE"):
             env[name] = value
-            notes.append(f"{name}={value}: {why!r}")
-    for name, value in _counted_channels(text):
-        if name not in env:
-            env[name] = value
-            notes.append(f"{name}={value}: so many channels ran")
+            notes.append(f"{name}={value}: {why}")
     number = _VERSION.search(version)
     if version and (number is None or number[0] != version):
         notes.append(f"version taken as {number[0] if number else 'the newest'}: {version!r}")
@@ -325,30 +334,22 @@ def read_settings(
 
 
 def _stated_settings(text: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the variables that a text amounts to, their values, and what says so."""
     plain = _ASSIGNED.sub("", text).lower()
     stated: set[str] = set()
     for pattern, name, value in _PHRASES:
         match = re.search(pattern, plain)
         if match and name not in stated:
             stated.add(name)
-            yield name, value, match[0]
-    forced = re.search(
-        rf"(?:algo(?:rithm)?\s*[:=]?\s*{_ALGORITHMS}|{_ALGORITHMS} (?:forced|only))\b", plain
-    )
-    if forced:
-        yield "NCCL_ALGO", (forced[1] or forced[2]), forced[0]
-    protocol = re.search(
-        r"(?:protocol\s*[:=]?\s*(simple|ll128|ll)|(simple|ll128|ll) (?:forced|only))\b", plain
-    )
-    if protocol:
-        yield "NCCL_PROTO", (protocol[1] or protocol[2]), protocol[0]
-
-
-def _counted_channels(text: str) -> Iterator[tuple[str, str]]:
-    match = re.search(r"\b(\d+) channels\b", text.lower())
-    if match:
-        yield "NCCL_MIN_NCHANNELS", match[1]
-        yield "NCCL_MAX_NCHANNELS", match[1]
+            yield name, value, repr(match[0])
+    for pattern, name in _CHOICES:
+        match = re.search(pattern, plain)
+        if match:
+            yield name, match[1] or match[2], repr(match[0])
+    channels = re.search(r"\b(\d+) channels\b", text.lower())
+    if channels:
+        for name in ("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"):
+            yield name, channels[1], "so many channels ran"
 
 
 def one_process(process_model: str, per_host: int) -> bool:

@@ -146,10 +146,10 @@ def _check_unit(ratios: Sequence[float], records: Sequence[Record], meta: RowRea
 SUBFOLDER = "nccl_sweeps"
 META = "META.csv"
 TOGETHER = "sweeps.csv"
-UNGRADED = 3
+UNGRADED_TRUST = 3
 """Trust of a sweep whose table does not grade it: counted."""
 
-BEST = 5
+BEST_TRUST = 5
 """Trust of a complete official log; `Sweep.trust`."""
 
 SPELLINGS = {**OPS, "bcast": "broadcast"}
@@ -204,7 +204,7 @@ class Sweep:
     topology: str = ""
     table: str = ""
     source: str = ""
-    trust: int = UNGRADED
+    trust: int = UNGRADED_TRUST
     note: str = ""
     notes: tuple[str, ...] = field(default=())
 
@@ -303,10 +303,10 @@ def _sweep(name: str, reader: RowReader, times: Times) -> list[Sweep]:
     notes = list(times.notes)
     ranks = _ranks(reader, times, notes)
     grade = reader.number("trust")
-    if grade is not None and grade > BEST:
-        reader.fault("trust", f"{grade:g}", f"1 (worst) to {BEST} (best)")
+    if grade is not None and grade > BEST_TRUST:
+        reader.fault("trust", f"{grade:g}", f"1 (worst) to {BEST_TRUST} (best)")
     if grade is None:
-        notes.append(f"no trust is stated: counted as {UNGRADED}")
+        notes.append(f"no trust is stated: counted as {UNGRADED_TRUST}")
     counts = {column: reader.number(column) for column in ("nic_count_per_node", "nic_gbps")}
     if ranks is None:
         return []
@@ -331,7 +331,7 @@ def _sweep(name: str, reader: RowReader, times: Times) -> list[Sweep]:
             topology=text("topology"),
             table=text("table"),
             source=", ".join(filter(None, (text("source"), text("source_path")))),
-            trust=UNGRADED if grade is None else int(grade),
+            trust=UNGRADED_TRUST if grade is None else int(grade),
             note=text("note"),
             notes=tuple(notes),
         )

@@ -255,9 +255,8 @@ def validate(
     home = sweeps_folder(folder) if has_sweeps(folder) or not steps else None
     matched, unmatched = ([], {}) if home is None else match_all(home)
     tasks = prediction_tasks(matched, home or folder, profile, transfer=transfer)
-    outcomes = predict_sweeps(tasks, processes, progress)
     counts = {"sweep": len(matched) + len(unmatched), "step": len(steps)}
-    predicted = pair_outcomes(matched, outcomes, unmatched)
+    predicted = pair_outcomes(matched, predict_sweeps(tasks, processes, progress), unmatched)
     compared = {step.id: compare_step(step, profile) for step in steps}
     unmatched |= {name: why for name, why in compared.items() if isinstance(why, str)}
     where = "the records that ship with perfmodel" if data is None else f"folder {data.name}"
@@ -304,8 +303,7 @@ def predict_sweeps(
     tasks: Sequence[Task], processes: int, progress: Callable[[int, int], None] | None
 ) -> list[Forecast | str]:
     """Predict sweeps in several processes, the longest first; outcomes in the order of `tasks`."""
-    longest_first = sorted(range(len(tasks)), key=lambda at: -tasks[at].work)
-    calls = [(at, tasks[at]) for at in longest_first]
+    calls = [(at, tasks[at]) for at in sorted(range(len(tasks)), key=lambda at: -tasks[at].work)]
     jobs = processes if len(tasks) >= WORTH_IT else 1
     outcomes: dict[int, Forecast | str] = {}
     for at, outcome in map_unordered(_predict_at, calls, jobs=jobs, threads=count_cores()):
@@ -373,7 +371,7 @@ def sweep_entries(
             "machine": prediction.matched.topology.name,
             "counted": prediction.counted,
             "assumptions": [*prediction.matched.assumptions, *prediction.sweep.notes],
-            "note": prediction.times[mode].note,
+            "note": prediction.forecast.times[mode].note,
         }
         for prediction in predicted
         for mode, bands in scored.get(prediction.sweep.id, {}).items()

@@ -78,7 +78,7 @@ def points_of(predicted: Iterable[SweepPrediction]) -> list[DataPoint]:
             counted=prediction.counted,
         )
         for prediction in predicted
-        for mode, times in prediction.times.items()
+        for mode, times in prediction.forecast.times.items()
         for at, row in enumerate(prediction.sweep.rows)
     ]
 

@@ -72,10 +72,10 @@ def test_other_sweeps_of_the_same_hardware_are_used(folder):
     (small / "nccl_sweeps" / "one.csv").write_text("size_bytes,time_us\n1048576,90\n")
     found = validate(small)
     (one,) = found.predicted
-    assert "transferred" in one.times, one.missing
-    assert "a100_8gpu_sp_allreduce" in one.times["transferred"].note
-    low, high = one.times["transferred"].interval_s[0]
-    assert low <= one.times["transferred"].time_s[0] <= high
+    assert "transferred" in one.forecast.times, one.forecast.missing
+    assert "a100_8gpu_sp_allreduce" in one.forecast.times["transferred"].note
+    low, high = one.forecast.times["transferred"].interval_s[0]
+    assert low <= one.forecast.times["transferred"].time_s[0] <= high
 
 
 def test_a_copy_of_a_sweep_is_no_other_sweep():

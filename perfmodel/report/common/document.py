@@ -172,6 +172,8 @@ def paragraphs(lines: Iterable[str], role: Role = "") -> list[Paragraph]:
     return [Paragraph(line, role) for line in lines if line]
 
 
+PREDICTION = "A prediction by simulation, not a measurement."
+"""What a page says of its answer."""
 PREDICTED = "Predictions by simulation, not measurements."
 """What a page says of all of its numbers."""
 

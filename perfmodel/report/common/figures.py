@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 
+Drawing: TypeAlias = "go.Figure"
+"""A figure of plotly, which is imported where one is made."""
+
+
 def size_axis(ends: tuple[float, float], powers: range) -> dict[str, Any]:
     """Describe a logarithmic axis of sizes, labelled at some of these powers of two."""
     step = max(1, -(-(len(powers) - 1) // (_SIZE_LABELS - 1)))
@@ -27,7 +31,7 @@ def size_axis(ends: tuple[float, float], powers: range) -> dict[str, Any]:
     return log_axis("size", ends, ticks, lambda size: quantities.whole(quantities.size(size)))
 
 
-_UNEVEN = 4.0
+_UNEVEN_STEPS_RATIO = 4.0
 """Steps that differ by more than this factor are drawn as shares, or short ones would vanish."""
 
 _FEW_TICKS = 3
@@ -35,7 +39,7 @@ _FEW_TICKS = 3
 
 _WORD = re.compile(r"[^\s._=]+[\s._=]*|[\s._=]+")
 """Parts of a label between which a line may break: words, and names of fields at their joints."""
-_OVER = 4
+_LONGEST_WORD_EXCESS_CHARACTERS = 4
 """Characters by which a single word may be longer than a line before it is cut."""
 
 _BREAK = "\\u003cbr>"
@@ -62,7 +66,7 @@ def new_figure(
     y: Mapping[str, Any] | None = None,
     margin: Mapping[str, int] | None = None,
     **layout: Any,
-) -> go.Figure:
+) -> Drawing:
     """Make a figure in the house style; plots other than the timeline do not zoom.
 
     `traces`: as plotly describes them, with their ``type``; more can be added.
@@ -91,7 +95,7 @@ def new_figure(
     return go.Figure(list(traces), usual | axes | layout)
 
 
-def add_note(figure: go.Figure, text: str, **place: Any) -> None:
+def add_note(figure: Drawing, text: str, **place: Any) -> None:
     """Write small quiet text into a figure, without an arrow."""
     quiet = {"showarrow": False, "font": {"size": 12, "color": QUIET_INK}}
     figure.add_annotation(text=text, **(quiet | place))
@@ -153,9 +157,8 @@ def short_label(text: str, line: int = 20) -> str:
             lines.append("")
         lines[-1] += word
     first_two = [each.rstrip() for each in lines[:2]]
-    cut = len(lines) > 2 or max(map(len, first_two)) > line + _OVER
-    if cut:
-        first_two = [each[: line + _OVER] for each in first_two]
+    if len(lines) > 2 or max(map(len, first_two)) > line + _LONGEST_WORD_EXCESS_CHARACTERS:
+        first_two = [each[: line + _LONGEST_WORD_EXCESS_CHARACTERS] for each in first_two]
         first_two[-1] = f"{first_two[-1][: line - 1]}\N{HORIZONTAL ELLIPSIS}"
     return "<br>".join(f"{escape(each, quote=False)} " for each in first_two)
 
@@ -188,17 +191,16 @@ def bar_times(unit: str) -> str:
 
 def label_rows(labels: Sequence[str], title: str, **axis: Any) -> dict[str, dict[str, Any]]:
     """Describe both axes of horizontal bars: names of rows from the top, what lengths are."""
-    places = list(range(len(labels)))
     rows: dict[str, Any] = {
         "autorange": "reversed",
-        "tickvals": places,
+        "tickvals": list(range(len(labels))),
         "ticktext": labels,
         "showgrid": False,
     }
     return {"x": axis_layout(title, **axis), "y": axis_layout(**rows)}
 
 
-def title_row(figure: go.Figure, height: float, text: str) -> None:
+def title_row(figure: Drawing, height: float, text: str) -> None:
     """Write a title at the left of a figure, above the bars of a row."""
     add_note(figure, text, x=0, xref="paper", y=height, xanchor="left", yanchor="bottom")
 
@@ -244,13 +246,13 @@ def log_ticks(low: float, high: float, most: int = 6) -> list[float]:
     return more if len(inside) < _FEW_TICKS and len(more) <= most else inside
 
 
-def draw_breakdown(result: Result) -> go.Figure:
+def draw_breakdown(result: Result) -> Drawing:
     """Draw where the step's time goes at each size, as times or (if uneven) as shares.
 
     One size alone is a bar from left to right, as wide as the page and no taller than it needs.
     """
     points, steps = result.points, [point.step_time_s for point in result.points]
-    shares = max(steps) > _UNEVEN * min(steps)
+    shares = max(steps) > _UNEVEN_STEPS_RATIO * min(steps)
     unit, scale = ("%", 0.01) if shares else time_unit(max(steps))
     lies = len(points) == 1
     parts = {
@@ -303,7 +305,7 @@ def parts_that_matter(points: Sequence[SizeResult]) -> list[str]:
     return [part for part in WORK if part in present] + sorted(present - WORK.keys())
 
 
-def draw_memory(part: Memory) -> go.Figure:
+def draw_memory(part: Memory) -> Drawing:
     """Draw memory per GPU as one bar against the device's capacity."""
     parts = {
         "parameters": part.parameters_bytes,

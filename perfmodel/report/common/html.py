@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.files import write_atomically, write_json
 from perfmodel.report.common.document import (
@@ -26,12 +26,8 @@ from perfmodel.report.common.document import (
     Tile,
     Tiles,
 )
-from perfmodel.report.common.figures import pack
+from perfmodel.report.common.figures import Drawing, pack
 from perfmodel.report.common.palette import DARK, QUIET_INK, channels
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
 
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
@@ -84,6 +80,14 @@ def write_report_files(folder: Path, files: Mapping[str, Any]) -> Path:
         else:
             write_atomically(folder / name, content)
     return folder / next(iter(files))
+
+
+def write_each(files: Mapping[str, Callable[[Any], Any]], result: Any, folder: Path) -> Path:
+    """Write each file as its function makes it of a result.
+
+    Returns and raises as `write_report_files`.
+    """
+    return write_report_files(folder, {name: make(result) for name, make in files.items()})
 
 
 def render_html(title: str, blocks: Iterable[Block | None]) -> str:
@@ -266,7 +270,7 @@ def _figure(block: Figure) -> str:
     return f'{key}<div class="plot" role="img" aria-label="{label}">{drawing}</div>'
 
 
-def legend(figure: go.Figure) -> str:
+def legend(figure: Drawing) -> str:
     """List the traces of a figure with their colours, as HTML."""
     swatches: dict[str, str] = {}
     for trace in figure.data:

@@ -9,21 +9,17 @@ from dataclasses import dataclass
 from html import escape
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from perfmodel.errors import ExecutorUnavailable
 from perfmodel.report.common import quantities
-from perfmodel.report.common.figures import draw_breakdown, draw_memory
+from perfmodel.report.common.figures import Drawing, draw_breakdown, draw_memory
 from perfmodel.report.common.html import legend
 from perfmodel.report.run.pipeline_figure import draw_pipeline
 from perfmodel.report.run.scaling import draw_efficiency, draw_step_time, draw_throughput
 from perfmodel.report.run.timeline import draw_timeline
 from perfmodel.report.topology.figure import draw_topology, topology_caption
 from perfmodel.studies.run.result.model import Result
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
 
 ImageFormat = Literal["png", "svg"]
 
@@ -41,7 +37,7 @@ HOW_TO = (
 class Picture:
     """A figure with the title that it needs outside a page."""
 
-    figure: go.Figure
+    figure: Drawing
     title: str
     below: str
 
@@ -97,7 +93,7 @@ def render(drawn: Mapping[str, Picture], kind: ImageFormat) -> dict[str, bytes]:
         return thread.submit(asyncio.run, _render(on_paper, kind)).result()
 
 
-async def _render(drawn: Mapping[str, go.Figure], kind: ImageFormat) -> dict[str, bytes]:
+async def _render(drawn: Mapping[str, Drawing], kind: ImageFormat) -> dict[str, bytes]:
     kaleido, errors = import_module("kaleido"), import_module("kaleido.errors")  # an optional extra
     images: dict[str, bytes] = {}
     try:
@@ -119,7 +115,7 @@ async def _render(drawn: Mapping[str, go.Figure], kind: ImageFormat) -> dict[str
     return images
 
 
-def _on_paper(picture: Picture) -> go.Figure:
+def _on_paper(picture: Picture) -> Drawing:
     """Put a title and a legend above a figure, and white behind it."""
     figure, margin = picture.figure, picture.figure.layout.margin
     _name_lines(figure)
@@ -153,7 +149,7 @@ def _on_paper(picture: Picture) -> go.Figure:
     return figure
 
 
-def _name_lines(figure: go.Figure) -> None:
+def _name_lines(figure: Drawing) -> None:
     """Show lines in the legend, not the invisible marks that carry the hover text."""
     for mark in figure.data:
         if mark.type != "scatter" or mark.marker.opacity != 0:

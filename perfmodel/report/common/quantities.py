@@ -144,16 +144,14 @@ def headline(result: Result) -> str:
     main, memory = result.main, result.main.memory
     verb, begin = "trains" if main.gpus == 1 else "train", ""
     if not memory.fits:
-        host = f"the host's {' and '.join(memory.overfull)}"
         doubt = ("May", "does") if memory.may_fit else ("Does", "did")
-        place = host if memory.fits_gpu else "GPU memory"
+        place = f"the host's {' and '.join(memory.overfull)}" if memory.fits_gpu else "GPU memory"
         verb, begin = "would train", f"{doubt[0]} not fit in {place}. If it {doubt[1]}, "
-    linear = ""
-    if main.gpus != result.efficiency_base:
-        linear = f", {percent(main.scaling_efficiency)} of linear scaling"
+    linear = f", {percent(main.scaling_efficiency)} of linear scaling"
     return (
         f"{begin}{gpus(main.gpus)} {verb} {count(main.samples_per_s)} {samples_short(result)}/s"
-        f"{linear}; a step takes {duration(main.step_time_s)}, {waiting(main)}."
+        f"{'' if main.gpus == result.efficiency_base else linear}; a step takes "
+        f"{duration(main.step_time_s)}, {waiting(main)}."
     )
 
 
@@ -279,11 +277,11 @@ def scaling(result: Result) -> str:
     main, weak = result.main, result.scaling == "weak"
     number = main.batch_per_gpu if weak else main.global_batch
     batch = f"{number:,} {result.samples if number == 1 else samples(result)}"
-    if weak:
-        return (
-            f"Weak scaling: {batch} {batch_holder(main)} at every size, so the global batch grows"
-        )
-    return f"Strong scaling: {batch} per step at every size, shared by all GPUs"
+    return (
+        f"Weak scaling: {batch} {batch_holder(main)} at every size, so the global batch grows"
+        if weak
+        else f"Strong scaling: {batch} per step at every size, shared by all GPUs"
+    )
 
 
 def batch_holder(point: SizeResult) -> str:
@@ -305,9 +303,11 @@ def memory(part: Memory) -> str:
     if part.fits_gpu and part.overfull:
         return f"Does not fit the host: {offloaded}"
     share = percent(part.total_bytes / part.capacity_bytes) if part.capacity_bytes else "all"
-    used = f"{size(part.total_bytes)} of {has} ({share})"
-    if part.low_bytes is not None and part.high_bytes is not None:
-        used = f"{span(part.low_bytes, part.high_bytes, size)} of {has}, activations estimated"
+    used = (
+        f"{size(part.total_bytes)} of {has} ({share})"
+        if part.low_bytes is None or part.high_bytes is None
+        else f"{span(part.low_bytes, part.high_bytes, size)} of {has}, activations estimated"
+    )
     reserve = size(part.reserve_bytes)
     verdicts = (
         (not part.may_fit, f"Does not fit: needs {used}"),
@@ -318,8 +318,7 @@ def memory(part: Memory) -> str:
         ),
         (True, f"Fits: {used}, with room for the {reserve} of CUDA, NCCL and allocator"),
     )
-    on_gpu = next(text for applies, text in verdicts if applies)
-    return "; ".join(filter(None, [on_gpu, offloaded]))
+    return "; ".join(filter(None, [next(text for applies, text in verdicts if applies), offloaded]))
 
 
 def host_memory(part: Memory) -> str:

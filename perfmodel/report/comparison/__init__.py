@@ -1,1 +1,1 @@
-"""The report of ``perfmodel compare``; `page.write_comparison` writes it."""
+"""The report of ``perfmodel compare``; `page.FILES` says what makes its files."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
-from pathlib import Path
-from typing import TYPE_CHECKING
+from itertools import chain
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
@@ -19,12 +18,19 @@ from perfmodel.report.common.document import (
     paragraphs,
     section,
 )
-from perfmodel.report.common.figures import bars, label_rows, new_figure, short_label, time_unit
-from perfmodel.report.common.html import render_html, write_report_files
+from perfmodel.report.common.figures import (
+    Drawing,
+    bars,
+    label_rows,
+    new_figure,
+    short_label,
+    time_unit,
+)
+from perfmodel.report.common.html import render_html
 from perfmodel.report.common.palette import WORK
 from perfmodel.report.comparison import text
 from perfmodel.report.comparison.text import (
-    NOTHING,
+    LEAST_RELATIVE_CHANGE,
     column_names,
     headline,
     limited_by,
@@ -36,9 +42,6 @@ from perfmodel.report.comparison.text import (
 from perfmodel.report.run import parallelism
 from perfmodel.studies.compare.model import Comparison, Side, to_csv, to_json
 from perfmodel.studies.run.result.model import SizeResult
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 
 def fields_table(comparison: Comparison) -> Table:
@@ -68,7 +71,8 @@ def figures_table(comparison: Comparison) -> Table:
             _throughput_row(comparison),
             *(
                 [row("time per sample", lambda p: quantities.duration(1 / p.samples_per_s))]
-                if _unlike_batches(comparison)
+                if all(each.same_samples for each in comparison.differences)
+                and not all(each.same_batch for each in comparison.differences)
                 else []
             ),
             row("compute", lambda point: quantities.duration(point.compute_s)),
@@ -83,12 +87,6 @@ def figures_table(comparison: Comparison) -> Table:
         ],
         _changes(comparison),
     )
-
-
-def _unlike_batches(comparison: Comparison) -> bool:
-    """Whether steps train unlike numbers of the same samples."""
-    same_samples = all(each.same_samples for each in comparison.differences)
-    return same_samples and not all(each.same_batch for each in comparison.differences)
 
 
 def _steps(times_s: Sequence[float]) -> list[str]:
@@ -195,7 +193,7 @@ def _changes(comparison: Comparison) -> Mapping[str, str]:
         (True, "communication", _signed_time(other.comm_s - first.comm_s)),
         (True, "exposed communication", _signed_time(versus.exposed_s)),
         (
-            abs(other.compute_s / first.compute_s - 1) >= NOTHING,
+            abs(other.compute_s / first.compute_s - 1) >= LEAST_RELATIVE_CHANGE,
             "compute",
             _signed_time(other.compute_s - first.compute_s),
         ),
@@ -258,12 +256,11 @@ def what_if_table(comparison: Comparison) -> Table:
         titles += [of] if len(names) == 2 else [f"{of} ({name})" for name in names[1:]]
         rows[0] += [""] * len(others)
     for imagined in comparison.what_ifs:
-        cells = [_cells(*pair) for pair in zip(imagined.steps_s, now_s, strict=True)]
+        flat = chain.from_iterable(map(_cells, imagined.steps_s, now_s))
         shares = [
             "" if share is None else f"{round(100 * share)}\N{NO-BREAK SPACE}%"
             for share in imagined.shares[1:]
         ]
-        flat = [cell for pair in cells for cell in pair]
         rows.append([imagined.what, *flat, *(shares if shared else [])])
     return Table(titles, rows)
 
@@ -271,13 +268,21 @@ def what_if_table(comparison: Comparison) -> Table:
 def _many_what_ifs(comparison: Comparison, names: Sequence[str]) -> Table:
     """One column per side, of the step and what is saved of it."""
     now_s = [side.point.step_time_s for side in comparison.sides]
-    rows = [["everything as it is", *map(quantities.duration, now_s)]]
-    for imagined in comparison.what_ifs:
-        cells = [_cells(*pair) for pair in zip(imagined.steps_s, now_s, strict=True)]
-        rows.append(
-            [imagined.what, *(f"{step} ({saved})" if saved else step for step, saved in cells)]
-        )
-    return Table(["with (saved)", *(f">{name}" for name in names)], rows, wraps=True)
+    rows = [
+        [
+            imagined.what,
+            *(
+                f"{step} ({saved})" if saved else step
+                for step, saved in map(_cells, imagined.steps_s, now_s)
+            ),
+        ]
+        for imagined in comparison.what_ifs
+    ]
+    return Table(
+        ["with (saved)", *(f">{name}" for name in names)],
+        [["everything as it is", *map(quantities.duration, now_s)], *rows],
+        wraps=True,
+    )
 
 
 def _cells(step_s: float | None, now_s: float) -> tuple[str, str]:
@@ -297,20 +302,6 @@ def comparison_lines(comparison: Comparison) -> list[Block]:
         blocks += [*paragraphs(unread_fields(comparison)), blank]
     what_ifs = [blank, what_if_table(comparison)] if comparison.what_ifs else []
     return [*blocks, figures_table(comparison), blank, parts_table(comparison), *what_ifs, blank]
-
-
-FILES = ("compare.html", "compare.csv", "compare.json")
-"""Files that `write_comparison` writes."""
-
-
-def write_comparison(comparison: Comparison, folder: Path) -> Path:
-    """Write ``compare.html``, ``compare.csv`` and ``compare.json``.
-
-    Returns and raises as `write_report_files`.
-    """
-    page, table = comparison_html(comparison), to_csv(comparison)
-    files = {"compare.html": page, "compare.csv": table, "compare.json": to_json(comparison)}
-    return write_report_files(folder, files)
 
 
 def comparison_html(comparison: Comparison) -> str:
@@ -348,7 +339,7 @@ def comparison_html(comparison: Comparison) -> str:
     )
 
 
-def draw_steps(comparison: Comparison) -> go.Figure:
+def draw_steps(comparison: Comparison) -> Drawing:
     """Draw the parts of each side's step as one bar, the first side on top."""
     sides = comparison.sides
     unit, scale = time_unit(max(side.point.step_time_s for side in sides), least=1.0)
@@ -378,3 +369,7 @@ def draw_steps(comparison: Comparison) -> go.Figure:
         barmode="stack",
         bargap=0.3,
     )
+
+
+FILES = {"compare.html": comparison_html, "compare.csv": to_csv, "compare.json": to_json}
+"""Files of a comparison, and what makes them."""

@@ -10,20 +10,20 @@ from perfmodel.report.common import quantities
 from perfmodel.studies.compare.model import Change, Comparison, Side, SideDifference
 from perfmodel.studies.run.result.model import SizeResult
 
-NOTHING = 0.0005
+LEAST_RELATIVE_CHANGE = 0.0005
 """Changes below this are none."""
 
-_MOSTLY = 0.9
+_COMPUTE_BOUND_SHARE = 0.9
 """Share of a step from which on it is mostly compute."""
 
-_ROOM = 80
+_HEAD_CHARACTERS = 80
 """Characters of labels that head the columns of a table side by side."""
 
 
 def column_names(sides: Sequence[Side]) -> list[str]:
     """Names of the columns: labels where they have room side by side, else letters."""
     labels = [side.label for side in sides]
-    if len(sides) <= 3 and sum(map(len, labels)) <= _ROOM:
+    if len(sides) <= 3 and sum(map(len, labels)) <= _HEAD_CHARACTERS:
         return labels
     return [ascii_uppercase[at] if len(sides) <= 26 else f"{at + 1}" for at in range(len(sides))]
 
@@ -60,7 +60,7 @@ def headline(comparison: Comparison) -> str:
     if not first.point.memory.fits:
         quickest = f"{fitting[0][0].label} is the quickest that fits" if fitting else "No side fits"
         return f"{quickest} in memory"
-    quicker = [pair for pair in fitting if pair[1].throughput.ratio > 1 + NOTHING]
+    quicker = [pair for pair in fitting if pair[1].throughput.ratio > 1 + LEAST_RELATIVE_CHANGE]
     if not quicker:
         return f"{first.label}: nothing else here is quicker"
     sure = [pair for pair in quicker if not pair[1].throughput.within]
@@ -75,8 +75,7 @@ def headline(comparison: Comparison) -> str:
 def per_sample(versus: SideDifference) -> Change:
     """Return how the time per sample differs: one over the throughput."""
     ends = versus.throughput.interval
-    inverse = None if ends is None else (1 / ends[1], 1 / ends[0])
-    return Change(1 / versus.throughput.ratio, inverse)
+    return Change(1 / versus.throughput.ratio, None if ends is None else (1 / ends[1], 1 / ends[0]))
 
 
 def title(comparison: Comparison) -> str:
@@ -119,19 +118,19 @@ def _difference(first: Side, side: Side, versus: SideDifference) -> str:
     )
 
 
-MANY = 10.0
+LEAST_RATIO_IN_TIMES = 10.0
 """Ratio from which on a change is said in times, not in per cent."""
 
 
 def change(difference: Change, more: str, less: str) -> str:
     """Say a change of a time with its interval: ``"18 % shorter (15 % to 20 %)"``."""
-    if abs(difference.ratio - 1) < NOTHING and difference.interval is None:
+    if abs(difference.ratio - 1) < LEAST_RELATIVE_CHANGE and difference.interval is None:
         return "no change"
     sentence = _direction(difference.ratio, more, less)
     if difference.interval is None:
         return f"{sentence} (no interval is known)"
     low, high = sorted(difference.interval, key=lambda ratio: abs(ratio - 1))
-    if max(abs(low - 1), abs(high - 1)) < NOTHING:
+    if max(abs(low - 1), abs(high - 1)) < LEAST_RELATIVE_CHANGE:
         return sentence
     ends = " to ".join(_direction(ratio, more, less) for ratio in difference.interval)
     if difference.within:
@@ -139,15 +138,15 @@ def change(difference: Change, more: str, less: str) -> str:
     if (low < 1) == (high < 1):
         least, most = map(_percent, (low, high))
         ends = f"{least} to {most}" if least != most else f"{least} at both ends of the interval"
-        if difference.ratio >= MANY:
+        if difference.ratio >= LEAST_RATIO_IN_TIMES:
             ends = f"{quantities.count(low)} to {quantities.count(high)}"
     return f"{sentence} ({ends})"
 
 
 def _direction(ratio: float, more: str, less: str) -> str:
-    if abs(ratio - 1) < NOTHING:
+    if abs(ratio - 1) < LEAST_RELATIVE_CHANGE:
         return "no change"
-    if ratio >= MANY:
+    if ratio >= LEAST_RATIO_IN_TIMES:
         return f"{quantities.count(ratio)} times as long"
     return f"{_percent(ratio)} {more if ratio > 1 else less}"
 
@@ -163,7 +162,7 @@ def _largest_part(versus: SideDifference) -> str:
     """Name the part of a step that changed most, where it changed at all."""
     part = max(versus.parts_s, key=lambda name: abs(versus.parts_s[name]))
     apart_s = versus.parts_s[part]
-    if abs(versus.step.ratio - 1) < NOTHING or apart_s == 0:
+    if abs(versus.step.ratio - 1) < LEAST_RELATIVE_CHANGE or apart_s == 0:
         return ""
     more = "more" if apart_s > 0 else "less"
     return f" Most of that is {part}, {quantities.duration(abs(apart_s))} {more}."
@@ -182,8 +181,8 @@ def mostly_computes(point: SizeResult) -> bool:
     """Whether a step is compute but for a little, or nothing but compute limits it."""
     if point.relief is None:
         return point.limit == "compute"
-    computes = point.compute_s >= _MOSTLY * point.step_time_s
-    return computes and point.relief.saves_s < (1 - _MOSTLY) * point.step_time_s
+    computes = point.compute_s >= _COMPUTE_BOUND_SHARE * point.step_time_s
+    return computes and point.relief.saves_s < (1 - _COMPUTE_BOUND_SHARE) * point.step_time_s
 
 
 def _limit(first: Side, side: Side, versus: SideDifference) -> str:
@@ -196,7 +195,7 @@ def _limit(first: Side, side: Side, versus: SideDifference) -> str:
 
 def signed_ratio(ratio: float) -> str:
     """Write a ratio as a change: ``"+12 %"``."""
-    if abs(ratio - 1) < NOTHING:
+    if abs(ratio - 1) < LEAST_RELATIVE_CHANGE:
         return "0 %"
     return f"{'+' if ratio > 1 else quantities.MINUS}{_percent(ratio)}"
 

@@ -107,10 +107,9 @@ def _hooks(scenario: Scenario) -> Iterator[Axis]:
     elif strategy.kind in _REDUCED:
         field = f"strategy.{_REDUCED[strategy.kind]}"
         own = getattr(strategy, _REDUCED[strategy.kind])
-        types = [own, *(name for name in ("fp32", "bf16") if name != own)]
         stops = (
             Stop(0.0, name or "as parameters", 1.0 + at, {field: name})
-            for at, name in enumerate(types)
+            for at, name in enumerate([own, *(name for name in ("fp32", "bf16") if name != own)])
         )
         yield from _make_axis(scenario, "hook", "Gradients travel in", 1.0, stops)
 

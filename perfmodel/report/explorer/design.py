@@ -96,13 +96,12 @@ def stops_with_between(
     values: Sequence[float], stop: Callable[[float, float], Stop]
 ) -> tuple[Stop, ...]:
     """Make stops at values, which are simulated, and at three places between each two."""
-    points = [stop(float(at), value) for at, value in enumerate(values)]
     between = [
         stop(0.5, low * (high / low) ** share)
         for low, high in pairwise(values)
         for share in BETWEEN
     ]
-    return place_stops(points, between)
+    return place_stops([stop(float(at), value) for at, value in enumerate(values)], between)
 
 
 Place = tuple[float, ...]
@@ -120,7 +119,7 @@ _HUBS = ("bandwidth", "gpus", "batch")
 _FEW_AXES = 4
 """Sliders of which all combinations are simulated, with fewer stops if need be."""
 
-_KEPT = 3
+_INNER_POINTS_KEPT = 3
 """Inner points of an interpolated slider that are left out after those of others: at a factor of
 four between bandwidths a step is off by up to a quarter, where compute begins to hide all."""
 
@@ -190,9 +189,9 @@ class Design:
 
 def corners(place: Place) -> Iterator[tuple[Point, float]]:
     """Points around a place and their weights; one with weight 1 on a point."""
-    lows = [(math.floor(at), at - math.floor(at)) for at in place]
     ends = [
-        ((low, 1 - share), (low + 1, share)) if share > 0 else ((low, 1.0),) for low, share in lows
+        ((low, 1 - share), (low + 1, share)) if share > 0 else ((low, 1.0),)
+        for low, share in ((math.floor(at), at - math.floor(at)) for at in place)
     ]
     for chosen in itertools.product(*ends):
         yield tuple(at for at, _ in chosen), math.prod(weight for _, weight in chosen)
@@ -216,8 +215,7 @@ def choose_design(axes: Sequence[Axis], most: int) -> Design:
     others = [at for at in numbers if at not in hubs]
     together: Groups = (tuple(numbers),)
     threes = (*((*hubs, at) for at in others), *itertools.combinations(others, 2))
-    pairs = tuple(itertools.combinations(numbers, 2)) or together
-    choices = [together, threes, pairs]
+    choices = [together, threes, tuple(itertools.combinations(numbers, 2)) or together]
     if len(axes) > _FEW_AXES and len(_points_of(axes, together)) > most:
         choices = choices[1:]
     for groups in choices:
@@ -234,8 +232,9 @@ def _drop_points(axes: Sequence[Axis], groups: Groups, most: int) -> tuple[Axis,
     def length(at: int) -> tuple[int, int]:
         """Inner points, without those that interpolation between them would miss most."""
         axis = shortened[at]
-        is_interpolated = len(axis.stops) > len(axis)
-        return len(inner_points(axis)) - (_KEPT if is_interpolated else 0), len(axis)
+        return len(inner_points(axis)) - (
+            _INNER_POINTS_KEPT if len(axis.stops) > len(axis) else 0
+        ), len(axis)
 
     shortened = list(axes)
     while len(_points_of(shortened, groups)) > most:

@@ -148,8 +148,7 @@ def explore(
     distinct = list(dict.fromkeys(run))
     settings = [_settings(axes, place) for place in distinct]
     fields = {name: [setting[name] for setting in settings] for name in settings[0]}
-    together = variants(scenario, zip=fields)
-    swept = run_sweep(together, jobs=jobs, profile=profile, progress=progress)
+    swept = run_sweep(variants(scenario, zip=fields), jobs=jobs, profile=profile, progress=progress)
     by_place = {
         place: {**row, "samples": row["samples_per_s"] * row["step_time_s"]}
         if row["status"] == "ok"

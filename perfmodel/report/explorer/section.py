@@ -38,7 +38,7 @@ _BETWEEN_DOTS = (
     "between simulated settings, are interpolated. The ring is where the slider stands"
 )
 
-COARSE = 0.05
+COARSE_ERROR_SHARE = 0.05
 """Error of interpolation from which on the page advises to simulate a setting itself."""
 
 _FILE = re.compile(r"^.*?(?=\S+: found )")
@@ -122,7 +122,7 @@ def interpolation_sentence(grid: Grid) -> str:
             "Between ticks numbers are interpolated and say so: at "
             f"{len(between)} such places {_errors(between)} (between values of {values})."
         )
-    if grid.worst_error > COARSE:
+    if grid.worst_error > COARSE_ERROR_SHARE:
         sentences.append("Simulate a setting itself before you rely on it: perfmodel run --set.")
     return " ".join(sentences)
 

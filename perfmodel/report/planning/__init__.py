@@ -1,1 +1,1 @@
-"""The report of ``perfmodel plan``; `page.write_plan` writes it."""
+"""The report of ``perfmodel plan``; `page.FILES` says what makes its files."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.figures import (
+    Drawing,
     add_note,
     axis_layout,
     band,
@@ -24,21 +25,17 @@ from perfmodel.report.common.palette import CYCLE, INK, QUIET_INK
 from perfmodel.report.planning.text import DAY_S, HOUR_S, amount_only, given_span, money, span
 from perfmodel.studies.plan.model import PlanOption, PlanResult
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "hexagon")
 """One per candidate beside its colour."""
 
-BAR = 0.65
+BAR_SHARE_OF_ROW = 0.65
 """Share of its row that a bar takes; where both ends lie on one side, one is half as thick."""
 
-LABELLED = 24
+MOST_LABELLED_POINTS = 24
 """Points that still get their number of nodes beside them."""
 
 
-def draw_time_against_cost(plan: PlanResult) -> go.Figure:
+def draw_time_against_cost(plan: PlanResult) -> Drawing:
     """Draw every option with its intervals; the front, deadline and budget as lines."""
     priced = [option for option in plan.usable if option.cost is not None]
     unit, unit_s = _unit(priced)
@@ -50,7 +47,9 @@ def draw_time_against_cost(plan: PlanResult) -> go.Figure:
     for at, name in enumerate(dict.fromkeys(option.candidate for option in plan.options)):
         own = [option for option in priced if option.candidate == name]
         if own:
-            traces.append(_trace(plan, own, at, unit_s, labelled=len(priced) <= LABELLED))
+            traces.append(
+                _trace(plan, own, at, unit_s, labelled=len(priced) <= MOST_LABELLED_POINTS)
+            )
     logs = all(option.cost for option in priced)  # nothing has no logarithm
     low, high = _ends([_time_ends(option) for option in priced], plan.deadline_s)
     costs, title = _ends(list(map(_cost_ends, priced)), plan.budget), f"cost ({plan.currency})"
@@ -101,8 +100,7 @@ def _time_ends(option: PlanOption, unit_s: float = 1.0) -> tuple[float, float]:
 
 def _cost_ends(option: PlanOption) -> tuple[float, float]:
     cost = option.cost or 0.0
-    ends = None if option.bill is None else option.bill.interval
-    return ends or (cost, cost)
+    return (None if option.bill is None else option.bill.interval) or (cost, cost)
 
 
 def _hover(plan: PlanResult, option: PlanOption) -> str:
@@ -117,7 +115,7 @@ def _hover(plan: PlanResult, option: PlanOption) -> str:
     )
 
 
-def _limits(figure: go.Figure, plan: PlanResult, unit_s: float, *, logs: bool) -> None:
+def _limits(figure: Drawing, plan: PlanResult, unit_s: float, *, logs: bool) -> None:
     """Draw deadline and budget; `logs` says that the cost axis is logarithmic."""
     line = {"color": INK, "width": 1, "dash": "dash"}
     side = {"yanchor": "bottom", "xanchor": "right"}
@@ -156,7 +154,7 @@ def _log_axis(title: str, low: float, high: float) -> dict[str, Any]:
 # ---------------------------------------------------------------- throughput, sensitivity
 
 
-def draw_throughput(plan: PlanResult) -> go.Figure:
+def draw_throughput(plan: PlanResult) -> Drawing:
     """Draw samples per second by the number of GPUs, each candidate with its 80 % band."""
     gpus = sorted({option.gpus or 1 for option in plan.usable})
     names = dict.fromkeys(option.candidate for option in plan.usable)
@@ -203,7 +201,7 @@ def _band(own: Sequence[PlanOption], at: int) -> Iterator[dict[str, Any]]:
     )
 
 
-def draw_tornado(plan: PlanResult) -> go.Figure:
+def draw_tornado(plan: PlanResult) -> Drawing:
     """Draw what each assumption makes of the best option's cost, or of its time without prices."""
     best = plan.best
     assert best is not None
@@ -216,7 +214,10 @@ def draw_tornado(plan: PlanResult) -> go.Figure:
         each.cost if in_money and each.cost else tuple(time_s / unit_s for time_s in each.wall_s)
         for each in shown
     ]
-    widths = [BAR if min(pair) <= base <= max(pair) else BAR / 2 for pair in ends]
+    widths = [
+        BAR_SHARE_OF_ROW if min(pair) <= base <= max(pair) else BAR_SHARE_OF_ROW / 2
+        for pair in ends
+    ]
     title = f"cost ({plan.currency})" if in_money else f"time to train ({unit})"
     figure = new_figure(
         80 + 40 * len(shown),
@@ -234,7 +235,7 @@ def draw_tornado(plan: PlanResult) -> go.Figure:
                 ],
                 base=base,
                 orientation="h",
-                width=widths if end else [BAR] * len(shown),
+                width=widths if end else [BAR_SHARE_OF_ROW] * len(shown),
             )
             for end, (name, colour) in enumerate((("worse", CYCLE[1]), ("better", CYCLE[2])))
         ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 from perfmodel.report.common import quantities
@@ -26,7 +25,7 @@ from perfmodel.report.common.document import (
     table_section,
     tabulate,
 )
-from perfmodel.report.common.html import render_html, write_report_files
+from perfmodel.report.common.html import render_html
 from perfmodel.report.common.plain_text import render_markdown
 from perfmodel.report.planning import text
 from perfmodel.report.planning.figures import (
@@ -82,24 +81,29 @@ def option_table(plan: PlanResult, *, narrow: bool = False) -> Table:
         likely, ends = text.amount_only(option.bill.total), option.bill.interval
         return text.brief_range(likely, *map(text.amount_only, ends)) if ends else likely
 
-    columns: list[Column | None] = [
-        ("candidate", lambda each: each.candidate + (" (memory tight)" if each.step.tight else "")),
-        _CANDIDATE[1],
-        (">GPUs", lambda option: f"{option.gpus:,}"),
-        None if plan.deadline_s is None else (">in time", in_time),
-        (">front", lambda option: "yes" if option in plan.answers.pareto else "")
-        if plan.currency
-        else None,
-        (">time (80 %)", time),
-        (f">cost, {plan.currency} (80 %)", amounts) if plan.currency else None,
-        (">energy", lambda option: _or_nothing(text.energy, option.bill.energy_kWh)),
-        (
-            ">efficiency",
-            lambda option: _or_nothing(quantities.percent_column, option.step.efficiency),
-        ),
-        None if narrow else (">step", lambda each: quantities.duration(each.step.step_time_s)),
-    ]
-    return tabulate(plan.usable, columns)
+    return tabulate(
+        plan.usable,
+        [
+            (
+                "candidate",
+                lambda each: each.candidate + (" (memory tight)" if each.step.tight else ""),
+            ),
+            _CANDIDATE[1],
+            (">GPUs", lambda option: f"{option.gpus:,}"),
+            None if plan.deadline_s is None else (">in time", in_time),
+            (">front", lambda option: "yes" if option in plan.answers.pareto else "")
+            if plan.currency
+            else None,
+            (">time (80 %)", time),
+            (f">cost, {plan.currency} (80 %)", amounts) if plan.currency else None,
+            (">energy", lambda option: _or_nothing(text.energy, option.bill.energy_kWh)),
+            (
+                ">efficiency",
+                lambda option: _or_nothing(quantities.percent_column, option.step.efficiency),
+            ),
+            None if narrow else (">step", lambda each: quantities.duration(each.step.step_time_s)),
+        ],
+    )
 
 
 def refused(plan: PlanResult) -> dict[str, str]:
@@ -132,26 +136,26 @@ def failure_table(plan: PlanResult) -> Table:
 
     def nine_in_ten(option: Any) -> str:
         simulation = option.training.simulated
-        if simulation is None:
-            return NOTHING
-        return text.span(simulation.high_s - option.training.work_s)
+        return (
+            NOTHING if simulation is None else text.span(simulation.high_s - option.training.work_s)
+        )
 
-    columns: tuple[Column, ...] = (
-        *_CANDIDATE,
-        (">fails every", lambda each: text.span(each.training.upkeep.mtbf_s)),
-        (">saves every", lambda each: text.span(each.training.upkeep.interval_s)),
-        (">which takes", lambda each: text.span(each.training.upkeep.write_s)),
-        (
-            ">failures",
-            lambda each: quantities.count(each.training.wall_s / each.training.upkeep.mtbf_s),
-        ),
-        (">lost", lambda each: text.span(each.training.wall_s - each.training.work_s)),
-        (">simulated", simulated),
-        (">9 in 10 lose less", nine_in_ten),
-        (">goodput", lambda each: quantities.percent_column(each.training.goodput)),
-    )
     return tabulate(
-        (each for each in plan.usable if each.training and each.training.upkeep), columns
+        (each for each in plan.usable if each.training and each.training.upkeep),
+        (
+            *_CANDIDATE,
+            (">fails every", lambda each: text.span(each.training.upkeep.mtbf_s)),
+            (">saves every", lambda each: text.span(each.training.upkeep.interval_s)),
+            (">which takes", lambda each: text.span(each.training.upkeep.write_s)),
+            (
+                ">failures",
+                lambda each: quantities.count(each.training.wall_s / each.training.upkeep.mtbf_s),
+            ),
+            (">lost", lambda each: text.span(each.training.wall_s - each.training.work_s)),
+            (">simulated", simulated),
+            (">9 in 10 lose less", nine_in_ten),
+            (">goodput", lambda each: quantities.percent_column(each.training.goodput)),
+        ),
     )
 
 
@@ -162,41 +166,45 @@ def upgrade_table(plan: PlanResult) -> Table:
     def signed(write: Callable[[float], str], value: float | None) -> str:
         return _or_nothing(lambda known: f"{'-' if known < 0 else ''}{write(abs(known))}", value)
 
-    columns: tuple[Column, ...] = (
-        ("upgrade", lambda outcome: outcome.upgrade),
-        ("of", lambda outcome: text.cluster(outcome.before)),
-        (">saves time", lambda outcome: signed(text.span, outcome.saved_s)),
+    return tabulate(
+        plan.outcomes,
         (
-            f">saves per training, {currency}",
-            lambda outcome: signed(text.amount_only, outcome.saved),
-        ),
-        (f">price, {currency}", lambda outcome: _or_nothing(text.amount_only, outcome.price)),
-        (">pays back after", lambda outcome: text.payback(outcome.payback_s) or NOTHING),
-        (
-            "pays",
-            lambda outcome: (
-                f"fails: {outcome.after.reason}" if outcome.saved_s is None else outcome.pays
+            ("upgrade", lambda outcome: outcome.upgrade),
+            ("of", lambda outcome: text.cluster(outcome.before)),
+            (">saves time", lambda outcome: signed(text.span, outcome.saved_s)),
+            (
+                f">saves per training, {currency}",
+                lambda outcome: signed(text.amount_only, outcome.saved),
+            ),
+            (f">price, {currency}", lambda outcome: _or_nothing(text.amount_only, outcome.price)),
+            (">pays back after", lambda outcome: text.payback(outcome.payback_s) or NOTHING),
+            (
+                "pays",
+                lambda outcome: (
+                    f"fails: {outcome.after.reason}" if outcome.saved_s is None else outcome.pays
+                ),
             ),
         ),
     )
-    return tabulate(plan.outcomes, columns)
 
 
 def ladder_table(plan: PlanResult) -> Table:
     """Smallest cluster by deadline."""
     unit = text.common_unit([option.wall_s for option in plan.answers.ladder])
-    columns: list[Column | None] = [
-        ("with at least", lambda option: text.span(option.wall_s, unit)),
-        (
-            "the smallest is",
-            lambda option: f"{option.candidate}, {quantities.nodes(option.nodes)}",
-        ),
-        (">GPUs", lambda option: f"{option.gpus:,}"),
-        (f">cost, {plan.currency}", lambda option: _or_nothing(text.amount_only, option.cost))
-        if plan.currency
-        else None,
-    ]
-    return tabulate(reversed(plan.answers.ladder), columns)
+    return tabulate(
+        reversed(plan.answers.ladder),
+        [
+            ("with at least", lambda option: text.span(option.wall_s, unit)),
+            (
+                "the smallest is",
+                lambda option: f"{option.candidate}, {quantities.nodes(option.nodes)}",
+            ),
+            (">GPUs", lambda option: f"{option.gpus:,}"),
+            (f">cost, {plan.currency}", lambda option: _or_nothing(text.amount_only, option.cost))
+            if plan.currency
+            else None,
+        ],
+    )
 
 
 def purchase_table(plan: PlanResult) -> Table:
@@ -209,16 +217,18 @@ def purchase_table(plan: PlanResult) -> Table:
         return f"{quantities.count(watts / 1e3)}\N{NO-BREAK SPACE}kW"
 
     currency = plan.currency or ""
-    columns: tuple[Column, ...] = (
-        *_CANDIDATE,
-        (f">to buy, {currency}", amount("outlay")),
-        (">power", lambda option: _or_nothing(kilowatts, option.bill.power_W)),
-        (f">machines, {currency}", amount("machines")),
-        (f">electricity, {currency}", amount("energy")),
-        (f">per step, {currency}", amount("per_step")),
-        (">FLOPs used", lambda option: _or_nothing(quantities.percent_column, option.step.mfu)),
+    return tabulate(
+        plan.usable,
+        (
+            *_CANDIDATE,
+            (f">to buy, {currency}", amount("outlay")),
+            (">power", lambda option: _or_nothing(kilowatts, option.bill.power_W)),
+            (f">machines, {currency}", amount("machines")),
+            (f">electricity, {currency}", amount("energy")),
+            (f">per step, {currency}", amount("per_step")),
+            (">FLOPs used", lambda option: _or_nothing(quantities.percent_column, option.step.mfu)),
+        ),
     )
-    return tabulate(plan.usable, columns)
 
 
 def sensitivity_table(plan: PlanResult) -> Table:
@@ -231,8 +241,9 @@ def sensitivity_table(plan: PlanResult) -> Table:
             (">cost", lambda each: "" if each.cost is None else text.amount_only(each.cost[at])),
         )
 
-    columns: tuple[Column, ...] = (("assumption", lambda each: each.what), *ends(0), *ends(1))
-    return tabulate(plan.sensitivities, columns)
+    return tabulate(
+        plan.sensitivities, (("assumption", lambda each: each.what), *ends(0), *ends(1))
+    )
 
 
 NOT_MEASURED = "A prediction by simulation, not a measurement; prices are those of the file."
@@ -250,24 +261,6 @@ UPGRADES = (
 PURCHASE = "What the cost is made of. FLOPs used: model FLOPs over the dense peak of all GPUs."
 
 
-FILES = ("plan.html", "plan.md", "plan.csv", "plan.json")
-"""Files that `write_plan` writes."""
-
-
-def write_plan(plan: PlanResult, folder: Path) -> Path:
-    """Write ``plan.html``, ``plan.md``, ``plan.csv`` and ``plan.json``.
-
-    Returns and raises as `write_report_files`, and `InputError` where a number is not finite.
-    """
-    files = {
-        "plan.html": plan_html(plan),
-        "plan.md": plan_markdown(plan),
-        "plan.csv": plan_csv(plan),
-        "plan.json": to_json(plan),
-    }
-    return write_report_files(folder, files)
-
-
 # ---------------------------------------------------------------- page and Markdown
 
 
@@ -281,11 +274,10 @@ def plan_html(plan: PlanResult) -> str:
         drawn = Figure(draw_throughput(plan), "throughput", "Throughput by GPUs, with 80 % bands")
         throughput = section("Throughput by size", "With 80 % intervals, as bands.", drawn)
     if plan.best is not None and plan.sensitivities:
-        title = "Bars: what each assumption makes of the answer"
         sensitivity = section(
             "What the answer depends on",
             f"{text.cluster(plan.best)}: one thing at a time is made worse and better.",
-            Figure(draw_tornado(plan), "tornado", title),
+            Figure(draw_tornado(plan), "tornado", "Bars: what each assumption makes of the answer"),
             sensitivity_table(plan),
         )
     grounds = section(
@@ -421,3 +413,12 @@ def plan_lines(plan: PlanResult) -> list[Block]:
         *([Paragraph(f"\n{text.LOST}\n"), failures] if failures.rows else []),
         *paragraphs(f"left out: {name}: {reason}" for name, reason in refused(plan).items()),
     ]
+
+
+FILES = {
+    "plan.html": plan_html,
+    "plan.md": plan_markdown,
+    "plan.csv": plan_csv,
+    "plan.json": to_json,
+}
+"""Files of a plan, and what makes them; CSV and JSON refuse numbers that are not finite."""

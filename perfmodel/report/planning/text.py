@@ -225,9 +225,8 @@ def answers(plan: PlanResult) -> dict[str, str]:
 def _describe(plan: PlanResult, option: PlanOption, *, intervals: bool = True) -> str:
     """The option, what it takes, and how sure it is to be in time."""
     met, share = deadline_met(option, plan.deadline_s), probability_in_time(option, plan.deadline_s)
-    tight = option.step is not None and option.step.tight
     said = (
-        (tight, "; its memory is tight"),
+        (option.step is not None and option.step.tight, "; its memory is tight"),
         (met is not None, f"; {_IN_TIME.get(met or '', '')}"),
         (
             met is not None and share is not None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
@@ -18,16 +17,12 @@ from perfmodel.report.common.document import (
     section,
     tabulate,
 )
-from perfmodel.report.common.figures import axis_layout, bars, new_figure, time_unit
+from perfmodel.report.common.figures import Drawing, axis_layout, bars, new_figure, time_unit
 from perfmodel.report.common.figures import lines as line_trace
 from perfmodel.report.common.palette import INK, WORK
 from perfmodel.studies.run.result.model import DisturbanceCost, EventCost, SizeResult, Wait
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-
-LISTED = 24
+MOST_WAITS_LISTED = 24
 """Rows of collectives that the page lists, alike ones in one; result.json holds all."""
 
 NAMED_SHARE = 0.5
@@ -36,7 +31,7 @@ NAMED_SHARE = 0.5
 WORTH_SAYING = 1e-3
 """Share of the step from which on waiting is mentioned in a sentence."""
 
-NOTHING = 1e-9
+ROUNDING_SHARE_OF_STEP = 1e-9
 """Share of the step below which a cost is the rounding of sums."""
 
 
@@ -114,7 +109,7 @@ def explain_device(text: str) -> str:
 
 def _without_rounding(costs_s: float, cost: DisturbanceCost) -> float:
     """A cost, or 0 where it is only rounding."""
-    return 0.0 if abs(costs_s) < NOTHING * cost.undisturbed_s else costs_s
+    return 0.0 if abs(costs_s) < ROUNDING_SHARE_OF_STEP * cost.undisturbed_s else costs_s
 
 
 def _cost(costs_s: float, cost: DisturbanceCost) -> str:
@@ -136,17 +131,22 @@ def events_section(point: SizeResult) -> Section | None:
         figure = Figure(draw_steps(cost), "steps", "Duration of each counted step")
         blocks += [Heading("Step by step"), figure]
     if cost.jobs:
-        columns = (
-            ("Job", lambda job: job.name),
-            (">GPUs", lambda job: f"{job.gpus:,}"),
-            (">Step", lambda job: quantities.duration(job.step_time_s)),
-            (">Step alone", lambda job: quantities.duration(job.alone_s)),
-            (
-                ">Slower by",
-                lambda job: quantities.percent_column(job.step_time_s / job.alone_s - 1),
+        blocks += [
+            Heading("The other jobs"),
+            tabulate(
+                cost.jobs,
+                (
+                    ("Job", lambda job: job.name),
+                    (">GPUs", lambda job: f"{job.gpus:,}"),
+                    (">Step", lambda job: quantities.duration(job.step_time_s)),
+                    (">Step alone", lambda job: quantities.duration(job.alone_s)),
+                    (
+                        ">Slower by",
+                        lambda job: quantities.percent_column(job.step_time_s / job.alone_s - 1),
+                    ),
+                ),
             ),
-        )
-        blocks += [Heading("The other jobs"), tabulate(cost.jobs, columns)]
+        ]
     if cost.waits:
         blocks += [Heading("Who waits for whom"), *_waits(point, cost)]
     return section("What happens around it, and what it costs", lead(point, cost), *blocks)
@@ -178,9 +178,11 @@ def _events(cost: DisturbanceCost) -> Table:
 def _waits(point: SizeResult, cost: DisturbanceCost) -> list[Block]:
     waited = [wait for wait in cost.waits if wait.longest_s > 0]
     together, groups, more = len(cost.waits) - len(waited), group_waits(waited), ""
-    if len(groups) > LISTED:
-        more = f" The longest {LISTED} are listed; result.json holds all of them."
-        groups = dict(sorted(groups.items(), key=lambda item: -_waited_s(item[1]))[:LISTED])
+    if len(groups) > MOST_WAITS_LISTED:
+        more = f" The longest {MOST_WAITS_LISTED} are listed; result.json holds all of them."
+        groups = dict(
+            sorted(groups.items(), key=lambda item: -_waited_s(item[1]))[:MOST_WAITS_LISTED]
+        )
     if together:
         more += f" Before {together} of {len(cost.waits)} collectives nobody waits."
     said = f"{waiting(point, cost) or 'Nobody waits long for anybody.'}{more}"
@@ -199,7 +201,7 @@ def _waits(point: SizeResult, cost: DisturbanceCost) -> list[Block]:
 def group_waits(waits: Sequence[Wait]) -> dict[str, list[Wait]]:
     """Join waits that differ in the micro-batch alone, and if many are left, in any number."""
     groups = _grouped(waits, lambda name: _MICRO_BATCH.sub("", name))
-    if len(groups) <= LISTED:
+    if len(groups) <= MOST_WAITS_LISTED:
         return groups
     return _grouped(waits, lambda name: _NUMBER.sub("...", _MICRO_BATCH.sub("", name)))
 
@@ -231,18 +233,17 @@ def _wait_row(name: str, waits: Sequence[Wait]) -> tuple[str, ...]:
     )
 
 
-def draw_steps(cost: DisturbanceCost) -> go.Figure:
+def draw_steps(cost: DisturbanceCost) -> Drawing:
     """Draw the duration of each counted step, beside that of an undisturbed one."""
     unit, scale = time_unit(max(cost.steps_s))
     numbers = list(range(len(cost.steps_s)))
     hover = [
         f"<b>step {at}</b><br>{quantities.duration(step)}" for at, step in enumerate(cost.steps_s)
     ]
-    heights = [step / scale for step in cost.steps_s]
     return new_figure(
         260,
         [
-            bars("step", numbers, heights, WORK["backward"], hover),
+            bars("step", numbers, [step / scale for step in cost.steps_s], WORK["backward"], hover),
             line_trace(
                 "undisturbed",
                 [-0.5, numbers[-1] + 0.5],

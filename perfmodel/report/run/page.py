@@ -46,7 +46,7 @@ from perfmodel.studies.run.result.usage import Memory
 
 _BUCKETS_LISTED = 400
 
-_LONGER = 1.02
+_LONG_PICTURE_RATIO = 1.02
 """Of a step's picture to the step, from which on the reader is told why."""
 
 
@@ -228,7 +228,7 @@ def _step(point: SizeResult) -> Section:
         (steps > 1, f" (mean of {steps} steps; one of them is drawn)"),
         (has_bucket_numbers(point), ". The numbers are gradient buckets"),
         (
-            steps <= 1 and end_s - begin_s > _LONGER * point.step_time_s,
+            steps <= 1 and end_s - begin_s > _LONG_PICTURE_RATIO * point.step_time_s,
             (
                 f". {quantities.duration(end_s - begin_s)} are drawn: some GPUs begin the step "
                 "while others have not ended the one before"
@@ -258,20 +258,26 @@ def _buckets(point: SizeResult) -> Section | None:
     def ends_of(names: Sequence[str]) -> str:
         return f"{names[0]} ... {names[-1]} ({len(names)})" if len(names) > 1 else "".join(names)
 
-    columns = (
-        (">Bucket", lambda bucket: f"{bucket.index}"),
-        (">Size", lambda bucket: quantities.size(bucket.nbytes)),
-        (">Ready", lambda bucket: quantities.duration(bucket.ready_s)),
-        (">Start", lambda bucket: quantities.duration(bucket.start_s)),
-        (">End", lambda bucket: quantities.duration(bucket.end_s)),
-        (
-            ">Wait",
-            lambda bucket: quantities.duration(max(0.0, bucket.start_s - bucket.ready_s)),
+    return section(
+        "Gradient buckets",
+        lead,
+        tabulate(
+            point.buckets[:_BUCKETS_LISTED],
+            (
+                (">Bucket", lambda bucket: f"{bucket.index}"),
+                (">Size", lambda bucket: quantities.size(bucket.nbytes)),
+                (">Ready", lambda bucket: quantities.duration(bucket.ready_s)),
+                (">Start", lambda bucket: quantities.duration(bucket.start_s)),
+                (">End", lambda bucket: quantities.duration(bucket.end_s)),
+                (
+                    ">Wait",
+                    lambda bucket: quantities.duration(max(0.0, bucket.start_s - bucket.ready_s)),
+                ),
+                (">Duration", lambda bucket: quantities.duration(bucket.end_s - bucket.start_s)),
+                ("Parameters", lambda bucket: ends_of(bucket.parameters)),
+            ),
         ),
-        (">Duration", lambda bucket: quantities.duration(bucket.end_s - bucket.start_s)),
-        ("Parameters", lambda bucket: ends_of(bucket.parameters)),
     )
-    return section("Gradient buckets", lead, tabulate(point.buckets[:_BUCKETS_LISTED], columns))
 
 
 def _topology(result: Result) -> Section:
@@ -302,8 +308,7 @@ def _memory(point: SizeResult) -> Section:
         return section("Memory", f"{summary}.")
     title = Heading("Room to save" if memory.fits else "What would make it fit")
     advice = [title, Bullets(memory.advice)] if memory.advice else []
-    figure = Figure(draw_memory(memory), "memory", summary)
-    return section("Memory", f"{summary}.", figure, *advice)
+    return section("Memory", f"{summary}.", Figure(draw_memory(memory), "memory", summary), *advice)
 
 
 def _grounds(result: Result) -> Section:
@@ -315,11 +320,10 @@ def _grounds(result: Result) -> Section:
         **result.provenance,
     }
     lines = [quantities.assumed(text) for text in result.assumptions]
-    assumed = [Heading("Assumptions"), Bullets(lines)] if lines else []
     return section(
         "What this rests on",
         "",
-        *assumed,
+        *([Heading("Assumptions"), Bullets(lines)] if lines else []),
         Heading("Provenance"),
         Definitions(facts),
         Folded(f"Sources of {len(result.sources)} numbers", [Definitions(result.sources)]),

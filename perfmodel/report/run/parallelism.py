@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from math import isclose
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
@@ -22,14 +22,11 @@ from perfmodel.report.common.document import (
     section,
     tabulate,
 )
-from perfmodel.report.common.figures import axis_layout, bars, new_figure
+from perfmodel.report.common.figures import Drawing, axis_layout, bars, new_figure
 from perfmodel.report.common.palette import LINKS, WORK
 from perfmodel.studies.run.result.model import MixtureSearch, SizeResult
 from perfmodel.studies.run.result.usage import DimensionUse, MixtureUse, ServerUse, Staleness
 from perfmodel.units import format_bytes
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 _TIMES = "\N{NO-BREAK SPACE}\N{MULTIPLICATION SIGN} "
 
@@ -247,7 +244,7 @@ def search_blocks(search: MixtureSearch | None) -> list[Block]:
     return [*paragraphs(describe_search(search)), best_table(search), Paragraph(paste)]
 
 
-LISTED = 32
+MOST_SERVERS_LISTED = 32
 """Servers that the page lists; result.json holds all."""
 
 
@@ -305,8 +302,8 @@ def servers_section(point: SizeResult) -> Section | None:
         caption = "Share of gradients by how many updates late they are"
         drawn = Figure(draw_staleness(use.staleness), "staleness", caption)
         late = [Heading("How late gradients are"), drawn]
-    listed = list(zip(use.servers, use.server_busy, strict=True))[:LISTED]
-    more = len(use.servers) - LISTED
+    listed = list(zip(use.servers, use.server_busy, strict=True))[:MOST_SERVERS_LISTED]
+    more = len(use.servers) - MOST_SERVERS_LISTED
     queue = (
         f"A push waits {quantities.duration(use.queue_wait_s)} in its server's queue on average."
         f"{f' {more} more servers are in result.json.' if more > 0 else ''}"
@@ -327,7 +324,7 @@ _MOST_LABELS = 6
 """Of the histogram: more would touch on a phone."""
 
 
-def draw_staleness(stale: Staleness) -> go.Figure:
+def draw_staleness(stale: Staleness) -> Drawing:
     """Draw the histogram of staleness."""
     shares = {
         f"{first}" if first == last else f"{first} to {last}": share

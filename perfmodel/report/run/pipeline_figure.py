@@ -6,17 +6,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from perfmodel.report.common.figures import axis_layout, bar_times, bars, new_figure, time_unit
+from perfmodel.report.common.figures import (
+    Drawing,
+    axis_layout,
+    bar_times,
+    bars,
+    new_figure,
+    time_unit,
+)
 from perfmodel.report.common.palette import WORK
 from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.run.result.usage import StageUse
 from perfmodel.timeline import Span, Timeline
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
 
 MOST_STAGES = 16
 """Stages drawn at most: the first, the last and some between them."""
@@ -24,7 +27,7 @@ MOST_STAGES = 16
 _MOST_BLOCKS = 26
 """Passes of a stage beside each other that can be told apart in a picture."""
 
-_GAP = 1 / 5000
+_JOINED_GAP_SHARE = 1 / 5000
 """Blocks of one pass are drawn as one if less than this share of a window lies between them."""
 
 _FORWARD, _BACKWARD, _WEIGHTS = "forward", "backward", "gradients of weights"
@@ -85,7 +88,7 @@ def pipeline_picture(point: SizeResult) -> PipelinePicture:
     windows = _windows(blocks, end)
     visible = [block for block in blocks if any(_in_window(block, window) for window in windows)]
     in_order = sorted(visible, key=lambda b: (b.row, b.kind, b.start_s))
-    joined = _joined(in_order, _GAP * (windows[0][1] - windows[0][0]))
+    joined = _joined(in_order, _JOINED_GAP_SHARE * (windows[0][1] - windows[0][0]))
     return PipelinePicture(tuple(each.stage for each in stages), tuple(joined), windows)
 
 
@@ -166,7 +169,7 @@ _LEAST_TEXT = 9
 """Pixels: smaller numbers are left out."""
 
 
-def draw_pipeline(point: SizeResult) -> go.Figure:
+def draw_pipeline(point: SizeResult) -> Drawing:
     """Draw the passes of a step; its begin above its end where it is long."""
     picture = pipeline_picture(point)
     unit, scale = time_unit(picture.windows[0][1])
@@ -224,9 +227,8 @@ def block_traces(
         if not own:
             continue
         # an edge of its own colour keeps what is short visible
-        edge = {"color": colour, "width": 0.6}
-        if own[0].micro_batch is not None:
-            edge = {"color": "white", "width": 0.4}
+        is_pass = own[0].micro_batch is not None
+        edge = {"color": "white", "width": 0.4} if is_pass else {"color": colour, "width": 0.6}
         yield bars(
             kind,
             [(end_s - start_s) / scale for start_s, end_s in ends_s],

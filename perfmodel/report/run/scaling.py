@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
@@ -24,6 +24,7 @@ from perfmodel.report.common.document import (
     section,
 )
 from perfmodel.report.common.figures import (
+    Drawing,
     add_note,
     axis_layout,
     band,
@@ -37,8 +38,8 @@ from perfmodel.report.common.figures import (
 from perfmodel.report.common.palette import INK, QUIET_INK, WORK, channels
 from perfmodel.report.run import sizes
 from perfmodel.report.run.sizes import (
-    GOOD,
-    WORTH,
+    GOOD_EFFICIENCY,
+    WORTHWHILE_GAIN_SHARE,
     Range,
     Reach,
     Run,
@@ -51,9 +52,6 @@ from perfmodel.report.run.sizes import (
 )
 from perfmodel.report.topology.summary import has_layers
 from perfmodel.studies.run.result.model import Result
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 
 def basis(result: Result) -> str:
@@ -78,9 +76,8 @@ def findings(result: Result) -> list[str]:
     limits = "; ".join(f"{run.bottleneck} on {sizes_of(run)}" for run in joined)
     same = f"The bottleneck is the same at every size: {joined[0].bottleneck}."
     missing = [f"{point.gpus:,}" for point in points if point.interval_s is None]
-    lacks = f"No interval on {', '.join(missing)} GPU{'' if missing == ['1'] else 's'}"
-    if len(missing) == len(points):
-        lacks = "No size has an interval"
+    some = f"No interval on {', '.join(missing)} GPU{'' if missing == ['1'] else 's'}"
+    lacks = "No size has an interval" if len(missing) == len(points) else some
     too_big = ", ".join(f"{point.gpus:,}" for point in points if not point.memory.fits)
     sentences = (
         (True, knee_sentence(result)),
@@ -110,12 +107,15 @@ def knee_sentence(result: Result) -> str:
     if reach is None:
         return ""
     but = ", ".join(f"{size:,}" for size in reach.exceptions)
-    base = f"what a GPU of {quantities.gpus(result.efficiency_base)} trains"
-    if result.efficiency_base == 1:
-        base = "what one GPU trains alone"
+    base = (
+        "what one GPU trains alone"
+        if result.efficiency_base == 1
+        else f"what a GPU of {quantities.gpus(result.efficiency_base)} trains"
+    )
     grown_to = (
-        f"from any smaller size on each added GPU brings at least {quantities.percent(WORTH)} of "
-        f"{base}{f' (growing to {but} does not)' if but else ''}"
+        "from any smaller size on each added GPU brings at least "
+        f"{quantities.percent(WORTHWHILE_GAIN_SHARE)} of {base}"
+        f"{f' (growing to {but} does not)' if but else ''}"
     )
     text = f"No knee up to {quantities.gpus(reach.gpus)}: {grown_to}"
     if reach.beyond is not None:
@@ -155,7 +155,8 @@ def good_sentence(result: Result) -> str:
         low, high = map(quantities.percent, last.efficiency)
         interval = f" (80\N{NO-BREAK SPACE}% interval {low} to {high})"
     return (
-        f"Efficiency is {quantities.percent(GOOD)} or more up to {quantities.gpus(reach.gpus)}"
+        f"Efficiency is {quantities.percent(GOOD_EFFICIENCY)} or more up to "
+        f"{quantities.gpus(reach.gpus)}"
         f"{f', but not on {but}' if but else ''}{_within_intervals(result, reach, good_until)}. "
         f"At {quantities.gpus(last.point.gpus)} it is "
         f"{quantities.percent(last.point.scaling_efficiency)}{interval}."
@@ -214,7 +215,7 @@ def _figures(result: Result) -> list[Box]:
 _OTHERS = ("#d55e00", "#e69f00", "#cc79a7", "#009e73", "#56b4e9")
 """Colours of bottlenecks other than compute and host, in the order in which they appear."""
 
-_STRIP = 0.035
+_STRIP_HEIGHT_SHARE = 0.035
 """Height of the strip of bottlenecks, as a share of the figure."""
 
 _ABOVE_CURVES = 0.84
@@ -234,7 +235,7 @@ def bottleneck_colours(result: Result) -> dict[str, str]:
     }
 
 
-def draw_throughput(result: Result) -> go.Figure:
+def draw_throughput(result: Result) -> Drawing:
     """Draw throughput against GPUs, with its interval and the line of perfect scaling."""
     rows, ideal = size_gains(result), linear_speeds(result)
     speed = [point.samples_per_s for point in result.points]
@@ -275,7 +276,7 @@ def draw_throughput(result: Result) -> go.Figure:
     return figure
 
 
-def draw_step_time(result: Result) -> go.Figure:
+def draw_step_time(result: Result) -> Drawing:
     """Draw the step time against GPUs with its interval."""
     steps = [point.step_time_s for point in result.points]
     longest = max([*steps, *(p.interval_s[1] for p in result.points if p.interval_s)])
@@ -289,17 +290,20 @@ def draw_step_time(result: Result) -> go.Figure:
     )
 
 
-def draw_efficiency(result: Result) -> go.Figure:
+def draw_efficiency(result: Result) -> Drawing:
     """Draw efficiency against GPUs with its interval, above a strip of bottlenecks."""
     values = [100 * point.scaling_efficiency for point in result.points]
     ends = [_scaled(row.efficiency, 100) for row in size_gains(result)]
     top = max([105.0, 1.05 * max([*values, *(high for _, high in filter(None, ends))])])
-    good, right = 100 * GOOD, values[-1] < 80  # where the curve leaves room for the label
+    good, right = (
+        100 * GOOD_EFFICIENCY,
+        values[-1] < 80,
+    )  # where the curve leaves room for the label
     figure = new_figure(
         360,
         _curve(result, values, ends, WORK["optimizer"]),
         x=_gpu_axis(result),
-        y=axis_layout(range=[-_STRIP * 1.6 * top, top], ticksuffix=" %", tick0=0),
+        y=axis_layout(range=[-_STRIP_HEIGHT_SHARE * 1.6 * top, top], ticksuffix=" %", tick0=0),
     )
     figure.add_hline(y=good, line={"color": QUIET_INK, "width": 1, "dash": "dot"}, layer="below")
     side = "right" if right else "left"
@@ -314,7 +318,7 @@ def _scaled(ends: Range | None, factor: float) -> Range | None:
     return None if ends is None else (factor * ends[0], factor * ends[1])
 
 
-def _strip(figure: go.Figure, result: Result) -> None:
+def _strip(figure: Drawing, result: Result) -> None:
     """Colour the foot of the figure by what limits each size; borders lie between sizes."""
     colours = bottleneck_colours(result)
     sizes = [point.gpus for point in result.points]
@@ -326,7 +330,7 @@ def _strip(figure: go.Figure, result: Result) -> None:
             layer="above",
             yref="paper",
             y0=0,
-            y1=_STRIP,
+            y1=_STRIP_HEIGHT_SHARE,
             x0=edges[sizes.index(run.first)],
             x1=edges[sizes.index(run.last) + 1],
             fillcolor=colours[run.kind],
@@ -373,7 +377,7 @@ def _curve(
     )
 
 
-def _mark_knee(figure: go.Figure, result: Result, height: float = 0.12) -> None:
+def _mark_knee(figure: Drawing, result: Result, height: float = 0.12) -> None:
     """Draw where growing stops to pay; the label stands where no curve is."""
     reach = knee(result)
     if reach is None or reach.beyond is None:

@@ -14,13 +14,13 @@ from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Column, Table, tabulate
 from perfmodel.studies.run.result.model import Limit, Result, SizeResult
 
-WORTH = 0.8
+WORTHWHILE_GAIN_SHARE = 0.8
 """Share of one GPU's throughput that an added GPU must bring for growing to pay.
 
 The knee is the largest size to which growing pays from every smaller size. A convention, said
 wherever the knee is: beyond it more than a fifth of what is added is lost."""
 
-GOOD = 0.9
+GOOD_EFFICIENCY = 0.9
 """Efficiency that is reported beside the knee: the share of linear scaling most papers aim at."""
 
 Range = tuple[float, float]
@@ -145,7 +145,7 @@ def marginal_efficiencies(result: Result, samples_per_s: Sequence[float]) -> tup
 def knee(result: Result, samples_per_s: Sequence[float] | None = None) -> Reach | None:
     """The largest size to which growing pays from every smaller size; None for one size.
 
-    It pays where each added GPU brings at least `WORTH` of the throughput of one GPU.
+    It pays where each added GPU brings at least `WORTHWHILE_GAIN_SHARE` of what one GPU trains.
     """
     if len(result.points) < 2:
         return None
@@ -156,18 +156,20 @@ def knee(result: Result, samples_per_s: Sequence[float] | None = None) -> Reach 
         return (speeds[after] - speeds[before]) / (sizes[after] - sizes[before]) / each
 
     least = [min(gain(b, a) for b in range(a)) for a in range(1, len(sizes))]
-    reach = _reach(sizes, [1.0, *least], WORTH)
+    reach = _reach(sizes, [1.0, *least], WORTHWHILE_GAIN_SHARE)
     at = sizes.index(reach.gpus)
     return reach if reach.beyond is None else replace(reach, value=gain(at, at + 1))
 
 
 def good_until(result: Result, samples_per_s: Sequence[float] | None = None) -> Reach | None:
-    """The largest size whose efficiency is at least `GOOD`; None for one size."""
+    """The largest size whose efficiency is at least `GOOD_EFFICIENCY`; None for one size."""
     if len(result.points) < 2:
         return None
     speeds = samples_per_s or [point.samples_per_s for point in result.points]
     each, sizes = _per_gpu(result), [point.gpus for point in result.points]
-    return _reach(sizes, [s / n / each for n, s in zip(sizes, speeds, strict=True)], GOOD)
+    return _reach(
+        sizes, [s / n / each for n, s in zip(sizes, speeds, strict=True)], GOOD_EFFICIENCY
+    )
 
 
 def _reach(sizes: Sequence[int], values: Sequence[float], least: float) -> Reach:
@@ -211,7 +213,8 @@ def runs(result: Result) -> tuple[Run, ...]:
 
 KNEE_HINT = (
     "An added GPU brings: extra throughput per extra GPU over one GPU's. Knee: the largest size to "
-    f"which growing, from any smaller one, brings {quantities.percent(WORTH)} or more."
+    "which growing, from any smaller one, brings "
+    f"{quantities.percent(WORTHWHILE_GAIN_SHARE)} or more."
 )
 LINK_HINT = (
     "Hosts and their parts are counted from 0. The path of a bottleneck names links by their ends: "

@@ -14,7 +14,6 @@ from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     Block,
     Bullets,
-    Column,
     Header,
     Paragraph,
     Table,
@@ -146,16 +145,18 @@ def _breakdown(result: Result) -> Table:
     def time_of(part: str) -> Callable[[SizeResult], str]:
         return lambda point: quantities.duration(point.breakdown_s.get(part, 0.0))
 
-    columns: list[Column] = [
-        (">GPUs", lambda point: f"{point.gpus:,}"),
-        (">Step", lambda point: quantities.duration(point.step_time_s)),
-        *(
-            (f">{part}", time_of(part))
-            for part in parts
-            if any(point.breakdown_s.get(part, 0) > 0 for point in result.points)
-        ),
-    ]
-    return tabulate(result.points, columns)
+    return tabulate(
+        result.points,
+        [
+            (">GPUs", lambda point: f"{point.gpus:,}"),
+            (">Step", lambda point: quantities.duration(point.step_time_s)),
+            *(
+                (f">{part}", time_of(part))
+                for part in parts
+                if any(point.breakdown_s.get(part, 0) > 0 for point in result.points)
+            ),
+        ],
+    )
 
 
 def to_json(result: Result) -> dict[str, Any]:

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.figures import (
+    Drawing,
     add_note,
     axis_layout,
     bar_times,
@@ -27,14 +28,11 @@ from perfmodel.report.common.palette import INK, WAIT_INK, WORK, work_of
 from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.timeline import Span, assign_lanes, exposed
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
 _ROW_PIXELS, _LEAST_ROW_PIXELS, _ROOMY = 84, 44, 6
 """Of few rows; of many, which are closer from `_ROOMY` rows on."""
 _TITLE_PIXELS = 19
 """Of a row's title, which stands above its bars."""
-_THIN = 1 / 150
+_THIN_BAR_SHARE = 1 / 150
 """Share of the step below which a bar has an edge of its own colour: a pale one would hide it."""
 _NUMBER_ROOM = {1: 0.022, 2: 0.055, 3: 0.09}
 """Share of the step's length that a number of so many digits needs, so that neighbours do not
@@ -49,7 +47,7 @@ _SHADED_WHOLE = 0.5
 """Share of a stretch from which on it is shaded as exposed, and not only said to have pieces."""
 
 
-def draw_timeline(point: SizeResult) -> go.Figure:
+def draw_timeline(point: SizeResult) -> Drawing:
     """Draw one step; the horizontal axis zooms, rows stand below each other."""
     picture = step_picture(point)
     unit, scale = time_unit(picture.length_s)
@@ -108,7 +106,7 @@ def _numbers(row: Row, length_s: float) -> list[tuple[float, int]]:
 
 def _work_bars(picture: StepPicture, unit: str, scale: float) -> Iterator[dict[str, Any]]:
     """Describe the bars of each kind of work."""
-    thin_s = _THIN * picture.length_s
+    thin_s = _THIN_BAR_SHARE * picture.length_s
     for work, colour in WORK.items():
         placed = [
             (height, bar)
@@ -177,7 +175,7 @@ def _hover(bar: Bar) -> str:
     return "<br>".join(line for applies, line in said if applies)
 
 
-def _shade(figure: go.Figure, picture: StepPicture, scale: float) -> None:
+def _shade(figure: Drawing, picture: StepPicture, scale: float) -> None:
     """Shade exposed parts over all rows and say how long the longest ones are."""
     labelled: list[tuple[float, float]] = []
     for tail in sorted(_visible(picture), key=lambda tail: -tail.exposed_s):
@@ -214,7 +212,7 @@ def _shade(figure: go.Figure, picture: StepPicture, scale: float) -> None:
 
 
 _HOST_KINDS = frozenset({"issue", "wait"})
-_GAP = 1 / 400
+_JOINED_GAP_SHARE = 1 / 400
 """Bars of one kind are drawn as one if less than this share of the step lies between them, and
 bars shorter than that beside a longer bar of another kind become part of it."""
 _HOST_BOUND = 0.05
@@ -298,11 +296,11 @@ def step_picture(point: SizeResult) -> StepPicture:
         for span in (point.timeline.spans if with_host else device)
         if span.end_s > origin
     ]
-    rows = _rows(drawn, origin, _GAP * length)
+    rows = _rows(drawn, origin, _JOINED_GAP_SHARE * length)
     if len(rows) > _MOST_ROWS:
         classes = [stages.get(name, name) for name in point.timeline.classes]
-        rows = _joined_rows(drawn, classes, origin, _GAP * length)
-    return StepPicture(rows, _exposed(device, origin, _GAP * length), length)
+        rows = _joined_rows(drawn, classes, origin, _JOINED_GAP_SHARE * length)
+    return StepPicture(rows, _exposed(device, origin, _JOINED_GAP_SHARE * length), length)
 
 
 def device_window(point: SizeResult) -> tuple[float, float]:
@@ -373,14 +371,13 @@ def _joined_rows(
         if span.kind not in _HOST_KINDS:
             role = "communication" if span.kind == "communication" else "compute"
             groups[span.rank_class, role].append(span)
-    classes = dict.fromkeys((*in_order, *(rank_class for rank_class, _ in groups)))
     return tuple(
         Row(
             f"{_spelled(rank_class)}: {role}",
             role,
             _bars(groups[rank_class, role], origin, gap_s, join=True),
         )
-        for rank_class in classes
+        for rank_class in dict.fromkeys((*in_order, *(rank_class for rank_class, _ in groups)))
         for role in ("compute", "communication")
         if (rank_class, role) in groups
     )
@@ -403,8 +400,7 @@ def _bars(
         else:
             run.append(bar)
     drawn: list[Bar] = []
-    merged = [bar for run in groups.values() for bar in run]
-    for bar in sorted(merged, key=lambda bar: -bar.busy_s):
+    for bar in sorted([bar for run in groups.values() for bar in run], key=lambda bar: -bar.busy_s):
         at = _find_absorbing_bar(drawn, bar, gap_s)
         if at is None:
             drawn.append(bar)

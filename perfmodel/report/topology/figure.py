@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import count_ranks
-from perfmodel.report.common.figures import add_note, lines, new_figure
+from perfmodel.report.common.figures import Drawing, add_note, lines, new_figure
 from perfmodel.report.common.palette import (
     LIMIT_INK,
     LINKS,
@@ -40,15 +40,11 @@ from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.run.result.usage import LinkUse
 from perfmodel.topology.model import Topology
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-
 Place = tuple[float, float]
 
 _PHONE_PIXELS = 218
 """Width of the drawing on a phone: devices are made small enough not to overlap there."""
-_SAG = 0.14
+_SAG_SHARE_OF_LENGTH = 0.14
 _CURVE_POINTS = 12
 
 
@@ -107,7 +103,7 @@ def path(cable: Cable, places: Mapping[str, Place]) -> list[Place]:
     (x0, y0), (x1, y1) = (places[end] for end in cable.ends)
     if y0 != y1:
         return [(x0, y0), (x1, y1)]
-    depth = min(0.9, _SAG * abs(x1 - x0))
+    depth = min(0.9, _SAG_SHARE_OF_LENGTH * abs(x1 - x0))
     steps = [step / _CURVE_POINTS for step in range(_CURVE_POINTS + 1)]
     return [(x0 + t * (x1 - x0), y0 - 4 * depth * t * (1 - t)) for t in steps]
 
@@ -140,9 +136,9 @@ _ROW_PIXELS = 78
 _ROWS_WITHOUT_LAYERS = 5
 """Height of a drawing of a graph of one's own, in rows."""
 
-_NUMBERED = 0.8
+_LEAST_NUMBERED_SCALE = 0.8
 """Devices that had to shrink below this factor carry no numbers."""
-_CROWD = 60
+_MOST_THICK_CABLES = 60
 """Cables of one colour beyond this number are drawn thinner and fainter."""
 
 
@@ -150,7 +146,7 @@ def draw_topology(
     topology: Topology,
     point: SizeResult | None = None,
     places: Mapping[str, Place] | None = None,
-) -> go.Figure:
+) -> Drawing:
     """Draw a topology; with `point`, coloured by how busy each link was during its step.
 
     `point`: a step. What limits it is drawn thick and named. Without it, colours tell kinds of
@@ -203,7 +199,7 @@ def default_places(topology: Topology, limiting: Iterable[LinkUse] = ()) -> dict
 
 
 def _label_layers(
-    drawn: go.Figure,
+    drawn: Drawing,
     topology: Topology,
     cables: Sequence[Cable],
     places: Mapping[str, Place],
@@ -249,7 +245,7 @@ def _cables(
 ) -> Iterator[dict[str, Any]]:
     """Describe lines by their width, and invisible marks on them that carry the hover text."""
     name, colour = look
-    crowded, by_width = len(cables) > _CROWD, defaultdict(list)
+    crowded, by_width = len(cables) > _MOST_THICK_CABLES, defaultdict(list)
     for cable in cables:
         idle = with_traffic and cable.utilisation == 0
         usual = 1.0 if idle else min(width(cable), 1.5 if crowded else 5)
@@ -313,7 +309,7 @@ def _devices(
             "type": "scatter",
             "x": [places[node][0] for node in nodes],
             "y": [places[node][1] for node in nodes],
-            "mode": "markers+text" if factor >= _NUMBERED else "markers",
+            "mode": "markers+text" if factor >= _LEAST_NUMBERED_SCALE else "markers",
             "name": name,
             "marker": {
                 "color": colour,
@@ -332,7 +328,7 @@ def _devices(
         }
 
 
-def _name_hosts(drawn: go.Figure, topology: Topology, places: Mapping[str, Place]) -> None:
+def _name_hosts(drawn: Drawing, topology: Topology, places: Mapping[str, Place]) -> None:
     """Name each host below its lowest device, where no cable runs."""
     hosts: dict[int, list[float]] = defaultdict(list)
     for node, (x, _) in places.items():

@@ -111,9 +111,8 @@ def link_rows(topology: Topology) -> Iterator[tuple[str, str, str, str]]:
 
 def _matrix_lines(topology: Topology) -> Iterator[str]:
     names, rows = path_matrix(topology)
-    columns = names[:_MOST_COLUMNS]
     width = max(len(name) for name in names) + 1
-    yield " " * width + "".join(f"{name:>7}" for name in columns)
+    yield " " * width + "".join(f"{name:>7}" for name in names[:_MOST_COLUMNS])
     for name, row in list(zip(names, rows, strict=True))[:_MOST_COLUMNS]:
         yield f"{name:<{width}}" + "".join(f"{cell:>7}" for cell in row[:_MOST_COLUMNS])
     if len(names) > _MOST_COLUMNS:
@@ -224,7 +223,7 @@ def _fabric_levels(
 
 BETWEEN_HOSTS = frozenset({"ethernet", "infiniband"})
 
-_ALIKE = 0.02
+_ALIKE_UTILISATION_SHARE = 0.02
 """Share by which links may differ in how busy they are and still be the same bottleneck."""
 
 Place = tuple[float, float]
@@ -288,8 +287,7 @@ def limiting_device(point: SizeResult) -> str:
 def drawn_hosts(topology: Topology, limiting: Iterable[LinkUse]) -> tuple[int, ...]:
     """Hosts to draw: the first one, or those of the links that limit the step."""
     ends = {end for link in limiting for end in (link.src, link.dst) if end in topology.devices}
-    hosts = sorted({topology.devices[end].host for end in ends} - {-1})
-    return tuple(hosts[:2]) or (0,)
+    return tuple(sorted({topology.devices[end].host for end in ends} - {-1})[:2]) or (0,)
 
 
 def alike(
@@ -304,7 +302,7 @@ def alike(
         (*sorted((link.src, link.dst)), link.kind)  # type: ignore[misc]
         for link in links
         if abs(link.utilisation - places.get(_layer(topology, link), -1.0))
-        <= _ALIKE * link.utilisation
+        <= _ALIKE_UTILISATION_SHARE * link.utilisation
     }
 
 
@@ -328,8 +326,7 @@ def layer_labels(
     for ends, kind, rate_Bps, count in cables:
         height = sum(places[end][1] for end in ends) / 2
         name = _layer_name(kind, {topology.devices[end].kind for end in ends})
-        limits = (*sorted(ends), kind) in limiting
-        layers[height, kind, name].append((rate_Bps, count, limits))
+        layers[height, kind, name].append((rate_Bps, count, (*sorted(ends), kind) in limiting))
     return [
         LayerLabel(height, _layer_lines(kind, name, members), any(m[-1] for m in members))
         for (height, kind, name), members in sorted(layers.items())

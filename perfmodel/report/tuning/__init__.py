@@ -1,1 +1,1 @@
-"""The report of ``perfmodel tune``; `page.write_tuned` writes it."""
+"""The report of ``perfmodel tune``; `page.FILES` says what makes its files."""

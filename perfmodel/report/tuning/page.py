@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
+    PREDICTION,
     Bullets,
     Code,
-    Column,
     Figure,
     Paragraph,
     Section,
@@ -26,6 +26,7 @@ from perfmodel.report.common.document import (
     tabulate,
 )
 from perfmodel.report.common.figures import (
+    Drawing,
     add_note,
     axis_layout,
     bars,
@@ -51,28 +52,6 @@ from perfmodel.report.tuning.text import (
 from perfmodel.studies.tune.caps import number
 from perfmodel.studies.tune.model import Choice, CurvePoint, MinimaxCap, TuneResult
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-PREDICTED = "A prediction by simulation, not a measurement."
-
-
-FILES = ("tune.html", "tune.json", "curve.csv")
-"""Files that `write_tuned` writes."""
-
-
-def write_tuned(tuned: TuneResult, folder: Path) -> Path:
-    """Write ``tune.html``, ``tune.json`` (as ``--json`` prints it) and ``curve.csv``.
-
-    Returns and raises as `write_report_files`.
-    """
-    files = {
-        "tune.html": tuned_html(tuned),
-        "tune.json": tuned_json(tuned),
-        "curve.csv": curve_csv(tuned),
-    }
-    return write_report_files(folder, files)
-
 
 def write_compromise(compromise: MinimaxCap, folder: Path) -> Path:
     """Write ``tune.html`` with all scenarios, ``tune.json``, and a curve for each scenario.
@@ -95,7 +74,7 @@ def tuned_html(tuned: TuneResult) -> str:
     return render_html(
         f"Buckets of {setting}",
         [
-            header(setting, answer, [PREDICTED], [tuned.scenario.question], [limit]),
+            header(setting, answer, [PREDICTION], [tuned.scenario.question], [limit]),
             _tiles(tuned),
             section(
                 "What to use",
@@ -126,7 +105,7 @@ def compromise_html(compromise: MinimaxCap) -> str:
     return render_html(
         "One bucket cap for several scenarios",
         [
-            header(setting, headline, [PREDICTED]),
+            header(setting, headline, [PREDICTION]),
             section("One cap for all", lead, text.scenarios_table(compromise), code),
             *(
                 section(
@@ -181,36 +160,42 @@ def _curve(tuned: TuneResult) -> Section:
 def _horovod(tuned: TuneResult) -> Section | None:
     if tuned.horovod is None:
         return None
-    columns: tuple[Column, ...] = (
-        (
-            ">fusion threshold",
-            lambda fusion: f"{number(fusion.threshold_mb)} MiB" if fusion.threshold_mb else "off",
+    table, assumptions = (
+        tabulate(
+            tuned.horovod.curve,
+            (
+                (
+                    ">fusion threshold",
+                    lambda fusion: (
+                        f"{number(fusion.threshold_mb)} MiB" if fusion.threshold_mb else "off"
+                    ),
+                ),
+                (">step", lambda fusion: quantities.duration(fusion.step_time_s)),
+                (">exposed", lambda fusion: quantities.duration(fusion.exposed_comm_s)),
+                (">all-reduces", lambda fusion: f"{fusion.all_reduces}"),
+            ),
         ),
-        (">step", lambda fusion: quantities.duration(fusion.step_time_s)),
-        (">exposed", lambda fusion: quantities.duration(fusion.exposed_comm_s)),
-        (">all-reduces", lambda fusion: f"{fusion.all_reduces}"),
+        Bullets(tuned.horovod.assumptions),
     )
-    table, assumptions = tabulate(tuned.horovod.curve, columns), Bullets(tuned.horovod.assumptions)
     return section("Horovod", text.horovod_line(tuned.horovod), table, assumptions)
 
 
 LEAST_MB = 0.05
 """Caps below are not drawn: hardly a bucket holds more than one gradient there."""
 _ROW_PIXELS = 62
-_ROOM = 0.07
+_LABELLED_BAR_SHARE = 0.07
 """Share of a step that a bucket's bar must have for its size to be written on it."""
 _PLATEAU = WORK["optimizer"]
 
 
-def draw_curve(tuned: TuneResult) -> go.Figure:
+def draw_curve(tuned: TuneResult) -> Drawing:
     """Draw step time against the cap, with what to compare it with."""
     points, best, bound_s = _drawn(tuned), tuned.best_uniform, tuned.lower_bound_s
     list_s, default_s = tuned.best_list.step_time_s, tuned.default.step_time_s
     unit, scale = time_unit(max(point.step_time_s for point in points))
     levels = [("best list", list_s, {"color": WORK["optimizer"]})]
     if bound_s is not None:
-        dashed = {"color": QUIET_INK, "dash": "dash"}
-        levels.append(("no buckets are below", bound_s, dashed))
+        levels.append(("no buckets are below", bound_s, {"color": QUIET_INK, "dash": "dash"}))
     dots = (
         (25.0, default_s, "PyTorch's default", "diamond", WORK["exposed communication"]),
         (
@@ -260,7 +245,7 @@ def draw_curve(tuned: TuneResult) -> go.Figure:
     return figure
 
 
-def draw_exposed(tuned: TuneResult) -> go.Figure:
+def draw_exposed(tuned: TuneResult) -> Drawing:
     """Draw exposed communication against the cap."""
     points = _drawn(tuned)
     unit, scale = time_unit(max(point.exposed_comm_s for point in points))
@@ -301,7 +286,7 @@ def _steps(points: list[CurvePoint], values: list[float], name: str, colour: str
     )
 
 
-def _shade(figure: go.Figure, tuned: TuneResult) -> None:
+def _shade(figure: Drawing, tuned: TuneResult) -> None:
     """Shade caps that are as good as the best; mark those that are whatever is uncertain."""
     low, high = _ends(_drawn(tuned))
     robust = wide_spans(tuned.robust.spans_mb) if tuned.robust else []
@@ -324,7 +309,7 @@ def _caps_axis(points: list[CurvePoint]) -> dict[str, Any]:
 # ---------------------------------------------------------------- buckets in time
 
 
-def draw_buckets(tuned: TuneResult) -> go.Figure:
+def draw_buckets(tuned: TuneResult) -> Drawing:
     """Draw when the buckets of each setting are reduced, in one step."""
     rows = [
         (f"best list: {caps(tuned.best_list)}", tuned.best_list),
@@ -346,17 +331,15 @@ def draw_buckets(tuned: TuneResult) -> go.Figure:
         bargap=0.3,
     )
     for place, (title, choice) in enumerate(rows):
-        text_of = escape(f"{title}: {fine(choice.step_time_s)}", quote=False)
-        title_row(figure, place + 0.2, text_of)
+        title_row(figure, place + 0.2, escape(f"{title}: {fine(choice.step_time_s)}", quote=False))
         for bucket in choice.buckets:
             length_s = bucket.end_s - bucket.start_s
-            if length_s >= _ROOM * choice.step_time_s * 1.6:
+            if length_s >= _LABELLED_BAR_SHARE * choice.step_time_s * 1.6:
                 middle, size = (
                     (bucket.start_s + length_s / 2) / scale,
                     quantities.size(bucket.nbytes),
                 )
-                font = {"size": 12, "color": INK}
-                add_note(figure, size, x=middle, y=place, font=font)
+                add_note(figure, size, x=middle, y=place, font={"size": 12, "color": INK})
     return figure
 
 
@@ -389,3 +372,7 @@ def _bucket_bars(place: int, choice: Choice, scale: float) -> Iterator[dict[str,
         "marker": {"color": WORK["backward"], "size": 7, "symbol": "triangle-up"},
         "hoverinfo": "skip",
     }
+
+
+FILES = {"tune.html": tuned_html, "tune.json": tuned_json, "curve.csv": curve_csv}
+"""Files of one tuning, and what makes them; JSON is what ``--json`` prints."""

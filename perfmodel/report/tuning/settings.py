@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from html import escape
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.files import as_json, attributes
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
+    PREDICTION,
     Block,
     Code,
     Paragraph,
@@ -18,23 +18,17 @@ from perfmodel.report.common.document import (
     paragraphs,
     section,
 )
-from perfmodel.report.common.figures import bars, label_rows, new_figure, time_unit
-from perfmodel.report.common.html import render_html, write_report_files
+from perfmodel.report.common.figures import Drawing, bars, label_rows, new_figure, time_unit
+from perfmodel.report.common.html import render_html
 from perfmodel.report.common.palette import WORK
 from perfmodel.report.tuning.text import change, fine
 from perfmodel.studies.tune.settings_search import SettingsTuning, Trial
 from perfmodel.units import format_bytes
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
 MOST_BARS = 20
 """Choices that the figure shows."""
 MOST_ROWS = 8
 """Choices that a table lists beside the default, the scenario's own and the best."""
-FILES = ("tune.html", "tune.json")
-"""Files that `write_settings` writes."""
-PREDICTED = "A prediction by simulation, not a measurement."
 
 
 def settings_headline(tuned: SettingsTuning) -> str:
@@ -148,13 +142,7 @@ def _trial(trial: Trial) -> dict[str, Any]:
     return {"settings": dict(trial.values), **times}
 
 
-def write_settings(tuned: SettingsTuning, folder: Path) -> Path:
-    """Write ``tune.html`` and ``tune.json``; returns and raises as `write_report_files`."""
-    files = {"tune.html": settings_html(tuned), "tune.json": settings_json(tuned)}
-    return write_report_files(folder, files)
-
-
-def draw_trials(tuned: SettingsTuning) -> go.Figure:
+def draw_trials(tuned: SettingsTuning) -> Drawing:
     """Draw the step of each choice that was simulated, the shortest on top."""
     steps = [(_listed(each), each.step_time_s) for each in tuned.trials]
     shown = [(escape(name, quote=False), step_s) for name, step_s in steps if step_s is not None]
@@ -180,9 +168,13 @@ def settings_html(tuned: SettingsTuning) -> str:
     return render_html(
         f"Settings of {setting}",
         [
-            header(setting, settings_headline(tuned), [PREDICTED], [tuned.scenario.question]),
+            header(setting, settings_headline(tuned), [PREDICTION], [tuned.scenario.question]),
             section("What to paste", "", Code("\n".join(_paste(tuned)))),
             section("Settings that were tried", "", settings_table(tuned)),
             grounds(_notes(tuned), facts),
         ],
     )
+
+
+FILES = {"tune.html": settings_html, "tune.json": settings_json}
+"""Files of a tuning of settings, and what makes them."""

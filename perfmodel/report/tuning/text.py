@@ -11,7 +11,7 @@ from typing import Any
 
 from perfmodel.files import as_json, attributes, csv_text
 from perfmodel.report.common import quantities
-from perfmodel.report.common.document import Block, Column, Paragraph, Table, paragraphs, tabulate
+from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs, tabulate
 from perfmodel.scenario.strategies.ddp import DdpStrategy
 from perfmodel.studies.tune.caps import format_caps, number
 from perfmodel.studies.tune.model import (
@@ -26,15 +26,15 @@ from perfmodel.studies.tune.model import (
 from perfmodel.training.ddp.options import MIB
 from perfmodel.training.ddp.strategy import ddp_options
 
-SLIVER = 0.02
+SLIVER_SHARE_OF_CAP = 0.02
 """Gaps between equally good caps that are narrower than this share of the cap are ignored."""
 MOST_SPANS = 3
 NETWORK_BOUND = 0.1
 """Share of the step that exposed communication is at least, and of which buckets save less, where
 the network is named as the limit."""
-SLIGHT = MIN_GAIN / 2
+SLIGHT_REGRET = MIN_GAIN / 2
 """Difference of regrets that is no reason to leave the default."""
-ROUNDING = 5e-5
+LEAST_RELATIVE_CHANGE = 5e-5
 """Relative change below which there is none."""
 INTERVAL = "80\N{NO-BREAK SPACE}% interval"
 
@@ -66,7 +66,7 @@ def _verdict(tuned: TuneResult) -> str:
         worse = f"of {fine(tuned.requested.step_time_s)} with the scenario's own"
         said = f"use PyTorch's default buckets; {takes} instead {worse}"
         return f"{said}; {doubt}" if doubt else said
-    if 1.0 - best / default < ROUNDING:
+    if 1.0 - best / default < LEAST_RELATIVE_CHANGE:
         return f"PyTorch's default buckets are as good as any; {takes}"
     if doubt:
         return f"keep PyTorch's default buckets; {takes}, and {doubt}"
@@ -107,7 +107,7 @@ def _limit(tuned: TuneResult) -> str:
 
 
 def _percent(fraction: float) -> str:
-    number_text = "0" if 0 <= fraction < ROUNDING else f"{100 * fraction:.2g}"
+    number_text = "0" if 0 <= fraction < LEAST_RELATIVE_CHANGE else f"{100 * fraction:.2g}"
     return f"{number_text}\N{NO-BREAK SPACE}%"
 
 
@@ -160,14 +160,18 @@ def slower(fraction: float) -> str:
     >>> slower(0.0), slower(0.0142).replace(chr(160), " ")
     ('just as quick', '1.4 % slower')
     """
-    return "just as quick" if fraction < ROUNDING else f"{_percent(fraction)} slower"
+    return "just as quick" if fraction < LEAST_RELATIVE_CHANGE else f"{_percent(fraction)} slower"
 
 
 def change(fraction: float) -> str:
     """Write a relative change with its sign."""
     digits = 2 if abs(fraction) < 0.01 else 1
     write = f"{{:.{digits}f}}\N{NO-BREAK SPACE}%".format
-    return "same" if abs(fraction) < ROUNDING else quantities.signed(100 * fraction, write)
+    return (
+        "same"
+        if abs(fraction) < LEAST_RELATIVE_CHANGE
+        else quantities.signed(100 * fraction, write)
+    )
 
 
 def caps(choice: Choice) -> str:
@@ -198,26 +202,28 @@ def _robust_sentence(tuned: TuneResult) -> tuple[str, ...]:
     if robust is None:
         return ()
     condition = f"If the network is as quick or as slow as its {INTERVAL} allows"
-    if max(tuned.default_regrets) <= robust.worst_regret + SLIGHT:
+    if max(tuned.default_regrets) <= robust.worst_regret + SLIGHT_REGRET:
         return (f"{condition}, no cap for all is safer than PyTorch's default.",)
     worst = robust.worst_regret
-    loses = "nothing" if worst < ROUNDING else f"at most {_percent(worst)}"
+    loses = "nothing" if worst < LEAST_RELATIVE_CHANGE else f"at most {_percent(worst)}"
     cap = number(robust.bucket_cap_mb)
     return (f"{condition}: {cap} MiB; it loses {loses} to the cap that is best then.",)
 
 
 def _default_sentence(tuned: TuneResult) -> str:
     likely, most = tuned.default_regrets[0], max(tuned.default_regrets)
-    does = f"loses {_percent(likely)} to the best cap"
-    if likely < ROUNDING:
-        does = "loses nothing to the best cap"
-    if likely < -ROUNDING:
-        does = f"is {_percent(-likely)} quicker than the best cap"
-    beyond = f"; it may lose up to {_percent(most)} within that interval of the network"
-    if most < ROUNDING:
-        beyond = ", nor anywhere in that interval of the network"
-    known = len(tuned.default_regrets) > 1
-    return f"PyTorch's default (1, then 25 MiB) {does}{beyond if known else ''}."
+    said = (
+        (likely < -LEAST_RELATIVE_CHANGE, f"is {_percent(-likely)} quicker than the best cap"),
+        (likely < LEAST_RELATIVE_CHANGE, "loses nothing to the best cap"),
+        (True, f"loses {_percent(likely)} to the best cap"),
+    )
+    beyond = (
+        (len(tuned.default_regrets) < 2, ""),
+        (most < LEAST_RELATIVE_CHANGE, ", nor anywhere in that interval of the network"),
+        (True, f"; it may lose up to {_percent(most)} within that interval of the network"),
+    )
+    does, further = (next(text for applies, text in rows if applies) for rows in (said, beyond))
+    return f"PyTorch's default (1, then 25 MiB) {does}{further}."
 
 
 def spans(equal: Spans) -> str:
@@ -235,7 +241,7 @@ def wide_spans(equal: Spans) -> list[tuple[float, float]]:
     """Spans of equally good caps, those with slivers between them joined, widest first."""
     joined: list[tuple[float, float]] = []
     for low, high in equal:
-        if joined and low - joined[-1][1] <= SLIVER * low:
+        if joined and low - joined[-1][1] <= SLIVER_SHARE_OF_CAP * low:
             joined[-1] = (joined[-1][0], high)
         else:
             joined.append((low, high))
@@ -268,11 +274,12 @@ def to_paste(tuned: TuneResult) -> tuple[tuple[str, str], ...]:
 
 
 def first_step(tuned: TuneResult) -> str:
-    """What a list does to the first iteration."""
-    listed, usual = tuned.best_list.first_step_time_s, tuned.default.first_step_time_s
+    """Say what a list does to the first iteration, and that nothing changes where times agree."""
+    listed, usual = (fine(choice.first_step_time_s) for choice in (tuned.best_list, tuned.default))
+    does = f"it takes {usual} either way" if listed == usual else f"{listed} instead of {usual}"
     return (
         "A list also makes the buckets of the first iteration, in the order of registration; "
-        f"otherwise that has one bucket per dtype: {fine(listed)} instead of {fine(usual)}."
+        f"otherwise that has one bucket per dtype: {does}."
     )
 
 
@@ -312,15 +319,18 @@ def shared_headline(compromise: MinimaxCap) -> str:
 def scenarios_table(compromise: MinimaxCap) -> Table:
     """Scenario by scenario: its own best cap, and what it loses by the shared one."""
     regrets = zip(compromise.each, compromise.best.regrets, compromise.default.regrets, strict=True)
-    columns: tuple[Column, ...] = (
-        ("scenario", lambda row: row[0].scenario.name),
-        (">GPUs", lambda row: f"{row[0].gpus:,}"),
-        (">own best cap", lambda row: f"{number(row[0].best_uniform.bucket_cap_mb or 0)} MiB"),
-        (">step", lambda row: fine(row[0].best_uniform.step_time_s)),
-        (">shared cap", lambda row: change(row[1])),
-        (">default", lambda row: change(row[2])),
+    return tabulate(
+        regrets,
+        (
+            ("scenario", lambda row: row[0].scenario.name),
+            (">GPUs", lambda row: f"{row[0].gpus:,}"),
+            (">own best cap", lambda row: f"{number(row[0].best_uniform.bucket_cap_mb or 0)} MiB"),
+            (">step", lambda row: fine(row[0].best_uniform.step_time_s)),
+            (">shared cap", lambda row: change(row[1])),
+            (">default", lambda row: change(row[2])),
+        ),
+        ruled=False,
     )
-    return tabulate(regrets, columns, ruled=False)
 
 
 # ---------------------------------------------------------------- terminal
@@ -381,16 +391,15 @@ def _to_use(tuned: TuneResult, choices: Sequence[Choice]) -> Choice:
 
 
 def _recommended(tuned: TuneResult) -> dict[str, Any]:
-    recommended = tuned.recommended
-    names = {
-        id(tuned.best_uniform): "best_uniform",
-        id(tuned.best_list): "best_list",
-        id(tuned.best_integer_list): "best_integer_list",
-    }
+    recommended, best = tuned.recommended, ("best_uniform", "best_list", "best_integer_list")
+
+    def name(choice: Choice) -> str:
+        return next(field for field in best if getattr(tuned, field) is choice)
+
     return {
         "keep": None if not recommended.keep else "asked" if recommended.own else "default",
-        "choices": [names[id(choice)] for choice in recommended.choices],
-        "unsure": None if recommended.unsure is None else names[id(recommended.unsure)],
+        "choices": list(map(name, recommended.choices)),
+        "unsure": None if recommended.unsure is None else name(recommended.unsure),
     }
 
 
@@ -485,5 +494,8 @@ def _horovod(horovod: Horovod) -> dict[str, Any]:
 
 
 def _shared(shared: SharedCap) -> dict[str, Any]:
-    times = {"bucket_cap_mb": shared.bucket_cap_mb, "step_time_s": shared.steps_s}
-    return times | attributes(shared, "regrets worst_regret")
+    return {
+        "bucket_cap_mb": shared.bucket_cap_mb,
+        "step_time_s": shared.steps_s,
+        **attributes(shared, "regrets worst_regret"),
+    }

@@ -237,8 +237,8 @@ def draw_sweep(
     )
     _band(figure, sizes, measured, intervals)
     for mode in reversed(MODES):
-        if mode in prediction.times:
-            _mode_lines(figure, mode, sizes, measured, prediction.times[mode].time_s)
+        if mode in prediction.forecast.times:
+            _mode_lines(figure, mode, sizes, measured, prediction.forecast.times[mode].time_s)
     low, high = _time_range(prediction)
     ticks = log_ticks(low, high, 4)
     figure.update_layout(
@@ -268,7 +268,7 @@ def draw_sweep(
 
 def _time_range(prediction: SweepPrediction) -> tuple[float, float]:
     times = [row.time_s for row in prediction.sweep.rows] + list(
-        prediction.times["datasheet"].time_s
+        prediction.forecast.times["datasheet"].time_s
     )
     return min(times) / 1.6, max(times) * 1.6
 

@@ -255,7 +255,7 @@ def _left_out(validation: Validation) -> Section | None:
     rows += [
         (p.sweep.id, f"no {MODE_NAMES[mode]} prediction", reason)
         for p in predicted
-        for mode, reason in p.missing.items()
+        for mode, reason in p.forecast.missing.items()
     ]
     rows += [
         (dataset.id, f"{count} rows left out", reason)

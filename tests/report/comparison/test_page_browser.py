@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from perfmodel.report.comparison.page import write_comparison
+from perfmodel.report.common.html import write_each
+from perfmodel.report.comparison.page import FILES
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.compare import compare
 
@@ -28,7 +29,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         HOSTILE: load_scenario("bucket-size-slow-ethernet", [*small, "strategy.hook=fp16"]),
     }
     found = compare(asked, attribute=True, jobs=1)
-    return write_comparison(found, tmp_path_factory.mktemp("compare"))
+    return write_each(FILES, found, tmp_path_factory.mktemp("compare"))
 
 
 def brightness(colour: str) -> float:

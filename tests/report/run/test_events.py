@@ -10,7 +10,7 @@ import pytest
 from perfmodel.report.common.document import Paragraph
 from perfmodel.report.common.html import render_block
 from perfmodel.report.run.events import (
-    LISTED,
+    MOST_WAITS_LISTED,
     draw_steps,
     events_section,
     explain_devices,
@@ -136,7 +136,7 @@ def test_unlike_waits_beyond_a_table_are_left_to_the_file(disturbed: Result) -> 
     letters = "abcdefghijklmnopqrstuvwxyz"
     waits = tuple(Wait(f"op {c}", None, "n5", 1.0, 0.001 * at, 1.0) for at, c in enumerate(letters))
     page = plain(html_section(replace(disturbed.main, disturbance=replace(WHAT, waits=waits))))
-    assert page.count("<td class=s>op ") == LISTED
+    assert page.count("<td class=s>op ") == MOST_WAITS_LISTED
     assert "op z<" in page  # the longest ones
     assert "op a<" not in page
     assert "result.json holds all of them" in page

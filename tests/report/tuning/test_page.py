@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import html
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from perfmodel.report.common.html import write_each
 from perfmodel.report.tuning import text
-from perfmodel.report.tuning.page import tuned_html, write_tuned
+from perfmodel.report.tuning.page import FILES, tuned_html
 from perfmodel.report.tuning.text import curve_csv, tuned_json
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.tune.model import TuneResult
@@ -44,6 +46,17 @@ def test_the_page_says_what_the_json_says(tuned: TuneResult) -> None:
     assert data["snippet_uniform"] in page
     assert text.fine(tuned.best_list.step_time_s) in page
     assert text.fine(tuned.lower_bound_s or 0.0) in page
+
+
+def test_first_steps_that_read_alike_are_said_to_be_alike(tuned: TuneResult) -> None:
+    usual_s = tuned.default.first_step_time_s
+    alike, longer = (
+        replace(tuned, best_list=replace(tuned.best_list, first_step_time_s=factor * usual_s))
+        for factor in (1.0 + 1e-9, 1.5)
+    )
+    usual, more = text.fine(usual_s), text.fine(1.5 * usual_s)
+    assert text.first_step(alike).endswith(f": it takes {usual} either way.")
+    assert text.first_step(longer).endswith(f": {more} instead of {usual}.")
 
 
 def test_words_of_a_scenario_are_text_and_never_markup(tuned: TuneResult) -> None:
@@ -87,7 +100,7 @@ def test_slivers_between_good_caps_go_unsaid(tuned: TuneResult) -> None:
 def test_page_opens_cleanly(
     browser: Browser, tuned: TuneResult, tmp_path: Path, width: int, height: int
 ) -> None:
-    file = write_tuned(tuned, tmp_path)
+    file = write_each(FILES, tuned, tmp_path)
     page = browser.new_page(viewport={"width": width, "height": height})
     complaints: list[str] = []
     requests: list[str] = []

@@ -36,10 +36,10 @@ def test_alpha_beta_is_the_formula(found):
     """8 GPUs, 12 NVLinks of 25 GB/s, 1.98 us a step: 14 steps and 1.75 S / B."""
     (one,) = (p for p in found.predicted if p.sweep.id == "one")
     expected = 14 * 1.98e-6 + 268435456 * 1.75 / 300e9
-    assert one.times["alpha-beta"].time_s[-1] == pytest.approx(expected)
+    assert one.forecast.times["alpha-beta"].time_s[-1] == pytest.approx(expected)
     (two,) = (p for p in found.predicted if p.sweep.id == "two")
     expected = 30 * 1.98e-6 + 268435456 * 1.875 / 400e9  # 8 NICs of 400 Gbit/s limit the ring
-    assert two.times["alpha-beta"].time_s[-1] == pytest.approx(expected)
+    assert two.forecast.times["alpha-beta"].time_s[-1] == pytest.approx(expected)
 
 
 def test_the_headline_of_other_data_is_of_the_shipped_constants(found):

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from perfmodel.report.common.html import write_each
 from perfmodel.report.planning import page
 from perfmodel.report.planning import text as said
 from perfmodel.report.planning.figures import draw_time_against_cost
-from perfmodel.report.planning.page import plan_html, plan_markdown, write_plan
+from perfmodel.report.planning.page import FILES, plan_html, plan_markdown
 from perfmodel.studies.plan.decisions import choose_answers
 from perfmodel.studies.plan.model import PlanResult, UpgradeOutcome
 
@@ -257,7 +258,7 @@ def test_the_page_opens_cleanly(
     browser: Browser, planned, tmp_path: Path, width: int, scheme: str, evil: bool
 ) -> None:
     _, plan = planned
-    file = write_plan(hostile(plan) if evil else plan, tmp_path)
+    file = write_each(FILES, hostile(plan) if evil else plan, tmp_path)
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     complaints: list[str] = []
     requests: list[str] = []
