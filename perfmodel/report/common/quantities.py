@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from perfmodel.studies.run.result.model import Result, SizeResult
-from perfmodel.studies.run.result.usage import Memory
 from perfmodel.units import TIMES
+
+if TYPE_CHECKING:  # pages of topologies need no simulations, whose package takes half a second
+    from perfmodel.studies.run.result.model import Result, SizeResult
+    from perfmodel.studies.run.result.usage import Memory
 
 _SPACE = "\N{NO-BREAK SPACE}"
 MINUS = "\N{MINUS SIGN}"
