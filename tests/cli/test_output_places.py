@@ -134,7 +134,7 @@ def test_files_that_the_scenario_names_are_never_replaced(tmp_path, command):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_profile_is_never_replaced(scenario, tmp_path, command):
-    name = COMMANDS[command][1][0]
+    name = next(iter(COMMANDS[command][1]))
     (tmp_path / name).write_text("a profile")
     message = refused(command, scenario, tmp_path, "--profile", str(tmp_path / name))
     assert f"{name} would replace --profile" in message

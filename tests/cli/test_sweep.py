@@ -87,7 +87,7 @@ def test_the_terminal_shows_the_best_that_fits_first(file: str) -> None:
 def test_many_rows_are_bounded(file: str, monkeypatch) -> None:
     from perfmodel.report import sweep
 
-    monkeypatch.setattr(sweep, "TERMINAL_ROWS", 3)
+    monkeypatch.setattr(sweep, "MOST_TERMINAL_ROWS", 3)
     shown = called(file)
     _, table = shown.stdout.split("\n\n")
     assert len(table.splitlines()) == 2 + 3
