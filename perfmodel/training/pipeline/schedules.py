@@ -54,6 +54,10 @@ KINDS: Mapping[str, PassKind] = {
 }
 
 
+Turn = tuple[PassKind, int | None, bool]
+"""Kind of a pass, its chunk (None: any), and whether it is joined with the pass after it."""
+
+
 def _in_turn(*runs: tuple[int, str]) -> list[PassAction]:
     """Passes, each run of them so many times.
 
@@ -61,21 +65,33 @@ def _in_turn(*runs: tuple[int, str]) -> list[PassAction]:
     whole backward, "I0" one whose weight gradients are put off. "W0" are the weight gradients of
     chunk 0 put off for longest, "W" those of any; none where none are put off.
     """
+    turns = list[Turn]()
+    for times, passes in runs:
+        read = [
+            (KINDS[each[0]], each[1:].rstrip("+"), each.endswith("+")) for each in passes.split()
+        ]
+        turns += [
+            (kind, int(chunk) if chunk else None, joined) for kind, chunk, joined in read
+        ] * times
+    return _numbered(turns)
+
+
+def _numbered(turns: Iterable[Turn]) -> list[PassAction]:
+    """Give each pass its micro-batch: the next one of its chunk and kind."""
     actions: list[PassAction] = []
-    counts: Counter[tuple[int, bool]] = Counter()
+    counts: Counter[tuple[int | None, bool]] = Counter()
     put_off: list[tuple[int, int]] = []  # chunks and micro-batches
-    for each in (each for times, passes in runs for each in passes.split() * times):
-        kind, named = KINDS[each[0]], each[1:].rstrip("+")
+    for kind, chunk, joined in turns:
         if kind == "weight_gradient":
-            place = next((of for of in put_off if not named or of[0] == int(named)), None)
+            place = next((of for of in put_off if chunk in {None, of[0]}), None)
             if place is not None:
                 put_off.remove(place)
                 actions.append(PassAction(kind, *place))
             continue
-        chunk = int(named)
+        assert chunk is not None
         place = chunk, counts[chunk, kind == "forward"]
         counts[chunk, kind == "forward"] += 1
-        actions.append(PassAction(kind, *place, each.endswith("+")))
+        actions.append(PassAction(kind, *place, joined))
         if kind == "input_gradient":
             put_off.append(place)
     return actions
@@ -95,12 +111,16 @@ def _alternate(passes: Passes, warm_up: int, put_off: int | None = None) -> list
         for chunk in range(passes.chunks)
         for _ in range(first, min(first + passes.group, passes.micro_batches))
     ]
-    forwards, backward = [f"F{chunk} " for chunk in order], "B" if put_off is None else "I"
+    forwards: list[Turn] = [("forward", chunk, False) for chunk in order]
+    backward: PassKind = "backward" if put_off is None else "input_gradient"
+    weights: Turn = ("weight_gradient", None, False)
     turns = forwards[:warm_up]
     for number, chunk in enumerate(order):
-        turns += [*forwards[warm_up + number :][:1], f"{backward}{passes.chunks - 1 - chunk} "]
-        turns += ["W "] if put_off is not None and number >= put_off else []
-    return _in_turn((1, "".join(turns)), (put_off or 0, "W"))
+        turns += forwards[warm_up + number : warm_up + number + 1]
+        turns.append((backward, passes.chunks - 1 - chunk, False))
+        if put_off is not None and number >= put_off:
+            turns.append(weights)
+    return _numbered([*turns, *[weights] * (put_off or 0)])
 
 
 # ---------------------------------------------------------------- passes of a stage
