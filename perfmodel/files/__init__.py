@@ -30,6 +30,7 @@ from perfmodel.files.spec import (
     Power,
     Seconds,
     SizeOrNothing,
+    check_rows,
 )
 from perfmodel.files.validate import (
     collect_faults,
@@ -57,6 +58,7 @@ __all__ = [
     "SizeOrNothing",
     "as_json",
     "attributes",
+    "check_rows",
     "collect_faults",
     "csv_text",
     "data_folder",

@@ -36,6 +36,13 @@ class FileModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
+def check_rows(*rows: tuple[object, str]) -> None:
+    """Raise `ValueError` with what is allowed instead of the first mistake among some rows."""
+    for is_mistake, allowed in rows:
+        if is_mistake:
+            raise ValueError(allowed)
+
+
 AS_WRITTEN = {"as_written": True}
 """Context of `model_dump` with which quantities come out with their units, as files have them."""
 

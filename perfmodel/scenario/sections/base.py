@@ -16,7 +16,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from perfmodel.files import Count, FileModel
+from perfmodel.files import Count, FileModel, check_rows
 from perfmodel.units import MOST_COUNT
 
 T = TypeVar("T")
@@ -51,13 +51,6 @@ Row = tuple[object, str, object, str]
 def mistakes(rows: Iterable[Row]) -> Iterator[tuple[str, str, str]]:
     """List field, what was found and what is allowed of the rows whose mistake was made."""
     return ((field, str(found), allowed) for is_made, field, found, allowed in rows if is_made)
-
-
-def check_rows(*rows: tuple[object, str]) -> None:
-    """Raise what is allowed instead of the first mistake among some rows."""
-    for is_mistake, allowed in rows:
-        if is_mistake:
-            raise ValueError(allowed)
 
 
 def refuse(is_mistake: Callable[[Any], object], allowed: str) -> Callable[[T], T]:

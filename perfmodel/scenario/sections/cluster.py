@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
 from perfmodel.collectives.catalog import NCCL_ALGO_NAMES
-from perfmodel.files import Bandwidth, Bytes, FileModel, Latency, Nodes, Parts, Power
+from perfmodel.files import Bandwidth, Bytes, FileModel, Latency, Nodes, Parts, Power, check_rows
 from perfmodel.scenario.sections.base import (
     OR_NAME,
     Index,
@@ -16,7 +16,6 @@ from perfmodel.scenario.sections.base import (
     Placement,
     Rules,
     Section,
-    check_rows,
     expand_name,
     expand_number,
     is_whole_number,

@@ -15,6 +15,7 @@ from perfmodel.files import (
     Latency,
     Nodes,
     Seconds,
+    check_rows,
 )
 from perfmodel.scenario.sections.base import (
     OR_NAME,
@@ -23,7 +24,6 @@ from perfmodel.scenario.sections.base import (
     Placement,
     Rules,
     Section,
-    check_rows,
     expand_name,
 )
 from perfmodel.scenario.sections.model import ModelSection

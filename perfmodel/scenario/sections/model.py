@@ -8,14 +8,13 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema
 
-from perfmodel.files import Count, FileModel
+from perfmodel.files import Count, FileModel, check_rows
 from perfmodel.scenario.sections.base import (
     Name,
     Row,
     Rules,
     Section,
     Switch,
-    check_rows,
     expand_number,
     mistakes,
 )

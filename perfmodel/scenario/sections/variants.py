@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from perfmodel.files import FileModel
-from perfmodel.scenario.sections.base import Rules, Section, Switch, check_rows, refuse
+from perfmodel.files import FileModel, check_rows
+from perfmodel.scenario.sections.base import Rules, Section, Switch, refuse
 
 MOST_VARIANTS = 100_000
 """Most variants: at some ms each, more would take minutes to days and are taken for a mistake."""

@@ -68,16 +68,19 @@ class PipelineSchedule:
         """Part of the model that a chunk of a stage is, counted from 0 in the order of forward."""
         if self.layout == "bidirectional":
             return stage if chunk == 0 else self.stages - 1 - stage
-        return chunk * self.stages + (
-            self.stages - 1 - stage if (self.layout == "v" and chunk % 2) else stage
-        )
+        return chunk * self.stages + self._along(chunk, stage)
 
     def place(self, part: int, direction: int = 0) -> tuple[int, int]:
         """Stage and chunk that hold a part; `direction`: which of two ("bidirectional")."""
         if self.layout == "bidirectional":
             return (part, 0) if direction == 0 else (self.stages - 1 - part, 1)
         chunk, stage = divmod(part, self.stages)
-        return self.stages - 1 - stage if (self.layout == "v" and chunk % 2) else stage, chunk
+        return self._along(chunk, stage), chunk
+
+    def _along(self, chunk: int, stage: int) -> int:
+        """Turn a stage into its place in a chunk, and back: the second chunk of a V is reversed."""
+        turned = self.layout == "v" and chunk % 2
+        return self.stages - 1 - stage if turned else stage
 
     def before(self, stage: int, chunk: int) -> tuple[int, int] | None:
         """Stage and chunk that forward comes from; None: it begins there."""

@@ -77,13 +77,6 @@ def parse_shape(value: object) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def refuse_values(*checks: tuple[object, str]) -> None:
-    """Raise `ValueError` with what is allowed instead, for the first check that fails."""
-    for fails, allowed in checks:
-        if fails:
-            raise ValueError(allowed)
-
-
 def list_first(names: Sequence[str], limit: int = 5) -> str:
     """Quote the first names for a message.
 

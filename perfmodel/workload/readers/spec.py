@@ -10,14 +10,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from perfmodel.files import Bandwidth, Bytes, Count, FileModel, Seconds, SizeOrNothing
+from perfmodel.files import Bandwidth, Bytes, Count, FileModel, Seconds, SizeOrNothing, check_rows
 from perfmodel.units import format_bytes
 from perfmodel.workload.readers.csv_tables import (
     MOST_ELEMENTS,
     TRAINABLE,
     parse_dtype,
     parse_shape,
-    refuse_values,
 )
 
 Name = Annotated[str, Field(min_length=1)]
@@ -31,7 +30,7 @@ MOST_BUFFER_BYTES = 100e9
 
 
 def _check_buffers(nbytes: float) -> float:
-    refuse_values((nbytes > MOST_BUFFER_BYTES, f"at most {format_bytes(MOST_BUFFER_BYTES)}"))
+    check_rows((nbytes > MOST_BUFFER_BYTES, f"at most {format_bytes(MOST_BUFFER_BYTES)}"))
     return nbytes
 
 
@@ -48,7 +47,7 @@ class ParameterSpec(FileModel):
     @model_validator(mode="after")
     def _sized(self) -> Self:
         elements, is_sized = math.prod(self.extents), self.shape is not None
-        refuse_values(
+        check_rows(
             (not is_sized and self.numel is None, "a shape such as [64, 3, 7, 7], or numel"),
             (
                 is_sized and self.numel not in {None, elements},
@@ -99,7 +98,7 @@ class ConvolutionSpec(FileModel):
     def _check_groups(self) -> Self:
         channels = f"{self.in_channels} input and {self.out_channels} output channels"
         uneven = self.in_channels % self.groups or self.out_channels % self.groups
-        refuse_values((uneven, f"groups that divide {channels}"))
+        check_rows((uneven, f"groups that divide {channels}"))
         return self
 
 
@@ -160,7 +159,7 @@ class LayerSpec(FileModel):
         shapes = [name for name in ("product", "convolution", "attention") if getattr(self, name)]
         parts, whole = self.norm + self.wide, self.vector or 0.0
         named = " and ".join(shapes)
-        refuse_values(
+        check_rows(
             (len(shapes) > 1, f"one of {named}: a layer has one matrix kernel"),
             (parts > whole * (1 + 1e-9), "norm and wide that are parts of vector"),
             (
@@ -214,5 +213,5 @@ class ModelSpec(FileModel):
     @model_validator(mode="after")
     def _check_buffer_groups(self) -> Self:
         both = self.buffers is not None and self.buffer_groups
-        refuse_values((both, "buffers or buffer_groups, not both"))
+        check_rows((both, "buffers or buffer_groups, not both"))
         return self
