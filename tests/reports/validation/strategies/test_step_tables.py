@@ -126,6 +126,15 @@ def test_only_scaled_steps_of_a_gpu_that_is_not_as_its_data_sheet(tmp_path):
     assert steps[1].pair("scaled") is not None
 
 
+def test_a_step_whose_compute_was_measured_is_surer():
+    """Of compute less is unsure; the network, which decides the high end here, is as before."""
+    step = predict_step(read_step(row(gpus_per_node="4", step_s="0.06")))
+    (low_s, high_s), (measured_low_s, measured_high_s) = (
+        step.interval(1.25, measured=measured) for measured in (False, True)
+    )
+    assert low_s < measured_low_s < measured_high_s <= high_s
+
+
 def test_memory_grows_from_allocated_to_all_that_is_in_use(tmp_path):
     kinds = [row(peak_GB="1", memory_kind=kind) for kind in ("allocated", "reserved", "device")]
     allocated, reserved, device = (
