@@ -76,7 +76,7 @@ def run(
     with_first : bool
         Whether very first steps are simulated, too; their times are nan otherwise.
     jobs : int, optional
-        Processes that simulate the mixtures of strategy ``auto``; default: this one.
+        Processes that simulate the parallel layouts of strategy ``auto``; default: this one.
     backend, scheduler
         As of `sweep`, for the same.
     strategy : callable, or fields

@@ -3,8 +3,9 @@
     python -m reports.choices.published [MODEL ...]
 
 For each model, number of GPUs and global batch of a table the quickest of its settings by
-prediction, and the mixture that `auto` finds with its default lists on the same machine. For tables
-that measured many settings also what `auto` finds among their degrees, and what was measured of it.
+prediction, and the parallel layout that `auto` finds with its default lists on the same machine.
+For tables that measured many settings also what `auto` finds among their degrees, and what was
+measured of it.
 Writes `choices.csv` beside itself.
 """
 
@@ -23,7 +24,7 @@ from perfmodel.files.read import parse_yaml
 from perfmodel.scenario import Scenario, make_scenario
 from perfmodel.studies.choose.search import choose_layout
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
-from perfmodel.studies.run.result.model import MixtureSearch
+from perfmodel.studies.run.result.model import LayoutSearch
 from perfmodel.studies.run.steps.sized_job import simulate_reported, size_job
 from perfmodel.studies.sweep.executor import Workers
 from reports.validation.run import records_folder
@@ -139,7 +140,7 @@ def predicted_s(stated: StatedStep) -> float | None:
         return None
 
 
-def search(question: Question, section: Mapping[str, Any], workers: Workers) -> MixtureSearch:
+def search(question: Question, section: Mapping[str, Any], workers: Workers) -> LayoutSearch:
     """Let `auto` choose."""
     return choose_layout(as_scenario(question.settings[0], section), workers=workers)
 
@@ -172,14 +173,14 @@ def among_published(question: Question, workers: Workers) -> tuple[str, float | 
         workers,
     )
     measured = {degrees_of(stated): stated.measured_s for stated in question.settings}
-    for mixture in found.best:
-        changes = mixture.changes
+    for parallel_layout in found.best:
+        changes = parallel_layout.changes
         own_tensor = changes.get("parallel.tensor", 1)
         stages = changes.get("parallel.pipeline", {}).get("stages", 1)
         replicas = question.gpus // (own_tensor * stages)
         batch = question.global_batch // replicas // changes["strategy"]["accumulate"]
         if (own_tensor, stages, batch) in measured:
-            return mixture.text, measured[own_tensor, stages, batch]
+            return parallel_layout.text, measured[own_tensor, stages, batch]
     return found.winner.text, None
 
 

@@ -12,7 +12,7 @@ import pytest
 from perfmodel.scenario.load import load_scenario
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
 from perfmodel.studies.run.steps.sized_job import SizedJob, size_job
-from perfmodel.training import mixture
+from perfmodel.training import parallel_layout
 from perfmodel.training.pipeline.stage_workload import ModelPart
 from perfmodel.training.plan.step_plan import Compute
 
@@ -56,11 +56,11 @@ def test_alike_parts_have_the_plans_made_for_each(
         made.append(part)
         return original(part)
 
-    original = mixture._likeness
-    monkeypatch.setattr(mixture, "_likeness", noted)
+    original = parallel_layout._likeness
+    monkeypatch.setattr(parallel_layout, "_likeness", noted)
     shared = sized(tmp_path, strategy).plan_for(None)
     assert len({original(part) for part in made}) == 3 < len(made) == 12
-    monkeypatch.setattr(mixture, "_likeness", lambda _: next(numbers))
+    monkeypatch.setattr(parallel_layout, "_likeness", lambda _: next(numbers))
     assert sized(tmp_path, strategy).plan_for(None) == shared
 
 
@@ -87,8 +87,10 @@ def test_parts_that_differ_in_times_are_planned_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts: list[ModelPart] = []
-    original = mixture._likeness
-    monkeypatch.setattr(mixture, "_likeness", lambda part: (parts.append(part), original(part))[1])
+    original = parallel_layout._likeness
+    monkeypatch.setattr(
+        parallel_layout, "_likeness", lambda part: (parts.append(part), original(part))[1]
+    )
     sized(tmp_path, "{kind: megatron, accumulate: 4}").plan_for(None)
     part = parts[1]
     slower = replace(part.times, backward_s=part.times.backward_s * (1 + 1e-12))

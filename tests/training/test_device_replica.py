@@ -15,7 +15,7 @@ from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.device_replica import layer_devices
-from perfmodel.training.mixture import Mixture, Reduction, mix_step
+from perfmodel.training.parallel_layout import ParallelLayout, Reduction, mix_step
 from perfmodel.training.pipeline.stage_workload import part_layers
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.training.strategy import StepRequest
@@ -24,7 +24,7 @@ from perfmodel.workload.memory.recompute import NO_RECOMPUTE
 from tests.training.pipeline.pipeline_toys import machine_of, toy_model
 
 REPLICAS, GPUS, BLOCKS, STEPS = 4, 2, 6, 3
-MIXTURE = Mixture(stages=GPUS, schedule="sequential", order=("pp", "tp", "cp", "ep", "dp"))
+LAYOUT = ParallelLayout(stages=GPUS, schedule="sequential", order=("pp", "tp", "cp", "ep", "dp"))
 CAP_BYTES = 2048
 """Two blocks of the toy fill a bucket."""
 TIMES = dict.fromkeys(range(BLOCKS), PassTimes(1.0, 1.0, 1.0))
@@ -35,7 +35,7 @@ def request(launch_s: float = 0.0) -> StepRequest:
 
 
 def options(asked: StepRequest, **fields: object) -> DdpOptions:
-    parts = part_layers(asked.workload, MIXTURE.pipeline_schedule(1), MIXTURE.partition)
+    parts = part_layers(asked.workload, LAYOUT.pipeline_schedule(1), LAYOUT.partition)
     return DdpOptions(
         layer_devices=layer_devices(parts),
         bucket_cap=CAP_BYTES,
@@ -45,7 +45,7 @@ def options(asked: StepRequest, **fields: object) -> DdpOptions:
 
 def plan_of(asked: StepRequest, chosen: DdpOptions) -> StepPlan:
     plan = mix_step(
-        MIXTURE,
+        LAYOUT,
         asked,
         lambda own, count: ddp_plan(own, chosen.model_copy(update={"accumulate": count})),
         chosen.accumulate,
@@ -144,7 +144,7 @@ def test_an_incomplete_bucket_waits_until_the_other_gpus_buckets_are_launched() 
 def test_each_gpu_updates_what_it_holds() -> None:
     asked = request()
     asked = replace(asked, times=replace(asked.times, optimizer_s=6.0, optimizer_kernels=6))
-    uneven = replace(MIXTURE, partition=replace(MIXTURE.partition, blocks_per_part=(2, 4)))
+    uneven = replace(LAYOUT, partition=replace(LAYOUT.partition, blocks_per_part=(2, 4)))
     parts = part_layers(asked.workload, uneven.pipeline_schedule(1), uneven.partition)
     chosen = DdpOptions(layer_devices=layer_devices(parts))
     plan = mix_step(

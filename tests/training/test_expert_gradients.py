@@ -9,7 +9,7 @@ from perfmodel.scenario.strategies.sharded import MegatronStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.megatron import megatron_memory, megatron_plan
 from perfmodel.training.memory_use import Setup
-from perfmodel.training.mixture import Mixture, Reduction, mix_step, stage_memory
+from perfmodel.training.parallel_layout import ParallelLayout, Reduction, mix_step, stage_memory
 from perfmodel.training.plan.builder import EXPERT_COPIES, GROUP
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.training.strategy import StepRequest
@@ -80,12 +80,12 @@ def test_optimizer_states_are_split_among_those_that_hold_the_same(share: Worklo
     assert megatron_memory(setup).optimizer_bytes == pytest.approx(12 * (dense + experts), rel=1e-3)
 
 
-def mixed(share: Workload, mixture: Mixture, micro_batches: int) -> StepPlan:
+def mixed(share: Workload, parallel_layout: ParallelLayout, micro_batches: int) -> StepPlan:
     options = MegatronStrategy(
         kind="megatron", use_distributed_optimizer=True, overlap_grad_reduce=True
     )
     plan = mix_step(
-        mixture,
+        parallel_layout,
         request(share),
         lambda part, count: megatron_plan(part, options.model_copy(update={"accumulate": count})),
         micro_batches,
@@ -100,7 +100,7 @@ def mixed(share: Workload, mixture: Mixture, micro_batches: int) -> StepPlan:
 
 def test_without_other_degrees_holders_of_the_same_experts_stand_apart(share: Workload) -> None:
     """Megatron-Core's order: neighbours share experts; every eighth rank has the same ones."""
-    plan = mixed(share, Mixture(Shard(expert=8)), 1)
+    plan = mixed(share, ParallelLayout(Shard(expert=8)), 1)
     groups = {each.name: each.groups for each in plan.communicators}
     assert groups["expert"] == (tuple(range(8)), tuple(range(8, 16)))
     assert groups[EXPERT_COPIES] == tuple((rank, rank + 8) for rank in range(8))
@@ -108,7 +108,7 @@ def test_without_other_degrees_holders_of_the_same_experts_stand_apart(share: Wo
 
 def test_both_stages_that_hold_a_part_average_its_experts(share: Workload) -> None:
     """DualPipe keeps each part twice: stage 0 holds parts 0 and 1, stage 1 holds 1 and 0."""
-    plan = mixed(share, Mixture(Shard(expert=EXPERT), 2, "dualpipe"), 8)
+    plan = mixed(share, ParallelLayout(Shard(expert=EXPERT), 2, "dualpipe"), 8)
     groups = {each.name: each.groups for each in plan.communicators}
     for part in range(2):
         holders = groups[f"{EXPERT_COPIES} of part {part}"]
@@ -141,7 +141,7 @@ def test_a_part_is_planned_among_all_that_hold_it(
         return megatron_plan(part, MegatronStrategy(kind="megatron", accumulate=count))
 
     mix_step(
-        Mixture(Shard(expert=EXPERT), 2, schedule),
+        ParallelLayout(Shard(expert=EXPERT), 2, schedule),
         request(share),
         plan,
         8,
@@ -159,7 +159,7 @@ def test_states_of_experts_of_two_stages(share: Workload) -> None:
     options = MegatronStrategy(kind="megatron", use_distributed_optimizer=True, accumulate=8)
     setup = Setup(share, "bf16", "adam", REPLICAS, 1, options, expert_copies=REPLICAS // EXPERT)
     both, one = (
-        stage_memory(setup, megatron_memory, Mixture(Shard(expert=EXPERT), 2, schedule))
+        stage_memory(setup, megatron_memory, ParallelLayout(Shard(expert=EXPERT), 2, schedule))
         for schedule in ("dualpipe", "1f1b")
     )
     whole = sum(use.optimizer_bytes for use in one)
@@ -179,13 +179,14 @@ def test_tokens_go_along_rails_and_within_nodes() -> None:
         experts=settings,
     )
     groups = {
-        each.name: each.groups for each in mixed(share, Mixture(share.shard), 1).communicators
+        each.name: each.groups
+        for each in mixed(share, ParallelLayout(share.shard), 1).communicators
     }
     assert groups["expert_node"] == tuple(tuple(range(at, at + 4)) for at in range(0, 16, 4))
     assert groups["expert_rail"] == tuple(
         (start + place, start + place + 4) for start in (0, 8) for place in range(4)
     )
-    both_ways = mixed(share, Mixture(share.shard, 2, "dualpipe"), 8)
+    both_ways = mixed(share, ParallelLayout(share.shard, 2, "dualpipe"), 8)
     streams = {
         (task.work.communicator.partition(" of ")[0], task.stream)
         for task in both_ways.tasks

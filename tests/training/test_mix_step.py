@@ -1,4 +1,4 @@
-"""A mixture's step: what the data-parallel strategy's settings become in its stages."""
+"""A parallel layout's step: what the data-parallel strategy's settings become in its stages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from perfmodel.scenario.strategies.sharded import MegatronStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.megatron import megatron_plan
-from perfmodel.training.mixture import Mixture, Reduction, mix_step
+from perfmodel.training.parallel_layout import ParallelLayout, Reduction, mix_step
 from perfmodel.training.pipeline.pipeline_plan import TIED
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.training.strategy import StepRequest
@@ -42,7 +42,7 @@ def plan_of(
         weight_gradient_s=np.full(layers, 1e-3),
     )
     return mix_step(
-        Mixture(shard=model.shard, stages=STAGES, schedule=schedule),
+        ParallelLayout(shard=model.shard, stages=STAGES, schedule=schedule),
         StepRequest(model, times, replicas, 1),
         lambda part, count: megatron_plan(
             part, MegatronStrategy(kind="megatron", accumulate=count)

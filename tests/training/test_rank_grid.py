@@ -1,4 +1,4 @@
-"""Groups of ranks against Megatron-Core 0.16.1, and plans laid on the ranks of a mixture."""
+"""Groups of ranks against Megatron-Core 0.16.1, and plans laid on the ranks of a layout."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def as_sets(groups: Any) -> set[frozenset[int]]:
     return {frozenset(group) for group in groups}
 
 
-@pytest.mark.parametrize("case", RECORDED["mixtures"], ids=str)
+@pytest.mark.parametrize("case", RECORDED["parallel layouts"], ids=str)
 def test_groups_are_those_of_megatron(case: dict[str, Any]) -> None:
     grid = grid_of(case)
     assert sorted(grid.tensor_groups) == sorted(map(tuple, case["groups tp"]))

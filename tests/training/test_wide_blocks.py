@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfmodel.training.mixture import Mixture
+from perfmodel.training.parallel_layout import ParallelLayout
 from perfmodel.training.pipeline.stage_workload import part_workloads
 from perfmodel.workload.kernels.float8_layers import float8_layers, name_wide_blocks
 from perfmodel.workload.kernels.float8_recipe import Float8
@@ -16,8 +16,8 @@ def test_stages_have_the_ends_of_the_model() -> None:
     float8 = name_wide_blocks(model, Float8(recipe="current", start_in_bf16=2, end_in_bf16=1))
     assert float8.wide_blocks == {"model.layers.0", "model.layers.1", "model.layers.31"}
     assert len(float8_layers(model, float8)) == 7 * 29
-    mixture = Mixture(stages=4, schedule="1f1b")
-    parts = part_workloads(model, mixture.pipeline_schedule(4), mixture.partition)
+    parallel_layout = ParallelLayout(stages=4, schedule="1f1b")
+    parts = part_workloads(model, parallel_layout.pipeline_schedule(4), parallel_layout.partition)
     narrow = [
         {block_of(part.layers[place].name) for place in float8_layers(part, float8)}
         for part in parts

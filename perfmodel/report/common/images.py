@@ -70,7 +70,7 @@ def pictures(result: Result) -> dict[str, Picture]:
         "breakdown": Picture(draw_breakdown(result), "Where the time of a step goes", scaled),
         "timeline": Picture(draw_timeline(main), "One step", of_main),
     }
-    if main.mixture is not None and main.mixture.stages:
+    if main.parallel_layout is not None and main.parallel_layout.stages:
         drawn["pipeline"] = Picture(draw_pipeline(main), "Stages of one step", of_main)
     machine, caption = draw_topology(result.topology, main), topology_caption(result.topology)
     return drawn | {

@@ -289,7 +289,7 @@ def scaling(result: Result) -> str:
 
 def batch_holder(point: SizeResult) -> str:
     """Say whose the micro-batch is: "per GPU", or of the GPUs that share a model together."""
-    return "per GPU" if point.mixture is None else "per data-parallel rank and micro-batch"
+    return "per GPU" if point.parallel_layout is None else "per data-parallel rank and micro-batch"
 
 
 def efficiency_base(result: Result) -> str:

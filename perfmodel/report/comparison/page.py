@@ -79,7 +79,7 @@ def figures_table(comparison: Comparison) -> Table:
             row("communication", lambda point: quantities.duration(point.comm_s)),
             row("exposed communication", lambda p: quantities.duration(p.exposed_comm_s)),
             *_exposed_rows(points),
-            *_mixture_rows(points),
+            *_layout_rows(points),
             row("sent per GPU", lambda point: quantities.size(point.sent_bytes)),
             ("MFU", *map(_utilisation, sides)),
             ("memory per GPU", *map(_memory, sides)),
@@ -119,9 +119,9 @@ def _exposed_rows(points: Sequence[SizeResult]) -> list[tuple[str, ...]]:
     ]
 
 
-def _mixture_rows(points: Sequence[SizeResult]) -> Iterator[tuple[str, ...]]:
+def _layout_rows(points: Sequence[SizeResult]) -> Iterator[tuple[str, ...]]:
     """Degrees, bubble, and what each dimension sends and leaves exposed, where a model is split."""
-    uses = [point.mixture for point in points]
+    uses = [point.parallel_layout for point in points]
     if not any(uses):
         return
     yield ("split", *("data" if use is None else parallelism.degrees(use) for use in uses))

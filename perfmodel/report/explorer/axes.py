@@ -146,7 +146,9 @@ def _batches(scenario: Scenario, result: Result) -> Iterator[Counted]:
     if "accumulate" in type(strategy).model_fields:
         yield (
             "accumulate",
-            "Gradient accumulation" if result.main.mixture is None else "Micro-batches of a step",
+            "Gradient accumulation"
+            if result.main.parallel_layout is None
+            else "Micro-batches of a step",
             strategy.accumulate,
             lambda count: quantities.counted(count, "micro-batch", "micro-batches"),
             lambda count: {"strategy.accumulate": count},

@@ -28,7 +28,7 @@ from perfmodel.report.explorer.grid import Grid
 from perfmodel.report.explorer.section import explorer_section
 from perfmodel.report.run.events import events_section, explain_device
 from perfmodel.report.run.kineto import write_kineto
-from perfmodel.report.run.parallelism import mixture_section, servers_section
+from perfmodel.report.run.parallelism import layout_section, servers_section
 from perfmodel.report.run.pipeline_figure import PIPELINE_HINT, draw_pipeline
 from perfmodel.report.run.scaling import scaling_section
 from perfmodel.report.run.sizes import communication_table
@@ -123,7 +123,7 @@ def report_html(result: Result, grid: Grid | None = None) -> str:
     """Build the page as one string; with an explorer if there is a grid for it."""
     to_json(result)  # refuses numbers that are not finite before anything is drawn
     main, pipeline = result.main, []
-    if main.mixture is not None and main.mixture.stages:
+    if main.parallel_layout is not None and main.parallel_layout.stages:
         drawn = Figure(draw_pipeline(main), "pipeline", "Passes of the stages of one training step")
         pipeline = [drawn, Paragraph(PIPELINE_HINT, "hint")]
     return render_html(
@@ -135,7 +135,7 @@ def report_html(result: Result, grid: Grid | None = None) -> str:
                 _tiles(result),
                 servers_section(main),
                 events_section(main),
-                mixture_section(main, *pipeline),
+                layout_section(main, *pipeline),
                 scaling_section(result),
                 None if grid is None else explorer_section(result, grid),
                 _breakdown(result),

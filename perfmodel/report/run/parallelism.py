@@ -24,8 +24,8 @@ from perfmodel.report.common.document import (
 )
 from perfmodel.report.common.figures import Drawing, axis_layout, bars, new_figure
 from perfmodel.report.common.palette import LINKS, WORK
-from perfmodel.studies.run.result.model import MixtureSearch, SizeResult
-from perfmodel.studies.run.result.usage import DimensionUse, MixtureUse, ServerUse, Staleness
+from perfmodel.studies.run.result.model import LayoutSearch, SizeResult
+from perfmodel.studies.run.result.usage import DimensionUse, LayoutUse, ServerUse, Staleness
 from perfmodel.units import format_bytes
 
 _TIMES = "\N{NO-BREAK SPACE}\N{MULTIPLICATION SIGN} "
@@ -53,7 +53,7 @@ _WORDS = {
 """What a dimension sends, where its name does not say it."""
 
 
-def degrees(use: MixtureUse) -> str:
+def degrees(use: LayoutUse) -> str:
     """``"tensor 8 x pipeline 16 x data 8"``; experts share ranks of other dimensions."""
     names = ("tensor", "context", "pipeline")
     split = [f"{name} {getattr(use, name)}" for name in names if getattr(use, name) > 1]
@@ -61,7 +61,7 @@ def degrees(use: MixtureUse) -> str:
     return text if use.expert == 1 else f"{text}, experts over {use.expert} of data and context"
 
 
-def bubble(use: MixtureUse) -> str:
+def bubble(use: LayoutUse) -> str:
     """How long stages wait; nothing without a pipeline."""
     if use.bubble is None or use.bubble_in_theory is None:
         return ""
@@ -76,7 +76,7 @@ def bubble(use: MixtureUse) -> str:
 
 def lines(point: SizeResult) -> list[str]:
     """Sentences on the parallel layout of a size; none where each GPU has the whole model."""
-    use = point.mixture
+    use = point.parallel_layout
     if use is None:
         return []
     split = f"Split: {degrees(use)} (order {use.order})."
@@ -92,7 +92,7 @@ def crossing(use: DimensionUse) -> str:
     return f"{where}: {', '.join(names)}" if names else where
 
 
-def dimensions_table(use: MixtureUse) -> Table:
+def dimensions_table(use: LayoutUse) -> Table:
     """What each dimension sends, what of it is exposed, and over which links it goes."""
     return tabulate(
         use.dimensions,
@@ -113,7 +113,7 @@ DIMENSIONS_HINT = (
 )
 
 
-def stages_table(point: SizeResult, use: MixtureUse) -> Table:
+def stages_table(point: SizeResult, use: LayoutUse) -> Table:
     """What each stage of a pipeline does, and what its GPUs hold."""
     held = point.memory.stages_bytes
     return tabulate(
@@ -131,7 +131,7 @@ def stages_table(point: SizeResult, use: MixtureUse) -> Table:
     )
 
 
-def _stage_hints(point: SizeResult, use: MixtureUse) -> list[str]:
+def _stage_hints(point: SizeResult, use: LayoutUse) -> list[str]:
     """Say which stage the step's own parts are those of, and why parts are more than a step."""
     same = [s.stage for s in use.stages if isclose(s.exposed_s, point.exposed_comm_s, rel_tol=1e-6)]
     longest_s = max(each.busy_s + each.exposed_s + each.waits_s for each in use.stages)
@@ -153,17 +153,17 @@ def _stage_hints(point: SizeResult, use: MixtureUse) -> list[str]:
 
 def result_blocks(point: SizeResult) -> list[Block]:
     """The same for the terminal."""
-    if point.mixture is None:
+    if point.parallel_layout is None:
         return []
-    return [*paragraphs(lines(point)), dimensions_table(point.mixture), Paragraph("")]
+    return [*paragraphs(lines(point)), dimensions_table(point.parallel_layout), Paragraph("")]
 
 
-def mixture_section(point: SizeResult, *blocks: Block) -> Section | None:
+def layout_section(point: SizeResult, *blocks: Block) -> Section | None:
     """A section of a page; None where each GPU has the whole model.
 
     `blocks`: what stands after the sentences.
     """
-    use = point.mixture
+    use = point.parallel_layout
     if use is None:
         return None
     tables: list[Block] = [dimensions_table(use), Paragraph(DIMENSIONS_HINT, "hint")]
@@ -182,21 +182,22 @@ _TITLES = {
 }
 
 
-def describe_search(search: MixtureSearch) -> tuple[str, ...]:
+def describe_search(search: LayoutSearch) -> tuple[str, ...]:
     """The answer in words, how many layouts there were, and whether a better one may be left."""
     counts = (
-        f"{search.listed:,} mixtures: {search.impossible:,} impossible, {search.too_big:,} too "
-        f"big, {search.bounded:,} left out by their lower bounds, {search.simulated:,} simulated."
+        f"{search.listed:,} parallel layouts: {search.impossible:,} impossible, "
+        f"{search.too_big:,} too big, {search.bounded:,} left out by their lower bounds, "
+        f"{search.simulated:,} simulated."
     )
     open_end = (
-        "The search ended at strategy.simulate: a mixture that was left out may be up to "
+        "The search ended at strategy.simulate: a parallel layout that was left out may be up to "
         f"{100 * search.unproven:.2g} % quicker."
     )
     proof = open_end if search.unproven > 0 else "None that was left out can be quicker."
     return f"The quickest that fits: {search.winner.text}.", counts, proof
 
 
-def best_table(search: MixtureSearch) -> Table:
+def best_table(search: LayoutSearch) -> Table:
     """The ten best: step, memory, compute, exposed communication by kind, what else waits.
 
     That is the bubble of a pipeline, and the host where kernels are short.
@@ -216,7 +217,7 @@ def best_table(search: MixtureSearch) -> Table:
         for each in search.best
     ]
     titles = (f">{_TITLES.get(kind, kind)}" for kind in kinds)
-    return Table([">step", ">memory", *titles, "mixture"], rows, ruled=False)
+    return Table([">step", ">memory", *titles, "parallel layout"], rows, ruled=False)
 
 
 def paste_section(changes: Mapping[str, Any]) -> str:
@@ -236,7 +237,7 @@ def paste_section(changes: Mapping[str, Any]) -> str:
     return "; ".join(f"{name}: {json.dumps(value)}" for name, value in sections.items())
 
 
-def search_blocks(search: MixtureSearch | None) -> list[Block]:
+def search_blocks(search: LayoutSearch | None) -> list[Block]:
     """All of it; nothing where the scenario left no parallel layout open."""
     if search is None:
         return []

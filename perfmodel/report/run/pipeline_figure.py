@@ -66,8 +66,8 @@ class PipelinePicture:
 
 def pipeline_picture(point: SizeResult) -> PipelinePicture:
     """Arrange the passes of a step; its begin and its end where it is too long for one window."""
-    assert point.mixture is not None
-    stages, timeline = _chosen(point.mixture.stages), point.timeline
+    assert point.parallel_layout is not None
+    stages, timeline = _chosen(point.parallel_layout.stages), point.timeline
     rows = {each.rank_class: row for row, each in enumerate(stages)}
     origin = min(span.start_s for span in timeline.spans if span.kind in (_FORWARD, _BACKWARD))
     end = max(span.end_s for span in timeline.spans if span.rank_class in rows) - origin

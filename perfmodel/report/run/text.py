@@ -102,7 +102,7 @@ def run_markdown(result: Result) -> str:
     searched, limits = search_blocks(result.search), (quantities.hot_spot, quantities.limit)
     blocks = [
         result_header(result),
-        section("The mixture", "", *searched) if searched else None,
+        section("The parallel layout", "", *searched) if searched else None,
         bullets_section("Parameter servers", server_lines(main)),
         bullets_section("What happens around it", events.lines(main)),
         section(
@@ -112,7 +112,7 @@ def run_markdown(result: Result) -> str:
             sizes.sizes_table(result),
             Paragraph(" ".join(explained)),
         ),
-        parallelism.mixture_section(main),
+        parallelism.layout_section(main),
         section(
             "Where the time of a step goes",
             " ".join(filter(None, [say(main) for say in limits])),
@@ -195,7 +195,7 @@ def size_to_json(point: SizeResult) -> dict[str, Any]:
             "gpus nodes global_batch batch_per_gpu step_time_s interval_s first_step_time_s "
             "compute_s comm_s exposed_comm_s breakdown_s samples_per_s scaling_efficiency "
             "scaling_efficiency_interval bottleneck bottleneck_path uncertainties communication "
-            "sent_bytes mfu mixture",
+            "sent_bytes mfu parallel_layout",
         ),
         "memory_bytes": memory.total_bytes if memory.is_stated else None,
         "fits": memory.fits if memory.is_stated else None,

@@ -289,7 +289,7 @@ def step_picture(point: SizeResult) -> StepPicture:
         each.rank_class: f"stage {each.stage}"
         if each.rank_class == f"stage {each.stage}"
         else f"stage {each.stage}, {each.rank_class}"
-        for each in (point.mixture.stages if point.mixture else ())
+        for each in (point.parallel_layout.stages if point.parallel_layout else ())
     }
     drawn = [
         span._replace(rank_class=stages.get(span.rank_class, span.rank_class))

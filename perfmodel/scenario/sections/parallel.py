@@ -19,7 +19,7 @@ from perfmodel.scenario.sections.base import (
 )
 
 DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
-"""Dimensions of a mixture: tensor, context, expert, data, pipeline (names of Megatron-Core)."""
+"""Dimensions of a parallel layout: tensor, context, expert, data, pipeline (as in Megatron)."""
 DEFAULT_ORDER = "tp-cp-ep-dp-pp"
 """Megatron-Core's default: ranks of a tensor group are neighbours, those of a pipeline farthest."""
 

@@ -72,7 +72,7 @@ class PriorityStrategy(StrategyModel):
 
 
 MOST_LISTED = 32
-"""Values of a searched field: mixtures multiply."""
+"""Values of a searched field: parallel layouts multiply."""
 
 Degrees = Annotated[tuple[Count, ...], Field(min_length=1, max_length=MOST_LISTED)]
 Schedule = Literal[
@@ -118,10 +118,10 @@ ALONE = ListOrItem()
 
 
 class AutoStrategy(StrategyModel):
-    """The quickest mixture that fits, of those that its lists make.
+    """The quickest parallel layout that fits, of those that its lists make.
 
     What is not listed stays as the scenario has it: ``parallel.order``, ``compute.precision``.
-    ``training.global_batch`` is shared out to the micro-batches of each mixture.
+    ``training.global_batch`` is shared out to the micro-batches of each parallel layout.
     """
 
     kind: Literal["auto"]
@@ -186,7 +186,7 @@ class AutoStrategy(StrategyModel):
     )
     simulate: Annotated[Count, Field(le=10_000)] = Field(
         default=32,
-        description="mixtures simulated at most; how much quicker any other can be is said",
+        description="parallel layouts simulated at most; how much quicker any other can be is said",
     )
 
 

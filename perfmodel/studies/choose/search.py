@@ -34,7 +34,7 @@ from perfmodel.studies.choose.layouts import (
     step_causes,
 )
 from perfmodel.studies.choose.step_bound import StepBounds
-from perfmodel.studies.run.result.model import MixtureSearch, SimulatedMixture
+from perfmodel.studies.run.result.model import LayoutSearch, SimulatedLayout
 from perfmodel.studies.run.result.usage import Memory
 from perfmodel.studies.run.steps.sized_job import SizedJob, locate_errors, simulate_reported
 from perfmodel.studies.sweep.executor import ALONE, Workers, map_unordered
@@ -110,7 +110,7 @@ def choose_layout(
     exhaustive: bool = False,
     progress: Progress | None = None,
     workers: Workers | None = None,
-) -> MixtureSearch:
+) -> LayoutSearch:
     """Find the quickest layout that fits.
 
     Parameters
@@ -175,7 +175,7 @@ class _Search:
     question: bytes
     impossible: int
     too_big: int = 0
-    simulated: list[tuple[float, int, SimulatedMixture]] = field(default_factory=list)
+    simulated: list[tuple[float, int, SimulatedLayout]] = field(default_factory=list)
     least: tuple[float, int] = (math.inf, 0)
     refused: InputError | None = None
     checks: dict[int, _Queued | InputError] = field(default_factory=dict)
@@ -273,7 +273,7 @@ class _Search:
             if whole and least_bytes > sized.job.gpu.memory_bytes:
                 return replace(head, needed_bytes=math.inf)
             if candidate.pipeline > 1:
-                sized.job.mixture.pipeline_schedule(candidate.micro_batches)
+                sized.job.parallel_layout.pipeline_schedule(candidate.micro_batches)
             memory = sized.memory()
             if not memory.fits or memory.tight:
                 return replace(head, needed_bytes=memory.total_bytes + memory.reserve_bytes)
@@ -325,7 +325,7 @@ class _Search:
         with locate_errors(sized):
             ready = self.ready.get(candidate)
             step_s, parts_s = _simulate(sized) if ready is None else result_of(ready)
-        simulated = SimulatedMixture(
+        simulated = SimulatedLayout(
             text=self._describe(candidate),
             changes=self.jobs.changes(candidate),
             step_time_s=step_s,
@@ -341,11 +341,11 @@ class _Search:
             self.jobs.section, self.jobs.base.size.gpus // candidate.gpus_per_replica
         )
 
-    def result(self, listed: int, queue: list[_Queued]) -> MixtureSearch:
+    def result(self, listed: int, queue: list[_Queued]) -> LayoutSearch:
         """Return what the search came to."""
         ranked = [layout for _, _, layout in sorted(self.simulated, key=lambda each: each[:2])]
         lowest_s = min((each.bound_s for each in queue), default=math.inf)
-        return MixtureSearch(
+        return LayoutSearch(
             best=tuple(ranked[:MOST_LISTED]),
             listed=listed,
             impossible=self.impossible,

@@ -241,7 +241,7 @@ def _segments(sized: SizedJob) -> list[tuple[int, int]]:
 
 def _groups_of_calls(sized: SizedJob) -> Groups:
     """Return the groups of layers' calls by dimension, those of experts last."""
-    grid = sized.job.mixture.grid(sized.size.gpus)
+    grid = sized.job.parallel_layout.grid(sized.size.gpus)
     listed = {
         "tensor": grid.tensor_groups,
         "context": grid.context_groups,

@@ -64,7 +64,7 @@ def run_scenario(
     with_first : bool
         Whether very first steps are simulated, too; their times are nan otherwise.
     workers : Workers, optional
-        Who simulates the mixtures of strategy ``auto``; default: this process.
+        Who simulates the parallel layouts of strategy ``auto``; default: this process.
     strategy : callable, optional
         A function of a `StepRequest` that returns a `StepPlan`, in place of the scenario's
         strategy.
@@ -74,7 +74,7 @@ def run_scenario(
     steps : int, optional
         Steps that are counted beside processes; default: 20.
 
-    With strategy ``auto`` the quickest mixture that fits is looked for first
+    With strategy ``auto`` the quickest parallel layout that fits is looked for first
     (`perfmodel.studies.choose`), and the result is that of it.
 
     Raises

@@ -278,12 +278,12 @@ def _add(intervals: dict[Quantity, Ends], quantity: Quantity, ends: Ends | None)
 def strategy_of(stated: StatedStep) -> str:
     """Name a strategy as reports group it: one GPU alone has none, HSDP and stages are apart.
 
-    Mixtures have the names of what they split, and of their schedule.
+    Parallel layouts have the names of what they split, and of their schedule.
     """
     if stated.size.gpus == 1:
         return "one GPU"
     if not stated.scenario.parallel.is_plain:
-        return mixture_name(stated.scenario.parallel)
+        return layout_name(stated.scenario.parallel)
     section = stated.scenario.strategy
     names = {"fsdp": f"fsdp{getattr(section, 'version', '')}"}
     name = names.get(section.kind, section.kind)
@@ -292,15 +292,15 @@ def strategy_of(stated: StatedStep) -> str:
     return "hsdp" if name.startswith("fsdp") and getattr(section, "shard_gpus", None) else name
 
 
-def mixture_name(section: ParallelSection) -> str:
-    """Name what a mixture splits: "tp pp interleaved"."""
+def layout_name(section: ParallelSection) -> str:
+    """Name what a parallel layout splits: "tp pp interleaved"."""
     names = [name for name, degree in _degrees(section) if degree > 1]
     schedule = [section.pipeline.schedule] if section.pipeline.stages > 1 else []
     return " ".join([*names, *schedule])
 
 
 def degrees_of(section: ParallelSection) -> str:
-    """Degrees of a mixture in words: "tp 8, pp 16"; empty: the model is not split."""
+    """Degrees of a parallel layout in words: "tp 8, pp 16"; empty: the model is not split."""
     return ", ".join(f"{name} {degree}" for name, degree in _degrees(section) if degree > 1)
 
 

@@ -13,7 +13,7 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.files import read_yaml, validate_document
 from perfmodel.files.read import parse_yaml
 from perfmodel.scenario import ClusterSize, Scenario
-from perfmodel.studies.run.resolve.training_job import expert_ranks_per_node, mixture_of
+from perfmodel.studies.run.resolve.training_job import expert_ranks_per_node, layout_of
 from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.templates.spec import NodeSpec
 from perfmodel.units import parse_power
@@ -133,7 +133,7 @@ def read_step(cells: Mapping[str, str]) -> StatedStep:
     """
     scenario = _scenario(cells)
     whole = _workload(cells)
-    shard = mixture_of(scenario).shard
+    shard = layout_of(scenario).shard
     share = whole if shard.is_whole else _workload(cells, shard, _ranks_per_node(cells, scenario))
     return StatedStep(cells, scenario, whole, share, _node(cells))
 
@@ -191,7 +191,7 @@ def _scenario(cells: Mapping[str, str]) -> Scenario:
         compute["recompute"] = parse_yaml(cells["recompute"])
     model: dict[str, Any] = {"name": STAND_IN, "dtype": cells["dtype"]}
     shared: Any = parse_yaml(cells["experts"]) if cells["experts"] else {}
-    if "tensor" in shared:  # which ranks share an expert is the mixture's, too
+    if "tensor" in shared:  # which ranks share an expert is the parallel layout's, too
         model["experts"] = {"tensor": shared["tensor"]}
     document = {
         "perfmodel": 1,

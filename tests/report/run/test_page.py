@@ -227,7 +227,7 @@ def test_ranks_that_differ_have_a_trace_each(tmp_path: Path) -> None:
     write_report(result, tmp_path)
     stages = len(result.timeline.first_rank)
     assert stages > 1
-    use, step_s = result.main.mixture, result.main.step_time_s
+    use, step_s = result.main.parallel_layout, result.main.step_time_s
     assert use is not None
     longer = any(e.busy_s + e.exposed_s + e.waits_s > 1.005 * step_s for e in use.stages)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ import pytest
 
 from perfmodel.report.run.timeline import step_picture
 from perfmodel.studies.run.result.model import Result, SizeResult
-from perfmodel.studies.run.result.usage import MixtureUse, StageUse
+from perfmodel.studies.run.result.usage import LayoutUse, StageUse
 from perfmodel.timeline import Span, Timeline
 
 
@@ -161,7 +161,7 @@ def test_streams_of_the_same_kind_go_by_their_names(result: Result) -> None:
 def test_slow_ranks_of_a_stage_are_named_after_it(result: Result) -> None:
     spans = [span("forward", 0, 1.0, rank_class=own) for own in ("stage 0", "stage 1", "n7")]
     uses = (StageUse(0, "stage 0", 1, 0, 0), StageUse(1, "n7", 1, 0, 0))
-    mixture = MixtureUse(
+    parallel_layout = LayoutUse(
         tensor=1,
         context=1,
         expert=1,
@@ -175,7 +175,7 @@ def test_slow_ranks_of_a_stage_are_named_after_it(result: Result) -> None:
         stages=uses,
         dimensions=(),
     )
-    point = replace(with_spans(result.main, spans), mixture=mixture)
+    point = replace(with_spans(result.main, spans), parallel_layout=parallel_layout)
     assert {row.title for row in step_picture(point).rows} == {
         "stage 0: compute",
         "stage 1: compute",

@@ -1,4 +1,4 @@
-"""The quickest mixture that fits: equal to what simulating everything finds."""
+"""The quickest parallel layout that fits: equal to what simulating everything finds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perfmodel.studies.sweep.executor import Workers
 from perfmodel.studies.tune.run import tune_scenario
 from perfmodel.studies.tune.settings_search import tune_settings
 
-SMALL = """# Which mixture?
+SMALL = """# Which parallel layout?
 perfmodel: 1
 model: {name: bert-base, dtype: bf16, sequence_length: 128}
 compute: {precision: bf16, optimizer: adamw}
@@ -199,7 +199,7 @@ ONE_OF_TWO = {
 
 
 @pytest.mark.slow
-def test_what_ifs_of_a_comparison_are_of_the_chosen_mixture(small, monkeypatch):
+def test_what_ifs_of_a_comparison_are_of_the_chosen_layout(small, monkeypatch):
     searched = []
     choose = search_module.choose_layout
     monkeypatch.setattr(
@@ -217,7 +217,7 @@ def test_what_ifs_of_a_comparison_are_of_the_chosen_mixture(small, monkeypatch):
 
 @pytest.mark.slow
 def test_sweeps_and_plans_search_for_each(small):
-    """Each variant, and each candidate of a plan, is answered by its own quickest mixture."""
+    """Each variant, and each candidate of a plan, is answered by its own quickest layout."""
     base = change_scenario(small, ONE_OF_TWO)
     swept = {"sweep": {"grid": {"training.global_batch": [256, 512]}}}
     answers = run_sweep(variants(change_scenario(base, swept)), jobs=1).answers
@@ -275,19 +275,22 @@ def test_sizes_that_sharding_states_are_tried_as_written(small):
     sharding = [{"kind": "ddp", "bucket_cap": "50 MiB"}, {"kind": "ddp", "bucket_cap": "400 MB"}]
     changes = {"strategy.sharding": sharding, "strategy.tensor": 1, "strategy.pipeline": 1}
     found = choose_layout(change_scenario(small, changes), exhaustive=True)
-    caps = [change_scenario(small, mixture.changes).strategy.bucket_cap for mixture in found.best]
+    caps = [
+        change_scenario(small, parallel_layout.changes).strategy.bucket_cap
+        for parallel_layout in found.best
+    ]
     assert set(caps) == {50 * 2**20, 400e6}
 
 
 @pytest.mark.slow
-def test_tensor_options_are_those_of_mixtures_with_tensor_parallelism(small):
-    """They are taken back where a mixture has none, and refused without a search."""
+def test_tensor_options_are_those_of_layouts_with_tensor_parallelism(small):
+    """They are taken back where a parallel layout has none, and refused without a search."""
     overlapped = change_scenario(small, {"parallel.overlap": "asynchronous"})
     found = choose_layout(overlapped, exhaustive=True)
     stated = {
         (scenario.parallel.tensor, scenario.parallel.overlap)
-        for mixture in found.best
-        for scenario in [change_scenario(overlapped, mixture.changes)]
+        for parallel_layout in found.best
+        for scenario in [change_scenario(overlapped, parallel_layout.changes)]
     }
     assert stated == {(1, None), (2, "asynchronous")}
     with pytest.raises(InputError, match=r"parallel\.overlap: found 'asynchronous'; allowed: noth"):
@@ -342,9 +345,9 @@ def test_settings_of_shared_experts_are_those_of_mixtures_that_share_them(small,
         (each.changes.get("parallel.tensor", 1), each.changes.get("parallel.expert", 1))
         for each in every.best
     } == {(tensor, expert) for tensor in (1, 2, 4) for expert in (1, 4, 8)}
-    for mixture in every.best[:2]:
-        step_s = run_scenario(change_scenario(stated, mixture.changes)).main.step_time_s
-        assert step_s == pytest.approx(mixture.step_time_s)
+    for parallel_layout in every.best[:2]:
+        step_s = run_scenario(change_scenario(stated, parallel_layout.changes)).main.step_time_s
+        assert step_s == pytest.approx(parallel_layout.step_time_s)
 
 
 def test_parts_of_experts_are_those_of_mixtures_with_such_tensor_groups(small):

@@ -30,7 +30,7 @@ from perfmodel.studies.run.steps import sized_job
 from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.sized_job import SizedJob, simulate_reported, size_job
 from perfmodel.studies.tune.evaluator import make_evaluator
-from perfmodel.training import mixture
+from perfmodel.training import parallel_layout
 from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.plan.step_plan import Collective, StepPlan, Task
 from perfmodel.workload.readers.parameter_file import make_workload
@@ -106,7 +106,7 @@ SMALLER: Mapping[str, Mapping[str, Any]] = {
         },
     },
 }
-"""Sizes at which scenarios of hundreds of GPUs take a second; and a mixture instead of a search."""
+"""Sizes at which scenarios of hundreds of GPUs take a second; and a layout instead of a search."""
 
 WHOLE = ("bucket-size-slow-ethernet", "plan-llama3-70b", "straggler", "local-sgd-1g")
 """Scenarios of which intervals and limits are simulated, too."""
@@ -189,18 +189,20 @@ def renamed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Renaming]:
     def begin() -> Renaming:
         renaming = Renaming(31)
         expand, spread, parts_of = (
-            mixture.expand_ranks,
-            mixture.spread_replica,
-            mixture.plan_parts,
+            parallel_layout.expand_ranks,
+            parallel_layout.spread_replica,
+            parallel_layout.plan_parts,
         )
         monkeypatch.setattr(
-            mixture, "expand_ranks", lambda plan, grid: expand(renaming.part(plan), grid)
+            parallel_layout, "expand_ranks", lambda plan, grid: expand(renaming.part(plan), grid)
         )
         monkeypatch.setattr(
-            mixture, "spread_replica", lambda plan, *rest: spread(renaming.part(plan), *rest)
+            parallel_layout,
+            "spread_replica",
+            lambda plan, *rest: spread(renaming.part(plan), *rest),
         )
         monkeypatch.setattr(
-            mixture,
+            parallel_layout,
             "plan_parts",
             lambda *given: [
                 replace(each, plan=renaming.part(each.plan)) for each in parts_of(*given)
@@ -256,14 +258,14 @@ def leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
 def pictures(sized: SizedJob, point: SizeResult) -> Iterator[Any]:
     """What a report draws of a step."""
     yield [(row.role, row.bars) for row in step_picture(point).rows]
-    if point.mixture is not None and point.mixture.stages:
+    if point.parallel_layout is not None and point.parallel_layout.stages:
         picture = pipeline_picture(point)
         yield [(each.row, each.kind, each.start_s, each.end_s) for each in picture.blocks]
     trace = to_kineto(point.timeline, world_size=sized.size.gpus, backend="nccl", gpu="")
     yield [(event.get("ts"), event.get("dur")) for event in trace["traceEvents"]]
     yield sorted(point.breakdown_s.items())
-    if point.mixture is not None:
-        yield [each.dimension for each in point.mixture.dimensions]
+    if point.parallel_layout is not None:
+        yield [each.dimension for each in point.parallel_layout.dimensions]
 
 
 def answers(name: str) -> dict[str, Any]:
@@ -271,7 +273,7 @@ def answers(name: str) -> dict[str, Any]:
     point = simulate(sized, name in WHOLE)
     found = dict(leaves(point)) | dict(leaves(list(pictures(sized, point)), "picture"))
     found["bottleneck"] = point.bottleneck
-    if not sized.job.mixture.is_plain:
+    if not sized.job.parallel_layout.is_plain:
         found |= dict(leaves(step_causes(simulate_reported(sized)), "causes"))
     return found
 

@@ -82,7 +82,7 @@ def test_both_legs_are_one_dimension(tmp_path: Path) -> None:
     path = tmp_path / "experts.yaml"
     text = TEXT.format(experts="dispatcher: deduplicated", expert=16)
     path.write_text(text, encoding="utf-8")
-    parallelism = run_scenario(load_scenario(str(path))).main.mixture
+    parallelism = run_scenario(load_scenario(str(path))).main.parallel_layout
     assert parallelism is not None
     (experts,) = [use for use in parallelism.dimensions if use.dimension == "expert"]
     assert experts.ranks == 16

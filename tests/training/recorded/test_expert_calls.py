@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.fsdp.step_plan import fsdp_plan
-from perfmodel.training.mixture import Mixture, Reduction, mix_step
+from perfmodel.training.parallel_layout import ParallelLayout, Reduction, mix_step
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE
 from perfmodel.workload.shard import Shard
@@ -41,7 +41,7 @@ def plan_of(name: str) -> StepPlan:
     degree, experts, options = OPTIONS[name]
     asked = request(RANKS, expert_share(experts // degree), expert_copies=RANKS // degree)
     plan = mix_step(
-        Mixture(Shard(expert=degree, library="torch")),
+        ParallelLayout(Shard(expert=degree, library="torch")),
         asked,
         lambda part, count: fsdp_plan(part, options.model_copy(update={"accumulate": count})),
         options.accumulate,

@@ -47,7 +47,7 @@ def made(shape: ExpertShape, shard: Shard, how: ExpertSettings | None = None) ->
     )
 
 
-def mixture(tensor: int, expert: int, context: int = 1, library: str = "megatron") -> Shard:
+def parallel_layout(tensor: int, expert: int, context: int = 1, library: str = "megatron") -> Shard:
     return Shard(
         tensor=tensor,
         sequence_parallel=tensor > 1,
@@ -67,7 +67,7 @@ def test_all_to_all_sends_what_published_formulas_say(
 ) -> None:
     """Four all-to-alls a layer, each of s / (t c) x k x h (E - 1) / E elements."""
     how = ExpertSettings(tensor=1 if whole_experts else tensor)
-    workload = made(SMALL, mixture(tensor, expert, context), how)
+    workload = made(SMALL, parallel_layout(tensor, expert, context), how)
     calls = [call for layer in workload.layers for call in layer.calls if call.group == "expert"]
     tokens = [call for call in calls if call.op == "all_to_all" and call.dtype is None]
     assert len(tokens) == (4 if expert > 1 else 0)
@@ -86,7 +86,7 @@ def test_ranks_hold_the_model_once(
 ) -> None:
     """Experts / expert (/ tensor) of each layer, maps / tensor, norms and routers whole."""
     etp = 1 if whole_experts else tensor
-    part = made(shape, mixture(tensor, expert), ExpertSettings(tensor=etp))
+    part = made(shape, parallel_layout(tensor, expert), ExpertSettings(tensor=etp))
     whole = {tensor_.name: tensor_ for tensor_ in made(shape, Shard()).tensors}
     assert [tensor_.name for tensor_ in part.tensors] == list(whole)
     narrow = ("norm", "mlp.gate.weight", "_a_proj", "router")
@@ -105,13 +105,13 @@ def test_operations_of_all_ranks_are_those_of_the_model(
     shape: ExpertShape, tensor: int, expert: int
 ) -> None:
     """But for narrow maps that each rank of a group without sequence parallelism would repeat."""
-    part = made(shape, mixture(tensor, expert), ExpertSettings(tensor=1))
+    part = made(shape, parallel_layout(tensor, expert), ExpertSettings(tensor=1))
     whole = made(shape, Shard())
     assert part.training_flops * tensor == pytest.approx(whole.training_flops, rel=1e-12)
 
 
 def test_degrees_of_one_are_the_plain_model() -> None:
-    assert made(SMALL, mixture(1, 1)) == made(SMALL, Shard())
+    assert made(SMALL, parallel_layout(1, 1)) == made(SMALL, Shard())
     assert not any(layer.calls for layer in made(LATENT, Shard()).layers)
 
 

@@ -19,7 +19,7 @@ from perfmodel.topology.model import Drives, Gpu, Sockets
 from perfmodel.training.ddp.buckets import Iteration
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.memory_use import narrow_inputs, with_micro_batches
-from perfmodel.training.mixture import Reduction, mix_step
+from perfmodel.training.parallel_layout import Reduction, mix_step
 from perfmodel.training.pipeline.stage_workload import part_layers
 from perfmodel.training.plan.amax_reductions import add_amax_reductions
 from perfmodel.training.plan.loop_plan import LoopPlan
@@ -176,7 +176,7 @@ def plan_step(
         copies_measured=layer_times_.copies_measured,
     )
     slowest = _offloaded(job, slowest, batch, memory)
-    grid = job.mixture.grid(ranks)
+    grid = job.parallel_layout.grid(ranks)
     request = StepRequest(
         workload=job.workload,
         times=slowest,
@@ -214,7 +214,7 @@ def plan_step(
 
     with relocated_errors(job.scenario, "strategy"):
         return mix_step(
-            job.mixture,
+            job.parallel_layout,
             request,
             plan_plain,
             options.accumulate,
@@ -298,10 +298,10 @@ def _unscaled_times(job: TrainingJob, batch: int) -> LayerTimes:
 
     So many blocks of each part of a pipeline are recomputed.
     """
-    compute, mixture, parts = job.scenario.compute, job.mixture, None
-    if job.recompute.blocks is not None and mixture.stages > 1:
-        schedule = mixture.pipeline_schedule(job.options.accumulate)
-        parts = part_layers(job.workload, schedule, mixture.partition)
+    compute, parallel_layout, parts = job.scenario.compute, job.parallel_layout, None
+    if job.recompute.blocks is not None and parallel_layout.stages > 1:
+        schedule = parallel_layout.pipeline_schedule(job.options.accumulate)
+        parts = part_layers(job.workload, schedule, parallel_layout.partition)
     shared = {"precision", "optimizer", "optimizer_kernels", "master_weights"}
     settings: dict[str, Any] = {"batch": batch, **compute.model_dump(include=shared)}
     if compute.source == "file":

@@ -19,7 +19,7 @@ from perfmodel.training.memory_use import (
     add_waiting,
     reserve_bytes,
 )
-from perfmodel.training.mixture import stage_memory
+from perfmodel.training.parallel_layout import stage_memory
 from perfmodel.workload.kernels.float8_recipe import float8_casts
 from perfmodel.workload.readers.layer_times import read_measured_activations
 
@@ -41,7 +41,7 @@ def estimate_memory(
     Not stated where the strategy does not say what it keeps.
     `host`: whose memory and drives hold what `ranks_per_host` GPUs offload.
     """
-    compute, options, grid = job.scenario.compute, job.options, job.mixture.grid(ranks)
+    compute, options, grid = job.scenario.compute, job.options, job.parallel_layout.grid(ranks)
     memory_of = job.strategy.memory
     capacity_bytes = min([job.gpu.memory_bytes, *(load_gpu(name).memory_bytes for name in others)])
     if memory_of is None:
@@ -80,11 +80,11 @@ def estimate_memory(
         return add_waiting(setup, add_temporaries(setup, use))
 
     def most_bytes(kept_share: float) -> float:
-        stages = stage_memory(replace(setup, kept_share=kept_share), rule, job.mixture)
+        stages = stage_memory(replace(setup, kept_share=kept_share), rule, job.parallel_layout)
         return max(use.total_bytes for use in stages)
 
     with relocated_errors(job.scenario, "compute"):
-        stages = stage_memory(setup, rule, job.mixture)
+        stages = stage_memory(setup, rule, job.parallel_layout)
     use = max(stages, key=lambda use: use.total_bytes)
     low, high = (
         use.total_bytes if share == setup.kept_share else most_bytes(share)

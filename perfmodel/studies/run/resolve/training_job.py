@@ -18,7 +18,7 @@ from perfmodel.training.ddp.buckets import Bucket
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.device_replica import layer_devices
 from perfmodel.training.memory_use import StepOptions
-from perfmodel.training.mixture import Mixture
+from perfmodel.training.parallel_layout import ParallelLayout
 from perfmodel.training.pipeline.stage_workload import PartitionOptions, part_layers
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import Strategy
@@ -39,10 +39,10 @@ ONE_PROCESS_ORDER = ("pp", "tp", "cp", "ep", "dp")
 """GPUs of one process are neighbours."""
 
 
-def mixture_of(scenario: Scenario) -> Mixture:
+def layout_of(scenario: Scenario) -> ParallelLayout:
     """How a scenario splits its model."""
     section, pipeline = scenario.parallel, scenario.parallel.pipeline
-    return Mixture(
+    return ParallelLayout(
         shard=Shard(
             tensor=section.tensor,
             sequence_parallel=section.sequence_parallel,
@@ -112,13 +112,16 @@ _BETWEEN_RANKS = frozenset({"imbalance", "dispatcher", "dispatch_dtype", "tensor
 
 def expert_ranks_per_node(scenario: Scenario, size: ClusterSize) -> int | None:
     """Ranks of an expert group that share a node, where the group spans several."""
-    parallel, mixture = scenario.parallel, mixture_of(scenario)
+    parallel, parallel_layout = scenario.parallel, layout_of(scenario)
     # each share of an expert has its group
-    ranks = size.gpus // parallel.pipeline.stages // mixture.expert_tensor
-    is_refused = mixture.expert_tensor not in {1, parallel.tensor}  # where the model is read
+    ranks = size.gpus // parallel.pipeline.stages // parallel_layout.expert_tensor
+    is_refused = parallel_layout.expert_tensor not in {
+        1,
+        parallel.tensor,
+    }  # where the model is read
     if is_refused or parallel.expert == 1 or not ranks or ranks % parallel.expert:
         return None
-    shared = mixture.grid(size.gpus).expert_ranks_per_host(size.gpus_per_node)
+    shared = parallel_layout.grid(size.gpus).expert_ranks_per_host(size.gpus_per_node)
     return shared if shared < parallel.expert and parallel.expert % shared == 0 else None
 
 
@@ -128,7 +131,7 @@ def resolve_share(scenario: Scenario, whole: Workload, size: ClusterSize) -> Wor
     `size`: of the cluster, the largest.
     Raises `InputError`: degrees that do not divide it; names file, line and field.
     """
-    shard, section = mixture_of(scenario).shard, scenario.model
+    shard, section = layout_of(scenario).shard, scenario.model
     if shard.is_whole:
         return whole
     return _load(
@@ -220,13 +223,13 @@ class TrainingJob:
 
     @property
     def model(self) -> Workload:
-        """The whole model; `workload` is what one rank of a mixture holds of it."""
+        """The whole model; `workload` is what one rank of a parallel layout holds of it."""
         return self.whole or self.workload
 
     @property
-    def mixture(self) -> Mixture:
+    def parallel_layout(self) -> ParallelLayout:
         """How the model is split."""
-        return mixture_of(self.scenario)
+        return layout_of(self.scenario)
 
     @property
     def strategy(self) -> Strategy:
@@ -243,8 +246,8 @@ class TrainingJob:
             if not self.scenario.parallel.pipeline.one_process:
                 return options
             assert isinstance(options, DdpOptions)  # by a rule of scenarios
-            schedule = self.mixture.pipeline_schedule(options.accumulate)
-            parts = part_layers(self.workload, schedule, self.mixture.partition)
+            schedule = self.parallel_layout.pipeline_schedule(options.accumulate)
+            parts = part_layers(self.workload, schedule, self.parallel_layout.partition)
             return options.model_copy(update={"layer_devices": layer_devices(parts)})
 
     @property

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from perfmodel.studies.run.result.usage import (
     CommunicationUse,
     HotSpot,
+    LayoutUse,
     LinkEnds,
     LinkUse,
     Memory,
-    MixtureUse,
     ServerUse,
 )
 from perfmodel.timeline import Timeline
@@ -132,7 +132,7 @@ class SizeResult:
     `mfu`: model FLOPs utilisation: matrix products of forward and backward (recomputation not
         counted, masked scores of attention counted) over what the GPUs could do at their dense
         peak; None where either is not known.
-    `mixture`: how the model is split, and what that costs; None where each GPU has all of it.
+    `parallel_layout`: how the model is split, and its cost; None where each GPU has all of it.
     """
 
     gpus: int
@@ -163,7 +163,7 @@ class SizeResult:
     server_use: ServerUse | None = None
     communication: tuple[CommunicationUse, ...] = ()
     mfu: float | None = None
-    mixture: MixtureUse | None = None
+    parallel_layout: LayoutUse | None = None
     bottleneck_path: str = ""
     limit: Limit = "communication"
     limiting_links: tuple[LinkEnds, ...] = ()
@@ -222,7 +222,7 @@ class Result:
         How many times as long as a usual GPU the slowest of the last point's computes, which a
         step waits for.
     search : MixtureSearch, optional
-        How the mixture was found, where the scenario left it open.
+        How the parallel layout was found, where the scenario left it open.
     """
 
     scenario: str
@@ -240,7 +240,7 @@ class Result:
     provenance: Mapping[str, str]
     routing_cost: float = 1.0
     slowest_gpu: float = 1.0
-    search: MixtureSearch | None = None
+    search: LayoutSearch | None = None
 
     @property
     def main(self) -> SizeResult:
@@ -273,15 +273,15 @@ class Result:
         return self.summary._repr_html_()  # type: ignore[operator,no-any-return]
 
 
-# ---------------------------------------------------------------- search of mixtures
+# ---------------------------------------------------------------- search of parallel layouts
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedMixture:
-    """A mixture that was simulated on the way to the quickest one that fits.
+class SimulatedLayout:
+    """A parallel layout that was simulated on the way to the quickest one that fits.
 
     `text`: what it is, in words.
-    `changes`: fields of the scenario that make it this mixture, as written in a file.
+    `changes`: fields of the scenario that make it this parallel layout, as written in a file.
     `bound_s`: below which its step could not be; seconds.
     `memory_bytes`: of the fullest GPU.
     `parts_s`: of the step: compute, exposed communication by kind, bubble; seconds.
@@ -296,18 +296,18 @@ class SimulatedMixture:
 
 
 @dataclass(frozen=True, slots=True)
-class MixtureSearch:
-    """How the quickest mixture that fits was found.
+class LayoutSearch:
+    """How the quickest parallel layout that fits was found.
 
     `best`: by growing step time; the first one is the answer.
     `listed`: combinations of what the scenario lists; the other counts add up to it.
     `impossible`: degrees do not divide GPUs, batch or model, or a schedule does not allow them.
     `too_big`: did not fit where that was looked at.
     `bounded`: cannot be quicker, or were not looked at once `simulate` of them were simulated.
-    `unproven`: how much quicker than the best, at most, any mixture is that was left out; 0: none.
+    `unproven`: how much quicker than the best, at most, any layout is that was left out; 0: none.
     """
 
-    best: tuple[SimulatedMixture, ...]
+    best: tuple[SimulatedLayout, ...]
     listed: int
     impossible: int
     too_big: int
@@ -316,7 +316,7 @@ class MixtureSearch:
     unproven: float = 0.0
 
     @property
-    def winner(self) -> SimulatedMixture:
+    def winner(self) -> SimulatedLayout:
         """The quickest one."""
         return self.best[0]
 

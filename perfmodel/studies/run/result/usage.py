@@ -171,7 +171,7 @@ class LinkUses(Sequence[LinkUse]):
         return hash(tuple(self))
 
 
-# ---------------------------------------------------------------- mixtures of parallelisms
+# ---------------------------------------------------------------- parallel layouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ class CommunicationUse:
 
 @dataclass(frozen=True, slots=True)
 class DimensionUse:
-    """Communication of one dimension of a mixture in a step.
+    """Communication of one dimension of a parallel layout in a step.
 
     `dimension`: "tensor", "context", "expert", "pipeline" (messages of stages), "data" (gradients,
         and parameters that are sharded), or "all ranks" (the norm of all gradients).
@@ -234,7 +234,7 @@ class StageUse:
 
 
 @dataclass(frozen=True, slots=True)
-class MixtureUse:
+class LayoutUse:
     """How a model is split over GPUs, and what that costs.
 
     `tensor`, `context`, `expert`, `pipeline`, `data`: degrees; `data` is what the others leave of

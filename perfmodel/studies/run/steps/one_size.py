@@ -30,7 +30,7 @@ from perfmodel.studies.run.result.model import (
 )
 from perfmodel.studies.run.result.usage import HotSpot, LinkUses, Memory
 from perfmodel.studies.run.steps.bottleneck import name_bottleneck
-from perfmodel.studies.run.steps.mixture_use import mixture_use
+from perfmodel.studies.run.steps.layout_use import layout_use
 from perfmodel.studies.run.steps.output_analysis import SETTLED_STEPS, WARM_UP, mean_interval_s
 from perfmodel.studies.run.steps.reliefs import simulate_reliefs
 from perfmodel.studies.run.steps.simulate_step import ReportedRun, simulate_steps, timer_of
@@ -119,7 +119,7 @@ def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> S
             plan, run, reported.counted_steps, busiest_class(spans, plan.stream_kinds)
         ),
         mfu=mfu_of(sized, plan.samples / step_s),
-        mixture=mixture_use(sized, reported, spans),
+        parallel_layout=layout_use(sized, reported, spans),
         mode=f"{sized.fidelity}, {reported.mode}{means}",
         notes=tuple(str(note) for note in run.notes),
     )

@@ -210,10 +210,12 @@ class SizedJob:
     @property
     def _replicas(self) -> Ranks:
         """Ranks that average the gradients of one share of the model."""
-        own, mixture = self.allocation.own, self.job.mixture
-        if mixture.is_plain:
+        own, parallel_layout = self.allocation.own, self.job.parallel_layout
+        if parallel_layout.is_plain:
             return own
-        return tuple(own[rank] for rank in mixture.grid(self.size.gpus).numbers[0, :, 0].tolist())
+        return tuple(
+            own[rank] for rank in parallel_layout.grid(self.size.gpus).numbers[0, :, 0].tolist()
+        )
 
     @property
     def settled(self) -> int:

@@ -236,7 +236,7 @@ def test_every_table_weighs_the_same_and_open_rows_are_apart():
 
 
 @pytest.mark.slow
-def test_a_row_of_a_split_model_becomes_its_mixture():
+def test_a_row_of_a_split_model_becomes_its_layout():
     stated = read_step(
         row(
             gpus_per_node="8",

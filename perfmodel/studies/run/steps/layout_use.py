@@ -1,4 +1,4 @@
-"""What a mixture of parallelisms costs: the bubble, what each dimension sends, over which links."""
+"""What a parallel layout costs: the bubble, what each dimension sends, over which links."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from statistics import fmean
 from perfmodel.errors import TopologyError
 from perfmodel.library.machine import Machine
 from perfmodel.library.transport import local_path
-from perfmodel.studies.run.result.usage import DimensionUse, MixtureUse, StageUse
+from perfmodel.studies.run.result.usage import DimensionUse, LayoutUse, StageUse
 from perfmodel.studies.run.steps.simulate_step import ReportedRun
 from perfmodel.studies.run.steps.sized_job import SizedJob
 from perfmodel.studies.run.steps.step_parts import (
@@ -44,28 +44,28 @@ MOST_NEIGHBOURS = 64
 PASSES = ("forward", "backward")
 
 
-def mixture_use(sized: SizedJob, reported: ReportedRun, spans: Sequence[Span]) -> MixtureUse | None:
-    """Describe the mixture of a job; None where each GPU has the whole model.
+def layout_use(sized: SizedJob, reported: ReportedRun, spans: Sequence[Span]) -> LayoutUse | None:
+    """Describe the parallel layout of a job; None where each GPU has the whole model.
 
     `spans`: of a counted step.
     """
-    mixture = sized.job.mixture
-    if mixture.is_plain:
+    parallel_layout = sized.job.parallel_layout
+    if parallel_layout.is_plain:
         return None
-    micro_batches, has_pipeline = sized.job.options.accumulate, mixture.stages > 1
-    grid = mixture.grid(sized.size.gpus)
+    micro_batches, has_pipeline = sized.job.options.accumulate, parallel_layout.stages > 1
+    grid = parallel_layout.grid(sized.size.gpus)
     bubble = theory = None
     if has_pipeline:
         bubble = _simulated_bubble(reported.plan, spans)
-        theory = bubble_in_theory(reported.plan, mixture.pipeline_schedule(micro_batches))
-    return MixtureUse(
+        theory = bubble_in_theory(reported.plan, parallel_layout.pipeline_schedule(micro_batches))
+    return LayoutUse(
         tensor=grid.tensor,
         context=grid.context,
         expert=grid.expert,
         pipeline=grid.stages,
         data=grid.data,
         order="-".join(grid.order),
-        schedule=mixture.schedule if has_pipeline else None,
+        schedule=parallel_layout.schedule if has_pipeline else None,
         micro_batches=micro_batches,
         bubble=bubble,
         bubble_in_theory=theory,
@@ -111,7 +111,7 @@ def _stage_uses(sized: SizedJob, plan: StepPlan, spans: Sequence[Span]) -> tuple
     window, kinds = window_of_passes(spans), plan.stream_kinds
     stage_of = {
         sized.allocation.own[rank]: stage
-        for stage, ranks in enumerate(sized.job.mixture.grid(sized.size.gpus).numbers)
+        for stage, ranks in enumerate(sized.job.parallel_layout.grid(sized.size.gpus).numbers)
         for rank in ranks.ravel().tolist()
     }
     uses = []

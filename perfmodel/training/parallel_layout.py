@@ -116,7 +116,7 @@ in interleaved schedules alone, ``overlap_p2p_communication``)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mixture:
+class ParallelLayout:
     """How a model is split.
 
     Parameters
@@ -196,7 +196,7 @@ class Reduction:
 
 
 def mix_step(
-    mixture: Mixture,
+    parallel_layout: ParallelLayout,
     request: StepRequest,
     make: Callable[[StepRequest, int], StepPlan],
     micro_batches: int,
@@ -206,11 +206,11 @@ def mix_step(
     held_dtype: str | None,
     replica: DdpOptions | None = None,
 ) -> StepPlan:
-    """Plan a step of a mixture on all its ranks.
+    """Plan a step of a parallel layout on all its ranks.
 
     Parameters
     ----------
-    mixture : Mixture
+    parallel_layout : ParallelLayout
     request : StepRequest
         Of the share of one rank of a tensor, context and expert group, among its replicas.
     make : callable
@@ -232,15 +232,17 @@ def mix_step(
     InputError
         Counts that the schedule does not allow, or a model that cannot be cut so.
     """
-    grid = mixture.grid(request.ranks * mixture.shard.tensor * mixture.stages)
+    grid = parallel_layout.grid(
+        request.ranks * parallel_layout.shard.tensor * parallel_layout.stages
+    )
 
     def plan_part(part: StepRequest, count: int) -> StepPlan:
         return add_layer_calls(make(part, count), part, precision, recompute)
 
-    if mixture.stages == 1:
+    if parallel_layout.stages == 1:
         return expand_ranks(plan_part(request, micro_batches), grid)
-    schedule = mixture.pipeline_schedule(micro_batches)
-    model = model_parts(request.workload, request.times, schedule, mixture.partition)
+    schedule = parallel_layout.pipeline_schedule(micro_batches)
+    model = model_parts(request.workload, request.times, schedule, parallel_layout.partition)
     transfer_bytes = handed_bytes(model, precision, request.batch_per_gpu, held_dtype)
     if replica is not None:
         check_replica(replica, model, request)
@@ -261,10 +263,10 @@ def mix_step(
         return plan_part(own, micro_batches // copies)
 
     plans = plan_parts(model, plan_model_part)
-    overlap_p2p = mixture.overlap_p2p
+    overlap_p2p = parallel_layout.overlap_p2p
     options = PipelineOptions(
         transfer_bytes,
-        overlap_p2p=mixture.schedule not in WAITING if overlap_p2p is None else overlap_p2p,
+        overlap_p2p=parallel_layout.schedule not in WAITING if overlap_p2p is None else overlap_p2p,
         overlap_reduction=reduction.overlaps,
         tied_dtype=reduction.dtype,
     )
@@ -274,7 +276,9 @@ def mix_step(
 # ---------------------------------------------------------------- memory
 
 
-def stage_memory(setup: Setup, rule: MemoryRule, mixture: Mixture) -> tuple[MemoryUse, ...]:
+def stage_memory(
+    setup: Setup, rule: MemoryRule, parallel_layout: ParallelLayout
+) -> tuple[MemoryUse, ...]:
     """Memory on a GPU of each stage; one stage where there is no pipeline.
 
     What forward keeps of a micro-batch is there until the gradients of its weights are computed:
@@ -284,12 +288,12 @@ def stage_memory(setup: Setup, rule: MemoryRule, mixture: Mixture) -> tuple[Memo
     `setup`: of the share of the model that a rank of each stage together has.
     Raises `InputError`: counts that the schedule does not allow.
     """
-    if mixture.stages == 1:
+    if parallel_layout.stages == 1:
         return (rule(setup),)
-    schedule = mixture.pipeline_schedule(setup.options.accumulate)
+    schedule = parallel_layout.pipeline_schedule(setup.options.accumulate)
     copies = 2 if schedule.layout == "bidirectional" else 1
     parts = []
-    for workload in part_workloads(setup.workload, schedule, mixture.partition):
+    for workload in part_workloads(setup.workload, schedule, parallel_layout.partition):
         part = replace(
             setup,
             workload=workload,

@@ -1,4 +1,4 @@
-"""What a mixture costs: bubbles by theory, bytes by published formulas, links by placement."""
+"""What a parallel layout costs: bubbles by theory, bytes by published formulas, links placed."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def point() -> SizeResult:
 
 @pytest.mark.slow
 def test_degrees_leave_data_parallelism(point: SizeResult) -> None:
-    assert point.mixture is not None
-    assert (point.mixture.data, point.mixture.pipeline) == (DATA, STAGES)
-    written = degrees(point.mixture).replace("\N{NO-BREAK SPACE}", " ")
+    assert point.parallel_layout is not None
+    assert (point.parallel_layout.data, point.parallel_layout.pipeline) == (DATA, STAGES)
+    written = degrees(point.parallel_layout).replace("\N{NO-BREAK SPACE}", " ")
     assert written == "tensor 2 \N{MULTIPLICATION SIGN} pipeline 4 \N{MULTIPLICATION SIGN} data 2"
     assert len(lines(point)) == 2
 
 
 def test_the_bubble_in_theory_is_the_published_one(point: SizeResult) -> None:
     """Narayanan et al. 2021, section 2.2.1; simulated, messages and uneven stages add to it."""
-    assert point.mixture is not None
-    assert point.mixture.bubble is not None
+    assert point.parallel_layout is not None
+    assert point.parallel_layout.bubble is not None
     theory = (STAGES - 1) / (MICRO_BATCHES + STAGES - 1)
-    assert point.mixture.bubble_in_theory == pytest.approx(theory, rel=1e-9)
-    assert theory < point.mixture.bubble < 1
+    assert point.parallel_layout.bubble_in_theory == pytest.approx(theory, rel=1e-9)
+    assert theory < point.parallel_layout.bubble < 1
 
 
 def test_stages_send_their_activations_both_ways(point: SizeResult) -> None:
@@ -58,8 +58,8 @@ def test_stages_send_their_activations_both_ways(point: SizeResult) -> None:
 
     With sequence parallelism a GPU has its share of the tokens (Korthikanti et al. 2022).
     """
-    assert point.mixture is not None
-    uses = {each.dimension: each for each in point.mixture.dimensions}
+    assert point.parallel_layout is not None
+    uses = {each.dimension: each for each in point.parallel_layout.dimensions}
     assert uses["pipeline"].sent_bytes >= 2 * MICRO_BATCHES * 512 * 768 * 2 / TENSOR
     assert uses["tensor"].between_hosts == 0
     assert uses["tensor"].links == ("nvlink",)
@@ -68,9 +68,9 @@ def test_stages_send_their_activations_both_ways(point: SizeResult) -> None:
 
 
 def test_a_stage_computes_communicates_or_waits(point: SizeResult) -> None:
-    assert point.mixture is not None
-    assert len(point.mixture.stages) == STAGES
-    for stage in point.mixture.stages:
+    assert point.parallel_layout is not None
+    assert len(point.parallel_layout.stages) == STAGES
+    for stage in point.parallel_layout.stages:
         assert stage.busy_s + stage.exposed_s + stage.waits_s <= point.step_time_s * (1 + 1e-9)
     parts = point.breakdown_s
     assert parts["bubble"] > 0
