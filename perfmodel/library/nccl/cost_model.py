@@ -152,7 +152,10 @@ def _nvls_share(case: Case, by_steps: float) -> float:
 
 
 def _channels_GBps(case: Case) -> float:
-    """All channels together, inside the host or (more than two hosts) between hosts."""
+    """Return the rate of all channels together; GB/s.
+
+    On one or two hosts it is that inside a host, on more that between hosts.
+    """
     graph = case.graph
     return graph.channels * (graph.intra_GBps if case.system.nodes <= 2 else graph.inter_GBps)
 

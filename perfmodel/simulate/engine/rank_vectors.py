@@ -92,7 +92,7 @@ def simulate_ranks(
 
 
 class _Recurrence:
-    """The clocks of all ranks."""
+    """A run of a plan in which each stream of a rank class has one clock per rank, as arrays."""
 
     def __init__(
         self,

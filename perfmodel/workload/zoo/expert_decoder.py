@@ -256,7 +256,11 @@ JOIN_HEADS_PASSES = 2
 
 
 def latent_attention_part(place: BlockPlace, latent: LatentShape) -> list[Module]:
-    """Normalise; queries, and keys and values, through narrow maps; attend; add."""
+    """Return the modules of multi-head latent attention.
+
+    The input is normalised, mapped to queries and to keys and values through narrow maps, attended
+    and added back.
+    """
     shape, shard, prefix = place.shape, place.shard, f"{place.prefix}.self_attn"
     s, heads, rotary = shard.map_tokens(place.tokens), shape.heads // shard.tensor, latent.rotary
     size = latent.plain + rotary
