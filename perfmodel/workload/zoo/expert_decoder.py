@@ -357,7 +357,7 @@ def _normed(
     normed = weight_and_bias(f"{place.prefix}.{norm}", inputs, bias=False) if norm else ()
     norm_passes, norm_kernels = NORM_KERNELS[shape.fused_norms]
     elements = stream * inputs * bool(norm)
-    # all but the block's first norm read what a product put out
+    # the norms inside of attention read the result of a product, the block's first one does not
     saved = kept_by_norm(
         elements, stream * bool(norm), shape, results=elements * norm.startswith("self_attn.")
     )
