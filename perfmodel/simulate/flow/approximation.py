@@ -74,7 +74,7 @@ def why_approximate(stages: tuple[Stage, ...], rates: tuple[FloatArray, ...]) ->
 def _overlap(stages: tuple[Stage, ...]) -> bool:
     """Return whether some link serves several stages, and some link several ranks.
 
-    Else stages follow one another on every link, and cannot overlap there.
+    Else no link serves two stages at once: those of one rank follow one another.
     """
     stage_of = [np.full(len(stage.edges.arcs), i) for i, stage in enumerate(stages)]
     ranks = 1 + max(int(max(s.phases[0].src.max(), s.phases[0].dst.max())) for s in stages)

@@ -96,9 +96,9 @@ def check_message_size(
 def _work_of(
     machine: Machine, algorithm: Algorithm | None, op: str, nbytes: int, groups: Groups
 ) -> tuple[int, float]:
-    """Return how many messages a collective of some groups sends, and the time to simulate them.
+    """Return how many messages a collective of some groups sends, and what simulating them takes.
 
-    That is the time of this machine's CPU for messages on sockets; seconds.
+    That is the time of this process on its own computer, for messages on sockets; seconds.
     """
     if op in MESSAGES:
         pairs = [pair for group in groups for pair in message_pairs(op, group)]
