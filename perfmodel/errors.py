@@ -67,7 +67,7 @@ _HINT = re.compile(r" \(did you mean [^?]*\?\)")
 
 
 def _without_hint(allowed: str) -> tuple[str, str]:
-    """What is allowed without the closest of it, and that with a space before it, or nothing."""
+    """Split "(did you mean ...?)", with the space before it, off what is allowed; "" if absent."""
     hint = _HINT.search(allowed)
     return (allowed.replace(hint[0], "", 1), hint[0]) if hint else (allowed, "")
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 
@@ -24,16 +22,14 @@ from perfmodel.calibrate.parameters import (
     INTERVAL_PROBABILITY,
     NORMAL_QUANTILE,
     RATES,
-    FactorPrior,
     Parameter,
-    ParameterName,
     Prior,
     Values,
     invert,
     prior_covariance,
 )
+from perfmodel.calibrate.priors import shipped_cost_priors
 from perfmodel.calibrate.profile import RunSpread
-from perfmodel.files import FileModel, load_document
 
 UNINFORMATIVE_DEVIATION = 1.0
 """Standard deviation of a run's factor from which on that run does not count for it."""
@@ -162,20 +158,6 @@ LINEAR_UP_TO = 1.5
 
 MIN_SCATTER = 1e-6
 """Smallest scatter, that of rounding: the loss is quadratic below it."""
-
-
-class CostPriors(FileModel):
-    """What a fit of our own runs expects before it sees data: `levers` of values, `runs`."""
-
-    levers: dict[ParameterName, FactorPrior]
-    runs: RunSpread
-    source: str
-
-
-@cache
-def shipped_cost_priors() -> CostPriors:
-    """Read the shipped priors."""
-    return load_document(CostPriors, Path(__file__).with_name("priors.yaml"))
 
 
 @dataclass(frozen=True)

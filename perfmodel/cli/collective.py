@@ -211,7 +211,9 @@ def verify(
         ],
     )
     each = "1 random order" if orders == 1 else f"{orders} random orders"
-    print_text(f"{algorithm}: data right on {ranks} ranks, {each} each")
+    checked = len({row.ranks for row in rows})
+    those = "" if checked == len(counts) else f" (the {checked} numbers that it allows)"
+    print_text(f"{algorithm}: data right on {ranks} ranks{those}, {each} each")
 
 
 def ranks_between(text: str) -> range:

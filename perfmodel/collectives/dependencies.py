@@ -139,7 +139,7 @@ def _places(sends: Sends) -> tuple[IntArray, IntArray]:
 
 
 def _chunks(sends: Sends) -> int:
-    """How many chunks a rank has, as far as sends name them."""
+    """Return how many chunks a rank's buffer has: one more than the largest number in the sends."""
     return 1 + int(max(sends.src_chunk.max(initial=0), sends.dst_chunk.max(initial=0)))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.arrays import IntArray, distinct
+from perfmodel.library.compute_capability import capability_of
 from perfmodel.library.lowering.edge_routing import NEAREST, route_edges
 from perfmodel.library.lowering.lowered import Edges
 from perfmodel.library.ring_search import direct_nvlinks, local_rings, rail_rings
@@ -121,9 +122,9 @@ def _equally_near(router: Router, gpu: str) -> tuple[str, ...]:
     return tuple(sorted(nic for nic in nics if path_type_between(router, gpu, nic) == best))
 
 
-BY_ONE_GPU = frozenset({"hopper", "blackwell"})
-"""Generations whose trees meet the network at one GPU of a node where no two share a NIC: NCCL
-tries its plain tree there (``src/graph/search.cc``, compute capability 9 and later)."""
+BY_ONE_GPU_FROM = 90
+"""Compute capability from which on trees meet the network at one GPU of a node where no two share a
+NIC: NCCL tries its plain tree there (``src/graph/search.cc``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,5 +192,5 @@ def _chain(
         others = [near[0], *(gpu for gpu in others if gpu != near[0])]
     shares = bool(near) and others[0] == near[0]
     reached = path_type_between(router, gpus[others[0]], nic) != "DIS"
-    spread = shares or (router.topology.gpu.generation not in BY_ONE_GPU and reached)
+    spread = shares or (capability_of(router.topology) < BY_ONE_GPU_FROM and reached)
     return (first, *others), spread

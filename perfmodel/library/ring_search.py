@@ -120,7 +120,7 @@ def hamiltonian_cycles(count: int, lanes: Mapping[tuple[int, int], int]) -> tupl
 
 
 def _search_cycles(count: int, lanes: Mapping[tuple[int, int], int], most: int) -> list[Order]:
-    """Cycles that fit together, the first `most` that are met, or the best that are."""
+    """Return cycles that share no lane: the first `most`, or as many as are found."""
     best: list[Order] = []
     steps = iter(range(_SEARCH_STEPS))
 

@@ -90,7 +90,10 @@ def _version(value: Any) -> Any:
 
 
 def _environment(value: Any) -> Any:
-    """Values as text, as a shell passes them; anything that is not a mapping is pydantic's."""
+    """Write values of an environment as text, as a shell would, and check names and values.
+
+    Anything but a mapping is left for pydantic to refuse.
+    """
     if not isinstance(value, Mapping):
         return value
     texts = {str(name): _as_text(setting) for name, setting in value.items()}

@@ -258,7 +258,7 @@ class Exchange:
 
 
 def count_scratch(rounds: Sequence[Sequence[Move]], rank: int) -> int:
-    """Elements of scratch that a rank needs, the most of all rounds."""
+    """Return how many elements of scratch a rank needs: the most that any round does."""
     return max(
         (sum(m.count for m in find_staged_moves(moves, rank)) for moves in rounds), default=0
     )

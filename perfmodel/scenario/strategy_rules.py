@@ -180,7 +180,7 @@ def servers_fit(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
 
 
 def auto_chooses(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
-    """Refuse beside ``auto`` what it chooses itself, or what it has no meaning for."""
+    """Refuse fields that strategy ``auto`` chooses itself, and those without meaning beside it."""
     strategy, training, kind = parts.strategy, parts.training, _kind(parts)
     if not isinstance(strategy, AutoStrategy):
         return []

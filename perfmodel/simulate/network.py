@@ -197,7 +197,12 @@ class Network(ABC):
         return once(self._rerouted, lowered, lambda: reroute(lowered, self.machine))
 
     def _legs_now(self, lowered: LoweredCollective) -> tuple[Stage, ...]:
-        """Return the legs of such a collective on the present machine; raises as `_now`."""
+        """Return the legs of a collective as they run on the present machine.
+
+        `lowered`: on the machine on which the run began.
+
+        Raises `TopologyError`: two ranks that have to communicate cannot reach each other any more.
+        """
         legs = self.timer.legs(lowered)
         if self.machine is self.timer.machine:
             return legs
@@ -321,7 +326,7 @@ def stalled_text(
 
 
 def stage_text(machine: Machine, lowered: LoweredCollective, stage: Stage) -> str:
-    """Name the edges of one stage of a collective over links that carry nothing."""
+    """Name those edges of one stage of a collective that cross links of no bandwidth."""
     rates, edges = machine.topology.arcs.bandwidth_Bps, stage.edges
     cut = np.add.reduceat(rates[edges.arcs] == 0, edges.pointers[:-1])
     stalled: list[int] = np.flatnonzero(cut).tolist()

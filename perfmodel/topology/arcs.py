@@ -228,7 +228,7 @@ class Cables(Sequence[ArcEnd]):
         return cables
 
     def __getitem__(self, arc: Any) -> Any:
-        """Ends of an arc, counted from the fabric's first."""
+        """Names of the two ends of an arc; arcs are counted from the first one of the fabric."""
         cable, down = divmod(arc, 2)
         ports = len(self.leaf_of)
         if cable < ports:

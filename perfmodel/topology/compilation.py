@@ -130,7 +130,10 @@ def rows(graph: nx.Graph[Any]) -> list[Edge]:
 
 
 def _arcs_of(links: Sequence[Edge], names: Sequence[ArcEnd] | None = None) -> Arcs:
-    """Links as arrays; `names`: their ends, where these are not those of the edges."""
+    """Return links as arrays.
+
+    `names`: their ends; default: those of the edges.
+    """
     return Arcs(
         names=tuple((src, dst) for src, dst, _ in links) if names is None else names,
         kinds=LinkKinds.of(data["kind"] for _, _, data in links),

@@ -49,7 +49,7 @@ class Gpu:
     overlap_slowdown : float
         Factor by which compute takes longer while a collective runs on the same GPU (1 = none).
     generation : str
-        "volta", "ampere", "ada", "hopper", "blackwell", "cdna3".
+        Such as "hopper" or "cdna3", by which numbers that no data sheet states are found.
     power_W : float, optional
         Most that the board draws, by its data sheet (TDP) or a limit; watts. None where no source
         is known.

@@ -126,7 +126,10 @@ class _StatedEdge(BaseModel):
 
 
 class _StatedGraph(BaseModel):
-    """What nodes and edges have to say, by their names; other attributes stay as they are."""
+    """Attributes that the nodes and edges of a user's graph must have or may have, by their names.
+
+    Other attributes are left alone.
+    """
 
     nodes: dict[str, _StatedNode]
     edges: dict[str, _StatedEdge]

@@ -65,7 +65,8 @@ def measure_layers(
     `names`: of the layers, as captured.
     `optimizer`: makes one from parameters, such as torch.optim.AdamW; it works on copies.
     `autocast`: "bf16" or "fp16".
-    Raises `InputError`: a module on the meta device, or whose layers on real tensors are others.
+    Raises `InputError`: a module on the meta device, or one that with real tensors has other layers
+    than those captured.
     """
     device = _device_of(model)
     batch = (

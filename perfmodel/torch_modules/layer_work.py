@@ -231,7 +231,7 @@ def _split_norms(
 
 
 def _gradients(group: LayerGroup) -> int:
-    """Products of backward for each of forward; two at most, as many as a product has inputs."""
+    """Return how many products of backward a layer has for each of forward: 0, 1 or 2."""
     flops = sum(each.flops for each in group.operators)
     backward = sum(each.backward_flops for each in group.operators)
     return min(2, round(backward / flops)) if flops else 0

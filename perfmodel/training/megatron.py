@@ -278,7 +278,7 @@ def _begin(request: StepRequest, options: MegatronStrategy) -> _MegatronStep:
 
 
 def _products(workload: Workload) -> frozenset[int]:
-    """Weights of linear layers: an embedding has no matrix product."""
+    """Return the weights of matrix products: those of linear layers, and of no embedding."""
     return frozenset(
         tensor
         for layer in workload.layers

@@ -40,7 +40,10 @@ _WORD = re.compile(r"[^\s,()]+")
 
 
 def plan_parts(parts: Sequence[ModelPart], make: Callable[[ModelPart], StepPlan]) -> list[PartPlan]:
-    """Plan all parts of a pipeline; `make` plans one of those that are alike."""
+    """Plan all parts of a pipeline.
+
+    `make` plans the first of several parts that are alike; the others get its plan, renamed.
+    """
     samples: dict[Hashable, PartPlan] = {}
     plans = []
     for part in parts:

@@ -54,7 +54,7 @@ _NOT_FIELDS = ("id", "scenario", "source", "note", *SCALES)
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """What was measured of one run, and the scenario that is to say the same; SI units."""
+    """What was measured of a run, and the scenario that should predict the same; SI units."""
 
     id: str
     scenario: Scenario

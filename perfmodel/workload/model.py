@@ -119,8 +119,9 @@ class ParameterTensor:
 class FusedKept:
     """What a layer keeps for backward where a compiler makes one graph of both passes.
 
-    That recomputes what costs memory traffic alone, unless a matrix product reads it anyway
-    (torch/_functorch/partitioners.py, `min_cut_rematerialization_partition`). Fields as `Layer`'s.
+    Such a compiler keeps fewer tensors: it computes again what costs memory traffic alone, unless a
+    matrix product reads it anyway (torch/_functorch/partitioners.py,
+    `min_cut_rematerialization_partition`). The fields are those of `Layer` with the same names.
     """
 
     saved_elements: float = 0.0

@@ -5,7 +5,7 @@ import pytest
 
 from perfmodel.calibrate import draws, fit, read_profile, write_profile
 from perfmodel.calibrate.apply import apply
-from perfmodel.calibrate.least_squares import shipped_cost_priors
+from perfmodel.calibrate.priors import shipped_cost_priors
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.measure.job import Measurement

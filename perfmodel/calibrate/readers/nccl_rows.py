@@ -272,9 +272,9 @@ def op_of_file(name: str) -> str | None:
 
 
 def factor_of(points: Points) -> tuple[float, float] | None:
-    """Return least and greatest multiple of algbw that busbw may be in all rows.
+    """Return the least and the greatest busbw / algbw that agree with all rows; None if none does.
 
-    Both are rounded, so that rows with many digits say most. None: rows disagree.
+    A row's two rates are rounded, so each row allows a range; more digits make it narrower.
     """
     usable = [(algbw, busbw) for algbw, busbw in points if algbw.high > 0]
     low = max([0.0, *(busbw.low / algbw.high for algbw, busbw in usable)])

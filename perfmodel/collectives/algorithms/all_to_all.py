@@ -106,7 +106,7 @@ def _digit(ranks: int, distance: int, block: int) -> Pattern:
         return _round(src, (src + distance) % ranks, src_chunk, dst_chunk, block)
 
     phase = single_step(f"distance {distance}", ranks_all, (ranks_all + distance) % ranks, nbytes)
-    # A block that goes these distances last but one, last and next waits where one has waited.
+    # If a block goes half this distance, it and twice it, one arrives where the rank's own waits.
     again = distance // 2 + distance + 2 * distance < ranks
     return Pattern(replace(phase, overwrites=again and distance > 1), step)
 

@@ -295,8 +295,8 @@ def reduce(
     """Sum everyone's buffer into the root's, down a chain that ends there, in P pieces.
 
     Steps: N - 2 + P. Bytes sent per rank: S (the root sends none). Latency term: (N - 2 + P)
-    alpha. Right, and source, as for `broadcast`; parameters too. The other ranks' buffers hold
-    partial sums afterwards.
+    alpha. When it is right, parameters and source are those of `broadcast`. The other ranks'
+    buffers hold partial sums afterwards.
     """
     chains = _turned(checked_orders(check_ranks(ranks, root), orders), root, first=1)
     return _pipeline("reduce", chains, nbytes, root, itemsize, piece_bytes)

@@ -58,7 +58,10 @@ class EdgeClasses:
         )
 
     def shapes(self, phase: Phase) -> TreeShapes | None:
-        """Shapes of the trees of a phase, found once; None if its edges form no such."""
+        """Return the shapes of the trees that the edges of a phase form; None if they form none.
+
+        They are found at the first call.
+        """
         for known, shapes in self._shapes:
             if known.first is phase.first and known.src is phase.src:
                 return shapes

@@ -112,7 +112,7 @@ class _Clocks:
         return edges
 
     def end_stage(self, edges: _StageEdges) -> None:
-        """Note when all that ranks sent and were sent in a stage has landed."""
+        """Let each rank be busy until all that it sent and was sent in a stage has landed."""
         landed_s = self._landed[:, edges.span].max(axis=0, initial=0.0)
         np.maximum.at(self._busy, edges.sender, landed_s)
         np.maximum.at(self._busy, edges.receiver, landed_s)
@@ -150,7 +150,7 @@ class _Clocks:
 
 
 def fits(schedule: Schedule, credits: int) -> bool:
-    """Whether `last_landing_s` can time a schedule: edges have credits, and chunks fit."""
+    """Return whether `last_landing_s` can time a schedule: it has credits and few enough chunks."""
     places = (schedule.ranks + schedule.switches) * len(schedule.chunk_bytes)
     return credits > 0 and places <= MOST_PLACES
 

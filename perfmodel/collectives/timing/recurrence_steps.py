@@ -18,7 +18,7 @@ from perfmodel.compiled_loops import compilation
 
 @dataclass(frozen=True, slots=True)
 class LinkRates:
-    """What edges can do from a time on.
+    """Rates and latencies of the edges of a collective from a moment on.
 
     Arrays have shape (edges,).
     """

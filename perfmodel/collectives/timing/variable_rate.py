@@ -108,7 +108,10 @@ def _find(course: UnrolledPhases, order: IntArray, rows: Sequence[FloatArray]) -
 
 
 def _select(course: UnrolledPhases, chosen: IntArray, begins: IntArray) -> UnrolledPhases:
-    """The phases of edges that stand for others, ring after ring, each fed by the one before it."""
+    """Return the phases of the chosen edges alone, which stand for others.
+
+    They lie ring after ring; each edge of a ring is fed by the one before it.
+    """
     names = ("src", "dst", "channel", "nbytes", "first", "active")
     phases = tuple(
         replace(p, **{name: getattr(p, name)[chosen] for name in names}) for p in course.phases

@@ -6,7 +6,6 @@ versions that ``tuner.yaml`` names.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -18,16 +17,17 @@ from perfmodel.collectives.catalog import PROTOCOLS
 from perfmodel.files import FileModel, load_document
 from perfmodel.library.nccl.communicator import System
 from perfmodel.library.nccl.graphs import Graph
+from perfmodel.library.nccl.host_graph import of_capability
 
 Three = tuple[float, float, float]
 """Of LL, LL128 and Simple; or on one, two and more hosts."""
-
-GENERATIONS = ("volta", "ampere", "hopper", "blackwell")
 
 
 class Constants(FileModel):
     """Contents of ``tuner.yaml``; see its comments."""
 
+    rows_since: dict[str, int]
+    """Compute capability of the first GPUs of each row by generation."""
     base_us: dict[str, Three]
     nvlink_us: dict[str, Three]
     pcie_us: dict[str, Three]
@@ -104,8 +104,8 @@ class Case:
     @property
     def generation(self) -> str:
         """Row of the tables by generation."""
-        capability = self.system.capability
-        return GENERATIONS[bisect_right((80, 90, 100), capability)]
+        since = self.constants.rows_since
+        return of_capability({first: name for name, first in since.items()}, self.system.capability)
 
     @property
     def scale(self) -> int:
@@ -152,7 +152,10 @@ def _nvls_share(case: Case, by_steps: float) -> float:
 
 
 def _channels_GBps(case: Case) -> float:
-    """All channels together, inside the host or (more than two hosts) between hosts."""
+    """Return the rate of all channels together; GB/s.
+
+    On one or two hosts it is that inside a host, on more that between hosts.
+    """
     graph = case.graph
     return graph.channels * (graph.intra_GBps if case.system.nodes <= 2 else graph.inter_GBps)
 

@@ -54,7 +54,11 @@ LL_SENDS_BYTES = 16384
 def chosen_algorithm(
     machine: Machine, op: str, nbytes: int, group: RankGroup
 ) -> tuple[str, Mapping[str, Protocol]]:
-    """Best of NCCL's own estimates that has a model here: algorithm, and its one protocol."""
+    """Return the algorithm that NCCL estimates to be quickest, and its protocol by name.
+
+    Algorithms without a model here are passed over. If none is left, it is the operation's own one
+    with all protocols that the machine can use.
+    """
     for choice in choices(machine, op, nbytes, group):
         row = NCCL_ALGORITHMS[op][choice.algorithm]
         if not row.function:

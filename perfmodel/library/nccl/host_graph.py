@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from perfmodel.errors import TopologyError
 from perfmodel.files import FileModel, load_document
+from perfmodel.library.compute_capability import capability_of
 from perfmodel.library.ring_search import direct_nvlinks
 from perfmodel.library.settings import LEVELS
 from perfmodel.library.transport import (
@@ -59,9 +60,6 @@ class Hardware(FileModel):
 
     perfmodel: int
     sources: dict[str, str]
-    compute_capability: dict[str, int]
-    consumer_capability: dict[str, int]
-    consumer_names: tuple[str, ...]
     nvlink_lane_GBps: dict[int, float]
     pcie_GBps: tuple[float, ...]
     intel_peer_overhead: float
@@ -128,17 +126,6 @@ class Host:
     def __hash__(self) -> int:
         """By what costs little to compare: searches of equal hosts are looked up."""
         return hash((self.capability, self.gpus, self.nic_GBps, frozenset(self.arc_GBps.items())))
-
-
-def capability_of(topology: Topology) -> int:
-    """Compute capability of the GPUs, 90 for sm90; 80 for generations that we do not know.
-
-    Some chips of a generation differ from its data-centre ones: they are recognised by name.
-    """
-    table, generation = hardware(), topology.gpu.generation
-    usual = table.compute_capability.get(generation, 80)
-    is_consumer = topology.gpu.name.lower().split("-")[0] in table.consumer_names
-    return table.consumer_capability.get(generation, usual) if is_consumer else usual
 
 
 def host_of(

@@ -11,6 +11,7 @@ from perfmodel.collectives.algorithms.nvls import Switched, switched_nodes
 from perfmodel.collectives.algorithms.pipelined_trees import NO_PARENT, Forest, forest_of
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.channels import Rails
+from perfmodel.library.compute_capability import capability_of
 from perfmodel.library.lowering.edge_routing import reroute_edges, route_edges
 from perfmodel.library.lowering.lowered import (
     HOP_KINDS,
@@ -180,8 +181,9 @@ def _to_fabric(
 MOST_HEADS = 32
 """NCCL_MAX_NVLS_ARITY; NVIDIA/nccl 2.30.7 ``src/include/device.h``."""
 
-REDUCING = frozenset({"hopper", "blackwell"})
-"""Generations whose NVSwitch can reduce; NVIDIA H100 white paper, third-generation NVSwitch."""
+REDUCING_FROM = 90
+"""Compute capability of the first GPUs whose NVSwitch can reduce; NVIDIA H100 white paper,
+third-generation NVSwitch."""
 
 
 def lay_nvls(
@@ -206,7 +208,7 @@ def find_obstacle(machine: Machine, op: str, algorithm: str, group: RankGroup) -
     """Why a group cannot use switches that reduce; None where it can."""
     rails, topology = rails_of(machine, group), machine.topology
     hosts, size = rails.hosts.shape
-    if topology.gpu.generation not in REDUCING:
+    if capability_of(topology) < REDUCING_FROM:
         return f"{topology.gpu.name}, whose NVSwitch does not reduce"
     if (algorithm == "nvls") != (hosts == 1):
         return f"{rails.hosts.size} ranks on {hosts} hosts"

@@ -243,7 +243,10 @@ def _signed_time(time_s: float) -> str:
 
 
 def what_if_table(comparison: Comparison) -> Table:
-    """The classic what-ifs: step, what is saved, and how much of the difference is gone."""
+    """Return a table of what-ifs: each side's step and what it saves of today's.
+
+    Where known, a column says how much of the difference of the sides is gone.
+    """
     names = column_names(comparison.sides)
     now_s = [side.point.step_time_s for side in comparison.sides]
     if len(names) > 3:

@@ -230,7 +230,7 @@ def _drop_points(axes: Sequence[Axis], groups: Groups, most: int) -> tuple[Axis,
     """Leave inner points out of the longest axis until there are few enough; None if too many."""
 
     def length(at: int) -> tuple[int, int]:
-        """Inner points, without those that interpolation between them would miss most."""
+        """Return what axes are compared by: inner points that may be dropped, and all points."""
         axis = shortened[at]
         return len(inner_points(axis)) - (
             _INNER_POINTS_KEPT if len(axis.stops) > len(axis) else 0

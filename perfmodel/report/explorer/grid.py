@@ -178,7 +178,10 @@ def _stop_at(axis: Axis, at: float) -> Stop:
 
 
 def _without_network(axes: Sequence[Axis], place: Place) -> Place:
-    """The same place with the scenario's own network where one node uses none."""
+    """Return a place at which the network has the scenario's own settings, if it has one node.
+
+    One node uses no network, so all settings of it give the same step.
+    """
     if _stop_at(axes[-1], place[-1]).settings.get("cluster.nodes") != 1:
         return place
     return tuple(

@@ -250,7 +250,7 @@ MOST_SERVERS_LISTED = 32
 
 
 def server_lines(point: SizeResult) -> list[str]:
-    """Sentences for the terminal; none without parameter servers."""
+    """Return sentences about parameter servers for the terminal; none if a step has none."""
     use = point.server_use
     return [] if use is None else [_updates(use), _waiting(use), _staleness(use)]
 

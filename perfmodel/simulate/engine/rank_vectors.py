@@ -92,7 +92,7 @@ def simulate_ranks(
 
 
 class _Recurrence:
-    """The clocks of all ranks."""
+    """A run of a plan in which each stream of a rank class has one clock per rank, as arrays."""
 
     def __init__(
         self,
@@ -334,8 +334,8 @@ def execution_order(plan: StepPlan, steps: int) -> Iterator[tuple[Node, ...]]:
             needed = _ancestors(dependencies, together, done)
             if any(isinstance(plan.tasks[index].work, Collective) for _, index in needed):
                 raise SimulationError(
-                    f"the plan {plan.name!r} cannot finish; waiting: {key!r} (step {step}) for a "
-                    f"collective behind it"
+                    f"the plan {plan.name!r} cannot finish; waiting: {key!r} (step {step}), for a "
+                    f"collective that is launched after it"
                 )
             for node in needed:
                 yield (node,)

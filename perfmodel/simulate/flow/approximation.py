@@ -72,7 +72,10 @@ def why_approximate(stages: tuple[Stage, ...], rates: tuple[FloatArray, ...]) ->
 
 
 def _overlap(stages: tuple[Stage, ...]) -> bool:
-    """Whether a link serves several stages at once, not one after the other for one rank."""
+    """Return whether some link serves several stages, and some link several ranks.
+
+    Else no link serves two stages at once: those of one rank follow one another.
+    """
     stage_of = [np.full(len(stage.edges.arcs), i) for i, stage in enumerate(stages)]
     ranks = 1 + max(int(max(s.phases[0].src.max(), s.phases[0].dst.max())) for s in stages)
     owner = [np.repeat(places_of(s.phases[0], ranks)[0], _lengths(s)) for s in stages]

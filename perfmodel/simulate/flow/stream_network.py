@@ -138,7 +138,7 @@ class StreamNetwork(Network):
     # ------------------------------------------------------------ time
 
     def _mark(self) -> None:
-        """Solve rates when everything else of this instant, or of this quantum, has happened."""
+        """Schedule one update of the rates, at the end of this instant or of this quantum."""
         if self._is_marked:
             return
         self._is_marked = True

@@ -136,7 +136,7 @@ def move_event(s: State, source: int, target: int) -> None:
 
 
 def first_s(s: State) -> float:
-    """Time of the first event, infinite if there is none."""
+    """Return when the first event is due, infinity if there is none; seconds."""
     first: float = s.events[0].at_s if s.clock[0].queued > 0 else INF
     return first
 

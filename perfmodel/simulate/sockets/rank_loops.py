@@ -47,7 +47,7 @@ by up to 4.5 %."""
 
 @dataclass(slots=True)
 class RankRound:
-    """One round of one rank."""
+    """What one rank sends and receives in one round of a collective."""
 
     number: int
     """Of the round."""

@@ -280,7 +280,7 @@ def _degrees(scenario: Scenario) -> Rows:
 
 
 def _without_tensor(scenario: Scenario) -> dict[str, Any]:
-    """Return the section as written, without what only a tensor group has."""
+    """Return the section ``parallel`` as written, without what only a tensor-parallel group has."""
     written = scenario.origin.content.get("parallel") or {}
     of_tensors = {"tensor", "sequence_parallel", "overlap", "parallel_loss"}
     return {name: value for name, value in written.items() if name not in of_tensors}

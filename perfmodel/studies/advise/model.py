@@ -259,7 +259,10 @@ def _reason(base: SizeResult, alone: Trial, together: Trial) -> NarrowGain:
 
 
 def _ends_s(point: SizeResult, origin: str) -> tuple[float, float]:
-    """Return a step at both ends of an uncertain number; the likely one where it has no part."""
+    """Return the step at the low and the high end of an uncertain number; seconds.
+
+    Both are the likely step where the number has no part in it.
+    """
     own = (each for each in point.uncertainties or () if each.origin == origin)
     return next(((each.low_s, each.high_s) for each in own), (point.step_time_s,) * 2)
 

@@ -32,7 +32,7 @@ LONGEST_ALLOWED = 120
 class StepRequest:
     """One training step to predict.
 
-    `alone`: whether on one GPU of the candidate, which its efficiency is relative to.
+    `alone`: whether on one GPU of the candidate; its efficiency is relative to that step.
     """
 
     candidate: CandidateSection

@@ -277,7 +277,10 @@ def _compute_bound(
     wire_s_per_byte = allreduce.wire_s_per_byte
 
     def least_s(before: int) -> tuple[float, Line | None]:
-        """Return the least time of all gradients but the first bytes, and the line that says so."""
+        """Return the least time to reduce all gradients after the first `before` bytes; seconds.
+
+        With it comes the line (seconds, seconds per byte) that gives it; None if the wire does.
+        """
         nbytes = (sums[-1] - before) * allreduce.scale
         by_wire_s = wire_s_per_byte * nbytes
         by_line_s, line = max((a + b * nbytes, (a, b)) for a, b in lines)

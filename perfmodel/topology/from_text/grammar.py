@@ -201,7 +201,7 @@ def _skip(separator: re.Pattern[str], text: str, at: int) -> int:
 
 
 def unread_words(text: str, subject: str) -> str:
-    """Return what of a text is no phrase on a subject: "" where all of it is one."""
+    """Return the words of a text that are not its phrase on a subject; "" if there are none."""
     phrases = read_phrases(text)
     own = next((phrase for phrase in phrases if phrase.subject == subject), None)
     return " ".join(phrase.text for phrase in phrases if phrase is not own)
@@ -255,7 +255,10 @@ def read_stated_gpu(text: str) -> NamedGpu:
 
 
 def _has_form(part: GpuConnector, form: str) -> bool:
-    """Whether a GPU has a form as written: boards of machines are of any SXM."""
+    """Return whether a GPU has the form that a text names, such as "sxm5".
+
+    "hgx" and "dgx" are boards of SXM modules of any generation, "nvl72" has superchips.
+    """
     if form.startswith(("hgx", "dgx")):
         return part.on_board
     if form == "nvl72":

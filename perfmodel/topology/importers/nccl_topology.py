@@ -248,7 +248,7 @@ def _add_usual(draft: Draft, host: ImportedHost, gpus: int) -> None:
 
 
 def _copy_nvlinks(draft: Draft, template: NodeSpec, gpus: int) -> bool:
-    """Join GPUs as a template does; whether it has NVLinks at all."""
+    """Join GPUs by the NVLinks of a template; return whether it has any."""
     switches = device_names(template, "nvswitch")
     renamed = {name: f"gpu{at}" for at, name in enumerate(device_names(template, "gpu")[:gpus])} | {
         name: name for name in switches

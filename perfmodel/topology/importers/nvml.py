@@ -152,7 +152,7 @@ def _text(value: Any) -> str:
 
 
 def _bus(value: Any) -> str:
-    """Bus id as sysfs has it: NVML's domain has eight digits."""
+    """Return a PCI bus id as sysfs writes it: four digits of the domain, of NVML's eight."""
     return _text(value).strip("\0").lower()[-12:]
 
 

@@ -48,7 +48,7 @@ class Path:
 
     @property
     def cost(self) -> tuple[int, float, int]:
-        """Key by which the better of two paths is the less."""
+        """What paths are compared by: the best path has the smallest."""
         return RANK[self.type], -self.bandwidth_Bps, len(self.arcs)
 
 

@@ -97,7 +97,7 @@ def by_way_of_any(minimal: SwitchPaths, routers: int) -> SwitchPaths:
 
 
 def by_groups(fabric: nx.Graph[int | str], *, by_others: bool) -> SwitchPaths:
-    """Over one global cable, and at most one cable in each group at its ends.
+    """Return a dragonfly's paths: one global cable, and at most one cable in the group at each end.
 
     `by_others`: Valiant's routing, over a random third group: two global cables, and at most three
     in groups. Within a group the one cable between two routers is taken. Source: Kim, Dally, Scott

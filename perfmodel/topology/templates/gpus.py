@@ -99,10 +99,10 @@ def complete(
 
 
 def multiprocessors(spec: GpuSpec, peers: Sequence[Gpu]) -> int:
-    """Multiprocessors that have the fp32 peak of a GPU, as those of a peer have.
+    """Return how many multiprocessors give a GPU its fp32 peak, at the fp32 rate of a peer's.
 
-    That is the one whose tensor cores are as much quicker than fp32: a generation may have chips of
-    two kinds (A100, and GeForce or A40).
+    The peer is the one whose ratio of tensor cores' peak to fp32 peak is closest to the GPU's: a
+    generation may have chips of two kinds (A100, and GeForce or A40).
     """
     fp32 = spec.peak.get("fp32") or max(spec.peak.values()) / 16
     ratio = math.log(_matrix_peak(spec.peak) / fp32)

@@ -114,7 +114,7 @@ class LinkSpec(FileModel):
 
     @property
     def network_kind(self) -> NetworkKind:
-        """For a NIC's port: what drives it."""
+        """Kind of network of a NIC's port: as stated, else RDMA as the kind of link says."""
         return self.network or ("infiniband" if self.kind == "infiniband" else "roce")
 
     @property

@@ -120,7 +120,7 @@ def trace_of(table: EventTable) -> RankTrace:
 
 
 def _sized(buckets: tuple[Call, ...], gradients: Sequence[Gradient]) -> tuple[Call, ...]:
-    """Give buckets whose size the trace does not state that of their gradients."""
+    """Give buckets whose size the trace does not state the sum of their gradients' sizes."""
     own = [[g.elements for g in gradients if g.bucket == number] for number in range(len(buckets))]
     totals = [sum(each or 0 for each in sizes) if all(sizes) else None for sizes in own]
     return tuple(

@@ -115,7 +115,10 @@ def profile_ranks(ranks: Sequence[RankTrace]) -> Profile:
 
 
 def _awaited_s(step: TracedStep) -> float:
-    """Return what the other ranks of a step wait for: compute, and what lies between two steps."""
+    """Return for how long a rank computes in a step, the pause to the next step included; seconds.
+
+    Other ranks wait for that at collectives.
+    """
     return float(step.forward_s.sum() + step.backward_s.sum()) + step.tail_s
 
 

@@ -277,7 +277,7 @@ def _add_synchronisation(step: Step, micro_batch: int) -> tuple[int, ...]:
 def kept_buffers(
     buffers: Sequence[Buffers], mixed: MixedPrecisionSection | None
 ) -> tuple[Buffers, ...]:
-    """Return buffers as they are kept: with a dtype for them all, in one group."""
+    """Return buffers as mixed precision keeps them: as one group, if it states their dtype."""
     dtype = mixed and mixed.buffer_dtype
     if not dtype or not buffers:
         return tuple(buffers)

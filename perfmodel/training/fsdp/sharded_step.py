@@ -142,7 +142,10 @@ def copy(
 def beside(
     step: ShardedStep, name: str, duration_s: float, stream: str, after: Sequence[int]
 ) -> tuple[int, ...]:
-    """Add copies beside the layers; return what follows them."""
+    """Add copies on a stream beside the layers.
+
+    Returns what later tasks wait for: the copies, or what they would follow if there is none.
+    """
     if duration_s <= 0.0:
         return tuple(after)
     waits, micro_batch = dict.fromkeys(after), step.micro_batch

@@ -198,11 +198,12 @@ def _add_backward(step: ShardedStep) -> None:
 def _units_left(
     step: ShardedStep, unit: SizedUnit, place: int, behind: list[SizedUnit]
 ) -> list[SizedUnit]:
-    """Units that backward has left when it comes to where forward entered `unit`.
+    """Return the units whose gradients are complete where backward passes forward's entry of one.
 
     Version 1 reduces a flat gradient once autograd comes to the views of it, which forward made
     when it gathered the unit: with `forward_prefetch`, in the unit before. Version 2 waits for the
-    gradient of a unit's input; where that is not trained, for the end of backward (`behind`).
+    gradient of a unit's input; where the input is not trained, for the end of backward: such units
+    are put into `behind`.
     """
     moment = step.walk[place]
     if step.options.version == 1:

@@ -65,7 +65,7 @@ class PipelineSchedule:
         return self.stages if self.layout == "bidirectional" else self.stages * self.chunks
 
     def part(self, stage: int, chunk: int) -> int:
-        """Part of the model that a chunk of a stage is, counted from 0 in the order of forward."""
+        """Return which part of the model a chunk of a stage is, from 0 in forward's order."""
         if self.layout == "bidirectional":
             return stage if chunk == 0 else self.stages - 1 - stage
         return chunk * self.stages + self._along(chunk, stage)

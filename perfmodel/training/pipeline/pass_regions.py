@@ -88,7 +88,10 @@ def split_backward(works: Sequence[Work], times: LayerTimes) -> tuple[list[Work]
 
 
 def _weight_seconds(task: Task, duration_s: float, times: LayerTimes) -> float:
-    """Part of a task's time: that of its layers, and whatever is done beside their backward."""
+    """Return what of a task's time belongs to gradients of weights; seconds.
+
+    That is the time of its layers for them, and of all that the task does beside their backward.
+    """
     assert times.weight_gradient_s is not None
     layers = list(task.layers)
     other_s = max(0.0, duration_s - float(times.backward_s[layers].sum()))

@@ -149,8 +149,8 @@ def trace_fetches(
     except NoBufferError:
         least = bisect_left(range(len(on_drives)), True, lo=1, key=suffice)
         allowed = (
-            f"{least} or more: a part keeps its buffer while its parameter is whole, which "
-            "stage3_max_reuse_distance and stage3_prefetch_bucket_size decide"
+            f"{least} or more: each parameter that is whole needs a buffer, and how many are at a "
+            "time, stage3_max_reuse_distance and stage3_prefetch_bucket_size decide"
         )
         raise InputError(Fault("offload_param.buffer_count", str(buffers), allowed)) from None
 

@@ -130,8 +130,8 @@ def _buffer_faults(request: StepRequest, options: ZeroStrategy) -> Iterator[Faul
         yield Fault(
             "offload_optimizer.buffer_count",
             str(states.buffer_count),
-            f"{buffers_needed(states)} or more: a sub-group has {SWAPPED_STATES} states and "
-            "gradients, and so has each that is read or written beside it",
+            f"{buffers_needed(states)} or more: {SWAPPED_STATES + 1} (parameters, two moments, "
+            "gradients) for each sub-group that is updated, read or written at a time",
         )
     workload, ranks = request.workload, request.ranks
     largest = max(

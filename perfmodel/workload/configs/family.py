@@ -206,5 +206,5 @@ def rotary_share(config: Any, *, usual: float) -> float:
 
 
 def is_on(rate: float | None) -> bool:
-    """Whether some of something is dropped out."""
+    """Return whether a dropout rate, which may be absent, drops anything."""
     return (rate or 0.0) > 0

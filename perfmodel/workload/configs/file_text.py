@@ -154,7 +154,10 @@ def _parse_text(text: str) -> dict[str, Any]:
 
 
 def _parse_value(parts: list[str]) -> object:
-    """Nothing is true; numbers are numbers; a bracket of a script ends the value."""
+    """Return what the words after a flag of a script mean: a number, true or false, or text.
+
+    No word, as a flag alone has, is true; a closing bracket ends the value.
+    """
     usable = [part for part in parts[:1] if part not in (")", "(")]
     if not usable:
         return True

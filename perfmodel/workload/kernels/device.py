@@ -29,10 +29,11 @@ class ProductConstants:
 
 @dataclass(frozen=True)
 class GroupedConstants:
-    """Of products of experts: rate of one kernel for all groups, over that of a plain product.
+    """Speed of the products of several experts, relative to one plain matrix product.
 
-    `dispatch_s`, `own_kernel_slowdown`: least time, and time over that of a plain product, where
-        each of several groups has a kernel of its own.
+    `single_kernel_rate`: rate of one kernel that does all groups, over that of a plain product.
+    `dispatch_s`: least time of a group where each has a kernel of its own; seconds.
+    `own_kernel_slowdown`: time of such a kernel over that of a plain product.
     """
 
     single_kernel_rate: float

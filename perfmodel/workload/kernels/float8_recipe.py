@@ -176,7 +176,10 @@ def _row(float8: Float8) -> Mapping[str, Any]:
 
 
 def recipe_faults(float8: Float8, gpu: Gpu) -> list[Fault]:
-    """What a GPU lacks of a recipe; nothing of a GPU without fp8, which its precisions tell."""
+    """Return a fault where a GPU with fp8 cannot run a recipe.
+
+    A GPU without fp8 has none here: its precisions tell.
+    """
     excluded = {"mxfp8", "nvfp4"} if gpu.name in _table()["without_mxfp8"] else set()
     allowed = [
         name

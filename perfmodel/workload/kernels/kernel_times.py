@@ -56,14 +56,14 @@ FULL_WAVES = 16
 
 
 def product_s(product: MatrixProduct, device: Device) -> float:
-    """Device time of a product; seconds."""
+    """Return the time of a matrix product on a device, the ramp of its kernel included; seconds."""
     return device.constants.product.ramp_s + busy_s(
         product, device.item_bytes * product.elements, device
     )
 
 
 def busy_s(product: MatrixProduct, nbytes: float, device: Device) -> float:
-    """Time without the ramp, for operands of `nbytes`; seconds."""
+    """Return the time of a matrix product with operands of `nbytes`, without its ramp; seconds."""
     memory_s = nbytes / device.memory_Bps
     partials_s = PARTIAL_BYTES * product.count * product.rows * product.columns / device.memory_Bps
     step = DEPTH_STEP_BYTES // device.item_bytes

@@ -51,7 +51,10 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class EstimateRule:
-    """Constants of the estimate; the file states each source."""
+    """Constants by which a layer's traffic and activations are estimated from its operations.
+
+    `estimated_work.yaml` says what each is, and its source.
+    """
 
     linear: Shares
     conv: Shares

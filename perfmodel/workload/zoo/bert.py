@@ -273,7 +273,7 @@ def _embeddings(s: int, shape: BertShape, shard: Shard) -> Module:
     )
     norm, number = norm_parameters(f"{prefix}.LayerNorm", h), len(tables)
     word, position, *segment = names(tables)
-    # gathers, additions of one less, normalised and dropped out
+    # a gather for each table, an addition for each but the first, then normalisation and dropout
     elements = float((number * ACTIVATION_PASSES + (number - 1) * ADD_PASSES) * s * h)
     elements += (NORM_PASSES + shape.dropout * DROPOUT_PASSES) * own * h
     return embedding(

@@ -193,7 +193,10 @@ def _classified(
     numbers: tuple[int, int, int],
     dropout: tuple[bool, bool, bool],
 ) -> list[Module]:
-    """Parts and three linear maps; `dropout` says which of these reads a dropped-out input."""
+    """Return the parts followed by a classifier of three linear maps.
+
+    `numbers`: of the maps in their module. `dropout`: which of them read a dropped-out input.
+    """
     widths = (features, CLASSIFIER_WIDTH, CLASSIFIER_WIDTH, IMAGENET_CLASSES)
     for step, number in enumerate(numbers):
         inputs, outputs, name = widths[step], widths[step + 1], f"classifier.{number}"

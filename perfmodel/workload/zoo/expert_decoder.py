@@ -256,7 +256,11 @@ JOIN_HEADS_PASSES = 2
 
 
 def latent_attention_part(place: BlockPlace, latent: LatentShape) -> list[Module]:
-    """Normalise; queries, and keys and values, through narrow maps; attend; add."""
+    """Return the modules of multi-head latent attention.
+
+    The input is normalised, mapped to queries and to keys and values through narrow maps, attended
+    and added back.
+    """
     shape, shard, prefix = place.shape, place.shard, f"{place.prefix}.self_attn"
     s, heads, rotary = shard.map_tokens(place.tokens), shape.heads // shard.tensor, latent.rotary
     size = latent.plain + rotary
@@ -353,7 +357,7 @@ def _normed(
     normed = weight_and_bias(f"{place.prefix}.{norm}", inputs, bias=False) if norm else ()
     norm_passes, norm_kernels = NORM_KERNELS[shape.fused_norms]
     elements = stream * inputs * bool(norm)
-    # all but the block's first norm read what a product put out
+    # the norms inside of attention read the result of a product, the block's first one does not
     saved = kept_by_norm(
         elements, stream * bool(norm), shape, results=elements * norm.startswith("self_attn.")
     )

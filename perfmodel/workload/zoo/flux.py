@@ -154,7 +154,7 @@ _SINGLE = (
 
 
 def _first(shape: FluxShape, image: int, text: int) -> list[Module]:
-    """Tokens of image and text mapped; what every block is told."""
+    """Return the modules before the blocks: maps of image, text and what all blocks are told."""
     h = shape.width
     embedders = [
         ("timestep", TIME_FEATURES),

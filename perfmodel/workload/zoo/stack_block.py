@@ -125,8 +125,8 @@ class StackShape:
 class StackPlace:
     """A block: its path, the tokens of one sample, its sizes, and which part a rank holds.
 
-    `source`: tokens of the stack that it attends to as well.
-    `first`: whether it is the first block, whose maps keep the source for those of all blocks.
+    `source`: tokens of the other stack that this one attends to; None: it attends to itself alone.
+    `first`: whether it is the first block. Its maps keep the source for those of all blocks.
     """
 
     prefix: str

@@ -119,7 +119,7 @@ def _attended(
     causal: bool,
     window: int | None,
 ) -> Attention:
-    """What one rank attends to: its heads, and its tokens or, after an all-to-all, all of them."""
+    """Return the attention of one rank: some of the heads over all tokens, or all over its own."""
     size, c = width // heads, shard.context
     ranks = shard.tensor * (c if shard.context_kind == "ulysses" else 1)
     own, own_pairs = heads // ranks, max(1, kv_width // size // ranks)

@@ -100,7 +100,7 @@ def unet(*, dtype: str, image_size: int) -> Workload:
 
 
 def _registered_place(parameter: Parameter) -> tuple[int, int, list[int]]:
-    """Place of a parameter's stage, of the block in it, and of the kind of module in that."""
+    """Return where a parameter is registered: places of its stage and block, kinds of its path."""
     stage, *path = parameter[0].split(".")
     kinds = [KINDS.index(part) for part in path if part in KINDS]
     return STAGES.index(stage), int(path[0]) if path[0].isdigit() else 0, kinds

@@ -4,17 +4,19 @@ Golden numbers: the rules of NVIDIA/nccl 2.30.7 ``src/graph/search.cc`` worked o
 machines, and what published logs say (H800: 16 channels, 2.18.3; 25 GbE: 2; DGX-1: 12).
 """
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from perfmodel.files import data_folder
+from perfmodel.library.compute_capability import capability_of, compute_capabilities
 from perfmodel.library.nccl.communicator import channels_of, system_of
+from perfmodel.library.nccl.cost_model import constants_of
 from perfmodel.library.nccl.graphs import nvls_graph, ring_graph, tree_graph
 from perfmodel.library.nccl.host_graph import (
     Host,
     HostPath,
-    capability_of,
     host_of,
     vendor_of,
 )
@@ -23,6 +25,7 @@ from perfmodel.library.transport import apply_settings
 from perfmodel.topology.faults import remove_links
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology
+from perfmodel.topology.templates.gpus import gpu_names, load_gpu
 
 
 def looked_at(template, hosts=1, gpus=None, fabric="one-switch", group=None, **words):
@@ -161,6 +164,15 @@ def test_part_of_a_host_and_uneven_hosts():
     uneven, _ = looked_at("dgx-a100", 2, group=(0, 1, 2, 8))
     assert (uneven.nodes, uneven.ranks, uneven.gpus) == (2, 4, 1)
     assert uneven.per_node == 2
+
+
+def test_each_generation_of_nvidia_has_a_capability_and_rows_of_the_tuner():
+    """One that is missing would count as sm80: no NVLS, Ampere's estimates."""
+    ours = {load_gpu(name).generation for name in gpu_names()} - {"cpu", "cdna3", "cdna4"}
+    assert ours == compute_capabilities().generations.keys()
+    constants = constants_of((math.inf, math.inf))
+    tables = (constants.ll_max_GBps, constants.tree_GBps, constants.nvls_efficiency)
+    assert all(table.keys() == constants.rows_since.keys() for table in tables)
 
 
 def test_capabilities_and_vendors():

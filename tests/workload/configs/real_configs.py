@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from perfmodel.workload.configs.decoder_models import expert_model
 from perfmodel.workload.configs.hugging_face import FAMILIES, read_config
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.t5 import target_tokens
@@ -233,17 +234,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
 """Each says something that its family need not have."""
 
 ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert")
-MIXED = (
-    "mixtral",
-    "qwen2_moe",
-    "qwen3_moe",
-    "deepseek_v2",
-    "deepseek_v3",
-    "glm4_moe",
-    "olmoe",
-    "gpt_oss",
-    "llama4_text",
+MIXED = frozenset(
+    label for label, each in CONFIGS.items() if FAMILIES[each["model_type"]].make is expert_model
 )
+"""Labels of decoders with experts."""
 
 
 def written(folder: Path, label: str) -> Buildable:

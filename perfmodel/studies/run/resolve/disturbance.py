@@ -345,11 +345,11 @@ class _EventResolver:
 def _fail(
     text: str, event: DownEvent | LoseEvent, arcs: Sequence[int], dead: LinkFault
 ) -> Disturbance:
-    """Links that carry nothing at first, and are routed around later.
+    """Return the disturbance of links that fail: they carry nothing until they are routed around.
 
     `text`: what fails.
     `arcs`: the links.
-    `dead`: names the dead arcs or devices.
+    `dead`: the fault by which routes avoid them, of arcs or devices.
     """
     if event.at is None:  # before the job starts
         return Disturbance(text, "", faults=(replace(dead, from_s=ALWAYS_S),))

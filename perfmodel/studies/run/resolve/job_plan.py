@@ -150,11 +150,12 @@ def plan_step(
     collective_s: CollectiveTime | None = None,
     memory: HostMemory = NO_HOST_MEMORY,
 ) -> StepPlan:
-    """One step of the strategy at one size; layers merged into fewer tasks, or each its own.
+    """Return the plan of one step at one size.
 
     All ranks compute as long as the slowest of them is expected to, which a synchronous step waits
     for.
 
+    `merge`: whether layers are merged into fewer tasks; else each is a task of its own.
     `sockets`: what processes on CPUs share on this machine.
     `ranks_per_host`: GPUs of each host that the job has.
     `collective_s`: time of collectives of all its ranks alone.

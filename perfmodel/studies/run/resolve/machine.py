@@ -96,7 +96,10 @@ def check_message_size(
 def _work_of(
     machine: Machine, algorithm: Algorithm | None, op: str, nbytes: int, groups: Groups
 ) -> tuple[int, float]:
-    """Messages of a collective of some groups, and the CPU time of simulating them on sockets."""
+    """Return how many messages a collective of some groups sends, and what simulating them takes.
+
+    That is the time of this process on its own computer, for messages on sockets; seconds.
+    """
     if op in MESSAGES:
         pairs = [pair for group in groups for pair in message_pairs(op, group)]
         lowered, copies = lower_message(machine, *pairs[0], nbytes), len(pairs)

@@ -60,7 +60,7 @@ def estimate_memory(
         ranks=grid.replicas,
         expert_copies=grid.expert_copies if grid.expert > 1 else None,
         batch_per_gpu=batch,
-        # of the part of a module that is on one of a process's GPUs
+        # Memory is that of one GPU: where a module is split over a process's GPUs, of its part.
         options=options.model_copy(update={"layer_devices": ()})
         if isinstance(options, DdpOptions)
         else options,

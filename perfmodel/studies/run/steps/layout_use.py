@@ -162,7 +162,7 @@ def _dimension_use(
     exposed_s: float,
     machine: Machine,
 ) -> DimensionUse:
-    """Sum up what some classes send in a dimension, of which the one that sends most counts."""
+    """Sum up the collectives of one dimension of the layout, of the rank class that sends most."""
     works_of = {
         name: [collective_of(task) for task in own]
         for name, own in grouped(tasks, attrgetter("rank_class")).items()

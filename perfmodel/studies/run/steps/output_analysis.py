@@ -77,8 +77,8 @@ def count_needed_steps(
     faults += [
         Fault(
             each.origin,
-            f"{each.description}: up to {step_s / other_s:,.0f} of its steps in one of this job's, "
-            f"which takes {format_time(step_s)}",
+            f"{each.description}: up to {step_s / other_s:,.0f} of its steps while this job does "
+            f"one, which takes {format_time(step_s)}",
             f"at most {MOST_OTHER_STEPS}: a larger batch there, or a smaller one here",
         )
         for each in disturbances

@@ -63,8 +63,8 @@ def hash_cost(timer: UncontendedTimer, lowered: LoweredCollective) -> float:
     ):  # no link between switches is busier than a host's own
         return 1.0
     spread = _spread_traffic(machine, lowered, hashed)
-    # Faster by that, the busiest link is busy for as long as if it carried its share, and a flow
-    # may send faster than one cable, as if it had several.
+    # Links between switches get faster by what spreading saves on the busiest of them. Then it is
+    # busy for as long as if traffic were spread, and a flow may be faster than one cable is.
     more = np.ones(len(arcs))
     more[trunks:] = inside_s / sending_s(spread, arcs.bandwidth_Bps)[trunks:].max()
     even = machine.topology.with_arcs(replace(arcs, bandwidth_Bps=arcs.bandwidth_Bps * more))
