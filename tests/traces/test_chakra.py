@@ -261,6 +261,11 @@ DAMAGED = {
     "metadata alone": (encode_trace([]), "no nodes"),
     "a node first": (encode_trace(foreign())[len(encode_trace([])) :], "no metadata at the begin"),
     "a number for the version": (b"\x02\x08\x01" + encode_trace(foreign()), "no metadata"),
+    "a number after the version": (
+        b"\x05\x0a\x01v\x10\x01" + encode_trace(foreign()),
+        "no metadata",
+    ),
+    "text that metadata has not": (b"\x02\x1a\x00" + encode_trace(foreign()), "no metadata"),
     "cut off": (encode_trace(foreign())[:-3], "it is cut off"),
     "long integer": (b"\xff" * 20, "cut off or too long"),
     "endless list": (_message(encode_field(5, b"\x01" * (1 << 21))), "integers in a list"),
@@ -268,13 +273,35 @@ DAMAGED = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", DAMAGED)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[pytest.mark.slow] if kind.startswith("endless") else [])
+        for kind in DAMAGED
+    ],
+)
 def test_damaged_files(tmp_path: Path, kind: str) -> None:
     content, message = DAMAGED[kind]
     (tmp_path / "job.0.et").write_bytes(content)
     with pytest.raises(InputError, match=message):
         read_plan(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        b"",
+        encode_field(1, "0.0.4"),
+        encode_field(2, encode_field(1, "schema") + encode_field(29, "1.1.1-chakra.0.0.4")),
+        encode_field(1, "0.0.4") + encode_field(2, b"") + encode_field(2, b""),
+    ],
+)
+def test_metadata_are_a_version_and_attributes(tmp_path: Path, metadata: bytes) -> None:
+    """Each of both fields of `GlobalMetadata` may lack or, of attributes, stand several times."""
+    path = tmp_path / "job.0.et"
+    message = encode_varint(len(metadata)) + metadata
+    path.write_bytes(message + encode_trace(foreign())[len(encode_trace([])) :])
+    assert read_trace(path) == tuple(foreign())
 
 
 def test_flipped_bits_and_torn_files_are_refused_or_read(tmp_path: Path) -> None:
