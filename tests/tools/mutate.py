@@ -63,6 +63,9 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 ROUNDS = ("not benchmarks and not slow", "slow and not benchmarks")
 """Marks of the tests that take part, one round after the other."""
 
+COMPILED = {Path("perfmodel/compiled_loops"), Path("perfmodel/simulate/message")}
+"""Folders with functions that numba compiles."""
+
 # Imported once, before every run of tests forks; the package itself must be imported anew.
 LIBRARIES = (
     *("hypothesis", "joblib", "jsonschema", "networkx", "numpy", "pandas", "pydantic"),
@@ -173,16 +176,16 @@ def sample(folder: Path, count: int, seed: int) -> list[Mutant]:
     return [choose.choice(every[line]) for line in lines]
 
 
-def is_compiled(text: str) -> bool:
-    """Whether numba compiles something of a file, to go by what it says."""
-    return "numba" in text or "compiled" in text
+def is_compiled(path: Path) -> bool:
+    """Whether numba compiles functions of a file."""
+    return path.parent in COMPILED
 
 
 @cache
 def probed(path: Path, chosen: tuple[tuple[int, Mutant], ...]) -> tuple[str, set[int]]:
     """A file whose chosen expressions report that they are evaluated, and which of them cannot."""
     text, silent = (ROOT / path).read_text(encoding="utf-8"), set[int]()
-    if is_compiled(text):
+    if is_compiled(path):
         return text, {number for number, _ in chosen}  # what numba compiles can call nothing
     for number, mutant in chosen:
         other = mutant.put(text, f'(__import__("reached").at({number}, {mutant.before}))')
@@ -371,7 +374,7 @@ class Worker:
         target = self.checkout / mutant.path
         text = (ROOT / mutant.path).read_text(encoding="utf-8")
         target.write_text(mutant.put(text, mutant.after), encoding="utf-8")
-        compiled = f"compiled-{number}" if is_compiled(text) else ""
+        compiled = f"compiled-{number}" if is_compiled(mutant.path) else ""
         outcome = run_tests(self.checkout, tests, marks, cpu_limit_s, compiled)
         shutil.copy2(ROOT / mutant.path, target)
         return outcome
