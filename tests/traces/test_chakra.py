@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from perfmodel.cli.app import app
 from perfmodel.errors import InputError
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
@@ -199,6 +201,22 @@ def test_a_trace_of_another_program(tmp_path: Path) -> None:
 
     alone = UncontendedTimer(machine).best("all_reduce", 10**9, range(4))[1]
     assert long.step_s == pytest.approx(600e-6 + alone, rel=1e-6)
+
+
+def test_the_command_says_what_was_simulated(tmp_path: Path) -> None:
+    """Kernels take as long as they say; ranks that do the same are held once."""
+    words = ["trace", str(write(tmp_path, *[foreign()] * 4)), "--topology", "dgx-a100", "--json"]
+    answer = CliRunner().invoke(app, [*words, "--gpus-per-node", "4"])
+    assert answer.exit_code == 0, answer.output
+    said = json.loads(answer.stdout)
+    assert said == {
+        "perfmodel": 1,
+        "kind": "chakra",
+        "ranks": 4,
+        "step_time_s": pytest.approx(1300e-6, rel=1e-9),
+        "tasks": sum(node.kind != METADATA for node in foreign()),
+        "collectives": 1,
+    }
 
 
 def test_messages_and_groups(tmp_path: Path) -> None:
