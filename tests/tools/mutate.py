@@ -63,6 +63,9 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 ROUNDS = ("not benchmarks and not slow", "slow and not benchmarks")
 """Marks of the tests that take part, one round after the other."""
 
+WORTH = (0.0, 1.0, 8.0, 1.0)
+"""How likely a file of tests catches a mutant, by how near it is, see `nearness`."""
+
 COMPILED = {Path("perfmodel/compiled_loops"), Path("perfmodel/simulate/message")}
 """Folders with functions that numba compiles."""
 
@@ -483,9 +486,14 @@ class Hunt:
     def next(self) -> tuple[str, dict[int, tuple[int, float]]]:
         """The file of tests that is nearest to what lives, and that with its time left."""
         alive = self.alive
-        tests = max(self.near, key=lambda file: sum(self.near[file][n] ** 3 for n in alive))
+        tests = max(self.near, key=lambda file: self._worth(file, alive))
         near = self.near.pop(tests)
         return tests, {n: (near[n], self.patience_s - self.spent_s[n]) for n in alive}
+
+    def _worth(self, tests: str, alive: Sequence[int]) -> float:
+        """How likely it is that a file of tests catches something; its own tests have run."""
+        near = self.near[tests]
+        return sum(WORTH[near[number]] for number in alive)
 
     def take(self, done: Judged) -> None:
         """Note what a file of tests caught."""
