@@ -1,9 +1,11 @@
 """Sizes, schedules and faults of a measurement job; no torch needed."""
 
+import re
+
 import pytest
 
 from perfmodel.errors import InputError, ScheduleError
-from perfmodel.measure.job import MeasurementJob, make_schedules, measured_size
+from perfmodel.measure.job import ITEM_BYTES, MeasurementJob, make_schedules, measured_size
 
 SIZES = (1024, 4096)
 
@@ -18,6 +20,14 @@ def test_sizes_are_whole_elements_and_like_parts():
     assert measured_size(job(), 1) == 4
     assert measured_size(job(collective="all_gather", ranks=3, dtype="float64"), 100) == 96
     assert list(make_schedules(job(sizes=(1, 2, 7, 4096)))) == [4, 4096]
+
+
+@pytest.mark.parametrize("dtype", ITEM_BYTES)
+def test_sizes_are_whole_elements_of_each_type(dtype):
+    """A type's name ends with its bits."""
+    item = int(re.search(r"\d+$", dtype)[0]) // 8
+    assert measured_size(job(dtype=dtype), 5 * item) == 5 * item
+    assert measured_size(job(dtype=dtype), 6 * item - 1) == 5 * item
 
 
 def test_wrong_jobs_say_what_is_allowed():

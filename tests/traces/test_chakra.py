@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from perfmodel.cli.app import app
 from perfmodel.errors import InputError
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
@@ -201,6 +203,22 @@ def test_a_trace_of_another_program(tmp_path: Path) -> None:
     assert long.step_s == pytest.approx(600e-6 + alone, rel=1e-6)
 
 
+def test_the_command_says_what_was_simulated(tmp_path: Path) -> None:
+    """Kernels take as long as they say; ranks that do the same are held once."""
+    words = ["trace", str(write(tmp_path, *[foreign()] * 4)), "--topology", "dgx-a100", "--json"]
+    answer = CliRunner().invoke(app, [*words, "--gpus-per-node", "4"])
+    assert answer.exit_code == 0, answer.output
+    said = json.loads(answer.stdout)
+    assert said == {
+        "perfmodel": 1,
+        "kind": "chakra",
+        "ranks": 4,
+        "step_time_s": pytest.approx(1300e-6, rel=1e-9),
+        "tasks": sum(node.kind != METADATA for node in foreign()),
+        "collectives": 1,
+    }
+
+
 def test_messages_and_groups(tmp_path: Path) -> None:
     ends = {"comm_src": 0, "comm_dst": 1, "comm_size": 10**8, "comm_tag": 4}
     sends = [TraceNode(1, "s", SEND, (), (), 0, ends)]
@@ -261,6 +279,11 @@ DAMAGED = {
     "metadata alone": (encode_trace([]), "no nodes"),
     "a node first": (encode_trace(foreign())[len(encode_trace([])) :], "no metadata at the begin"),
     "a number for the version": (b"\x02\x08\x01" + encode_trace(foreign()), "no metadata"),
+    "a number after the version": (
+        b"\x05\x0a\x01v\x10\x01" + encode_trace(foreign()),
+        "no metadata",
+    ),
+    "text that metadata has not": (b"\x02\x1a\x00" + encode_trace(foreign()), "no metadata"),
     "cut off": (encode_trace(foreign())[:-3], "it is cut off"),
     "long integer": (b"\xff" * 20, "cut off or too long"),
     "endless list": (_message(encode_field(5, b"\x01" * (1 << 21))), "integers in a list"),
@@ -268,13 +291,35 @@ DAMAGED = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", DAMAGED)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[pytest.mark.slow] if kind.startswith("endless") else [])
+        for kind in DAMAGED
+    ],
+)
 def test_damaged_files(tmp_path: Path, kind: str) -> None:
     content, message = DAMAGED[kind]
     (tmp_path / "job.0.et").write_bytes(content)
     with pytest.raises(InputError, match=message):
         read_plan(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        b"",
+        encode_field(1, "0.0.4"),
+        encode_field(2, encode_field(1, "schema") + encode_field(29, "1.1.1-chakra.0.0.4")),
+        encode_field(1, "0.0.4") + encode_field(2, b"") + encode_field(2, b""),
+    ],
+)
+def test_metadata_are_a_version_and_attributes(tmp_path: Path, metadata: bytes) -> None:
+    """Each of both fields of `GlobalMetadata` may lack or, of attributes, stand several times."""
+    path = tmp_path / "job.0.et"
+    message = encode_varint(len(metadata)) + metadata
+    path.write_bytes(message + encode_trace(foreign())[len(encode_trace([])) :])
+    assert read_trace(path) == tuple(foreign())
 
 
 def test_flipped_bits_and_torn_files_are_refused_or_read(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,26 @@ def test_command_writes_what_run_reads(traces: Path, tmp_path: Path) -> None:
     assert "Recorded and simulated" in page
     timeline = json.loads((out / "timeline.json").read_text())
     assert {"schemaVersion", "distributedInfo", "traceEvents"} <= set(timeline)
+
+
+def test_buckets_are_printed_as_they_were_made(traces: Path) -> None:
+    """Two layers each; 450 µs on the wire, of which the first rank has waited 60 µs before."""
+    code, text = run("trace", str(traces))
+    assert code == 0, text
+    head, *rows = (
+        re.split(r" {2,}", line.strip())
+        for line in text.splitlines()
+        if re.match(r"bucket  |\s+\d  ", line)
+    )
+    assert [row[0] for row in rows] == ["0", "1"]
+    for row in (dict(zip(head, row, strict=True)) for row in rows):
+        assert row["elements"] == f"{2 * (WIDTH**2 + WIDTH):,}"
+        assert row["size"] == "2.00 MiB"
+        assert (row["transfer"], row["waiting"]) == ("450 µs", "60.0 µs")
+        ends = [float(row[name].removesuffix(" ms")) for name in ("end", "simulated end")]
+        assert ends[1] == pytest.approx(ends[0], rel=0.05)
+    alone = run("trace", str(traces / "b.json"))[1].splitlines()
+    assert ["waiting" in line for line in alone if line.startswith("bucket ")] == [False]
 
 
 def test_json_has_layers_in_gradient_ready_order(traces: Path) -> None:

@@ -78,6 +78,16 @@ def test_a_garbled_row_takes_no_matrix_away():
             read_matrices(text, "nvbandwidth.log")
 
 
+def test_a_title_that_lost_its_unit_is_named_by_its_line():
+    wrapped = P2P.replace(
+        "P2P=Enabled Latency (P2P Writes) Matrix (us)", "P2P=Enabled Latency (P2P Writes) Matrix"
+    )
+    line = wrapped.splitlines().index("P2P=Enabled Latency (P2P Writes) Matrix") + 1
+    with pytest.raises(InputError) as raised:
+        read_matrices(wrapped, "p2p.txt")
+    assert [(fault.file, fault.line) for fault in raised.value.faults] == [("p2p.txt", line)]
+
+
 def test_empty_lines_between_rows_do_not_matter():
     doubled = NVBANDWIDTH.replace("\n", "\n\n")
     assert read_matrices(doubled, "a.log") == read_matrices(NVBANDWIDTH, "a.log")

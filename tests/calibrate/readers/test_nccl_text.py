@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.calibrate.readers import read_files, read_nccl_json, read_nccl_text, read_rccl_json
-from perfmodel.calibrate.readers.nccl_rows import ranks_of_factor
+from perfmodel.calibrate.readers.nccl_rows import ops_allowed, ranks_of_factor
 from perfmodel.calibrate.readers.sweep_records import Printed, version_text
 from perfmodel.errors import InputError
 
@@ -150,6 +150,19 @@ def test_ranks_that_are_not_listed_come_from_the_bandwidths_or_are_asked_for():
     assert ranks_of_factor("all_reduce", few) is None  # 128, or 120?
     many = [(Printed(1000.0, 0.005), Printed(2 * 127 / 128 * 1000, 0.005))]
     assert ranks_of_factor("all_reduce", many) == 128
+
+
+@pytest.mark.parametrize("op", ["broadcast", "reduce", "send_recv"])
+def test_collectives_of_factor_one_tell_nothing_of_their_ranks(op):
+    """Bus bandwidth is algorithm bandwidth, however many take part (nccl-tests)."""
+    assert ranks_of_factor(op, [(Printed(1000.0, 0.005), Printed(1000.0, 0.005))]) is None
+
+
+@pytest.mark.parametrize("off", [-0.002, -0.0003, 0.0, 0.0003, 0.002])
+def test_a_factor_may_be_off_by_half_a_thousandth(off):
+    """Of eight ranks 2 * 7 / 8; what was computed of rounded times may miss it a little."""
+    points = [(Printed(1000.0, 0.0), Printed(1750.0 * (1 + off), 0.0))]
+    assert ops_allowed(points, 8) == ({"all_reduce"} if abs(off) < 0.0005 else set())
 
 
 @pytest.mark.parametrize(

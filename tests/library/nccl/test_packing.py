@@ -43,6 +43,16 @@ SMALL = [
 ]
 
 
+@pytest.mark.parametrize(("GBps", "rings"), [(20.0, 6), (10.0, 12), (40.0, 2), (45.0, 0)])
+def test_rings_of_a_cube_mesh_use_every_link_up(GBps, rings):
+    """A GPU of a DGX-1V has six NVLinks of 20 GB/s: a ring takes two, and runs both ways.
+
+    Of the two joined links there are two per GPU, which make one ring.
+    """
+    demand = Demand(GBps, GBps, "NVL", "NVL", 0, same=False)
+    assert pack_channels(host("dgx1-v100", 8, hosts=1), demand, most=32) == rings
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("hosts", [1, 2])
 @pytest.mark.parametrize("cross_nic", [0, 2])

@@ -93,14 +93,17 @@ def test_header_names_the_job() -> None:
     json.dumps(document, allow_nan=False)
 
 
-def test_every_thread_has_a_name() -> None:
-    document = trace()
+@pytest.mark.parametrize("is_issued", [True, False])
+def test_every_thread_has_a_name_and_no_name_is_without_a_thread(is_issued: bool) -> None:
+    """Also the one of launches that no work of the host issues."""
+    spans = tuple(span for span in TIMELINE.spans if is_issued or span.kind != "issue")
+    document = trace(Timeline(spans))
     named = {
         (event["pid"], event["tid"])
         for event in document["traceEvents"]
         if event["ph"] == "M" and event["name"] == "thread_name"
     }
-    assert {(event["pid"], event["tid"]) for event in complete(document)} <= named
+    assert {(event["pid"], event["tid"]) for event in complete(document)} == named
 
 
 def test_concurrent_transfers_get_their_own_threads() -> None:

@@ -54,6 +54,18 @@ def test_those_who_meet_are_connected(
     assert max(compared) <= len(jobs) + 1
 
 
+@pytest.mark.parametrize("count", [100, between_collectives.MANY_LINKS])
+def test_jobs_of_many_links_meet_where_they_have_one_in_common(count: int) -> None:
+    even = 2 * np.arange(count)
+    for place in (0, count // 3, count - 1):
+        odd = even + 1
+        assert LinkSet(even).isdisjoint(LinkSet(odd))
+        odd[place] = even[place]
+        assert not LinkSet(even).isdisjoint(LinkSet(odd))
+        assert not LinkSet(odd).isdisjoint(LinkSet(even))
+        assert LinkSet(even[place : place + 1]).isdisjoint(LinkSet(even + 1))
+
+
 def share(route: tuple[int, ...], duty: float, name: object) -> Share:
     """An edge that sends a gigabyte within `duty` of its job's time when it gets 1 GB/s."""
     return Share(stream_stage([route], [np.inf]), np.array([1e9]), lambda _: 1 / duty, name)

@@ -178,6 +178,14 @@ def test_what_a_provider_leaves_open_is_completed_and_said(tmp_path: Path) -> No
     assert found.node().links["infiniband"].source.startswith("assumption")
 
 
+def test_one_gpu_misses_no_nvlinks(tmp_path: Path) -> None:
+    alone = "".join(line for line in BARE.splitlines(keepends=True) if "0001:00" not in line)
+    found = imported(tmp_path, alone, gpu="RTX 4090")
+    assert found.node().edges
+    assert not any("NVLink" in note for note in found.notes)
+    assert any("NVLink" in note for note in imported(tmp_path, BARE, gpu="RTX 4090").notes)
+
+
 def test_gpus_count_by_bus_id_as_cuda_does(tmp_path: Path) -> None:
     text = imported(tmp_path, BARE, gpu="A100-SXM4-80GB").text()
     assert "{from: gpu0, to: pcie0, link: pcie4}  # line 6, pci 0001:00:00.0" in text

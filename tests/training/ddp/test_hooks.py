@@ -215,6 +215,24 @@ def test_memory_of_error_feedback_is_a_copy_of_the_gradients() -> None:
     assert beside({"kind": "powersgd", "rank": 8}) > beside("powersgd")
 
 
+@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize("in_one_bucket", [True, False])
+def test_memory_of_powersgd_is_errors_factors_and_copies(warm: bool, in_one_bucket: bool) -> None:
+    """Counted from `powerSGD_hook`: P and Q of all buckets stay only with a warm start."""
+    factors = (64 + 32) + (128 + 64) + (8 + 8 * 3 * 3)  # of rank 1, for the three matrices
+    vectors, elements = 64 + 128, 64 * 32 + 64 + 128 * 64 + 128 + 8 * 8 * 3 * 3
+    largest, of_largest = (elements, factors) if in_one_bucket else (128 * 64, 128 + 64)
+    staying = elements + (factors if warm else 0)
+    passing = largest + (vectors if in_one_bucket else 0) + (0 if warm else of_largest)
+    model = model_of()
+    options = DdpOptions(
+        hook=hook_of({"kind": "powersgd", "warm_start": warm}),
+        bucket_cap=25 * 2**20 if in_one_bucket else 1,
+    )
+    use = ddp_memory(Setup(model, "fp32", "sgd", 4, 2, options=options))
+    assert use.buckets_bytes - model.nbytes == 4 * (staying + passing)
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [

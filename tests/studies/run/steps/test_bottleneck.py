@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 
 from perfmodel.scenario import Scenario, change_scenario, load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.prepared import prepare
+from perfmodel.studies.run.resolve.what_if import BETWEEN_NODES
+from perfmodel.studies.run.steps.bottleneck import name_busiest
 from perfmodel.studies.run.steps.reliefs import LATENCY, LIBRARY, LINKS, WORTH_NAMING
+from perfmodel.topology import build_cluster
 
 CLOSE = 0.003
 """Share of the step by which two limits may differ and either be named: pruned ones are bounded by
@@ -68,6 +72,29 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("made") / "made.yaml"
     path.write_text(MADE)
     return str(path)
+
+
+@pytest.mark.parametrize(
+    ("node", "others", "name"),
+    [
+        ("dgx-a100", 1.0, "the hosts' NICs"),
+        ("dgx-a100", 0.95, "the hosts' NICs"),  # as busy, within a tenth
+        ("dgx-a100", 0.8, "host 1's NIC 0"),
+        ("v100-x8-25g", 1.0, "each host's NIC"),
+        ("v100-x8-25g", 0.95, "each host's NIC"),
+        ("v100-x8-25g", 0.8, "host 1's NIC"),
+    ],
+)
+def test_links_that_are_about_as_busy_are_named_together(
+    node: str, others: float, name: str
+) -> None:
+    """Which links of equal ones are the busiest differs by rounding alone."""
+    topology = build_cluster(node, nodes=3, fabric="one-switch")
+    busy_s = np.zeros(len(topology.arcs.names))
+    for arc, (src, _) in enumerate(topology.arcs.names):
+        if topology.devices[src].kind == "nic" and topology.arcs.kinds[arc] in BETWEEN_NODES:
+            busy_s[arc] = 1.0 if src == "n1/nic0" else others
+    assert name_busiest(topology, busy_s) == name
 
 
 def step_s(scenario: Scenario, what_if: Mapping[str, Any]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from statistics import fmean
 
 import pytest
 
@@ -75,6 +76,15 @@ def test_a_stage_computes_communicates_or_waits(point: SizeResult) -> None:
     parts = point.breakdown_s
     assert parts["bubble"] > 0
     assert sum(parts.values()) == pytest.approx(point.step_time_s)
+
+
+def test_what_is_exposed_is_told_apart_by_dimension(point: SizeResult) -> None:
+    """Dimensions add up to what stages, of equally many GPUs each, wait for on average."""
+    assert point.parallel_layout is not None
+    uses, stages = point.parallel_layout.dimensions, point.parallel_layout.stages
+    assert all(each.exposed_s > 0 for each in uses)
+    mean_s = fmean(stage.exposed_s for stage in stages)
+    assert sum(each.exposed_s for each in uses) == pytest.approx(mean_s, rel=1e-9)
 
 
 def test_every_pass_is_drawn_once(point: SizeResult) -> None:
