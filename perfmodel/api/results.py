@@ -181,13 +181,13 @@ class BucketTuning(Shown, TuneResult):
     """The best gradient buckets of a scenario (`perfmodel.tune`), drawn over the bucket cap."""
 
     def _views(self) -> Views:
-        from perfmodel.report.tuning import text
-        from perfmodel.report.tuning.page import draw_curve, tuned_html
+        from perfmodel.report import tuning_text
+        from perfmodel.report.tuning import draw_curve, tuned_html
 
         return Views(
             f"Buckets of {self.scenario.name}",
-            text.headline,
-            text.tuned_lines,
+            tuning_text.headline,
+            tuning_text.tuned_lines,
             tuned_html,
             draw_curve,
         )
@@ -214,14 +214,14 @@ class StrategyTuning(Shown, SettingsTuning):
     """
 
     def _views(self) -> Views:
-        from perfmodel.report.tuning import settings
+        from perfmodel.report import tuned_settings
 
         return Views(
             f"Settings of {self.scenario.name}",
-            settings.settings_headline,
-            settings.settings_lines,
-            settings.settings_html,
-            settings.draw_trials,
+            tuned_settings.settings_headline,
+            tuned_settings.settings_lines,
+            tuned_settings.settings_html,
+            tuned_settings.draw_trials,
         )
 
     def to_frame(self) -> pd.DataFrame:
@@ -241,15 +241,15 @@ class ComparisonResult(Shown, Comparison):
     """Scenarios side by side (`perfmodel.compare`); drawn: the parts of each side's step."""
 
     def _views(self) -> Views:
-        from perfmodel.report.comparison import page
-        from perfmodel.report.comparison.text import headline
+        from perfmodel.report import comparison
+        from perfmodel.report.comparison_text import headline
 
         return Views(
             f"Comparison of {len(self.sides)}",
             headline,
-            page.comparison_lines,
-            page.comparison_html,
-            page.draw_steps,
+            comparison.comparison_lines,
+            comparison.comparison_html,
+            comparison.draw_steps,
         )
 
     def to_frame(self) -> pd.DataFrame:
@@ -265,15 +265,15 @@ class Plan(Shown, PlanResult):
     """Candidate clusters for a target (`perfmodel.plan`); drawn: cost against time to train."""
 
     def _views(self) -> Views:
-        from perfmodel.report.planning import page
-        from perfmodel.report.planning.figures import draw_time_against_cost
-        from perfmodel.report.planning.text import headline
+        from perfmodel.report import plan
+        from perfmodel.report.plan_figures import draw_time_against_cost
+        from perfmodel.report.plan_text import headline
 
         return Views(
             f"Plan of {self.scenario}",
             headline,
-            page.plan_lines,
-            page.plan_html,
+            plan.plan_lines,
+            plan.plan_html,
             draw_time_against_cost,
         )
 

@@ -72,7 +72,7 @@ def compare(
         raise InputError(Fault("SCENARIO", "one scenario alone", allowed))
 
     from perfmodel.report.common.html import write_each
-    from perfmodel.report.comparison.page import FILES, comparison_lines
+    from perfmodel.report.comparison import FILES, comparison_lines
     from perfmodel.studies.compare import compare as compare_columns
     from perfmodel.studies.compare.model import to_json
 

@@ -166,7 +166,7 @@ def plan(
     writes plan.html (one file, works offline), plan.md, plan.csv and plan.json.
     """
     from perfmodel.report.common.html import write_each
-    from perfmodel.report.planning.page import FILES, plan_lines
+    from perfmodel.report.plan import FILES, plan_lines
     from perfmodel.scenario import load_scenario
     from perfmodel.studies.plan import plan_scenario
     from perfmodel.studies.plan.export import to_json
@@ -198,7 +198,7 @@ def plan(
 
 def _plan_notes(answer: PlanResult) -> Iterator[str]:
     """Say what the numbers leave out."""
-    from perfmodel.report.planning.text import explain_in_time
+    from perfmodel.report.plan_text import explain_in_time
 
     yield from (f"note: {line}" for line in answer.cautions)
     front = " Front: nothing else is both as quick and as cheap." if answer.currency else ""

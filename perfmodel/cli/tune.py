@@ -79,7 +79,7 @@ def tune(
         _tune_settings(questions[0], profile, output, json=json)
         return
     if output is not None:
-        from perfmodel.report.tuning.page import FILES
+        from perfmodel.report.tuning import FILES
 
         curves = [f"curve-{number}.csv" for number in range(len(questions))]
         check_report_folder(output, [*FILES, *curves], questions, profile)
@@ -102,18 +102,18 @@ def _tune_settings(
     question: Scenario, profile: str | None, output: Path | None, *, json: bool
 ) -> None:
     """Tune the settings of a strategy without buckets."""
+    from perfmodel.report import tuned_settings
     from perfmodel.report.common.html import write_each
-    from perfmodel.report.tuning import settings
     from perfmodel.studies.tune.settings_search import tune_settings
 
-    check_report_folder(output, settings.FILES, [question], profile)
+    check_report_folder(output, tuned_settings.FILES, [question], profile)
     say = print_note if sys.stderr.isatty() else None
     print_answer(
         tune_settings(question, profile=load_profile(profile), progress=say),
         json=json,
-        to_json=settings.settings_json,
-        lines=settings.settings_lines,
-        write=partial(write_each, settings.FILES),
+        to_json=tuned_settings.settings_json,
+        lines=tuned_settings.settings_lines,
+        write=partial(write_each, tuned_settings.FILES),
         folder=output,
     )
 
@@ -138,26 +138,26 @@ def _tune_each(
 
 def _report(tunings: list[TuneResult], output: Path | None, *, json: bool) -> None:
     """Print one tuning, or the setting that serves several best, and write its page."""
+    from perfmodel.report import tuning, tuning_text
     from perfmodel.report.common.html import write_each
-    from perfmodel.report.tuning import page, text
     from perfmodel.studies.tune.recommendation import choose_minimax_cap
 
     if len(tunings) == 1:
         print_answer(
             tunings[0],
             json=json,
-            to_json=text.tuned_json,
-            lines=text.tuned_lines,
-            write=partial(write_each, page.FILES),
+            to_json=tuning_text.tuned_json,
+            lines=tuning_text.tuned_lines,
+            write=partial(write_each, tuning.FILES),
             folder=output,
         )
         return
     print_answer(
         choose_minimax_cap(tunings),
         json=json,
-        to_json=text.compromise_json,
-        lines=text.compromise_lines,
-        write=page.write_compromise,
+        to_json=tuning_text.compromise_json,
+        lines=tuning_text.compromise_lines,
+        write=tuning.write_compromise,
         folder=output,
     )
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from perfmodel.report import plan as page
+from perfmodel.report import plan_text as said
 from perfmodel.report.common.html import write_each
-from perfmodel.report.planning import page
-from perfmodel.report.planning import text as said
-from perfmodel.report.planning.figures import draw_time_against_cost
-from perfmodel.report.planning.page import FILES, plan_html, plan_markdown
+from perfmodel.report.plan import FILES, plan_html, plan_markdown
+from perfmodel.report.plan_figures import draw_time_against_cost
 from perfmodel.studies.plan.decisions import choose_answers
 from perfmodel.studies.plan.model import PlanResult, UpgradeOutcome
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import chain
 
+from perfmodel.report import comparison_text
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     PREDICTED,
@@ -28,8 +29,7 @@ from perfmodel.report.common.figures import (
 )
 from perfmodel.report.common.html import render_html
 from perfmodel.report.common.palette import WORK
-from perfmodel.report.comparison import text
-from perfmodel.report.comparison.text import (
+from perfmodel.report.comparison_text import (
     LEAST_RELATIVE_CHANGE,
     column_names,
     headline,
@@ -306,7 +306,7 @@ def comparison_lines(comparison: Comparison) -> list[Block]:
 
 def comparison_html(comparison: Comparison) -> str:
     """Build the page as one string."""
-    title = text.title(comparison)
+    title = comparison_text.title(comparison)
     steps = Figure(draw_steps(comparison), "steps", "Bars: the parts of a step of each side")
     questions = dict.fromkeys(side.result.question for side in comparison.sides)
     differs = what_ifs = None
@@ -334,7 +334,9 @@ def comparison_html(comparison: Comparison) -> str:
                 parts_table(comparison),
             ),
             what_ifs,
-            section("What the numbers rest on", "", Bullets(text.assumptions(comparison))),
+            section(
+                "What the numbers rest on", "", Bullets(comparison_text.assumptions(comparison))
+            ),
         ],
     )
 
@@ -343,7 +345,7 @@ def draw_steps(comparison: Comparison) -> Drawing:
     """Draw the parts of each side's step as one bar, the first side on top."""
     sides = comparison.sides
     unit, scale = time_unit(max(side.point.step_time_s for side in sides), least=1.0)
-    labels = [short_label(name) for name in text.side_names(comparison)]
+    labels = [short_label(name) for name in comparison_text.side_names(comparison)]
     parts_s = {
         part: [side.point.breakdown_s.get(part, 0.0) for side in sides]
         for part in parts(comparison)

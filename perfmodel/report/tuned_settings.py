@@ -21,7 +21,7 @@ from perfmodel.report.common.document import (
 from perfmodel.report.common.figures import Drawing, bars, label_rows, new_figure, time_unit
 from perfmodel.report.common.html import render_html
 from perfmodel.report.common.palette import WORK
-from perfmodel.report.tuning.text import change, fine
+from perfmodel.report.tuning_text import change, fine
 from perfmodel.studies.tune.settings_search import SettingsTuning, Trial
 from perfmodel.units import format_bytes
 

@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from perfmodel.report import tuning_text
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     PREDICTION,
@@ -39,8 +40,7 @@ from perfmodel.report.common.figures import (
 )
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import INK, QUIET_INK, WORK
-from perfmodel.report.tuning import text
-from perfmodel.report.tuning.text import (
+from perfmodel.report.tuning_text import (
     caps,
     compromise_json,
     curve_csv,
@@ -67,8 +67,8 @@ def tuned_html(tuned: TuneResult) -> str:
     """Build the page of one scenario as one string."""
     job = f"{tuned.workload} with DistributedDataParallel on"
     setting = f"{job} {quantities.gpus(tuned.gpus)} of {tuned.machine}"
-    answer, limit = text.answer(tuned)
-    pasted = [f"{code}  # {note}" if note else code for code, note in text.to_paste(tuned)]
+    answer, limit = tuning_text.answer(tuned)
+    pasted = [f"{code}  # {note}" if note else code for code, note in tuning_text.to_paste(tuned)]
     facts = {name.replace("_", " "): value for name, value in tuned.provenance.items()}
     travel = Figure(draw_buckets(tuned), "buckets", "All-reduces of each setting in one step")
     return render_html(
@@ -79,10 +79,10 @@ def tuned_html(tuned: TuneResult) -> str:
             section(
                 "What to use",
                 "",
-                Bullets(text.advice(tuned)),
+                Bullets(tuning_text.advice(tuned)),
                 Code("\n".join(pasted)),
-                text.settings_table(tuned),
-                Paragraph(text.first_step(tuned), "hint"),
+                tuning_text.settings_table(tuned),
+                Paragraph(tuning_text.first_step(tuned), "hint"),
             ),
             _curve(tuned),
             section(
@@ -101,16 +101,16 @@ def compromise_html(compromise: MinimaxCap) -> str:
     lead = "Regrets: how much longer a step is than with the best cap of that scenario alone."
     code = Code(shared_snippet(compromise))
     titles = [f"{each.scenario.name}, {quantities.gpus(each.gpus)}" for each in compromise.each]
-    setting, headline = f"{len(compromise.each)} scenarios", text.shared_headline(compromise)
+    setting, headline = f"{len(compromise.each)} scenarios", tuning_text.shared_headline(compromise)
     return render_html(
         "One bucket cap for several scenarios",
         [
             header(setting, headline, [PREDICTION]),
-            section("One cap for all", lead, text.scenarios_table(compromise), code),
+            section("One cap for all", lead, tuning_text.scenarios_table(compromise), code),
             *(
                 section(
                     title,
-                    text.headline(tuned),
+                    tuning_text.headline(tuned),
                     Figure(draw_curve(tuned), f"curve-{at}", f"Step time against the cap: {title}"),
                 )
                 for at, (title, tuned) in enumerate(zip(titles, compromise.each, strict=True))
@@ -121,19 +121,27 @@ def compromise_html(compromise: MinimaxCap) -> str:
 
 def _tiles(tuned: TuneResult) -> Tiles:
     def gain(step_s: float) -> str:
-        change = text.change(step_s / tuned.default.step_time_s - 1.0)
+        change = tuning_text.change(step_s / tuned.default.step_time_s - 1.0)
         return "as with the default" if change == "same" else f"{change} against the default"
 
     best_s, uniform, bound_s = tuned.best_list.step_time_s, tuned.best_uniform, tuned.lower_bound_s
     cap = number(uniform.bucket_cap_mb or 0.0)
     tiles = [
-        Tile("Best list", text.fine(best_s), gain(best_s)),
-        Tile(f"Best cap: {cap} MiB", text.fine(uniform.step_time_s), gain(uniform.step_time_s)),
-        Tile("PyTorch's default", text.fine(tuned.default.step_time_s), "1 MiB first, then 25 MiB"),
+        Tile("Best list", tuning_text.fine(best_s), gain(best_s)),
+        Tile(
+            f"Best cap: {cap} MiB", tuning_text.fine(uniform.step_time_s), gain(uniform.step_time_s)
+        ),
+        Tile(
+            "PyTorch's default",
+            tuning_text.fine(tuned.default.step_time_s),
+            "1 MiB first, then 25 MiB",
+        ),
     ]
     if bound_s is not None:
         above = quantities.percent(best_s / bound_s - 1.0)
-        tiles.append(Tile("Lower bound", text.fine(bound_s), f"the list is {above} above it"))
+        tiles.append(
+            Tile("Lower bound", tuning_text.fine(bound_s), f"the list is {above} above it")
+        )
     return Tiles(tiles)
 
 
@@ -147,7 +155,7 @@ def _curve(tuned: TuneResult) -> Section:
         lead += (
             f" Green bar: caps that stay within {within} of the safest one, "
             f"{number(tuned.robust.bucket_cap_mb)} MiB, however quick or slow the network is "
-            f"within its {text.INTERVAL}."
+            f"within its {tuning_text.INTERVAL}."
         )
     return section(
         "What each cap costs",
@@ -177,7 +185,7 @@ def _horovod(tuned: TuneResult) -> Section | None:
         ),
         Bullets(tuned.horovod.assumptions),
     )
-    return section("Horovod", text.horovod_line(tuned.horovod), table, assumptions)
+    return section("Horovod", tuning_text.horovod_line(tuned.horovod), table, assumptions)
 
 
 LEAST_MB = 0.05

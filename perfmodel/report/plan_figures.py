@@ -22,7 +22,7 @@ from perfmodel.report.common.figures import (
     new_figure,
 )
 from perfmodel.report.common.palette import CYCLE, INK, QUIET_INK
-from perfmodel.report.planning.text import DAY_S, HOUR_S, amount_only, given_span, money, span
+from perfmodel.report.plan_text import DAY_S, HOUR_S, amount_only, given_span, money, span
 from perfmodel.studies.plan.model import PlanOption, PlanResult
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "hexagon")
