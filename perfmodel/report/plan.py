@@ -74,16 +74,17 @@ def option_table(plan: PlanResult, *, narrow: bool = False) -> Table:
         )
 
     def time(option: Any) -> str:
-        likely, ends = plan_text.span(option.training.wall_s, unit), option.training.wall_interval_s
-        own_s = (unit or plan_text.unit_of(option.training.wall_s))[1]
-        written = [quantities.count(end / own_s) for end in ends or ()]
-        return plan_text.brief_range(likely, *written) if ends else likely
+        wall_s, ends = option.training.wall_s, option.training.wall_interval_s
+        own_s = (unit or plan_text.unit_of(wall_s))[1]
+        return plan_text.brief_range(
+            plan_text.span(wall_s, unit), ends, lambda end_s: quantities.count(end_s / own_s)
+        )
 
     def amounts(option: Any) -> str:
-        if option.bill.total is None:
+        write, bill = plan_text.amount_only, option.bill
+        if bill.total is None:
             return NOTHING
-        likely, ends = plan_text.amount_only(option.bill.total), option.bill.interval
-        return plan_text.brief_range(likely, *map(plan_text.amount_only, ends)) if ends else likely
+        return plan_text.brief_range(write(bill.total), bill.interval, write)
 
     return tabulate(
         plan.usable,
@@ -138,14 +139,6 @@ def failure_table(plan: PlanResult) -> Table:
         enough = simulation.failures * simulation.runs >= FEWEST_FAILURES
         return f"{quantities.count(lost_s / unit_s)}{error if enough else ''} {name}"
 
-    def nine_in_ten(option: Any) -> str:
-        simulation = option.training.simulated
-        return (
-            NOTHING
-            if simulation is None
-            else plan_text.span(simulation.high_s - option.training.work_s)
-        )
-
     return tabulate(
         (each for each in plan.usable if each.training and each.training.upkeep),
         (
@@ -159,7 +152,13 @@ def failure_table(plan: PlanResult) -> Table:
             ),
             (">lost", lambda each: plan_text.span(each.training.wall_s - each.training.work_s)),
             (">simulated", simulated),
-            (">9 in 10 lose less", nine_in_ten),
+            (
+                ">9 in 10 lose less",
+                lambda each: _or_nothing(
+                    lambda trainings: plan_text.span(trainings.high_s - each.training.work_s),
+                    each.training.simulated,
+                ),
+            ),
             (">goodput", lambda each: quantities.percent_column(each.training.goodput)),
         ),
     )
@@ -225,16 +224,13 @@ def purchase_table(plan: PlanResult) -> Table:
     def amount(name: str) -> Callable[[PlanOption], str]:
         return lambda option: _or_nothing(plan_text.amount_only, getattr(option.bill, name))
 
-    def kilowatts(watts: float) -> str:
-        return f"{quantities.count(watts / 1e3)}\N{NO-BREAK SPACE}kW"
-
     currency = plan.currency or ""
     return tabulate(
         plan.usable,
         (
             *_CANDIDATE,
             (f">to buy, {currency}", amount("outlay")),
-            (">power", lambda option: _or_nothing(kilowatts, option.bill.power_W)),
+            (">power", lambda option: _or_nothing(plan_text.power, option.bill.power_W)),
             (f">machines, {currency}", amount("machines")),
             (f">electricity, {currency}", amount("energy")),
             (f">per step, {currency}", amount("per_step")),
@@ -281,8 +277,7 @@ PURCHASE = "What the cost is made of. FLOPs used: model FLOPs over the dense pea
 
 def plan_html(plan: PlanResult) -> str:
     """Build the page as one string."""
-    said = Definitions(plan_text.answers(plan))
-    sources = [Heading("Sources"), Definitions(plan.sources)] if plan.sources else []
+    said = plan_text.answers(plan)
     names = [option.candidate for option in plan.usable]
     throughput = sensitivity = None
     if len(set(names)) < len(names):  # what more nodes bring, where a candidate has many sizes
@@ -295,26 +290,25 @@ def plan_html(plan: PlanResult) -> str:
             Figure(draw_tornado(plan), "tornado", "Bars: what each assumption makes of the answer"),
             sensitivity_table(plan),
         )
-    grounds = section(
-        "What this rests on",
-        "",
-        Heading("Assumptions"),
-        Bullets(plan.assumptions),
-        Heading("Provenance"),
-        Definitions({"scenario": plan.scenario, **plan.provenance}),
-        *sources,
-    )
     return render_html(
         f"Plan: {plan_text.setting(plan)}",
         [
             _header(plan),
             _tiles(plan),
-            section("Answers", "", said) if said.entries else None,
+            section("Answers", "", Definitions(said)) if said else None,
             _options(plan),
             throughput,
             sensitivity,
             *_tables(plan),
-            grounds,
+            section(
+                "What this rests on",
+                "",
+                Heading("Assumptions"),
+                Bullets(plan.assumptions),
+                Heading("Provenance"),
+                Definitions({"scenario": plan.scenario, **plan.provenance}),
+                *([Heading("Sources"), Definitions(plan.sources)] if plan.sources else []),
+            ),
         ],
     )
 
@@ -335,8 +329,12 @@ def plan_markdown(plan: PlanResult) -> str:
 
 
 def _header(plan: PlanResult) -> Header:
-    notes = [NOT_MEASURED, *plan.cautions]
-    return header(plan_text.setting(plan), plan_text.headline(plan), notes, [plan.question])
+    return header(
+        plan_text.setting(plan),
+        plan_text.headline(plan),
+        [NOT_MEASURED, *plan.cautions],
+        [plan.question],
+    )
 
 
 def _tiles(plan: PlanResult) -> Tiles | None:
@@ -350,8 +348,6 @@ def _tiles(plan: PlanResult) -> Tiles | None:
 
     outlay = f"; {plan_text.money(bill.outlay or 0.0, plan.currency)} to buy"
     cost = between(bill.interval, plan_text.amount_range) + ("" if bill.outlay is None else outlay)
-    power = f"{quantities.count((bill.power_W or 0.0) / 1e3)} kW"
-    goodput = "nothing fails" if training.upkeep is None else "of the time, with failures"
     known = (
         (True, "Cluster", plan_text.cluster(best), f"{best.node}, network {best.fabric}", "text"),
         (
@@ -361,8 +357,18 @@ def _tiles(plan: PlanResult) -> Tiles | None:
             between(training.wall_interval_s, plan_text.span_range, training.wall_s),
         ),
         (bill.total is not None, "Cost", plan_text.money(bill.total or 0.0, plan.currency), cost),
-        (bill.energy_kWh is not None, "Energy", plan_text.energy(bill.energy_kWh or 0.0), power),
-        (True, "Goodput", quantities.percent(training.goodput), goodput),
+        (
+            bill.energy_kWh is not None,
+            "Energy",
+            plan_text.energy(bill.energy_kWh or 0.0),
+            f"{quantities.count((bill.power_W or 0.0) / 1e3)} kW",
+        ),
+        (
+            True,
+            "Goodput",
+            quantities.percent(training.goodput),
+            "nothing fails" if training.upkeep is None else "of the time, with failures",
+        ),
         (
             step.efficiency is not None,
             "Scaling efficiency",
@@ -384,13 +390,16 @@ def _options(plan: PlanResult) -> Section | None:
             "Numbers beside the points are nodes, bars 80 % intervals. Whatever is not on the "
             "front, the dotted line, is beaten in time and cost by something that is."
         )
-    hint = Paragraph(_hint(plan), "hint")
-    return section("Time against cost", lead, figure, option_table(plan), hint)
+    return section(
+        "Time against cost", lead, figure, option_table(plan), Paragraph(_hint(plan), "hint")
+    )
 
 
 def _hint(plan: PlanResult) -> str:
-    in_time = plan_text.explain_in_time(plan)
-    return f"In brackets: 80 % intervals. Efficiency is {plan.efficiency_base}.{in_time}"
+    return (
+        f"In brackets: 80 % intervals. Efficiency is {plan.efficiency_base}."
+        f"{plan_text.explain_in_time(plan)}"
+    )
 
 
 def _tables(plan: PlanResult) -> list[Section | None]:

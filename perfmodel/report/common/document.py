@@ -172,6 +172,16 @@ def paragraphs(lines: Iterable[str], role: Role = "") -> list[Paragraph]:
     return [Paragraph(line, role) for line in lines if line]
 
 
+def join_applying(*said: tuple[object, str], by: str = " ") -> str:
+    """Join the texts whose condition holds: `said` has (condition, text)."""
+    return by.join(text for applies, text in said if applies)
+
+
+def first_applying(*said: tuple[object, str]) -> str:
+    """Choose the first text whose condition holds: `said` has (condition, text)."""
+    return next(text for applies, text in said if applies)
+
+
 PREDICTION = "A prediction by simulation, not a measurement."
 """What a page says of its answer."""
 PREDICTED = "Predictions by simulation, not measurements."
@@ -221,6 +231,11 @@ def grounds(assumptions: Sequence[str], provenance: Mapping[str, str]) -> Sectio
     """Make the section of what a page rests on, with its provenance folded away."""
     folded = Folded("Provenance", [Definitions(provenance)])
     return section("What this rests on", "", Bullets(assumptions), folded)
+
+
+def spelled(facts: Mapping[str, str]) -> dict[str, str]:
+    """Write the names of facts as words."""
+    return {name.replace("_", " "): value for name, value in facts.items()}
 
 
 # ---------------------------------------------------------------- words of other ranks

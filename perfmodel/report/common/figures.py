@@ -200,12 +200,44 @@ def label_rows(labels: Sequence[str], title: str, **axis: Any) -> dict[str, dict
     return {"x": axis_layout(title, **axis), "y": axis_layout(**rows)}
 
 
+def stack_parts(
+    labels: Sequence[str],
+    parts: Iterable[tuple[str, str, Sequence[float], Sequence[str]]],
+    *,
+    longest_s: float,
+    row_pixels: int,
+) -> Drawing:
+    """Draw steps as horizontal bars of their parts, the first step on top.
+
+    `labels`: names of the steps.
+    `parts`: name, colour, seconds in each step, and what is shown where a bar is pointed at.
+    """
+    unit, scale = time_unit(longest_s, least=1.0)
+    return new_figure(
+        70 + row_pixels * len(labels),
+        [
+            bars(
+                name,
+                [time_s / scale for time_s in times_s],
+                list(range(len(labels))),
+                colour,
+                hover,
+                orientation="h",
+            )
+            for name, colour, times_s, hover in parts
+        ],
+        **label_rows(labels, f"time per step ({unit})", rangemode="tozero"),
+        barmode="stack",
+        bargap=0.3,
+    )
+
+
 def title_row(figure: Drawing, height: float, text: str) -> None:
     """Write a title at the left of a figure, above the bars of a row."""
     add_note(figure, text, x=0, xref="paper", y=height, xanchor="left", yanchor="bottom")
 
 
-def error_bars(values: Sequence[float], ends: Sequence[tuple[float, float]]) -> dict[str, Any]:
+def error_bars(values: Sequence[float], ends: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Describe intervals around values, which may lie on one side of them."""
     pairs = list(zip(values, ends, strict=True))
     return {

@@ -158,7 +158,7 @@ def headline(result: Result) -> str:
     )
 
 
-_NO_PART = 1e-9
+ROUNDING_SHARE = 1e-9
 """Share of a step below which a time is what rounding leaves of nothing."""
 
 
@@ -166,7 +166,7 @@ def waiting(point: SizeResult) -> str:
     """Say how much of the step is spent waiting for the network."""
     if point.comm_s == 0:
         return "without any communication"
-    if point.exposed_comm_s < _NO_PART * point.step_time_s:
+    if point.exposed_comm_s < ROUNDING_SHARE * point.step_time_s:
         return "with all communication hidden behind compute"
     return f"of which {duration(point.exposed_comm_s)} is waiting for the network"
 

@@ -31,9 +31,6 @@ NAMED_SHARE = 0.5
 WORTH_SAYING = 1e-3
 """Share of the step from which on waiting is mentioned in a sentence."""
 
-ROUNDING_SHARE_OF_STEP = 1e-9
-"""Share of the step below which a cost is the rounding of sums."""
-
 
 _DEVICE = re.compile(r"\bn(\d+)\b(?:/(nic|gpu|cpu)(\d+))?")
 _KINDS = {"nic": "NIC", "gpu": "GPU", "cpu": "CPU"}
@@ -109,7 +106,7 @@ def explain_device(text: str) -> str:
 
 def _without_rounding(costs_s: float, cost: DisturbanceCost) -> float:
     """A cost, or 0 where it is only rounding."""
-    return 0.0 if abs(costs_s) < ROUNDING_SHARE_OF_STEP * cost.undisturbed_s else costs_s
+    return 0.0 if abs(costs_s) < quantities.ROUNDING_SHARE * cost.undisturbed_s else costs_s
 
 
 def _cost(costs_s: float, cost: DisturbanceCost) -> str:
