@@ -151,16 +151,10 @@ class RunResult(Shown, Result):
 
     def to_perfetto(self, path: str | Path) -> Path:
         """Write the timeline of a step for ui.perfetto.dev; compressed with a name in ``.gz``."""
-        from perfmodel.report.run.kineto import write_kineto
+        from perfmodel.report.run.page import write_timeline
 
         place = _place(path)
-        write_kineto(
-            self.timeline,
-            place,
-            world_size=self.main.gpus,
-            backend=self.provenance.get("backend", "nccl"),
-            gpu=self.topology.gpu.name,
-        )
+        write_timeline(self, place)
         return place
 
     def to_frame(self) -> pd.DataFrame:

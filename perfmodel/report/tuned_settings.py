@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from html import escape
 from typing import Any
 
@@ -71,11 +70,7 @@ def settings_table(tuned: SettingsTuning) -> Table:
     listed = [dict(trial.values) for _, trial in named if trial is not None]
     others = [trial for trial in tuned.trials if dict(trial.values) not in listed]
     named += [(_listed(trial), trial) for trial in others[:MOST_ROWS]]
-    default_s = tuned.default.step_time_s or 1.0
-
-    def known(write: Callable[[float], str], time_s: float | None) -> str:
-        return "" if time_s is None else write(time_s)
-
+    default_s, known = tuned.default.step_time_s or 1.0, quantities.or_empty
     return tabulate(
         ((name, trial) for name, trial in named if trial is not None),
         (

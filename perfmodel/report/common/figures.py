@@ -109,6 +109,37 @@ def bars(
     return {"type": "bar", "name": name or None, "x": x, "y": y} | look | more
 
 
+def time_bars(
+    name: str,
+    colour: str,
+    placed: Iterable[tuple[float, float, float, str]],
+    scale: float,
+    *,
+    width: float | Sequence[float],
+    line: Mapping[str, Any],
+    **more: Any,
+) -> dict[str, Any]:
+    """Describe bars along an axis of time.
+
+    `placed`: height, begin and end in seconds, and text of each.
+    `scale`: seconds of the axis's unit.
+    `line`: edge of the bars.
+    """
+    heights, starts_s, ends_s, hover = zip(*placed, strict=True)
+    return bars(
+        name,
+        [(end_s - start_s) / scale for start_s, end_s in zip(starts_s, ends_s, strict=True)],
+        list(heights),
+        colour,
+        list(hover),
+        orientation="h",
+        base=[start_s / scale for start_s in starts_s],
+        width=width,
+        marker={"color": colour, "line": line},
+        **more,
+    )
+
+
 def lines(
     name: str, x: Sequence[Any], y: Sequence[Any], line: Mapping[str, Any], **more: Any
 ) -> dict[str, Any]:

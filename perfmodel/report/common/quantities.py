@@ -101,6 +101,11 @@ def signed(value: float, write: Callable[[float], str]) -> str:
     return f"{'+' if value >= 0 else MINUS}{write(abs(value))}"
 
 
+def or_empty(write: Callable[[float], str], value: float | None) -> str:
+    """Write a value in a cell of a table that is empty where there is none."""
+    return "" if value is None else write(value)
+
+
 def listed(names: Sequence[str]) -> str:
     """Join names in a sentence.
 

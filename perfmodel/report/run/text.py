@@ -6,14 +6,16 @@ they are added to, never renamed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from perfmodel.files import as_json, attributes, csv_text
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
+    PREDICTION,
     Block,
     Bullets,
+    Column,
     Header,
     Paragraph,
     Table,
@@ -30,15 +32,17 @@ from perfmodel.report.run import events, parallelism, sizes
 from perfmodel.report.run.parallelism import search_blocks, server_lines
 from perfmodel.report.run.scaling import basis, findings
 from perfmodel.report.run.sizes import SizeGain, size_gains
-from perfmodel.studies.run.result.model import DisturbanceCost, Result, SizeResult
+from perfmodel.studies.run.result.model import Result, SizeResult
 
 
 def result_header(result: Result) -> Header:
     """The setting, the question, and the answer."""
-    setting = f"{result.workload} with {result.strategy} on {result.machine}"
-    certainty = f"Step time: {quantities.interval(result.main)}."
-    note = f"A prediction by simulation, not a measurement. {certainty}"
-    return header(setting, quantities.headline(result), [note], [result.question])
+    return header(
+        f"{result.workload} with {result.strategy} on {result.machine}",
+        quantities.headline(result),
+        [f"{PREDICTION} Step time: {quantities.interval(result.main)}."],
+        [result.question],
+    )
 
 
 # ---------------------------------------------------------------- terminal
@@ -99,7 +103,7 @@ def run_markdown(result: Result) -> str:
     main = result.main
     explained = [*sizes.hints(result), "sizes.csv holds every number in SI units."]
     facts = {"scenario": result.scenario, "simulated as": main.mode, **result.provenance}
-    searched, limits = search_blocks(result.search), (quantities.hot_spot, quantities.limit)
+    searched = search_blocks(result.search)
     blocks = [
         result_header(result),
         section("The parallel layout", "", *searched) if searched else None,
@@ -115,7 +119,7 @@ def run_markdown(result: Result) -> str:
         parallelism.layout_section(main),
         section(
             "Where the time of a step goes",
-            " ".join(filter(None, [say(main) for say in limits])),
+            " ".join(filter(None, [quantities.hot_spot(main), quantities.limit(main)])),
             _breakdown(result),
         ),
         table_section(
@@ -140,21 +144,19 @@ def run_markdown(result: Result) -> str:
 
 
 def _breakdown(result: Result) -> Table:
-    parts = dict.fromkeys(part for point in result.points for part in point.breakdown_s)
+    steps_s = [point.breakdown_s for point in result.points]
+    parts = dict.fromkeys(part for step_s in steps_s for part in step_s)
+    present = [part for part in parts if any(step_s.get(part, 0) > 0 for step_s in steps_s)]
 
-    def time_of(part: str) -> Callable[[SizeResult], str]:
-        return lambda point: quantities.duration(point.breakdown_s.get(part, 0.0))
+    def part_column(part: str) -> Column:
+        return f">{part}", lambda point: quantities.duration(point.breakdown_s.get(part, 0.0))
 
     return tabulate(
         result.points,
         [
             (">GPUs", lambda point: f"{point.gpus:,}"),
             (">Step", lambda point: quantities.duration(point.step_time_s)),
-            *(
-                (f">{part}", time_of(part))
-                for part in parts
-                if any(point.breakdown_s.get(part, 0) > 0 for point in result.points)
-            ),
+            *map(part_column, present),
         ],
     )
 
@@ -168,11 +170,17 @@ def to_json(result: Result) -> dict[str, Any]:
     Raises `InputError`: a number is infinite or not a number; names the field.
     """
     names = "scenario question workload strategy machine scaling efficiency_base slowest_gpu"
+    cost = result.main.disturbance
     document = {
         **attributes(result, names),
         **size_to_json(result.main),
         "buckets": result.main.buckets,
-        **_disturbance(result.main.disturbance),
+        **(
+            {"undisturbed_s": None, "steps_s": [], "mean_interval_s": None}
+            | {"events": [], "waits": [], "jobs": []}
+            if cost is None
+            else attributes(cost, "undisturbed_s steps_s mean_interval_s events waits jobs")
+        ),
         "server_use": result.main.server_use,
         "hot_spot": result.main.hot_spot,
         "search": result.search,
@@ -210,20 +218,6 @@ def size_to_json(point: SizeResult) -> dict[str, Any]:
         "mode": point.mode,
         "reliefs": [attributes(each, "what parts what_if saves_s") for each in point.reliefs],
     }
-
-
-def _disturbance(cost: DisturbanceCost | None) -> dict[str, Any]:
-    """Return what events and other jobs did; empty lists and nulls where there are none."""
-    if cost is None:
-        return {
-            "undisturbed_s": None,
-            "steps_s": [],
-            "mean_interval_s": None,
-            "events": [],
-            "waits": [],
-            "jobs": [],
-        }
-    return attributes(cost, "undisturbed_s steps_s mean_interval_s events waits jobs")
 
 
 def sizes_csv(result: Result) -> str:
