@@ -25,7 +25,8 @@ from perfmodel.report.common.document import (
     tabulate,
 )
 from perfmodel.report.common.figures import Drawing, axis_layout, bars, new_figure
-from perfmodel.report.common.palette import LINKS, WORK
+from perfmodel.report.common.palette import WORK
+from perfmodel.report.topology.summary import link_name
 from perfmodel.studies.run.result.model import LayoutSearch, SizeResult
 from perfmodel.studies.run.result.usage import DimensionUse, LayoutUse, ServerUse, Staleness
 from perfmodel.units import format_bytes
@@ -87,11 +88,10 @@ def lines(point: SizeResult) -> list[str]:
 
 def crossing(use: DimensionUse) -> str:
     """Over which links the messages of a dimension go."""
-    names = [LINKS[kind][1] if kind in LINKS else kind for kind in use.links]
     where = {0.0: "inside hosts", 1.0: "between hosts"}.get(
         use.between_hosts, "inside and between hosts"
     )
-    return f"{where}: {', '.join(names)}" if names else where
+    return ": ".join(filter(None, [where, ", ".join(map(link_name, use.links))]))
 
 
 def dimensions_table(use: LayoutUse) -> Table:

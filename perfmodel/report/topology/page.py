@@ -42,12 +42,7 @@ def write_topology(topology: Topology, path: Path) -> Path:
 
 def topology_html(topology: Topology) -> str:
     """Build the page as one string."""
-    figure = Figure(draw_topology(topology), "topology", f"Picture of {topology.name}")
-    lead = f"{topology_caption(topology)}. Rates are usable ones, each way."
-    links = Table((">links", "kind", ">each way", ">latency"), list(link_rows(topology)))
-    rates = " ".join(f"{line[:1].upper()}{line[1:]}." for line in rate_lines(topology))
-    names, rows = path_matrix(topology)
-    paths = None
+    (names, rows), paths = path_matrix(topology), None
     if len(names) <= _MOST_COLUMNS:
         table = Table(("", *names), [(name, *row) for name, row in zip(names, rows, strict=True)])
         said = _paths_text({cell for row in rows for cell in row})
@@ -60,8 +55,16 @@ def topology_html(topology: Topology) -> str:
         for name, text in topology.sources.items()
     }
     shown = (
-        section("Machine and links", lead, figure),
-        section("Links", rates, links),
+        section(
+            "Machine and links",
+            f"{topology_caption(topology)}. Rates are usable ones, each way.",
+            Figure(draw_topology(topology), "topology", f"Picture of {topology.name}"),
+        ),
+        section(
+            "Links",
+            " ".join(f"{line[:1].upper()}{line[1:]}." for line in rate_lines(topology)),
+            Table((">links", "kind", ">each way", ">latency"), list(link_rows(topology))),
+        ),
         paths,
     )
     return render_html(

@@ -6,13 +6,13 @@ Words beside the picture of a machine: what each layer of links is, its rate, th
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfmodel.errors import TopologyError
 from perfmodel.report.common import quantities
-from perfmodel.report.common.document import has_processes, in_words_of
+from perfmodel.report.common.document import grouped, has_processes, in_words_of
 from perfmodel.report.common.palette import LINKS
 from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.run.result.usage import LinkEnds, LinkUse
@@ -112,8 +112,7 @@ def link_rows(topology: Topology) -> Iterator[tuple[str, str, str, str]]:
 def _matrix_lines(topology: Topology) -> Iterator[str]:
     names, rows = path_matrix(topology)
     width = max(len(name) for name in names) + 1
-    yield " " * width + "".join(f"{name:>7}" for name in names[:_MOST_COLUMNS])
-    for name, row in list(zip(names, rows, strict=True))[:_MOST_COLUMNS]:
+    for name, row in list(zip(["", *names], [names, *rows], strict=True))[: _MOST_COLUMNS + 1]:
         yield f"{name:<{width}}" + "".join(f"{cell:>7}" for cell in row[:_MOST_COLUMNS])
     if len(names) > _MOST_COLUMNS:
         yield f"... and {len(names) - _MOST_COLUMNS} more devices"
@@ -153,17 +152,17 @@ def positions(topology: Topology, hosts: Sequence[int] = (0,)) -> dict[str, tupl
     """
     if not has_layers(topology):
         return _free_positions(topology)
-    layers: dict[tuple[int, float], list[str]] = {}
-    for name, device in topology.devices.items():
-        if device.host in hosts:
-            layers.setdefault((device.host, _LAYERS[device.kind]), []).append(name)
+    layers = grouped(
+        ((device.host, _LAYERS[device.kind]), name)
+        for name, device in topology.devices.items()
+        if device.host in hosts
+    )
     width = max(map(len, layers.values()))
     placed: dict[str, tuple[float, float]] = {}
     for (host, height), names in layers.items():
         placed |= _spread(names, width, height, list(hosts).index(host) * (width + 1))
-    total = len(hosts) * (width + 1) - 1
     for level, names in enumerate(_fabric_levels(topology, placed), start=4):
-        placed |= _spread(names, total, float(level))
+        placed |= _spread(names, len(hosts) * (width + 1) - 1, float(level))
     return placed
 
 
@@ -183,10 +182,9 @@ def _free_positions(topology: Topology) -> dict[str, tuple[float, float]]:
     """Places of the devices of a graph of one's own, one unit apart in the mean."""
     import networkx as nx
 
-    graph = nx.Graph(topology.graph)
+    graph, side = nx.Graph(topology.graph), len(topology.graph) ** 0.5 / 2
     is_small = len(graph) <= MOST_LAID_BY_DISTANCE
     found = nx.kamada_kawai_layout(graph) if is_small else nx.spring_layout(graph, seed=0)
-    side = len(graph) ** 0.5 / 2
     return {
         name: (float(x) * side / HEIGHT_OF_WIDTH**0.5, float(y) * side * HEIGHT_OF_WIDTH**0.5)
         for name, (x, y) in found.items()
@@ -197,8 +195,10 @@ def _spread(
     names: Sequence[str], width: int, height: float, begin: float = 0
 ) -> dict[str, tuple[float, float]]:
     """Place devices in the middles of equal parts of a line of `width` places."""
-    part = [(at + 0.5) * width / len(names) - 0.5 for at in range(len(names))]
-    return {name: (begin + x, height) for name, x in zip(names, part, strict=True)}
+    return {
+        name: (begin + (at + 0.5) * width / len(names) - 0.5, height)
+        for at, name in enumerate(names)
+    }
 
 
 def _fabric_levels(
@@ -259,8 +259,8 @@ def find_limiting(point: SizeResult) -> list[LinkUse]:
     if _all_named(point, named):
         return named
     # Traffic is listed of a few hosts; the link that is named has its like in the first of them.
-    like = set(map(_layer_of, point.limiting_links))
     layers = {_layer_of(link): link for link in reversed(links)}
+    like = set(map(_layer_of, point.limiting_links))
     return [link for layer, link in layers.items() if layer in like]
 
 
@@ -297,11 +297,11 @@ def alike(
 
     Those of one layer in different places: every NIC of a host whose first NIC is named.
     """
-    places = {_layer(topology, link): link.utilisation for link in limiting}
+    layers = {_layer(topology, link): link.utilisation for link in limiting}
     return {
         (*sorted((link.src, link.dst)), link.kind)  # type: ignore[misc]
         for link in links
-        if abs(link.utilisation - places.get(_layer(topology, link), -1.0))
+        if abs(link.utilisation - layers.get(_layer(topology, link), -1.0))
         <= _ALIKE_UTILISATION_SHARE * link.utilisation
     }
 
@@ -322,22 +322,33 @@ def layer_labels(
     `cables`: ends, kind, rate of one link and number of parallel ones, each.
     `limiting`: those that limit the step, as `alike` names them.
     """
-    layers: dict[tuple[float, str, str], list[tuple[float, int, bool]]] = defaultdict(list)
-    for ends, kind, rate_Bps, count in cables:
-        height = sum(places[end][1] for end in ends) / 2
-        name = _layer_name(kind, {topology.devices[end].kind for end in ends})
-        layers[height, kind, name].append((rate_Bps, count, (*sorted(ends), kind) in limiting))
+    layers = grouped(
+        (
+            (
+                sum(places[end][1] for end in ends) / 2,
+                kind,
+                _layer_name(kind, {topology.devices[end].kind for end in ends}),
+            ),
+            (rate_Bps, count, (*sorted(ends), kind) in limiting),
+        )
+        for ends, kind, rate_Bps, count in cables
+    )
     return [
         LayerLabel(height, _layer_lines(kind, name, members), any(m[-1] for m in members))
         for (height, kind, name), members in sorted(layers.items())
     ]
 
 
+def link_name(kind: str) -> str:
+    """Name a kind of link as people say it."""
+    return LINKS.get(kind, ("", kind))[1]
+
+
 def _layer_name(kind: str, ends: set[str]) -> str:
     """Kind of link as people say it; of PCIe with what it belongs to, as a host has several."""
-    name = LINKS.get(kind, ("", kind))[1]
-    owners = {"gpu": "GPUs", "nic": "NICs", "pcie_switch": "switches"} if kind == "pcie" else {}
-    return next((f"{name} of {word}" for owner, word in owners.items() if owner in ends), name)
+    owners = {"gpu": " of GPUs", "nic": " of NICs", "pcie_switch": " of switches"}
+    of = next((word for owner, word in owners.items() if owner in ends), "")
+    return f"{link_name(kind)}{of if kind == 'pcie' else ''}"
 
 
 def _layer_lines(
@@ -345,13 +356,10 @@ def _layer_lines(
 ) -> tuple[str, ...]:
     rates = sorted({float(f"{rate_Bps:.3g}") for rate_Bps, *_ in members})
     count = sum(number for _, number, _ in members)
-    several = f"{count} \N{MULTIPLICATION SIGN} " if count > 1 else ""
-    written = quantities.rate(rates[0])
+    title = f"{count} \N{MULTIPLICATION SIGN} {name}" if count > 1 else name
     if len(rates) > 1:
-        written = quantities.span(rates[0], rates[-1], quantities.rate)
-    elif kind in BETWEEN_HOSTS:
-        return f"{several}{name}", written, rate_text(kind, rates[0]).partition("(")[2].rstrip(")")
-    return f"{several}{name}", written
+        return title, quantities.span(rates[0], rates[-1], quantities.rate)
+    return title, *rate_text(kind, rates[0]).rstrip(")").split(" (")
 
 
 def limit_sentence(topology: Topology, point: SizeResult) -> str:
@@ -361,12 +369,14 @@ def limit_sentence(topology: Topology, point: SizeResult) -> str:
         return "The GPUs themselves are the bottleneck (compute), no link is"
     if not limiting:
         return f"Bottleneck: {point.bottleneck}"
-    rates_Bps: dict[tuple[str, str, str], float] = {}
-    for (src, dst), kind, rate_Bps in zip(arcs.names, arcs.kinds, arcs.bandwidth_Bps, strict=True):
-        rates_Bps[src, dst, kind] = max(float(rate_Bps), rates_Bps.get((src, dst, kind), 0.0))
+    rates_Bps = grouped(
+        ((src, dst, kind), float(rate_Bps))
+        for (src, dst), kind, rate_Bps in zip(
+            arcs.names, arcs.kinds, arcs.bandwidth_Bps, strict=True
+        )
+    )
     each = "; ".join(
-        f"{LINKS.get(link.kind, ('', link.kind))[1]} of "
-        f"{rate_text(link.kind, rates_Bps[_ends(link)])}, "
+        f"{link_name(link.kind)} of {rate_text(link.kind, max(rates_Bps[_ends(link)]))}, "
         f"{quantities.percent(link.utilisation)} used"
         for link in limiting
     )
@@ -379,12 +389,12 @@ def busiest_link(point: SizeResult) -> str:
     if not point.links:
         return ""
     busiest = max(point.links, key=lambda link: link.utilisation)
-    path = f" Path of the bottleneck: {quantities.link_path(point)}."
-    return (
+    text = (
         f"Busiest link: {busiest.src} to {busiest.dst} ({busiest.kind}), "
         f"{quantities.percent(busiest.utilisation)} used over the whole step."
-        f"{path if find_limiting(point) else ''}"
     )
+    path = f" Path of the bottleneck: {quantities.link_path(point)}."
+    return f"{text}{path}" if find_limiting(point) else text
 
 
 def stack(labels: Sequence[LayerLabel], line_height: float) -> list[tuple[float, LayerLabel]]:
