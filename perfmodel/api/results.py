@@ -78,8 +78,8 @@ class Shown:
 
     def __repr__(self) -> str:
         title, headline, *_ = self._views()
-        line = " ".join(headline(self).replace("\N{NO-BREAK SPACE}", " ").split())
-        return f"<{title}: {line}>"
+        words = headline(self).replace("\N{NO-BREAK SPACE}", " ").split()
+        return f"<{title}: {' '.join(words)}>"
 
     def _repr_html_(self) -> str:
         """Show the answer in a notebook, which has a style of its own."""
@@ -133,7 +133,7 @@ class RunResult(Shown, Result):
             draw_throughput,
         )
         from perfmodel.report.run.timeline import draw_timeline
-        from perfmodel.report.topology.figure import draw_topology
+        from perfmodel.report.topology_figure import draw_topology
 
         drawings: dict[str, Callable[[], go.Figure]] = {
             "scaling": lambda: draw_throughput(self),
@@ -165,10 +165,11 @@ class RunResult(Shown, Result):
         ends = [point.scaling_efficiency_interval or (None, None) for point in self.points]
         table.insert(at + 1, "low_s", [low for low, _ in steps])
         table.insert(at + 2, "high_s", [high for _, high in steps])
-        table["scaling_efficiency_low"] = [low for low, _ in ends]
-        table["scaling_efficiency_high"] = [high for _, high in ends]
-        table["mfu"] = [point.mfu for point in self.points]
-        return table
+        return table.assign(
+            scaling_efficiency_low=[low for low, _ in ends],
+            scaling_efficiency_high=[high for _, high in ends],
+            mfu=[point.mfu for point in self.points],
+        )
 
 
 class BucketTuning(Shown, TuneResult):
@@ -190,10 +191,12 @@ class BucketTuning(Shown, TuneResult):
         """One row per range of caps that make the same buckets; regrets against the best cap."""
         import pandas as pd
 
-        own = "bucket_cap_mb low_mb high_mb buckets step_time_s exposed_comm_s simulated"
         return pd.DataFrame(
             {
-                **attributes(point, own),
+                **attributes(
+                    point,
+                    "bucket_cap_mb low_mb high_mb buckets step_time_s exposed_comm_s simulated",
+                ),
                 "regret": point.regrets[0],
                 "worst_regret": point.worst_regret,
             }
@@ -352,9 +355,9 @@ class CollectiveTimes(Shown, list[dict[str, Any]]):
         """One row per size, with the 80 % interval of the time (low_s, high_s)."""
         import pandas as pd
 
-        ends = [row["interval_s"] or (None, None) for row in self]
-        rows = [
-            {**row, "low_s": low_s, "high_s": high_s}
-            for row, (low_s, high_s) in zip(self, ends, strict=True)
-        ]
+        ends = (row["interval_s"] or (None, None) for row in self)
+        rows = (
+            row | dict(zip(("low_s", "high_s"), own, strict=True))
+            for row, own in zip(self, ends, strict=True)
+        )
         return pd.DataFrame(rows).drop(columns="interval_s")

@@ -133,8 +133,8 @@ def collective(
         from perfmodel.report.collective import write_collective
         from perfmodel.report.common.document import count_ranks
 
-        chosen = "" if algorithm == "auto" else f", {algorithm}"
-        title = f"{op} over {count_ranks(machine)} of {machine.name}, {library}{chosen}"
+        title = f"{op} over {count_ranks(machine)} of {machine.name}, {library}"
+        title += "" if algorithm == "auto" else f", {algorithm}"
         print_note(f"wrote {write_collective(title, times, notes, output)}")
 
 
@@ -210,8 +210,10 @@ def verify(
             for row in rows
         ],
     )
-    each = "1 random order" if orders == 1 else f"{orders} random orders"
-    print_text(f"{algorithm}: data right on {ranks} ranks, {each} each")
+    print_text(
+        f"{algorithm}: data right on {ranks} ranks, "
+        f"{'1 random order' if orders == 1 else f'{orders} random orders'} each"
+    )
 
 
 def ranks_between(text: str) -> range:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from string import ascii_uppercase
 
 from perfmodel.report.common import quantities
+from perfmodel.report.common.document import first_applying
 from perfmodel.studies.compare.model import Change, Comparison, Side, SideDifference
 from perfmodel.studies.run.result.model import SizeResult
 
@@ -147,18 +148,19 @@ def change(difference: Change, more: str, less: str) -> str:
 
 
 def _direction(ratio: float, more: str, less: str) -> str:
-    if abs(ratio - 1) < LEAST_RELATIVE_CHANGE:
-        return "no change"
-    if ratio >= LEAST_RATIO_IN_TIMES:
-        return f"{quantities.count(ratio)} times as long"
-    return f"{_percent(ratio)} {more if ratio > 1 else less}"
+    return first_applying(
+        (abs(ratio - 1) < LEAST_RELATIVE_CHANGE, "no change"),
+        (ratio >= LEAST_RATIO_IN_TIMES, f"{quantities.count(ratio)} times as long"),
+        (True, f"{_percent(ratio)} {more if ratio > 1 else less}"),
+    )
 
 
 def _percent(ratio: float) -> str:
     value = 100 * abs(ratio - 1)
+    digits = 0 if value >= 10 else 1 if value >= 1 else 2
     if 99 < value < 100:  # a throughput that is lost is 100 %, a hundredth of it is not
-        return f"{value:,.1f}\N{NO-BREAK SPACE}%"
-    return f"{value:,.{0 if value >= 10 else 1 if value >= 1 else 2}f}\N{NO-BREAK SPACE}%"
+        digits = 1
+    return f"{value:,.{digits}f}\N{NO-BREAK SPACE}%"
 
 
 def _largest_part(versus: SideDifference) -> str:

@@ -19,6 +19,7 @@ from perfmodel.report.common.document import (
     Paragraph,
     Section,
     Table,
+    first_applying,
     header,
     join_applying,
     paragraphs,
@@ -178,9 +179,11 @@ def _ends(answer: Answer) -> tuple[float, float] | None:
 
 def memory_note(answer: Answer) -> str:
     """Say in brackets that a variant does not fit, or only just."""
-    if not answer.fits:
-        return " (does not fit in memory)"
-    return " (memory is tight)" if answer.tight else ""
+    return first_applying(
+        (not answer.fits, " (does not fit in memory)"),
+        (answer.tight, " (memory is tight)"),
+        (True, ""),
+    )
 
 
 FEWEST_NUMBERS = 3

@@ -97,15 +97,19 @@ def _doubt(unsure: Choice) -> str:
     """Why a setting that is quicker on the likely network is not recommended."""
     saves = f"{_setting(unsure)} would save {_percent(unsure.gains[0])} on the likely network"
     nearby, least = min(unsure.gains_nearby, default=math.inf), min(unsure.gains)
-    if nearby <= min(0.0, least):
-        return (
-            f"{saves} but may cost {_percent(-nearby)} with 2 % of bandwidth or 3 % of delay more "
-            "or less, where messages meet in another order"
-        )
-    if least > 0:
-        return f"{saves}, give or take {_percent(unsure.noise)}"
-    at = "quicker" if unsure.gains[1] == least else "slower"
-    return f"{saves} but may cost {_percent(-least)} on a {at} one"
+    doubt = first_applying(
+        (
+            nearby <= min(0.0, least),
+            (
+                f" but may cost {_percent(-nearby)} with 2 % of bandwidth or 3 % of delay more or "
+                "less, where messages meet in another order"
+            ),
+        ),
+        (least > 0, f", give or take {_percent(unsure.noise)}"),
+        (unsure.gains[1] == least, f" but may cost {_percent(-least)} on a quicker one"),
+        (True, f" but may cost {_percent(-least)} on a slower one"),
+    )
+    return f"{saves}{doubt}"
 
 
 def _limit(tuned: TuneResult) -> str:

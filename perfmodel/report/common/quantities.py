@@ -170,11 +170,14 @@ ROUNDING_SHARE = 1e-9
 
 def waiting(point: SizeResult) -> str:
     """Say how much of the step is spent waiting for the network."""
-    if point.comm_s == 0:
-        return "without any communication"
-    if point.exposed_comm_s < ROUNDING_SHARE * point.step_time_s:
-        return "with all communication hidden behind compute"
-    return f"of which {duration(point.exposed_comm_s)} is waiting for the network"
+    return first_applying(
+        (point.comm_s == 0, "without any communication"),
+        (
+            point.exposed_comm_s < ROUNDING_SHARE * point.step_time_s,
+            "with all communication hidden behind compute",
+        ),
+        (True, f"of which {duration(point.exposed_comm_s)} is waiting for the network"),
+    )
 
 
 NO_INTERVAL = "the spread of collectives on this machine has not been measured"

@@ -308,14 +308,18 @@ def _names(
 
     by_themselves = {each.pid for each in launches.values() if each.tid == LAUNCH_TID}
     for pid in dict.fromkeys(track.pid for track in tracks):
-        yield meta(pid, 0, "process_name", name=f"ranks: {classes[pid]}")
-        yield meta(pid, 0, "process_sort_index", sort_index=pid)
-        yield meta(pid, STEP_TID, "thread_name", name="steps")
+        yield from (
+            meta(pid, 0, "process_name", name=f"ranks: {classes[pid]}"),
+            meta(pid, 0, "process_sort_index", sort_index=pid),
+            meta(pid, STEP_TID, "thread_name", name="steps"),
+        )
         if pid in by_themselves:
             yield meta(pid, LAUNCH_TID, "thread_name", name="ready to run")
     for track in tracks:
-        yield meta(track.pid, track.tid, "thread_name", name=track.name)
-        yield meta(track.pid, track.tid, "thread_sort_index", sort_index=track.tid)
+        yield from (
+            meta(track.pid, track.tid, "thread_name", name=track.name),
+            meta(track.pid, track.tid, "thread_sort_index", sort_index=track.tid),
+        )
 
 
 def _steps(timeline: Timeline, pids: Sequence[int]) -> Iterator[Event]:

@@ -37,8 +37,8 @@ from perfmodel.report.run.scaling import scaling_section
 from perfmodel.report.run.sizes import communication_table
 from perfmodel.report.run.text import buckets_csv, result_header, run_markdown, sizes_csv, to_json
 from perfmodel.report.run.timeline import device_window, draw_timeline, has_bucket_numbers
-from perfmodel.report.topology.figure import draw_topology, topology_caption
-from perfmodel.report.topology.summary import (
+from perfmodel.report.topology_figure import draw_topology, topology_caption
+from perfmodel.report.topology_layout import (
     busiest_link,
     drawn_hosts,
     find_limiting,

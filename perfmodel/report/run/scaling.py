@@ -53,21 +53,28 @@ from perfmodel.report.run.sizes import (
     runs,
     size_gains,
 )
-from perfmodel.report.topology.summary import has_layers
+from perfmodel.report.topology_layout import has_layers
 from perfmodel.studies.run.result.model import Result
 
 
 def basis(result: Result) -> str:
     """What is held fixed over the sizes, and what efficiency is relative to."""
-    if len(result.points) < 2:
-        size = quantities.gpus(result.main.gpus)
-        if not has_layers(result.topology):
-            return f"A graph is one size, {size}, so how it scales is not known."
-        return (
-            f"Only one size was asked for, {size}, so how it scales is not known; `scale` in the "
-            "scenario asks for more."
-        )
-    return f"{quantities.scaling(result)}. Efficiency is {quantities.efficiency_base(result)}."
+    size = quantities.gpus(result.main.gpus)
+    efficiency = f"Efficiency is {quantities.efficiency_base(result)}."
+    return first_applying(
+        (len(result.points) > 1, f"{quantities.scaling(result)}. {efficiency}"),
+        (
+            not has_layers(result.topology),
+            f"A graph is one size, {size}, so how it scales is not known.",
+        ),
+        (
+            True,
+            (
+                f"Only one size was asked for, {size}, so how it scales is not known; `scale` in "
+                "the scenario asks for more."
+            ),
+        ),
+    )
 
 
 def findings(result: Result) -> list[str]:

@@ -6,7 +6,6 @@ they are added to, never renamed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from perfmodel.files import as_json, attributes, csv_text
@@ -31,7 +30,7 @@ from perfmodel.report.common.plain_text import render_markdown
 from perfmodel.report.run import events, parallelism, sizes
 from perfmodel.report.run.parallelism import search_blocks, server_lines
 from perfmodel.report.run.scaling import basis, findings
-from perfmodel.report.run.sizes import SizeGain, size_gains
+from perfmodel.report.run.sizes import size_gains
 from perfmodel.studies.run.result.model import Result, SizeResult
 
 
@@ -62,21 +61,7 @@ def result_lines(result: Result) -> list[Block]:
         quantities.utilisation(main),
         f"{quantities.scaling(result)}. Step time: {quantities.interval(main)}.",
     ]
-    blocks: list[Block] = [
-        Paragraph(quantities.headline(result), "headline"),
-        *search_blocks(result.search),
-        _short_sizes(result),
-        *parallelism.result_blocks(main),
-        *paragraphs(server_lines(main)),
-        *paragraphs(events.lines(main)),
-        *paragraphs(notes, "note"),
-    ]
-    return for_ranks_of(result.topology, blocks)
-
-
-def _short_sizes(result: Result) -> Table:
-    """One row per cluster size; no efficiency where there is one size only."""
-    return tabulate(
+    sizes = tabulate(
         result.points,
         (
             (">GPUs", lambda point: f"{point.gpus:,}"),
@@ -92,6 +77,18 @@ def _short_sizes(result: Result) -> Table:
             ("bottleneck", lambda point: point.bottleneck),
         ),
         ruled=False,
+    )
+    return for_ranks_of(
+        result.topology,
+        [
+            Paragraph(quantities.headline(result), "headline"),
+            *search_blocks(result.search),
+            sizes,
+            *parallelism.result_blocks(main),
+            *paragraphs(server_lines(main)),
+            *paragraphs(events.lines(main)),
+            *paragraphs(notes, "note"),
+        ],
     )
 
 
@@ -223,26 +220,31 @@ def size_to_json(point: SizeResult) -> dict[str, Any]:
 def sizes_csv(result: Result) -> str:
     """Every number of every size; SI units, empty where there is no interval."""
     parts = sorted({part for point in result.points for part in point.breakdown_s})
-    rows = [_numbers(size, parts) for size in size_gains(result)]
+
+    def ends(low: str, high: str, interval: tuple[float, float] | None) -> dict[str, object]:
+        return dict(zip((low, high), interval or (None, None), strict=True))
+
+    rows: list[dict[str, object]] = [
+        {
+            **attributes(size.point, "gpus nodes global_batch batch_per_gpu step_time_s"),
+            **ends("step_low_s", "step_high_s", size.point.interval_s),
+            **attributes(size.point, "first_step_time_s samples_per_s"),
+            **ends("samples_low_per_s", "samples_high_per_s", size.samples),
+            **attributes(size.point, "scaling_efficiency"),
+            **ends("efficiency_low", "efficiency_high", size.efficiency),
+            "marginal_efficiency": size.marginal,
+            **attributes(size.point, "compute_s comm_s exposed_comm_s bottleneck"),
+            "memory_bytes": memory.total_bytes if memory.is_stated else None,
+            "memory_capacity_bytes": memory.capacity_bytes,
+            "fits": memory.fits if memory.is_stated else None,
+            **{
+                f"{part.replace(' ', '_')}_s": size.point.breakdown_s.get(part, 0.0)
+                for part in parts
+            },
+        }
+        for size, memory in ((size, size.point.memory) for size in size_gains(result))
+    ]
     return csv_text(rows[0], (row.values() for row in rows))
-
-
-def _numbers(size: SizeGain, parts: Sequence[str]) -> dict[str, object]:
-    point, memory, none = size.point, size.point.memory, (None, None)
-    return {
-        **attributes(point, "gpus nodes global_batch batch_per_gpu step_time_s"),
-        **dict(zip(("step_low_s", "step_high_s"), point.interval_s or none, strict=True)),
-        **attributes(point, "first_step_time_s samples_per_s"),
-        **dict(zip(("samples_low_per_s", "samples_high_per_s"), size.samples or none, strict=True)),
-        **attributes(point, "scaling_efficiency"),
-        **dict(zip(("efficiency_low", "efficiency_high"), size.efficiency or none, strict=True)),
-        "marginal_efficiency": size.marginal,
-        **attributes(point, "compute_s comm_s exposed_comm_s bottleneck"),
-        "memory_bytes": memory.total_bytes if memory.is_stated else None,
-        "memory_capacity_bytes": memory.capacity_bytes,
-        "fits": memory.fits if memory.is_stated else None,
-        **{f"{part.replace(' ', '_')}_s": point.breakdown_s.get(part, 0.0) for part in parts},
-    }
 
 
 def buckets_csv(result: Result) -> str:

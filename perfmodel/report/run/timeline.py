@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.document import grouped, join_applying
+from perfmodel.report.common.document import first_applying, grouped, join_applying
 from perfmodel.report.common.figures import (
     Drawing,
     add_note,
@@ -328,11 +328,12 @@ def _exposed(device: Sequence[Span], origin: float, gap_s: float) -> tuple[Tail,
 
 def _role(spans: Iterable[Span]) -> str:
     kinds = {span.kind for span in spans}
-    if kinds <= _HOST_KINDS:
-        return "host"
-    if "communication" in kinds:
-        return "communication"
-    return "copy" if kinds == {"copy"} else "compute"
+    return first_applying(
+        (kinds <= _HOST_KINDS, "host"),
+        ("communication" in kinds, "communication"),
+        (kinds == {"copy"}, "copy"),
+        (True, "compute"),
+    )
 
 
 def _rows(spans: Sequence[Span], origin: float, gap_s: float) -> tuple[Row, ...]:

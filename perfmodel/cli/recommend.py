@@ -1,12 +1,9 @@
-"""``perfmodel tune``: the best gradient buckets, or the best settings of another strategy.
-
-``perfmodel sweep``: many variants of a scenario.
-"""
+"""What to choose: settings (``tune``), a cluster (``plan``), or changes (``advise``)."""
 
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +17,6 @@ from perfmodel.cli.output import (
     ProfileOption,
     SchedulerOption,
     SetOption,
-    check_outputs,
     check_report_folder,
     load_profile,
     output_option,
@@ -30,14 +26,12 @@ from perfmodel.cli.output import (
     refuse,
     scenario_argument,
 )
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, failed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from perfmodel.calibrate import Profile
     from perfmodel.scenario import Scenario
-    from perfmodel.studies.sweep import SweepResult
+    from perfmodel.studies.plan import PlanResult
     from perfmodel.studies.tune.model import TuneResult
 
 
@@ -83,19 +77,23 @@ def tune(
 
         curves = [f"curve-{number}.csv" for number in range(len(questions))]
         check_report_folder(output, [*FILES, *curves], questions, profile)
-    tunings = _tune_each(questions, load_profile(profile), all_sizes=all_sizes, horovod=horovod)
-    _report(tunings, output, json=json)
+    _report(
+        _tune_each(questions, load_profile(profile), all_sizes=all_sizes, horovod=horovod),
+        output,
+        json=json,
+    )
 
 
 def _refuse_for_settings(questions: list[Scenario], *, all_sizes: bool, horovod: bool) -> None:
     """Refuse what only buckets of DDP have."""
     several, without = "several scenarios, not all with strategy ddp", "a strategy without buckets"
-    refused = (
-        (len(questions) > 1, Fault("SCENARIO", several, "one of them, or ddp in each")),
-        (all_sizes, Fault("--all-sizes", without, "one size, or ddp")),
-        (horovod, Fault("--horovod", without, "ddp, or kind: horovod")),
+    refuse(
+        failed(
+            (len(questions) > 1, "SCENARIO", several, "one of them, or ddp in each"),
+            (all_sizes, "--all-sizes", without, "one size, or ddp"),
+            (horovod, "--horovod", without, "ddp, or kind: horovod"),
+        )
     )
-    refuse(fault for stated, fault in refused if stated)
 
 
 def _tune_settings(
@@ -107,9 +105,8 @@ def _tune_settings(
     from perfmodel.studies.tune.settings_search import tune_settings
 
     check_report_folder(output, tuned_settings.FILES, [question], profile)
-    say = print_note if sys.stderr.isatty() else None
     print_answer(
-        tune_settings(question, profile=load_profile(profile), progress=say),
+        tune_settings(question, profile=load_profile(profile), progress=_stages()),
         json=json,
         to_json=tuned_settings.settings_json,
         lines=tuned_settings.settings_lines,
@@ -118,13 +115,17 @@ def _tune_settings(
     )
 
 
+def _stages() -> Callable[[str], None] | None:
+    """Print the stages of a search for somebody who waits at a terminal."""
+    return print_note if sys.stderr.isatty() else None
+
+
 def _tune_each(
     questions: list[Scenario], profile: Profile | None, *, all_sizes: bool, horovod: bool
 ) -> list[TuneResult]:
     from perfmodel.studies.tune.run import list_sizes, tune_scenario
 
-    say = print_note if sys.stderr.isatty() else None
-    tunings = []
+    say, tunings = _stages(), []
     for question in questions:
         sizes = list_sizes(question) if all_sizes else (None,)
         if not sizes:
@@ -162,110 +163,107 @@ def _report(tunings: list[TuneResult], output: Path | None, *, json: bool) -> No
     )
 
 
-STORE_FILES = ("wal", "shm", "journal")
-"""Files that SQLite keeps beside its own."""
-
-INTERRUPTED_EXIT = 130
-"""128 + SIGINT: what a shell reports for a program that was stopped by Ctrl-C."""
-
-
-def sweep(
+def plan(
     scenario: Annotated[
-        str, scenario_argument("A scenario with a 'sweep' section, by name or file.")
+        str, scenario_argument("A scenario with a 'plan' section, by name or file.")
     ],
+    output: Annotated[Path | None, output_option("DIR", "Write plan.html and tables here.")] = None,
     set_: SetOption = None,
     jobs: JobsOption = None,
     backend: BackendOption = "loky",
     scheduler: SchedulerOption = None,
     store: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Keep answers here; run again, it goes on from there."),
+        typer.Option(metavar="FILE", help="Keep predicted steps here, and look them up."),
     ] = None,
     profile: ProfileOption = None,
-    csv: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="Write a table.")
-    ] = None,
-    parquet: Annotated[
-        Path | None, typer.Option("--parquet", metavar="FILE", help="Write a table (pyarrow).")
-    ] = None,
-    output: Annotated[Path | None, output_option("DIR", "Write sweep.html here.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Answer many variants of a scenario, in parallel.
+    """Compare candidate clusters: time to train, cost, energy, goodput with failures.
 
-    The section 'sweep' has 'grid' (every combination) and 'zip' (lists that go together) of fields
-    and values. A variant that fails is listed with its message and does not stop the others; the
-    exit code is then 1. Stopped by Ctrl-C or killed, it goes on from the store when run again. With
-    -o it writes sweep.html (one file, works offline), sweep.csv and sweep.json.
+    The section 'plan' has a target (samples, tokens or epochs), candidates (hardware, sizes,
+    prices), and if you like failures, deadline, budget and upgrades. A candidate that does not fit
+    or is not found is listed with the reason. The exit code is 1 if none can train. With -o it
+    writes plan.html (one file, works offline), plan.md, plan.csv and plan.json.
     """
-    from perfmodel.report.sweep import FILES, sweep_lines, write_sweep
+    from perfmodel.report.common.html import write_each
+    from perfmodel.report.plan import FILES, plan_lines
     from perfmodel.scenario import load_scenario
-    from perfmodel.studies.sweep import run_sweep, variants
-    from perfmodel.studies.sweep.executor import check_backend
-    from perfmodel.studies.sweep.run import check_parquet, to_json, write_csv, write_parquet
+    from perfmodel.studies.plan import plan_scenario
+    from perfmodel.studies.plan.export import to_json
 
     question = load_scenario(scenario, set_ or ())
-    check_backend(backend, scheduler, jobs)
-    logs = {f"--store (its {end})": Path(f"{store}-{end}") for end in STORE_FILES if store}
-    inputs = {"the scenario": Path(scenario), "--profile": Path(profile) if profile else None}
-    check_outputs({"--store": store, "--csv": csv, "--parquet": parquet}, inputs | logs)
-    check_report_folder(output, FILES, [question], profile)
-    if parquet is not None:
-        check_parquet()
-    measured = load_profile(profile)
-    all_ = variants(question)
-    with _exit_on_interrupt(store), progress_bar("sweeping") as progress:
-        swept = run_sweep(
-            all_,
+    check_report_folder(output, FILES, [question], profile, store=store)
+    with progress_bar("simulating") as progress:
+        answer = plan_scenario(
+            question,
+            profile=load_profile(profile),
             jobs=jobs,
             backend=backend,
             scheduler=scheduler,
             store=store,
-            profile=measured,
             progress=progress,
         )
-    for path, write in ((csv, write_csv), (parquet, write_parquet)):
-        if path is not None:
-            write(swept, path)
-            print_note(f"wrote {path}")
     print_answer(
-        swept,
+        answer,
         json=json,
-        to_json=partial(to_json, question.name, question.question),
-        lines=sweep_lines,
-        notes=_sweep_notes,
-        write=partial(write_sweep, question),
+        to_json=to_json,
+        lines=plan_lines,
+        notes=_plan_notes,
+        write=partial(write_each, FILES),
         folder=output,
     )
-    if swept.failed:
+    if not answer.usable:
         raise typer.Exit(1)
 
 
-@contextmanager
-def _exit_on_interrupt(store: Path | None) -> Iterator[None]:
-    """End quietly when the user has had enough."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        rest = f"what was done is in {store}: run again to go on" if store else "nothing is kept"
-        print_note(f"stopped; {rest}")
-        raise typer.Exit(INTERRUPTED_EXIT) from None
+def _plan_notes(answer: PlanResult) -> Iterator[str]:
+    """Say what the numbers leave out."""
+    from perfmodel.report.plan_text import explain_in_time
 
-
-def _sweep_notes(swept: SweepResult) -> Iterator[str]:
-    """Say how many variants were answered, and what failed."""
-    from perfmodel.report.sweep import MOST_TERMINAL_ROWS, answered, failed
-    from perfmodel.studies.sweep.run import format_fields
-
-    done, count = len(answered(swept)), len(swept.variants)
-    more = (
-        f", the {MOST_TERMINAL_ROWS} fastest are shown"
-        if done > MOST_TERMINAL_ROWS
-        else ", fastest first"
+    yield from (f"note: {line}" for line in answer.cautions)
+    front = " Front: nothing else is both as quick and as cheap." if answer.currency else ""
+    more = "every upgrade of every cluster and " if answer.outcomes else ""
+    yield from (
+        f"Efficiency is {answer.efficiency_base}.{front}{explain_in_time(answer)}",
+        f"See -o DIR or --json for {more}what all this rests on.",
     )
-    reused = f", {swept.reused:,} of them from the store" if swept.reused else ""
-    yield f"{done:,} of {count:,} variants answered{reused}{more if done else ''}"
-    for variant, answer in failed(swept)[:MOST_TERMINAL_ROWS]:
-        yield f"failed: {format_fields(variant.set)}: {answer.message}"
-    if swept.failed > MOST_TERMINAL_ROWS:
-        yield f"... and {swept.failed - MOST_TERMINAL_ROWS:,} more that failed"
+
+
+def advise(
+    scenario: Annotated[
+        str, scenario_argument("A scenario by name (see 'perfmodel scenarios') or file.")
+    ],
+    output: Annotated[Path | None, output_option("DIR", "Write advice.html here.")] = None,
+    set_: SetOption = None,
+    profile: ProfileOption = None,
+    jobs: JobsOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Say what to change in a scenario: each change alone, and the best few together.
+
+    Buckets, gradient hook, batch, micro-batches, precision, strategy, kernels, recomputation,
+    degrees, network adapters and oversubscription are simulated; gains are samples per second,
+    with 80 % intervals; what does not fit the memory is not proposed. With -o it writes
+    advice.html (one file, works offline) and advice.json.
+    """
+    from perfmodel.report.advice import FILES, advice_lines
+    from perfmodel.report.common.html import write_each
+    from perfmodel.scenario import load_scenario
+    from perfmodel.studies.advise.model import to_json
+    from perfmodel.studies.advise.run import advise_scenario
+
+    question = load_scenario(scenario, set_ or ())
+    check_report_folder(output, FILES, [question], profile)
+    with progress_bar("simulating changes") as progress:
+        advice = advise_scenario(
+            question, profile=load_profile(profile), jobs=jobs, progress=progress
+        )
+    print_answer(
+        advice,
+        json=json,
+        to_json=to_json,
+        lines=advice_lines,
+        write=partial(write_each, FILES),
+        folder=output,
+    )

@@ -24,7 +24,7 @@ from perfmodel.report.common.palette import (
     UTILISATION,
     band_of,
 )
-from perfmodel.report.topology.summary import (
+from perfmodel.report.topology_layout import (
     LayerLabel,
     alike,
     drawn_hosts,
@@ -163,7 +163,7 @@ def draw_topology(
     `point`: a step. What limits it is drawn thick and named. Without it, colours tell kinds of
         links apart.
     `places`: where devices stand; devices that are not in it are not drawn. By default the layout
-        of `perfmodel.report.topology.summary`, with one host only: that of the bottleneck.
+        of `perfmodel.report.topology_layout`, with one host only: that of the bottleneck.
     """
     limiting = [] if point is None else find_limiting(point)
     if places is None:
