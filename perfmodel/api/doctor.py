@@ -253,43 +253,52 @@ def _measurable(extras: tuple[Extra, ...], devices: Devices) -> dict[str, str]:
     """What could be measured here, and the command; of what cannot, what it needs."""
     with_torch = not next(extra for extra in extras if extra.name == "torch").missing
     ranks, count = max(2, min(4, devices.cores or 2)), len(devices.gpus)
-    rows = (
-        (
-            with_torch,
-            "collectives between processes (gloo)",
-            f"perfmodel measure ring --backend gloo --ranks {ranks} -o gloo.json",
-        ),
-        (
-            with_torch and count,
-            "one GPU: streams, copies, kernels",
-            "perfmodel measure ring --backend device --ranks 4 -o gpu.json",
-        ),
-        (
-            with_torch and count > 1,
-            "collectives between GPUs (NCCL)",
+    return {
+        what: command
+        for is_able, what, command in (
             (
-                f"torchrun --nproc-per-node {count} --no-python perfmodel measure ring "
-                f"--backend nccl --ranks {count} -o nccl.json"
+                with_torch,
+                "collectives between processes (gloo)",
+                f"perfmodel measure ring --backend gloo --ranks {ranks} -o gloo.json",
             ),
-        ),
-        (count, "this machine as a topology", "perfmodel topology discover -o my-node.yaml"),
-    )
-    return {what: command for is_able, what, command in rows if is_able}
+            (
+                with_torch and count,
+                "one GPU: streams, copies, kernels",
+                "perfmodel measure ring --backend device --ranks 4 -o gpu.json",
+            ),
+            (
+                with_torch and count > 1,
+                "collectives between GPUs (NCCL)",
+                (
+                    f"torchrun --nproc-per-node {count} --no-python perfmodel measure ring "
+                    f"--backend nccl --ranks {count} -o nccl.json"
+                ),
+            ),
+            (count, "this machine as a topology", "perfmodel topology discover -o my-node.yaml"),
+        )
+        if is_able
+    }
 
 
 def _problems(packages: Mapping[str, str | None], devices: Devices) -> list[str]:
-    rows = (
-        *((v is None, f"{name} is missing: pip install {name}") for name, v in packages.items()),
-        (
-            devices.gpus and devices.sees_gpus is False,
-            "there are GPUs, but this PyTorch sees none: install a build with CUDA",
-        ),
-        (
-            devices.gpus and not devices.has_nvml,
-            "there are GPUs, but no NVML: pip install 'perfmodel[nvml]'",
-        ),
-    )
-    return [text for is_so, text in rows if is_so]
+    return [
+        text
+        for is_so, text in (
+            *(
+                (v is None, f"{name} is missing: pip install {name}")
+                for name, v in packages.items()
+            ),
+            (
+                devices.gpus and devices.sees_gpus is False,
+                "there are GPUs, but this PyTorch sees none: install a build with CUDA",
+            ),
+            (
+                devices.gpus and not devices.has_nvml,
+                "there are GPUs, but no NVML: pip install 'perfmodel[nvml]'",
+            ),
+        )
+        if is_so
+    ]
 
 
 # ---------------------------------------------------------------- in words

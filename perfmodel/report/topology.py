@@ -104,10 +104,11 @@ def _cell(topology: Topology, router: Router, src: str, dst: str) -> str:
 def link_rows(topology: Topology) -> Iterator[tuple[str, str, str, str]]:
     """List links that are alike: how many, kind, rate per direction, latency."""
     arcs = topology.arcs
-    rows = Counter(
-        zip(arcs.kinds, arcs.bandwidth_Bps.tolist(), arcs.latency_s.tolist(), strict=True)
-    )
-    for (kind, rate_Bps, latency_s), count in sorted(rows.items()):
+    for (kind, rate_Bps, latency_s), count in sorted(
+        Counter(
+            zip(arcs.kinds, arcs.bandwidth_Bps.tolist(), arcs.latency_s.tolist(), strict=True)
+        ).items()
+    ):
         name = in_words_of(topology, kind)
         yield f"{count / 2:g}", name, format_bandwidth(rate_Bps), format_time(latency_s)
 

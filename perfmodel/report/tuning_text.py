@@ -378,47 +378,58 @@ def tuned_json(tuned: TuneResult) -> dict[str, Any]:
     def name(choice: Choice) -> str:
         return next(field for field, own in best.items() if own is choice)
 
-    document = {
-        "scenario": tuned.scenario.name,
-        **attributes(tuned, "workload machine gpus nodes"),
-        "default": _choice(tuned, tuned.default),
-        "asked": None if tuned.requested is None else _choice(tuned, tuned.requested),
-        **{field: _choice(tuned, choice) for field, choice in best.items()},
-        **attributes(tuned, "lower_bound_s exact plateau"),
-        "robust": None
-        if tuned.robust is None
-        else attributes(tuned.robust, "bucket_cap_mb worst_regret within spans_mb"),
-        **attributes(tuned, "default_regrets curve"),
-        "recommended": {
-            "keep": None if not advised.keep else "asked" if advised.own else "default",
-            "choices": list(map(name, advised.choices)),
-            "unsure": None if advised.unsure is None else name(advised.unsure),
-        },
-        "snippet": snippet(tuned, next(iter(advised.choices), kept)),
-        "snippet_uniform": snippet(
-            tuned, next((each for each in advised.choices if each.bucket_cap_mb), kept)
-        ),
-        "horovod": None
-        if horovod is None
-        else {
-            **attributes(horovod, "cycle_s default best curve"),
-            "snippet": f"HOROVOD_FUSION_THRESHOLD={round(horovod.best.threshold_mb * 2**20)}",
-            "assumptions": horovod.assumptions,
-        },
-        **attributes(tuned, "compute_s assumptions provenance"),
-    }
-    return dict(as_json(document, "tuning", infinite_as_null=True))
+    return dict(
+        as_json(
+            {
+                "scenario": tuned.scenario.name,
+                **attributes(tuned, "workload machine gpus nodes"),
+                "default": _choice(tuned, tuned.default),
+                "asked": None if tuned.requested is None else _choice(tuned, tuned.requested),
+                **{field: _choice(tuned, choice) for field, choice in best.items()},
+                **attributes(tuned, "lower_bound_s exact plateau"),
+                "robust": None
+                if tuned.robust is None
+                else attributes(tuned.robust, "bucket_cap_mb worst_regret within spans_mb"),
+                **attributes(tuned, "default_regrets curve"),
+                "recommended": {
+                    "keep": None if not advised.keep else "asked" if advised.own else "default",
+                    "choices": list(map(name, advised.choices)),
+                    "unsure": None if advised.unsure is None else name(advised.unsure),
+                },
+                "snippet": snippet(tuned, next(iter(advised.choices), kept)),
+                "snippet_uniform": snippet(
+                    tuned, next((each for each in advised.choices if each.bucket_cap_mb), kept)
+                ),
+                "horovod": None
+                if horovod is None
+                else {
+                    **attributes(horovod, "cycle_s default best curve"),
+                    "snippet": "HOROVOD_FUSION_THRESHOLD="
+                    f"{round(horovod.best.threshold_mb * 2**20)}",
+                    "assumptions": horovod.assumptions,
+                },
+                **attributes(tuned, "compute_s assumptions provenance"),
+            },
+            "tuning",
+            infinite_as_null=True,
+        )
+    )
 
 
 def compromise_json(compromise: MinimaxCap) -> dict[str, Any]:
     """Return one setting for several scenarios as JSON."""
-    document = {
-        "best": _shared(compromise.best) | attributes(compromise, "low_mb high_mb"),
-        "default": _shared(compromise.default),
-        "snippet": shared_snippet(compromise),
-        "scenarios": [tuned_json(tuned) for tuned in compromise.each],
-    }
-    return dict(as_json(document, "tuning", infinite_as_null=True))
+    return dict(
+        as_json(
+            {
+                "best": _shared(compromise.best) | attributes(compromise, "low_mb high_mb"),
+                "default": _shared(compromise.default),
+                "snippet": shared_snippet(compromise),
+                "scenarios": [tuned_json(tuned) for tuned in compromise.each],
+            },
+            "tuning",
+            infinite_as_null=True,
+        )
+    )
 
 
 def shared_snippet(compromise: MinimaxCap) -> str:

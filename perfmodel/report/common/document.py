@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from perfmodel.topology.model import Topology
 
 
-K, T = TypeVar("K"), TypeVar("T")
+K = TypeVar("K")
+T = TypeVar("T")
 
 Role = Literal["", "headline", "setting", "question", "lead", "note", "hint"]
 

@@ -83,18 +83,21 @@ def lines(point: SizeResult) -> list[str]:
     cost = point.disturbance
     if cost is None:
         return []
-    sentences = (
-        lead(point, cost),
-        *(f"  {event.what}: {_cost(event.costs_s, cost)}" for event in cost.events),
-        *(
-            f"  {job.name}, {quantities.gpus(job.gpus)}: a step takes "
-            f"{quantities.duration(job.step_time_s)}, alone {quantities.duration(job.alone_s)}"
-            for job in cost.jobs
-        ),
-        explain_devices(cost),
-        waiting(point, cost),
-    )
-    return [sentence for sentence in sentences if sentence]
+    return [
+        sentence
+        for sentence in (
+            lead(point, cost),
+            *(f"  {event.what}: {_cost(event.costs_s, cost)}" for event in cost.events),
+            *(
+                f"  {job.name}, {quantities.gpus(job.gpus)}: a step takes "
+                f"{quantities.duration(job.step_time_s)}, alone {quantities.duration(job.alone_s)}"
+                for job in cost.jobs
+            ),
+            explain_devices(cost),
+            waiting(point, cost),
+        )
+        if sentence
+    ]
 
 
 def explain_devices(cost: DisturbanceCost) -> str:

@@ -206,18 +206,22 @@ def _tiles(result: Result) -> Tiles:
 def _breakdown(result: Result) -> Section:
     main = result.main
     part, time_s = max(main.breakdown_s.items(), key=lambda part: part[1], default=("compute", 0.0))
-    said = (
-        (
-            f"At {quantities.gpus(main.gpus)} the largest part is {part}: "
-            f"{quantities.duration(time_s)}, "
-            f"{quantities.percent(time_s / main.step_time_s)} of the step."
-        ),
-        quantities.hot_spot(main),
-        quantities.utilisation(main),
-    )
     return section(
         "Where the time goes",
-        " ".join(filter(None, said)),
+        " ".join(
+            filter(
+                None,
+                (
+                    (
+                        f"At {quantities.gpus(main.gpus)} the largest part is {part}: "
+                        f"{quantities.duration(time_s)}, "
+                        f"{quantities.percent(time_s / main.step_time_s)} of the step."
+                    ),
+                    quantities.hot_spot(main),
+                    quantities.utilisation(main),
+                ),
+            )
+        ),
         Figure(draw_breakdown(result), "breakdown", "Parts of the step at each size"),
     )
 

@@ -174,7 +174,8 @@ def draw_pipeline(point: SizeResult) -> Drawing:
     panels, labels = len(picture.windows), [f"{stage}" for stage in picture.stages]
     names = ("the step",) if panels == 1 else ("the first passes", "the last passes")
     height = (1 - 0.14 * (panels - 1)) / panels
-    axes, traces = {}, []
+    axes: dict[str, Any] = {}
+    traces: list[dict[str, Any]] = []
     for panel, (low, high) in enumerate(picture.windows):
         suffix, top = f"{panel + 1}" if panel else "", 1 - panel * (height + 0.14)
         named = {trace["name"] for trace in traces}

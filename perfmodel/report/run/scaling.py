@@ -87,34 +87,40 @@ def findings(result: Result) -> list[str]:
     missing = [f"{point.gpus:,}" for point in points if point.interval_s is None]
     lacking = f"{', '.join(missing)} GPU{'' if missing == ['1'] else 's'}"
     too_big = ", ".join(f"{point.gpus:,}" for point in points if not point.memory.fits)
-    sentences = (
-        (True, knee_sentence(result)),
-        (True, good_sentence(result)),
-        (len(joined) == 1, f"The bottleneck is the same at every size: {joined[0].bottleneck}."),
-        (len(joined) > 1, f"Bottleneck: {limits}."),
-        (True, quantities.slowest(result)),
-        (
-            best is not result.main,
+    return [
+        sentence
+        for applies, sentence in (
+            (True, knee_sentence(result)),
+            (True, good_sentence(result)),
             (
-                f"The quickest size is {quantities.gpus(best.gpus)}, not the largest: "
-                f"{quantities.count(best.samples_per_s)} {quantities.samples_short(result)}/s"
-                f"{'' if best.memory.fits else ', if it fitted in GPU memory'}."
+                len(joined) == 1,
+                f"The bottleneck is the same at every size: {joined[0].bottleneck}.",
             ),
-        ),
-        (
-            len(missing) == len(points),
-            f"No size has an interval: {quantities.NO_INTERVAL}.",
-        ),
-        (
-            0 < len(missing) < len(points),
-            f"No interval on {lacking}: {quantities.NO_INTERVAL}.",
-        ),
-        (
-            too_big,
-            f"Does not fit in GPU memory on {too_big} GPUs: those rows are hypothetical.",
-        ),
-    )
-    return [sentence for applies, sentence in sentences if applies and sentence]
+            (len(joined) > 1, f"Bottleneck: {limits}."),
+            (True, quantities.slowest(result)),
+            (
+                best is not result.main,
+                (
+                    f"The quickest size is {quantities.gpus(best.gpus)}, not the largest: "
+                    f"{quantities.count(best.samples_per_s)} {quantities.samples_short(result)}/s"
+                    f"{'' if best.memory.fits else ', if it fitted in GPU memory'}."
+                ),
+            ),
+            (
+                len(missing) == len(points),
+                f"No size has an interval: {quantities.NO_INTERVAL}.",
+            ),
+            (
+                0 < len(missing) < len(points),
+                f"No interval on {lacking}: {quantities.NO_INTERVAL}.",
+            ),
+            (
+                too_big,
+                f"Does not fit in GPU memory on {too_big} GPUs: those rows are hypothetical.",
+            ),
+        )
+        if applies and sentence
+    ]
 
 
 def knee_sentence(result: Result) -> str:

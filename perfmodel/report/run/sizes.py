@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import groupby
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Column, Table, tabulate
@@ -85,7 +85,7 @@ def size_gains(result: Result) -> tuple[SizeGain, ...]:
             else (point.samples_per_s - before.samples_per_s) / (point.gpus - before.gpus) / each,
             moved=before is not None and kind_of(point.bottleneck) != kind_of(before.bottleneck),
         )
-        for before, point in pairwise((None, *result.points))
+        for before, point in zip((None, *result.points[:-1]), result.points, strict=True)
     )
 
 

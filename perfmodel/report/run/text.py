@@ -101,43 +101,47 @@ def run_markdown(result: Result) -> str:
     explained = [*sizes.hints(result), "sizes.csv holds every number in SI units."]
     facts = {"scenario": result.scenario, "simulated as": main.mode, **result.provenance}
     searched = search_blocks(result.search)
-    blocks = [
-        result_header(result),
-        section("The parallel layout", "", *searched) if searched else None,
-        bullets_section("Parameter servers", server_lines(main)),
-        bullets_section("What happens around it", events.lines(main)),
-        section(
-            "Scaling",
-            basis(result),
-            Bullets(findings(result)),
-            sizes.sizes_table(result),
-            Paragraph(" ".join(explained)),
-        ),
-        parallelism.layout_section(main),
-        section(
-            "Where the time of a step goes",
-            " ".join(filter(None, [quantities.hot_spot(main), quantities.limit(main)])),
-            _breakdown(result),
-        ),
-        table_section(
-            "Communication",
-            f"A rank's operations in a step on {quantities.gpus(main.gpus)}.",
-            sizes.communication_table(main),
-        ),
-        section(
-            "Memory",
-            "",
-            Paragraph(f"{quantities.memory(main.memory)}."),
-            Bullets(main.memory.advice),
-        ),
-        section(
-            "What this rests on",
-            "",
-            Bullets([quantities.assumed(text) for text in result.assumptions]),
-            Table(("What", "Value"), list(facts.items())),
-        ),
-    ]
-    return render_markdown(for_ranks_of(result.topology, blocks))
+    return render_markdown(
+        for_ranks_of(
+            result.topology,
+            [
+                result_header(result),
+                section("The parallel layout", "", *searched) if searched else None,
+                bullets_section("Parameter servers", server_lines(main)),
+                bullets_section("What happens around it", events.lines(main)),
+                section(
+                    "Scaling",
+                    basis(result),
+                    Bullets(findings(result)),
+                    sizes.sizes_table(result),
+                    Paragraph(" ".join(explained)),
+                ),
+                parallelism.layout_section(main),
+                section(
+                    "Where the time of a step goes",
+                    " ".join(filter(None, [quantities.hot_spot(main), quantities.limit(main)])),
+                    _breakdown(result),
+                ),
+                table_section(
+                    "Communication",
+                    f"A rank's operations in a step on {quantities.gpus(main.gpus)}.",
+                    sizes.communication_table(main),
+                ),
+                section(
+                    "Memory",
+                    "",
+                    Paragraph(f"{quantities.memory(main.memory)}."),
+                    Bullets(main.memory.advice),
+                ),
+                section(
+                    "What this rests on",
+                    "",
+                    Bullets([quantities.assumed(text) for text in result.assumptions]),
+                    Table(("What", "Value"), list(facts.items())),
+                ),
+            ],
+        )
+    )
 
 
 def _breakdown(result: Result) -> Table:
@@ -168,23 +172,27 @@ def to_json(result: Result) -> dict[str, Any]:
     """
     names = "scenario question workload strategy machine scaling efficiency_base slowest_gpu"
     cost = result.main.disturbance
-    document = {
-        **attributes(result, names),
-        **size_to_json(result.main),
-        "buckets": result.main.buckets,
-        **(
-            {"undisturbed_s": None, "steps_s": [], "mean_interval_s": None}
-            | {"events": [], "waits": [], "jobs": []}
-            if cost is None
-            else attributes(cost, "undisturbed_s steps_s mean_interval_s events waits jobs")
-        ),
-        "server_use": result.main.server_use,
-        "hot_spot": result.main.hot_spot,
-        "search": result.search,
-        "curve": [size_to_json(point) for point in result.points],
-        **attributes(result, "assumptions sources provenance"),
-    }
-    return dict(as_json(document, "result"))
+    return dict(
+        as_json(
+            {
+                **attributes(result, names),
+                **size_to_json(result.main),
+                "buckets": result.main.buckets,
+                **(
+                    {"undisturbed_s": None, "steps_s": [], "mean_interval_s": None}
+                    | {"events": [], "waits": [], "jobs": []}
+                    if cost is None
+                    else attributes(cost, "undisturbed_s steps_s mean_interval_s events waits jobs")
+                ),
+                "server_use": result.main.server_use,
+                "hot_spot": result.main.hot_spot,
+                "search": result.search,
+                "curve": [size_to_json(point) for point in result.points],
+                **attributes(result, "assumptions sources provenance"),
+            },
+            "result",
+        )
+    )
 
 
 def size_to_json(point: SizeResult) -> dict[str, Any]:
