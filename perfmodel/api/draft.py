@@ -162,9 +162,8 @@ def usual_fabric(node: NodeSpec) -> str:
 def relative_file(name: str, folder: Path) -> str:
     """A file as seen from the folder of the scenario; names stay as they are."""
     path = Path(os.path.expanduser(name))  # noqa: PTH111  (Path.expanduser raises on "~nobody")
-    if not os.path.isfile(path):  # noqa: PTH113  (never raises)
-        return name
-    return Path(os.path.relpath(path, folder)).as_posix()
+    is_file = os.path.isfile(path)  # noqa: PTH113  (never raises)
+    return Path(os.path.relpath(path, folder)).as_posix() if is_file else name
 
 
 def _first_that_fits(
@@ -289,9 +288,8 @@ def yaml_value(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(yaml_value, value))}]"
     text = str(value).lower() if isinstance(value, bool) else str(value)
-    if text and not set(text) & set(":#{}[],&*!|>'\"%@`"):
-        return text
-    return "'" + text.replace("'", "''") + "'"
+    is_plain = text and not set(text) & set(":#{}[],&*!|>'\"%@`")
+    return text if is_plain else "'" + text.replace("'", "''") + "'"
 
 
 def write_draft(draft: Draft, path: Path, *, force: bool = False) -> Scenario:

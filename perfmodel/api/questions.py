@@ -176,10 +176,12 @@ def as_columns(questions: Sequence[object], keywords: Fields) -> dict[str, Scena
 def _members(questions: Sequence[object]) -> list[tuple[str, object]]:
     """Label ("" for none) of each column and what stands for it."""
     single = questions[0] if len(questions) == 1 else None
-    if isinstance(single, Mapping) and not is_whole(single):
-        scenarios = Scenario | str | Path | Mapping
-        if all(isinstance(each, scenarios) for each in single.values()):
-            return [(str(name), each) for name, each in single.items()]
+    if (
+        isinstance(single, Mapping)
+        and not is_whole(single)
+        and all(isinstance(each, Scenario | str | Path | Mapping) for each in single.values())
+    ):
+        return [(str(name), each) for name, each in single.items()]
     return [("", each) for each in (single if isinstance(single, list | tuple) else questions)]
 
 

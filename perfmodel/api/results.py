@@ -165,11 +165,10 @@ class RunResult(Shown, Result):
         ends = [point.scaling_efficiency_interval or (None, None) for point in self.points]
         table.insert(at + 1, "low_s", [low for low, _ in steps])
         table.insert(at + 2, "high_s", [high for _, high in steps])
-        return table.assign(
-            scaling_efficiency_low=[low for low, _ in ends],
-            scaling_efficiency_high=[high for _, high in ends],
-            mfu=[point.mfu for point in self.points],
-        )
+        table["scaling_efficiency_low"] = [low for low, _ in ends]
+        table["scaling_efficiency_high"] = [high for _, high in ends]
+        table["mfu"] = [point.mfu for point in self.points]
+        return table
 
 
 class BucketTuning(Shown, TuneResult):

@@ -65,8 +65,7 @@ def _plain_messages() -> Iterator[None]:
         # typer brings its own copy of click, whose classes have no public name
         if isinstance(text := getattr(error, "message", None), str):
             text = text.replace("Value error, ", "", 1)  # pydantic's, which says nothing here
-            text = _with_nearest(text)
-            error.message = printable(text, lines=True)  # type: ignore[attr-defined]
+            error.message = printable(_with_nearest(text), lines=True)  # type: ignore[attr-defined]
         raise
 
 

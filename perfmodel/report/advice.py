@@ -221,10 +221,8 @@ def power_limits(advice: Advice) -> list[str]:
         f"{quantities.percent(1 - advice.energy_ratio(trial))} less energy of each"
         for trial in advice.thrifty
     )
-    if not limits:
-        return []
     counted = "boards counted at what they may draw; cluster.node.power_limit"
-    return [f"To save energy: {limits} ({counted})."]
+    return [f"To save energy: {limits} ({counted})."] if limits else []
 
 
 def _cost_of_samples(advice: Advice, trial: Trial) -> str:

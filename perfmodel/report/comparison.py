@@ -258,7 +258,10 @@ def what_if_table(comparison: Comparison) -> Table:
         titles += [of] if len(names) == 2 else [f"{of} ({name})" for name in names[1:]]
         shares = [
             [""] * (len(names) - 1),
-            *(list(map(_share, each.shares[1:])) for each in imagined),
+            *(
+                [quantities.or_empty(_percent, share) for share in each.shares[1:]]
+                for each in imagined
+            ),
         ]
     return Table(
         titles,
@@ -269,8 +272,8 @@ def what_if_table(comparison: Comparison) -> Table:
     )
 
 
-def _share(share: float | None) -> str:
-    return "" if share is None else f"{round(100 * share)}\N{NO-BREAK SPACE}%"
+def _percent(share: float) -> str:
+    return f"{round(100 * share)}\N{NO-BREAK SPACE}%"
 
 
 def _cells(step_s: float | None, now_s: float) -> tuple[str, str]:
@@ -302,7 +305,6 @@ def comparison_html(comparison: Comparison) -> str:
     lead = (
         " ".join(unread_fields(comparison)) if fields.rows else "Nothing: all sides ask the same."
     )
-    several = len(comparison.sides) > 1
     return render_html(
         f"Comparison: {title}",
         [
@@ -313,7 +315,9 @@ def comparison_html(comparison: Comparison) -> str:
                 dict.fromkeys(side.result.question for side in comparison.sides),
                 sentences(comparison),
             ),
-            section("What differs", lead, fields if fields.rows else None) if several else None,
+            section("What differs", lead, fields if fields.rows else None)
+            if len(comparison.sides) > 1
+            else None,
             section("Figures", "", figures_table(comparison)),
             section(
                 "Where the step goes",

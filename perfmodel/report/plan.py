@@ -315,7 +315,6 @@ def plan_html(plan: PlanResult) -> str:
 
 def plan_markdown(plan: PlanResult) -> str:
     """Write the same answers and tables as Markdown."""
-    facts = {"scenario": plan.scenario, **plan.provenance, **plan.sources}
     return render_markdown(
         [
             _header(plan),
@@ -323,7 +322,12 @@ def plan_markdown(plan: PlanResult) -> str:
             table_section("Time against cost", _hint(plan), option_table(plan)),
             table_section("What the answer depends on", "", sensitivity_table(plan)),
             *_tables(plan),
-            section("What this rests on", "", Bullets(plan.assumptions), Definitions(facts)),
+            section(
+                "What this rests on",
+                "",
+                Bullets(plan.assumptions),
+                Definitions({"scenario": plan.scenario, **plan.provenance, **plan.sources}),
+            ),
         ]
     )
 

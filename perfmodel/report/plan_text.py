@@ -306,9 +306,8 @@ def _verdict(outcome: UpgradeOutcome) -> str:
 
 
 def _back(payback_s: float) -> str:
-    if payback_s > _LONGEST_S:
-        return f"not back in {span(_LONGEST_S)}"
-    return f"back after {span(payback_s)}"
+    is_late = payback_s > _LONGEST_S
+    return f"not back in {span(_LONGEST_S)}" if is_late else f"back after {span(payback_s)}"
 
 
 def payback(payback_s: float | None) -> str:

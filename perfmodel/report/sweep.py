@@ -189,8 +189,6 @@ def memory_note(answer: Answer) -> str:
 FEWEST_NUMBERS = 3
 """Numbers along an axis, at least."""
 
-_PARSERS: tuple[Callable[[object], float], ...] = (parse_bytes, parse_time, parse_bandwidth)
-
 
 class SweepAxes(NamedTuple):
     """The field along the axis and its places, by the value as written; fields that make lines."""
@@ -224,7 +222,7 @@ def _number(value: object) -> float | None:
     if not isinstance(value, str):
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         return float(value) if is_number else None  # type: ignore[arg-type]
-    for parse in _PARSERS:
+    for parse in (parse_bytes, parse_time, parse_bandwidth):
         with suppress(UnitError):
             return parse(value)
     return None
@@ -429,12 +427,17 @@ def _charts(swept: SweepResult) -> list[Section]:
         return [steps]
     field, one_size = axes.field, has_one_size(pairs)
     combinations = {describe({n: v.set.get(n) for n in axes.lines}) for v, _ in pairs}
-    few = len(combinations) <= MOST_COLOURED_LINES
-    coloured = "" if few else f"; the best {MOST_COLOURED_LINES} in colour"
+    coloured = f"; the best {MOST_COLOURED_LINES} in colour"
     lead = join_applying(
         (one_size, f"Throughput along {field}."),
         (not one_size, f"Throughput of each GPU along {field}: what falls is lost to scale."),
-        (axes.lines, f"A line for each combination of the rest{coloured}."),
+        (
+            axes.lines,
+            (
+                "A line for each combination of the rest"
+                f"{coloured if len(combinations) > MOST_COLOURED_LINES else ''}."
+            ),
+        ),
         (
             len({format_value(variant.set.get(field)) for variant, _ in pairs}) > len(axes.places),
             f"Values of {field} that are no numbers are in the table alone.",

@@ -201,7 +201,6 @@ LEAST_MB = 0.05
 _ROW_PIXELS = 62
 _LABELLED_BAR_SHARE = 0.112
 """Share of a step that a bucket's bar must have for its size to be written on it."""
-_PLATEAU = WORK["optimizer"]
 
 
 def draw_curve(tuned: TuneResult) -> Drawing:
@@ -307,7 +306,7 @@ def _shade(figure: Drawing, tuned: TuneResult) -> None:
         for begin, end in wide_spans(spans):
             if end > low:
                 ends = {"x0": max(begin, low), "x1": min(end, high)}
-                draw(**ends, fillcolor=_PLATEAU, line_width=0, **look)
+                draw(**ends, fillcolor=WORK["optimizer"], line_width=0, **look)
 
 
 def _caps_axis(points: list[CurvePoint]) -> dict[str, Any]:

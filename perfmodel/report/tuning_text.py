@@ -208,10 +208,14 @@ def caps(choice: Choice) -> str:
 
 def advice(tuned: TuneResult) -> list[str]:
     """Say which caps for all are as good as the best, which is safe, what the default loses."""
-    within = quantities.percent(tuned.plateau.within)
     unsure, robust = tuned.recommended.unsure, tuned.robust
     likely, most = tuned.default_regrets[0], max(tuned.default_regrets)
-    said = [f"Caps within {within} of the best cap: {spans(tuned.plateau.spans_mb)}."]
+    said = [
+        (
+            f"Caps within {quantities.percent(tuned.plateau.within)} of the best cap: "
+            f"{spans(tuned.plateau.spans_mb)}."
+        )
+    ]
     if unsure is not None and not tuned.recommended.keep:
         said.append(f"Not recommended: {_doubt(unsure)}.")
     if robust is not None:

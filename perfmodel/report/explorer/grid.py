@@ -111,7 +111,9 @@ Weighted = Sequence[tuple[Mapping[str, Any], float]]
 
 def _exposed(around: Weighted) -> float:
     """Estimate the communication that is not hidden."""
-    hidden = [(row["comm_s"] - row["exposed_comm_s"], weight) for row, weight in around]
+    hidden: list[tuple[float, float]] = [
+        (row["comm_s"] - row["exposed_comm_s"], weight) for row, weight in around
+    ]
     if all(row["comm_s"] > 0 for row, _ in around):
         comm = _power(around, lambda row: row["comm_s"])
     else:
@@ -147,7 +149,14 @@ def explore(
     checked = [*_places_between(axes), *_places_combined(design)]
     run = [_without_network(axes, place) for place in [*places, *checked]]
     distinct = list(dict.fromkeys(run))
-    settings = [_settings(axes, place) for place in distinct]
+    settings = [
+        dict(
+            field
+            for axis, at in zip(axes, place, strict=True)
+            for field in _stop_at(axis, at).settings.items()
+        )
+        for place in distinct
+    ]
     fields = {name: [setting[name] for setting in settings] for name in settings[0]}
     swept = run_sweep(variants(scenario, zip=fields), jobs=jobs, profile=profile, progress=progress)
     by_place = {
@@ -163,14 +172,6 @@ def explore(
         failed=next((row["message"] for row in swept.rows if row["status"] != "ok"), ""),
     )
     return replace(grid, checks=tuple(_check_interpolation(grid, checked, rows[len(places) :])))
-
-
-def _settings(axes: Sequence[Axis], place: Place) -> dict[str, Any]:
-    return {
-        name: value
-        for axis, at in zip(axes, place, strict=True)
-        for name, value in _stop_at(axis, at).settings.items()
-    }
 
 
 def _stop_at(axis: Axis, at: float) -> Stop:

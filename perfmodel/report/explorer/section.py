@@ -63,7 +63,6 @@ def explorer_section(result: Result, grid: Grid) -> Section:
         "same other settings."
     )
     network = any(axis.key in {"bandwidth", "latency"} for axis in grid.axes)
-    how_good = f"{_simulated_sentence(grid)} {interpolation_sentence(grid)}"
     markup = [
         f"<style>\n{_read('explorer.css')}</style>",
         (
@@ -77,7 +76,8 @@ def explorer_section(result: Result, grid: Grid) -> Section:
             '<div><svg id="explorer-chart" role="img"></svg></div>'
             f'<p class="hint">{_BETWEEN_DOTS if grid.checks else _DOTS}; shaded: '
             "80\N{NO-BREAK SPACE}% interval.</p>"
-            f'<p class="hint">{escape(how_good)}</p>'
+            f'<p class="hint">{escape(_simulated_sentence(grid))} '
+            f"{escape(interpolation_sentence(grid))}</p>"
         ),
         f'<script type="application/json" id="explorer-data">{_embed_json(to_data(grid))}</script>',
         f"<script>\n{_read('explorer.js')}</script>",

@@ -125,8 +125,10 @@ def _cost(costs_s: float, cost: DisturbanceCost) -> str:
     """Write a cost with its sign and as a share."""
     if not _without_rounding(costs_s, cost):
         return "costs nothing"
-    share = quantities.signed(costs_s / cost.undisturbed_s, quantities.percent)
-    return f"{quantities.signed(costs_s, quantities.duration)} a step ({share})"
+    return (
+        f"{quantities.signed(costs_s, quantities.duration)} a step "
+        f"({quantities.signed(costs_s / cost.undisturbed_s, quantities.percent)})"
+    )
 
 
 def events_section(point: SizeResult) -> Section | None:

@@ -332,7 +332,7 @@ def _memory(point: SizeResult) -> Section:
 
 
 def _grounds(result: Result) -> Section:
-    facts = {"interval": quantities.interval(result.main)} | result.provenance
+    facts = {"interval": quantities.interval(result.main), **result.provenance}
     lines = [quantities.assumed(text) for text in result.assumptions]
     return section(
         "What this rests on",

@@ -110,9 +110,8 @@ def _kind(span: Span, timeline: Timeline) -> str | None:
         return COLLECTIVE
     # the sender of a message is the first rank of its group
     sender = timeline.groups[span.rank_class, span.communicator].first[0]
-    if span.op == "send" and sender == timeline.first_rank[span.rank_class]:
-        return None
-    return MESSAGE
+    is_own = span.op == "send" and sender == timeline.first_rank[span.rank_class]
+    return None if is_own else MESSAGE
 
 
 def _joined(blocks: Sequence[Block], gap_s: float) -> list[Block]:
