@@ -200,9 +200,9 @@ def _nccl_settings(
     from perfmodel.library.settings import settings_of
 
     fields = {name: value for name, value in {"version": version, "env": env}.items() if value}
-    if fields and (settings is not None or library != "nccl"):
-        allowed = "nothing beside settings, and only with library 'nccl'"
-        raise InputError(Fault(name, repr(value), allowed) for name, value in fields.items())
     if not fields:
         return settings
+    if settings is not None or library != "nccl":
+        allowed = "nothing beside settings, and only with library 'nccl'"
+        raise InputError(Fault(name, repr(value), allowed) for name, value in fields.items())
     return settings_of(version=version, env=dict(env or {}), fields=("version", "env"))

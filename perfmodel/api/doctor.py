@@ -141,8 +141,8 @@ def _version(name: str) -> str | None:
 
 
 def _extra(name: str, packages: tuple[str, ...], adds: str) -> Extra:
-    versions = {package: _version(package) for package in packages}
-    installed = {package: version for package, version in versions.items() if version is not None}
+    versions = [(package, _version(package)) for package in packages]
+    installed = {package: version for package, version in versions if version is not None}
     return Extra(name, adds, installed, tuple(p for p in packages if p not in installed))
 
 
@@ -158,7 +158,9 @@ def _devices(sysfs: Path) -> Devices:
     return Devices(
         cpu=_quietly(lambda: describe_machine()["cpu"], "unknown"),
         cores=_quietly(lambda: len(os.sched_getaffinity(0)), os.cpu_count()),
-        memory_bytes=_quietly(_read_memory, None),
+        memory_bytes=_quietly(
+            lambda: float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")), None
+        ),
         gpus=gpus,
         gpu_source=source,
         has_nvml=_has_nvml(),
@@ -166,10 +168,6 @@ def _devices(sysfs: Path) -> Devices:
         sees_gpus=sees_gpus,
         nics=_quietly(lambda: tuple(_read_nics(sysfs)), ()),
     )
-
-
-def _read_memory() -> float:
-    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def _gpus() -> tuple[tuple[str, ...], str]:
@@ -195,8 +193,8 @@ def _ask_nvml() -> tuple[str, ...] | str:
     nvml: Any = importlib.import_module("pynvml")
     nvml.nvmlInit()
     try:
-        count = nvml.nvmlDeviceGetCount()
-        names = [nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(n)) for n in range(count)]
+        handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+        names = list(map(nvml.nvmlDeviceGetName, handles))
     finally:
         nvml.nvmlShutdown()
     return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names)
@@ -226,8 +224,8 @@ def _read_cuda() -> tuple[str, bool | None]:
     torch: Any = importlib.import_module("torch")
     if not torch.cuda.is_available():
         return f"torch {version}, no CUDA device", False
-    count = torch.cuda.device_count()
-    return f"torch {version} with CUDA {torch.version.cuda}: {count} devices", True
+    devices = f"{torch.cuda.device_count()} devices"
+    return f"torch {version} with CUDA {torch.version.cuda}: {devices}", True
 
 
 def _read_nics(sysfs: Path) -> list[str]:
@@ -255,45 +253,51 @@ def _measurable(extras: tuple[Extra, ...], devices: Devices) -> dict[str, str]:
     """What could be measured here, and the command; of what cannot, what it needs."""
     with_torch = not next(extra for extra in extras if extra.name == "torch").missing
     ranks, count = max(2, min(4, devices.cores or 2)), len(devices.gpus)
-    rows = (
-        (
-            with_torch,
-            "collectives between processes (gloo)",
-            f"perfmodel measure ring --backend gloo --ranks {ranks} -o gloo.json",
-        ),
-        (
-            with_torch and count,
-            "one GPU: streams, copies, kernels",
-            "perfmodel measure ring --backend device --ranks 4 -o gpu.json",
-        ),
-        (
-            with_torch and count > 1,
-            "collectives between GPUs (NCCL)",
+    return {
+        what: command
+        for is_able, what, command in (
             (
-                f"torchrun --nproc-per-node {count} --no-python perfmodel measure ring "
-                f"--backend nccl --ranks {count} -o nccl.json"
+                with_torch,
+                "collectives between processes (gloo)",
+                f"perfmodel measure ring --backend gloo --ranks {ranks} -o gloo.json",
             ),
-        ),
-        (count, "this machine as a topology", "perfmodel topology discover -o my-node.yaml"),
-    )
-    return {what: command for is_able, what, command in rows if is_able}
+            (
+                with_torch and count,
+                "one GPU: streams, copies, kernels",
+                "perfmodel measure ring --backend device --ranks 4 -o gpu.json",
+            ),
+            (
+                with_torch and count > 1,
+                "collectives between GPUs (NCCL)",
+                (
+                    f"torchrun --nproc-per-node {count} --no-python perfmodel measure ring "
+                    f"--backend nccl --ranks {count} -o nccl.json"
+                ),
+            ),
+            (count, "this machine as a topology", "perfmodel topology discover -o my-node.yaml"),
+        )
+        if is_able
+    }
 
 
 def _problems(packages: Mapping[str, str | None], devices: Devices) -> list[str]:
-    missing = [name for name, version in packages.items() if version is None]
-    of_gpus = (
-        (
-            devices.sees_gpus is False,
-            "there are GPUs, but this PyTorch sees none: install a build with CUDA",
-        ),
-        (
-            not devices.has_nvml,
-            "there are GPUs, but no NVML: pip install 'perfmodel[nvml]'",
-        ),
-    )
     return [
-        *(f"{name} is missing: pip install {name}" for name in missing),
-        *(text for is_so, text in of_gpus if is_so and devices.gpus),
+        text
+        for is_so, text in (
+            *(
+                (v is None, f"{name} is missing: pip install {name}")
+                for name, v in packages.items()
+            ),
+            (
+                devices.gpus and devices.sees_gpus is False,
+                "there are GPUs, but this PyTorch sees none: install a build with CUDA",
+            ),
+            (
+                devices.gpus and not devices.has_nvml,
+                "there are GPUs, but no NVML: pip install 'perfmodel[nvml]'",
+            ),
+        )
+        if is_so
     ]
 
 
@@ -305,15 +309,13 @@ def describe_installation(installation: Installation) -> list[str]:
     from perfmodel.units import format_bytes
 
     devices = installation.devices
+    needs = [f"{name} {text or 'MISSING'}" for name, text in installation.packages.items()]
     memory = "unknown" if devices.memory_bytes is None else format_bytes(devices.memory_bytes)
-    versions = ", ".join(
-        f"{name} {text or 'MISSING'}" for name, text in installation.packages.items()
-    )
     problems = [f"  {line}" for line in installation.problems]
     return [
         f"perfmodel {installation.perfmodel}, Python {installation.python}",
         f"on {installation.platform}",
-        f"needs: {versions}",
+        f"needs: {', '.join(needs)}",
         "",
         "extras (pip install 'perfmodel[NAME]')",
         *(f"  {each.name:<8} {_state(each):<22} {each.adds}" for each in installation.extras),

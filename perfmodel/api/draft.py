@@ -109,18 +109,18 @@ def draft_scenario(answers: DraftAnswers, folder: Path = Path()) -> Draft:
         content["strategy"] = {"kind": answers.strategy}
         batch, memory = _largest_batch(content, answers.batch_per_gpu)
     content["training"] = {"batch_per_gpu": batch}
-    used = f"{format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)}"
-    verdict = f"{'fits' if memory.fits else 'does not fit'}: {used}"
-    note = f"batch {batch} per GPU with {content['strategy']['kind']} {verdict}"
-    is_said = answers.batch_per_gpu is not None
+    note = (
+        f"batch {batch} per GPU with {content['strategy']['kind']} "
+        f"{'fits' if memory.fits else 'does not fit'}: {format_bytes(memory.total_bytes)} of "
+        f"{format_bytes(memory.capacity_bytes)}"
+    )
     named = content | {  # files as seen from the folder of the scenario
         "cluster": content["cluster"] | {"node": relative_file(answers.node, folder)},
         "model": content["model"]
         if answers.config is None
         else {"config": relative_file(answers.config, folder)},
     }
-    text = _render(named, answers, reason, batch_said=is_said)
-    return Draft(text, make_scenario(content), (note,))
+    return Draft(_render(named, answers, reason), make_scenario(content), (note,))
 
 
 def _content(answers: DraftAnswers) -> dict[str, Any]:
@@ -172,8 +172,7 @@ def _first_that_fits(
     cluster, memory = content["cluster"], None
     gpus = len(device_names(load_node(cluster["node"]), "gpu")) * int(cluster["nodes"])
     for strategy, compute, reason in SPLITS if gpus > 1 else SPLITS[:1]:
-        both = {**content["compute"], **compute}
-        changed = {**content, "strategy": dict(strategy), "compute": both}
+        changed = content | {"strategy": dict(strategy), "compute": content["compute"] | compute}
         try:
             largest, memory = _largest_batch(changed, batch)
         except PerfmodelError:
@@ -190,10 +189,17 @@ def _first_that_fits(
 
 def _largest_batch(content: Mapping[str, Any], batch: int | None) -> tuple[int, Memory]:
     """The largest power of two that fits, or the batch that was said; and the memory."""
-    best = batch or 1
-    memory = _memory(content, best)
+    from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
+    from perfmodel.studies.run.steps.sized_job import size_job
+
+    def memory_of(samples: int) -> Memory:
+        sized = {**content, "training": {"batch_per_gpu": samples}, "scale": None}
+        inputs = resolve_scenario(make_scenario(sized), None, None)
+        return size_job(inputs, inputs.sizes[-1]).memory()
+
+    best, memory = batch or 1, memory_of(batch or 1)
     while batch is None and best < LARGEST_BATCH:
-        twice = _memory(content, 2 * best)
+        twice = memory_of(2 * best)
         is_full = twice.total_bytes > MOST_MEMORY_SHARE * twice.capacity_bytes
         if is_full or twice.tight or not twice.fits:
             break
@@ -201,29 +207,19 @@ def _largest_batch(content: Mapping[str, Any], batch: int | None) -> tuple[int, 
     return best, memory
 
 
-def _memory(content: Mapping[str, Any], batch: int) -> Memory:
-    from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
-    from perfmodel.studies.run.steps.sized_job import size_job
-
-    sized_content = {**content, "training": {"batch_per_gpu": batch}, "scale": None}
-    inputs = resolve_scenario(make_scenario(sized_content), None, None)
-    return size_job(inputs, inputs.sizes[-1]).memory()
-
-
 # ---------------------------------------------------------------- the file
 
 
-def _render(
-    content: Mapping[str, Any], answers: DraftAnswers, reason: str, *, batch_said: bool
-) -> str:
+def _render(content: Mapping[str, Any], answers: DraftAnswers, reason: str) -> str:
     """Write the file, with what else each field may be."""
     name = answers.model or Path(answers.config or "").parent.name or "my model"
-    count = "one" if answers.nodes == 1 else str(answers.nodes)
     cluster, compute = content["cluster"], content["compute"]
-    source = "or {config: config.json}, {file: my-model.csv}; names: perfmodel models"
-    batch = "as you said" if batch_said else "the largest power of two that fits"
     rows = (
-        (True, f"model: {_flow(content['model'])}", source),
+        (
+            True,
+            f"model: {_flow(content['model'])}",
+            "or {config: config.json}, {file: my-model.csv}; names: perfmodel models",
+        ),
         (True, "compute:", ""),
         (True, f"  precision: {compute['precision']}", "of products: fp32, tf32, fp16, bf16, fp8"),
         (True, f"  optimizer: {compute['optimizer']}", "sgd, sgd-momentum, adam, adamw"),
@@ -256,16 +252,26 @@ def _render(
             f"  fabric: {cluster.get('fabric')}",
             "or {kind: leaf-spine, oversubscription: 2}",
         ),
-        (True, f"training: {_flow(content['training'])}", batch),
+        (
+            True,
+            f"training: {_flow(content['training'])}",
+            "as you said" if answers.batch_per_gpu else "the largest power of two that fits",
+        ),
         (
             "scale" in content,
             f"scale: {_flow(content.get('scale', {}))}",
             "smaller sizes of the curve",
         ),
     )
-    question = f"# How long is a training step of {name} on {count} {Path(answers.node).stem}?"
-    lines = [commented(text, comment) for is_written, text, comment in rows if is_written]
-    return "\n".join([question, "perfmodel: 1", *lines]) + "\n"
+    count = "one" if answers.nodes == 1 else str(answers.nodes)
+    return "\n".join(
+        [
+            f"# How long is a training step of {name} on {count} {Path(answers.node).stem}?",
+            "perfmodel: 1",
+            *(commented(text, comment) for is_written, text, comment in rows if is_written),
+            "",
+        ]
+    )
 
 
 def commented(text: str, comment: str) -> str:
@@ -282,8 +288,8 @@ def yaml_value(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(yaml_value, value))}]"
     text = str(value).lower() if isinstance(value, bool) else str(value)
-    plain = text and not set(text) & set(":#{}[],&*!|>'\"%@`")
-    return text if plain else "'" + text.replace("'", "''") + "'"
+    is_plain = text and not set(text) & set(":#{}[],&*!|>'\"%@`")
+    return text if is_plain else "'" + text.replace("'", "''") + "'"
 
 
 def write_draft(draft: Draft, path: Path, *, force: bool = False) -> Scenario:

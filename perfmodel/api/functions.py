@@ -18,7 +18,7 @@ from perfmodel.api.questions import (
     as_scenario,
     python_names,
 )
-from perfmodel.errors import Fault, InputError, describe_type
+from perfmodel.errors import Fault, InputError, describe_type, refuse_if
 from perfmodel.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -171,9 +171,8 @@ def tune(
                 question, profile=measured, size=size, horovod=horovod, progress=progress
             )
             return showing(BucketTuning, tuned)
-        if horovod:
-            allowed = "a scenario with strategy ddp, or kind: horovod"
-            raise InputError(Fault("horovod", f"strategy {question.strategy.kind}", allowed))
+        allowed = "a scenario with strategy ddp, or kind: horovod"
+        refuse_if(horovod, "horovod", f"strategy {question.strategy.kind}", allowed)
         settings = tune_settings(question, profile=measured, size=size, progress=progress)
         return showing(StrategyTuning, settings)
 
@@ -292,18 +291,16 @@ def sweep(
     from perfmodel.studies.sweep.run import run_sweep
     from perfmodel.studies.sweep.variants import Variant
 
-    listed: Sequence[Variant]
     if isinstance(scenario, list | tuple):
-        wrong = [each for each in scenario if not isinstance(each, Variant)]
-        if wrong:
-            allowed = "a scenario, or variants as perfmodel.variants makes them"
-            raise InputError(Fault("scenario", describe_type(wrong[0]), allowed))
-        listed = scenario
+        for each in scenario:
+            if not isinstance(each, Variant):
+                allowed = "a scenario, or variants as perfmodel.variants makes them"
+                raise InputError(Fault("scenario", describe_type(each), allowed))
     else:
-        listed = variants(scenario, fields, grid=grid, zip=zip, **keywords)  # type: ignore[arg-type]
+        scenario = variants(scenario, fields, grid=grid, zip=zip, **keywords)  # type: ignore[arg-type]
     with python_names():
         swept = run_sweep(
-            listed,
+            scenario,
             jobs=jobs,
             backend=backend,
             scheduler=scheduler,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast, runtime_checkable
 
-from perfmodel.errors import Fault, InputError, describe_type, raise_faults
+from perfmodel.errors import Fault, InputError, describe_type, raise_faults, refuse_if
 from perfmodel.scenario import Scenario, change_scenario, load_scenario, make_scenario
 
 if TYPE_CHECKING:
@@ -93,9 +93,8 @@ def as_scenario(
         scenario = _find(question)
         if not changes:
             return scenario
-        if not scenario.origin.content:
-            allowed = "a name, a path or a mapping, where fields are to be changed"
-            raise InputError(Fault("scenario", "a Scenario made of sections", allowed))
+        allowed = "a name, a path or a mapping, where fields are to be changed"
+        refuse_if(not scenario.origin.content, "scenario", "a Scenario made of sections", allowed)
         return change_scenario(scenario, changes, flags=tuple(changes))
 
 
@@ -158,16 +157,15 @@ def as_columns(questions: Sequence[object], keywords: Fields) -> dict[str, Scena
     keywords : mapping
         Fields to change in all of them, with two underscores for each dot.
     """
-    labels, members = _members(questions)
-    if not members:
-        raise InputError(Fault("scenarios", "none", f"one or more, each {A_SCENARIO}"))
+    members = _members(questions)
+    refuse_if(not members, "scenarios", "none", f"one or more, each {A_SCENARIO}")
     columns: dict[str, Scenario] = {}
-    for at, (label, member) in enumerate(zip(labels, members, strict=True), 1):
+    for at, (label, member) in enumerate(members, 1):
         varies = isinstance(member, Mapping) and not is_whole(member)
         if varies and at == 1:
             raise _refused("scenarios.0", member, A_SCENARIO)
         changes = cast("Fields", member) if varies else {}
-        scenario = as_scenario(members[0] if varies else member, changes)
+        scenario = as_scenario(members[0][1] if varies else member, changes)
         scenario = as_scenario(scenario, keywords=keywords)
         changed = ", ".join(f"{field}={value}" for field, value in changes.items())
         name = label or changed or scenario.name
@@ -175,16 +173,16 @@ def as_columns(questions: Sequence[object], keywords: Fields) -> dict[str, Scena
     return columns
 
 
-def _members(questions: Sequence[object]) -> tuple[list[str], list[object]]:
-    """Labels ("" for none) and what stands for each column."""
+def _members(questions: Sequence[object]) -> list[tuple[str, object]]:
+    """Label ("" for none) of each column and what stands for it."""
     single = questions[0] if len(questions) == 1 else None
-    if isinstance(single, Mapping) and not is_whole(single):
-        values = list(single.values())
-        if all(isinstance(each, Scenario | str | Path | Mapping) for each in values):
-            return [str(name) for name in single], values
-    if isinstance(single, list | tuple):
-        return [""] * len(single), list(single)
-    return [""] * len(questions), list(questions)
+    if (
+        isinstance(single, Mapping)
+        and not is_whole(single)
+        and all(isinstance(each, Scenario | str | Path | Mapping) for each in single.values())
+    ):
+        return [(str(name), each) for name, each in single.items()]
+    return [("", each) for each in (single if isinstance(single, list | tuple) else questions)]
 
 
 def as_profile(profile: object) -> Profile | None:
@@ -223,10 +221,9 @@ def as_sizes(sizes: object) -> list[int]:
     listed = [sizes] if isinstance(sizes, int | str) else sizes
     if not isinstance(listed, Iterable):
         raise _refused("sizes", sizes, "bytes, or text with a unit such as '1 MiB', or several")
-    listed = list(listed)
-    if not listed:
-        raise InputError(Fault("sizes", "none", "one or more"))
-    return [
+    numbers = [
         round(parse_bytes(size, f"sizes.{at}")) if isinstance(size, str) else _plain(size)
         for at, size in enumerate(listed)
     ]
+    refuse_if(not numbers, "sizes", "none", "one or more")
+    return numbers

@@ -78,8 +78,8 @@ class Shown:
 
     def __repr__(self) -> str:
         title, headline, *_ = self._views()
-        line = " ".join(headline(self).replace("\N{NO-BREAK SPACE}", " ").split())
-        return f"<{title}: {line}>"
+        words = headline(self).replace("\N{NO-BREAK SPACE}", " ").split()
+        return f"<{title}: {' '.join(words)}>"
 
     def _repr_html_(self) -> str:
         """Show the answer in a notebook, which has a style of its own."""
@@ -133,7 +133,7 @@ class RunResult(Shown, Result):
             draw_throughput,
         )
         from perfmodel.report.run.timeline import draw_timeline
-        from perfmodel.report.topology.figure import draw_topology
+        from perfmodel.report.topology_figure import draw_topology
 
         drawings: dict[str, Callable[[], go.Figure]] = {
             "scaling": lambda: draw_throughput(self),
@@ -151,16 +151,10 @@ class RunResult(Shown, Result):
 
     def to_perfetto(self, path: str | Path) -> Path:
         """Write the timeline of a step for ui.perfetto.dev; compressed with a name in ``.gz``."""
-        from perfmodel.report.run.kineto import write_kineto
+        from perfmodel.report.run.page import write_timeline
 
         place = _place(path)
-        write_kineto(
-            self.timeline,
-            place,
-            world_size=self.main.gpus,
-            backend=self.provenance.get("backend", "nccl"),
-            gpu=self.topology.gpu.name,
-        )
+        write_timeline(self, place)
         return place
 
     def to_frame(self) -> pd.DataFrame:
@@ -181,13 +175,13 @@ class BucketTuning(Shown, TuneResult):
     """The best gradient buckets of a scenario (`perfmodel.tune`), drawn over the bucket cap."""
 
     def _views(self) -> Views:
-        from perfmodel.report.tuning import text
-        from perfmodel.report.tuning.page import draw_curve, tuned_html
+        from perfmodel.report import tuning_text
+        from perfmodel.report.tuning import draw_curve, tuned_html
 
         return Views(
             f"Buckets of {self.scenario.name}",
-            text.headline,
-            text.tuned_lines,
+            tuning_text.headline,
+            tuning_text.tuned_lines,
             tuned_html,
             draw_curve,
         )
@@ -196,10 +190,12 @@ class BucketTuning(Shown, TuneResult):
         """One row per range of caps that make the same buckets; regrets against the best cap."""
         import pandas as pd
 
-        own = "bucket_cap_mb low_mb high_mb buckets step_time_s exposed_comm_s simulated"
         return pd.DataFrame(
             {
-                **attributes(point, own),
+                **attributes(
+                    point,
+                    "bucket_cap_mb low_mb high_mb buckets step_time_s exposed_comm_s simulated",
+                ),
                 "regret": point.regrets[0],
                 "worst_regret": point.worst_regret,
             }
@@ -214,14 +210,14 @@ class StrategyTuning(Shown, SettingsTuning):
     """
 
     def _views(self) -> Views:
-        from perfmodel.report.tuning import settings
+        from perfmodel.report import tuned_settings
 
         return Views(
             f"Settings of {self.scenario.name}",
-            settings.settings_headline,
-            settings.settings_lines,
-            settings.settings_html,
-            settings.draw_trials,
+            tuned_settings.settings_headline,
+            tuned_settings.settings_lines,
+            tuned_settings.settings_html,
+            tuned_settings.draw_trials,
         )
 
     def to_frame(self) -> pd.DataFrame:
@@ -241,15 +237,15 @@ class ComparisonResult(Shown, Comparison):
     """Scenarios side by side (`perfmodel.compare`); drawn: the parts of each side's step."""
 
     def _views(self) -> Views:
-        from perfmodel.report.comparison import page
-        from perfmodel.report.comparison.text import headline
+        from perfmodel.report import comparison
+        from perfmodel.report.comparison_text import headline
 
         return Views(
             f"Comparison of {len(self.sides)}",
             headline,
-            page.comparison_lines,
-            page.comparison_html,
-            page.draw_steps,
+            comparison.comparison_lines,
+            comparison.comparison_html,
+            comparison.draw_steps,
         )
 
     def to_frame(self) -> pd.DataFrame:
@@ -265,15 +261,15 @@ class Plan(Shown, PlanResult):
     """Candidate clusters for a target (`perfmodel.plan`); drawn: cost against time to train."""
 
     def _views(self) -> Views:
-        from perfmodel.report.planning import page
-        from perfmodel.report.planning.figures import draw_time_against_cost
-        from perfmodel.report.planning.text import headline
+        from perfmodel.report import plan
+        from perfmodel.report.plan_figures import draw_time_against_cost
+        from perfmodel.report.plan_text import headline
 
         return Views(
             f"Plan of {self.scenario}",
             headline,
-            page.plan_lines,
-            page.plan_html,
+            plan.plan_lines,
+            plan.plan_html,
             draw_time_against_cost,
         )
 
@@ -358,9 +354,9 @@ class CollectiveTimes(Shown, list[dict[str, Any]]):
         """One row per size, with the 80 % interval of the time (low_s, high_s)."""
         import pandas as pd
 
-        ends = [row["interval_s"] or (None, None) for row in self]
-        rows = [
-            {**row, "low_s": low_s, "high_s": high_s}
-            for row, (low_s, high_s) in zip(self, ends, strict=True)
-        ]
+        ends = (row["interval_s"] or (None, None) for row in self)
+        rows = (
+            row | dict(zip(("low_s", "high_s"), own, strict=True))
+            for row, own in zip(self, ends, strict=True)
+        )
         return pd.DataFrame(rows).drop(columns="interval_s")

@@ -144,8 +144,10 @@ def _render_trace(content: Mapping[str, Any], trace: RankTrace) -> str:
 
 
 def _trace_notes(trace: RankTrace, profile: Profile, answers: TraceAnswers) -> Iterator[str]:
-    steps = f"{len(profile.steps_s)} steps of {trace.world_size} ranks on {trace.device}"
-    yield f"{steps}, median {1e3 * profile.step_s:.4g} ms"
+    yield (
+        f"{len(profile.steps_s)} steps of {trace.world_size} ranks on {trace.device}, median "
+        f"{1e3 * profile.step_s:.4g} ms"
+    )
     if answers.node is not None:
         gpu = load_node(answers.node).gpu
         yield f"times of layers are those of {trace.device}; the machine has {gpu}"

@@ -65,8 +65,7 @@ def _plain_messages() -> Iterator[None]:
         # typer brings its own copy of click, whose classes have no public name
         if isinstance(text := getattr(error, "message", None), str):
             text = text.replace("Value error, ", "", 1)  # pydantic's, which says nothing here
-            text = _with_nearest(text)
-            error.message = printable(text, lines=True)  # type: ignore[attr-defined]
+            error.message = printable(_with_nearest(text), lines=True)  # type: ignore[attr-defined]
         raise
 
 
@@ -104,24 +103,24 @@ def _root(
 
 COMMANDS = {
     "run": "run",
-    "tune": "tune",
+    "tune": "recommend",
     "compare": "compare",
-    "sweep": "tune",
-    "plan": "run",
-    "advise": "run",
+    "sweep": "compare",
+    "plan": "recommend",
+    "advise": "recommend",
     "collective": "collective",
-    "buckets": "buckets",
+    "buckets": "models",
     "trace": "trace",
     "export": "trace",
     "verify": "collective",
-    "capture": "catalogue",
+    "capture": "models",
     "measure": "measure",
     "calibrate": "calibrate",
-    "validate": "validate",
-    "scenarios": "catalogue",
-    "models": "catalogue",
-    "schema": "catalogue",
-    "doctor": "catalogue",
+    "validate": "calibrate",
+    "scenarios": "init",
+    "models": "models",
+    "schema": "init",
+    "doctor": "init",
     "init": "init",
     "topology": "topology",
 }

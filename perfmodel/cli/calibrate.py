@@ -1,10 +1,11 @@
-"""``perfmodel calibrate``: from measurement files of any tool to a profile."""
+"""``perfmodel calibrate``: measurements become a profile; ``validate``: records and predictions."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
@@ -12,12 +13,16 @@ from perfmodel.cli.output import (
     FabricOption,
     GpusPerNodeOption,
     JsonOption,
+    ProfileOption,
     check_outputs,
     flags_as_fields,
+    load_profile,
+    print_answer,
     print_json,
     print_note,
     print_table,
     print_text,
+    progress_bar,
     refuse,
 )
 from perfmodel.errors import Fault, InputError, allowed_names
@@ -29,6 +34,8 @@ if TYPE_CHECKING:
     from perfmodel.calibrate.transfer.inputs import MachineRequest
     from perfmodel.measure.job import Measurement
 
+
+T = TypeVar("T")
 
 _FLAGS = {
     "topology": "--topology",
@@ -101,7 +108,11 @@ def calibrate(
     if json:
         print_json(profile.model_dump(mode="json"))
     else:
-        _print(profile)
+        for fit in profile.fits:
+            if fit.gpu:
+                _print_factors(fit)
+            else:
+                _print_numbers(fit, profile.library)
     print_note(f"wrote {output}")
     if plot is not None:
         from perfmodel.report.validation import write_residuals
@@ -159,9 +170,9 @@ def _profile_from_measurements(
         files=names,
     )
     if not any(block.values for block in profile.fits):
-        sizes = len({row.nbytes for measurement in measurements for row in measurement.rows})
+        sizes = {row.nbytes for measurement in measurements for row in measurement.rows}
         allowed = "measurements at more sizes: these determine no number at all"
-        raise InputError(Fault("FILE", f"{sizes} sizes in all", allowed))
+        raise InputError(Fault("FILE", f"{len(sizes)} sizes in all", allowed))
     for doubt in doubts(measurements, machine, names):
         print_note(f"Note: {doubt}.")
     return profile
@@ -179,9 +190,10 @@ def _read(files: list[Path], op: str | None, ranks: int | None) -> list[Found]:
     contents: list[Found] = []
     with collect_faults(faults):
         contents = read_files(files, op=op, ranks=ranks)
-    allowed = "backend 'gloo' or 'nccl': collectives between ranks"
     faults += [
-        Fault("backend", "'device'", allowed, str(path))
+        Fault(
+            "backend", "'device'", "backend 'gloo' or 'nccl': collectives between ranks", str(path)
+        )
         for path, content in zip(files, contents, strict=False)
         if content.measurement is not None and content.measurement.backend == "device"
     ]
@@ -195,15 +207,83 @@ def _read(files: list[Path], op: str | None, ranks: int | None) -> list[Found]:
     return contents
 
 
+TransferOption = Annotated[
+    bool,
+    typer.Option(
+        "--transfer/--no-transfer",
+        help="Also predict each sweep from the others of the same hardware.",
+    ),
+]
+
+
+def validate(
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            metavar="DIR",
+            help="Folder with META.csv (or nccl_sweeps/META.csv) and the times of each sweep, with "
+            "steps.csv, or with both; default: the recorded sweeps that ship with perfmodel.",
+        ),
+    ] = None,
+    profile: ProfileOption = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="DIR",
+            help="Write the report here (page, Markdown, JSON, CSV).",
+        ),
+    ] = None,
+    transfer: TransferOption = True,
+    json: JsonOption = False,
+) -> None:
+    """Compare predictions with recorded sweeps of collectives and recorded training steps.
+
+    Each sweep is matched to a machine by the words of META.csv (or by its column topology) and
+    predicted from datasheets, and from other sweeps of the same hardware. What cannot be matched
+    is listed with the reason.
+
+    Each row of steps.csv names a scenario, and what was measured: step_s, peak_GB, or both. Other
+    columns are fields of the scenario, as for --set (cluster.nodes).
+    """
+    check_outputs({"-o": output and output / "validation.html"})
+
+    from perfmodel.report.validation import validation_lines, write_validation
+    from perfmodel.validate.run import to_json
+    from perfmodel.validate.run import validate as compare
+
+    print_answer(
+        compare_records(compare, data, profile, transfer=transfer),
+        json=json,
+        to_json=to_json,
+        lines=validation_lines,
+        write=write_validation,
+        folder=output,
+    )
+
+
+def compare_records(
+    compare: Callable[..., T], data: Path | None, profile: str | None, **options: bool
+) -> T:
+    """Compare records with predictions on all cores, with a bar for people who wait.
+
+    `compare`: `perfmodel.validate.run.validate`, or a function that takes more `options`.
+    """
+    from perfmodel.studies.sweep.executor import count_cores
+
+    with progress_bar("predicting sweeps") as progress:
+        return compare(
+            data,
+            profile=load_profile(profile),
+            processes=count_cores(),
+            progress=progress,
+            **options,
+        )
+
+
 # ---------------------------------------------------------------- on the terminal
-
-
-def _print(profile: Profile) -> None:
-    for fit in profile.fits:
-        if fit.gpu:
-            _print_factors(fit)
-        else:
-            _print_numbers(fit, profile.library)
 
 
 def _print_numbers(fit: Fit, library: str) -> None:
@@ -213,8 +293,10 @@ def _print_numbers(fit: Fit, library: str) -> None:
         return f"{float(number):.4g}{space}{unit}"
 
     subjects = {"library": f"{library}'s own collective", "schedule": "our schedule"}
-    runs = "1 run" if fit.runs == 1 else f"{fit.runs} runs"
-    print_text(f"{subjects[fit.rows]}, measured on {', '.join(map(str, fit.ranks))} ranks, {runs}")
+    print_text(
+        f"{subjects[fit.rows]}, measured on {', '.join(map(str, fit.ranks))} ranks, "
+        f"{'1 run' if fit.runs == 1 else f'{fit.runs} runs'}"
+    )
     print_table(
         ("number", "of", ">chunks beyond", ">value", ">80 % from", ">to"),
         [

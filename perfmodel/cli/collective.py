@@ -133,8 +133,8 @@ def collective(
         from perfmodel.report.collective import write_collective
         from perfmodel.report.common.document import count_ranks
 
-        chosen = "" if algorithm == "auto" else f", {algorithm}"
-        title = f"{op} over {count_ranks(machine)} of {machine.name}, {library}{chosen}"
+        title = f"{op} over {count_ranks(machine)} of {machine.name}, {library}"
+        title += "" if algorithm == "auto" else f", {algorithm}"
         print_note(f"wrote {write_collective(title, times, notes, output)}")
 
 

@@ -1,8 +1,9 @@
-"""``perfmodel compare``: scenarios or variations of one, side by side."""
+"""``perfmodel compare``: scenarios side by side; ``sweep``: many variants of one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,21 +12,28 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.cli.output import (
+    BackendOption,
     JobsOption,
     JsonOption,
     ProfileOption,
+    SchedulerOption,
+    SetOption,
+    check_outputs,
     check_report_folder,
     load_profile,
     output_option,
     print_answer,
+    print_note,
     progress_bar,
     refuse,
+    scenario_argument,
 )
 from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
     from perfmodel.scenario import Scenario
     from perfmodel.studies.compare import Comparison
+    from perfmodel.studies.sweep import SweepResult
 
 
 def compare(
@@ -72,22 +80,25 @@ def compare(
         raise InputError(Fault("SCENARIO", "one scenario alone", allowed))
 
     from perfmodel.report.common.html import write_each
-    from perfmodel.report.comparison.page import FILES, comparison_lines
+    from perfmodel.report.comparison import FILES, comparison_lines
     from perfmodel.studies.compare import compare as compare_columns
     from perfmodel.studies.compare.model import to_json
 
     check_report_folder(output, FILES, columns.values(), profile)
-    measured = load_profile(profile)
     with progress_bar("simulating") as progress:
         comparison = compare_columns(
-            columns, profile=measured, attribute=attribute, jobs=jobs, progress=progress
+            columns,
+            profile=load_profile(profile),
+            attribute=attribute,
+            jobs=jobs,
+            progress=progress,
         )
     print_answer(
         comparison,
         json=json,
         to_json=to_json,
         lines=comparison_lines,
-        notes=_notes,
+        notes=_comparison_notes,
         write=partial(write_each, FILES),
         folder=output,
     )
@@ -115,20 +126,128 @@ def _columns(names: list[str], sets: list[str], withs: list[str]) -> dict[str, S
     faults: list[Fault] = []
     for at, (label, name, overrides) in enumerate(variations, 1):
         try:
-            loaded = load_scenario(name, overrides)
+            own = label if label not in columns else f"{label} ({at})"
+            columns[own] = load_scenario(name, overrides)
         except InputError as error:
             flag = "--with" if label in withs else "--set"
             faults += [replace(f, field=f.field.replace("--set", flag, 1)) for f in error.faults]
-        else:
-            columns[label if label not in columns else f"{label} ({at})"] = loaded
     refuse(faults)
     return columns
 
 
-def _notes(comparison: Comparison) -> Iterator[str]:
+def _comparison_notes(comparison: Comparison) -> Iterator[str]:
     """Say what failed and what the numbers rest on."""
     for imagined in comparison.what_ifs:
         for side, message in zip(comparison.sides, imagined.messages, strict=True):
             if message:
                 yield f"{imagined.what}, {side.label}: {message}"
     yield from comparison.assumptions[: 2 if comparison.what_ifs else 1]
+
+
+STORE_FILES = ("wal", "shm", "journal")
+"""Files that SQLite keeps beside its own."""
+
+INTERRUPTED_EXIT = 130
+"""128 + SIGINT: what a shell reports for a program that was stopped by Ctrl-C."""
+
+
+def sweep(
+    scenario: Annotated[
+        str, scenario_argument("A scenario with a 'sweep' section, by name or file.")
+    ],
+    set_: SetOption = None,
+    jobs: JobsOption = None,
+    backend: BackendOption = "loky",
+    scheduler: SchedulerOption = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep answers here; run again, it goes on from there."),
+    ] = None,
+    profile: ProfileOption = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write a table.")
+    ] = None,
+    parquet: Annotated[
+        Path | None, typer.Option("--parquet", metavar="FILE", help="Write a table (pyarrow).")
+    ] = None,
+    output: Annotated[Path | None, output_option("DIR", "Write sweep.html here.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Answer many variants of a scenario, in parallel.
+
+    The section 'sweep' has 'grid' (every combination) and 'zip' (lists that go together) of fields
+    and values. A variant that fails is listed with its message and does not stop the others; the
+    exit code is then 1. Stopped by Ctrl-C or killed, it goes on from the store when run again. With
+    -o it writes sweep.html (one file, works offline), sweep.csv and sweep.json.
+    """
+    from perfmodel.report.sweep import FILES, sweep_lines, write_sweep
+    from perfmodel.scenario import load_scenario
+    from perfmodel.studies.sweep import run_sweep, variants
+    from perfmodel.studies.sweep.executor import check_backend
+    from perfmodel.studies.sweep.run import check_parquet, to_json, write_csv, write_parquet
+
+    question = load_scenario(scenario, set_ or ())
+    check_backend(backend, scheduler, jobs)
+    logs = {f"--store (its {end})": Path(f"{store}-{end}") for end in STORE_FILES if store}
+    inputs = {"the scenario": Path(scenario), "--profile": Path(profile) if profile else None}
+    check_outputs({"--store": store, "--csv": csv, "--parquet": parquet}, inputs | logs)
+    check_report_folder(output, FILES, [question], profile)
+    if parquet is not None:
+        check_parquet()
+    measured, all_ = load_profile(profile), variants(question)
+    with _exit_on_interrupt(store), progress_bar("sweeping") as progress:
+        swept = run_sweep(
+            all_,
+            jobs=jobs,
+            backend=backend,
+            scheduler=scheduler,
+            store=store,
+            profile=measured,
+            progress=progress,
+        )
+    for path, write in ((csv, write_csv), (parquet, write_parquet)):
+        if path is not None:
+            write(swept, path)
+            print_note(f"wrote {path}")
+    print_answer(
+        swept,
+        json=json,
+        to_json=partial(to_json, question.name, question.question),
+        lines=sweep_lines,
+        notes=_sweep_notes,
+        write=partial(write_sweep, question),
+        folder=output,
+    )
+    if swept.failed:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _exit_on_interrupt(store: Path | None) -> Iterator[None]:
+    """End quietly when the user has had enough."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        rest = f"what was done is in {store}: run again to go on" if store else "nothing is kept"
+        print_note(f"stopped; {rest}")
+        raise typer.Exit(INTERRUPTED_EXIT) from None
+
+
+def _sweep_notes(swept: SweepResult) -> Iterator[str]:
+    """Say how many variants were answered, and what failed."""
+    from perfmodel.report.common.document import join_applying
+    from perfmodel.report.sweep import MOST_TERMINAL_ROWS, answered, failed
+    from perfmodel.studies.sweep.run import format_fields
+
+    done = len(answered(swept))
+    yield join_applying(
+        (True, f"{done:,} of {len(swept.variants):,} variants answered"),
+        (swept.reused, f", {swept.reused:,} of them from the store"),
+        (0 < done <= MOST_TERMINAL_ROWS, ", fastest first"),
+        (done > MOST_TERMINAL_ROWS, f", the {MOST_TERMINAL_ROWS} fastest are shown"),
+        by="",
+    )
+    for variant, answer in failed(swept)[:MOST_TERMINAL_ROWS]:
+        yield f"failed: {format_fields(variant.set)}: {answer.message}"
+    if swept.failed > MOST_TERMINAL_ROWS:
+        yield f"... and {swept.failed - MOST_TERMINAL_ROWS:,} more that failed"

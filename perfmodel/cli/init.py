@@ -1,15 +1,24 @@
-"""``perfmodel init``: a few questions, and a commented scenario that runs at once."""
+"""Commands to begin with: ``init`` drafts a scenario; ``scenarios``, ``schema`` and ``doctor``."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from perfmodel.cli.output import check_outputs, flags_as_fields, print_note, print_text, refuse
+from perfmodel.cli.output import (
+    JsonOption,
+    check_outputs,
+    flags_as_fields,
+    print_json,
+    print_note,
+    print_table,
+    print_text,
+    refuse,
+)
 from perfmodel.errors import Fault, InputError, PerfmodelError
 from perfmodel.units import MOST_NODES
 
@@ -87,6 +96,8 @@ def init(
     """
     from perfmodel.api.draft import DraftAnswers, check_new, draft_scenario
     from perfmodel.api.traced_draft import TraceAnswers, draft_from_trace
+    from perfmodel.topology.templates.build import load_node
+    from perfmodel.workload.zoo import build_model
 
     check_new(output, force=force)
     check_outputs({"-o": output}, {"--topo": topo, "--config": Path(config) if config else None})
@@ -98,20 +109,24 @@ def init(
         refuse(Fault(flag, "a value", allowed) for flag, value in unused.items() if value)
         if topo is not None:
             node, gpu = str(_import_node(topo, gpu, output, force=force)), None
-        recorded = TraceAnswers(gpu, batch, model, node, nodes, fabric)
         with flags_as_fields(_FLAGS):
+            recorded = TraceAnswers(gpu, batch, model, node, nodes, fabric)
             draft = draft_from_trace(trace, output, recorded, force=force)
         _write(draft, output, f"perfmodel run {output}", force=force)
         return
     if gpu is not None and topo is None:
         raise InputError(Fault("--gpu", repr(gpu), "--topo beside it: a node has its own GPUs"))
     if sys.stdin.isatty() and model is None and config is None:
-        model, node, nodes = _ask(node, topo, nodes)
+        model = _ask_for("Which model (perfmodel models lists them)?", "resnet50", build_model)
+        if node is None and topo is None:
+            node = _ask_for("Which machine (perfmodel topology list)?", "dgx-a100", load_node)
+        if nodes is None:
+            nodes = int(_ask_for("How many of them?", "1", _check_nodes))
     if model is None and config is None:
         raise InputError(Fault("--model", "nothing", "a model by name, or --config FILE"))
-    place = node or "dgx-a100"
     if topo is not None:
-        place = str(_import_node(topo, gpu, output, force=force))
+        node = str(_import_node(topo, gpu, output, force=force))
+    place = node or "dgx-a100"
     answers = DraftAnswers(model, config, place, nodes or 1, fabric, precision, batch, strategy)
     with flags_as_fields(_FLAGS):
         draft = draft_scenario(answers, output.parent)
@@ -126,19 +141,6 @@ def _write(draft: Draft, output: Path, go_on: str, *, force: bool) -> None:
     print_text(draft.text.rstrip("\n"))
     for line in (*draft.notes, f"wrote {output}; next: {go_on}"):
         print_note(line)
-
-
-def _ask(node: str | None, topo: Path | None, nodes: int | None) -> tuple[str, str | None, int]:
-    """Ask for what flags do not say; an answer that is not known is asked for again."""
-    from perfmodel.topology.templates.build import load_node
-    from perfmodel.workload.zoo import build_model
-
-    model = _ask_for("Which model (perfmodel models lists them)?", "resnet50", build_model)
-    if node is None and topo is None:
-        node = _ask_for("Which machine (perfmodel topology list)?", "dgx-a100", load_node)
-    if nodes is None:
-        nodes = int(_ask_for("How many of them?", "1", _check_nodes))
-    return model, node, nodes
 
 
 def _ask_for(question: str, default: str, check: Callable[[str], object]) -> str:
@@ -177,3 +179,58 @@ def _import_node(topo: Path, gpu: str | None, output: Path, *, force: bool) -> P
     write_atomically(place, imported.text())
     print_note(f"wrote {place}")
     return place
+
+
+def scenarios(json: JsonOption = False) -> None:
+    """List the scenarios and the question of each."""
+    from perfmodel.files import list_shipped, read_text
+    from perfmodel.files.read import first_comment
+
+    questions = {
+        name: first_comment(read_text(path)) for name, path in list_shipped("scenarios").items()
+    }
+    if json:
+        print_json({"scenarios": [{"name": n, "question": q} for n, q in questions.items()]})
+    else:
+        print_table(("scenario", "question"), list(questions.items()))
+
+
+def schema(
+    kind: Annotated[
+        Literal["scenario", "topology"],
+        typer.Argument(metavar="scenario|topology", help="Which file format."),
+    ],
+) -> None:
+    """Print the JSON Schema of a file format."""
+    from pydantic import TypeAdapter
+
+    if kind == "scenario":
+        from perfmodel.scenario import Scenario
+
+        document = Scenario.model_json_schema()
+    else:
+        from perfmodel.scenario.sections.cluster import NodeFile
+        from perfmodel.topology.templates.spec import FabricFile, GpuTable, NodeSpec
+
+        document = TypeAdapter(NodeSpec | NodeFile | FabricFile | GpuTable).json_schema()
+    draft = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"perfmodel {kind}",
+    }
+    print_json(document | draft)
+
+
+def doctor(json: JsonOption = False) -> None:
+    """Say what is installed, what each extra adds, which devices are seen, what to measure here.
+
+    Sends nothing anywhere; paste its output into a question. It never fails.
+    """
+    from perfmodel.api.doctor import describe_installation, inspect_installation
+
+    installation = inspect_installation()
+    if json:
+        from perfmodel.files import as_json
+
+        print_json(as_json(installation, "installation"))
+    else:
+        print_text("\n".join(describe_installation(installation)))

@@ -119,7 +119,7 @@ def _command(job: MeasurementJob, flags: Mapping[str, str]) -> str:
         "--collective": job.collective,
         "--dtype": job.dtype,
     }
-    words = [word for flag in (own | dict(flags)).items() for word in flag]
+    words = (word for flag in (own | dict(flags)).items() for word in flag)
     return shlex.join(["perfmodel", "measure", job.algorithm, *words])
 
 
@@ -130,8 +130,8 @@ def _measure_once(
     from perfmodel.measure.run import measure as execute
 
     which = "" if runs == 1 else f", run {number} of {runs}"
-    label = f"measuring {job.algorithm} on {job.backend}{which}"
     flags = {"op": "--collective", "algorithm": "ALGORITHM", "sizes": "-e"}
+    label = f"measuring {job.algorithm} on {job.backend}{which}"
     with progress_bar(label) as progress, flags_as_fields(flags):
         measurement = execute(job, progress)
     if measurement is None:
@@ -158,16 +158,15 @@ def _outputs(output: Path | None, runs: int) -> list[Path]:
         raise InputError(Fault("--runs", str(runs), allowed))
     if output is None:
         return []
-    paths = [output]
-    if runs > 1:
-        digits = len(str(runs))
-        stems = [f"{output.stem}-{number:0{digits}}" for number in range(1, runs + 1)]
-        paths = [output.with_stem(stem) for stem in stems]
+    numbers = (
+        [f"-{number:0{len(str(runs))}}" for number in range(1, runs + 1)] if runs > 1 else [""]
+    )
+    paths = [output.with_stem(f"{output.stem}{number}") for number in numbers]
     for path in paths:
         fault = find_output_fault("-o", path)
         if fault is None and not path.parent.is_dir():
             fault = Fault("-o", f"{str(path)!r}", "a file in a folder that exists")
-        refuse([] if fault is None else [fault])
+        refuse(filter(None, [fault]))
     return paths
 
 
@@ -175,10 +174,11 @@ def _print_rows(measurement: Measurement) -> None:
     from perfmodel.report.common.document import tabulate
     from perfmodel.units import format_bandwidth, format_time
 
-    named = any(row.setting for row in measurement.rows)
     columns: list[Column | None] = [
         ("what", lambda row: row.what),
-        ("setting", lambda row: row.setting) if named else None,
+        ("setting", lambda row: row.setting)
+        if any(row.setting for row in measurement.rows)
+        else None,
         (">bytes", lambda row: f"{row.nbytes:,}"),
         (">repeats", lambda row: f"{row.repeats}"),
         (">median", lambda row: format_time(row.median_s)),

@@ -156,9 +156,10 @@ def check_outputs(
     faults = [find_output_fault(flag, path) for flag, path in outputs.items()]
     used = {name: path for name, path in (inputs or {}).items() if path is not None}
     for flag, path in outputs.items():
-        same = [name for name, other in used.items() if _is_same_file(path, other)]
-        allowed = f"another file than that of {''.join(same[:1])}, which it would replace"
-        faults += [Fault(flag, repr(str(path)), allowed)] if same else []
+        same = next((name for name, other in used.items() if _is_same_file(path, other)), None)
+        if same is not None:
+            allowed = f"another file than that of {same}, which it would replace"
+            faults.append(Fault(flag, repr(str(path)), allowed))
         used[flag] = path
     refuse(fault for fault in faults if fault is not None)
 
@@ -188,13 +189,12 @@ def check_report_folder(
         return
     place = repr(str(folder))
     try:
-        is_file = folder.exists() and not folder.is_dir()
+        if folder.exists() and not folder.is_dir():
+            raise InputError(Fault("-o", f"{place} (a file)", "a folder, new or not"))
     except OSError as error:  # a name that is too long
         raise InputError(
             Fault("-o", f"{place} ({error.strerror or error})", "a place that can be written")
         ) from None
-    if is_file:
-        raise InputError(Fault("-o", f"{place} (a file)", "a folder, new or not"))
     inputs = {f"{role} ({path})": path for role, path in _list_inputs(scenarios)}
     inputs |= {"--profile": Path(profile)} if profile is not None else {}
     inputs |= {"--store": store} if store is not None else {}
@@ -269,15 +269,17 @@ def library_settings(
         "--nccl-version": version,
         "--one-process": "given" if one_process else None,
     }
-    others = {flag: value for flag, value in flags.items() if value is not None}
-    if library != "nccl" and others:
+    if library != "nccl":
         allowed = f"nothing with --library {library}, only with nccl"
-        raise InputError(Fault(flag, repr(value), allowed) for flag, value in others.items())
+        refuse(
+            Fault(flag, repr(value), allowed) for flag, value in flags.items() if value is not None
+        )
     variables = environment_of(env)
     if protocol != "auto":
-        if variables.get("NCCL_PROTO", protocol).lower() != protocol:
-            clash = f"--env NCCL_PROTO={variables['NCCL_PROTO']}"
-            raise InputError(Fault("--protocol", repr(protocol), f"the same as in {clash}"))
+        stated = variables.setdefault("NCCL_PROTO", protocol)
+        if stated.lower() != protocol:
+            allowed = f"the same as in --env NCCL_PROTO={stated}"
+            raise InputError(Fault("--protocol", repr(protocol), allowed))
         variables["NCCL_PROTO"] = protocol
     return settings_of(
         version=version, env=variables, one_process=one_process, fields=("--nccl-version", "--env")

@@ -61,8 +61,12 @@ def build_cluster(
         flags = {"--nodes": nodes, "--gpus-per-node": gpus_per_node, "--fabric": fabric}
         return graph_alone(Path(topology), **flags)
     with flags_as_fields(FLAGS):
-        routed = with_usual_routing(topology, fabric)
-        return build_topology(topology, hosts=nodes, fabric=routed, gpus_per_host=gpus_per_node)
+        return build_topology(
+            topology,
+            hosts=nodes,
+            fabric=with_usual_routing(topology, fabric),
+            gpus_per_host=gpus_per_node,
+        )
 
 
 def show(
@@ -84,6 +88,9 @@ def show(
     Devices, links, path types as nvidia-smi topo -m names them, and the source of each number.
     """
     if yaml:
+        from perfmodel.topology.importers.imported import node_text
+        from perfmodel.topology.templates.build import load_node
+
         conflicts = {
             "--nodes": nodes > 1,
             "--fabric": fabric is not None,
@@ -93,22 +100,23 @@ def show(
         }
         allowed = "--yaml alone: it prints one host, with all of its GPUs"
         refuse(Fault(flag, "beside --yaml", allowed) for flag, on in conflicts.items() if on)
-        _print_node(topology)
+        with flags_as_fields(FLAGS):
+            print_text(node_text(load_node(topology)).rstrip())
         return
     check_outputs(
         {"-o": output, "--graph": graph},
         {"TOPOLOGY": Path(topology), "--fabric": Path(fabric) if fabric else None},
     )
     if output is not None:
-        from perfmodel.report.topology.page import check_page_name
+        from perfmodel.report.topology import check_page_name
 
         check_page_name(output)
     machine = build_cluster(topology, nodes, gpus_per_node, fabric)
 
-    from perfmodel.report.topology.summary import summary
+    from perfmodel.report.topology import summary
 
-    print_text("\n".join(summary(machine)).rstrip())
     sources = (f"  {name}: {source}" for name, source in machine.sources.items())
+    print_text("\n".join(summary(machine)).rstrip())
     print_text("\n".join(["\nwhere the numbers come from", *sources]))
     if graph is not None:
         from perfmodel.topology.graph_files import write_graph
@@ -116,18 +124,9 @@ def show(
         write_graph(machine, graph)
         print_note(f"wrote {graph}")
     if output is not None:
-        from perfmodel.report.topology.page import write_topology
+        from perfmodel.report.topology import write_topology
 
         print_note(f"wrote {write_topology(machine, output)}")
-
-
-def _print_node(topology: str) -> None:
-    """Print a host as YAML."""
-    from perfmodel.topology.importers.imported import node_text
-    from perfmodel.topology.templates.build import load_node
-
-    with flags_as_fields(FLAGS):
-        print_text(node_text(load_node(topology)).rstrip())
 
 
 def check(
@@ -261,10 +260,12 @@ def _faults_of(file: str) -> Iterator[None]:
 
 
 def _check_output(output: Path | None, *, force: bool) -> None:
-    fault = None if output is None else find_output_fault("-o", output)
-    if output is not None and fault is None and output.exists() and not force:
+    if output is None:
+        return
+    fault = find_output_fault("-o", output)
+    if fault is None and output.exists() and not force:
         fault = Fault("-o", f"{str(output)!r}, which exists", "a new file, or --force beside it")
-    refuse([] if fault is None else [fault])
+    refuse(filter(None, [fault]))
 
 
 def _write(imported: ImportedTopology, output: Path | None) -> None:

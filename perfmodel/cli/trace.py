@@ -28,7 +28,7 @@ from perfmodel.cli.output import (
     refuse,
     scenario_argument,
 )
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, failed
 
 if TYPE_CHECKING:
     from perfmodel.traces.execution_trace import ExecutionTrace
@@ -136,8 +136,10 @@ def _analyse(
     from perfmodel.traces.run import analyse_traces, to_json
 
     if output is not None:
-        inputs = {f"the trace {path}": path for path in traces if path.is_file()}
-        check_outputs({f"-o ({name})": output / name for name in FILES}, inputs)
+        check_outputs(
+            {f"-o ({name})": output / name for name in FILES},
+            {f"the trace {path}": path for path in traces if path.is_file()},
+        )
     print_answer(
         analyse_traces(traces, gpu=gpu, batch=batch, model=model, changes=changes, folder=output),
         json=json,
@@ -158,7 +160,7 @@ def _print_executed(paths: list[Path], json: bool) -> None:
     from perfmodel.files import attributes
     from perfmodel.traces.execution_trace import pair_files, read_execution_trace, with_times
 
-    pairs = [(read_execution_trace(path), profile) for path, profile in pair_files(paths)]
+    pairs = ((read_execution_trace(path), profile) for path, profile in pair_files(paths))
     traces = [each if profile is None else with_times(each, profile) for each, profile in pairs]
     if json:
         documents = [
@@ -194,9 +196,13 @@ def _draft_executed(
     from perfmodel.report.run.text import result_lines, to_json
     from perfmodel.traces.rebuild import executed_scenario
 
-    machine = "the machine: an execution trace does not name its GPUs"
-    alone = "one rank's alone with -o; with the profiler's traces leave -o out"
-    _refuse_unless_one(paths, "files", cluster[0], alone, machine)
+    _refuse_unless_one(
+        paths,
+        "files",
+        cluster[0],
+        "one rank's alone with -o; with the profiler's traces leave -o out",
+        "the machine: an execution trace does not name its GPUs",
+    )
     check_outputs(
         {f"-o ({name})": output / name for name in executed_scenario.FILES},
         {f"the trace {paths[0]}": paths[0]},
@@ -219,18 +225,20 @@ def _refuse_unless_one(
     faults: Sequence[Fault] = (),
 ) -> None:
     """Refuse several traces, and traces without a machine to simulate them on."""
-    stated = (
-        (topology is None, Fault("--topology", "nothing", machine)),
-        (len(paths) != 1, Fault("trace", f"{len(paths)} {kind}", one)),
+    refuse(
+        [
+            *faults,
+            *failed(
+                (topology is None, "--topology", "nothing", machine),
+                (len(paths) != 1, "trace", f"{len(paths)} {kind}", one),
+            ),
+        ]
     )
-    refuse([*faults, *(fault for lacks, fault in stated if lacks)])
 
 
 def _print_operators(trace: ExecutionTrace) -> None:
     from perfmodel.report.common import quantities
-
-    def duration(time_s: float | None) -> str:
-        return "" if time_s is None else quantities.duration(time_s)
+    from perfmodel.report.common.quantities import duration, or_empty
 
     linked = f", {trace.linked} operators with times" if trace.linked else ""
     print_text(
@@ -247,7 +255,7 @@ def _print_operators(trace: ExecutionTrace) -> None:
                 each.dtype,
                 f"{each.calls:,}",
                 f"{each.flops:.3g}",
-                duration(each.time_s),
+                or_empty(duration, each.time_s),
             )
             for each in ordered[:MOST_OPERATORS]
         ],
@@ -261,7 +269,7 @@ def _print_operators(trace: ExecutionTrace) -> None:
                     quantities.size(each.nbytes),
                     "" if each.ranks is None else f"{each.ranks}",
                     each.group,
-                    duration(each.time_s),
+                    or_empty(duration, each.time_s),
                 )
                 for each in trace.collectives[:MOST_OPERATORS]
             ],
@@ -305,9 +313,13 @@ def _simulate_chakra(
     unused: Sequence[Fault],
     json: bool,
 ) -> None:
-    machine = "the machine to simulate Chakra's traces on"
     _refuse_unless_one(
-        folders, "folders", topology, "one folder of Chakra's traces", machine, unused
+        folders,
+        "folders",
+        topology,
+        "one folder of Chakra's traces",
+        "the machine to simulate Chakra's traces on",
+        unused,
     )
     assert topology is not None
     from perfmodel.cli.topology import build_cluster

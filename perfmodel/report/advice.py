@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from html import escape
 from typing import Any
@@ -43,7 +43,6 @@ from perfmodel.scenario.sections.plan import Money
 from perfmodel.scenario.source_map import SourceMap
 from perfmodel.studies.advise.model import (
     Advice,
-    NarrowGain,
     Proposed,
     StepsAtEnd,
     Touches,
@@ -85,40 +84,38 @@ INTERVALS = (
 
 def limit_words(advice: Advice) -> str:
     """Say what holds the scenario back, as one would of each server."""
-    point = advice.base
-    relief = point.relief
+    point, relief = advice.base, advice.base.relief
     if relief is None:
-        if point.limit == "compute":
-            return "computing is the limit, nothing else costs more than 1 % of a step"
-        return f"{point.bottleneck} holds you back"
+        computes = "computing is the limit, nothing else costs more than 1 % of a step"
+        return computes if point.limit == "compute" else f"{point.bottleneck} holds you back"
     if relief.parts != ("network",):
-        sentence = _LIMITS.get(relief.parts[0]) if len(relief.parts) == 1 else None
-        return sentence or f"{point.bottleneck} hold you back together"
+        together = f"{point.bottleneck} hold you back together"
+        return _LIMITS.get(relief.parts[0], together) if len(relief.parts) == 1 else together
     at_nic = any("nic" in link.devices for link in point.limiting_links)
-    if at_nic and advice.adapter_Bps is not None:
-        rate = f"{advice.adapter_Bps * 8 / 1e9:g} Gbit/s"
-        if advice.adapters == 1:
-            return f"each server's {rate} adapter holds you back"
-        return f"each server's {advice.adapters} adapters of {rate} hold you back"
-    return f"the network between switches holds you back ({point.bottleneck})"
+    if advice.adapter_Bps is None or not at_nic:
+        return f"the network between switches holds you back ({point.bottleneck})"
+    rate = f"{advice.adapter_Bps * 8 / 1e9:g} Gbit/s"
+    if advice.adapters == 1:
+        return f"each server's {rate} adapter holds you back"
+    return f"each server's {advice.adapters} adapters of {rate} hold you back"
 
 
 def headline(advice: Advice) -> str:
     """Say in one sentence what limits, and what to change first."""
-    limit = limit_words(advice)
-    best = advice.best
+    limit, best = _upper(limit_words(advice)), advice.best
     if best is None:
-        return f"{_upper(limit)}; none of the changes that were tried gains 1 %."
+        return f"{limit}; none of the changes that were tried gains 1 %."
     names = {change.text for change in best.changes}
-    alone = [trial for trial in advice.trials if trial.text in names]
+    alone = (trial for trial in advice.trials if trial.text in names)
     first = max(alone, key=lambda trial: trial.ratio, default=best)  # gains most alone
-    verb = "save" if first.changes[0].is_plural else "saves"
-    text = f"{_upper(limit)}; {named(first.changes[0])} {verb} {quantities.percent(first.saves)}"
-    if len(best.changes) > 1:
-        others = [named(each) for each in best.changes if each.text != first.changes[0].text]
-        text += f", with {quantities.listed(others)} {quantities.percent(best.saves)}"
-    doubt = "" if best.sure else ", though not surely"
-    return f"{text} of the time per {advice.samples.unit}{doubt}."
+    change = first.changes[0]
+    others = [named(each) for each in best.changes if each.text != change.text]
+    together = f", with {quantities.listed(others)} {quantities.percent(best.saves)}"
+    return (
+        f"{limit}; {named(change)} {'save' if change.is_plural else 'saves'} "
+        f"{quantities.percent(first.saves)}{together if len(best.changes) > 1 else ''} of the time "
+        f"per {advice.samples.unit}{'' if best.sure else ', though not surely'}."
+    )
 
 
 def named(change: Proposed) -> str:
@@ -171,45 +168,42 @@ def costs(trial: Trial) -> str:
         return f"{amount.amount:,.10g} {amount.currency}"
 
     changes = trial.changes
-    prices = [money(change.price) for change in changes if change.price is not None]
-    rents = [f"{money(change.rent)} an hour" for change in changes if change.rent is not None]
-    notes = dict.fromkeys(change.note for change in changes if change.note)
-    return "; ".join([*prices, *rents, *notes]) or "nothing"
+    said = [
+        *(money(change.price) for change in changes if change.price is not None),
+        *(f"{money(change.rent)} an hour" for change in changes if change.rent is not None),
+        *dict.fromkeys(change.note for change in changes if change.note),
+    ]
+    return "; ".join(said) or "nothing"
 
 
-def proposals(advice: Advice) -> list[str]:
+def proposals(advice: Advice) -> Iterator[str]:
     """State each proposal that was simulated as a whole."""
-    lines = []
     for trial in advice.together:
         point = trial.point
         assert point is not None
         computes = point.limit == "compute"
-        then = "computing is the limit" if computes else f"the limit is {point.bottleneck}"
-        lines.append(
+        yield (
             f"{_upper(LEVELS[trial.touches])}: {trial.text}: {gain_text(trial.ratio)} "
             f"{advice.samples.units} per second (80 % interval {gain_interval(trial)}), a step "
             f"takes {quantities.duration(point.step_time_s)} in "
-            f"{quantities.size(point.memory.total_bytes)}; then {then}."
+            f"{quantities.size(point.memory.total_bytes)}; then "
+            f"{'computing is the limit' if computes else f'the limit is {point.bottleneck}'}."
             f"{_cost_of_samples(advice, trial)}"
         )
-    return lines
 
 
-def narrow_gains(advice: Advice) -> list[str]:
+def narrow_gains(advice: Advice) -> Iterator[str]:
     """Say of each such proposal how long steps are at both ends of what is uncertain."""
-    return [_sentence(each) for each in find_narrow_gains(advice)]
-
-
-def _sentence(reason: NarrowGain) -> str:
-    (change,) = reason.alone.changes
-    rest = " + ".join(each.text for each in reason.together.changes if each.text != change.text)
-    quick = reason.least.base_s < reason.most.base_s
-    first, second = map(_steps, (reason.least, reason.most)[:: 1 if quick else -1])
-    return (
-        f"Why {named(change)} gains less surely alone than with {rest}: the "
-        f"{reason.origin.partition(' of ')[0]} is uncertain. At its quick end a step takes "
-        f"{first}; at its slow end {second}."
-    )
+    for reason in find_narrow_gains(advice):
+        (change,) = reason.alone.changes
+        rest = " + ".join(each.text for each in reason.together.changes if each.text != change.text)
+        ends = sorted((reason.least, reason.most), key=lambda end: end.base_s)
+        quick, slow = map(_steps, ends)
+        yield (
+            f"Why {named(change)} gains less surely alone than with {rest}: the "
+            f"{reason.origin.partition(' of ')[0]} is uncertain. At its quick end a step takes "
+            f"{quick}; at its slow end {slow}."
+        )
 
 
 def _steps(end: StepsAtEnd) -> str:
@@ -235,14 +229,15 @@ def _cost_of_samples(advice: Advice, trial: Trial) -> str:
     """What a million samples cost, where the scenario states what an hour does."""
     if advice.hourly is None or trial.point is None:
         return ""
-    rents = [change.rent.amount for change in trial.changes if change.rent is not None]
-    per_s = advice.hourly.amount / 3600
-    before = per_s / advice.base.samples_per_s * 1e6
-    after = (per_s + sum(rents) / 3600) / trial.point.samples_per_s * 1e6
-    unit = advice.hourly.currency
+    now = advice.hourly.amount
+    then = now + sum(change.rent.amount for change in trial.changes if change.rent is not None)
+    before, after = (
+        quantities.count(hourly / 3600 / point.samples_per_s * 1e6)
+        for hourly, point in ((now, advice.base), (then, trial.point))
+    )
     return (
-        f" A million {advice.samples.units} cost {quantities.count(after)} {unit} of rent instead "
-        f"of {quantities.count(before)}."
+        f" A million {advice.samples.units} cost {after} {advice.hourly.currency} of rent instead "
+        f"of {before}."
     )
 
 
@@ -250,12 +245,15 @@ def command(advice: Advice, trial: Trial) -> str:
     """The command that runs a proposal."""
     origin = advice.scenario.origin
     fields = {name: _written_at(origin.content, name) for name in origin.flags}
-    fields |= joined_fields(trial.changes)
-    flags = [
-        f"--set '{name}={value if isinstance(value, str) else json.dumps(value)}'"
-        for name, value in fields.items()
-    ]
-    return " ".join([f"perfmodel run {_typed_name(origin)}", *flags])
+    return " ".join(
+        [
+            f"perfmodel run {_typed_name(origin)}",
+            *(
+                f"--set '{name}={value if isinstance(value, str) else json.dumps(value)}'"
+                for name, value in (fields | joined_fields(trial.changes)).items()
+            ),
+        ]
+    )
 
 
 def _typed_name(origin: SourceMap) -> str:
@@ -276,25 +274,32 @@ def _written_at(content: Mapping[str, Any], field: str) -> Any:
 
 def left_out(advice: Advice) -> list[str]:
     """Say what gains nothing, what fits no GPU and what no host, and what is not proposed."""
-    idle = ", ".join(trial.text for trial in advice.trials if trial.ratio < 1.0 + MIN_GAIN)
     has = quantities.size(advice.base.memory.capacity_bytes)
     needs = [(trial.text, trial.memory) for trial in advice.too_big if trial.memory is not None]
-    in_host = {text: memory for text, memory in needs if memory.fits_gpu and memory.overfull}
-    gpu_needs = ", ".join(
-        f"{text} ({quantities.size(memory.total_bytes)})"
-        for text, memory in needs
-        if not (memory.fits_gpu and memory.overfull)
-    )
-    host_needs = ", ".join(
-        f"{text} ({quantities.host_memory(memory)})" for text, memory in in_host.items()
-    )
     said = (
-        ("Less than 1 %, or slower", idle),
-        (f"Does not fit the {has} of a GPU, with CUDA and NCCL beside it", gpu_needs),
-        ("Does not fit the host", host_needs),
-        ("Not possible here", ", ".join(trial.text for trial in advice.refused)),
+        (
+            "Less than 1 %, or slower",
+            [trial.text for trial in advice.trials if trial.ratio < 1.0 + MIN_GAIN],
+        ),
+        (
+            f"Does not fit the {has} of a GPU, with CUDA and NCCL beside it",
+            [
+                f"{text} ({quantities.size(memory.total_bytes)})"
+                for text, memory in needs
+                if not (memory.fits_gpu and memory.overfull)
+            ],
+        ),
+        (
+            "Does not fit the host",
+            [
+                f"{text} ({quantities.host_memory(memory)})"
+                for text, memory in needs
+                if memory.fits_gpu and memory.overfull
+            ],
+        ),
+        ("Not possible here", [trial.text for trial in advice.refused]),
     )
-    return [f"{what}: {which}." for what, which in said if which]
+    return [f"{what}: {', '.join(which)}." for what, which in said if which]
 
 
 def as_it_is(advice: Advice) -> str:
@@ -311,14 +316,15 @@ def as_it_is(advice: Advice) -> str:
 
 def advice_lines(advice: Advice) -> list[Block]:
     """Arrange advice for the terminal."""
-    notes = [*power_limits(advice), *left_out(advice), *narrow_gains(advice), INTERVALS]
     return [
         Paragraph(headline(advice), "headline"),
         Paragraph(as_it_is(advice)),
         *([changes_table(advice, advice.worth)] if advice.worth else []),
         *paragraphs(proposals(advice)),
         *([] if advice.best is None else [Paragraph(f"  {command(advice, advice.best)}")]),
-        *paragraphs(notes, "note"),
+        *paragraphs(
+            [*power_limits(advice), *left_out(advice), *narrow_gains(advice), INTERVALS], "note"
+        ),
     ]
 
 
@@ -334,46 +340,53 @@ _COLOURS: dict[Touches, tuple[str, str]] = {
 
 
 def draw_gains(advice: Advice) -> Drawing:
-    """Draw the gain of changes alone and together, the largest on top, with 80 % intervals."""
+    """Draw the gain of changes alone and together, the largest on top, with 80 % intervals.
+
+    Of changes together the label says what they touch, which tells proposals apart.
+    """
     every = [*advice.trials, *(trial for trial in advice.together if len(trial.changes) > 1)]
     listed = sorted(every, key=lambda trial: -trial.ratio)[:MOST_BARS]
+    labels = [
+        short_label(trial.text)
+        if len(trial.changes) == 1
+        else f"<b>{short_label(f'{len(trial.changes)} together: {_COLOURS[trial.touches][1]}')}</b>"
+        for trial in listed
+    ]
     return new_figure(
         90 + _ROW_PIXELS * max(1, len(listed)),
         [
-            _gain_bars(places, listed, colour, name)
+            _gain_bars(own, colour, name)
             for touches, (colour, name) in _COLOURS.items()
-            if (places := [at for at, trial in enumerate(listed) if trial.touches == touches])
+            if (own := {at: trial for at, trial in enumerate(listed) if trial.touches == touches})
         ],
-        **label_rows(list(map(_label, listed)), f"{advice.samples.units}/s, change in %"),
+        **label_rows(labels, f"{advice.samples.units}/s, change in %"),
         bargap=0.35,
     )
 
 
-def _gain_bars(
-    places: Sequence[int], listed: Sequence[Trial], colour: str, name: str
-) -> dict[str, Any]:
-    """Describe the bars of changes that touch the same."""
-    chosen = [listed[at] for at in places]
-    gains = [100 * (trial.ratio - 1.0) for trial in chosen]
-    intervals = [
-        (trial.gain.interval if trial.gain else None) or (trial.ratio, trial.ratio)
-        for trial in chosen
+def _gain_bars(chosen: Mapping[int, Trial], colour: str, name: str) -> dict[str, Any]:
+    """Describe the bars of changes that touch the same, by their place from the top."""
+    gains = [100 * (trial.ratio - 1.0) for trial in chosen.values()]
+    ends = [
+        [
+            100 * (end - 1.0)
+            for end in (trial.gain.interval if trial.gain else None) or [trial.ratio] * 2
+        ]
+        for trial in chosen.values()
     ]
-    ends = [(100 * (low - 1.0), 100 * (high - 1.0)) for low, high in intervals]
-    hover = [
-        f"<b>{escape(trial.text, quote=False)}</b><br>{gain_text(trial.ratio)} "
-        f"(80 % interval {gain_interval(trial)})<br>{escape(costs(trial), quote=False)}"
-        for trial in chosen
-    ]
-    error_x = error_bars(gains, ends) | {"color": INK, "thickness": 1.2, "width": 4}
-    return bars(name, gains, places, colour, hover, orientation="h", error_x=error_x)
-
-
-def _label(trial: Trial) -> str:
-    """Name one change, or what several together touch, which tells proposals apart."""
-    if len(trial.changes) == 1:
-        return short_label(trial.text)
-    return f"<b>{short_label(f'{len(trial.changes)} together: {_COLOURS[trial.touches][1]}')}</b>"
+    return bars(
+        name,
+        gains,
+        list(chosen),
+        colour,
+        [
+            f"<b>{escape(trial.text, quote=False)}</b><br>{gain_text(trial.ratio)} "
+            f"(80 % interval {gain_interval(trial)})<br>{escape(costs(trial), quote=False)}"
+            for trial in chosen.values()
+        ],
+        orientation="h",
+        error_x=error_bars(gains, ends) | {"color": INK, "thickness": 1.2, "width": 4},
+    )
 
 
 ALONE = "Sorted by gain; bars end where the simulation does, lines hold 80 % of what is uncertain."
@@ -381,15 +394,7 @@ ALONE = "Sorted by gain; bars end where the simulation does, lines hold 80 % of 
 
 def advice_html(advice: Advice) -> str:
     """Build the page as one string."""
-    setting, best, together = f"{advice.workload} on {advice.machine}", advice.best, None
-    figure = Figure(draw_gains(advice), "gains", "Gain of each change, with its 80 % interval")
-    if best is not None:
-        together = section(
-            "What to do",
-            "Changes that belong together, each proposal simulated as a whole.",
-            Bullets(proposals(advice)),
-            Code("\n".join(command(advice, trial) for trial in advice.together)),
-        )
+    setting, best = f"{advice.workload} on {advice.machine}", advice.best
     return render_html(
         f"What to change: {setting}",
         [
@@ -401,8 +406,20 @@ def advice_html(advice: Advice) -> str:
                 [as_it_is(advice)],
             ),
             None if best is None or best.point is None else _tiles(advice, best, best.point),
-            together,
-            section("Each change alone", ALONE, figure, changes_table(advice, advice.trials)),
+            None
+            if best is None
+            else section(
+                "What to do",
+                "Changes that belong together, each proposal simulated as a whole.",
+                Bullets(list(proposals(advice))),
+                Code("\n".join(command(advice, trial) for trial in advice.together)),
+            ),
+            section(
+                "Each change alone",
+                ALONE,
+                Figure(draw_gains(advice), "gains", "Gain of each change, with its 80 % interval"),
+                changes_table(advice, advice.trials),
+            ),
             bullets_section("Power", power_limits(advice)),
             section("What is left out", "", Bullets(left_out(advice))),
             grounds([*narrow_gains(advice), INTERVALS], dict(advice.provenance)),
@@ -412,12 +429,12 @@ def advice_html(advice: Advice) -> str:
 
 def _tiles(advice: Advice, best: Trial, point: SizeResult) -> Tiles:
     now, surely = advice.base, "80 % interval" if best.sure else "not surely a gain"
-    duration, size = quantities.duration, quantities.size
-    held, held_now = size(point.memory.total_bytes), size(now.memory.total_bytes)
+    step, step_now = (quantities.duration(each.step_time_s) for each in (point, now))
+    held, held_now = (quantities.size(each.memory.total_bytes) for each in (point, now))
     return Tiles(
         [
             Tile("Best proposal", gain_text(best.ratio), f"{surely} {gain_interval(best)}"),
-            Tile("Step time", duration(point.step_time_s), f"now {duration(now.step_time_s)}"),
+            Tile("Step time", step, f"now {step_now}"),
             Tile("Memory per GPU", held, f"now {held_now}"),
             Tile("Bottleneck then", point.bottleneck, f"now {now.bottleneck}", "text"),
         ]

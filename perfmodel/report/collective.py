@@ -16,6 +16,7 @@ from perfmodel.report.common.document import (
     Paragraph,
     Table,
     bullets_section,
+    grouped,
     header,
     paragraphs,
     section,
@@ -46,11 +47,10 @@ def draw_busbw(rows: Sequence[Row]) -> Drawing:
     rows = by_size(rows)
     scale, unit = (1e9, "GB/s") if max(row["busbw_Bps"] for row in rows) >= 2e9 else (1e6, "MB/s")
     heights = [row["busbw_Bps"] / scale for row in rows]
-    times = [(row["time_s"], *_ends(row)) for row in rows]
     # the slow end of the time is the low end of the bandwidth
     ends = [
-        (busbw * time_s / slow_s, busbw * time_s / quick_s) if time_s else (busbw, busbw)
-        for busbw, (time_s, quick_s, slow_s) in zip(heights, times, strict=True)
+        [height * row["time_s"] / end_s if row["time_s"] else height for end_s in _ends(row)[::-1]]
+        for height, row in zip(heights, rows, strict=True)
     ]
     return new_figure(
         400,
@@ -65,12 +65,16 @@ def draw_times(rows: Sequence[Row]) -> Drawing:
     rows = by_size(rows)
     ends = [_ends(row) for row in rows]
     low, high = min(end[0] for end in ends) / 1.2, max(end[1] for end in ends) * 1.2
-    ticks = log_ticks(low, high, _MOST_AXIS_LABELS + 1)
     return new_figure(
         400,
         [*_band(rows, ends), *_lines(rows, [row["time_s"] for row in rows])],
         x=_size_axis(rows),
-        y=log_axis("time", (low, high), ticks, lambda t: quantities.whole(quantities.duration(t))),
+        y=log_axis(
+            "time",
+            (low, high),
+            log_ticks(low, high, _MOST_AXIS_LABELS + 1),
+            lambda time_s: quantities.whole(quantities.duration(time_s)),
+        ),
     )
 
 
@@ -82,8 +86,7 @@ def _ends(row: Row) -> Sequence[float]:
 def _band(rows: Sequence[Row], ends: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
     if all(row["interval_s"] is None for row in rows):
         return []
-    line = {"color": _BAND, "width": 0}
-    return [band([row["nbytes"] for row in rows], ends, _BAND, name="80 % interval", line=line)]
+    return [band([row["nbytes"] for row in rows], ends, _BAND, name="80 % interval")]
 
 
 def _lines(rows: Sequence[Row], heights: Sequence[float]) -> Iterator[dict[str, Any]]:
@@ -115,11 +118,10 @@ def choice(row: Row) -> str:
 
 
 def _hover(row: Row) -> str:
-    ends = row["interval_s"]
-    interval = "" if ends is None else f" ({' to '.join(map(quantities.duration, ends))})"
+    ends = " to ".join(map(quantities.duration, row["interval_s"] or ()))
     return (
         f"<b>{quantities.size(row['nbytes'])}</b>, {choice(row)}"
-        f"<br>{quantities.duration(row['time_s'])}{interval}"
+        f"<br>{quantities.duration(row['time_s'])}{f' ({ends})' if ends else ''}"
         f"<br>algbw {quantities.rate(row['algbw_Bps'])}, busbw {quantities.rate(row['busbw_Bps'])}"
     )
 
@@ -127,8 +129,10 @@ def _hover(row: Row) -> str:
 def _size_axis(rows: Sequence[Row]) -> dict[str, Any]:
     low, high = rows[0]["nbytes"], rows[-1]["nbytes"]
     room = max((high / low) ** 0.03, 1.1)
-    powers = range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)
-    return size_axis((low / room, high * room), powers)
+    return size_axis(
+        (low / room, high * room),
+        range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1),
+    )
 
 
 FILES = ("collective.html", "collective.csv", "collective.json")
@@ -146,12 +150,16 @@ def write_collective(title: str, rows: Sequence[Row], notes: Sequence[str], fold
 
     Returns and raises as `write_report_files`.
     """
-    files = {
-        "collective.html": collective_html(title, rows, notes),
-        "collective.csv": _to_csv(rows),
-        "collective.json": {"title": title, "rows": list(rows), "notes": list(notes)},
-    }
-    return write_report_files(folder, files)
+    names = [name for name in rows[0] if name != "interval_s"]
+    cells = ((*(row[name] for name in names), *(row["interval_s"] or ("", ""))) for row in rows)
+    return write_report_files(
+        folder,
+        {
+            "collective.html": collective_html(title, rows, notes),
+            "collective.csv": csv_text([*names, "low_s", "high_s"], cells),
+            "collective.json": {"title": title, "rows": list(rows), "notes": list(notes)},
+        },
+    )
 
 
 def collective_html(title: str, rows: Sequence[Row], notes: Sequence[str]) -> str:
@@ -161,9 +169,13 @@ def collective_html(title: str, rows: Sequence[Row], notes: Sequence[str]) -> st
     """
     rows, drawn = by_size(rows), []
     if any(row["busbw_Bps"] for row in rows):
-        busbw = Figure(draw_busbw(rows), "busbw", "Lines: bus bandwidth by size")
-        times = Figure(draw_times(rows), "times", "Lines: time by size")
-        drawn = [section("Bus bandwidth", BUSBW, busbw), section("Time", TIME, times)]
+        drawn = [
+            section(title, lead, Figure(draw(rows), name, f"Lines: {title.lower()} by size"))
+            for title, lead, draw, name in (
+                ("Bus bandwidth", BUSBW, draw_busbw, "busbw"),
+                ("Time", TIME, draw_times, "times"),
+            )
+        ]
     return render_html(
         f"Collective: {title}",
         [
@@ -180,8 +192,10 @@ def headline(rows: Sequence[Row]) -> str:
     best = max(rows, key=lambda row: row["busbw_Bps"])
     if not best["busbw_Bps"]:
         return "One rank has nobody to talk to"
-    rate, size = quantities.rate(best["busbw_Bps"]), _size(best["nbytes"])
-    return f"{rate} bus bandwidth at {size}, {quantities.duration(best['time_s'])}"
+    return (
+        f"{quantities.rate(best['busbw_Bps'])} bus bandwidth at {_size(best['nbytes'])}, "
+        f"{quantities.duration(best['time_s'])}"
+    )
 
 
 def sentences(rows: Sequence[Row]) -> Iterator[str]:
@@ -193,18 +207,19 @@ def sentences(rows: Sequence[Row]) -> Iterator[str]:
     half = next(row for row in rows if row["busbw_Bps"] >= best / 2)
     if half is not first:
         yield f"Half of the highest bandwidth is reached at {_size(half['nbytes'])}."
-    starts: dict[str, float] = {}
-    for row in rows:
-        starts.setdefault(choice(row), row["nbytes"])
-    if len(starts) > 1:
-        parts = ", ".join(f"{name} from {_size(nbytes)}" for name, nbytes in starts.items())
+    sizes = grouped((choice(row), row["nbytes"]) for row in rows)
+    if len(sizes) > 1:
+        parts = ", ".join(f"{name} from {_size(own[0])}" for name, own in sizes.items())
         yield f"The library chooses {parts}."
 
 
 def collective_lines(title: str, rows: Sequence[Row], notes: Sequence[str]) -> list[Block]:
     """Arrange the times for a notebook."""
-    head = Paragraph(f"{title}: {headline(rows)}", "headline")
-    return [head, times_table(rows), *paragraphs(notes, "note")]
+    return [
+        Paragraph(f"{title}: {headline(rows)}", "headline"),
+        times_table(rows),
+        *paragraphs(notes, "note"),
+    ]
 
 
 def times_table(rows: Sequence[Row]) -> Table:
@@ -230,10 +245,3 @@ def times_table(rows: Sequence[Row]) -> Table:
 
 def _size(nbytes: float) -> str:
     return quantities.whole(quantities.size(nbytes))
-
-
-def _to_csv(rows: Sequence[Row]) -> str:
-    """Write the rows with an interval of two columns."""
-    names = [name for name in rows[0] if name != "interval_s"]
-    cells = ((*(row[name] for name in names), *(row["interval_s"] or ("", ""))) for row in rows)
-    return csv_text([*names, "low_s", "high_s"], cells)

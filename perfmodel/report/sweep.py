@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from perfmodel.errors import UnitError
 from perfmodel.report.common import quantities
@@ -18,7 +19,9 @@ from perfmodel.report.common.document import (
     Paragraph,
     Section,
     Table,
+    first_applying,
     header,
+    join_applying,
     paragraphs,
     section,
     table_section,
@@ -27,13 +30,11 @@ from perfmodel.report.common.document import (
 from perfmodel.report.common.figures import (
     Drawing,
     axis_layout,
-    bars,
-    label_rows,
     lines,
     log_axis,
     new_figure,
     short_label,
-    time_unit,
+    stack_parts,
 )
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import CYCLE, QUIET_INK, WORK
@@ -51,8 +52,10 @@ FASTEST_FIRST = "Most samples per second first; those that do not fit in memory 
 
 def answered(swept: SweepResult) -> list[Pair]:
     """Variants with an answer: those that fit first, then by throughput."""
-    done = _with_status(swept, "ok")
-    return sorted(done, key=lambda pair: (not pair[1].fits, -(pair[1].samples_per_s or 0.0)))
+    return sorted(
+        _with_status(swept, "ok"),
+        key=lambda pair: (not pair[1].fits, -(pair[1].samples_per_s or 0.0)),
+    )
 
 
 def failed(swept: SweepResult) -> list[Pair]:
@@ -61,8 +64,11 @@ def failed(swept: SweepResult) -> list[Pair]:
 
 
 def _with_status(swept: SweepResult, status: str) -> list[Pair]:
-    pairs = zip(swept.variants, swept.answers, strict=True)
-    return [(variant, answer) for variant, answer in pairs if answer.status == status]
+    return [
+        (variant, answer)
+        for variant, answer in zip(swept.variants, swept.answers, strict=True)
+        if answer.status == status
+    ]
 
 
 def has_one_size(pairs: Sequence[Pair]) -> bool:
@@ -75,29 +81,35 @@ def per_gpu(answer: Answer) -> float:
     return (answer.samples_per_s or 0.0) / (answer.gpus or 1)
 
 
-def short_names(fields: Sequence[str]) -> dict[str, str]:
-    """Last part of each field's name where no other field has the same."""
-    ends = [field.rpartition(".")[2] for field in fields]
-    return {f: f if ends.count(e) > 1 else e for f, e in zip(fields, ends, strict=True)}
-
-
 def brief(value: object) -> str:
     """Write a value for people: ``fsdp, shard_gpus=8`` for a section, "default" for none."""
-    if value is None:
-        return "default"
     if not isinstance(value, Mapping):
-        return format_value(value)
-    rest = {name: inner for name, inner in value.items() if name != "kind"}
-    parts = [name if inner is True else f"{name}={brief(inner)}" for name, inner in rest.items()]
-    return ", ".join([*([str(value["kind"])] if "kind" in value else []), *parts])
+        return "default" if value is None else format_value(value)
+    kind = [str(value["kind"])] if "kind" in value else []
+    return ", ".join(
+        [
+            *kind,
+            *(
+                name if inner is True else f"{name}={brief(inner)}"
+                for name, inner in value.items()
+                if name != "kind"
+            ),
+        ]
+    )
 
 
 def describe(values: Mapping[str, object]) -> str:
-    """Write set fields for people; a field alone by its value if that is a section."""
+    """Write set fields for people; a field alone by its value if that is a section.
+
+    Of a field's name the last part is written, where no other field has the same.
+    """
     if len(values) == 1 and isinstance(next(iter(values.values())), Mapping):
         return brief(next(iter(values.values())))
-    names = short_names(list(values))
-    return ", ".join(f"{names[field]}={brief(value)}" for field, value in values.items())
+    ends = [field.rpartition(".")[2] for field in values]
+    return ", ".join(
+        f"{field if ends.count(end) > 1 else end}={brief(value)}"
+        for (field, value), end in zip(values.items(), ends, strict=True)
+    )
 
 
 def headline(swept: SweepResult) -> str:
@@ -107,20 +119,21 @@ def headline(swept: SweepResult) -> str:
     if not fitting:
         return "No variant fits in memory" if pairs else "No variant was answered"
     variant, answer = fitting[0]
-    rate = f"{quantities.count(answer.samples_per_s or 0.0)} samples/s"
-    return f"Quickest of {len(pairs):,}: {describe(variant.set)}, {rate}"
+    return (
+        f"Quickest of {len(pairs):,}: {describe(variant.set)}, "
+        f"{quantities.count(answer.samples_per_s or 0.0)} samples/s"
+    )
 
 
 def findings(swept: SweepResult) -> Iterator[str]:
     """Say how far apart the variants are, and what else decides."""
     pairs = [pair for pair in answered(swept) if pair[1].fits]
     if len(pairs) > 1:
-        (_, best), (last, slowest) = pairs[0], pairs[-1]
-        share = (slowest.samples_per_s or 0.0) / (best.samples_per_s or 1.0)
+        (last, slowest), most = pairs[-1], pairs[0][1].samples_per_s or 1.0
         yield (
             f"The slowest that fits ({describe(last.set)}) trains "
             f"{quantities.count(slowest.samples_per_s or 0.0)} samples/s, "
-            f"{quantities.percent(share)} of that."
+            f"{quantities.percent((slowest.samples_per_s or 0.0) / most)} of that."
         )
     if not has_one_size(pairs):
         variant, answer = max(pairs, key=lambda pair: per_gpu(pair[1]))
@@ -159,25 +172,25 @@ def variant_table(swept: SweepResult, most: int) -> Table:
 
 
 def _ends(answer: Answer) -> tuple[float, float] | None:
-    known = answer.low_s is not None and answer.high_s is not None
-    return (answer.low_s or 0.0, answer.high_s or 0.0) if known else None
+    if answer.low_s is None or answer.high_s is None:
+        return None
+    return answer.low_s, answer.high_s
 
 
 def memory_note(answer: Answer) -> str:
     """Say in brackets that a variant does not fit, or only just."""
-    if not answer.fits:
-        return " (does not fit in memory)"
-    return " (memory is tight)" if answer.tight else ""
+    return first_applying(
+        (not answer.fits, " (does not fit in memory)"),
+        (answer.tight, " (memory is tight)"),
+        (True, ""),
+    )
 
 
 FEWEST_NUMBERS = 3
 """Numbers along an axis, at least."""
 
-_PARSERS: tuple[Callable[[object], float], ...] = (parse_bytes, parse_time, parse_bandwidth)
 
-
-@dataclass(frozen=True, slots=True)
-class SweepAxes:
+class SweepAxes(NamedTuple):
     """The field along the axis and its places, by the value as written; fields that make lines."""
 
     field: str
@@ -200,21 +213,18 @@ def choose_axes(fields: Sequence[str], pairs: Sequence[Pair]) -> SweepAxes | Non
 
 def _places(field: str, pairs: Sequence[Pair]) -> dict[str, float]:
     """Numbers of a field by the value as written; what is no number has no place."""
-    values = {format_value(variant.set.get(field)): variant.set.get(field) for variant, _ in pairs}
-    placed = {text: _number(value) for text, value in values.items()}
+    values = [variant.set.get(field) for variant, _ in pairs]
+    placed = {format_value(value): _number(value) for value in values}
     return {text: number for text, number in placed.items() if number is not None and number > 0}
 
 
 def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
     if not isinstance(value, str):
-        return float(value)
-    for parse in _PARSERS:
-        try:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return float(value) if is_number else None  # type: ignore[arg-type]
+    for parse in (parse_bytes, parse_time, parse_bandwidth):
+        with suppress(UnitError):
             return parse(value)
-        except UnitError:
-            continue
     return None
 
 
@@ -229,9 +239,6 @@ MOST_COLOURED_LINES = 7
 
 MOST_BARS = 16
 """Variants whose steps are drawn."""
-
-_ROUNDING_IN_UNITS = 1e-9
-"""Of a unit of time: what rounding leaves of nothing."""
 
 _MOST_AXIS_LABELS = 7
 _LOG_AXIS_RATIO = 8.0
@@ -248,13 +255,13 @@ def draw_sweep(swept: SweepResult) -> Drawing:
 def draw_throughput(pairs: Sequence[Pair], axes: SweepAxes) -> Drawing:
     """Draw throughput along a field, one line for each combination of the other fields."""
     each_gpu = not has_one_size(pairs)
-    by_label: dict[str, list[tuple[float, float, Pair]]] = {}
+    by_label: dict[str, list[tuple[float, float, Pair]]] = defaultdict(list)
     for variant, answer in pairs:
         place = axes.places.get(format_value(variant.set.get(axes.field)))
         if place is not None:
             label = describe({name: variant.set.get(name) for name in axes.lines})
             rate = per_gpu(answer) if each_gpu else answer.samples_per_s or 0.0
-            by_label.setdefault(label, []).append((place, rate, (variant, answer)))
+            by_label[label].append((place, rate, (variant, answer)))
     best = sorted(by_label, key=lambda label: -max(rate for _, rate, _ in by_label[label]))
     return new_figure(
         420,
@@ -268,7 +275,6 @@ def _line(label: str, at: int, found: Sequence[tuple[float, float, Pair]]) -> di
     """Describe one line, filled where it fits: the highest mark may be of what cannot run."""
     points, is_grey = sorted(found, key=lambda point: point[:2]), at >= MOST_COLOURED_LINES
     colour = QUIET_INK if is_grey else CYCLE[at]
-    symbols = ["circle" if answer.fits else "circle-open" for _, _, (_, answer) in points]
     return lines(
         escape(label, quote=False),
         [place for place, _, _ in points],
@@ -277,7 +283,11 @@ def _line(label: str, at: int, found: Sequence[tuple[float, float, Pair]]) -> di
         mode="lines+markers",
         showlegend=bool(label) and not is_grey,
         opacity=0.4 if is_grey else 1.0,
-        marker={"color": colour, "size": 7, "symbol": symbols},
+        marker={
+            "color": colour,
+            "size": 7,
+            "symbol": ["circle" if answer.fits else "circle-open" for *_, (_, answer) in points],
+        },
         hovertext=[hover(pair) for _, _, pair in points],
     )
 
@@ -289,8 +299,9 @@ def _field_axis(axes: SweepAxes) -> dict[str, object]:
     low, high, step = places[0], places[-1], -(-len(places) // _MOST_AXIS_LABELS)
     labelled = places[::-step][::-1]
     if high < _LOG_AXIS_RATIO * low:
-        more = {"tickvals": labelled, "ticktext": [texts[place] for place in labelled]}
-        return axis_layout(axes.field, **more)
+        return axis_layout(
+            axes.field, tickvals=labelled, ticktext=[texts[place] for place in labelled]
+        )
     room = (high / low) ** 0.03
     return log_axis(axes.field, (low / room, high * room), labelled, texts.__getitem__)
 
@@ -299,12 +310,12 @@ def hover(pair: Pair) -> str:
     """Write what is shown when a mark is pointed at."""
     variant, answer = pair
     ends = " to ".join(map(quantities.duration, _ends(answer) or ()))
-    interval = f"<br>80 % interval {ends}" if ends else ""
     return (
         f"<b>{escape(describe(variant.set), quote=False)}</b>"
         f"<br>{quantities.count(answer.samples_per_s or 0.0)} samples/s"
         f" on {quantities.gpus(answer.gpus or 0)}"
-        f"<br>step {quantities.duration(answer.step_time_s or 0.0)}{interval}"
+        f"<br>step {quantities.duration(answer.step_time_s or 0.0)}"
+        f"{f'<br>80 % interval {ends}' if ends else ''}"
         f"<br>{escape(answer.bottleneck or '', quote=False)}{memory_note(answer)}"
     )
 
@@ -313,8 +324,7 @@ def draw_steps(pairs: Sequence[Pair]) -> Drawing:
     """Draw the step of the first variants: compute, exposed communication, and the rest."""
     shown = pairs[:MOST_BARS]
     longest_s = max((answer.step_time_s or 0.0 for _, answer in shown), default=1.0)
-    unit, scale = time_unit(longest_s, least=1.0)
-    all_parts = [
+    times_s = [
         parts_s(answer.step_time_s, answer.compute_s, answer.exposed_comm_s) for _, answer in shown
     ]
     colours = {
@@ -322,26 +332,16 @@ def draw_steps(pairs: Sequence[Pair]) -> Drawing:
         "exposed communication": WORK["exposed communication"],
         "the rest": WORK["idle"],
     }
-    times = {part: [parts[part] / scale for parts in all_parts] for part in colours}
-    # values only: the hover text has the names of their fields
-    names = [short_label(", ".join(map(brief, variant.set.values()))) for variant, _ in shown]
-    return new_figure(
-        70 + 34 * len(shown),
+    return stack_parts(
+        # values only: the hover text has the names of their fields
+        [short_label(", ".join(map(brief, variant.set.values()))) for variant, _ in shown],
         [
-            bars(
-                part,
-                own,
-                list(range(len(shown))),
-                colours[part],
-                list(map(hover, shown)),
-                orientation="h",
-            )
-            for part, own in times.items()
-            if max(own, default=0.0) > _ROUNDING_IN_UNITS
+            (part, colour, [each_s[part] for each_s in times_s], list(map(hover, shown)))
+            for part, colour in colours.items()
+            if any(each_s[part] > quantities.ROUNDING_SHARE * longest_s for each_s in times_s)
         ],
-        **label_rows(names, f"time per step ({unit})", rangemode="tozero"),
-        barmode="stack",
-        bargap=0.3,
+        longest_s=longest_s,
+        row_pixels=34,
     )
 
 
@@ -373,24 +373,21 @@ def write_sweep(scenario: Scenario, swept: SweepResult, folder: Path) -> Path:
 
     Returns and raises as `write_report_files`.
     """
-    files = {
-        "sweep.html": sweep_html(swept),
-        "sweep.csv": flatten(swept).to_csv(lineterminator="\n"),
-        "sweep.json": to_json(scenario.name, scenario.question, swept),
-    }
-    return write_report_files(folder, files)
+    return write_report_files(
+        folder,
+        {
+            "sweep.html": sweep_html(swept),
+            "sweep.csv": flatten(swept).to_csv(lineterminator="\n"),
+            "sweep.json": to_json(scenario.name, scenario.question, swept),
+        },
+    )
 
 
 def sweep_html(swept: SweepResult) -> str:
     """Build the page as one string."""
     scenarios = [variant.scenario for variant in swept.variants if variant.scenario is not None]
-    name = scenarios[0].name if scenarios else "a scenario"
-    count = len(answered(swept))
-    more = (
-        f" The first {MOST_PAGE_ROWS} of {count:,}: sweep.csv has all."
-        if count > MOST_PAGE_ROWS
-        else ""
-    )
+    name, count = scenarios[0].name if scenarios else "a scenario", len(answered(swept))
+    more = f" The first {MOST_PAGE_ROWS} of {count:,}: sweep.csv has all."
     messages = {
         format_fields(v.set): answer.message for v, answer in failed(swept)[:MOST_PAGE_ROWS]
     }
@@ -406,7 +403,9 @@ def sweep_html(swept: SweepResult) -> str:
             ),
             *_charts(swept),
             table_section(
-                "All variants", f"{FASTEST_FIRST}{more}", variant_table(swept, MOST_PAGE_ROWS)
+                "All variants",
+                f"{FASTEST_FIRST}{more if count > MOST_PAGE_ROWS else ''}",
+                variant_table(swept, MOST_PAGE_ROWS),
             ),
             section("Not answered", "", Definitions(messages)) if messages else None,
         ],
@@ -418,37 +417,41 @@ def _charts(swept: SweepResult) -> list[Section]:
     if not pairs:
         return []
     which = "Steps of the quickest variants" if len(pairs) > MOST_BARS else "Steps of all variants"
-    drawn = Figure(draw_steps(pairs), "steps", "Bars: the parts of a step of each variant")
-    lead = f"{which}, by {', '.join(swept.fields)}. {FASTEST_FIRST}"
-    steps = section("Where the step goes", lead, drawn)
+    steps = section(
+        "Where the step goes",
+        f"{which}, by {', '.join(swept.fields)}. {FASTEST_FIRST}",
+        Figure(draw_steps(pairs), "steps", "Bars: the parts of a step of each variant"),
+    )
     axes = choose_axes(swept.fields, pairs)
     if axes is None:
         return [steps]
+    field, one_size = axes.field, has_one_size(pairs)
     combinations = {describe({n: v.set.get(n) for n in axes.lines}) for v, _ in pairs}
-    coloured = (
-        f"; the best {MOST_COLOURED_LINES} in colour"
-        if len(combinations) > MOST_COLOURED_LINES
-        else ""
-    )
-    one_size = has_one_size(pairs)
-    said = (
-        (one_size, f"Throughput along {axes.field}."),
-        (not one_size, f"Throughput of each GPU along {axes.field}: what falls is lost to scale."),
-        (axes.lines, f"A line for each combination of the rest{coloured}."),
+    coloured = f"; the best {MOST_COLOURED_LINES} in colour"
+    lead = join_applying(
+        (one_size, f"Throughput along {field}."),
+        (not one_size, f"Throughput of each GPU along {field}: what falls is lost to scale."),
         (
-            len({format_value(variant.set.get(axes.field)) for variant, _ in pairs})
-            > len(axes.places),
-            f"Values of {axes.field} that are no numbers are in the table alone.",
+            axes.lines,
+            (
+                "A line for each combination of the rest"
+                f"{coloured if len(combinations) > MOST_COLOURED_LINES else ''}."
+            ),
+        ),
+        (
+            len({format_value(variant.set.get(field)) for variant, _ in pairs}) > len(axes.places),
+            f"Values of {field} that are no numbers are in the table alone.",
         ),
         (not all(answer.fits for _, answer in pairs), "Open marks do not fit in memory."),
     )
-    description = f"Lines: throughput along {axes.field}"
-    chart = Figure(draw_throughput(pairs, axes), "throughput", description)
-    lead = " ".join(text for applies, text in said if applies)
-    return [section(f"Throughput by {axes.field}", lead, chart), steps]
+    drawn = Figure(draw_throughput(pairs, axes), "throughput", f"Lines: throughput along {field}")
+    return [section(f"Throughput by {field}", lead, drawn), steps]
 
 
 def sweep_lines(swept: SweepResult) -> list[Block]:
     """Arrange a sweep for the terminal: the answer, and the table."""
-    lines = [f"{headline(swept)}.", *findings(swept)]
-    return [*paragraphs(lines), Paragraph(""), variant_table(swept, MOST_TERMINAL_ROWS)]
+    return [
+        *paragraphs([f"{headline(swept)}.", *findings(swept)]),
+        Paragraph(""),
+        variant_table(swept, MOST_TERMINAL_ROWS),
+    ]

@@ -15,6 +15,7 @@ from perfmodel.report.common.document import (
     Figure,
     Paragraph,
     Table,
+    grouped,
     header,
     paragraphs,
     section,
@@ -23,8 +24,8 @@ from perfmodel.report.common.document import (
 from perfmodel.report.common.figures import (
     Drawing,
     axis_layout,
-    bars,
     new_figure,
+    time_bars,
     time_unit,
     title_row,
 )
@@ -46,8 +47,10 @@ MOST_LAYERS = 8
 def title(analysis: TraceAnalysis) -> str:
     """What was traced."""
     first = analysis.first
-    ranks = f"{len(analysis.ranks)} of {first.world_size} ranks"
-    return f"{first.device}, {ranks}, {first.backend or 'no process group'}"
+    return (
+        f"{first.device}, {len(analysis.ranks)} of {first.world_size} ranks, "
+        f"{first.backend or 'no process group'}"
+    )
 
 
 def headline(analysis: TraceAnalysis) -> str:
@@ -57,9 +60,10 @@ def headline(analysis: TraceAnalysis) -> str:
         step += f"; the GPU waits {quantities.percent(analysis.launch_bound)} of it for the host"
     if analysis.comparison is None:
         return f"{step}."
-    rebuilt = duration(analysis.comparison.simulated_s)
-    off = quantities.signed(analysis.comparison.error, quantities.percent)
-    return f"{step}. Rebuilt and simulated it takes {rebuilt} ({off})."
+    return (
+        f"{step}. Rebuilt and simulated it takes {duration(analysis.comparison.simulated_s)} "
+        f"({quantities.signed(analysis.comparison.error, quantities.percent)})."
+    )
 
 
 def sentences(analysis: TraceAnalysis) -> list[str]:
@@ -67,12 +71,11 @@ def sentences(analysis: TraceAnalysis) -> list[str]:
     profile = analysis.profile
     spread = quantities.span(min(profile.steps_s), max(profile.steps_s), quantities.duration)
     forward, backward = float(profile.forward_s.sum()), float(profile.backward_s.sum())
-    notes = analysis.rebuilt.notes if analysis.rebuilt else analysis.first.notes
-    busy, waits = quantities.percent(profile.busy_s / profile.step_s), analysis.launch_bound
     bound = ": the step is CPU-bound, and a faster GPU or network hardly helps"
     launches = (
-        f"The device works {busy} of the step and waits {quantities.percent(waits)} for the host "
-        f"to launch work{'' if waits < LAUNCH_BOUND else bound}."
+        f"The device works {quantities.percent(profile.busy_s / profile.step_s)} of the step and "
+        f"waits {quantities.percent(analysis.launch_bound)} for the host to launch work"
+        f"{'' if analysis.launch_bound < LAUNCH_BOUND else bound}."
     )
     return [
         f"Step: {duration(profile.step_s)} (median of {len(profile.steps_s)}; {spread}).",
@@ -84,7 +87,7 @@ def sentences(analysis: TraceAnalysis) -> list[str]:
         *([] if analysis.first.on_cpu else [launches]),
         *(_communication(analysis) if profile.buckets else ()),
         *_replayed(analysis),
-        *(f"Note: {note}." for note in notes),
+        *(f"Note: {note}." for note in (analysis.rebuilt or analysis.first).notes),
     ]
 
 
@@ -92,10 +95,10 @@ def _communication(analysis: TraceAnalysis) -> Iterator[str]:
     profile, world_size = analysis.profile, analysis.first.world_size
     waits = [bucket.waiting_s for bucket in profile.buckets if bucket.waiting_s is not None]
     if waits:
-        transfer = sum(bucket.transfer_s for bucket in profile.buckets)
         yield (
-            f"All-reduces transfer for {duration(transfer)} a step; the first rank "
-            f"waits {duration(sum(waits))} more for the last one (skew)."
+            "All-reduces transfer for "
+            f"{duration(sum(bucket.transfer_s for bucket in profile.buckets))} a step; the first "
+            f"rank waits {duration(sum(waits))} more for the last one (skew)."
         )
     elif world_size > 1:
         yield "With one rank's trace, times of collectives contain the waiting for other ranks."
@@ -103,11 +106,11 @@ def _communication(analysis: TraceAnalysis) -> Iterator[str]:
         yield f"Work beside collectives takes {profile.slowdown:.2f} times as long as alone."
     fit = analysis.rebuilt.fit if analysis.rebuilt else None
     if fit is not None:
-        latency = 2 * (world_size - 1) * fit.latency_s
         yield (
-            f"As recorded, all-reduces have a bus bandwidth of "
-            f"{quantities.rate(fit.bandwidth_Bps)} and start in {duration(latency)}; "
-            f"the worst bucket is {quantities.percent(fit.worst)} off that line."
+            "As recorded, all-reduces have a bus bandwidth of "
+            f"{quantities.rate(fit.bandwidth_Bps)} and start in "
+            f"{duration(2 * (world_size - 1) * fit.latency_s)}; the worst bucket is "
+            f"{quantities.percent(fit.worst)} off that line."
         )
 
 
@@ -117,12 +120,13 @@ def _replayed(analysis: TraceAnalysis) -> Iterator[str]:
         yield f"No scenario: {analysis.refusal}"
         return
     error = f"{100 * comparison.error:+.1f} %".replace("-", quantities.MINUS)
-    simulated = duration(comparison.simulated_s)
-    yield f"Rebuilt and simulated on the machine as recorded: {simulated}, {error}."
+    takes = duration(comparison.simulated_s)
+    yield f"Rebuilt and simulated on the machine as recorded: {takes}, {error}."
     if changed is not None:
-        factor = comparison.recorded_s / changed.simulated_s
-        takes = duration(changed.simulated_s)
-        yield f"With the changes: {takes}, {factor:.2f} times as fast as recorded."
+        yield (
+            f"With the changes: {duration(changed.simulated_s)}, "
+            f"{comparison.recorded_s / changed.simulated_s:.2f} times as fast as recorded."
+        )
 
 
 def bucket_table(analysis: TraceAnalysis) -> Table | None:
@@ -143,9 +147,6 @@ def bucket_table(analysis: TraceAnalysis) -> Table | None:
             return ""
         return quantities.signed(ends_s[bucket.index] - bucket.end_s, quantities.duration)
 
-    def known(time_s: float | None) -> str:
-        return "" if time_s is None else duration(time_s)
-
     return tabulate(
         buckets,
         [
@@ -153,10 +154,13 @@ def bucket_table(analysis: TraceAnalysis) -> Table | None:
             (">size", size),
             (">ready", lambda bucket: duration(bucket.ready_s)),
             (">end", lambda bucket: duration(bucket.end_s)),
-            (">simulated end", lambda bucket: known(ends_s.get(bucket.index))),
+            (
+                ">simulated end",
+                lambda bucket: quantities.or_empty(duration, ends_s.get(bucket.index)),
+            ),
             (">difference", apart),
             (">transfer", lambda bucket: duration(bucket.transfer_s)),
-            (">waiting", lambda bucket: known(bucket.waiting_s))
+            (">waiting", lambda bucket: quantities.or_empty(duration, bucket.waiting_s))
             if any(bucket.waiting_s is not None for bucket in buckets)
             else None,
             (
@@ -170,25 +174,23 @@ def bucket_table(analysis: TraceAnalysis) -> Table | None:
 
 def layer_table(analysis: TraceAnalysis, most: int = MOST_LAYERS) -> Table:
     """The layers that take longest."""
-    first, forward, backward = (
-        analysis.first,
-        analysis.profile.forward_s,
-        analysis.profile.backward_s,
-    )
-    gradients = analysis.rebuilt.gradients if analysis.rebuilt else first.gradients
-    both, total = forward + backward, float(forward.sum() + backward.sum()) or 1.0
+    layers = analysis.first.layers
+    forward, backward = analysis.profile.forward_s.tolist(), analysis.profile.backward_s.tolist()
+    gradients = (analysis.rebuilt or analysis.first).gradients
+    both = [ahead_s + back_s for ahead_s, back_s in zip(forward, backward, strict=True)]
+    total = float(analysis.profile.forward_s.sum() + analysis.profile.backward_s.sum()) or 1.0
 
     def parameters(at: int) -> int:
-        return sum(gradients[number].elements or 0 for number in first.layers[at].gradients)
+        return sum(gradients[number].elements or 0 for number in layers[at].gradients)
 
     return tabulate(
-        sorted(range(len(first.layers)), key=lambda at: -both[at])[:most],
+        sorted(range(len(layers)), key=lambda at: -both[at])[:most],
         (
-            ("longest layers", lambda at: first.layers[at].name),
+            ("longest layers", lambda at: layers[at].name),
             (">parameters", lambda at: f"{parameters(at):,}"),
-            (">forward", lambda at: duration(float(forward[at]))),
-            (">backward", lambda at: duration(float(backward[at]))),
-            (">share", lambda at: quantities.percent_column(float(both[at]) / total)),
+            (">forward", lambda at: duration(forward[at])),
+            (">backward", lambda at: duration(backward[at])),
+            (">share", lambda at: quantities.percent_column(both[at] / total)),
         ),
     )
 
@@ -237,15 +239,7 @@ def write_trace_report(analysis: TraceAnalysis, folder: Path) -> Path:
 
 def trace_html(analysis: TraceAnalysis) -> str:
     """Build the page as one string."""
-    name, table, buckets, go_on = analysis.first.path.name, bucket_table(analysis), None, None
-    figure = Figure(draw_steps(analysis), "timelines", "Bars: recorded and simulated step")
-    if table is not None:
-        lead = "Times since the beginning of the step; the difference is simulated less recorded."
-        buckets = section("Buckets", lead, table)
-    if analysis.rebuilt is not None:
-        lead = "The same training on another machine; dgx-h100 is an example."
-        code = Code(f"perfmodel run {SCENARIO} --set cluster.node=dgx-h100")
-        go_on = section("Go on", lead, code)
+    name, table = analysis.first.path.name, bucket_table(analysis)
     return render_html(
         f"Trace: {name}",
         [
@@ -258,15 +252,27 @@ def trace_html(analysis: TraceAnalysis) -> str:
             section(
                 "Recorded and simulated",
                 "The median step of the slowest rank above, the simulated one below.",
-                figure,
+                Figure(draw_steps(analysis), "timelines", "Bars: recorded and simulated step"),
             ),
-            buckets,
+            None
+            if table is None
+            else section(
+                "Buckets",
+                "Times since the beginning of the step; the difference is simulated less recorded.",
+                table,
+            ),
             section(
                 "Layers",
                 "Those that take longest; trace.json has all.",
                 layer_table(analysis, LAYERS_LISTED),
             ),
-            go_on,
+            None
+            if analysis.rebuilt is None
+            else section(
+                "Go on",
+                "The same training on another machine; dgx-h100 is an example.",
+                Code(f"perfmodel run {SCENARIO} --set cluster.node=dgx-h100"),
+            ),
         ],
     )
 
@@ -339,27 +345,30 @@ def draw_steps(analysis: TraceAnalysis) -> Drawing:
     longest_s = max(bar.end_s for bar in drawn)
     unit, scale = time_unit(longest_s)
     drawn.sort(key=lambda bar: bar.start_s - bar.end_s)
-    by_work = {work: [b for b in drawn if b.work == work][:MOST_BARS] for work in WORK}
+    placed = grouped(
+        (
+            bar.work,
+            (
+                len(rows) - 1 - rows.index(bar.row),
+                bar.start_s,
+                bar.end_s,
+                f"<b>{escape(bar.label, quote=False)}</b><br>{duration(bar.end_s - bar.start_s)}",
+            ),
+        )
+        for bar in drawn
+    )
     figure = new_figure(
         110 + 76 * len(rows),
         [
-            bars(
+            time_bars(
                 work,
-                [(bar.end_s - bar.start_s) / scale for bar in own],
-                [len(rows) - 1 - rows.index(bar.row) for bar in own],
                 WORK[work],
-                [
-                    f"<b>{escape(bar.label, quote=False)}</b><br>"
-                    f"{duration(bar.end_s - bar.start_s)}"
-                    for bar in own
-                ],
-                orientation="h",
-                base=[bar.start_s / scale for bar in own],
+                own,
+                scale,
                 width=[0.5] * len(own),
-                marker={"color": WORK[work], "line": {"width": 0}},
+                line={"width": 0},
             )
-            for work, own in by_work.items()
-            if own
+            for work, own in ((work, placed[work][:MOST_BARS]) for work in WORK if work in placed)
         ],
         x=axis_layout(f"time since the step began ({unit})", range=[0, 1.01 * longest_s / scale]),
         y=axis_layout(

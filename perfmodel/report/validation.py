@@ -17,11 +17,12 @@ from perfmodel.library.corrections import BANDS
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     Block,
-    Bullets,
     Figure,
     Paragraph,
     Section,
     Table,
+    bullets_section,
+    grouped,
     header,
     paragraphs,
     section,
@@ -80,16 +81,18 @@ def pair(score: Score | None) -> str:
 
 def band_table(bands_of: Mapping[Mode, Mapping[str, Score]]) -> Table:
     """Errors by mode and band of size."""
-    rows = [
-        (
-            MODE_NAMES[mode],
-            str(max(score.sweeps for score in bands_of[mode].values())),
-            *(pair(bands_of[mode].get(band)) for band in _BANDS),
-        )
-        for mode in MODES
-        if mode in bands_of
-    ]
-    return Table(("mode", ">sweeps", *(f">{BAND_NAMES.get(band, band)}" for band in _BANDS)), rows)
+    return Table(
+        ("mode", ">sweeps", *(f">{BAND_NAMES.get(band, band)}" for band in _BANDS)),
+        [
+            (
+                MODE_NAMES[mode],
+                str(max(score.sweeps for score in bands_of[mode].values())),
+                *(pair(bands_of[mode].get(band)) for band in _BANDS),
+            )
+            for mode in MODES
+            if mode in bands_of
+        ],
+    )
 
 
 def sweep_table(
@@ -120,11 +123,6 @@ def _modes(predicted: Sequence[SweepPrediction]) -> list[Mode]:
 
 def step_table(steps: Sequence[StepComparison]) -> Table:
     """Every recorded number of a step beside the predicted one and its interval."""
-
-    def interval(step: StepComparison) -> str:
-        ends = step.interval
-        return "-" if ends is None else f"{ends[0]:.4g} \N{EN DASH} {ends[1]:.4g}"
-
     return tabulate(
         steps,
         (
@@ -132,7 +130,10 @@ def step_table(steps: Sequence[StepComparison]) -> Table:
             ("quantity", lambda step: step.quantity),
             (">measured", lambda step: f"{step.measured:.4g}"),
             (">predicted", lambda step: f"{step.predicted:.4g}"),
-            (">80 % interval", interval),
+            (
+                ">80 % interval",
+                lambda step: " \N{EN DASH} ".join(map("{:.4g}".format, step.interval or ())) or "-",
+            ),
             (">error", lambda step: signed(step.error)),
             ("source", lambda step: step.source),
         ),
@@ -151,7 +152,6 @@ def omissions(predicted: Sequence[SweepPrediction], unmatched: Mapping[str, str]
 def points_csv(predicted: Sequence[SweepPrediction]) -> str:
     """One row per sweep and size; times in microseconds, a column per mode."""
     modes = _modes(predicted)
-    titles = ("sweep_id", "counted", "nbytes", "way", "measured_us", *(f"{m}_us" for m in modes))
     rows = (
         (
             each.sweep.id,
@@ -169,7 +169,8 @@ def points_csv(predicted: Sequence[SweepPrediction]) -> str:
         for each in predicted
         for at, row in enumerate(each.sweep.rows)
     )
-    return csv_text(titles, rows)
+    titles = ("sweep_id", "counted", "nbytes", "way", "measured_us")
+    return csv_text([*titles, *(f"{mode}_us" for mode in modes)], rows)
 
 
 def headline(validation: Validation) -> str:
@@ -177,16 +178,15 @@ def headline(validation: Validation) -> str:
     answer = to_json(validation)
     if answer["median_abs_error"] is None:
         return "Nothing could be scored"
-    what = "collectives from 256 KiB on" if validation.bands else "steps"
     return (
-        f"Half of the times of {what} are within {percent(answer['median_abs_error'])} and nine of "
-        f"ten within {percent(answer['p90_abs_error'])} of what was measured"
+        f"Half of the times of {'collectives from 256 KiB on' if validation.bands else 'steps'} "
+        f"are within {percent(answer['median_abs_error'])} and nine of ten within "
+        f"{percent(answer['p90_abs_error'])} of what was measured"
     )
 
 
 def _sections(validation: Validation) -> list[Section | None]:
     """Tables that all forms of the report share."""
-    inside = [(MODE_NAMES[mode], percent(share)) for mode, share in validation.coverages.items()]
     return [
         table_section(
             "Errors by size and mode",
@@ -194,13 +194,17 @@ def _sections(validation: Validation) -> list[Section | None]:
             band_table(validation.bands),
         ),
         table_section(
-            "Intervals", "Measured times inside 80 % intervals.", Table(("mode", ">inside"), inside)
+            "Intervals",
+            "Measured times inside 80 % intervals.",
+            tabulate(
+                validation.coverages.items(),
+                (
+                    ("mode", lambda row: MODE_NAMES[row[0]]),
+                    (">inside", lambda row: percent(row[1])),
+                ),
+            ),
         ),
-        table_section(
-            "Steps",
-            "",
-            step_table(validation.steps),
-        ),
+        table_section("Steps", "", step_table(validation.steps)),
         table_section(
             "Sweep by sweep",
             "",
@@ -231,33 +235,39 @@ def write_validation(validation: Validation, folder: Path) -> Path:
     ``points.csv`` (every size of every sweep in every mode). Returns and raises as
     `write_report_files`.
     """
-    left_out = list(omissions(validation.predicted, validation.unmatched))
-    sources = [
-        (p.sweep.id, p.sweep.source, "; ".join((*p.matched.assumptions, *p.sweep.notes)))
-        for p in validation.predicted
-    ]
     parts = [
         *_sections(validation),
-        section("What is not counted, and why", "", Bullets(left_out)) if left_out else None,
+        bullets_section(
+            "What is not counted, and why",
+            list(omissions(validation.predicted, validation.unmatched)),
+        ),
         table_section(
-            "Sources and assumptions", "", Table(("sweep", "source", "assumptions"), sources)
+            "Sources and assumptions",
+            "",
+            tabulate(
+                validation.predicted,
+                (
+                    ("sweep", lambda each: each.sweep.id),
+                    ("source", lambda each: each.sweep.source),
+                    (
+                        "assumptions",
+                        lambda each: "; ".join((*each.matched.assumptions, *each.sweep.notes)),
+                    ),
+                ),
+            ),
         ),
     ]
     title, first = "Predicted versus measured", headline(validation)
-    files = {
-        "validation.html": render_html(title, [header(validation.data, first, []), *parts]),
-        "validation.md": render_markdown(
-            [
-                Paragraph(title, "headline"),
-                Paragraph(f"{first}."),
-                Paragraph(f"{validation.data}."),
-                *parts,
-            ]
-        ),
-        "validation.json": to_json(validation),
-        "points.csv": points_csv(validation.predicted),
-    }
-    return write_report_files(folder, files)
+    said = [Paragraph(f"{first}."), Paragraph(f"{validation.data}.")]
+    return write_report_files(
+        folder,
+        {
+            "validation.html": render_html(title, [header(validation.data, first, []), *parts]),
+            "validation.md": render_markdown([Paragraph(title, "headline"), *said, *parts]),
+            "validation.json": to_json(validation),
+            "points.csv": points_csv(validation.predicted),
+        },
+    )
 
 
 COLOURS = CYCLE[:6]
@@ -272,10 +282,10 @@ def write_residuals(profile: Profile, path: Path) -> Path:
 
     Returns and raises as `write_report_files`.
     """
-    points = [point for fit in profile.fits for point in fit.points]
-    errors = sorted(abs(point.fitted_s / point.measured_s - 1) for point in points)
+    errors = sorted(
+        abs(point.fitted_s / point.measured_s - 1) for fit in profile.fits for point in fit.points
+    )
     median = quantities.percent(errors[len(errors) // 2]) if errors else "nothing"
-    figure = Figure(draw_residuals(profile), "residuals", "Lines: error of the fit by size")
     title = f"Profile {profile.name}"
     page = render_html(
         title,
@@ -285,7 +295,11 @@ def write_residuals(profile: Profile, path: Path) -> Path:
                 f"Half of {len(errors):,} measured times are within {median} of the fit",
                 ["The profile was fitted to these times: of others it may be further off."],
             ),
-            section("Fitted against measured", _LEAD, figure),
+            section(
+                "Fitted against measured",
+                _LEAD,
+                Figure(draw_residuals(profile), "residuals", "Lines: error of the fit by size"),
+            ),
         ],
     )
     return write_report_files(path.parent, {path.name: page})
@@ -305,10 +319,10 @@ def draw_residuals(profile: Profile) -> Drawing:
         if fit.residual is None:
             traces.append(_line(name, points, plain, line))
         else:
-            corrections = [fit.residual(point.context) for point in points]
+            corrected = list(map(fit.residual, (point.context for point in points)))
             traces += [
                 _line(f"{name}: factors", points, plain, line | {"dash": "dot"}),
-                _line(f"{name}: and correction", points, corrections, line),
+                _line(f"{name}: and correction", points, corrected, line),
             ]
     figure = new_figure(
         460,
@@ -322,16 +336,14 @@ def draw_residuals(profile: Profile) -> Drawing:
 
 def _groups(fit: Fit) -> dict[tuple[int, str], list[FittedObservation]]:
     """Points by line: of numbers one per number of ranks, of factors one per run."""
-    groups: dict[tuple[int, str], list[FittedObservation]] = {}
-    for point in fit.points:
+
+    def line_of(point: FittedObservation) -> tuple[int, str]:
         name = f"{point.op}, {point.ranks} ranks"
-        own = (
-            (point.run, f"{fit.files[point.run]}, {name}")
-            if fit.gpu
-            else (0, f"{fit.rows}: {name}")
-        )
-        groups.setdefault(own, []).append(point)
-    return groups
+        if fit.gpu:
+            return point.run, f"{fit.files[point.run]}, {name}"
+        return 0, f"{fit.rows}: {name}"
+
+    return grouped((line_of(point), point) for point in fit.points)
 
 
 def _line(

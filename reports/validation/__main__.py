@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from perfmodel.cli.calibrate import TransferOption, compare_records
 from perfmodel.cli.output import (
     JsonOption,
     ProfileOption,
@@ -17,7 +18,6 @@ from perfmodel.cli.output import (
     print_answer,
     print_note,
 )
-from perfmodel.cli.validate import TransferOption, compare_records
 from perfmodel.errors import PerfmodelError
 
 REPORT = Path(__file__).parent

@@ -52,12 +52,14 @@ def test_broken_drivers_and_packages_do_not_stop_it(
     def fail(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("driver is ill")
 
-    for name in ("_ask_nvml", "_ask_tool", "_read_cuda", "_read_nics", "_read_memory"):
+    for name in ("_ask_nvml", "_ask_tool", "_read_cuda", "_read_nics"):
         monkeypatch.setattr(doctor, name, fail)
+    monkeypatch.setattr(doctor.os, "sysconf", fail)
     monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
     monkeypatch.setattr(doctor.importlib.metadata, "version", fail)
     installation = doctor.inspect_installation(tmp_path)
     assert installation.devices.gpus == ()
+    assert installation.devices.memory_bytes is None
     assert set(installation.packages.values()) == {None}
     assert any("numpy is missing: pip install numpy" in line for line in installation.problems)
     assert "MISSING" in "\n".join(doctor.describe_installation(installation))

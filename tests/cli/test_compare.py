@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from perfmodel.cli.app import app
-from perfmodel.report.comparison.text import change
+from perfmodel.report.comparison_text import change
 from perfmodel.studies.compare import Change
 
 TEXT = """# Is <b>this</b> better?

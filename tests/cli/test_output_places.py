@@ -7,10 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from perfmodel.cli.app import app
-from perfmodel.report.comparison.page import FILES as COMPARE_FILES
-from perfmodel.report.planning.page import FILES as PLAN_FILES
+from perfmodel.report.comparison import FILES as COMPARE_FILES
+from perfmodel.report.plan import FILES as PLAN_FILES
 from perfmodel.report.run.page import FILES as RUN_FILES
-from perfmodel.report.tuning.page import FILES as TUNE_FILES
+from perfmodel.report.tuning import FILES as TUNE_FILES
 
 SCENARIO = """\
 # How long does it take?

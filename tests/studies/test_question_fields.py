@@ -11,7 +11,7 @@ import pytest
 
 from perfmodel.files import plain
 from perfmodel.files.read import parse_yaml
-from perfmodel.report.tuning.text import tuned_json
+from perfmodel.report.tuning_text import tuned_json
 from perfmodel.scenario.sections.variants import SweepSection
 from perfmodel.studies.sweep import run_sweep, variants
 from perfmodel.studies.tune.run import tune_scenario

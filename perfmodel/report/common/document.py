@@ -8,13 +8,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from perfmodel.topology.model import Topology
 
+
+K = TypeVar("K")
+T = TypeVar("T")
 
 Role = Literal["", "headline", "setting", "question", "lead", "note", "hint"]
 
@@ -172,6 +175,16 @@ def paragraphs(lines: Iterable[str], role: Role = "") -> list[Paragraph]:
     return [Paragraph(line, role) for line in lines if line]
 
 
+def join_applying(*said: tuple[object, str], by: str = " ") -> str:
+    """Join the texts whose condition holds: `said` has (condition, text)."""
+    return by.join(text for applies, text in said if applies)
+
+
+def first_applying(*said: tuple[object, str]) -> str:
+    """Choose the first text whose condition holds: `said` has (condition, text)."""
+    return next(text for applies, text in said if applies)
+
+
 PREDICTION = "A prediction by simulation, not a measurement."
 """What a page says of its answer."""
 PREDICTED = "Predictions by simulation, not measurements."
@@ -221,6 +234,19 @@ def grounds(assumptions: Sequence[str], provenance: Mapping[str, str]) -> Sectio
     """Make the section of what a page rests on, with its provenance folded away."""
     folded = Folded("Provenance", [Definitions(provenance)])
     return section("What this rests on", "", Bullets(assumptions), folded)
+
+
+def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
+    """Collect the second parts of pairs by the first, in their order."""
+    groups: dict[K, list[T]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
+
+
+def spelled(facts: Mapping[str, str]) -> dict[str, str]:
+    """Write the names of facts as words."""
+    return {name.replace("_", " "): value for name, value in facts.items()}
 
 
 # ---------------------------------------------------------------- words of other ranks

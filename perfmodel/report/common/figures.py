@@ -26,8 +26,8 @@ Drawing: TypeAlias = "go.Figure"
 
 def size_axis(ends: tuple[float, float], powers: range) -> dict[str, Any]:
     """Describe a logarithmic axis of sizes, labelled at some of these powers of two."""
-    step = max(1, -(-(len(powers) - 1) // (_SIZE_LABELS - 1)))
-    ticks = [2.0**power for power in powers[::step]] or [ends[0]]
+    labelled = powers[:: max(1, -(-(len(powers) - 1) // (_SIZE_LABELS - 1)))]
+    ticks = [2.0**power for power in labelled] or [ends[0]]
     return log_axis("size", ends, ticks, lambda size: quantities.whole(quantities.size(size)))
 
 
@@ -97,24 +97,69 @@ def new_figure(
 
 def add_note(figure: Drawing, text: str, **place: Any) -> None:
     """Write small quiet text into a figure, without an arrow."""
-    quiet = {"showarrow": False, "font": {"size": 12, "color": QUIET_INK}}
-    figure.add_annotation(text=text, **(quiet | place))
+    font = {"size": 12, "color": QUIET_INK}
+    figure.add_annotation(**({"text": text, "showarrow": False, "font": font} | place))
 
 
 def bars(
     name: str, x: Sequence[Any], y: Sequence[Any], colour: str, hover: Sequence[str], **more: Any
 ) -> dict[str, Any]:
     """Describe bars of one colour with a text of each; without a name they have no legend."""
-    look = {"marker": {"color": colour}, "hoverinfo": "text", "hovertext": hover}
-    return {"type": "bar", "name": name or None, "x": x, "y": y} | look | more
+    return {
+        "type": "bar",
+        "name": name or None,
+        "x": x,
+        "y": y,
+        "marker": {"color": colour},
+        "hoverinfo": "text",
+        "hovertext": hover,
+    } | more
+
+
+def time_bars(
+    name: str,
+    colour: str,
+    placed: Iterable[tuple[float, float, float, str]],
+    scale: float,
+    *,
+    width: float | Sequence[float],
+    line: Mapping[str, Any],
+    **more: Any,
+) -> dict[str, Any]:
+    """Describe bars along an axis of time.
+
+    `placed`: height, begin and end in seconds, and text of each.
+    `scale`: seconds of the axis's unit.
+    `line`: edge of the bars.
+    """
+    heights, starts_s, ends_s, hover = zip(*placed, strict=True)
+    return bars(
+        name,
+        [(end_s - start_s) / scale for start_s, end_s in zip(starts_s, ends_s, strict=True)],
+        list(heights),
+        colour,
+        list(hover),
+        orientation="h",
+        base=[start_s / scale for start_s in starts_s],
+        width=width,
+        marker={"color": colour, "line": line},
+        **more,
+    )
 
 
 def lines(
     name: str, x: Sequence[Any], y: Sequence[Any], line: Mapping[str, Any], **more: Any
 ) -> dict[str, Any]:
     """Describe a line; one without ``hovertext`` says nothing when it is pointed at."""
-    look = {"mode": "lines", "line": line, "hoverinfo": "text" if "hovertext" in more else "skip"}
-    return {"type": "scatter", "name": name or None, "x": x, "y": y} | look | more
+    return {
+        "type": "scatter",
+        "name": name or None,
+        "x": x,
+        "y": y,
+        "mode": "lines",
+        "line": line,
+        "hoverinfo": "text" if "hovertext" in more else "skip",
+    } | more
 
 
 def band(
@@ -200,12 +245,44 @@ def label_rows(labels: Sequence[str], title: str, **axis: Any) -> dict[str, dict
     return {"x": axis_layout(title, **axis), "y": axis_layout(**rows)}
 
 
+def stack_parts(
+    labels: Sequence[str],
+    parts: Iterable[tuple[str, str, Sequence[float], Sequence[str]]],
+    *,
+    longest_s: float,
+    row_pixels: int,
+) -> Drawing:
+    """Draw steps as horizontal bars of their parts, the first step on top.
+
+    `labels`: names of the steps.
+    `parts`: name, colour, seconds in each step, and what is shown where a bar is pointed at.
+    """
+    unit, scale = time_unit(longest_s, least=1.0)
+    return new_figure(
+        70 + row_pixels * len(labels),
+        [
+            bars(
+                name,
+                [time_s / scale for time_s in times_s],
+                list(range(len(labels))),
+                colour,
+                hover,
+                orientation="h",
+            )
+            for name, colour, times_s, hover in parts
+        ],
+        **label_rows(labels, f"time per step ({unit})", rangemode="tozero"),
+        barmode="stack",
+        bargap=0.3,
+    )
+
+
 def title_row(figure: Drawing, height: float, text: str) -> None:
     """Write a title at the left of a figure, above the bars of a row."""
     add_note(figure, text, x=0, xref="paper", y=height, xanchor="left", yanchor="bottom")
 
 
-def error_bars(values: Sequence[float], ends: Sequence[tuple[float, float]]) -> dict[str, Any]:
+def error_bars(values: Sequence[float], ends: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Describe intervals around values, which may lie on one side of them."""
     pairs = list(zip(values, ends, strict=True))
     return {
@@ -221,28 +298,22 @@ def gpu_ticks(points: Sequence[SizeResult], apart: float = 0.09) -> list[int]:
 
     Labels stand at least the share `apart` of the axis from each other.
     """
-    sizes = [point.gpus for point in points]
-    least = apart * (math.log(sizes[-1] / sizes[0]) or 1.0)
-    labelled = [sizes[-1]]
-    for size in reversed(sizes[:-1]):
-        if math.log(labelled[-1] / size) >= least:
+    first, last = points[0].gpus, points[-1].gpus
+    least, labelled = apart * (math.log(last / first) or 1.0), [last]
+    for size in (point.gpus for point in reversed(points[1:-1])):
+        if math.log(labelled[-1] / size) >= least and math.log(size / first) >= least:
             labelled.append(size)
-    if labelled[-1] != sizes[0]:
-        labelled[-1:] = [sizes[0]] if len(labelled) > 1 else [labelled[-1], sizes[0]]
-    return labelled[::-1]
+    return [first, *labelled[::-1]] if len(points) > 1 else labelled
 
 
 def log_ticks(low: float, high: float, most: int = 6) -> list[float]:
     """Round values between `low` and `high`, spread evenly on a logarithmic axis."""
-
-    def round_values(*steps: int) -> list[float]:
-        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        values = [step * 10.0**decade for decade in decades for step in steps]
-        return [value for value in values if low <= value <= high]
-
-    choices = [round_values(1, 2, 5), round_values(1, 3), round_values(1)]
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    more, *choices = [
+        [step * 10.0**at for at in decades for step in steps if low <= step * 10.0**at <= high]
+        for steps in ((1, 2, 3, 4, 6, 8), (1, 2, 5), (1, 3), (1,))
+    ]
     inside = next((each for each in choices if len(each) <= most), choices[-1])
-    more = round_values(1, 2, 3, 4, 6, 8)
     return more if len(inside) < _FEW_TICKS and len(more) <= most else inside
 
 
@@ -252,46 +323,46 @@ def draw_breakdown(result: Result) -> Drawing:
     One size alone is a bar from left to right, as wide as the page and no taller than it needs.
     """
     points, steps = result.points, [point.step_time_s for point in result.points]
-    shares = max(steps) > _UNEVEN_STEPS_RATIO * min(steps)
+    shares, lies = max(steps) > _UNEVEN_STEPS_RATIO * min(steps), len(points) == 1
     unit, scale = ("%", 0.01) if shares else time_unit(max(steps))
-    lies = len(points) == 1
-    parts = {
-        part: [point.breakdown_s.get(part, 0.0) for point in points]
-        for part in parts_that_matter(points)
-    }
-    heights = {
-        part: [t / (s if shares else 1) / scale for t, s in zip(times, steps, strict=True)]
-        for part, times in parts.items()
-    }
-    names = [f"{point.gpus:,}" for point in points]
+
+    def height(point: SizeResult, part: str) -> float:
+        time_s = point.breakdown_s.get(part, 0.0)
+        return time_s / (point.step_time_s if shares else 1) / scale
+
+    def hover(point: SizeResult, part: str) -> str:
+        time_s = point.breakdown_s.get(part, 0.0)
+        return (
+            f"<b>{quantities.gpus(point.gpus)}</b><br>{escape(part)} "
+            f"{quantities.duration(time_s)}<br>"
+            f"{quantities.percent(time_s / point.step_time_s)} of the step"
+        )
+
     title = "share of the step" if shares else f"time per step ({unit})"
-    if lies:
-        axes = {
-            "x": axis_layout(title, range=[0, 1.02 * max(steps) / scale]),
-            "y": axis_layout(showticklabels=False, showgrid=False, showline=False),
-        }
-    else:
-        axes = {
-            "x": axis_layout("GPUs", type="category", showgrid=False),
-            "y": axis_layout(title, rangemode="tozero", ticksuffix=" %" if shares else ""),
-        }
+    bare = axis_layout(showticklabels=False, showgrid=False, showline=False)
     traces = [
         bars(
             part,
-            heights[part] if lies else names,
-            [""] if lies else heights[part],
+            [height(point, part) if lies else f"{point.gpus:,}" for point in points],
+            ["" if lies else height(point, part) for point in points],
             WORK.get(part, WORK["host"]),
-            [
-                f"<b>{quantities.gpus(point.gpus)}</b><br>{escape(part)} "
-                f"{quantities.duration(time)}<br>"
-                f"{quantities.percent(time / point.step_time_s)} of the step"
-                for point, time in zip(points, times, strict=True)
-            ],
+            [hover(point, part) for point in points],
             orientation="h" if lies else "v",
         )
-        for part, times in parts.items()
+        for part in parts_that_matter(points)
     ]
-    return new_figure(130 if lies else 360, traces, **axes, barmode="stack", bargap=0.35)
+    return new_figure(
+        130 if lies else 360,
+        traces,
+        x=axis_layout(title, range=[0, 1.02 * max(steps) / scale])
+        if lies
+        else axis_layout("GPUs", type="category", showgrid=False),
+        y=bare
+        if lies
+        else axis_layout(title, rangemode="tozero", ticksuffix=" %" if shares else ""),
+        barmode="stack",
+        bargap=0.35,
+    )
 
 
 def parts_that_matter(points: Sequence[SizeResult]) -> list[str]:

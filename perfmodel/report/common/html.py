@@ -25,6 +25,8 @@ from perfmodel.report.common.document import (
     Table,
     Tile,
     Tiles,
+    grouped,
+    join_applying,
 )
 from perfmodel.report.common.figures import Drawing, pack
 from perfmodel.report.common.palette import DARK, QUIET_INK, channels
@@ -50,7 +52,7 @@ _ESCAPES = re.compile(r"\\\\|\\u00(?:3e|2f|a0)")
 _PLAIN = {"\\u003e": ">", "\\u002f": "/", "\\u00a0": "\N{NO-BREAK SPACE}"}
 """Characters that are safe within a script as they are, once every ``<`` of it is escaped."""
 
-_URL = re.compile(r"https?://[^\s<>\"')\]]+[^\s<>\"')\].,;]")
+_URL = re.compile(r"(https?://[^\s<>\"')\]]+[^\s<>\"')\].,;])")
 
 _QUOTED = re.compile(r"`([^`\n]+)`")
 _JOINT = re.compile(r"(?<=[A-Za-z])[._](?=[A-Za-z])")
@@ -96,16 +98,16 @@ def render_html(title: str, blocks: Iterable[Block | None]) -> str:
     The library stands at the end, and `page.js` draws the figures: text is readable before. It is
     plotly.js without the kinds of traces that no figure here has, a quarter of the whole.
     """
-    style, library = f"{_asset('page.css')}{_dark()}", _asset("plotly_js/plotly-basic.min.js")
     body = _render_all(block for block in blocks if block is not None)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="referrer" content="no-referrer">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{_asset('page.css')}{_dark()}</style>\n"
         f"</head>\n<body>\n<main>\n{body}\n</main>\n"
-        f"<script>{library}</script>\n<script>\n{_asset('page.js')}</script>\n"
+        f"<script>{_asset('plotly_js/plotly-basic.min.js')}</script>\n"
+        f"<script>\n{_asset('page.js')}</script>\n"
         "</body>\n</html>\n"
     )
 
@@ -155,8 +157,10 @@ def render_block(block: Block) -> str:
             rows = (f"<dt>{escape(k)}</dt><dd>{_with_links(v)}</dd>" for k, v in entries.items())
             html = f"<dl>{''.join(rows)}</dl>"
         case Code(text):
-            code = f"<pre><code>{escape(text)}</code></pre>"
-            html = f'<div class="scroll code" tabindex="0">{code}</div>'
+            html = (
+                '<div class="scroll code" tabindex="0"><pre><code>'
+                f"{escape(text)}</code></pre></div>"
+            )
         case Table():
             html = _table(block)
         case Figure():
@@ -181,8 +185,7 @@ def _container(block: Block) -> str:
             html = f"<details><summary>{escape(title)}</summary>{_render_all(inner)}</details>"
         case Section(title, inner):
             anchor = "".join(c if c.isalnum() else "-" for c in title.lower())
-            body = f"<h2>{escape(title)}</h2>{_render_all(inner)}"
-            html = f'<section id="{anchor}">{body}</section>'
+            html = f'<section id="{anchor}"><h2>{escape(title)}</h2>{_render_all(inner)}</section>'
     return html
 
 
@@ -192,8 +195,9 @@ def _class(style: str) -> str:
 
 def _tile(tile: Tile) -> str:
     # a long number may leave its unit to the next line: a phone would break within the unit
-    is_long = len(tile.figure) > _TILE_LETTERS
-    figure = tile.figure.replace("\N{NO-BREAK SPACE}", " ") if is_long else tile.figure
+    figure = tile.figure
+    if len(figure) > _TILE_LETTERS:
+        figure = figure.replace("\N{NO-BREAK SPACE}", " ")
     return (
         f"<div{_class(f'tile {tile.style}'.strip())}><span>{escape(tile.title)}</span>"
         f"<strong>{escape(figure)}</strong><small>{escape(tile.note)}</small></div>"
@@ -221,8 +225,8 @@ def _table(block: Table) -> str:
         f"<tr{' class=changed' if number in block.marked else ''}>{cells(row, 'td')}</tr>"
         for number, row in enumerate(block.rows)
     )
-    many = "many" if len(block.titles) > _MANY_COLUMNS else ""
-    style = _class(" ".join(filter(None, ["wraps" if block.wraps else "", many])))
+    many = len(block.titles) > _MANY_COLUMNS
+    style = _class(join_applying((block.wraps, "wraps"), (many, "many")))
     long = " long" if len(block.rows) > _LONG_ROWS else ""
     return (
         f'<div class="scroll{long}" tabindex="0"><table{style}><thead><tr>'
@@ -232,13 +236,13 @@ def _table(block: Table) -> str:
 
 def _with_links(text: str) -> str:
     """Escape text and turn web addresses into links, which load nothing until they are clicked."""
-    parts, position = [], 0
-    for match in _URL.finditer(text):
-        address = escape(match.group())
-        link = f'<a rel="noopener noreferrer" href="{address}">{address}</a>'
-        parts += [_prose(text[position : match.start()]), link]
-        position = match.end()
-    return "".join([*parts, _prose(text[position:])])
+    # every second part is an address
+    return "".join(
+        f'<a rel="noopener noreferrer" href="{escape(part)}">{escape(part)}</a>'
+        if at % 2
+        else _prose(part)
+        for at, part in enumerate(_URL.split(text))
+    )
 
 
 def _prose(text: str) -> str:
@@ -266,20 +270,19 @@ def _figure(block: Figure) -> str:
     drawing = drawing.replace("<script", '<script type="text/plain" class="drawing"', 1)
     drawing = _DIGITS.sub(lambda number: f"{float(number[0]):.7g}", drawing)
     drawing = pack(_ESCAPES.sub(lambda escaped: _PLAIN.get(escaped[0], escaped[0]), drawing))
-    label = escape(block.description)
-    return f'{key}<div class="plot" role="img" aria-label="{label}">{drawing}</div>'
+    return (
+        f'{key}<div class="plot" role="img" aria-label="{escape(block.description)}">{drawing}'
+        "</div>"
+    )
 
 
 def legend(figure: Drawing) -> str:
     """List the traces of a figure with their colours, as HTML."""
-    swatches: dict[str, str] = {}
-    for trace in figure.data:
-        if trace.showlegend is not False and trace.name and trace.name not in swatches:
-            swatches[trace.name] = _swatch(trace)
-    if len(swatches) < 2:
-        return ""
-    items = "".join(f"<li>{swatch}{escape(name)}</li>" for name, swatch in swatches.items())
-    return f'<ul class="legend">{items}</ul>'
+    traces = grouped(
+        (trace.name, trace) for trace in figure.data if trace.showlegend is not False and trace.name
+    )
+    items = (f"<li>{_swatch(own[0])}{escape(name)}</li>" for name, own in traces.items())
+    return "" if len(traces) < 2 else f'<ul class="legend">{"".join(items)}</ul>'
 
 
 def _swatch(trace: Any) -> str:

@@ -18,7 +18,7 @@ from perfmodel.report.common.html import legend
 from perfmodel.report.run.pipeline_figure import draw_pipeline
 from perfmodel.report.run.scaling import draw_efficiency, draw_step_time, draw_throughput
 from perfmodel.report.run.timeline import draw_timeline
-from perfmodel.report.topology.figure import draw_topology, topology_caption
+from perfmodel.report.topology_figure import draw_topology, topology_caption
 from perfmodel.studies.run.result.model import Result
 
 ImageFormat = Literal["png", "svg"]
@@ -60,10 +60,11 @@ def pictures(result: Result) -> dict[str, Picture]:
     drawn = {}
     if len(result.points) > 1:
         speed = f"Throughput, {quantities.samples(result)} per second"
-        share = "Efficiency, share of linear scaling"
         drawn = {
             "throughput": Picture(draw_throughput(result), speed, scaled),
-            "efficiency": Picture(draw_efficiency(result), share, scaled),
+            "efficiency": Picture(
+                draw_efficiency(result), "Efficiency, share of linear scaling", scaled
+            ),
             "step-time": Picture(draw_step_time(result), "Step time", scaled),
         }
     drawn |= {
@@ -72,9 +73,12 @@ def pictures(result: Result) -> dict[str, Picture]:
     }
     if main.parallel_layout is not None and main.parallel_layout.stages:
         drawn["pipeline"] = Picture(draw_pipeline(main), "Stages of one step", of_main)
-    machine, caption = draw_topology(result.topology, main), topology_caption(result.topology)
     return drawn | {
-        "topology": Picture(machine, "Machine and links", caption),
+        "topology": Picture(
+            draw_topology(result.topology, main),
+            "Machine and links",
+            topology_caption(result.topology),
+        ),
         "memory": Picture(draw_memory(main.memory), "Memory per GPU", of_main),
     }
 

@@ -110,7 +110,5 @@ def work_of(kind: str) -> str:
 
 def band_of(utilisation: float) -> int:
     """Index of the band in `UTILISATION` that a utilisation falls into."""
-    for index, (upper, _, _) in enumerate(UTILISATION):
-        if utilisation <= upper + 1e-12:
-            return index
-    return len(UTILISATION) - 1
+    within = (at for at, (upper, *_) in enumerate(UTILISATION) if utilisation <= upper + 1e-12)
+    return next(within, len(UTILISATION) - 1)

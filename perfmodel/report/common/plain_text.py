@@ -57,10 +57,8 @@ def _render(block: Block) -> str:
             text = "\n".join(f"- {escape_markdown(line)}" for line in lines)
         case Definitions(entries):
             # a name that is a question needs no colon
-            named = (
-                (f"{name}{'' if name[-1:] == '?' else ':'}", of) for name, of in entries.items()
-            )
-            text = _render(Bullets([" ".join(entry) for entry in named]))
+            named = {f"{name}{'' if name[-1:] == '?' else ':'}": of for name, of in entries.items()}
+            text = _render(Bullets([f"{name} {of}" for name, of in named.items()]))
         case Table():
             rule = ["---:" if numeric else "---" for numeric in block.numeric]
             titles, *rows = ([*map(escape_markdown, row)] for row in (block.titles, *block.rows))
@@ -95,10 +93,9 @@ def _terminal_table(block: Table) -> RenderableType:
     from rich import box, table
     from rich.text import Text
 
+    drawn = table.Table(header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     if block.ruled:
         drawn = table.Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    else:
-        drawn = table.Table(header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title, numeric in zip(block.titles, block.numeric, strict=True):
         drawn.add_column(
             Text(printable(title)),

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from perfmodel.report.common.document import first_applying
 from perfmodel.units import TIMES
 
 if TYPE_CHECKING:  # pages of topologies need no simulations, whose package takes half a second
@@ -101,6 +102,11 @@ def signed(value: float, write: Callable[[float], str]) -> str:
     return f"{'+' if value >= 0 else MINUS}{write(abs(value))}"
 
 
+def or_empty(write: Callable[[float], str], value: float | None) -> str:
+    """Write a value in a cell of a table that is empty where there is none."""
+    return "" if value is None else write(value)
+
+
 def listed(names: Sequence[str]) -> str:
     """Join names in a sentence.
 
@@ -147,9 +153,9 @@ def headline(result: Result) -> str:
     main, memory = result.main, result.main.memory
     verb, begin = "trains" if main.gpus == 1 else "train", ""
     if not memory.fits:
-        doubt = ("May", "does") if memory.may_fit else ("Does", "did")
+        may, does = ("May", "does") if memory.may_fit else ("Does", "did")
         place = f"the host's {' and '.join(memory.overfull)}" if memory.fits_gpu else "GPU memory"
-        verb, begin = "would train", f"{doubt[0]} not fit in {place}. If it {doubt[1]}, "
+        verb, begin = "would train", f"{may} not fit in {place}. If it {does}, "
     linear = f", {percent(main.scaling_efficiency)} of linear scaling"
     return (
         f"{begin}{gpus(main.gpus)} {verb} {count(main.samples_per_s)} {samples_short(result)}/s"
@@ -158,17 +164,20 @@ def headline(result: Result) -> str:
     )
 
 
-_NO_PART = 1e-9
+ROUNDING_SHARE = 1e-9
 """Share of a step below which a time is what rounding leaves of nothing."""
 
 
 def waiting(point: SizeResult) -> str:
     """Say how much of the step is spent waiting for the network."""
-    if point.comm_s == 0:
-        return "without any communication"
-    if point.exposed_comm_s < _NO_PART * point.step_time_s:
-        return "with all communication hidden behind compute"
-    return f"of which {duration(point.exposed_comm_s)} is waiting for the network"
+    return first_applying(
+        (point.comm_s == 0, "without any communication"),
+        (
+            point.exposed_comm_s < ROUNDING_SHARE * point.step_time_s,
+            "with all communication hidden behind compute",
+        ),
+        (True, f"of which {duration(point.exposed_comm_s)} is waiting for the network"),
+    )
 
 
 NO_INTERVAL = "the spread of collectives on this machine has not been measured"
@@ -180,14 +189,14 @@ def limit(point: SizeResult) -> str:
     relief = point.relief
     if relief is None:
         return ""
-    saved = percent_column(relief.saves_s / point.step_time_s)
     single = [each.saves_s for each in point.reliefs if len(each.parts) == 1]
     path, alone = link_path(point), ""
     if len(relief.parts) > 1 and single:
         most = percent_column(max(0.0, *single) / point.step_time_s)
         alone = f"; no part alone saves more than {most}"
     return (
-        f"With {relief.what} a step would take {saved} less"
+        f"With {relief.what} a step would take "
+        f"{percent_column(relief.saves_s / point.step_time_s)} less"
         f"{alone}.{f' Path: {path}.' if path else ''}"
     )
 
@@ -270,9 +279,8 @@ def span(low: float, high: float, write: Callable[[float], str]) -> str:
     """
     first, last = write(low), write(high)
     number, _, unit = first.partition(_SPACE)
-    if unit and last.endswith(f"{_SPACE}{unit}"):
-        first = number
-    return f"{first}{_SPACE}\N{EN DASH}{_SPACE}{last}"
+    shared = unit and last.endswith(f"{_SPACE}{unit}")
+    return f"{number if shared else first}{_SPACE}\N{EN DASH}{_SPACE}{last}"
 
 
 def scaling(result: Result) -> str:
@@ -312,7 +320,7 @@ def memory(part: Memory) -> str:
         else f"{span(part.low_bytes, part.high_bytes, size)} of {has}, activations estimated"
     )
     reserve = size(part.reserve_bytes)
-    verdicts = (
+    verdict = first_applying(
         (not part.may_fit, f"Does not fit: needs {used}"),
         (not part.fits, f"May not fit: takes {used}"),
         (
@@ -321,7 +329,7 @@ def memory(part: Memory) -> str:
         ),
         (True, f"Fits: {used}, with room for the {reserve} of CUDA, NCCL and allocator"),
     )
-    return "; ".join(filter(None, [next(text for applies, text in verdicts if applies), offloaded]))
+    return "; ".join(filter(None, [verdict, offloaded]))
 
 
 def host_memory(part: Memory) -> str:
@@ -349,8 +357,10 @@ def memory_size(part: Memory) -> str:
 
 def memory_verdict(part: Memory) -> str:
     """Return the same in two words: "fits", "tight", "may not fit", "does not fit", or ""."""
-    if not part.is_stated:
-        return ""
-    if not part.fits:
-        return "may not fit" if part.may_fit else "does not fit"
-    return "tight" if part.tight else "fits"
+    return first_applying(
+        (not part.is_stated, ""),
+        (part.tight, "tight"),
+        (part.fits, "fits"),
+        (part.may_fit, "may not fit"),
+        (True, "does not fit"),
+    )

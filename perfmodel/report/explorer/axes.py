@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -80,8 +79,7 @@ def training_axes(scenario: Scenario, result: Result) -> Iterator[Axis]:
     """Yield sliders of what the scenario's strategy has, in the order of the page."""
     if result.main.gpus > 1:
         yield from _hooks(scenario)
-    batches = _batches(scenario, result) if result.main.server_use is None else ()
-    for key, name, own, write, settings in (*batches, *_degrees(scenario)):
+    for key, name, own, write, settings in (*_batches(scenario, result), *_degrees(scenario)):
         around = [own * up // down for up, down in _FACTORS if own * up % down == 0]
         stops = (Stop(0.0, write(each), float(each), settings(each)) for each in around)
         yield from _make_axis(scenario, key, name, float(own), stops)
@@ -103,18 +101,22 @@ def _make_axis(
 def _hooks(scenario: Scenario) -> Iterator[Axis]:
     strategy = scenario.strategy
     if strategy.kind == "ddp":
-        yield from _ddp_hooks(scenario, strategy.hook)
+        title, field = "Communication hook", "hook"
+        choices, own = _ddp_hooks(scenario, strategy.hook), strategy.hook.kind
     elif strategy.kind in _REDUCED:
-        field = f"strategy.{_REDUCED[strategy.kind]}"
-        own = getattr(strategy, _REDUCED[strategy.kind])
-        stops = (
-            Stop(0.0, name or "as parameters", 1.0 + at, {field: name})
-            for at, name in enumerate([own, *(name for name in ("fp32", "bf16") if name != own)])
-        )
-        yield from _make_axis(scenario, "hook", "Gradients travel in", 1.0, stops)
+        title, field = "Gradients travel in", _REDUCED[strategy.kind]
+        own = getattr(strategy, field)
+        choices = {name: (name or "as parameters", name) for name in (own, "fp32", "bf16")}
+    else:
+        return
+    stops = (
+        Stop(0.0, text, 1.0 + at, {f"strategy.{field}": value})
+        for at, (text, value) in enumerate(choices.values())
+    )
+    yield from _make_axis(scenario, "hook", title, 1.0 + list(choices).index(own), stops)
 
 
-def _ddp_hooks(scenario: Scenario, own: Hook) -> Iterator[Axis]:
+def _ddp_hooks(scenario: Scenario, own: Hook) -> dict[str, tuple[str, Any]]:
     """Hooks of DDP; the scenario's own as it is written, in the place of its kind."""
     written = (scenario.origin.content.get("strategy") or {}).get("hook") or "none"
     choices = dict(_HOOKS)
@@ -125,13 +127,7 @@ def _ddp_hooks(scenario: Scenario, own: Hook) -> Iterator[Axis]:
         del choices["none"]
         choices = {"allreduce": ("all-reduce", written), **choices}
     label = f"PowerSGD, rank {own.rank}" if own.kind == "powersgd" else own.kind.replace("_", " ")
-    choices[own.kind] = (label, written)
-    stops = (
-        Stop(0.0, text, 1.0 + at, {"strategy.hook": section})
-        for at, (text, section) in enumerate(choices.values())
-    )
-    place = 1.0 + list(choices).index(own.kind)
-    yield from _make_axis(scenario, "hook", "Communication hook", place, stops)
+    return choices | {own.kind: (label, written)}
 
 
 # ---------------------------------------------------------------- batch
@@ -143,6 +139,8 @@ def _batches(scenario: Scenario, result: Result) -> Iterator[Counted]:
     More micro-batches are more samples under weak scaling, smaller ones under strong.
     """
     strategy, training = scenario.strategy, scenario.training
+    if result.main.server_use is not None:
+        return
     if "accumulate" in type(strategy).model_fields:
         yield (
             "accumulate",
@@ -173,7 +171,7 @@ def _degrees(scenario: Scenario) -> Iterator[Counted]:
     of_tensors = {name: written[name] for name in _OF_TENSORS if name in written}
 
     def tensor(degree: int) -> Settings:
-        fields = of_tensors if degree > 1 else {name: _OF_TENSORS[name] for name in of_tensors}
+        fields = {k: v if degree > 1 else _OF_TENSORS[k] for k, v in of_tensors.items()}
         return {"parallel.tensor": degree, **{f"parallel.{k}": v for k, v in fields.items()}}
 
     def section(name: str, field: str) -> Callable[[int], Settings]:
@@ -238,9 +236,8 @@ def gpu_axis(scenario: Scenario, result: Result) -> Axis:
     They are at most `MOST_SIZES`: both ends, and others evenly between them.
     """
     sizes = _cluster_sizes(scenario, result)
-    if len(sizes) > MOST_SIZES:
-        step = (len(sizes) - 1) / (MOST_SIZES - 1)
-        sizes = [sizes[round(number * step)] for number in range(MOST_SIZES)]
+    step = max(1.0, (len(sizes) - 1) / (MOST_SIZES - 1))
+    sizes = [sizes[round(number * step)] for number in range(min(MOST_SIZES, len(sizes)))]
     each = result.main.gpus // result.main.nodes
 
     def stop(at: float, gpus: int, nodes: int) -> Stop:
@@ -279,13 +276,15 @@ def design_of(scenario: Scenario, result: Result, most: int = MOST_POINTS) -> De
     only where there is more than one size; accumulation, hook, batch and degrees only where the
     strategy takes other values of them. The last axis is always that of GPUs.
     """
-    axes = [
-        *_cap_axis(scenario, result),
-        *training_axes(scenario, result),
-        *(_network_axes(scenario) if result.main.nodes > 1 else ()),
-        gpu_axis(scenario, result),
-    ]
-    return choose_design(axes, most)
+    return choose_design(
+        [
+            *_cap_axis(scenario, result),
+            *training_axes(scenario, result),
+            *(_network_axes(scenario) if result.main.nodes > 1 else ()),
+            gpu_axis(scenario, result),
+        ],
+        most,
+    )
 
 
 # ---------------------------------------------------------------- buckets
@@ -307,7 +306,7 @@ def _cap_axis(scenario: Scenario, result: Result) -> Iterator[Axis]:
     caps = sorted({*(cap for cap in CAPS if cap < 0.8 * whole), whole, own})
     kept = {} if first is None else {"strategy.first_bucket": f"{first:.0f} B"}
     # Nothing between: a parameter goes into one bucket or the other, so that the time jumps.
-    stops = tuple(
+    stops = (
         Stop(
             float(at),
             quantities.whole(quantities.size(nbytes)),
@@ -316,41 +315,46 @@ def _cap_axis(scenario: Scenario, result: Result) -> Iterator[Axis]:
         )
         for at, nbytes in enumerate(caps)
     )
-    yield Axis("cap", "Bucket cap", stops, caps.index(own))
+    yield Axis("cap", "Bucket cap", tuple(stops), caps.index(own))
 
 
 def _network_axes(scenario: Scenario) -> Iterator[Axis]:
     """Factors on the scenario's values; none on what is infinite or zero."""
-    what_if = scenario.what_if
+    what_if, (rate_Bps, delay_s) = scenario.what_if, _adapter_rates(scenario)
     rate, delay = (
         (1.0, 1.0) if what_if is None else (what_if.network_bandwidth, what_if.network_latency)
     )
-    rate_Bps, delay_s = _adapter_rates(scenario)
 
-    def bandwidth(factor: float) -> str:
-        Gbps = (rate_Bps or 0.0) * factor * 8 / 1e9
-        return "" if rate_Bps is None else f"{float(f'{Gbps:.3g}'):,g} Gbit/s"
+    def bandwidth(Bps: float) -> str:
+        return f"{float(f'{Bps * 8 / 1e9:.3g}'):,g} Gbit/s"
 
-    def latency(factor: float) -> str:
-        return quantities.whole(quantities.duration(delay_s * factor)) if delay_s else ""
+    def latency(time_s: float) -> str:
+        return quantities.whole(quantities.duration(time_s))
 
-    rows = (
-        (rate < INFINITE_FACTOR / max(RATES), "bandwidth", rate, RATES, bandwidth),
-        (delay > 0, "latency", delay, DELAYS, latency),
-    )
-    for applies, kind, baseline, factors, write in rows:
-        if applies:
-            stop = partial(_network_stop, kind, baseline, write)
-            stops, own = stops_with_between(factors, stop), factors.index(1.0)
-            yield Axis(kind, f"Network {kind} per adapter", stops, own)
+    if rate < INFINITE_FACTOR / max(RATES):
+        yield _network_axis("bandwidth", RATES, rate, rate_Bps, bandwidth)
+    if delay > 0:
+        yield _network_axis("latency", DELAYS, delay, delay_s, latency)
 
 
-def _network_stop(
-    kind: str, baseline: float, write: Callable[[float], str], at: float, factor: float
-) -> Stop:
-    times, text = f"\N{MULTIPLICATION SIGN}{factor:.3g}", write(baseline * factor)
-    settings = {f"what_if.network_{kind}": baseline * factor}
-    return Stop(at, text or times, factor, settings, times if text else "")
+def _network_axis(
+    kind: str,
+    factors: Sequence[float],
+    own: float,
+    nominal: float | None,
+    write: Callable[[float], str],
+) -> Axis:
+    """A slider of factors on the scenario's own; `nominal`: value of factor 1, if it is known."""
+
+    def stop(at: float, factor: float) -> Stop:
+        times = f"\N{MULTIPLICATION SIGN}{factor:.3g}"
+        settings = {f"what_if.network_{kind}": own * factor}
+        if not nominal:
+            return Stop(at, times, factor, settings)
+        return Stop(at, write(nominal * (own * factor)), factor, settings, times)
+
+    stops = stops_with_between(factors, stop)
+    return Axis(kind, f"Network {kind} per adapter", stops, factors.index(1.0))
 
 
 # ---------------------------------------------------------------- network

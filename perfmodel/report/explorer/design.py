@@ -12,7 +12,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -73,8 +74,8 @@ def drop_point(axis: Axis) -> Axis:
     values = [math.log(point.value) for point in axis.points]
     dropped = min(inner_points(axis), key=lambda at: round(values[at + 1] - values[at - 1], 9))
     remaining = [point for at, point in enumerate(axis.points) if at != dropped]
-    between = [stop for stop in axis.stops if not stop.at.is_integer()]
-    baseline = axis.baseline - (dropped < axis.baseline)
+    between = (stop for stop in axis.stops if not stop.at.is_integer())
+    baseline = axis.baseline - 1 if dropped < axis.baseline else axis.baseline
     return replace(axis, stops=place_stops(remaining, between), baseline=baseline)
 
 
@@ -96,12 +97,14 @@ def stops_with_between(
     values: Sequence[float], stop: Callable[[float, float], Stop]
 ) -> tuple[Stop, ...]:
     """Make stops at values, which are simulated, and at three places between each two."""
-    between = [
-        stop(0.5, low * (high / low) ** share)
-        for low, high in pairwise(values)
-        for share in BETWEEN
-    ]
-    return place_stops([stop(float(at), value) for at, value in enumerate(values)], between)
+    return place_stops(
+        [stop(float(at), value) for at, value in enumerate(values)],
+        (
+            stop(0.5, low * (high / low) ** share)
+            for low, high in pairwise(values)
+            for share in BETWEEN
+        ),
+    )
 
 
 Place = tuple[float, ...]
@@ -124,22 +127,21 @@ _INNER_POINTS_KEPT = 3
 four between bandwidths a step is off by up to a quarter, where compute begins to hide all."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Design:
-    """Sliders, and the groups of them of which all combinations are simulated.
-
-    `points`: those combinations, the last axis varying fastest.
-    """
+    """Sliders, and the groups of them of which all combinations are simulated."""
 
     axes: tuple[Axis, ...]
     groups: Groups
-    points: tuple[Point, ...] = field(init=False)
-    _number: dict[Point, int] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        points = tuple(sorted(_points_of(self.axes, self.groups)))
-        object.__setattr__(self, "points", points)
-        object.__setattr__(self, "_number", {point: at for at, point in enumerate(points)})
+    @cached_property
+    def points(self) -> tuple[Point, ...]:
+        """Those combinations, the last axis varying fastest."""
+        return tuple(sorted(_points_of(self.axes, self.groups)))
+
+    @cached_property
+    def _number(self) -> dict[Point, int]:
+        return {point: at for at, point in enumerate(self.points)}
 
     @property
     def baseline(self) -> Point:
@@ -189,19 +191,19 @@ class Design:
 
 def corners(place: Place) -> Iterator[tuple[Point, float]]:
     """Points around a place and their weights; one with weight 1 on a point."""
-    ends = [
+    ends = (
         ((low, 1 - share), (low + 1, share)) if share > 0 else ((low, 1.0),)
         for low, share in ((math.floor(at), at - math.floor(at)) for at in place)
-    ]
+    )
     for chosen in itertools.product(*ends):
         yield tuple(at for at, _ in chosen), math.prod(weight for _, weight in chosen)
 
 
 def _points_of(axes: Sequence[Axis], groups: Groups) -> set[Point]:
-    spans = [
+    spans = (
         [range(len(axis)) if at in group else (axis.baseline,) for at, axis in enumerate(axes)]
         for group in groups
-    ]
+    )
     return {point for group in spans for point in itertools.product(*group)}
 
 
@@ -215,32 +217,28 @@ def choose_design(axes: Sequence[Axis], most: int) -> Design:
     others = [at for at in numbers if at not in hubs]
     together: Groups = (tuple(numbers),)
     threes = (*((*hubs, at) for at in others), *itertools.combinations(others, 2))
-    choices = [together, threes, tuple(itertools.combinations(numbers, 2)) or together]
-    if len(axes) > _FEW_AXES and len(_points_of(axes, together)) > most:
-        choices = choices[1:]
-    for groups in choices:
+    pairs = tuple(itertools.combinations(numbers, 2)) or together
+    alone = tuple((at,) for at in numbers)
+    few = len(axes) <= _FEW_AXES or len(_points_of(axes, together)) <= most
+    for groups in ([together] if few else []) + [threes, pairs, alone]:
         shortened = _drop_points(axes, groups, most)
         if shortened is not None:
             return Design(shortened, groups)
-    alone = tuple((at,) for at in numbers)
-    return Design(_drop_points(axes, alone, most) or tuple(axes), alone)
+    return Design(tuple(axes), alone)
 
 
 def _drop_points(axes: Sequence[Axis], groups: Groups, most: int) -> tuple[Axis, ...] | None:
     """Leave inner points out of the longest axis until there are few enough; None if too many."""
 
-    def length(at: int) -> tuple[int, int]:
+    def length(axis: Axis) -> tuple[int, int]:
         """Return what axes are compared by: inner points that may be dropped, and all points."""
-        axis = shortened[at]
-        return len(inner_points(axis)) - (
-            _INNER_POINTS_KEPT if len(axis.stops) > len(axis) else 0
-        ), len(axis)
+        kept = _INNER_POINTS_KEPT if len(axis.stops) > len(axis) else 0
+        return len(inner_points(axis)) - kept, len(axis)
 
     shortened = list(axes)
     while len(_points_of(shortened, groups)) > most:
-        longer = [at for at, axis in enumerate(shortened) if inner_points(axis)]
-        if not longer:
+        longest = max(filter(inner_points, shortened), key=length, default=None)
+        if longest is None:
             return None
-        longest = max(longer, key=length)
-        shortened[longest] = drop_point(shortened[longest])
+        shortened[shortened.index(longest)] = drop_point(longest)
     return tuple(shortened)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.report.common.document import grouped
 from perfmodel.report.explorer.design import Axis, Design, Place, Stop
 from perfmodel.scenario import Scenario
 from perfmodel.studies.run.result.model import Result
@@ -110,13 +111,15 @@ Weighted = Sequence[tuple[Mapping[str, Any], float]]
 
 def _exposed(around: Weighted) -> float:
     """Estimate the communication that is not hidden."""
-    hidden: list[float] = [row["comm_s"] - row["exposed_comm_s"] for row, _ in around]
+    hidden: list[tuple[float, float]] = [
+        (row["comm_s"] - row["exposed_comm_s"], weight) for row, weight in around
+    ]
     if all(row["comm_s"] > 0 for row, _ in around):
         comm = _power(around, lambda row: row["comm_s"])
     else:
         comm = max(0.0, math.fsum(weight * row["comm_s"] for row, weight in around))
-    mean = math.fsum(weight * part for part, (_, weight) in zip(hidden, around, strict=True))
-    return comm - min(comm, max(mean, min(0.0, *hidden)))
+    mean = math.fsum(weight * part for part, weight in hidden)
+    return comm - min(comm, max(mean, min(0.0, *(part for part, _ in hidden))))
 
 
 def _power(around: Weighted, value: Callable[[Mapping[str, Any]], float]) -> float:
@@ -146,16 +149,22 @@ def explore(
     checked = [*_places_between(axes), *_places_combined(design)]
     run = [_without_network(axes, place) for place in [*places, *checked]]
     distinct = list(dict.fromkeys(run))
-    settings = [_settings(axes, place) for place in distinct]
+    settings = [
+        dict(
+            field
+            for axis, at in zip(axes, place, strict=True)
+            for field in _stop_at(axis, at).settings.items()
+        )
+        for place in distinct
+    ]
     fields = {name: [setting[name] for setting in settings] for name in settings[0]}
     swept = run_sweep(variants(scenario, zip=fields), jobs=jobs, profile=profile, progress=progress)
     by_place = {
         place: {**row, "samples": row["samples_per_s"] * row["step_time_s"]}
-        if row["status"] == "ok"
-        else None
         for place, row in zip(distinct, swept.rows, strict=True)
+        if row["status"] == "ok"
     }
-    rows = [by_place[place] for place in run]
+    rows = [by_place.get(place) for place in run]
     grid = Grid(
         design=design,
         rows=tuple(rows[: len(places)]),
@@ -163,14 +172,6 @@ def explore(
         failed=next((row["message"] for row in swept.rows if row["status"] != "ok"), ""),
     )
     return replace(grid, checks=tuple(_check_interpolation(grid, checked, rows[len(places) :])))
-
-
-def _settings(axes: Sequence[Axis], place: Place) -> dict[str, Any]:
-    return {
-        name: value
-        for axis, at in zip(axes, place, strict=True)
-        for name, value in _stop_at(axis, at).settings.items()
-    }
 
 
 def _stop_at(axis: Axis, at: float) -> Stop:
@@ -193,17 +194,15 @@ def _without_network(axes: Sequence[Axis], place: Place) -> Place:
 def _places_between(axes: Sequence[Axis]) -> Iterator[Place]:
     """Places in the middle between points: along each axis, and some amid several."""
     baseline = tuple(float(axis.baseline) for axis in axes)
-    middles = {number: _middles(axis) for number, axis in enumerate(axes)}
-    for number, stops in middles.items():
+    middles = list(map(_middles, axes))
+    for number, stops in enumerate(middles):
         for at in stops:
             yield (*baseline[:number], at, *baseline[number + 1 :])
-    free = [number for number, stops in middles.items() if stops]
-    if len(free) > 1:
-        amid = list(itertools.product(*(middles[number] for number in free)))
+    if len(list(filter(None, middles))) > 1:
+        stands = (stops or [at] for stops, at in zip(middles, baseline, strict=True))
+        amid = list(itertools.product(*stands))
         draw = random.Random(0)  # noqa: S311  (places to try, the same ones every time)
-        for chosen in draw.sample(amid, min(_RANDOM_CHECKS, len(amid))):
-            stands = dict(enumerate(baseline)) | dict(zip(free, chosen, strict=True))
-            yield tuple(stands.values())
+        yield from draw.sample(amid, min(_RANDOM_CHECKS, len(amid)))
 
 
 def _places_combined(design: Design) -> Iterator[Place]:
@@ -225,10 +224,8 @@ def _places_combined(design: Design) -> Iterator[Place]:
 
 def _middles(axis: Axis) -> list[float]:
     """The stop nearest to the middle between each two points."""
-    between = [
-        [stop.at for stop in axis.stops if low < stop.at < low + 1] for low in range(len(axis) - 1)
-    ]
-    return [min(inside, key=lambda at: abs(at % 1 - 0.5)) for inside in between if inside]
+    between = grouped((math.floor(stop.at), stop.at) for stop in axis.stops if stop.at % 1)
+    return [min(inside, key=lambda at: abs(at % 1 - 0.5)) for inside in between.values()]
 
 
 def _check_interpolation(
@@ -239,5 +236,5 @@ def _check_interpolation(
         if row is None or guessed is None:
             continue
         off = [a.key for a, at in zip(grid.axes, place, strict=True) if not at.is_integer()]
-        kind = ("combined", *off)[-1] if len(off) < 2 else "several"
+        kind = "several" if len(off) > 1 else "".join(off) or "combined"
         yield InterpolationCheck(place, kind, row["step_time_s"], guessed)

@@ -63,8 +63,6 @@ def explorer_section(result: Result, grid: Grid) -> Section:
         "same other settings."
     )
     network = any(axis.key in {"bandwidth", "latency"} for axis in grid.axes)
-    tiles = "".join(_tile(result, *tile) for tile in _TILES)
-    how_good = f"{_simulated_sentence(grid)} {interpolation_sentence(grid)}"
     markup = [
         f"<style>\n{_read('explorer.css')}</style>",
         (
@@ -72,12 +70,14 @@ def explorer_section(result: Result, grid: Grid) -> Section:
             '<button type="button" id="explorer-reset">Back to what was asked</button>'
             f'<p class="hint">{_HINT}{_NETWORK_HINT if network else ""}</p></div>'
             '<div><p id="explorer-mark" role="status">The explorer needs JavaScript.</p>'
-            f'<div class="answers">{tiles}</div></div></div>'
+            f'<div class="answers">{"".join(_tile(result, *tile) for tile in _TILES)}</div>'
+            "</div></div>"
             '<h3 id="explorer-chart-title"></h3>'
             '<div><svg id="explorer-chart" role="img"></svg></div>'
             f'<p class="hint">{_BETWEEN_DOTS if grid.checks else _DOTS}; shaded: '
             "80\N{NO-BREAK SPACE}% interval.</p>"
-            f'<p class="hint">{escape(how_good)}</p>'
+            f'<p class="hint">{escape(_simulated_sentence(grid))} '
+            f"{escape(interpolation_sentence(grid))}</p>"
         ),
         f'<script type="application/json" id="explorer-data">{_embed_json(to_data(grid))}</script>',
         f"<script>\n{_read('explorer.js')}</script>",
@@ -92,23 +92,17 @@ def _simulated_sentence(grid: Grid) -> str:
     sets = "alone, and together with each of every other slider" if most > 1 else "alone"
     if most > 2:  # two sliders are in every group of three
         hubs = set.intersection(*(set(group) for group in grid.design.groups if len(group) > 2))
-        first, second = sorted(grid.axes[at].name for at in hubs)[:2]
-        sets += f", and in threes with {_inner(first)} and {_inner(second)}"
+        names = sorted(grid.axes[at].name for at in hubs)[:2]
+        inner = (name if name[:2].isupper() else name[0].lower() + name[1:] for name in names)
+        sets += f", and in threes with {' and '.join(inner)}"
     return f"Every ticked setting is simulated {sets}."
-
-
-def _inner(name: str) -> str:
-    """A slider's name inside a sentence."""
-    return name if name[:2].isupper() else name[0].lower() + name[1:]
 
 
 def interpolation_sentence(grid: Grid) -> str:
     """State the errors at the places where they were checked."""
     combined = [check for check in grid.checks if check.axis == "combined"]
     between = [check for check in grid.checks if check.axis != "combined"]
-    if not grid.checks:
-        return "Nothing lies between them."
-    sentences = []
+    sentences = [] if grid.checks else ["Nothing lies between them."]
     if combined:
         sentences.append(
             "Other combinations are estimated from those and say so: at "
@@ -117,10 +111,10 @@ def interpolation_sentence(grid: Grid) -> str:
         )
     if between:
         worst = max(between, key=lambda check: check.error)
-        values = _AXES.get(worst.axis, "several settings at once")
         sentences.append(
             "Between ticks numbers are interpolated and say so: at "
-            f"{len(between)} such places {_errors(between)} (between values of {values})."
+            f"{len(between)} such places {_errors(between)} (between values of "
+            f"{_AXES.get(worst.axis, 'several settings at once')})."
         )
     if grid.worst_error > COARSE_ERROR_SHARE:
         sentences.append("Simulate a setting itself before you rely on it: perfmodel run --set.")
@@ -202,9 +196,10 @@ def _slider(axis: Axis) -> str:
         for number, stop in enumerate(stops)
         if stop.at.is_integer()
     )
-    fixed = " hidden" if len(stops) < 2 else ""  # nothing to move, but the script reads it
+    # one of a single stop has nothing to move, but the script reads it
     return (
-        f'<div class="axis"{fixed}><label for="{name}"><span>{escape(axis.name)}</span>'
+        f'<div class="axis"{" hidden" if len(stops) < 2 else ""}><label for="{name}">'
+        f"<span>{escape(axis.name)}</span>"
         f'<output id="{name}-value" for="{name}">{escape(stops[own].label)}</output></label>'
         f'<input type="range" id="{name}" min="0" max="{len(stops) - 1}" step="1" '
         f'value="{own}" list="{name}-points" autocomplete="off">'
@@ -213,10 +208,11 @@ def _slider(axis: Axis) -> str:
 
 
 def _tile(result: Result, name: str, title: str, look: str) -> str:
-    label = escape(title.format(samples=quantities.samples_short(result)))
     interval = '<small id="explorer-interval"></small>' if name == "step" else ""
     return (
-        f'<div class="tile {look}"><span>{label}</span><strong id="explorer-{name}"></strong>'
+        f'<div class="tile {look}"><span>'
+        f"{escape(title.format(samples=quantities.samples_short(result)))}</span>"
+        f'<strong id="explorer-{name}"></strong>'
         f'<small id="explorer-{name}-change"></small>{interval}</div>'
     )
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.files import write_atomically
+from perfmodel.report.common.document import grouped
 from perfmodel.timeline import GroupOfClass, Span, Timeline, assign_lanes
 
 HOST_KINDS = frozenset({"issue", "wait"})
@@ -77,11 +78,8 @@ def nanoseconds(time_s: float) -> int:
 
 def make_tracks(timeline: Timeline, classes: Sequence[str]) -> list[Track]:
     """Return the threads of a timeline; a process for each of `classes`."""
-    streams: dict[tuple[str, str], list[Span]] = defaultdict(list)
-    for span in timeline.spans:
-        streams[span.rank_class, span.stream].append(span)
-    tids = {name: itertools.count(LAUNCH_TID + 1) for name in classes}
-    numbers = itertools.count(1)
+    streams = grouped(((span.rank_class, span.stream), span) for span in timeline.spans)
+    tids, numbers = {name: itertools.count(LAUNCH_TID + 1) for name in classes}, itertools.count(1)
     return [
         Track(
             classes.index(rank_class),
@@ -115,10 +113,14 @@ def launch_kernels(tracks: Sequence[Track]) -> dict[int, Launch]:
         own = [
             (placed, track.tid) for track in tracks if track.pid == pid for placed in track.placed
         ]
-        issues = [pair for pair in own if pair[0].span.kind == "issue"]
-        issues.sort(key=lambda pair: pair[0].end_ns)
-        kernels = [placed for placed, _ in own if placed.span.kind not in HOST_KINDS]
-        kernels.sort(key=lambda placed: (placed.start_ns, placed.end_ns))
+        issues = sorted(
+            (pair for pair in own if pair[0].span.kind == "issue"),
+            key=lambda pair: pair[0].end_ns,
+        )
+        kernels = sorted(
+            (placed for placed, _ in own if placed.span.kind not in HOST_KINDS),
+            key=lambda placed: (placed.start_ns, placed.end_ns),
+        )
         for at, issued in _by_issue(issues, kernels).items():
             launches |= _launches_of(pid, None if at < 0 else issues[at], issued)
     return launches
@@ -147,17 +149,16 @@ def _launches_of(
 ) -> dict[int, Launch]:
     """Launches one after another at the end of the host's work."""
     if issue is None:
-        ready_ns = [nanoseconds(kernel.span.ready_s) for kernel in kernels]
         return {
             kernel.number: Launch(pid, LAUNCH_TID, at_ns, at_ns, kernel.number)
-            for kernel, at_ns in zip(kernels, ready_ns, strict=True)
+            for kernel, at_ns in ((each, nanoseconds(each.span.ready_s)) for each in kernels)
         }
     work, tid = issue
     each_ns = min(LAUNCH_NS, (work.end_ns - work.start_ns) // len(kernels))
-    starts_ns = [work.end_ns - each_ns * left for left in range(len(kernels), 0, -1)]
+    first_ns = work.end_ns - each_ns * len(kernels)
     return {
         kernel.number: Launch(pid, tid, start_ns, start_ns + each_ns, work.number)
-        for kernel, start_ns in zip(kernels, starts_ns, strict=True)
+        for kernel, start_ns in zip(kernels, itertools.count(first_ns, each_ns), strict=False)
     }
 
 
@@ -213,18 +214,26 @@ def to_kineto(
     def group_of(span: Span) -> GroupOfClass:
         return timeline.groups.get((span.rank_class, span.communicator), everyone)
 
-    events = [*_names(classes, tracks, launches), *_steps(timeline, pids)]
-    for track in tracks:
-        events += _track_events(track, launches, group_of, backend == "nccl")
-    events += _flows(tracks)
-    rank = 0 if rank_class is None else timeline.first_rank.get(rank_class, 0)
     return {
         "schemaVersion": 1,
         "deviceProperties": [{"id": pid, "name": gpu} for pid in pids],
-        "distributedInfo": {"backend": backend, "rank": rank, "world_size": world_size},
+        "distributedInfo": {
+            "backend": backend,
+            "rank": timeline.first_rank.get(rank_class or "", 0),
+            "world_size": world_size,
+        },
         "displayTimeUnit": "ns",
         "traceName": "perfmodel",
-        "traceEvents": events,
+        "traceEvents": [
+            *_names(classes, tracks, launches),
+            *_steps(timeline, pids),
+            *(
+                event
+                for track in tracks
+                for event in _track_events(track, launches, group_of, backend == "nccl")
+            ),
+            *_flows(tracks),
+        ],
     }
 
 
@@ -258,15 +267,17 @@ def _from_zero(timeline: Timeline) -> Timeline:
     first_s = min((min(span.ready_s, span.start_s) for span in timeline.spans), default=0.0)
     if first_s >= 0:
         return timeline
-    moved = (
-        span._replace(
-            start_s=span.start_s - first_s,
-            end_s=span.end_s - first_s,
-            ready_s=span.ready_s - first_s,
-        )
-        for span in timeline.spans
+    return replace(
+        timeline,
+        spans=tuple(
+            span._replace(
+                start_s=span.start_s - first_s,
+                end_s=span.end_s - first_s,
+                ready_s=span.ready_s - first_s,
+            )
+            for span in timeline.spans
+        ),
     )
-    return replace(timeline, spans=tuple(moved))
 
 
 def _complete(
@@ -297,27 +308,29 @@ def _names(
 
     by_themselves = {each.pid for each in launches.values() if each.tid == LAUNCH_TID}
     for pid in dict.fromkeys(track.pid for track in tracks):
-        yield meta(pid, 0, "process_name", name=f"ranks: {classes[pid]}")
-        yield meta(pid, 0, "process_sort_index", sort_index=pid)
-        yield meta(pid, STEP_TID, "thread_name", name="steps")
+        yield from (
+            meta(pid, 0, "process_name", name=f"ranks: {classes[pid]}"),
+            meta(pid, 0, "process_sort_index", sort_index=pid),
+            meta(pid, STEP_TID, "thread_name", name="steps"),
+        )
         if pid in by_themselves:
             yield meta(pid, LAUNCH_TID, "thread_name", name="ready to run")
     for track in tracks:
-        yield meta(track.pid, track.tid, "thread_name", name=track.name)
-        yield meta(track.pid, track.tid, "thread_sort_index", sort_index=track.tid)
+        yield from (
+            meta(track.pid, track.tid, "thread_name", name=track.name),
+            meta(track.pid, track.tid, "thread_sort_index", sort_index=track.tid),
+        )
 
 
 def _steps(timeline: Timeline, pids: Sequence[int]) -> Iterator[Event]:
     """Mark steps: each lasts from its first work on a device to that of the next step."""
-    starts: dict[int, int] = {}
-    for span in timeline.spans:
-        if span.kind not in HOST_KINDS:
-            begin = nanoseconds(span.start_s)
-            starts[span.step] = min(begin, starts.get(span.step, begin))
-    end = max((nanoseconds(span.end_s) for span in timeline.spans), default=0)
-    borders = [*(starts[step] for step in sorted(starts)), end]
+    on_devices = (span for span in timeline.spans if span.kind not in HOST_KINDS)
+    starts_s = grouped((span.step, span.start_s) for span in on_devices)
+    steps = sorted(starts_s)
+    borders = [nanoseconds(min(starts_s[step])) for step in steps]
+    borders.append(max((nanoseconds(span.end_s) for span in timeline.spans), default=0))
     for pid in pids:
-        for step, start, stop in zip(sorted(starts), borders, borders[1:], strict=False):
+        for step, (start, stop) in zip(steps, itertools.pairwise(borders), strict=True):
             times_ns, name = (start, max(start, stop)), f"ProfilerStep#{step}"
             yield _complete("user_annotation", name, (pid, STEP_TID), times_ns, {})
 
@@ -330,10 +343,10 @@ def _track_events(
 ) -> Iterator[Event]:
     for placed in track.placed:
         span, place = placed.span, (track.pid, track.tid)
-        category, name, own = "kernel", span.name, {}
-        times_ns = (placed.start_ns, placed.end_ns)
-        bucket = {} if span.bucket is None else {"bucket": span.bucket}
-        details = {"kind": span.kind, "ready_us": nanoseconds(span.ready_s) / 1000} | bucket
+        category, name, times_ns = "kernel", span.name, (placed.start_ns, placed.end_ns)
+        details: Event = {"kind": span.kind, "ready_us": nanoseconds(span.ready_s) / 1000}
+        if span.bucket is not None:
+            details["bucket"] = span.bucket
         if span.kind in HOST_KINDS:
             args = {"External id": placed.number} | details
             yield _complete("cpu_op", name, place, times_ns, args)
@@ -341,20 +354,19 @@ def _track_events(
         if span.kind == "communication":
             # messages to and from servers have no operation
             op = span.op if span.op in _COLLECTIVES else "send"
-            own = _communication_args(span, op, group_of(span))
+            details |= _communication_args(span, op, group_of(span))
             name = f"ncclDevKernel_{_COLLECTIVES[op][0]}" if nccl else f"gloo:{op}"
             category = category if nccl else "user_annotation"
         launch = launches[placed.number]
         ids = {"External id": launch.issued_by, "correlation": placed.number}
         launched_ns, thread = (launch.start_ns, launch.end_ns), (launch.pid, launch.tid)
         yield _complete("cuda_runtime", "cudaLaunchKernel", thread, launched_ns, ids)
-        device = ids | {"device": track.pid, "stream": track.tid} | details | own
+        device = ids | {"device": track.pid, "stream": track.tid} | details
         yield _complete(category, name, place, times_ns, device)
 
 
 def _communication_args(span: Span, operation: str, group: GroupOfClass) -> dict[str, Any]:
-    listed = ", ".join(map(str, group.first))
-    more = ", ..." if group.ranks > len(group.first) else ""
+    more = ["..."] if group.ranks > len(group.first) else []
     name, element_bytes = _ELEMENTS.get(span.dtype or "", ("Byte", 1))
     elements = span.nbytes // element_bytes
     share = elements // max(1, group.ranks)
@@ -366,7 +378,7 @@ def _communication_args(span: Span, operation: str, group: GroupOfClass) -> dict
         "Group size": group.ranks,
         "Process Group Name": span.communicator or "0",
         "Process Group Description": span.communicator or "default_pg",
-        "Process Group Ranks": f"[{listed}{more}]",
+        "Process Group Ranks": f"[{', '.join([*map(str, group.first), *more])}]",
         "task": span.name,
     }
 
@@ -390,6 +402,6 @@ def _flows(tracks: Sequence[Track]) -> Iterator[Event]:
         leave = ends.get((track.pid, nanoseconds(placed.span.ready_s)))
         if placed.span.kind == "communication" and placed.span.bucket is not None and leave:
             base = {"cat": "bucket_ready", "name": "bucket ready", "id": next(number)}
-            arrive = {"pid": track.pid, "tid": track.tid, "ts": placed.start_ns / 1000}
             yield base | {"ph": "s"} | leave
+            arrive = {"pid": track.pid, "tid": track.tid, "ts": placed.start_ns / 1000}
             yield base | {"ph": "f", "bp": "e"} | arrive

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
+    Block,
     Bullets,
     Definitions,
     Figure,
@@ -17,6 +19,7 @@ from perfmodel.report.common.document import (
     Tile,
     Tiles,
     for_ranks_of,
+    join_applying,
     paragraphs,
     section,
     tabulate,
@@ -34,8 +37,8 @@ from perfmodel.report.run.scaling import scaling_section
 from perfmodel.report.run.sizes import communication_table
 from perfmodel.report.run.text import buckets_csv, result_header, run_markdown, sizes_csv, to_json
 from perfmodel.report.run.timeline import device_window, draw_timeline, has_bucket_numbers
-from perfmodel.report.topology.figure import draw_topology, topology_caption
-from perfmodel.report.topology.summary import (
+from perfmodel.report.topology_figure import draw_topology, topology_caption
+from perfmodel.report.topology_layout import (
     busiest_link,
     drawn_hosts,
     find_limiting,
@@ -45,6 +48,11 @@ from perfmodel.studies.run.result.model import Result, SizeResult
 from perfmodel.studies.run.result.usage import Memory
 
 _BUCKETS_LISTED = 400
+
+TIMELINE_HINT = (
+    "Drag across the picture to zoom, double-click to go back. Bars too short to see are drawn "
+    "with their neighbours; timeline.json, made for ui.perfetto.dev, holds every span."
+)
 
 _LONG_PICTURE_RATIO = 1.02
 """Of a step's picture to the step, from which on the reader is told why."""
@@ -80,52 +88,47 @@ def write_report(
     Raises `ExecutorUnavailable`: images are wanted, and what draws them is missing; nothing is
         written then.
     """
-    page = report_html(result, grid)
-    drawn = {} if images is None else render(pictures(result), images)
-    buckets = {"buckets.csv": buckets_csv(result)} if result.main.buckets else {}
-    path = write_report_files(
-        folder,
-        {
-            "report.html": page,
-            "report.md": run_markdown(result),
-            "result.json": to_json(result),
-            "summary.csv": result.summary.to_csv(index=False),
-            "sizes.csv": sizes_csv(result),
-            **buckets,
-            **{f"images/{name}": image for name, image in drawn.items()},
-        },
-    )
-    _write_timelines(result, folder)
-    return path
-
-
-def _write_timelines(result: Result, folder: Path) -> None:
-    """Write the timeline of all ranks, and where they differ that of one of each kind.
-
-    Perfetto shows all in one; HolisticTraceAnalysis takes a file for each rank.
-    """
-    first_rank = result.timeline.first_rank
+    files: dict[str, Any] = {
+        "report.html": report_html(result, grid),
+        "report.md": run_markdown(result),
+        "result.json": to_json(result),
+        "summary.csv": result.summary.to_csv(index=False),
+        "sizes.csv": sizes_csv(result),
+    }
+    if result.main.buckets:
+        files["buckets.csv"] = buckets_csv(result)
+    if images is not None:
+        drawn = render(pictures(result), images)
+        files |= {f"images/{name}": image for name, image in drawn.items()}
+    path, first_rank = write_report_files(folder, files), result.timeline.first_rank
+    # Perfetto shows all ranks in one file; HolisticTraceAnalysis takes one for each.
     places: dict[str, str | None] = {"timeline.json": None}
     if len(first_rank) > 1:
         places |= {f"ranks/rank{rank}.json.gz": name for name, rank in first_rank.items()}
     for place, rank_class in places.items():
-        write_kineto(
-            result.timeline,
-            folder / place,
-            world_size=result.main.gpus,
-            backend=result.provenance.get("backend", "nccl"),
-            gpu=result.topology.gpu.name,
-            rank_class=rank_class,
-        )
+        write_timeline(result, folder / place, rank_class)
+    return path
+
+
+def write_timeline(result: Result, path: Path, rank_class: str | None = None) -> None:
+    """Write the timeline of a step for Perfetto: of all ranks, or of the first rank of a class.
+
+    Raises `InputError`: the file cannot be written.
+    """
+    write_kineto(
+        result.timeline,
+        path,
+        world_size=result.main.gpus,
+        backend=result.provenance.get("backend", "nccl"),
+        gpu=result.topology.gpu.name,
+        rank_class=rank_class,
+    )
 
 
 def report_html(result: Result, grid: Grid | None = None) -> str:
     """Build the page as one string; with an explorer if there is a grid for it."""
     to_json(result)  # refuses numbers that are not finite before anything is drawn
-    main, pipeline = result.main, []
-    if main.parallel_layout is not None and main.parallel_layout.stages:
-        drawn = Figure(draw_pipeline(main), "pipeline", "Passes of the stages of one training step")
-        pipeline = [drawn, Paragraph(PIPELINE_HINT, "hint")]
+    main = result.main
     return render_html(
         f"{result.workload} on {result.machine}",
         for_ranks_of(
@@ -135,7 +138,7 @@ def report_html(result: Result, grid: Grid | None = None) -> str:
                 _tiles(result),
                 servers_section(main),
                 events_section(main),
-                layout_section(main, *pipeline),
+                layout_section(main, *_pipeline(main)),
                 scaling_section(result),
                 None if grid is None else explorer_section(result, grid),
                 _breakdown(result),
@@ -149,13 +152,21 @@ def report_html(result: Result, grid: Grid | None = None) -> str:
     )
 
 
+def _pipeline(point: SizeResult) -> list[Block]:
+    """Draw the passes of a pipeline, where the model is split into stages."""
+    if point.parallel_layout is None or not point.parallel_layout.stages:
+        return []
+    drawn = Figure(draw_pipeline(point), "pipeline", "Passes of the stages of one training step")
+    return [drawn, Paragraph(PIPELINE_HINT, "hint")]
+
+
 def _tiles(result: Result) -> Tiles:
     main, several = result.main, len(result.points) > 1
-    limit = main.bottleneck
-    # a device's name (n5) keeps its small letter
-    first = limit.partition(" ")[0].partition("'")[0]
+    limit, what = main.bottleneck, explain_device(main.bottleneck)
+    if limit.partition(" ")[0].partition("'")[0].isalpha():  # but for a device's name, such as n5
+        limit = limit[:1].upper() + limit[1:]
     below = quantities.limit(main) or "; ".join(
-        filter(None, ["costs more than anything else", explain_device(limit)])
+        filter(None, ["costs more than anything else", what])
     )
     if main.limit == "compute":
         limit, below = "Compute", "nothing else would save more than 1 % of the step"
@@ -187,12 +198,7 @@ def _tiles(result: Result) -> Tiles:
                 f"{main.global_batch:,}",
                 f"{main.batch_per_gpu:,} {quantities.batch_holder(main)}",
             ),
-            Tile(
-                "Bottleneck",
-                limit[:1].upper() + limit[1:] if first.isalpha() else limit,
-                below,
-                "text",
-            ),
+            Tile("Bottleneck", limit, below, "text"),
         ]
     )
 
@@ -200,17 +206,24 @@ def _tiles(result: Result) -> Tiles:
 def _breakdown(result: Result) -> Section:
     main = result.main
     part, time_s = max(main.breakdown_s.items(), key=lambda part: part[1], default=("compute", 0.0))
-    said = (
-        (
-            f"At {quantities.gpus(main.gpus)} the largest part is {part}: "
-            f"{quantities.duration(time_s)}, "
-            f"{quantities.percent(time_s / main.step_time_s)} of the step."
+    return section(
+        "Where the time goes",
+        " ".join(
+            filter(
+                None,
+                (
+                    (
+                        f"At {quantities.gpus(main.gpus)} the largest part is {part}: "
+                        f"{quantities.duration(time_s)}, "
+                        f"{quantities.percent(time_s / main.step_time_s)} of the step."
+                    ),
+                    quantities.hot_spot(main),
+                    quantities.utilisation(main),
+                ),
+            )
         ),
-        quantities.hot_spot(main),
-        quantities.utilisation(main),
+        Figure(draw_breakdown(result), "breakdown", "Parts of the step at each size"),
     )
-    figure = Figure(draw_breakdown(result), "breakdown", "Parts of the step at each size")
-    return section("Where the time goes", " ".join(filter(None, said)), figure)
 
 
 def _step(point: SizeResult) -> Section:
@@ -218,8 +231,7 @@ def _step(point: SizeResult) -> Section:
     behind = f"{quantities.duration(hidden)} hidden" if hidden > 1e-12 else "nothing hidden"
     steps = 1 if point.disturbance is None else len(point.disturbance.steps_s)
     begin_s, end_s = device_window(point)
-    drawn = Figure(draw_timeline(point), "timeline", "Timeline of one training step")
-    said = (
+    lead = join_applying(
         (True, f"Communication takes {quantities.duration(point.comm_s)}"),
         (
             point.comm_s > 0,
@@ -234,22 +246,24 @@ def _step(point: SizeResult) -> Section:
                 "while others have not ended the one before"
             ),
         ),
+        (True, "."),
+        by="",
     )
-    hint = (
-        "Drag across the picture to zoom, double-click to go back. Bars too short to see are drawn "
-        "with their neighbours; timeline.json, made for ui.perfetto.dev, holds every span."
+    return section(
+        "One step",
+        lead,
+        Figure(draw_timeline(point), "timeline", "Timeline of one training step"),
+        Paragraph(TIMELINE_HINT, "hint"),
+        communication_table(point) if point.communication else None,
     )
-    table = communication_table(point) if point.communication else None
-    lead = "".join(text for applies, text in said if applies)
-    return section("One step", f"{lead}.", drawn, Paragraph(hint, "hint"), table)
 
 
 def _buckets(point: SizeResult) -> Section | None:
     if not point.buckets:
         return None
-    last = max(point.buckets, key=lambda bucket: bucket.end_s)
+    last_s = max(bucket.end_s for bucket in point.buckets)
     lead = (
-        f"{len(point.buckets)} buckets; the last one ends {quantities.duration(last.end_s)} after "
+        f"{len(point.buckets)} buckets; the last one ends {quantities.duration(last_s)} after "
         "the step began. Wait is the time between ready and start, behind earlier buckets."
     )
     if len(point.buckets) > _BUCKETS_LISTED:
@@ -285,20 +299,22 @@ def _topology(result: Result) -> Section:
     caption = topology_caption(result.topology, drawn_hosts(result.topology, find_limiting(main)))
     limit = f"{limit_sentence(result.topology, main)}. Rates are usable ones, each way."
     lead = f"{caption}. {limit if main.links else ''}"
-    figure = Figure(draw_topology(result.topology, main), "topology", lead)
-    detail = paragraphs([busiest_link(main)], "hint")
-    return section("Machine and links", lead.strip(), figure, *detail)
+    return section(
+        "Machine and links",
+        lead.strip(),
+        Figure(draw_topology(result.topology, main), "topology", lead),
+        *paragraphs([busiest_link(main)], "hint"),
+    )
 
 
 def _memory_tile(memory: Memory) -> Tile:
     title, figure = "Memory per GPU", quantities.memory_size(memory)
     if not memory.is_stated:
         return Tile(title, figure, f"of {quantities.size(memory.capacity_bytes)}")
-    used = quantities.percent(memory.total_bytes / memory.capacity_bytes)
-    verdict = quantities.memory_verdict(memory)
+    used, verdict = memory.total_bytes / memory.capacity_bytes, quantities.memory_verdict(memory)
     if not memory.fits or memory.tight:
-        return Tile(title, figure, f"{verdict}: {used}", "bad")
-    return Tile(title, figure, f"{verdict}, {used} used")
+        return Tile(title, figure, f"{verdict}: {quantities.percent(used)}", "bad")
+    return Tile(title, figure, f"{verdict}, {quantities.percent(used)} used")
 
 
 def _memory(point: SizeResult) -> Section:
@@ -307,24 +323,22 @@ def _memory(point: SizeResult) -> Section:
     if not memory.is_stated:
         return section("Memory", f"{summary}.")
     title = Heading("Room to save" if memory.fits else "What would make it fit")
-    advice = [title, Bullets(memory.advice)] if memory.advice else []
-    return section("Memory", f"{summary}.", Figure(draw_memory(memory), "memory", summary), *advice)
+    return section(
+        "Memory",
+        f"{summary}.",
+        Figure(draw_memory(memory), "memory", summary),
+        *([title, Bullets(memory.advice)] if memory.advice else []),
+    )
 
 
 def _grounds(result: Result) -> Section:
-    main = result.main
-    facts = {
-        "scenario": result.scenario,
-        "simulated as": main.mode,
-        "interval": quantities.interval(main),
-        **result.provenance,
-    }
+    facts = {"interval": quantities.interval(result.main), **result.provenance}
     lines = [quantities.assumed(text) for text in result.assumptions]
     return section(
         "What this rests on",
         "",
         *([Heading("Assumptions"), Bullets(lines)] if lines else []),
         Heading("Provenance"),
-        Definitions(facts),
+        Definitions({"scenario": result.scenario, "simulated as": result.main.mode} | facts),
         Folded(f"Sources of {len(result.sources)} numbers", [Definitions(result.sources)]),
     )

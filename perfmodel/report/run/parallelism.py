@@ -6,13 +6,15 @@ Parameter servers: updates per second, staleness, how busy servers are, for page
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import isclose
 from typing import Any
 
+from perfmodel.files.write import attributes
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     Block,
+    Column,
     Figure,
     Heading,
     Paragraph,
@@ -23,7 +25,8 @@ from perfmodel.report.common.document import (
     tabulate,
 )
 from perfmodel.report.common.figures import Drawing, axis_layout, bars, new_figure
-from perfmodel.report.common.palette import LINKS, WORK
+from perfmodel.report.common.palette import WORK
+from perfmodel.report.topology_layout import link_name
 from perfmodel.studies.run.result.model import LayoutSearch, SizeResult
 from perfmodel.studies.run.result.usage import DimensionUse, LayoutUse, ServerUse, Staleness
 from perfmodel.units import format_bytes
@@ -55,8 +58,8 @@ _WORDS = {
 
 def degrees(use: LayoutUse) -> str:
     """``"tensor 8 x pipeline 16 x data 8"``; experts share ranks of other dimensions."""
-    names = ("tensor", "context", "pipeline")
-    split = [f"{name} {getattr(use, name)}" for name in names if getattr(use, name) > 1]
+    sizes = attributes(use, "tensor context pipeline")
+    split = (f"{name} {size}" for name, size in sizes.items() if size > 1)
     text = _TIMES.join([*split, f"data {use.data}"])
     return text if use.expert == 1 else f"{text}, experts over {use.expert} of data and context"
 
@@ -66,11 +69,11 @@ def bubble(use: LayoutUse) -> str:
     if use.bubble is None or use.bubble_in_theory is None:
         return ""
     schedule = _SCHEDULES.get(use.schedule or "", use.schedule or "")
-    equal = f"{use.pipeline} equal stages and {use.micro_batches:,} micro-batches"
     return (
         f"Bubble: a stage waits {quantities.percent(use.bubble)} of the pipeline's time, as "
         f"simulated; {quantities.percent(use.bubble_in_theory)} in theory ({schedule} of "
-        f"{equal}, messages that take no time)"
+        f"{use.pipeline} equal stages and {use.micro_batches:,} micro-batches, messages that take "
+        "no time)"
     )
 
 
@@ -85,11 +88,10 @@ def lines(point: SizeResult) -> list[str]:
 
 def crossing(use: DimensionUse) -> str:
     """Over which links the messages of a dimension go."""
-    names = [LINKS[kind][1] if kind in LINKS else kind for kind in use.links]
     where = {0.0: "inside hosts", 1.0: "between hosts"}.get(
         use.between_hosts, "inside and between hosts"
     )
-    return f"{where}: {', '.join(names)}" if names else where
+    return ": ".join(filter(None, [where, ", ".join(map(link_name, use.links))]))
 
 
 def dimensions_table(use: LayoutUse) -> Table:
@@ -131,24 +133,23 @@ def stages_table(point: SizeResult, use: LayoutUse) -> Table:
     )
 
 
-def _stage_hints(point: SizeResult, use: LayoutUse) -> list[str]:
+OVERLAPPING_STEPS_HINT = (
+    "Stages begin a step while others still end the one before: a stage may be at work on a step "
+    "for longer than one step takes after another."
+)
+
+
+def _stage_hints(point: SizeResult, use: LayoutUse) -> Iterator[str]:
     """Say which stage the step's own parts are those of, and why parts are more than a step."""
     same = [s.stage for s in use.stages if isclose(s.exposed_s, point.exposed_comm_s, rel_tol=1e-6)]
+    if len(same) == 1:  # the mean of all stages is another number
+        yield (
+            f"The parts of the step elsewhere on this page are those of stage {same[0]}, "
+            f"{quantities.duration(point.exposed_comm_s)} of waiting for the network among them."
+        )
     longest_s = max(each.busy_s + each.exposed_s + each.waits_s for each in use.stages)
-    reported = (  # the mean of all stages is another number
-        "The parts of the step elsewhere on this page are those of stage "
-        f"{', '.join(map(str, same))}, {quantities.duration(point.exposed_comm_s)} of waiting for "
-        "the network among them."
-    )
-    overlapping = (
-        "Stages begin a step while others still end the one before: a stage may be at work on a "
-        "step for longer than one step takes after another."
-    )
-    said = (
-        (len(same) == 1, reported),
-        (longest_s >= 1.005 * point.step_time_s, overlapping),  # by a digit that is shown
-    )
-    return [text for applies, text in said if applies]
+    if longest_s >= 1.005 * point.step_time_s:  # by a digit that is shown
+        yield OVERLAPPING_STEPS_HINT
 
 
 def result_blocks(point: SizeResult) -> list[Block]:
@@ -184,17 +185,19 @@ _TITLES = {
 
 def describe_search(search: LayoutSearch) -> tuple[str, ...]:
     """The answer in words, how many layouts there were, and whether a better one may be left."""
-    counts = (
-        f"{search.listed:,} parallel layouts: {search.impossible:,} impossible, "
-        f"{search.too_big:,} too big, {search.bounded:,} left out by their lower bounds, "
-        f"{search.simulated:,} simulated."
-    )
     open_end = (
         "The search ended at strategy.simulate: a parallel layout that was left out may be up to "
         f"{100 * search.unproven:.2g} % quicker."
     )
-    proof = open_end if search.unproven > 0 else "None that was left out can be quicker."
-    return f"The quickest that fits: {search.winner.text}.", counts, proof
+    return (
+        f"The quickest that fits: {search.winner.text}.",
+        (
+            f"{search.listed:,} parallel layouts: {search.impossible:,} impossible, "
+            f"{search.too_big:,} too big, {search.bounded:,} left out by their lower bounds, "
+            f"{search.simulated:,} simulated."
+        ),
+        open_end if search.unproven > 0 else "None that was left out can be quicker.",
+    )
 
 
 def best_table(search: LayoutSearch) -> Table:
@@ -207,17 +210,21 @@ def best_table(search: LayoutSearch) -> Table:
         for kind in search.winner.parts_s
         if kind in ("compute", "bubble") or any(each.parts_s[kind] > 0 for each in search.best)
     ]
-    rows = [
-        [
-            quantities.duration(each.step_time_s),
-            format_bytes(each.memory_bytes),
-            *(quantities.duration(each.parts_s[kind]) for kind in kinds),
-            each.text,
-        ]
-        for each in search.best
-    ]
-    titles = (f">{_TITLES.get(kind, kind)}" for kind in kinds)
-    return Table([">step", ">memory", *titles, "parallel layout"], rows, ruled=False)
+
+    def part(kind: str) -> Column:
+        title = f">{_TITLES.get(kind, kind)}"
+        return title, lambda each: quantities.duration(each.parts_s[kind])
+
+    return tabulate(
+        search.best,
+        (
+            (">step", lambda each: quantities.duration(each.step_time_s)),
+            (">memory", lambda each: format_bytes(each.memory_bytes)),
+            *map(part, kinds),
+            ("parallel layout", lambda each: each.text),
+        ),
+        ruled=False,
+    )
 
 
 def paste_section(changes: Mapping[str, Any]) -> str:
@@ -241,8 +248,11 @@ def search_blocks(search: LayoutSearch | None) -> list[Block]:
     """All of it; nothing where the scenario left no parallel layout open."""
     if search is None:
         return []
-    paste = f"As sections of a scenario: {paste_section(search.winner.changes)}"
-    return [*paragraphs(describe_search(search)), best_table(search), Paragraph(paste)]
+    return [
+        *paragraphs(describe_search(search)),
+        best_table(search),
+        Paragraph(f"As sections of a scenario: {paste_section(search.winner.changes)}"),
+    ]
 
 
 MOST_SERVERS_LISTED = 32
@@ -256,27 +266,25 @@ def server_lines(point: SizeResult) -> list[str]:
 
 
 def _updates(use: ServerUse) -> str:
-    share = quantities.percent(use.updates_per_s / use.most_updates_per_s)
-    ends = ""
-    if use.updates_interval_per_s is not None:
-        low, high = (quantities.count(end) for end in use.updates_interval_per_s)
-        ends = f" (80 % interval {low} to {high})"
+    ends = " to ".join(map(quantities.count, use.updates_interval_per_s or ()))
     return (
         f"{use.mode.capitalize()}: {quantities.count(use.updates_per_s)} updates/s of the "
-        f"parameters{ends} from {use.workers:,} workers, {share} of what {use.bound_by} allows."
+        f"parameters{f' (80 % interval {ends})' if ends else ''} from {use.workers:,} workers, "
+        f"{quantities.percent(use.updates_per_s / use.most_updates_per_s)} of what {use.bound_by} "
+        "allows."
     )
 
 
 def _waiting(use: ServerUse) -> str:
     count, busiest = len(use.servers), quantities.percent(max(use.server_busy))
-    servers = "The server updates" if count == 1 else f"The busiest of {count:,} servers updates"
     speeds = (
         f"; an iteration takes the fastest {quantities.duration(use.fastest_s)}, the slowest "
         f"{quantities.duration(use.slowest_s)}"
     )
     return (
-        f"{servers} for {busiest} of the time, and holds {quantities.size(use.server_bytes)}; a "
-        f"worker waits for {quantities.percent(use.worker_wait)} of its time"
+        f"{'The server' if count == 1 else f'The busiest of {count:,} servers'} updates for "
+        f"{busiest} of the time, and holds {quantities.size(use.server_bytes)}; a worker waits for "
+        f"{quantities.percent(use.worker_wait)} of its time"
         f"{speeds if use.slowest_s > 1.01 * use.fastest_s else ''}."
     )
 
@@ -303,21 +311,25 @@ def servers_section(point: SizeResult) -> Section | None:
         caption = "Share of gradients by how many updates late they are"
         drawn = Figure(draw_staleness(use.staleness), "staleness", caption)
         late = [Heading("How late gradients are"), drawn]
-    listed = list(zip(use.servers, use.server_busy, strict=True))[:MOST_SERVERS_LISTED]
     more = len(use.servers) - MOST_SERVERS_LISTED
-    queue = (
-        f"A push waits {quantities.duration(use.queue_wait_s)} in its server's queue on average."
-        f"{f' {more} more servers are in result.json.' if more > 0 else ''}"
-    )
-    busy = [(name, quantities.percent_column(share)) for name, share in listed]
     return section(
         "Parameter servers",
         f"{_updates(use)} {_waiting(use)}",
         Paragraph(_staleness(use)),
         *late,
         Heading("How busy the servers are"),
-        Table(("Server", ">Updates for"), busy),
-        Paragraph(queue, "hint"),
+        tabulate(
+            list(zip(use.servers, use.server_busy, strict=True))[:MOST_SERVERS_LISTED],
+            (
+                ("Server", lambda row: row[0]),
+                (">Updates for", lambda row: quantities.percent_column(row[1])),
+            ),
+        ),
+        Paragraph(
+            f"A push waits {quantities.duration(use.queue_wait_s)} in its server's queue on "
+            f"average.{f' {more} more servers are in result.json.' if more > 0 else ''}",
+            "hint",
+        ),
     )
 
 
@@ -331,16 +343,27 @@ def draw_staleness(stale: Staleness) -> Drawing:
         f"{first}" if first == last else f"{first} to {last}": share
         for first, last, share in stale.histogram
     }
-    hover = [
-        f"<b>{name} updates</b><br>{quantities.percent(share)} of gradients"
-        for name, share in shares.items()
-    ]
-    names, heights = list(shares), [100 * share for share in shares.values()]
-    axis = {"type": "category", "tickvals": names[:: math.ceil(len(names) / _MOST_LABELS)]}
+    names = list(shares)
     return new_figure(
         260,
-        [bars("", names, heights, WORK["backward"], hover)],
-        x=axis_layout("updates by others since the parameters were read", **axis, tickangle=0),
+        [
+            bars(
+                "",
+                names,
+                [100 * share for share in shares.values()],
+                WORK["backward"],
+                [
+                    f"<b>{name} updates</b><br>{quantities.percent(share)} of gradients"
+                    for name, share in shares.items()
+                ],
+            )
+        ],
+        x=axis_layout(
+            "updates by others since the parameters were read",
+            type="category",
+            tickvals=names[:: math.ceil(len(names) / _MOST_LABELS)],
+            tickangle=0,
+        ),
         y=axis_layout("gradients, %", rangemode="tozero"),
         bargap=0.15,
     )

@@ -8,12 +8,13 @@ from html import escape
 from itertools import groupby, pairwise
 from typing import Any
 
+from perfmodel.report.common.document import grouped
 from perfmodel.report.common.figures import (
     Drawing,
     axis_layout,
     bar_times,
-    bars,
     new_figure,
+    time_bars,
     time_unit,
 )
 from perfmodel.report.common.palette import WORK
@@ -87,8 +88,7 @@ def pipeline_picture(point: SizeResult) -> PipelinePicture:
     ]
     windows = _windows(blocks, end)
     visible = [block for block in blocks if any(_in_window(block, window) for window in windows)]
-    in_order = sorted(visible, key=lambda b: (b.row, b.kind, b.start_s))
-    joined = _joined(in_order, _JOINED_GAP_SHARE * (windows[0][1] - windows[0][0]))
+    joined = _joined(visible, _JOINED_GAP_SHARE * (windows[0][1] - windows[0][0]))
     return PipelinePicture(tuple(each.stage for each in stages), tuple(joined), windows)
 
 
@@ -98,10 +98,8 @@ def _in_window(block: Block, window: tuple[float, float]) -> bool:
 
 def _chosen(stages: Sequence[StageUse]) -> list[StageUse]:
     """The first and the last stage, and evenly many between them."""
-    if len(stages) <= MOST_STAGES:
-        return list(stages)
-    last = len(stages) - 1
-    return [stages[round(at * last / (MOST_STAGES - 1))] for at in range(MOST_STAGES)]
+    last, count = len(stages) - 1, min(len(stages), MOST_STAGES)
+    return [stages[round(at * last / (count - 1 or 1))] for at in range(count)]
 
 
 def _kind(span: Span, timeline: Timeline) -> str | None:
@@ -111,22 +109,21 @@ def _kind(span: Span, timeline: Timeline) -> str | None:
     if timeline.stream_kinds[span.stream] == "compute":
         return COLLECTIVE
     # the sender of a message is the first rank of its group
-    first = timeline.groups[span.rank_class, span.communicator].first[0]
-    sends = span.op == "send" and first == timeline.first_rank[span.rank_class]
-    return None if sends else MESSAGE
+    sender = timeline.groups[span.rank_class, span.communicator].first[0]
+    is_own = span.op == "send" and sender == timeline.first_rank[span.rank_class]
+    return None if is_own else MESSAGE
 
 
 def _joined(blocks: Sequence[Block], gap_s: float) -> list[Block]:
     """Join neighbours of one kind and micro-batch that nearly touch."""
     joined: list[Block] = []
-    for _, same in groupby(blocks, key=lambda b: (b.row, b.kind, b.micro_batch)):
-        first, *others = same
-        joined.append(first)
-        for block in others:
-            if block.start_s - joined[-1].end_s <= gap_s:
-                joined[-1] = replace(joined[-1], end_s=max(joined[-1].end_s, block.end_s))
-            else:
-                joined.append(block)
+    for block in sorted(blocks, key=lambda b: (b.row, b.kind, b.start_s)):
+        last = joined[-1] if joined else block
+        same = (last.row, last.kind, last.micro_batch) == (block.row, block.kind, block.micro_batch)
+        if joined and same and block.start_s - last.end_s <= gap_s:
+            joined[-1] = replace(last, end_s=max(last.end_s, block.end_s))
+        else:
+            joined.append(block)
     return joined
 
 
@@ -141,10 +138,10 @@ def _windows(blocks: Sequence[Block], end_s: float) -> tuple[tuple[float, float]
     passes = [next(run) for _, run in runs]
     if len(passes) <= 2 * _MOST_BLOCKS:
         return ((0.0, end_s),)
-    backward = next(block.start_s for block in passes if block.kind != _FORWARD)
-    period = sorted(b.start_s - a.start_s for a, b in pairwise(passes))[len(passes) // 2]
-    length = min(max(1.25 * backward, period * _MOST_BLOCKS), end_s / 2)
-    return ((0.0, length), (end_s - length, end_s))
+    backward_s = next(block.start_s for block in passes if block.kind != _FORWARD)
+    period_s = sorted(b.start_s - a.start_s for a, b in pairwise(passes))[len(passes) // 2]
+    length_s = min(max(1.25 * backward_s, period_s * _MOST_BLOCKS), end_s / 2)
+    return ((0.0, length_s), (end_s - length_s, end_s))
 
 
 PIPELINE_HINT = (
@@ -176,29 +173,32 @@ def draw_pipeline(point: SizeResult) -> Drawing:
     panels, labels = len(picture.windows), [f"{stage}" for stage in picture.stages]
     names = ("the step",) if panels == 1 else ("the first passes", "the last passes")
     height = (1 - 0.14 * (panels - 1)) / panels
-    axes, traces = {}, []
+    axes: dict[str, Any] = {}
+    traces: list[dict[str, Any]] = []
     for panel, (low, high) in enumerate(picture.windows):
         suffix, top = f"{panel + 1}" if panel else "", 1 - panel * (height + 0.14)
-        traces += list(block_traces(picture.blocks, (low, high), suffix, (unit, scale)))
-        axes[f"xaxis{suffix}"] = axis_layout(
-            f"{names[panel]}: time since the first pass ({unit})",
-            range=[low / scale, high / scale],
-            fixedrange=False,
-            anchor=f"y{suffix}",
-        )
-        axes[f"yaxis{suffix}"] = axis_layout(
-            "stage",
-            domain=[max(0.0, top - height), top],
-            range=[len(labels) - 0.4, -0.6],
-            tickvals=list(range(len(labels))),
-            ticktext=labels,
-            showgrid=False,
-            anchor=f"x{suffix}",
-        )
-    named: set[str] = set()
-    for trace in traces:
-        trace["showlegend"] = trace["name"] not in named
-        named.add(trace["name"])
+        named = {trace["name"] for trace in traces}
+        traces += [
+            trace | {"showlegend": trace["name"] not in named}
+            for trace in block_traces(picture.blocks, (low, high), suffix, (unit, scale))
+        ]
+        axes |= {
+            f"xaxis{suffix}": axis_layout(
+                f"{names[panel]}: time since the first pass ({unit})",
+                range=[low / scale, high / scale],
+                fixedrange=False,
+                anchor=f"y{suffix}",
+            ),
+            f"yaxis{suffix}": axis_layout(
+                "stage",
+                domain=[max(0.0, top - height), top],
+                range=[len(labels) - 0.4, -0.6],
+                tickvals=list(range(len(labels))),
+                ticktext=labels,
+                showgrid=False,
+                anchor=f"x{suffix}",
+            ),
+        }
     return new_figure(
         20 + panels * (_PANEL_PIXELS + _ROW_PIXELS * len(labels)),
         traces,
@@ -221,29 +221,27 @@ def block_traces(
     stand on their neighbours'.
     """
     unit, scale = axis
-    for kind, colour in _COLOURS.items():
-        own = [block for block in blocks if block.kind == kind and _in_window(block, window)]
+    by_kind = grouped((block.kind, block) for block in blocks if _in_window(block, window))
+    for kind in (kind for kind in KINDS if kind in by_kind):
+        own, colour = by_kind[kind], _COLOURS[kind]
         ends_s = [(max(b.start_s, window[0]), min(b.end_s, window[1])) for b in own]
-        if not own:
-            continue
-        # an edge of its own colour keeps what is short visible
-        is_pass = own[0].micro_batch is not None
-        edge = {"color": "white", "width": 0.4} if is_pass else {"color": colour, "width": 0.6}
-        yield bars(
+        edge = {"color": colour, "width": 0.6}  # its own colour keeps what is short visible
+        yield time_bars(
             kind,
-            [(end_s - start_s) / scale for start_s, end_s in ends_s],
-            [block.row + (0.42 if kind == MESSAGE else 0.0) for block in own],
             colour,
             [
-                escape(block.name, quote=False)
-                if block.micro_batch is None
-                else f"micro-batch {block.micro_batch}"
-                for block in own
+                (
+                    block.row + (0.42 if kind == MESSAGE else 0.0),
+                    *ends,
+                    escape(block.name, quote=False)
+                    if block.micro_batch is None
+                    else f"micro-batch {block.micro_batch}",
+                )
+                for block, ends in zip(own, ends_s, strict=True)
             ],
-            orientation="h",
-            base=[start_s / scale for start_s, _ in ends_s],
+            scale,
             width=_THIN if kind == MESSAGE else _HEIGHT,
-            marker={"color": colour, "line": edge},
+            line=edge if own[0].micro_batch is None else {"color": "white", "width": 0.4},
             text=[
                 ""
                 if b.micro_batch is None or end_s - start_s <= 0.5 * (b.end_s - b.start_s)

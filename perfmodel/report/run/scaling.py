@@ -8,17 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
-from itertools import groupby, pairwise
+from itertools import cycle, groupby, pairwise
 from typing import Any
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
+    Block,
     Box,
     Bullets,
     Figure,
     Heading,
     Markup,
+    Paragraph,
     Section,
+    first_applying,
     pair,
     paragraphs,
     section,
@@ -50,21 +53,28 @@ from perfmodel.report.run.sizes import (
     runs,
     size_gains,
 )
-from perfmodel.report.topology.summary import has_layers
+from perfmodel.report.topology_layout import has_layers
 from perfmodel.studies.run.result.model import Result
 
 
 def basis(result: Result) -> str:
     """What is held fixed over the sizes, and what efficiency is relative to."""
-    if len(result.points) < 2:
-        size = quantities.gpus(result.main.gpus)
-        if not has_layers(result.topology):
-            return f"A graph is one size, {size}, so how it scales is not known."
-        return (
-            f"Only one size was asked for, {size}, so how it scales is not known; `scale` in the "
-            "scenario asks for more."
-        )
-    return f"{quantities.scaling(result)}. Efficiency is {quantities.efficiency_base(result)}."
+    size = quantities.gpus(result.main.gpus)
+    efficiency = f"Efficiency is {quantities.efficiency_base(result)}."
+    return first_applying(
+        (len(result.points) > 1, f"{quantities.scaling(result)}. {efficiency}"),
+        (
+            not has_layers(result.topology),
+            f"A graph is one size, {size}, so how it scales is not known.",
+        ),
+        (
+            True,
+            (
+                f"Only one size was asked for, {size}, so how it scales is not known; `scale` in "
+                "the scenario asks for more."
+            ),
+        ),
+    )
 
 
 def findings(result: Result) -> list[str]:
@@ -74,31 +84,43 @@ def findings(result: Result) -> list[str]:
         return []
     joined, best = runs(result), max(points, key=lambda point: point.samples_per_s)
     limits = "; ".join(f"{run.bottleneck} on {sizes_of(run)}" for run in joined)
-    same = f"The bottleneck is the same at every size: {joined[0].bottleneck}."
     missing = [f"{point.gpus:,}" for point in points if point.interval_s is None]
-    some = f"No interval on {', '.join(missing)} GPU{'' if missing == ['1'] else 's'}"
-    lacks = "No size has an interval" if len(missing) == len(points) else some
+    lacking = f"{', '.join(missing)} GPU{'' if missing == ['1'] else 's'}"
     too_big = ", ".join(f"{point.gpus:,}" for point in points if not point.memory.fits)
-    sentences = (
-        (True, knee_sentence(result)),
-        (True, good_sentence(result)),
-        (True, same if len(joined) == 1 else f"Bottleneck: {limits}."),
-        (True, quantities.slowest(result)),
-        (
-            best is not result.main,
+    return [
+        sentence
+        for applies, sentence in (
+            (True, knee_sentence(result)),
+            (True, good_sentence(result)),
             (
-                f"The quickest size is {quantities.gpus(best.gpus)}, not the largest: "
-                f"{quantities.count(best.samples_per_s)} {quantities.samples_short(result)}/s"
-                f"{'' if best.memory.fits else ', if it fitted in GPU memory'}."
+                len(joined) == 1,
+                f"The bottleneck is the same at every size: {joined[0].bottleneck}.",
             ),
-        ),
-        (missing, f"{lacks}: {quantities.NO_INTERVAL}."),
-        (
-            too_big,
-            f"Does not fit in GPU memory on {too_big} GPUs: those rows are hypothetical.",
-        ),
-    )
-    return [sentence for applies, sentence in sentences if applies and sentence]
+            (len(joined) > 1, f"Bottleneck: {limits}."),
+            (True, quantities.slowest(result)),
+            (
+                best is not result.main,
+                (
+                    f"The quickest size is {quantities.gpus(best.gpus)}, not the largest: "
+                    f"{quantities.count(best.samples_per_s)} {quantities.samples_short(result)}/s"
+                    f"{'' if best.memory.fits else ', if it fitted in GPU memory'}."
+                ),
+            ),
+            (
+                len(missing) == len(points),
+                f"No size has an interval: {quantities.NO_INTERVAL}.",
+            ),
+            (
+                0 < len(missing) < len(points),
+                f"No interval on {lacking}: {quantities.NO_INTERVAL}.",
+            ),
+            (
+                too_big,
+                f"Does not fit in GPU memory on {too_big} GPUs: those rows are hypothetical.",
+            ),
+        )
+        if applies and sentence
+    ]
 
 
 def knee_sentence(result: Result) -> str:
@@ -123,7 +145,7 @@ def knee_sentence(result: Result) -> str:
         brings = f"brings {quantities.percent(reach.value)}{f' of {base}' if smallest else ''}"
         text = (
             f"The knee is at {quantities.gpus(reach.gpus)}"
-            f"{', the smallest size' if smallest else f': {grown_to}'}{': ' if smallest else '; '}"
+            f"{', the smallest size: ' if smallest else f': {grown_to}; '}"
             f"from {reach.gpus:,} to {quantities.gpus(reach.beyond)} an added GPU "
             f"{brings if reach.value >= 0 else 'lowers the total throughput'}"
         )
@@ -134,14 +156,17 @@ def _within_intervals(
     result: Result, reach: Reach, of: Callable[[Result, Sequence[float]], Reach | None]
 ) -> str:
     """Say how far a reach moves between the ends of the intervals."""
-    reaches = [of(result, speeds) for speeds in ends(result) or ()]
-    if not (sizes := {each.gpus for each in reaches if each is not None}):
+    reaches = (of(result, speeds) for speeds in ends(result) or ())
+    gpus = {each.gpus for each in reaches if each is not None}
+    if not gpus:
         return ""
-    low, high = min(sizes), quantities.gpus(max(sizes))
-    both = "ends of the 80\N{NO-BREAK SPACE}% intervals"
-    if len(sizes) > 1:
-        return f"; {low:,} or {high} at the {both}"
-    return f"; {'the same' if low == reach.gpus else high} at both {both}"
+    low, high = min(gpus), quantities.gpus(max(gpus))
+    where = first_applying(
+        (len(gpus) > 1, f"{low:,} or {high} at the"),
+        (low == reach.gpus, "the same at both"),
+        (True, f"{high} at both"),
+    )
+    return f"; {where} ends of the 80\N{NO-BREAK SPACE}% intervals"
 
 
 def good_sentence(result: Result) -> str:
@@ -149,35 +174,33 @@ def good_sentence(result: Result) -> str:
     reach = good_until(result)
     if reach is None:
         return ""
-    last, but = size_gains(result)[-1], ", ".join(f"{size:,}" for size in reach.exceptions)
-    interval = ""
-    if last.efficiency is not None:
-        low, high = map(quantities.percent, last.efficiency)
-        interval = f" (80\N{NO-BREAK SPACE}% interval {low} to {high})"
+    last, but = result.points[-1], ", ".join(f"{size:,}" for size in reach.exceptions)
+    ends = " to ".join(map(quantities.percent, last.scaling_efficiency_interval or ()))
+    interval = f" (80\N{NO-BREAK SPACE}% interval {ends})" if ends else ""
     return (
         f"Efficiency is {quantities.percent(GOOD_EFFICIENCY)} or more up to "
         f"{quantities.gpus(reach.gpus)}"
         f"{f', but not on {but}' if but else ''}{_within_intervals(result, reach, good_until)}. "
-        f"At {quantities.gpus(last.point.gpus)} it is "
-        f"{quantities.percent(last.point.scaling_efficiency)}{interval}."
+        f"At {quantities.gpus(last.gpus)} it is {quantities.percent(last.scaling_efficiency)}"
+        f"{interval}."
     )
 
 
 def sizes_of(run: Run) -> str:
     """``"8 GPUs"``, ``"16 to 128 GPUs"``."""
-    first = "" if run.first == run.last else f"{run.first:,} to "
-    return f"{first}{quantities.gpus(run.last)}"
+    return f"{'' if run.first == run.last else f'{run.first:,} to '}{quantities.gpus(run.last)}"
 
 
 def scaling_section(result: Result) -> Section:
     """Build the section: findings, figures with intervals, what limits each size, all sizes."""
     moved = [number for number, size in enumerate(size_gains(result)) if size.moved]
-    hints = [*sizes.hints(result), *["A line marks where the bottleneck changes."] * bool(moved)]
-    table = [sizes.sizes_table(result, moved), *paragraphs([" ".join(hints)], "hint")]
-    if len(result.points) < 2:
-        return section("Scaling", basis(result), *table)
-    said = Bullets(findings(result), "findings")
-    return section("Scaling", basis(result), said, *_figures(result), Heading("All sizes"), *table)
+    hints = sizes.hints(result) + (["A line marks where the bottleneck changes."] if moved else [])
+    curve: list[Block] = []
+    if len(result.points) > 1:
+        said = Bullets(findings(result), "findings")
+        curve = [said, *_figures(result), Heading("All sizes")]
+    table = sizes.sizes_table(result, moved)
+    return section("Scaling", basis(result), *curve, table, *paragraphs([" ".join(hints)], "hint"))
 
 
 def _figures(result: Result) -> list[Box]:
@@ -187,7 +210,6 @@ def _figures(result: Result) -> list[Box]:
         f"<span><b>{sizes_of(run)}</b> {escape(run.bottleneck)}</span></li>"
         for run in runs(result)
     )
-    foot = "The strip at the foot of the efficiency figure has the same colours."
     speed, share, step = (
         Figure(draw(result), name, f"{what} against number of GPUs")
         for draw, name, what in (
@@ -206,7 +228,9 @@ def _figures(result: Result) -> list[Box]:
             [
                 Heading("What limits which size"),
                 Markup(f'<ul class="limits">{items}</ul>'),
-                *paragraphs([foot], "hint"),
+                Paragraph(
+                    "The strip at the foot of the efficiency figure has the same colours.", "hint"
+                ),
             ],
         ),
     ]
@@ -226,20 +250,18 @@ BAND = "80\N{NO-BREAK SPACE}% interval"
 
 def bottleneck_colours(result: Result) -> dict[str, str]:
     """Colour of each kind of bottleneck."""
-    limits = {run.kind: run.limit for run in runs(result)}
-    own = {"compute": WORK["backward"], "host": WORK["host"]}
-    others = [kind for kind, limit in limits.items() if limit not in own]
-    return {
-        kind: own[limit] if limit in own else _OTHERS[others.index(kind) % len(_OTHERS)]
-        for kind, limit in limits.items()
-    }
+    own, others = {"compute": WORK["backward"], "host": WORK["host"]}, cycle(_OTHERS)
+    colours: dict[str, str] = {}
+    for run in runs(result):
+        if run.kind not in colours:
+            colours[run.kind] = own[run.limit] if run.limit in own else next(others)
+    return colours
 
 
 def draw_throughput(result: Result) -> Drawing:
     """Draw throughput against GPUs, with its interval and the line of perfect scaling."""
-    rows, ideal = size_gains(result), linear_speeds(result)
-    speed = [point.samples_per_s for point in result.points]
-    ends = [row.samples for row in rows]
+    ideal, speed = linear_speeds(result), [point.samples_per_s for point in result.points]
+    ends = [row.samples for row in size_gains(result)]
     lowest = min([*speed, *(low for low, _ in filter(None, ends))])
     highest = max([1.25 * max(ideal), *(1.05 * high for _, high in filter(None, ends))])
     figure = new_figure(
@@ -281,10 +303,14 @@ def draw_step_time(result: Result) -> Drawing:
     steps = [point.step_time_s for point in result.points]
     longest = max([*steps, *(p.interval_s[1] for p in result.points if p.interval_s)])
     unit, scale = time_unit(longest)
-    ends = [_scaled(point.interval_s, 1 / scale) for point in result.points]
     return new_figure(
         300,
-        _curve(result, [step / scale for step in steps], ends, WORK["exposed communication"]),
+        _curve(
+            result,
+            [step / scale for step in steps],
+            [_scaled(point.interval_s, 1 / scale) for point in result.points],
+            WORK["exposed communication"],
+        ),
         x=_gpu_axis(result),
         y=axis_layout(f"step time ({unit})", range=[0, 1.06 * longest / scale]),
     )
@@ -295,10 +321,7 @@ def draw_efficiency(result: Result) -> Drawing:
     values = [100 * point.scaling_efficiency for point in result.points]
     ends = [_scaled(row.efficiency, 100) for row in size_gains(result)]
     top = max([105.0, 1.05 * max([*values, *(high for _, high in filter(None, ends))])])
-    good, right = (
-        100 * GOOD_EFFICIENCY,
-        values[-1] < 80,
-    )  # where the curve leaves room for the label
+    good, right = 100 * GOOD_EFFICIENCY, values[-1] < 80  # where there is room for the label
     figure = new_figure(
         360,
         _curve(result, values, ends, WORK["optimizer"]),
@@ -306,9 +329,15 @@ def draw_efficiency(result: Result) -> Drawing:
         y=axis_layout(range=[-_STRIP_HEIGHT_SHARE * 1.6 * top, top], ticksuffix=" %", tick0=0),
     )
     figure.add_hline(y=good, line={"color": QUIET_INK, "width": 1, "dash": "dot"}, layer="below")
-    side = "right" if right else "left"
-    place = {"x": float(right), "xref": "paper", "xanchor": side, "y": good, "yanchor": "top"}
-    add_note(figure, f"{good:g} %", **place)
+    add_note(
+        figure,
+        f"{good:g} %",
+        x=float(right),
+        xref="paper",
+        xanchor="right" if right else "left",
+        y=good,
+        yanchor="top",
+    )
     _strip(figure, result)
     _mark_knee(figure, result)
     return figure
@@ -320,8 +349,7 @@ def _scaled(ends: Range | None, factor: float) -> Range | None:
 
 def _strip(figure: Drawing, result: Result) -> None:
     """Colour the foot of the figure by what limits each size; borders lie between sizes."""
-    colours = bottleneck_colours(result)
-    sizes = [point.gpus for point in result.points]
+    colours, sizes = bottleneck_colours(result), [point.gpus for point in result.points]
     low, high = _gpu_span(sizes)
     edges = [10**low, *(math.sqrt(a * b) for a, b in pairwise(sizes)), 10**high]
     for run in runs(result):
@@ -347,25 +375,21 @@ def _curve(
     """
     sizes = [point.gpus for point in result.points]
     fill = "rgba({},{},{},0.2)".format(*channels(colour))
-    intervals = zip(sizes, ends, strict=True)
-    groups = [
-        list(group) for known, group in groupby(intervals, lambda pair: bool(pair[1])) if known
-    ]
-    for number, group in enumerate(groups):
-        yield band(
-            [size for size, _ in group],
-            [interval for _, interval in group if interval is not None],
-            fill,
-            line={"width": 0} if len(group) > 1 else {"width": 7, "color": fill},
-            marker={"color": fill},
-            name=BAND,
-            showlegend=number == 0,
-        )
+    is_first = True
+    for _, neighbours in groupby(zip(sizes, ends, strict=True), lambda pair: bool(pair[1])):
+        group = [(size, interval) for size, interval in neighbours if interval is not None]
+        if group:
+            yield band(
+                [size for size, _ in group],
+                [interval for _, interval in group],
+                fill,
+                line={"width": 0} if len(group) > 1 else {"width": 7, "color": fill},
+                marker={"color": fill},
+                name=BAND,
+                showlegend=is_first,
+            )
+            is_first = False
     hollow = any(point.interval_s for point in result.points)
-    symbols = [
-        "circle-open" if hollow and point.interval_s is None else "circle"
-        for point in result.points
-    ]
     yield lines(
         "predicted",
         sizes,
@@ -373,7 +397,13 @@ def _curve(
         {"color": colour, "width": 2.5},
         mode="lines+markers",
         hovertext=_hover(result),
-        marker={"size": 8, "symbol": symbols},
+        marker={
+            "size": 8,
+            "symbol": [
+                "circle-open" if hollow and point.interval_s is None else "circle"
+                for point in result.points
+            ],
+        },
     )
 
 
@@ -403,10 +433,14 @@ def _gpu_span(sizes: Sequence[int]) -> Range:
 
 
 def _gpu_axis(result: Result) -> Mapping[str, Any]:
-    ticks = gpu_ticks(result.points)
-    span = list(_gpu_span([point.gpus for point in result.points]))
-    names = [f"{gpus:,}" for gpus in ticks]
-    return axis_layout("GPUs", type="log", range=span, tickvals=ticks, ticktext=names)
+    ticks, sizes = gpu_ticks(result.points), [point.gpus for point in result.points]
+    return axis_layout(
+        "GPUs",
+        type="log",
+        range=list(_gpu_span(sizes)),
+        tickvals=ticks,
+        ticktext=[f"{gpus:,}" for gpus in ticks],
+    )
 
 
 def _hover(result: Result) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import groupby
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Column, Table, tabulate
@@ -33,7 +33,8 @@ class SizeGain:
     `samples`: 80 % interval of throughput, samples per second; from that of the step time.
     `efficiency`: 80 % interval of the efficiency; what both sizes share partly cancels.
     `marginal`: throughput that each GPU added since the size before brings, over the throughput per
-        GPU at `Result.efficiency_base`. None for the smallest size.
+        GPU at `Result.efficiency_base`; negative where a larger cluster is slower. None for the
+        smallest size.
     `moved`: whether the bottleneck is of another kind than at the size before.
     """
 
@@ -73,19 +74,18 @@ class Run:
 
 def size_gains(result: Result) -> tuple[SizeGain, ...]:
     """Every size of a curve with what it adds to the size before it."""
-    marginals = (None, *marginal_efficiencies(result, [p.samples_per_s for p in result.points]))
-    kinds = [kind_of(point.bottleneck) for point in result.points]
+    each = _per_gpu(result)
     return tuple(
         SizeGain(
             point=point,
             samples=throughput_interval(point),
             efficiency=point.scaling_efficiency_interval,
-            marginal=marginal,
-            moved=kind != before,
+            marginal=None
+            if before is None
+            else (point.samples_per_s - before.samples_per_s) / (point.gpus - before.gpus) / each,
+            moved=before is not None and kind_of(point.bottleneck) != kind_of(before.bottleneck),
         )
-        for point, marginal, kind, before in zip(
-            result.points, marginals, kinds, [*kinds[:1], *kinds[:-1]], strict=True
-        )
+        for before, point in zip((None, *result.points[:-1]), result.points, strict=True)
     )
 
 
@@ -129,19 +129,6 @@ def _per_gpu(result: Result) -> float:
     return linear_speeds(result)[0] / result.points[0].gpus
 
 
-def marginal_efficiencies(result: Result, samples_per_s: Sequence[float]) -> tuple[float, ...]:
-    """Extra throughput per extra GPU over the base's throughput per GPU, for each growth.
-
-    `samples_per_s` has shape (sizes,), the result (sizes - 1,). It is negative where a larger
-    cluster is slower.
-    """
-    each, sizes = _per_gpu(result), [point.gpus for point in result.points]
-    return tuple(
-        (after - before) / (more - fewer) / each
-        for (fewer, before), (more, after) in pairwise(zip(sizes, samples_per_s, strict=True))
-    )
-
-
 def knee(result: Result, samples_per_s: Sequence[float] | None = None) -> Reach | None:
     """The largest size to which growing pays from every smaller size; None for one size.
 
@@ -165,23 +152,20 @@ def good_until(result: Result, samples_per_s: Sequence[float] | None = None) -> 
     """The largest size whose efficiency is at least `GOOD_EFFICIENCY`; None for one size."""
     if len(result.points) < 2:
         return None
-    speeds = samples_per_s or [point.samples_per_s for point in result.points]
     each, sizes = _per_gpu(result), [point.gpus for point in result.points]
-    return _reach(
-        sizes, [s / n / each for n, s in zip(sizes, speeds, strict=True)], GOOD_EFFICIENCY
-    )
+    speeds = zip(sizes, samples_per_s or [p.samples_per_s for p in result.points], strict=True)
+    return _reach(sizes, [speed / gpus / each for gpus, speed in speeds], GOOD_EFFICIENCY)
 
 
 def _reach(sizes: Sequence[int], values: Sequence[float], least: float) -> Reach:
     """The largest size whose value is at least `least`; the smallest size if there is none."""
     at = max((number for number, value in enumerate(values) if value >= least), default=0)
-    exceptions = tuple(sizes[number] for number in range(at) if values[number] < least)
     beyond = at + 1 if at + 1 < len(sizes) else None
     return Reach(
         sizes[at],
         None if beyond is None else sizes[beyond],
         values[at if beyond is None else beyond],
-        exceptions,
+        tuple(sizes[number] for number in range(at) if values[number] < least),
     )
 
 
@@ -192,22 +176,17 @@ def ends(result: Result) -> tuple[list[float], list[float]] | None:
     sizes share, as the error of compute, cancels. For sizes without an interval both are the
     predicted value. None where no size has one.
     """
-    intervals = [_relative_interval(point) for point in result.points]
-    if all(interval is None for interval in intervals):
+    if all(_relative_interval(point) is None for point in result.points):
         return None
-    pairs = [
-        interval or (point.samples_per_s, point.samples_per_s)
-        for point, interval in zip(result.points, intervals, strict=True)
-    ]
+    pairs = [_relative_interval(p) or (p.samples_per_s, p.samples_per_s) for p in result.points]
     return [slow for slow, _ in pairs], [quick for _, quick in pairs]
 
 
 def runs(result: Result) -> tuple[Run, ...]:
     """Neighbouring sizes with the same kind of bottleneck, joined."""
-    groups = groupby(result.points, key=lambda point: kind_of(point.bottleneck))
     return tuple(
-        Run(points[0].gpus, points[-1].gpus, points[0].bottleneck, kind, points[0].limit)
-        for kind, points in ((kind, list(group)) for kind, group in groups)
+        Run(first.gpus, (first, *rest)[-1].gpus, first.bottleneck, kind, first.limit)
+        for kind, (first, *rest) in groupby(result.points, key=lambda p: kind_of(p.bottleneck))
     )
 
 
@@ -224,13 +203,7 @@ LINK_HINT = (
 
 def sizes_table(result: Result, marked: Sequence[int] = ()) -> Table:
     """One row per size; no efficiency where there is one size only."""
-    interval = ">80\N{NO-BREAK SPACE}% interval"
-
-    def interval_s(row: SizeGain) -> str:
-        return quantities.span_or("none", row.point.interval_s, quantities.duration)
-
-    def marginal(row: SizeGain) -> str:
-        return "" if row.marginal is None else quantities.percent_column(row.marginal)
+    interval, several = ">80\N{NO-BREAK SPACE}% interval", len(result.points) > 1
 
     def held(row: SizeGain) -> str:
         verdict = {quantities.memory_verdict(row.point.memory)} - {"", "fits"}
@@ -240,20 +213,28 @@ def sizes_table(result: Result, marked: Sequence[int] = ()) -> Table:
         (">GPUs", lambda row: f"{row.point.gpus:,}"),
         (">Nodes", lambda row: f"{row.point.nodes:,}"),
         (">Step", lambda row: quantities.duration(row.point.step_time_s)),
-        (interval, interval_s),
+        (
+            interval,
+            lambda row: quantities.span_or("none", row.point.interval_s, quantities.duration),
+        ),
         (
             f">{quantities.samples_short(result)}/s",
             lambda row: quantities.count(row.point.samples_per_s),
         ),
         (interval, lambda row: quantities.span_or("none", row.samples, quantities.count)),
-        (">Efficiency", lambda row: quantities.percent_column(row.point.scaling_efficiency)),
-        (">Added GPU brings", marginal),
+        (">Efficiency", lambda row: quantities.percent_column(row.point.scaling_efficiency))
+        if several
+        else None,
+        (
+            ">Added GPU brings",
+            lambda row: quantities.or_empty(quantities.percent_column, row.marginal),
+        )
+        if several
+        else None,
         (">Exposed", lambda row: quantities.duration(row.point.exposed_comm_s)),
         ("Bottleneck", lambda row: row.point.bottleneck),
         (">Memory per GPU", held),
     ]
-    if len(result.points) < 2:
-        columns[6:8] = []
     return tabulate(size_gains(result), columns, marked=marked)
 
 

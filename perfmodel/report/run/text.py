@@ -6,14 +6,15 @@ they are added to, never renamed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from perfmodel.files import as_json, attributes, csv_text
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
+    PREDICTION,
     Block,
     Bullets,
+    Column,
     Header,
     Paragraph,
     Table,
@@ -29,16 +30,18 @@ from perfmodel.report.common.plain_text import render_markdown
 from perfmodel.report.run import events, parallelism, sizes
 from perfmodel.report.run.parallelism import search_blocks, server_lines
 from perfmodel.report.run.scaling import basis, findings
-from perfmodel.report.run.sizes import SizeGain, size_gains
-from perfmodel.studies.run.result.model import DisturbanceCost, Result, SizeResult
+from perfmodel.report.run.sizes import size_gains
+from perfmodel.studies.run.result.model import Result, SizeResult
 
 
 def result_header(result: Result) -> Header:
     """The setting, the question, and the answer."""
-    setting = f"{result.workload} with {result.strategy} on {result.machine}"
-    certainty = f"Step time: {quantities.interval(result.main)}."
-    note = f"A prediction by simulation, not a measurement. {certainty}"
-    return header(setting, quantities.headline(result), [note], [result.question])
+    return header(
+        f"{result.workload} with {result.strategy} on {result.machine}",
+        quantities.headline(result),
+        [f"{PREDICTION} Step time: {quantities.interval(result.main)}."],
+        [result.question],
+    )
 
 
 # ---------------------------------------------------------------- terminal
@@ -58,21 +61,7 @@ def result_lines(result: Result) -> list[Block]:
         quantities.utilisation(main),
         f"{quantities.scaling(result)}. Step time: {quantities.interval(main)}.",
     ]
-    blocks: list[Block] = [
-        Paragraph(quantities.headline(result), "headline"),
-        *search_blocks(result.search),
-        _short_sizes(result),
-        *parallelism.result_blocks(main),
-        *paragraphs(server_lines(main)),
-        *paragraphs(events.lines(main)),
-        *paragraphs(notes, "note"),
-    ]
-    return for_ranks_of(result.topology, blocks)
-
-
-def _short_sizes(result: Result) -> Table:
-    """One row per cluster size; no efficiency where there is one size only."""
-    return tabulate(
+    sizes = tabulate(
         result.points,
         (
             (">GPUs", lambda point: f"{point.gpus:,}"),
@@ -89,6 +78,18 @@ def _short_sizes(result: Result) -> Table:
         ),
         ruled=False,
     )
+    return for_ranks_of(
+        result.topology,
+        [
+            Paragraph(quantities.headline(result), "headline"),
+            *search_blocks(result.search),
+            sizes,
+            *parallelism.result_blocks(main),
+            *paragraphs(server_lines(main)),
+            *paragraphs(events.lines(main)),
+            *paragraphs(notes, "note"),
+        ],
+    )
 
 
 # ---------------------------------------------------------------- Markdown
@@ -99,62 +100,64 @@ def run_markdown(result: Result) -> str:
     main = result.main
     explained = [*sizes.hints(result), "sizes.csv holds every number in SI units."]
     facts = {"scenario": result.scenario, "simulated as": main.mode, **result.provenance}
-    searched, limits = search_blocks(result.search), (quantities.hot_spot, quantities.limit)
-    blocks = [
-        result_header(result),
-        section("The parallel layout", "", *searched) if searched else None,
-        bullets_section("Parameter servers", server_lines(main)),
-        bullets_section("What happens around it", events.lines(main)),
-        section(
-            "Scaling",
-            basis(result),
-            Bullets(findings(result)),
-            sizes.sizes_table(result),
-            Paragraph(" ".join(explained)),
-        ),
-        parallelism.layout_section(main),
-        section(
-            "Where the time of a step goes",
-            " ".join(filter(None, [say(main) for say in limits])),
-            _breakdown(result),
-        ),
-        table_section(
-            "Communication",
-            f"A rank's operations in a step on {quantities.gpus(main.gpus)}.",
-            sizes.communication_table(main),
-        ),
-        section(
-            "Memory",
-            "",
-            Paragraph(f"{quantities.memory(main.memory)}."),
-            Bullets(main.memory.advice),
-        ),
-        section(
-            "What this rests on",
-            "",
-            Bullets([quantities.assumed(text) for text in result.assumptions]),
-            Table(("What", "Value"), list(facts.items())),
-        ),
-    ]
-    return render_markdown(for_ranks_of(result.topology, blocks))
+    searched = search_blocks(result.search)
+    return render_markdown(
+        for_ranks_of(
+            result.topology,
+            [
+                result_header(result),
+                section("The parallel layout", "", *searched) if searched else None,
+                bullets_section("Parameter servers", server_lines(main)),
+                bullets_section("What happens around it", events.lines(main)),
+                section(
+                    "Scaling",
+                    basis(result),
+                    Bullets(findings(result)),
+                    sizes.sizes_table(result),
+                    Paragraph(" ".join(explained)),
+                ),
+                parallelism.layout_section(main),
+                section(
+                    "Where the time of a step goes",
+                    " ".join(filter(None, [quantities.hot_spot(main), quantities.limit(main)])),
+                    _breakdown(result),
+                ),
+                table_section(
+                    "Communication",
+                    f"A rank's operations in a step on {quantities.gpus(main.gpus)}.",
+                    sizes.communication_table(main),
+                ),
+                section(
+                    "Memory",
+                    "",
+                    Paragraph(f"{quantities.memory(main.memory)}."),
+                    Bullets(main.memory.advice),
+                ),
+                section(
+                    "What this rests on",
+                    "",
+                    Bullets([quantities.assumed(text) for text in result.assumptions]),
+                    Table(("What", "Value"), list(facts.items())),
+                ),
+            ],
+        )
+    )
 
 
 def _breakdown(result: Result) -> Table:
-    parts = dict.fromkeys(part for point in result.points for part in point.breakdown_s)
+    steps_s = [point.breakdown_s for point in result.points]
+    parts = dict.fromkeys(part for step_s in steps_s for part in step_s)
+    present = [part for part in parts if any(step_s.get(part, 0) > 0 for step_s in steps_s)]
 
-    def time_of(part: str) -> Callable[[SizeResult], str]:
-        return lambda point: quantities.duration(point.breakdown_s.get(part, 0.0))
+    def part_column(part: str) -> Column:
+        return f">{part}", lambda point: quantities.duration(point.breakdown_s.get(part, 0.0))
 
     return tabulate(
         result.points,
         [
             (">GPUs", lambda point: f"{point.gpus:,}"),
             (">Step", lambda point: quantities.duration(point.step_time_s)),
-            *(
-                (f">{part}", time_of(part))
-                for part in parts
-                if any(point.breakdown_s.get(part, 0) > 0 for point in result.points)
-            ),
+            *map(part_column, present),
         ],
     )
 
@@ -168,18 +171,28 @@ def to_json(result: Result) -> dict[str, Any]:
     Raises `InputError`: a number is infinite or not a number; names the field.
     """
     names = "scenario question workload strategy machine scaling efficiency_base slowest_gpu"
-    document = {
-        **attributes(result, names),
-        **size_to_json(result.main),
-        "buckets": result.main.buckets,
-        **_disturbance(result.main.disturbance),
-        "server_use": result.main.server_use,
-        "hot_spot": result.main.hot_spot,
-        "search": result.search,
-        "curve": [size_to_json(point) for point in result.points],
-        **attributes(result, "assumptions sources provenance"),
-    }
-    return dict(as_json(document, "result"))
+    cost = result.main.disturbance
+    return dict(
+        as_json(
+            {
+                **attributes(result, names),
+                **size_to_json(result.main),
+                "buckets": result.main.buckets,
+                **(
+                    {"undisturbed_s": None, "steps_s": [], "mean_interval_s": None}
+                    | {"events": [], "waits": [], "jobs": []}
+                    if cost is None
+                    else attributes(cost, "undisturbed_s steps_s mean_interval_s events waits jobs")
+                ),
+                "server_use": result.main.server_use,
+                "hot_spot": result.main.hot_spot,
+                "search": result.search,
+                "curve": [size_to_json(point) for point in result.points],
+                **attributes(result, "assumptions sources provenance"),
+            },
+            "result",
+        )
+    )
 
 
 def size_to_json(point: SizeResult) -> dict[str, Any]:
@@ -212,43 +225,34 @@ def size_to_json(point: SizeResult) -> dict[str, Any]:
     }
 
 
-def _disturbance(cost: DisturbanceCost | None) -> dict[str, Any]:
-    """Return what events and other jobs did; empty lists and nulls where there are none."""
-    if cost is None:
-        return {
-            "undisturbed_s": None,
-            "steps_s": [],
-            "mean_interval_s": None,
-            "events": [],
-            "waits": [],
-            "jobs": [],
-        }
-    return attributes(cost, "undisturbed_s steps_s mean_interval_s events waits jobs")
-
-
 def sizes_csv(result: Result) -> str:
     """Every number of every size; SI units, empty where there is no interval."""
     parts = sorted({part for point in result.points for part in point.breakdown_s})
-    rows = [_numbers(size, parts) for size in size_gains(result)]
+
+    def ends(low: str, high: str, interval: tuple[float, float] | None) -> dict[str, object]:
+        return dict(zip((low, high), interval or (None, None), strict=True))
+
+    rows: list[dict[str, object]] = [
+        {
+            **attributes(size.point, "gpus nodes global_batch batch_per_gpu step_time_s"),
+            **ends("step_low_s", "step_high_s", size.point.interval_s),
+            **attributes(size.point, "first_step_time_s samples_per_s"),
+            **ends("samples_low_per_s", "samples_high_per_s", size.samples),
+            **attributes(size.point, "scaling_efficiency"),
+            **ends("efficiency_low", "efficiency_high", size.efficiency),
+            "marginal_efficiency": size.marginal,
+            **attributes(size.point, "compute_s comm_s exposed_comm_s bottleneck"),
+            "memory_bytes": memory.total_bytes if memory.is_stated else None,
+            "memory_capacity_bytes": memory.capacity_bytes,
+            "fits": memory.fits if memory.is_stated else None,
+            **{
+                f"{part.replace(' ', '_')}_s": size.point.breakdown_s.get(part, 0.0)
+                for part in parts
+            },
+        }
+        for size, memory in ((size, size.point.memory) for size in size_gains(result))
+    ]
     return csv_text(rows[0], (row.values() for row in rows))
-
-
-def _numbers(size: SizeGain, parts: Sequence[str]) -> dict[str, object]:
-    point, memory, none = size.point, size.point.memory, (None, None)
-    return {
-        **attributes(point, "gpus nodes global_batch batch_per_gpu step_time_s"),
-        **dict(zip(("step_low_s", "step_high_s"), point.interval_s or none, strict=True)),
-        **attributes(point, "first_step_time_s samples_per_s"),
-        **dict(zip(("samples_low_per_s", "samples_high_per_s"), size.samples or none, strict=True)),
-        **attributes(point, "scaling_efficiency"),
-        **dict(zip(("efficiency_low", "efficiency_high"), size.efficiency or none, strict=True)),
-        "marginal_efficiency": size.marginal,
-        **attributes(point, "compute_s comm_s exposed_comm_s bottleneck"),
-        "memory_bytes": memory.total_bytes if memory.is_stated else None,
-        "memory_capacity_bytes": memory.capacity_bytes,
-        "fits": memory.fits if memory.is_stated else None,
-        **{f"{part.replace(' ', '_')}_s": point.breakdown_s.get(part, 0.0) for part in parts},
-    }
 
 
 def buckets_csv(result: Result) -> str:

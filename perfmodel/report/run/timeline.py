@@ -14,13 +14,14 @@ from itertools import pairwise
 from typing import Any
 
 from perfmodel.report.common import quantities
+from perfmodel.report.common.document import first_applying, grouped, join_applying
 from perfmodel.report.common.figures import (
     Drawing,
     add_note,
     axis_layout,
     bar_times,
-    bars,
     new_figure,
+    time_bars,
     time_unit,
     title_row,
 )
@@ -53,7 +54,6 @@ def draw_timeline(point: SizeResult) -> Drawing:
     unit, scale = time_unit(picture.length_s)
     rows = max(1, len(picture.rows))
     row_pixels = max(_LEAST_ROW_PIXELS, min(_ROW_PIXELS, _ROW_PIXELS * _ROOMY // rows))
-    top = len(picture.rows) - 1 + max(0.55, 0.3 + _TITLE_PIXELS / row_pixels)
     figure = new_figure(
         110 + row_pixels * rows,
         [*_work_bars(picture, unit, scale), *_wait_bars(picture, scale)],
@@ -62,7 +62,12 @@ def draw_timeline(point: SizeResult) -> Drawing:
             range=[0, 1.01 * picture.length_s / scale],
             fixedrange=False,
         ),
-        y=axis_layout(showgrid=False, showline=False, showticklabels=False, range=[-0.55, top]),
+        y=axis_layout(
+            showgrid=False,
+            showline=False,
+            showticklabels=False,
+            range=[-0.55, len(picture.rows) - 1 + max(0.55, 0.3 + _TITLE_PIXELS / row_pixels)],
+        ),
         margin={"t": 30},
         barmode="overlay",
         bargap=0.3,
@@ -72,8 +77,15 @@ def draw_timeline(point: SizeResult) -> Drawing:
     for height, row in _by_height(picture):
         title_row(figure, height + 0.3, escape(row.title, quote=False))
         for middle, bucket in _numbers(row, picture.length_s):
-            place = {"x": middle / scale, "y": height - 0.27, "xanchor": "center"}
-            add_note(figure, f"{bucket}", **place, yanchor="top", font={"size": 12, "color": INK})
+            add_note(
+                figure,
+                f"{bucket}",
+                x=middle / scale,
+                y=height - 0.27,
+                xanchor="center",
+                yanchor="top",
+                font={"size": 12, "color": INK},
+            )
     return figure
 
 
@@ -93,7 +105,6 @@ def _numbers(row: Row, length_s: float) -> list[tuple[float, int]]:
     placed = sorted(
         ((bar.start_s + bar.end_s) / 2, bar.bucket) for bar in row.bars if bar.bucket is not None
     )
-    numbered = placed
     for stride in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000):
         numbered = [(middle, bucket) for middle, bucket in placed if bucket % stride == 0]
         if all(
@@ -107,54 +118,42 @@ def _numbers(row: Row, length_s: float) -> list[tuple[float, int]]:
 def _work_bars(picture: StepPicture, unit: str, scale: float) -> Iterator[dict[str, Any]]:
     """Describe the bars of each kind of work."""
     thin_s = _THIN_BAR_SHARE * picture.length_s
-    for work, colour in WORK.items():
-        placed = [
-            (height, bar)
-            for height, row in _by_height(picture)
-            for bar in row.bars
-            if bar.work == work
-        ]
-        edges = ["white" if bar.end_s - bar.start_s > thin_s else colour for _, bar in placed]
-        line = {"color": edges, "width": 0.7} if work == "communication" else _NO_EDGE
-        if placed:
-            yield bars(
-                work,
-                [(bar.end_s - bar.start_s) / scale for _, bar in placed],
-                [height for height, _ in placed],
-                colour,
-                [_hover(bar) for _, bar in placed],
-                orientation="h",
-                base=[bar.start_s / scale for _, bar in placed],
-                width=0.52,
-                marker={"color": colour, "line": line},
-                hoverinfo=None,
-                hovertemplate=f"<b>{work}</b><br>%{{hovertext}}{bar_times(unit)}<extra></extra>",
-            )
-
-
-_NO_EDGE = {"color": "white", "width": 0}
+    by_work = grouped(
+        (bar.work, (height, bar)) for height, row in _by_height(picture) for bar in row.bars
+    )
+    for work in (work for work in WORK if work in by_work):
+        line: dict[str, Any] = {"color": "white", "width": 0}
+        if work == "communication":
+            thin = [bar.end_s - bar.start_s <= thin_s for _, bar in by_work[work]]
+            line = {"color": [WORK[work] if each else "white" for each in thin], "width": 0.7}
+        yield time_bars(
+            work,
+            WORK[work],
+            [(height, bar.start_s, bar.end_s, _hover(bar)) for height, bar in by_work[work]],
+            scale,
+            width=0.52,
+            line=line,
+            hoverinfo=None,
+            hovertemplate=f"<b>{work}</b><br>%{{hovertext}}{bar_times(unit)}<extra></extra>",
+        )
 
 
 def _wait_bars(picture: StepPicture, scale: float) -> Iterator[dict[str, Any]]:
     """Describe what fills the gaps of compute rows in which only communication runs."""
-    heights = [height for height, row in _by_height(picture) if row.role == "compute"]
-    waits = [(height, tail) for height in heights for tail in _visible(picture)]
-    colour = WORK["exposed communication"]
-    if waits:
-        yield bars(
-            "exposed communication",
-            [(tail.end_s - tail.start_s) / scale for _, tail in waits],
-            [height for height, _ in waits],
-            colour,
-            [
-                f"<b>waiting for the network</b><br>{quantities.duration(tail.exposed_s)} exposed"
-                for _, tail in waits
-            ],
-            orientation="h",
-            base=[tail.start_s / scale for _, tail in waits],
-            width=0.52,
-            marker={"color": colour, "line": {"width": 0}},
+    work = "exposed communication"
+    waits = [
+        (
+            height,
+            tail.start_s,
+            tail.end_s,
+            f"<b>waiting for the network</b><br>{quantities.duration(tail.exposed_s)} exposed",
         )
+        for height, row in _by_height(picture)
+        for tail in _visible(picture)
+        if row.role == "compute"
+    ]
+    if waits:
+        yield time_bars(work, WORK[work], waits, scale, width=0.52, line={"width": 0})
 
 
 def _visible(picture: StepPicture) -> list[Tail]:
@@ -164,15 +163,15 @@ def _visible(picture: StepPicture) -> list[Tail]:
 def _hover(bar: Bar) -> str:
     names = bar.first if bar.spans == 1 else f"{bar.first} and {bar.spans - 1:,} more"
     waited = quantities.duration(max(0.0, bar.start_s - bar.ready_s))
-    said = (
+    return join_applying(
         (True, escape(names.removeprefix(f"{bar.work} "), quote=False)),
         (
             bar.bucket is not None,
             f"bucket {bar.bucket}, {quantities.size(bar.nbytes)}, waited {waited}",
         ),
         (bar.spans > 1, f"busy {quantities.duration(bar.busy_s)}"),
+        by="<br>",
     )
-    return "<br>".join(line for applies, line in said if applies)
 
 
 def _shade(figure: Drawing, picture: StepPicture, scale: float) -> None:
@@ -194,21 +193,20 @@ def _shade(figure: Drawing, picture: StepPicture, scale: float) -> None:
         is_right = tail.start_s + tail.end_s > picture.length_s
         at_s = tail.end_s if is_right else tail.start_s
         low = at_s / picture.length_s - (room if is_right else 0.0)
-        short = labelled and tail.exposed_s < _LABELLED * picture.length_s
-        if short or any(low < end and low + room > start for start, end in labelled):
-            continue
-        labelled.append((low, low + room))
-        pieces = ", in short pieces" if in_pieces else ""
-        add_note(
-            figure,
-            f"<b>{quantities.duration(tail.exposed_s)} exposed{pieces}</b>",
-            x=at_s / scale,
-            y=1,
-            yref="paper",
-            yanchor="bottom",
-            xanchor="right" if is_right else "left",
-            font={"color": WAIT_INK, "size": 13},
-        )
+        is_short = labelled and tail.exposed_s < _LABELLED * picture.length_s
+        if not is_short and all(low >= end or low + room <= start for start, end in labelled):
+            labelled.append((low, low + room))
+            pieces = ", in short pieces" if in_pieces else ""
+            add_note(
+                figure,
+                f"<b>{quantities.duration(tail.exposed_s)} exposed{pieces}</b>",
+                x=at_s / scale,
+                y=1,
+                yref="paper",
+                yanchor="bottom",
+                xanchor="right" if is_right else "left",
+                font={"color": WAIT_INK, "size": 13},
+            )
 
 
 _HOST_KINDS = frozenset({"issue", "wait"})
@@ -227,10 +225,6 @@ _STREAMS = {"comm": "communication", "compute": "compute", "copy": "copies"}
 
 _COPY = re.compile(r"\bcopy$")
 """Names of streams and roles that hold many copies end so."""
-
-
-def _spelled(rank_class: str) -> str:
-    return rank_class.replace("gpu ", "GPU ").replace("gpus", "GPUs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,31 +277,36 @@ def step_picture(point: SizeResult) -> StepPicture:
     """
     device, (origin, end) = _on_devices(point), device_window(point)
     length = max(point.step_time_s, end - origin)
+    gap_s = _JOINED_GAP_SHARE * length
     with_host = point.breakdown_s.get("idle", 0.0) > _HOST_BOUND * point.step_time_s
-    # stages whose ranks differ are named before who they are
-    stages = {
-        each.rank_class: f"stage {each.stage}"
-        if each.rank_class == f"stage {each.stage}"
-        else f"stage {each.stage}, {each.rank_class}"
-        for each in (point.parallel_layout.stages if point.parallel_layout else ())
+    spelled = {
+        name: name.replace("gpu ", "GPU ").replace("gpus", "GPUs")
+        for name in dict.fromkeys(
+            [*point.timeline.classes, *(span.rank_class for span in point.timeline.spans)]
+        )
     }
+    for each in point.parallel_layout.stages if point.parallel_layout else ():
+        stage = f"stage {each.stage}"  # stages whose ranks differ are named before who they are
+        own = "" if each.rank_class == stage else f", {spelled[each.rank_class]}"
+        spelled[each.rank_class] = f"{stage}{own}"
     drawn = [
-        span._replace(rank_class=stages.get(span.rank_class, span.rank_class))
+        span._replace(rank_class=spelled[span.rank_class])
         for span in (point.timeline.spans if with_host else device)
         if span.end_s > origin
     ]
-    rows = _rows(drawn, origin, _JOINED_GAP_SHARE * length)
+    rows = _rows(drawn, origin, gap_s)
     if len(rows) > _MOST_ROWS:
-        classes = [stages.get(name, name) for name in point.timeline.classes]
-        rows = _joined_rows(drawn, classes, origin, _JOINED_GAP_SHARE * length)
-    return StepPicture(rows, _exposed(device, origin, _JOINED_GAP_SHARE * length), length)
+        rows = _joined_rows(drawn, list(spelled.values()), origin, gap_s)
+    return StepPicture(rows, _exposed(device, origin, gap_s), length)
 
 
 def device_window(point: SizeResult) -> tuple[float, float]:
     """Begin of the first work on a device, and end of the last: ranks may begin a step early."""
     device = _on_devices(point)
-    starts, ends = [span.start_s for span in device], [span.end_s for span in device]
-    return min(starts, default=0.0), max(ends, default=0.0)
+    return (
+        min((span.start_s for span in device), default=0.0),
+        max((span.end_s for span in device), default=0.0),
+    )
 
 
 def _on_devices(point: SizeResult) -> list[Span]:
@@ -316,10 +315,9 @@ def _on_devices(point: SizeResult) -> list[Span]:
 
 def _exposed(device: Sequence[Span], origin: float, gap_s: float) -> tuple[Tail, ...]:
     """Communication during which no compute runs; tails that nearly touch are one."""
-    comm = [(s.start_s, s.end_s) for s in device if s.kind == "communication"]
-    compute = [(s.start_s, s.end_s) for s in device if s.kind != "communication"]
+    spans = grouped((s.kind == "communication", (s.start_s, s.end_s)) for s in device)
     tails: list[Tail] = []
-    for low, high in exposed(comm, compute):
+    for low, high in exposed(spans.get(True, []), spans.get(False, [])):
         start, end, length = low - origin, high - origin, high - low
         if tails and start - tails[-1].end_s <= gap_s:
             last = tails.pop()
@@ -330,54 +328,52 @@ def _exposed(device: Sequence[Span], origin: float, gap_s: float) -> tuple[Tail,
 
 def _role(spans: Iterable[Span]) -> str:
     kinds = {span.kind for span in spans}
-    if kinds <= _HOST_KINDS:
-        return "host"
-    if "communication" in kinds:
-        return "communication"
-    return "copy" if kinds == {"copy"} else "compute"
+    return first_applying(
+        (kinds <= _HOST_KINDS, "host"),
+        ("communication" in kinds, "communication"),
+        (kinds == {"copy"}, "copy"),
+        (True, "compute"),
+    )
 
 
 def _rows(spans: Sequence[Span], origin: float, gap_s: float) -> tuple[Row, ...]:
-    streams: dict[tuple[str, str], list[Span]] = defaultdict(list)
-    for span in spans:
-        streams[span.rank_class, span.stream].append(span)
+    streams = grouped(((span.rank_class, span.stream), span) for span in spans)
     classes = list(dict.fromkeys(rank_class for rank_class, _ in streams))
     roles = {key: _role(members) for key, members in streams.items()}
     streams_of = Counter((rank_class, role) for (rank_class, _), role in roles.items())
     rows: list[Row] = []
-    in_order = sorted(roles, key=lambda key: (classes.index(key[0]), _ORDER.index(roles[key])))
-    for rank_class, stream in in_order:
-        role = roles[rank_class, stream]
-        prefix = f"{_spelled(rank_class)}: " if len(classes) > 1 else ""
+    for key in sorted(roles, key=lambda key: (classes.index(key[0]), _ORDER.index(roles[key]))):
+        (rank_class, stream), role = key, roles[key]
         name = _STREAMS.get(stream, stream) if streams_of[rank_class, role] > 1 else role
-        title = prefix + _COPY.sub("copies", name)
-        for number, lane in enumerate(assign_lanes(streams[rank_class, stream])):
+        title = f"{rank_class}: " if len(classes) > 1 else ""
+        title += _COPY.sub("copies", name)
+        for number, lane in enumerate(assign_lanes(streams[key]), 1):
             drawn = _bars(lane, origin, gap_s)
             if len(drawn) > _MOST_BARS:
                 drawn = _bars(lane, origin, gap_s, join=True)
-            rows.append(Row(title + (f" {number + 1}" if number else ""), role, drawn))
+            rows.append(Row(title if number == 1 else f"{title} {number}", role, drawn))
     return tuple(rows)
 
 
 def _joined_rows(
     spans: Sequence[Span], in_order: Sequence[str], origin: float, gap_s: float
 ) -> tuple[Row, ...]:
-    """One row of communication for each class, and one of everything else.
-
-    `in_order`: classes; others follow in the order in which they begin.
-    """
-    groups: dict[tuple[str, str], list[Span]] = defaultdict(list)
-    for span in spans:
-        if span.kind not in _HOST_KINDS:
-            role = "communication" if span.kind == "communication" else "compute"
-            groups[span.rank_class, role].append(span)
+    """One row of communication for each class, and one of everything else."""
+    groups = grouped(
+        (
+            (span.rank_class, "communication" if span.kind == "communication" else "compute"),
+            span,
+        )
+        for span in spans
+        if span.kind not in _HOST_KINDS
+    )
     return tuple(
         Row(
-            f"{_spelled(rank_class)}: {role}",
+            f"{rank_class}: {role}",
             role,
             _bars(groups[rank_class, role], origin, gap_s, join=True),
         )
-        for rank_class in dict.fromkeys((*in_order, *(rank_class for rank_class, _ in groups)))
+        for rank_class in in_order
         for role in ("compute", "communication")
         if (rank_class, role) in groups
     )
@@ -396,7 +392,14 @@ def _bars(
         run = groups[work, span.bucket if alone else None, span.name if alone else ""]
         bar = _bar(span, work, origin)
         if run and not alone and bar.start_s - run[-1].end_s <= gap_s:
-            run[-1] = _join(run[-1], bar)
+            run[-1] = replace(
+                run[-1],
+                end_s=max(run[-1].end_s, bar.end_s),
+                spans=run[-1].spans + 1,
+                busy_s=run[-1].busy_s + bar.busy_s,
+                nbytes=run[-1].nbytes + bar.nbytes,
+                bucket=None,
+            )
         else:
             run.append(bar)
     drawn: list[Bar] = []
@@ -440,16 +443,4 @@ def _bar(span: Span, work: str, origin: float) -> Bar:
         span.nbytes,
         span.bucket if work == "communication" else None,
         span.ready_s - origin,
-    )
-
-
-def _join(first: Bar, second: Bar) -> Bar:
-    return Bar(
-        first.work,
-        first.start_s,
-        max(first.end_s, second.end_s),
-        first.first,
-        first.spans + second.spans,
-        first.busy_s + second.busy_s,
-        first.nbytes + second.nbytes,
     )

@@ -17,7 +17,7 @@ from perfmodel.report.common import figures
 from perfmodel.report.run.page import report_html, write_report
 from perfmodel.report.run.scaling import draw_efficiency, draw_step_time, draw_throughput
 from perfmodel.report.run.timeline import draw_timeline
-from perfmodel.report.topology.figure import draw_topology
+from perfmodel.report.topology_figure import draw_topology
 from perfmodel.scenario import change_scenario, load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result.model import BucketTime, DisturbanceCost, LinkUse, Result

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.report.comparison.text import assumptions, sentences, unread_fields
+from perfmodel.report.comparison_text import assumptions, sentences, unread_fields
 from perfmodel.scenario import change_scenario, load_scenario
 from perfmodel.studies.compare import Change, Comparison, compare
 from perfmodel.studies.compare.compare import (

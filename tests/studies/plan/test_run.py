@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.report.planning.page import option_table
+from perfmodel.report.plan import option_table
 from perfmodel.scenario import Scenario, change_scenario, load_scenario
 from perfmodel.studies.plan import plan_scenario
 from perfmodel.studies.plan.export import deadline_met, to_json

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.report.planning.figures import draw_throughput, draw_tornado
+from perfmodel.report.plan_figures import draw_throughput, draw_tornado
 from perfmodel.scenario import Scenario, change_scenario
 from perfmodel.studies.plan import plan_scenario
 from perfmodel.studies.plan.decisions import Swing, list_swings, measure_swings

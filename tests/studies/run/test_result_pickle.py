@@ -12,7 +12,7 @@ import perfmodel
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
 from perfmodel.report.run.text import to_json
-from perfmodel.report.tuning.text import tuned_json
+from perfmodel.report.tuning_text import tuned_json
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.studies.compare import compare
 from perfmodel.studies.compare.model import to_json as compared_json

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.report.tuning.text import headline, snippet, to_paste, tuned_json, tuned_lines
+from perfmodel.report.tuning_text import headline, snippet, to_paste, tuned_json, tuned_lines
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.tune.caps import as_bytes, with_cap, with_caps

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
-from perfmodel.report.tuning.settings import settings_json, settings_lines, yaml_snippet
+from perfmodel.report.tuned_settings import settings_json, settings_lines, yaml_snippet
 from perfmodel.scenario import Scenario, load_scenario
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.tune.settings_search import Choice, search, tune_settings

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from perfmodel.report.tuning.text import snippet
+from perfmodel.report.tuning_text import snippet
 from perfmodel.scenario import Scenario
 from perfmodel.studies.tune.caps import as_bytes
 from perfmodel.studies.tune.model import TuneResult

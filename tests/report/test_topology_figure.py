@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.report.common.quantities import link_path
-from perfmodel.report.topology.figure import (
+from perfmodel.report.topology import topology_html, write_topology
+from perfmodel.report.topology_figure import (
     Cable,
     cables_between,
     default_places,
@@ -23,8 +24,7 @@ from perfmodel.report.topology.figure import (
     shrink,
     topology_caption,
 )
-from perfmodel.report.topology.page import topology_html, write_topology
-from perfmodel.report.topology.summary import (
+from perfmodel.report.topology_layout import (
     LayerLabel,
     busiest_link,
     find_limiting,

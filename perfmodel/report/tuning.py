@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from perfmodel.report import tuning_text
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     PREDICTION,
@@ -23,6 +24,7 @@ from perfmodel.report.common.document import (
     grounds,
     header,
     section,
+    spelled,
     tabulate,
 )
 from perfmodel.report.common.figures import (
@@ -39,8 +41,7 @@ from perfmodel.report.common.figures import (
 )
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import INK, QUIET_INK, WORK
-from perfmodel.report.tuning import text
-from perfmodel.report.tuning.text import (
+from perfmodel.report.tuning_text import (
     caps,
     compromise_json,
     curve_csv,
@@ -58,19 +59,20 @@ def write_compromise(compromise: MinimaxCap, folder: Path) -> Path:
 
     Returns and raises as `write_report_files`.
     """
-    curves = {f"curve-{at}.csv": curve_csv(tuned) for at, tuned in enumerate(compromise.each)}
-    pages = {"tune.html": compromise_html(compromise), "tune.json": compromise_json(compromise)}
-    return write_report_files(folder, pages | curves)
+    return write_report_files(
+        folder,
+        {
+            "tune.html": compromise_html(compromise),
+            "tune.json": compromise_json(compromise),
+            **{f"curve-{at}.csv": curve_csv(tuned) for at, tuned in enumerate(compromise.each)},
+        },
+    )
 
 
 def tuned_html(tuned: TuneResult) -> str:
     """Build the page of one scenario as one string."""
-    job = f"{tuned.workload} with DistributedDataParallel on"
-    setting = f"{job} {quantities.gpus(tuned.gpus)} of {tuned.machine}"
-    answer, limit = text.answer(tuned)
-    pasted = [f"{code}  # {note}" if note else code for code, note in text.to_paste(tuned)]
-    facts = {name.replace("_", " "): value for name, value in tuned.provenance.items()}
-    travel = Figure(draw_buckets(tuned), "buckets", "All-reduces of each setting in one step")
+    gpus, (answer, limit) = quantities.gpus(tuned.gpus), tuning_text.answer(tuned)
+    setting = f"{tuned.workload} with DistributedDataParallel on {gpus} of {tuned.machine}"
     return render_html(
         f"Buckets of {setting}",
         [
@@ -79,38 +81,41 @@ def tuned_html(tuned: TuneResult) -> str:
             section(
                 "What to use",
                 "",
-                Bullets(text.advice(tuned)),
-                Code("\n".join(pasted)),
-                text.settings_table(tuned),
-                Paragraph(text.first_step(tuned), "hint"),
+                Bullets(tuning_text.advice(tuned)),
+                Code("\n".join(f"{code}  # {note}" for code, note in tuning_text.to_paste(tuned))),
+                tuning_text.settings_table(tuned),
+                Paragraph(tuning_text.first_step(tuned), "hint"),
             ),
             _curve(tuned),
             section(
                 "When the buckets travel",
                 "One settled step: when each bucket is complete, and when it is reduced.",
-                travel,
+                Figure(draw_buckets(tuned), "buckets", "All-reduces of each setting in one step"),
             ),
             _horovod(tuned),
-            grounds(tuned.assumptions, facts),
+            grounds(tuned.assumptions, spelled(tuned.provenance)),
         ],
     )
 
 
 def compromise_html(compromise: MinimaxCap) -> str:
     """Build the page of several scenarios as one string."""
-    lead = "Regrets: how much longer a step is than with the best cap of that scenario alone."
-    code = Code(shared_snippet(compromise))
     titles = [f"{each.scenario.name}, {quantities.gpus(each.gpus)}" for each in compromise.each]
-    setting, headline = f"{len(compromise.each)} scenarios", text.shared_headline(compromise)
+    headline = tuning_text.shared_headline(compromise)
     return render_html(
         "One bucket cap for several scenarios",
         [
-            header(setting, headline, [PREDICTION]),
-            section("One cap for all", lead, text.scenarios_table(compromise), code),
+            header(f"{len(compromise.each)} scenarios", headline, [PREDICTION]),
+            section(
+                "One cap for all",
+                "Regrets: how much longer a step is than with the best cap of that scenario alone.",
+                tuning_text.scenarios_table(compromise),
+                Code(shared_snippet(compromise)),
+            ),
             *(
                 section(
                     title,
-                    text.headline(tuned),
+                    tuning_text.headline(tuned),
                     Figure(draw_curve(tuned), f"curve-{at}", f"Step time against the cap: {title}"),
                 )
                 for at, (title, tuned) in enumerate(zip(titles, compromise.each, strict=True))
@@ -121,19 +126,28 @@ def compromise_html(compromise: MinimaxCap) -> str:
 
 def _tiles(tuned: TuneResult) -> Tiles:
     def gain(step_s: float) -> str:
-        change = text.change(step_s / tuned.default.step_time_s - 1.0)
+        change = tuning_text.change(step_s / tuned.default.step_time_s - 1.0)
         return "as with the default" if change == "same" else f"{change} against the default"
 
     best_s, uniform, bound_s = tuned.best_list.step_time_s, tuned.best_uniform, tuned.lower_bound_s
-    cap = number(uniform.bucket_cap_mb or 0.0)
     tiles = [
-        Tile("Best list", text.fine(best_s), gain(best_s)),
-        Tile(f"Best cap: {cap} MiB", text.fine(uniform.step_time_s), gain(uniform.step_time_s)),
-        Tile("PyTorch's default", text.fine(tuned.default.step_time_s), "1 MiB first, then 25 MiB"),
+        Tile("Best list", tuning_text.fine(best_s), gain(best_s)),
+        Tile(
+            f"Best cap: {number(uniform.bucket_cap_mb or 0.0)} MiB",
+            tuning_text.fine(uniform.step_time_s),
+            gain(uniform.step_time_s),
+        ),
+        Tile(
+            "PyTorch's default",
+            tuning_text.fine(tuned.default.step_time_s),
+            "1 MiB first, then 25 MiB",
+        ),
     ]
     if bound_s is not None:
         above = quantities.percent(best_s / bound_s - 1.0)
-        tiles.append(Tile("Lower bound", text.fine(bound_s), f"the list is {above} above it"))
+        tiles.append(
+            Tile("Lower bound", tuning_text.fine(bound_s), f"the list is {above} above it")
+        )
     return Tiles(tiles)
 
 
@@ -147,7 +161,7 @@ def _curve(tuned: TuneResult) -> Section:
         lead += (
             f" Green bar: caps that stay within {within} of the safest one, "
             f"{number(tuned.robust.bucket_cap_mb)} MiB, however quick or slow the network is "
-            f"within its {text.INTERVAL}."
+            f"within its {tuning_text.INTERVAL}."
         )
     return section(
         "What each cap costs",
@@ -160,32 +174,33 @@ def _curve(tuned: TuneResult) -> Section:
 def _horovod(tuned: TuneResult) -> Section | None:
     if tuned.horovod is None:
         return None
-    table, assumptions = (
-        tabulate(
-            tuned.horovod.curve,
+    table = tabulate(
+        tuned.horovod.curve,
+        (
             (
-                (
-                    ">fusion threshold",
-                    lambda fusion: (
-                        f"{number(fusion.threshold_mb)} MiB" if fusion.threshold_mb else "off"
-                    ),
+                ">fusion threshold",
+                lambda fusion: (
+                    f"{number(fusion.threshold_mb)} MiB" if fusion.threshold_mb else "off"
                 ),
-                (">step", lambda fusion: quantities.duration(fusion.step_time_s)),
-                (">exposed", lambda fusion: quantities.duration(fusion.exposed_comm_s)),
-                (">all-reduces", lambda fusion: f"{fusion.all_reduces}"),
             ),
+            (">step", lambda fusion: quantities.duration(fusion.step_time_s)),
+            (">exposed", lambda fusion: quantities.duration(fusion.exposed_comm_s)),
+            (">all-reduces", lambda fusion: f"{fusion.all_reduces}"),
         ),
+    )
+    return section(
+        "Horovod",
+        tuning_text.horovod_line(tuned.horovod),
+        table,
         Bullets(tuned.horovod.assumptions),
     )
-    return section("Horovod", text.horovod_line(tuned.horovod), table, assumptions)
 
 
 LEAST_MB = 0.05
 """Caps below are not drawn: hardly a bucket holds more than one gradient there."""
 _ROW_PIXELS = 62
-_LABELLED_BAR_SHARE = 0.07
+_LABELLED_BAR_SHARE = 0.112
 """Share of a step that a bucket's bar must have for its size to be written on it."""
-_PLATEAU = WORK["optimizer"]
 
 
 def draw_curve(tuned: TuneResult) -> Drawing:
@@ -197,18 +212,12 @@ def draw_curve(tuned: TuneResult) -> Drawing:
     if bound_s is not None:
         levels.append(("no buckets are below", bound_s, {"color": QUIET_INK, "dash": "dash"}))
     dots = (
-        (25.0, default_s, "PyTorch's default", "diamond", WORK["exposed communication"]),
-        (
-            best.bucket_cap_mb or 0.0,
-            best.step_time_s,
-            "best cap for all",
-            "circle",
-            WORK["backward"],
-        ),
+        (25.0, tuned.default, "PyTorch's default", "diamond", WORK["exposed communication"]),
+        (best.bucket_cap_mb or 0.0, best, "best cap for all", "circle", WORK["backward"]),
     )
     # small caps may cost so much more that the rest would look flat
-    usual = [p.step_time_s for p in points if p.high_mb > 1.0] or [p.step_time_s for p in points]
-    top = max(*usual, default_s) / scale
+    usual = [p for p in points if p.high_mb > 1.0] or points
+    top = max(*(p.step_time_s for p in usual), default_s) / scale
     bottom = min(list_s if bound_s is None else bound_s, best.step_time_s) / scale
     pad = 0.06 * (top - bottom) or 0.01 * top
     figure = new_figure(
@@ -224,7 +233,7 @@ def draw_curve(tuned: TuneResult) -> Drawing:
                 {
                     "type": "scatter",
                     "x": [cap],
-                    "y": [step_s / scale],
+                    "y": [choice.step_time_s / scale],
                     "mode": "markers",
                     "name": name,
                     "hoverinfo": "name",
@@ -235,7 +244,7 @@ def draw_curve(tuned: TuneResult) -> Drawing:
                         "line": {"color": "white", "width": 1},
                     },
                 }
-                for cap, step_s, name, symbol, colour in dots
+                for cap, choice, name, symbol, colour in dots
             ),
         ],
         x=_caps_axis(points),
@@ -249,10 +258,10 @@ def draw_exposed(tuned: TuneResult) -> Drawing:
     """Draw exposed communication against the cap."""
     points = _drawn(tuned)
     unit, scale = time_unit(max(point.exposed_comm_s for point in points))
-    values = [point.exposed_comm_s / scale for point in points]
+    part = "exposed communication"
     figure = new_figure(
         220,
-        [_steps(points, values, "exposed communication", WORK["exposed communication"])],
+        [_steps(points, [each.exposed_comm_s / scale for each in points], part, WORK[part])],
         x=_caps_axis(points),
         y=axis_layout(f"exposed ({unit})", rangemode="tozero"),
     )
@@ -289,16 +298,15 @@ def _steps(points: list[CurvePoint], values: list[float], name: str, colour: str
 def _shade(figure: Drawing, tuned: TuneResult) -> None:
     """Shade caps that are as good as the best; mark those that are whatever is uncertain."""
     low, high = _ends(_drawn(tuned))
-    robust = wide_spans(tuned.robust.spans_mb) if tuned.robust else []
     foot = {"type": "rect", "xref": "x", "yref": "paper", "y0": 0, "y1": 0.03}
     for spans, draw, look in (
-        (wide_spans(tuned.plateau.spans_mb), figure.add_vrect, {"opacity": 0.16}),
-        (robust, figure.add_shape, {"opacity": 0.9, **foot}),
+        (tuned.plateau.spans_mb, figure.add_vrect, {"opacity": 0.16}),
+        (tuned.robust.spans_mb if tuned.robust else (), figure.add_shape, {"opacity": 0.9, **foot}),
     ):
-        for begin, end in spans:
+        for begin, end in wide_spans(spans):
             if end > low:
                 ends = {"x0": max(begin, low), "x1": min(end, high)}
-                draw(**ends, fillcolor=_PLATEAU, line_width=0, **look)
+                draw(**ends, fillcolor=WORK["optimizer"], line_width=0, **look)
 
 
 def _caps_axis(points: list[CurvePoint]) -> dict[str, Any]:
@@ -334,20 +342,22 @@ def draw_buckets(tuned: TuneResult) -> Drawing:
         title_row(figure, place + 0.2, escape(f"{title}: {fine(choice.step_time_s)}", quote=False))
         for bucket in choice.buckets:
             length_s = bucket.end_s - bucket.start_s
-            if length_s >= _LABELLED_BAR_SHARE * choice.step_time_s * 1.6:
-                middle, size = (
-                    (bucket.start_s + length_s / 2) / scale,
+            if length_s >= _LABELLED_BAR_SHARE * choice.step_time_s:
+                add_note(
+                    figure,
                     quantities.size(bucket.nbytes),
+                    x=(bucket.start_s + length_s / 2) / scale,
+                    y=place,
+                    font={"size": 12, "color": INK},
                 )
-                add_note(figure, size, x=middle, y=place, font={"size": 12, "color": INK})
     return figure
 
 
 def _bucket_bars(place: int, choice: Choice, scale: float) -> Iterator[dict[str, Any]]:
     """Describe a step, and when each of its buckets was ready and was reduced."""
-    flat, each = {"orientation": "h", "width": 0.36}, choice.buckets
-    step = [f"step {quantities.duration(choice.step_time_s)}"]
-    yield bars("step", [choice.step_time_s / scale], [place], WORK["idle"], step, base=[0], **flat)
+    flat, each, step_s = {"orientation": "h", "width": 0.36}, choice.buckets, choice.step_time_s
+    said = [f"step {quantities.duration(step_s)}"]
+    yield bars("step", [step_s / scale], [place], WORK["idle"], said, base=[0], **flat)
     yield bars(
         "all-reduce of a bucket",
         [(bucket.end_s - bucket.start_s) / scale for bucket in each],

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -15,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.document import count_ranks
+from perfmodel.report.common.document import count_ranks, grouped
 from perfmodel.report.common.figures import Drawing, add_note, lines, new_figure
 from perfmodel.report.common.palette import (
     LIMIT_INK,
@@ -25,7 +24,7 @@ from perfmodel.report.common.palette import (
     UTILISATION,
     band_of,
 )
-from perfmodel.report.topology.summary import (
+from perfmodel.report.topology_layout import (
     LayerLabel,
     alike,
     drawn_hosts,
@@ -33,6 +32,7 @@ from perfmodel.report.topology.summary import (
     has_layers,
     layer_labels,
     limiting_device,
+    link_name,
     positions,
     stack,
 )
@@ -70,29 +70,38 @@ def cables_between(
     topology: Topology, links: Iterable[LinkUse] | None, nodes: Iterable[str]
 ) -> list[Cable]:
     """Join parallel and opposite arcs between each two of `nodes`."""
-    drawn = dict.fromkeys(nodes)  # in their order, so that a page is the same every time
-    use: dict[tuple[str, str, str], LinkUse] = {}
-    for link in sorted(links or (), key=lambda link: -link.utilisation):
-        use.setdefault((*sorted((link.src, link.dst)), link.kind), link)  # type: ignore[arg-type]
-    rates_Bps: dict[tuple[str, str, str], list[list[float]]] = defaultdict(lambda: [[], []])
-    built = topology.built
-    for src in drawn:
-        for dst, cables in topology.links[src].items():
-            low, high = sorted((src, dst))
-            for cable in cables if dst in drawn else ():
-                direction = rates_Bps[low, high, built.kinds[cable]][src == high]
-                direction.append(float(built.bandwidth_Bps[cable]))
-    return [
-        Cable(
-            ends=(low, high),
-            kind=kind,
-            bandwidth_Bps=max(map(sum, directions)),
-            arcs=max(map(len, directions)),
-            utilisation=use[low, high, kind].utilisation if (low, high, kind) in use else 0.0,
-            nbytes=use[low, high, kind].nbytes if (low, high, kind) in use else 0.0,
+    drawn, built = dict.fromkeys(nodes), topology.built  # in order: pages are the same every time
+    use = grouped((_cable_of(link.src, link.dst, link.kind), link) for link in links or ())
+    rates_Bps = grouped(
+        (
+            _cable_of(src, dst, built.kinds[arc]),
+            (src > dst, float(built.bandwidth_Bps[arc])),
         )
-        for (low, high, kind), directions in rates_Bps.items()
-    ]
+        for src in drawn
+        for dst, arcs in topology.links[src].items()
+        if dst in drawn
+        for arc in arcs
+    )
+    cables = []
+    for (low, high, kind), both_ways in rates_Bps.items():
+        ways = grouped(both_ways).values()
+        busiest = max(use.get((low, high, kind), ()), key=lambda u: u.utilisation, default=None)
+        cables.append(
+            Cable(
+                ends=(low, high),
+                kind=kind,
+                bandwidth_Bps=max(map(sum, ways)),
+                arcs=max(map(len, ways)),
+                utilisation=0.0 if busiest is None else busiest.utilisation,
+                nbytes=0.0 if busiest is None else busiest.nbytes,
+            )
+        )
+    return cables
+
+
+def _cable_of(src: str, dst: str, kind: str) -> tuple[str, str, str]:
+    """Both ends of an arc in alphabetical order, and its kind."""
+    return min(src, dst), max(src, dst), kind
 
 
 def path(cable: Cable, places: Mapping[str, Place]) -> list[Place]:
@@ -104,8 +113,10 @@ def path(cable: Cable, places: Mapping[str, Place]) -> list[Place]:
     if y0 != y1:
         return [(x0, y0), (x1, y1)]
     depth = min(0.9, _SAG_SHARE_OF_LENGTH * abs(x1 - x0))
-    steps = [step / _CURVE_POINTS for step in range(_CURVE_POINTS + 1)]
-    return [(x0 + t * (x1 - x0), y0 - 4 * depth * t * (1 - t)) for t in steps]
+    return [
+        (x0 + t * (x1 - x0), y0 - 4 * depth * t * (1 - t))
+        for t in (step / _CURVE_POINTS for step in range(_CURVE_POINTS + 1))
+    ]
 
 
 def width(cable: Cable) -> float:
@@ -152,7 +163,7 @@ def draw_topology(
     `point`: a step. What limits it is drawn thick and named. Without it, colours tell kinds of
         links apart.
     `places`: where devices stand; devices that are not in it are not drawn. By default the layout
-        of `perfmodel.report.topology.summary`, with one host only: that of the bottleneck.
+        of `perfmodel.report.topology_layout`, with one host only: that of the bottleneck.
     """
     limiting = [] if point is None else find_limiting(point)
     if places is None:
@@ -164,12 +175,9 @@ def draw_topology(
         replace(cable, limits=(*cable.ends, cable.kind) in thick)
         for cable in cables_between(topology, links, places.keys())
     ]
-    groups: dict[tuple[str, str], list[Cable]] = defaultdict(list)
-    for cable in cables:
-        groups[_look(cable, with_traffic=with_traffic)].append(cable)
+    groups = grouped((_look(cable, with_traffic=with_traffic), cable) for cable in cables)
     order = [(name, colour) for _, colour, name in UTILISATION]
     order += [(name, colour) for colour, name in LINKS.values()]
-    looks = sorted(groups, key=lambda look: order.index(look) if look in order else 99)
     limits = "" if point is None else limiting_device(point)
     rows = len({y for _, y in places.values()}) if layered else _ROWS_WITHOUT_LAYERS
     drawn = new_figure(
@@ -177,7 +185,7 @@ def draw_topology(
         [
             *(
                 trace
-                for look in looks
+                for look in sorted(groups, key=lambda it: order.index(it) if it in order else 99)
                 for trace in _cables(look, groups[look], places, with_traffic=with_traffic)
             ),
             *_devices(topology, places, limits),
@@ -244,14 +252,20 @@ def _cables(
     with_traffic: bool,
 ) -> Iterator[dict[str, Any]]:
     """Describe lines by their width, and invisible marks on them that carry the hover text."""
-    name, colour = look
-    crowded, by_width = len(cables) > _MOST_THICK_CABLES, defaultdict(list)
-    for cable in cables:
-        idle = with_traffic and cable.utilisation == 0
-        usual = 1.0 if idle else min(width(cable), 1.5 if crowded else 5)
-        by_width[_LIMIT_PIXELS if cable.limits else usual].append(path(cable, places))
-    for pixels, paths in sorted(by_width.items()):
-        points = [point for line in paths for point in (*line, (None, None))]
+    (name, colour), crowded = look, len(cables) > _MOST_THICK_CABLES
+
+    def pixels_of(cable: Cable) -> float:
+        if cable.limits:
+            return _LIMIT_PIXELS
+        is_idle = with_traffic and cable.utilisation == 0
+        return 1.0 if is_idle else min(width(cable), 1.5 if crowded else 5)
+
+    by_width = grouped(
+        (pixels_of(cable), place)
+        for cable in cables
+        for place in (*path(cable, places), (None, None))
+    )
+    for pixels, points in sorted(by_width.items()):
         yield lines(
             name,
             [x for x, _ in points],
@@ -282,12 +296,11 @@ def _spots(line: Sequence[Place]) -> list[Place]:
 
 
 def _cable_hover(cable: Cable, with_traffic: bool) -> str:
-    low, high = (escape(end, quote=False) for end in cable.ends)
-    several = f", {cable.arcs} links" if cable.arcs > 1 else ""
-    kind = escape(LINKS.get(cable.kind, ("", cable.kind))[1])
     used, nbytes = quantities.percent(cable.utilisation), quantities.size(cable.nbytes)
     return (
-        f"<b>{low} - {high}</b><br>{kind}{several}, {quantities.rate(cable.bandwidth_Bps)}"
+        f"<b>{escape(' - '.join(cable.ends), quote=False)}</b><br>"
+        f"{escape(link_name(cable.kind))}{f', {cable.arcs} links' if cable.arcs > 1 else ''}, "
+        f"{quantities.rate(cable.bandwidth_Bps)}"
         f"{f'<br>{used} used, {nbytes} per step' if with_traffic else ''}"
     )
 
@@ -330,9 +343,8 @@ def _devices(
 
 def _name_hosts(drawn: Drawing, topology: Topology, places: Mapping[str, Place]) -> None:
     """Name each host below its lowest device, where no cable runs."""
-    hosts: dict[int, list[float]] = defaultdict(list)
-    for node, (x, _) in places.items():
-        hosts[topology.devices[node].host].append(x)
+    devices = topology.devices
+    hosts = grouped((devices[node].host, x) for node, (x, _) in places.items())
     for host, xs in hosts.items():
         if host >= 0:
             middle, foot = (min(xs) + max(xs)) / 2, {"y": 0, "yref": "paper", "yshift": -4}
@@ -344,8 +356,11 @@ def _frame(places: Mapping[str, Place]) -> dict[str, Any]:
     bare = {"visible": False, "fixedrange": True, "automargin": False}
     xs = [x for x, _ in places.values()] or [0.0]
     middle, half = (min(xs) + max(xs)) / 2, max(_LEAST_COLUMNS, 1.06 * (max(xs) - min(xs))) / 2
-    across = bare | {"range": [middle - half, middle + half]}
-    return {"x": across, "y": bare, "margin": {"t": 8, "b": 30, "l": _LABEL_PIXELS}}
+    return {
+        "x": bare | {"range": [middle - half, middle + half]},
+        "y": bare,
+        "margin": {"t": 8, "b": 30, "l": _LABEL_PIXELS},
+    }
 
 
 def topology_caption(topology: Topology, hosts: Sequence[int] = (0,)) -> str:
@@ -353,7 +368,9 @@ def topology_caption(topology: Topology, hosts: Sequence[int] = (0,)) -> str:
 
     `hosts`: numbers of those that are drawn.
     """
-    count = "one host" if topology.hosts == 1 else f"{topology.hosts:,} hosts"
     drawn = "one host is" if len(hosts) == 1 else f"{len(hosts)} hosts are"
     some = f"; {drawn} drawn, the others are wired alike" if topology.hosts > len(hosts) else ""
-    return f"{topology.name}: {count_ranks(topology)} ({topology.gpu.name}) in {count}{some}"
+    return (
+        f"{topology.name}: {count_ranks(topology)} ({topology.gpu.name}) in "
+        f"{'one host' if topology.hosts == 1 else f'{topology.hosts:,} hosts'}{some}"
+    )

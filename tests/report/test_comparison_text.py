@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.report.common import quantities
-from perfmodel.report.comparison.page import comparison_html, figures_table
-from perfmodel.report.comparison.text import column_names, headline, sentences
+from perfmodel.report.comparison import comparison_html, figures_table
+from perfmodel.report.comparison_text import column_names, headline, sentences
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.compare import compare
 from perfmodel.studies.compare.model import Change, Comparison, Side

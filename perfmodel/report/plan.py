@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from perfmodel.report import plan_text
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     Block,
@@ -27,8 +28,7 @@ from perfmodel.report.common.document import (
 )
 from perfmodel.report.common.html import render_html
 from perfmodel.report.common.plain_text import render_markdown
-from perfmodel.report.planning import text
-from perfmodel.report.planning.figures import (
+from perfmodel.report.plan_figures import (
     draw_throughput,
     draw_time_against_cost,
     draw_tornado,
@@ -62,24 +62,29 @@ def option_table(plan: PlanResult, *, narrow: bool = False) -> Table:
     front: whether nothing else is both as quick and as cheap (Pareto). A narrow table is for the
     terminal.
     """
-    unit = text.common_unit([option.wall_s for option in plan.usable])
+    unit = plan_text.common_unit([option.wall_s for option in plan.usable])
 
     def in_time(option: Any) -> str:
         """Probability of meeting the deadline, or where the expected time is without it."""
         share = probability_in_time(option, plan.deadline_s)
-        return (deadline_met(option, plan.deadline_s) or "") if share is None else text.odds(share)
+        return (
+            (deadline_met(option, plan.deadline_s) or "")
+            if share is None
+            else plan_text.odds(share)
+        )
 
     def time(option: Any) -> str:
-        likely, ends = text.span(option.training.wall_s, unit), option.training.wall_interval_s
-        own_s = (unit or text.unit_of(option.training.wall_s))[1]
-        written = [quantities.count(end / own_s) for end in ends or ()]
-        return text.brief_range(likely, *written) if ends else likely
+        wall_s, ends = option.training.wall_s, option.training.wall_interval_s
+        own_s = (unit or plan_text.unit_of(wall_s))[1]
+        return plan_text.brief_range(
+            plan_text.span(wall_s, unit), ends, lambda end_s: quantities.count(end_s / own_s)
+        )
 
     def amounts(option: Any) -> str:
-        if option.bill.total is None:
+        write, bill = plan_text.amount_only, option.bill
+        if bill.total is None:
             return NOTHING
-        likely, ends = text.amount_only(option.bill.total), option.bill.interval
-        return text.brief_range(likely, *map(text.amount_only, ends)) if ends else likely
+        return plan_text.brief_range(write(bill.total), bill.interval, write)
 
     return tabulate(
         plan.usable,
@@ -96,7 +101,7 @@ def option_table(plan: PlanResult, *, narrow: bool = False) -> Table:
             else None,
             (">time (80 %)", time),
             (f">cost, {plan.currency} (80 %)", amounts) if plan.currency else None,
-            (">energy", lambda option: _or_nothing(text.energy, option.bill.energy_kWh)),
+            (">energy", lambda option: _or_nothing(plan_text.energy, option.bill.energy_kWh)),
             (
                 ">efficiency",
                 lambda option: _or_nothing(quantities.percent_column, option.step.efficiency),
@@ -129,31 +134,31 @@ def failure_table(plan: PlanResult) -> Table:
         if simulation is None:
             return NOTHING
         lost_s = simulation.mean_s - option.training.work_s
-        name, unit_s = text.unit_of(lost_s)
+        name, unit_s = plan_text.unit_of(lost_s)
         error = f" \N{PLUS-MINUS SIGN} {simulation.error_s / unit_s:#.2g}".rstrip(".")
         enough = simulation.failures * simulation.runs >= FEWEST_FAILURES
         return f"{quantities.count(lost_s / unit_s)}{error if enough else ''} {name}"
-
-    def nine_in_ten(option: Any) -> str:
-        simulation = option.training.simulated
-        return (
-            NOTHING if simulation is None else text.span(simulation.high_s - option.training.work_s)
-        )
 
     return tabulate(
         (each for each in plan.usable if each.training and each.training.upkeep),
         (
             *_CANDIDATE,
-            (">fails every", lambda each: text.span(each.training.upkeep.mtbf_s)),
-            (">saves every", lambda each: text.span(each.training.upkeep.interval_s)),
-            (">which takes", lambda each: text.span(each.training.upkeep.write_s)),
+            (">fails every", lambda each: plan_text.span(each.training.upkeep.mtbf_s)),
+            (">saves every", lambda each: plan_text.span(each.training.upkeep.interval_s)),
+            (">which takes", lambda each: plan_text.span(each.training.upkeep.write_s)),
             (
                 ">failures",
                 lambda each: quantities.count(each.training.wall_s / each.training.upkeep.mtbf_s),
             ),
-            (">lost", lambda each: text.span(each.training.wall_s - each.training.work_s)),
+            (">lost", lambda each: plan_text.span(each.training.wall_s - each.training.work_s)),
             (">simulated", simulated),
-            (">9 in 10 lose less", nine_in_ten),
+            (
+                ">9 in 10 lose less",
+                lambda each: _or_nothing(
+                    lambda trainings: plan_text.span(trainings.high_s - each.training.work_s),
+                    each.training.simulated,
+                ),
+            ),
             (">goodput", lambda each: quantities.percent_column(each.training.goodput)),
         ),
     )
@@ -170,14 +175,17 @@ def upgrade_table(plan: PlanResult) -> Table:
         plan.outcomes,
         (
             ("upgrade", lambda outcome: outcome.upgrade),
-            ("of", lambda outcome: text.cluster(outcome.before)),
-            (">saves time", lambda outcome: signed(text.span, outcome.saved_s)),
+            ("of", lambda outcome: plan_text.cluster(outcome.before)),
+            (">saves time", lambda outcome: signed(plan_text.span, outcome.saved_s)),
             (
                 f">saves per training, {currency}",
-                lambda outcome: signed(text.amount_only, outcome.saved),
+                lambda outcome: signed(plan_text.amount_only, outcome.saved),
             ),
-            (f">price, {currency}", lambda outcome: _or_nothing(text.amount_only, outcome.price)),
-            (">pays back after", lambda outcome: text.payback(outcome.payback_s) or NOTHING),
+            (
+                f">price, {currency}",
+                lambda outcome: _or_nothing(plan_text.amount_only, outcome.price),
+            ),
+            (">pays back after", lambda outcome: plan_text.payback(outcome.payback_s) or NOTHING),
             (
                 "pays",
                 lambda outcome: (
@@ -190,17 +198,20 @@ def upgrade_table(plan: PlanResult) -> Table:
 
 def ladder_table(plan: PlanResult) -> Table:
     """Smallest cluster by deadline."""
-    unit = text.common_unit([option.wall_s for option in plan.answers.ladder])
+    unit = plan_text.common_unit([option.wall_s for option in plan.answers.ladder])
     return tabulate(
         reversed(plan.answers.ladder),
         [
-            ("with at least", lambda option: text.span(option.wall_s, unit)),
+            ("with at least", lambda option: plan_text.span(option.wall_s, unit)),
             (
                 "the smallest is",
                 lambda option: f"{option.candidate}, {quantities.nodes(option.nodes)}",
             ),
             (">GPUs", lambda option: f"{option.gpus:,}"),
-            (f">cost, {plan.currency}", lambda option: _or_nothing(text.amount_only, option.cost))
+            (
+                f">cost, {plan.currency}",
+                lambda option: _or_nothing(plan_text.amount_only, option.cost),
+            )
             if plan.currency
             else None,
         ],
@@ -211,10 +222,7 @@ def purchase_table(plan: PlanResult) -> Table:
     """Figures for a purchase: outlay, power, shares of the cost."""
 
     def amount(name: str) -> Callable[[PlanOption], str]:
-        return lambda option: _or_nothing(text.amount_only, getattr(option.bill, name))
-
-    def kilowatts(watts: float) -> str:
-        return f"{quantities.count(watts / 1e3)}\N{NO-BREAK SPACE}kW"
+        return lambda option: _or_nothing(plan_text.amount_only, getattr(option.bill, name))
 
     currency = plan.currency or ""
     return tabulate(
@@ -222,7 +230,7 @@ def purchase_table(plan: PlanResult) -> Table:
         (
             *_CANDIDATE,
             (f">to buy, {currency}", amount("outlay")),
-            (">power", lambda option: _or_nothing(kilowatts, option.bill.power_W)),
+            (">power", lambda option: _or_nothing(plan_text.power, option.bill.power_W)),
             (f">machines, {currency}", amount("machines")),
             (f">electricity, {currency}", amount("energy")),
             (f">per step, {currency}", amount("per_step")),
@@ -237,8 +245,11 @@ def sensitivity_table(plan: PlanResult) -> Table:
     def ends(at: int) -> tuple[Column, ...]:
         return (
             (("worse", "better")[at], lambda each: each.labels[at]),
-            (">time", lambda each: text.span(each.wall_s[at])),
-            (">cost", lambda each: "" if each.cost is None else text.amount_only(each.cost[at])),
+            (">time", lambda each: plan_text.span(each.wall_s[at])),
+            (
+                ">cost",
+                lambda each: "" if each.cost is None else plan_text.amount_only(each.cost[at]),
+            ),
         )
 
     return tabulate(
@@ -266,8 +277,7 @@ PURCHASE = "What the cost is made of. FLOPs used: model FLOPs over the dense pea
 
 def plan_html(plan: PlanResult) -> str:
     """Build the page as one string."""
-    said = Definitions(text.answers(plan))
-    sources = [Heading("Sources"), Definitions(plan.sources)] if plan.sources else []
+    said = plan_text.answers(plan)
     names = [option.candidate for option in plan.usable]
     throughput = sensitivity = None
     if len(set(names)) < len(names):  # what more nodes bring, where a candidate has many sizes
@@ -276,52 +286,59 @@ def plan_html(plan: PlanResult) -> str:
     if plan.best is not None and plan.sensitivities:
         sensitivity = section(
             "What the answer depends on",
-            f"{text.cluster(plan.best)}: one thing at a time is made worse and better.",
+            f"{plan_text.cluster(plan.best)}: one thing at a time is made worse and better.",
             Figure(draw_tornado(plan), "tornado", "Bars: what each assumption makes of the answer"),
             sensitivity_table(plan),
         )
-    grounds = section(
-        "What this rests on",
-        "",
-        Heading("Assumptions"),
-        Bullets(plan.assumptions),
-        Heading("Provenance"),
-        Definitions({"scenario": plan.scenario, **plan.provenance}),
-        *sources,
-    )
     return render_html(
-        f"Plan: {text.setting(plan)}",
+        f"Plan: {plan_text.setting(plan)}",
         [
             _header(plan),
             _tiles(plan),
-            section("Answers", "", said) if said.entries else None,
+            section("Answers", "", Definitions(said)) if said else None,
             _options(plan),
             throughput,
             sensitivity,
             *_tables(plan),
-            grounds,
+            section(
+                "What this rests on",
+                "",
+                Heading("Assumptions"),
+                Bullets(plan.assumptions),
+                Heading("Provenance"),
+                Definitions({"scenario": plan.scenario, **plan.provenance}),
+                *([Heading("Sources"), Definitions(plan.sources)] if plan.sources else []),
+            ),
         ],
     )
 
 
 def plan_markdown(plan: PlanResult) -> str:
     """Write the same answers and tables as Markdown."""
-    facts = {"scenario": plan.scenario, **plan.provenance, **plan.sources}
     return render_markdown(
         [
             _header(plan),
-            section("Answers", "", Definitions(text.answers(plan))),
+            section("Answers", "", Definitions(plan_text.answers(plan))),
             table_section("Time against cost", _hint(plan), option_table(plan)),
             table_section("What the answer depends on", "", sensitivity_table(plan)),
             *_tables(plan),
-            section("What this rests on", "", Bullets(plan.assumptions), Definitions(facts)),
+            section(
+                "What this rests on",
+                "",
+                Bullets(plan.assumptions),
+                Definitions({"scenario": plan.scenario, **plan.provenance, **plan.sources}),
+            ),
         ]
     )
 
 
 def _header(plan: PlanResult) -> Header:
-    notes = [NOT_MEASURED, *plan.cautions]
-    return header(text.setting(plan), text.headline(plan), notes, [plan.question])
+    return header(
+        plan_text.setting(plan),
+        plan_text.headline(plan),
+        [NOT_MEASURED, *plan.cautions],
+        [plan.question],
+    )
 
 
 def _tiles(plan: PlanResult) -> Tiles | None:
@@ -333,21 +350,29 @@ def _tiles(plan: PlanResult) -> Tiles | None:
     def between(ends: tuple[float, float] | None, write: Callable[..., str], *likely: float) -> str:
         return "no interval known" if ends is None else f"80 % interval {write(ends, *likely)}"
 
-    outlay = f"; {text.money(bill.outlay or 0.0, plan.currency)} to buy"
-    cost = between(bill.interval, text.amount_range) + ("" if bill.outlay is None else outlay)
-    power = f"{quantities.count((bill.power_W or 0.0) / 1e3)} kW"
-    goodput = "nothing fails" if training.upkeep is None else "of the time, with failures"
+    outlay = f"; {plan_text.money(bill.outlay or 0.0, plan.currency)} to buy"
+    cost = between(bill.interval, plan_text.amount_range) + ("" if bill.outlay is None else outlay)
     known = (
-        (True, "Cluster", text.cluster(best), f"{best.node}, network {best.fabric}", "text"),
+        (True, "Cluster", plan_text.cluster(best), f"{best.node}, network {best.fabric}", "text"),
         (
             True,
             "Time to train",
-            text.span(training.wall_s),
-            between(training.wall_interval_s, text.span_range, training.wall_s),
+            plan_text.span(training.wall_s),
+            between(training.wall_interval_s, plan_text.span_range, training.wall_s),
         ),
-        (bill.total is not None, "Cost", text.money(bill.total or 0.0, plan.currency), cost),
-        (bill.energy_kWh is not None, "Energy", text.energy(bill.energy_kWh or 0.0), power),
-        (True, "Goodput", quantities.percent(training.goodput), goodput),
+        (bill.total is not None, "Cost", plan_text.money(bill.total or 0.0, plan.currency), cost),
+        (
+            bill.energy_kWh is not None,
+            "Energy",
+            plan_text.energy(bill.energy_kWh or 0.0),
+            f"{quantities.count((bill.power_W or 0.0) / 1e3)} kW",
+        ),
+        (
+            True,
+            "Goodput",
+            quantities.percent(training.goodput),
+            "nothing fails" if training.upkeep is None else "of the time, with failures",
+        ),
         (
             step.efficiency is not None,
             "Scaling efficiency",
@@ -369,13 +394,16 @@ def _options(plan: PlanResult) -> Section | None:
             "Numbers beside the points are nodes, bars 80 % intervals. Whatever is not on the "
             "front, the dotted line, is beaten in time and cost by something that is."
         )
-    hint = Paragraph(_hint(plan), "hint")
-    return section("Time against cost", lead, figure, option_table(plan), hint)
+    return section(
+        "Time against cost", lead, figure, option_table(plan), Paragraph(_hint(plan), "hint")
+    )
 
 
 def _hint(plan: PlanResult) -> str:
-    in_time = text.explain_in_time(plan)
-    return f"In brackets: 80 % intervals. Efficiency is {plan.efficiency_base}.{in_time}"
+    return (
+        f"In brackets: 80 % intervals. Efficiency is {plan.efficiency_base}."
+        f"{plan_text.explain_in_time(plan)}"
+    )
 
 
 def _tables(plan: PlanResult) -> list[Section | None]:
@@ -383,7 +411,7 @@ def _tables(plan: PlanResult) -> list[Section | None]:
     shown = (
         (len(plan.answers.ladder) > 1, "Smallest cluster by deadline", LADDER, ladder_table),
         (True, "Which upgrade pays", UPGRADES, upgrade_table),
-        (True, "Failures and checkpoints", text.LOST, failure_table),
+        (True, "Failures and checkpoints", plan_text.LOST, failure_table),
         (plan.currency is not None, "For a purchase paper", PURCHASE, purchase_table),
     )
     left_out = refused(plan)
@@ -404,13 +432,13 @@ def plan_lines(plan: PlanResult) -> list[Block]:
     """Arrange a plan for the terminal: the answer, the options, what was refused."""
     options, failures = option_table(plan, narrow=True), failure_table(plan)
     return [
-        Paragraph(f"{text.headline(plan)}.\n"),
+        Paragraph(f"{plan_text.headline(plan)}.\n"),
         *([options, Paragraph("")] if options.rows else []),
         *(
             Paragraph(f"{title}{'' if title.endswith('?') else ':'} {answer}.")
-            for title, answer in text.answers(plan).items()
+            for title, answer in plan_text.answers(plan).items()
         ),
-        *([Paragraph(f"\n{text.LOST}\n"), failures] if failures.rows else []),
+        *([Paragraph(f"\n{plan_text.LOST}\n"), failures] if failures.rows else []),
         *paragraphs(f"left out: {name}: {reason}" for name, reason in refused(plan).items()),
     ]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.report.topology.summary import path_matrix, positions, summary
+from perfmodel.report.topology import path_matrix, summary
+from perfmodel.report.topology_layout import positions
 from perfmodel.topology.templates.build import build_topology, template_names
 from perfmodel.topology.templates.spec import FabricSpec
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from perfmodel.report.common import quantities
+from perfmodel.report.common.document import first_applying, join_applying
 from perfmodel.studies.plan.export import deadline_met, probability_in_time
 from perfmodel.studies.plan.model import Pays, PlanOption, PlanResult, UpgradeOutcome
 from perfmodel.studies.plan.time_to_train import HOURS_PER_YEAR
@@ -80,16 +82,19 @@ def span_range(ends: tuple[float, float], likely_s: float) -> str:
     return f"{low} to {high}{_SPACE}{name}"
 
 
-def brief_range(likely: str, low: str, high: str) -> str:
+def brief_range(
+    likely: str, ends: tuple[float, float] | None, write: Callable[[float], str]
+) -> str:
     """Write a number and its interval in a cell of a table; one that rounds away is left out.
 
     Examples
     --------
-    >>> brief_range("5.56 d", "5.54", "5.65"), brief_range("5.56 d", "5.56", "5.56")
+    >>> brief_range("5.56 d", (5.54, 5.65), str), brief_range("5.56 d", (5.56, 5.56), str)
     ('5.56 d (5.54\u20135.65)', '5.56 d')
     """
-    digits = likely.split(maxsplit=1)[0]
-    return likely if low == digits == high else f"{likely} ({low}\N{EN DASH}{high})"
+    written = [write(end) for end in ends or ()]
+    is_exact = set(written) <= {likely.split(maxsplit=1)[0]}
+    return likely if is_exact else f"{likely} ({chr(0x2013).join(written)})"
 
 
 def money(amount: float, currency: str | None) -> str:
@@ -121,6 +126,11 @@ def energy(energy_kWh: float) -> str:
     return f"{quantities.count(value)}{_SPACE}{name}"
 
 
+def power(power_W: float) -> str:
+    """Write a power in kW."""
+    return f"{quantities.count(power_W / 1e3)}{_SPACE}kW"
+
+
 def cluster(option: PlanOption) -> str:
     """Name an option: ``"rented A100, 4 nodes (32 GPUs)"``."""
     gpus = "" if option.gpus is None else f" ({quantities.gpus(option.gpus)})"
@@ -136,8 +146,9 @@ def time_and_cost(option: PlanOption, currency: str | None, *, intervals: bool =
         phrase += f" ({span_range(training.wall_interval_s, training.wall_s)})"
     if bill is None or bill.total is None:
         return phrase
-    ends = f" ({amount_range(bill.interval)})" if intervals and bill.interval is not None else ""
-    phrase += f" for {money(bill.total, currency)}{ends}"
+    phrase += f" for {money(bill.total, currency)}"
+    if intervals and bill.interval is not None:
+        phrase += f" ({amount_range(bill.interval)})"
     if bill.outlay is None:
         return phrase
     electricity = " and electricity" if bill.energy else ""
@@ -155,12 +166,11 @@ LOST = (
 
 def explain_in_time(plan: PlanResult) -> str:
     """Explain the column "in time"."""
-    if plan.deadline_s is None:
-        return ""
-    return (
+    said = (
         " In time: the probability, from the 80 % interval of the time; prices, data and people "
         "are not in it."
     )
+    return "" if plan.deadline_s is None else said
 
 
 def setting(plan: PlanResult) -> str:
@@ -175,46 +185,35 @@ def headline(plan: PlanResult) -> str:
         return f"None of the {len(plan.options)} options can train {plan.workload}"
     if plan.deadline_s is not None and best.wall_s > plan.deadline_s:
         return f"Nothing finishes in {within}: even {cluster(best)} takes {span(best.wall_s)}"
-    if plan.deadline_s is None:
-        kind = "Fastest" if best.cost is None else "Cheapest"
-    else:
-        kind = f"{'Smallest' if best.cost is None else 'Cheapest'} that finishes in {within}"
-    return f"{kind}: {_describe(plan, best, intervals=False)}"
+    kind = first_applying(
+        (best.cost is not None, "Cheapest"),
+        (plan.deadline_s is None, "Fastest"),
+        (True, "Smallest"),
+    )
+    in_time = "" if plan.deadline_s is None else f" that finishes in {within}"
+    return f"{kind}{in_time}: {_describe(plan, best, intervals=False)}"
 
 
 def answers(plan: PlanResult) -> dict[str, str]:
     """Each question and its answer; questions with the same answer are joined."""
-    chosen = plan.answers
-    cheapest, in_time, budgeted = (
-        chosen.cheapest,
-        plan.deadline_s is not None,
-        plan.budget is not None,
-    )
-
-    def or_else(option: PlanOption | None, what: str, other: PlanOption | None) -> str:
-        if option is not None or other is None:
-            return "none" if option is None else _describe(plan, option)
-        return f"none; the {what} is {_describe(plan, other)}"
-
+    chosen, in_time = plan.answers, plan.deadline_s is not None
+    fastest, cheapest = chosen.fastest, chosen.cheapest
     within = f"that finishes in {given_span(plan.deadline_s or 0.0)}"
     affordable = f"Fastest for {money(plan.budget or 0.0, plan.currency)} at most"
+    is_priced, priced_in_time = cheapest is not None, chosen.cheapest_in_time
     asked: tuple[tuple[bool, str, PlanOption | None, str, PlanOption | None], ...] = (
-        (in_time, f"Smallest {within}", chosen.smallest_in_time, "fastest", chosen.fastest),
-        (
-            in_time and cheapest is not None,
-            f"Cheapest {within}",
-            chosen.cheapest_in_time,
-            "fastest",
-            chosen.fastest,
-        ),
-        (budgeted, affordable, chosen.fastest_in_budget, "cheapest", cheapest),
-        (chosen.fastest is not None, "Fastest of all", chosen.fastest, "", None),
-        (cheapest is not None, "Cheapest of all", cheapest, "", None),
+        (in_time, f"Smallest {within}", chosen.smallest_in_time, "fastest", fastest),
+        (in_time and is_priced, f"Cheapest {within}", priced_in_time, "fastest", fastest),
+        (plan.budget is not None, affordable, chosen.fastest_in_budget, "cheapest", cheapest),
+        (fastest is not None, "Fastest of all", fastest, "", None),
+        (is_priced, "Cheapest of all", cheapest, "", None),
     )
-    questions: dict[str, list[str]] = {}
+    questions: dict[str, list[str]] = defaultdict(list)
     for applies, question, option, what, other in asked:
         if applies:
-            questions.setdefault(or_else(option, what, other), []).append(question)
+            answer = "none" if option is None else _describe(plan, option)
+            instead = "" if option or not other else f"; the {what} is {_describe(plan, other)}"
+            questions[f"{answer}{instead}"].append(question)
     joined = {
         ", ".join([own[0], *(later[0].lower() + later[1:] for later in own[1:])]): answer
         for answer, own in questions.items()
@@ -225,17 +224,15 @@ def answers(plan: PlanResult) -> dict[str, str]:
 def _describe(plan: PlanResult, option: PlanOption, *, intervals: bool = True) -> str:
     """The option, what it takes, and how sure it is to be in time."""
     met, share = deadline_met(option, plan.deadline_s), probability_in_time(option, plan.deadline_s)
-    said = (
+    return join_applying(
+        (
+            True,
+            f"{cluster(option)}, {time_and_cost(option, plan.currency, intervals=intervals)}",
+        ),
         (option.step is not None and option.step.tight, "; its memory is tight"),
         (met is not None, f"; {_IN_TIME.get(met or '', '')}"),
-        (
-            met is not None and share is not None,
-            f" (probability {odds(0.0 if share is None else share)})",
-        ),
-    )
-    return (
-        f"{cluster(option)}, {time_and_cost(option, plan.currency, intervals=intervals)}"
-        + "".join(text for applies, text in said if applies)
+        (met is not None and share is not None, f" (probability {odds(share or 0.0)})"),
+        by="",
     )
 
 
@@ -264,7 +261,7 @@ def _upgrade_answers(plan: PlanResult) -> Iterator[tuple[str, str]]:
     """The best use of each upgrade."""
     for name in dict.fromkeys(outcome.upgrade for outcome in plan.outcomes):
         own = [outcome for outcome in plan.outcomes if outcome.upgrade == name]
-        saving = [outcome for outcome in own if outcome.pays not in {"never", "unknown"}]
+        saving = (outcome for outcome in own if outcome.pays not in {"never", "unknown"})
         best = next((outcome for outcome in saving if (outcome.saved_s or 0) > 0), None)
         if best is not None:
             does = f"{_verdict(best)}: {cluster(best.before)}, {pays(best, plan.currency)}"
@@ -280,13 +277,14 @@ def _at_headline_option(
     plan: PlanResult, own: Sequence[UpgradeOutcome], best: UpgradeOutcome
 ) -> str:
     """What the upgrade does for the option of the headline, if another one has most of it."""
-    chosen = plan.best
-    outcome = next((o for o in own if o.before is chosen and o is not best), None)
+    outcome = next((o for o in own if o.before is plan.best and o is not best), None)
     if outcome is None:
         return f"; that is the best of {len(own)} clusters" if len(own) > 1 else ""
-    does = "nothing is saved" if outcome.pays == "never" else _verdict(outcome)
     back = "" if not outcome.payback_s else f", its price is {_back(outcome.payback_s)}"
-    return f"; {cluster(outcome.before)}, the one above: {does}{back}"
+    return (
+        f"; {cluster(outcome.before)}, the one above: "
+        f"{'nothing is saved' if outcome.pays == 'never' else _verdict(outcome)}{back}"
+    )
 
 
 _PAYS: Mapping[Pays, str] = {
@@ -308,8 +306,8 @@ def _verdict(outcome: UpgradeOutcome) -> str:
 
 
 def _back(payback_s: float) -> str:
-    late = payback_s > _LONGEST_S
-    return f"not back in {span(_LONGEST_S)}" if late else f"back after {span(payback_s)}"
+    is_late = payback_s > _LONGEST_S
+    return f"not back in {span(_LONGEST_S)}" if is_late else f"back after {span(payback_s)}"
 
 
 def payback(payback_s: float | None) -> str:
@@ -327,11 +325,11 @@ def pays(outcome: UpgradeOutcome, currency: str | None) -> str:
     if outcome.saved is not None:
         amount = money(abs(outcome.saved), currency)
         saves += f" and {amount}" if outcome.saved >= 0 else f" but costs {amount} more"
-    back_s = outcome.payback_s or 0.0
+    back_s, is_late = outcome.payback_s or 0.0, outcome.pays == "not in its life"
     back = f", its price is {_back(back_s)} of this"
-    if back_s <= _LONGEST_S and outcome.pays in {"later", "not in its life"}:
-        back += f", {math.ceil(back_s / outcome.after.wall_s):,} trainings"
-        back += "" if outcome.pays == "later" else ", longer than the nodes are used"
+    if back_s <= _LONGEST_S and (is_late or outcome.pays == "later"):
+        late = ", longer than the nodes are used" if is_late else ""
+        back += f", {math.ceil(back_s / outcome.after.wall_s):,} trainings{late}"
     endings: dict[Pays, str] = {
         "no price": ": worth no more than that",
         "in this training": ", more than its price" if outcome.price else " with its rent paid",

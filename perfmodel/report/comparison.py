@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import chain
 
+from perfmodel.report import comparison_text
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
     PREDICTED,
@@ -20,16 +21,12 @@ from perfmodel.report.common.document import (
 )
 from perfmodel.report.common.figures import (
     Drawing,
-    bars,
-    label_rows,
-    new_figure,
     short_label,
-    time_unit,
+    stack_parts,
 )
 from perfmodel.report.common.html import render_html
 from perfmodel.report.common.palette import WORK
-from perfmodel.report.comparison import text
-from perfmodel.report.comparison.text import (
+from perfmodel.report.comparison_text import (
     LEAST_RELATIVE_CHANGE,
     column_names,
     headline,
@@ -46,14 +43,16 @@ from perfmodel.studies.run.result.model import SizeResult
 
 def fields_table(comparison: Comparison) -> Table:
     """Which fields differ."""
-    rows = [(field.name, *field.values) for field in comparison.fields]
-    return Table(["field", *column_names(comparison.sides)], rows, wraps=len(comparison.sides) > 3)
+    return Table(
+        ["field", *column_names(comparison.sides)],
+        [(field.name, *field.values) for field in comparison.fields],
+        wraps=len(comparison.sides) > 3,
+    )
 
 
 def figures_table(comparison: Comparison) -> Table:
     """The figures of each side; with two of them the change too."""
     sides, points = comparison.sides, [side.point for side in comparison.sides]
-    count = len(sides)
 
     def row(title: str, write: Callable[[SizeResult], str]) -> tuple[str, ...]:
         return (title, *map(write, points))
@@ -83,7 +82,7 @@ def figures_table(comparison: Comparison) -> Table:
             row("sent per GPU", lambda point: quantities.size(point.sent_bytes)),
             ("MFU", *map(_utilisation, sides)),
             ("memory per GPU", *map(_memory, sides)),
-            row("limited by", lambda point: _limited_by(point, short=count > 3)),
+            row("limited by", lambda point: _limited_by(point, short=len(sides) > 3)),
         ],
         _changes(comparison),
     )
@@ -99,23 +98,20 @@ def _steps(times_s: Sequence[float]) -> list[str]:
 
 def _utilisation(side: Side) -> str:
     """Model FLOPs utilisation; of fp8, whose peak not all products have, with the peak's name."""
-    text = _or_nothing(side.point.mfu)
-    is_fp8 = side.scenario.compute.precision == "fp8" and side.point.mfu is not None
-    return f"{text} of the fp8 peak" if is_fp8 else text
+    of_peak = " of the fp8 peak" if side.scenario.compute.precision == "fp8" else ""
+    return "" if side.point.mfu is None else f"{_or_nothing(side.point.mfu)}{of_peak}"
 
 
 def _exposed_rows(points: Sequence[SizeResult]) -> list[tuple[str, ...]]:
     """Exposed communication by operation, where there are several."""
-    ops = dict.fromkeys(use.op for point in points for use in point.communication)
-    if len(ops) < 2:
-        return []
     times_s = [{use.op: use.exposed_s for use in point.communication} for point in points]
+    ops = dict.fromkeys(op for each in times_s for op in each)
     return [
         (
             f"exposed {quantities.operation(op)}",
             *(quantities.duration(each[op]) if op in each else "" for each in times_s),
         )
-        for op in ops
+        for op in (ops if len(ops) > 1 else ())
     ]
 
 
@@ -158,19 +154,21 @@ def _or_nothing(share: float | None) -> str:
 
 def parts_table(comparison: Comparison) -> Table:
     """Where the step of each side goes; with two sides the change too."""
-    sides = comparison.sides
-    rows: list[tuple[str, ...]] = [
-        (name, *(quantities.duration(side.point.breakdown_s.get(name, 0.0)) for side in sides))
-        for name in parts(comparison)
-    ]
-    least_s = 0.5e-3 * max(side.point.step_time_s for side in sides)
-    changes = {
-        name: _signed_time(time_s)
-        for versus in comparison.differences
-        for name, time_s in versus.parts_s.items()
-        if abs(time_s) >= least_s
-    }
-    return _with_change(comparison, rows, changes)
+    steps_s = [side.point.breakdown_s for side in comparison.sides]
+    least_s = 0.5e-3 * max(side.point.step_time_s for side in comparison.sides)
+    return _with_change(
+        comparison,
+        [
+            (name, *(quantities.duration(step_s.get(name, 0.0)) for step_s in steps_s))
+            for name in parts(comparison)
+        ],
+        {
+            name: _signed_time(time_s)
+            for versus in comparison.differences
+            for name, time_s in versus.parts_s.items()
+            if abs(time_s) >= least_s
+        },
+    )
 
 
 def _with_change(
@@ -227,14 +225,11 @@ def _memory(side: Side) -> str:
 
 def parts(comparison: Comparison) -> list[str]:
     """Parts of a step that matter on some side, in their usual order."""
-    names = dict.fromkeys(name for side in comparison.sides for name in side.point.breakdown_s)
+    points = [side.point for side in comparison.sides]
     return [
         name
-        for name in names
-        if any(
-            side.point.breakdown_s.get(name, 0.0) > 1e-4 * side.point.step_time_s
-            for side in comparison.sides
-        )
+        for name in dict.fromkeys(name for point in points for name in point.breakdown_s)
+        if any(point.breakdown_s.get(name, 0.0) > 1e-4 * point.step_time_s for point in points)
     ]
 
 
@@ -247,45 +242,41 @@ def what_if_table(comparison: Comparison) -> Table:
 
     Where known, a column says how much of the difference of the sides is gone.
     """
-    names = column_names(comparison.sides)
+    names, imagined = column_names(comparison.sides), comparison.what_ifs
     now_s = [side.point.step_time_s for side in comparison.sides]
-    if len(names) > 3:
-        return _many_what_ifs(comparison, names)
-    titles = ["with", *(title for name in names for title in (f">{name}", ">saved"))]
-    unchanged = [cell for time_s in now_s for cell in (quantities.duration(time_s), "")]
-    rows = [["everything as it is", *unchanged]]
-    of, others = ">of the difference", range(1, len(names))
-    if shared := any(share is not None for each in comparison.what_ifs for share in each.shares):
-        titles += [of] if len(names) == 2 else [f"{of} ({name})" for name in names[1:]]
-        rows[0] += [""] * len(others)
-    for imagined in comparison.what_ifs:
-        flat = chain.from_iterable(map(_cells, imagined.steps_s, now_s))
-        shares = [
-            "" if share is None else f"{round(100 * share)}\N{NO-BREAK SPACE}%"
-            for share in imagined.shares[1:]
+    is_now = [(quantities.duration(step_s), "") for step_s in now_s]
+    rows = [("everything as it is", is_now)]
+    rows += [(each.what, list(map(_cells, each.steps_s, now_s))) for each in imagined]
+    if len(names) > 3:  # one column per side, of the step and what is saved of it
+        titles = ["with (saved)", *(f">{name}" for name in names)]
+        brief = [
+            [what, *(f"{step} ({saved})" if saved else step for step, saved in pairs)]
+            for what, pairs in rows
         ]
-        rows.append([imagined.what, *flat, *(shares if shared else [])])
-    return Table(titles, rows)
-
-
-def _many_what_ifs(comparison: Comparison, names: Sequence[str]) -> Table:
-    """One column per side, of the step and what is saved of it."""
-    now_s = [side.point.step_time_s for side in comparison.sides]
-    rows = [
-        [
-            imagined.what,
+        return Table(titles, brief, wraps=True)
+    titles = ["with", *(title for name in names for title in (f">{name}", ">saved"))]
+    shares: list[list[str]] = [[] for _ in rows]
+    if any(share is not None for each in imagined for share in each.shares):
+        of = ">of the difference"
+        titles += [of] if len(names) == 2 else [f"{of} ({name})" for name in names[1:]]
+        shares = [
+            [""] * (len(names) - 1),
             *(
-                f"{step} ({saved})" if saved else step
-                for step, saved in map(_cells, imagined.steps_s, now_s)
+                [quantities.or_empty(_percent, share) for share in each.shares[1:]]
+                for each in imagined
             ),
         ]
-        for imagined in comparison.what_ifs
-    ]
     return Table(
-        ["with (saved)", *(f">{name}" for name in names)],
-        [["everything as it is", *map(quantities.duration, now_s)], *rows],
-        wraps=True,
+        titles,
+        [
+            [what, *chain.from_iterable(pairs), *own]
+            for (what, pairs), own in zip(rows, shares, strict=True)
+        ],
     )
+
+
+def _percent(share: float) -> str:
+    return f"{round(100 * share)}\N{NO-BREAK SPACE}%"
 
 
 def _cells(step_s: float | None, now_s: float) -> tuple[str, str]:
@@ -296,81 +287,82 @@ def _cells(step_s: float | None, now_s: float) -> tuple[str, str]:
 
 def comparison_lines(comparison: Comparison) -> list[Block]:
     """Arrange a comparison for the terminal: sentences, what differs, figures, what-ifs."""
-    blank = Paragraph("")
-    answer = [Paragraph(f"{headline(comparison)}.")] if comparison.differences else []
-    blocks: list[Block] = [*answer, *paragraphs(sentences(comparison)), blank]
-    if len(comparison.sides) > 1:
-        nothing = Paragraph("No field differs.")
-        blocks += [fields_table(comparison) if comparison.fields else nothing]
-        blocks += [*paragraphs(unread_fields(comparison)), blank]
-    what_ifs = [blank, what_if_table(comparison)] if comparison.what_ifs else []
-    return [*blocks, figures_table(comparison), blank, parts_table(comparison), *what_ifs, blank]
+    blank, several = Paragraph(""), len(comparison.sides) > 1
+    fields = fields_table(comparison) if comparison.fields else Paragraph("No field differs.")
+    return [
+        *paragraphs([f"{headline(comparison)}."] if comparison.differences else []),
+        *paragraphs(sentences(comparison)),
+        blank,
+        *([fields, *paragraphs(unread_fields(comparison)), blank] if several else []),
+        figures_table(comparison),
+        blank,
+        parts_table(comparison),
+        *([blank, what_if_table(comparison)] if comparison.what_ifs else []),
+        blank,
+    ]
 
 
 def comparison_html(comparison: Comparison) -> str:
     """Build the page as one string."""
-    title = text.title(comparison)
-    steps = Figure(draw_steps(comparison), "steps", "Bars: the parts of a step of each side")
-    questions = dict.fromkeys(side.result.question for side in comparison.sides)
-    differs = what_ifs = None
-    if len(comparison.sides) > 1:
-        said = "Nothing: all sides ask the same."
-        differs = section("What differs", said)
-        if comparison.fields:
-            said = " ".join(unread_fields(comparison))
-            differs = section("What differs", said, fields_table(comparison))
-    if comparison.what_ifs:
-        lead = (
-            "The step if one thing were ideal and all else stayed, and how much of it that saves."
-        )
-        what_ifs = section("What each part of the machine costs", lead, what_if_table(comparison))
+    title, fields = comparison_text.title(comparison), fields_table(comparison)
+    lead = (
+        " ".join(unread_fields(comparison)) if fields.rows else "Nothing: all sides ask the same."
+    )
     return render_html(
         f"Comparison: {title}",
         [
-            header(title, headline(comparison), [PREDICTED], questions, sentences(comparison)),
-            differs,
+            header(
+                title,
+                headline(comparison),
+                [PREDICTED],
+                dict.fromkeys(side.result.question for side in comparison.sides),
+                sentences(comparison),
+            ),
+            section("What differs", lead, fields if fields.rows else None)
+            if len(comparison.sides) > 1
+            else None,
             section("Figures", "", figures_table(comparison)),
             section(
                 "Where the step goes",
                 "One step of each in its parts.",
-                steps,
+                Figure(draw_steps(comparison), "steps", "Bars: the parts of a step of each side"),
                 parts_table(comparison),
             ),
-            what_ifs,
-            section("What the numbers rest on", "", Bullets(text.assumptions(comparison))),
+            section(
+                "What each part of the machine costs",
+                "The step if one thing were ideal and all else stayed, and how much of it that "
+                "saves.",
+                what_if_table(comparison),
+            )
+            if comparison.what_ifs
+            else None,
+            section(
+                "What the numbers rest on", "", Bullets(comparison_text.assumptions(comparison))
+            ),
         ],
     )
 
 
 def draw_steps(comparison: Comparison) -> Drawing:
     """Draw the parts of each side's step as one bar, the first side on top."""
-    sides = comparison.sides
-    unit, scale = time_unit(max(side.point.step_time_s for side in sides), least=1.0)
-    labels = [short_label(name) for name in text.side_names(comparison)]
-    parts_s = {
-        part: [side.point.breakdown_s.get(part, 0.0) for side in sides]
-        for part in parts(comparison)
-    }
-    return new_figure(
-        70 + 46 * len(sides),
+    steps_s = [(side.label, side.point.breakdown_s) for side in comparison.sides]
+    return stack_parts(
+        [short_label(name) for name in comparison_text.side_names(comparison)],
         [
-            bars(
+            (
                 part,
-                [time_s / scale for time_s in times_s],
-                list(range(len(sides))),
                 WORK.get(part, WORK["host"]),
+                [step_s.get(part, 0.0) for _, step_s in steps_s],
                 [
-                    f"<b>{escape(side.label, quote=False)}</b><br>{part} "
-                    f"{quantities.duration(time_s)}"
-                    for side, time_s in zip(sides, times_s, strict=True)
+                    f"<b>{escape(label, quote=False)}</b><br>{part} "
+                    f"{quantities.duration(step_s.get(part, 0.0))}"
+                    for label, step_s in steps_s
                 ],
-                orientation="h",
             )
-            for part, times_s in parts_s.items()
+            for part in parts(comparison)
         ],
-        **label_rows(labels, f"time per step ({unit})", rangemode="tozero"),
-        barmode="stack",
-        bargap=0.3,
+        longest_s=max(side.point.step_time_s for side in comparison.sides),
+        row_pixels=46,
     )
 
 

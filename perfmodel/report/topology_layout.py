@@ -1,146 +1,20 @@
-"""A topology for people: a summary in plain text, and a layout to draw it by.
-
-Words beside the picture of a machine: what each layer of links is, its rate, the bottleneck.
-"""
+"""Where devices stand in the picture of a machine, and the labels of its layers of links."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from perfmodel.errors import TopologyError
 from perfmodel.report.common import quantities
-from perfmodel.report.common.document import has_processes, in_words_of
+from perfmodel.report.common.document import grouped
 from perfmodel.report.common.palette import LINKS
 from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.run.result.usage import LinkEnds, LinkUse
 from perfmodel.topology.model import Topology
-from perfmodel.topology.routing.router import Router
-from perfmodel.units import format_bandwidth, format_bytes, format_time
-
-_PLURALS = {
-    "gpu": "GPUs",
-    "nvswitch": "NVSwitches",
-    "pcie_switch": "PCIe switches",
-    "cpu": "CPUs (NUMA)",
-    "memory": "host memories",
-    "nic": "NICs",
-    "switch": "network switches",
-}
 
 _LAYERS = {"nvswitch": -1.0, "gpu": 0.0, "pcie_switch": 1.0, "memory": 1.0, "cpu": 2.0, "nic": 3.0}
 """Height of each kind; NVSwitches hang below the GPUs, so that no NVLink crosses PCIe."""
-
-_MOST_COLUMNS = 16
-
-
-def summary(topology: Topology) -> list[str]:
-    """Describe a topology in lines of plain text.
-
-    Counts by kind, links with bandwidth per direction and latency, the path types of one host as
-    ``nvidia-smi topo -m`` prints them, how many bytes per second leave a host, and how much the
-    fabric is oversubscribed.
-    """
-    gpu, of_cpu = topology.gpu, has_processes(topology)
-    hosts = "1 host" if topology.hosts == 1 else f"{topology.hosts} hosts"
-    memory = f"{format_bytes(gpu.memory_bytes)} at {format_bandwidth(gpu.memory_Bps)}"
-    counts = Counter[str](device.kind for device in topology.devices.values())
-    words = {**_PLURALS, "gpu": "processes"} if of_cpu else _PLURALS
-    return [
-        f"{topology.name}: {len(topology.ranks)} ranks on {hosts}, {network_text(topology)}",
-        f"{'Process' if of_cpu else 'GPU'} {gpu.name}: {memory}",
-        "",
-        *(f"{counts[kind]:>8}  {word}" for kind, word in words.items() if counts[kind]),
-        "",
-        f"{'links':>8}  {'kind':<11} {'per direction':>14} {'latency':>10}",
-        *(
-            f"{count:>8}  {kind:<11} {rate:>14} {latency:>10}"
-            for count, kind, rate, latency in link_rows(topology)
-        ),
-        "",
-        *_matrix_lines(topology),
-        "",
-        *rate_lines(topology),
-    ]
-
-
-def network_text(topology: Topology) -> str:
-    """Name the network between hosts."""
-    return "no network" if topology.fabric == "none" else f"network {topology.fabric}"
-
-
-def path_matrix(topology: Topology) -> tuple[list[str], list[list[str]]]:
-    """Path types of one host, as ``nvidia-smi topo -m`` prints them.
-
-    Returns the names, GPUs and then NICs, and the path type from each to each: "X" on the diagonal,
-    "-" where nothing connects them, "NV12" for 12 lanes of NVLink, switched or direct.
-    """
-    router = Router(topology)
-    names = [
-        name
-        for kind in ("gpu", "nic")
-        for name, device in topology.devices.items()
-        if device.host == 0 and device.kind == kind
-    ]
-    rows = [["X" if a == b else _cell(topology, router, a, b) for b in names] for a in names]
-    return [topology.devices[name].local for name in names], rows
-
-
-def _cell(topology: Topology, router: Router, src: str, dst: str) -> str:
-    try:
-        kind, arcs = router.path_type(src, dst), router.route(src, dst)
-    except TopologyError:
-        return "-"
-    if kind != "NVL":
-        return kind
-    return in_words_of(topology, f"NV{min(topology.arcs.lanes[arc] for arc in arcs)}")
-
-
-def link_rows(topology: Topology) -> Iterator[tuple[str, str, str, str]]:
-    """List links that are alike: how many, kind, rate per direction, latency."""
-    arcs = topology.arcs
-    rows = Counter(
-        zip(arcs.kinds, arcs.bandwidth_Bps.tolist(), arcs.latency_s.tolist(), strict=True)
-    )
-    for (kind, rate_Bps, latency_s), count in sorted(rows.items()):
-        name = in_words_of(topology, kind)
-        yield f"{count / 2:g}", name, format_bandwidth(rate_Bps), format_time(latency_s)
-
-
-def _matrix_lines(topology: Topology) -> Iterator[str]:
-    names, rows = path_matrix(topology)
-    width = max(len(name) for name in names) + 1
-    yield " " * width + "".join(f"{name:>7}" for name in names[:_MOST_COLUMNS])
-    for name, row in list(zip(names, rows, strict=True))[:_MOST_COLUMNS]:
-        yield f"{name:<{width}}" + "".join(f"{cell:>7}" for cell in row[:_MOST_COLUMNS])
-    if len(names) > _MOST_COLUMNS:
-        yield f"... and {len(names) - _MOST_COLUMNS} more devices"
-
-
-def rate_lines(topology: Topology) -> Iterator[str]:
-    """Say how copies between GPUs are staged, what a host sends, and what leaf switches pass on."""
-    devices, arcs, start = topology.devices, topology.arcs, topology.hosts * topology.host_arcs
-    fabric = list(zip(arcs.names[start:], arcs.bandwidth_Bps[start:].tolist(), strict=True))
-    leaves = {dst for (src, dst), _ in fabric if devices[src].kind == "nic"}
-    out_Bps = sum(rate_Bps for (src, _), rate_Bps in fabric if devices[src].kind == "nic")
-    up_Bps = sum(
-        rate_Bps
-        for (src, dst), rate_Bps in fabric
-        if src in leaves and devices[dst].kind == "switch" and dst not in leaves
-    )
-    if not topology.gpu_p2p and not has_processes(topology):
-        yield "GPUs may not copy to each other over PCIe: traffic is staged in host memory"
-    if out_Bps:
-        yield f"each host sends {format_bandwidth(out_Bps / topology.hosts)} into the fabric"
-    if up_Bps and out_Bps / up_Bps > 1.0001:
-        yield f"leaf switches are oversubscribed {out_Bps / up_Bps:.3g} : 1"
-    elif up_Bps:
-        yield "leaf switches pass on all that their hosts send"
-
-
-# ---------------------------------------------------------------- layout
 
 
 def positions(topology: Topology, hosts: Sequence[int] = (0,)) -> dict[str, tuple[float, float]]:
@@ -153,17 +27,17 @@ def positions(topology: Topology, hosts: Sequence[int] = (0,)) -> dict[str, tupl
     """
     if not has_layers(topology):
         return _free_positions(topology)
-    layers: dict[tuple[int, float], list[str]] = {}
-    for name, device in topology.devices.items():
-        if device.host in hosts:
-            layers.setdefault((device.host, _LAYERS[device.kind]), []).append(name)
+    layers = grouped(
+        ((device.host, _LAYERS[device.kind]), name)
+        for name, device in topology.devices.items()
+        if device.host in hosts
+    )
     width = max(map(len, layers.values()))
     placed: dict[str, tuple[float, float]] = {}
     for (host, height), names in layers.items():
         placed |= _spread(names, width, height, list(hosts).index(host) * (width + 1))
-    total = len(hosts) * (width + 1) - 1
     for level, names in enumerate(_fabric_levels(topology, placed), start=4):
-        placed |= _spread(names, total, float(level))
+        placed |= _spread(names, len(hosts) * (width + 1) - 1, float(level))
     return placed
 
 
@@ -183,10 +57,9 @@ def _free_positions(topology: Topology) -> dict[str, tuple[float, float]]:
     """Places of the devices of a graph of one's own, one unit apart in the mean."""
     import networkx as nx
 
-    graph = nx.Graph(topology.graph)
+    graph, side = nx.Graph(topology.graph), len(topology.graph) ** 0.5 / 2
     is_small = len(graph) <= MOST_LAID_BY_DISTANCE
     found = nx.kamada_kawai_layout(graph) if is_small else nx.spring_layout(graph, seed=0)
-    side = len(graph) ** 0.5 / 2
     return {
         name: (float(x) * side / HEIGHT_OF_WIDTH**0.5, float(y) * side * HEIGHT_OF_WIDTH**0.5)
         for name, (x, y) in found.items()
@@ -197,8 +70,10 @@ def _spread(
     names: Sequence[str], width: int, height: float, begin: float = 0
 ) -> dict[str, tuple[float, float]]:
     """Place devices in the middles of equal parts of a line of `width` places."""
-    part = [(at + 0.5) * width / len(names) - 0.5 for at in range(len(names))]
-    return {name: (begin + x, height) for name, x in zip(names, part, strict=True)}
+    return {
+        name: (begin + (at + 0.5) * width / len(names) - 0.5, height)
+        for at, name in enumerate(names)
+    }
 
 
 def _fabric_levels(
@@ -259,8 +134,8 @@ def find_limiting(point: SizeResult) -> list[LinkUse]:
     if _all_named(point, named):
         return named
     # Traffic is listed of a few hosts; the link that is named has its like in the first of them.
-    like = set(map(_layer_of, point.limiting_links))
     layers = {_layer_of(link): link for link in reversed(links)}
+    like = set(map(_layer_of, point.limiting_links))
     return [link for layer, link in layers.items() if layer in like]
 
 
@@ -297,11 +172,11 @@ def alike(
 
     Those of one layer in different places: every NIC of a host whose first NIC is named.
     """
-    places = {_layer(topology, link): link.utilisation for link in limiting}
+    layers = {_layer(topology, link): link.utilisation for link in limiting}
     return {
         (*sorted((link.src, link.dst)), link.kind)  # type: ignore[misc]
         for link in links
-        if abs(link.utilisation - places.get(_layer(topology, link), -1.0))
+        if abs(link.utilisation - layers.get(_layer(topology, link), -1.0))
         <= _ALIKE_UTILISATION_SHARE * link.utilisation
     }
 
@@ -322,22 +197,33 @@ def layer_labels(
     `cables`: ends, kind, rate of one link and number of parallel ones, each.
     `limiting`: those that limit the step, as `alike` names them.
     """
-    layers: dict[tuple[float, str, str], list[tuple[float, int, bool]]] = defaultdict(list)
-    for ends, kind, rate_Bps, count in cables:
-        height = sum(places[end][1] for end in ends) / 2
-        name = _layer_name(kind, {topology.devices[end].kind for end in ends})
-        layers[height, kind, name].append((rate_Bps, count, (*sorted(ends), kind) in limiting))
+    layers = grouped(
+        (
+            (
+                sum(places[end][1] for end in ends) / 2,
+                kind,
+                _layer_name(kind, {topology.devices[end].kind for end in ends}),
+            ),
+            (rate_Bps, count, (*sorted(ends), kind) in limiting),
+        )
+        for ends, kind, rate_Bps, count in cables
+    )
     return [
         LayerLabel(height, _layer_lines(kind, name, members), any(m[-1] for m in members))
         for (height, kind, name), members in sorted(layers.items())
     ]
 
 
+def link_name(kind: str) -> str:
+    """Name a kind of link as people say it."""
+    return LINKS.get(kind, ("", kind))[1]
+
+
 def _layer_name(kind: str, ends: set[str]) -> str:
     """Kind of link as people say it; of PCIe with what it belongs to, as a host has several."""
-    name = LINKS.get(kind, ("", kind))[1]
-    owners = {"gpu": "GPUs", "nic": "NICs", "pcie_switch": "switches"} if kind == "pcie" else {}
-    return next((f"{name} of {word}" for owner, word in owners.items() if owner in ends), name)
+    owners = {"gpu": " of GPUs", "nic": " of NICs", "pcie_switch": " of switches"}
+    of = next((word for owner, word in owners.items() if owner in ends), "")
+    return f"{link_name(kind)}{of if kind == 'pcie' else ''}"
 
 
 def _layer_lines(
@@ -345,13 +231,10 @@ def _layer_lines(
 ) -> tuple[str, ...]:
     rates = sorted({float(f"{rate_Bps:.3g}") for rate_Bps, *_ in members})
     count = sum(number for _, number, _ in members)
-    several = f"{count} \N{MULTIPLICATION SIGN} " if count > 1 else ""
-    written = quantities.rate(rates[0])
+    title = f"{count} \N{MULTIPLICATION SIGN} {name}" if count > 1 else name
     if len(rates) > 1:
-        written = quantities.span(rates[0], rates[-1], quantities.rate)
-    elif kind in BETWEEN_HOSTS:
-        return f"{several}{name}", written, rate_text(kind, rates[0]).partition("(")[2].rstrip(")")
-    return f"{several}{name}", written
+        return title, quantities.span(rates[0], rates[-1], quantities.rate)
+    return title, *rate_text(kind, rates[0]).rstrip(")").split(" (")
 
 
 def limit_sentence(topology: Topology, point: SizeResult) -> str:
@@ -361,12 +244,14 @@ def limit_sentence(topology: Topology, point: SizeResult) -> str:
         return "The GPUs themselves are the bottleneck (compute), no link is"
     if not limiting:
         return f"Bottleneck: {point.bottleneck}"
-    rates_Bps: dict[tuple[str, str, str], float] = {}
-    for (src, dst), kind, rate_Bps in zip(arcs.names, arcs.kinds, arcs.bandwidth_Bps, strict=True):
-        rates_Bps[src, dst, kind] = max(float(rate_Bps), rates_Bps.get((src, dst, kind), 0.0))
+    rates_Bps = grouped(
+        ((src, dst, kind), float(rate_Bps))
+        for (src, dst), kind, rate_Bps in zip(
+            arcs.names, arcs.kinds, arcs.bandwidth_Bps, strict=True
+        )
+    )
     each = "; ".join(
-        f"{LINKS.get(link.kind, ('', link.kind))[1]} of "
-        f"{rate_text(link.kind, rates_Bps[_ends(link)])}, "
+        f"{link_name(link.kind)} of {rate_text(link.kind, max(rates_Bps[_ends(link)]))}, "
         f"{quantities.percent(link.utilisation)} used"
         for link in limiting
     )
@@ -379,12 +264,12 @@ def busiest_link(point: SizeResult) -> str:
     if not point.links:
         return ""
     busiest = max(point.links, key=lambda link: link.utilisation)
-    path = f" Path of the bottleneck: {quantities.link_path(point)}."
-    return (
+    text = (
         f"Busiest link: {busiest.src} to {busiest.dst} ({busiest.kind}), "
         f"{quantities.percent(busiest.utilisation)} used over the whole step."
-        f"{path if find_limiting(point) else ''}"
     )
+    path = f" Path of the bottleneck: {quantities.link_path(point)}."
+    return f"{text}{path}" if find_limiting(point) else text
 
 
 def stack(labels: Sequence[LayerLabel], line_height: float) -> list[tuple[float, LayerLabel]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.report.topology.page import topology_html
+from perfmodel.report.topology import topology_html
 from perfmodel.topology.templates.build import build_topology
 
 

@@ -6,12 +6,19 @@ What ``perfmodel tune --json`` prints, and its curve as CSV.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from perfmodel.files import as_json, attributes, csv_text
 from perfmodel.report.common import quantities
-from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs, tabulate
+from perfmodel.report.common.document import (
+    Block,
+    Paragraph,
+    Table,
+    first_applying,
+    paragraphs,
+    tabulate,
+)
 from perfmodel.scenario.strategies.ddp import DdpStrategy
 from perfmodel.studies.tune.caps import format_caps, number
 from perfmodel.studies.tune.model import (
@@ -41,8 +48,10 @@ INTERVAL = "80\N{NO-BREAK SPACE}% interval"
 
 def headline(tuned: TuneResult) -> str:
     """State in one sentence what to do about the buckets; where it matters, that it is little."""
-    where = f"{tuned.workload} on {quantities.gpus(tuned.gpus)} ({tuned.machine})"
-    return f"{where}: {_verdict(tuned)}.{_limit(tuned)}"
+    return (
+        f"{tuned.workload} on {quantities.gpus(tuned.gpus)} ({tuned.machine}): {_verdict(tuned)}."
+        f"{_limit(tuned)}"
+    )
 
 
 def answer(tuned: TuneResult) -> tuple[str, str]:
@@ -60,18 +69,22 @@ def _verdict(tuned: TuneResult) -> str:
         return f"the scenario's own buckets are as good as any, keep them; a step takes {own_s}"
     if not recommended.keep:
         chosen = recommended.choices[0]
-        better = f"{_percent(chosen.gains[0])} less than with PyTorch's default"
-        return f"with {_setting(chosen)} a step takes {fine(chosen.step_time_s)}, {better}"
+        return (
+            f"with {_setting(chosen)} a step takes {fine(chosen.step_time_s)}, "
+            f"{_percent(chosen.gains[0])} less than with PyTorch's default"
+        )
     if tuned.requested is not None:
-        worse = f"of {fine(tuned.requested.step_time_s)} with the scenario's own"
-        said = f"use PyTorch's default buckets; {takes} instead {worse}"
+        own_s = fine(tuned.requested.step_time_s)
+        said = f"use PyTorch's default buckets; {takes} instead of {own_s} with the scenario's own"
         return f"{said}; {doubt}" if doubt else said
     if 1.0 - best / default < LEAST_RELATIVE_CHANGE:
         return f"PyTorch's default buckets are as good as any; {takes}"
     if doubt:
         return f"keep PyTorch's default buckets; {takes}, and {doubt}"
-    saved = f"the best list of caps would save {_percent(1.0 - best / default)} of it"
-    return f"PyTorch's default buckets are as good, keep them; {takes}, and {saved}"
+    return (
+        f"PyTorch's default buckets are as good, keep them; {takes}, and the best list of caps "
+        f"would save {_percent(1.0 - best / default)} of it"
+    )
 
 
 def _setting(choice: Choice) -> str:
@@ -83,62 +96,74 @@ def _setting(choice: Choice) -> str:
 def _doubt(unsure: Choice) -> str:
     """Why a setting that is quicker on the likely network is not recommended."""
     saves = f"{_setting(unsure)} would save {_percent(unsure.gains[0])} on the likely network"
-    nearby = min(unsure.gains_nearby, default=math.inf)
-    if nearby <= min(0.0, *unsure.gains):
-        worse = f"may cost {_percent(-nearby)} with 2 % of bandwidth or 3 % of delay more or less"
-        return f"{saves} but {worse}, where messages meet in another order"
-    if min(unsure.gains) > 0:
-        return f"{saves}, give or take {_percent(unsure.noise)}"
-    at = "quicker" if unsure.gains[1] == min(unsure.gains) else "slower"
-    return f"{saves} but may cost {_percent(-min(unsure.gains))} on a {at} one"
+    nearby, least = min(unsure.gains_nearby, default=math.inf), min(unsure.gains)
+    doubt = first_applying(
+        (
+            nearby <= min(0.0, least),
+            (
+                f" but may cost {_percent(-nearby)} with 2 % of bandwidth or 3 % of delay more or "
+                "less, where messages meet in another order"
+            ),
+        ),
+        (least > 0, f", give or take {_percent(unsure.noise)}"),
+        (unsure.gains[1] == least, f" but may cost {_percent(-least)} on a quicker one"),
+        (True, f" but may cost {_percent(-least)} on a slower one"),
+    )
+    return f"{saves}{doubt}"
 
 
 def _limit(tuned: TuneResult) -> str:
     """Say that the network is the limit where buckets hide little of what is waited for it."""
-    default, saved_s = tuned.default, tuned.default.step_time_s - tuned.best_list.step_time_s
-    waits = default.exposed_comm_s >= NETWORK_BOUND * default.step_time_s
-    if not waits or saved_s >= NETWORK_BOUND * default.exposed_comm_s:
+    waits_s, step_s = tuned.default.exposed_comm_s, tuned.default.step_time_s
+    saved_s = step_s - tuned.best_list.step_time_s
+    if waits_s < NETWORK_BOUND * step_s or saved_s >= NETWORK_BOUND * waits_s:
         return ""
-    more = f"save more than {quantities.duration(saved_s)}" if saved_s > 0 else "save anything"
     return (
-        f" The network is the limit: a step waits {quantities.duration(default.exposed_comm_s)} "
-        f"for it, of which no buckets that were found {more}."
+        f" The network is the limit: a step waits {quantities.duration(waits_s)} for it, of which "
+        "no buckets that were found save "
+        f"{f'more than {quantities.duration(saved_s)}' if saved_s > 0 else 'anything'}."
     )
 
 
 def _percent(fraction: float) -> str:
-    number_text = "0" if 0 <= fraction < LEAST_RELATIVE_CHANGE else f"{100 * fraction:.2g}"
-    return f"{number_text}\N{NO-BREAK SPACE}%"
+    value = 0.0 if 0 <= fraction < LEAST_RELATIVE_CHANGE else 100 * fraction
+    return f"{value:.2g}\N{NO-BREAK SPACE}%"
 
 
 def settings_table(tuned: TuneResult) -> Table:
     """Each setting with its figures."""
-    whole, default_s = tuned.best_integer_list, tuned.default.step_time_s
+    whole, bound_s = tuned.best_integer_list, tuned.lower_bound_s
     differs = whole.bucket_cap_mb_list != tuned.best_list.bucket_cap_mb_list
-    settings = (
-        ("PyTorch's default: 1, then 25", tuned.default),
-        ("the scenario's own", tuned.requested),
-        (f"best cap for all: {caps(tuned.best_uniform)}", tuned.best_uniform),
-        (f"best list: {caps(tuned.best_list)}", tuned.best_list),
-        (f"best list of whole MiB: {caps(whole)}", whole if differs else None),
-    )
-    rows = [
+
+    def to_default(step_s: float) -> str:
+        return change(step_s / tuned.default.step_time_s - 1.0)
+
+    settings = tabulate(
         (
-            name,
-            fine(choice.step_time_s),
-            quantities.duration(choice.exposed_comm_s),
-            change(choice.step_time_s / default_s - 1.0),
-            f"{len(choice.buckets)}",
-            quantities.duration(choice.first_step_time_s),
-        )
-        for name, choice in settings
-        if choice is not None
-    ]
-    if (bound_s := tuned.lower_bound_s) is not None:
-        below = change(bound_s / default_s - 1.0)
-        rows.append(("lower bound: no buckets beat it", fine(bound_s), "", below, "", ""))
-    header = ("setting", ">step", ">exposed", ">to default", ">buckets", ">first step")
-    return Table(header, rows, ruled=False)
+            (name, choice)
+            for name, choice in (
+                ("PyTorch's default: 1, then 25", tuned.default),
+                ("the scenario's own", tuned.requested),
+                (f"best cap for all: {caps(tuned.best_uniform)}", tuned.best_uniform),
+                (f"best list: {caps(tuned.best_list)}", tuned.best_list),
+                (f"best list of whole MiB: {caps(whole)}", whole if differs else None),
+            )
+            if choice is not None
+        ),
+        (
+            ("setting", lambda row: row[0]),
+            (">step", lambda row: fine(row[1].step_time_s)),
+            (">exposed", lambda row: quantities.duration(row[1].exposed_comm_s)),
+            (">to default", lambda row: to_default(row[1].step_time_s)),
+            (">buckets", lambda row: f"{len(row[1].buckets)}"),
+            (">first step", lambda row: quantities.duration(row[1].first_step_time_s)),
+        ),
+        ruled=False,
+    )
+    if bound_s is None:
+        return settings
+    bound = ("lower bound: no buckets beat it", fine(bound_s), "", to_default(bound_s), "", "")
+    return replace(settings, rows=[*settings.rows, bound])
 
 
 def fine(time_s: float) -> str:
@@ -165,65 +190,52 @@ def slower(fraction: float) -> str:
 
 def change(fraction: float) -> str:
     """Write a relative change with its sign."""
+    if abs(fraction) < LEAST_RELATIVE_CHANGE:
+        return "same"
     digits = 2 if abs(fraction) < 0.01 else 1
-    write = f"{{:.{digits}f}}\N{NO-BREAK SPACE}%".format
-    return (
-        "same"
-        if abs(fraction) < LEAST_RELATIVE_CHANGE
-        else quantities.signed(100 * fraction, write)
-    )
+    return quantities.signed(100 * fraction, f"{{:.{digits}f}}\N{NO-BREAK SPACE}%".format)
 
 
 def caps(choice: Choice) -> str:
     """Caps in MiB, as one would type them; long lists are cut."""
-    if choice.bucket_cap_mb_list is not None:
-        values = choice.bucket_cap_mb_list
-        if len(values) <= 8:
-            return format_caps(values)
-        return f"{format_caps(values[:6])[:-1]}, ... {len(values) - 6} more]"
-    return "default" if choice.bucket_cap_mb is None else number(choice.bucket_cap_mb)
+    values = choice.bucket_cap_mb_list
+    if values is None:
+        return "default" if choice.bucket_cap_mb is None else number(choice.bucket_cap_mb)
+    if len(values) <= 8:
+        return format_caps(values)
+    return f"{format_caps(values[:6])[:-1]}, ... {len(values) - 6} more]"
 
 
-def advice(tuned: TuneResult) -> tuple[str, ...]:
+def advice(tuned: TuneResult) -> list[str]:
     """Say which caps for all are as good as the best, which is safe, what the default loses."""
-    within = quantities.percent(tuned.plateau.within)
-    unsure = None if tuned.recommended.keep else tuned.recommended.unsure
-    return (
-        f"Caps within {within} of the best cap: {spans(tuned.plateau.spans_mb)}.",
-        *(() if unsure is None else (f"Not recommended: {_doubt(unsure)}.",)),
-        *_robust_sentence(tuned),
-        _default_sentence(tuned),
-    )
-
-
-def _robust_sentence(tuned: TuneResult) -> tuple[str, ...]:
-    """Say which cap for all is safe, which may be the default's buckets."""
-    robust = tuned.robust
-    if robust is None:
-        return ()
-    condition = f"If the network is as quick or as slow as its {INTERVAL} allows"
-    if max(tuned.default_regrets) <= robust.worst_regret + SLIGHT_REGRET:
-        return (f"{condition}, no cap for all is safer than PyTorch's default.",)
-    worst = robust.worst_regret
-    loses = "nothing" if worst < LEAST_RELATIVE_CHANGE else f"at most {_percent(worst)}"
-    cap = number(robust.bucket_cap_mb)
-    return (f"{condition}: {cap} MiB; it loses {loses} to the cap that is best then.",)
-
-
-def _default_sentence(tuned: TuneResult) -> str:
+    unsure, robust = tuned.recommended.unsure, tuned.robust
     likely, most = tuned.default_regrets[0], max(tuned.default_regrets)
-    said = (
+    said = [
+        (
+            f"Caps within {quantities.percent(tuned.plateau.within)} of the best cap: "
+            f"{spans(tuned.plateau.spans_mb)}."
+        )
+    ]
+    if unsure is not None and not tuned.recommended.keep:
+        said.append(f"Not recommended: {_doubt(unsure)}.")
+    if robust is not None:
+        worst, cap = robust.worst_regret, number(robust.bucket_cap_mb)
+        loses = "nothing" if worst < LEAST_RELATIVE_CHANGE else f"at most {_percent(worst)}"
+        safest = f": {cap} MiB; it loses {loses} to the cap that is best then"
+        if most <= worst + SLIGHT_REGRET:
+            safest = ", no cap for all is safer than PyTorch's default"
+        said.append(f"If the network is as quick or as slow as its {INTERVAL} allows{safest}.")
+    does = first_applying(
         (likely < -LEAST_RELATIVE_CHANGE, f"is {_percent(-likely)} quicker than the best cap"),
         (likely < LEAST_RELATIVE_CHANGE, "loses nothing to the best cap"),
         (True, f"loses {_percent(likely)} to the best cap"),
     )
-    beyond = (
+    beyond = first_applying(
         (len(tuned.default_regrets) < 2, ""),
         (most < LEAST_RELATIVE_CHANGE, ", nor anywhere in that interval of the network"),
         (True, f"; it may lose up to {_percent(most)} within that interval of the network"),
     )
-    does, further = (next(text for applies, text in rows if applies) for rows in (said, beyond))
-    return f"PyTorch's default (1, then 25 MiB) {does}{further}."
+    return [*said, f"PyTorch's default (1, then 25 MiB) {does}{beyond}."]
 
 
 def spans(equal: Spans) -> str:
@@ -231,10 +243,12 @@ def spans(equal: Spans) -> str:
     wide = wide_spans(equal)
     if wide[0][0] * MIB <= 1.0 and math.isinf(wide[0][1]):
         return "any"
-    text = "; ".join(mb_span(*span) for span in sorted(wide[:MOST_SPANS]))
     more = len(wide) - MOST_SPANS
     narrower = f", and {more} narrower range{'' if more == 1 else 's'}"
-    return f"{text} MiB{narrower if more > 0 else ''}"
+    return (
+        f"{'; '.join(mb_span(*span) for span in sorted(wide[:MOST_SPANS]))} MiB"
+        f"{narrower if more > 0 else ''}"
+    )
 
 
 def wide_spans(equal: Spans) -> list[tuple[float, float]]:
@@ -267,8 +281,8 @@ def to_paste(tuned: TuneResult) -> tuple[tuple[str, str], ...]:
     for choice in recommended.choices:
         text = "any torch" if choice.bucket_cap_mb_list is None else "torch 2.13 or later"
         if choice is whole and whole.bucket_cap_mb_list != tuned.best_list.bucket_cap_mb_list:
-            lost = whole.step_time_s / tuned.best_list.step_time_s - 1.0
-            text = f"the same in whole MiB, {slower(lost)}"
+            lost = slower(whole.step_time_s / tuned.best_list.step_time_s - 1.0)
+            text = f"the same in whole MiB, {lost}"
         lines.setdefault(snippet(tuned, choice), text)
     return tuple(lines.items())
 
@@ -276,10 +290,10 @@ def to_paste(tuned: TuneResult) -> tuple[tuple[str, str], ...]:
 def first_step(tuned: TuneResult) -> str:
     """Say what a list does to the first iteration, and that nothing changes where times agree."""
     listed, usual = (fine(choice.first_step_time_s) for choice in (tuned.best_list, tuned.default))
-    does = f"it takes {usual} either way" if listed == usual else f"{listed} instead of {usual}"
     return (
         "A list also makes the buckets of the first iteration, in the order of registration; "
-        f"otherwise that has one bucket per dtype: {does}."
+        "otherwise that has one bucket per dtype: "
+        f"{f'it takes {usual} either way' if listed == usual else f'{listed} instead of {usual}'}."
     )
 
 
@@ -287,12 +301,11 @@ def horovod_line(horovod: Horovod) -> str:
     """The best fusion threshold, and what it saves."""
     best, default = horovod.best, horovod.default
     gain = 1.0 - best.step_time_s / default.step_time_s
-    worth = f"{quantities.percent(gain)} less than" if gain > 5e-5 else "as with"
     return (
         f"Horovod: HOROVOD_FUSION_THRESHOLD of {number(best.threshold_mb)} MiB "
         f"({round(best.threshold_mb * 2**20)}), a step of {quantities.duration(best.step_time_s)}, "
-        f"{worth} the default of {number(default.threshold_mb)} MiB, in {best.all_reduces} "
-        f"all-reduces."
+        f"{f'{quantities.percent(gain)} less than' if gain > 5e-5 else 'as with'} the default of "
+        f"{number(default.threshold_mb)} MiB, in {best.all_reduces} all-reduces."
     )
 
 
@@ -318,9 +331,8 @@ def shared_headline(compromise: MinimaxCap) -> str:
 
 def scenarios_table(compromise: MinimaxCap) -> Table:
     """Scenario by scenario: its own best cap, and what it loses by the shared one."""
-    regrets = zip(compromise.each, compromise.best.regrets, compromise.default.regrets, strict=True)
     return tabulate(
-        regrets,
+        zip(compromise.each, compromise.best.regrets, compromise.default.regrets, strict=True),
         (
             ("scenario", lambda row: row[0].scenario.name),
             (">GPUs", lambda row: f"{row[0].gpus:,}"),
@@ -339,14 +351,14 @@ def scenarios_table(compromise: MinimaxCap) -> Table:
 def tuned_lines(tuned: TuneResult) -> list[Block]:
     """Arrange a tuning for the terminal: the answer, settings, what to paste."""
     fusion = tuned.horovod
-    notes = [first_step(tuned), *tuned.assumptions, *(fusion.assumptions if fusion else ())]
     return [
         Paragraph(headline(tuned), "headline"),
         settings_table(tuned),
         *paragraphs(advice(tuned)),
         *paragraphs(f"  {code}  # {note}" for code, note in to_paste(tuned)),
         *paragraphs([horovod_line(fusion)] if fusion else []),
-        *paragraphs(notes, "note"),
+        *paragraphs([first_step(tuned), *tuned.assumptions], "note"),
+        *paragraphs(fusion.assumptions if fusion else (), "note"),
     ]
 
 
@@ -361,65 +373,77 @@ def compromise_lines(compromise: MinimaxCap) -> list[Block]:
 
 def tuned_json(tuned: TuneResult) -> dict[str, Any]:
     """Return a tuning as JSON; times in seconds, caps in MiB (what PyTorch calls MB)."""
-    document = {
-        "scenario": tuned.scenario.name,
-        **attributes(tuned, "workload machine gpus nodes"),
-        "default": _choice(tuned, tuned.default),
-        "asked": None if tuned.requested is None else _choice(tuned, tuned.requested),
-        "best_uniform": _choice(tuned, tuned.best_uniform),
-        "best_list": _choice(tuned, tuned.best_list),
-        "best_integer_list": _choice(tuned, tuned.best_integer_list),
-        **attributes(tuned, "lower_bound_s exact plateau"),
-        "robust": None
-        if tuned.robust is None
-        else attributes(tuned.robust, "bucket_cap_mb worst_regret within spans_mb"),
-        **attributes(tuned, "default_regrets curve"),
-        "recommended": _recommended(tuned),
-        "snippet": snippet(tuned, _to_use(tuned, tuned.recommended.choices)),
-        "snippet_uniform": snippet(
-            tuned, _to_use(tuned, [c for c in tuned.recommended.choices if c.bucket_cap_mb])
-        ),
-        "horovod": None if tuned.horovod is None else _horovod(tuned.horovod),
-        **attributes(tuned, "compute_s assumptions provenance"),
+    advised, horovod = tuned.recommended, tuned.horovod
+    best = {
+        each: getattr(tuned, each) for each in ("best_uniform", "best_list", "best_integer_list")
     }
-    return dict(as_json(document, "tuning", infinite_as_null=True))
-
-
-def _to_use(tuned: TuneResult, choices: Sequence[Choice]) -> Choice:
-    """Return the first of some recommended settings; without any, what to keep."""
-    return choices[0] if choices else tuned.recommended.own or tuned.default
-
-
-def _recommended(tuned: TuneResult) -> dict[str, Any]:
-    recommended, best = tuned.recommended, ("best_uniform", "best_list", "best_integer_list")
+    kept = advised.own or tuned.default  # what to use without recommended settings
 
     def name(choice: Choice) -> str:
-        return next(field for field in best if getattr(tuned, field) is choice)
+        return next(field for field, own in best.items() if own is choice)
 
-    return {
-        "keep": None if not recommended.keep else "asked" if recommended.own else "default",
-        "choices": list(map(name, recommended.choices)),
-        "unsure": None if recommended.unsure is None else name(recommended.unsure),
-    }
+    return dict(
+        as_json(
+            {
+                "scenario": tuned.scenario.name,
+                **attributes(tuned, "workload machine gpus nodes"),
+                "default": _choice(tuned, tuned.default),
+                "asked": None if tuned.requested is None else _choice(tuned, tuned.requested),
+                **{field: _choice(tuned, choice) for field, choice in best.items()},
+                **attributes(tuned, "lower_bound_s exact plateau"),
+                "robust": None
+                if tuned.robust is None
+                else attributes(tuned.robust, "bucket_cap_mb worst_regret within spans_mb"),
+                **attributes(tuned, "default_regrets curve"),
+                "recommended": {
+                    "keep": None if not advised.keep else "asked" if advised.own else "default",
+                    "choices": list(map(name, advised.choices)),
+                    "unsure": None if advised.unsure is None else name(advised.unsure),
+                },
+                "snippet": snippet(tuned, next(iter(advised.choices), kept)),
+                "snippet_uniform": snippet(
+                    tuned, next((each for each in advised.choices if each.bucket_cap_mb), kept)
+                ),
+                "horovod": None
+                if horovod is None
+                else {
+                    **attributes(horovod, "cycle_s default best curve"),
+                    "snippet": "HOROVOD_FUSION_THRESHOLD="
+                    f"{round(horovod.best.threshold_mb * 2**20)}",
+                    "assumptions": horovod.assumptions,
+                },
+                **attributes(tuned, "compute_s assumptions provenance"),
+            },
+            "tuning",
+            infinite_as_null=True,
+        )
+    )
 
 
 def compromise_json(compromise: MinimaxCap) -> dict[str, Any]:
     """Return one setting for several scenarios as JSON."""
-    document = {
-        "best": _shared(compromise.best) | attributes(compromise, "low_mb high_mb"),
-        "default": _shared(compromise.default),
-        "snippet": shared_snippet(compromise),
-        "scenarios": [tuned_json(tuned) for tuned in compromise.each],
-    }
-    return dict(as_json(document, "tuning", infinite_as_null=True))
+    return dict(
+        as_json(
+            {
+                "best": _shared(compromise.best) | attributes(compromise, "low_mb high_mb"),
+                "default": _shared(compromise.default),
+                "snippet": shared_snippet(compromise),
+                "scenarios": [tuned_json(tuned) for tuned in compromise.each],
+            },
+            "tuning",
+            infinite_as_null=True,
+        )
+    )
 
 
 def shared_snippet(compromise: MinimaxCap) -> str:
     """Return what to paste for a cap that serves several scenarios."""
     if compromise.keep_default:
         return "DistributedDataParallel(model)"
-    cap = number(compromise.best.bucket_cap_mb or 0.0)
-    return f"DistributedDataParallel(model, bucket_cap_mb={cap})"
+    return (
+        "DistributedDataParallel(model, "
+        f"bucket_cap_mb={number(compromise.best.bucket_cap_mb or 0.0)})"
+    )
 
 
 def snippet(tuned: TuneResult, choice: Choice) -> str:
@@ -482,14 +506,6 @@ def _choice(tuned: TuneResult, choice: Choice) -> dict[str, Any]:
         "buckets": [
             attributes(each, "index nbytes ready_s start_s end_s") for each in choice.buckets
         ],
-    }
-
-
-def _horovod(horovod: Horovod) -> dict[str, Any]:
-    return {
-        **attributes(horovod, "cycle_s default best curve"),
-        "snippet": f"HOROVOD_FUSION_THRESHOLD={round(horovod.best.threshold_mb * 1024 * 1024)}",
-        "assumptions": horovod.assumptions,
     }
 
 

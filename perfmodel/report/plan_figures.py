@@ -22,7 +22,7 @@ from perfmodel.report.common.figures import (
     new_figure,
 )
 from perfmodel.report.common.palette import CYCLE, INK, QUIET_INK
-from perfmodel.report.planning.text import DAY_S, HOUR_S, amount_only, given_span, money, span
+from perfmodel.report.plan_text import DAY_S, HOUR_S, amount_only, given_span, money, span
 from perfmodel.studies.plan.model import PlanOption, PlanResult
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "hexagon")
@@ -39,17 +39,18 @@ def draw_time_against_cost(plan: PlanResult) -> Drawing:
     """Draw every option with its intervals; the front, deadline and budget as lines."""
     priced = [option for option in plan.usable if option.cost is not None]
     unit, unit_s = _unit(priced)
-    front, traces = plan.answers.pareto, []
-    if len(front) > 1:
-        quiet = {"color": QUIET_INK, "width": 1.5, "dash": "dot", "shape": "hv"}
-        x, y = [option.wall_s / unit_s for option in front], [option.cost for option in front]
-        traces.append(lines("front: quickest for its cost", x, y, quiet))
+    front = plan.answers.pareto
+    dotted = lines(
+        "front: quickest for its cost",
+        [option.wall_s / unit_s for option in front],
+        [option.cost for option in front],
+        {"color": QUIET_INK, "width": 1.5, "dash": "dot", "shape": "hv"},
+    )
+    traces = [dotted] if len(front) > 1 else []
     for at, name in enumerate(dict.fromkeys(option.candidate for option in plan.options)):
         own = [option for option in priced if option.candidate == name]
-        if own:
-            traces.append(
-                _trace(plan, own, at, unit_s, labelled=len(priced) <= MOST_LABELLED_POINTS)
-            )
+        labelled = len(priced) <= MOST_LABELLED_POINTS
+        traces += [_trace(plan, own, at, unit_s, labelled=labelled)] if own else []
     logs = all(option.cost for option in priced)  # nothing has no logarithm
     low, high = _ends([_time_ends(option) for option in priced], plan.deadline_s)
     costs, title = _ends(list(map(_cost_ends, priced)), plan.budget), f"cost ({plan.currency})"
@@ -65,8 +66,8 @@ def draw_time_against_cost(plan: PlanResult) -> Drawing:
 
 
 def _unit(options: Sequence[PlanOption]) -> tuple[str, float]:
-    longest_s = max(option.wall_s for option in options)
-    return ("days", DAY_S) if longest_s >= 2 * DAY_S else ("hours", HOUR_S)
+    is_long = any(option.wall_s >= 2 * DAY_S for option in options)
+    return ("days", DAY_S) if is_long else ("hours", HOUR_S)
 
 
 def _trace(
@@ -120,20 +121,18 @@ def _limits(figure: Drawing, plan: PlanResult, unit_s: float, *, logs: bool) -> 
     line = {"color": INK, "width": 1, "dash": "dash"}
     side = {"yanchor": "bottom", "xanchor": "right"}
     if plan.deadline_s is not None:
-        at = plan.deadline_s / unit_s
+        text, at = f"deadline {given_span(plan.deadline_s)}", plan.deadline_s / unit_s
         figure.add_vline(x=at, line=line)
-        deadline = f"deadline {given_span(plan.deadline_s)}"
-        add_note(figure, deadline, x=math.log10(at), y=1, yref="paper", **side)
+        add_note(figure, text, x=math.log10(at), y=1, yref="paper", **side)
     if plan.budget is not None:
-        figure.add_hline(y=plan.budget, line=line)
-        height = math.log10(plan.budget) if logs else plan.budget
-        add_note(figure, f"budget {amount_only(plan.budget)}", x=1, xref="paper", y=height, **side)
+        text, height = f"budget {amount_only(plan.budget)}", plan.budget
+        figure.add_hline(y=height, line=line)
+        add_note(figure, text, x=1, xref="paper", y=math.log10(height) if logs else height, **side)
 
 
 def _ends(ranges: Sequence[tuple[float, float]], limit: float | None) -> tuple[float, float]:
     """Room for all intervals and for a limit, with a margin."""
-    numbers = [end for ends in ranges for end in ends if end > 0]
-    numbers += [] if limit is None else [limit]
+    numbers = [end for ends in (*ranges, (limit or 0.0,)) for end in ends if end > 0]
     low, high = min(numbers, default=1.0), max(numbers, default=1.0)
     room = (high / low) ** 0.06 * 1.08
     return low / room, high * room
@@ -144,8 +143,7 @@ def _log_axis(title: str, low: float, high: float) -> dict[str, Any]:
     if len(ticks) < 4 and high < 10 * low:  # round values inside less than a decade
         step = 10.0 ** math.floor(math.log10((high - low) / 2))
         step *= next(more for more in (1, 2, 5, 10) if (high - low) / (more * step) <= 6)
-        counts = range(math.ceil(low / step), math.floor(high / step) + 1)
-        ticks = [step * count for count in counts]
+        ticks = [step * at for at in range(math.ceil(low / step), math.floor(high / step) + 1)]
     return log_axis(
         title, (low, high), ticks, lambda tick: f"{tick:,.4g}" if tick < 1e4 else f"{tick:,.0f}"
     )
@@ -156,16 +154,15 @@ def _log_axis(title: str, low: float, high: float) -> dict[str, Any]:
 
 def draw_throughput(plan: PlanResult) -> Drawing:
     """Draw samples per second by the number of GPUs, each candidate with its 80 % band."""
-    gpus = sorted({option.gpus or 1 for option in plan.usable})
-    names = dict.fromkeys(option.candidate for option in plan.usable)
     in_order = sorted(plan.usable, key=lambda option: option.gpus or 0)
+    gpus = list(dict.fromkeys(option.gpus or 1 for option in in_order))
     room = (gpus[-1] / gpus[0]) ** 0.04 * 1.05
     ends, ticks = (gpus[0] / room, gpus[-1] * room), gpus[:: -(-len(gpus) // 8)]
     return new_figure(
         400,
         [
             trace
-            for at, name in enumerate(names)
+            for at, name in enumerate(dict.fromkeys(option.candidate for option in plan.usable))
             for trace in _band([each for each in in_order if each.candidate == name], at)
         ],
         x=log_axis("GPUs", ends, ticks, "{:,}".format),
@@ -214,10 +211,7 @@ def draw_tornado(plan: PlanResult) -> Drawing:
         each.cost if in_money and each.cost else tuple(time_s / unit_s for time_s in each.wall_s)
         for each in shown
     ]
-    widths = [
-        BAR_SHARE_OF_ROW if min(pair) <= base <= max(pair) else BAR_SHARE_OF_ROW / 2
-        for pair in ends
-    ]
+    thin = [not min(pair) <= base <= max(pair) for pair in ends]
     title = f"cost ({plan.currency})" if in_money else f"time to train ({unit})"
     figure = new_figure(
         80 + 40 * len(shown),
@@ -235,7 +229,7 @@ def draw_tornado(plan: PlanResult) -> Drawing:
                 ],
                 base=base,
                 orientation="h",
-                width=widths if end else [BAR_SHARE_OF_ROW] * len(shown),
+                width=[BAR_SHARE_OF_ROW / (2 if end and each else 1) for each in thin],
             )
             for end, (name, colour) in enumerate((("worse", CYCLE[1]), ("better", CYCLE[2])))
         ],

@@ -13,15 +13,18 @@ from perfmodel.report.common.document import (
     Code,
     Paragraph,
     Table,
+    first_applying,
     grounds,
     header,
     paragraphs,
     section,
+    spelled,
+    tabulate,
 )
-from perfmodel.report.common.figures import Drawing, bars, label_rows, new_figure, time_unit
+from perfmodel.report.common.figures import Drawing, stack_parts
 from perfmodel.report.common.html import render_html
 from perfmodel.report.common.palette import WORK
-from perfmodel.report.tuning.text import change, fine
+from perfmodel.report.tuning_text import change, fine
 from perfmodel.studies.tune.settings_search import SettingsTuning, Trial
 from perfmodel.units import format_bytes
 
@@ -41,12 +44,11 @@ def settings_headline(tuned: SettingsTuning) -> str:
     step = fine(tuned.best.step_time_s or 0.0)
     if tuned.keep:
         return f"{where}: keep the defaults, no setting saves 1 % or more; a step takes {step}."
-    if not tuned.default.fits:
-        better = "and the defaults do not fit"
-    elif tuned.gain < 0:
-        better = "more than with the defaults, which do not fit"
-    else:
-        better = f"{quantities.percent(tuned.gain)} less than with the defaults"
+    better = first_applying(
+        (not tuned.default.fits, "and the defaults do not fit"),
+        (tuned.gain < 0, "more than with the defaults, which do not fit"),
+        (True, f"{quantities.percent(tuned.gain)} less than with the defaults"),
+    )
     return f"{where}: with {_listed(tuned.best)} a step takes {step}, {better}."
 
 
@@ -68,40 +70,54 @@ def settings_table(tuned: SettingsTuning) -> Table:
     listed = [dict(trial.values) for _, trial in named if trial is not None]
     others = [trial for trial in tuned.trials if dict(trial.values) not in listed]
     named += [(_listed(trial), trial) for trial in others[:MOST_ROWS]]
-    rows = [_row(tuned, name, trial) for name, trial in named if trial is not None]
-    return Table(("settings", ">step", ">exposed", ">to defaults", ">memory"), rows, ruled=False)
-
-
-def _row(tuned: SettingsTuning, name: str, trial: Trial) -> tuple[str, ...]:
-    memory = format_bytes(trial.memory_bytes) + ("" if trial.fits else ", does not fit")
-    if trial.step_time_s is None or trial.exposed_comm_s is None:
-        return (name, "", "", "", memory)
-    relative = trial.step_time_s / (tuned.default.step_time_s or 1.0) - 1.0
-    exposed = quantities.duration(trial.exposed_comm_s)
-    return (name, fine(trial.step_time_s), exposed, change(relative), memory)
+    default_s, known = tuned.default.step_time_s or 1.0, quantities.or_empty
+    return tabulate(
+        ((name, trial) for name, trial in named if trial is not None),
+        (
+            ("settings", lambda row: row[0]),
+            (">step", lambda row: known(fine, row[1].step_time_s)),
+            (">exposed", lambda row: known(quantities.duration, row[1].exposed_comm_s)),
+            (
+                ">to defaults",
+                lambda row: known(
+                    lambda step_s: change(step_s / default_s - 1), row[1].step_time_s
+                ),
+            ),
+            (
+                ">memory",
+                lambda row: (
+                    f"{format_bytes(row[1].memory_bytes)}{'' if row[1].fits else ', does not fit'}"
+                ),
+            ),
+        ),
+        ruled=False,
+    )
 
 
 def yaml_snippet(tuned: SettingsTuning) -> str:
     """The strategy section of the scenario with the best settings."""
-    fields = tuned.section or {"kind": tuned.kind}
-    return f"strategy: {{{', '.join(f'{name}: {_yaml(value)}' for name, value in fields.items())}}}"
+    fields = (tuned.section or {"kind": tuned.kind}).items()
+    return f"strategy: {{{', '.join(f'{name}: {_yaml(value)}' for name, value in fields)}}}"
 
 
 def _notes(tuned: SettingsTuning) -> list[str]:
     """What was tried, and what the answer rests on."""
-    notes = (
+    said = (
         (
-            f"{len(tuned.trials)} choices of {', '.join(tuned.fields)} were tried: a coarse grid, "
-            "then between the values next to the best. The defaults are among them; what saves "
-            "less than 1 % is no reason to leave them."
+            True,
+            (
+                f"{len(tuned.trials)} choices of {', '.join(tuned.fields)} were tried: a coarse "
+                "grid, then between the values next to the best. The defaults are among them; what "
+                "saves less than 1 % is no reason to leave them."
+            ),
         ),
-        f"Too large for the memory of a GPU, and not recommended: {tuned.too_large}."
-        if tuned.too_large
-        else "",
-        f"Combinations that do not hold together: {tuned.refused}." if tuned.refused else "",
-        *tuned.assumptions,
+        (
+            tuned.too_large,
+            f"Too large for the memory of a GPU, and not recommended: {tuned.too_large}.",
+        ),
+        (tuned.refused, f"Combinations that do not hold together: {tuned.refused}."),
     )
-    return [note for note in notes if note]
+    return [*(text for applies, text in said if applies), *tuned.assumptions]
 
 
 def _paste(tuned: SettingsTuning) -> list[str]:
@@ -138,40 +154,38 @@ def settings_json(tuned: SettingsTuning) -> dict[str, Any]:
 
 
 def _trial(trial: Trial) -> dict[str, Any]:
-    times = attributes(trial, "step_time_s exposed_comm_s memory_bytes fits")
-    return {"settings": dict(trial.values), **times}
+    return {
+        "settings": dict(trial.values),
+        **attributes(trial, "step_time_s exposed_comm_s memory_bytes fits"),
+    }
 
 
 def draw_trials(tuned: SettingsTuning) -> Drawing:
     """Draw the step of each choice that was simulated, the shortest on top."""
-    steps = [(_listed(each), each.step_time_s) for each in tuned.trials]
-    shown = [(escape(name, quote=False), step_s) for name, step_s in steps if step_s is not None]
-    del shown[MOST_BARS:]
-    unit, scale = time_unit(max((step_s for _, step_s in shown), default=1.0), least=1.0)
-    hover, lengths = (
-        [f"{name}: {fine(step_s)}" for name, step_s in shown],
-        [step_s / scale for _, step_s in shown],
-    )
-    places, title = list(range(len(shown))), f"time per step ({unit})"
-    return new_figure(
-        90 + 26 * len(shown),
-        [bars("", lengths, places, WORK["backward"], hover, orientation="h")],
-        **label_rows([f"{name} " for name, _ in shown], title, rangemode="tozero"),
-        bargap=0.3,
+    shown = [
+        (escape(_listed(trial), quote=False), trial.step_time_s)
+        for trial in tuned.trials
+        if trial.step_time_s is not None
+    ][:MOST_BARS]
+    hover, times_s = [f"{name}: {fine(time_s)}" for name, time_s in shown], [s for _, s in shown]
+    return stack_parts(
+        [f"{name} " for name, _ in shown],
+        [("", WORK["backward"], times_s, hover)],
+        longest_s=max(times_s, default=1.0),
+        row_pixels=26,
     )
 
 
 def settings_html(tuned: SettingsTuning) -> str:
     """Build the page as one string."""
     setting = f"{tuned.workload} with {tuned.strategy} on {tuned.machine}"
-    facts = {name.replace("_", " "): value for name, value in tuned.provenance.items()}
     return render_html(
         f"Settings of {setting}",
         [
             header(setting, settings_headline(tuned), [PREDICTION], [tuned.scenario.question]),
             section("What to paste", "", Code("\n".join(_paste(tuned)))),
             section("Settings that were tried", "", settings_table(tuned)),
-            grounds(_notes(tuned), facts),
+            grounds(_notes(tuned), spelled(tuned.provenance)),
         ],
     )
 

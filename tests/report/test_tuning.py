@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from perfmodel.report import tuning_text
 from perfmodel.report.common.html import write_each
-from perfmodel.report.tuning import text
-from perfmodel.report.tuning.page import FILES, tuned_html
-from perfmodel.report.tuning.text import curve_csv, tuned_json
+from perfmodel.report.tuning import FILES, tuned_html
+from perfmodel.report.tuning_text import curve_csv, tuned_json
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.tune.model import TuneResult
 from perfmodel.studies.tune.run import tune_scenario
@@ -44,8 +44,8 @@ def test_the_page_says_what_the_json_says(tuned: TuneResult) -> None:
     page, data = tuned_html(tuned), tuned_json(tuned)
     assert data["snippet"] in page
     assert data["snippet_uniform"] in page
-    assert text.fine(tuned.best_list.step_time_s) in page
-    assert text.fine(tuned.lower_bound_s or 0.0) in page
+    assert tuning_text.fine(tuned.best_list.step_time_s) in page
+    assert tuning_text.fine(tuned.lower_bound_s or 0.0) in page
 
 
 def test_first_steps_that_read_alike_are_said_to_be_alike(tuned: TuneResult) -> None:
@@ -54,9 +54,9 @@ def test_first_steps_that_read_alike_are_said_to_be_alike(tuned: TuneResult) -> 
         replace(tuned, best_list=replace(tuned.best_list, first_step_time_s=factor * usual_s))
         for factor in (1.0 + 1e-9, 1.5)
     )
-    usual, more = text.fine(usual_s), text.fine(1.5 * usual_s)
-    assert text.first_step(alike).endswith(f": it takes {usual} either way.")
-    assert text.first_step(longer).endswith(f": {more} instead of {usual}.")
+    usual, more = tuning_text.fine(usual_s), tuning_text.fine(1.5 * usual_s)
+    assert tuning_text.first_step(alike).endswith(f": it takes {usual} either way.")
+    assert tuning_text.first_step(longer).endswith(f": {more} instead of {usual}.")
 
 
 def test_words_of_a_scenario_are_text_and_never_markup(tuned: TuneResult) -> None:
@@ -74,22 +74,22 @@ def test_the_curve_covers_all_caps_without_a_gap(tuned: TuneResult) -> None:
 
 
 def test_gains_are_said_as_numbers(tuned: TuneResult) -> None:
-    rows = text.settings_table(tuned).rows
+    rows = tuning_text.settings_table(tuned).rows
     assert rows[0][3] == "same"
-    assert rows[0][1] == text.fine(tuned.default.step_time_s)
-    assert text.change(-0.0131) == "\N{MINUS SIGN}1.3\N{NO-BREAK SPACE}%"
-    assert text.change(0.0042) == "+0.42\N{NO-BREAK SPACE}%"
+    assert rows[0][1] == tuning_text.fine(tuned.default.step_time_s)
+    assert tuning_text.change(-0.0131) == "\N{MINUS SIGN}1.3\N{NO-BREAK SPACE}%"
+    assert tuning_text.change(0.0042) == "+0.42\N{NO-BREAK SPACE}%"
 
 
 @pytest.mark.parametrize(
     ("time_s", "words"), [(0.189324, "189.3 ms"), (1.0, "1.000 s"), (2.5e-5, "25.00 µs")]
 )
 def test_step_times_have_four_digits(time_s: float, words: str) -> None:
-    assert text.fine(time_s).replace("\N{NO-BREAK SPACE}", " ") == words
+    assert tuning_text.fine(time_s).replace("\N{NO-BREAK SPACE}", " ") == words
 
 
 def test_slivers_between_good_caps_go_unsaid(tuned: TuneResult) -> None:
-    spans = text.wide_spans(tuned.plateau.spans_mb)
+    spans = tuning_text.wide_spans(tuned.plateau.spans_mb)
     assert 1 <= len(spans) <= len(tuned.plateau.spans_mb)
     assert all(low < high for low, high in spans)
 
@@ -119,8 +119,8 @@ def test_page_opens_cleanly(
 
 
 def test_the_head_of_the_page_is_one_sentence(tuned: TuneResult) -> None:
-    answer, limit = text.answer(tuned)
-    assert text.headline(tuned).endswith(f"{answer[1:]} {limit}".strip())
+    answer, limit = tuning_text.answer(tuned)
+    assert tuning_text.headline(tuned).endswith(f"{answer[1:]} {limit}".strip())
     assert tuned.workload not in answer
     page = tuned_html(tuned)
     assert f"<h1>{html.escape(answer)}</h1>" in page

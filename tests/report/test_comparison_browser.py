@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from perfmodel.report.common.html import write_each
-from perfmodel.report.comparison.page import FILES
+from perfmodel.report.comparison import FILES
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.compare import compare
 

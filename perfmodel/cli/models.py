@@ -1,8 +1,8 @@
-"""``perfmodel buckets``: the gradient buckets that PyTorch DDP makes of a model."""
+"""Commands about models: ``capture`` and ``models``, and ``buckets`` that DDP makes of one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -110,18 +110,18 @@ def _options(
     from perfmodel.training.ddp.options import DdpOptions
     from perfmodel.units import parse_bytes
 
-    caps = None if caps_list is None else [part.strip() for part in caps_list.split(",")]
     named: dict[str, str | None] = {"--bucket-cap": bucket_cap, "--first-bucket": first_bucket}
-    listed = {f"--caps-list {i + 1}": text for i, text in enumerate(caps or ())}
+    parts = [] if caps_list is None else caps_list.split(",")
+    listed = {f"--caps-list {at}": part.strip() for at, part in enumerate(parts, 1)}
     sizes = parse_quantities(parse_bytes, named | listed)
-    if caps is not None and (bucket_cap is not None or first_bucket is not None):
+    if caps_list is not None and any(named.values()):
         raise InputError(
             Fault("--caps-list", repr(caps_list), "no --bucket-cap and no --first-bucket beside it")
         )
     return DdpOptions(
         bucket_cap=sizes.get("--bucket-cap"),
         first_bucket=sizes.get("--first-bucket"),
-        bucket_caps=None if caps is None else tuple(sizes[flag] for flag in listed),
+        bucket_caps=tuple(sizes[flag] for flag in listed) or None,
         find_unused_parameters=find_unused,
     )
 
@@ -136,10 +136,109 @@ def read_order(path: Path, names: Sequence[str]) -> list[int]:
     position = {name: index for index, name in enumerate(names)}
     lines = [(n, line.strip()) for n, line in enumerate(read_text(path).splitlines(), 1)]
     listed = [(n, line) for n, line in lines if line and not line.startswith("#")]
-    faults = [
+    refuse(
         Fault("--ready-order", repr(name), allowed_names(names, name, limit=5), str(path), n)
         for n, name in listed
         if name not in position
-    ]
-    refuse(faults)
+    )
     return [position[name] for _, name in listed]
+
+
+def capture(
+    function: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE.py:FUNCTION|CONFIG",
+            help="Returns (model, batch[, loss]); or a config.json of Hugging Face.",
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="Write the model file here.")
+    ] = Path("model.yaml"),
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Also time each layer, where the model is.")
+    ] = False,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the model.")] = None,
+    real: Annotated[
+        bool, typer.Option("--real", help="Run on real tensors: control flow needs their values.")
+    ] = False,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Tokens of a sample, for CONFIG.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Write what perfmodel needs of your own module: use it as `model: {file: model.yaml}`.
+
+    CONFIG is built by transformers, if that is installed: any of its families, without weights.
+    Imports the file or module and calls the function. The model runs on fake tensors, without
+    memory or GPU, unless --measure or --real is given; build it under torch.device("meta") if it
+    is large. Needs PyTorch: pip install 'perfmodel[torch]'.
+    """
+    from perfmodel.torch_modules.capture import capture as run_capture
+    from perfmodel.torch_modules.given_module import call_function, hub_module, is_configuration
+
+    if is_configuration(function):
+        _refuse({"--measure": measure}, "FILE.py:FUNCTION: CONFIG has no weights")
+        name, model, batch = hub_module(Path(function), tokens=tokens, name=name, real=real)
+        loss = None
+    else:
+        _refuse({"--tokens": tokens is not None}, "CONFIG: a function makes its batch itself")
+        model, batch, loss = call_function(function)
+    captured = run_capture(model, batch, loss=loss, name=name, real=real, measure=measure)
+    path = captured.save(output)
+    if json:
+        print_json(captured.document)
+        return
+    typer.echo(repr(captured))
+    print_note(f"wrote {path}; in a scenario: model: {{file: {path}}}")
+
+
+def _refuse(flags: Mapping[str, bool], allowed: str) -> None:
+    """Refuse flags that the kind of argument has no use for."""
+    refuse(Fault(name, "the flag", f"only with {allowed}") for name, on in flags.items() if on)
+
+
+def models(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...",
+            help="Names, files of parameters, config.json or its folder, .safetensors; "
+            "default: all of the zoo.",
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """List the models of the zoo, or show some, and those of a user's files."""
+    from perfmodel.units import format_bytes
+    from perfmodel.workload import load_workload, zoo_names
+
+    with flags_as_fields({"model": "MODEL", "name": "MODEL"}):
+        zoo = [load_workload(name) for name in names or zoo_names()]
+    if json:
+        documents = [
+            {
+                "name": m.name,
+                "parameters": m.parameters,
+                "tensors": len(m.tensors),
+                "nbytes": m.nbytes,
+                "sample": str(m.sample),
+                "source": m.source,
+            }
+            for m in zoo
+        ]
+        print_json({"models": documents})
+        return
+    print_table(
+        ("model", ">parameters", ">tensors", ">size in fp32", "one sample"),
+        [
+            (
+                m.name,
+                f"{m.parameters:,}",
+                f"{len(m.tensors)}",
+                format_bytes(m.nbytes),
+                str(m.sample),
+            )
+            for m in zoo
+        ],
+    )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from string import ascii_uppercase
 
 from perfmodel.report.common import quantities
+from perfmodel.report.common.document import first_applying
 from perfmodel.studies.compare.model import Change, Comparison, Side, SideDifference
 from perfmodel.studies.run.result.model import SizeResult
 
@@ -30,27 +31,30 @@ def column_names(sides: Sequence[Side]) -> list[str]:
 
 def assumptions(comparison: Comparison) -> list[str]:
     """What the numbers rest on; what does not hold for all sides, after names of its columns."""
-    sides = comparison.sides
-    columns = dict(zip((side.label for side in sides), column_names(sides), strict=True))
-    named = (
-        (", ".join(columns[label] for label in labels), quantities.assumed(line))
-        for labels, line in comparison.labelled_assumptions
-    )
-    return [": ".join(filter(None, pair)) for pair in named]
+    labels = (side.label for side in comparison.sides)
+    columns = dict(zip(labels, column_names(comparison.sides), strict=True))
+    return [
+        ": ".join(
+            filter(None, [", ".join(columns[each] for each in those), quantities.assumed(line)])
+        )
+        for those, line in comparison.labelled_assumptions
+    ]
 
 
 def side_names(comparison: Comparison) -> list[str]:
     """Names of the sides in sentences: the label, after the letter of its column if it has one."""
-    pairs = zip(column_names(comparison.sides), comparison.sides, strict=True)
-    return [side.label if name == side.label else f"{name}, {side.label}" for name, side in pairs]
+    return [
+        side.label if name == side.label else f"{name}, {side.label}"
+        for name, side in zip(column_names(comparison.sides), comparison.sides, strict=True)
+    ]
 
 
 def headline(comparison: Comparison) -> str:
     """Name the side that needs the least time per sample, and what that rests on."""
     first = comparison.sides[0]
     if len(comparison.sides) == 1:
-        takes = f"A step takes {quantities.duration(first.point.step_time_s)}"
-        return f"{takes}, limited by {limited_by(first.point)}"
+        step = quantities.duration(first.point.step_time_s)
+        return f"A step takes {step}, limited by {limited_by(first.point)}"
     if not comparison.differences or not all(each.same_samples for each in comparison.differences):
         return title(comparison)
     pairs = zip(comparison.sides[1:], comparison.differences, strict=True)
@@ -58,8 +62,8 @@ def headline(comparison: Comparison) -> str:
         (pair for pair in pairs if pair[0].point.memory.fits), key=lambda p: -p[1].throughput.ratio
     )
     if not first.point.memory.fits:
-        quickest = f"{fitting[0][0].label} is the quickest that fits" if fitting else "No side fits"
-        return f"{quickest} in memory"
+        fits = f"{fitting[0][0].label} is the quickest that fits" if fitting else "No side fits"
+        return f"{fits} in memory"
     quicker = [pair for pair in fitting if pair[1].throughput.ratio > 1 + LEAST_RELATIVE_CHANGE]
     if not quicker:
         return f"{first.label}: nothing else here is quicker"
@@ -91,29 +95,29 @@ def sentences(comparison: Comparison) -> Iterator[str]:
         return
     if not comparison.differences or names[0] != first.label:
         yield f"{names[0]}: a step takes {quantities.duration(first.point.step_time_s)}."
-    rest = zip(names[1:], comparison.sides[1:], comparison.differences, strict=True)
-    for name, side, versus in rest:
+    for name, side, versus in zip(
+        names[1:], comparison.sides[1:], comparison.differences, strict=True
+    ):
         lacking = [each.label for each in (first, side) if not each.point.memory.fits]
-        does = "do not fit" if len(lacking) > 1 else "does not fit"
-        memory = f"{' and '.join(lacking)} {does} in memory." if lacking else ""
-        parts = (_difference(first, side, versus), _limit(first, side, versus), memory)
-        yield f"{name}: {' '.join(filter(None, parts))}"
+        does = ("", " does not fit in memory.", " do not fit in memory.")[len(lacking)]
+        memory = f" {' and '.join(lacking)}{does}" if lacking else ""
+        yield f"{name}: {_difference(first, side, versus)} {_limit(first, side, versus)}{memory}"
 
 
 def _difference(first: Side, side: Side, versus: SideDifference) -> str:
     before, after = first.point, side.point
     if versus.same_batch or not versus.same_samples:
         now, then = quantities.duration(after.step_time_s), quantities.duration(before.step_time_s)
-        by = change(versus.step, "longer", "shorter")
-        instead = "" if now == then else f" instead of {then}"
-        unlike = (
-            "" if versus.same_samples else f" Its samples are {quantities.samples(side.result)}."
+        unlike = f" Its samples are {quantities.samples(side.result)}."
+        return (
+            f"a step takes {now}{'' if now == then else f' instead of {then}'}, "
+            f"{change(versus.step, 'longer', 'shorter')}.{'' if versus.same_samples else unlike}"
+            f"{_largest_part(versus)}"
         )
-        return f"a step takes {now}{instead}, {by}.{unlike}{_largest_part(versus)}"
     now, then = (quantities.duration(1 / point.samples_per_s) for point in (after, before))
-    by = change(per_sample(versus), "longer", "shorter")
     return (
-        f"a sample takes {now} instead of {then}, {by}; steps train {after.global_batch:,} "
+        f"a sample takes {now} instead of {then}, "
+        f"{change(per_sample(versus), 'longer', 'shorter')}; steps train {after.global_batch:,} "
         f"instead of {before.global_batch:,}."
     )
 
@@ -144,18 +148,19 @@ def change(difference: Change, more: str, less: str) -> str:
 
 
 def _direction(ratio: float, more: str, less: str) -> str:
-    if abs(ratio - 1) < LEAST_RELATIVE_CHANGE:
-        return "no change"
-    if ratio >= LEAST_RATIO_IN_TIMES:
-        return f"{quantities.count(ratio)} times as long"
-    return f"{_percent(ratio)} {more if ratio > 1 else less}"
+    return first_applying(
+        (abs(ratio - 1) < LEAST_RELATIVE_CHANGE, "no change"),
+        (ratio >= LEAST_RATIO_IN_TIMES, f"{quantities.count(ratio)} times as long"),
+        (True, f"{_percent(ratio)} {more if ratio > 1 else less}"),
+    )
 
 
 def _percent(ratio: float) -> str:
     value = 100 * abs(ratio - 1)
+    digits = 0 if value >= 10 else 1 if value >= 1 else 2
     if 99 < value < 100:  # a throughput that is lost is 100 %, a hundredth of it is not
-        return f"{value:,.1f}\N{NO-BREAK SPACE}%"
-    return f"{value:,.{0 if value >= 10 else 1 if value >= 1 else 2}f}\N{NO-BREAK SPACE}%"
+        digits = 1
+    return f"{value:,.{digits}f}\N{NO-BREAK SPACE}%"
 
 
 def _largest_part(versus: SideDifference) -> str:
@@ -164,8 +169,10 @@ def _largest_part(versus: SideDifference) -> str:
     apart_s = versus.parts_s[part]
     if abs(versus.step.ratio - 1) < LEAST_RELATIVE_CHANGE or apart_s == 0:
         return ""
-    more = "more" if apart_s > 0 else "less"
-    return f" Most of that is {part}, {quantities.duration(abs(apart_s))} {more}."
+    return (
+        f" Most of that is {part}, {quantities.duration(abs(apart_s))} "
+        f"{'more' if apart_s > 0 else 'less'}."
+    )
 
 
 def limited_by(point: SizeResult) -> str:
@@ -173,16 +180,20 @@ def limited_by(point: SizeResult) -> str:
     relief = point.relief
     if relief is None or not mostly_computes(point):
         return point.bottleneck
-    saves = quantities.percent(relief.saves_s / point.step_time_s)
-    return f"compute (without limits of {quantities.listed(relief.parts)} {saves} less)"
+    return (
+        f"compute (without limits of {quantities.listed(relief.parts)} "
+        f"{quantities.percent(relief.saves_s / point.step_time_s)} less)"
+    )
 
 
 def mostly_computes(point: SizeResult) -> bool:
     """Whether a step is compute but for a little, or nothing but compute limits it."""
     if point.relief is None:
         return point.limit == "compute"
-    computes = point.compute_s >= _COMPUTE_BOUND_SHARE * point.step_time_s
-    return computes and point.relief.saves_s < (1 - _COMPUTE_BOUND_SHARE) * point.step_time_s
+    return (
+        point.compute_s >= _COMPUTE_BOUND_SHARE * point.step_time_s
+        and point.relief.saves_s < (1 - _COMPUTE_BOUND_SHARE) * point.step_time_s
+    )
 
 
 def _limit(first: Side, side: Side, versus: SideDifference) -> str:

@@ -1,1 +1,0 @@
-"""The report of ``perfmodel compare``; `page.FILES` says what makes its files."""

@@ -1,1 +1,0 @@
-"""The report of ``perfmodel plan``; `page.FILES` says what makes its files."""

@@ -1,1 +1,0 @@
-"""The report of ``perfmodel tune``; `page.FILES` says what makes its files."""
