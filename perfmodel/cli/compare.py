@@ -25,7 +25,7 @@ from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
     from perfmodel.scenario import Scenario
-    from perfmodel.studies.compare import Comparison
+    from perfmodel.studies.comparison import Comparison
 
 
 def compare(
@@ -74,7 +74,7 @@ def compare(
     from perfmodel.report.common.html import write_each
     from perfmodel.report.comparison.page import FILES, comparison_lines
     from perfmodel.studies.compare import compare as compare_columns
-    from perfmodel.studies.compare.model import to_json
+    from perfmodel.studies.comparison import to_json
 
     check_report_folder(output, FILES, columns.values(), profile)
     measured = load_profile(profile)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from perfmodel.report.explorer.grid import Grid
     from perfmodel.scenario import Scenario
     from perfmodel.studies.plan import PlanResult
-    from perfmodel.studies.run.result.model import Result
+    from perfmodel.studies.run.result import Result
 
 
 WARN_FROM_MIN = 2.0

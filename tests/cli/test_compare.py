@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from perfmodel.cli.app import app
 from perfmodel.report.comparison.text import change
-from perfmodel.studies.compare import Change
+from perfmodel.studies.comparison import Change
 
 TEXT = """# Is <b>this</b> better?
 perfmodel: 1

@@ -26,7 +26,7 @@ from perfmodel.scenario.strategies.ddp import DdpStrategy, Hook
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_names
 from perfmodel.studies.run.resolve.what_if import BETWEEN_NODES
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
 from perfmodel.studies.run.run import run_scenario
 from perfmodel.topology.model import Topology
 from perfmodel.training.ddp.options import DEFAULT_CAP_BYTES, FIRST_BUCKET_BYTES, MIB

@@ -51,7 +51,7 @@ from perfmodel.report.run.sizes import (
     size_gains,
 )
 from perfmodel.report.topology.summary import has_layers
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
 
 
 def basis(result: Result) -> str:

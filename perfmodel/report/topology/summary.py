@@ -14,8 +14,8 @@ from perfmodel.errors import TopologyError
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import has_processes, in_words_of
 from perfmodel.report.common.palette import LINKS
-from perfmodel.studies.run.result.model import SizeResult
-from perfmodel.studies.run.result.usage import LinkEnds, LinkUse
+from perfmodel.studies.run.result import SizeResult
+from perfmodel.studies.run.usage import LinkEnds, LinkUse
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.units import format_bandwidth, format_bytes, format_time

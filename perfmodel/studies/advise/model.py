@@ -10,9 +10,9 @@ from typing import Any, Literal
 from perfmodel.files import as_json, attributes
 from perfmodel.scenario import Scenario, scenario_digest
 from perfmodel.scenario.sections.plan import Money
-from perfmodel.studies.compare.model import Change
-from perfmodel.studies.run.result.model import SizeResult
-from perfmodel.studies.run.result.usage import Memory
+from perfmodel.studies.comparison import Change
+from perfmodel.studies.run.result import SizeResult
+from perfmodel.studies.run.usage import Memory
 from perfmodel.studies.tune.model import MIN_GAIN
 from perfmodel.workload.model import Sample
 

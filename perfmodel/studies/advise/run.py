@@ -23,15 +23,15 @@ from perfmodel.studies.advise.model import (
     Trial,
     joined_fields,
 )
-from perfmodel.studies.compare.compare import gain_of
+from perfmodel.studies.compare import gain_of
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.loops.one_loop_size import simulate_loop_size
+from perfmodel.studies.run.one_loop_size import simulate_loop_size
 from perfmodel.studies.run.prepared import PreparedSize
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
-from perfmodel.studies.run.result.model import SizeResult
-from perfmodel.studies.run.result.usage import Memory
+from perfmodel.studies.run.result import SizeResult
 from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.sized_job import size_job
+from perfmodel.studies.run.usage import Memory
 from perfmodel.studies.sweep.executor import check_backend, map_unordered
 from perfmodel.studies.sweep.run import Progress
 from perfmodel.studies.sweep.variants import without_curve

@@ -34,9 +34,9 @@ from perfmodel.studies.choose.layouts import (
     step_causes,
 )
 from perfmodel.studies.choose.step_bound import StepBounds
-from perfmodel.studies.run.result.model import LayoutSearch, SimulatedLayout
-from perfmodel.studies.run.result.usage import Memory
+from perfmodel.studies.run.result import LayoutSearch, SimulatedLayout
 from perfmodel.studies.run.steps.sized_job import SizedJob, locate_errors, simulate_reported
+from perfmodel.studies.run.usage import Memory
 from perfmodel.studies.sweep.executor import ALONE, Workers, map_unordered
 from perfmodel.training.strategies import STRATEGIES
 

@@ -10,9 +10,9 @@ from typing import Any
 from perfmodel.errors import PerfmodelError
 from perfmodel.files import FileModel
 from perfmodel.scenario import Scenario, batch_per_gpu, change_scenario
-from perfmodel.studies.run.result.usage import Memory
 from perfmodel.studies.run.steps.simulate_step import MANY_RANKS
 from perfmodel.studies.run.steps.sized_job import SizedJob, simulate_reported
+from perfmodel.studies.run.usage import Memory
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.units import format_bytes, format_time
 

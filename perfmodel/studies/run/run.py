@@ -20,7 +20,7 @@ from perfmodel.studies.run.resolve.disturbance import as_disturbances
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario, resolve_scenario
 from perfmodel.studies.run.resolve.training_job import TrainingJob, gpu_spread
 from perfmodel.studies.run.resolve.what_if import describe_what_if, what_if_of
-from perfmodel.studies.run.result.model import Result, SizeResult
+from perfmodel.studies.run.result import Result, SizeResult
 from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.output_analysis import WARM_UP
 from perfmodel.studies.run.steps.routing_cost import describe_routing, routing_cost
@@ -96,7 +96,7 @@ def run_scenario(
         raise InputError(Fault("processes", str(len(inputs.processes)), allowed))
     points, simulate = list[SizeResult](), simulate_size
     if largest.job.strategy.loops is not None:
-        from perfmodel.studies.run.loops.one_loop_size import simulate_loop_size
+        from perfmodel.studies.run.one_loop_size import simulate_loop_size
 
         simulate = simulate_loop_size
     for done, size in enumerate(inputs.sizes, 1):

@@ -155,7 +155,8 @@ NOT_MODEL = (
     "validate/",
     "studies/plan/",
     "studies/tune/",
-    "studies/compare/",
+    "studies/compare.py",
+    "studies/comparison.py",
     "_data/",
 )
 """Folders that a step time cannot depend on: nothing that `studies.run` imports lies in them."""

@@ -32,7 +32,7 @@ class Answer:
     step_time_s, low_s, high_s : float or None
         The step, and its 80 % interval where one is known.
     compute_s, comm_s, exposed_comm_s, samples_per_s : float or None
-        As `perfmodel.studies.run.result.model.SizeResult` has them.
+        As `perfmodel.studies.run.result.SizeResult` has them.
     gpus : int or None
     bottleneck : str or None
     memory_bytes : float or None

@@ -10,7 +10,7 @@ from perfmodel.scenario import Scenario
 from perfmodel.simulate.engine.engine import BY_SENDS
 from perfmodel.studies.run.prepared import PreparedSize
 from perfmodel.studies.run.resolve.disturbance import Disturbance
-from perfmodel.studies.run.result.model import BucketTime
+from perfmodel.studies.run.result import BucketTime
 from perfmodel.studies.run.steps.output_analysis import SETTLED_STEPS
 from perfmodel.studies.run.steps.simulate_step import ReportedRun, simulate_steps, timer_of
 from perfmodel.studies.tune.caps import (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from perfmodel.scenario import Scenario
-from perfmodel.studies.run.result.model import BucketTime
+from perfmodel.studies.run.result import BucketTime
 
 STEP_ROUNDING = 1e-9
 """Relative difference of steps that is the rounding of sums."""

@@ -12,7 +12,7 @@ from perfmodel.report.run.page import report_html
 from perfmodel.report.run.text import result_lines, run_markdown
 from perfmodel.report.topology.page import topology_html
 from perfmodel.report.topology.summary import summary
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
 from perfmodel.topology.templates.build import build_topology
 
 

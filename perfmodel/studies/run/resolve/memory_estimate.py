@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from perfmodel.scenario.model import relocated_errors
 from perfmodel.studies.run.resolve.job_plan import NO_HOST_MEMORY, HostMemory, price_layers
 from perfmodel.studies.run.resolve.training_job import TrainingJob
-from perfmodel.studies.run.result.usage import Memory
+from perfmodel.studies.run.usage import Memory
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.memory_use import (

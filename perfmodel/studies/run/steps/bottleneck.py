@@ -11,8 +11,7 @@ import numpy as np
 from perfmodel.arrays import FloatArray, sending_s
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.what_if import BETWEEN_NODES
-from perfmodel.studies.run.result.model import Bottleneck, Relief, SizeResult
-from perfmodel.studies.run.result.usage import LinkEnds
+from perfmodel.studies.run.result import Bottleneck, Relief, SizeResult
 from perfmodel.studies.run.steps.reliefs import (
     HOST,
     LATENCY,
@@ -26,6 +25,7 @@ from perfmodel.studies.run.steps.reliefs import (
 from perfmodel.studies.run.steps.simulate_step import ReportedRun, simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import SizedJob
 from perfmodel.studies.run.steps.step_parts import grouped
+from perfmodel.studies.run.usage import LinkEnds
 from perfmodel.topology.arcs import Device
 from perfmodel.topology.model import Topology
 from perfmodel.training.plan.step_plan import Collective, StepPlan

@@ -12,7 +12,6 @@ from statistics import fmean
 from perfmodel.errors import TopologyError
 from perfmodel.library.machine import Machine
 from perfmodel.library.transport import local_path
-from perfmodel.studies.run.result.usage import DimensionUse, LayoutUse, StageUse
 from perfmodel.studies.run.steps.simulate_step import ReportedRun
 from perfmodel.studies.run.steps.sized_job import SizedJob
 from perfmodel.studies.run.steps.step_parts import (
@@ -26,6 +25,7 @@ from perfmodel.studies.run.steps.step_parts import (
     sum_sent_bytes,
     window_of_passes,
 )
+from perfmodel.studies.run.usage import DimensionUse, LayoutUse, StageUse
 from perfmodel.testing.closed_forms import PassTimes, pass_spans
 from perfmodel.timeline import Span, covered_s, exposed_s
 from perfmodel.training.pipeline.pass_actions import PipelineSchedule

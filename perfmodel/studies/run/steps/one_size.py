@@ -19,7 +19,7 @@ from perfmodel.simulate.network import LinkCounters
 from perfmodel.studies.run.memory_advice import advise
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.training_job import assign_buckets
-from perfmodel.studies.run.result.model import (
+from perfmodel.studies.run.result import (
     BackgroundJobStep,
     BucketTime,
     DisturbanceCost,
@@ -28,7 +28,6 @@ from perfmodel.studies.run.result.model import (
     Wait,
     with_bottleneck,
 )
-from perfmodel.studies.run.result.usage import HotSpot, LinkUses, Memory
 from perfmodel.studies.run.steps.bottleneck import name_bottleneck
 from perfmodel.studies.run.steps.layout_use import layout_use
 from perfmodel.studies.run.steps.output_analysis import SETTLED_STEPS, WARM_UP, mean_interval_s
@@ -50,6 +49,7 @@ from perfmodel.studies.run.steps.uncertainty import (
     simulate_uncertainties,
     with_interval,
 )
+from perfmodel.studies.run.usage import HotSpot, LinkUses, Memory
 from perfmodel.timeline import GroupOfClass, Span, Timeline
 from perfmodel.topology.arcs import LinkKinds
 from perfmodel.topology.model import Topology

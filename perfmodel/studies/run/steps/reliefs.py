@@ -20,7 +20,7 @@ from perfmodel.simulate.engine.engine import BY_SENDS
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.what_if import BANDWIDTHS_INSIDE, BETWEEN_NODES, apply_what_if
-from perfmodel.studies.run.result.model import Relief, SizeResult
+from perfmodel.studies.run.result import Relief, SizeResult
 from perfmodel.studies.run.steps.simulate_step import ReportedRun, simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import SizedJob
 from perfmodel.training.plan.step_plan import Collective, StepPlan

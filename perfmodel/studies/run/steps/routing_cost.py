@@ -16,7 +16,7 @@ from perfmodel.arrays import FloatArray, sending_s
 from perfmodel.library.lowering.lowered import LoweredCollective, add_traffic, stage_bytes
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.studies.run.result import SizeResult
 from perfmodel.studies.run.steps.simulate_step import timer_of
 from perfmodel.studies.run.steps.sized_job import SizedJob
 from perfmodel.topology.arcs import devices_of

@@ -38,7 +38,6 @@ from perfmodel.studies.run.resolve.placement import (
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario
 from perfmodel.studies.run.resolve.training_job import TrainingJob, move_to_gpu
 from perfmodel.studies.run.resolve.what_if import filter_disturbances, what_if_of
-from perfmodel.studies.run.result.usage import Memory
 from perfmodel.studies.run.steps.output_analysis import (
     MANY_TASKS,
     SETTLED_STEPS,
@@ -51,6 +50,7 @@ from perfmodel.studies.run.steps.simulate_step import (
     collective_s,
     simulate_steps,
 )
+from perfmodel.studies.run.usage import Memory
 from perfmodel.training.ddp.buckets import Iteration
 from perfmodel.training.memory_use import StepOptions
 from perfmodel.training.plan.loop_plan import LoopPlan

@@ -10,7 +10,7 @@ from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
 from perfmodel.simulate.engine.outcome import Run, TaskExecution
-from perfmodel.studies.run.result.usage import CommunicationUse
+from perfmodel.studies.run.usage import CommunicationUse
 from perfmodel.timeline import Span, covered_s, exposed, exposed_s
 from perfmodel.training.plan.step_plan import Collective, StepPlan, Task, has_stages
 

@@ -19,7 +19,7 @@ from perfmodel.scenario.sections.variants import WhatIf
 from perfmodel.simulate.engine.engine import BY_SENDS, uses_sockets
 from perfmodel.studies.run.resolve.training_job import TrainingJob, gpu_spread
 from perfmodel.studies.run.resolve.what_if import apply_what_if, what_if_of
-from perfmodel.studies.run.result.model import DisturbanceCost, SizeResult, Uncertainty
+from perfmodel.studies.run.result import DisturbanceCost, SizeResult, Uncertainty
 from perfmodel.studies.run.steps.simulate_step import (
     ReportedRun,
     SimulationSetup,

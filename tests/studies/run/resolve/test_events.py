@@ -13,7 +13,7 @@ from perfmodel.scenario import load_scenario
 from perfmodel.scenario.load import make_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.prepared import prepare
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
 
 TEXT = """\
 # What does it cost?

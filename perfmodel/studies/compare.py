@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.scenario import Scenario, change_scenario
 from perfmodel.scenario.sections.variants import WhatIf
-from perfmodel.studies.compare.model import (
+from perfmodel.studies.comparison import (
     Change,
     Comparison,
     Ends,
@@ -21,7 +21,7 @@ from perfmodel.studies.compare.model import (
     same_samples,
 )
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result.model import SizeResult, Uncertainty
+from perfmodel.studies.run.result import SizeResult, Uncertainty
 from perfmodel.studies.run.steps.uncertainty import ratio_interval
 from perfmodel.studies.sweep import run_sweep
 from perfmodel.studies.sweep.run import Progress

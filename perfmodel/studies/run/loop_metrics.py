@@ -12,9 +12,9 @@ from statistics import fmean
 import numpy as np
 
 from perfmodel.simulate.engine.loop_records import LoopRun
-from perfmodel.studies.run.loops.loop_job import LoopBounds, LoopJob, loop_bounds, tracked_workers
-from perfmodel.studies.run.result.usage import CommunicationUse, Staleness
+from perfmodel.studies.run.loop_job import LoopBounds, LoopJob, loop_bounds, tracked_workers
 from perfmodel.studies.run.steps.step_parts import PARTS, grouped
+from perfmodel.studies.run.usage import CommunicationUse, Staleness
 from perfmodel.timeline import Span, covered_s
 
 MOST_BARS = 24

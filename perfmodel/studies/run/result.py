@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from perfmodel.studies.run.result.usage import (
+from perfmodel.studies.run.usage import (
     CommunicationUse,
     HotSpot,
     LayoutUse,

@@ -8,7 +8,7 @@ from typing import Any
 
 from perfmodel.files import as_json, attributes, csv_text
 from perfmodel.scenario import Scenario, scenario_digest
-from perfmodel.studies.run.result.model import Result, SizeResult
+from perfmodel.studies.run.result import Result, SizeResult
 
 Ends = tuple[float, float]
 """Low and high end of an 80 % interval."""

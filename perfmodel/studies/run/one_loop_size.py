@@ -14,11 +14,11 @@ from perfmodel.library.corrections import spread_factors
 from perfmodel.library.machine import Machine
 from perfmodel.scenario.sections.variants import WhatIf
 from perfmodel.scenario.strategies.servers import ParameterServerStrategy
-from perfmodel.studies.run.loops.loop_job import EXACT_PUSHES, RATE_SOLUTIONS, LoopJob, settle
-from perfmodel.studies.run.loops.loop_metrics import LoopMetrics
+from perfmodel.studies.run.loop_job import EXACT_PUSHES, RATE_SOLUTIONS, LoopJob, settle
+from perfmodel.studies.run.loop_metrics import LoopMetrics
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.what_if import apply_what_if
-from perfmodel.studies.run.result.model import (
+from perfmodel.studies.run.result import (
     Bottleneck,
     DisturbanceCost,
     Relief,
@@ -26,7 +26,6 @@ from perfmodel.studies.run.result.model import (
     Uncertainty,
     with_bottleneck,
 )
-from perfmodel.studies.run.result.usage import ServerUse
 from perfmodel.studies.run.steps.bottleneck import beside_communication, ends_of, name_link
 from perfmodel.studies.run.steps.one_size import cost_of, mfu_of, sum_link_uses
 from perfmodel.studies.run.steps.reliefs import (
@@ -51,6 +50,7 @@ from perfmodel.studies.run.steps.uncertainty import (
     with_chance,
     with_interval,
 )
+from perfmodel.studies.run.usage import ServerUse
 from perfmodel.timeline import Timeline
 from perfmodel.training.parameter_server import server_bytes
 from perfmodel.training.plan.loop_plan import LoopPlan
