@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 Scaling = Literal["weak", "strong"]
 
+Interval = tuple[float, float]
+"""Low and high end of 80 %."""
+
 
 @dataclass(frozen=True, slots=True)
 class BucketTime:

@@ -160,8 +160,10 @@ def build_machine(
     nodes["cluster.nodes"] = size.nodes
     most_nodes = max(nodes, key=nodes.__getitem__)  # where most of them come from
     with relocated_errors(scenario, "cluster.nodes"):
-        count = (hosts or size.nodes) * size.gpus_per_node
-        check_cluster_size(count, "cluster.pool" if scenario.cluster.pool else most_nodes)
+        check_cluster_size(
+            (hosts or size.nodes) * size.gpus_per_node,
+            "cluster.pool" if scenario.cluster.pool else most_nodes,
+        )
     check_sharing_jobs(scenario, size)
     topology = node if isinstance(node, Topology) else _build(scenario, node, size, hosts)
     if scenario.library.host_step is not None and topology.gpu.generation != "cpu":
@@ -185,9 +187,11 @@ def _build(scenario: Scenario, node: NodeSpec, size: ClusterSize, hosts: int | N
     events = [event.model_dump(exclude_none=True) for event in scenario.events]
     names_cables = any("fabric/" in str(value) for event in events for value in event.values())
     with relocated_errors(scenario, "cluster"):
-        routed = fabric if names_cables else with_usual_routing(node, fabric)
         return build_topology(
-            node, hosts=hosts or size.nodes, fabric=routed, gpus_per_host=size.gpus_per_node
+            node,
+            hosts=hosts or size.nodes,
+            fabric=fabric if names_cables else with_usual_routing(node, fabric),
+            gpus_per_host=size.gpus_per_node,
         )
 
 
@@ -195,8 +199,9 @@ def named_node(scenario: Scenario) -> str | NodeSection:
     """Return what `cluster.node` names, with the paths of files beside the scenario."""
     node, origin = scenario.cluster.node, scenario.origin
     if isinstance(node, str):
-        field = "cluster.node" if scenario.cluster.graph is None else "cluster.graph"
-        return origin.beside(field, node)
+        return origin.beside(
+            "cluster.node" if scenario.cluster.graph is None else "cluster.graph", node
+        )
     if node.extends is None:
         return node
     return node.model_copy(update={"extends": origin.beside("cluster.node.extends", node.extends)})
@@ -231,8 +236,9 @@ def resolve_settings(scenario: Scenario) -> LibrarySettings:
     else:
         raise_faults(_find_nccl_settings(scenario))
     with relocated_errors(scenario, "library"):
-        fields = ("library.version", "library.env")
-        return settings_of(version=section.version, env=env, fields=fields)
+        return settings_of(
+            version=section.version, env=env, fields=("library.version", "library.env")
+        )
 
 
 def _find_nccl_settings(scenario: Scenario) -> list[Fault]:
@@ -266,8 +272,9 @@ def _load_library(section: LibrarySection) -> CommLibrary:
     stated = section.model_dump(include={"workers", "host_step"}, exclude_none=True)
     stated["protocols"] = protocols or loaded.protocols
     if section.credits is not None:  # for every machine
-        changed = (each.model_copy(update={"credits": None}) for each in loaded.variants)
-        stated["variants"] = tuple(changed)
+        stated["variants"] = tuple(
+            each.model_copy(update={"credits": None}) for each in loaded.variants
+        )
     return loaded.model_copy(update=stated)
 
 
@@ -306,8 +313,9 @@ def build_ensemble(
     what_if = what_if_of(scenario)
     if profile is None:
         likely = apply_what_if(what_if, nominal)
-        bounds = bound_machines(likely) if what_if.communication else ()
-        return MachineEnsemble(likely, bounds=bounds)
+        return MachineEnsemble(
+            likely, bounds=bound_machines(likely) if what_if.communication else ()
+        )
     if profile.transfer is not None:
         nominal = apply_what_if(what_if, nominal)
         what_if = WhatIf(communication=what_if.communication)
@@ -319,8 +327,10 @@ def build_ensemble(
     likely = apply_what_if(what_if, measured)
     if not (what_if.communication and measured_at(profile, size.gpus, "all_reduce")):
         return MachineEnsemble(likely, profile=profile)
-    profiles = draws(profile, PROFILE_DRAWS, seed=scenario.seed)
-    drawn = tuple(apply_what_if(what_if, apply(each, nominal)) for each in profiles)
+    drawn = tuple(
+        apply_what_if(what_if, apply(each, nominal))
+        for each in draws(profile, PROFILE_DRAWS, seed=scenario.seed)
+    )
     return MachineEnsemble(likely, drawn, profile=profile)
 
 
@@ -338,5 +348,7 @@ def bound_machines(machine: Machine) -> tuple[Machine, ...]:
     def factor(end: int, context: CollectiveContext) -> float:
         return factors_of(context.op)[band_of(context.nbytes)][end]
 
-    ends = (Corrections(residual=partial(factor, end)) for end in (0, 1))
-    return tuple(machine.with_corrections(machine.topology, each) for each in ends)
+    return tuple(
+        machine.with_corrections(machine.topology, Corrections(residual=partial(factor, end)))
+        for end in (0, 1)
+    )

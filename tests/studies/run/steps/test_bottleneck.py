@@ -9,8 +9,8 @@ import pytest
 
 from perfmodel.scenario import Scenario, change_scenario, load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.steps.reliefs import LATENCY, LIBRARY, LINKS, WORTH_NAMING
+from perfmodel.studies.run.steps.sized_job import prepare
 
 CLOSE = 0.003
 """Share of the step by which two limits may differ and either be named: pruned ones are bounded by
