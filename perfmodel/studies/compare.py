@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,8 @@ from perfmodel.studies.comparison import (
     same_samples,
 )
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result import Interval, SizeResult, Uncertainty
-from perfmodel.studies.run.steps.uncertainty import ratio_interval
+from perfmodel.studies.run.result import Interval, SizeResult
+from perfmodel.studies.run.steps.uncertainty import step_ratio_interval, with_chance
 from perfmodel.studies.sweep import run_sweep
 from perfmodel.studies.sweep.run import Progress
 from perfmodel.studies.sweep.variants import make_variant, without_curve
@@ -179,21 +180,13 @@ def ratio_interval_of(a: SizeResult, b: SizeResult) -> Interval | None:
     None where one of them has no interval. Where neither has one but for chance, the interval is
     that of chance.
     """
-    parts_a, parts_b = a.uncertainties, b.uncertainties
-    if parts_a is None and parts_b is None:
-        parts_a, parts_b = _chance(a), _chance(b)
-        if not (parts_a or parts_b):
-            return None
-    if parts_a is None or parts_b is None:
-        return None
-    return ratio_interval((b.step_time_s, parts_b), (a.step_time_s, parts_a))
-
-
-def _chance(point: SizeResult) -> tuple[Uncertainty, ...]:
-    """Return the uncertainty of a mean of random steps; none where they are all alike."""
-    if point.disturbance is None or point.disturbance.mean_interval_s is None:
-        return ()
-    return (Uncertainty("chance", *point.disturbance.mean_interval_s, is_shared=False),)
+    if a.uncertainties is None and b.uncertainties is None:
+        chances = [with_chance((), each.disturbance) for each in (a, b)]
+        if any(chances):
+            a, b = (
+                replace(each, uncertainties=own) for each, own in zip((a, b), chances, strict=True)
+            )
+    return step_ratio_interval(b, a)
 
 
 # ---------------------------------------------------------------- attribution

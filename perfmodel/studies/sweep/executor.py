@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 Backend = Literal["loky", "dask", "ray"]
 """loky: processes of this machine. dask and ray: a running cluster."""
 
-T = TypeVar("T")
 R = TypeVar("R")
 
 WATCH_S = 0.5

@@ -239,7 +239,8 @@ class _Trials:
         options = self.sized.job.strategy.options(self.changed(choice).strategy)
         if options in self.by_options:
             return replace(self.by_options[options], values=self.values(choice))
-        memory, times_s = self.sized.with_options(options).memory(), (None, None)
+        memory = self.sized.with_options(options).memory()
+        times_s: tuple[float | None, float | None] = (None, None)
         if memory.fits or anyway:
             self.say(f"{len(self.by_options) + 1} settings simulated")
             stepped = self.sized.step(options)

@@ -220,7 +220,8 @@ def _reduce_buckets(main: MainDtype, limit_s: float, budget: Budget) -> Cuts:
     """Return a list with as few buckets as a limit of the step time allows."""
     _, _, best = min((len(c), step_s, c) for c, step_s in main.steps_s.items() if step_s <= limit_s)
     budget.remaining = max(budget.remaining, STEPS_FOR_FEWER * budget.cost(len(best)))
-    found, known = best, set(main.steps_s)
+    found: Cuts | None = best
+    known = set(main.steps_s)
     while found is not None:
         best, fewer = found, [(*found[:i], *found[i + 1 :]) for i in range(len(found) - 1)]
         found = _first_within(main, fewer, limit_s, known, budget)

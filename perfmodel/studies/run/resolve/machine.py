@@ -26,6 +26,12 @@ from perfmodel.library.settings import LibrarySettings, settings_of
 from perfmodel.scenario import ClusterSize, LibrarySection, Scenario, WhatIf
 from perfmodel.scenario.model import relocated_errors
 from perfmodel.scenario.sections.cluster import NodeSection
+from perfmodel.simulate.engine.engine import (
+    BY_SENDS,
+    Fidelity,
+    has_shared_cores,
+    uses_sockets,
+)
 from perfmodel.simulate.reference import MOST_SENDS
 from perfmodel.simulate.sockets.core_work import PIECE_BYTES
 from perfmodel.simulate.uncontended import MESSAGES, message_pairs
@@ -33,6 +39,7 @@ from perfmodel.studies.run.resolve.what_if import apply_what_if, what_if_of
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import MOST_GPUS, build_topology, with_usual_routing
 from perfmodel.topology.templates.spec import FabricSpec, NodeSpec
+from perfmodel.training.plan.step_plan import Collective, StepPlan
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
@@ -111,6 +118,37 @@ def _work_of(
     sent = (float(np.max(phase.nbytes)) for stage in stages for phase in stage.phases)
     pieces = max(sent, default=0.0) / PIECE_BYTES if machine.topology.sockets.cores else 0.0
     return messages, messages * (SEND_S + LINK_S * links + PIECE_S * pieces)
+
+
+SIMULATIONS_OF_A_SIZE = 6
+"""Of one size over sockets: the run, limits of the step, and four machines nearby."""
+
+
+def check_plan_messages(machine: Machine, plan: StepPlan, fidelity: Fidelity, steps: int) -> None:
+    """Refuse more messages of a plan, where each is simulated, than minutes allow."""
+    by_sends, sockets = fidelity in BY_SENDS, uses_sockets(machine, fidelity)
+    if not by_sends and not (sockets and has_shared_cores(machine)):
+        return
+    groups = {
+        name: tuple(group for group in each if len(group) > 1)
+        for name, each in plan.groups_of.items()
+    }
+    works = {task.work.key: task.work for task in plan.tasks if isinstance(task.work, Collective)}
+    sent = [
+        (work.op, work.nbytes, groups[work.communicator])
+        for work in works.values()
+        for _ in range(work.times)
+        if groups[work.communicator]
+    ]
+    check_message_size(
+        machine,
+        sent * steps,
+        "fidelity" if by_sends else "cluster.nodes",
+        fidelity=fidelity,
+        sockets=sockets,
+        by_cores=not by_sends,
+        simulations=SIMULATIONS_OF_A_SIZE,
+    )
 
 
 MOST_SHARED_WORK = 6_400

@@ -15,7 +15,7 @@ from perfmodel.library.machine import Machine
 from perfmodel.memo import once
 from perfmodel.scenario import ClusterSize, Scenario, batch_per_gpu
 from perfmodel.scenario.model import relocated_errors
-from perfmodel.simulate.engine.engine import BY_SENDS, Fidelity, has_shared_cores, uses_sockets
+from perfmodel.simulate.engine.engine import Fidelity
 from perfmodel.simulate.engine.outcome import Run
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance, resolve_events
@@ -24,7 +24,7 @@ from perfmodel.studies.run.resolve.machine import (
     MachineEnsemble,
     build_ensemble,
     build_machine,
-    check_message_size,
+    check_plan_messages,
 )
 from perfmodel.studies.run.resolve.memory_estimate import estimate_memory
 from perfmodel.studies.run.resolve.placement import (
@@ -55,7 +55,7 @@ from perfmodel.studies.run.usage import Memory
 from perfmodel.training.ddp.buckets import Iteration
 from perfmodel.training.memory_use import StepOptions
 from perfmodel.training.plan.loop_plan import LoopPlan
-from perfmodel.training.plan.step_plan import Collective, StepPlan
+from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.workload.model import LayerTimes, Workload, scale_times
 
 if TYPE_CHECKING:
@@ -301,34 +301,6 @@ class SizedJob:
             self._timers,
         )
 
-    def check_message_count(self, steps: int) -> None:
-        """Refuse more messages, where they are simulated one by one, than minutes allow."""
-        by_sends, sockets = self.fidelity in BY_SENDS, uses_sockets(self.machine, self.fidelity)
-        if not by_sends and not (sockets and has_shared_cores(self.machine)):
-            return
-        plan = self.plan_for(None)
-        groups = {
-            name: tuple(group for group in each if len(group) > 1)
-            for name, each in plan.groups_of.items()
-        }
-        sent = [
-            (work.op, work.nbytes, groups[work.communicator])
-            for work in {
-                t.work.key: t.work for t in plan.tasks if isinstance(t.work, Collective)
-            }.values()
-            for _ in range(work.times)
-            if groups[work.communicator]
-        ]
-        check_message_size(
-            self.machine,
-            sent * steps,
-            "fidelity" if by_sends else "cluster.nodes",
-            fidelity=self.fidelity,
-            sockets=sockets,
-            by_cores=not by_sends,
-            simulations=SIMULATIONS_OF_A_SIZE,
-        )
-
 
 def size_job(
     inputs: ResolvedScenario, size: ClusterSize, job: TrainingJob | None = None
@@ -400,21 +372,18 @@ def locate_errors(sized: SizedJob) -> Iterator[None]:
 
 # ---------------------------------------------------------------- runs
 
-SIMULATIONS_OF_A_SIZE = 6
-"""Of one size over sockets: the run, limits of the step, and four machines nearby."""
-
 
 def simulate_reported(sized: SizedJob) -> ReportedRun:
     """Simulate until the state has settled, then as many steps as the disturbances need."""
     steady = sized.steady_disturbances
     varies = len(steady) < len(sized.disturbances)
     settled = SETTLED_STEPS if varies else sized.settled
-    sized.check_message_count(settled)
+    check_plan_messages(sized.machine, sized.plan_for(None), sized.fidelity, settled)
     reported = simulate_steps(sized.setup(), steady, settled)
     if not varies:
         return reported
     counted = count_needed_steps(sized.disturbances, reported.step_time_s, reported.plan)
-    sized.check_message_count(WARM_UP + counted)
+    check_plan_messages(sized.machine, sized.plan_for(None), sized.fidelity, WARM_UP + counted)
     setup = sized.setup(reported.run.step_ends_s[WARM_UP - 1])
     return simulate_steps(setup, sized.disturbances, WARM_UP + counted, counted)
 
