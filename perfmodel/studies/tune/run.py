@@ -291,7 +291,6 @@ def assumptions(
         "interpolated list": is_list_estimated and not slows,
         "reverse": evaluator.gradients.reverse_filled,
         "network": bool(evaluator.sized.ensemble.alternatives),
-        "shared list": not evaluator.gradients.single_dtype,
     }
     sentences = [
         _SENTENCES[name].format(
@@ -306,8 +305,8 @@ def assumptions(
         for name, holds in conditions.items()
         if holds
     ]
-    last = len(sentences) - conditions["shared list"]
-    return (*sentences[:last], *_describe_profile(evaluator), *sentences[last:])
+    shared = () if evaluator.gradients.single_dtype else (_SENTENCES["shared list"],)
+    return (*sentences, *_describe_profile(evaluator), *shared)
 
 
 _SENTENCES = {

@@ -348,15 +348,13 @@ def _find_waits(sized: SizedJob, reported: ReportedRun, *, by_rank: bool) -> tup
         else each.name
         for each in reported.plan.classes
     }
+    counted = (each for each in reported.run.arrivals if each.step in reported.counted_steps)
     return tuple(
         _wait_of(
             each,
             [ranks[at.last_rank] if by_rank else class_names[at.last] for at in each],
         )
-        for each in grouped(
-            (each for each in reported.run.arrivals if each.step in reported.counted_steps),
-            attrgetter("name"),
-        ).values()
+        for each in grouped(counted, attrgetter("name")).values()
     )
 
 

@@ -253,10 +253,7 @@ def _busy_by_part(timer: UncontendedTimer, reported: ReportedRun) -> dict[Part, 
     topology, arcs = timer.machine.topology, timer.machine.topology.arcs
     rates_Bps, nbytes = arcs.bandwidth_Bps, reported.run.counted.wire_bytes / reported.steps
     links_s = sending_s(np.where(rates_Bps > 0, nbytes, 0.0), rates_Bps)
-    busy_s = {
-        part: float(each.max(initial=0.0))
-        for part, each in {part: links_s[arcs.kinds.among(part.kinds)] for part in LINKS}.items()
-    }
+    busy_s = {part: float(links_s[arcs.kinds.among(part.kinds)].max(initial=0.0)) for part in LINKS}
     if topology.staging_Bps is not None:
         busy_s[MEMORY] = max(busy_s.values())
     return {part: time_s for part, time_s in busy_s.items() if time_s > 0}

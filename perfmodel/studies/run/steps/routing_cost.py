@@ -69,10 +69,8 @@ def hash_cost(timer: UncontendedTimer, lowered: LoweredCollective) -> float:
 
 def _ports(machine: Machine) -> int:
     """Ports of all hosts; their cables are the fabric's first (`perfmodel.topology.fabric`)."""
-    return (
-        sum(d.kind == "nic" for d in devices_of(machine.topology.devices, 0))
-        * machine.topology.hosts
-    )
+    nics = sum(d.kind == "nic" for d in devices_of(machine.topology.devices, 0))
+    return nics * machine.topology.hosts
 
 
 def _spread_traffic(machine: Machine, lowered: LoweredCollective, hashed: FloatArray) -> FloatArray:
