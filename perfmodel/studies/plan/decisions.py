@@ -244,8 +244,8 @@ def list_swings(scenario: Scenario, best: PlanOption) -> Iterator[Swing]:
     )
     for holds, what, field, labels, values in rows:
         if holds:
-            ends = (None if n is None else changed(what, {field: n}) for n in values)
-            yield Swing(what, labels, *ends)
+            worse, better = (None if n is None else changed(what, {field: n}) for n in values)
+            yield Swing(what, labels, worse, better)
 
 
 def measure_swings(

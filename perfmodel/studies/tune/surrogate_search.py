@@ -161,12 +161,18 @@ def select_main_dtype(evaluator: Evaluator) -> MainDtype:
     share = summed(zip(gradients.dtypes, gradients.nbytes, strict=True))
     largest = max(share, key=share.__getitem__)
     mine = [position for position, dtype in enumerate(gradients.dtypes) if dtype == largest]
-    columns = (gradients.tensors, gradients.nbytes, gradients.dtypes)
-    tensors, nbytes, dtypes, ready_s, out_s = (
-        tuple(values[i] for i in mine) for values in (*columns, surrogate.ready_s, surrogate.out_s)
+    part = GradientOrder(
+        tuple(gradients.tensors[i] for i in mine),
+        tuple(gradients.nbytes[i] for i in mine),
+        tuple(gradients.dtypes[i] for i in mine),
+        gradients.reverse_filled,
     )
-    part = GradientOrder(tensors, nbytes, dtypes, gradients.reverse_filled)
-    own = replace(surrogate, gradients=part, ready_s=ready_s, out_s=out_s)
+    own = replace(
+        surrogate,
+        gradients=part,
+        ready_s=tuple(surrogate.ready_s[i] for i in mine),
+        out_s=tuple(surrogate.out_s[i] for i in mine),
+    )
     return MainDtype(evaluator, part, own)
 
 

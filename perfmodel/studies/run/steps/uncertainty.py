@@ -174,12 +174,11 @@ def chance_of_gpus(
     (ranks, model), (low, high) = gpus, factors
     known_s = compute.low_s, step_s, compute.high_s
     speeds = (by / slowest_factor(ranks, spread) for by in slowest_factors(ranks, spread))
+    low_s, high_s = (float(np.interp(by, (low, 1.0, high), known_s)) for by in speeds)
+    quick, slow = run_factors()
     return (
-        Uncertainty(
-            f"speed of {ranks} x {model}",
-            *(float(np.interp(by, (low, 1.0, high), known_s)) for by in speeds),
-        ),
-        Uncertainty(f"run on {ranks} x {model}", *(step_s * by for by in run_factors())),
+        Uncertainty(f"speed of {ranks} x {model}", low_s, high_s),
+        Uncertainty(f"run on {ranks} x {model}", step_s * quick, step_s * slow),
     )
 
 
