@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from perfmodel.scenario import Scenario, load_scenario
     from perfmodel.simulate import simulate_plan as simulate
     from perfmodel.simulate.engine.own_processes import NetworkView
-    from perfmodel.studies.run.result.model import Result
+    from perfmodel.studies.run.result import Result
     from perfmodel.topology import build_cluster as topology
     from perfmodel.topology.model import Topology
     from perfmodel.torch_modules.capture import Capture, capture
@@ -114,7 +114,7 @@ _HOMES = {
     "NetworkView": "perfmodel.simulate.engine.own_processes:NetworkView",
     "PerfmodelError": "perfmodel.errors:PerfmodelError",
     "RankClass": "perfmodel.training.plan.step_plan:RankClass",
-    "Result": "perfmodel.studies.run.result.model:Result",
+    "Result": "perfmodel.studies.run.result:Result",
     "Scenario": "perfmodel.scenario:Scenario",
     "Schedule": "perfmodel.collectives.schedule:Schedule",
     "ScheduleError": "perfmodel.errors:ScheduleError",

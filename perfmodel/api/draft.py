@@ -21,7 +21,7 @@ from perfmodel.topology.templates.spec import NodeSpec, device_names
 from perfmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from perfmodel.studies.run.result.usage import Memory
+    from perfmodel.studies.run.usage import Memory
 
 
 LARGEST_BATCH = 1024

@@ -207,7 +207,7 @@ def compare(
     True
     """
     from perfmodel.api.results import ComparisonResult, showing
-    from perfmodel.studies.compare.compare import compare as compare_scenarios
+    from perfmodel.studies.compare import compare as compare_scenarios
 
     columns = as_columns(scenarios, keywords)
     with python_names():

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import attributes
 from perfmodel.studies.advise.model import Advice
-from perfmodel.studies.compare.model import Comparison
+from perfmodel.studies.comparison import Comparison
 from perfmodel.studies.plan.model import PlanResult
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
 from perfmodel.studies.sweep.run import SweepResult
 from perfmodel.studies.tune.model import TuneResult
 from perfmodel.studies.tune.settings_search import SettingsTuning
@@ -252,7 +252,7 @@ class ComparisonResult(Shown, Comparison):
         """One row per side, with its 80 % interval and the fields that differ."""
         import pandas as pd
 
-        from perfmodel.studies.compare.model import csv_rows
+        from perfmodel.studies.comparison import csv_rows
 
         return pd.DataFrame(csv_rows(self)).set_index("label")
 

@@ -32,7 +32,7 @@ from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
     from perfmodel.scenario import Scenario
-    from perfmodel.studies.compare import Comparison
+    from perfmodel.studies.comparison import Comparison
     from perfmodel.studies.sweep import SweepResult
 
 
@@ -82,7 +82,7 @@ def compare(
     from perfmodel.report.common.html import write_each
     from perfmodel.report.comparison import FILES, comparison_lines
     from perfmodel.studies.compare import compare as compare_columns
-    from perfmodel.studies.compare.model import to_json
+    from perfmodel.studies.comparison import to_json
 
     check_report_folder(output, FILES, columns.values(), profile)
     with progress_bar("simulating") as progress:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
     from perfmodel.report.explorer.grid import Grid
     from perfmodel.scenario import Scenario
-    from perfmodel.studies.run.result.model import Result
+    from perfmodel.studies.run.result import Result
 
 
 WARN_FROM_MIN = 2.0

@@ -363,7 +363,7 @@ def export(
     if output is None:
         raise InputError(Fault("-o", "nothing", "a folder to write to: -o DIR"))
     from perfmodel.scenario import load_scenario
-    from perfmodel.studies.run.prepared import prepare
+    from perfmodel.studies.run.steps.sized_job import prepare
     from perfmodel.traces.chakra_write import GROUPS, write_plan
 
     question = load_scenario(scenario, set_ or ())
@@ -373,5 +373,5 @@ def export(
         raise question.fault(
             "strategy.kind", repr(question.strategy.kind), "a strategy whose ranks share steps"
         )
-    files = write_plan(prepared.sized.plan_for(None), output, question.name)
+    files = write_plan(prepared.plan_for(None), output, question.name)
     print_note(f"wrote {len(files) - 1} traces and {files[-1]} ({kind})")

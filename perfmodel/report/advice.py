@@ -51,7 +51,7 @@ from perfmodel.studies.advise.model import (
     joined_fields,
     to_json,
 )
-from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.studies.run.result import SizeResult
 from perfmodel.studies.tune.model import MIN_GAIN
 
 _LIMITS = {

@@ -37,8 +37,8 @@ from perfmodel.report.comparison_text import (
     unread_fields,
 )
 from perfmodel.report.run import parallelism
-from perfmodel.studies.compare.model import Comparison, Side, to_csv, to_json
-from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.studies.comparison import Comparison, Side, to_csv, to_json
+from perfmodel.studies.run.result import SizeResult
 
 
 def fields_table(comparison: Comparison) -> Table:

@@ -8,8 +8,8 @@ from string import ascii_uppercase
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import first_applying
-from perfmodel.studies.compare.model import Change, Comparison, Side, SideDifference
-from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.studies.comparison import Change, Comparison, Side, SideDifference
+from perfmodel.studies.run.result import SizeResult
 
 LEAST_RELATIVE_CHANGE = 0.0005
 """Changes below this are none."""

@@ -36,8 +36,8 @@ from perfmodel.report.topology_layout import (
     positions,
     stack,
 )
-from perfmodel.studies.run.result.model import SizeResult
-from perfmodel.studies.run.result.usage import LinkUse
+from perfmodel.studies.run.result import SizeResult
+from perfmodel.studies.run.usage import LinkUse
 from perfmodel.topology.model import Topology
 
 Place = tuple[float, float]

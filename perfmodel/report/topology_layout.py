@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import grouped
 from perfmodel.report.common.palette import LINKS
-from perfmodel.studies.run.result.model import SizeResult
-from perfmodel.studies.run.result.usage import LinkEnds, LinkUse
+from perfmodel.studies.run.result import SizeResult
+from perfmodel.studies.run.usage import LinkEnds, LinkUse
 from perfmodel.topology.model import Topology
 
 _LAYERS = {"nvswitch": -1.0, "gpu": 0.0, "pcie_switch": 1.0, "memory": 1.0, "cpu": 2.0, "nic": 3.0}

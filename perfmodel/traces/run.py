@@ -31,7 +31,7 @@ from perfmodel.traces.rebuild.scenario_files import Rebuilt, rebuild
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 
 if TYPE_CHECKING:
-    from perfmodel.studies.run.result.model import Result, SizeResult
+    from perfmodel.studies.run.result import Result, SizeResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from perfmodel.files.read import parse_yaml
 from perfmodel.scenario import Scenario, make_scenario
 from perfmodel.studies.choose.search import choose_layout
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
-from perfmodel.studies.run.result.model import LayoutSearch
+from perfmodel.studies.run.result import LayoutSearch
 from perfmodel.studies.run.steps.sized_job import simulate_reported, size_job
 from perfmodel.studies.sweep.executor import Workers
 from reports.validation.run import records_folder

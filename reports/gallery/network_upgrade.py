@@ -17,7 +17,7 @@ from perfmodel.report.explorer.grid import explore
 from perfmodel.report.run.page import write_report
 from perfmodel.scenario import change_scenario, load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.studies.run.result import SizeResult
 
 SCENARIO = "bert-large-v100-25g"
 

@@ -19,7 +19,7 @@ from perfmodel.report.run.scaling import knee_sentence
 from perfmodel.report.run.sizes import size_gains
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
 
 CURVES = {
     "GPT-2 XL on DGX A100": ("gpt2-xl-dgx-a100-1024", "#0072b2"),

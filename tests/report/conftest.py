@@ -9,8 +9,8 @@ from dataclasses import replace
 import networkx as nx
 import pytest
 
-from perfmodel.studies.run.result.model import BucketTime, LinkUse, Result, SizeResult
-from perfmodel.studies.run.result.usage import Memory
+from perfmodel.studies.run.result import BucketTime, LinkUse, Result, SizeResult
+from perfmodel.studies.run.usage import Memory
 from perfmodel.timeline import Span, Timeline, exposed_s
 from perfmodel.topology.model import Gpu, Topology
 from perfmodel.topology.own_graph import topology_of

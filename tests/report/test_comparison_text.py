@@ -12,8 +12,8 @@ from perfmodel.report.comparison import comparison_html, figures_table
 from perfmodel.report.comparison_text import column_names, headline, sentences
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.compare import compare
-from perfmodel.studies.compare.model import Change, Comparison, Side
-from perfmodel.studies.run.result.model import Relief, SizeResult
+from perfmodel.studies.comparison import Change, Comparison, Side
+from perfmodel.studies.run.result import Relief, SizeResult
 
 SMALL = ("scale=null", "model.name=resnet18", "cluster.nodes=2")
 

@@ -31,8 +31,8 @@ from perfmodel.report.topology_layout import (
     limit_sentence,
     stack,
 )
-from perfmodel.studies.run.result.model import Result, SizeResult
-from perfmodel.studies.run.result.usage import LinkEnds, LinkUse
+from perfmodel.studies.run.result import Result, SizeResult
+from perfmodel.studies.run.usage import LinkEnds, LinkUse
 from perfmodel.topology.own_graph import topology_of
 from perfmodel.topology.templates.build import build_topology
 

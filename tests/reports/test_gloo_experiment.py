@@ -20,8 +20,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from perfmodel import load_scenario
-from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.resolve.training_job import assign_buckets
+from perfmodel.studies.run.steps.sized_job import prepare
 from reports.experiments.gloo_ddp import compare
 from reports.experiments.gloo_ddp.lab import Net
 from reports.experiments.gloo_ddp.models import MODELS

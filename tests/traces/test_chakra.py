@@ -20,7 +20,7 @@ from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
 from perfmodel.scenario import load_scenario
 from perfmodel.simulate.engine.engine import simulate
-from perfmodel.studies.run.prepared import prepare
+from perfmodel.studies.run.steps.sized_job import prepare
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.traces.chakra_nodes import (
@@ -113,7 +113,7 @@ def test_attributes_of_all_kinds(tmp_path: Path) -> None:
 )
 def test_out_and_in_gives_the_same_step(tmp_path: Path, name: str, changes: list[str]) -> None:
     prepared = prepare(load_scenario(name, ["scale=null", *changes]))
-    plan = prepared.sized.plan_for(None)
+    plan = prepared.plan_for(None)
     write_plan(plan, tmp_path, name)
     again = read_plan(tmp_path).plan
     check_plan(again)
@@ -162,7 +162,7 @@ def as_others_read(node: TraceNode) -> TraceNode:
 def test_sizes_as_astra_sim_counts_them(tmp_path: Path) -> None:
     """An all-gather's is that of one rank."""
     changes = ["scale=null", "cluster.nodes=1", "strategy={kind: fsdp}"]
-    plan = prepare(load_scenario("resnet50-dgx-a100", changes)).sized.plan_for(None)
+    plan = prepare(load_scenario("resnet50-dgx-a100", changes)).plan_for(None)
     write_plan(plan, tmp_path, "fsdp")
     nodes = [node for node in read_trace(tmp_path / "fsdp.3.et") if node.kind == COLLECTIVE]
     gathers = [node for node in nodes if node.attributes["comm_type"] == 2]

@@ -13,7 +13,7 @@ from perfmodel.errors import InputError
 from perfmodel.report.common import quantities
 from perfmodel.scenario.strategies.ddp import CastHook
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
-from perfmodel.studies.run.result.usage import Memory
+from perfmodel.studies.run.usage import Memory
 from perfmodel.training.data_parallel import data_parallel_memory
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.strategy import ddp_memory as memory

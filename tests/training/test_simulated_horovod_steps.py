@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from perfmodel.scenario import load_scenario
-from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.steps.simulate_step import ReportedRun
+from perfmodel.studies.run.steps.sized_job import prepare
 from perfmodel.training.plan.step_plan import Collective
 
 LINK_BPS = 10e9 / 8

@@ -13,8 +13,8 @@ import numpy as np
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.palette import FONT, INK, MEMORY, QUIET_INK, RULE, WORK
-from perfmodel.studies.run.result.model import Result, SizeResult
-from perfmodel.studies.run.result.usage import Memory
+from perfmodel.studies.run.result import Result, SizeResult
+from perfmodel.studies.run.usage import Memory
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -19,7 +19,7 @@ from perfmodel.report.run.pipeline_figure import draw_pipeline
 from perfmodel.report.run.scaling import draw_efficiency, draw_step_time, draw_throughput
 from perfmodel.report.run.timeline import draw_timeline
 from perfmodel.report.topology_figure import draw_topology, topology_caption
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
 
 ImageFormat = Literal["png", "svg"]
 

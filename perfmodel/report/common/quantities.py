@@ -11,8 +11,8 @@ from perfmodel.report.common.document import first_applying
 from perfmodel.units import TIMES
 
 if TYPE_CHECKING:  # pages of topologies need no simulations, whose package takes half a second
-    from perfmodel.studies.run.result.model import Result, SizeResult
-    from perfmodel.studies.run.result.usage import Memory
+    from perfmodel.studies.run.result import Result, SizeResult
+    from perfmodel.studies.run.usage import Memory
 
 _SPACE = "\N{NO-BREAK SPACE}"
 MINUS = "\N{MINUS SIGN}"

@@ -22,11 +22,11 @@ from perfmodel.report.explorer.design import (
 from perfmodel.scenario import Scenario, change_scenario
 from perfmodel.scenario.sections.variants import INFINITE_FACTOR
 from perfmodel.scenario.strategies.ddp import DdpStrategy, Hook
-from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_names
 from perfmodel.studies.run.resolve.what_if import BETWEEN_NODES
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
 from perfmodel.studies.run.run import run_scenario
+from perfmodel.studies.run.steps.sized_job import prepare
 from perfmodel.topology.model import Topology
 from perfmodel.training.ddp.options import DEFAULT_CAP_BYTES, FIRST_BUCKET_BYTES, MIB
 from perfmodel.training.ddp.strategy import ddp_options

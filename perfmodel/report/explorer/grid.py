@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.report.common.document import grouped
 from perfmodel.report.explorer.design import Axis, Design, Place, Stop
 from perfmodel.scenario import Scenario
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
 from perfmodel.studies.sweep import run_sweep, variants
 
 if TYPE_CHECKING:

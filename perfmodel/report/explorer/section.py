@@ -15,7 +15,7 @@ from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Markup, Section, section
 from perfmodel.report.explorer.design import Axis
 from perfmodel.report.explorer.grid import Grid, InterpolationCheck
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
 
 _AXES = {"bandwidth": "bandwidth", "latency": "latency", "gpus": "GPUs"}
 

@@ -21,7 +21,7 @@ from perfmodel.report.common.document import (
 from perfmodel.report.common.figures import Drawing, axis_layout, bars, new_figure, time_unit
 from perfmodel.report.common.figures import lines as line_trace
 from perfmodel.report.common.palette import INK, WORK
-from perfmodel.studies.run.result.model import DisturbanceCost, SizeResult, Wait
+from perfmodel.studies.run.result import DisturbanceCost, SizeResult, Wait
 
 MOST_WAITS_LISTED = 24
 """Rows of collectives that the page lists, alike ones in one; result.json holds all."""

@@ -44,8 +44,8 @@ from perfmodel.report.topology_layout import (
     find_limiting,
     limit_sentence,
 )
-from perfmodel.studies.run.result.model import Result, SizeResult
-from perfmodel.studies.run.result.usage import Memory
+from perfmodel.studies.run.result import Result, SizeResult
+from perfmodel.studies.run.usage import Memory
 
 _BUCKETS_LISTED = 400
 

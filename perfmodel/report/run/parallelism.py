@@ -27,8 +27,8 @@ from perfmodel.report.common.document import (
 from perfmodel.report.common.figures import Drawing, axis_layout, bars, new_figure
 from perfmodel.report.common.palette import WORK
 from perfmodel.report.topology_layout import link_name
-from perfmodel.studies.run.result.model import LayoutSearch, SizeResult
-from perfmodel.studies.run.result.usage import DimensionUse, LayoutUse, ServerUse, Staleness
+from perfmodel.studies.run.result import LayoutSearch, SizeResult
+from perfmodel.studies.run.usage import DimensionUse, LayoutUse, ServerUse, Staleness
 from perfmodel.units import format_bytes
 
 _TIMES = "\N{NO-BREAK SPACE}\N{MULTIPLICATION SIGN} "

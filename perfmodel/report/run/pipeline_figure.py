@@ -18,8 +18,8 @@ from perfmodel.report.common.figures import (
     time_unit,
 )
 from perfmodel.report.common.palette import WORK
-from perfmodel.studies.run.result.model import SizeResult
-from perfmodel.studies.run.result.usage import StageUse
+from perfmodel.studies.run.result import SizeResult
+from perfmodel.studies.run.usage import StageUse
 from perfmodel.timeline import Span, Timeline
 
 MOST_STAGES = 16

@@ -54,7 +54,7 @@ from perfmodel.report.run.sizes import (
     size_gains,
 )
 from perfmodel.report.topology_layout import has_layers
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
 
 
 def basis(result: Result) -> str:

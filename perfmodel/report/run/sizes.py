@@ -12,7 +12,7 @@ from itertools import groupby
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Column, Table, tabulate
-from perfmodel.studies.run.result.model import Limit, Result, SizeResult
+from perfmodel.studies.run.result import Limit, Result, SizeResult
 
 WORTHWHILE_GAIN_SHARE = 0.8
 """Share of one GPU's throughput that an added GPU must bring for growing to pay.

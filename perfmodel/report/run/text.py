@@ -31,7 +31,7 @@ from perfmodel.report.run import events, parallelism, sizes
 from perfmodel.report.run.parallelism import search_blocks, server_lines
 from perfmodel.report.run.scaling import basis, findings
 from perfmodel.report.run.sizes import size_gains
-from perfmodel.studies.run.result.model import Result, SizeResult
+from perfmodel.studies.run.result import Result, SizeResult
 
 
 def result_header(result: Result) -> Header:

@@ -26,7 +26,7 @@ from perfmodel.report.common.figures import (
     title_row,
 )
 from perfmodel.report.common.palette import INK, WAIT_INK, WORK, work_of
-from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.studies.run.result import SizeResult
 from perfmodel.timeline import Span, assign_lanes, exposed
 
 _ROW_PIXELS, _LEAST_ROW_PIXELS, _ROOMY = 84, 44, 6

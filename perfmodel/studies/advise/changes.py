@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perfmodel.library.model import load_library
@@ -66,26 +66,30 @@ _STRATEGIES: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("Megatron's distributed optimizer", {"kind": "megatron", "use_distributed_optimizer": True}),
 )
 
-_KERNELS: tuple[tuple[str, str, Any, dict[str, Any]], ...] = (
-    ("channels-last layout", "channels_last", True, {"takes_article": True}),
-    ("torch.compile", "compiled", True, {"note": "compiling takes minutes at the start"}),
+_ComputeChange = tuple[str, str, Any, tuple[str, ...], dict[str, Any]]
+"""Text, field of ``compute``, its value, values with which it would be no change (none: any that is
+set), and more of `Proposed`."""
+
+_KERNELS: tuple[_ComputeChange, ...] = (
+    ("channels-last layout", "channels_last", True, (), {"takes_article": True}),
+    ("torch.compile", "compiled", True, (), {"note": "compiling takes minutes at the start"}),
     (
         "CUDA graphs",
         "cuda_graphs",
         True,
+        (),
         {"note": "shapes have to stay the same", "is_plural": True},
     ),
-    ("fused optimizer", "optimizer_kernels", "fused", {"takes_article": True}),
-    ("fused attention", "fused_attention", True, {}),
+    ("fused optimizer", "optimizer_kernels", "fused", ("fused",), {"takes_article": True}),
+    ("fused attention", "fused_attention", True, (), {}),
 )
-"""Kernels that may run otherwise: text, field of ``compute``, its value, and more of `Proposed`."""
 
-_LESS_RECOMPUTED = (
-    ("no recomputation", "recompute", "none", ("none",)),
-    ("selective recomputation", "recompute", "selective", ("selective", "none")),
-    ("no offloading of activations", "offload_activations", "none", ("none",)),
+_OF_MEMORY = {"about": "recomputation"}
+_LESS_RECOMPUTED: tuple[_ComputeChange, ...] = (
+    ("no recomputation", "recompute", "none", ("none",), _OF_MEMORY),
+    ("selective recomputation", "recompute", "selective", ("selective", "none"), _OF_MEMORY),
+    ("no offloading of activations", "offload_activations", "none", ("none",), _OF_MEMORY),
 )
-"""Text, field of ``compute``, its value, and values with which that would recompute no less."""
 
 _SCHEDULES: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("interleaved pipeline, 2 chunks", {"schedule": "interleaved", "chunks": 2}),
@@ -102,9 +106,13 @@ def list_settings(
         yield from _held(*_channels(scenario), *_hooks(scenario, workload))
         yield from _strategies(scenario)
     if predicted:
-        yield from _held(*_batches(scenario), *_recomputation(scenario))
+        yield from _held(*_batches(scenario), *_of_compute(scenario, _LESS_RECOMPUTED))
     if predicted and scenario.compute.measured_step is None:
-        yield from _held(*_precisions(scenario, gpu), *_kernels(scenario))
+        for precision in _NARROWER.get(scenario.compute.precision, ()):
+            if precision in gpu.peak_flops:
+                text, fields = f"{precision} arithmetic", {"compute.precision": precision}
+                yield Proposed(text, fields, "precision", *_PRECISIONS[precision])
+        yield from _held(*_of_compute(scenario, _KERNELS))
     yield from _held(*_degrees(scenario))
 
 
@@ -137,7 +145,6 @@ def _hooks(scenario: Scenario, workload: Workload) -> Rows:
     own, is_wide = scenario.strategy, any(tensor.dtype == "fp32" for tensor in workload.tensors)
     used = own.hook.kind if own.kind == "ddp" and own.mixed_precision is None else None
     field, note = _REDUCED_IN.get(own.kind, ""), COARSER.format(bits="7 bits")
-    fields = {f"strategy.{field}": "bf16"}
     return (
         *(
             (
@@ -150,7 +157,14 @@ def _hooks(scenario: Scenario, workload: Workload) -> Rows:
         ),
         (
             is_wide and bool(field) and getattr(own, field) is None,
-            Proposed("gradients in bf16", fields, "hook", "rounding", note, is_plural=True),
+            Proposed(
+                "gradients in bf16",
+                {f"strategy.{field}": "bf16"},
+                "hook",
+                "rounding",
+                note,
+                is_plural=True,
+            ),
         ),
     )
 
@@ -165,14 +179,11 @@ def _strategies(scenario: Scenario) -> Iterator[Proposed]:
         return  # all others are another algorithm
     more = {"accumulate": own.accumulate} if own.accumulate > 1 else {}
     for text, section in _STRATEGIES:
-        differing = {
-            name: each for name, each in section.items() if getattr(own, name, None) != each
-        }
+        fields: dict[str, Any] = {"strategy": {**section, **more}}
         if section["kind"] == own.kind:  # its other settings stay
-            fields = {f"strategy.{name}": value for name, value in differing.items()}
-        else:
-            fields = {"strategy": {**section, **more}}
-        if differing:
+            differing = (each for each in section.items() if getattr(own, each[0]) != each[1])
+            fields = {f"strategy.{name}": value for name, value in differing}
+        if fields:
             yield Proposed(text, fields, "strategy")
 
 
@@ -209,45 +220,20 @@ def _batches(scenario: Scenario) -> Iterator[tuple[bool, Proposed]]:
         yield can_accumulate, Proposed(text, fields, "batch", "training", note, is_plural=True)
     text = f"batch {2 * per_gpu:,} per GPU with full recomputation"
     recomputed, note = {**batch(2), "compute.recompute": "full"}, f"2 times {FOLLOW}"
-    is_new = scenario.compute.recompute != "full"
-    yield is_new, Proposed(text, recomputed, "batch", "training", note)
+    proposed = Proposed(text, recomputed, "batch", "training", note)
+    yield scenario.compute.recompute != "full", proposed
 
 
-def _recomputation(scenario: Scenario) -> Rows:
+def _of_compute(scenario: Scenario, changes: Sequence[_ComputeChange]) -> Rows:
+    """List other values of fields of ``compute``."""
     return tuple(
         (
-            getattr(scenario.compute, field) not in same,
-            Proposed(text, {f"compute.{field}": value}, "recomputation"),
+            getattr(scenario.compute, field) not in same
+            if same
+            else not getattr(scenario.compute, field),
+            Proposed(text, {f"compute.{field}": value}, **{"about": field, **more}),
         )
-        for text, field, value, same in _LESS_RECOMPUTED
-    )
-
-
-def _precisions(scenario: Scenario, gpu: Gpu) -> Rows:
-    return tuple(
-        (
-            precision in gpu.peak_flops,
-            Proposed(
-                f"{precision} arithmetic",
-                {"compute.precision": precision},
-                "precision",
-                *_PRECISIONS[precision],
-            ),
-        )
-        for precision in _NARROWER.get(scenario.compute.precision, ())
-    )
-
-
-def _kernels(scenario: Scenario) -> Rows:
-    compute = scenario.compute
-    return tuple(
-        (
-            getattr(compute, field) != value
-            if isinstance(value, str)
-            else not getattr(compute, field),
-            Proposed(text, {f"compute.{field}": value}, field, **more),
-        )
-        for text, field, value, more in _KERNELS
+        for text, field, value, same, more in changes
     )
 
 
@@ -281,9 +267,9 @@ def _degrees(scenario: Scenario) -> Rows:
 
 def _without_tensor(scenario: Scenario) -> dict[str, Any]:
     """Return the section ``parallel`` as written, without what only a tensor-parallel group has."""
-    written = scenario.origin.content.get("parallel") or {}
+    written = (scenario.origin.content.get("parallel") or {}).items()
     of_tensors = {"tensor", "sequence_parallel", "overlap", "parallel_loss"}
-    return {name: value for name, value in written.items() if name not in of_tensors}
+    return {name: value for name, value in written if name not in of_tensors}
 
 
 # ---------------------------------------------------------------- changes of hardware
@@ -395,9 +381,9 @@ def _fabric(scenario: Scenario, node: NodeSpec, routing: float) -> Rows:
     fabric = scenario.cluster.fabric
     if fabric is None:
         return ()
-    has_leaves = fabric.kind in ("leaf-spine", "fat-tree") and len(nic_ports(node)) > 1
     holds = {
-        "rail-optimised fabric": has_leaves,
+        "rail-optimised fabric": fabric.kind in ("leaf-spine", "fat-tree")
+        and len(nic_ports(node)) > 1,
         "no oversubscription": (fabric.oversubscription or 1.0) > 1.0,
         "adaptive routing": routing > 1.0 and fabric.routing != "adaptive",
     }
@@ -418,8 +404,7 @@ def _planned(scenario: Scenario, size: ClusterSize) -> Iterator[Proposed]:
             for name, value in upgrade.set.items()
             if name.partition(".")[0] not in {"plan", "sweep", "scale"}
         }
-        is_offered = upgrade.candidates is None or not own.isdisjoint(upgrade.candidates)
-        if fields and is_offered:
+        if fields and (upgrade.candidates is None or not own.isdisjoint(upgrade.candidates)):
             price = one_off_price(upgrade, size.nodes)
             rent = _of_all_gpus(upgrade.price_per_gpu_hour, size)
             note = "its price is not stated" if price is None and rent is None else ""
@@ -433,7 +418,9 @@ def _of_all_gpus(each: Money | None, size: ClusterSize) -> Money | None:
 
 def hourly_price(scenario: Scenario, size: ClusterSize) -> Money | None:
     """Return the price of an hour of the cluster, where the plan has one for such nodes."""
-    candidates = () if scenario.plan is None else scenario.plan.candidates
-    own = (each for each in candidates if each.node == scenario.cluster.node)
-    rents = (each.price_per_gpu_hour for each in own if each.price_per_gpu_hour is not None)
+    rents = (
+        each.price_per_gpu_hour
+        for each in (() if scenario.plan is None else scenario.plan.candidates)
+        if each.node == scenario.cluster.node and each.price_per_gpu_hour is not None
+    )
     return _of_all_gpus(next(rents, None), size)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from typing import Any, Literal
 
 from perfmodel.files import as_json, attributes
 from perfmodel.scenario import Scenario, scenario_digest
 from perfmodel.scenario.sections.plan import Money
-from perfmodel.studies.compare.model import Change
-from perfmodel.studies.run.result.model import SizeResult
-from perfmodel.studies.run.result.usage import Memory
+from perfmodel.studies.comparison import Change
+from perfmodel.studies.run.result import SizeResult
+from perfmodel.studies.run.usage import Memory
 from perfmodel.studies.tune.model import MIN_GAIN
 from perfmodel.workload.model import Sample
 
@@ -223,11 +224,12 @@ def find_narrow_gains(advice: Advice) -> Iterator[NarrowGain]:
     """Yield each proposal with an interval much narrower than that of a change in it."""
     alone = {trial.text: trial for trial in advice.trials}
     for together in advice.together:
-        parts = [alone[change.text] for change in together.changes if change.text in alone]
+        parts = (alone[change.text] for change in together.changes if change.text in alone)
         widest = max(parts, key=_width, default=None)
-        if widest is None or len(together.changes) < 2 or together.interval is None:
+        is_one = len(together.changes) < 2 or together.interval is None
+        if widest is None or is_one or _width(widest) < WIDE_LOG_WIDTH:
             continue
-        if _width(widest) >= WIDE_LOG_WIDTH and _width(together) < NARROW_SHARE * _width(widest):
+        if _width(together) < NARROW_SHARE * _width(widest):
             yield _reason(advice.base, widest, together)
 
 
@@ -238,24 +240,14 @@ def _width(trial: Trial) -> float:
 
 
 def _reason(base: SizeResult, alone: Trial, together: Trial) -> NarrowGain:
-    assert base.uncertainties is not None  # else no gain had an interval
-    assert alone.point is not None
-    assert together.point is not None
-    points = (base, alone.point, together.point)
+    points = [point for point in (base, alone.point, together.point) if point is not None]
     more, most = (point.global_batch / base.global_batch for point in points[1:])
-    by_origin = {}
-    for origin in (each.origin for each in base.uncertainties if each.is_shared):
-        ends = [
-            StepsAtEnd(
-                base_s, alone_s, together_s, more * base_s / alone_s, most * base_s / together_s
-            )
-            for base_s, alone_s, together_s in zip(
-                *(_ends_s(point, origin) for point in points), strict=True
-            )
-        ]
-        by_origin[origin] = sorted(ends, key=lambda each: each.alone)
-    origin = max(by_origin, key=lambda each: by_origin[each][1].alone / by_origin[each][0].alone)
-    return NarrowGain(together, alone, origin, *by_origin[origin])
+    found = []
+    for origin in (each.origin for each in base.uncertainties or () if each.is_shared):
+        ends_s = zip(*(_ends_s(point, origin) for point in points), strict=True)
+        ends = (StepsAtEnd(a, b, c, more * a / b, most * a / c) for a, b, c in ends_s)
+        found.append(NarrowGain(together, alone, origin, *sorted(ends, key=attrgetter("alone"))))
+    return max(found, key=lambda each: each.most.alone / each.least.alone)
 
 
 def _ends_s(point: SizeResult, origin: str) -> tuple[float, float]:
@@ -336,7 +328,6 @@ def _trial(trial: Trial, advice: Advice) -> dict[str, Any]:
 
 def advice_rows(advice: Advice) -> list[dict[str, Any]]:
     """Return one row per change and proposal that runs, with the interval of its gain."""
-    listed = [("alone", each) for each in advice.trials]
     return [
         {
             "change": trial.text,
@@ -348,6 +339,9 @@ def advice_rows(advice: Advice) -> list[dict[str, Any]]:
             "memory_bytes": trial.point.memory.total_bytes,
             "bottleneck": trial.point.bottleneck or None,
         }
-        for kind, trial in (*listed, *(("together", each) for each in advice.together))
+        for kind, trial in (
+            *(("alone", each) for each in advice.trials),
+            *(("together", each) for each in advice.together),
+        )
         if trial.point is not None
     ]

@@ -23,15 +23,14 @@ from perfmodel.studies.advise.model import (
     Trial,
     joined_fields,
 )
-from perfmodel.studies.compare.compare import gain_of
+from perfmodel.studies.compare import gain_of
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.loops.one_loop_size import simulate_loop_size
-from perfmodel.studies.run.prepared import PreparedSize
+from perfmodel.studies.run.one_loop_size import simulate_loop_size
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
-from perfmodel.studies.run.result.model import SizeResult
-from perfmodel.studies.run.result.usage import Memory
+from perfmodel.studies.run.result import SizeResult
 from perfmodel.studies.run.steps.one_size import simulate_size
-from perfmodel.studies.run.steps.sized_job import size_job
+from perfmodel.studies.run.steps.sized_job import SizedJob, prepare, size_job
+from perfmodel.studies.run.usage import Memory
 from perfmodel.studies.sweep.executor import check_backend, map_unordered
 from perfmodel.studies.sweep.run import Progress
 from perfmodel.studies.sweep.variants import without_curve
@@ -71,8 +70,7 @@ def simulate_changed(
     `base_bytes`, as the scenario itself does.
     """
     try:
-        inputs = resolve_scenario(scenario, profile, None)
-        sized = size_job(inputs, inputs.sizes[-1])
+        sized = prepare(scenario, profile=profile)
         memory = sized.memory()
         if not memory.fits or (memory.tight and memory.total_bytes > base_bytes):
             return number, (None, memory, "")
@@ -106,8 +104,7 @@ class _Trials:
 
     def all_of(self, proposals: Sequence[Proposed]) -> list[Trial]:
         """Simulate changes alone, in processes."""
-        calls, most = [], self.base.memory.total_bytes
-        trials: dict[int, Trial] = {}
+        calls, trials, most = [], dict[int, Trial](), self.base.memory.total_bytes
         for number, proposal in enumerate(proposals):
             try:
                 calls.append(
@@ -128,15 +125,17 @@ class _Trials:
             changed = apply_changes(self.scenario, changes)
         except PerfmodelError as error:
             return Trial(changes, None, None, None, str(error))
-        outcome = simulate_changed(
-            0, changed, self.profile, self.base.memory.total_bytes, with_limits=with_limits
-        )[1]
-        return self._keep(changes, outcome)
+        base_bytes = self.base.memory.total_bytes
+        return self._keep(
+            changes,
+            simulate_changed(0, changed, self.profile, base_bytes, with_limits=with_limits)[1],
+        )
 
     def _keep(self, changes: tuple[Proposed, ...], outcome: Outcome) -> Trial:
         point, memory, message = outcome
-        gain = None if point is None else gain_of(self.base, point)
-        trial = Trial(changes, point, memory, gain, message)
+        trial = Trial(
+            changes, point, memory, None if point is None else gain_of(self.base, point), message
+        )
         self.trials[frozenset(change.text for change in changes)] = trial
         self.simulated += 1
         if self.progress is not None:
@@ -188,7 +187,7 @@ def advise_scenario(
     size, node = inputs.sizes[-1], inputs.node
     sized = size_job(inputs, size)
     proposals = [
-        *scan_settings(PreparedSize(sized, ())),
+        *scan_settings(sized),
         *list_settings(single, inputs.workload, sized.job.gpu, size.gpus),
         *list_upgrades(single, node, size, result.routing_cost),
     ]
@@ -200,8 +199,9 @@ def advise_scenario(
     running = [each for each in alone if each.point is not None]
     together = tuple(_combine(trials, running))
     rate, count = find_adapter(node) if size.nodes > 1 else (None, 0)
-    limited_W = None if isinstance(node, Topology) else node.power_limit
-    gpu = node.gpu if isinstance(node, Topology) else load_gpu(node.gpu)
+    full_W = sized.job.gpu.power_W
+    if not isinstance(node, Topology):
+        full_W = node.power_limit or load_gpu(node.gpu).power_W
     if progress is not None:
         progress(most, most)
     return Advice(
@@ -215,7 +215,7 @@ def advise_scenario(
         trials=tuple(sorted(running, key=lambda trial: -trial.ratio)),
         together=together,
         power=power,
-        full_power_W=limited_W or gpu.power_W,
+        full_power_W=full_W,
         too_big=tuple(each for each in alone if each.memory and each.point is None),
         refused=tuple(each for each in alone if each.memory is None),
         hourly=hourly_price(scenario, size),
@@ -265,9 +265,8 @@ def _combine(trials: _Trials, alone: Sequence[Trial]) -> Iterator[Trial]:
     first: Trial | None = None
     for allowed in LEVELS:
         better = _best_of_level(trials, alone, allowed, first)
-        if better is not None and better.ratio >= (1.0 + MIN_GAIN) * (
-            first.ratio if first else 1.0
-        ):
+        least = (1.0 + MIN_GAIN) * (first.ratio if first else 1.0)
+        if better is not None and better.ratio >= least:
             first = better if allowed == LEVELS[0] else first
             yield trials.of(better.changes, with_limits=True)
 
@@ -281,11 +280,11 @@ def _best_of_level(
     if not worth:
         return start
     best = start if start is not None and start.ratio >= worth[0].ratio else worth[0]
-    trial_count = 0
+    left = MOST_TRIALS
     for (change,) in (each.changes for each in worth):
         is_used = change.about in {other.about for other in best.changes}
-        if not is_used and len(best.changes) < MOST_TOGETHER and trial_count < MOST_TRIALS:
-            trial_count += 1
+        if not is_used and len(best.changes) < MOST_TOGETHER and left > 0:
+            left -= 1
             joined = trials.of((*best.changes, change))
             best = joined if joined.ratio >= (1.0 + MIN_GAIN) * best.ratio else best
     return _without_idle(trials, best)
@@ -310,27 +309,25 @@ OTHER_CAPS: Mapping[str, None] = {"strategy.bucket_caps": None, "strategy.first_
 """Fields that a cap for all buckets replaces."""
 
 
-def scan_settings(prepared: PreparedSize) -> Iterator[Proposed]:
+def scan_settings(sized: SizedJob) -> Iterator[Proposed]:
     """Yield the best value of each setting of the strategy that saves something."""
-    scenario = prepared.job.scenario
+    scenario = sized.job.scenario
     row = STRATEGIES[scenario.strategy.kind]
-    if prepared.size.gpus < 2 or row.loops is not None:
+    if sized.size.gpus < 2 or row.loops is not None:
         return
-    now_s = prepared.step().step_time_s
+    now_s = sized.step().step_time_s
     if row.has_buckets:
-        best = _best(prepared, "bucket_cap", [f"{cap} MiB" for cap in CAPS_MIB], now_s)
+        best = _best(sized, "bucket_cap", [f"{cap} MiB" for cap in CAPS_MIB], now_s)
         if best is not None:
             fields = {"strategy.bucket_cap": best, **OTHER_CAPS}
             yield Proposed(f"buckets of {best}", fields, "buckets", is_plural=True)
-    for setting in row.settings(prepared.job.workload, scenario.strategy) if row.settings else ():
-        values = [_written(value, setting.unit) for value in setting.values]
-        best = _best(prepared, setting.field, values, now_s)
+    for setting in row.settings(sized.job.workload, scenario.strategy) if row.settings else ():
+        best = _best(
+            sized, setting.field, [_written(value, setting.unit) for value in setting.values], now_s
+        )
         if best is not None:
-            yield Proposed(
-                f"{setting.field} {str(best).lower() if isinstance(best, bool) else best}",
-                {f"strategy.{setting.field}": best},
-                setting.field,
-            )
+            text = f"{setting.field} {str(best).lower() if isinstance(best, bool) else best}"
+            yield Proposed(text, {f"strategy.{setting.field}": best}, setting.field)
 
 
 def _written(value: Any, unit: str | None) -> Any:
@@ -341,14 +338,17 @@ def _written(value: Any, unit: str | None) -> Any:
     return f"{value / 2**20:.12g} MiB" if is_number and unit == "bytes" else value
 
 
-def _best(prepared: PreparedSize, name: str, values: Sequence[Any], now_s: float) -> Any:
+def _best(sized: SizedJob, name: str, values: Sequence[Any], now_s: float) -> Any:
     """Return the value with the shortest step, if it saves something; else None."""
-    scenario, shortest_s, best = prepared.job.scenario, now_s * (1.0 - LEAST_SAVING), None
+    scenario, shortest_s, best = sized.job.scenario, now_s * (1.0 - LEAST_SAVING), None
     clear = OTHER_CAPS if name == "bucket_cap" else {}
     for value in values:
         try:
-            changed = change_scenario(scenario, {f"strategy.{name}": value, **clear})
-            step_s = prepared.step(prepared.job.strategy.options(changed.strategy)).step_time_s
+            step_s = sized.step(
+                sized.job.strategy.options(
+                    change_scenario(scenario, {f"strategy.{name}": value, **clear}).strategy
+                )
+            ).step_time_s
         except PerfmodelError:
             continue  # a value that does not go with the others
         if step_s < shortest_s:

@@ -24,8 +24,14 @@ from perfmodel.studies.run.steps.sized_job import (
     SizedJob,
     size_job,
 )
-from perfmodel.studies.run.steps.step_parts import busiest_class, spans_by_step
-from perfmodel.timeline import Span, covered_s, exposed_s
+from perfmodel.studies.run.steps.step_parts import (
+    busiest_class,
+    communicates,
+    computes,
+    intervals_of,
+    spans_by_step,
+)
+from perfmodel.timeline import covered_s, exposed_s
 from perfmodel.training.pipeline.schedules import SCHEDULES
 from perfmodel.training.plan.step_plan import Dimension, dimension_of
 from perfmodel.workload.memory.blocks import repeated_blocks
@@ -115,8 +121,6 @@ class LayoutCandidate:
         is_sharding = getattr(own, "use_distributed_optimizer", False)
         chunks = "" if self.chunks is None else f", {self.chunks} chunks each"
         schedule = f" ({SCHEDULES[self.schedule].title}{chunks})" if self.schedule else ""
-        count = "micro-batch" if self.micro_batches == 1 else "micro-batches"
-        unit = "sample" if self.micro_batch == 1 else "samples"
         sequences = " with sequence parallelism" if self.sequence_parallel else ""
         parts = {
             f"tensor {self.tensor}{sequences}": True,
@@ -124,7 +128,8 @@ class LayoutCandidate:
             f"expert {self.expert}": self.expert > 1,
             f"pipeline {self.pipeline}{schedule}": True,
             f"data {data} ({'distributed optimizer' if is_sharding else own.kind})": True,
-            f"{self.micro_batches} {count} of {self.micro_batch} {unit}": True,
+            f"{self.micro_batches} {'micro-batch' if self.micro_batches == 1 else 'micro-batches'} "
+            f"of {self.micro_batch} {'sample' if self.micro_batch == 1 else 'samples'}": True,
             f"{'no' if self.recompute == 'none' else self.recompute} recomputation": True,
             f"{field} {size if isinstance(size, str) else f'{size / 1e6:g} million'}": bool(field),
         }
@@ -133,8 +138,10 @@ class LayoutCandidate:
 
 def _as_written(section: Any) -> dict[str, Any]:
     """Return a strategy's section as a file has it: its kind, and what is not by default."""
-    fields = section.model_dump(mode="json", exclude_defaults=True, context=AS_WRITTEN)
-    return {"kind": section.kind, **fields}
+    return {
+        "kind": section.kind,
+        **section.model_dump(mode="json", exclude_defaults=True, context=AS_WRITTEN),
+    }
 
 
 def list_layouts(
@@ -168,8 +175,8 @@ def _fill(
     `expert_tensor`: ranks that share each expert where a tensor group does.
     """
     own, replicas = section.sharding[candidate.sharding], gpus // candidate.gpus_per_replica
-    shares_experts = _shares_experts(candidate, own, gpus, expert_tensor)
-    if gpus % candidate.gpus_per_replica or not shares_experts:
+    shares = _shares_experts(candidate, own, gpus, expert_tensor)
+    if gpus % candidate.gpus_per_replica or not shares:
         return None
     micro_batches, rest = divmod(total, replicas * candidate.micro_batch)
     if rest or micro_batches > MOST_MICRO_STEPS:
@@ -282,17 +289,16 @@ class LayoutJobs:
 
     def make(self, candidate: LayoutCandidate) -> SizedJob:
         """Make the job of a layout; raises `InputError`: the model cannot be split so."""
-        changed = change_scenario(self.scenario, self.changes(candidate))
+        changed, size = change_scenario(self.scenario, self.changes(candidate)), self.base.size
         split = (candidate.tensor, candidate.context, candidate.expert)
-        key = (*split, candidate.sequence_parallel, expert_ranks_per_node(changed, self.base.size))
+        key = (*split, candidate.sequence_parallel, expert_ranks_per_node(changed, size))
 
         def cut() -> Workload | InputError:
-            return result_or_error(
-                lambda: resolve_share(changed, self.inputs.workload, self.base.size)
-            )
+            return result_or_error(lambda: resolve_share(changed, self.inputs.workload, size))
 
-        share = result_of(once(self._shares, key, cut))
-        return self.base.with_scenario(changed, candidate.micro_batch, share)
+        return self.base.with_scenario(
+            changed, candidate.micro_batch, result_of(once(self._shares, key, cut))
+        )
 
     def changes(self, candidate: LayoutCandidate) -> dict[str, Any]:
         """Fields of the scenario that make it a layout."""
@@ -326,19 +332,23 @@ def prepare_jobs(scenario: Scenario, profile: Profile | None, fidelity: str | No
 def _unsplit(scenario: Scenario, *, tensor: bool, expert: bool) -> dict[str, Any]:
     """Return the changes that take back what is stated of tensor groups, and of shared experts."""
     parallel, experts = scenario.parallel, scenario.model.experts
+    fields = {
+        f"parallel.{name}": type(parallel).model_fields[name].default
+        for name in (parallel.idle_fields if tensor else ())
+    }
+    if experts is None:
+        return fields
     taken_back = {
         "tensor": tensor,
         "dispatcher": expert,
         "dispatch_dtype": expert,
         # A capacity drops tokens on one GPU, too.
-        "imbalance": expert and experts is not None and experts.capacity is None,
+        "imbalance": expert and experts.capacity is None,
     }
-    fields = type(parallel).model_fields if tensor else {}
-    changes = {f"parallel.{name}": fields[name].default for name in parallel.idle_fields if fields}
-    return changes | {
+    return fields | {
         f"model.experts.{name}": type(experts).model_fields[name].default
         for name, holds in taken_back.items()
-        if holds and experts is not None and name in experts.model_fields_set
+        if holds and name in experts.model_fields_set
     }
 
 
@@ -354,32 +364,25 @@ def step_causes(reported: ReportedRun) -> dict[str, float]:
     They add up to the step. "data" is what gradients and parameters are exchanged for longer than
     kernels hide, "pipeline" messages between stages, "bubble" all other waiting.
     """
-    at = reported.counted_steps[-1]
+    at, kinds = reported.counted_steps[-1], reported.plan.stream_kinds
     spans = spans_by_step(reported.run)[at]
-    kinds = {stream.name: stream.kind for stream in reported.plan.streams}
     busiest = busiest_class(spans, kinds)
     own = [span for span in spans if span.rank_class == busiest]
-    on_device = [span for span in own if kinds[span.stream] == "compute"]
     exchanged = [span for span in own if kinds[span.stream] == "comm"]
     communicators = {each.name: each for each in reported.plan.communicators}
-    sent = [span for span in on_device + exchanged if span.kind == "communication"]
-    causes = {
-        dimension: [s for s in sent if dimension_of(communicators[s.communicator]) == dimension]
-        for dimension in CALLED_DIMENSIONS
-    }
-    cover = _intervals([span for span in on_device if span.kind != "communication"])
+    sent = [span for span in own if span.kind == "communication" and communicates(span, kinds)]
+    cover = intervals_of(span for span in own if computes(span, kinds))
     parts = {"compute": covered_s(cover)}
     for cause, spans_of_cause in {
-        **causes,
+        **{
+            dimension: [s for s in sent if dimension_of(communicators[s.communicator]) == dimension]
+            for dimension in CALLED_DIMENSIONS
+        },
         "data": [s for s in exchanged if communicators[s.communicator].role != "stages"],
         "pipeline": [s for s in exchanged if communicators[s.communicator].role == "stages"],
     }.items():
-        busy = _intervals(spans_of_cause)
+        busy = intervals_of(spans_of_cause)
         parts[cause] = exposed_s(busy, cover)
         cover = cover + busy
     parts["bubble"] = max(0.0, reported.run.step_times_s[at] - sum(parts.values()))
     return parts
-
-
-def _intervals(spans: list[Span]) -> list[tuple[float, float]]:
-    return [(span.start_s, span.end_s) for span in spans]

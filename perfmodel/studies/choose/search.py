@@ -16,8 +16,9 @@ import heapq
 import math
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from perfmodel.errors import InputError
@@ -34,9 +35,9 @@ from perfmodel.studies.choose.layouts import (
     step_causes,
 )
 from perfmodel.studies.choose.step_bound import StepBounds
-from perfmodel.studies.run.result.model import LayoutSearch, SimulatedLayout
-from perfmodel.studies.run.result.usage import Memory
+from perfmodel.studies.run.result import LayoutSearch, SimulatedLayout
 from perfmodel.studies.run.steps.sized_job import SizedJob, locate_errors, simulate_reported
+from perfmodel.studies.run.usage import Memory
 from perfmodel.studies.sweep.executor import ALONE, Workers, map_unordered
 from perfmodel.training.strategies import STRATEGIES
 
@@ -142,8 +143,7 @@ def choose_layout(
     say(f"{len(candidates):,} layouts")
     question = pickle.dumps((scenario, profile, fidelity))  # equal bytes for each call
     search = _Search(jobs, bounds, candidates, say, workers or ALONE, question, divided)
-    bounded = (search.bound(number) for number in range(len(candidates)))
-    queue = [each for each in bounded if each is not None]
+    queue = [each for each in map(search.bound, range(len(candidates))) if each is not None]
     heapq.heapify(queue)
     say(f"{len(queue):,} bounds")
     search.run(queue, exhaustive=exhaustive)
@@ -237,12 +237,7 @@ class _Search:
         """Let workers simulate what is not ready, if there are workers."""
         calls = [(self.question, each) for each in candidates if each not in self.ready]
         if not self.workers.alone and len(calls) > 1:
-            jobs, backend, scheduler = astuple(self.workers)
-            self.ready.update(
-                map_unordered(
-                    _simulate_candidate, calls, jobs=jobs, backend=backend, scheduler=scheduler
-                )
-            )
+            self.ready.update(map_unordered(_simulate_candidate, calls, **asdict(self.workers)))
 
     def _look(self, head: _Queued) -> _Queued | None:
         """Simulate a layout that is checked, or return it checked if it is possible and fits."""
@@ -264,7 +259,7 @@ class _Search:
         )
 
     def _check_anew(self, head: _Queued) -> _Queued:
-        candidate = self.candidates[head.number]
+        candidate, plan_s = self.candidates[head.number], head.bound_s
         sized = self.jobs.make(candidate)
         whole = sized.job.scenario.strategy.kind in ("ddp", "megatron")
         with locate_errors(sized):
@@ -277,8 +272,8 @@ class _Search:
             memory = sized.memory()
             if not memory.fits or memory.tight:
                 return replace(head, needed_bytes=memory.total_bytes + memory.reserve_bytes)
-            is_whole = candidate.pipeline == 1
-            plan_s = self.bounds.busiest_stream_s(sized) if is_whole else head.bound_s
+            if candidate.pipeline == 1:
+                plan_s = self.bounds.busiest_stream_s(sized)
             return _Queued(max(head.bound_s, plan_s), head.number, memory)
 
     def tune_buckets(self) -> None:
@@ -300,11 +295,8 @@ class _Search:
         ]
         middle = setting.values.index(None)
         self._begin([variants[middle - 1], variants[middle + 1]])
-        for direction in (1, -1):
-            at = middle + direction
-            while 0 <= at < len(variants) and self._is_quicker(variants[at]):
-                at += direction
-            if at != middle + direction:
+        for further in (variants[middle + 1 :], variants[:middle][::-1]):
+            if list(takewhile(self._is_quicker, further)):
                 return
 
     def _is_quicker(self, candidate: LayoutCandidate) -> bool:
@@ -344,7 +336,6 @@ class _Search:
     def result(self, listed: int, queue: list[_Queued]) -> LayoutSearch:
         """Return what the search came to."""
         ranked = [layout for _, _, layout in sorted(self.simulated, key=lambda each: each[:2])]
-        lowest_s = min((each.bound_s for each in queue), default=math.inf)
         return LayoutSearch(
             best=tuple(ranked[:MOST_LISTED]),
             listed=listed,
@@ -352,24 +343,25 @@ class _Search:
             too_big=self.too_big,
             bounded=len(queue),
             simulated=len(self.simulated),
-            unproven=max(0.0, 1 - lowest_s / ranked[0].step_time_s),
+            unproven=max(
+                0.0,
+                1 - min((each.bound_s for each in queue), default=math.inf) / ranked[0].step_time_s,
+            ),
         )
 
     def nothing(self) -> tuple[str, str]:
         """Say why there is no answer, nothing fits or is possible; and what is allowed."""
         needed, number = self.least
         if self.too_big and math.isinf(needed):
-            allowed = "parameters and gradients alone are larger than a GPU"
             return (
                 f"{self.too_big:,} parallel layouts, none fits",
-                f"more GPUs, or other lists: {allowed}",
+                "more GPUs, or other lists: parameters and gradients alone are larger than a GPU",
             )
         if self.too_big:
-            has = self.jobs.base.job.gpu.memory_bytes
             return f"{self.too_big:,} parallel layouts, none of which fits", (
                 f"more GPUs, or other lists: the least memory, {needed / 2**30:.1f} GiB of "
-                f"{has / 2**30:.1f} GiB with what CUDA, NCCL and the allocator take, has "
-                f"{self._describe(self.candidates[number])}"
+                f"{self.jobs.base.job.gpu.memory_bytes / 2**30:.1f} GiB with what CUDA, NCCL and "
+                f"the allocator take, has {self._describe(self.candidates[number])}"
             )
         reason = "degrees that divide GPUs, batch and blocks of the model"
         if self.refused is not None:

@@ -8,7 +8,6 @@ least as long as alone on the network. So no simulated step is shorter.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,12 +18,13 @@ import numpy as np
 from perfmodel.arrays import FloatArray, IntArray, RankGroup
 from perfmodel.memo import once
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.studies.choose.layouts import LayoutCandidate
+from perfmodel.studies.choose.layouts import CALLED_DIMENSIONS, LayoutCandidate
 from perfmodel.studies.run.resolve.job_plan import price_layers
 from perfmodel.studies.run.resolve.training_job import gpu_spread
 from perfmodel.studies.run.resolve.what_if import what_if_of
 from perfmodel.studies.run.steps.simulate_step import collective_s
 from perfmodel.studies.run.steps.sized_job import SizedJob
+from perfmodel.studies.run.steps.step_parts import summed
 from perfmodel.training.pipeline.pass_actions import PipelineSchedule
 from perfmodel.training.pipeline.schedules import SCHEDULES
 from perfmodel.training.pipeline.stage_workload import PartitionOptions, part_layers
@@ -67,11 +67,7 @@ class StepBounds:
 
     precision: str
     make: Callable[[LayoutCandidate], SizedJob]
-    _shares: dict[Hashable, PricedShare] = field(default_factory=dict)
-    _groups: dict[Hashable, Groups] = field(default_factory=dict)
-    _held: dict[int, str | None] = field(default_factory=dict)
-    _parts: dict[Hashable, IntArray] = field(default_factory=dict)
-    _alone_s: dict[Hashable, float] = field(default_factory=dict)
+    _found: dict[Hashable, Any] = field(default_factory=dict)  # by what it is, and of which layouts
     _timers: dict[str, UncontendedTimer] = field(default_factory=dict)
 
     def lower_bound_s(self, candidate: LayoutCandidate) -> float:
@@ -86,25 +82,25 @@ class StepBounds:
 
     def _share(self, candidate: LayoutCandidate) -> PricedShare:
         """Prices of a share; an error is one for all layouts of it."""
+
+        def held_dtype() -> str | None:
+            job = self.make(candidate).job
+            return job.strategy.held_dtype(job.options)
+
+        groups = self._exposed_groups(candidate)
         key = (
+            "prices of a share",
             candidate.tensor,
             candidate.sequence_parallel,
             candidate.context,
             candidate.expert,
             candidate.micro_batch,
             candidate.recompute,
-            self._held_dtype(candidate),
-            self._exposed_groups(candidate),
+            once(self._found, ("held dtype", candidate.sharding), held_dtype),
+            groups,
             candidate.micro_batches if self.precision == "fp8" else 0,
         )
-        return once(self._shares, key, lambda: self._price(self.make(candidate), dict(key[7])))
-
-    def _held_dtype(self, candidate: LayoutCandidate) -> str | None:
-        def find() -> str | None:
-            job = self.make(candidate).job
-            return job.strategy.held_dtype(job.options)
-
-        return once(self._held, candidate.sharding, find)
+        return once(self._found, key, lambda: self._price(self.make(candidate), dict(groups)))
 
     def _exposed_groups(self, candidate: LayoutCandidate) -> Groups:
         """Return groups of which calls may not be hidden.
@@ -112,7 +108,7 @@ class StepBounds:
         One group of each stage whose ranks share layers, without those that are alike.
         """
         key = (candidate.tensor, candidate.context, candidate.expert, candidate.pipeline)
-        groups = once(self._groups, key, lambda: _groups_of_calls(self.make(candidate)))
+        groups = once(self._found, ("groups", key), lambda: _groups_of_calls(self.make(candidate)))
         return groups[:-1] if candidate.schedule in HIDING_EXPERTS else groups
 
     def _price(self, sized: SizedJob, groups: dict[str, tuple[RankGroup, ...]]) -> PricedShare:
@@ -160,9 +156,9 @@ class StepBounds:
 
     def _collective_s(self, sized: SizedJob, group: RankGroup, op: Op, nbytes: int) -> float:
         return once(
-            self._alone_s,
+            self._found,
             (op, nbytes, group),
-            lambda: collective_s(sized.ensemble.likely, group, self._timers, op, nbytes),
+            lambda: collective_s(sized.machine, group, self._timers, op, nbytes),
         )
 
     def _pipeline_bound_s(self, candidate: LayoutCandidate, share: PricedShare) -> float:
@@ -173,12 +169,9 @@ class StepBounds:
         shape = PipelineSchedule(row.title, stages, count, chunks, row.layout, ())
         edges = self._edges(candidate, share, shape)
         forward_s, backward_s = np.diff(share.forward_s[edges]), np.diff(share.backward_s[edges])
-        both_ways = row.layout == "bidirectional"
-        held = np.array(
-            [[shape.part(s, chunk) for chunk in range(shape.chunks)] for s in range(shape.stages)]
-        )
-        passes = count / 2 if both_ways else count
-        bounds = passes * (forward_s + backward_s)[held].sum(axis=1)
+        both_ways, chunks_held = row.layout == "bidirectional", range(shape.chunks)
+        held = np.array([[shape.part(s, chunk) for chunk in chunks_held] for s in range(stages)])
+        bounds = (count / 2 if both_ways else count) * (forward_s + backward_s)[held].sum(axis=1)
         if not both_ways:
             bounds = bounds + _sums(forward_s)[:stages]
         if candidate.schedule in WHOLE_BACKWARD:
@@ -191,31 +184,33 @@ class StepBounds:
         """First layers of the parts of the model, and the end of the last."""
         ends, split = candidate.ends_as_blocks, (candidate.tensor, candidate.context)
         key = (*split, candidate.expert, candidate.sequence_parallel, shape.parts, ends)
-        options = PartitionOptions(embedding_as_block=ends, loss_as_block=ends)
 
         def find() -> IntArray:
+            options = PartitionOptions(embedding_as_block=ends, loss_as_block=ends)
             return np.array([0, *(p.stop for p in part_layers(share.workload, shape, options))])
 
-        return once(self._parts, key, find)
+        return once(self._found, ("edges", key), find)
 
     def busiest_stream_s(self, sized: SizedJob) -> float:
         """Least time of a step from its plan: of a stream, whose tasks run one after the other."""
         plan = sized.plan_for(None)
         groups = {each.name: each.groups[0] for each in plan.communicators if each.groups}
-        workers = {stream.name: stream.workers for stream in plan.streams}
-        kinds = {stream.name: stream.kind for stream in plan.streams}
-        total_s: defaultdict[Any, float] = defaultdict(float)
-        for task in plan.tasks:
-            if kinds[task.stream] == "host" or task.acquires or task.releases:
-                continue
-            work = task.work
-            own_s = (
-                work.duration_s if isinstance(work, Compute) else self._work_s(sized, work, groups)
+        streams = {stream.name: stream for stream in plan.streams}
+        total_s = summed(
+            (
+                (task.rank_class, task.stream),
+                self._work_s(sized, task.work, groups) / streams[task.stream].workers,
             )
-            total_s[task.rank_class, task.stream] += own_s / workers[task.stream]
+            for task in plan.tasks
+            if streams[task.stream].kind != "host" and not task.acquires and not task.releases
+        )
         return max(total_s.values(), default=0.0)
 
-    def _work_s(self, sized: SizedJob, work: Collective, groups: dict[str, RankGroup]) -> float:
+    def _work_s(
+        self, sized: SizedJob, work: Compute | Collective, groups: dict[str, RankGroup]
+    ) -> float:
+        if isinstance(work, Compute):
+            return work.duration_s
         group = groups.get(work.communicator, ())
         if len(group) < 2 or not _is_timed(sized) or work.root or work.op in ("send", "broadcast"):
             return 0.0
@@ -235,21 +230,18 @@ def _segments(sized: SizedJob) -> list[tuple[int, int]]:
     """Return the layers before the blocks, of each block, and after them."""
     workload = sized.job.workload
     ends = (end for block in repeated_blocks(workload) for end in (block.start, block.stop))
-    edges = [0, *ends, len(workload.layers)]
-    return [(begin, end) for begin, end in pairwise(edges) if begin < end]
+    edges = pairwise([0, *ends, len(workload.layers)])
+    return [(begin, end) for begin, end in edges if begin < end]
 
 
 def _groups_of_calls(sized: SizedJob) -> Groups:
     """Return the groups of layers' calls by dimension, those of experts last."""
     grid = sized.job.parallel_layout.grid(sized.size.gpus)
-    listed = {
-        "tensor": grid.tensor_groups,
-        "context": grid.context_groups,
-        "expert": grid.expert_groups,
-    }
+    groups = (grid.tensor_groups, grid.context_groups, grid.expert_groups)
     own, per_node = sized.allocation.own, sized.size.gpus_per_node
     return tuple(
-        (name, _first_of_kinds(groups, grid, own, per_node)) for name, groups in listed.items()
+        (name, _first_of_kinds(each, grid, own, per_node))
+        for name, each in zip(CALLED_DIMENSIONS, groups, strict=True)
     )
 
 

@@ -5,7 +5,7 @@ First the requests and their scenarios, then the predictions, then what follows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,8 +60,8 @@ class StepRequest:
 
     def upgraded(self, *, of_plan: bool) -> dict[str, Any]:
         """Return what the upgrade sets: fields of the plan, such as a faster storage, or others."""
-        fields = {} if self.upgrade is None else self.upgrade.set
-        return {key: value for key, value in fields.items() if key.startswith("plan.") == of_plan}
+        fields = self.upgrade.set.items() if self.upgrade else ()
+        return {key: value for key, value in fields if key.startswith("plan.") == of_plan}
 
     @property
     def labels(self) -> dict[str, object]:
@@ -74,12 +74,8 @@ class StepRequest:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """Number and kind of GPUs of a candidate's node."""
-
-    gpus_per_node: int
-    gpu: Gpu
+Hardware = tuple[int, Gpu] | str
+"""Number and kind of GPUs of a candidate's node, or why these are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +116,13 @@ def find_failures(scenario: Scenario, request: StepRequest) -> FailureSection | 
     return None if plan is None else plan.failures
 
 
-def find_hardware(scenario: Scenario, candidate: CandidateSection) -> Hardware | str:
+def find_hardware(scenario: Scenario, candidate: CandidateSection) -> Hardware:
     """Return the hardware of a candidate's node, or why it is not known."""
     try:
         host = build_topology(load_node(scenario.origin.beside("plan.candidates", candidate.node)))
-        return Hardware(candidate.gpus_per_node or len(host.ranks), host.gpu)
     except PerfmodelError as error:
         return describe_error(error)
+    return candidate.gpus_per_node or len(host.ranks), host.gpu
 
 
 def describe_error(error: PerfmodelError) -> str:
@@ -165,10 +161,9 @@ def describe_fabric(candidate: CandidateSection) -> str:
     """
     if candidate.fabric is None:
         return "none"
-    settings: Mapping[str, Any] = candidate.fabric.model_dump(exclude_none=True, exclude={"kind"})
     text = ", ".join(
         f"{name.replace('_', ' ')} {f'{value:g}' if isinstance(value, float) else value}"
-        for name, value in settings.items()
+        for name, value in candidate.fabric.model_dump(exclude_none=True, exclude={"kind"}).items()
     )
     return f"{candidate.fabric.kind}{f' ({text})' if text else ''}"
 
@@ -181,26 +176,31 @@ def predict(
     `scenario`: with a plan.
     `sweep`: `perfmodel.studies.sweep.run_sweep` with its options.
     """
-    file = scenario.origin.file
     variants = [
         make_variant(scenario, at, each.changes, labels=each.labels, describe=describe_error)
         for at, each in enumerate(requests)
     ]
-    predicted = []
-    for request, variant, answer in zip(requests, variants, sweep(variants).answers, strict=True):
-        lines = answer.message.splitlines()  # their file is the plan's own
-        reason = "; ".join(line.removeprefix(f"{file}: ") if file else line for line in lines)
-        predicted.append(PredictedStep(request, variant.scenario, _step(answer), reason))
-    return predicted
+    file = f"{scenario.origin.file}: "  # of the plan itself, as of each line of a message
+    return [
+        PredictedStep(
+            request,
+            variant.scenario,
+            _step(answer),
+            "; ".join(line.removeprefix(file) for line in answer.message.splitlines()),
+        )
+        for request, variant, answer in zip(
+            requests, variants, sweep(variants).answers, strict=True
+        )
+    ]
 
 
 def _step(answer: Answer) -> Step | None:
-    if answer.status != "ok" or answer.step_time_s is None or answer.samples_per_s is None:
+    if answer.step_time_s is None or answer.samples_per_s is None:
         return None
-    is_known = answer.low_s is not None and answer.high_s is not None
+    low_s, high_s = answer.low_s, answer.high_s
     return Step(
         step_time_s=answer.step_time_s,
-        interval_s=(answer.low_s or 0.0, answer.high_s or 0.0) if is_known else None,
+        interval_s=None if low_s is None or high_s is None else (low_s, high_s),
         samples_per_s=answer.samples_per_s,
         global_batch=round(answer.samples_per_s * answer.step_time_s),
         exposed_comm_s=answer.exposed_comm_s or 0.0,

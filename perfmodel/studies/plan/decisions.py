@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from perfmodel.arrays import FloatArray
 from perfmodel.errors import PerfmodelError
 from perfmodel.library.model import load_library
 from perfmodel.scenario import (
@@ -22,10 +27,8 @@ from perfmodel.scenario.sections.plan import Money
 from perfmodel.studies.plan.candidates import StepRequest
 from perfmodel.studies.plan.model import Answers, Pays, PlanOption, Sensitivity, UpgradeOutcome
 from perfmodel.studies.plan.time_to_train import HOURS_PER_YEAR
-from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
-from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.simulate_step import timer_of
-from perfmodel.studies.run.steps.sized_job import SizedJob, size_job
+from perfmodel.studies.run.steps.sized_job import SizedJob, prepare
 from perfmodel.training.ddp.options import MIB
 from perfmodel.training.plan.step_plan import Collective
 from perfmodel.training.strategies import STRATEGIES
@@ -44,8 +47,9 @@ def pareto_front(options: Iterable[PlanOption]) -> tuple[PlanOption, ...]:
     """
     front: list[PlanOption] = []
     for option in sorted((o for o in options if o.cost is not None), key=_quick_then_cheap):
-        last = _quick_then_cheap(front[-1]) if front else (math.inf, math.inf)
-        if _quick_then_cheap(option) == last or _cost(option) < last[1]:
+        last = front[-1] if front else None
+        is_same = last is not None and _quick_then_cheap(option) == _quick_then_cheap(last)
+        if last is None or is_same or _cost(option) < _cost(last):
             front.append(option)
     return tuple(front)
 
@@ -68,8 +72,7 @@ def sure_fits(options: Sequence[PlanOption]) -> list[PlanOption]:
     What is tight may run out of memory at the first step: it is bought only where nothing else
     fits.
     """
-    sure = [option for option in options if option.step is not None and not option.step.tight]
-    return sure or list(options)
+    return [each for each in options if each.step and not each.step.tight] or list(options)
 
 
 def choose_answers(
@@ -80,21 +83,17 @@ def choose_answers(
     `options`: with status "ok".
     `deadline_s`: against expected wall times; seconds.
     """
-
-    def best(
-        allowed: Iterable[PlanOption], key: Callable[[PlanOption], tuple[float, ...]]
-    ) -> PlanOption | None:
-        return min(allowed, key=key, default=None)
-
+    best = partial(min, default=None)
     in_time = [o for o in options if deadline_s is not None and o.wall_s <= deadline_s]
     priced = [o for o in options if o.cost is not None]
-    in_budget = [o for o in priced if budget is not None and _cost(o) <= budget]
     return Answers(
-        smallest_in_time=best(in_time, lambda o: (o.gpus or 0, _cost(o), o.wall_s)),
-        cheapest_in_time=best((o for o in in_time if o.cost is not None), _cheap_then_quick),
-        fastest_in_budget=best(in_budget, _quick_then_cheap),
-        fastest=best(options, _quick_then_cheap),
-        cheapest=best(priced, _cheap_then_quick),
+        smallest_in_time=best(in_time, key=lambda o: (o.gpus or 0, _cost(o), o.wall_s)),
+        cheapest_in_time=best((o for o in in_time if o.cost is not None), key=_cheap_then_quick),
+        fastest_in_budget=best(
+            (o for o in priced if budget is not None and _cost(o) <= budget), key=_quick_then_cheap
+        ),
+        fastest=best(options, key=_quick_then_cheap),
+        cheapest=best(priced, key=_cheap_then_quick),
         pareto=pareto_front(options),
         ladder=smallest_by_deadline(options),
     )
@@ -130,11 +129,10 @@ def compare_upgrade(
     `before`, `after`: `after` pays the upgrade's rent already, if it has one.
     """
     once, is_rented = one_off_price(upgrade, before.nodes), upgrade.price_per_gpu_hour is not None
-    price = None if once is None else once.amount
+    price, payback_s = None if once is None else once.amount, None
     if after.status != "ok":
         return UpgradeOutcome(upgrade.name, before, after, None, None, price, None, "unknown")
     saved = None if before.cost is None or after.cost is None else before.cost - after.cost
-    payback_s = None
     if saved is not None and saved > 0:
         payback_s = 0.0 if is_rented else None if price is None else price / saved * after.wall_s
     verdicts: tuple[tuple[bool, Pays], ...] = (
@@ -145,9 +143,16 @@ def compare_upgrade(
         ((price or 0.0) <= (saved or 0.0), "in this training"),
         (True, "later"),
     )
-    pays = next(verdict for holds, verdict in verdicts if holds)
-    saved_s = before.wall_s - after.wall_s
-    return UpgradeOutcome(upgrade.name, before, after, saved_s, saved, price, payback_s, pays)
+    return UpgradeOutcome(
+        upgrade.name,
+        before,
+        after,
+        before.wall_s - after.wall_s,
+        saved,
+        price,
+        payback_s,
+        next(verdict for holds, verdict in verdicts if holds),
+    )
 
 
 def life_s(candidate: CandidateSection) -> float | None:
@@ -212,26 +217,35 @@ def list_swings(scenario: Scenario, best: PlanOption) -> Iterator[Swing]:
     current = change_scenario(scenario, now.changes)
     if current.strategy.kind == "auto":
         return
-    by, own, fabric = COMPUTE_SWING, current.what_if or WhatIf(), current.cluster.fabric
-    percent, rate = f"{100 * by:g} %", own.network_bandwidth
-    labels = (f"{percent} slower", f"{percent} quicker")
-    rows: list[tuple[str, tuple[str, str], str, float, float | None]] = [
-        ("compute", labels, "what_if.compute", own.compute * (1 - by), own.compute * (1 + by))
-    ]
-    if best.nodes > 1:
-        labels = ("half as fast", "twice as fast")
-        rows += [("network", labels, "what_if.network_bandwidth", rate * 0.5, rate * 2.0)]
-    if best.nodes > 1 and fabric is not None:
-        ratio = fabric.oversubscription or 1.0
-        labels, field = (f"{2 * ratio:g} to 1", "1 to 1"), "cluster.fabric.oversubscription"
-        rows += [("oversubscription", labels, field, 2 * ratio, 1.0 if ratio > 1 else None)]
-    for what, labels, field, worse, better in rows:
-        yield Swing(
-            what,
-            labels,
-            changed(what, {field: worse}),
-            None if better is None else changed(what, {field: better}),
-        )
+    own, fabric, by = current.what_if or WhatIf(), current.cluster.fabric, COMPUTE_SWING
+    ratio = 1.0 if fabric is None else fabric.oversubscription or 1.0
+    rows: tuple[tuple[bool, str, str, tuple[str, str], tuple[float, float | None]], ...] = (
+        (
+            True,
+            "compute",
+            "what_if.compute",
+            (f"{100 * by:g} % slower", f"{100 * by:g} % quicker"),
+            (own.compute * (1 - by), own.compute * (1 + by)),
+        ),
+        (
+            best.nodes > 1,
+            "network",
+            "what_if.network_bandwidth",
+            ("half as fast", "twice as fast"),
+            (own.network_bandwidth * 0.5, own.network_bandwidth * 2.0),
+        ),
+        (
+            best.nodes > 1 and fabric is not None,
+            "oversubscription",
+            "cluster.fabric.oversubscription",
+            (f"{2 * ratio:g} to 1", "1 to 1"),
+            (2 * ratio, 1.0 if ratio > 1 else None),
+        ),
+    )
+    for holds, what, field, labels, values in rows:
+        if holds:
+            worse, better = (None if n is None else changed(what, {field: n}) for n in values)
+            yield Swing(what, labels, worse, better)
 
 
 def measure_swings(
@@ -243,13 +257,11 @@ def measure_swings(
 
     `answer`: options of requests, in their order.
     """
-    requests = [request for swing in swings for request in (swing.worse, swing.better) if request]
-    options = iter(answer(requests))
+    sides = [request for swing in swings for request in (swing.worse, swing.better)]
+    options = iter(answer(list(filter(None, sides))))
+    swung = iter([next(options) if request else best for request in sides])
     measured = [*_from_intervals(best)]
-    for swing in swings:
-        worse, better = (
-            next(options) if request else best for request in (swing.worse, swing.better)
-        )
+    for swing, worse, better in zip(swings, swung, swung, strict=True):
         if worse.status == better.status == "ok":
             is_free = worse.cost is None or better.cost is None
             costs = None if is_free else (_cost(worse), _cost(better))
@@ -307,46 +319,43 @@ def explain_dips(
     for (option, step), (larger, more) in pairwise(stepped):
         low, high = step.efficiency or 0.0, more.efficiency or 0.0
         is_next = option.candidate == larger.candidate and option.nodes < larger.nodes
-        if not is_next or high - low < LEAST_DIP:
-            continue
         own, other = (scenarios[each.candidate, each.nodes] for each in (option, larger))
-        assert own is not None  # it has a step
-        assert other is not None
-        limits = f"its limit there is {step.bottleneck}; on more {more.bottleneck}"
-        yield (
-            f"{option.candidate} is less efficient on {option.nodes:,} nodes ({100 * low:.0f} %) "
-            f"than on {larger.nodes:,} ({100 * high:.0f} %): "
-            f"{_other_algorithm(own, other, profile) or limits}."
-        )
+        if is_next and high - low >= LEAST_DIP and own is not None and other is not None:
+            limits = f"its limit there is {step.bottleneck}; on more {more.bottleneck}"
+            yield (
+                f"{option.candidate} is less efficient on {option.nodes:,} nodes "
+                f"({100 * low:.0f} %) than on {larger.nodes:,} ({100 * high:.0f} %): "
+                f"{_other_algorithm(own, other, profile) or limits}."
+            )
 
 
 def _other_algorithm(smaller: Scenario, larger: Scenario, profile: Profile | None) -> str:
     """Say which algorithm makes the difference, and what the other would; "" where none does."""
     if STRATEGIES[smaller.strategy.kind].loops is not None:
         return ""  # its workers have no step of collectives in common
-    try:
-        own, other = (_main_collective(_sized(each, profile)) for each in (smaller, larger))
-        if own is None or other is None or own[0] == other[0]:
-            return ""
-        library = "NCCL" if _has_nccl_tuner(smaller) else smaller.library.name
-        (here, text), (there, text_there) = own, other
-        return (
-            f"there {library} prefers a {here.replace('_', ' ')} ({text}), on more nodes a "
-            f"{there.replace('_', ' ')} ({text_there}){_if_named(smaller, there, profile)}"
+    with suppress(PerfmodelError):
+        own, other = (
+            _main_collective(prepare(each, profile=profile)) for each in (smaller, larger)
         )
-    except PerfmodelError:
-        return ""
+        if own is not None and other is not None and own[0] != other[0]:
+            name = smaller.library.name
+            library = "NCCL" if load_library(name).nccl_tuner else name
+            (here, text), (there, text_there) = own, other
+            return (
+                f"there {library} prefers a {here.replace('_', ' ')} ({text}), on more nodes a "
+                f"{there.replace('_', ' ')} ({text_there}){_if_named(smaller, there, profile)}"
+            )
+    return ""
 
 
 def _if_named(scenario: Scenario, algorithm: str, profile: Profile | None) -> str:
     """Say how long the step is where the user names the algorithm, if that is shorter."""
     env, name = scenario.library.env, NCCL_ALGO_NAMES.get(algorithm)
-    if not _has_nccl_tuner(scenario) or name is None or "NCCL_ALGO" in env:
+    if not load_library(scenario.library.name).nccl_tuner or name is None or "NCCL_ALGO" in env:
         return ""
     by_name = change_scenario(scenario, {"library.env": {**env, "NCCL_ALGO": name}})
     before_s, after_s = (
-        simulate_size(_sized(each, profile), with_first=False, with_limits=False).step_time_s
-        for each in (scenario, by_name)
+        prepare(each, profile=profile).step().step_time_s for each in (scenario, by_name)
     )
     if before_s < LEAST_SPEEDUP * after_s:
         return ""
@@ -356,15 +365,6 @@ def _if_named(scenario: Scenario, algorithm: str, profile: Profile | None) -> st
     )
 
 
-def _has_nccl_tuner(scenario: Scenario) -> bool:
-    return load_library(scenario.library.name).nccl_tuner
-
-
-def _sized(scenario: Scenario, profile: Profile | None) -> SizedJob:
-    inputs = resolve_scenario(scenario, profile, None)
-    return size_job(inputs, inputs.sizes[-1])
-
-
 def _main_collective(sized: SizedJob) -> tuple[str, str] | None:
     """Return the algorithm that takes most time of a step, and its mean message in words.
 
@@ -372,20 +372,15 @@ def _main_collective(sized: SizedJob) -> tuple[str, str] | None:
     """
     plan, timer = sized.plan_for(None), timer_of(sized.setup(), sized.steady_disturbances)
     groups = {each.name: max(each.groups, key=len) for each in plan.communicators}
-    total_s: defaultdict[tuple[str, str], float] = defaultdict(float)
-    total_bytes, counts = Counter[Any](), Counter[Any]()
+    totals: defaultdict[tuple[str, str], FloatArray] = defaultdict(lambda: np.zeros(3))
     for work in (task.work for task in plan.tasks if isinstance(task.work, Collective)):
         group = groups[work.communicator]
-        if len(group) < 2:
-            continue
-        lowered, time_s = timer.best(work.op, work.nbytes, group, work.root)
-        key = str(work.op), lowered.schedule.algorithm
-        total_s[key] += time_s * work.times
-        total_bytes[key] += work.nbytes * work.times
-        counts[key] += work.times
-    if not counts:
+        if len(group) > 1:
+            lowered, time_s = timer.best(work.op, work.nbytes, group, work.root)
+            sums = totals[work.op, lowered.schedule.algorithm]
+            sums += np.array([time_s * work.times, work.nbytes * work.times, work.times])
+    if not totals:
         return None
-    key = max(total_s, key=lambda each: total_s[each])
-    mean_s, mean_mib = total_s[key] / counts[key], total_bytes[key] / counts[key] / MIB
-    size = format_bytes(round(mean_mib) * MIB)
-    return key[1], f"{size} of {key[0].replace('_', '-')} in {format_time(mean_s)}"
+    (op, algorithm), (total_s, total_bytes, count) = max(totals.items(), key=lambda row: row[1][0])
+    size = format_bytes(round(total_bytes / count / MIB) * MIB)
+    return algorithm, f"{size} of {op.replace('_', '-')} in {format_time(total_s / count)}"

@@ -6,7 +6,7 @@ Keys are a contract that other programs rely on: they are added to, never rename
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from statistics import NormalDist
 from typing import Any
@@ -18,6 +18,7 @@ from perfmodel.studies.plan.candidates import Hardware
 from perfmodel.studies.plan.model import PlanOption, PlanResult, UpgradeOutcome, Upkeep
 from perfmodel.studies.plan.time_to_train import daly_s, young_s
 from perfmodel.studies.run.steps.routing_cost import NAMED_COST_RATIO
+from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.gpus import gpu_sources
 
 CSV_COLUMNS = (
@@ -118,16 +119,16 @@ def probability_in_time(option: PlanOption, deadline_s: float | None) -> float |
     training = option.training
     if deadline_s is None or training is None or training.wall_interval_s is None:
         return None
-    low_s, high_s = training.wall_interval_s
-    late = deadline_s >= option.wall_s
-    width = math.log(high_s / option.wall_s if late else option.wall_s / low_s) / Z80
-    room = math.log(deadline_s / option.wall_s)
+    (low_s, high_s), late = training.wall_interval_s, deadline_s >= training.wall_s
+    width = math.log(high_s / training.wall_s if late else training.wall_s / low_s) / Z80
+    room = math.log(deadline_s / training.wall_s)
     return float(late) if width == 0 else NormalDist().cdf(room / width)
 
 
 def option_to_json(option: PlanOption, plan: PlanResult) -> dict[str, Any]:
     """Write one candidate at one size; null where it has no such number."""
     sums, cost, budget = option.bill, option.cost, plan.budget
+    upkeep = None if option.training is None else option.training.upkeep
     return {
         **attributes(option, "candidate node fabric nodes gpus status reason"),
         "pareto": option in plan.answers.pareto,
@@ -139,22 +140,25 @@ def option_to_json(option: PlanOption, plan: PlanResult) -> dict[str, Any]:
         if option.training is None
         else {
             **attributes(option.training, "samples steps work_s wall_s wall_interval_s goodput"),
-            **_upkeep(option.training.upkeep),
+            **{
+                name: None if upkeep is None else value_of(upkeep)
+                for name, value_of in _UPKEEP.items()
+            },
             "simulated": option.training.simulated and asdict(option.training.simulated),
         },
         "cost": None if sums is None else asdict(sums) | {"total": sums.total},
     }
 
 
-def _upkeep(upkeep: Upkeep | None) -> dict[str, Any]:
-    keys = "mtbf_s checkpoint_every_s checkpoint_steps checkpoint_write_s young_s daly_s restart_s"
-    if upkeep is None:
-        return dict.fromkeys(keys.split())
-    mtbf_s, write_s = upkeep.mtbf_s, upkeep.write_s
-    best_s = young_s(write_s, mtbf_s), daly_s(write_s, mtbf_s)
-    steps = upkeep.checkpoint_steps
-    values = (mtbf_s, upkeep.interval_s, steps, write_s, *best_s, upkeep.restart_s)
-    return dict(zip(keys.split(), values, strict=True))
+_UPKEEP: Mapping[str, Callable[[Upkeep], float | None]] = {
+    "mtbf_s": lambda upkeep: upkeep.mtbf_s,
+    "checkpoint_every_s": lambda upkeep: upkeep.interval_s,
+    "checkpoint_steps": lambda upkeep: upkeep.checkpoint_steps,
+    "checkpoint_write_s": lambda upkeep: upkeep.write_s,
+    "young_s": lambda upkeep: young_s(upkeep.write_s, upkeep.mtbf_s),
+    "daly_s": lambda upkeep: daly_s(upkeep.write_s, upkeep.mtbf_s),
+    "restart_s": lambda upkeep: upkeep.restart_s,
+}
 
 
 def _outcome(outcome: UpgradeOutcome) -> dict[str, Any]:
@@ -181,7 +185,6 @@ def csv_rows(plan: PlanResult) -> list[dict[str, Any]]:
 
 def _row(option: dict[str, Any], currency: str | None) -> dict[str, Any]:
     step, training, cost = (option[part] or {} for part in ("step", "training", "cost"))
-    simulated = training.get("simulated") or {}
     intervals = {
         "step_{}_s": step.get("interval_s"),
         "wall_{}_s": training.get("wall_interval_s"),
@@ -192,7 +195,7 @@ def _row(option: dict[str, Any], currency: str | None) -> dict[str, Any]:
         **step,
         **training,
         **cost,
-        **{f"simulated_{name}": value for name, value in simulated.items()},
+        **{f"simulated_{name}": value for name, value in (training.get("simulated") or {}).items()},
         **{name.format("low"): ends[0] for name, ends in intervals.items() if ends},
         **{name.format("high"): ends[1] for name, ends in intervals.items() if ends},
         "cost": cost.get("total"),
@@ -211,7 +214,7 @@ def plan_csv(plan: PlanResult) -> str:
 
 # ---------------------------------------------------------------- assumptions in sentences
 
-HardwareByName = Mapping[str, Hardware | str]
+HardwareByName = Mapping[str, Hardware]
 """Hardware of each candidate's node, or why it is not known."""
 
 
@@ -244,11 +247,12 @@ def assumptions(
 ) -> tuple[str, ...]:
     """Return the assumptions beside those of the step, which `perfmodel run` gives."""
     failures, candidates = plan.failures, plan.candidates
-    often, luck = "at Daly's interval (2006), in whole steps", ""
-    if failures is not None:
-        luck = " and luck with failures, as if independent,"
-        often = "as often as given" if failures.checkpoint_every else often
-    is_priced = any(c.purchase is not None or c.price_per_gpu_hour is not None for c in candidates)
+    words = {
+        "luck": " and luck with failures, as if independent," if failures else "",
+        "often": "as often as given"
+        if failures and failures.checkpoint_every
+        else "at Daly's interval (2006), in whole steps",
+    }
     conditions = {
         "no failures": failures is None,
         "failures": failures is not None,
@@ -257,16 +261,12 @@ def assumptions(
         and failures.checkpoint_size is None,
         "formula": failures is not None,
         "intervals": True,
-        "prices": is_priced,
+        "prices": any(c.purchase or c.price_per_gpu_hour is not None for c in candidates),
     }
     return (
         _SENTENCES["steps"],
         *_describe_samples(plan, options),
-        *(
-            _SENTENCES[name].format(often=often, luck=luck)
-            for name, holds in conditions.items()
-            if holds
-        ),
+        *(_SENTENCES[name].format(**words) for name, holds in conditions.items() if holds),
         *(
             _SENTENCES["purchase"].format(
                 name=c.name, years=c.purchase.years, percent=100 * c.purchase.utilisation
@@ -276,7 +276,7 @@ def assumptions(
         ),
         *([_SENTENCES["upgrades"]] if plan.upgrades else []),
         *(
-            f"{candidate.name}: {_describe_draw(candidate, node)}."
+            f"{candidate.name}: {_describe_draw(candidate, node[1])}."
             for candidate in candidates
             if not isinstance(node := hardware[candidate.name], str)
         ),
@@ -285,22 +285,17 @@ def assumptions(
 
 def cautions(plan: PlanSection, options: Sequence[PlanOption]) -> tuple[str, ...]:
     """Return the assumptions that no reader should miss."""
-    stepped = [(option, option.step) for option in options if option.step is not None]
-    tight = [option for option, step in stepped if option.status == "ok" and step.tight]
-    others = any(option.status == "ok" and option not in tight for option in options)
-    chosen = "so no answer names it" if others else "and nothing else fits"
-    collide = [
-        (option, step.routing_cost)
-        for option, step in stepped
-        if step.routing_cost > NAMED_COST_RATIO
-    ]
+    usable = [option for option in options if option.status == "ok"]
+    tight = [option for option in usable if option.step and option.step.tight]
+    chosen = "so no answer names it" if len(tight) < len(usable) else "and nothing else fits"
+    costs = [(option, option.step.routing_cost) for option in options if option.step]
+    collide = [(option, cost) for option, cost in costs if cost > NAMED_COST_RATIO]
     powers = {c.name: (c, c.power or PowerSection()) for c in plan.candidates}
     bare = [name for name, (_, p) in powers.items() if p.per_node is None and p.factor <= 1]
     unlike = (
         f"The energy of {', '.join(bare)} is that of the GPUs alone, of the others that of whole "
         "nodes: give each candidate power.per_node or power.factor to compare them."
     )
-    free = [n for n, (c, p) in powers.items() if c.purchase and p.energy_price is None]
     return (
         *_describe_samples(plan, options),
         *(
@@ -318,7 +313,8 @@ def cautions(plan: PlanSection, options: Sequence[PlanOption]) -> tuple[str, ...
         *([unlike] if 0 < len(bare) < len(powers) else []),
         *(
             f"{name}: electricity costs nothing here (no power.energy_price is given)."
-            for name in free
+            for name, (candidate, power) in powers.items()
+            if candidate.purchase and power.energy_price is None
         ),
     )
 
@@ -348,34 +344,30 @@ def _describe_samples(plan: PlanSection, options: Sequence[PlanOption]) -> Itera
         )
 
 
-def _describe_draw(candidate: CandidateSection, node: Hardware) -> str:
+def _describe_draw(candidate: CandidateSection, gpu: Gpu) -> str:
     power = candidate.power or PowerSection()
     losses = f", times a PUE of {power.pue:g}" if power.pue != 1 else ""
     free = "is in the rent" if candidate.price_per_gpu_hour else "is not charged for"
     charged = "" if power.energy_price else f"; its energy {free}"
     if power.per_node is not None:
         return f"a node draws {power.per_node:g} W all the time, as given{losses}{charged}"
-    each = power.per_gpu or node.gpu.power_W
+    each = power.per_gpu or gpu.power_W
     if each is None:
-        return f"what a {node.gpu.name} draws is not known, so its energy is not either"
-    sheet = "the data sheet's most" if node.gpu.limited_rate == 1 else "its power limit"
-    source = "as given" if power.per_gpu else sheet
-    rest = " and the rest of the node nothing"
+        return f"what a {gpu.name} draws is not known, so its energy is not either"
+    sheet = "the data sheet's most" if gpu.limited_rate == 1 else "its power limit"
+    rest = "and the rest of the node nothing"
     if power.factor != 1:
-        rest = f" times {power.factor:g} for the rest of the node"
-    return f"a GPU draws {each:g} W all the time, {source},{rest}{losses}{charged}"
+        rest = f"times {power.factor:g} for the rest of the node"
+    source = "as given" if power.per_gpu else sheet
+    return f"a GPU draws {each:g} W all the time, {source}, {rest}{losses}{charged}"
 
 
 def sources(plan: PlanSection, hardware: HardwareByName) -> dict[str, str]:
     """Return the source of the power of each GPU, unless the file or a power limit gives it."""
     stated = {c.name for c in plan.candidates if c.power and (c.power.per_node or c.power.per_gpu)}
-    gpus = [
-        node.gpu
-        for name, node in hardware.items()
-        if name not in stated and not isinstance(node, str)
-    ]
+    nodes = (node for name, node in hardware.items() if name not in stated)
     return {
         f"power of {gpu.name}": gpu_sources(gpu.name)["power"]
-        for gpu in gpus
+        for gpu in (node[1] for node in nodes if not isinstance(node, str))
         if gpu.power_W is not None and gpu.limited_rate >= 1
     }

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from perfmodel.studies.run.result import Interval
 from perfmodel.workload.model import Sample
-
-Interval = tuple[float, float]
-"""Low and high end of 80 %."""
 
 Status = Literal["ok", "too big", "failed"]
 

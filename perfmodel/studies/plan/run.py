@@ -44,6 +44,7 @@ from perfmodel.studies.plan.time_to_train import (
 )
 from perfmodel.studies.run.resolve.training_job import resolve_workload
 from perfmodel.studies.sweep import run_sweep
+from perfmodel.topology.model import Gpu
 from perfmodel.units import format_bytes
 from perfmodel.version import __version__
 from perfmodel.workload.memory.optimizer_states import optimizer_state_bytes
@@ -59,7 +60,7 @@ class _Plan:
 
     scenario: Scenario
     section: PlanSection
-    hardware: dict[str, Hardware | str]
+    hardware: dict[str, Hardware]
     bases: dict[str, float] = field(default_factory=dict)
     _workloads: dict[str, Workload] = field(default_factory=dict)
 
@@ -119,8 +120,7 @@ def plan_scenario(
     sweep = partial(
         run_sweep, profile=profile, jobs=jobs, backend=backend, scheduler=scheduler, store=store
     )
-    is_weak = scenario.training.scaling == "weak"
-    requests = list(list_requests(section, is_weak=is_weak))
+    requests = list(list_requests(section, is_weak=scenario.training.scaling == "weak"))
     predictions = predict(scenario, requests, partial(sweep, progress=progress))
     shared.bases.update(_find_bases(shared, predictions))
     result = _assemble_result(shared, workload, predictions, profile)
@@ -133,11 +133,15 @@ def plan_scenario(
             progress(len(requests) + done, len(requests) + total)
 
     def answer(more: Sequence[StepRequest]) -> list[PlanOption]:
-        swung = predict(scenario, more, partial(sweep, progress=progress_after))
-        return [_option(shared, prediction) for prediction in swung]
+        return [
+            _option(shared, prediction)
+            for prediction in predict(scenario, more, partial(sweep, progress=progress_after))
+        ]
 
-    swings = list(list_swings(scenario, result.best))
-    return replace(result, sensitivities=measure_swings(result.best, swings, answer))
+    return replace(
+        result,
+        sensitivities=measure_swings(result.best, list(list_swings(scenario, result.best)), answer),
+    )
 
 
 def _assemble_result(
@@ -187,12 +191,13 @@ def _find_bases(shared: _Plan, predictions: Sequence[PredictedStep]) -> dict[str
     bases: dict[str, float] = {}
     for request, step in ((each.request, each.step) for each in predictions):
         hardware = shared.hardware[request.candidate.name]
-        if step is None or isinstance(hardware, str) or request.upgrade is not None:
-            continue
+        is_base = request.alone == weak and request.upgrade is None
         # One GPU alone may lack the memory and still be what scaling is measured against.
-        if weak == request.alone and (weak or step.fits):
-            gpus = 1 if request.alone else request.nodes * hardware.gpus_per_node
-            bases.setdefault(request.candidate.name, step.samples_per_s / gpus)
+        if is_base and step and (weak or step.fits) and not isinstance(hardware, str):
+            bases.setdefault(
+                request.candidate.name,
+                step.samples_per_s / (1 if request.alone else request.nodes * hardware[0]),
+            )
     return bases
 
 
@@ -205,14 +210,15 @@ def _option(shared: _Plan, prediction: PredictedStep) -> PlanOption:
         candidate.node,
         describe_fabric(candidate),
         request.nodes,
-        None if isinstance(hardware, str) else request.nodes * hardware.gpus_per_node,
+        None if isinstance(hardware, str) else request.nodes * hardware[0],
         "failed",
         hardware if isinstance(hardware, str) else prediction.reason,
     )
     if isinstance(hardware, str) or step is None or scenario is None:
         return failed
+    gpus_per_node, gpu = hardware
     step = _add_efficiency(shared, step, hardware, request, scenario)
-    failed, gpu = replace(failed, step=step), hardware.gpu
+    failed = replace(failed, step=step)
     if not step.fits:
         has = format_bytes(gpu.memory_bytes)
         why = f"needs {format_bytes(step.memory_bytes)} of memory per GPU, which has {has}"
@@ -225,30 +231,34 @@ def _option(shared: _Plan, prediction: PredictedStep) -> PlanOption:
         training = describe_error(error)
     if isinstance(training, str):
         return replace(failed, reason=training)
-    power, upgrade = candidate.power, request.upgrade
-    rent = None if upgrade is None else upgrade.price_per_gpu_hour
+    rent = None if request.upgrade is None else request.upgrade.price_per_gpu_hour
     bill = compute_cost(
         candidate,
         training,
         nodes=request.nodes,
-        gpus_per_node=hardware.gpus_per_node,
+        gpus_per_node=gpus_per_node,
         gpu_W=gpu.power_W,
         more_rent=0.0 if rent is None else rent.amount,
     )
-    if bill.power_W is None and power and power.energy_price and power.energy_price.amount:
+    energy_price = None if candidate.power is None else candidate.power.energy_price
+    if bill.power_W is None and energy_price and energy_price.amount:
         why = f"an energy price, but no data sheet says what a {gpu.name} draws"
         return replace(failed, reason=f"{why}: give power.per_gpu or per_node")
     return replace(failed, status="ok", reason="", training=training, bill=bill)
 
 
 def _add_efficiency(
-    shared: _Plan, step: Step, hardware: Hardware, request: StepRequest, scenario: Scenario
+    shared: _Plan,
+    step: Step,
+    hardware: tuple[int, Gpu],
+    request: StepRequest,
+    scenario: Scenario,
 ) -> Step:
     """Add efficiency and model FLOPs utilisation, where they are known."""
-    each = step.samples_per_s / (request.nodes * hardware.gpus_per_node)
+    each = step.samples_per_s / (request.nodes * hardware[0])
     base_each = shared.bases.get(request.candidate.name)
     flops = shared.workload(scenario).training_flops
-    peak = hardware.gpu.peak_flops.get(scenario.compute.precision)
+    peak = hardware[1].peak_flops.get(scenario.compute.precision)
     return replace(
         step,
         efficiency=None if base_each is None else each / base_each,
@@ -258,18 +268,15 @@ def _add_efficiency(
 
 def _train(shared: _Plan, request: StepRequest, scenario: Scenario, step: Step) -> Training | str:
     """Return the training to the target, or why there is none; upgrades are not simulated."""
+    workload, compute, upkeep, runs = shared.workload(scenario), scenario.compute, None, 0
     failures = find_failures(shared.scenario, request)
-    workload, compute = shared.workload(scenario), scenario.compute
-    upkeep, runs = None, 0
     if failures is not None:
         # Ranks of DistributedDataParallel all hold the same, so one of them writes it once.
-        size = workload.nbytes + workload.buffer_bytes
-        size += optimizer_state_bytes(
+        states_bytes = optimizer_state_bytes(
             workload, compute.optimizer, master_weights=compute.master_weights
         )
-        upkeep = upkeep_of(
-            failures, request.candidate, request.nodes, step.step_time_s, float(size)
-        )
+        size = float(workload.nbytes + workload.buffer_bytes + states_bytes)
+        upkeep = upkeep_of(failures, request.candidate, request.nodes, step.step_time_s, size)
         runs = failures.runs if request.upgrade is None else 0
     samples, seed = target_samples(shared.scenario, workload), shared.scenario.seed
     return train(step, shared.section.target, samples, upkeep, runs=runs, seed=seed)

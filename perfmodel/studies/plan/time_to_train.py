@@ -25,7 +25,8 @@ from perfmodel.scenario import (
     Scenario,
     TargetSection,
 )
-from perfmodel.studies.plan.model import Cost, Interval, Simulated, Step, Training, Upkeep
+from perfmodel.studies.plan.model import Cost, Simulated, Step, Training, Upkeep
+from perfmodel.studies.run.result import Interval
 from perfmodel.units import format_time
 from perfmodel.workload.model import Workload
 
@@ -264,8 +265,9 @@ def train(
     work_s = steps * step.step_time_s
     ends_s = None if step.interval_s is None else [steps * end_s for end_s in step.interval_s]
     if upkeep is None:
-        calm = None if ends_s is None else (ends_s[0], ends_s[1])
-        return Training(needed, steps, work_s, work_s, calm, 1.0)
+        return Training(
+            needed, steps, work_s, work_s, None if ends_s is None else (ends_s[0], ends_s[1]), 1.0
+        )
     wall_s = expected_wall_s(work_s, upkeep)
     if not wall_s <= MOST_WALL_OVER_WORK * work_s:
         fails, writes, restarts = map(

@@ -174,8 +174,9 @@ def find_named(op: str, algorithm: object) -> Algorithm | None:
         name = algorithm.replace("-", "_")
         maker(op, name)  # raises for an unknown name, also on a single rank
         return name
-    allowed = f"'auto', a name such as 'ring', or {A_FUNCTION}"
-    check_function("algorithm", algorithm, "(ranks, nbytes)", allowed)
+    check_function(
+        "algorithm", algorithm, "(ranks, nbytes)", f"'auto', a name such as 'ring', or {A_FUNCTION}"
+    )
     return algorithm  # type: ignore[return-value]  # its result is checked when it is called
 
 
@@ -233,8 +234,9 @@ def _time_row(
     if len(ranks) > 1:
         lowered = timer.best(op, nbytes, ranks, 0, algorithm)[0]
         env.run(until=network.launch([lowered]))
-        repeated_s = float(env.now) - hidden_s(timer, lowered, op, ranks)
-        time_s = observed_time_s(timer.machine, repeated_s)
+        time_s = observed_time_s(
+            timer.machine, float(env.now) - hidden_s(timer, lowered, op, ranks)
+        )
         names = lowered.schedule.algorithm, lowered.protocol
     algbw_Bps = nbytes / time_s if time_s > 0 else 0.0
     return {
@@ -258,9 +260,10 @@ def _time_interval(
     ranks = range(len(alternatives[0].machine.topology.ranks)) if alternatives else range(0)
     if len(ranks) < 2:
         return None
-    times = []
-    for other in alternatives:
+
+    def time_s(other: UncontendedTimer) -> float:
         lowered, alone_s = other.best(op, nbytes, ranks, 0, algorithm)
-        times.append(observed_time_s(other.machine, alone_s - hidden_s(other, lowered, op, ranks)))
-    interval = interval_s(times, row["time_s"])
+        return observed_time_s(other.machine, alone_s - hidden_s(other, lowered, op, ranks))
+
+    interval = interval_s(list(map(time_s, alternatives)), row["time_s"])
     return None if interval is None else list(interval)

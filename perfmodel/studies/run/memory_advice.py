@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from operator import itemgetter
 from typing import Any
 
 from perfmodel.errors import PerfmodelError
 from perfmodel.files import FileModel
 from perfmodel.scenario import Scenario, batch_per_gpu, change_scenario
-from perfmodel.studies.run.result.usage import Memory
 from perfmodel.studies.run.steps.simulate_step import MANY_RANKS
 from perfmodel.studies.run.steps.sized_job import SizedJob, simulate_reported
+from perfmodel.studies.run.usage import Memory
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.units import format_bytes, format_time
 
@@ -36,18 +37,8 @@ class Change:
     about: str
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A change, or several, with the job and the memory that it makes."""
-
-    changes: tuple[Change, ...]
-    sized: SizedJob
-    memory: Memory
-
-    @property
-    def text(self) -> str:
-        """All changes."""
-        return " with ".join(change.text for change in self.changes)
+Candidate = tuple[tuple[Change, ...], SizedJob, Memory]
+"""A change, or several, with the job and the memory that it makes."""
 
 
 def advise(sized: SizedJob, memory: Memory, step_s: float, *, timed: bool) -> tuple[str, ...]:
@@ -61,47 +52,54 @@ def advise(sized: SizedJob, memory: Memory, step_s: float, *, timed: bool) -> tu
     if memory.fits or sized.job.chosen is not None:
         return memory.advice
     single = list(_candidates(sized, [(change,) for change in _changes(sized)]))
-    fitting = [each for each in single if each.memory.fits]
-    lines = [_verdict(each) for each in single if not each.memory.fits]
+    fitting = [each for each in single if each[2].fits]
+    lines = [_verdict(each) for each in single if not each[2].fits]
     if not fitting:
-        pairs = combinations([each.changes[0] for each in single], 2)
+        pairs = combinations([change for (change,), _, _ in single], 2)
         both = list(_candidates(sized, [(a, b) for a, b in pairs if a.about != b.about]))
-        fitting = [each for each in both if each.memory.fits]
+        fitting = [each for each in both if each[2].fits]
         if both and not fitting:
-            least = min(both, key=lambda each: _needed_bytes(each.memory, sized.memory()))
+            least = min(both, key=lambda each: _needed_bytes(each[2], memory))
             lines.append(f"no two of them suffice together: {_verdict(least)}")
     return (*_in_order(fitting, step_s, timed=timed), *lines, *memory.advice)
 
 
 def _in_order(fitting: Sequence[Candidate], step_s: float, *, timed: bool) -> list[str]:
     """Phrase what fits, in the order of the time of a step, or of memory."""
-    fullest = sorted(fitting, key=lambda each: -each.memory.total_bytes)
+    fullest = sorted(fitting, key=lambda each: -each[2].total_bytes)
     if not timed:
         return [_verdict(each) for each in fullest]
-    is_large = any(each.sized.size.gpus >= MANY_RANKS for each in fullest)
+    is_large = any(each.size.gpus >= MANY_RANKS for _, each, _ in fullest)
     most = MOST_SIMULATED_LARGE if is_large else MOST_SIMULATED
-    steps = [(_step_s(each.sized), each) for each in fullest[:most]]
-    untimed = fullest[most:MOST_SIMULATED]
+    steps = [(_step_s(each[1]), _verdict(each)) for each in fullest[:most]]
     return [
         *(
-            f"{_verdict(each)}; a step takes {format_time(time_s)} instead of {format_time(step_s)}"
-            for time_s, each in sorted(steps, key=lambda pair: pair[0])
+            f"{verdict}; a step takes {format_time(time_s)} instead of {format_time(step_s)}"
+            for time_s, verdict in sorted(steps, key=itemgetter(0))
         ),
-        *(f"{_verdict(each)}; its step was not simulated on so many GPUs" for each in untimed),
+        *(
+            f"{_verdict(each)}; its step was not simulated on so many GPUs"
+            for each in fullest[most:MOST_SIMULATED]
+        ),
     ]
 
 
 def _verdict(candidate: Candidate) -> str:
-    memory = candidate.memory
-    of_all = f"{format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)}"
-    too_small = f"but more than the host's {' and '.join(memory.overfull)} can hold"
+    changes, _, memory = candidate
     verdicts = (
-        (memory.fits_gpu and memory.overfull, too_small),
+        (
+            memory.fits_gpu and memory.overfull,
+            f"but more than the host's {' and '.join(memory.overfull)} can hold",
+        ),
         (not memory.fits, "not enough alone"),
         (memory.tight, "fits, but tightly"),
         (True, "fits"),
     )
-    return f"{candidate.text}: {of_all}, {next(text for holds, text in verdicts if holds)}"
+    return (
+        f"{' with '.join(change.text for change in changes)}: {format_bytes(memory.total_bytes)} "
+        f"of {format_bytes(memory.capacity_bytes)}, "
+        f"{next(text for holds, text in verdicts if holds)}"
+    )
 
 
 def _step_s(sized: SizedJob) -> float:
@@ -129,7 +127,7 @@ def _candidates(sized: SizedJob, changes: Sequence[tuple[Change, ...]]) -> Itera
         is_lighter = still_fits and _needed_bytes(memory, now) < _needed_bytes(now, now)
         if is_lighter and setting not in strategies:
             strategies.append(setting)
-            yield Candidate(each, changed, memory)
+            yield each, changed, memory
 
 
 def _needed_bytes(memory: Memory, now: Memory) -> float:
@@ -139,33 +137,32 @@ def _needed_bytes(memory: Memory, now: Memory) -> float:
 
 
 def _changed(sized: SizedJob, changes: Sequence[Change]) -> SizedJob:
-    scenario = sized.job.scenario
     ordered = sorted(changes, key=lambda each: each.about != "strategy")
-    fields = {name: value for change in ordered for name, value in change.fields.items()}
-    changed = change_scenario(scenario, fields)
+    changed = change_scenario(
+        sized.job.scenario,
+        {name: value for change in ordered for name, value in change.fields.items()},
+    )
     return sized.with_scenario(changed, batch_per_gpu(changed, sized.size.gpus))
 
 
 def _changes(sized: SizedJob) -> Iterator[Change]:
     compute = sized.job.scenario.compute
     yield from _strategy_changes(sized.job.scenario)
-    kinds = (kind for kind in ("selective", "operations", "full") if kind != compute.recompute)
-    rows = (
-        *((True, "compute.recompute", kind, "recompute") for kind in kinds),
-        (
-            compute.offload_activations == "none",
-            "compute.offload_activations",
-            "overlapped",
-            "offload",
-        ),
-        (compute.precision in ("fp32", "tf32"), "compute.precision", "bf16", "precision"),
-    )
-    for may_change, field, value, about in rows:
-        if may_change:
-            yield Change(f"{field}: {value}", {field: value}, about)
-    smaller = _smaller_batch(sized)
-    if smaller is not None:
-        yield smaller
+    for field, about, values, of_these in _COMPUTE_CHANGES:
+        now = getattr(compute, field)
+        for value in values if of_these is None or now in of_these else ():
+            if value != now:
+                yield Change(f"compute.{field}: {value}", {f"compute.{field}": value}, about)
+    yield from _smaller_batch(sized)
+
+
+_COMPUTE_CHANGES = (
+    ("recompute", "recompute", ("selective", "operations", "full"), None),
+    ("offload_activations", "offload", ("overlapped",), ("none",)),
+    ("precision", "precision", ("bf16",), ("fp32", "tf32")),
+)
+"""Field of ``compute``, what it is about, lighter values, and from which values these are lighter;
+None: from all others."""
 
 
 def _strategy_changes(scenario: Scenario) -> Iterator[Change]:
@@ -176,12 +173,16 @@ def _strategy_changes(scenario: Scenario) -> Iterator[Change]:
     ):
         phrase = ", ".join(f"{name}: {_word(value)}" for name, value in settings.items())
         if kind != own.kind:
-            accumulate = {"accumulate": own.accumulate} if own.accumulate > 1 else {}
-            text = f"strategy.kind: {kind}" + (f", {phrase}" if phrase else "")
-            yield Change(text, {"strategy": {"kind": kind, **settings, **accumulate}}, "strategy")
+            section = {"kind": kind, **settings}
+            section |= {"accumulate": own.accumulate} if own.accumulate > 1 else {}
+            text = ", ".join(filter(None, (f"strategy.kind: {kind}", phrase)))
+            yield Change(text, {"strategy": section}, "strategy")
         elif any(_written(getattr(own, name)) != value for name, value in settings.items()):
-            fields = {f"strategy.{name}": value for name, value in settings.items()}
-            yield Change(f"strategy.{phrase}", fields, "strategy")
+            yield Change(
+                f"strategy.{phrase}",
+                {f"strategy.{name}": value for name, value in settings.items()},
+                "strategy",
+            )
 
 
 def _written(section: object) -> object:
@@ -194,19 +195,17 @@ def _word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _smaller_batch(sized: SizedJob) -> Change | None:
+def _smaller_batch(sized: SizedJob) -> list[Change]:
     """Return the largest micro-batch that fits with the same samples a step, or else the least."""
-    scenario, now = sized.job.scenario, sized.job.scenario.accumulate
-    if "accumulate" not in type(scenario.strategy).model_fields:
-        return None
-    change = None
-    for batch in (each for each in range(sized.batch - 1, 0, -1) if sized.batch % each == 0):
-        steps = now * sized.batch // batch
-        states_batch = scenario.training.batch_per_gpu is not None
-        fields = {"training.batch_per_gpu": batch} if states_batch else {}
-        fields["strategy.accumulate"] = steps
+    scenario, changes = sized.job.scenario, list[Change]()
+    batches = (each for each in range(sized.batch - 1, 0, -1) if sized.batch % each == 0)
+    for batch in batches if "accumulate" in type(scenario.strategy).model_fields else ():
+        steps = scenario.accumulate * sized.batch // batch
+        fields = (
+            {"training.batch_per_gpu": batch} if scenario.training.batch_per_gpu is not None else {}
+        )
         text = f"{batch} samples per GPU at a time, {steps} times a step (strategy.accumulate)"
-        change = Change(text, fields, "batch")
-        if any(each.memory.fits for each in _candidates(sized, [(change,)])):
+        changes.append(Change(text, fields | {"strategy.accumulate": steps}, "batch"))
+        if any(memory.fits for _, _, memory in _candidates(sized, [(changes[-1],)])):
             break
-    return change
+    return changes[-1:]

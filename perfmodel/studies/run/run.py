@@ -20,12 +20,12 @@ from perfmodel.studies.run.resolve.disturbance import as_disturbances
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario, resolve_scenario
 from perfmodel.studies.run.resolve.training_job import TrainingJob, gpu_spread
 from perfmodel.studies.run.resolve.what_if import describe_what_if, what_if_of
-from perfmodel.studies.run.result.model import Result, SizeResult
+from perfmodel.studies.run.result import Result, SizeResult
 from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.output_analysis import WARM_UP
 from perfmodel.studies.run.steps.routing_cost import describe_routing, routing_cost
 from perfmodel.studies.run.steps.sized_job import SizedJob, size_job
-from perfmodel.studies.run.steps.uncertainty import ratio_interval
+from perfmodel.studies.run.steps.uncertainty import step_ratio_interval
 from perfmodel.topology.model import Topology
 from perfmodel.version import __version__
 from perfmodel.workload.compute_spread import slowest_factor
@@ -96,7 +96,7 @@ def run_scenario(
         raise InputError(Fault("processes", str(len(inputs.processes)), allowed))
     points, simulate = list[SizeResult](), simulate_size
     if largest.job.strategy.loops is not None:
-        from perfmodel.studies.run.loops.one_loop_size import simulate_loop_size
+        from perfmodel.studies.run.one_loop_size import simulate_loop_size
 
         simulate = simulate_loop_size
     for done, size in enumerate(inputs.sizes, 1):
@@ -111,9 +111,9 @@ def _assemble_result(
     inputs: ResolvedScenario, largest: SizedJob, points: Sequence[SizeResult]
 ) -> Result:
     scenario, profile = inputs.scenario, inputs.profile
-    job, machine, topology = largest.job, largest.ensemble.likely, largest.ensemble.likely.topology
-    base, hashed = points[0], routing_cost(largest, points[-1])
+    job, topology, base = largest.job, largest.machine.topology, points[0]
     largest_bytes = max((bucket.nbytes for bucket in points[-1].buckets), default=0)
+    hashed = routing_cost(largest, largest_bytes)
     return Result(
         scenario=scenario.name,
         question=scenario.question,
@@ -130,7 +130,7 @@ def _assemble_result(
         if job.strategy.loops
         else slowest_factor(largest.size.gpus, gpu_spread(job)),
         assumptions=(
-            *list_assumptions(job, machine, largest.size.gpus),
+            *list_assumptions(job, largest.machine, largest.size.gpus),
             *sizes_left_out(scenario, largest.size),
             *points[-1].notes,
             *describe_routing(hashed, largest_bytes),
@@ -159,13 +159,9 @@ def name_machine(topology: Topology, size: ClusterSize) -> str:
 
 def _with_efficiency(point: SizeResult, base: SizeResult) -> SizeResult:
     efficiency = point.samples_per_s / (base.samples_per_s / base.gpus * point.gpus)
-    if point.uncertainties is None or base.uncertainties is None:
-        return replace(point, scaling_efficiency=efficiency)
-    ratio = base.step_time_s / point.step_time_s
-    low, high = ratio_interval(
-        (base.step_time_s, base.uncertainties), (point.step_time_s, point.uncertainties)
-    )
-    ends = efficiency * low / ratio, efficiency * high / ratio
+    ratio, ends = base.step_time_s / point.step_time_s, step_ratio_interval(base, point)
+    if ends is not None:
+        ends = efficiency * ends[0] / ratio, efficiency * ends[1] / ratio
     return replace(point, scaling_efficiency=efficiency, scaling_efficiency_interval=ends)
 
 
@@ -231,12 +227,13 @@ def list_assumptions(job: TrainingJob, machine: Machine, ranks: int) -> tuple[st
         "fp8": float8 is not None,
         "staging": may_stage and machine.rings(everyone).edges.staged,
     }
-    from_file = job.scenario.compute.source == "file"
     words = {
         "spread": spread,
         "ranks": ranks,
         "slowest": slowest_factor(ranks, spread),
-        "source": "a file" if from_file else f"a roofline of {job.gpu.name}",
+        "source": "a file"
+        if job.scenario.compute.source == "file"
+        else f"a roofline of {job.gpu.name}",
         "slow": slow,
         "library": machine.library.description,
         "choice": _describe_choice(machine),
@@ -260,7 +257,7 @@ def list_assumptions(job: TrainingJob, machine: Machine, ranks: int) -> tuple[st
 
 def _describe_choice(machine: Machine) -> str:
     """Say that the library chooses the algorithm of a collective, where it has a choice."""
-    if machine.library.name != "nccl":
+    if not machine.library.nccl_tuner:
         return ""
     fixed = [f"{name}={value}" for name, value in sorted(machine.settings.env.items())]
     within = f" within {', '.join(fixed)}" if fixed else ""
@@ -346,10 +343,12 @@ def describe_disturbances(point: SizeResult, sized: SizedJob) -> tuple[str, ...]
     if point.disturbance is None:
         return lines
     count = len(point.disturbance.steps_s)
-    counted = COUNTED_STEPS if count > 1 else SETTLED_STEP
-    happening = (text for text, of_kinds in HAPPENING.items() if of_kinds & kinds)
     return (
         *lines,
-        counted.format(count=count, warm_up=WARM_UP),
-        *(text.format(processes=processes) for text in happening),
+        (COUNTED_STEPS if count > 1 else SETTLED_STEP).format(count=count, warm_up=WARM_UP),
+        *(
+            text.format(processes=processes)
+            for text, of_kinds in HAPPENING.items()
+            if of_kinds & kinds
+        ),
     )

@@ -19,7 +19,15 @@ from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
-from perfmodel.errors import ExecutorUnavailable, Fault, InputError, SweepError, allowed_names
+from perfmodel.errors import (
+    ExecutorUnavailable,
+    Fault,
+    InputError,
+    SweepError,
+    allowed_names,
+    failed,
+    raise_faults,
+)
 
 if TYPE_CHECKING:
     from perfmodel.scenario import Scenario
@@ -27,7 +35,6 @@ if TYPE_CHECKING:
 Backend = Literal["loky", "dask", "ray"]
 """loky: processes of this machine. dask and ray: a running cluster."""
 
-T = TypeVar("T")
 R = TypeVar("R")
 
 WATCH_S = 0.5
@@ -61,25 +68,24 @@ def check_backend(backend: str, scheduler: str | None, jobs: int | None) -> Back
     Raises `InputError`: an unknown one, a scheduler for loky, none for dask, or no workers; all
         faults.
     """
-    names, missing, stated = get_args(Backend), scheduler is None, scheduler is not None
-    rows = (
+    names = get_args(Backend)
+    checks = (
         (backend not in names, "--backend", repr(backend), allowed_names(names, backend)),
         (
-            backend == "dask" and missing,
+            backend == "dask" and scheduler is None,
             "--scheduler",
             "nothing",
             "the address of dask's, tcp://HOST:PORT",
         ),
         (
-            backend == "loky" and stated,
+            backend == "loky" and scheduler is not None,
             "--scheduler",
             repr(scheduler),
             "nothing with --backend loky, which needs none",
         ),
         (jobs is not None and jobs < 1, "-j", str(jobs), "1 or more"),
     )
-    if faults := [Fault(field, found, allowed) for holds, field, found, allowed in rows if holds]:
-        raise InputError(faults)
+    raise_faults(failed(*checks))
     return backend  # type: ignore[return-value]
 
 
@@ -145,16 +151,14 @@ def map_unordered(
     Raises `SweepError`: a worker was killed.
     Raises `ExecutorUnavailable`: a package is not installed, or no cluster answers.
     """
-    if backend == "loky":
-        jobs = min(jobs or count_cores(), max(1, len(calls)))
-        if jobs == 1:
-            yield from (function(*call) for call in calls)
-            return
-        yield from _map_on_processes(function, calls, jobs, threads)
-    elif backend == "dask":
+    if backend == "dask":
         yield from _map_on_dask(function, calls, jobs, scheduler or "")
-    else:
+    elif backend == "ray":
         yield from _map_on_ray(function, calls, jobs, scheduler)
+    elif (processes := min(jobs or count_cores(), max(1, len(calls)))) == 1:
+        yield from (function(*call) for call in calls)
+    else:
+        yield from _map_on_processes(function, calls, processes, threads)
 
 
 # ---------------------------------------------------------------- processes of this machine
@@ -230,7 +234,7 @@ def _map_on_dask(
         from distributed.comm.core import CommClosedError
 
         under_way = jobs or CALLS_PER_WORKER * max(1, sum(client.nthreads().values()))
-        begun = (client.submit(_call_in_cluster, function, call, pure=False) for call in calls)
+        begun = (client.submit(function, *call, pure=False) for call in calls)
         try:
             running = set(islice(begun, under_way))
             while running:
@@ -262,10 +266,6 @@ def _wait_on_dask(client: Any, running: set[Any]) -> tuple[set[Any], set[Any]]:
                 continue
             raise SweepError(f"the dask cluster has no workers left; {KEPT}") from None
         return set(ended.done), set(ended.not_done)
-
-
-def _call_in_cluster(function: Callable[..., R], call: tuple[Any, ...]) -> R:
-    return function(*call)
 
 
 def _await_greeting(address: str, place: str) -> None:
@@ -359,8 +359,8 @@ def _map_on_ray(
     """
     with _connect_ray(address) as ray:
         under_way = jobs or CALLS_PER_WORKER * max(1, int(ray.cluster_resources().get("CPU", 1)))
-        work = ray.remote(max_retries=0)(_call_in_cluster)
-        begun = (work.remote(function, call) for call in calls)
+        work = ray.remote(max_retries=0)(function)
+        begun = (work.remote(*call) for call in calls)
         running = list(islice(begun, under_way))
         try:
             while running:

@@ -9,7 +9,7 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -79,9 +79,11 @@ class SweepResult:
         """One row per variant, indexed by its number; units in the column names."""
         import pandas as pd
 
-        columns = [*self.fields, *FIGURES, "status", "message"]
-        index = pd.Index([variant.index for variant in self.variants], name="variant")
-        return pd.DataFrame(list(self.rows), columns=columns, index=index)
+        return pd.DataFrame(
+            list(self.rows),
+            columns=[*self.fields, *FIGURES, "status", "message"],
+            index=pd.Index([variant.index for variant in self.variants], name="variant"),
+        )
 
 
 def run_sweep(
@@ -155,7 +157,8 @@ NOT_MODEL = (
     "validate/",
     "studies/plan/",
     "studies/tune/",
-    "studies/compare/",
+    "studies/compare.py",
+    "studies/comparison.py",
     "_data/",
 )
 """Folders that a step time cannot depend on: nothing that `studies.run` imports lies in them."""
@@ -167,10 +170,11 @@ def model_version() -> str:
 
     So answers of an older model are never reused.
     """
-    package = Path(__file__).parents[2]
-    topologies = data_folder("topologies")
     digest = hashlib.sha256()
-    for folder, root, left_out in (("package", package, NOT_MODEL), ("topologies", topologies, ())):
+    for folder, root, left_out in (
+        ("package", Path(__file__).parents[2], NOT_MODEL),
+        ("topologies", data_folder("topologies"), ()),
+    ):
         for path in sorted(root.rglob("*")):
             inside = path.relative_to(root).as_posix()
             is_read = path.suffix in {".py", ".yaml", ".csv", ".json"} and path.is_file()
@@ -215,9 +219,9 @@ def list_files(scenario: Scenario) -> Iterator[tuple[str, Path]]:
         yield "cluster.fabric.kind", Path("topologies") / "fabrics" / f"{kind}.yaml"
     for path in user_tables():
         yield f"gpus of {path.parent}/{path.name}", path
-    others = ((f"jobs.{at}.model", job.model) for at, job in enumerate(scenario.jobs))
-    for field, model in (("model", scenario.model), *others):
-        yield from _model_files(field, model, origin)
+    yield from _model_files("model", scenario.model, origin)
+    for number, job in enumerate(scenario.jobs):
+        yield from _model_files(f"jobs.{number}.model", job.model, origin)
     if scenario.compute.times is not None:
         yield "compute.times", origin.resolve("compute.times", scenario.compute.times)
 
@@ -228,8 +232,10 @@ def _model_files(field: str, model: ModelSection, origin: SourceMap) -> Iterator
         path = origin.resolve(f"{field}.file", model.file)
         yield f"{field}.file", path
         if path.name.endswith(INDEX_SUFFIX):
-            shards = sorted(path.parent.glob(f"*{SUFFIX}"))
-            yield from ((f"{field}.file {shard.name}", shard) for shard in shards)
+            yield from (
+                (f"{field}.file {shard.name}", shard)
+                for shard in sorted(path.parent.glob(f"*{SUFFIX}"))
+            )
     elif model.config is not None:
         path = origin.resolve(f"{field}.config", model.config)
         yield f"{field}.config", path / CONFIG_NAME if is_folder(path) else path
@@ -241,10 +247,8 @@ def _model_files(field: str, model: ModelSection, origin: SourceMap) -> Iterator
 
 
 def _locate(field: str, name: str, kind: str) -> Iterator[tuple[str, Path]]:
-    try:
+    with suppress(InputError):  # the answer will say so
         yield field, find_file(name, kind)
-    except InputError:
-        return  # the answer will say so
 
 
 def _digest_file(path: Path) -> str:

@@ -7,10 +7,10 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 from perfmodel.errors import Fault, InputError, PerfmodelError
 from perfmodel.files import attributes
@@ -32,7 +32,7 @@ class Answer:
     step_time_s, low_s, high_s : float or None
         The step, and its 80 % interval where one is known.
     compute_s, comm_s, exposed_comm_s, samples_per_s : float or None
-        As `perfmodel.studies.run.result.model.SizeResult` has them.
+        As `perfmodel.studies.run.result.SizeResult` has them.
     gpus : int or None
     bottleneck : str or None
     memory_bytes : float or None
@@ -139,7 +139,7 @@ _NO_PLACE = (
 )
 
 
-class Store:
+class Store(AbstractContextManager["Store"]):
     """Answers by key. Rows are the same bytes whenever and in whatever order they were written.
 
     Each row has a checksum of its content, which `find` checks, so that a damaged or edited row is
@@ -229,9 +229,6 @@ class Store:
             raise self._fault("other tables than a store has", AS_WRITTEN)
         return True
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -243,19 +240,19 @@ class Store:
         InputError
             Any row is not as it was written.
         """
-        answers, damaged, count = {}, [], 0
+        answers, damaged = {}, []
         with self._translate_errors():
             query = "SELECT key, status, question, answer, checksum FROM answers"
-            for count, (*content, checksum) in enumerate(self._base.execute(query), 1):  # noqa: B007
-                if _checksum(content) != checksum:
-                    damaged.append(content[0])
-                elif (key := content[0].decode()) in keys:
-                    answers[key] = Answer(**json.loads(content[3]))
+            rows = self._base.execute(query).fetchall()
+        for *content, checksum in rows:
+            if _checksum(content) != checksum:
+                damaged.append(content[0])
+            elif (key := content[0].decode()) in keys:
+                answers[key] = Answer(**json.loads(content[3]))
         if damaged:
-            first = ascii(damaged[0])[:20]
             raise self._fault(
-                f"{len(damaged):,} of {count:,} rows damaged or edited (the first has the key "
-                f"{first})",
+                f"{len(damaged):,} of {len(rows):,} rows damaged or edited (the first has the key "
+                f"{ascii(damaged[0])[:20]})",
                 AS_WRITTEN,
             )
         return answers

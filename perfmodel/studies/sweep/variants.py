@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.files import validate_document
 from perfmodel.scenario import Scenario, change_scenario, scenario_digest
 from perfmodel.scenario.load import change_content
@@ -81,8 +81,7 @@ def variants(
             f"{scenario.name!r} is not as it was loaded: use perfmodel.scenario.changed"
         )
     base = change_scenario(base, {"scale": None})
-    if faults := list(_find_faults(scenario, base, section)):
-        raise InputError(dict.fromkeys(faults))
+    raise_faults(dict.fromkeys(_find_faults(scenario, base, section)))
     from_flag = scenario.origin.from_flag("sweep")
     listed = []
     for index, (places, values) in enumerate(_combine_values(section)):
@@ -141,9 +140,9 @@ def _combine_values(
     section: SweepSection,
 ) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
     """Yield the place of each value of a variant in the file, and the value, both by field."""
-    rows = min((len(values) for values in section.zip.values()), default=1)
     for *at, row in itertools.product(
-        *[range(len(values)) for values in section.grid.values()], range(rows)
+        *[range(len(values)) for values in section.grid.values()],
+        range(min((len(values) for values in section.zip.values()), default=1)),
     ):
         chosen = [("grid", field, n) for field, n in zip(section.grid, at, strict=True)]
         chosen += [("zip", field, row) for field in section.zip]

@@ -91,8 +91,9 @@ def order_gradients(workload: Workload, options: DdpOptions) -> GradientOrder:
     `options`: whether PyTorch rebuilds its buckets in the order in which gradients get ready.
     """
     unused, static = options.find_unused_parameters, options.static_graph
-    single = DdpOptions(bucket_cap=1.0, find_unused_parameters=unused, static_graph=static)
-    buckets = ddp_buckets(workload, single)
+    buckets = ddp_buckets(
+        workload, DdpOptions(bucket_cap=1.0, find_unused_parameters=unused, static_graph=static)
+    )
     return GradientOrder(
         tensors=tuple(bucket.tensors[0] for bucket in buckets),
         nbytes=tuple(bucket.nbytes for bucket in buckets),
@@ -197,12 +198,15 @@ def find_windows(gradients: GradientOrder, groups: Groups) -> tuple[Window, ...]
     """
     by_dtype: dict[str, list[Window]] = {}
     for group in groups[::-1] if gradients.reverse_filled else groups:
-        dtype = gradients.dtypes[gradients.positions[group[0]]]
-        by_dtype.setdefault(dtype, []).append(gradients.window(group))
+        by_dtype.setdefault(gradients.dtypes[gradients.positions[group[0]]], []).append(
+            gradients.window(group)
+        )
     for own in by_dtype.values():  # any larger cap makes the last bucket, too
         own[-1] = Window(own[-1].above_bytes, math.inf)
-    columns = itertools.zip_longest(*by_dtype.values(), fillvalue=Window(0, math.inf))
-    windows = tuple(functools.reduce(Window.intersect, column) for column in columns)
+    windows = tuple(
+        functools.reduce(Window.intersect, column)
+        for column in itertools.zip_longest(*by_dtype.values(), fillvalue=Window(0, math.inf))
+    )
     return windows if all(window.exists for window in windows) else None
 
 
@@ -267,8 +271,10 @@ def list_uniform_partitions(
         )
         windows = [gradients.window(group) for group in groups]
         ends = [each.above_bytes if each.most_bytes >= cap else each.most_bytes for each in windows]
-        most = min((w.most_bytes for w in windows if w.most_bytes >= cap), default=math.inf)
-        window = Window(int(max(ends, default=0)), most)
+        window = Window(
+            int(max(ends, default=0)),
+            min((w.most_bytes for w in windows if w.most_bytes >= cap), default=math.inf),
+        )
         if partitions and partitions[-1].groups == groups:
             window = Window(partitions.pop().window.above_bytes, window.most_bytes)
         partitions.append(UniformPartition(groups, window))
@@ -279,14 +285,16 @@ def list_uniform_partitions(
 
 def with_cap(options: DdpOptions, cap: float) -> DdpOptions:
     """Return the options with one cap for all buckets; bytes."""
-    caps = {"bucket_cap": float(cap), "first_bucket": None, "bucket_caps": None}
-    return options.model_copy(update=caps)
+    return options.model_copy(
+        update={"bucket_cap": float(cap), "first_bucket": None, "bucket_caps": None}
+    )
 
 
 def with_caps(options: DdpOptions, caps: tuple[float, ...] | None) -> DdpOptions:
     """Return the options with a cap per bucket; bytes. None: PyTorch's default caps."""
-    update = {"bucket_cap": None, "first_bucket": None, "bucket_caps": caps}
-    return options.model_copy(update=update)
+    return options.model_copy(
+        update={"bucket_cap": None, "first_bucket": None, "bucket_caps": caps}
+    )
 
 
 def assign_buckets(workload: Workload, options: DdpOptions) -> Groups:

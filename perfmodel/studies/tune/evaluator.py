@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
+from operator import attrgetter, itemgetter
 
 from perfmodel.memo import once
-from perfmodel.scenario import Scenario
 from perfmodel.simulate.engine.engine import BY_SENDS
-from perfmodel.studies.run.prepared import PreparedSize
 from perfmodel.studies.run.resolve.disturbance import Disturbance
-from perfmodel.studies.run.result.model import BucketTime
+from perfmodel.studies.run.result import BucketTime
 from perfmodel.studies.run.steps.output_analysis import SETTLED_STEPS
 from perfmodel.studies.run.steps.simulate_step import ReportedRun, simulate_steps, timer_of
+from perfmodel.studies.run.steps.sized_job import SizedJob
+from perfmodel.studies.run.steps.step_parts import grouped
 from perfmodel.studies.tune.caps import (
     Caps,
     GradientOrder,
@@ -61,7 +63,7 @@ class Evaluator:
     `surrogate_error`: largest relative difference of the surrogate from the simulation so far.
     """
 
-    prepared: PreparedSize
+    sized: SizedJob
     gradients: GradientOrder
     surrogate: StepSurrogate
     allreduce: AllReduceTimes
@@ -73,24 +75,19 @@ class Evaluator:
     _predictions: dict[Groups, tuple[int, tuple[float, float]]] = field(default_factory=dict)
 
     @property
-    def scenario(self) -> Scenario:
-        """Scenario that is tuned."""
-        return self.prepared.job.scenario
-
-    @property
     def workload(self) -> Workload:
         """Model that is trained."""
-        return self.prepared.job.workload
+        return self.sized.job.workload
 
     @property
     def options(self) -> DdpOptions:
         """Options of DDP as the scenario sets them."""
-        return self.prepared.job.ddp_options
+        return self.sized.job.ddp_options
 
     @property
     def workers(self) -> int:
         """All-reduces under way at a time."""
-        return self.prepared.job.library.workers
+        return self.sized.job.library.workers
 
     def uniform_options(self, cap_mb: float) -> DdpOptions:
         """Return the options with one cap for all buckets; MiB."""
@@ -104,18 +101,21 @@ class Evaluator:
         """Return the options with PyTorch's default caps."""
         return with_caps(self.options, None)
 
+    def list_step_s(self, caps_mb: Caps) -> float:
+        """Step time of a list of caps by the simulation; seconds."""
+        return self.simulate(self.list_options(caps_mb)).step_time_s
+
     def simulate(self, options: DdpOptions) -> Outcome:
         """Simulate a setting, unless its buckets were before."""
         groups = assign_buckets(self.workload, options)
         if groups not in self.outcomes:
-            stepped = self.prepared.step(options)
-            step_s, exposed_s = stepped.step_time_s, stepped.exposed_comm_s
+            step = self.sized.step(options)
             self.outcomes[groups] = Outcome(
-                step_s, exposed_s, read_reductions(stepped), stepped.noise_s
+                step.step_time_s, step.exposed_comm_s, read_reductions(step), step.noise_s
             )
             if not self.reasons:
                 self.time_allreduces(groups)
-            error = abs(self.predict_step_s(groups) / step_s - 1.0)
+            error = abs(self.predict_step_s(groups) / step.step_time_s - 1.0)
             self.surrogate_error = max(self.surrogate_error, error)
             if error > STEP_ROUNDING and not self.reasons:
                 self.reasons.append("the host holds the device up, or ranks differ")
@@ -124,7 +124,7 @@ class Evaluator:
     def simulate_first_step(self, options: DdpOptions) -> float:
         """Simulate the very first step, unless one with the same initial buckets was; seconds."""
         return once(
-            self._first_s, bucket_caps(options)[0], lambda: self.prepared.first_step_s(options)
+            self._first_s, bucket_caps(options)[0], lambda: self.sized.first_step_s(options)
         )
 
     def time_allreduces(self, groups: Groups) -> int:
@@ -153,18 +153,19 @@ class Evaluator:
         return once(self._buckets, groups, lambda: buckets_of_groups(self.surrogate, groups))
 
 
-def make_evaluator(prepared: PreparedSize) -> Evaluator:
+def make_evaluator(sized: SizedJob) -> Evaluator:
     """Return the evaluator of a scenario, its surrogate built."""
-    sized, job, options = prepared.sized, prepared.job, prepared.job.ddp_options
+    job, options = sized.job, sized.job.ddp_options
     gradients, setting = order_gradients(job.workload, options), sized.setup()
-    constant = [disturbance for disturbance in sized.disturbances if _is_constant(disturbance)]
+    constant = [  # slow ranks or links by the same factor in every step
+        each
+        for each in sized.disturbances
+        if not (each.varies or each.gpu is not None or each.traffic or each.background_job)
+    ]
     finest = sized.with_options(with_cap(options, 1.0)).plan_for(None)
-    slowdown = job.scenario.compute.overlap_slowdown
-    if slowdown is None:
-        slowdown = prepared.machine.topology.gpu.overlap_slowdown
-    surrogate = build_surrogate(finest, gradients, _before_s(prepared, constant), slowdown)
-    surrogate = surrogate.scaled(_slowest_factor(constant))
-    sent = options.sent_item_bytes
+    stated, sent = job.scenario.compute.overlap_slowdown, options.sent_item_bytes
+    slowdown = sized.machine.topology.gpu.overlap_slowdown if stated is None else stated
+    surrogate = build_surrogate(finest, gradients, _before_s(sized, constant), slowdown)
     allreduce = AllReduceTimes(
         timer_of(setting, sized.disturbances),
         sized.allocation.own,
@@ -182,35 +183,28 @@ def make_evaluator(prepared: PreparedSize) -> Evaluator:
         "the host waits for each all-reduce": job.library.host_staged,
     }
     reasons = [reason for reason, holds in conditions.items() if holds]
-    return Evaluator(prepared, gradients, surrogate, allreduce, reasons)
-
-
-def _is_constant(disturbance: Disturbance) -> bool:
-    """Whether a disturbance slows ranks or links by the same factor in every step."""
-    is_shared = disturbance.traffic or disturbance.background_job is not None
-    return not (disturbance.varies or disturbance.gpu is not None or is_shared)
+    return Evaluator(
+        sized, gradients, surrogate.scaled(_slowest_factor(constant)), allreduce, reasons
+    )
 
 
 def _slowest_factor(constant: Sequence[Disturbance]) -> float:
     """Factor by which the slowest ranks are slower, which all others wait for."""
-    factors: dict[int, float] = {}
-    for disturbance in constant:
-        for rank in disturbance.ranks:
-            factors[rank] = factors.get(rank, 1.0) * disturbance.by
-    return max(factors.values(), default=1.0)
+    by_rank = grouped(((rank, each.by) for each in constant for rank in each.ranks), itemgetter(0))
+    return max((prod(by for _, by in own) for own in by_rank.values()), default=1.0)
 
 
-def _before_s(prepared: PreparedSize, constant: Sequence[Disturbance]) -> float:
+def _before_s(sized: SizedJob, constant: Sequence[Disturbance]) -> float:
     """From the end of a step to the start of the last backward, where that is latest; seconds."""
-    sized = prepared.sized
-    setup = replace(sized.setup(launches=False), fidelity="flow")
-    run = simulate_steps(setup, constant, SETTLED_STEPS).run
-    last = sized.job.options.accumulate - 1
-    begin_s: dict[str, float] = {}
-    for span in run.timeline.spans:
-        if span.step == SETTLED_STEPS - 1 and span.kind == "backward" and span.micro_batch == last:
-            begin_s.setdefault(span.rank_class, span.start_s)
-    return max(begin_s.values()) - run.step_ends_s[-2]
+    run = simulate_steps(
+        replace(sized.setup(launches=False), fidelity="flow"), constant, SETTLED_STEPS
+    ).run
+    last = SETTLED_STEPS - 1, "backward", sized.job.options.accumulate - 1
+    passes = (s for s in run.timeline.spans if (s.step, s.kind, s.micro_batch) == last)
+    return (
+        max([own[0].start_s for own in grouped(passes, attrgetter("rank_class")).values()])
+        - run.step_ends_s[-2]
+    )
 
 
 def read_reductions(stepped: ReportedRun) -> tuple[BucketTime, ...]:
@@ -248,16 +242,16 @@ MOST_ROUND_CAPS = 6
 
 def choose_uniform_cap(evaluator: Evaluator, partitions: Sequence[UniformPartition]) -> float:
     """Return the best simulated uniform cap, or a rounder one that is as good; MiB."""
-    outcomes, several = evaluator.outcomes, evaluator.workers > 1
-    simulated = [partition for partition in partitions if partition.groups in outcomes]
-    best = min(simulated, key=lambda partition: outcomes[partition.groups].step_time_s)
-    tolerance = FEWER_TOLERANCE if several else STEP_TOLERANCE
-    limit_s = outcomes[best.groups].step_time_s * (1 + tolerance)
+    several = evaluator.workers > 1
+    steps_s = {groups: each.step_time_s for groups, each in evaluator.outcomes.items()}
+    simulated = (each for each in partitions if each.groups in steps_s)
+    best = min(simulated, key=lambda each: steps_s[each.groups])
+    limit_s = steps_s[best.groups] * (1 + (FEWER_TOLERANCE if several else STEP_TOLERANCE))
 
     def may_be_good(partition: UniformPartition) -> bool:
         """Whether the step is short: simulated, or by the surrogate where that is exact."""
-        if partition.groups in outcomes:
-            return outcomes[partition.groups].step_time_s <= limit_s
+        if partition.groups in steps_s:
+            return steps_s[partition.groups] <= limit_s
         return not evaluator.reasons and evaluator.predict_step_s(partition.groups) <= limit_s
 
     def complexity(partition: UniformPartition) -> tuple[int, int, float]:
@@ -284,7 +278,7 @@ def choose_lists(
 
 
 def _choose_quickest(evaluator: Evaluator, lists: Sequence[Caps]) -> Caps:
-    rated = [(evaluator.simulate(evaluator.list_options(caps)).step_time_s, caps) for caps in lists]
-    limit_s = min(rated)[0] * (1 + STEP_ROUNDING)
-    quickest = [caps for step_s, caps in rated if step_s <= limit_s]
+    steps_s = {caps: evaluator.list_step_s(caps) for caps in lists}
+    limit_s = min(steps_s.values()) * (1 + STEP_ROUNDING)
+    quickest = (caps for caps, step_s in steps_s.items() if step_s <= limit_s)
     return min(quickest, key=lambda caps: (len(caps), len(str(caps))))

@@ -196,18 +196,17 @@ def search_by_surrogate(evaluator: Evaluator, allowed: BoolArray | None = None) 
             return float("inf")
         return surrogate.step_s(buckets_of_cuts(surrogate, cuts), allreduce.time_s)
 
-    best: Cuts | None = None
-    keep = MOST_LABELS_SLOWED if slowed else MOST_LABELS
+    best: list[Cuts] = []
+    keep, most = (MOST_LABELS_SLOWED, MOST_FINALISTS) if slowed else (MOST_LABELS, 1)
     for _ in range(MOST_SEARCHES):
         ranked = best_cuts(surrogate, allreduce.interpolate, allowed=allowed, keep=keep)
         if not ranked:
             return None
-        candidates = [*ranked[: MOST_FINALISTS if slowed else 1], *([best] if best else [])]
-        best = simplify(min(candidates, key=rate), rate)
-        best = simplify(improve(best, rate), rate) if slowed else best
-        if not evaluator.time_allreduces(evaluator.gradients.groups(best)):
+        found = simplify(min([*ranked[:most], *best], key=rate), rate)
+        best = [simplify(improve(found, rate), rate) if slowed else found]
+        if not evaluator.time_allreduces(evaluator.gradients.groups(best[0])):
             break
-    return best
+    return best[0]
 
 
 def time_all_sizes(evaluator: Evaluator, at_most: int) -> None:

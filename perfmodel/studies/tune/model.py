@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from perfmodel.scenario import Scenario
-from perfmodel.studies.run.result.model import BucketTime
+from perfmodel.studies.run.result import BucketTime
 
 STEP_ROUNDING = 1e-9
 """Relative difference of steps that is the rounding of sums."""
@@ -200,8 +200,10 @@ class TuneResult(Tuned):
     @property
     def least_uniform_s(self) -> float:
         """Step of the best cap, which `best_uniform` may round; seconds."""
-        simulated = (point.step_time_s for point in self.curve if point.simulated)
-        return min(self.best_uniform.step_time_s, *simulated)
+        return min(
+            self.best_uniform.step_time_s,
+            *(point.step_time_s for point in self.curve if point.simulated),
+        )
 
     def at(self, cap_mb: float) -> CurvePoint:
         """Return the point of the curve that holds a cap."""
@@ -248,6 +250,8 @@ class MinimaxCap:
     @property
     def keep_default(self) -> bool:
         """Whether the cap is not worth leaving the default: in all, or in one scenario."""
-        pairs = zip(self.best.steps_s, self.default.steps_s, strict=True)
-        gains = [1.0 - best / usual for best, usual in pairs]
+        gains = [
+            1.0 - best / usual
+            for best, usual in zip(self.best.steps_s, self.default.steps_s, strict=True)
+        ]
         return max(gains) < MIN_GAIN or min(gains) < -STEP_ROUNDING

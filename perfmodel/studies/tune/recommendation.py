@@ -11,7 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 
@@ -102,22 +104,20 @@ def build_curve(
 
 
 def _cost_of(evaluator: Evaluator, groups: Groups, base_s: float) -> CapCost:
-    if groups in evaluator.outcomes:
-        return (
-            evaluator.outcomes[groups].step_time_s,
-            evaluator.outcomes[groups].exposed_comm_s,
-            True,
-        )
+    outcome = evaluator.outcomes.get(groups)
+    if outcome is not None:
+        return outcome.step_time_s, outcome.exposed_comm_s, True
     step_s, waited_s = evaluator.predict(groups)
     return step_s, waited_s + base_s, False
 
 
 def curve_error(evaluator: Evaluator, partitions: Sequence[UniformPartition]) -> float:
     """Return the largest relative error that the curve may have where it was not simulated."""
-    estimated = [p.groups for p in partitions if p.groups not in evaluator.outcomes]
     errors = (
-        1.0 - evaluator.predict_step_s(groups, optimistic=True) / evaluator.predict_step_s(groups)
-        for groups in estimated
+        1.0
+        - evaluator.predict_step_s(p.groups, optimistic=True) / evaluator.predict_step_s(p.groups)
+        for p in partitions
+        if p.groups not in evaluator.outcomes
     )
     return max(errors, default=0.0)
 
@@ -138,39 +138,34 @@ def _scale_as_nearest(
 
 def compare_machines(evaluator: Evaluator) -> tuple[Ratio, ...]:
     """Return the time ratios of all-reduces on the quick machine, and on the slow one."""
-    others = evaluator.prepared.alternatives
-    if not others:
-        return ()
-    least, most = min(evaluator.gradients.nbytes), evaluator.gradients.sums[-1]
-    sizes = [int(n) for n in np.unique(np.geomspace(least, most, COMPARED_SIZES).astype(int))]
+    others, gradients = evaluator.sized.ensemble.alternatives, evaluator.gradients
+    grid = np.geomspace(min(gradients.nbytes), gradients.sums[-1], COMPARED_SIZES)
+    sizes: list[int] = np.unique(grid.astype(int)).tolist()
     if len(others) > 2:
-        middle = sizes[len(sizes) // 2]
+        middle, place = sizes[len(sizes) // 2], int(TAIL_SHARE * len(others))
         ranked = sorted(others, key=lambda each: _time_s(evaluator, UncontendedTimer(each), middle))
-        place = int(TAIL_SHARE * len(ranked))
         others = (ranked[place], ranked[-1 - place])
     return tuple(_compare_machine(evaluator, other, sizes) for other in others)
 
 
 def _compare_machine(evaluator: Evaluator, machine: Machine, sizes: Sequence[int]) -> Ratio:
     """Compare a machine with the likely one: by its residual alone, or at some sizes."""
-    likely, residual = evaluator.prepared.machine, machine.measured.residual
+    likely, residual = evaluator.sized.machine, machine.measured.residual
     same_hardware = machine.library is likely.library and machine.topology is likely.topology
-    measured = (likely.measured, machine.measured)
+    measured, size = (likely.measured, machine.measured), evaluator.sized.size
     if same_hardware and measured == (Corrections(), Corrections(residual=residual)):
         smooth = smooth_residual(machine).measured.residual
-        ranks, nodes = evaluator.prepared.size.gpus, evaluator.prepared.size.nodes
 
         def factor(nbytes: int) -> float:
             situation = CollectiveContext(
-                "all_reduce", evaluator.allreduce.wire_bytes(nbytes), ranks, nodes, "", ""
+                "all_reduce", evaluator.allreduce.wire_bytes(nbytes), size.gpus, size.nodes, "", ""
             )
             return 1.0 if smooth is None else smooth(situation)
 
         return cache(factor)
-    timer, usual, logs = UncontendedTimer(machine), evaluator.allreduce.timer, np.log(sizes)
-    ratios = [
-        _time_s(evaluator, timer, n) / max(_time_s(evaluator, usual, n), TINY_S) for n in sizes
-    ]
+    logs, timers = np.log(sizes), (UncontendedTimer(machine), evaluator.allreduce.timer)
+    times_s = ([_time_s(evaluator, timer, n) for timer in timers] for n in sizes)
+    ratios = [time_s / max(usual_s, TINY_S) for time_s, usual_s in times_s]
     return cache(lambda nbytes: float(np.interp(np.log(nbytes), logs, ratios)))
 
 
@@ -187,11 +182,11 @@ def smooth_residual(machine: Machine) -> Machine:
     low, high = (end for _, end in BANDS[:2])
     middle = (low * high) ** 0.5
     middles = (middle * low / high, middle, middle * high / low)
-    logs = np.log(middles)
 
     def factor(situation: CollectiveContext) -> float:
         residuals = [np.log(residual(replace(situation, nbytes=int(n)))) for n in middles]
-        return float(np.exp(np.interp(np.log(max(1, situation.nbytes)), logs, residuals)))
+        size = np.log(max(1, situation.nbytes))
+        return float(np.exp(np.interp(size, np.log(middles), residuals)))
 
     return machine.with_corrections(machine.topology, Corrections(residual=factor))
 
@@ -214,15 +209,14 @@ def steps_on_machines(
         other_s = evaluator.surrogate.step_s(evaluator.buckets(groups), time_of)
         return step_s + other_s - evaluator.predict_step_s(groups)
 
-    times_of = [_scale_times(evaluator, ratio) for ratio in ratios]
+    def scaled(ratio: Ratio) -> Ratio:
+        return cache(lambda nbytes: evaluator.allreduce.time_s(nbytes) * ratio(nbytes))
+
+    times_of = list(map(scaled, ratios))
     return [
         (step_s, *(on_other(groups, step_s, time_of) for time_of in times_of))
         for groups, step_s in partitions
     ]
-
-
-def _scale_times(evaluator: Evaluator, ratio: Ratio) -> Ratio:
-    return cache(lambda nbytes: evaluator.allreduce.time_s(nbytes) * ratio(nbytes))
 
 
 def find_plateau(curve: Sequence[CurvePoint]) -> Plateau:
@@ -235,23 +229,20 @@ def find_robust_cap(curve: Sequence[CurvePoint]) -> RobustCap | None:
     if len(curve[0].regrets) < 2:
         return None
     worst = [point.worst_regret for point in curve]
-    least = min(worst)
-    candidates = [point for point in curve if point.worst_regret <= least + STEP_TOLERANCE]
-    best = min(candidates, key=lambda point: (len(number(point.bucket_cap_mb)), -point.room))
+    limit = min(worst) + STEP_TOLERANCE
+    good = (point for point in curve if point.worst_regret <= limit)
+    best = min(good, key=lambda point: (len(number(point.bucket_cap_mb)), -point.room))
     return RobustCap(MIN_GAIN, _merge_spans(curve, worst), best.bucket_cap_mb, best.worst_regret)
 
 
 def _merge_spans(
     curve: Sequence[CurvePoint], regrets_of: Sequence[float]
 ) -> tuple[tuple[float, float], ...]:
+    """Merge the ranges of neighbouring caps whose regret is at most `MIN_GAIN` above the least."""
     limit = min(regrets_of) + MIN_GAIN
-    spans: list[tuple[float, float]] = []
-    for point, regret in zip(curve, regrets_of, strict=True):
-        if regret <= limit:
-            is_next = bool(spans) and spans[-1][1] == point.low_mb
-            low_mb = spans.pop()[0] if is_next else point.low_mb
-            spans.append((low_mb, point.high_mb))
-    return tuple(spans)
+    rated = [(point, regret <= limit) for point, regret in zip(curve, regrets_of, strict=True)]
+    runs = ([p for p, _ in run] for is_good, run in groupby(rated, itemgetter(1)) if is_good)
+    return tuple((points[0].low_mb, points[-1].high_mb) for points in runs)
 
 
 # ---------------------------------------------------------------- what to paste
@@ -266,14 +257,13 @@ def recommend(
     `candidates`: what was tuned, in the order in which to offer them; the best one comes first.
     """
     worthwhile = [choice for choice in candidates if choice.gains[0] >= MIN_GAIN]
-    sure = [choice for choice in worthwhile if _is_sure(choice)]
+    own_s = (requested or default).step_time_s
+    better = [each for each in worthwhile if _is_sure(each) and each.step_time_s < own_s]
     unsure = min(
         (choice for choice in worthwhile if not _is_sure(choice)),
         key=lambda choice: choice.step_time_s,
         default=None,
     )
-    own_s = default.step_time_s if requested is None else requested.step_time_s
-    better = [choice for choice in sure if choice.step_time_s < own_s]
     best_s = min((choice.step_time_s for choice in better), default=own_s)
     if requested is not None and own_s <= min(default.step_time_s, best_s * (1 + MIN_GAIN)):
         return Recommendation((), requested, unsure)
@@ -296,19 +286,13 @@ def evaluate_candidates(
     `cap`, `caps`, `integer_caps`: what was tuned; MiB.
     `ratios`: of `perfmodel.studies.tune.robustness.compare_machines`.
     """
-    own = evaluator.options
-    stated = own.bucket_cap, own.first_bucket, own.bucket_caps
-    own_cap, own_caps = None, None
-    if own.bucket_caps is not None:
-        own_caps = tuple(nbytes / MIB for nbytes in own.bucket_caps)
-    elif own.bucket_cap is not None:
-        own_cap = own.bucket_cap / MIB
-
-    def evaluate(options: DdpOptions, cap: float | None = None, caps: Caps | None = None) -> Choice:
-        return _evaluate(evaluator, ratios, options, cap, caps)
-
+    own, evaluate = evaluator.options, partial(_evaluate, evaluator, ratios)
+    listed = own.bucket_caps is not None
+    own_caps = tuple(nbytes / MIB for nbytes in own.bucket_caps or ()) if listed else None
+    own_cap = None if own.bucket_cap is None or listed else own.bucket_cap / MIB
+    states_any = listed or own.bucket_cap is not None or own.first_bucket is not None
     return (
-        evaluate(own, own_cap, own_caps) if any(n is not None for n in stated) else None,
+        evaluate(own, own_cap, own_caps) if states_any else None,
         evaluate(evaluator.default_options()),
         evaluate(evaluator.uniform_options(cap), cap=cap),
         evaluate(evaluator.list_options(caps), caps=caps),
@@ -320,23 +304,20 @@ def _evaluate(
     evaluator: Evaluator,
     ratios: Sequence[Ratio],
     options: DdpOptions,
-    cap: float | None,
-    caps: Caps | None,
+    cap: float | None = None,
+    caps: Caps | None = None,
 ) -> Choice:
-    prepared, usual = evaluator.prepared, evaluator.default_options()
+    sized, usual = evaluator.sized, evaluator.default_options()
     default, outcome = evaluator.simulate(usual), evaluator.simulate(options)
-    default_s, steps_s = steps_on_machines(
-        evaluator,
-        [
-            (assign_buckets(evaluator.workload, setting), simulated.step_time_s)
-            for setting, simulated in ((usual, default), (options, outcome))
-        ],
-        ratios,
-    )
+    rated = [
+        (assign_buckets(evaluator.workload, setting), simulated.step_time_s)
+        for setting, simulated in ((usual, default), (options, outcome))
+    ]
+    default_s, steps_s = steps_on_machines(evaluator, rated, ratios)
     # A little more or less of the network may change the order of messages.
     nearby_s = [
-        (prepared.step(options, there).step_time_s, prepared.step(usual, there).step_time_s)
-        for there, _ in nearby_machines(prepared.machine, prepared.sized.fidelity).values()
+        (sized.step(options, there).step_time_s, sized.step(usual, there).step_time_s)
+        for there, _ in nearby_machines(sized).values()
     ]
     return Choice(
         bucket_cap_mb=cap,
@@ -367,20 +348,16 @@ def choose_minimax_cap(results: Sequence[TuneResult]) -> MinimaxCap:
     least = min(shared.worst_regret for shared in rated)
     best = next(at for at, each in enumerate(rated) if each.worst_regret <= least + STEP_ROUNDING)
     low_mb, high_mb = (*ends, math.inf)[best : best + 2]
-    cap_mb = round_cap_mb(Window(round(low_mb * MIB) - 1, high_mb * MIB - 1))
-    steps_s = tuple(tuned.default.step_time_s for tuned in results)
-    default = SharedCap(None, steps_s, _compute_regrets(results, steps_s))
-    shared = replace(rated[best], bucket_cap_mb=cap_mb)
-    return MinimaxCap(tuple(results), shared, low_mb, high_mb, default)
-
-
-def rate_cap(results: Sequence[TuneResult], cap_mb: float) -> SharedCap:
-    """Return the steps and regrets of one cap for several scenarios."""
-    steps_s = tuple(tuned.at(cap_mb).step_time_s for tuned in results)
-    return SharedCap(cap_mb, steps_s, _compute_regrets(results, steps_s))
-
-
-def _compute_regrets(results: Sequence[TuneResult], steps_s: Sequence[float]) -> tuple[float, ...]:
-    return tuple(
-        step_s / tuned.least_uniform_s - 1.0 for tuned, step_s in zip(results, steps_s, strict=True)
+    shared = replace(
+        rated[best], bucket_cap_mb=round_cap_mb(Window(round(low_mb * MIB) - 1, high_mb * MIB - 1))
     )
+    return MinimaxCap(tuple(results), shared, low_mb, high_mb, rate_cap(results, None))
+
+
+def rate_cap(results: Sequence[TuneResult], cap_mb: float | None) -> SharedCap:
+    """Return the steps and regrets of one cap for several scenarios; None: PyTorch's default."""
+    steps_s = tuple(
+        (each.default if cap_mb is None else each.at(cap_mb)).step_time_s for each in results
+    )
+    regrets = (s / each.least_uniform_s - 1.0 for each, s in zip(results, steps_s, strict=True))
+    return SharedCap(cap_mb, steps_s, tuple(regrets))

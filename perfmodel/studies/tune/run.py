@@ -7,9 +7,9 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from perfmodel.scenario import ClusterSize, Scenario, scenario_digest, sizes
-from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.resolve.resolved_scenario import gpus_of, resolve_names
 from perfmodel.studies.run.run import name_machine
+from perfmodel.studies.run.steps.sized_job import prepare
 from perfmodel.studies.tune.caps import (
     Caps,
     UniformPartition,
@@ -96,18 +96,25 @@ def tune_scenario(
     """
     row = STRATEGIES.get(scenario.strategy.kind)
     if row is None or not row.has_buckets:
-        actual, allowed = repr(scenario.strategy.kind), "'ddp', which has buckets"
-        raise scenario.fault("strategy.kind", actual, allowed)
+        raise scenario.fault(
+            "strategy.kind", repr(scenario.strategy.kind), "'ddp', which has buckets"
+        )
     if not scenario.parallel.is_plain:
-        allowed = "nothing: buckets of a split model are not searched, each part has its own"
-        raise scenario.fault("parallel", "a model that is split", allowed)
-    prepared = prepare(scenario, profile=profile, size=size)
-    if prepared.size.gpus < 2:
-        allowed = "2 or more: one GPU reduces nothing, so that it has no buckets"
-        raise scenario.fault("cluster.nodes", "1 GPU in all", allowed)
+        raise scenario.fault(
+            "parallel",
+            "a model that is split",
+            "nothing: buckets of a split model are not searched, each part has its own",
+        )
+    sized = prepare(scenario, profile=profile, size=size)
+    if sized.size.gpus < 2:
+        raise scenario.fault(
+            "cluster.nodes",
+            "1 GPU in all",
+            "2 or more: one GPU reduces nothing, so that it has no buckets",
+        )
     say = progress or (lambda _: None)
     say("times of all-reduces")
-    evaluator = make_evaluator(prepared)
+    evaluator = make_evaluator(sized)
     partitions = list_uniform_partitions(evaluator.workload, evaluator.gradients, evaluator.options)
     say(f"{len(partitions)} partitions that one cap can make")
     fusion = tune_horovod(scenario, profile, size) if horovod else None
@@ -130,22 +137,22 @@ def _assemble_result(
     horovod: Horovod | None,
 ) -> TuneResult:
     """Choose among what was simulated, and rate every cap."""
-    ratios, prepared = compare_machines(evaluator), evaluator.prepared
-    cap = choose_uniform_cap(evaluator, partitions)
+    ratios, sized = compare_machines(evaluator), evaluator.sized
     caps, integer_caps = choose_lists(evaluator, lists, partitions)
-    requested, default, *tuned = evaluate_candidates(evaluator, cap, caps, integer_caps, ratios)
+    requested, default, *tuned = evaluate_candidates(
+        evaluator, choose_uniform_cap(evaluator, partitions), caps, integer_caps, ratios
+    )
     curve, default_regrets = build_curve(evaluator, partitions, ratios)
     best_uniform, best_list, best_integer_list = tuned
-    best_s = best_list.step_time_s
-    bound_s = _prove_bound(evaluator, best_s)
-    if bound_s is not None and bound_s > best_s * (1 + STEP_ROUNDING):
+    bound_s = _prove_bound(evaluator, best_list.step_time_s)
+    if bound_s is not None and bound_s > best_list.step_time_s * (1 + STEP_ROUNDING):
         bound_s = None  # all-reduces that share a link made each other quicker: nothing is proven
     return TuneResult(
-        scenario=evaluator.scenario,
+        scenario=sized.job.scenario,
         workload=evaluator.workload.name,
-        machine=name_machine(prepared.machine.topology, prepared.size),
-        gpus=prepared.size.gpus,
-        nodes=prepared.size.nodes,
+        machine=name_machine(sized.machine.topology, sized.size),
+        gpus=sized.size.gpus,
+        nodes=sized.size.nodes,
         default=default,
         requested=requested,
         best_uniform=best_uniform,
@@ -163,7 +170,7 @@ def _assemble_result(
         assumptions=assumptions(evaluator, exact, curve, curve_error(evaluator, partitions)),
         provenance={
             "perfmodel": __version__,
-            "scenario_sha256": scenario_digest(evaluator.scenario),
+            "scenario_sha256": scenario_digest(sized.job.scenario),
             "simulated_settings": str(len(evaluator.outcomes)),
             "all_reduces_worked_out": str(evaluator.allreduce.computed_sizes),
         },
@@ -186,19 +193,18 @@ def _search_lists_by_surrogate(
     evaluator.simulate(evaluator.list_options(lists[0]))
     integer_cuts = search_by_surrogate(evaluator, allow_integer_caps(gradients))
     integer_windows = integer_cuts and find_windows(gradients, gradients.groups(integer_cuts))
-    integer_caps = integer_windows and integer_caps_mb(integer_windows)
-    if integer_caps:
-        lists.append(tuple(float(cap) for cap in integer_caps))
+    if integer_windows and (integer_caps := integer_caps_mb(integer_windows)):
+        lists.append(tuple(map(float, integer_caps)))
     _simulate_promising_caps(evaluator, partitions)
-    all_timed = all(map(evaluator.allreduce.is_timed, gradients.group_sizes))
-    return lists, evaluator.surrogate.slowdown == 1.0 and all_timed
+    return lists, evaluator.surrogate.slowdown == 1.0 and all(
+        map(evaluator.allreduce.is_timed, gradients.group_sizes)
+    )
 
 
 def _simulate_promising_caps(evaluator: Evaluator, partitions: Sequence[UniformPartition]) -> None:
     """Simulate every cap that may be the best one, given the error of interpolated times."""
-    many_ranks = evaluator.prepared.size.gpus > FEW_RANKS
-    sizes_left = MOST_SIZES_ON_MANY if many_ranks else MOST_SIZES_ON_FEW
-    limit_s = float("inf")
+    is_large, limit_s = evaluator.sized.size.gpus > FEW_RANKS, float("inf")
+    sizes_left = MOST_SIZES_ON_MANY if is_large else MOST_SIZES_ON_FEW
     for partition in sorted(
         partitions, key=lambda p: evaluator.predict_step_s(p.groups, optimistic=True)
     ):
@@ -207,8 +213,9 @@ def _simulate_promising_caps(evaluator: Evaluator, partitions: Sequence[UniformP
         if sizes_left > 0:
             sizes_left -= evaluator.time_allreduces(partition.groups)
         if evaluator.predict_step_s(partition.groups) < limit_s:
-            outcome = evaluator.simulate(evaluator.uniform_options(partition.cap_mb))
-            limit_s = outcome.step_time_s * (1 - STEP_ROUNDING)
+            limit_s = evaluator.simulate(
+                evaluator.uniform_options(partition.cap_mb)
+            ).step_time_s * (1 - STEP_ROUNDING)
 
 
 # ---------------------------------------------------------------- where it is not exact
@@ -218,8 +225,9 @@ def _search_lists_by_simulation(
     evaluator: Evaluator, partitions: Sequence[UniformPartition]
 ) -> list[Caps]:
     """Return the lists that the search with simulations found."""
-    stepped = evaluator.prepared.step(evaluator.options)
-    budget = make_budget(evaluator, stepped, _prove_bound(evaluator, float("inf")))
+    budget = make_budget(
+        evaluator, evaluator.sized.step(evaluator.options), _prove_bound(evaluator, float("inf"))
+    )
     simulate_uniform_caps(evaluator, partitions, budget)
     simulated = [p for p in partitions if p.groups in evaluator.outcomes]
     simulated.sort(key=lambda p: evaluator.outcomes[p.groups].step_time_s)
@@ -231,11 +239,8 @@ def _search_lists_by_simulation(
     if evaluator.gradients.single_dtype:
         return lists
     starts = [*lists, (1.0, 25.0), *((p.cap_mb,) for p in simulated[:2])]
-    shared = search_shared_lists(evaluator, starts)
-    shared.sort(key=lambda caps: evaluator.simulate(evaluator.list_options(caps)).step_time_s)
-    near = [
-        tuple(float(max(1, f(cap))) for cap in caps) for caps in shared[:2] for f in (round, ceil)
-    ]
+    shared = sorted(search_shared_lists(evaluator, starts), key=evaluator.list_step_s)
+    near = (tuple(float(max(1, f(n))) for n in caps) for caps in shared[:2] for f in (round, ceil))
     return [*lists, *shared, *dict.fromkeys(near)]
 
 
@@ -244,18 +249,19 @@ def _search_lists_by_simulation(
 
 def _prove_bound(evaluator: Evaluator, best_s: float) -> float | None:
     """Return the lower bound; None where ranks may be quicker than the GPU of the model."""
-    sized, surrogate = evaluator.prepared.sized, evaluator.surrogate
+    sized = evaluator.sized
     varied = any(d.jitter is not None or d.gpu is not None for d in sized.disturbances)
     if varied or sized.fidelity != "flow":
         return None
-    sizes = 0 if evaluator.prepared.size.gpus > FEW_RANKS else MOST_SIZES_OF_BOUND
-    return tighten_bound(surrogate, evaluator.allreduce, evaluator.workers, best_s, sizes)
+    sizes = 0 if sized.size.gpus > FEW_RANKS else MOST_SIZES_OF_BOUND
+    return tighten_bound(evaluator.surrogate, evaluator.allreduce, evaluator.workers, best_s, sizes)
 
 
 def list_sizes(scenario: Scenario) -> tuple[ClusterSize, ...]:
     """Return the sizes of a scenario's scaling curve that have buckets: of two GPUs or more."""
-    node, _, _ = resolve_names(scenario)
-    return tuple(size for size in sizes(scenario, gpus_of(node)) if size.gpus > 1)
+    return tuple(
+        size for size in sizes(scenario, gpus_of(resolve_names(scenario)[0])) if size.gpus > 1
+    )
 
 
 # ---------------------------------------------------------------- assumptions
@@ -270,11 +276,8 @@ def assumptions(
     `curve_error`: largest relative error that the curve may have where it was not simulated.
     """
     simulated, points = sum(point.simulated for point in curve), len(curve)
-    reasons, prepared = " and ".join(evaluator.reasons), evaluator.prepared
-    were = "was" if simulated == 1 else "were"
-    is_curve_whole = simulated == points
-    is_list_estimated = not exact and not reasons
-    slows = evaluator.surrogate.slowdown > 1
+    reasons, is_curve_whole = " and ".join(evaluator.reasons), simulated == points
+    is_list_estimated, slows = not exact and not reasons, evaluator.surrogate.slowdown > 1
     conditions = {
         "any cap": points == 1,
         "caps": points > 1,
@@ -287,12 +290,13 @@ def assumptions(
         "slowed list": is_list_estimated and slows,
         "interpolated list": is_list_estimated and not slows,
         "reverse": evaluator.gradients.reverse_filled,
-        "network": bool(prepared.alternatives),
+        "network": bool(evaluator.sized.ensemble.alternatives),
     }
     sentences = [
         _SENTENCES[name].format(
             points=points,
-            simulated=f"{simulated} of them {were} simulated in full.",
+            simulated=f"{simulated} of them {'was' if simulated == 1 else 'were'} simulated in "
+            "full.",
             surrogate_error=f"{100 * evaluator.surrogate_error:.2g}",
             reasons=reasons,
             sizes=evaluator.allreduce.computed_sizes,
@@ -301,7 +305,7 @@ def assumptions(
         for name, holds in conditions.items()
         if holds
     ]
-    shared = [] if evaluator.gradients.single_dtype else [_SENTENCES["shared list"]]
+    shared = () if evaluator.gradients.single_dtype else (_SENTENCES["shared list"],)
     return (*sentences, *_describe_profile(evaluator), *shared)
 
 
@@ -337,13 +341,14 @@ _SENTENCES = {
 
 def _describe_profile(evaluator: Evaluator) -> tuple[str, ...]:
     """Say which buckets are beyond what the profile was measured with."""
-    profile, size = evaluator.prepared.sized.ensemble.profile, evaluator.prepared.size
+    profile, size = evaluator.sized.ensemble.profile, evaluator.sized.size
     if profile is None:
         return ()
     from perfmodel.calibrate.apply import CollectiveRequest, describe_beyond
 
-    buckets = (bucket for outcome in evaluator.outcomes.values() for bucket in outcome.buckets)
-    return describe_beyond(
-        profile,
-        (CollectiveRequest("all_reduce", each.nbytes, size.gpus, size.nodes) for each in buckets),
+    requests = (
+        CollectiveRequest("all_reduce", bucket.nbytes, size.gpus, size.nodes)
+        for outcome in evaluator.outcomes.values()
+        for bucket in outcome.buckets
     )
+    return describe_beyond(profile, requests)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +12,8 @@ from perfmodel.errors import InputError
 from perfmodel.scenario import ClusterSize, Scenario, change_scenario, scenario_digest
 from perfmodel.scenario.strategies.ddp import DdpStrategy
 from perfmodel.scenario.strategies.strategy import HorovodStrategy
-from perfmodel.studies.run.prepared import PreparedSize, prepare
 from perfmodel.studies.run.run import name_machine
+from perfmodel.studies.run.steps.sized_job import SizedJob, prepare
 from perfmodel.studies.tune.model import (
     MIN_GAIN,
     STEP_ROUNDING,
@@ -84,8 +83,7 @@ class SettingsTuning(Tuned):
     @property
     def gain(self) -> float:
         """How much shorter the best step is than the default's, as a share of that."""
-        default_s = self.default.step_time_s
-        best_s = None if self.best is None else self.best.step_time_s
+        default_s, best_s = self.default.step_time_s, (self.best or self.default).step_time_s
         return 0.0 if best_s is None or default_s is None else 1.0 - best_s / default_s
 
     @property
@@ -194,7 +192,7 @@ class _Trials:
     `trials`: by choice; None where its settings do not hold together.
     """
 
-    prepared: PreparedSize
+    sized: SizedJob
     settings: tuple[Setting, ...]
     say: Progress
     default: Choice
@@ -203,18 +201,18 @@ class _Trials:
 
     def section(self, choice: Choice) -> dict[str, Any]:
         """The strategy section with a choice of settings, as a file has it."""
-        own = self.prepared.job.scenario.origin.content["strategy"]
+        own = self.sized.job.scenario.origin.content["strategy"]
         tuned = {setting.field for setting in self.settings}
-        return {**{k: value for k, value in own.items() if k not in tuned}, **self.values(choice)}
+        return {k: value for k, value in own.items() if k not in tuned} | self.values(choice)
 
     def changed(self, choice: Choice) -> Scenario:
         """Return the scenario with a choice of settings.
 
         Raises `InputError`: they do not hold together.
         """
-        return change_scenario(self.prepared.job.scenario, {"strategy": self.section(choice)})
+        return change_scenario(self.sized.job.scenario, {"strategy": self.section(choice)})
 
-    def values(self, choice: Choice) -> Mapping[str, Any]:
+    def values(self, choice: Choice) -> dict[str, Any]:
         """Settings of a choice that are not the library's defaults, as a file has them."""
         return {
             setting.field: _written(setting, value)
@@ -238,18 +236,16 @@ class _Trials:
 
         Raises `InputError`: it does not hold together.
         """
-        job = self.prepared.job
-        options = job.strategy.options(self.changed(choice).strategy)
+        options = self.sized.job.strategy.options(self.changed(choice).strategy)
         if options in self.by_options:
             return replace(self.by_options[options], values=self.values(choice))
-        chosen = copy(self.prepared.sized)
-        chosen.job = replace(job, chosen=options)
-        memory, step_s, exposed_s = chosen.memory(), None, None
+        memory = self.sized.with_options(options).memory()
+        times_s: tuple[float | None, float | None] = (None, None)
         if memory.fits or anyway:
             self.say(f"{len(self.by_options) + 1} settings simulated")
-            stepped = self.prepared.step(options)
-            step_s, exposed_s = stepped.step_time_s, stepped.exposed_comm_s
-        trial = Trial(self.values(choice), step_s, exposed_s, memory.total_bytes, memory.fits)
+            stepped = self.sized.step(options)
+            times_s = stepped.step_time_s, stepped.exposed_comm_s
+        trial = Trial(self.values(choice), *times_s, memory.total_bytes, memory.fits)
         self.by_options[options] = trial
         return trial
 
@@ -260,8 +256,9 @@ def _written(setting: Setting, value: Any) -> Any:
         return value
     if setting.unit == "seconds":
         return f"{value * 1e3:.12g} ms"
-    units = (each for each in BINARY_UNITS if value % each[1] == 0 and (value or each[1] == 1))
-    unit, scale = next(units)
+    unit, scale = next(
+        each for each in BINARY_UNITS if value % each[1] == 0 and (value or each[1] == 1)
+    )
     return f"{value / scale:.12g} {unit}"
 
 
@@ -294,23 +291,27 @@ def tune_settings(
         tuned = [kind for kind, each in STRATEGIES.items() if each.settings or each.has_buckets]
         allowed = f"one that can be tuned: {', '.join(tuned)}"
         raise scenario.fault("strategy.kind", repr(scenario.strategy.kind), allowed)
-    prepared = prepare(scenario, profile=profile, size=size)
-    if prepared.size.gpus < 2:
-        allowed = "2 or more: one GPU communicates nothing, so that settings change nothing"
-        raise scenario.fault("cluster.nodes", "1 GPU in all", allowed)
-    settings = row.settings(prepared.job.workload, scenario.strategy)
-    usual = type(scenario.strategy).model_validate({"kind": scenario.strategy.kind})
+    sized = prepare(scenario, profile=profile, size=size)
+    if sized.size.gpus < 2:
+        raise scenario.fault(
+            "cluster.nodes",
+            "1 GPU in all",
+            "2 or more: one GPU communicates nothing, so that settings change nothing",
+        )
+    settings = row.settings(sized.job.workload, scenario.strategy)
     default, own = (
         tuple(getattr(section, setting.field) for setting in settings)
-        for section in (usual, scenario.strategy)
+        for section in (
+            type(scenario.strategy).model_validate({"kind": scenario.strategy.kind}),
+            scenario.strategy,
+        )
     )
-    trials = _Trials(prepared, settings, progress or (lambda _: None), default)
+    trials = _Trials(sized, settings, progress or (lambda _: None), default)
     starts = list(dict.fromkeys((default, own)))
     simulated = {start: trials.simulate(start, anyway=True) for start in starts}
     trials.trials.update(simulated)
     search(settings, starts, trials.cost)
-    requested = None if own == default else simulated[own]
-    return _assemble(trials, simulated[default], requested)
+    return _assemble(trials, simulated[default], None if own == default else simulated[own])
 
 
 def _choose(trials: _Trials) -> Choice | None:
@@ -327,14 +328,14 @@ def _choose(trials: _Trials) -> Choice | None:
 
 
 def _assemble(trials: _Trials, default: Trial, requested: Trial | None) -> SettingsTuning:
-    prepared, job, chosen = trials.prepared, trials.prepared.job, _choose(trials)
+    sized, job, chosen = trials.sized, trials.sized.job, _choose(trials)
     spell, distinct = job.strategy.own_words, list(trials.by_options.values())
     return SettingsTuning(
         scenario=job.scenario,
         workload=job.workload.name,
-        machine=name_machine(prepared.machine.topology, prepared.size),
-        gpus=prepared.size.gpus,
-        nodes=prepared.size.nodes,
+        machine=name_machine(sized.machine.topology, sized.size),
+        gpus=sized.size.gpus,
+        nodes=sized.size.nodes,
         strategy=job.strategy.name,
         kind=job.scenario.strategy.kind,
         fields=tuple(setting.field for setting in trials.settings),
@@ -364,13 +365,13 @@ def tune_horovod(scenario: Scenario, profile: Profile | None, size: ClusterSize 
     own = scenario.strategy
     section: dict[str, Any] = {"kind": "horovod", "accumulate": own.accumulate}
     if isinstance(own, DdpStrategy) and own.hook.kind == "fp16":  # its compression has no other
-        section["compression"] = "fp16"
-    prepared = prepare(change_scenario(scenario, {"strategy": section}), profile=profile, size=size)
-    options = prepared.job.options
+        section |= {"compression": "fp16"}
+    sized = prepare(change_scenario(scenario, {"strategy": section}), profile=profile, size=size)
+    options = sized.job.options
     assert isinstance(options, HorovodStrategy)
 
     def simulate(threshold_mb: float) -> Fusion:
-        stepped = prepared.step(options.model_copy(update={"fusion_threshold": threshold_mb * MIB}))
+        stepped = sized.step(options.model_copy(update={"fusion_threshold": threshold_mb * MIB}))
         reductions = sum(isinstance(task.work, Collective) for task in stepped.plan.tasks)
         return Fusion(threshold_mb, stepped.step_time_s, stepped.exposed_comm_s, reductions)
 

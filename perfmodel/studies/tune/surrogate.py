@@ -161,11 +161,11 @@ class AllReduceTimes:
 
         Returns first size and last, in bytes on the network, and seconds.
         """
-        bounds = []
-        for low, high in pairwise((*self._sizes, self._sizes[-1])):
-            (low_s, style), (high_s, high_style) = self._timed[low], self._timed[high]
-            bounds.append((low, high, low_s if style == high_style else min(low_s, high_s)))
-        return bounds
+        timed = ((size, *self._timed[size]) for size in (*self._sizes, self._sizes[-1]))
+        return [
+            (low, high, low_s if style == high_style else min(low_s, high_s))
+            for (low, low_s, style), (high, high_s, high_style) in pairwise(timed)
+        ]
 
     @property
     def wire_s_per_byte(self) -> float:
@@ -337,12 +337,13 @@ def buckets_of_cuts(surrogate: StepSurrogate, cuts: Cuts) -> list[Bucket]:
 def buckets_of_groups(surrogate: StepSurrogate, groups: Groups) -> list[Bucket]:
     """Return any groups of tensors as buckets, each of which waits for those before it."""
     positions = [[surrogate.gradients.positions[tensor] for tensor in group] for group in groups]
-    latest = itertools.accumulate((max(group) for group in positions), max)
     return [
         (
             last,
             sum(surrogate.gradients.nbytes[position] for position in group),
             sum(surrogate.out_s[position] for position in group),
         )
-        for last, group in zip(latest, positions, strict=True)
+        for last, group in zip(
+            itertools.accumulate((max(group) for group in positions), max), positions, strict=True
+        )
     ]

@@ -14,6 +14,7 @@ from itertools import accumulate
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.memo import once
 from perfmodel.studies.run.steps.simulate_step import ReportedRun
+from perfmodel.studies.run.steps.step_parts import summed
 from perfmodel.studies.tune.caps import (
     Caps,
     Cuts,
@@ -99,14 +100,16 @@ def make_budget(evaluator: Evaluator, stepped: ReportedRun, bound_s: float | Non
     """
     in_order = evaluator.allreduce.in_order  # then every message is simulated
     ranks = sum(len(each.ranks) for each in stepped.plan.classes) if stepped.counted > 1 else 0
-    crowded = any(d.background_job or d.traffic for d in evaluator.prepared.sized.disturbances)
+    crowded = any(d.background_job or d.traffic for d in evaluator.sized.disturbances)
     weight = stepped.steps * (1 + ranks / 200) * (CROWD_FACTOR if crowded else 1)
-    weight *= COST_PER_RANK * evaluator.prepared.size.gpus if in_order else 1
-    alone = TASKS_SHARING if evaluator.workers > 1 else TASKS_ALONE
-    per_bucket = weight * (TASKS_IN_CROWD if crowded else alone)
+    weight *= COST_PER_RANK * evaluator.sized.size.gpus if in_order else 1
+    per_bucket = weight * (
+        TASKS_IN_CROWD if crowded else TASKS_SHARING if evaluator.workers > 1 else TASKS_ALONE
+    )
     per_step = weight * len(stepped.plan.tasks)
-    steps = FEWEST_STEPS_IN_CROWD if crowded else FEWEST_STEPS
-    least = steps * (per_step + per_bucket * len(read_reductions(stepped)))
+    least = (FEWEST_STEPS_IN_CROWD if crowded else FEWEST_STEPS) * (
+        per_step + per_bucket * len(read_reductions(stepped))
+    )
     target_s = 0.0 if bound_s is None else bound_s * (1 + STEP_TOLERANCE)
     most = MOST_TASKS_BY_MESSAGE if in_order else MOST_TASKS
     return Budget(max(most, least), per_step, per_bucket, target_s)
@@ -148,21 +151,15 @@ class MainDtype:
         return once(
             self.steps_s,
             cuts,
-            lambda: float("inf") if caps is None else self.list_step_s(caps),
+            lambda: float("inf") if caps is None else self.evaluator.list_step_s(caps),
         )
-
-    def list_step_s(self, caps: Caps) -> float:
-        """Step time of a list by the simulation; seconds."""
-        return self.evaluator.simulate(self.evaluator.list_options(caps)).step_time_s
 
 
 def select_main_dtype(evaluator: Evaluator) -> MainDtype:
     """Return the gradients of the dtype with most bytes."""
     gradients, surrogate = evaluator.gradients, evaluator.surrogate
-    share: dict[str, int] = {}
-    for dtype, nbytes in zip(gradients.dtypes, gradients.nbytes, strict=True):
-        share[dtype] = share.get(dtype, 0) + nbytes
-    largest = max(share, key=lambda name: share[name])
+    share = summed(zip(gradients.dtypes, gradients.nbytes, strict=True))
+    largest = max(share, key=share.__getitem__)
     mine = [position for position, dtype in enumerate(gradients.dtypes) if dtype == largest]
     part = GradientOrder(
         tuple(gradients.tensors[i] for i in mine),
@@ -170,9 +167,13 @@ def select_main_dtype(evaluator: Evaluator) -> MainDtype:
         tuple(gradients.dtypes[i] for i in mine),
         gradients.reverse_filled,
     )
-    ready = tuple(surrogate.ready_s[i] for i in mine)
-    out = tuple(surrogate.out_s[i] for i in mine)
-    return MainDtype(evaluator, part, replace(surrogate, gradients=part, ready_s=ready, out_s=out))
+    own = replace(
+        surrogate,
+        gradients=part,
+        ready_s=tuple(surrogate.ready_s[i] for i in mine),
+        out_s=tuple(surrogate.out_s[i] for i in mine),
+    )
+    return MainDtype(evaluator, part, own)
 
 
 def simulate_uniform_caps(
@@ -228,8 +229,7 @@ def _reduce_buckets(main: MainDtype, limit_s: float, budget: Budget) -> Cuts:
     found: Cuts | None = best
     known = set(main.steps_s)
     while found is not None:
-        best = found
-        fewer = [(*best[:i], *best[i + 1 :]) for i in range(len(best) - 1)]
+        best, fewer = found, [(*found[:i], *found[i + 1 :]) for i in range(len(found) - 1)]
         found = _first_within(main, fewer, limit_s, known, budget)
     return best
 
@@ -280,23 +280,25 @@ def _propose(main: MainDtype) -> Iterator[Cuts]:
 
 def _to_cuts(main: MainDtype, partitions: Iterable[UniformPartition]) -> Iterator[Cuts]:
     for partition in partitions:
-        main_tensors = main.gradients.positions
-        groups = [tuple(t for t in group if t in main_tensors) for group in partition.groups]
-        yield main.gradients.cuts(tuple(group for group in groups if group))
+        groups = (
+            tuple(t for t in group if t in main.gradients.positions) for group in partition.groups
+        )
+        yield main.gradients.cuts(tuple(filter(None, groups)))
 
 
 def search_integer_list(evaluator: Evaluator, budget: Budget, best: Cuts) -> Caps | None:
     """Return the best list of whole MiB that was simulated; None without one."""
     main, read = select_main_dtype(evaluator), evaluator.allreduce.interpolate
-    allowed = allow_integer_caps(main.gradients)
-    candidates = best_cuts(main.surrogate, read, allowed=allowed, keep=PROPOSED_LABELS)[:4]
+    candidates = best_cuts(
+        main.surrogate, read, allowed=allow_integer_caps(main.gradients), keep=PROPOSED_LABELS
+    )[:4]
     windows = [find_windows(main.gradients, main.gradients.groups(cuts)) for cuts in candidates]
     lists = [integer_caps_mb(each) for each in windows if each]
     lists += [tuple(max(1, f(cap)) for cap in main.caps(best) or ()) for f in (round, int)]
     outcomes: list[tuple[float, Caps]] = []
     for caps in dict.fromkeys(tuple(map(float, caps)) for caps in lists if caps):
         if not outcomes or budget.pay(len(caps)):
-            outcomes.append((main.list_step_s(caps), caps))
+            outcomes.append((evaluator.list_step_s(caps), caps))
     return min(outcomes)[1] if outcomes else None
 
 
@@ -386,9 +388,8 @@ def _to_mib(queues: Sequence[Bytes], caps: Bytes) -> Caps:
     caps_mb = []
     for cap, sums in _sums_at_each(queues, caps):
         position = bisect_left(sums, cap)
-        above = sums[position - 1] if position else 0
         most = sums[position] if position < len(sums) else float(max(cap, MIB))
-        caps_mb.append(round_cap_mb(Window(above, most)))
+        caps_mb.append(round_cap_mb(Window(sums[position - 1] if position else 0, most)))
     while len(caps_mb) > 1 and caps_mb[-1] == caps_mb[-2]:
         caps_mb.pop()  # PyTorch repeats the last one
     return tuple(caps_mb)

@@ -15,7 +15,7 @@ from typing import Any
 from perfmodel.errors import Fault, InputError
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
 from perfmodel.traces.execution_trace import ExecutionTrace, read_execution_trace
 from perfmodel.traces.rebuild.executed_model import HOW, ExecutedModel, read_executed_model
 from perfmodel.traces.rebuild.scenario_files import MODEL, SCENARIO, Draft

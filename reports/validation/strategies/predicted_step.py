@@ -11,7 +11,7 @@ import numpy as np
 from perfmodel.scenario.sections.parallel import ParallelSection
 from perfmodel.studies.run.resolve.memory_estimate import estimate_memory
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario
-from perfmodel.studies.run.result.model import Uncertainty
+from perfmodel.studies.run.result import Uncertainty
 from perfmodel.studies.run.steps.simulate_step import ReportedRun
 from perfmodel.studies.run.steps.sized_job import (
     SizedJob,

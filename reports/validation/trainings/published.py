@@ -10,7 +10,7 @@ from pathlib import Path
 
 from perfmodel.errors import Fault, PerfmodelError
 from perfmodel.files.csv_rows import read_table
-from perfmodel.studies.run.result.model import Uncertainty
+from perfmodel.studies.run.result import Uncertainty
 from perfmodel.studies.run.steps.uncertainty import chance_of_gpus, ratio_interval, step_interval
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.validate.match import one_line

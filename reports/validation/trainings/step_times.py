@@ -16,7 +16,7 @@ from perfmodel.library.settings import LibrarySettings
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.machine import bound_machines
-from perfmodel.studies.run.result.model import Uncertainty
+from perfmodel.studies.run.result import Uncertainty
 from perfmodel.studies.run.steps.simulate_step import collective_s
 from perfmodel.studies.run.steps.uncertainty import chance_of_gpus
 from perfmodel.topology.from_text.describe import find_host

@@ -12,7 +12,7 @@ import pytest
 from perfmodel.report.common import figures
 from perfmodel.report.common.document import Figure
 from perfmodel.report.common.html import render_block
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
 
 
 def by_name(figure: object) -> dict[str, object]:

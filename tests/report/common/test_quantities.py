@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.report.common import quantities
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
 from perfmodel.workload.model import sequence_of
 
 NO_INTERVAL = "no interval yet: the spread of collectives on this machine has not been measured"

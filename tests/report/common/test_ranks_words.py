@@ -11,7 +11,7 @@ from perfmodel.report.common.document import Paragraph, Table, for_ranks_of
 from perfmodel.report.run.page import report_html
 from perfmodel.report.run.text import result_lines, run_markdown
 from perfmodel.report.topology import summary, topology_html
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
 from perfmodel.topology.templates.build import build_topology
 
 

@@ -19,7 +19,7 @@ from perfmodel.report.explorer.grid import Grid, explore, value_at
 from perfmodel.report.explorer.section import explorer_section, to_data
 from perfmodel.scenario import Scenario, change_scenario, load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
 
 ASKED = "bucket-size-slow-ethernet"
 

@@ -15,7 +15,7 @@ from perfmodel.report.common.html import render_html
 from perfmodel.report.explorer.design import Axis, Design, Stop
 from perfmodel.report.explorer.grid import Grid, value_at
 from perfmodel.report.explorer.section import explorer_section
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

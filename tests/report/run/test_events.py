@@ -19,7 +19,7 @@ from perfmodel.report.run.events import (
 )
 from perfmodel.report.run.page import report_html
 from perfmodel.report.run.text import result_lines, to_json
-from perfmodel.studies.run.result.model import (
+from perfmodel.studies.run.result import (
     BackgroundJobStep,
     DisturbanceCost,
     EventCost,

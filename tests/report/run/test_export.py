@@ -10,7 +10,7 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.report.run.text import to_json
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
 
 # Keys that other programs were promised for ``perfmodel run --json``.
 PROMISED = {

@@ -20,7 +20,7 @@ from perfmodel.report.run.timeline import draw_timeline
 from perfmodel.report.topology_figure import draw_topology
 from perfmodel.scenario import change_scenario, load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result.model import BucketTime, DisturbanceCost, LinkUse, Result
+from perfmodel.studies.run.result import BucketTime, DisturbanceCost, LinkUse, Result
 from perfmodel.timeline import Timeline
 from perfmodel.workload.model import Sample
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from perfmodel.report.run.page import write_report
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

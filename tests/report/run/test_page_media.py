@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from perfmodel.cli.app import app
 from perfmodel.files import data_folder
 from perfmodel.report.run.page import write_report
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

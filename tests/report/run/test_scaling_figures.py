@@ -8,7 +8,7 @@ import pytest
 
 from perfmodel.report.run import scaling
 from perfmodel.report.run.scaling import BAND
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
 
 
 def by_name(figure: object) -> dict[str, object]:

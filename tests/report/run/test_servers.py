@@ -8,8 +8,8 @@ import pytest
 
 from perfmodel.report.common.html import render_block
 from perfmodel.report.run.parallelism import servers_section
-from perfmodel.studies.run.result.model import Result
-from perfmodel.studies.run.result.usage import ServerUse, Staleness
+from perfmodel.studies.run.result import Result
+from perfmodel.studies.run.usage import ServerUse, Staleness
 
 LATE = Staleness(1.5, 1, 3, 5, 7, ((0, 0, 0.5), (1, 7, 0.5)), None)
 

@@ -13,7 +13,7 @@ from perfmodel.report.run import sizes
 from perfmodel.report.run.page import report_html
 from perfmodel.report.run.scaling import findings, good_sentence, knee_sentence
 from perfmodel.report.run.text import run_markdown, sizes_csv
-from perfmodel.studies.run.result.model import Result, SizeResult
+from perfmodel.studies.run.result import Result, SizeResult
 
 SPACE = "\N{NO-BREAK SPACE}"
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from perfmodel.report.common.plain_text import render_terminal
 from perfmodel.report.run.text import result_lines, run_markdown
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
 
 
 def plain(text: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel.report.common.palette import WORK
 from perfmodel.report.run.timeline import draw_timeline
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
 from perfmodel.timeline import Span, Timeline
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.report.run.timeline import step_picture
-from perfmodel.studies.run.result.model import Result, SizeResult
-from perfmodel.studies.run.result.usage import LayoutUse, StageUse
+from perfmodel.studies.run.result import Result, SizeResult
+from perfmodel.studies.run.usage import LayoutUse, StageUse
 from perfmodel.timeline import Span, Timeline
 
 

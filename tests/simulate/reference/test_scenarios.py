@@ -8,9 +8,9 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.errors import InputError
-from perfmodel.studies.run.loops import one_loop_size
+from perfmodel.studies.run import one_loop_size
 from perfmodel.studies.run.resolve import machine as limits
-from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.studies.run.result import SizeResult
 
 pytestmark = pytest.mark.usefixtures("steps_alone")
 

@@ -42,8 +42,8 @@ from perfmodel.studies.advise.run import (
     advise_scenario,
     apply_changes,
 )
-from perfmodel.studies.compare.compare import gain_of
-from perfmodel.studies.compare.model import Change
+from perfmodel.studies.compare import gain_of
+from perfmodel.studies.comparison import Change
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_names
 from perfmodel.studies.tune.model import MIN_GAIN

@@ -17,9 +17,9 @@ from perfmodel.library.machine import Corrections, Machine
 from perfmodel.report.advice import narrow_gains
 from perfmodel.scenario import change_scenario, load_scenario
 from perfmodel.studies.advise.model import Advice, Proposed, Trial, find_narrow_gains
-from perfmodel.studies.compare.compare import gain_of
+from perfmodel.studies.compare import gain_of
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
-from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.studies.run.result import SizeResult
 from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.simulate_step import simulate_steps
 from perfmodel.studies.run.steps.sized_job import SizedJob, size_job

@@ -21,11 +21,10 @@ from perfmodel.report.run.timeline import step_picture
 from perfmodel.scenario import Scenario, change_scenario, load_scenario
 from perfmodel.studies.choose.layouts import step_causes
 from perfmodel.studies.plan.time_to_train import target_samples
-from perfmodel.studies.run.loops.loop_job import LoopJob
-from perfmodel.studies.run.loops.one_loop_size import simulate_loop_size
-from perfmodel.studies.run.prepared import PreparedSize
+from perfmodel.studies.run.loop_job import LoopJob
+from perfmodel.studies.run.one_loop_size import simulate_loop_size
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
-from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.studies.run.result import SizeResult
 from perfmodel.studies.run.steps import sized_job
 from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.sized_job import SizedJob, simulate_reported, size_job
@@ -303,7 +302,7 @@ def test_no_number_of_tune_is_read_out_of_a_text(
     scenario = change_scenario(load_scenario("bucket-size-slow-ethernet"), fields)
 
     def surrogate() -> list[tuple[str, Any]]:
-        evaluator = make_evaluator(PreparedSize(make_size(scenario), ()))
+        evaluator = make_evaluator(make_size(scenario))
         return list(leaves([evaluator.surrogate, evaluator.simulate(evaluator.options)]))
 
     expected = surrogate()

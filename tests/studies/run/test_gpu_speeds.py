@@ -7,8 +7,8 @@ import pytest
 from perfmodel.report.common import quantities
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.prepared import prepare
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
+from perfmodel.studies.run.steps.sized_job import prepare
 from perfmodel.studies.tune.evaluator import make_evaluator
 from perfmodel.workload.compute_spread import slowest_factor
 

@@ -10,7 +10,7 @@ from perfmodel.report.common import quantities
 from perfmodel.report.run.text import run_markdown, to_json
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
 
 TEXT = """# What does device 0 do?
 perfmodel: 1

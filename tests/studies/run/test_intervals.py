@@ -21,7 +21,7 @@ from perfmodel.simulate.sharing import duty_cycle
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.resolve.machine import bound_machines
-from perfmodel.studies.run.result.model import Uncertainty
+from perfmodel.studies.run.result import Uncertainty
 from perfmodel.studies.run.steps import one_size
 from perfmodel.studies.run.steps.uncertainty import ratio_interval
 from perfmodel.topology.templates.build import build_topology

@@ -10,7 +10,7 @@ import pytest
 
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import memory_advice, run_scenario
-from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.studies.run.result import SizeResult
 from perfmodel.units import format_bytes, format_time
 
 NODE = ("cluster.nodes=2", "scale=null", "training.batch_per_gpu=256")

@@ -12,7 +12,7 @@ from perfmodel.report.common import quantities
 from perfmodel.report.run.text import to_json
 from perfmodel.scenario import change_scenario, load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
 
 TO_CPU = {"kind": "zero", "stage": 3, "offload_optimizer": {}, "offload_param": {}}
 MODEL = """# How long is a step?

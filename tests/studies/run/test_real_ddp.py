@@ -14,8 +14,8 @@ import pytest
 from perfmodel.files import read_yaml
 from perfmodel.files.csv_rows import read_table
 from perfmodel.scenario import load_scenario
-from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.run import run_scenario
+from perfmodel.studies.run.steps.sized_job import prepare
 from perfmodel.topology.templates.build import build_topology
 from reports.validation.run import records_folder
 from reports.validation.trainings.shaped_links import measured_links, shaped_of

@@ -15,7 +15,7 @@ from perfmodel.report.run.text import to_json
 from perfmodel.report.tuning_text import tuned_json
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.studies.compare import compare
-from perfmodel.studies.compare.model import to_json as compared_json
+from perfmodel.studies.comparison import to_json as compared_json
 from perfmodel.studies.run.collective import collective_rows
 from perfmodel.studies.sweep import run_sweep, variants
 from perfmodel.studies.tune.run import tune_scenario

@@ -13,7 +13,7 @@ from perfmodel.files import list_shipped
 from perfmodel.library.model import load_library
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
 
 TEXT = """# How long is a step?
 perfmodel: 1

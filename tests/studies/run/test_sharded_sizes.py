@@ -7,7 +7,7 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
 
 
 def result_of(strategy: str, gpus: str = "[16]") -> Result:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfmodel.scenario import load_scenario
-from perfmodel.studies.run.prepared import prepare
+from perfmodel.studies.run.steps.sized_job import prepare
 from perfmodel.studies.tune.run import tune_scenario
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perfmodel.report.tuning_text import headline, snippet, to_paste, tuned_json, tuned_lines
 from perfmodel.scenario import load_scenario
-from perfmodel.studies.run.prepared import prepare
+from perfmodel.studies.run.steps.sized_job import prepare
 from perfmodel.studies.tune.caps import as_bytes, with_cap, with_caps
 from perfmodel.studies.tune.model import MIN_GAIN, Choice, TuneResult
 from perfmodel.studies.tune.recommendation import recommend

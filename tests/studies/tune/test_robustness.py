@@ -8,7 +8,7 @@ import pytest
 
 from perfmodel.scenario import load_scenario
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.studies.run.prepared import prepare
+from perfmodel.studies.run.steps.sized_job import prepare
 from perfmodel.studies.tune.caps import as_bytes, with_cap
 from perfmodel.studies.tune.evaluator import make_evaluator
 from perfmodel.studies.tune.model import MIN_GAIN, CurvePoint
@@ -31,7 +31,7 @@ def test_regrets_are_those_of_the_simulation_there() -> None:
     options = prepared.job.options
     chosen = found.curve[::16]
     assert all(len(point.regrets) == 3 for point in found.curve)
-    for at, there in enumerate(map(smooth_residual, prepared.alternatives), 1):
+    for at, there in enumerate(map(smooth_residual, prepared.ensemble.alternatives), 1):
         steps = [
             prepared.step(with_cap(options, as_bytes((p.bucket_cap_mb,))[0]), there).step_time_s
             for p in chosen
@@ -45,7 +45,7 @@ def test_regrets_are_those_of_the_simulation_there() -> None:
 
 def test_draws_of_a_profile_make_a_quick_and_a_slow_machine() -> None:
     evaluator = make_evaluator(prepare(load_scenario("resnet18-loopback-gloo", ["scale=null"])))
-    drawn = [UncontendedTimer(machine) for machine in evaluator.prepared.alternatives]
+    drawn = [UncontendedTimer(machine) for machine in evaluator.sized.ensemble.alternatives]
     quick, slow = compare_machines(evaluator)
     nbytes = 5_000_000
     likely_s = evaluator.allreduce.timer.best("all_reduce", nbytes, range(2))[1]
@@ -97,8 +97,8 @@ def test_without_an_interval_nothing_is_called_robust() -> None:
 def test_a_slow_machine_does_not_reduce_more_bytes_in_less_time(edge: int) -> None:
     """The interval of 64 MiB ends where a narrower one begins; no machine has such a step."""
     prepared = prepare(load_scenario("bucket-size-slow-ethernet", SMALL))
-    slow = UncontendedTimer(smooth_residual(prepared.alternatives[1]))
-    raw = UncontendedTimer(prepared.alternatives[1])
+    slow = UncontendedTimer(smooth_residual(prepared.ensemble.alternatives[1]))
+    raw = UncontendedTimer(prepared.ensemble.alternatives[1])
     sizes = [edge - 65_536, edge + 65_536]
     times = [slow.best("all_reduce", nbytes, range(8))[1] for nbytes in sizes]
     assert times[0] < times[1]
@@ -117,7 +117,7 @@ def test_the_default_is_rated_as_it_is_simulated() -> None:
     assert found.default_regrets[0] == pytest.approx(here, abs=1e-4)
     point = found.at(found.best_uniform.bucket_cap_mb or 0.0)
     options = with_cap(prepared.job.options, as_bytes((point.bucket_cap_mb,))[0])
-    for at, there in enumerate(map(smooth_residual, prepared.alternatives), 1):
+    for at, there in enumerate(map(smooth_residual, prepared.ensemble.alternatives), 1):
         usual_s = prepared.step(machine=there).step_time_s
         ratio = usual_s / prepared.step(options, there).step_time_s
         said = (1 + found.default_regrets[at]) / (1 + point.regrets[at])

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.scenario import Scenario, load_scenario
-from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.run import run_scenario
+from perfmodel.studies.run.steps.sized_job import prepare
 from perfmodel.studies.tune.caps import (
     Cuts,
     as_bytes,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perfmodel.errors import InputError
 from perfmodel.report.tuned_settings import settings_json, settings_lines, yaml_snippet
 from perfmodel.scenario import Scenario, load_scenario
-from perfmodel.studies.run.prepared import prepare
+from perfmodel.studies.run.steps.sized_job import prepare
 from perfmodel.studies.tune.settings_search import Choice, search, tune_settings
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import Setting

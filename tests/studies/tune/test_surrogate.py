@@ -7,7 +7,7 @@ import pytest
 
 from perfmodel.scenario import load_scenario
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.studies.run.prepared import prepare
+from perfmodel.studies.run.steps.sized_job import prepare
 from perfmodel.studies.tune.surrogate import AllReduceTimes
 
 

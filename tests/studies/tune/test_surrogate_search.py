@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfmodel.scenario import Scenario
-from perfmodel.studies.run.prepared import prepare
+from perfmodel.studies.run.steps.sized_job import prepare
 from perfmodel.studies.tune.caps import assign_buckets, with_caps
 from perfmodel.studies.tune.run import tune_scenario
 

@@ -92,9 +92,9 @@ class Disturbance:
     @property
     def moments_s(self) -> tuple[float, ...]:
         """When faults begin and end and bursts begin, since the settled state; seconds."""
-        edges = [at for fault in self.faults for at in (fault.from_s, fault.until_s)]
-        edges += [flow.start_s for flow in self.traffic if flow.nbytes is not None]
-        return tuple(at for at in edges if math.isfinite(at))
+        of_faults = (at for fault in self.faults for at in (fault.from_s, fault.until_s))
+        bursts = (flow.start_s for flow in self.traffic if flow.nbytes is not None)
+        return tuple(filter(math.isfinite, (*of_faults, *bursts)))
 
     @property
     def varies(self) -> bool:
@@ -111,12 +111,12 @@ def background_traffic(
 
     A steady stream that starts at 0 runs from the start of the run on.
     """
-    flows = (flow for each in disturbances for flow in each.traffic)
     return tuple(
         flow
         if flow.nbytes is None and flow.start_s == 0
         else replace(flow, start_s=settled_s + flow.start_s)
-        for flow in flows
+        for each in disturbances
+        for flow in each.traffic
     )
 
 
@@ -130,19 +130,18 @@ def as_disturbances(processes: Any, steps: Any = None) -> tuple[Disturbance, ...
     `steps`: that are counted beside them; None: `COUNTED_STEPS`.
     Raises `InputError`: what is no function of (env, network), or no number of steps; all faults.
     """
-    single = callable(processes) or not isinstance(processes, Iterable)
-    listed = [processes] if single else list(processes)
-    faults: list[Fault] = []
+    is_single = callable(processes) or not isinstance(processes, Iterable)
+    listed = [processes] if is_single else list(processes)
+    faults, counted = list[Fault](), COUNTED_STEPS if steps is None else steps
     for number, function in enumerate(listed):
         with collect_faults(faults):
             check_function(f"processes.{number}", function, "(env, network)", A_PROCESS)
-    counted = COUNTED_STEPS if steps is None else steps
     if isinstance(counted, bool) or not isinstance(counted, int) or counted < 1:
         faults.append(Fault("steps", describe_type(steps), "a whole number of steps, 1 or more"))
     raise_faults(faults)
-    owned = [OwnProcess(each, f"processes.{number}") for number, each in enumerate(listed)]
     return tuple(
-        Disturbance(f"process {own.name}", own.field, process=own, counted=counted) for own in owned
+        Disturbance(f"process {own.name}", own.field, process=own, counted=counted)
+        for own in [OwnProcess(each, f"processes.{number}") for number, each in enumerate(listed)]
     )
 
 
@@ -229,8 +228,9 @@ class _EventResolver:
             ranks, names = self._of_nodes(slow.nodes)
         steps = None if slow.steps is None else frozenset(slow.steps)
         when = f" in step {join_names(list(map(str, sorted(steps))))}" if steps else ""
-        description = f"{join_names(names)} {slow.by:g} times slower{when}"
-        return Disturbance(description, "", ranks, slow.by, steps=steps)
+        return Disturbance(
+            f"{join_names(names)} {slow.by:g} times slower{when}", "", ranks, slow.by, steps=steps
+        )
 
     def _jitter(self, at: int, jitter: JitterEvent) -> Disturbance:
         seed = (self.scenario.seed if jitter.seed is None else jitter.seed) + 1_000_003 * at
@@ -245,8 +245,9 @@ class _EventResolver:
         each = self.gpus_per_node
         self._check_range("nodes", nodes, len(self.ranks) // each)
         ranks = [tuple(self.ranks[node * each : (node + 1) * each]) for node in nodes]
-        names = [self.topology.ranks[own[0]].partition("/")[0] for own in ranks]
-        return tuple(chain.from_iterable(ranks)), names
+        return tuple(chain.from_iterable(ranks)), [
+            self.topology.ranks[own[0]].partition("/")[0] for own in ranks
+        ]
 
     def _check_range(self, field: str, numbers: Sequence[int], limit: int) -> None:
         raise_faults(
@@ -260,9 +261,9 @@ class _EventResolver:
     def _degrade(self, degrade: DegradeEvent) -> Disturbance:
         arcs = find_arcs(self.topology, degrade.link)
         now_Bps = {arc: float(self.topology.arcs.bandwidth_Bps[arc]) for arc in arcs}
-        if degrade.to is not None and degrade.to >= min(now_Bps.values()):
-            most = format_bandwidth(min(now_Bps.values()))
-            allowed = f"less than {most}, its undisturbed bandwidth"
+        least_Bps = min(now_Bps.values())
+        if degrade.to is not None and degrade.to >= least_Bps:
+            allowed = f"less than {format_bandwidth(least_Bps)}, its undisturbed bandwidth"
             raise InputError(Fault("to", format_bandwidth(degrade.to), allowed))
         by, changes_rate = degrade.by or 1.0, degrade.to is not None or degrade.by is not None
         fault = LinkFault(
@@ -292,8 +293,8 @@ class _EventResolver:
             raise InputError(no_device(self.topology, lose.nic, "nic"))
         if lose.nic not in nics:
             raise InputError(Fault("nic", repr(lose.nic), f"a NIC: {allowed_names(nics, limit=8)}"))
-        arcs = find_arcs(self.topology, lose.nic)
-        return _fail(f"{lose.nic} lost", lose, arcs, LinkFault(0.0, nodes=(lose.nic,)))
+        dead = LinkFault(0.0, nodes=(lose.nic,))
+        return _fail(f"{lose.nic} lost", lose, find_arcs(self.topology, lose.nic), dead)
 
     # ------------------------------------------------------------ traffic
 
@@ -322,8 +323,10 @@ class _EventResolver:
 
     def _pair_devices(self, traffic: TrafficEvent) -> list[tuple[str, str]]:
         """Pair senders with receivers in order, or all with the only one of the other side."""
-        ends = (("from", traffic.from_), ("to", traffic.to))
-        sides = [find_devices(self.topology, pattern, field) for field, pattern in ends]
+        sides = [
+            find_devices(self.topology, pattern, field)
+            for field, pattern in (("from", traffic.from_), ("to", traffic.to))
+        ]
         counts = list(map(len, sides))
         if set(counts) - {1, max(counts)}:
             allowed = f"one device, or as many as the {counts[0]} of 'from'"

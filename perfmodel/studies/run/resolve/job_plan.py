@@ -166,7 +166,6 @@ def plan_step(
     gradients = [job.workload.tensors[tensor].nbytes for tensor in job.workload.ready_order]
     # the optimizer on CPUs goes from tensor to tensor, PyTorch's default there
     updated_bytes = optimizer_bytes(job.workload, compute.optimizer, "for-loop")
-    peak_flops = {name: rate * faster for name, rate in job.gpu.peak_flops.items()}
     host = host_work(
         job.library,
         job.gpu,
@@ -200,7 +199,9 @@ def plan_step(
         host_memory_Bps=memory.memory_Bps * faster,
         drives=memory.drives,
         optimizer=compute.optimizer,
-        gpu=replace(job.gpu, peak_flops=peak_flops),
+        gpu=replace(
+            job.gpu, peak_flops={name: rate * faster for name, rate in job.gpu.peak_flops.items()}
+        ),
         float8=job.float8,
     )
     if collective_s is not None:
@@ -329,9 +330,11 @@ def _scale_to_measured(
     job: TrainingJob, times: LayerTimes, batch: int, measured: MeasuredStep
 ) -> LayerTimes:
     """Scale predicted times by what a measured step took over its prediction."""
-    reference = times if batch == measured.batch else _unscaled_times(job, measured.batch)
-    by = measured.time / step_s(reference)
+    by = measured.time / step_s(
+        times if batch == measured.batch else _unscaled_times(job, measured.batch)
+    )
     low, high = measured_factors(batch, measured.batch)
-    spread = max(low, times.spread[0]), min(high, times.spread[1])
-    source = f"{times.source}, scaled by {by:.3g} to the measured step"
-    return replace(scale_times(times, by, source), spread=spread)
+    return replace(
+        scale_times(times, by, f"{times.source}, scaled by {by:.3g} to the measured step"),
+        spread=(max(low, times.spread[0]), min(high, times.spread[1])),
+    )

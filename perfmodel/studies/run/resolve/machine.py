@@ -26,6 +26,12 @@ from perfmodel.library.settings import LibrarySettings, settings_of
 from perfmodel.scenario import ClusterSize, LibrarySection, Scenario, WhatIf
 from perfmodel.scenario.model import relocated_errors
 from perfmodel.scenario.sections.cluster import NodeSection
+from perfmodel.simulate.engine.engine import (
+    BY_SENDS,
+    Fidelity,
+    has_shared_cores,
+    uses_sockets,
+)
 from perfmodel.simulate.reference import MOST_SENDS
 from perfmodel.simulate.sockets.core_work import PIECE_BYTES
 from perfmodel.simulate.uncontended import MESSAGES, message_pairs
@@ -33,6 +39,7 @@ from perfmodel.studies.run.resolve.what_if import apply_what_if, what_if_of
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import MOST_GPUS, build_topology, with_usual_routing
 from perfmodel.topology.templates.spec import FabricSpec, NodeSpec
+from perfmodel.training.plan.step_plan import Collective, StepPlan
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
@@ -116,6 +123,37 @@ def _work_of(
     return messages, messages * (SEND_S + LINK_S * links + PIECE_S * pieces)
 
 
+SIMULATIONS_OF_A_SIZE = 6
+"""Of one size over sockets: the run, limits of the step, and four machines nearby."""
+
+
+def check_plan_messages(machine: Machine, plan: StepPlan, fidelity: Fidelity, steps: int) -> None:
+    """Refuse more messages of a plan, where each is simulated, than minutes allow."""
+    by_sends, sockets = fidelity in BY_SENDS, uses_sockets(machine, fidelity)
+    if not by_sends and not (sockets and has_shared_cores(machine)):
+        return
+    groups = {
+        name: tuple(group for group in each if len(group) > 1)
+        for name, each in plan.groups_of.items()
+    }
+    works = {task.work.key: task.work for task in plan.tasks if isinstance(task.work, Collective)}
+    sent = [
+        (work.op, work.nbytes, groups[work.communicator])
+        for work in works.values()
+        for _ in range(work.times)
+        if groups[work.communicator]
+    ]
+    check_message_size(
+        machine,
+        sent * steps,
+        "fidelity" if by_sends else "cluster.nodes",
+        fidelity=fidelity,
+        sockets=sockets,
+        by_cores=not by_sends,
+        simulations=SIMULATIONS_OF_A_SIZE,
+    )
+
+
 MOST_SHARED_WORK = 6_400
 """GPUs of all jobs of a scenario with several, times their number: each change of rates is followed
 by all of them, in simulations with and without each. Ten jobs of 64 V100s that train convolutions
@@ -163,8 +201,10 @@ def build_machine(
     nodes["cluster.nodes"] = size.nodes
     most_nodes = max(nodes, key=nodes.__getitem__)  # where most of them come from
     with relocated_errors(scenario, "cluster.nodes"):
-        count = (hosts or size.nodes) * size.gpus_per_node
-        check_cluster_size(count, "cluster.pool" if scenario.cluster.pool else most_nodes)
+        check_cluster_size(
+            (hosts or size.nodes) * size.gpus_per_node,
+            "cluster.pool" if scenario.cluster.pool else most_nodes,
+        )
     check_sharing_jobs(scenario, size)
     topology = node if isinstance(node, Topology) else _build(scenario, node, size, hosts)
     if scenario.library.host_step is not None and topology.gpu.generation != "cpu":
@@ -188,9 +228,11 @@ def _build(scenario: Scenario, node: NodeSpec, size: ClusterSize, hosts: int | N
     events = [event.model_dump(exclude_none=True) for event in scenario.events]
     names_cables = any("fabric/" in str(value) for event in events for value in event.values())
     with relocated_errors(scenario, "cluster"):
-        routed = fabric if names_cables else with_usual_routing(node, fabric)
         return build_topology(
-            node, hosts=hosts or size.nodes, fabric=routed, gpus_per_host=size.gpus_per_node
+            node,
+            hosts=hosts or size.nodes,
+            fabric=fabric if names_cables else with_usual_routing(node, fabric),
+            gpus_per_host=size.gpus_per_node,
         )
 
 
@@ -198,8 +240,9 @@ def named_node(scenario: Scenario) -> str | NodeSection:
     """Return what `cluster.node` names, with the paths of files beside the scenario."""
     node, origin = scenario.cluster.node, scenario.origin
     if isinstance(node, str):
-        field = "cluster.node" if scenario.cluster.graph is None else "cluster.graph"
-        return origin.beside(field, node)
+        return origin.beside(
+            "cluster.node" if scenario.cluster.graph is None else "cluster.graph", node
+        )
     if node.extends is None:
         return node
     return node.model_copy(update={"extends": origin.beside("cluster.node.extends", node.extends)})
@@ -234,8 +277,9 @@ def resolve_settings(scenario: Scenario) -> LibrarySettings:
     else:
         raise_faults(_find_nccl_settings(scenario))
     with relocated_errors(scenario, "library"):
-        fields = ("library.version", "library.env")
-        return settings_of(version=section.version, env=env, fields=fields)
+        return settings_of(
+            version=section.version, env=env, fields=("library.version", "library.env")
+        )
 
 
 def _find_nccl_settings(scenario: Scenario) -> list[Fault]:
@@ -269,8 +313,9 @@ def _load_library(section: LibrarySection) -> CommLibrary:
     stated = section.model_dump(include={"workers", "host_step"}, exclude_none=True)
     stated["protocols"] = protocols or loaded.protocols
     if section.credits is not None:  # for every machine
-        changed = (each.model_copy(update={"credits": None}) for each in loaded.variants)
-        stated["variants"] = tuple(changed)
+        stated["variants"] = tuple(
+            each.model_copy(update={"credits": None}) for each in loaded.variants
+        )
     return loaded.model_copy(update=stated)
 
 
@@ -309,8 +354,9 @@ def build_ensemble(
     what_if = what_if_of(scenario)
     if profile is None:
         likely = apply_what_if(what_if, nominal)
-        bounds = bound_machines(likely) if what_if.communication else ()
-        return MachineEnsemble(likely, bounds=bounds)
+        return MachineEnsemble(
+            likely, bounds=bound_machines(likely) if what_if.communication else ()
+        )
     if profile.transfer is not None:
         nominal = apply_what_if(what_if, nominal)
         what_if = WhatIf(communication=what_if.communication)
@@ -322,8 +368,10 @@ def build_ensemble(
     likely = apply_what_if(what_if, measured)
     if not (what_if.communication and measured_at(profile, size.gpus, "all_reduce")):
         return MachineEnsemble(likely, profile=profile)
-    profiles = draws(profile, PROFILE_DRAWS, seed=scenario.seed)
-    drawn = tuple(apply_what_if(what_if, apply(each, nominal)) for each in profiles)
+    drawn = tuple(
+        apply_what_if(what_if, apply(each, nominal))
+        for each in draws(profile, PROFILE_DRAWS, seed=scenario.seed)
+    )
     return MachineEnsemble(likely, drawn, profile=profile)
 
 
@@ -341,5 +389,7 @@ def bound_machines(machine: Machine) -> tuple[Machine, ...]:
     def factor(end: int, context: CollectiveContext) -> float:
         return factors_of(context.op)[band_of(context.nbytes)][end]
 
-    ends = (Corrections(residual=partial(factor, end)) for end in (0, 1))
-    return tuple(machine.with_corrections(machine.topology, each) for each in ends)
+    return tuple(
+        machine.with_corrections(machine.topology, Corrections(residual=partial(factor, end)))
+        for end in (0, 1)
+    )

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from perfmodel.scenario.model import relocated_errors
 from perfmodel.studies.run.resolve.job_plan import NO_HOST_MEMORY, HostMemory, price_layers
 from perfmodel.studies.run.resolve.training_job import TrainingJob
-from perfmodel.studies.run.result.usage import Memory
+from perfmodel.studies.run.usage import Memory
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.memory_use import (
@@ -49,8 +49,9 @@ def estimate_memory(
     float8_copies = 0.0  # bytes of fp8 that are kept per element of a weight
     if job.float8 is not None:
         with relocated_errors(job.scenario, "compute"):
-            casts = float8_casts(job.float8, job.gpu, compiled=bool(compute.compiled))
-            float8_copies = casts.copies
+            float8_copies = float8_casts(
+                job.float8, job.gpu, compiled=bool(compute.compiled)
+            ).copies
     times = job.scenario.origin.resolve("compute.times", compute.times or "")
     setup = Setup(
         workload=job.workload,
@@ -76,8 +77,9 @@ def estimate_memory(
     )
 
     def rule(setup: Setup) -> MemoryUse:
-        use = add_float8_copies(setup, memory_of(setup))
-        return add_waiting(setup, add_temporaries(setup, use))
+        return add_waiting(
+            setup, add_temporaries(setup, add_float8_copies(setup, memory_of(setup)))
+        )
 
     def most_bytes(kept_share: float) -> float:
         stages = stage_memory(replace(setup, kept_share=kept_share), rule, job.parallel_layout)
@@ -94,9 +96,8 @@ def estimate_memory(
         # Forward writes each byte that it keeps to memory once, in its time.
         high += float(price_layers(job, batch).forward_s.sum()) * job.gpu.memory_Bps
     is_estimated = low < high
-    of_gpu = {name: nbytes for name, nbytes in asdict(use).items() if name not in _OF_HOST}
     return Memory(
-        **of_gpu,
+        **{name: nbytes for name, nbytes in asdict(use).items() if name not in _OF_HOST},
         host_bytes=ranks_per_host * max(each.host_bytes + each.waiting_bytes for each in stages),
         drive_bytes=ranks_per_host * max(stage.drive_bytes for stage in stages),
         host_capacity_bytes=host.capacity_bytes,

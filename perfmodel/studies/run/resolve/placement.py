@@ -158,8 +158,9 @@ def _server_device(machine: Machine, host: int, server: Server) -> str:
     try:
         return machine.router.nearest_cpu(nics[0] if nics else gpu)
     except TopologyError as error:
-        allowed = f"'gpu' on {topology.template}: {error}"
-        raise InputError(Fault("strategy.device", "'cpu'", allowed)) from None
+        raise InputError(
+            Fault("strategy.device", "'cpu'", f"'gpu' on {topology.template}: {error}")
+        ) from None
 
 
 def _with_local_times(
@@ -188,9 +189,11 @@ def resolve_other_jobs(
         name, ranks = names[number], allocation.others[number]
         if section.name is None and names.count(name) > 1:  # as another job's model
             name = f"{name} (job {number})"
-        step = _plan_other_job(job, section, workload, topology, len(ranks))
         background = BackgroundJob(
-            replace(place_plan(step, ranks), name=name),
+            replace(
+                place_plan(_plan_other_job(job, section, workload, topology, len(ranks)), ranks),
+                name=name,
+            ),
             section.start,
             job.scenario.compute.overlap_slowdown,
         )
@@ -203,10 +206,11 @@ def resolve_other_jobs(
 def _plan_other_job(
     main: TrainingJob, section: OtherJob, workload: Workload, topology: Topology, ranks: int
 ) -> StepPlan:
-    changed = {"strategy": section.strategy, "parallel": ParallelSection()}
     job = replace(
         main,
-        scenario=main.scenario.model_copy(update=changed),
+        scenario=main.scenario.model_copy(
+            update={"strategy": section.strategy, "parallel": ParallelSection()}
+        ),
         workload=workload,
         gpu=topology.gpu,
         chosen=None,

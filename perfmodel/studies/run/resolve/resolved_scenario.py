@@ -90,8 +90,9 @@ def resolve_scenario(
             profile = read_profile(scenario.origin.beside("profile", scenario.profile))
     node, workload, other_workloads = resolve_names(scenario)
     if isinstance(node, Topology):
-        cluster = scenario.cluster.model_copy(update={"nodes": node.hosts})
-        scenario = scenario.model_copy(update={"cluster": cluster})
+        scenario = scenario.model_copy(
+            update={"cluster": scenario.cluster.model_copy(update={"nodes": node.hosts})}
+        )
     all_sizes = tuple(sizes(scenario, gpus_of(node)))
     share = resolve_share(scenario, workload, all_sizes[-1])
     _check_groups(scenario, all_sizes[-1].gpus)
@@ -122,8 +123,10 @@ def _check_groups(scenario: Scenario, gpus: int) -> None:
     """Refuse groups that are larger than the cluster; smaller sizes of a curve share all."""
     section = scenario.strategy
     groups = {name: getattr(section, name, None) for name in _GROUPS}
-    levels = enumerate(getattr(section, "levels", None) or ())
-    groups |= {f"levels.{number}.gpus": level.gpus for number, level in levels}
+    groups |= {
+        f"levels.{number}.gpus": level.gpus
+        for number, level in enumerate(getattr(section, "levels", None) or ())
+    }
     raise_faults(
         scenario.origin.fault(f"strategy.{name}", str(size), f"at most the {gpus} GPUs")
         for name, size in groups.items()
@@ -161,18 +164,21 @@ def resolve_names(
         node = _read_node(scenario)
     with collect_faults(faults):
         workload = resolve_workload(scenario)
-        narrow = any(ITEM_BYTES[each.dtype] < ITEM_BYTES["fp32"] for each in workload.tensors)
-        if not (scenario.compute.master_weights or narrow):
+        if not (
+            scenario.compute.master_weights
+            or any(ITEM_BYTES[each.dtype] < ITEM_BYTES["fp32"] for each in workload.tensors)
+        ):
             allowed = "true with parameters of fp32, which need no copies; or model.dtype: bf16"
             raise scenario.fault("compute.master_weights", "false", allowed)
     for number, job in enumerate(scenario.jobs):
         with collect_faults(faults):
-            other = resolve_workload(scenario, job.model, f"jobs.{number}.model")
-            other_workloads.append(other)
+            other_workloads.append(resolve_workload(scenario, job.model, f"jobs.{number}.model"))
     own = node.gpu if isinstance(node, Topology) else None if node is None else load_gpu(node.gpu)
     for number, mixed in enumerate(scenario.cluster.mixed):
-        fields = {"gpu": f"cluster.mixed.{number}.gpu"}
-        with collect_faults(faults), relocated_errors(scenario, "cluster.mixed", fields):
+        with (
+            collect_faults(faults),
+            relocated_errors(scenario, "cluster.mixed", {"gpu": f"cluster.mixed.{number}.gpu"}),
+        ):
             gpu = load_gpu(mixed.gpu)
             if own is not None and gpu.amd != own.amd:  # RCCL and NCCL do not speak to each other
                 raise InputError(Fault("gpu", repr(gpu.name), f"a GPU of the maker of {own.name}"))
@@ -235,8 +241,9 @@ def _plan(function: OwnStrategy, request: StepRequest, _: object) -> StepPlan:
         raise ScheduleError(str(error)) from error.__cause__
     name = name_of(function)
     if not isinstance(plan, StepPlan):
-        returned = describe_type(plan)
-        raise ScheduleError(f"strategy: {name} returned {returned}; allowed: {A_FUNCTION}")
+        raise ScheduleError(
+            f"strategy: {name} returned {describe_type(plan)}; allowed: {A_FUNCTION}"
+        )
     check_plan(plan, request.ranks)
     if not plan.tasks:
         raise ScheduleError(f"plan {plan.name!r}: tasks: found none; allowed: at least one")

@@ -155,15 +155,18 @@ def resolve_workload(
     Raises `InputError`: names file, line and field.
     """
     section, parallel = model or scenario.model, scenario.parallel
-    shares = model is None and (parallel.expert > 1 or parallel.tensor > 1)
-    idle = _BETWEEN_RANKS if shares else frozenset[str]()
     return _load(
         scenario,
         section,
         field,
         (field, {"model": f"{field}.{section.source}"}),
         dtype=section.dtype,
-        experts=_expert_settings(section.experts, idle=idle),
+        experts=_expert_settings(
+            section.experts,
+            idle=_BETWEEN_RANKS
+            if model is None and (parallel.expert > 1 or parallel.tensor > 1)
+            else frozenset[str](),
+        ),
     )
 
 
@@ -194,8 +197,7 @@ def _load(
             workload = pack_documents(workload, section.document_length)
         if section.adapters is not None:
             workload = add_adapters(workload, Adapters(**section.adapters.model_dump()))
-    fused = {"by_hand": fuse_by_hand, "blocks": only_blocks_fuse}
-    fuse = fused.get(str(scenario.compute.compiled))
+    fuse = {"by_hand": fuse_by_hand, "blocks": only_blocks_fuse}.get(str(scenario.compute.compiled))
     with relocated_errors(scenario, "compute"):  # nothing is left to fuse outside of it
         return workload if fuse is None else fuse(workload)
 

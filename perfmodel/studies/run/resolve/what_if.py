@@ -41,8 +41,10 @@ def apply_what_if(what_if: WhatIf, machine: Machine) -> Machine:
     the original links: NCCL's search knows the rates of existing GPUs only.
     """
     library = _scale_library(what_if, machine.library)
-    between = dict.fromkeys(BETWEEN_NODES, (what_if.network_bandwidth, what_if.network_latency))
-    network = _scale_links(machine.topology, between)
+    network = _scale_links(
+        machine.topology,
+        dict.fromkeys(BETWEEN_NODES, (what_if.network_bandwidth, what_if.network_latency)),
+    )
     topology = _scale_inside(what_if, network)
     if topology is machine.topology and library is machine.library:
         return machine
@@ -77,10 +79,11 @@ def filter_disturbances(
 
 def _scale_inside(what_if: WhatIf, topology: Topology) -> Topology:
     """Scale the links inside nodes, and copies through the hosts' memories."""
-    every, inside = what_if.node_bandwidth, {}
-    for kind, name in BANDWIDTHS_INSIDE.items():
-        own = getattr(what_if, name)
-        inside[kind] = min(every * own, max(INFINITE_FACTOR, every, own))  # "infinite" is the most
+    every = what_if.node_bandwidth
+    own = {kind: getattr(what_if, name) for kind, name in BANDWIDTHS_INSIDE.items()}
+    inside = {  # "infinite" is the most
+        kind: min(every * by, max(INFINITE_FACTOR, every, by)) for kind, by in own.items()
+    }
     links = {kind: (faster, what_if.node_latency) for kind, faster in inside.items()}
     scaled, copies = _scale_links(topology, links), inside["memory"]
     staged_Bps = scaled.staging_Bps and scaled.staging_Bps * copies
@@ -130,9 +133,11 @@ def _scale_library(what_if: WhatIf, library: CommLibrary) -> CommLibrary:
     def scale_all(protocols: Mapping[str, Protocol]) -> dict[str, Protocol]:
         return {name: scale_protocol(protocol) for name, protocol in protocols.items()}
 
-    by_algorithm = {name: scale_all(each) for name, each in library.by_algorithm.items()}
     return library.model_copy(
-        update={"protocols": scale_all(library.protocols), "by_algorithm": by_algorithm}
+        update={
+            "protocols": scale_all(library.protocols),
+            "by_algorithm": {name: scale_all(each) for name, each in library.by_algorithm.items()},
+        }
     )
 
 

@@ -11,8 +11,7 @@ import numpy as np
 from perfmodel.arrays import FloatArray, sending_s
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.what_if import BETWEEN_NODES
-from perfmodel.studies.run.result.model import Bottleneck, Relief, SizeResult
-from perfmodel.studies.run.result.usage import LinkEnds
+from perfmodel.studies.run.result import Bottleneck, Relief, SizeResult
 from perfmodel.studies.run.steps.reliefs import (
     HOST,
     LATENCY,
@@ -26,6 +25,7 @@ from perfmodel.studies.run.steps.reliefs import (
 from perfmodel.studies.run.steps.simulate_step import ReportedRun, simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import SizedJob
 from perfmodel.studies.run.steps.step_parts import grouped
+from perfmodel.studies.run.usage import LinkEnds
 from perfmodel.topology.arcs import Device
 from perfmodel.topology.model import Topology
 from perfmodel.training.plan.step_plan import Collective, StepPlan
@@ -46,8 +46,9 @@ _AS_BUSY_SHARE = 0.9
 def ends_of(topology: Topology, arc: int) -> LinkEnds:
     """Return a link by its ends."""
     src, dst = topology.arcs.names[arc]
-    kinds = topology.devices[src].kind, topology.devices[dst].kind
-    return LinkEnds(src, dst, topology.arcs.kinds[arc], kinds)
+    return LinkEnds(
+        src, dst, topology.arcs.kinds[arc], (topology.devices[src].kind, topology.devices[dst].kind)
+    )
 
 
 def name_busiest(topology: Topology, busy_s: FloatArray) -> str:
@@ -86,8 +87,10 @@ def _blocks(topology: Topology, arc: int) -> tuple[int, int]:
         return 0, topology.host_arcs
     if not any(topology.devices[end].kind == "nic" for end in topology.arcs.names[arc]):
         return 0, 0
-    inside = {end for link in topology.arcs.names[: topology.host_arcs] for end in link}
-    return topology.first_cable, 2 * sum(topology.devices[end].kind == "nic" for end in inside)
+    return topology.first_cable, 2 * sum(
+        topology.devices[end].kind == "nic"
+        for end in {end for link in topology.arcs.names[: topology.host_arcs] for end in link}
+    )
 
 
 def _sort_of(topology: Topology, arc: int) -> str:
@@ -135,8 +138,9 @@ def name_link(topology: Topology, arc: int) -> str:
     """
     src, dst = topology.arcs.names[arc]
     ends, sort = (topology.devices[src], topology.devices[dst]), _sort_of(topology, arc)
-    named = (device for device in ends if device.kind in _PARTS)
-    parts = {each.kind: _part(topology, each, _PARTS[each.kind]) for each in named}
+    parts = {
+        each.kind: _part(topology, each, _PARTS[each.kind]) for each in ends if each.kind in _PARTS
+    }
     if sort == "nic" and not parts:
         return _trunk(src, dst)
     return _NAMES[sort][0].format(host=_host(ends[0]), gpus=_gpus(topology, ends), **parts)
@@ -256,24 +260,25 @@ def _limits(
 
 def _busy_s(sized: SizedJob, reported: ReportedRun, timer: UncontendedTimer) -> FloatArray:
     """How long each link is busy in a step; 0 for those with bytes of others alone; seconds."""
-    arcs, run, disturbances = timer.machine.topology.arcs, reported.run, sized.disturbances
-    own_run = run
-    if any(each.traffic or each.background_job for each in disturbances):
-        own = [d for d in disturbances if not (d.traffic or d.background_job or d.jitter)]
+    rates_Bps, own_run = timer.machine.topology.arcs.bandwidth_Bps, reported.run
+    if any(each.traffic or each.background_job for each in sized.disturbances):
+        own = [d for d in sized.disturbances if not (d.traffic or d.background_job or d.jitter)]
         own_run = simulate_steps(reported.setup, own, reported.steps if own else 1).run
-    usable = (own_run.counted.wire_bytes > 0) & (arcs.bandwidth_Bps > 0)  # not dead ones
-    nbytes = np.where(usable, run.counted.wire_bytes / reported.steps, 0.0)
-    return sending_s(nbytes, arcs.bandwidth_Bps)
+    usable = (own_run.counted.wire_bytes > 0) & (rates_Bps > 0)  # not dead ones
+    nbytes = reported.run.counted.wire_bytes / reported.steps
+    return sending_s(np.where(usable, nbytes, 0.0), rates_Bps)
 
 
 def _largest_collective(plan: StepPlan, timer: UncontendedTimer) -> tuple[str, bool]:
     """Algorithm that moves most, and whether staging caps its slowest edge."""
-    works = [task.work for task in plan.tasks if isinstance(task.work, Collective)]
-    by_op = grouped(works, attrgetter("op"))
+    by_op = grouped(
+        [task.work for task in plan.tasks if isinstance(task.work, Collective)], attrgetter("op")
+    )
     most = max(by_op.values(), key=lambda same: sum(each.times * each.nbytes for each in same))
     work = max(most, key=attrgetter("nbytes"))
-    group = max(plan.groups_of[work.communicator], key=len)
-    lowered, _ = timer.best(work.op, work.nbytes, group, work.root)
+    lowered, _ = timer.best(
+        work.op, work.nbytes, max(plan.groups_of[work.communicator], key=len), work.root
+    )
     slowest = [(stage, timer.rates(stage)) for stage in lowered.stages]
     return lowered.schedule.algorithm, any(
         rates.min() >= stage.cap_Bps[int(np.argmin(rates))] * (1 - 1e-9) for stage, rates in slowest

@@ -12,7 +12,6 @@ from statistics import fmean
 from perfmodel.errors import TopologyError
 from perfmodel.library.machine import Machine
 from perfmodel.library.transport import local_path
-from perfmodel.studies.run.result.usage import DimensionUse, LayoutUse, StageUse
 from perfmodel.studies.run.steps.simulate_step import ReportedRun
 from perfmodel.studies.run.steps.sized_job import SizedJob
 from perfmodel.studies.run.steps.step_parts import (
@@ -24,8 +23,10 @@ from perfmodel.studies.run.steps.step_parts import (
     intervals_of,
     is_communication,
     sum_sent_bytes,
+    summed,
     window_of_passes,
 )
+from perfmodel.studies.run.usage import DimensionUse, LayoutUse, StageUse
 from perfmodel.testing.closed_forms import PassTimes, pass_spans
 from perfmodel.timeline import Span, covered_s, exposed_s
 from perfmodel.training.pipeline.pass_actions import PipelineSchedule
@@ -42,6 +43,7 @@ MOST_NEIGHBOURS = 64
 """Neighbours of a group whose paths are looked up, at most; further ones are alike."""
 
 PASSES = ("forward", "backward")
+PARTS_OF_PASSES = (*PASSES, "weights")
 
 
 def layout_use(sized: SizedJob, reported: ReportedRun, spans: Sequence[Span]) -> LayoutUse | None:
@@ -83,13 +85,13 @@ def bubble_in_theory(plan: StepPlan, schedule: PipelineSchedule) -> float:
     Messages take no time. For 1F1B and GPipe (P - 1) / (M + P - 1) of P stages and M micro-batches
     (Narayanan et al. 2021, section 2.2.1).
     """
-    total = {"forward": 0.0, "backward": 0.0, "weights": 0.0}
-    for task in plan.tasks:
-        if task.kind in PASSES and isinstance(task.work, Compute):
-            part = "weights" if task.role == "weight_gradient" else task.kind
-            total[part] += task.work.duration_s
+    total_s = summed(
+        ("weights" if task.role == "weight_gradient" else task.kind, task.work.duration_s)
+        for task in plan.tasks
+        if task.kind in PASSES and isinstance(task.work, Compute)
+    )
     counts = sum(len(each) for each in schedule.actions) / (3 if schedule.splits_backward else 2)
-    spans = pass_spans(schedule, PassTimes(*(each / counts for each in total.values())))
+    spans = pass_spans(schedule, PassTimes(*(total_s[each] / counts for each in PARTS_OF_PASSES)))
     length = max(float(stage[-1][1]) for stage in spans)
     busy = fmean(sum(float(end) - float(start) for start, end in stage) for stage in spans)
     return 1 - busy / length
@@ -141,8 +143,9 @@ def _dimension_uses(sized: SizedJob, reported: ReportedRun) -> tuple[DimensionUs
     for executions in by_step.values():
         own = grouped(executions, lambda execution: execution[0].rank_class)
         for each in plan.classes:
-            times_s = exposed_by_name((own[each.name],), kinds, each.name, dimension_of_task)
-            for dimension, time_s in times_s.items():
+            for dimension, time_s in exposed_by_name(
+                (own[each.name],), kinds, each.name, dimension_of_task
+            ).items():
                 exposed_s[dimension] += time_s * len(each.ranks) / ranks
     sent = grouped(
         (task for task, *_ in by_step[steps[-1]] if is_communication(task)), dimension_of_task
@@ -173,7 +176,6 @@ def _dimension_use(
         pair for each in called for pair in pairwise(list(each.groups[0][: MOST_NEIGHBOURS + 1]))
     ]
     per_host = machine.topology.gpus_per_host
-    crossing = sum(a // per_host != b // per_host for a, b in pairs)
     return DimensionUse(
         dimension=dimension,
         ranks=_group_ranks(called),
@@ -181,7 +183,9 @@ def _dimension_use(
         sent_bytes=max(sum_sent_bytes(plan, name, works) for name, works in works_of.items()),
         exposed_s=exposed_s,
         links=tuple(dict.fromkeys(kind for pair in pairs for kind in _links(machine, *pair))),
-        between_hosts=crossing / len(pairs) if pairs else 0.0,
+        between_hosts=sum(a // per_host != b // per_host for a, b in pairs) / len(pairs)
+        if pairs
+        else 0.0,
     )
 
 

@@ -19,7 +19,7 @@ from perfmodel.simulate.network import LinkCounters
 from perfmodel.studies.run.memory_advice import advise
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.training_job import assign_buckets
-from perfmodel.studies.run.result.model import (
+from perfmodel.studies.run.result import (
     BackgroundJobStep,
     BucketTime,
     DisturbanceCost,
@@ -28,7 +28,6 @@ from perfmodel.studies.run.result.model import (
     Wait,
     with_bottleneck,
 )
-from perfmodel.studies.run.result.usage import HotSpot, LinkUses, Memory
 from perfmodel.studies.run.steps.bottleneck import name_bottleneck
 from perfmodel.studies.run.steps.layout_use import layout_use
 from perfmodel.studies.run.steps.output_analysis import SETTLED_STEPS, WARM_UP, mean_interval_s
@@ -44,12 +43,14 @@ from perfmodel.studies.run.steps.step_parts import (
     busiest_class,
     communication_uses,
     grouped,
+    summed,
 )
 from perfmodel.studies.run.steps.uncertainty import (
     describe_sensitivity,
     simulate_uncertainties,
     with_interval,
 )
+from perfmodel.studies.run.usage import HotSpot, LinkUses, Memory
 from perfmodel.timeline import GroupOfClass, Span, Timeline
 from perfmodel.topology.arcs import LinkKinds
 from perfmodel.topology.model import Topology
@@ -72,8 +73,9 @@ def simulate_size(
     """
     with locate_errors(sized):
         reported = simulate_reported(sized)
-        first_s = simulate_first_step(sized).step_time_s if with_first else nan
-        point = _summarise(sized, reported, first_s)
+        point = _summarise(
+            sized, reported, simulate_first_step(sized).step_time_s if with_first else nan
+        )
         if sized.is_main:
             lines = advise(sized, point.memory, point.step_time_s, timed=with_first)
             point = replace(point, memory=replace(point.memory, advice=lines))
@@ -233,17 +235,17 @@ def find_hot_spot(
     if len(classes) < 2 or len(alone) != 1:
         return None
     (hot,) = alone
-    busy_s = dict.fromkeys((each.name for each in reported.plan.classes), 0.0)
-    for span in spans:
-        if kinds[span.stream] == "compute":
-            busy_s[span.rank_class] += span.end_s - span.start_s
+    on_device = (span for span in spans if kinds[span.stream] == "compute")
+    busy_s = summed((span.rank_class, span.end_s - span.start_s) for span in on_device)
     gpu = topology.ranks[hot.ranks[0]]
     others = [topology.ranks[rank] for each in classes if each is not hot for rank in each.ranks]
     nbytes = reported.run.counted.payload_bytes / reported.steps
     return HotSpot(
         gpu=gpu,
         busy_s=busy_s[hot.name],
-        others_busy_s=max(time for name, time in busy_s.items() if name != hot.name),
+        others_busy_s=max(
+            busy_s[each.name] for each in reported.plan.classes if each.name != hot.name
+        ),
         link_bytes=_at(topology, nbytes, gpu),
         others_link_bytes=float(np.mean([_at(topology, nbytes, other) for other in others])),
         only_there_bytes=memory.optimizer_bytes + memory.buckets_bytes,
@@ -270,11 +272,14 @@ def simulate_costs(sized: SizedJob, reported: ReportedRun) -> DisturbanceCost:
         return simulate_steps(reported.setup, disturbances, SETTLED_STEPS).step_time_s
 
     cost = cost_of(sized.disturbances, step_with_s, reported.step_s, reported.steps_s)
-    jobs = [each.background_job for each in sized.disturbances if each.background_job]
     return replace(
         cost,
         waits=_find_waits(sized, reported, by_rank=cost.mean_interval_s is not None),
-        jobs=tuple(_simulate_other_job(sized, reported, job) for job in jobs),
+        jobs=tuple(
+            _simulate_other_job(sized, reported, each.background_job)
+            for each in sized.disturbances
+            if each.background_job
+        ),
     )
 
 
@@ -343,23 +348,21 @@ def _find_waits(sized: SizedJob, reported: ReportedRun, *, by_rank: bool) -> tup
         else each.name
         for each in reported.plan.classes
     }
-    counted = grouped(
-        (each for each in reported.run.arrivals if each.step in reported.counted_steps),
-        attrgetter("name"),
-    )
+    counted = (each for each in reported.run.arrivals if each.step in reported.counted_steps)
     return tuple(
         _wait_of(
             each,
             [ranks[at.last_rank] if by_rank else class_names[at.last] for at in each],
         )
-        for each in counted.values()
+        for each in grouped(counted, attrgetter("name")).values()
     )
 
 
 def _wait_of(arrivals: Sequence[CollectiveArrivals], last: Sequence[str]) -> Wait:
     """Sum up the arrivals at one collective; `last` came last to each."""
-    waited = zip(arrivals, last, strict=True)
-    counts = Counter(name for each, name in waited if each.longest_s > ROUNDING_S)
+    counts = Counter(
+        name for each, name in zip(arrivals, last, strict=True) if each.longest_s > ROUNDING_S
+    )
     most_often, times = counts.most_common(1)[0] if counts else ("", 0)
     waits_s = fmean(each.waited_s for each in arrivals), max(each.longest_s for each in arrivals)
     mean_s, longest_s = (wait_s if wait_s > ROUNDING_S else 0.0 for wait_s in waits_s)

@@ -7,13 +7,13 @@ samples (Law, Simulation Modeling and Analysis, 5th ed. 2015, section 9.4; warm-
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
 from perfmodel.arrays import Z80
 from perfmodel.errors import Fault, raise_faults
 from perfmodel.studies.run.resolve.disturbance import Disturbance
+from perfmodel.studies.run.steps.step_parts import summed
 from perfmodel.training.plan.step_plan import Compute, StepPlan
 from perfmodel.units import format_time
 
@@ -92,10 +92,11 @@ def count_needed_steps(
 
 def busiest_stream_s(plan: StepPlan) -> float:
     """Time that the stream with most to compute takes at least: no step is shorter."""
-    sums: dict[tuple[str, str], float] = defaultdict(float)
-    for task in plan.tasks:
-        if isinstance(task.work, Compute):
-            sums[task.rank_class, task.stream] += task.work.duration_s
+    sums = summed(
+        ((task.rank_class, task.stream), task.work.duration_s)
+        for task in plan.tasks
+        if isinstance(task.work, Compute)
+    )
     workers = {stream.name: stream.workers for stream in plan.streams}
     return max((total / workers[name] for (_, name), total in sums.items()), default=0.0)
 
@@ -129,16 +130,18 @@ def jitter_steps(cv: float, plan: StepPlan) -> int:
     `cv`: coefficient of variation of the jitter.
     `plan`: its ranks and tasks limit the number of steps that can be simulated in seconds.
     """
-    needed = math.ceil((Z80 * cv / MEAN_WITHIN) ** 2)
-    pieces = len(plan.tasks) * sum(len(each.ranks) for each in plan.classes)
-    affordable = max(FEWEST_AT_ALL, int(RANK_TASKS / pieces))
-    return min(affordable, max(FEWEST_RANDOM, min(MOST_RANDOM, needed)))
+    affordable = max(
+        FEWEST_AT_ALL,
+        int(RANK_TASKS / (len(plan.tasks) * sum(len(each.ranks) for each in plan.classes))),
+    )
+    return min(
+        affordable, max(FEWEST_RANDOM, min(MOST_RANDOM, math.ceil((Z80 * cv / MEAN_WITHIN) ** 2)))
+    )
 
 
 def mean_interval_s(steps_s: Sequence[float]) -> tuple[float, float]:
     """80 % interval of the mean of independent steps (Student's t, by its first correction)."""
-    freedom = len(steps_s) - 1
-    factor = Z80 + (Z80**3 + Z80) / (4 * freedom)
+    factor = Z80 + (Z80**3 + Z80) / (4 * (len(steps_s) - 1))
     half = factor * stdev(steps_s) / math.sqrt(len(steps_s))
     mean = fmean(steps_s)
     return mean - half, mean + half

@@ -20,7 +20,7 @@ from perfmodel.simulate.engine.engine import BY_SENDS
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.what_if import BANDWIDTHS_INSIDE, BETWEEN_NODES, apply_what_if
-from perfmodel.studies.run.result.model import Relief, SizeResult
+from perfmodel.studies.run.result import Relief, SizeResult
 from perfmodel.studies.run.steps.simulate_step import ReportedRun, simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import SizedJob
 from perfmodel.training.plan.step_plan import Collective, StepPlan
@@ -96,8 +96,10 @@ def describe_parts(parts: Sequence[Part]) -> str:
     'infinitely fast network and PCIe, and no latency'
     """
     links = [part.name for part in parts if part in LINKS]
-    fast = [f"infinitely fast {join_words(links)}"] if links else []
-    *first, last = [*fast, *(part.text for part in parts if part.text)]
+    *first, last = [
+        *([f"infinitely fast {join_words(links)}"] if links else []),
+        *(part.text for part in parts if part.text),
+    ]
     # "and" within the links asks for a comma before the next.
     return f"{', '.join(first)}{',' if ' and ' in first[0] else ''} and {last}" if first else last
 
@@ -111,8 +113,10 @@ def simulate_reliefs(
     """
     step_s, reliefs = point.step_time_s, list[Relief]()
     if point.breakdown_s["idle"] > WORTH_NAMING * step_s:
-        setup = replace(reported.setup, plan_for=lambda gpu: sized.plan_for(gpu, launches=False))
-        saves_s = reported.step_s - reported.simulate_again(sized.disturbances, setup)
+        saves_s = reported.step_s - reported.simulate_again(
+            sized.disturbances,
+            replace(reported.setup, plan_for=lambda gpu: sized.plan_for(gpu, launches=False)),
+        )
         reliefs.append(Relief(describe_parts([HOST]), (HOST.name,), {}, saves_s))
     waits_s = point.exposed_comm_s + point.breakdown_s["slowdown"]
     if point.exposed_comm_s > 0 and waits_s > WORTH_SEARCHING * step_s:
@@ -202,8 +206,9 @@ class _Search:
         def left_s(part: Part | None) -> float:
             return max((busy_s[other] for other in busy_s if other is not part), default=0.0)
 
-        most_s = {part: min(2 * busy_s[part], comm_s - left_s(part)) for part in busy_s}
-        return most_s | dict.fromkeys(others, comm_s - left_s(None))
+        return {
+            part: min(2 * busy_s[part], comm_s - left_s(part)) for part in busy_s
+        } | dict.fromkeys(others, comm_s - left_s(None))
 
     def _relieve_together(self, order: Sequence[Part], free: Relief) -> Relief:
         """Take limits away one after the other, until half of the wait is gone.
@@ -248,8 +253,7 @@ def _busy_by_part(timer: UncontendedTimer, reported: ReportedRun) -> dict[Part, 
     topology, arcs = timer.machine.topology, timer.machine.topology.arcs
     rates_Bps, nbytes = arcs.bandwidth_Bps, reported.run.counted.wire_bytes / reported.steps
     links_s = sending_s(np.where(rates_Bps > 0, nbytes, 0.0), rates_Bps)
-    of_part = {part: links_s[arcs.kinds.among(part.kinds)] for part in LINKS}
-    busy_s = {part: float(each.max(initial=0.0)) for part, each in of_part.items()}
+    busy_s = {part: float(links_s[arcs.kinds.among(part.kinds)].max(initial=0.0)) for part in LINKS}
     if topology.staging_Bps is not None:
         busy_s[MEMORY] = max(busy_s.values())
     return {part: time_s for part, time_s in busy_s.items() if time_s > 0}
@@ -257,8 +261,10 @@ def _busy_by_part(timer: UncontendedTimer, reported: ReportedRun) -> dict[Part, 
 
 def _has_rates(plan: StepPlan, timer: UncontendedTimer) -> bool:
     """Whether a limit of the library's, and no link, sets the rate of a collective or its sums."""
-    protocols = timer.machine.library.protocols.values()
-    if any(each.reduce_rate is not None or each.host_step > 0 for each in protocols):
+    if any(
+        each.reduce_rate is not None or each.host_step > 0
+        for each in timer.machine.library.protocols.values()
+    ):
         return True
     works = [task.work for task in plan.tasks if isinstance(task.work, Collective)]
     largest = {work.op: work for work in sorted(works, key=attrgetter("nbytes"))}

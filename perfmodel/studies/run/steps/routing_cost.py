@@ -16,7 +16,6 @@ from perfmodel.arrays import FloatArray, sending_s
 from perfmodel.library.lowering.lowered import LoweredCollective, add_traffic, stage_bytes
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.run.steps.simulate_step import timer_of
 from perfmodel.studies.run.steps.sized_job import SizedJob
 from perfmodel.topology.arcs import devices_of
@@ -32,12 +31,8 @@ where they have to be searched. Links then carry what they would if flows were s
 within a few percent."""
 
 
-def routing_cost(sized: SizedJob, point: SizeResult) -> float:
-    """How many times as long the largest bucket's all-reduce takes because of collisions; from 1.
-
-    It is timed alone.
-    """
-    nbytes = max((bucket.nbytes for bucket in point.buckets), default=0)
+def routing_cost(sized: SizedJob, nbytes: int) -> float:
+    """How many times as long an all-reduce takes because of collisions, timed alone; from 1."""
     if not nbytes or len(sized.allocation.own) < 2:
         return 1.0
     timer = timer_of(sized.setup(), ())
@@ -53,14 +48,12 @@ def hash_cost(timer: UncontendedTimer, lowered: LoweredCollective) -> float:
     if "adaptive" not in ROUTINGS_OF.get(machine.topology.fabric, ("adaptive",)):
         return 1.0
     arcs, first = machine.topology.arcs, machine.topology.first_cable
-    hashed = np.zeros(len(arcs))
+    hashed, trunks = np.zeros(len(arcs)), first + 2 * _ports(machine)
     add_traffic(hashed, lowered)
-    trunks = first + 2 * _ports(machine)
     busy_s = sending_s(hashed, arcs.bandwidth_Bps)
     inside_s, edges_s = busy_s[trunks:].max(initial=0.0), busy_s[first:trunks].max(initial=0.0)
-    if (
-        inside_s <= NAMED_COST_RATIO * edges_s
-    ):  # no link between switches is busier than a host's own
+    # no link between switches is busier than a host's own
+    if inside_s <= NAMED_COST_RATIO * edges_s:
         return 1.0
     spread = _spread_traffic(machine, lowered, hashed)
     # Links between switches get faster by what spreading saves on the busiest of them. Then it is
@@ -68,8 +61,10 @@ def hash_cost(timer: UncontendedTimer, lowered: LoweredCollective) -> float:
     more = np.ones(len(arcs))
     more[trunks:] = inside_s / sending_s(spread, arcs.bandwidth_Bps)[trunks:].max()
     even = machine.topology.with_arcs(replace(arcs, bandwidth_Bps=arcs.bandwidth_Bps * more))
-    spread_s = UncontendedTimer(replace(machine, topology=even)).time_s(lowered)
-    return max(1.0, timer.time_s(lowered) / spread_s)
+    return max(
+        1.0,
+        timer.time_s(lowered) / UncontendedTimer(replace(machine, topology=even)).time_s(lowered),
+    )
 
 
 def _ports(machine: Machine) -> int:
@@ -114,11 +109,10 @@ def describe_routing(cost: float, nbytes: int, op: str = "all_reduce") -> tuple[
     """Name the routing where it makes a collective of this size more than 10 % slower."""
     if cost <= NAMED_COST_RATIO:
         return ()
-    name = op.replace("_", "-")
-    article = "an" if name.startswith("a") else "a"
+    name = f"{'an' if op.startswith('a') else 'a'} {op.replace('_', '-')}"
     note = (
-        f"The fabric sends each flow one way by a static hash (ECMP), and flows collide: {article} "
-        f"{name} of {format_bytes(nbytes)} alone takes {cost:.2g} times as long as if every "
-        "flow were spread over all its ways (`cluster.fabric.routing: adaptive`)."
+        f"The fabric sends each flow one way by a static hash (ECMP), and flows collide: {name} of "
+        f"{format_bytes(nbytes)} alone takes {cost:.2g} times as long as if every flow were spread "
+        "over all its ways (`cluster.fabric.routing: adaptive`)."
     )
     return (note,)

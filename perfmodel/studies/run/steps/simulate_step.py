@@ -216,12 +216,11 @@ def _why_single(
     """Say why ranks that differ need a process each; None where vectors of them are exact."""
     from perfmodel.simulate.engine.rank_vectors import why_unsuited
 
-    on_sockets = uses_sockets(timer.machine, fidelity)
     reasons = (
         (around.processes, "processes see each collective begin"),
         (fidelity == "reference", "fidelity 'reference' has a process for each rank"),
         (
-            around.background_jobs and on_sockets,
+            around.background_jobs and uses_sockets(timer.machine, fidelity),
             "other jobs keep cores busy on which messages wait",
         ),
     )
@@ -286,9 +285,10 @@ def _split_into_ranks(
     ranks = [rank for each in plan.classes for rank in each.ranks]
     if len(ranks) > MOST_SINGLE_RANKS:
         origin = next(each.origin for each in disturbances if each.jitter is not None)
-        conflict = f"jitter on {len(ranks)} ranks, where {reason}"
         allowed = f"at most {MOST_SINGLE_RANKS} ranks then, or no jitter"
-        raise InputError(Fault(f"{origin}.jitter", conflict, allowed))
+        raise InputError(
+            Fault(f"{origin}.jitter", f"jitter on {len(ranks)} ranks, where {reason}", allowed)
+        )
     home = {rank: each.name for each in plan.classes for rank in each.ranks}
     single = one_class_per_rank(plan)
     return single, tuple(
@@ -375,12 +375,12 @@ def collective_s(
     library : str, optional
         Instead of the machine's own.
     """
-    own = machine.library.name
-    name = library or own
+    is_own, name = library in (None, machine.library.name), library or machine.library.name
     if name not in timers:
-        other = make_machine(machine.topology, load_library(name)) if name != own else machine
-        timers[name] = UncontendedTimer(other)
-    if name == own and machine.library.in_order:
+        timers[name] = UncontendedTimer(
+            machine if is_own else make_machine(machine.topology, load_library(name))
+        )
+    if is_own and machine.library.in_order:
         return simulated_s(timers[name], group, op, nbytes)
     return timers[name].best(op, nbytes, group)[1]
 

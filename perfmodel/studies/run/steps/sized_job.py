@@ -7,14 +7,15 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import InputError, SimulationError, TopologyError
 from perfmodel.garbage import no_collections
 from perfmodel.library.machine import Machine
+from perfmodel.memo import once
 from perfmodel.scenario import ClusterSize, Scenario, batch_per_gpu
 from perfmodel.scenario.model import relocated_errors
-from perfmodel.simulate.engine.engine import BY_SENDS, Fidelity, has_shared_cores, uses_sockets
+from perfmodel.simulate.engine.engine import Fidelity
 from perfmodel.simulate.engine.outcome import Run
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance, resolve_events
@@ -23,7 +24,7 @@ from perfmodel.studies.run.resolve.machine import (
     MachineEnsemble,
     build_ensemble,
     build_machine,
-    check_message_size,
+    check_plan_messages,
 )
 from perfmodel.studies.run.resolve.memory_estimate import estimate_memory
 from perfmodel.studies.run.resolve.placement import (
@@ -35,10 +36,9 @@ from perfmodel.studies.run.resolve.placement import (
     place_plan,
     resolve_other_jobs,
 )
-from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario
+from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario, resolve_scenario
 from perfmodel.studies.run.resolve.training_job import TrainingJob, move_to_gpu
 from perfmodel.studies.run.resolve.what_if import filter_disturbances, what_if_of
-from perfmodel.studies.run.result.usage import Memory
 from perfmodel.studies.run.steps.output_analysis import (
     MANY_TASKS,
     SETTLED_STEPS,
@@ -51,11 +51,15 @@ from perfmodel.studies.run.steps.simulate_step import (
     collective_s,
     simulate_steps,
 )
+from perfmodel.studies.run.usage import Memory
 from perfmodel.training.ddp.buckets import Iteration
 from perfmodel.training.memory_use import StepOptions
 from perfmodel.training.plan.loop_plan import LoopPlan
-from perfmodel.training.plan.step_plan import Collective, StepPlan
+from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.workload.model import LayerTimes, Workload, scale_times
+
+if TYPE_CHECKING:
+    from perfmodel.calibrate import Profile
 
 
 @dataclass
@@ -87,10 +91,16 @@ class SizedJob:
     _timers: dict[tuple[str, ...], UncontendedTimer] = field(default_factory=dict, init=False)
     _alone: dict[str, UncontendedTimer] = field(default_factory=dict, init=False)
     _times: dict[str | None, LayerTimes] = field(default_factory=dict, init=False)
+    _elsewhere: dict[Machine, SizedJob] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.batch = batch_per_gpu(self.job.scenario, self.size.gpus)
-        self.disturbances = self.disturbances_on(self.ensemble.likely)
+        self.disturbances = self.disturbances_on(self.machine)
+
+    @property
+    def machine(self) -> Machine:
+        """The machine with its most likely numbers."""
+        return self.ensemble.likely
 
     @property
     def steady_disturbances(self) -> tuple[Disturbance, ...]:
@@ -117,15 +127,14 @@ class SizedJob:
         self, machine: Machine, disturbances: Sequence[Disturbance]
     ) -> tuple[Disturbance, ...]:
         """Return some of the disturbances as they are on another machine."""
-        if not disturbances:
-            return ()
         origins = {each.origin for each in disturbances}
-        return tuple(each for each in self.disturbances_on(machine) if each.origin in origins)
+        there = self.disturbances_on(machine) if origins else ()
+        return tuple(each for each in there if each.origin in origins)
 
     def _changed(self, **attributes: Any) -> SizedJob:
         """Return a copy with other attributes; it shares the caches that are not among them."""
         other = copy(self)
-        vars(other).update(attributes)
+        vars(other).update({"_elsewhere": {}} | attributes)
         return other
 
     def with_options(self, options: StepOptions) -> SizedJob:
@@ -165,8 +174,9 @@ class SizedJob:
 
         Its loops are placed with the machine's own times.
         """
-        ensemble = MachineEnsemble(machine)
-        return self._changed(ensemble=ensemble, fidelity="flow", _timers={}, _alone={}, _loops={})
+        return self._changed(
+            ensemble=MachineEnsemble(machine), fidelity="flow", _timers={}, _alone={}, _loops={}
+        )
 
     def plan_for(
         self, gpu: str | None, iteration: Iteration = "steady", launches: bool = True
@@ -178,20 +188,18 @@ class SizedJob:
         """
         key = (iteration, launches, gpu)
         if key not in self._plans:
-            job, layers = self._job_on(gpu), self._scaled_times(gpu, launches)
-            collective = partial(collective_s, self.ensemble.likely, self._replicas, self._alone)
             with no_collections():
                 step = plan_step(
-                    job,
-                    layers,
+                    self._job_on(gpu),
+                    self._scaled_times(gpu, launches),
                     self.size.gpus,
                     self.batch,
                     iteration,
                     merge=not self._per_layer,
-                    sockets=self.ensemble.likely.topology.sockets,
+                    sockets=self.machine.topology.sockets,
                     ranks_per_host=self.size.gpus_per_node,
-                    collective_s=collective,
-                    memory=host_memory(self.ensemble.likely),
+                    collective_s=partial(collective_s, self.machine, self._replicas, self._alone),
+                    memory=host_memory(self.machine),
                 )
             self._plans[key] = place_plan(step, self.allocation.own)
         return self._plans[key]
@@ -203,19 +211,17 @@ class SizedJob:
             self.size.gpus,
             self.batch,
             tuple(each.gpu for each in self.disturbances if each.gpu is not None),
-            host_memory(self.ensemble.likely),
+            host_memory(self.machine),
             self.size.gpus_per_node,
         )
 
     @property
     def _replicas(self) -> Ranks:
         """Ranks that average the gradients of one share of the model."""
-        own, parallel_layout = self.allocation.own, self.job.parallel_layout
-        if parallel_layout.is_plain:
+        own, layout = self.allocation.own, self.job.parallel_layout
+        if layout.is_plain:
             return own
-        return tuple(
-            own[rank] for rank in parallel_layout.grid(self.size.gpus).numbers[0, :, 0].tolist()
-        )
+        return tuple(own[rank] for rank in layout.grid(self.size.gpus).numbers[0, :, 0].tolist())
 
     @property
     def settled(self) -> int:
@@ -227,14 +233,19 @@ class SizedJob:
 
         `gpu`, `launches`: as in `plan_for`.
         """
-        key = (launches, gpu)
-        if key not in self._loops:
-            job, layers = self._job_on(gpu), self._scaled_times(gpu, launches)
+
+        def plan() -> LoopPlan:
             loops = plan_loops(
-                job, layers, self.size.gpus, self.size.nodes, self.batch, merge=not self._per_layer
+                self._job_on(gpu),
+                self._scaled_times(gpu, launches),
+                self.size.gpus,
+                self.size.nodes,
+                self.batch,
+                merge=not self._per_layer,
             )
-            self._loops[key] = place_loops(loops, self.allocation, self.ensemble.likely)
-        return self._loops[key]
+            return place_loops(loops, self.allocation, self.machine)
+
+        return once(self._loops, (launches, gpu), plan)
 
     @property
     def _per_layer(self) -> bool:
@@ -245,9 +256,7 @@ class SizedJob:
         return self.job if gpu is None else move_to_gpu(self.job, gpu)
 
     def _layer_times(self, gpu: str | None) -> LayerTimes:
-        if gpu not in self._times:
-            self._times[gpu] = price_layers(self._job_on(gpu), self.batch)
-        return self._times[gpu]
+        return once(self._times, gpu, lambda: price_layers(self._job_on(gpu), self.batch))
 
     def _scaled_times(self, gpu: str | None, launches: bool) -> LayerTimes:
         """Times of layers, `compute` times as long, with or without their launches."""
@@ -255,45 +264,41 @@ class SizedJob:
         layers = layers if self.compute == 1 else scale_times(layers, self.compute)
         return layers if launches else replace(layers, launch_s=0.0)
 
+    def step(
+        self, options: StepOptions | None = None, machine: Machine | None = None
+    ) -> ReportedRun:
+        """Simulate the job with some options of its strategy.
+
+        `options`: by default the scenario's. The batch stays the scenario's.
+        `machine`: an alternative of the ensemble instead of the likely machine.
+        The step equals the result of `run_scenario` with these options to the bit.
+
+        Raises `InputError`: names file, line and field of the scenario.
+        """
+        sized = self
+        if machine is not None:
+            sized = self._elsewhere.setdefault(machine, self.on_machine(machine))
+        sized = sized if options is None else sized.with_options(options)
+        with locate_errors(sized):
+            return simulate_reported(sized)
+
+    def first_step_s(self, options: StepOptions) -> float:
+        """Simulate the very first step with some options; seconds."""
+        sized = self.with_options(options)
+        with locate_errors(sized):
+            return simulate_first_step(sized).step_time_s
+
     def setup(
         self, settled_s: float = 0.0, iteration: Iteration = "steady", launches: bool = True
     ) -> SimulationSetup:
         """Set up a simulation on the likely machine."""
         return SimulationSetup(
-            self.ensemble.likely,
+            self.machine,
             lambda gpu: self.plan_for(gpu, iteration, launches),
             self.fidelity if what_if_of(self.job.scenario).communication else "free",
             self.job.scenario.compute.overlap_slowdown,
             settled_s,
             self._timers,
-        )
-
-    def check_message_count(self, steps: int) -> None:
-        """Refuse more messages, where they are simulated one by one, than minutes allow."""
-        machine, by_sends = self.ensemble.likely, self.fidelity in BY_SENDS
-        sockets = uses_sockets(machine, self.fidelity)
-        if not by_sends and not (sockets and has_shared_cores(machine)):
-            return
-        plan = self.plan_for(None)
-        groups = {
-            name: tuple(group for group in each if len(group) > 1)
-            for name, each in plan.groups_of.items()
-        }
-        works = {t.work.key: t.work for t in plan.tasks if isinstance(t.work, Collective)}
-        sent = [
-            (work.op, work.nbytes, groups[work.communicator])
-            for work in works.values()
-            for _ in range(work.times)
-            if groups[work.communicator]
-        ]
-        check_message_size(
-            machine,
-            sent * steps,
-            "fidelity" if by_sends else "cluster.nodes",
-            fidelity=self.fidelity,
-            sockets=sockets,
-            by_cores=not by_sends,
-            simulations=SIMULATIONS_OF_A_SIZE,
         )
 
 
@@ -307,17 +312,16 @@ def size_job(
     scenario, is_main = inputs.scenario, size == inputs.sizes[-1]
     nominal = build_machine(scenario, inputs.node, size, count_hosts(scenario, size))
     ensemble = build_ensemble(scenario, nominal, inputs.profile, size)
-    likely = ensemble.likely
-    own_job = TrainingJob(
-        scenario,
-        inputs.share,
-        likely.topology.gpu,
-        likely.library,
-        whole=inputs.workload,
-        own=inputs.own,
-    )
     return SizedJob(
-        job=job or own_job,
+        job=job
+        or TrainingJob(
+            scenario,
+            inputs.share,
+            ensemble.likely.topology.gpu,
+            ensemble.likely.library,
+            whole=inputs.workload,
+            own=inputs.own,
+        ),
         own=tuple(  # at smaller sizes they may name devices that are not there
             replace(each, process=replace(each.process, strict=is_main))
             for each in inputs.processes
@@ -332,6 +336,25 @@ def size_job(
     )
 
 
+def prepare(
+    scenario: Scenario,
+    *,
+    profile: Profile | None = None,
+    size: ClusterSize | None = None,
+    fidelity: str | None = None,
+) -> SizedJob:
+    """Resolve a scenario at one size, to simulate many steps with different options.
+
+    `profile`: measured numbers instead of those of datasheets.
+    `size`: by default the scenario's main size, the last of its scaling curve.
+    `fidelity`: instead of the scenario's.
+    Raises `InputError`: a name that does not resolve or a size that does not fit; names file, line
+        and field.
+    """
+    inputs = resolve_scenario(scenario, profile, fidelity)
+    return size_job(inputs, size or inputs.sizes[-1])
+
+
 @contextmanager
 def locate_errors(sized: SizedJob) -> Iterator[None]:
     """Add file, line and field of the scenario to errors of lower layers."""
@@ -343,15 +366,11 @@ def locate_errors(sized: SizedJob) -> Iterator[None]:
         if not cuts or not isinstance(error.__cause__, TopologyError):
             raise
         # these events cut a device off
-        origin, allowed = sized.job.scenario.origin, f"what leaves a way around it; {error}"
-        faults = [origin.fault(each.origin, each.description, allowed) for each in cuts]
-        raise InputError(faults) from error
+        fault, allowed = sized.job.scenario.origin.fault, f"what leaves a way around it; {error}"
+        raise InputError(fault(e.origin, e.description, allowed) for e in cuts) from error
 
 
 # ---------------------------------------------------------------- runs
-
-SIMULATIONS_OF_A_SIZE = 6
-"""Of one size over sockets: the run, limits of the step, and four machines nearby."""
 
 
 def simulate_reported(sized: SizedJob) -> ReportedRun:
@@ -359,12 +378,12 @@ def simulate_reported(sized: SizedJob) -> ReportedRun:
     steady = sized.steady_disturbances
     varies = len(steady) < len(sized.disturbances)
     settled = SETTLED_STEPS if varies else sized.settled
-    sized.check_message_count(settled)
+    check_plan_messages(sized.machine, sized.plan_for(None), sized.fidelity, settled)
     reported = simulate_steps(sized.setup(), steady, settled)
     if not varies:
         return reported
     counted = count_needed_steps(sized.disturbances, reported.step_time_s, reported.plan)
-    sized.check_message_count(WARM_UP + counted)
+    check_plan_messages(sized.machine, sized.plan_for(None), sized.fidelity, WARM_UP + counted)
     setup = sized.setup(reported.run.step_ends_s[WARM_UP - 1])
     return simulate_steps(setup, sized.disturbances, WARM_UP + counted, counted)
 

@@ -10,7 +10,7 @@ from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
 from perfmodel.simulate.engine.outcome import Run, TaskExecution
-from perfmodel.studies.run.result.usage import CommunicationUse
+from perfmodel.studies.run.usage import CommunicationUse
 from perfmodel.timeline import Span, covered_s, exposed, exposed_s
 from perfmodel.training.plan.step_plan import Collective, StepPlan, Task, has_stages
 
@@ -58,6 +58,14 @@ def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
     for item in items:
         groups[key(item)].append(item)
     return groups
+
+
+def summed(pairs: Iterable[tuple[T, float]]) -> dict[T, float]:
+    """Add up values by their keys, in the order in which these first occur; 0 for other keys."""
+    totals: dict[T, float] = defaultdict(float)
+    for key, value in pairs:
+        totals[key] += value
+    return totals
 
 
 def spans_by_step(run: Run) -> dict[int, list[Span]]:
@@ -109,11 +117,9 @@ def communicates(span: Span, kinds: Mapping[str, str]) -> bool:
 
 def busiest_class(spans: Sequence[Span], kinds: Mapping[str, str]) -> str:
     """Class that computes longest (nn.DataParallel's device 0 does more than the others)."""
-    total: dict[str, float] = defaultdict(float)
-    for span in spans:
-        if computes(span, kinds):
-            total[span.rank_class] += span.end_s - span.start_s
-    return max(total, key=total.__getitem__) if total else spans[0].rank_class
+    kernels = (span for span in spans if computes(span, kinds))
+    total_s = summed((span.rank_class, span.end_s - span.start_s) for span in kernels)
+    return max(total_s, key=total_s.__getitem__, default=spans[0].rank_class)
 
 
 def _break_down(compute: list[Span], exposed: float, step_s: float) -> dict[str, float]:
@@ -176,13 +182,12 @@ def communication_uses(
 
     def use_of(op: str) -> CommunicationUse:
         works = [collective_of(task) for task in tasks if op_of(task) == op]
-        busy_s = sum(_busy_s(executions, op) for executions in by_step.values())
         return CommunicationUse(
             op,
             sum(work.times for work in works),
             sum(work.times * work.nbytes for work in works),
             sum_sent_bytes(plan, rank_class, works),
-            busy_s / len(steps),
+            sum(_busy_s(executions, op) for executions in by_step.values()) / len(steps),
             exposed_by_op_s[op] / len(steps),
         )
 
@@ -258,8 +263,9 @@ def exposed_by_name(
             and e[0].rank_class == rank_class
             and not is_communication(e[0])
         ]
-        free = exposed([interval for _, interval in comm], compute)
-        for start, end, names in _shared(comm, free):
+        for start, end, names in _shared(
+            comm, exposed([interval for _, interval in comm], compute)
+        ):
             for name in names:
                 total_s[name] += (end - start) / len(names)
     return total_s

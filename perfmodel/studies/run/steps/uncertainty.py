@@ -8,18 +8,20 @@ one model's compute time, moves both the same way and partly cancels in their ra
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from perfmodel.arrays import FloatArray
 from perfmodel.library.corrections import kind_of_machine
 from perfmodel.library.machine import Machine
 from perfmodel.scenario.sections.variants import WhatIf
 from perfmodel.simulate.engine.engine import BY_SENDS, uses_sockets
 from perfmodel.studies.run.resolve.training_job import TrainingJob, gpu_spread
 from perfmodel.studies.run.resolve.what_if import apply_what_if, what_if_of
-from perfmodel.studies.run.result.model import DisturbanceCost, SizeResult, Uncertainty
+from perfmodel.studies.run.result import DisturbanceCost, Interval, SizeResult, Uncertainty
 from perfmodel.studies.run.steps.simulate_step import (
     ReportedRun,
     SimulationSetup,
@@ -33,9 +35,6 @@ from perfmodel.workload.compute_spread import (
     slowest_factor,
     slowest_factors,
 )
-
-Interval = tuple[float, float]
-"""Low and high end, 80 %."""
 
 
 def step_interval(step_s: float, uncertainties: Iterable[Uncertainty]) -> Interval:
@@ -53,18 +52,28 @@ def ratio_interval(
     numerator: tuple[float, Sequence[Uncertainty]], denominator: tuple[float, Sequence[Uncertainty]]
 ) -> Interval:
     """80 % interval of the ratio of two steps, each given with its uncertainties."""
-    (above_s, above), (below_s, below) = numerator, denominator
-    own = {each.origin: each.logs(above_s) for each in above if each.is_shared}
-    other = {each.origin: each.logs(below_s) for each in below if each.is_shared}
-    none = (0.0, 0.0)
-    pairs = ((own.get(name, none), other.get(name, none)) for name in dict.fromkeys([*own, *other]))
-    moves = [(a[0] - b[0], a[1] - b[1]) for a, b in pairs]
-    moves += [each.logs(above_s) for each in above if not each.is_shared]
-    moves += [(-low, -high) for low, high in (e.logs(below_s) for e in below if not e.is_shared)]
-    return _around(above_s / below_s, moves)
+    signed = [
+        (sign, each, each.logs(step_s))
+        for sign, (step_s, uncertainties) in ((1, numerator), (-1, denominator))
+        for each in uncertainties
+    ]
+    moves: dict[Hashable, FloatArray] = defaultdict(lambda: np.zeros(2))
+    for sign, each, logs in sorted(signed, key=lambda row: not row[1].is_shared):
+        moves[each.origin if each.is_shared else (sign, each.origin)] += sign * np.array(logs)
+    return _around(numerator[0] / denominator[0], moves.values())
 
 
-def _around(value: float, moves: Iterable[tuple[float, float]]) -> Interval:
+def step_ratio_interval(numerator: SizeResult, denominator: SizeResult) -> Interval | None:
+    """80 % interval of the ratio of the steps of two results; None where one has no interval."""
+    if numerator.uncertainties is None or denominator.uncertainties is None:
+        return None
+    return ratio_interval(
+        (numerator.step_time_s, numerator.uncertainties),
+        (denominator.step_time_s, denominator.uncertainties),
+    )
+
+
+def _around(value: float, moves: Iterable[Iterable[float]]) -> Interval:
     """Interval around a value that independent moves of its logarithm make."""
     down = up = 0.0
     for ends in moves:
@@ -102,18 +111,19 @@ def simulate_uncertainties(
     def between(origin: str, setups: Iterable[SimulationSetup]) -> Uncertainty:
         return scaled_ends(origin, share, (_step_s(sized, each) for each in setups))
 
-    slower = (sized.with_compute(by).setup() for by in sized.compute_spread)
-    compute = between(name_compute(job), slower)
+    compute = between(
+        name_compute(job), (sized.with_compute(by).setup() for by in sized.compute_spread)
+    )
     parts = [compute, *chance_of_job(sized, reported.step_s, compute)]
     is_typical = job.scenario.compute.overlap_slowdown is None and job.gpu.overlap_slowdown != 1
     if communicates and is_typical:  # of GPUs, and not stated
         slowed = (replace(setup, slowdown=slowdown) for slowdown in overlap_slowdowns())
         parts.append(between("overlap", slowed))
     if communicates and ensemble.bounds:
-        parts.append(between(name_network(ensemble.likely), map(setup.on, ensemble.bounds)))
+        parts.append(between(name_network(sized.machine), map(setup.on, ensemble.bounds)))
     elif communicates:
         drawn_s = [_step_s(sized, setup.on(drawn)) for drawn in ensemble.drawn]
-        parts.append(drawn_ends(ensemble.likely, share, drawn_s, base_s))
+        parts.append(drawn_ends(sized.machine, share, drawn_s, base_s))
     return with_chance(parts, None if point is None else point.disturbance)
 
 
@@ -135,8 +145,9 @@ def drawn_ends(
     """
     from perfmodel.calibrate import interval_s
 
-    ends_s = interval_s(drawn_s, base_s) or (base_s, base_s)
-    return scaled_ends(name_network(machine), share, ends_s)
+    return scaled_ends(
+        name_network(machine), share, interval_s(drawn_s, base_s) or (base_s, base_s)
+    )
 
 
 def with_chance(
@@ -173,9 +184,9 @@ def chance_of_gpus(
 
 def chance_of_job(sized: SizedJob, step_s: float, compute: Uncertainty) -> tuple[Uncertainty, ...]:
     """Return the uncertainties of `chance_of_gpus` for the GPUs of a job; none for CPUs."""
-    gpu, gpus = sized.job.gpu, (sized.size.gpus, sized.job.gpu.name)
-    if gpu.generation == "cpu":
+    if sized.job.gpu.generation == "cpu":
         return ()
+    gpus = sized.size.gpus, sized.job.gpu.name
     return chance_of_gpus(step_s, compute, sized.compute_spread, gpus, gpu_spread(sized.job))
 
 
@@ -207,16 +218,16 @@ _NEARBY = (
 """Small changes: name, share, and the fields of a what-if that make them."""
 
 
-def nearby_machines(machine: Machine, fidelity: str) -> Mapping[str, tuple[Machine, float]]:
+def nearby_machines(sized: SizedJob) -> Mapping[str, tuple[Machine, float]]:
     """Machines that differ by little, with the share by which, where the order of events matters.
 
     Empty where times are those of flows, which share links without any order.
     """
-    if not uses_sockets(machine, fidelity):
+    if not uses_sockets(sized.machine, sized.fidelity):
         return {}
     return {
         f"{sign}{share:.0%} of {name}": (
-            apply_what_if(WhatIf.model_validate(dict.fromkeys(fields, factor)), machine),
+            apply_what_if(WhatIf.model_validate(dict.fromkeys(fields, factor)), sized.machine),
             share,
         )
         for name, share, fields in _NEARBY
@@ -228,14 +239,14 @@ def describe_sensitivity(sized: SizedJob, reported: ReportedRun) -> tuple[str, .
     """Say where the step moves by more than twice the change of its network."""
     if reported.counted > 1 or sized.size.gpus == 1 or not sized.is_main:
         return ()
-    nearby, usual_s = nearby_machines(sized.ensemble.likely, sized.fidelity), reported.step_s
-    steps_s = [
-        (name, share, reported.simulate_again(sized.disturbances, reported.setup.on(machine)))
-        for name, (machine, share) in nearby.items()
-    ]
+    usual_s = reported.step_s
+    steps_s = {
+        name: (share, reported.simulate_again(sized.disturbances, reported.setup.on(machine)))
+        for name, (machine, share) in nearby_machines(sized).items()
+    }
     moved = [
         f"{format_time(step_s)} with {name}"
-        for name, share, step_s in steps_s
+        for name, (share, step_s) in steps_s.items()
         if abs(step_s / usual_s - 1) > MOST_TIMES_CHANGE * share
     ]
     text = (

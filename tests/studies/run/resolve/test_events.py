@@ -12,8 +12,8 @@ from perfmodel.report.run.text import to_json
 from perfmodel.scenario import load_scenario
 from perfmodel.scenario.load import make_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.prepared import prepare
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result import Result
+from perfmodel.studies.run.steps.sized_job import prepare
 
 TEXT = """\
 # What does it cost?

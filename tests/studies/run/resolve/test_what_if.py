@@ -19,7 +19,7 @@ from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.resolve.machine import build_ensemble, build_machine
 from perfmodel.studies.run.resolve.what_if import apply_what_if
-from perfmodel.studies.run.result.model import Result, SizeResult
+from perfmodel.studies.run.result import Result, SizeResult
 from perfmodel.studies.run.steps.uncertainty import step_interval
 from perfmodel.topology.templates.build import build_topology, load_node, template_names
 

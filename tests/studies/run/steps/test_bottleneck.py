@@ -10,10 +10,10 @@ import pytest
 
 from perfmodel.scenario import Scenario, change_scenario, load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.resolve.what_if import BETWEEN_NODES
 from perfmodel.studies.run.steps.bottleneck import name_busiest
 from perfmodel.studies.run.steps.reliefs import LATENCY, LIBRARY, LINKS, WORTH_NAMING
+from perfmodel.studies.run.steps.sized_job import prepare
 from perfmodel.topology import build_cluster
 
 CLOSE = 0.003

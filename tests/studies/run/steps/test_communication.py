@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel.scenario import load_scenario
 from perfmodel.simulate.engine.outcome import Run
-from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.studies.run.result import SizeResult
 from perfmodel.studies.run.run import run_scenario
 from perfmodel.studies.run.steps.step_parts import communication_uses, ring_bytes
 from perfmodel.timeline import covered_s

@@ -12,7 +12,7 @@ from perfmodel.report.run.parallelism import degrees, lines
 from perfmodel.report.run.pipeline_figure import block_traces, pipeline_picture
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
-from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.studies.run.result import SizeResult
 from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.sized_job import size_job
 

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from perfmodel.cli.app import app
 from perfmodel.scenario import load_scenario
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.run import run_scenario
 from perfmodel.studies.run.steps.routing_cost import NAMED_COST_RATIO
+from perfmodel.studies.run.steps.sized_job import prepare
 
 FABRICS = [
     ("resnet50-dgx-a100", "{kind: rail-optimised, routing: ecmp}", False),
@@ -31,7 +31,7 @@ FABRICS = [
 def all_reduce_s(name: str, fabric: str, nbytes: int) -> float:
     prepared = prepare(load_scenario(name, ("scale=null", f"cluster.fabric={fabric}")))
     timer = UncontendedTimer(prepared.machine)
-    return timer.best("all_reduce", nbytes, prepared.sized.allocation.own)[1]
+    return timer.best("all_reduce", nbytes, prepared.allocation.own)[1]
 
 
 @pytest.mark.slow

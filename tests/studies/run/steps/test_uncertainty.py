@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.studies.run.result.model import Uncertainty
+from perfmodel.studies.run.result import Uncertainty
 from perfmodel.studies.run.steps.uncertainty import ratio_interval, step_interval
 
 Z80 = 1.2815515655446004

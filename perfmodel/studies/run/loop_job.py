@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
 from statistics import NormalDist
-from typing import Literal
 
 import numpy as np
 
@@ -141,14 +140,12 @@ class LoopJob:
         gpus = list(dict.fromkeys(each.gpu for each in self.disturbances if each.gpu is not None))
         others = [self.sized.loops_for(gpu, self.launches).items[0] for gpu in gpus]
         scales = dict(zip(self.sized.allocation.own, gpu_times(self.sized), strict=True))
-        kinds = dict.fromkeys(scales, 0)
-        for disturbance in self.disturbances:
-            for rank in disturbance.ranks:
-                if disturbance.gpu is not None:
-                    kinds[rank] = 1 + gpus.index(disturbance.gpu)
-                elif disturbance.steps is None:
-                    scales[rank] *= disturbance.by
-        names = self.sized.ensemble.likely.topology.ranks
+        causes = [(each, rank) for each in self.disturbances for rank in each.ranks]
+        kinds = {rank: 1 + gpus.index(each.gpu) for each, rank in causes if each.gpu is not None}
+        for each, rank in causes:
+            if each.gpu is None and each.steps is None:
+                scales[rank] *= each.by
+        names = self.sized.machine.topology.ranks
         workers = tuple(
             replace(
                 worker,
@@ -156,7 +153,7 @@ class LoopJob:
                 if len(worker.ranks) > 1
                 else names[worker.ranks[0]],
                 scale=max(scales[rank] for rank in worker.ranks),
-                like=kinds[worker.ranks[0]],
+                like=kinds.get(worker.ranks[0], 0),
             )
             for worker in plan.workers
         )
@@ -165,8 +162,9 @@ class LoopJob:
             plan = replace(plan, workers=self._spread_out(plan))
         if not self.idle_servers:
             return plan
-        idle = (replace(each, each_s=0.0, all_s=0.0) for each in plan.exchanges)
-        return replace(plan, exchanges=tuple(idle))
+        return replace(
+            plan, exchanges=tuple(replace(each, each_s=0.0, all_s=0.0) for each in plan.exchanges)
+        )
 
     def _spread_out(self, plan: LoopPlan) -> tuple[Worker, ...]:
         """Let workers begin at random times of a round.
@@ -181,18 +179,18 @@ class LoopJob:
 
     def run(self) -> LoopRun:
         """Simulate."""
-        plan, machine = self.plan(), self.machine
-        by_messages: Literal["flow", "reference"] = (
-            "reference" if self.sized.fidelity == "reference" else "flow"
-        )
-        quantum_s = 0.0
+        plan, machine, quantum_s = self.plan(), self.machine, 0.0
         if len(plan.workers) * len(plan.exchanges) > EXACT_PUSHES and not self.is_free:
             quantum_s = len(plan.workers) / loop_bounds(plan, machine).least_per_s / RATE_SOLUTIONS
         return simulate_loops(
             plan,
             machine,
             rounds=self.warm_up + self.counted,
-            fidelity="free" if self.is_free else by_messages,
+            fidelity="free"
+            if self.is_free
+            else "reference"
+            if self.sized.fidelity == "reference"
+            else "flow",
             stretch=self._stretch(plan),
             changes=list_changes(self.sized.setup(self.settled_s), self.disturbances),
             traffic=background_traffic(self.disturbances, self.settled_s),
@@ -265,9 +263,11 @@ def settle(sized: SizedJob, disturbances: tuple[Disturbance, ...]) -> LoopJob:
     plan = sized.loops_for(None)
     check_pairs(sized, plan)
     workers, cvs = len(plan.workers), [each.jitter.cv for each in disturbances if each.jitter]
-    counted = min(MOST_ROUNDS, max(FEWEST_ROUNDS, math.ceil(COUNTED_UPDATES / workers)))
-    if workers * len(plan.exchanges) > MANY_PUSHES:
-        counted = FEWEST_ROUNDS
+    is_large = workers * len(plan.exchanges) > MANY_PUSHES
+    counted = min(
+        FEWEST_ROUNDS if is_large else MOST_ROUNDS,
+        max(FEWEST_ROUNDS, math.ceil(COUNTED_UPDATES / workers)),
+    )
     steady = tuple(each for each in disturbances if not each.varies)
     job = LoopJob(sized, steady, warm_up_of(counted), counted)
     if plan.slack is None:  # a worker twice as slow makes half as many updates
@@ -281,8 +281,10 @@ def settle(sized: SizedJob, disturbances: tuple[Disturbance, ...]) -> LoopJob:
     ends_s = job.run().round_ends_s()
     settled_s = ends_s[job.warm_up - 1]
     round_s = (ends_s[-1] - settled_s) / (len(ends_s) - job.warm_up)
-    timed = [replace(each, jitter=None) for each in disturbances]
-    counted = max(counted, count_needed_steps(timed, round_s, None))
+    counted = max(
+        counted,
+        count_needed_steps([replace(each, jitter=None) for each in disturbances], round_s, None),
+    )
     return LoopJob(sized, disturbances, job.warm_up, counted, settled_s)
 
 
@@ -296,14 +298,16 @@ def check_pairs(sized: SizedJob, plan: LoopPlan) -> None:
     workers, is_loose = len(plan.workers), plan.slack != 0
     pairs, most = workers * len(plan.servers), MOST_LOOSE_PAIRS if is_loose else MOST_PAIRS
     if pairs > most:
-        per_gpu = sized.size.gpus_per_node > 1 and workers == sized.size.gpus
         ways = (
             (True, "fewer servers or workers"),
             (
                 is_loose and pairs <= MOST_PAIRS,
                 f"workers that stay together ({MOST_PAIRS:,} pairs)",
             ),
-            (per_gpu, "local_reduce: true, where a node is one worker"),
+            (
+                sized.size.gpus_per_node > 1 and workers == sized.size.gpus,
+                "local_reduce: true, where a node is one worker",
+            ),
         )
         allowed = f"at most {most:,} pairs: {', or '.join(text for helps, text in ways if helps)}"
         request = f"{len(plan.servers):,} with {workers:,} workers, {pairs:,} pairs"

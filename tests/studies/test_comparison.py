@@ -10,16 +10,16 @@ import pytest
 
 from perfmodel.report.comparison_text import assumptions, sentences, unread_fields
 from perfmodel.scenario import change_scenario, load_scenario
-from perfmodel.studies.compare import Change, Comparison, compare
-from perfmodel.studies.compare.compare import (
+from perfmodel.studies.compare import (
+    compare,
     compare_with_first,
     list_differing_fields,
     list_what_ifs,
     ratio_interval_of,
 )
-from perfmodel.studies.compare.model import to_csv, to_json
+from perfmodel.studies.comparison import Change, Comparison, to_csv, to_json
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result.model import DisturbanceCost, SizeResult
+from perfmodel.studies.run.result import DisturbanceCost, SizeResult
 
 TEXT = """# Which is better?
 perfmodel: 1

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.scenario import ClusterSize, load_scenario
-from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.run import run_scenario
+from perfmodel.studies.run.steps.sized_job import prepare
 from perfmodel.studies.run.steps.uncertainty import step_interval
 from perfmodel.training.ddp.options import MIB, DdpOptions
 
@@ -78,7 +77,7 @@ def test_the_likely_and_the_other_machines_span_the_uncertainty_of_the_network()
     """Which the interval holds beside compute's."""
     prepared = prepare(load_scenario("bucket-size-slow-ethernet"))
     point = run_scenario(load_scenario("bucket-size-slow-ethernet", ["scale=null"])).main
-    ends = [prepared.step(machine=other).step_time_s for other in prepared.alternatives]
+    ends = [prepared.step(machine=other).step_time_s for other in prepared.ensemble.alternatives]
     *others, network = point.uncertainties or ()
     assert network.origin.startswith("network of")
     assert (min(ends), max(ends)) == (network.low_s, network.high_s)
@@ -93,7 +92,7 @@ def test_what_was_stepped_before_changes_nothing() -> None:
         used.step(DdpOptions(bucket_cap=cap * MIB))
     mine = DdpOptions(bucket_cap=25 * MIB)
     assert used.step(mine).step_time_s == fresh.step(mine).step_time_s
-    changed = replace(used, sized=used.sized.with_options(mine))
+    changed = used.with_options(mine)
     assert changed.step().step_time_s == fresh.step(mine).step_time_s
 
 

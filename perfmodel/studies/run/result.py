@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from perfmodel.studies.run.result.usage import (
+from perfmodel.studies.run.usage import (
     CommunicationUse,
     HotSpot,
     LayoutUse,
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Scaling = Literal["weak", "strong"]
+
+Interval = tuple[float, float]
+"""Low and high end of 80 %."""
 
 
 @dataclass(frozen=True, slots=True)

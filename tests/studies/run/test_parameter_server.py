@@ -16,9 +16,9 @@ from perfmodel.report.run.page import report_html
 from perfmodel.report.run.text import result_lines, run_markdown, to_json
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result.model import Result, SizeResult, Uncertainty
-from perfmodel.studies.run.result.usage import ServerUse
+from perfmodel.studies.run.result import Result, SizeResult, Uncertainty
 from perfmodel.studies.run.steps.uncertainty import scaled_ends
+from perfmodel.studies.run.usage import ServerUse
 
 TEXT = """# How many updates do four workers make?
 perfmodel: 1

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.scenario import Scenario, change_scenario
 from perfmodel.scenario.sections.variants import WhatIf
-from perfmodel.studies.compare.model import (
+from perfmodel.studies.comparison import (
     Change,
     Comparison,
-    Ends,
     Field,
     Side,
     SideDifference,
@@ -21,8 +21,8 @@ from perfmodel.studies.compare.model import (
     same_samples,
 )
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result.model import SizeResult, Uncertainty
-from perfmodel.studies.run.steps.uncertainty import ratio_interval
+from perfmodel.studies.run.result import Interval, SizeResult
+from perfmodel.studies.run.steps.uncertainty import step_ratio_interval, with_chance
 from perfmodel.studies.sweep import run_sweep
 from perfmodel.studies.sweep.run import Progress
 from perfmodel.studies.sweep.variants import make_variant, without_curve
@@ -150,13 +150,15 @@ def _label_by_name(scenarios: Sequence[Scenario]) -> dict[str, Scenario]:
 def compare_with_first(first: Side, other: Side) -> SideDifference:
     """Compare one side with the first."""
     a, b = first.point, other.point
-    names = dict.fromkeys([*a.breakdown_s, *b.breakdown_s])
     return SideDifference(
         label=other.label,
         step=Change(b.step_time_s / a.step_time_s, ratio_interval_of(a, b)),
         throughput=gain_of(a, b),
         exposed_s=b.exposed_comm_s - a.exposed_comm_s,
-        parts_s={n: b.breakdown_s.get(n, 0.0) - a.breakdown_s.get(n, 0.0) for n in names},
+        parts_s={
+            n: b.breakdown_s.get(n, 0.0) - a.breakdown_s.get(n, 0.0)
+            for n in dict.fromkeys([*a.breakdown_s, *b.breakdown_s])
+        },
         bottleneck=(a.bottleneck, b.bottleneck),
         same_samples=same_samples(first, other),
         same_batch=same_batch(first, other),
@@ -166,31 +168,25 @@ def compare_with_first(first: Side, other: Side) -> SideDifference:
 def gain_of(base: SizeResult, point: SizeResult) -> Change:
     """Samples per second of one over those of the other, with the interval of the ratio."""
     ends, batch = ratio_interval_of(base, point), point.global_batch / base.global_batch
-    interval = None if ends is None else (batch / ends[1], batch / ends[0])
-    return Change(point.samples_per_s / base.samples_per_s, interval)
+    return Change(
+        point.samples_per_s / base.samples_per_s,
+        None if ends is None else (batch / ends[1], batch / ends[0]),
+    )
 
 
-def ratio_interval_of(a: SizeResult, b: SizeResult) -> Ends | None:
+def ratio_interval_of(a: SizeResult, b: SizeResult) -> Interval | None:
     """Return the 80 % interval of the ratio of two steps, the second over the first.
 
     None where one of them has no interval. Where neither has one but for chance, the interval is
     that of chance.
     """
-    parts_a, parts_b = a.uncertainties, b.uncertainties
-    if parts_a is None and parts_b is None:
-        parts_a, parts_b = _chance(a), _chance(b)
-        if not (parts_a or parts_b):
-            return None
-    if parts_a is None or parts_b is None:
-        return None
-    return ratio_interval((b.step_time_s, parts_b), (a.step_time_s, parts_a))
-
-
-def _chance(point: SizeResult) -> tuple[Uncertainty, ...]:
-    """Return the uncertainty of a mean of random steps; none where they are all alike."""
-    if point.disturbance is None or point.disturbance.mean_interval_s is None:
-        return ()
-    return (Uncertainty("chance", *point.disturbance.mean_interval_s, is_shared=False),)
+    if a.uncertainties is None and b.uncertainties is None:
+        chances = [with_chance((), each.disturbance) for each in (a, b)]
+        if any(chances):
+            a, b = (
+                replace(each, uncertainties=own) for each, own in zip((a, b), chances, strict=True)
+            )
+    return step_ratio_interval(b, a)
 
 
 # ---------------------------------------------------------------- attribution
@@ -211,7 +207,6 @@ def list_what_ifs(sides: Sequence[Side]) -> list[tuple[str, Mapping[str, Any]]]:
         [e.kind for s in sides for e in s.scenario.events],
     )
     several = any(point.gpus > 1 for point in points)
-    links = _list_fast_links(points) if several else {}
     rows: tuple[tuple[bool, str, Mapping[str, Any]], ...] = (
         (several, "no communication at all", NO_COMMUNICATION),
         (True, "compute twice as fast", {"compute": 2.0}),
@@ -219,7 +214,10 @@ def list_what_ifs(sides: Sequence[Side]) -> list[tuple[str, Mapping[str, Any]]]:
         (any(kind != "jitter" for kind in kinds), "no events", {"events": False}),
         (any(side.scenario.jobs for side in sides), "no other jobs", {"jobs": False}),
     )
-    return [*links.items(), *((what, fields) for holds, what, fields in rows if holds)]
+    return [
+        *(_list_fast_links(points) if several else {}).items(),
+        *((what, fields) for holds, what, fields in rows if holds),
+    ]
 
 
 def _list_fast_links(points: Sequence[SizeResult]) -> dict[str, Mapping[str, Any]]:

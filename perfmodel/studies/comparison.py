@@ -8,10 +8,7 @@ from typing import Any
 
 from perfmodel.files import as_json, attributes, csv_text
 from perfmodel.scenario import Scenario, scenario_digest
-from perfmodel.studies.run.result.model import Result, SizeResult
-
-Ends = tuple[float, float]
-"""Low and high end of an 80 % interval."""
+from perfmodel.studies.run.result import Interval, Result, SizeResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,7 @@ class Change:
     """
 
     ratio: float
-    interval: Ends | None
+    interval: Interval | None
 
     @property
     def within(self) -> bool:
@@ -152,12 +149,15 @@ class Comparison:
     @property
     def labelled_assumptions(self) -> tuple[tuple[tuple[str, ...], str], ...]:
         """As `assumptions`, beside the labels of the sides; none for what holds for all."""
-        has_interval = any(each.step.interval is not None for each in self.differences)
-        own = {INTERVALS_NOTE: has_interval, SHARES_NOTE: bool(self.what_ifs)}
-        lines = dict.fromkeys(line for side in self.sides for line in side.result.assumptions)
+        own = {
+            INTERVALS_NOTE: any(each.step.interval is not None for each in self.differences),
+            SHARES_NOTE: bool(self.what_ifs),
+        }
         labels_of = {
             line: tuple(side.label for side in self.sides if line in side.result.assumptions)
-            for line in lines
+            for line in dict.fromkeys(
+                line for side in self.sides for line in side.result.assumptions
+            )
         }
         return (
             *(((), line) for line, holds in own.items() if holds),
@@ -202,7 +202,24 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
             }
             for versus in comparison.differences
         ],
-        "attribution": [_imagined(imagined, sides) for imagined in comparison.what_ifs],
+        "attribution": [
+            {
+                **attributes(imagined, "what what_if"),
+                "sides": [
+                    {
+                        "label": side.label,
+                        "step_time_s": step_s,
+                        "saved_s": None if step_s is None else side.point.step_time_s - step_s,
+                        "share_of_difference": share,
+                        "message": message,
+                    }
+                    for side, step_s, share, message in zip(
+                        sides, imagined.steps_s, imagined.shares, imagined.messages, strict=True
+                    )
+                ],
+            }
+            for imagined in comparison.what_ifs
+        ],
         "assumptions": comparison.assumptions,
     }
     return dict(as_json(document, "comparison"))
@@ -229,24 +246,6 @@ def _side(side: Side) -> dict[str, Any]:
 
 def _change(change: Change) -> dict[str, Any]:
     return {**attributes(change, "ratio interval"), "within_interval": change.within}
-
-
-def _imagined(imagined: WhatIfResult, sides: tuple[Side, ...]) -> dict[str, Any]:
-    return {
-        **attributes(imagined, "what what_if"),
-        "sides": [
-            {
-                "label": side.label,
-                "step_time_s": step_s,
-                "saved_s": None if step_s is None else side.point.step_time_s - step_s,
-                "share_of_difference": share,
-                "message": message,
-            }
-            for side, step_s, share, message in zip(
-                sides, imagined.steps_s, imagined.shares, imagined.messages, strict=True
-            )
-        ],
-    }
 
 
 def csv_rows(comparison: Comparison) -> list[dict[str, Any]]:

@@ -14,11 +14,11 @@ from perfmodel.library.corrections import spread_factors
 from perfmodel.library.machine import Machine
 from perfmodel.scenario.sections.variants import WhatIf
 from perfmodel.scenario.strategies.servers import ParameterServerStrategy
-from perfmodel.studies.run.loops.loop_job import EXACT_PUSHES, RATE_SOLUTIONS, LoopJob, settle
-from perfmodel.studies.run.loops.loop_metrics import LoopMetrics
+from perfmodel.studies.run.loop_job import EXACT_PUSHES, RATE_SOLUTIONS, LoopJob, settle
+from perfmodel.studies.run.loop_metrics import LoopMetrics
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.what_if import apply_what_if
-from perfmodel.studies.run.result.model import (
+from perfmodel.studies.run.result import (
     Bottleneck,
     DisturbanceCost,
     Relief,
@@ -26,7 +26,6 @@ from perfmodel.studies.run.result.model import (
     Uncertainty,
     with_bottleneck,
 )
-from perfmodel.studies.run.result.usage import ServerUse
 from perfmodel.studies.run.steps.bottleneck import beside_communication, ends_of, name_link
 from perfmodel.studies.run.steps.one_size import cost_of, mfu_of, sum_link_uses
 from perfmodel.studies.run.steps.reliefs import (
@@ -35,6 +34,7 @@ from perfmodel.studies.run.steps.reliefs import (
     LATENCY,
     LINKS,
     MOST_OF_IT,
+    PARTS,
     WORTH_NAMING,
     WORTH_SEARCHING,
     Part,
@@ -51,6 +51,7 @@ from perfmodel.studies.run.steps.uncertainty import (
     with_chance,
     with_interval,
 )
+from perfmodel.studies.run.usage import ServerUse
 from perfmodel.timeline import Timeline
 from perfmodel.training.parameter_server import server_bytes
 from perfmodel.training.plan.loop_plan import LoopPlan
@@ -75,8 +76,10 @@ def simulate_loop_size(
         use, (low_s, high_s) = point.server_use, point.interval_s or (nan, nan)
         assert use is not None
         updates = use.updates_per_s * point.step_time_s
-        interval = updates / high_s, updates / low_s
-        point = replace(point, server_use=replace(use, updates_interval_per_s=interval))
+        point = replace(
+            point,
+            server_use=replace(use, updates_interval_per_s=(updates / high_s, updates / low_s)),
+        )
         if not with_limits:
             return point
         reliefs = simulate_loop_reliefs(metrics)
@@ -130,7 +133,6 @@ def _server_use(sized: SizedJob, metrics: LoopMetrics, machine: Machine) -> Serv
         (bounds.servers_per_s, "the update at the busiest server"),
         (bounds.links_per_s, name_link(machine.topology, bounds.link or 0)),
     )
-    optimizer = sized.job.scenario.compute.optimizer
     return ServerUse(
         mode=section.mode,
         workers=workers,
@@ -144,7 +146,9 @@ def _server_use(sized: SizedJob, metrics: LoopMetrics, machine: Machine) -> Serv
         worker_wait=metrics.worker_wait(),
         fastest_s=1 / max(rates),
         slowest_s=1 / min(rates),
-        server_bytes=server_bytes(sized.job.workload, section, optimizer, servers, workers),
+        server_bytes=server_bytes(
+            sized.job.workload, section, sized.job.scenario.compute.optimizer, servers, workers
+        ),
     )
 
 
@@ -171,8 +175,9 @@ def _costs(metrics: LoopMetrics) -> DisturbanceCost:
         length = job if any(each.varies for each in rest) else settle(job.sized, rest)
         return _step_s(LoopJob(job.sized, rest, length.warm_up, length.counted, job.settled_s))
 
-    rounds_s = metrics.rounds_s() if metrics.varies else (step_s,)
-    return cost_of(job.disturbances, step_with_s, step_s, rounds_s)
+    return cost_of(
+        job.disturbances, step_with_s, step_s, metrics.rounds_s() if metrics.varies else (step_s,)
+    )
 
 
 def _step_s(job: LoopJob) -> float:
@@ -202,22 +207,24 @@ def simulate_loop_uncertainties(metrics: LoopMetrics, point: SizeResult) -> tupl
     chance = chance_of_job(sized, step_s, compute)  # of the run alone, where nobody waits for all
     parts = [compute, *(chance if metrics.run.plan.together else chance[-1:])]
     if sized.ensemble.drawn and not job.is_free:
-        drawn_s = steps_s(map(sized.on_machine, sized.ensemble.drawn))
-        parts.append(drawn_ends(likely, share, drawn_s, base_s))
+        parts.append(
+            drawn_ends(likely, share, steps_s(map(sized.on_machine, sized.ensemble.drawn)), base_s)
+        )
     elif not job.is_free:
         largest = int(max(each.push_bytes for each in job.plan().exchanges))
-        factors = spread_factors(likely.topology, "all_reduce", largest)
-        slowed_s = steps_s(sized.on_machine(_slowed(likely, by)) for by in factors)
+        slowed_s = steps_s(
+            sized.on_machine(apply_what_if(_slowed(by), likely))
+            for by in spread_factors(likely.topology, "all_reduce", largest)
+        )
         parts.append(scaled_ends(name_network(likely), share, sorted(slowed_s)))
     return with_chance(parts, point.disturbance)
 
 
-def _slowed(machine: Machine, by: float) -> Machine:
-    """Return the machine whose messages take `by` times as long."""
-    what_if = WhatIf(
+def _slowed(by: float) -> WhatIf:
+    """Return the what-if by which messages take `by` times as long."""
+    return WhatIf(
         network_bandwidth=1 / by, node_bandwidth=1 / by, network_latency=by, node_latency=by
     )
-    return apply_what_if(what_if, machine)
 
 
 # ---------------------------------------------------------------- what limits
@@ -243,15 +250,20 @@ def simulate_loop_reliefs(metrics: LoopMetrics) -> tuple[Relief, ...]:
         return by_savings(reliefs)
     kinds, busy = job.machine.topology.arcs.kinds, _busy(metrics)
     most_busy = {part: busy[kinds.among(part.kinds)].max(initial=0.0) for part in LINKS}
-    tried = [part for part in LINKS if most_busy[part] > LEAST_BUSY_SHARE]
-    of_waiting = [_relief(metrics, _without(job, part), part) for part in tried]
+    of_waiting = [
+        _relief(metrics, _without(job, part), part)
+        for part in LINKS
+        if most_busy[part] > LEAST_BUSY_SHARE
+    ]
     if max(metrics.server_busy) > WORTH_NAMING:
         of_waiting.insert(0, _relief(metrics, replace(job, idle_servers=True), None))
     if max((relief.saves_s for relief in of_waiting), default=0.0) < MOST_OF_IT * waits_s:
-        free = _relief(metrics, replace(job, free=True, idle_servers=True), COMMUNICATION)
         of_waiting += [
             _relief(metrics, _without(job, LATENCY), LATENCY),
-            replace(free, parts=(COMMUNICATION.name, UPDATES)),
+            replace(
+                _relief(metrics, replace(job, free=True, idle_servers=True), COMMUNICATION),
+                parts=(COMMUNICATION.name, UPDATES),
+            ),
         ]
     return by_savings([*reliefs, *of_waiting])
 
@@ -266,8 +278,9 @@ def _without(job: LoopJob, part: Part) -> LoopJob:
     """Return the loops on a machine of which a part is no limit."""
     machine = apply_what_if(WhatIf.model_validate(part.what_if), job.sized.ensemble.likely)
     sized = job.sized.on_machine(machine)
-    disturbances = sized.moved_disturbances(machine, job.disturbances)
-    return replace(job, sized=sized, disturbances=disturbances)
+    return replace(
+        job, sized=sized, disturbances=sized.moved_disturbances(machine, job.disturbances)
+    )
 
 
 def _relief(metrics: LoopMetrics, job: LoopJob, part: Part | None) -> Relief:
@@ -285,8 +298,9 @@ def loop_bottleneck(
 
     It is what saves most where it is no limit, if that is more than 1 % of the step.
     """
-    rival_s = max((relief.saves_s for relief in reliefs), default=0.0)
-    elsewhere = beside_communication(point, reliefs, rival_s)
+    elsewhere = beside_communication(
+        point, reliefs, max((relief.saves_s for relief in reliefs), default=0.0)
+    )
     if elsewhere is not None:
         return elsewhere
     name = reliefs[0].parts[0]
@@ -294,13 +308,13 @@ def loop_bottleneck(
         server = metrics.run.plan.servers[int(np.argmax(metrics.server_busy))]
         updates = f"updates at {server.name} ({server.device})"
         return Bottleneck("communication", updates, updates)
-    topology, shares, over = metrics.job.machine.topology, _busy(metrics), ""
-    kinds = next((part.kinds for part in LINKS if part.name == name), None)
-    if kinds is not None:
-        shares = np.where(topology.arcs.kinds.among(kinds), shares, -1.0)
-    else:
-        over = ("latency of messages" if name == LATENCY.name else "messages") + ", over "
+    topology, shares, over = metrics.job.machine.topology, _busy(metrics), "messages, over "
+    if PARTS[name].kinds:
+        shares, over = np.where(topology.arcs.kinds.among(PARTS[name].kinds), shares, -1.0), ""
+    elif name == LATENCY.name:
+        over = "latency of messages, over "
     busiest = int(np.argmax(shares))
     ends = ends_of(topology, busiest)
-    text = f"{over}{name_link(topology, busiest)}"
-    return Bottleneck("communication", text, f"{over}{ends}", (ends,))
+    return Bottleneck(
+        "communication", f"{over}{name_link(topology, busiest)}", f"{over}{ends}", (ends,)
+    )

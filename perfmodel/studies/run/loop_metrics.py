@@ -12,9 +12,9 @@ from statistics import fmean
 import numpy as np
 
 from perfmodel.simulate.engine.loop_records import LoopRun
-from perfmodel.studies.run.loops.loop_job import LoopBounds, LoopJob, loop_bounds, tracked_workers
-from perfmodel.studies.run.result.usage import CommunicationUse, Staleness
-from perfmodel.studies.run.steps.step_parts import PARTS, grouped
+from perfmodel.studies.run.loop_job import LoopBounds, LoopJob, loop_bounds, tracked_workers
+from perfmodel.studies.run.steps.step_parts import PARTS, grouped, summed
+from perfmodel.studies.run.usage import CommunicationUse, Staleness
 from perfmodel.timeline import Span, covered_s
 
 MOST_BARS = 24
@@ -51,8 +51,10 @@ class LoopMetrics:
 
     def rounds_s(self) -> tuple[float, ...]:
         """Durations of the counted rounds."""
-        ends_s = self.ends_s[self.job.warm_up - 1 :]
-        return tuple(after - before for before, after in itertools.pairwise(ends_s))
+        return tuple(
+            after - before
+            for before, after in itertools.pairwise(self.ends_s[self.job.warm_up - 1 :])
+        )
 
     @property
     def varies(self) -> bool:
@@ -89,10 +91,10 @@ class LoopMetrics:
     @cached_property
     def breakdown_s(self) -> dict[str, float]:
         """Where the mean worker's time goes, scaled to a step; the parts add up to it."""
-        step_s, parts = self.step_s(), dict.fromkeys(PARTS, 0.0)
-        for own in self._shares:
-            for name, share in own.items():
-                parts[name] += share * step_s / len(self._shares)
+        step_s, shares = self.step_s(), self._shares
+        parts = dict.fromkeys(PARTS, 0.0) | summed(
+            (name, share * step_s / len(shares)) for own in shares for name, share in own.items()
+        )
         parts["idle"] = max(0.0, step_s - sum(parts.values()))
         return parts
 
@@ -154,12 +156,12 @@ class LoopMetrics:
     @cached_property
     def server_busy(self) -> tuple[float, ...]:
         """Share of the counted time in which each server updates."""
-        length_s = self.run.length_s - self.from_s
-        busy_s = [0.0] * len(self.run.plan.servers)
-        for each in self.run.services:
-            start_s, end_s = max(each.start_s, self.from_s), min(each.end_s, self.run.length_s)
-            busy_s[each.server] += max(0.0, end_s - start_s)
-        return tuple(busy / length_s for busy in busy_s)
+        from_s, until_s = self.from_s, self.run.length_s
+        busy_s = summed(
+            (each.server, max(0.0, min(each.end_s, until_s) - max(each.start_s, from_s)))
+            for each in self.run.services
+        )
+        return tuple(busy_s[at] / (until_s - from_s) for at in range(len(self.run.plan.servers)))
 
     def queue_wait_s(self) -> float:
         """Mean time of a push in the queue of its server; seconds."""

@@ -1,1 +1,0 @@
-"""Results of strategies whose workers loop on their own: parameter servers."""
