@@ -96,9 +96,8 @@ def _scatter(residuals: FloatArray, parameters: int) -> float:
 
     Times have longer tails than a normal distribution of their median deviation.
     """
-    held = float(np.quantile(np.abs(residuals), INTERVAL_PROBABILITY))
     return (
-        held
+        float(np.quantile(np.abs(residuals), INTERVAL_PROBABILITY))
         / NORMAL_QUANTILE
         * float(np.sqrt(len(residuals) / max(len(residuals) - parameters, 1)))
     )

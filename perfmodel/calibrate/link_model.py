@@ -105,10 +105,9 @@ class CostModel(ForwardModel):
         """Time of each observation; seconds, shape (observations,)."""
         machine = self._with_bandwidths(values)
         timer = UncontendedTimer(machine.with_library(with_times(machine.library, values)))
-        times = [
-            timer.best(o.op, o.nbytes, range(o.ranks), 0, o.algorithm)[1] for o in self.distinct
-        ]
-        return np.array(times)[self._position]
+        return np.array(
+            [timer.best(o.op, o.nbytes, range(o.ranks), 0, o.algorithm)[1] for o in self.distinct]
+        )[self._position]
 
     def _with_bandwidths(self, values: Values) -> Machine:
         """The machine with these bandwidths; routes stay until one of them changes."""

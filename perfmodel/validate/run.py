@@ -272,8 +272,7 @@ def validate(
 def match_all(home: Path) -> tuple[list[Pair], dict[str, str]]:
     """Match all sweeps of a folder; the second part says why some could not be."""
     outcomes = [(sweep, match(sweep, home)) for sweep in read_sweeps(home)]
-    matched = [(sweep, found) for sweep, found in outcomes if isinstance(found, Matched)]
-    return matched, {
+    return [(sweep, found) for sweep, found in outcomes if isinstance(found, Matched)], {
         sweep.id: found.reason for sweep, found in outcomes if isinstance(found, Unmatched)
     }
 

@@ -179,8 +179,7 @@ def _values(lines: Sequence[str], head: _Head, devices: Sequence[str]) -> tuple[
     tokens = tokens[square:]
     columns = next((n for n, word in enumerate(tokens) if word != str(n)), len(tokens))
     before = f"{tokens[0][:40]!r} before the first column" if tokens else "no column"
-    is_garbled = not columns and len(block) > 1
-    refuse(start + 1, (is_garbled, "matrix", before, "0: its head is garbled"))
+    refuse(start + 1, (not columns and len(block) > 1, "matrix", before, "0: its head is garbled"))
     if len(tokens) == columns or not columns:
         if columns:
             _check_no_row(lines, end)

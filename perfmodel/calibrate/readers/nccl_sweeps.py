@@ -190,7 +190,6 @@ def _check_rows(table: Table, listed: int) -> None:
     """Refuse rows whose numbers contradict each other; `listed`: ranks of the list, 0 without."""
     rows, failure = table.rows, table.failure
     text = next((row.text for row in rows if row.text), None)
-    is_timed = any(timing for row in rows for timing in row.timings)
     refuse(
         table.line,
         (
@@ -200,7 +199,7 @@ def _check_rows(table: Table, listed: int) -> None:
             "a run that did not fail" if failure else "rows: the table is cut off",
         ),
         (
-            not is_timed,
+            not any(timing for row in rows for timing in row.timings),
             "time",
             "no row that is whole" if text is None else f"{text[:40]!r} in all rows",
             "times (is this an example to fill in?)",

@@ -262,8 +262,7 @@ def _add(log: _Log, begun: _Begun) -> None:
     table, cells, log.begun = log.tables[-1], begun.cells, None
     columns = table.columns or guess_columns(cells)
     if columns is None:
-        found = f"{len(cells)} cells behind the type"
-        log.fault(begun.line, found, "a row as nccl-tests print it")
+        log.fault(begun.line, f"{len(cells)} cells behind the type", "a row as nccl-tests print it")
         return
     names, redop = result_columns(columns, cells)
     root = cells[names.index("root")] if "root" in names and cells else None
