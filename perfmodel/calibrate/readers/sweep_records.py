@@ -61,10 +61,14 @@ def refuse(line: int | None, *problems: tuple[object, str, str, str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SweepRow:
-    """One size: bytes as the tool counts them, and seconds per collective."""
+    """One size: bytes as the tool counts them, and seconds per collective.
+
+    `in_place_s`: time in place, where it was recorded beside one out of place.
+    """
 
     nbytes: int
     time_s: float
+    in_place_s: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +175,14 @@ def spikes(times_s: Mapping[int, float], in_place_s: Mapping[int, float]) -> dic
     ratios = {n: times_s[n] / in_place_s[n] for n in times_s if in_place_s.get(n, 0.0) > 0.0}
     usual = statistics.median(ratios.values()) if len(ratios) >= FEWEST_PAIRS else 1.0
     return {n: in_place_s[n] * usual for n, ratio in ratios.items() if ratio > SPIKE_RATIO * usual}
+
+
+def without_spikes(rows: Iterable[SweepRow]) -> tuple[SweepRow, ...]:
+    """Rows with the time in place where only that out of place is a spike."""
+    rows = list(rows)
+    in_place_s = {row.nbytes: row.in_place_s for row in rows if row.in_place_s is not None}
+    instead_s = spikes({row.nbytes: row.time_s for row in rows}, in_place_s)
+    return tuple(replace(row, time_s=instead_s.get(row.nbytes, row.time_s)) for row in rows)
 
 
 def rows_of(times_us: Iterable[tuple[int, float | None]]) -> tuple[SweepRow, ...]:
