@@ -135,11 +135,9 @@ class CostModel(ForwardModel):
         quickest_s = float(self.measured_s.min())
         steps = min(sum(phase.repeat for phase in each.schedule.phases) for each in lowered)
         start = {Parameter("bandwidth", kind): rate for kind, rate in rates.items()}
-        for name in protocols:
-            for hop in hops:
-                start[Parameter("step", f"{name}/{hop}")] = 0.5 * quickest_s / max(steps, 1)
-        for name in protocols:
-            start[Parameter("launch", name)] = 0.2 * quickest_s
+        places = [f"{name}/{hop}" for name in protocols for hop in hops]
+        start |= {Parameter("step", place): 0.5 * quickest_s / max(steps, 1) for place in places}
+        start |= {Parameter("launch", name): 0.2 * quickest_s for name in protocols}
         if any(reduced_bytes(each.schedule) > 0 for each in lowered):
             start |= {Parameter("reduce", name): 2 * min(rates.values()) for name in protocols}
         return start

@@ -62,7 +62,8 @@ class MachineRequest:
 class _FitInput:
     """What a fit takes from all files, and notes on them.
 
-    `topologies` are those built so far, by nodes and GPUs of each.
+    `unused` are sweeps of what is no collective (sends between pairs), `topologies` those built so
+    far, by nodes and GPUs of each.
     """
 
     request: MachineRequest
@@ -72,7 +73,6 @@ class _FitInput:
     matrices: list[LinkMatrix] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     unused: list[Fault] = field(default_factory=list)
-    """Sweeps of what is no collective: sends between pairs."""
     topologies: dict[tuple[int, int | None], Topology] = field(default_factory=dict)
 
     def add_file(self, measured: MeasurementFile, sha256: str) -> None:

@@ -340,10 +340,11 @@ def _describe_profile(evaluator: Evaluator) -> tuple[str, ...]:
     profile, size = evaluator.prepared.sized.ensemble.profile, evaluator.prepared.size
     if profile is None:
         return ()
-    from perfmodel.calibrate.apply import CollectiveRequest, describe_beyond
+    from perfmodel.calibrate.apply import describe_beyond
+    from perfmodel.library.corrections import CollectiveContext
 
     buckets = (bucket for outcome in evaluator.outcomes.values() for bucket in outcome.buckets)
     return describe_beyond(
         profile,
-        (CollectiveRequest("all_reduce", each.nbytes, size.gpus, size.nodes) for each in buckets),
+        (CollectiveContext("all_reduce", each.nbytes, size.gpus, size.nodes) for each in buckets),
     )
