@@ -333,4 +333,4 @@ def summarise_times(
     """One setting's repeated times, summarised; seconds."""
     fields = {"what": kind, "nbytes": nbytes, "setting": setting, "repeats": len(times_s)}
     quantiles = np.quantile(times_s, list(QUANTILES.values())).tolist()
-    return MeasurementRow(**fields, **dict(zip(QUANTILES, quantiles, strict=True)))
+    return MeasurementRow.model_validate(fields | dict(zip(QUANTILES, quantiles, strict=True)))

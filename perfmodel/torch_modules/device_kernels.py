@@ -86,9 +86,11 @@ def _replacing(run: Callable[[Any, Any, Any], Any]) -> Any:
 def _functions(kind: str) -> frozenset[Any]:
     import torch
 
+    whole: Any = torch
+
     def found(name: str) -> Any:
         """Return the function of a dotted name, or None where this version of torch lacks it."""
-        return reduce(lambda home, part: getattr(home, part, None), name.split("."), torch)
+        return reduce(lambda home, part: getattr(home, part, None), name.split("."), whole)
 
     return frozenset(map(found, OPERATOR_NAMES[kind])) - {None}
 
