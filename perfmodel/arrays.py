@@ -91,8 +91,7 @@ def stable_order(numbers: IntArray) -> IntArray:
     digits = numbers - least
     order = np.argsort((digits & 0xFFFF).astype(np.uint16), kind="stable")
     if bits > 16:
-        higher = (digits >> 16).astype(np.uint16)
-        order = order[np.argsort(higher[order], kind="stable")]
+        order = order[np.argsort((digits >> 16).astype(np.uint16)[order], kind="stable")]
     return order
 
 

@@ -17,6 +17,7 @@ The message of a fault names the file, the line, the field, what was found and w
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -186,6 +187,15 @@ class SweepError(PerfmodelError, RuntimeError):
     """A worker of a sweep was killed: the message says which results exist and how to resume."""
 
     exit_code = 1
+
+
+def require_installed(package: str, need: str, install: str = "'perfmodel[torch]'") -> None:
+    """Raise ExecutorUnavailable where a package cannot be imported; it is not imported here.
+
+    `need`: what needs the package, as a sentence. `install`: what pip is told to install.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise ExecutorUnavailable(f"{need}, which is not installed: pip install {install}")
 
 
 def allowed_names(names: Iterable[str], found: str | None = None, *, limit: int = 40) -> str:

@@ -7,7 +7,7 @@ Profiles that are drawn from the uncertainty of one put an interval on a predict
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
@@ -18,6 +18,7 @@ from perfmodel.calibrate.profile import Fit, Profile, Rows
 from perfmodel.calibrate.transfer.forward_model import model_of, scale_bandwidths
 from perfmodel.calibrate.transfer.priors import bandwidth_factors, corrections_of
 from perfmodel.errors import Fault, allowed_names, raise_faults
+from perfmodel.library.corrections import CollectiveContext
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary, WireSegment
 from perfmodel.library.settings import LibrarySettings
@@ -124,18 +125,20 @@ PROTOCOL_FIELDS: Mapping[ParameterName, str] = {
 def with_times(library: CommLibrary, values: Values) -> CommLibrary:
     """Replace times, rates and wire segments of protocols."""
     segmented = [rates for rates in _rates_by_kind(values).values() if len(rates) > 1]
+    steps: dict[str, dict[str, float]] = {}
+    for key, si in values.items():
+        if key.name == "step":
+            name, _, hop = key.where.partition("/")
+            steps.setdefault(name, {})[hop] = si
     protocols = {}
     for name, protocol in library.protocols.items():
-        update: dict[str, object] = {}
-        step: dict[str, float] = {}
-        for key, si in values.items():
-            protocol_name, _, hop = key.where.partition("/")
-            if protocol_name == name and key.name in PROTOCOL_FIELDS:
-                update[PROTOCOL_FIELDS[key.name]] = si
-            elif protocol_name == name and key.name == "step":
-                step[hop] = si
-        if step:
-            update["step"] = protocol.step.model_copy(update=step)
+        update: dict[str, object] = {
+            PROTOCOL_FIELDS[key.name]: si
+            for key, si in values.items()
+            if key.where == name and key.name in PROTOCOL_FIELDS
+        }
+        if name in steps:
+            update["step"] = protocol.step.model_copy(update=steps[name])
         for rates in segmented:
             update |= _wire_segments(protocol.wire_efficiency, rates)
         protocols[name] = protocol.model_copy(update=update) if update else protocol
@@ -174,17 +177,11 @@ def _unknown_names(profile: Profile, values: Values, machine: Machine) -> list[F
 
 def _cite(topology: Topology, profile: Profile, fit: Fit, settings: LibrarySettings) -> Topology:
     """Return the topology whose sources and assumptions say what was measured."""
-    if fit.gpu:
-        scales = sorted({(point.hosts, point.ranks) for point in fit.points})
-        where = " and ".join(f"{ranks} ranks on {hosts} hosts" for hosts, ranks in scales)
-        origin, rest = f"{', '.join(fit.files)}: {where}", FADES
-    else:
-        rows = "the library's own collective" if fit.rows == "library" else "perfmodel's schedule"
-        ranks, names = " and ".join(map(str, fit.ranks)), ", ".join(s.file for s in profile.source)
-        origin, rest = (
-            f"{rows} on {ranks} ranks ({names})",
-            "Every other number is from datasheets.",
-        )
+    scales = sorted({(point.hosts, point.ranks) for point in fit.points})
+    where = " and ".join(f"{ranks} ranks on {hosts} hosts" for hosts, ranks in scales)
+    rows = "the library's own collective" if fit.rows == "library" else "perfmodel's schedule"
+    ranks, names = " and ".join(map(str, fit.ranks)), ", ".join(s.file for s in profile.source)
+    origin = f"{', '.join(fit.files)}: {where}" if fit.gpu else f"{rows} on {ranks} ranks ({names})"
     origin = f"profile {profile.name} of {profile.date}, {origin}"
     settled = [value for value in fit.values if value.settled]
     measured = {
@@ -197,7 +194,7 @@ def _cite(topology: Topology, profile: Profile, fit: Fit, settings: LibrarySetti
     differences = "; ".join(fit.settings_differences(settings))
     sentences = [
         f"Measured by {origin}: {numbers or 'no number by itself'}.",
-        rest,
+        FADES if fit.gpu else "Every other number is from datasheets.",
         f"Hardly told by these data: {unsettled}." if unsettled else "",
         f"It may not hold for these settings: {differences}." if differences else "",
         *(
@@ -329,28 +326,18 @@ def _run_logs(fit: Fit, rng: np.random.Generator, deviations: float) -> FloatArr
 # ---------------------------------------------------------------- what is asked of a profile
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveRequest:
-    """A collective whose time a profile is asked for."""
-
-    op: str
-    nbytes: int
-    ranks: int
-    hosts: int
-
-
-def requests_of(plan: StepPlan, gpus_per_host: int) -> Iterator[CollectiveRequest]:
-    """Yield the collectives of a step among more than one rank."""
+def requests_of(plan: StepPlan, gpus_per_host: int) -> Iterator[CollectiveContext]:
+    """Yield the collectives of a step among more than one rank, whose times a profile is asked."""
     groups = {each.name: max(each.groups, key=len) for each in plan.communicators}
     for work in (task.work for task in plan.tasks if isinstance(task.work, Collective)):
         group = groups[work.communicator]
         hosts = len({rank // gpus_per_host for rank in group})
         if len(group) > 1:
-            yield CollectiveRequest(work.op, work.nbytes, len(group), hosts)
+            yield CollectiveContext(work.op, work.nbytes, len(group), hosts)
 
 
 def describe_beyond(
-    profile: Profile, requests: Iterable[CollectiveRequest], rows: Rows | None = None
+    profile: Profile, requests: Iterable[CollectiveContext], rows: Rows | None = None
 ) -> tuple[str, ...]:
     """Say which of the collectives asked for are beyond those that a profile was measured with.
 
@@ -366,12 +353,11 @@ def describe_beyond(
         others = sorted({getattr(each, name) for each in questions} - measured)
         known = _join_counts(sorted(measured), unit)
         beyond += [f"{_join_counts(others, unit)} (measured: {known})"] if others else []
-    smallest, largest = (end(point.nbytes for point in points) for end in (min, max))
-    least, most = (end(each.nbytes for each in questions) for end in (min, max))
-    if least < smallest:
-        beyond.append(f"{format_bytes(least)} (measured from {format_bytes(smallest)} on)")
-    if most > largest:
-        beyond.append(f"{format_bytes(most)} (measured up to {format_bytes(largest)})")
+    sizes, asked = ([each.nbytes for each in listed] for listed in (points, questions))
+    if min(asked) < min(sizes):
+        beyond.append(f"{format_bytes(min(asked))} (measured from {format_bytes(min(sizes))} on)")
+    if max(asked) > max(sizes):
+        beyond.append(f"{format_bytes(max(asked))} (measured up to {format_bytes(max(sizes))})")
     less = (
         "there the datasheets' shape holds, with the measured factors, and the interval is wider"
         if fit.left is not None
@@ -382,8 +368,6 @@ def describe_beyond(
 
 
 def _join_counts(values: Sequence[object], unit: str) -> str:
-    texts, most = [str(value) for value in values], 4
-    if len(texts) > most:
-        texts[most - 1 :] = [f"... {texts[-1]}"]
-    listed = ", ".join(texts)
+    texts = [str(value) for value in values]
+    listed = ", ".join(texts if len(texts) <= 4 else [*texts[:3], f"... {texts[-1]}"])
     return listed + (unit.removesuffix("s") if listed == "1" else unit)

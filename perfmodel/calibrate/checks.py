@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, failed
 from perfmodel.files import FileModel, load_document
 from perfmodel.library.machine import Machine
 from perfmodel.library.settings import LibrarySettings
@@ -32,7 +33,7 @@ def faults_of(measurement: Measurement, machine: Machine, file: str) -> list[Fau
     bad = sum(row.median_s <= 0 or row.nbytes <= 0 for row in measurement.rows)
     is_other = backend != "device" and library not in {backend, "plain"}
     fits = 2 <= ranks <= most
-    problems = (
+    faults = failed(
         (
             measurement.topology not in (None, template),
             "topology",
@@ -60,9 +61,7 @@ def faults_of(measurement: Measurement, machine: Machine, file: str) -> list[Fau
             "sizes and times above zero",
         ),
     )
-    return [
-        Fault(field, found, allowed, file) for holds, field, found, allowed in problems if holds
-    ]
+    return [replace(fault, file=file) for fault in faults]
 
 
 def doubts(
@@ -80,12 +79,11 @@ def doubts(
     named = list(zip(files, measurements, strict=True))
     silent = ", ".join(file for file, measurement in named if measurement.topology is None)
     first, model = measurements[0].machine, topology.gpu.name.split("-")[0]
-    reasons = []
-    if silent:
-        reasons.append(
-            f"{silent} does not say which template describes the machine it was made "
-            f"on ('perfmodel measure --topology' records it): taken for {topology.template}"
-        )
+    unsaid = (
+        f"{silent} does not say which template describes the machine it was made "
+        f"on ('perfmodel measure --topology' records it): taken for {topology.template}"
+    )
+    reasons = [unsaid] if silent else []
     for file, measurement in named:
         gpu, busy = (measurement.machine.get(field, "") for field in ("gpu", "other_work"))
         share = busy.partition(" ")[0]
@@ -144,14 +142,8 @@ def differences(op: str, first: ConfiguredMachine, second: ConfiguredMachine) ->
     return (*settings_differences(op, first[1], second[1]), *_transport_differences(first, second))
 
 
-def settings_differences(
-    op: str, first: LibrarySettings, second: LibrarySettings
-) -> tuple[str, ...]:
-    """The part of `differences` that settings alone show."""
-    return (*_choice_differences(op, first, second), *_version_differences(first, second))
-
-
-def _choice_differences(op: str, first: LibrarySettings, second: LibrarySettings) -> Iterator[str]:
+def settings_differences(op: str, first: LibrarySettings, second: LibrarySettings) -> Iterator[str]:
+    """Yield the part of `differences` that settings alone show."""
     for name, read in (
         ("NCCL_ALGO", LibrarySettings.algorithms),
         ("NCCL_PROTO", LibrarySettings.protocols),
@@ -163,15 +155,11 @@ def _choice_differences(op: str, first: LibrarySettings, second: LibrarySettings
         a, b = (int(bool(int(s.env.get(name, default)))) for s in (first, second))
         if a != b:
             yield f"{name}={a} against {b}"
-
-
-def _version_differences(first: LibrarySettings, second: LibrarySettings) -> Iterator[str]:
-    if first.version is None or second.version is None:
-        return
-    for release in _difference_rules().rules_changed:
+    versions = f"NCCL {first.version} against {second.version}"
+    known = first.version is not None and second.version is not None
+    for release in _difference_rules().rules_changed if known else ():
         since = tuple(int(part) for part in release.split("."))
         if (first.release >= since) != (second.release >= since):
-            versions = f"NCCL {first.version} against {second.version}"
             yield f"{versions}, whose rules changed with {release}"
 
 

@@ -92,9 +92,8 @@ def _scatter(residuals: FloatArray, parameters: int) -> float:
 
     Times have longer tails than a normal distribution of their median deviation.
     """
-    held = float(np.quantile(np.abs(residuals), INTERVAL_PROBABILITY))
     return (
-        held
+        float(np.quantile(np.abs(residuals), INTERVAL_PROBABILITY))
         / NORMAL_QUANTILE
         * float(np.sqrt(len(residuals) / max(len(residuals) - parameters, 1)))
     )
@@ -128,9 +127,8 @@ def _fit_run(
     spent = max(len(residuals) - 2, 1)
     variance = max(robust_deviation(residuals - effects @ factors, spent), 1e-9) ** 2
     inverse = np.linalg.pinv((effects * weights[:, None]).T @ effects, rcond=1e-6)
-    variances = np.diag(inverse) * variance
-    variances = np.where(np.abs(effects).max(axis=0) < 0.05, np.inf, variances)
-    return factors, variances
+    is_seen = np.abs(effects).max(axis=0) >= 0.05
+    return factors, np.where(is_seen, np.diag(inverse) * variance, np.inf)
 
 
 def _pool(factors: FloatArray, variances: FloatArray, prior: float, freedom: float) -> float:

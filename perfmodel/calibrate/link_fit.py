@@ -34,7 +34,7 @@ from perfmodel.calibrate.profile import (
     Undetermined,
     fitted_observations,
 )
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.library.lowering.protocols import chunk_bytes
 from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import CommLibrary
@@ -89,22 +89,18 @@ def fit(
     InputError
         Measurements of another machine or library, or none at all; every fault at once.
     """
-    if not measurements:
-        raise InputError(Fault("measurements", "none", "at least one"))
+    refuse_if(not measurements, "measurements", "none", "at least one")
     machine = make_machine(topology, library)
-    fits = []
-    for rows in get_args(Rows):
-        observations = observations_of(measurements, machine, rows, files)
-        if observations:
-            fits.append(_fit(CostModel(machine, observations), rows))
-    if not fits:
-        raise InputError(
-            Fault(
-                "measurements",
-                "no row that says how a collective did",
-                "rows of what 'library' or 'schedule'",
-            )
-        )
+    fits = [
+        _fit(CostModel(machine, observations), rows)
+        for rows in get_args(Rows)
+        if (observations := observations_of(measurements, machine, rows, files))
+    ]
+    silent, allowed = (
+        "no row that says how a collective did",
+        "rows of what 'library' or 'schedule'",
+    )
+    refuse_if(not fits, "measurements", silent, allowed)
     return Profile(
         name=name,
         topology=topology.template,
@@ -197,8 +193,7 @@ def _default_value(machine: Machine, key: Parameter) -> str:
         return key.format(min(rates)) + ", as the topology says"
     spec = machine.library.protocols[protocol]
     if key.name == "reduce":
-        rate = spec.reduce_rate
-        return "no time of its own" if rate is None else key.format(rate)
+        return "no time of its own" if spec.reduce_rate is None else key.format(spec.reduce_rate)
     if key.name in {"rank_rate", "host_step"}:
         return "no limit of its own"
     time_s = spec.launch if key.name == "launch" else getattr(spec.step, hop)
@@ -247,15 +242,11 @@ def fit_rate_pieces(forward: CostModel, solution: Solution) -> Solution:
         return solution
     kind = rates[0].where
     for _ in range(MOST_PIECES - 1):
-        if solution.scatter < SUFFICIENT_SCATTER:
-            break
-        candidates = [
-            solve(forward, add_piece(solution.values, kind, at))
-            for at in _promising_breakpoints(forward, solution, kind)
-        ]
-        if not candidates:
-            break
-        best = solve(forward, min(candidates, key=lambda candidate: candidate.cost).values)
+        good_enough = solution.scatter < SUFFICIENT_SCATTER
+        tried = () if good_enough else _promising_breakpoints(forward, solution, kind)
+        candidates = [solve(forward, add_piece(solution.values, kind, at)) for at in tried]
+        best = min(candidates, key=lambda candidate: candidate.cost, default=solution)
+        best = solve(forward, best.values) if candidates else solution
         if bic(solution, forward) - bic(best, forward) < BIC_GAIN:
             break
         solution = best

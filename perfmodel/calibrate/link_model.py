@@ -105,10 +105,9 @@ class CostModel(ForwardModel):
         """Time of each observation; seconds, shape (observations,)."""
         machine = self._with_bandwidths(values)
         timer = UncontendedTimer(machine.with_library(with_times(machine.library, values)))
-        times = [
-            timer.best(o.op, o.nbytes, range(o.ranks), 0, o.algorithm)[1] for o in self.distinct
-        ]
-        return np.array(times)[self._position]
+        return np.array(
+            [timer.best(o.op, o.nbytes, range(o.ranks), 0, o.algorithm)[1] for o in self.distinct]
+        )[self._position]
 
     def _with_bandwidths(self, values: Values) -> Machine:
         """The machine with these bandwidths; routes stay until one of them changes."""
@@ -136,11 +135,9 @@ class CostModel(ForwardModel):
         quickest_s = float(self.measured_s.min())
         steps = min(sum(phase.repeat for phase in each.schedule.phases) for each in lowered)
         start = {Parameter("bandwidth", kind): rate for kind, rate in rates.items()}
-        for name in protocols:
-            for hop in hops:
-                start[Parameter("step", f"{name}/{hop}")] = 0.5 * quickest_s / max(steps, 1)
-        for name in protocols:
-            start[Parameter("launch", name)] = 0.2 * quickest_s
+        places = [f"{name}/{hop}" for name in protocols for hop in hops]
+        start |= {Parameter("step", place): 0.5 * quickest_s / max(steps, 1) for place in places}
+        start |= {Parameter("launch", name): 0.2 * quickest_s for name in protocols}
         if any(reduced_bytes(each.schedule) > 0 for each in lowered):
             start |= {Parameter("reduce", name): 2 * min(rates.values()) for name in protocols}
         return start

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import AfterValidator, Field, model_validator
 
 from perfmodel.arrays import FloatArray
-from perfmodel.files import FileModel
+from perfmodel.files import FileModel, check_rows
 from perfmodel.units import LIMITS, parse_bandwidth, parse_bytes, parse_time
 
 INTERVAL_PROBABILITY = 0.8
@@ -149,14 +149,18 @@ class Value(FileModel):
 
     @model_validator(mode="after")
     def _check_numbers(self) -> Value:
+        least, most = LIMITS_OF_FACTORS
         for text in (self.value, *self.interval):
-            if not 0 < self.key.parse(text) < math.inf:
-                raise ValueError(f"more than zero, not {text!r}")
-            least, most = LIMITS_OF_FACTORS
-            if text.startswith(FACTOR) and not least <= self.key.parse(text) <= most:
-                raise ValueError(f"a factor from {least:g} to {most:g}, not {text!r}")
-        if not self.low <= self.si <= self.high:
-            raise ValueError(f"an interval around {self.value!r}, from low to high")
+            si, is_factor = self.key.parse(text), text.startswith(FACTOR)
+            check_rows(
+                (not 0 < si < math.inf, f"more than zero, not {text!r}"),
+                (
+                    is_factor and not least <= si <= most,
+                    f"a factor from {least:g} to {most:g}, not {text!r}",
+                ),
+            )
+        is_around = self.low <= self.si <= self.high
+        check_rows((not is_around, f"an interval around {self.value!r}, from low to high"))
         return self
 
     @property

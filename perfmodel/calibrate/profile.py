@@ -32,8 +32,8 @@ from perfmodel.calibrate.transfer.priors import (
     ResidualProcess,
     run_covariance,
 )
-from perfmodel.errors import Fault, InputError
-from perfmodel.files import FileModel, find_file, load_document, write_atomically
+from perfmodel.errors import refuse_if
+from perfmodel.files import FileModel, check_rows, find_file, load_document, write_atomically
 from perfmodel.library.corrections import CollectiveContext
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.units import (
@@ -154,9 +154,7 @@ class Fit(FileModel):
             },
             f"{len(self.files)} settings, as files": len(self.settings) > len(self.files),
         }
-        for wanted, is_missing in problems.items():
-            if is_missing:
-                raise ValueError(wanted)
+        check_rows(*((is_missing, wanted) for wanted, is_missing in problems.items()))
         return self
 
     @property
@@ -280,11 +278,12 @@ class Profile(FileModel):
     @model_validator(mode="before")
     @classmethod
     def _check_format(cls, document: Any) -> Any:
-        if isinstance(document, dict) and document.get("perfmodel") == 1:
-            raise ValueError(
-                "version 2 (perfmodel: 2): this one is of an earlier version; make it "
-                "again from its measurements with 'perfmodel calibrate'"
-            )
+        is_old = isinstance(document, dict) and document.get("perfmodel") == 1
+        allowed = (
+            "version 2 (perfmodel: 2): this one is of an earlier version; make it "
+            "again from its measurements with 'perfmodel calibrate'"
+        )
+        check_rows((is_old, allowed))
         return document
 
     @property
@@ -305,11 +304,10 @@ class Profile(FileModel):
         InputError
             There are none from such rows.
         """
-        for fit in sorted(self.fits, key=lambda fit: fit.rows != "library"):
-            if rows in {None, fit.rows}:
-                return fit
+        fits = [fit for fit in self.fits if rows in {None, fit.rows}]
         available = " and ".join(repr(fit.rows) for fit in self.fits)
-        raise InputError(Fault("rows", repr(rows), f"what profile {self.name!r} has: {available}"))
+        refuse_if(not fits, "rows", repr(rows), f"what profile {self.name!r} has: {available}")
+        return min(fits, key=lambda fit: fit.rows != "library")
 
 
 def read_profile(name_or_path: str | Path) -> Profile:

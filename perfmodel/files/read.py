@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -197,12 +198,12 @@ def first_comment(text: str) -> str:
     >>> first_comment("# yaml-language-server: $schema=x\n# How fast?\nperfmodel: 1")
     'How fast?'
     """
-    for line in text.removeprefix("\ufeff").splitlines():
-        comment = line.strip()
-        if not comment or comment == "---" or "yaml-language-server" in comment:
-            continue
-        return comment.lstrip("#").strip() if comment.startswith("#") else ""
-    return ""
+    lines = map(str.strip, text.removeprefix("\ufeff").splitlines())
+    kept = (
+        line for line in lines if line not in {"", "---"} and "yaml-language-server" not in line
+    )
+    first = next(kept, "")
+    return first.lstrip("#").strip() if first.startswith("#") else ""
 
 
 def read_yaml(path: Path) -> Any:
@@ -390,29 +391,30 @@ def parse_with_libyaml(text: str, *, trusted: bool) -> Any:
         if not trusted:
             _check_levels(yaml.parse(text, Loader=yaml.CBaseLoader))
         node = yaml.compose(text, Loader=yaml.CBaseLoader)
-    except (ImportError, AttributeError, UnicodeError):  # UnicodeError: half of a pair of codes
+        if node is not None:
+            return _convert_node(node)
+    # ValueError: half of a pair of codes, or more digits than Python converts
+    except (ImportError, AttributeError, ValueError):
         raise UnsupportedYaml from None
     except yaml.YAMLError:
         raise UnsupportedYaml from None
-    if node is None:
-        raise UnsupportedYaml
-    try:
-        return _convert_node(node)
-    except ValueError:  # more digits than Python converts
-        raise UnsupportedYaml from None
+    raise UnsupportedYaml
+
+
+_LEVELS = {
+    "MappingStartEvent": 1,
+    "SequenceStartEvent": 1,
+    "MappingEndEvent": -1,
+    "SequenceEndEvent": -1,
+}
+"""Levels that an event of a document begins, or ends."""
 
 
 def _check_levels(events: Iterable[Any]) -> None:
     """Raise `UnsupportedYaml` at the first level that no document may have."""
-    level = 0
-    for event in events:
-        name = type(event).__name__
-        if name in {"MappingStartEvent", "SequenceStartEvent"}:
-            level += 1
-            if level > MOST_LEVELS:
-                raise UnsupportedYaml
-        elif name in {"MappingEndEvent", "SequenceEndEvent"}:
-            level -= 1
+    levels = accumulate(_LEVELS.get(type(event).__name__, 0) for event in events)
+    if any(level > MOST_LEVELS for level in levels):
+        raise UnsupportedYaml
 
 
 def _convert_node(node: Any) -> Any:

@@ -21,14 +21,14 @@ from perfmodel.units import parse_bytes
 
 @dataclass(frozen=True, slots=True)
 class CollectiveContext:
-    """What a residual may depend on."""
+    """What a residual may depend on; `algorithm` and `protocol` are empty before a choice."""
 
     op: str
     nbytes: int
     ranks: int
     hosts: int
-    algorithm: str
-    protocol: str
+    algorithm: str = ""
+    protocol: str = ""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 from perfmodel.collectives.schedule import Schedule
@@ -27,66 +27,16 @@ from perfmodel.measure.reference import (
     read_whole_numbers,
     window_slices,
 )
-from perfmodel.measure.worker import find_staged_moves, largest_scratch
+from perfmodel.measure.worker import find_staged_moves, largest_scratch, merge
 from perfmodel.units import format_bytes
-
-
-class HostStreams:
-    """Ordered queues of work, one per rank, that execute at once; for tests without a GPU."""
-
-    def on(self, rank: int) -> AbstractContextManager[Any]:  # noqa: ARG002
-        """Return a context whose work goes into a rank's queue."""
-        return nullcontext()
-
-    def mark(self, rank: int) -> Any:
-        """Return an event that completes after all work now in the rank's queue."""
-
-    def wait(self, rank: int, event: Any) -> None:
-        """Let the rank's queue wait for an event."""
-
-    def fork(self) -> None:
-        """Let all queues wait for the current stream, which holds the event that starts a clock."""
-
-    def join(self) -> None:
-        """Let the current stream, which gets the event that stops the clock, wait for all."""
-
-
-class CudaStreams(HostStreams):
-    """A CUDA stream per rank."""
-
-    def __init__(self, torch: Any, ranks: int) -> None:
-        self._torch = torch
-        self.streams = [torch.cuda.Stream() for _ in range(ranks)]
-
-    def on(self, rank: int) -> AbstractContextManager[Any]:
-        """Return a context whose kernels go into the rank's stream."""
-        context: AbstractContextManager[Any] = self._torch.cuda.stream(self.streams[rank])
-        return context
-
-    def mark(self, rank: int) -> Any:
-        """Record an event on the rank's stream."""
-        return self.streams[rank].record_event()
-
-    def wait(self, rank: int, event: Any) -> None:
-        """Let the rank's stream wait for an event."""
-        self.streams[rank].wait_event(event)
-
-    def fork(self) -> None:
-        """Let all streams wait for the current stream."""
-        for stream in self.streams:
-            stream.wait_stream(self._torch.cuda.current_stream())
-
-    def join(self) -> None:
-        """Let the current stream wait for all streams."""
-        for stream in self.streams:
-            self._torch.cuda.current_stream().wait_stream(stream)
 
 
 def execute_on_streams(
     rounds: Sequence[Sequence[Move]],
     buffers: Sequence[Any],
     scratch: Sequence[Any],
-    streams: HostStreams,
+    streams: Sequence[Any],
+    enter: Callable[[Any], AbstractContextManager[Any]],
 ) -> None:
     """Execute rounds between buffers of one device.
 
@@ -98,49 +48,46 @@ def execute_on_streams(
     rounds : sequence of sequences of Move
     buffers, scratch : sequence of torch.Tensor, shape (ranks,)
         `scratch` with `count_scratch` each.
-    streams : HostStreams
+    streams : sequence of torch.Stream
+        One per rank, of the device of the buffers.
+    enter : callable
+        ``torch.cuda.stream``: makes a context whose kernels go into a stream.
     """
-    last_events = [streams.mark(rank) for rank in range(len(buffers))]
+    events = [stream.record_event() for stream in streams]
     for moves in rounds:
-        last_events = _execute_round(moves, buffers, scratch, streams, last_events)
+        _execute_round(moves, buffers, scratch, streams, enter, events)
+        for rank in {rank for move in moves for rank in (move.src, move.dst)}:
+            events[rank] = streams[rank].record_event()
 
 
 def _execute_round(
     moves: Sequence[Move],
     buffers: Sequence[Any],
     scratch: Sequence[Any],
-    streams: HostStreams,
-    last_events: list[Any],
-) -> list[Any]:
-    staged = {
-        id(move) for rank in {m.dst for m in moves} for move in find_staged_moves(moves, rank)
-    }
+    streams: Sequence[Any],
+    enter: Callable[[Any], AbstractContextManager[Any]],
+    earlier_events: Sequence[Any],
+) -> None:
+    staged = {at for rank in {m.dst for m in moves} for at in find_staged_moves(moves, rank)}
     used, merges, copy_events = [0] * len(buffers), [], []
-    for move in moves:
+    for at, move in enumerate(moves):
         destination = buffers[move.dst][move.write]
-        if id(move) in staged:
+        if at in staged:
             begin = used[move.dst]
             used[move.dst] += move.count
             target, destination = destination, scratch[move.dst][begin : used[move.dst]]
             merges.append((move, target, destination))
         if move.src != move.dst:
-            streams.wait(move.dst, last_events[move.src])
-        with streams.on(move.dst):
+            streams[move.dst].wait_event(earlier_events[move.src])
+        with enter(streams[move.dst]):
             destination.copy_(buffers[move.src][move.read], non_blocking=True)
-        copy_events.append((move, streams.mark(move.dst)))
+        copy_events.append((move, streams[move.dst].record_event()))
     for move, event in copy_events:
         if move.src != move.dst:
-            streams.wait(move.src, event)
+            streams[move.src].wait_event(event)
     for move, target, received in merges:
-        with streams.on(move.dst):
-            if move.reduce:
-                target.add_(received)
-            else:
-                target.copy_(received, non_blocking=True)
-    active = {rank for move in moves for rank in (move.src, move.dst)}
-    return [
-        streams.mark(rank) if rank in active else event for rank, event in enumerate(last_events)
-    ]
+        with enter(streams[move.dst]):
+            merge(target, received, add=move.reduce)
 
 
 MOST_REPEATS, LEAST_REPEATS = 200, 8
@@ -194,37 +141,32 @@ def measure_device(
     benchmarks = [*_schedule_benchmarks(job, gpu), *make_microbenchmarks(job, gpu)]
     share_s = job.budget_s / len(benchmarks)
     rows = []
-    for done, benchmark in enumerate(benchmarks, 1):
-        rows.append(
-            summarise_times(
-                benchmark.kind,
-                benchmark.nbytes,
-                _sample_times(benchmark, gpu, share_s, job.repeats),
-                benchmark.setting,
-            )
-        )
+    for done, each in enumerate(benchmarks, 1):
+        times_s = _sample_times(each, gpu, share_s, job.repeats)
+        rows.append(summarise_times(each.kind, each.nbytes, times_s, each.setting))
         if progress is not None:
             progress(done, len(benchmarks))
-    return rows, " ".join(_notes(job, gpu))
-
-
-def _notes(job: MeasurementJob, gpu: GpuUnderTest) -> Iterator[str]:
-    yield "copy reads and writes nbytes; reduce reads twice and writes nbytes."
-    yield "launch and synchronize: per kernel."
-    yield "Small sizes of schedule: as fast as the host can enqueue copies and waits."
     sampling = describe_sampling(list(make_schedules(job).values()))
-    if sampling:
-        yield sampling
-    if job.ranks > POOLED_STREAMS:
-        yield f"torch has {POOLED_STREAMS} streams, which {job.ranks} virtual ranks share."
-    if copy_kernel() is None or not gpu.cuda:
-        yield "No blocks_copy rows: a copy by few thread blocks needs Triton and a GPU."
+    pooled = f"torch has {POOLED_STREAMS} streams, which {job.ranks} virtual ranks share."
+    notes = (
+        (True, "copy reads and writes nbytes; reduce reads twice and writes nbytes."),
+        (True, "launch and synchronize: per kernel."),
+        (True, "Small sizes of schedule: as fast as the host can enqueue copies and waits."),
+        (sampling, sampling),
+        (job.ranks > POOLED_STREAMS, pooled),
+        (
+            copy_kernel() is None or not gpu.cuda,
+            "No blocks_copy rows: a copy by few thread blocks needs Triton and a GPU.",
+        ),
+    )
+    return rows, " ".join(note for applies, note in notes if applies)
 
 
 def _schedule_benchmarks(job: MeasurementJob, gpu: GpuUnderTest) -> Iterator[Microbenchmark]:
     """One execution of the schedule per size; its result is checked first."""
     schedules = make_schedules(job)
-    streams = CudaStreams(gpu.torch, job.ranks) if gpu.cuda else HostStreams()
+    device: Any = gpu.torch.cuda if gpu.cuda else gpu.torch.cpu
+    streams = [device.Stream() for _ in range(job.ranks)]
     start, work, scratch = _allocate_rank_buffers(job, gpu, list(schedules.values()))
     for nbytes, schedule in schedules.items():
         rounds, count = make_moves(schedule), count_elements(schedule)
@@ -234,9 +176,12 @@ def _schedule_benchmarks(job: MeasurementJob, gpu: GpuUnderTest) -> Iterator[Mic
                 after[:count].copy_(before[:count])
 
         def once(rounds: Any = rounds) -> None:
-            streams.fork()
-            execute_on_streams(rounds, work, scratch, streams)
-            streams.join()
+            current = device.current_stream()  # has the events that start and stop a clock
+            for stream in streams:
+                stream.wait_stream(current)
+            execute_on_streams(rounds, work, scratch, streams, device.stream)
+            for stream in streams:
+                current.wait_stream(stream)
 
         reset()
         once()
@@ -244,13 +189,8 @@ def _schedule_benchmarks(job: MeasurementJob, gpu: GpuUnderTest) -> Iterator[Mic
         for window, expected in compute_expected(schedule, job.dtype):
             slices = window_slices(schedule, window)
             for rank, (buffer, numbers) in enumerate(zip(work, expected, strict=True)):
-                compare(
-                    schedule,
-                    rank,
-                    read_whole_numbers(buffer, slices, numbers),
-                    numbers,
-                    window=window,
-                )
+                found = read_whole_numbers(buffer, slices, numbers)
+                compare(schedule, rank, found, numbers, window=window)
         yield Microbenchmark("schedule", nbytes, once, f"{job.ranks} virtual ranks", before=reset)
 
 

@@ -6,7 +6,6 @@ The file holds rows, and the job, machine and versions behind them.
 from __future__ import annotations
 
 import datetime as dt
-import importlib.util
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,13 +19,13 @@ from pydantic import AfterValidator, Field, model_validator
 from perfmodel.errors import (
     ExecutorUnavailable,
     Fault,
-    InputError,
     ScheduleError,
     allowed_names,
     failed,
     raise_faults,
+    require_installed,
 )
-from perfmodel.files import FileModel, read_text, validate_document, write_atomically
+from perfmodel.files import FileModel, check_rows, load_document, write_atomically
 from perfmodel.units import (
     LONGEST_MEASURED_S,
     MOST_COUNT,
@@ -141,10 +140,7 @@ def make_schedules(job: MeasurementJob) -> dict[int, Schedule]:
 def _find_faults(job: MeasurementJob) -> list[Fault]:
     low, high = TIMEOUTS_S
     largest, repeats = max(job.sizes, default=0), job.repeats
-    is_long = not low <= job.timeout_s <= high
-    least_to_most = f"from {format_time(low)} to {format_time(high)}"
-    is_spent, up_to = not 0 < job.budget_s <= high, f"above zero, up to {format_time(high)}"
-    problems = (
+    return failed(
         (
             job.dtype not in ITEM_BYTES,
             "--dtype",
@@ -159,11 +155,20 @@ def _find_faults(job: MeasurementJob) -> list[Fault]:
             format_bytes(largest),
             f"up to {format_bytes(LARGEST_BYTES)}",
         ),
-        (is_long, "--timeout", f"{job.timeout_s:g} s", least_to_most),
-        (is_spent, "--budget", f"{job.budget_s:g} s", up_to),
+        (
+            not low <= job.timeout_s <= high,
+            "--timeout",
+            f"{job.timeout_s:g} s",
+            f"from {format_time(low)} to {format_time(high)}",
+        ),
+        (
+            not 0 < job.budget_s <= high,
+            "--budget",
+            f"{job.budget_s:g} s",
+            f"above zero, up to {format_time(high)}",
+        ),
         (repeats is not None and repeats < 1, "--repeats", str(repeats), "1 or more"),
     )
-    return failed(*problems)
 
 
 def make_schedule(job: MeasurementJob, nbytes: int) -> Schedule:
@@ -182,18 +187,8 @@ def make_schedule(job: MeasurementJob, nbytes: int) -> Schedule:
     return replace(schedule, itemsize=job.itemsize)  # a plain send counts bytes
 
 
-def require_torch() -> None:
-    """Make sure that torch can be imported, without importing it.
-
-    Raises
-    ------
-    ExecutorUnavailable
-        It is not installed; says how to get it.
-    """
-    if importlib.util.find_spec("torch") is None:
-        raise ExecutorUnavailable(
-            "measuring runs on PyTorch, which is not installed: pip install 'perfmodel[torch]'"
-        )
+MEASURING = "measuring runs on PyTorch"
+"""What needs torch, in messages."""
 
 
 def require_devices(backend: Backend, needed: int) -> ModuleType:
@@ -204,7 +199,7 @@ def require_devices(backend: Backend, needed: int) -> ModuleType:
     ExecutorUnavailable
         There are fewer than `needed`.
     """
-    require_torch()
+    require_installed("torch", MEASURING)
     import torch
 
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -269,8 +264,7 @@ class MeasurementRow(FileModel):
     @model_validator(mode="after")
     def _check_order(self) -> MeasurementRow:
         times = [self.min_s, self.p10_s, self.p25_s, self.median_s, self.p75_s, self.p90_s]
-        if times != sorted(times):
-            raise ValueError("times that do not fall from min_s to p90_s")
+        check_rows((times != sorted(times), "times that do not fall from min_s to p90_s"))
         return self
 
 
@@ -317,23 +311,20 @@ def read_measurement(path: Path) -> Measurement:
     Raises
     ------
     InputError
-        Unreadable, not JSON, or not a measurement; every fault at once.
+        Unreadable, neither JSON nor YAML, or not a measurement; every fault at once.
     """
-    try:
-        document = json.loads(read_text(path))
-    except (json.JSONDecodeError, RecursionError) as error:
-        text, line = "JSON nested too deeply", getattr(error, "lineno", None)
-        if isinstance(error, json.JSONDecodeError):
-            text = f"no JSON ({error.msg})"
-        raise InputError(Fault("file", text, "a measurement file", str(path), line)) from None
-    return validate_document(Measurement, document, str(path))
+    return load_document(Measurement, path)
 
 
-def compute_quantiles(times_s: Sequence[float]) -> dict[str, float]:
-    """The fields of a `MeasurementRow` that summarise repeated times; seconds."""
-    names = ("min_s", "p10_s", "p25_s", "median_s", "p75_s", "p90_s")
-    quantiles = np.quantile(times_s, (0.0, 0.1, 0.25, 0.5, 0.75, 0.9)).tolist()
-    return dict(zip(names, quantiles, strict=True))
+QUANTILES = {
+    "min_s": 0.0,
+    "p10_s": 0.1,
+    "p25_s": 0.25,
+    "median_s": 0.5,
+    "p75_s": 0.75,
+    "p90_s": 0.9,
+}
+"""Quantiles of repeated times that a `MeasurementRow` has."""
 
 
 def summarise_times(
@@ -341,4 +332,5 @@ def summarise_times(
 ) -> MeasurementRow:
     """One setting's repeated times, summarised; seconds."""
     fields = {"what": kind, "nbytes": nbytes, "setting": setting, "repeats": len(times_s)}
-    return MeasurementRow.model_validate(fields | compute_quantiles(times_s))
+    quantiles = np.quantile(times_s, list(QUANTILES.values())).tolist()
+    return MeasurementRow.model_validate(fields | dict(zip(QUANTILES, quantiles, strict=True)))

@@ -37,13 +37,18 @@ LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
 @dataclass(slots=True)
 class _RankProcesses:
     job: MeasurementJob
-    memory: Any
+    statuses: list[rank_status.Status]
     processes: list[Any] = field(default_factory=list)
     pipes: list[Any] = field(default_factory=list)
     answer: tuple[list[MeasurementRow], str] | None = None
     ended: set[int] = field(default_factory=set)
     dead: set[int] = field(default_factory=set)  # ended without a message
     errors: dict[int, BaseException] = field(default_factory=dict)
+
+    @property
+    def ticks(self) -> list[int]:
+        """Steps that each rank has reached."""
+        return [status.fields[0] for status in self.statuses]
 
     @property
     def own_errors(self) -> list[BaseException]:
@@ -68,40 +73,30 @@ def run_processes(
     MeasurementError
         A rank died, or no rank advanced for `job.timeout_s`; names it and what it was doing.
     """
-    context = mp.get_context("spawn")
-    team = _RankProcesses(job, context.RawArray("q", rank_status.FIELDS * job.ranks))
+    context: Any = mp.get_context("spawn")
+    memory = context.RawArray("q", rank_status.FIELDS * job.ranks)
+    team = _RankProcesses(job, [rank_status.Status(memory, rank) for rank in range(job.ranks)])
     with tempfile.TemporaryDirectory(prefix="perfmodel-") as folder:
         try:
-            _start_processes(team, context, folder)
+            with shield_from_interrupt(resource_tracker.ensure_running):
+                for rank in range(job.ranks):
+                    ours, theirs = context.Pipe(duplex=False)
+                    arguments = (job, rank, folder, memory, theirs)
+                    process = context.Process(
+                        target=_run_rank, args=arguments, name=f"rank {rank}", daemon=True
+                    )
+                    process.start()
+                    theirs.close()
+                    team.processes.append(process)
+                    team.pipes.append(ours)
             return _wait_for_answer(team, progress, Path(folder))
         finally:
-            _end_processes(team)
-
-
-def _start_processes(team: _RankProcesses, context: Any, folder: str) -> None:
-    with shield_from_interrupt(resource_tracker.ensure_running):
-        for rank in range(team.job.ranks):
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(
-                target=_run_rank,
-                args=(team.job, rank, folder, team.memory, theirs),
-                name=f"rank {rank}",
-                daemon=True,
-            )
-            process.start()
-            theirs.close()
-            team.processes.append(process)
-            team.pipes.append(ours)
-
-
-def _end_processes(team: _RankProcesses) -> None:
-    for process in team.processes:
-        process.kill()
-    for process in team.processes:
-        process.join()
-        process.close()
-    for pipe in team.pipes:
-        pipe.close()
+            for process in team.processes:
+                process.kill()
+            for process, pipe in zip(team.processes, team.pipes, strict=True):
+                process.join()
+                process.close()
+                pipe.close()
 
 
 # ---------------------------------------------------------------- watching
@@ -110,19 +105,18 @@ def _end_processes(team: _RankProcesses) -> None:
 def _wait_for_answer(
     team: _RankProcesses, progress: Progress | None, folder: Path
 ) -> tuple[list[MeasurementRow], str]:
-    job, advanced_s = team.job, time.monotonic()
-    last = rank_status.read_ticks(team.memory, job.ranks)
+    job, advanced_s, last = team.job, time.monotonic(), team.ticks
     while len(team.ended) < job.ranks:
         _receive_messages(team, 0.1)
         if team.errors or team.dead:
             _raise_first_failure(team, folder)
-        now = rank_status.read_ticks(team.memory, job.ranks)
+        now = team.ticks
         if now != last:
             last, advanced_s = now, time.monotonic()
         # Longest time without progress of any rank; longer while processes start.
         elif time.monotonic() - advanced_s > max(job.timeout_s, 0 if min(now) > 0 else START_S):
             raise MeasurementError(_describe_hang(team))
-        done, total = rank_status.read_progress(team.memory)
+        *_, done, total = team.statuses[0].fields
         if progress is not None and total:
             progress(done, total)
     if team.answer is None:
@@ -162,8 +156,7 @@ def _raise_first_failure(team: _RankProcesses, folder: Path) -> NoReturn:
         deaths = (_describe_death(team, rank, folder) for rank in sorted(team.dead))
         raise MeasurementError("\n".join(deaths))
     rank, error = next(iter(team.errors.items()))
-    doing = rank_status.describe_status(team.memory, rank)
-    raise MeasurementError(f"rank {rank} failed while {doing}: {error}")
+    raise MeasurementError(f"rank {rank} failed while {team.statuses[rank]}: {error}")
 
 
 def _describe_death(team: _RankProcesses, rank: int, folder: Path) -> str:
@@ -172,20 +165,18 @@ def _describe_death(team: _RankProcesses, rank: int, folder: Path) -> str:
     with suppress(OSError, IndexError):
         log = (folder / f"rank{rank}.log").read_text(encoding="utf-8", errors="replace")
         said = f"; it said: {log.strip().splitlines()[-1]}"
-    doing = rank_status.describe_status(team.memory, rank)
-    return f"rank {rank} died ({cause}) while {doing}{said}"
+    return f"rank {rank} died ({cause}) while {team.statuses[rank]}{said}"
 
 
 def _describe_hang(team: _RankProcesses) -> str:
-    ticks = rank_status.read_ticks(team.memory, team.job.ranks)
-    doing = [rank_status.describe_status(team.memory, rank) for rank in range(team.job.ranks)]
+    ticks = team.ticks
     behind = ", ".join(
-        f"rank {rank} ({doing[rank]}{_describe_stop(team.processes[rank])})"
+        f"rank {rank} ({team.statuses[rank]}{_describe_stop(team.processes[rank])})"
         for rank, count in enumerate(ticks)
         if count == min(ticks)
     )
     furthest = ticks.index(max(ticks))
-    ahead = f"; furthest ahead: rank {furthest} ({doing[furthest]})"
+    ahead = f"; furthest ahead: rank {furthest} ({team.statuses[furthest]})"
     message = f"no rank advanced for {team.job.timeout_s:g} s; furthest behind: {behind}"
     return message + (ahead if max(ticks) > min(ticks) else "")
 

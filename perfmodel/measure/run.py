@@ -11,16 +11,24 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
 from perfmodel.collectives.schedule import Schedule
-from perfmodel.errors import Fault, InputError, MeasurementError, PerfmodelError, raise_faults
+from perfmodel.errors import (
+    Fault,
+    InputError,
+    MeasurementError,
+    PerfmodelError,
+    raise_faults,
+    require_installed,
+)
 from perfmodel.files import attributes
 from perfmodel.measure import status as rank_status
 from perfmodel.measure.job import (
+    MEASURING,
     PARTED_COLLECTIVES,
     SIDE_BYTES,
     SUM_COLLECTIVES,
@@ -29,7 +37,6 @@ from perfmodel.measure.job import (
     MeasurementRow,
     make_schedules,
     require_devices,
-    require_torch,
 )
 from perfmodel.measure.reference import count_elements, make_moves
 from perfmodel.measure.worker import largest_scratch
@@ -64,7 +71,7 @@ def measure(job: MeasurementJob, progress: Progress | None = None) -> Measuremen
         A rank died or hung.
     """
     schedules = list(make_schedules(job).values())  # an invalid job is reported first
-    require_torch()
+    require_installed("torch", MEASURING)
     started, start_s = dt.datetime.now(dt.UTC), time.monotonic()
     machine, versions, cpu_before = describe_machine(), describe_versions(), read_cpu_time()
     outcome = _run_backend(job, schedules, progress, machine, versions)
@@ -130,9 +137,8 @@ def count_hosts() -> int | None:
 def _torchrun_command() -> str:
     """Return the launcher's part of the command line; empty without torchrun."""
     hosts, local_ranks = count_hosts(), os.environ.get("LOCAL_WORLD_SIZE")
-    if not under_torchrun() or hosts is None:
-        return ""
-    return f"torchrun --nnodes {hosts} --nproc-per-node {local_ranks} --no-python "
+    command = f"torchrun --nnodes {hosts} --nproc-per-node {local_ranks} --no-python "
+    return command if under_torchrun() and hosts is not None else ""
 
 
 def _run_as_group_member(
@@ -168,7 +174,7 @@ def _ask(read: Callable[[], T], default: T) -> T:
     """Return what a system reports, or a default where it has no such number or file."""
     try:
         return read()
-    except (AttributeError, OSError, ValueError):
+    except (AttributeError, ImportError, IndexError, OSError, ValueError):
         return default
 
 
@@ -203,12 +209,10 @@ CpuTime = tuple[float, float]
 
 def read_cpu_time() -> CpuTime | None:
     """Read the CPU time used so far; None if the system does not report it (no /proc)."""
-    try:
-        used = Path("/proc/stat").read_text(encoding="utf-8").split()[1:4]  # user, nice, system
-        ticks = sum(map(int, used)) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return ticks - sum(os.times()[:4]), time.monotonic()
+    stat = _ask(partial(Path("/proc/stat").read_text, encoding="utf-8"), "")
+    used = sum(map(int, stat.split()[1:4]))  # user, nice, system
+    all_s = _ask(lambda: used / os.sysconf("SC_CLK_TCK"), 0.0)
+    return (all_s - sum(os.times()[:4]), time.monotonic()) if all_s else None
 
 
 def describe_other_load(before: CpuTime | None, cores: int) -> str:
@@ -222,11 +226,10 @@ def describe_other_load(before: CpuTime | None, cores: int) -> str:
 
 def describe_versions() -> dict[str, str]:
     """Versions of Python, torch and NumPy, without importing them."""
-    versions = {"python": platform.python_version()}
-    for name in ("torch", "numpy"):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    return versions
+    installed = {
+        name: _ask(partial(importlib.metadata.version, name), None) for name in ("torch", "numpy")
+    }
+    return {"python": platform.python_version()} | {n: v for n, v in installed.items() if v}
 
 
 def _read_cpu_name() -> str:
@@ -273,9 +276,9 @@ def require_memory(
     size, on_device = largest.nbytes, job.backend == "device"
     rank_bytes = _count_rank_bytes(job, largest)
     count = int(os.environ.get("LOCAL_WORLD_SIZE", job.ranks))
-    host_bytes = 2 * size if on_device else 0  # pinned and pageable
-    host_bytes = count * (rank_bytes + PROCESS_BYTES) if job.backend == "gloo" else host_bytes
-    needs = [(host_bytes, free_memory_bytes(), "of memory")]
+    # On device there are copies in pinned and in pageable memory.
+    host_bytes = {"gloo": count * (rank_bytes + PROCESS_BYTES), "device": 2 * size, "nccl": 0}
+    needs = [(host_bytes[job.backend], free_memory_bytes(), "of memory")]
     if torch is not None:
         sharing, extra_bytes = (count, 2 * (size + SIDE_BYTES)) if on_device else (1, 0)
         free = min(_read_device_bytes(torch, job, device) for device in range(count // sharing))
@@ -309,13 +312,14 @@ def _read_device_bytes(torch: ModuleType, job: MeasurementJob, device: int) -> i
 
 def free_memory_bytes() -> int | None:
     """Memory available without swapping; None if the system does not report it."""
-    try:
-        words = Path("/proc/meminfo").read_text(encoding="utf-8").split()
-        free = int(words[words.index("MemAvailable:") + 1]) * 1024
-    except (OSError, ValueError, IndexError):
-        return None
-    with suppress(OSError, ValueError):  # a container may allow less
-        files = (Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory.current"))
-        limit, used = (int(file.read_text(encoding="utf-8")) for file in files)
-        return max(0, min(free, limit - used))
-    return free
+
+    def number(file: str, word: str | None = None) -> int:
+        """Read the number behind a word of a file, or its first one."""
+        words = Path(file).read_text(encoding="utf-8").split()
+        return int(words[0 if word is None else words.index(word) + 1])
+
+    def left_of_container() -> int:
+        return number("/sys/fs/cgroup/memory.max") - number("/sys/fs/cgroup/memory.current")
+
+    free = _ask(lambda: number("/proc/meminfo", "MemAvailable:") * 1024, None)
+    return None if free is None else max(0, min(free, _ask(left_of_container, free)))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, MutableSequence
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from perfmodel.units import format_bytes
 
@@ -71,28 +70,19 @@ class Status:
         at = self._base + field
         self._memory[at : at + len(values)] = values
 
+    @property
+    def fields(self) -> Sequence[int]:
+        """All that is written, as another process may read it: steps first, progress last."""
+        return self._memory[self._base : self._base + FIELDS]
+
     def __str__(self) -> str:
-        return describe_status(self._memory, self.rank)
-
-
-def describe_status(memory: Any, rank: int) -> str:
-    """Describe what a rank is doing, or was doing when it died."""
-    _, stage, nbytes, kind, repeat, step, round_, *_ = memory[rank * FIELDS : (rank + 1) * FIELDS]
-    if stage not in {CHECK, WARM, TIME} or not nbytes:
-        return STAGES[stage]
-    number = f" {round_ + 1}" if step in {BEFORE, POSTED} else ""
-    item = f"{KINDS[kind]} of {format_bytes(nbytes)}, repeat {repeat + 1}"
-    return f"{STAGES[stage]}, {item}, {STEPS[step]}{number}"
-
-
-def read_ticks(memory: Any, ranks: int) -> list[int]:
-    """Read the number of steps that each rank has reached."""
-    return [memory[rank * FIELDS + _TICKS] for rank in range(ranks)]
-
-
-def read_progress(memory: Any) -> tuple[int, int]:
-    """Read the repeats done and their total, as reported by rank 0."""
-    return memory[_PROGRESS], memory[_TOTAL]
+        """Say what the rank is doing, or was doing when it died."""
+        _, stage, nbytes, kind, repeat, step, round_, *_ = self.fields
+        if stage not in {CHECK, WARM, TIME} or not nbytes:
+            return STAGES[stage]
+        number = f" {round_ + 1}" if step in {BEFORE, POSTED} else ""
+        item = f"{KINDS[kind]} of {format_bytes(nbytes)}, repeat {repeat + 1}"
+        return f"{STAGES[stage]}, {item}, {STEPS[step]}{number}"
 
 
 def make_private_status(rank: int, ranks: int) -> Status:

@@ -117,13 +117,9 @@ def _make_bench(
         exchanges = make_exchanges(rounds[nbytes], status.rank, work[:count], scratch)
         calls[nbytes, 0] = partial(run_exchanges, exchanges, status)
         place = slice(nbytes // job.itemsize)  # without the extra elements of some schedules
+        root = schedules[nbytes].root
         library = make_library_call(
-            job.collective,
-            job.ranks,
-            status.rank,
-            schedules[nbytes].root,
-            work[place],
-            spare[place],
+            job.collective, job.ranks, status.rank, root, work[place], spare[place]
         )
         if library is not None:
             calls[nbytes, 1] = partial(_call_library, library, status)
@@ -260,7 +256,8 @@ class Exchange:
 def count_scratch(rounds: Sequence[Sequence[Move]], rank: int) -> int:
     """Return how many elements of scratch a rank needs: the most that any round does."""
     return max(
-        (sum(m.count for m in find_staged_moves(moves, rank)) for moves in rounds), default=0
+        (sum(moves[at].count for at in find_staged_moves(moves, rank)) for moves in rounds),
+        default=0,
     )
 
 
@@ -276,20 +273,28 @@ def largest_scratch(rounds: Sequence[Sequence[Move]]) -> int:
     return most
 
 
-def find_staged_moves(moves: Sequence[Move], rank: int) -> list[Move]:
-    """Find the moves to a rank that cannot be received into its buffer directly.
+def find_staged_moves(moves: Sequence[Move], rank: int) -> list[int]:
+    """Find the places of the moves to a rank that cannot be received into its buffer directly.
 
     They are added, or overwrite elements that the rank itself sends in this round, or another move
     writes to the same elements.
     """
     reads = {(m.read.start, m.read.stop) for m in moves if m.src == rank}
-    targets = [(m, (m.write.start, m.write.stop)) for m in moves if m.dst == rank]
-    times = Counter(target for _, target in targets)
+    targets = {at: (m.write.start, m.write.stop) for at, m in enumerate(moves) if m.dst == rank}
+    times = Counter(targets.values())
     return [
-        move
-        for move, target in targets
-        if move.reduce or move.src == rank or target in reads or times[target] > 1
+        at
+        for at, target in targets.items()
+        if moves[at].reduce or moves[at].src == rank or target in reads or times[target] > 1
     ]
+
+
+def merge(target: Any, received: Any, *, add: bool) -> None:
+    """Add what was received to what is there, or let it take its place."""
+    if add:
+        target.add_(received)
+    else:
+        target.copy_(received, non_blocking=True)
 
 
 def make_exchanges(
@@ -310,14 +315,13 @@ def make_exchanges(
 def _make_exchange(moves: Sequence[Move], rank: int, buffer: Any, scratch: Any) -> Exchange:
     import torch.distributed as dist
 
-    staged = {id(move) for move in find_staged_moves(moves, rank)}
+    staged = find_staged_moves(moves, rank)
     copies, posts, merges = [], [], []
     used = 0
-    for move in moves:
+    for at, move in enumerate(moves):
         if move.dst == rank:
-            target = buffer[move.write]
-            destination = target
-            if id(move) in staged:
+            target = destination = buffer[move.write]
+            if at in staged:
                 destination = scratch[used : used + move.count]
                 used += move.count
                 merges.append((target, destination, move.reduce))
@@ -343,10 +347,7 @@ def run_exchanges(exchanges: Sequence[Exchange], status: Status) -> None:
         for work in works:
             work.wait()
         for target, received, reduce in exchange.merges:
-            if reduce:
-                target.add_(received)
-            else:
-                target.copy_(received)
+            merge(target, received, add=reduce)
     status.step(DONE)
 
 

@@ -214,8 +214,7 @@ def _replace_field(content: dict[str, Any], field: str, value: object) -> None:
     section: Any = content
     for depth, key in enumerate([*outer, last]):
         inside = ".".join(outer[:depth])
-        allowed = _missing_key(section, key, inside)
-        if allowed:
+        if allowed := _missing_key(section, key, inside):
             raise InputError(Fault(f"--set {field}", f"{inside} = {section!r}", allowed))
         if depth < len(outer):
             section = _open_section(section, key, f"{inside}.{key}".lstrip("."))

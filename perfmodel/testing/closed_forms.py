@@ -40,16 +40,24 @@ from perfmodel.training.pipeline.pass_actions import (
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A closed form."""
+    """A closed form.
+
+    Parameters
+    ----------
+    steps : int
+        Rounds of the schedule: factor of alpha.
+    sent_bytes : float
+        Bytes that the busiest rank sends in all.
+    path_bytes : float
+        Bytes of the busiest port of each step, added up: factor of beta.
+    reduced_bytes : float
+        Bytes that the busiest rank adds up in all: factor of gamma.
+    """
 
     steps: int
-    """Rounds of the schedule: factor of alpha."""
     sent_bytes: float
-    """Bytes that the busiest rank sends in all."""
     path_bytes: float
-    """Bytes of the busiest port of each step, added up: factor of beta."""
     reduced_bytes: float = 0.0
-    """Bytes that the busiest rank adds up in all: factor of gamma."""
 
 
 Formula = Callable[[int, float, Mapping[str, Any]], Form]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import ExecutorUnavailable, Fault, InputError, raise_faults, refuse_if
+from perfmodel.errors import Fault, InputError, raise_faults, refuse_if, require_installed
 from perfmodel.files import validate_document, write_atomically
 from perfmodel.torch_modules.layer_groups import LayerGroup, group_layers, write_document
 from perfmodel.torch_modules.layer_timer import MeasuredLayers, measure_layers
@@ -104,13 +103,13 @@ class Capture:
         path = Path(path)
         odd = path.suffix.lower() not in {".yaml", ".yml"}
         refuse_if(odd, "path", repr(str(path)), "a file ending in .yaml")
-        write_atomically(path, write_document(self.document, list(self._comments())))
+        comments = [
+            f"{self.name}, captured from a module; use: model: {{file: this file}}",
+            "Work and what is kept are per sample; sizes at 4 bytes per element but for `fixed`.",
+            *self.notes,
+        ]
+        write_atomically(path, write_document(self.document, comments))
         return path
-
-    def _comments(self) -> Iterator[str]:
-        yield f"{self.name}, captured from a module; use: model: {{file: this file}}"
-        yield "Work and what is kept are per sample; sizes at 4 bytes per element but for `fixed`."
-        yield from self.notes
 
     def __repr__(self) -> str:
         workload = self.workload
@@ -190,12 +189,12 @@ def capture(
     >>> perfmodel.capture(*toy, name="toy").workload.parameters  # doctest: +SKIP
     36
     """
-    require_torch()
+    require_installed("torch", CAPTURING)
     timed, model = model, inner_module(model, real=real or measure)
     count = sample_count(batch) if samples is None else _require_count(samples)
     step = loss_function(loss, batch)
     notes: list[str] = []
-    wide, groups = _traced(model, batch, step, "own" if real else "fp32", real=real)
+    groups, wide = _traced(model, batch, step, "own" if real else "fp32", real=real)
     narrow, autocasted = (
         None if real else _other_precision(model, batch, step, each, notes) for each in PRECISIONS
     )
@@ -215,7 +214,7 @@ def capture(
             for group, each, outside in zip(
                 groups,
                 kept_by_layers(groups, wide, narrow, autocasted),
-                escaping_storages(groups, frozenset(wide.kept_storages)),
+                escaping_storages(groups, frozenset(tensor.storage for tensor in wide.kept)),
                 strict=True,
             )
         ],
@@ -224,7 +223,11 @@ def capture(
     document |= {name: value for name, value in optional.items() if value}
     captured = Capture(document, tuple(wide.operators), tuple(wide.ready), count, tuple(notes))
     if not measure:
-        _refuse_idle(optimizer=optimizer, autocast=autocast)
+        raise_faults(
+            Fault(name, repr(value), "nothing without measure=True")
+            for name, value in (("optimizer", optimizer), ("autocast", autocast))
+            if value is not None
+        )
         return captured
     times = measure_layers(
         timed, batch, step, [group.name for group in groups], optimizer=optimizer, autocast=autocast
@@ -286,15 +289,6 @@ def _remarks(trace: StepTrace) -> Iterator[str]:
         yield f"Operations of {names} are not known: their traffic alone counts."
 
 
-def _refuse_idle(**arguments: object) -> None:
-    """Raise InputError for what measured steps alone have."""
-    raise_faults(
-        Fault(name, repr(value), "nothing without measure=True")
-        for name, value in arguments.items()
-        if value is not None
-    )
-
-
 def with_times(captured: Capture, times: MeasuredLayers, autocast: str | None = None) -> Capture:
     """Return the capture with measured times in its file: ``compute: {source: file}``."""
     layers = [
@@ -321,20 +315,15 @@ def with_times(captured: Capture, times: MeasuredLayers, autocast: str | None = 
     return replace(captured, document=document, notes=tuple(notes), measured=times)
 
 
-def require_torch() -> None:
-    """Raise ExecutorUnavailable where torch cannot be imported."""
-    if importlib.util.find_spec("torch") is None:
-        raise ExecutorUnavailable(
-            "capturing a module needs PyTorch, which is not installed: "
-            "pip install 'perfmodel[torch]'"
-        )
+CAPTURING = "capturing a module needs PyTorch"
+"""What needs torch, in messages."""
 
 
 def _traced(
     model: Any, batch: Any, step: Any, precision: Precision, *, real: bool = False
-) -> tuple[StepTrace, list[LayerGroup]]:
+) -> tuple[list[LayerGroup], StepTrace]:
     trace = trace_step(model, batch, step, precision=precision, real=real)
-    return trace, group_layers(trace)
+    return group_layers(trace), trace
 
 
 def _other_precision(
@@ -342,28 +331,26 @@ def _other_precision(
 ) -> tuple[list[LayerGroup], StepTrace] | None:
     """Trace in another precision; None, with a note, where the module does not run in it."""
     try:
-        trace, own = _traced(model, batch, step, precision)
+        return _traced(model, batch, step, precision)
     except InputError as error:
         notes.append(
             f"The module does not run in {precision} ({error.faults[0].found}): what it keeps in "
             "half precision is taken to be half of what it keeps in fp32."
         )
         return None
-    return own, trace
 
 
 def _parameters(model: Any) -> Iterator[dict[str, Any]]:
     for name, parameter in model.named_parameters():
-        fields: dict[str, Any] = {"name": plain_name(name)}
         pair = [2] if parameter.is_complex() else []
-        if parameter.dim() and parameter.numel():
-            fields["shape"] = [*parameter.shape, *pair]
-        else:
-            fields["numel"] = max(1, parameter.numel()) * math.prod(pair)
-        fields["dtype"] = _dtype_word(parameter)
-        if not parameter.requires_grad:
-            fields["requires_grad"] = False
-        yield fields
+        has_shape = parameter.dim() and parameter.numel()
+        elements = max(1, parameter.numel()) * math.prod(pair)
+        yield {
+            "name": plain_name(name),
+            **({"shape": [*parameter.shape, *pair]} if has_shape else {"numel": elements}),
+            "dtype": _dtype_word(parameter),
+            **({} if parameter.requires_grad else {"requires_grad": False}),
+        }
 
 
 def _dtype_word(tensor: Any) -> str:

@@ -69,19 +69,28 @@ class RecordedSteps:
     ----------
     steps : list of RecordedStep
         In order, the first ones included.
-    ranks : int
-    bucket_bytes : tuple of int
-        Of the buckets that DDP reduces in the steady state, in the order of their reduction.
-    backend : str
     logging_data : dict
         What ``_get_ddp_logging_data`` said last.
     """
 
     steps: list[RecordedStep] = field(default_factory=list)
-    ranks: int = 1
-    bucket_bytes: tuple[int, ...] = ()
-    backend: str = ""
     logging_data: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the process group."""
+        return int(self.logging_data.get("world_size", 1))
+
+    @property
+    def backend(self) -> str:
+        """Backend of the process group, as DDP names it."""
+        return str(self.logging_data.get("backend_name", ""))
+
+    @property
+    def bucket_bytes(self) -> tuple[int, ...]:
+        """Bytes of the buckets that DDP reduces in the steady state, in order of reduction."""
+        said = self.logging_data
+        return _whole_numbers(str(said.get("rebuilt_bucket_sizes") or said.get("bucket_sizes", "")))
 
     @property
     def steady(self) -> list[RecordedStep]:
@@ -275,15 +284,9 @@ class _Watch:
                 setattr(step, field_name, NANOSECOND_S * logged[key])
 
     def close(self) -> None:
-        """Note the end of the last step, and what DDP says of its buckets."""
+        """Note the end of the last step, and what DDP says of itself."""
         self._complete()
-        data = dict(self.ddp_model._get_ddp_logging_data())
-        self.recorded.logging_data = data
-        self.recorded.ranks = int(data.get("world_size", 1))
-        self.recorded.backend = str(data.get("backend_name", ""))
-        self.recorded.bucket_bytes = _whole_numbers(
-            str(data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or "")
-        )
+        self.recorded.logging_data = dict(self.ddp_model._get_ddp_logging_data())
 
 
 def _whole_numbers(text: str) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
@@ -86,13 +86,13 @@ def _replacing(run: Callable[[Any, Any, Any], Any]) -> Any:
 def _functions(kind: str) -> frozenset[Any]:
     import torch
 
-    functions = []
-    for name in OPERATOR_NAMES[kind]:
-        value: Any = torch
-        for part in name.split("."):
-            value = getattr(value, part, None)
-        functions.append(value)
-    return frozenset(function for function in functions if function is not None)
+    whole: Any = torch
+
+    def found(name: str) -> Any:
+        """Return the function of a dotted name, or None where this version of torch lacks it."""
+        return reduce(lambda home, part: getattr(home, part, None), name.split("."), whole)
+
+    return frozenset(map(found, OPERATOR_NAMES[kind])) - {None}
 
 
 def _asks_for_packed_sequences() -> bool:
@@ -145,7 +145,7 @@ def _make_fused_attention(record: AttentionRecord) -> Callable[..., Any]:
 
     def attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         if query.dim() < 3:
-            query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
+            query, key, value = (each.unsqueeze(0) for each in (query, key, value))
         if key.shape[-3] != query.shape[-3] and not kwargs.get("enable_gqa"):
             # no fused kernel broadcasts heads (check_batch_size_and_num_heads_dense)
             return functional.scaled_dot_product_attention(query, key, value, *args, **kwargs)
@@ -197,11 +197,9 @@ def _is_square_mask(mask: Any, query: Any, key: Any) -> bool:
     A mask on fake tensors has no values; one that has a row of its own for each query is causal, as
     those that hide padding alone are the same for all queries.
     """
-    if mask is None or query.shape[-2] != key.shape[-2] or mask.dim() < 2:
+    if mask is None or mask.dim() < 2 or mask.is_floating_point():  # the last: a bias of positions
         return False
-    if mask.is_floating_point():  # a bias of positions
-        return False
-    return bool(mask.shape[-2] == query.shape[-2] and mask.stride(-2) != 0)
+    return bool(mask.shape[-2] == query.shape[-2] == key.shape[-2] and mask.stride(-2) != 0)
 
 
 def data_fault(field: str, reason: str) -> InputError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import copy
 from typing import Any
 
@@ -92,43 +92,44 @@ def training_mode(module: Any) -> Iterator[None]:
             part.training = mode
 
 
+Contexts = Iterator[AbstractContextManager[Any]]
+
+
 @contextmanager
-def plain_parts(remarks: set[str], *, real: bool) -> Iterator[None]:
+def plain_parts(module: Any, remarks: set[str], *, real: bool) -> Iterator[None]:
     """Run what only speeds a step up, saves memory or needs a GPU as plain PyTorch.
 
     `remarks`: gets a word for each kind of part that ran otherwise than the module says.
     """
     import torch
 
+    set_stance = getattr(torch.compiler, "set_stance", None)
+    contexts = [
+        *([set_stance("force_eager")] if set_stance else []),
+        *_without_checkpoints(remarks),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        *([] if real else [*_stated_masks(remarks), *_without_autocast(remarks)]),
+        *([] if real else _without_synchronised_norms(remarks)),
+        *_stepwise_recurrence(module, remarks),
+    ]
     with ExitStack() as stack:
-        if set_stance := getattr(torch.compiler, "set_stance", None):
-            stack.enter_context(set_stance("force_eager"))
-        stack.enter_context(without_checkpoints(remarks))
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        if not real:
-            stack.enter_context(whole_masks())
-            stack.enter_context(causal_masks(remarks))
-            stack.enter_context(without_autocast(remarks))
-            stack.enter_context(without_synchronised_norms(remarks))
+        for context in contexts:
+            stack.enter_context(context)
         yield
 
 
-@contextmanager
-def stepwise_recurrence(module: Any, remarks: set[str]) -> Iterator[None]:
+def _stepwise_recurrence(module: Any, remarks: set[str]) -> Contexts:
     """Let LSTM, GRU and RNN run step by step, not as one kernel of unknown operations."""
     import torch
 
-    if not any(isinstance(part, torch.nn.RNNBase) for part in module.modules()):
-        yield
-        return
-    remarks.add("recurrence")
-    with torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=False):
-        yield
+    if any(isinstance(part, torch.nn.RNNBase) for part in module.modules()):
+        remarks.add("recurrence")
+        yield torch.backends.mkldnn.flags(enabled=False)
+        yield torch.backends.cudnn.flags(enabled=False)
 
 
-@contextmanager
-def without_autocast(remarks: set[str]) -> Iterator[None]:
+def _without_autocast(remarks: set[str]) -> Contexts:
     """Leave out autocast around and within the module: precision is a question to the scenario.
 
     On fake tensors it would be that of CPUs, which casts other functions.
@@ -148,21 +149,14 @@ def without_autocast(remarks: set[str]) -> Iterator[None]:
         finally:
             self._enabled = enabled
 
-    devices = [name for name in ("cpu", "cuda") if torch.is_autocast_enabled(name)]
-    if devices:
-        remarks.add("autocast")
-    try:
-        for name in devices:
-            torch.set_autocast_enabled(name, False)
-        with patch.object(torch.autocast, "__enter__", enter_disabled):
-            yield
-    finally:
-        for name in devices:
-            torch.set_autocast_enabled(name, True)
+    for name in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(name):
+            remarks.add("autocast")
+            yield torch.autocast(name, enabled=False)
+    yield patch.object(torch.autocast, "__enter__", enter_disabled)
 
 
-@contextmanager
-def without_synchronised_norms(remarks: set[str]) -> Iterator[None]:
+def _without_synchronised_norms(remarks: set[str]) -> Contexts:
     """Run SyncBatchNorm, which CPUs do not have, as batch normalisation."""
     from unittest.mock import patch
 
@@ -183,12 +177,10 @@ def without_synchronised_norms(remarks: set[str]) -> Iterator[None]:
             eps=self.eps,
         )
 
-    with patch.object(torch.nn.SyncBatchNorm, "forward", forward):
-        yield
+    yield patch.object(torch.nn.SyncBatchNorm, "forward", forward)
 
 
-@contextmanager
-def without_checkpoints(remarks: set[str]) -> Iterator[None]:
+def _without_checkpoints(remarks: set[str]) -> Contexts:
     """Run what ``torch.utils.checkpoint`` wraps as it is.
 
     Whether blocks are recomputed is a question to the scenario (``compute.recompute``).
@@ -207,40 +199,26 @@ def without_checkpoints(remarks: set[str]) -> Iterator[None]:
         remarks.add("checkpoint")
         yield
 
-    with (
-        patch.object(checkpoints, "CheckpointFunction", Plain),
-        patch.object(checkpoints, "_checkpoint_without_reentrant_generator", generator),
-    ):
-        yield
+    yield patch.object(checkpoints, "CheckpointFunction", Plain)
+    yield patch.object(checkpoints, "_checkpoint_without_reentrant_generator", generator)
 
 
-@contextmanager
-def whole_masks() -> Iterator[None]:
-    """Let transformers take masks to hide nothing, as batches of packed tokens do.
+def _stated_masks(remarks: set[str]) -> Contexts:
+    """Let libraries not ask for values of masks, which fake tensors do not have.
 
-    It looks at values of masks unless it sees fake tensors, and then gives attention a mask that
-    keeps it from kernels that a batch without padding runs.
+    Transformers takes masks to hide nothing, as batches of packed tokens do: it looks at values of
+    masks unless it sees fake tensors, and then gives attention a mask that keeps it from kernels
+    that a batch without padding runs. ``torch.nn.Transformer`` takes square masks as causal: it
+    compares their values with a causal mask's.
     """
     import sys
     from unittest.mock import patch
 
-    masks = sys.modules.get("transformers.masking_utils")
-    if masks is None or not hasattr(masks, "is_tracing"):
-        yield
-        return
-    with patch.object(masks, "is_tracing", lambda _tensor=None: False):
-        yield
-
-
-@contextmanager
-def causal_masks(remarks: set[str]) -> Iterator[None]:
-    """Let ``torch.nn.Transformer`` take square masks as causal.
-
-    It compares their values with a causal mask's, which fake tensors do not have.
-    """
-    from unittest.mock import patch
-
     from torch.nn.modules import transformer
+
+    masks = sys.modules.get("transformers.masking_utils")
+    if hasattr(masks, "is_tracing"):
+        yield patch.object(masks, "is_tracing", lambda _tensor=None: False)
 
     def is_causal(mask: Any, stated: bool | None = None, size: int | None = None) -> bool:
         if stated is not None or mask is None:
@@ -251,5 +229,4 @@ def causal_masks(remarks: set[str]) -> Iterator[None]:
         remarks.add("mask")
         return True
 
-    with patch.object(transformer, "_detect_is_causal_mask", is_causal):
-        yield
+    yield patch.object(transformer, "_detect_is_causal_mask", is_causal)

@@ -16,14 +16,14 @@ from types import ModuleType
 from typing import Any
 
 from perfmodel.errors import (
-    ExecutorUnavailable,
     Fault,
     InputError,
     allowed_names,
     nearest,
     refuse_if,
+    require_installed,
 )
-from perfmodel.torch_modules.capture import require_torch
+from perfmodel.torch_modules.capture import CAPTURING
 from perfmodel.units import format_bytes
 from perfmodel.workload.configs.file_text import JsonFile, read_json
 from perfmodel.workload.configs.hugging_face import config_path, name_of
@@ -49,14 +49,12 @@ def call_function(text: str) -> tuple[Any, Any, Callable[..., Any] | None]:
     example = "FILE.py:FUNCTION, such as train.py:example, or package.module:example"
     odd = not place or not name.isidentifier()
     refuse_if(odd, FUNCTION_FIELD, repr(text), example)
-    require_torch()
+    require_installed("torch", CAPTURING)
     module = _load(place)
     function: Any = getattr(module, name, None)
-    found, allowed = (
-        f"no function {name!r} in {place}",
-        allowed_names([word for word, value in vars(module).items() if callable(value)], name),
-    )
-    refuse_if(not callable(function), FUNCTION_FIELD, found, allowed)
+    if not callable(function):
+        named = allowed_names([word for word, each in vars(module).items() if callable(each)], name)
+        raise InputError(Fault(FUNCTION_FIELD, f"no function {name!r} in {place}", named))
     try:
         answer = function()
     except Exception as error:
@@ -156,12 +154,9 @@ def hub_module(
     ExecutorUnavailable
         torch or transformers is not installed.
     """
-    require_torch()
-    if importlib.util.find_spec("transformers") is None:
-        raise ExecutorUnavailable(
-            "capturing a config.json needs transformers, which is not installed: "
-            "pip install transformers"
-        )
+    require_installed("torch", CAPTURING)
+    need = "capturing a config.json needs transformers"
+    require_installed("transformers", need, "transformers")
     import torch
     import transformers
 
@@ -174,7 +169,10 @@ def hub_module(
             model = _head(config, document.content)(config)
         batch = _batch(model, config, tokens, samples)
         if real:
-            _require_small(model)
+            nbytes = sum(each.numel() * each.element_size() for each in model.parameters())
+            found, most = f"{format_bytes(nbytes)} of parameters", format_bytes(MOST_REAL_BYTES)
+            fewer = "as gradients are as large: a copy of the file with fewer layers"
+            refuse_if(nbytes > MOST_REAL_BYTES, "--real", found, f"at most {most}, {fewer}")
             torch.manual_seed(0)
             model = type(model)(config)
             batch = {name: _drawn(each, config) for name, each in batch.items()}
@@ -186,13 +184,6 @@ def hub_module(
         )
         raise InputError(document.located(Fault(FIELD, problem, BUILDERS))) from error
     return name or name_of(document), model.train(), batch
-
-
-def _require_small(model: Any) -> None:
-    nbytes = sum(each.numel() * each.element_size() for each in model.parameters())
-    found, most = f"{format_bytes(nbytes)} of parameters", format_bytes(MOST_REAL_BYTES)
-    allowed = f"at most {most}, as gradients are as large: a copy of the file with fewer layers"
-    refuse_if(nbytes > MOST_REAL_BYTES, "--real", found, allowed)
 
 
 def _drawn(value: Any, config: Any) -> Any:
@@ -247,14 +238,13 @@ are masked."""
 
 def _tuples(content: Mapping[str, Any], kind: Any) -> dict[str, Any]:
     """Fields, with lists where transformers' class has a pair, and its own way to say infinity."""
-    fields = {}
-    for name, value in content.items():
-        if isinstance(value, list) and isinstance(getattr(kind, name, None), tuple):
-            value = tuple(  # noqa: PLW2901
-                float(each["__float__"]) if isinstance(each, dict) else each for each in value
-            )
-        fields[name] = value
-    return fields
+
+    def pair(values: list[Any]) -> tuple[Any, ...]:
+        return tuple(float(v["__float__"]) if isinstance(v, dict) else v for v in values)
+
+    lists = {name for name, value in content.items() if isinstance(value, list)}
+    pairs = {name for name in lists if isinstance(getattr(kind, name, None), tuple)}
+    return {n: pair(value) if n in pairs else value for n, value in content.items()}
 
 
 def _head(config: Any, content: Mapping[str, Any]) -> Any:

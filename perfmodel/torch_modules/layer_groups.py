@@ -165,7 +165,7 @@ def _flow(value: object) -> str:
 
 def _is_plain(text: str) -> bool:
     """Whether YAML reads a text as itself without quotes."""
-    letters = all(letter.isalnum() or letter in "._-/ " for letter in text)
     reserved = {"true", "false", "null", "yes", "no", "on", "off", "y", "n", "inf", "nan"}
+    letters = all(letter.isalnum() or letter in "._-/ " for letter in text)
     first = text[:1].isalpha() or (text[:1].isdigit() and text.endswith(" B"))
     return letters and first and text == text.strip() and text.lower() not in reserved

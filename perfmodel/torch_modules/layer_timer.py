@@ -74,7 +74,7 @@ def measure_layers(
         if hasattr(batch, "to")
         else map_tensors(batch, lambda tensor: tensor.to(device))
     )
-    with _autocast(autocast, device)(), training_mode(model), kept_state(model):
+    with _autocast(autocast, device), training_mode(model), kept_state(model):
         totals = _total_times(model, batch, loss, device)
         shares = _layer_shares(model, batch, loss, names, device)
         slowdown = _slowdown(model, batch, loss, device, sum(totals))
@@ -94,21 +94,18 @@ def _device_of(model: Any) -> str:
     return str(kinds.pop())
 
 
-def _autocast(precision: str | None, device: str) -> Callable[[], Any]:
+def _autocast(precision: str | None, device: str) -> Any:
     import torch
 
-    if precision is None:
-        return nullcontext
-    refuse_if(precision not in {"bf16", "fp16"}, "autocast", repr(precision), "'bf16' or 'fp16'")
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float16
-    return lambda: torch.autocast(device, dtype)
+    dtypes = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
+    refuse_if(precision not in dtypes, "autocast", repr(precision), "'bf16' or 'fp16'")
+    return torch.autocast(device, dtypes[precision]) if precision else nullcontext()
 
 
 def _synchronize(device: str) -> None:
-    if device == "cuda":
-        import torch
+    import torch
 
-        torch.cuda.synchronize()
+    getattr(torch, device).synchronize()  # also of a CPU, where it does nothing
 
 
 def _timed(run: Callable[[], Any], device: str) -> tuple[float, Any]:
@@ -135,7 +132,7 @@ def _layer_shares(
     model: Any, batch: Any, loss: Loss, names: Sequence[str], device: str
 ) -> tuple[list[float], list[float]]:
     """Shares of forward and of backward that each layer takes, the medians of several steps."""
-    forward, backward = [], []
+    shares = []
     for _ in range(REPEATS):
         trace = trace_step(model, batch, loss, precision="own", real=True, clock=_clock(device))
         _synchronize(device)
@@ -145,9 +142,10 @@ def _layer_shares(
         text = f"layers on {device} that are not those captured ({differing})"
         refuse_if(own != list(names), "measure", text, "real=True, which captures real tensors")
         layers = layer_of_place(groups)
-        forward.append(_by_layer(trace.forward_marks, layers, len(groups), device))
-        backward.append(_by_layer(trace.backward_marks, layers, len(groups), device))
-    return _median_shares(forward), _median_shares(backward)
+        marks = (trace.forward_marks, trace.backward_marks)
+        shares.append([_by_layer(each, layers, len(groups), device) for each in marks])
+    forward, backward = map(_median_shares, zip(*shares, strict=True))
+    return forward, backward
 
 
 def _clock(device: str) -> Callable[[], Any]:
@@ -184,12 +182,13 @@ def _optimizer_s(model: Any, make: Callable[..., Any], device: str) -> float:
     """Median seconds of a step of the optimizer on copies of the trained parameters."""
     import torch
 
-    copies = []
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            copied = torch.nn.Parameter(parameter.detach().clone())
-            copied.grad = torch.full_like(copied, 1e-3)
-            copies.append(copied)
+    copies = [
+        torch.nn.Parameter(parameter.detach().clone())
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    ]
+    for copied in copies:
+        copied.grad = torch.full_like(copied, 1e-3)
     optimizer = make(copies)
     times = [_timed(optimizer.step, device)[0] for _ in range(WARM_UP + REPEATS)]
     return statistics.median(times[WARM_UP:])

@@ -146,7 +146,7 @@ def layer_fields(
     }
     if matrix is not None and matrix.shape is not None:
         operands = ELEMENT_BYTES * (matrix.in_elements + matrix.out_elements)
-        fields |= _shape_fields(matrix, batch)
+        fields |= {kind: _stated(shape) for kind, shape in _shape_fields(matrix, batch).items()}
         fields |= {"operands": _size(operands / batch), "gradients": _gradients(group)}
     own = [operator for operator in group.operators if operator.kind != "matrix"]
     # of the others one is left, and one more for statistics of feature maps
@@ -184,8 +184,10 @@ DEFAULTS: Mapping[str, object] = {
     "count": 1,
     "groups": 1,
     "bias": False,
+    "activations": False,
     "causal": False,
     "dropout": False,
+    "kv_heads": None,
     "keys": None,
     "value_head_size": None,
 }
@@ -218,13 +220,13 @@ def _split_norms(
         for operator in group.operators
         if operator.kind != "matrix" and operator.path not in roots
     ]
-    widest = dict.fromkeys(roots, 0)
-    for operator in group.operators:
-        if operator.path in roots and operator.kind != "matrix":
-            widest[operator.path] = max(widest[operator.path], operator.out_elements)
-    norms: list[tuple[bool, float, int]] = [
-        (True, ELEMENT_BYTES * RMS_NORM_PASSES * widest[path], RMS_NORM_KERNELS)
+    widest = {
+        path: max(o.out_elements for o in group.operators if o.path == path and o.kind != "matrix")
         for path in sorted(roots)
+    }
+    norms: list[tuple[bool, float, int]] = [
+        (True, ELEMENT_BYTES * RMS_NORM_PASSES * elements, RMS_NORM_KERNELS)
+        for elements in widest.values()
     ]
     norms += [(False, operator.nbytes, 1) for operator in others if operator.kind == "norm"]
     return norms, [operator for operator in others if operator.kind != "norm"]
@@ -239,9 +241,7 @@ def _gradients(group: LayerGroup) -> int:
 
 def _fused_bytes(group: LayerGroup, escaping: frozenset[int]) -> float:
     """Traffic where the element-wise kernels of a layer are one: what comes in and goes out."""
-    inside: set[int] = set()
-    incoming: dict[int, int] = {}
-    outgoing: dict[int, int] = {}
+    inside, incoming, outgoing = set[int](), dict[int, int](), dict[int, int]()
     extra = 0.0
     matrix_reads = {storage for storage, _ in group.matrix.reads} if group.matrix else set()
     for operator in group.operators:
@@ -266,21 +266,20 @@ def _shape_fields(operator: Operator, batch: int) -> dict[str, Any]:
         case MatrixProduct() as product:
             by_count = product.of_activations and product.count % batch == 0
             rows, count = product.rows, product.count
-            shape = _stated(
-                {
+            return {
+                "product": {
                     "rows": rows if by_count else max(1, math.ceil(rows / batch)),
                     "columns": product.columns,
                     "depth": product.depth,
                     "count": max(1, math.ceil(count / batch)) if by_count else count,
                     "bias": product.has_bias,
-                    **({"activations": True} if product.of_activations else {}),
+                    "activations": product.of_activations,
                 }
-            )
-            return {"product": shape}
+            }
         case Convolution() as conv:
             images = max(1, conv.images // batch)  # frames of one sample stand below each other
-            shape = _stated(
-                {
+            return {
+                "convolution": {
                     "in_channels": conv.in_channels,
                     "out_channels": conv.out_channels,
                     "in_size": [images * conv.in_size[0], conv.in_size[1]],
@@ -288,25 +287,23 @@ def _shape_fields(operator: Operator, batch: int) -> dict[str, Any]:
                     "kernel": list(conv.kernel),
                     "groups": conv.groups,
                 }
-            )
-            return {"convolution": shape}
+            }
         case Attention() as attention:
             # windows of one sample, each with its own heads
             windows = max(1, attention.sequences // batch)
             heads, pairs = windows * attention.heads, windows * attention.kv_heads
-            shape = _stated(
-                {
+            return {
+                "attention": {
                     "tokens": attention.tokens,
                     "heads": heads,
                     "head_size": attention.head_size,
-                    **({"kv_heads": pairs} if pairs != heads else {}),
+                    "kv_heads": None if pairs == heads else pairs,
                     "causal": attention.causal,
                     "keys": attention.keys,
                     "dropout": operator.score_dropout,
                     "value_head_size": attention.value_head_size,
                 }
-            )
-            return {"attention": shape}
+            }
     raise AssertionError(operator.shape)
 
 

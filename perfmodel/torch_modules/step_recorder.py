@@ -34,9 +34,10 @@ from perfmodel.workload.kernels.shapes import Attention
 class KeptTensor:
     """A storage that autograd keeps for backward.
 
-    `place`: index of the operator that keeps it.
+    `storage`: its identity, as operators name it. `place`: index of the operator that keeps it.
     """
 
+    storage: int
     place: int
     nbytes: float
     dtype: str
@@ -57,8 +58,7 @@ class StepTrace:
         Parameters in the order in which their gradients were complete.
     output_elements : int
         Elements of the module's output.
-    kept_storages : list of int
-        Identities of the storages kept, as operators name them.
+
     forward_marks, backward_marks : list of tuple
         Of a timed step: an operator of forward and when its kernels, or those of its backward,
         began; last, -1 and the end.
@@ -74,7 +74,7 @@ class StepTrace:
     output_elements: int = 0
     remarks: set[str] = field(default_factory=set)
     uncounted: set[str] = field(default_factory=set)
-    kept_storages: list[int] = field(default_factory=list)
+
     forward_marks: list[tuple[int, Any]] = field(default_factory=list)
     backward_marks: list[tuple[int, Any]] = field(default_factory=list)
 
@@ -94,7 +94,6 @@ class StepRecorder:
         self.trace = trace
         self.paths: list[str] = [""]
         self.in_backward = False
-        self.output_elements = 0
         self.places: dict[int, int] = {}  # operator by autograd's number
         self.owners = {
             parameter.untyped_storage()._cdata: name for name, parameter in named.items()
@@ -118,7 +117,7 @@ class StepRecorder:
             output = output.logits
         elif hasattr(output, "to_tuple"):
             output = list(output.to_tuple())
-        self.output_elements = sum(each.numel() for each in tensors_in(output))
+        self.trace.output_elements = sum(each.numel() for each in tensors_in(output))
 
     def own_cast(self, tensor: Any) -> None:
         """Leave the copy of a parameter in half precision out of what is kept."""
@@ -131,9 +130,9 @@ class StepRecorder:
         storage = tensor.untyped_storage()
         if storage._cdata not in self.own and storage._cdata not in self.held:
             self.held[storage._cdata] = storage
-            self.trace.kept_storages.append(storage._cdata)
             self.trace.kept.append(
                 KeptTensor(
+                    storage._cdata,
                     self.places.get(_number(), len(self.trace.operators)),
                     float(storage.nbytes()),
                     str(tensor.dtype).removeprefix("torch."),

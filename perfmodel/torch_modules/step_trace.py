@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Literal
 
-from perfmodel.errors import Fault, InputError, failed, raise_faults, refuse_if
+from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.torch_modules.device_kernels import data_fault, device_kernels, real_kernels
 from perfmodel.torch_modules.fake_module import (
     fake_tensors,
     own_attributes,
     plain_parts,
-    stepwise_recurrence,
     to_fake,
     training_mode,
 )
@@ -54,8 +54,7 @@ def trace_step(
     dtype = {"own": None, "bf16": torch.bfloat16}.get(precision, torch.float32)
     trace = StepTrace()
     with ExitStack() as stack:
-        stack.enter_context(plain_parts(trace.remarks, real=real))
-        stack.enter_context(stepwise_recurrence(module, trace.remarks))
+        stack.enter_context(plain_parts(module, trace.remarks, real=real))
         if real:
             named = stack.enter_context(kept_state(module))
         else:
@@ -131,29 +130,17 @@ def _record(
         recorder.begin_backward()
         value.backward()
         recorder.mark(trace.backward_marks, -1)
-    trace.output_elements = recorder.output_elements
 
 
 def _require_scalar(value: Any) -> None:
     import torch
 
     is_scalar = isinstance(value, torch.Tensor) and value.numel() == 1
-    raise_faults(
-        failed(
-            (
-                not is_scalar,
-                "loss",
-                f"a value of shape {tuple(getattr(value, 'shape', ()))}",
-                "a function that returns a scalar tensor, from the output (and the target)",
-            ),
-            (
-                is_scalar and not value.requires_grad,
-                "loss",
-                "a value that no gradient flows from",
-                "a loss of trained parameters",
-            ),
-        )
-    )
+    shape = f"a value of shape {tuple(getattr(value, 'shape', ()))}"
+    allowed = "a function that returns a scalar tensor, from the output (and the target)"
+    refuse_if(not is_scalar, "loss", shape, allowed)
+    found = "a value that no gradient flows from"
+    refuse_if(not value.requires_grad, "loss", found, "a loss of trained parameters")
 
 
 @contextmanager
@@ -208,19 +195,21 @@ def _place_of(error: BaseException) -> str:
 @contextmanager
 def _module_paths(module: Any, recorder: StepRecorder) -> Iterator[None]:
     """Tell the recorder which module runs."""
-    handles = []
-    for raw, part in module.named_modules():
-        name = plain_name(raw)
 
-        def enter(_part: Any, _args: Any, name: str = name) -> None:
-            recorder.paths.append(name)
+    def enter(name: str, _part: Any, _args: Any) -> None:
+        recorder.paths.append(name)
 
-        def leave(_part: Any, _args: Any, output: Any, name: str = name) -> None:
-            recorder.paths.pop()
-            if not name:
-                recorder.note_output(output)
+    def leave(_part: Any, _args: Any, output: Any) -> None:
+        if not recorder.paths.pop():
+            recorder.note_output(output)
 
-        handles.append(part.register_forward_pre_hook(enter))
-        handles.append(part.register_forward_hook(leave, always_call=True))
+    handles = [
+        handle
+        for name, part in module.named_modules()
+        for handle in (
+            part.register_forward_pre_hook(partial(enter, plain_name(name))),
+            part.register_forward_hook(leave, always_call=True),
+        )
+    ]
     with hooks(handles):
         yield

@@ -13,6 +13,7 @@ import numpy as np
 from perfmodel.calibrate import Profile, draws, measured_at
 from perfmodel.calibrate.apply import apply
 from perfmodel.calibrate.checks import differences
+from perfmodel.calibrate.readers.sweep_records import without_spikes
 from perfmodel.calibrate.transfer.fit import fit_profile
 from perfmodel.errors import PerfmodelError
 from perfmodel.library.machine import make_machine, observed_time_s
@@ -20,7 +21,7 @@ from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.simulate.uncontended import UncontendedTimer, hidden_s
 from perfmodel.studies.run.collective import collective_rows
 from perfmodel.validate.match import Matched, Unmatched, match, one_line
-from perfmodel.validate.read import Sweep, without_spikes
+from perfmodel.validate.read import Sweep
 
 Mode = Literal["left out", "datasheet", "transferred", "calibrated", "nccl tuner", "alpha-beta"]
 """Datasheet numbers with constants fitted without this family of machines; datasheet numbers with
@@ -83,12 +84,9 @@ class SweepPrediction:
     @property
     def why_not(self) -> str:
         """Why the sweep is listed and not counted; empty if it counts."""
-        reasons = []
-        if self.sweep.trust < 3:
-            reasons.append(f"trust {self.sweep.trust}")
-        if self.matched.unstated:
-            reasons.append("not stated: " + ", ".join(self.matched.unstated))
-        return "; ".join(reasons)
+        trust, unstated = self.sweep.trust, self.matched.unstated
+        reasons = ((trust < 3, f"trust {trust}"), (unstated, "not stated: " + ", ".join(unstated)))
+        return "; ".join(reason for applies, reason in reasons if applies)
 
 
 Pair = tuple[Sweep, Matched]

@@ -82,14 +82,21 @@ def match(sweep: Sweep, folder: Path | str = ".") -> Matched | Unmatched:
     folder : path
         Where a YAML file named in the column ``topology`` lies.
     """
-    if sweep.collective not in ALGORITHMS:
-        return Unmatched(f"the collective {sweep.collective!r} is not modelled")
-    if sweep.nranks < 2:
-        return Unmatched("a single rank communicates with nobody")
-    if sweep.nranks > MOST_RANKS:
-        return Unmatched(f"{sweep.nranks:,} ranks; at most {MOST_RANKS:,} are predicted")
+    reasons = (
+        (
+            sweep.collective not in ALGORITHMS,
+            f"the collective {sweep.collective!r} is not modelled",
+        ),
+        (sweep.nranks < 2, "a single rank communicates with nobody"),
+        (
+            sweep.nranks > MOST_RANKS,
+            f"{sweep.nranks:,} ranks; at most {MOST_RANKS:,} are predicted",
+        ),
+        (not sweep.topology and says_nothing(sweep.gpu), "the GPU is not stated"),
+    )
+    reason = next((reason for applies, reason in reasons if applies), None)
     try:
-        return _match(sweep, Path(folder))
+        return _match(sweep, Path(folder)) if reason is None else Unmatched(reason)
     except PerfmodelError as error:
         return Unmatched(one_line(error))
 
@@ -100,15 +107,13 @@ def one_line(error: Exception, most: int = 220) -> str:
     return line if len(line) <= most else line[: most - 4].rsplit(" ", 1)[0] + " ..."
 
 
-def _match(sweep: Sweep, folder: Path) -> Matched | Unmatched:
-    layout = _layout(sweep)
-    text = _text(sweep)
+def _match(sweep: Sweep, folder: Path) -> Matched:
+    layout, text = _layout(sweep), _text(sweep)
     unstated: tuple[str, ...] = ()
     notes: list[str] = []
     if sweep.topology:
-        host = Described(_load(sweep.topology, folder), ())
-    elif says_nothing(sweep.gpu):
-        return Unmatched("the GPU is not stated")
+        own = folder / sweep.topology
+        host = Described(load_node(str(own) if own.is_file() else sweep.topology), ())
     else:
         stated = _read_host(sweep, layout)
         host = find_host(_complete(stated, sweep, layout))
@@ -126,11 +131,6 @@ def _match(sweep: Sweep, folder: Path) -> Matched | Unmatched:
     return Matched(
         topology, settings, sweep.collective, tuple(notes), unstated, hardware, host.node
     )
-
-
-def _load(name: str, folder: Path) -> NodeSpec:
-    file = folder / name
-    return load_node(str(file) if file.is_file() else name)
 
 
 def _text(sweep: Sweep) -> str:
@@ -343,11 +343,9 @@ def _stated_settings(text: str) -> Iterator[tuple[str, str, str]]:
             stated.add(name)
             yield name, value, repr(match[0])
     for pattern, name in _CHOICES:
-        match = re.search(pattern, plain)
-        if match:
+        if match := re.search(pattern, plain):
             yield name, match[1] or match[2], repr(match[0])
-    channels = re.search(r"\b(\d+) channels\b", text.lower())
-    if channels:
+    if channels := re.search(r"\b(\d+) channels\b", text.lower()):
         for name in ("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"):
             yield name, channels[1], "so many channels ran"
 
@@ -363,12 +361,9 @@ def one_process(process_model: str, per_host: int) -> bool:
     True
     """
     text = process_model.lower()
-    if per_host < 2:
-        return False
-    if re.search(r"(?:single|one|1)[ -]process\b|\b-g\s*[2-9]", text):
-        return True
+    is_single = re.search(r"(?:single|one|1)[ -]process\b|\b-g\s*[2-9]", text) is not None
     each = re.search(r"(\d+) gpus?\s*(?:/|per|a|each)\s*process", text)
-    return bool(each) and int(each[1]) > 1 if each else False
+    return per_host > 1 and (is_single or (each is not None and int(each[1]) > 1))
 
 
 def awaited(process_model: str, text: str) -> bool:

@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfmodel.calibrate.readers.nccl_rows import OPS
-from perfmodel.calibrate.readers.sweep_records import spikes
-from perfmodel.errors import Fault, InputError
+from perfmodel.calibrate.readers.sweep_records import SweepRow
+from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.files.csv_rows import Record, RowReader, read_table
 
 _SIZES = ("size_bytes", "nbytes", "bytes", "size")
@@ -30,56 +30,43 @@ _UNIT_FACTOR = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """Time of one size, out of place where both were recorded.
-
-    `in_place_s` is that in place, if it was recorded beside the other.
-    """
-
-    nbytes: int
-    time_s: float
-    in_place_s: float | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
 class Times:
     """Rows by size, the number of ranks that they state, and notes on how they were read."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[SweepRow, ...]
     nranks: int | None
     notes: tuple[str, ...]
 
 
 def times_of(records: Sequence[Record], meta: RowReader) -> Times:
     """Read the rows of one sweep; faults go to those of `meta`."""
-    rows: list[Row] = []
     notes: dict[str, None] = {}
-    ranks: set[int] = set()
-    doubtful: list[float] = []
+    timed: list[tuple[RowReader, SweepRow]] = []
     for record in records:
         reader = RowReader(record, meta.faults)
         nbytes = _size(reader, notes)
         time_s = None if nbytes is None else _time(reader, nbytes, notes)
-        if nbytes is None or time_s is None:
-            continue
-        rows.append(Row(nbytes, time_s, _in_place(reader)))
-        if (named := reader.count("nranks")) is not None:
-            ranks.add(named)
-        algbw = _printed(reader, "algbw_GBps")
-        if algbw is not None and algbw >= _LEGIBLE_GBPS:
-            doubtful.append(nbytes / time_s / 1e9 / algbw)
-    _check_unit(doubtful, records, meta)
-    rows.sort(key=lambda row: row.nbytes)
+        if nbytes is not None and time_s is not None:
+            in_place = (_printed(reader, name) * scale for name, scale in _IN_PLACE.items())
+            timed.append((reader, SweepRow(nbytes, time_s, next(filter(None, in_place), None))))
+    ranks = {count for reader, _ in timed if (count := reader.count("nranks")) is not None}
+    ratios = [
+        row.nbytes / row.time_s / 1e9 / algbw
+        for reader, row in timed
+        if (algbw := _printed(reader, "algbw_GBps")) >= _LEGIBLE_GBPS
+    ]
+    _check_unit(ratios, records, meta)
+    rows = sorted((row for _, row in timed), key=lambda row: row.nbytes)
     return Times(tuple(rows), ranks.pop() if len(ranks) == 1 else None, tuple(notes))
 
 
-def _printed(reader: RowReader, field: str) -> float | None:
-    """Return a printed number above zero; small bandwidths are printed as 0.0."""
+def _printed(reader: RowReader, field: str) -> float:
+    """Return a printed number above zero, or 0.0: small bandwidths are printed so."""
     try:
         value = float(reader.text(field))
     except ValueError:
-        return None
-    return value if math.isfinite(value) and value > 0 else None
+        return 0.0
+    return value if math.isfinite(value) and value > 0 else 0.0
 
 
 def _size(reader: RowReader, notes: dict[str, None]) -> int | None:
@@ -107,40 +94,23 @@ def _time(reader: RowReader, nbytes: int, notes: dict[str, None]) -> float | Non
                 notes["times in place where none out of place was recorded"] = None
             return value * scale
     algbw = _printed(reader, "algbw_GBps")
-    if algbw is None:
+    if not algbw:
         reader.fault("time_us", "nothing", "a time in microseconds, or algbw_GBps")
         return None
     notes["times derived from the printed bandwidth"] = None
     return nbytes / algbw / 1e9
 
 
-def _in_place(reader: RowReader) -> float | None:
-    """Time in place, if there is one; seconds."""
-    for name, scale in _IN_PLACE.items():
-        if (value := _printed(reader, name)) is not None:
-            return value * scale
-    return None
-
-
-def without_spikes(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Rows for a fit: with the time in place where only that out of place is a spike."""
-    in_place_s = {row.nbytes: row.in_place_s for row in rows if row.in_place_s is not None}
-    instead_s = spikes({row.nbytes: row.time_s for row in rows}, in_place_s)
-    return tuple(replace(row, time_s=instead_s.get(row.nbytes, row.time_s)) for row in rows)
-
-
 def _check_unit(ratios: Sequence[float], records: Sequence[Record], meta: RowReader) -> None:
     """Refuse times that contradict the bandwidths beside them."""
-    if not ratios:
-        return
-    typical = statistics.median(ratios)
-    if 1 / _UNIT_FACTOR <= typical <= _UNIT_FACTOR:
-        return
-    nearest = {1e3: "milliseconds", 1e6: "seconds", 1e-3: "nanoseconds"}
-    unit = next((u for f, u in nearest.items() if 0.5 <= typical / f <= 2), "another unit or size")
-    actual = f"times that disagree with algbw_GBps by a factor of {typical:.3g} ({unit}?)"
-    reader = RowReader(records[0], meta.faults)
-    reader.fault("time_us", actual, "microseconds that give the bandwidth printed beside them")
+    typical = statistics.median(ratios) if ratios else 1.0
+    if not 1 / _UNIT_FACTOR <= typical <= _UNIT_FACTOR:
+        nearest = {1e3: "milliseconds", 1e6: "seconds", 1e-3: "nanoseconds"}
+        units = (unit for factor, unit in nearest.items() if 0.5 <= typical / factor <= 2)
+        unit = next(units, "another unit or size")
+        actual = f"times that disagree with algbw_GBps by a factor of {typical:.3g} ({unit}?)"
+        reader = RowReader(records[0], meta.faults)
+        reader.fault("time_us", actual, "microseconds that give the bandwidth printed beside them")
 
 
 SUBFOLDER = "nccl_sweeps"
@@ -155,6 +125,18 @@ BEST_TRUST = 5
 SPELLINGS = {**OPS, "bcast": "broadcast"}
 
 _NEEDED = ("sweep_id", "collective", "gpu")
+_AS_WRITTEN = (
+    "gpu",
+    "intra_node",
+    "inter_node",
+    "nccl_version",
+    "proc_model",
+    "env_and_algo",
+    "topology",
+    "table",
+    "note",
+)
+"""Columns that a sweep has as their text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +163,7 @@ class Sweep:
     source : str
     trust : int
         5 complete and official to 2 recalled or hardware unknown.
-    rows : tuple of Row
+    rows : tuple of SweepRow
         In the order of their sizes.
     notes : tuple of str
         Peculiarities of the files and how they were read.
@@ -193,7 +175,7 @@ class Sweep:
     nodes: int
     gpus_per_node: int
     nranks: int
-    rows: tuple[Row, ...]
+    rows: tuple[SweepRow, ...]
     intra_node: str = ""
     inter_node: str = ""
     nic_count: float | None = None
@@ -209,9 +191,10 @@ class Sweep:
     notes: tuple[str, ...] = field(default=())
 
 
-def has_sweeps(folder: Path) -> bool:
-    """Whether a folder has a table of sweeps."""
-    return any((place / META).is_file() for place in (folder, folder / SUBFOLDER))
+def find_sweeps(folder: Path) -> Path | None:
+    """Return the folder in which META.csv stands: the given one or its ``nccl_sweeps``, if any."""
+    places = (place for place in (folder, folder / SUBFOLDER) if (place / META).is_file())
+    return next(places, None)
 
 
 def sweeps_folder(folder: Path) -> Path:
@@ -222,9 +205,8 @@ def sweeps_folder(folder: Path) -> Path:
     InputError
         There is no such table.
     """
-    for candidate in (folder, folder / SUBFOLDER):
-        if (candidate / META).is_file():
-            return candidate
+    if found := find_sweeps(folder):
+        return found
     actual = "no such folder" if not folder.is_dir() else f"no {META}"
     allowed = f"a folder with {META}, in itself or in {SUBFOLDER}/"
     raise InputError(Fault("--data", actual, allowed, str(folder)))
@@ -243,17 +225,17 @@ def read_sweeps(folder: Path | str) -> list[Sweep]:
     path = root / META
     faults: list[Fault] = []
     table = read_table(path, faults)
-    missing = [name for name in _NEEDED if table and name not in table[0].cells]
-    faults += [
-        Fault(name, "no such column", "a column of this name", str(path)) for name in missing
-    ]
-    if missing or (faults and not table):
-        raise InputError(faults)
     if not table:
-        raise InputError(Fault("file", "no rows", "one row per sweep", str(path)))
+        raise InputError(faults or Fault("file", "no rows", "one row per sweep", str(path)))
+    missing = [
+        Fault(name, "no such column", "a column of this name", str(path))
+        for name in _NEEDED
+        if name not in table[0].cells
+    ]
+    if missing:
+        raise InputError([*faults, *missing])
     sweeps = _all_of(table, root, _together(root, faults), faults)
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return sweeps
 
 
@@ -282,16 +264,11 @@ def _all_of(
             reader.fault("sweep_id", repr(name), "a name of its own for each sweep, without '/'")
             continue
         names.add(name)
-        before = len(faults)
-        own = root / f"{name}.csv"
-        if own.is_file():
-            records = read_table(own, faults)
-        elif name in together:
-            records = together[name]
-        else:
+        before, own = len(faults), root / f"{name}.csv"
+        if not own.is_file() and name not in together:
             reader.fault("sweep_id", f"{name!r}, and no {own.name}", "a CSV with its times")
             continue
-        times = times_of(records, reader)
+        times = times_of(read_table(own, faults) if own.is_file() else together[name], reader)
         if len(faults) == before and not times.rows:
             reader.fault("sweep_id", f"{name!r} without a single time", "rows with size and time")
         sweeps += _sweep(name, reader, times)
@@ -307,33 +284,24 @@ def _sweep(name: str, reader: RowReader, times: Times) -> list[Sweep]:
         reader.fault("trust", f"{grade:g}", f"1 (worst) to {BEST_TRUST} (best)")
     if grade is None:
         notes.append(f"no trust is stated: counted as {UNGRADED_TRUST}")
-    counts = {column: reader.number(column) for column in ("nic_count_per_node", "nic_gbps")}
+    nic_count, nic_Gbps = (reader.number(column) for column in ("nic_count_per_node", "nic_gbps"))
     if ranks is None:
         return []
     nodes, per_node, nranks = ranks
-    text = reader.text
     return [
         Sweep(
             id=name,
-            collective=operation(text("collective")),
-            gpu=text("gpu"),
+            collective=operation(reader.text("collective")),
             nodes=nodes,
             gpus_per_node=per_node,
             nranks=nranks,
             rows=times.rows,
-            intra_node=text("intra_node"),
-            inter_node=text("inter_node"),
-            nic_count=counts["nic_count_per_node"],
-            nic_Gbps=counts["nic_gbps"],
-            nccl_version=text("nccl_version"),
-            proc_model=text("proc_model"),
-            env_and_algo=text("env_and_algo"),
-            topology=text("topology"),
-            table=text("table"),
-            source=", ".join(filter(None, (text("source"), text("source_path")))),
+            nic_count=nic_count,
+            nic_Gbps=nic_Gbps,
+            source=", ".join(filter(None, map(reader.text, ("source", "source_path")))),
             trust=UNGRADED_TRUST if grade is None else int(grade),
-            note=text("note"),
             notes=tuple(notes),
+            **{column: reader.text(column) for column in _AS_WRITTEN},
         )
     ]
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.calibrate import Profile
-from perfmodel.errors import Fault, InputError, PerfmodelError
+from perfmodel.errors import Fault, InputError, PerfmodelError, raise_faults
 from perfmodel.files import as_json, attributes
 from perfmodel.files.csv_rows import RowReader, read_table
 from perfmodel.library.corrections import datasheet_interval_s
@@ -35,7 +35,7 @@ from perfmodel.validate.forecast import (
     predict,
 )
 from perfmodel.validate.match import Matched, Unmatched, match
-from perfmodel.validate.read import has_sweeps, read_sweeps, sweeps_folder
+from perfmodel.validate.read import find_sweeps, read_sweeps, sweeps_folder
 from perfmodel.validate.scores import (
     LARGE,
     DataPoint,
@@ -104,8 +104,7 @@ def read_steps(path: Path) -> list[RecordedStep]:
                 reader.text("id") or f"row {number}", scenario, measured, reader.text("source")
             )
         )
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return steps
 
 
@@ -252,7 +251,7 @@ def validate(
     folder = data or shipped_folder()
     table = folder / STEPS
     steps = read_steps(table) if table.is_file() else []
-    home = sweeps_folder(folder) if has_sweeps(folder) or not steps else None
+    home = find_sweeps(folder) if steps else sweeps_folder(folder)
     matched, unmatched = ([], {}) if home is None else match_all(home)
     tasks = prediction_tasks(matched, home or folder, profile, transfer=transfer)
     counts = {"sweep": len(matched) + len(unmatched), "step": len(steps)}
@@ -272,8 +271,7 @@ def validate(
 def match_all(home: Path) -> tuple[list[Pair], dict[str, str]]:
     """Match all sweeps of a folder; the second part says why some could not be."""
     outcomes = [(sweep, match(sweep, home)) for sweep in read_sweeps(home)]
-    matched = [(sweep, found) for sweep, found in outcomes if isinstance(found, Matched)]
-    return matched, {
+    return [(sweep, found) for sweep, found in outcomes if isinstance(found, Matched)], {
         sweep.id: found.reason for sweep, found in outcomes if isinstance(found, Unmatched)
     }
 

@@ -29,11 +29,13 @@ BAND_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class DataPoint:
-    """One size of one sweep, predicted in one mode; seconds."""
+    """One size of one sweep, predicted in one mode; seconds.
+
+    `table`: sweeps of one table weigh together as much as a sweep alone.
+    """
 
     sweep: str
     table: str
-    """Sweeps of one table weigh together as much as a sweep alone."""
     machine: str
     op: str
     mode: Mode

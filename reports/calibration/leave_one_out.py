@@ -19,7 +19,7 @@ from perfmodel.calibrate.estimation import Observation
 from perfmodel.calibrate.parameters import Parameter, prior_covariance
 from perfmodel.calibrate.transfer.fit import thin
 from perfmodel.calibrate.transfer.forward_model import FactorModel
-from perfmodel.calibrate.transfer.noise_model import FactorCovariance, fit_noise
+from perfmodel.calibrate.transfer.noise_model import SweepNoise
 from perfmodel.calibrate.transfer.priors import (
     ContextArrays,
     Priors,
@@ -302,9 +302,8 @@ def fold_of(
     )
     contexts = ContextArrays.of(own.contexts, own.shares.tolist())
     number = np.repeat(np.arange(len(fitted)), [len(run.nbytes) for run in fitted])
-    none = np.zeros(len(parameters))
-    factors = FactorCovariance(slopes, before, tails_of(parameters, priors), none)
-    noise = fit_noise(factors, fitted_contexts, number, over, priors)
+    noise = SweepNoise(before, tails_of(parameters, priors), priors)
+    noise.fit(slopes, fitted_contexts, number, over)
     before = before + np.diag(noise.factor_variances)
     own_slopes = own.slopes_along(parameters)
     common = own_slopes @ before @ slopes.T

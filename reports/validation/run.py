@@ -14,7 +14,7 @@ from perfmodel.files import as_json, attributes, write_atomically
 from perfmodel.library.corrections import BANDS, Spread
 from perfmodel.validate import scores
 from perfmodel.validate.forecast import Mode, Pair, SweepPrediction
-from perfmodel.validate.read import SUBFOLDER, has_sweeps, sweeps_folder
+from perfmodel.validate.read import SUBFOLDER, find_sweeps, sweeps_folder
 from perfmodel.validate.run import (
     as_shipped,
     match_all,
@@ -158,7 +158,7 @@ def validate(
     matched: list[Pair] = []
     unmatched: dict[str, str] = {}
     tasks = []
-    if has_sweeps(folder) or not has_steps:
+    if find_sweeps(folder) or not has_steps:
         home = sweeps_folder(folder)
         matched, unmatched = match_all(home)
         tasks = prediction_tasks(matched, home, profile, transfer=transfer)

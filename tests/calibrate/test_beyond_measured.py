@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from perfmodel.calibrate.apply import CollectiveRequest, describe_beyond, requests_of
+from perfmodel.calibrate.apply import describe_beyond, requests_of
 from perfmodel.calibrate.profile import write_profile
 from perfmodel.calibrate.transfer.fit import fit_profile
 from perfmodel.cli.app import app
+from perfmodel.library.corrections import CollectiveContext
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.scenario.load import load_scenario
 from perfmodel.studies.run.run import run_scenario
@@ -38,7 +39,7 @@ PROFILE = profile()
 
 
 def test_what_was_measured_is_not_beyond_it():
-    asked = [CollectiveRequest("all_reduce", nbytes, 16, 2) for nbytes in (*SIZES, 5 * 2**20)]
+    asked = [CollectiveContext("all_reduce", nbytes, 16, 2) for nbytes in (*SIZES, 5 * 2**20)]
     assert describe_beyond(PROFILE, asked) == ()
     assert describe_beyond(PROFILE, []) == ()
 
@@ -54,7 +55,7 @@ def test_what_was_measured_is_not_beyond_it():
     ],
 )
 def test_each_thing_beyond_is_named(asked, named):
-    (sentence,) = describe_beyond(PROFILE, [CollectiveRequest(*asked)])
+    (sentence,) = describe_beyond(PROFILE, [CollectiveContext(*asked)])
     assert sentence.startswith("Beyond what profile mine was measured with: ")
     assert named in sentence
     assert sentence.endswith("the interval is wider.")
@@ -68,7 +69,7 @@ def test_each_thing_beyond_is_named(asked, named):
 )
 def test_something_is_said_exactly_where_something_is_beyond(op, nbytes, ranks, hosts):
     inside = op == "all_reduce" and SIZES[0] <= nbytes <= SIZES[-1] and (ranks, hosts) == (16, 2)
-    assert (describe_beyond(PROFILE, [CollectiveRequest(op, nbytes, ranks, hosts)]) == ()) == inside
+    assert (describe_beyond(PROFILE, [CollectiveContext(op, nbytes, ranks, hosts)]) == ()) == inside
 
 
 def test_collectives_of_a_step_are_those_between_ranks():
@@ -82,8 +83,8 @@ def test_collectives_of_a_step_are_those_between_ranks():
         1,
     )
     assert list(requests_of(plan, 8)) == [
-        CollectiveRequest("all_gather", 64, 16, 2),
-        CollectiveRequest("all_gather", 64, 2, 1),
+        CollectiveContext("all_gather", 64, 16, 2),
+        CollectiveContext("all_gather", 64, 2, 1),
     ]
 
 

@@ -7,7 +7,7 @@ from perfmodel.collectives import catalog
 from perfmodel.errors import DataMismatch
 from perfmodel.measure import gpu_backend as device_module
 from perfmodel.measure import gpu_microbenchmarks as probes_module
-from perfmodel.measure.gpu_backend import HostStreams, execute_on_streams, measure_device
+from perfmodel.measure.gpu_backend import execute_on_streams, measure_device
 from perfmodel.measure.job import ITEM_BYTES, MeasurementJob
 from perfmodel.measure.reference import (
     Window,
@@ -44,7 +44,8 @@ def test_virtual_ranks_agree_with_numpy(op, algorithm, ranks):
     data = make_starting_data(schedule, "int64", Window(0, count_elements(schedule)))
     buffers = [torch.from_numpy(row.copy()) for row in data]
     scratch = [torch.full((1000,), 99, dtype=torch.int64) for _ in range(ranks)]
-    execute_on_streams(rounds, buffers, scratch, HostStreams())
+    streams = [torch.cpu.Stream() for _ in range(ranks)]
+    execute_on_streams(rounds, buffers, scratch, streams, torch.cpu.stream)
     execute_moves(rounds, data)
     for buffer, wanted in zip(buffers, data, strict=True):
         assert np.array_equal(buffer.numpy(), wanted)

@@ -1,9 +1,11 @@
 """Order of events between the streams of virtual ranks."""
 
+from contextlib import nullcontext
+
 import pytest
 
 from perfmodel.collectives import catalog
-from perfmodel.measure.gpu_backend import HostStreams, execute_on_streams
+from perfmodel.measure.gpu_backend import execute_on_streams
 from perfmodel.measure.reference import (
     make_moves,
 )
@@ -11,24 +13,24 @@ from perfmodel.measure.reference import (
 torch = pytest.importorskip("torch", reason="virtual ranks are torch tensors")
 
 
-class Recorder(HostStreams):
-    """Lanes that note which events a rank has waited for, so that a missing wait shows."""
+class Recorder:
+    """A stream that notes which events a rank has waited for, so that a missing wait shows."""
 
-    def __init__(self, ranks):
-        self.log = [0] * ranks
-        self.seen = [[0] * ranks for _ in range(ranks)]
+    def __init__(self, rank, ranks):
+        self.rank, self.work, self.seen = rank, 0, [0] * ranks
 
-    def on(self, rank):
-        self.log[rank] += 1
-        return super().on(rank)
-
-    def mark(self, rank):
-        seen = list(self.seen[rank])
-        seen[rank] = self.log[rank]
+    def record_event(self):
+        seen = list(self.seen)
+        seen[self.rank] = self.work
         return seen
 
-    def wait(self, rank, event):
-        self.seen[rank] = [max(a, b) for a, b in zip(self.seen[rank], event, strict=True)]
+    def wait_event(self, event):
+        self.seen = [max(a, b) for a, b in zip(self.seen, event, strict=True)]
+
+
+def enter(stream):
+    stream.work += 1
+    return nullcontext()
 
 
 def test_streams_wait_for_the_senders_last_round():
@@ -36,12 +38,12 @@ def test_streams_wait_for_the_senders_last_round():
     rounds = make_moves(catalog.make("all_reduce", "ring", ranks, 8 * 12, itemsize=8))
     buffers = [torch.zeros(12, dtype=torch.int64) for _ in range(ranks)]
     scratch = [torch.zeros(12, dtype=torch.int64) for _ in range(ranks)]
-    lanes = Recorder(ranks)
+    lanes = [Recorder(rank, ranks) for rank in range(ranks)]
     for part in rounds:
-        before = list(lanes.log)
-        execute_on_streams([part], buffers, scratch, lanes)
+        before = [lane.work for lane in lanes]
+        execute_on_streams([part], buffers, scratch, lanes, enter)
         for move in part:
             # the receiver has waited for all that the sender did before,
-            assert lanes.seen[move.dst][move.src] >= before[move.src]
+            assert lanes[move.dst].seen[move.src] >= before[move.src]
             # and the sender, before it writes again, for the receiver's copy in this round
-            assert lanes.seen[move.src][move.dst] > before[move.dst]
+            assert lanes[move.src].seen[move.dst] > before[move.dst]

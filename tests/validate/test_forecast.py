@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from perfmodel.calibrate.readers import SweepRow
 from perfmodel.validate.forecast import Task, partners, predict
 from perfmodel.validate.match import match
-from perfmodel.validate.read import Row, read_sweeps
+from perfmodel.validate.read import read_sweeps
 from perfmodel.validate.run import shipped_folder
 
 SWEEPS = {sweep.id: sweep for sweep in read_sweeps(shipped_folder())}
@@ -95,9 +96,9 @@ def test_a_machine_off_by_half_at_every_scale_is_met():
     """Its other runs take 1.5 times what is predicted: so does the one that was left out."""
     own = pair("nv_dgxh100_1n_allreduce")
     sizes = [2**n for n in range(10, 33, 3)]
-    rows = tuple(Row(n, 1.0) for n in sizes)
+    rows = tuple(SweepRow(n, 1.0) for n in sizes)
     plain = forecast((replace(own[0], rows=rows), own[1])).times["datasheet"].time_s
-    slow = tuple(Row(n, 1.5 * t) for n, t in zip(sizes, plain, strict=True))
+    slow = tuple(SweepRow(n, 1.5 * t) for n, t in zip(sizes, plain, strict=True))
     others = [(replace(own[0], id=name, rows=slow), own[1]) for name in ("a", "b")]
     found = forecast((replace(own[0], rows=rows), own[1]), *others).times["transferred"]
     ratio = np.array(found.time_s) / np.array(plain)

@@ -2,10 +2,11 @@
 
 import pytest
 
+from perfmodel.calibrate.readers import SweepRow
 from perfmodel.topology.from_text.gpu_text import read_gpu
 from perfmodel.topology.routing.router import Router
 from perfmodel.validate.match import Matched, Unmatched, match
-from perfmodel.validate.read import Row, Sweep, read_sweeps, sweeps_folder
+from perfmodel.validate.read import Sweep, read_sweeps, sweeps_folder
 from perfmodel.validate.run import shipped_folder
 
 SHIPPED = {sweep.id: sweep for sweep in read_sweeps(shipped_folder())}
@@ -155,7 +156,7 @@ def sweep(**cells):
         "nodes": 2,
         "gpus_per_node": 8,
         "nranks": 16,
-        "rows": (Row(1024, 1e-5),),
+        "rows": (SweepRow(1024, 1e-5),),
         "intra_node": "NVLink4 NVSwitch",
         "inter_node": "InfiniBand NDR",
         "nic_count": 8.0,
@@ -320,7 +321,7 @@ def test_hosts_with_other_pcie_are_other_hardware():
 
 def test_a_number_of_ranks_that_no_machine_has_is_listed_at_once():
     found = match(
-        Sweep("big", "all_reduce", "A100-SXM4-80GB", 10**8, 8, 8 * 10**8, (Row(8, 1e-5),))
+        Sweep("big", "all_reduce", "A100-SXM4-80GB", 10**8, 8, 8 * 10**8, (SweepRow(8, 1e-5),))
     )
     assert isinstance(found, Unmatched)
     assert found.reason == "800,000,000 ranks; at most 131,072 are predicted"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from perfmodel.calibrate.readers.sweep_records import LinkMatrix, number, refuse
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import collect_faults
-from perfmodel.files.pasted_text import clean_characters, clean_lines
 
 _P2P = re.compile(r"(Unidirectional |Bidirectional |)P2P=(Enabled|Disabled) (Bandwidth|Latency)")
 _P2P_TITLE = re.compile(_P2P.pattern + r"(?! Test\b).{0,24}$")
@@ -58,19 +58,14 @@ def is_nvbandwidth_json(document: object) -> bool:
     return isinstance(document, Mapping) and isinstance(document.get("nvbandwidth"), Mapping)
 
 
-def read_matrices(text: str, file: str) -> list[LinkMatrix]:
-    """Read all matrices of a log.
+def read_matrix_log(lines: Sequence[str], file: str) -> list[LinkMatrix]:
+    """Read all matrices of the cleaned lines of a log.
 
     Raises
     ------
     InputError
         No matrix, or one that is cut off or does not add up; every fault at once.
     """
-    return read_matrix_log(clean_lines(clean_characters(text)), file)
-
-
-def read_matrix_log(lines: Sequence[str], file: str) -> list[LinkMatrix]:
-    """Read all matrices of cleaned lines; see `read_matrices`."""
     lines = [line.strip() for line in lines]
     named = {int(match[1]): match[2].strip() for line in lines if (match := _DEVICE.search(line))}
     devices = tuple(named[number] for number in sorted(named))
@@ -89,10 +84,9 @@ def read_matrix_log(lines: Sequence[str], file: str) -> list[LinkMatrix]:
                 _check_total(values, unit, _sum_below(lines, end)[1], line=end + 1)
                 _check_both_ways(values, (behind, test, unit))
                 matrices.append(_matrix(test, unit, values, devices, file, barred=no_access))
-    if not matrices and not faults:
-        faults.append(Fault("file", "no matrix with numbers", "at least one test that ran"))
-    if faults:
-        raise InputError(faults).located(file)
+    none = Fault("file", "no matrix with numbers", "at least one test that ran")
+    if faults or not matrices:
+        raise InputError(faults or none).located(file)
     return matrices
 
 
@@ -111,13 +105,12 @@ def read_nvbandwidth_json(document: Mapping[str, Any], file: str) -> list[LinkMa
         devices = tuple(match[1] for text in listed if (match := _JSON_DEVICE.match(str(text))))
         for case in run.get("testcases") or []:
             if rows := case.get("bandwidth_matrix"):
-                test = str(case["name"])
-                unit = "ns" if "latency" in case["name"] else "GB/s"
+                test, unit = str(case["name"]), "ns" if "latency" in case["name"] else "GB/s"
                 cells = tuple(tuple(_cell(str(c), unit) for c in row) for row in rows)
                 widths = sorted({len(row) for row in cells})
                 problem = f"rows of {', '.join(map(str, widths))} cells in {test!r}"
-                shape = (len(widths) != 1 or widths == [0], "testcases", problem)
-                refuse(None, (*shape, "as many in each row"))
+                is_uneven = len(widths) != 1 or widths == [0]
+                refuse(None, (is_uneven, "testcases", problem, "as many in each row"))
                 if isinstance(case.get("sum"), float | int):
                     _check_total(cells, unit, float(case["sum"]), digits=4)
                 matrices.append(_matrix(test, unit, cells, devices, file))
@@ -166,13 +159,14 @@ def _sum_below(lines: Sequence[str], start: int) -> tuple[str, float | None]:
 
 def _test_of(title: str) -> str:
     """Name a test by the title of its matrix, as nvbandwidth's sources pair them."""
-    how = "sm" if " SM " in title else "ce"
     first = "device" if "GPU(row)" in title else "host"
-    if "<->" in title:
-        return f"{first}_to_device_bidirectional_memcpy_{how}"
-    if first == "device":
-        return f"device_to_device_memcpy_{'read' if '->' in title else 'write'}_{how}"
-    return f"host_to_device_memcpy_{how}" if "->" in title else f"device_to_host_memcpy_{how}"
+    there, back = {
+        "device": ("device_to_device_memcpy_read", "device_to_device_memcpy_write"),
+        "host": ("host_to_device_memcpy", "device_to_host_memcpy"),
+    }[first]
+    both = f"{first}_to_device_bidirectional_memcpy"
+    test = both if "<->" in title else there if "->" in title else back
+    return f"{test}_{'sm' if ' SM ' in title else 'ce'}"
 
 
 def _values(lines: Sequence[str], head: _Head, devices: Sequence[str]) -> tuple[Values, int]:
@@ -185,11 +179,10 @@ def _values(lines: Sequence[str], head: _Head, devices: Sequence[str]) -> tuple[
     tokens = tokens[square:]
     columns = next((n for n, word in enumerate(tokens) if word != str(n)), len(tokens))
     before = f"{tokens[0][:40]!r} before the first column" if tokens else "no column"
-    garbled = (not columns and len(block) > 1, "matrix", before, "0: its head is garbled")
-    refuse(start + 1, garbled)
-    if columns and len(tokens) == columns:
-        _check_no_row(lines, end)
+    refuse(start + 1, (not columns and len(block) > 1, "matrix", before, "0: its head is garbled"))
     if len(tokens) == columns or not columns:
+        if columns:
+            _check_no_row(lines, end)
         return (), end
     torn = next((w for w in tokens if w not in NOT_MEASURED and number(w) is None), None)
     refuse(start + 1, (torn, "matrix", repr((torn or "")[:40]), "numbers: it is garbled"))
@@ -216,14 +209,13 @@ def _values(lines: Sequence[str], head: _Head, devices: Sequence[str]) -> tuple[
 def _block(lines: Sequence[str], start: int) -> tuple[list[str], int]:
     """Lines of cells from one on, without single empty ones between them; the line behind them."""
     block: list[str] = []
-    end = at = start
-    while at < len(lines) and (not lines[at] or _is_cells(lines[at], block)):
-        if lines[at]:
+    end = start
+    for at in range(start, len(lines)):
+        if lines[at] and _is_cells(lines[at], block):
             block.append(lines[at])
             end = at + 1
-        elif at > end:
+        elif lines[at] or at > end:
             break
-        at += 1
     return block, end
 
 
@@ -233,18 +225,14 @@ def _check_no_row(lines: Sequence[str], end: int) -> None:
     cells = lines[at].split() if at is not None else []
     digits = sum(any(map(str.isdigit, cell)) for cell in cells)
     if at is not None and len(cells) > 1 and 2 * digits > len(cells) and cells[0] in {"0", "O"}:
-        raise InputError(
-            Fault(
-                "matrix", f"a first row {lines[at][:40]!r}", "numbers: it is garbled", line=at + 1
-            )
-        )
+        found = f"a first row {lines[at][:40]!r}"
+        raise InputError(Fault("matrix", found, "numbers: it is garbled", line=at + 1))
 
 
 def _is_cells(line: str, before: Sequence[str]) -> bool:
     """Tell whether a line holds numbers alone, behind a corner in the first."""
     tokens = line.split()
-    if tokens and tokens[0] in _CORNERS and not before:
-        tokens = tokens[1:]
+    tokens = tokens[tokens[0] in _CORNERS and not before :]
     return bool(tokens) and all(
         word in NOT_MEASURED or word == "A" or re.fullmatch(r"[\d.,eE+-]+|N/?", word)
         for word in tokens
@@ -282,13 +270,12 @@ def _check_total(
     values: Values, unit: str, summed: float | None, *, line: int | None = None, digits: int = 2
 ) -> None:
     """Refuse cells that do not add up to a sum, where there is one."""
-    if summed is None:
-        return
-    cells = [cell / UNITS[unit] for row in values for cell in row if cell is not None]
-    total = math.fsum(cells)
-    off = 0.6 * 10.0**-digits * (len(cells) + 1) + 2e-5 * abs(total)
-    problem = f"cells that add up to {total:.6g}, and a sum of {summed:.6g}"
-    refuse(line, (not abs(total - summed) <= off, "matrix", problem, "the same: it is garbled"))
+    if summed is not None:
+        cells = [cell / UNITS[unit] for row in values for cell in row if cell is not None]
+        total = math.fsum(cells)
+        off = 0.6 * 10.0**-digits * (len(cells) + 1) + 2e-5 * abs(total)
+        problem = f"cells that add up to {total:.6g}, and a sum of {summed:.6g}"
+        refuse(line, (not abs(total - summed) <= off, "matrix", problem, "the same: it is garbled"))
 
 
 MOST_UNLIKE = 8.0
@@ -298,24 +285,19 @@ MOST_UNLIKE = 8.0
 def _check_both_ways(values: Values, head: _Head) -> None:
     """Refuse two directions of a pair that differ much."""
     behind, test, unit = head
-    if len(values) != len(values[0]) or unit != "GB/s":
-        return
     allowed = f"rates that differ less than {MOST_UNLIKE:g} times: is a digit lost?"
-    for i, row in enumerate(values):
-        for j, cell in enumerate(row[:i]):
-            back = values[j][i]
-            if cell and back and max(cell, back) > MOST_UNLIKE * min(cell, back):
-                rates = f"{back * 1e-9:g} GB/s from {j} to {i}, and {cell * 1e-9:g} back"
-                raise InputError(
-                    Fault("matrix", f"{rates}, in {test!r}", allowed, line=behind + j + 2)
-                )
+    is_square = len(values) == len(values[0])
+    for i, j in combinations(range(len(values) if is_square and unit == "GB/s" else 0), 2):
+        there, back = values[i][j], values[j][i]
+        if there and back and max(there, back) > MOST_UNLIKE * min(there, back):
+            rates = f"{there * 1e-9:g} GB/s from {i} to {j}, and {back * 1e-9:g} back"
+            raise InputError(Fault("matrix", f"{rates}, in {test!r}", allowed, line=behind + i + 2))
 
 
 def _cell(text: str, unit: str, line: int | None = None) -> float | None:
-    value = None if text in NOT_MEASURED else number(text)
-    if value is None or value <= 0:
+    value, (low, high) = number(text), LIMITS[unit]
+    if value is None or value <= 0:  # not measured
         return None
-    low, high = LIMITS[unit]
     is_beyond = not low <= value <= high
     refuse(line, (is_beyond, "matrix", f"{text[:80]} {unit}", f"from {low:g} to {high:g}"))
     return value * UNITS[unit]

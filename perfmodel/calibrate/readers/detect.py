@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from perfmodel.calibrate.readers.nccl_json import (
 )
 from perfmodel.calibrate.readers.nccl_text import is_nccl_log, read_nccl_log
 from perfmodel.calibrate.readers.sweep_records import LinkMatrix, Sweep
-from perfmodel.errors import Fault, InputError, raise_faults
+from perfmodel.errors import Fault, InputError, raise_faults, refuse_if
 from perfmodel.files import plain as plain_values
 from perfmodel.files import validate_document
 from perfmodel.files.pasted_text import (
@@ -103,8 +104,7 @@ def read_found(
         A file of another kind, or everything that is wrong in it.
     """
     lines = text.count("\n")
-    if lines > MOST_LINES:
-        raise InputError(Fault("file", f"{lines:,} lines", f"at most {MOST_LINES:,}", str(path)))
+    refuse_if(lines > MOST_LINES, "file", f"{lines:,} lines", f"at most {MOST_LINES:,}", str(path))
     cleaned = clean_characters(text)
     if (documents := _json(text, clean_lines(cleaned))) is not None:
         return _found_json(documents, path, op, ranks)
@@ -147,9 +147,8 @@ def _found_text(text: str, path: Path, op: str | None, ranks: int | None) -> Mea
     if not is_sweeps and not is_links:
         raise InputError(Fault("file", _unsupported_kind(text, lines), KNOWN, file))
     sweeps = read_nccl_log(lines, file, op=op, ranks=ranks) if is_sweeps else []
-    matrices = read_matrix_log(lines, file) if is_links else []
-    once = dict.fromkeys(matrices)  # not pasted twice
-    return MeasurementFile(path.name, None, tuple(sweeps), tuple(once))
+    matrices = dict.fromkeys(read_matrix_log(lines, file) if is_links else ())  # each once
+    return MeasurementFile(path.name, None, tuple(sweeps), tuple(matrices))
 
 
 def _found_json(
@@ -157,17 +156,16 @@ def _found_json(
 ) -> MeasurementFile:
     file, first = str(path), documents[0]
     records = first if len(documents) == 1 and isinstance(first, list) else documents
-    sweeps: list[Sweep] = []
-    matrices: list[LinkMatrix] = []
+    found = MeasurementFile(path.name)
     if is_rccl_json(records):
-        sweeps = read_rccl_json(records, file, op=op, ranks=ranks)
-    elif all(map(is_nccl_json, documents)):
-        sweeps = [sweep for run in documents for sweep in read_nccl_json(run, file, op=op)]
-    elif all(map(is_nvbandwidth_json, documents)):
-        matrices = [matrix for run in documents for matrix in read_nvbandwidth_json(run, file)]
-    else:
-        return MeasurementFile(path.name, validate_document(Measurement, first, file))
-    return MeasurementFile(path.name, None, tuple(sweeps), tuple(matrices))
+        return replace(found, sweeps=tuple(read_rccl_json(records, file, op=op, ranks=ranks)))
+    if all(map(is_nccl_json, documents)):
+        runs = (read_nccl_json(run, file, op=op) for run in documents)
+        return replace(found, sweeps=tuple(chain.from_iterable(runs)))
+    if all(map(is_nvbandwidth_json, documents)):
+        tests = (read_nvbandwidth_json(run, file) for run in documents)
+        return replace(found, matrices=tuple(chain.from_iterable(tests)))
+    return replace(found, measurement=validate_document(Measurement, first, file))
 
 
 def _json(text: str, lines: Sequence[str]) -> list[object] | None:
@@ -183,14 +181,8 @@ def _json(text: str, lines: Sequence[str]) -> list[object] | None:
         start = "\n".join(lines).lstrip()  # quoted, fenced, or behind prefixes
     if not _JSON_BEGIN.match(start) or (start.startswith('{"') and is_nccl_log(lines)):
         return None
-    if len(start) > LARGEST_JSON:
-        raise InputError(
-            Fault(
-                "file",
-                f"JSON of {len(start) / 2**20:.0f} MiB",
-                f"at most {LARGEST_JSON // 2**20} MiB",
-            )
-        )
+    size, most = f"JSON of {len(start) / 2**20:.0f} MiB", f"at most {LARGEST_JSON // 2**20} MiB"
+    refuse_if(len(start) > LARGEST_JSON, "file", size, most)
     decoder, documents, at = json.JSONDecoder(), [], 0
     separator = re.compile(r"[ \t\r\n,]*")
     try:

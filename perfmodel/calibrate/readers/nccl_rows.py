@@ -94,7 +94,8 @@ class Timing:
 class Row:
     """One size.
 
-    `timings`: out of place, in place; None where there is no time. `line`: one-based.
+    `timings`: out of place, in place; None where there is no time. `line`: one-based. `text`: the
+    first cell that should be a time and is no number.
     """
 
     nbytes: int
@@ -105,7 +106,6 @@ class Row:
     timings: tuple[Timing | None, ...]
     line: int
     text: str = ""
-    """First cell that should be a time and is no number."""
 
 
 def plain_row(line: str) -> str:
@@ -135,24 +135,23 @@ def columns_of(line: str) -> list[str] | None:
     tokens = line[head.start() :].replace("|", " ").split() if head else []
     columns = [_ALIASES.get(word, word) for word in tokens]
     times = (at for at, name in enumerate(columns) if at >= 3 and name in {"time", "cputime"})
-    first = next(times, len(columns))
+    first, bandwidths = next(times, len(columns)), {"algbw", "busbw"}
     # Bandwidths before the first time: that of the times out of place is torn.
-    bandwidths = {"algbw", "busbw"}
     is_whole = bandwidths <= set(columns[first:]) and not bandwidths & set(columns[:first])
     return columns if is_whole else None
 
 
 def joined_head(line: str, following: str) -> str | None:
     """Head of a table that was wrapped onto a second line, even inside of a word; else None."""
-    tokens = following.strip("# \t").split()
-    if not tokens or len(tokens) > 9 or (columns_of(line) is None and "size" not in line):
+    rest = following.strip("# \t")
+    if not 0 < len(rest.split()) <= 9 or (columns_of(line) is None and "size" not in line):
         return None
-    for joint in (" ", ""):
-        whole = line.rstrip() + joint + following.strip("# \t")
-        columns = columns_of(whole)
-        if columns is not None and set(columns) <= COLUMNS and columns.count("time") == 2:
-            return whole
-    return None
+    wholes = (line.rstrip() + joint + rest for joint in (" ", ""))
+    return next((whole for whole in wholes if _has_both_times(columns_of(whole) or [])), None)
+
+
+def _has_both_times(columns: Sequence[str]) -> bool:
+    return set(columns) <= COLUMNS and columns.count("time") == 2
 
 
 def guess_columns(cells: Sequence[str]) -> list[str] | None:
@@ -278,8 +277,7 @@ def factor_of(points: Points) -> tuple[float, float] | None:
     """
     usable = [(algbw, busbw) for algbw, busbw in points if algbw.high > 0]
     low = max([0.0, *(busbw.low / algbw.high for algbw, busbw in usable)])
-    highs = (busbw.high / algbw.low for algbw, busbw in usable if algbw.low > 0)
-    high = min(highs, default=math.inf)
+    high = min([math.inf, *(busbw.high / algbw.low for algbw, busbw in usable if algbw.low > 0)])
     return (low, high) if low <= high * 1.0005 else None
 
 
@@ -340,5 +338,4 @@ def ranks_of_parts(op: str, parts: Iterable[int]) -> int | None:
     """
     numbers = set(parts)
     gathers = op in {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}
-    (number,) = numbers if len(numbers) == 1 else (1,)
-    return number if gathers and number > 1 else None
+    return numbers.pop() if gathers and len(numbers) == 1 and numbers != {1} else None

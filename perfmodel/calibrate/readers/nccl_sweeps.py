@@ -107,28 +107,29 @@ def _notes(ranks: Sequence[ListedRank], count: int) -> tuple[str, ...]:
     (host, bus, _), most = places.most_common(1)[0]
     listed = f"{len(ranks)} of {count} ranks are listed: the others are taken to be alike"
     shared = f"{most} ranks share one GPU ({host}, {bus}): these are no times of {count} GPUs"
-    return (listed,) * (len(ranks) < count) + (shared,) * (most > 1)
+    notes = ((len(ranks) < count, listed), (most > 1, shared))
+    return tuple(note for applies, note in notes if applies)
 
 
 @dataclass
 class Table:
-    """A table while it is read."""
+    """A table while it is read.
+
+    `columns`: None where its head is missing. `op`: empty where no line above names it. `unit_s`:
+    unit of its times. `elided`: dots stand for rows behind the last. `failure`: the first line
+    after the head that says that the test failed.
+    """
 
     line: int
     columns: list[str] | None
-    """None: its head is missing."""
     ranks: list[ListedRank]
     op: str
-    """Empty: no line above names it."""
     unit_s: float
-    """Unit of its times; seconds."""
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     without_in_place: int = 0
     elided: bool = False
-    """Dots stand for rows behind the last."""
     failure: str = ""
-    """First line after the head that says that the test failed."""
 
 
 def sweeps_of(table: Table, told: Sweep, op: str | None, ranks: int | None) -> list[Sweep]:
@@ -142,17 +143,20 @@ def sweeps_of(table: Table, told: Sweep, op: str | None, ranks: int | None) -> l
     listed, certain = with_listed_ranks(told, table.ranks, table.line)
     _check_rows(table, listed.ranks)
     chosen, count = _identify(table, listed, certain, op, ranks)
-    notes = [*table.notes, *listed.notes]
-    if table.without_in_place:
-        notes.append("rows end behind the times out of place: there are none in place")
     sweeps = []
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in table.rows:  # tests of all types and reductions print them in one table
         groups.setdefault((row.dtype, row.redop), []).append(row)
+    ends = "rows end behind the times out of place: there are none in place"
     for (dtype, _), rows in groups.items():
         for place in range(max(len(row.timings) for row in rows)):
             times, repeated = _times(rows, place, table)
-            own = [f"{repeated} sizes were timed several times: their medians"] * bool(repeated)
+            medians = f"{repeated} sizes were timed several times: their medians"
+            own = [
+                note
+                for note, count_ in ((ends, table.without_in_place), (medians, repeated))
+                if count_
+            ]
             sweep = replace(
                 listed,
                 op=chosen,
@@ -161,7 +165,7 @@ def sweeps_of(table: Table, told: Sweep, op: str | None, ranks: int | None) -> l
                 in_place=place > 0,
                 rows=rows_of(times),
                 line=table.line,
-                notes=tuple(dict.fromkeys((*notes, *own))),
+                notes=tuple(dict.fromkeys((*table.notes, *listed.notes, *own))),
             )
             sweeps += [sweep] if sweep.rows else []
     refuse(table.line, (not sweeps, "table", "no row with a size and a time", "one"))
@@ -186,7 +190,6 @@ def _check_rows(table: Table, listed: int) -> None:
     """Refuse rows whose numbers contradict each other; `listed`: ranks of the list, 0 without."""
     rows, failure = table.rows, table.failure
     text = next((row.text for row in rows if row.text), None)
-    is_timed = any(timing for row in rows for timing in row.timings)
     refuse(
         table.line,
         (
@@ -196,7 +199,7 @@ def _check_rows(table: Table, listed: int) -> None:
             "a run that did not fail" if failure else "rows: the table is cut off",
         ),
         (
-            not is_timed,
+            not any(timing for row in rows for timing in row.timings),
             "time",
             "no row that is whole" if text is None else f"{text[:40]!r} in all rows",
             "times (is this an example to fill in?)",
@@ -205,7 +208,7 @@ def _check_rows(table: Table, listed: int) -> None:
     rows_of(pair for place in (0, 1) for pair in _times(rows, place, table)[0])
     points = points_of(rows)
     measured = factor_of(points)
-    low, high = (0.0, 1.0) if measured is None else measured
+    low, high = measured or (0.0, 1.0)
     refuse(
         table.line,
         ((listed == 1 and low < 0.3) or high < 0.1, "ranks", "1", WITHOUT_MPI),
@@ -246,27 +249,29 @@ def _check_repeated(table: Table) -> None:
         if row.timings and row.timings[0] is not None and row.nbytes >= 2**20:
             key = (row.dtype, row.redop, row.nbytes, row.root)
             times.setdefault(key, []).append(row.timings[0].time.value)
+    allowed = "one run in one table: is the head of a second missing?"
     for (_, _, nbytes, _), values in times.items():
         least, most = min(values), max(values)
         problem = f"{nbytes:,} B in {least:g} and in {most:g}"
-        allowed = "one run in one table: is the head of a second missing?"
         refuse(table.line, (0 < MOST_APART * least < most, "table", problem, allowed))
 
 
 def _check_headless(table: Table, points: Points) -> None:
     """Refuse rows without a head that do not tell their columns, or are of several tables."""
-    repeated = any(_times(table.rows, place, table)[1] for place in (0, 1))
-    few, several = "with too few digits to tell columns", "of one size several times: of several"
-    allowed = "the head above them"
     refuse(
         table.line,
         (
             not any(algbw.value >= 0.5 for algbw, _ in points),
             "table",
-            f"rows without a head, {few}",
-            allowed,
+            "rows without a head, with too few digits to tell columns",
+            "the head above them",
         ),
-        (repeated, "table", f"rows without a head, {several} tables?", allowed),
+        (
+            any(_times(table.rows, place, table)[1] for place in (0, 1)),
+            "table",
+            "rows without a head, of one size several times: of several tables?",
+            "the head above them",
+        ),
     )
 
 
@@ -313,12 +318,11 @@ def _identify(
         raise InputError(_contradiction(table, points, count, listed.ranks))
     if name is None or name not in allowed:
         among = f" among {count} ranks" if count else ""
-        actual, named = f"{name!r}, whose busbw would be another multiple of algbw{among}", ""
+        actual = f"{name!r}, whose busbw would be another multiple of algbw{among}"
         if name is None:
-            actual, named = "a table that does not say which", " (--op)"
-        raise InputError(
-            Fault("collective", actual, allowed_names(allowed) + named, line=table.line)
-        )
+            actual = "a table that does not say which"
+        known = allowed_names(allowed) + ("" if name else " (--op)")
+        raise InputError(Fault("collective", actual, known, line=table.line))
     counted = [(row.nbytes, row.count * ITEM_BYTES[row.dtype]) for row in table.rows if row.nbytes]
     parts = ranks_of_parts(name, (size // own if own else 1 for size, own in counted))
     implied = ranks_of_factor(name, points)

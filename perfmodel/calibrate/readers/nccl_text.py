@@ -36,9 +36,8 @@ from perfmodel.calibrate.readers.sweep_records import (
     number,
     version_text,
 )
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.files import collect_faults
-from perfmodel.files.pasted_text import clean_characters, clean_lines
 
 _VERSION = re.compile(r"\bNCCL version (\d+\.\d+(?:\.\d+)?)|nccl-library=(\d+)")
 _ENV = re.compile(r"\b(NCCL_\w+)(?:=| set by environment to )\"?([\w:,^.-]*[\w:,^-])")
@@ -49,27 +48,35 @@ _FAILURE = re.compile(r"Test (?:NCCL|CUDA) failure .*|.*NCCL WARN .*|.*\bSegment
 
 @dataclass
 class _Begun:
-    """A row whose cells go on in later lines."""
+    """A row whose cells go on in later lines.
+
+    `torn`: other output stands in it, so that cells that are missing are lost; else it was wrapped.
+    """
 
     match: re.Match[str]
     cells: list[str]
     line: int
     torn: bool
-    """Other output stands in it: cells that are missing are lost; else it was wrapped."""
 
 
 @dataclass
 class _Log:
-    """What was read so far."""
+    """What was read so far.
+
+    `told`: fields of all sweeps that lines between tables tell; "op": of the last executable named.
+    `torn_head`: there is a head whose columns do not fit; what stands below it is not read.
+    """
 
     told: dict[str, Any]
-    """Fields of all sweeps that lines between tables tell; "op": of the last executable named."""
     tables: list[Table] = field(default_factory=list)
     ranks: list[ListedRank] = field(default_factory=list)
     begun: _Begun | None = None
     faults: list[Fault] = field(default_factory=list)
     torn_head: bool = False
-    """A head whose columns do not fit: what stands below it is not read."""
+
+    def fault(self, line: int, found: str, allowed: str, field_name: str = "table") -> None:
+        """Note what is wrong with a line."""
+        self.faults.append(Fault(field_name, found, allowed, line=line))
 
 
 def is_nccl_log(lines: Sequence[str]) -> bool:
@@ -77,14 +84,15 @@ def is_nccl_log(lines: Sequence[str]) -> bool:
     return any(HEAD.search(line) or ROW.search(line) or listed_rank(line) for line in lines)
 
 
-def read_nccl_text(
-    text: str, file: str, *, op: str | None = None, ranks: int | None = None
+def read_nccl_log(
+    lines: Sequence[str], file: str, *, op: str | None = None, ranks: int | None = None
 ) -> list[Sweep]:
     """Read all tables of a log, out of place and in place.
 
     Parameters
     ----------
-    text : str
+    lines : sequence of str
+        Cleaned (`files.pasted_text`).
     file : str
         Name for messages and provenance.
     op : str, optional
@@ -98,13 +106,6 @@ def read_nccl_text(
         No table, a table without rows, cut rows, rows whose numbers contradict each other, or a
         table whose collective or ranks are unknown; every fault at once.
     """
-    return read_nccl_log(clean_lines(clean_characters(text)), file, op=op, ranks=ranks)
-
-
-def read_nccl_log(
-    lines: Sequence[str], file: str, *, op: str | None = None, ranks: int | None = None
-) -> list[Sweep]:
-    """Read all tables of cleaned lines; see `read_nccl_text`."""
     log = _Log({"op": "", "env": {}, "file": Path(file).name})
     wrapped = -1
     for at, line in enumerate(lines, start=1):
@@ -116,10 +117,9 @@ def read_nccl_log(
         wrapped = at + 1 if whole else wrapped
         _line(log, at, whole or line)
     _end_row(log)
-    if not log.tables:
-        allowed = "a table with the columns size, count, type, time, algbw, busbw"
-        problem = "no table of nccl-tests" + ", but a head cut or wrapped" * log.torn_head
-        raise InputError(Fault("file", problem, allowed, file))
+    torn = ", but a head cut or wrapped" if log.torn_head else ""
+    allowed = "a table with the columns size, count, type, time, algbw, busbw"
+    refuse_if(not log.tables, "file", f"no table of nccl-tests{torn}", allowed, file)
     told = Sweep(
         ranks=0, nodes=None, gpus_per_node=None, dtype="", in_place=False, rows=(), **log.told
     )
@@ -142,18 +142,12 @@ def _line(log: _Log, at: int, line: str) -> None:
         _open_table(log, at, columns, line)
     elif (rank := listed_rank(line)) is not None:
         log.ranks.append(rank)
-    elif (row := ROW.search(plain)) is not None and not _is_comment(line):
+    elif (row := ROW.search(plain)) is not None and not _COMMENT.match(line):
         _row(log, at, row)
     elif log.tables and (start := garbled_start(line)) is not None:
         _end_row(log)
-        log.faults.append(
-            Fault(
-                "table",
-                f"a row that begins with {start!r}",
-                "size and count as whole numbers: the table is garbled",
-                line=at,
-            )
-        )
+        allowed = "size and count as whole numbers: the table is garbled"
+        log.fault(at, f"a row that begins with {start!r}", allowed)
     elif log.begun is not None and all(_CELL.fullmatch(cell) for cell in line.split()):
         _continue_row(log, log.begun, line.split())
     else:
@@ -162,19 +156,16 @@ def _line(log: _Log, at: int, line: str) -> None:
         _read_context(log, line)
 
 
-def _is_comment(line: str) -> bool:
-    """Whether a line begins as a comment; NCCL 1 commented its rows, so that a number follows."""
-    return line.lstrip().startswith("#") and not re.match(r"\s*#\s*\d+\s+\d+\s", line)
+_COMMENT = re.compile(r"\s*#(?!\s*\d+\s+\d+\s)")
+"""Begin of a comment; NCCL 1 commented its rows, so that numbers follow."""
 
 
 def _open_table(log: _Log, at: int, columns: list[str] | None, line: str) -> None:
     names = columns or []
     if names.count("size") > 1:
-        log.faults.append(Fault("table", "tables side by side", ONE_TABLE, line=at))
+        log.fault(at, "tables side by side", ONE_TABLE)
     if "cputime" in names:
-        log.faults.append(
-            Fault("table", "times that the CPU took to launch (-C)", "times of the GPUs", line=at)
-        )
+        log.fault(at, "times that the CPU took to launch (-C)", "times of the GPUs")
     unit_s = 1e-3 if "bytes" in line else 1e-6  # milliseconds under the heads of NCCL 1
     log.tables.append(Table(at, columns, log.ranks, log.told["op"], unit_s))
     log.ranks = []
@@ -205,11 +196,12 @@ def _row(log: _Log, at: int, match: re.Match[str]) -> None:
     rest, torn, _ = match[4].partition("NCCL")
     rest = rest.partition("|")[0]
     if ROW.search(rest) is not None:
-        log.faults.append(Fault("table", "two rows in one line", "a line for each", line=at))
+        log.fault(at, "two rows in one line", "a line for each")
         return
     cells = rest.split()
-    if torn:  # a line of NCCL's own came in between; it may run into the last cell
-        cells = [restored for cell in cells if (restored := _restore_cell(cell))]
+    if torn:  # a line of NCCL's own came in between; a host's name may run into the last cell
+        begins = (_NAMED_HOST.sub(r"\1", cell) for cell in cells)
+        cells = [begin for begin in begins if begin]
     if not log.tables:
         if log.torn_head or guess_columns(cells) is None:
             return
@@ -221,12 +213,8 @@ def _row(log: _Log, at: int, match: re.Match[str]) -> None:
         _add(log, log.begun)
 
 
-def _restore_cell(cell: str) -> str:
-    """The part of a cell before the name of a host that was written into it."""
-    if ":" not in cell and not cell.startswith("["):
-        return cell
-    begin = re.match(r"-1|N/A", cell)
-    return begin.group(0) if begin else ""
+_NAMED_HOST = re.compile(r"^(?:(-1|N/A|).*:.*|\[.*)$")
+"""A cell that the name of a host was written into, and what stands before that."""
 
 
 def _continue_row(log: _Log, begun: _Begun, cells: list[str]) -> None:
@@ -258,14 +246,8 @@ def _end_row(log: _Log) -> None:
         _add(log, begun)
         return
     whole = len(table.columns) if table.columns else "9 or 13"
-    log.faults.append(
-        Fault(
-            "table",
-            f"a row of {3 + len(begun.cells)} cells",
-            f"{whole}, as its head has: the table is cut off",
-            line=begun.line,
-        )
-    )
+    allowed = f"{whole}, as its head has: the table is cut off"
+    log.fault(begun.line, f"a row of {3 + len(begun.cells)} cells", allowed)
 
 
 def _is_one(names: Sequence[str], cells: Sequence[str]) -> bool:
@@ -280,21 +262,12 @@ def _add(log: _Log, begun: _Begun) -> None:
     table, cells, log.begun = log.tables[-1], begun.cells, None
     columns = table.columns or guess_columns(cells)
     if columns is None:
-        log.faults.append(
-            Fault(
-                "table",
-                f"{len(cells)} cells behind the type",
-                "a row as nccl-tests print it",
-                line=begun.line,
-            )
-        )
+        log.fault(begun.line, f"{len(cells)} cells behind the type", "a row as nccl-tests print it")
         return
     names, redop = result_columns(columns, cells)
     root = cells[names.index("root")] if "root" in names and cells else None
     if root is not None and not re.fullmatch(r"-?\d{1,9}", root):
-        log.faults.append(
-            Fault("root", repr(root[:40]), "a number: the table is garbled", line=begun.line)
-        )
+        log.fault(begun.line, repr(root[:40]), "a number: the table is garbled", "root")
         return
     if table.elided:
         table.notes.append("rows that its author left out ('...') are missing")
@@ -307,10 +280,11 @@ REPEATED = "pasted more than once: taken once"
 
 def each_once(sweeps: Sequence[Sweep]) -> list[Sweep]:
     """Sweeps without those whose every time stands above already: a log that was pasted twice."""
-    once: dict[tuple[object, ...], Sweep] = {}
+    alike: dict[tuple[object, ...], list[Sweep]] = {}
     for sweep in sweeps:
         key = (sweep.op, sweep.ranks, sweep.dtype, sweep.in_place, sweep.rows)
-        first = once.setdefault(key, sweep)
-        if first is not sweep and REPEATED not in first.notes:
-            once[key] = replace(first, notes=(*first.notes, REPEATED))
-    return list(once.values())
+        alike.setdefault(key, []).append(sweep)
+    return [
+        replace(first, notes=(*first.notes, REPEATED)) if others else first
+        for first, *others in alike.values()
+    ]

@@ -9,15 +9,13 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import failed, raise_faults
 from perfmodel.units import LONGEST_MEASURED_S, MOST_MEASURED_BYTES, SHORTEST_MEASURED_S
 
-PREFIX = "NCCL_"
-
 PERFORMANCE = frozenset(
-    f"{PREFIX}{name}"
+    f"NCCL_{name}"
     for name in (
         "ALGO",
         "PROTO",
@@ -58,17 +56,19 @@ FEWEST_PAIRS = 4
 
 def refuse(line: int | None, *problems: tuple[object, str, str, str]) -> None:
     """Raise the first of some problems that holds: whether it does, field, found, allowed."""
-    for holds, field_, found, allowed in problems:
-        if holds:
-            raise InputError(Fault(field_, found, allowed, line=line))
+    raise_faults(replace(fault, line=line) for fault in failed(*problems)[:1])
 
 
 @dataclass(frozen=True, slots=True)
 class SweepRow:
-    """One size: bytes as the tool counts them, and seconds per collective."""
+    """One size: bytes as the tool counts them, and seconds per collective.
+
+    `in_place_s`: time in place, where it was recorded beside one out of place.
+    """
 
     nbytes: int
     time_s: float
+    in_place_s: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +177,14 @@ def spikes(times_s: Mapping[int, float], in_place_s: Mapping[int, float]) -> dic
     return {n: in_place_s[n] * usual for n, ratio in ratios.items() if ratio > SPIKE_RATIO * usual}
 
 
+def without_spikes(rows: Iterable[SweepRow]) -> tuple[SweepRow, ...]:
+    """Rows with the time in place where only that out of place is a spike."""
+    rows = list(rows)
+    in_place_s = {row.nbytes: row.in_place_s for row in rows if row.in_place_s is not None}
+    instead_s = spikes({row.nbytes: row.time_s for row in rows}, in_place_s)
+    return tuple(replace(row, time_s=instead_s.get(row.nbytes, row.time_s)) for row in rows)
+
+
 def rows_of(times_us: Iterable[tuple[int, float | None]]) -> tuple[SweepRow, ...]:
     """Return sizes and times (us) by size; rows of size zero and without a time are left out.
 
@@ -185,12 +193,20 @@ def rows_of(times_us: Iterable[tuple[int, float | None]]) -> tuple[SweepRow, ...
     times_s = {n: time_us * 1e-6 for n, time_us in times_us if n > 0 and time_us and time_us > 0}
     allowed = f"from {SHORTEST_MEASURED_S * 1e6:g} to {LONGEST_MEASURED_S * 1e6:g} us"
     for nbytes, time_s in times_s.items():
-        is_long, is_time = nbytes > MOST_MEASURED_BYTES, f"{time_s * 1e6:g} us for {nbytes:,} B"
-        is_beyond = not SHORTEST_MEASURED_S <= time_s <= LONGEST_MEASURED_S
         refuse(
             None,
-            (is_long, "size", f"{nbytes} B", f"at most {MOST_MEASURED_BYTES:,}"),
-            (is_beyond, "time", is_time, allowed),
+            (
+                nbytes > MOST_MEASURED_BYTES,
+                "size",
+                f"{nbytes} B",
+                f"at most {MOST_MEASURED_BYTES:,}",
+            ),
+            (
+                not SHORTEST_MEASURED_S <= time_s <= LONGEST_MEASURED_S,
+                "time",
+                f"{time_s * 1e6:g} us for {nbytes:,} B",
+                allowed,
+            ),
         )
     return tuple(SweepRow(nbytes, times_s[nbytes]) for nbytes in sorted(times_s))
 
@@ -204,12 +220,12 @@ def version_text(number: int) -> str | None:
     return f"{number // major}.{number % major // 100}.{number % 100}" if number > 0 else None
 
 
-NUMBER = re.compile(r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?$")
+_NUMBER = re.compile(r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?$")
 
 
 def number(text: str) -> float | None:
     """Read a number as C prints it; None for "N/A", "nan" and everything else."""
-    return float(text) if NUMBER.match(text) else None
+    return float(text) if _NUMBER.match(text) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +303,7 @@ def plain_number(text: str) -> str:
     return f"{decimal[1]}.{decimal[2]}" if decimal else text
 
 
-RANK = re.compile(
+_RANK = re.compile(
     r"\bRank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+(\d+)\s+)?on\s+(\S+)\s+device\s+(\d+)\s+"
     r"\[([^\]]*)\]\s*(.*)$"
 )
@@ -313,9 +329,9 @@ class ListedRank:
 
 def listed_rank(line: str) -> ListedRank | None:
     """Read a line of the list."""
-    match = RANK.search(line)
+    match = _RANK.search(line)
     if match is None:
         return None
-    rank, group, process, host, device, bus, model = match.groups()
-    model = re.sub(r"\s*(\||\\n).*$", "", model).strip()
+    rank, group, process, host, device, bus, rest = match.groups()
+    model = re.sub(r"\s*(\||\\n).*$", "", rest).strip()
     return ListedRank(int(rank), group or "0", process or "", host, int(device), bus, model)

@@ -142,7 +142,7 @@ def _fit_factors(forward: FactorModel, direct: Sequence[DirectMeasurement], prio
     measured_directly = (measurement.parameter for measurement in direct)
     parameters = list(dict.fromkeys([*forward.parameters(), *measured_directly]))
     prior = prior_of(parameters, priors, direct)
-    noise = SweepNoise(forward, invert(prior.information), tails_of(parameters, priors), priors)
+    noise = SweepNoise(invert(prior.information), tails_of(parameters, priors), priors, forward)
     steps = MAX_STEPS if forward.observations else 0  # 0: the prior with direct measurements
     fitted = estimate(forward, parameters, prior, noise, steps=steps, converged=CONVERGED_LOG_STEP)
     return Fit(
@@ -153,10 +153,10 @@ def _fit_factors(forward: FactorModel, direct: Sequence[DirectMeasurement], prio
         points=_points(forward, fitted, noise),
         slopes=rounded_rows(fitted.slopes),
         left=ResidualPrior.model_validate(
-            {name: round_digits(x) for name, x in noise.model.residual.model_dump().items()}
+            {name: round_digits(x) for name, x in noise.residual.model_dump().items()}
         ),
         noise=priors.runs,
-        odd=tuple(round_digits(x) for x in noise.model.run_factors),
+        odd=tuple(round_digits(x) for x in noise.run_factors),
     )
 
 
@@ -166,7 +166,7 @@ def _points(
     """The rows as a profile has them."""
     contexts = noise.contexts
     chosen = zip(contexts.algorithm.tolist(), contexts.protocol.tolist(), strict=True)
-    deviations, shares = noise.model.row_variances**0.5, np.clip(contexts.shares, 0.0, 1.0)
+    deviations, shares = noise.row_variances**0.5, np.clip(contexts.shares, 0.0, 1.0)
     return fitted_observations(forward.observations, fitted, list(chosen), deviations, shares)
 
 
@@ -209,7 +209,7 @@ def _values(
     fitted: Estimate, noise: SweepNoise, priors: Priors, nominal: Mapping[Parameter, float]
 ) -> Iterator[Value]:
     usual = np.diag(prior_covariance(list(fitted.values), priors.levers))
-    before = np.sqrt(usual + noise.model.factor_variances)
+    before = np.sqrt(usual + noise.factor_variances)
     after = np.sqrt(np.diag(fitted.covariance))
     effects = np.abs(fitted.slopes).max(axis=0, initial=0.0)
     for at, (parameter, factor) in enumerate(fitted.values.items()):

@@ -18,7 +18,7 @@ from perfmodel.calibrate.checks import ConfiguredMachine, differences, unlike_gp
 from perfmodel.calibrate.parameters import Parameter
 from perfmodel.calibrate.profile import Profile, Source
 from perfmodel.calibrate.readers import LinkMatrix, MeasurementFile, Sweep, SweepRow
-from perfmodel.calibrate.readers.sweep_records import refuse, spikes
+from perfmodel.calibrate.readers.sweep_records import refuse, without_spikes
 from perfmodel.calibrate.transfer.fit import SweepRun, fit_profile
 from perfmodel.calibrate.transfer.priors import DirectMeasurement
 from perfmodel.errors import Fault, InputError, TopologyError, allowed_names, raise_faults
@@ -62,7 +62,8 @@ class MachineRequest:
 class _FitInput:
     """What a fit takes from all files, and notes on them.
 
-    `topologies` are those built so far, by nodes and GPUs of each.
+    `unused` are sweeps of what is no collective (sends between pairs), `topologies` those built so
+    far, by nodes and GPUs of each.
     """
 
     request: MachineRequest
@@ -72,7 +73,6 @@ class _FitInput:
     matrices: list[LinkMatrix] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     unused: list[Fault] = field(default_factory=list)
-    """Sweeps of what is no collective: sends between pairs."""
     topologies: dict[tuple[int, int | None], Topology] = field(default_factory=dict)
 
     def add_file(self, measured: MeasurementFile, sha256: str) -> None:
@@ -226,14 +226,13 @@ def _prefer_out_of_place(sweeps: Sequence[Sweep]) -> list[Sweep]:
 
 
 def _without_spikes(sweep: Sweep, in_place: Sweep | None) -> Sweep:
-    if in_place is None:
-        return sweep
-    times_s, others_s = ({row.nbytes: row.time_s for row in s.rows} for s in (sweep, in_place))
-    instead_s = spikes(times_s, others_s)
-    rows = tuple(SweepRow(n, instead_s.get(n, time_s)) for n, time_s in times_s.items())
-    sizes = ", ".join(f"{n:,} B" for n in instead_s)
+    others_s = {row.nbytes: row.time_s for row in in_place.rows} if in_place else {}
+    rows = without_spikes(replace(row, in_place_s=others_s.get(row.nbytes)) for row in sweep.rows)
+    sizes = ", ".join(
+        f"{row.nbytes:,} B" for row, old in zip(rows, sweep.rows, strict=True) if row != old
+    )
     note = f"times in place taken for {sizes}: out of place they are spikes"
-    return replace(sweep, rows=rows, notes=(*sweep.notes, note)) if instead_s else sweep
+    return replace(sweep, rows=rows, notes=(*sweep.notes, note)) if sizes else sweep
 
 
 def _layout(sweep: Sweep, request: MachineRequest, largest: int) -> tuple[int, int]:

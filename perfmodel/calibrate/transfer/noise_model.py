@@ -11,8 +11,6 @@ and Faul, Fast marginal likelihood maximisation for sparse Bayesian models, AIST
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
@@ -22,7 +20,6 @@ from perfmodel.calibrate.transfer.forward_model import FactorModel
 from perfmodel.calibrate.transfer.priors import (
     ContextArrays,
     Priors,
-    ResidualPrior,
     residual_covariance,
     row_variance,
     run_covariance,
@@ -43,48 +40,22 @@ FACTORS = np.exp2(np.arange(-0.5, 3.6, 0.5))
 
 
 class SweepNoise:
-    """Noise of the rows of a fit of sweeps: residual, runs and rows.
+    """Noise of the rows of a fit of sweeps: residual, runs and rows, with what a fit made of it.
 
     Parameters
     ----------
-    forward : FactorModel
     by_prior : ndarray of float, shape (factors, factors)
-        Covariance of the factors before any sweep.
+        Covariance of the factors' logarithms before any sweep.
     tails : ndarray of float, shape (factors,)
-        As `FactorCovariance`.
+        Degrees of freedom of each factor's distribution; 0: normal.
     priors : Priors
-    """
+    forward : FactorModel, optional
+        Whose rows they are, where an estimation calls for their precisions step by step.
 
-    def __init__(
-        self, forward: FactorModel, by_prior: FloatArray, tails: FloatArray, priors: Priors
-    ) -> None:
-        self._forward, self._by_prior, self._tails, self._priors = forward, by_prior, tails, priors
-        self.contexts = ContextArrays.of(())
-        none = np.zeros(0)
-        self.model = NoiseModel(priors.left, none, none, np.zeros(len(by_prior)), none[None][:0])
-
-    def __call__(
-        self, values: Values, _: FloatArray, by_prior: FloatArray, slopes: FloatArray, last: bool
-    ) -> Precision:
-        """Fit the variances; precisions of the rows by residual and noise, and of the factors."""
-        forward, priors = self._forward, self._priors
-        contexts = ContextArrays.of(*forward.contexts(values))
-        if not last:
-            own = self.model.factor_variances
-            factors = FactorCovariance(slopes, self._by_prior, self._tails, own)
-            self.model = fit_noise(factors, contexts, forward.run, by_prior, priors)
-        self.contexts, model = contexts, self.model
-        residual = residual_covariance(contexts, contexts, model.residual, priors.runs)
-        rows = invert(residual + model.covariance(contexts, forward.run, priors))
-        return rows, invert(self._by_prior + np.diag(model.factor_variances))
-
-
-@dataclass(frozen=True, eq=False)
-class NoiseModel:
-    """Variances of some rows, and the inverse of their whole covariance.
-
-    Parameters
+    Attributes
     ----------
+    contexts : ContextArrays
+        Of the rows.
     residual : ResidualPrior
         With the deviations fitted to this machine.
     run_factors : ndarray of float, shape (runs,)
@@ -92,108 +63,109 @@ class NoiseModel:
     row_variances : ndarray of float, shape (rows,)
         Variance that is each row's own.
     factor_variances : ndarray of float, shape (factors,)
-        Variance that is each factor's own, beyond its prior: of one that is far from usual.
+        Variance that is each factor's own, beyond its prior: of one that is far from usual. A fit
+        begins from those of the step before, so that which of two factors with the same effect is
+        taken stays the same from step to step.
     inverse : ndarray of float, shape (rows, rows)
+        Inverse of the rows' whole covariance.
     """
 
-    residual: ResidualPrior
-    run_factors: FloatArray
-    row_variances: FloatArray
-    factor_variances: FloatArray
-    inverse: FloatArray
+    def __init__(
+        self,
+        by_prior: FloatArray,
+        tails: FloatArray,
+        priors: Priors,
+        forward: FactorModel | None = None,
+    ) -> None:
+        self._forward, self._by_prior, self._tails, self._priors = forward, by_prior, tails, priors
+        self.contexts, self.residual = ContextArrays.of(()), priors.left
+        self.run_factors, self.row_variances = np.zeros(0), np.zeros(0)
+        self.factor_variances, self.inverse = np.zeros(len(by_prior)), np.zeros((0, 0))
 
-    def covariance(self, contexts: ContextArrays, run: IntArray, priors: Priors) -> FloatArray:
-        """Covariance of the noise of runs and rows, without the residual."""
-        by_runs: FloatArray = run_covariance(contexts, run, priors.runs, self.run_factors.tolist())
-        return by_runs + np.diag(self.row_variances)
+    def __call__(
+        self, values: Values, _: FloatArray, by_prior: FloatArray, slopes: FloatArray, last: bool
+    ) -> Precision:
+        """Fit the variances; precisions of the rows by residual and noise, and of the factors."""
+        assert self._forward is not None
+        noise, run = self._priors.runs, self._forward.run
+        self.contexts = contexts = ContextArrays.of(*self._forward.contexts(values))
+        if not last:
+            self.fit(slopes, contexts, run, by_prior)
+        by_runs = run_covariance(contexts, run, noise, self.run_factors.tolist())
+        residual = residual_covariance(contexts, contexts, self.residual, noise)
+        rows = invert(residual + (by_runs + np.diag(self.row_variances)))
+        return rows, invert(self._by_prior + np.diag(self.factor_variances))
 
+    def fit(
+        self, slopes: FloatArray, contexts: ContextArrays, run: IntArray, over: FloatArray
+    ) -> None:
+        """Fit the variances.
 
-@dataclass(frozen=True, eq=False)
-class FactorCovariance:
-    """What factors of the mechanism make rows differ by, before any data.
+        Parameters
+        ----------
+        slopes : ndarray of float, shape (rows, factors)
+        contexts : ContextArrays
+        run : ndarray of int, shape (rows,)
+            From 0 on.
+        over : ndarray of float, shape (rows,)
+            Logarithm of measured over predicted time.
+        """
+        priors = self._priors
 
-    Parameters
-    ----------
-    slopes : ndarray of float, shape (rows, factors)
-    prior : ndarray of float, shape (factors, factors)
-        Covariance of the logarithms of the factors.
-    tails : ndarray of float, shape (factors,)
-        Degrees of freedom of each factor's distribution; 0: normal.
-    own : ndarray of float, shape (factors,)
-        Variance of each beyond its prior from which a fit begins: which of two factors with the
-        same effect is taken then stays the same from step to step.
-    """
+        def by_factors(own: FloatArray) -> FloatArray:
+            """Covariance of the rows by factors with variances of their `own` beside the prior."""
+            return np.asarray(slopes @ (self._by_prior + np.diag(own)) @ slopes.T)
 
-    slopes: FloatArray
-    prior: FloatArray
-    tails: FloatArray
-    own: FloatArray
-
-    def of_rows(self, own: FloatArray) -> FloatArray:
-        """Covariance of the rows, the factors with variances of their `own` beside the prior."""
-        return np.asarray(self.slopes @ (self.prior + np.diag(own)) @ self.slopes.T)
-
-
-def fit_noise(
-    factors: FactorCovariance,
-    contexts: ContextArrays,
-    run: IntArray,
-    over: FloatArray,
-    priors: Priors,
-) -> NoiseModel:
-    """Fit the variances.
-
-    Parameters
-    ----------
-    factors : FactorCovariance
-    contexts : ContextArrays
-    run : ndarray of int, shape (rows,)
-        From 0 on.
-    over : ndarray of float, shape (rows,)
-        Logarithm of measured over predicted time.
-    priors : Priors
-    """
-    by_residual = residual_covariance(contexts, contexts, priors.left, priors.runs)
-    by_runs = run_covariance(contexts, run, priors.runs)
-    prior_rows = row_variance(contexts, priors.runs)
-    rows, own = prior_rows, factors.own
-    run_factors, factor = np.ones(int(run.max(initial=-1)) + 1), 1.0
-    base = factors.of_rows(own) + by_runs
-    for _ in range(REWEIGHTING_ROUNDS):
-        inverse = invert(base + factor**2 * by_residual + np.diag(rows))
-        # First what the mechanism explains: the others would take all of it for outliers.
-        own, inverse = _own_variances(factors, own, inverse, over)
-        weights = inverse @ over
-        # An outlier's variance grows with its distance (Student's t, by reweighting).
-        squared, freedom = (rows * weights) ** 2, priors.runs.freedom
-        rows = np.maximum((freedom * prior_rows + squared) / (freedom + 1), 0.5 * prior_rows)
-        run_factors = _run_factors(by_runs, run, run_factors, weights, inverse, priors.runs.odd)
-        base = factors.of_rows(own) + by_runs * run_factors[run][:, None]
-        factor = _likeliest_factor(base + np.diag(rows), by_residual, over, priors.left.open)
-    whole = base + factor**2 * by_residual + np.diag(rows)
-    deviations = ("small", "deviation", "large", "level")
-    scaled = {name: factor * getattr(priors.left, name) for name in deviations}
-    return NoiseModel(priors.left.model_copy(update=scaled), run_factors, rows, own, invert(whole))
+        by_residual = residual_covariance(contexts, contexts, priors.left, priors.runs)
+        by_runs = run_covariance(contexts, run, priors.runs)
+        prior_rows = row_variance(contexts, priors.runs)
+        rows, own = prior_rows, self.factor_variances
+        run_factors, factor = np.ones(int(run.max(initial=-1)) + 1), 1.0
+        base = by_factors(own) + by_runs
+        for _ in range(REWEIGHTING_ROUNDS):
+            inverse = invert(base + factor**2 * by_residual + np.diag(rows))
+            # First what the mechanism explains: the others would take all of it for outliers.
+            usual = np.diag(self._by_prior)
+            own, inverse = _own_variances(slopes, usual, self._tails, own, inverse, over)
+            weights = inverse @ over
+            # An outlier's variance grows with its distance (Student's t, by reweighting).
+            squared, freedom = (rows * weights) ** 2, priors.runs.freedom
+            rows = np.maximum((freedom * prior_rows + squared) / (freedom + 1), 0.5 * prior_rows)
+            run_factors = _run_factors(by_runs, run, run_factors, weights, inverse, priors.runs.odd)
+            base = by_factors(own) + by_runs * run_factors[run][:, None]
+            factor = _likeliest_factor(base + np.diag(rows), by_residual, over, priors.left.open)
+        self.inverse = invert(base + factor**2 * by_residual + np.diag(rows))
+        deviations = ("small", "deviation", "large", "level")
+        scaled = {name: factor * getattr(priors.left, name) for name in deviations}
+        self.residual = priors.left.model_copy(update=scaled)
+        self.run_factors, self.row_variances, self.factor_variances = run_factors, rows, own
 
 
 def _own_variances(
-    factors: FactorCovariance, own: FloatArray, inverse: FloatArray, over: FloatArray
+    slopes: FloatArray,
+    usual: FloatArray,
+    tails: FloatArray,
+    own: FloatArray,
+    inverse: FloatArray,
+    over: FloatArray,
 ) -> tuple[FloatArray, FloatArray]:
     """Likeliest variance of each factor beyond its prior, and the rows' inverse covariance with it.
 
     Factors that explain most come first. A variance adds a matrix of rank one to the covariance of
     the rows, so that its likelihood is known in closed form. Before any data a factor's whole
     variance is that of Student's t.
+
+    `usual`: variance of each factor by its prior. `tails`: as of `SweepNoise`.
     """
-    updated, usual = own.copy(), np.diag(factors.prior)
-    informations = np.einsum("ij,ik,kj->j", factors.slopes, inverse, factors.slopes)
-    gain = (factors.slopes.T @ inverse @ over) ** 2 / np.maximum(informations, NO_INFORMATION)
+    updated = own.copy()
+    informations = np.einsum("ij,ik,kj->j", slopes, inverse, slopes)
+    gain = (slopes.T @ inverse @ over) ** 2 / np.maximum(informations, NO_INFORMATION)
     squared = OWN_DEVIATIONS**2
     expected = -0.5 * (np.log(squared) + 1.0 / squared)
     for at in np.argsort(-gain).tolist():
-        along = inverse @ factors.slopes[:, at]
-        information = float(factors.slopes[:, at] @ along)
-        if information <= NO_INFORMATION or factors.tails[at] == 0.0:
+        along = inverse @ slopes[:, at]
+        information = float(slopes[:, at] @ along)
+        if information <= NO_INFORMATION or tails[at] == 0.0:
             continue
         without = 1.0 - updated[at] * information
         information_left, score = information / without, float(along @ over) / without
@@ -202,7 +174,7 @@ def _own_variances(
             candidates * score**2 / (1.0 + candidates * information_left)
             - np.log1p(candidates * information_left)
         )
-        variance = float(candidates[int(np.argmax(density + factors.tails[at] * expected))])
+        variance = float(candidates[int(np.argmax(density + tails[at] * expected))])
         change = variance - updated[at]
         inverse = inverse - np.outer(along, along) * change / (1.0 + change * information)
         updated[at] = variance

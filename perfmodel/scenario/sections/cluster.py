@@ -320,9 +320,8 @@ class ClusterSection(Section):
     @classmethod
     def _name_graph(cls, stated: Any) -> Any:
         """Let the graph stand for the node."""
-        if isinstance(stated, Mapping) and stated.get("graph") is not None:
-            return {"node": stated["graph"], **stated}
-        return stated
+        is_graph = isinstance(stated, Mapping) and stated.get("graph") is not None
+        return {"node": stated["graph"], **stated} if is_graph else stated
 
     def _rules(self) -> Rules:
         own = {"graph"} if self.node != self.graph else {"graph", "node"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from perfmodel.errors import Fault, UnitError
-from perfmodel.files import Bandwidth, Bytes, FileModel, Nodes, Parts, Power, Seconds
+from perfmodel.files import Bandwidth, Bytes, FileModel, Nodes, Parts, Power, Seconds, check_rows
 from perfmodel.scenario.sections.base import Name, Rules, Section, is_growing
 from perfmodel.scenario.sections.cluster import Fabric
 
@@ -85,9 +84,8 @@ def parse_money(
     unit = match["per"] or ""
     if unit not in units:
         slashes = " or ".join(f"'/{word}'" for word in units if word) or "no slash"
-        raise _make_error(
-            text, f"per {unit!r}" if unit else "per nothing", f"{example}', with {slashes}"
-        )
+        reason = f"per {unit!r}" if unit else "per nothing"
+        raise _make_error(text, reason, f"{example}', with {slashes}")
     amount = float(match["number"].replace("_", "")) / units[unit]
     if amount > MOST_MONEY:
         raise _make_error(text, "beyond what there is", example)
@@ -141,11 +139,11 @@ _MOST_SAMPLES = 1e18
 
 
 def _parse_whole(value: object) -> int:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        whole = math.isfinite(value) and value == int(value)
-        if whole and 0 < value <= _MOST_SAMPLES:
-            return int(value)
-    raise ValueError(f"a whole number above zero, such as 300e9, at most {_MOST_SAMPLES:g}")
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else 0
+    is_whole = 0 < number <= _MOST_SAMPLES and number == int(number)
+    allowed = f"a whole number above zero, such as 300e9, at most {_MOST_SAMPLES:g}"
+    check_rows((not is_whole, allowed))
+    return int(number)
 
 
 LargeCount = Annotated[
@@ -167,9 +165,10 @@ def _parse_dataset(value: object) -> DatasetSize:
         return value
     match = _DATASET.fullmatch(value) if isinstance(value, str) else None
     try:
-        if match is not None:
-            return DatasetSize(_parse_whole(float(match["number"])), match["unit"])
-        return DatasetSize(_parse_whole(value), "samples")
+        count, unit = (
+            (value, "samples") if match is None else (float(match["number"]), match["unit"])
+        )
+        return DatasetSize(_parse_whole(count), unit)
     except ValueError:
         raise ValueError("a number of samples, or '10e9 tokens'") from None
 

@@ -95,11 +95,10 @@ class Float8Section(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _infer_library(cls, data: object) -> object:
-        if isinstance(data, Mapping) and "library" not in data and "recipe" in data:
-            owner = next((k for k, recipes in RECIPES.items() if data["recipe"] in recipes), None)
-            return data if owner is None else {**data, "library": owner}
-        return data
+    def _infer_library(cls, data: Any) -> Any:
+        recipe = data.get("recipe") if isinstance(data, Mapping) else None
+        owner = next((library for library, known in RECIPES.items() if recipe in known), None)
+        return data if owner is None else {"library": owner, **data}
 
     @property
     def agrees(self) -> bool:
@@ -325,10 +324,10 @@ class TrainingSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _infer_scaling(cls, data: Any) -> Any:
-        if isinstance(data, Mapping) and "scaling" not in data:
-            strong = data.get("global_batch") is not None
-            return {**data, "scaling": "strong" if strong else "weak"}
-        return data
+        if not isinstance(data, Mapping):
+            return data
+        strong = data.get("global_batch") is not None
+        return {"scaling": "strong" if strong else "weak", **data}
 
     def _rules(self) -> Rules:
         names = ("batch_per_gpu", "global_batch")

@@ -13,7 +13,7 @@ import numpy as np
 import simpy
 
 from perfmodel.calibrate import Profile, draws, interval_s, measured_at
-from perfmodel.calibrate.apply import CollectiveRequest, apply, describe_beyond
+from perfmodel.calibrate.apply import apply, describe_beyond
 from perfmodel.calibrate.profile import Rows
 from perfmodel.collectives.algorithms.own import (
     A_FUNCTION,
@@ -24,7 +24,7 @@ from perfmodel.collectives.algorithms.own import (
 )
 from perfmodel.collectives.catalog import bus_factor, maker
 from perfmodel.errors import Fault, allowed_names, raise_faults
-from perfmodel.library.corrections import datasheet_interval_s
+from perfmodel.library.corrections import CollectiveContext, datasheet_interval_s
 from perfmodel.library.lowering.lower import Algorithm, whole_items
 from perfmodel.library.machine import make_machine, observed_time_s
 from perfmodel.library.model import load_library
@@ -147,7 +147,7 @@ def profile_notes(
 ) -> tuple[str, ...]:
     """Say what is beyond what a profile was measured with."""
     ranks, hosts = len(topology.ranks), topology.hosts
-    requests = [CollectiveRequest(op, nbytes, ranks, hosts) for nbytes in sizes]
+    requests = [CollectiveContext(op, nbytes, ranks, hosts) for nbytes in sizes]
     return describe_beyond(profile, requests, rows) if ranks > 1 else ()
 
 

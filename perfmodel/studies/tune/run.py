@@ -344,11 +344,11 @@ def _describe_profile(evaluator: Evaluator) -> tuple[str, ...]:
     profile, size = evaluator.sized.ensemble.profile, evaluator.sized.size
     if profile is None:
         return ()
-    from perfmodel.calibrate.apply import CollectiveRequest, describe_beyond
+    from perfmodel.calibrate.apply import describe_beyond
+    from perfmodel.library.corrections import CollectiveContext
 
-    requests = (
-        CollectiveRequest("all_reduce", bucket.nbytes, size.gpus, size.nodes)
-        for outcome in evaluator.outcomes.values()
-        for bucket in outcome.buckets
+    buckets = (bucket for outcome in evaluator.outcomes.values() for bucket in outcome.buckets)
+    return describe_beyond(
+        profile,
+        (CollectiveContext("all_reduce", each.nbytes, size.gpus, size.nodes) for each in buckets),
     )
-    return describe_beyond(profile, requests)

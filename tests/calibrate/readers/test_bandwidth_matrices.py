@@ -6,10 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.calibrate.readers import read_files, read_matrices
+from perfmodel.calibrate.readers import read_files
+from perfmodel.calibrate.readers.bandwidth_matrices import read_matrix_log
 from perfmodel.calibrate.transfer.inputs import measure_links
 from perfmodel.errors import InputError
+from perfmodel.files.pasted_text import clean_characters, clean_lines
 from perfmodel.topology.templates.build import build_topology
+
+
+def read_matrices(text, file):
+    return read_matrix_log(clean_lines(clean_characters(text)), file)
+
 
 P2P = """[P2P (Peer-to-Peer) GPU Bandwidth Latency Test]
 Device: 0, NVIDIA A100-SXM4-80GB, pciBusID: 7, pciDeviceID: 0, pciDomainID:0

@@ -7,14 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.calibrate.readers import read_files, read_nccl_json, read_nccl_text, read_rccl_json
+from perfmodel.calibrate.readers import read_files
+from perfmodel.calibrate.readers.nccl_json import read_nccl_json, read_rccl_json
 from perfmodel.calibrate.readers.nccl_rows import ops_allowed, ranks_of_factor
+from perfmodel.calibrate.readers.nccl_text import read_nccl_log
 from perfmodel.calibrate.readers.sweep_records import Printed, version_text
 from perfmodel.errors import InputError
+from perfmodel.files.pasted_text import clean_characters, clean_lines
 
 NEW = "#  size  count  type  redop  root  time  algbw  busbw #wrong  time  algbw  busbw #wrong\n"
 OLD = "#  size  count  type  redop  time  algbw  busbw  error  time  algbw  busbw  error\n"
 UNITS = "#   (B)  (elements)     (us)  (GB/s)  (GB/s)         (us)  (GB/s)  (GB/s)\n"
+
+
+def read_nccl_text(text, file, **more):
+    return read_nccl_log(clean_lines(clean_characters(text)), file, **more)
 
 
 def ranks(count, hosts=1, processes=None, group=False, model="NVIDIA H100 80GB HBM3"):

@@ -8,7 +8,7 @@ import pytest
 from perfmodel.calibrate import draws
 from perfmodel.calibrate.apply import apply
 from perfmodel.calibrate.transfer.fit import fit_profile
-from perfmodel.calibrate.transfer.noise_model import FactorCovariance, fit_noise
+from perfmodel.calibrate.transfer.noise_model import SweepNoise
 from perfmodel.calibrate.transfer.priors import (
     ContextArrays,
     residual_covariance,
@@ -128,13 +128,15 @@ def test_spreads_are_found_again_in_what_was_drawn_with_them():
     number = np.repeat([0, 1], len(situations))
     noise = run_covariance(places, number, expected.runs) + 1e-4 * np.eye(len(number))
     mechanism = 16 * residual_covariance(places, places, expected.left, expected.runs)
-    none = np.zeros(0)
-    no_factors = FactorCovariance(np.zeros((len(number), 0)), np.zeros((0, 0)), none, none)
+
+    def fitted(over):
+        noise = SweepNoise(np.zeros((0, 0)), np.zeros(0), expected)  # of no factors
+        noise.fit(np.zeros((len(number), 0)), places, number, over)
+        return noise.residual.deviation
+
     factors = []
     for _ in range(12):
         over = np.linalg.cholesky(mechanism + noise) @ rng.standard_normal(len(number))
-        found = fit_noise(no_factors, places, number, over, expected)
-        factors.append(found.residual.deviation / expected.left.deviation)
+        factors.append(fitted(over) / expected.left.deviation)
     assert 2.0 < np.median(factors) < 5.0  # drawn towards 1, as is expected
-    calm = fit_noise(no_factors, places, number, 0 * over, expected)
-    assert calm.residual.deviation <= expected.left.deviation
+    assert fitted(0 * over) <= expected.left.deviation
