@@ -1,7 +1,12 @@
-"""Trees: pipelined double binary tree all-reduce, and binomial broadcast, reduce and all-reduce.
+"""Trees: the pipelined double binary tree, binomial trees, and parallel aggregated trees (PAT).
+
+With PAT every rank's part goes down a binomial tree of its own, to the farthest first, so that what
+travels far is still little; the trees of all ranks share each step.
 
 Sources: Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction
-and scan", Parallel Computing 35(12), 2009; Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005.
+and scan", Parallel Computing 35(12), 2009; Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005;
+Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter operations at scale", 2025 (arXiv
+2506.20252), and NVIDIA/nccl since 2.23.
 """
 
 from __future__ import annotations
@@ -20,8 +25,9 @@ from perfmodel.collectives.patterns import (
     exchange,
     near_root,
     pieces_of,
+    single_step,
 )
-from perfmodel.collectives.schedule import Schedule, check_ranks, split_elements
+from perfmodel.collectives.schedule import Round, Schedule, check_ranks, split_elements
 from perfmodel.errors import ScheduleError
 
 PIECE_BYTES = 1 << 19
@@ -126,3 +132,56 @@ def _level(half: str, distance: int, ranks: int, root: int, sizes: IntArray) -> 
     upper, lower = (near + root) % ranks, (near + distance + root) % ranks
     src, dst = (upper, lower) if half == "broadcast" else (lower, upper)
     return exchange(half, src, dst, np.zeros_like(src), 1, sizes, reduces=half == "reduce")
+
+
+def pat_all_gather(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
+    """Give every rank the parts of all, far ones first.
+
+    Steps: ceil(log2 N). Bytes sent per rank: (N-1)/N S, with S the whole result, most of them to
+    the nearest. Latency term: ceil(log2 N) alpha. Right for many nodes of one GPU each. Source: see
+    the module.
+    """
+    return _pat("all_gather", ranks, nbytes, itemsize)
+
+
+def pat_reduce_scatter(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
+    """Sum a buffer over all ranks and leave each its own part: `pat_all_gather` run backwards.
+
+    Steps: ceil(log2 N). Bytes sent per rank: (N-1)/N S, with S the whole buffer. Latency term:
+    ceil(log2 N) alpha. Right, and source, as for `pat_all_gather`.
+    """
+    return _pat("reduce_scatter", ranks, nbytes, itemsize)
+
+
+def _pat(collective: str, ranks: int, nbytes: int, itemsize: int) -> Schedule:
+    sizes, own = split_elements(nbytes, check_ranks(ranks), itemsize), np.arange(ranks)
+    distances = [1 << k for k in range((ranks - 1).bit_length())]
+    reduces = collective == "reduce_scatter"
+    patterns = [
+        _pat_step(distance, ranks, sizes, reduces=reduces)
+        for distance in (distances if reduces else distances[::-1])
+    ]
+    return concatenate(patterns, collective, "pat", ranks, nbytes, itemsize, sizes, owner=own)
+
+
+def _pat_step(distance: int, ranks: int, sizes: IntArray, *, reduces: bool) -> Pattern:
+    """All pairs at a distance: what those that have come a multiple of twice as far pass on."""
+    come = np.arange(0, ranks - distance, 2 * distance)
+    sender = np.arange(ranks)
+    receiver = (sender + distance) % ranks
+    chunk = ((sender[:, None] - come) % ranks).ravel()
+    src, dst = (receiver, sender) if reduces else (sender, receiver)
+    nbytes = sizes[chunk].reshape(ranks, -1).sum(axis=1).astype(float)
+
+    def step(_: int) -> Round:
+        return Round(
+            src=np.repeat(src, len(come)),
+            dst=np.repeat(dst, len(come)),
+            src_chunk=chunk,
+            dst_chunk=chunk,
+            nbytes=sizes[chunk],
+            channel=np.zeros(len(chunk), dtype=np.int64),
+            reduce=np.full(len(chunk), reduces),
+        )
+
+    return Pattern(single_step(f"distance {distance}", src, dst, nbytes, adds=reduces), step)

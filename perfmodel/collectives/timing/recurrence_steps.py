@@ -12,8 +12,8 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.schedule import Phase
+from perfmodel.collectives.timing import compiled_loops
 from perfmodel.collectives.timing.unrolled import UnrolledPhases
-from perfmodel.compiled_loops import compilation
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ def _advance_all(
     until_s: float,
 ) -> None:
     """Go on in place to a step of the same phase, as long as all of a step leaves by a time."""
-    loops, first = compilation.loaded(), course.phase_at(stand.step)[1]
+    loops, first = compiled_loops.loaded(), course.phase_at(stand.step)[1]
     if loops is not None:
         arrays = course.contiguous(phase)
         work = arrays.begins, arrays.first, arrays.active, course.done(stand.step)

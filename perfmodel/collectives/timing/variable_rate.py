@@ -14,6 +14,7 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray, sending_s
 from perfmodel.collectives.schedule import Phase
+from perfmodel.collectives.timing.compiled_loops import Loops
 from perfmodel.collectives.timing.critical_path import pipelines_s
 from perfmodel.collectives.timing.recurrence_steps import (
     LinkRates,
@@ -22,7 +23,6 @@ from perfmodel.collectives.timing.recurrence_steps import (
     advance,
 )
 from perfmodel.collectives.timing.unrolled import UnrolledPhases
-from perfmodel.compiled_loops.compilation import Loops
 
 VALUE_TOLERANCE = 1e-12
 """Values this close are alike."""

@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 
 import simpy
 
-from perfmodel.compiled_loops.compilation import Effort
+from perfmodel.collectives.timing.compiled_loops import Effort
 from perfmodel.errors import SimulationError
 from perfmodel.garbage import no_collections
 from perfmodel.library.machine import Machine

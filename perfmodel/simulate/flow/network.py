@@ -23,7 +23,7 @@ import numpy as np
 import simpy
 
 from perfmodel.arrays import FloatArray, RankGroup
-from perfmodel.compiled_loops.compilation import Effort
+from perfmodel.collectives.timing.compiled_loops import Effort
 from perfmodel.errors import SimulationError
 from perfmodel.library.lowering.lowered import Edges, LoweredCollective
 from perfmodel.library.machine import Machine

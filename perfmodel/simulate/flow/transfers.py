@@ -9,6 +9,7 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray, sending_s
 from perfmodel.collectives.schedule import Phase
+from perfmodel.collectives.timing.compiled_loops import Effort
 from perfmodel.collectives.timing.recurrence import ReadyTimes
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
 from perfmodel.collectives.timing.unrolled import UnrolledPhases, prepare_phases
@@ -19,7 +20,6 @@ from perfmodel.collectives.timing.variable_rate import (
     TreeClocks,
     is_one_step,
 )
-from perfmodel.compiled_loops.compilation import Effort
 from perfmodel.library.lowering.lowered import Edges, LoweredCollective, Stage, stage_bytes
 from perfmodel.memo import once
 from perfmodel.simulate.flow.stream_network import SAME_RATE, Streams

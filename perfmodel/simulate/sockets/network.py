@@ -2,7 +2,7 @@
 
 Both fidelities use it for Gloo and some ranks without background traffic, faults or changes of the
 machine. In contrast to a fluid it has the ready messages, the order in which everything is written
-to the sockets, and what waits for what (see `rank_loops.py` and `connection.py`). Elsewhere ready
+to the sockets, and what waits for what (see `rank_loops.py` and `core_work.py`). Elsewhere ready
 messages are part of a step's latency.
 """
 

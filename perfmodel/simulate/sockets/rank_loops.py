@@ -33,8 +33,7 @@ from perfmodel.simulate.sockets.alike_ranks import (
     fold_pair,
     own_links,
 )
-from perfmodel.simulate.sockets.core_work import Connection
-from perfmodel.simulate.sockets.link import Link
+from perfmodel.simulate.sockets.core_work import Connection, Link
 from perfmodel.topology.templates.spec import PORT_KINDS
 
 EVEN_BYTES = 1024.0

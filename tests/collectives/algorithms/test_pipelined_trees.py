@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.collectives.algorithms import collnet, nvls, pipelined_trees
+from perfmodel.collectives.algorithms import pipelined_trees, sharp
 from perfmodel.collectives.algorithms.pipelined_trees import (
     NO_PARENT,
     chained_parents,
@@ -86,7 +86,7 @@ def test_nvls_ports_carry_one_nth_more_than_the_buffer_each_way() -> None:
     """NCCL's ``sym_kernels.cc`` and the NVLS search count the same bytes."""
     for ranks in (2, 4, 8):
         size = 4 * ranks * 12
-        schedule = nvls.all_reduce(ranks, size, piece_bytes=16)
+        schedule = sharp.nvls_all_reduce(ranks, size, piece_bytes=16)
         for ends in ("src", "dst"):
             carried = sum(
                 np.bincount(getattr(part, ends), part.nbytes, ranks + 2)
@@ -96,7 +96,7 @@ def test_nvls_ports_carry_one_nth_more_than_the_buffer_each_way() -> None:
 
 
 def test_heads_fewer_than_ranks_share_the_parts() -> None:
-    schedule = nvls.tree_all_reduce(12, 4 * 60, groups=np.arange(12).reshape(3, 4), heads=2)
+    schedule = sharp.nvls_tree_all_reduce(12, 4 * 60, groups=np.arange(12).reshape(3, 4), heads=2)
     verify(schedule, orders=3)
     fetched = {
         (int(s), int(d))
@@ -110,7 +110,7 @@ def test_a_network_that_adds_carries_the_buffer_once() -> None:
     """Each NIC sends S and is sent S, whatever the number of nodes."""
     for nodes in (2, 5):
         groups = np.arange(nodes * 3).reshape(nodes, 3)
-        schedule = collnet.chain_all_reduce(nodes * 3, 240, groups=groups, piece_bytes=40)
+        schedule = sharp.chain_all_reduce(nodes * 3, 240, groups=groups, piece_bytes=40)
         to_switch = sum(int(part.nbytes[part.dst == nodes * 3].sum()) for part in schedule.rounds())
         assert to_switch == nodes * 240
 
@@ -128,7 +128,9 @@ def pipelined(draw: st.DrawFn) -> Schedule:
         return pipelined_trees.all_reduce(trees, 4000, pieces=draw(st.integers(1, 12)))
     heads = draw(st.integers(1, size))
     piece = draw(st.integers(50, 2000))
-    return nvls.tree_all_reduce(nodes * size, 4000, groups=chains, heads=heads, piece_bytes=piece)
+    return sharp.nvls_tree_all_reduce(
+        nodes * size, 4000, groups=chains, heads=heads, piece_bytes=piece
+    )
 
 
 @settings(deadline=None, max_examples=80)
