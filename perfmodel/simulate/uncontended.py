@@ -409,13 +409,6 @@ def hidden_s(
     if first is None:
         return 0.0
     travel_s = (timer.time_s(first) - first.launch_s) * (1 - 1 / hops)
-    slack_s = timer.time_s(lowered) - lowered.launch_s - _busy_s(timer, lowered)
-    return max(0.0, min(travel_s, slack_s))
-
-
-def _busy_s(timer: UncontendedTimer, lowered: LoweredCollective) -> float:
-    """Least time that the busiest edge needs for its bytes; seconds."""
-    return max(
-        float(np.max(stage_bytes(lowered, stage) / timer.rates(stage)))
-        for stage in timer.legs(lowered)
-    )
+    stages = timer.legs(lowered)
+    busiest_s = max(float(np.max(stage_bytes(lowered, s) / timer.rates(s))) for s in stages)
+    return max(0.0, min(travel_s, timer.time_s(lowered) - lowered.launch_s - busiest_s))

@@ -150,8 +150,7 @@ def heaviest_rows(
 
 def whole_paths(rows: FloatArray) -> FloatArray:
     """The heaviest of each column that has all its gains."""
-    heaviest: FloatArray = np.maximum(rows[ONCE], rows[BOTH])
-    return heaviest
+    return np.asarray(np.maximum(rows[ONCE], rows[BOTH]))
 
 
 def _levels(ascending: IntArray) -> Iterator[tuple[int, int]]:
@@ -224,8 +223,7 @@ class TreeShapes:
 def _join(before: FloatArray, after: FloatArray) -> FloatArray:
     """The heaviest whole paths of two parts each, by what the parts have gained."""
     pairs = ((0, 1), (1, 0), (0, 4), (4, 0), (2, 3), (3, 2))
-    heaviest: FloatArray = np.max([before[a] + after[b] for a, b in pairs], axis=0)
-    return heaviest
+    return np.asarray(np.max([before[a] + after[b] for a, b in pairs], axis=0))
 
 
 def find_shapes(phase: Phase, classes: EdgeClasses) -> TreeShapes | None:

@@ -55,6 +55,22 @@ class _Pattern(NamedTuple):
         return all(map(np.array_equal, self.columns, (part.channel, part.src, part.dst)))
 
 
+def edges_of_sends(
+    ascending: IntArray, edges: IntArray, keys: IntArray, columns: Sequence[IntArray]
+) -> IntArray:
+    """Return the edge of each send, by its key.
+
+    `ascending`: keys of the `edges`. `columns`: channel, sender and receiver of each send.
+    Raises `SimulationError`: a send over an edge that no phase of the schedule has.
+    """
+    at = np.searchsorted(ascending, keys, side="right") - 1
+    is_unknown = (at < 0) | (ascending[at] != keys)
+    if is_unknown.any():
+        missing = tuple(int(column[np.argmax(is_unknown)]) for column in columns)
+        raise SimulationError(f"a send over {missing} that no phase of the schedule has")
+    return edges[at]
+
+
 class _StageEdges:
     """The edges of one stage, numbered from `first`; finds those of a round."""
 
@@ -67,24 +83,18 @@ class _StageEdges:
         self.sender, self.receiver = places_of(phase, ranks)
 
     def _keys(self, part: Phase | Round) -> IntArray:
-        keys: IntArray = (part.channel * self._ranks + part.src) * self._ranks + part.dst
-        return keys
+        return np.asarray((part.channel * self._ranks + part.src) * self._ranks + part.dst)
 
     def pattern(self, part: Round) -> _Pattern:
         """Return who sends to whom in a round; several chunks over an edge are one message.
 
         Raises `SimulationError`: a send over an edge that no phase of the schedule has.
         """
-        keys = self._keys(part)
-        at = np.searchsorted(self._sorted, keys, side="right") - 1
-        unknown = np.flatnonzero((at < 0) | (self._sorted[at] != keys))
         columns = (part.channel, part.src, part.dst)
-        if len(unknown):
-            missing = tuple(int(column[unknown[0]]) for column in columns)
-            raise SimulationError(f"a send over {missing} that no phase of the schedule has")
-        edge, message = np.unique(self._edge[at], return_inverse=True)
-        if len(edge) == len(keys):
-            return _Pattern(columns, self._edge[at], None)
+        of_sends = edges_of_sends(self._sorted, self._edge, self._keys(part), columns)
+        edge, message = np.unique(of_sends, return_inverse=True)
+        if len(edge) == len(of_sends):
+            return _Pattern(columns, of_sends, None)
         return _Pattern(columns, edge, message)
 
 

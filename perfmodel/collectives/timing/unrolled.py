@@ -224,9 +224,8 @@ def consecutive_rings(phases: Sequence[Phase]) -> IntArray | None:
 def _trace_rings(feeders: IntArray) -> IntArray | None:
     """Edges of rings of one length, in any order; None if they form none."""
     edges = len(feeders)
-    if feeders.shape[1] != 1 or edges > MOST_TRACED:
-        return None
-    if not np.array_equal(np.sort(feeders[:, 0]), np.arange(edges)):
+    is_few = feeders.shape[1] == 1 and edges <= MOST_TRACED
+    if not is_few or not np.array_equal(np.sort(feeders[:, 0]), np.arange(edges)):
         return None
     after = np.empty(edges, dtype=np.int64)
     after[feeders[:, 0]] = np.arange(edges)

@@ -208,8 +208,11 @@ class Clocks:
                 return pieces
         stand = self._stand.copy()
         self._run(stand, np.inf)
-        ends = ends_of(self._fold.course, stand)
-        return CompletionTimes(ends.wire_s, ends.landed_s[self._fold.place])
+        course = self._fold.course
+        works, last = course.sends > 0, (course.sends - 1) % course.depth
+        landed_s = np.where(works, stand.delivered[last, np.arange(course.edges)], 0.0)
+        wire_s = float(stand.free[works].max(initial=0.0))
+        return CompletionTimes(wire_s, landed_s[self._fold.place])
 
     def least_wire_s(self) -> float:
         """Least time at which the last byte can have left, without stepping through the sends.
@@ -226,8 +229,8 @@ class Clocks:
     def left(self) -> FloatArray:
         """Share of its sends that each edge has not yet sent for certain; shape (edges,)."""
         course = self._fold.course
-        unsent: FloatArray = 1.0 - course.sent(self._stand.step) / np.maximum(course.sends, 1)
-        return unsent[self._fold.place]
+        unsent = 1.0 - course.sent(self._stand.step) / np.maximum(course.sends, 1)
+        return np.asarray(unsent[self._fold.place])
 
     def _run(self, stand: RecurrenceState, until_s: float) -> None:
         """Advance in place."""
@@ -239,9 +242,7 @@ def pieces_over_trees(
     course: UnrolledPhases, begin_s: FloatArray, pace: LinkRates
 ) -> CompletionTimes | None:
     """How trees that begin at one rate end, without stepping; None if they have to be stepped."""
-    if pace.from_s > begin_s.min(initial=np.inf):
-        return None
-    if not course.pipelined or len(course.phases) > 1:
+    if pace.from_s > begin_s.min(initial=np.inf) or not course.pipelined or len(course.phases) > 1:
         return None
     if (begin_s != begin_s[0]).any() or (pace.rate_Bps <= 0).any():
         return None
@@ -251,14 +252,6 @@ def pieces_over_trees(
         return None
     landed_s = times[1] + begin_s[0]
     return CompletionTimes(float((landed_s - pace.latency_s).max()), landed_s)
-
-
-def ends_of(course: UnrolledPhases, stand: RecurrenceState) -> CompletionTimes:
-    """How the sends ended."""
-    edges = np.arange(course.edges)
-    landed = stand.delivered[(course.sends - 1) % course.depth, edges]
-    works = course.sends > 0
-    return CompletionTimes(float(stand.free[works].max(initial=0.0)), np.where(works, landed, 0.0))
 
 
 @dataclass
@@ -306,10 +299,8 @@ class OneStep:
     def left(self) -> FloatArray:
         """Share of its bytes that each edge has not yet sent; shape (edges,)."""
         whole = self.phase.nbytes * self.phase.active.astype(float)
-        share: FloatArray = np.divide(
-            self._left_bytes, whole, out=np.zeros(len(whole)), where=whole > 0
-        )
-        return share
+        none = np.zeros(len(whole))
+        return np.asarray(np.divide(self._left_bytes, whole, out=none, where=whole > 0))
 
     def _leave_s(self) -> FloatArray:
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -249,10 +249,8 @@ class FlowNetwork(Network):
             self._set_streams([job], alone_Bps(self.machine, job.stage))
             return
         if isinstance(job, Collective) and len(jobs) == 1:
-            if self._timer is job.timer and not job.is_disturbed:
-                self._set(job, None)
-            else:
-                self._set(job, self._timer.rates(job.stage))
+            is_as_begun = self._timer is job.timer and not job.is_disturbed
+            self._set(job, None if is_as_begun else self._timer.rates(job.stage))
             return
         flows = [job for job in jobs if isinstance(job, Streams)]
         collectives = [job for job in jobs if isinstance(job, Collective)]
@@ -275,17 +273,14 @@ class FlowNetwork(Network):
             return
         job.timed = True
         job.version += 1
-        if not job.is_disturbed:
+        least_s = 0.0
+        if job.is_disturbed and (rates_Bps is None or rates_Bps.all()):
+            # Most rates change again before the leg ends, which is worked out when it may be near.
+            least_s = job.start_s + (1 - BOUND_TOLERANCE) * job.least_wire_s()
+        if least_s <= self.env.now:
             self._schedule_end(job, job.version)
-            return
-        # Most rates change again before the leg ends: its end is worked out when it may be near.
-        least_s = (1 - BOUND_TOLERANCE) * job.least_wire_s()
-        is_cut = rates_Bps is not None and not rates_Bps.all()
-        if is_cut or job.start_s + least_s <= self.env.now:
-            self._schedule_end(job, job.version)
-            return
-        look = partial(self._schedule_end, job, job.version)
-        call_at(self.env, job.start_s + least_s, look)
+        else:
+            call_at(self.env, least_s, partial(self._schedule_end, job, job.version))
 
     def _schedule_end(self, job: Collective, version: int, _: simpy.Event | None = None) -> None:
         """Work out when the leg of a collective ends, and end it then, unless it has changed."""
@@ -319,10 +314,7 @@ class FlowNetwork(Network):
             event.succeed()
         job.version += 1
         if len(job):
-            self._active[job] = None
-            self._link_users.enter(job, self._links(job))
-            self._schedule_update()
-            self._changed.append(job)
+            self._enter(job)
             self._schedule_first_end(job)
 
     def _ends_s(self, job: Collective) -> tuple[float, float]:

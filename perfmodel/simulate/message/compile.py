@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.dependencies import Messages
-from perfmodel.errors import SimulationError
+from perfmodel.collectives.timing.recurrence import edges_of_sends
 from perfmodel.library.lowering.lowered import Edges, LoweredCollective, join_edges
 from perfmodel.simulate.network import stream_edges
 
@@ -186,10 +186,9 @@ def _rank_columns(
     """Columns of ranks: each begins a stage when all sends of its earlier stages have landed."""
     stages = len(lowered.stages)
     sender, receiver = np.full(len(stage), -1), np.full(len(stage), -1)
+    columns = {"edges.stage": stage, "edges.sender": sender, "edges.receiver": receiver}
     if stages < 2:
-        empty = np.zeros(0, np.int64)
-        none = {"ranks.stage": empty, "rank_edges": empty, "pending": empty}
-        return {"edges.stage": stage, "edges.sender": sender, "edges.receiver": receiver, **none}
+        return columns | dict.fromkeys(("ranks.stage", "rank_edges", "pending"), np.zeros(0, int))
     ranks = 1 + int(max(sends.src.max(), sends.dst.max()))
     ends = np.stack([sends.channel * ranks + sends.src, sends.channel * ranks + sends.dst])
     unique, rank_of = np.unique(ends, return_inverse=True)
@@ -201,10 +200,7 @@ def _rank_columns(
     used = np.flatnonzero(sender >= 0)
     by_rank = used[np.lexsort((stage[used], sender[used]))]
     end = np.cumsum(np.bincount(sender[used], minlength=len(unique)))
-    return {
-        "edges.stage": stage,
-        "edges.sender": sender,
-        "edges.receiver": receiver,
+    return columns | {
         "ranks.stage": np.argmax(pending > 0, axis=1),
         "ranks.stages": np.full(len(unique), stages),
         "ranks.pending_start": np.arange(len(unique)) * stages,
@@ -239,11 +235,4 @@ def _edges_and_stages(lowered: LoweredCollective, sends: Messages) -> tuple[IntA
     edges = key(stage, *parts)
     keys = key(stage_of_round[sends.round], *columns)
     order = np.argsort(edges, kind="stable")
-    at = np.searchsorted(edges, keys, side="right", sorter=order) - 1
-    if not len(keys):
-        return np.zeros(0, np.int64), stage
-    unmatched = np.flatnonzero((at < 0) | (edges[order[at]] != keys))
-    if len(unmatched):
-        missing = tuple(int(column[unmatched[0]]) for column in columns)
-        raise SimulationError(f"a send over {missing} that no phase of the schedule has")
-    return order[at], stage
+    return edges_of_sends(edges[order], order, keys, columns), stage

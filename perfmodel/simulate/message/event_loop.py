@@ -93,8 +93,7 @@ def can_send(s: State, edge: Any) -> bool:
         return False
     if s.sends[edge.head].waiting > 0:
         return False
-    reached: bool = edge.sender < 0 or s.ranks[edge.sender].stage >= edge.stage
-    return reached
+    return bool(edge.sender < 0 or s.ranks[edge.sender].stage >= edge.stage)
 
 
 def start_send(s: State, edge: Any) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -128,7 +129,10 @@ class KernelRuns:
 
     def _compile_for(self, sends: int) -> None:
         if self.compiled is None and sends > SENDS_TO_COMPILE:
-            self.compiled = self.kernel.try_compile()
+            self.compiled = False
+            with suppress(ImportError):  # where numba is missing, or does not work
+                self.kernel.compile()
+                self.compiled = True
 
     def _columns(self, transfer: LoweredCollective | Stream) -> Columns:
         capacity_Bps = self.machine.topology.arcs.bandwidth_Bps

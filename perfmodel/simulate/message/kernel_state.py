@@ -80,14 +80,6 @@ class Kernel:
             numba_kernel.compiled()
             self._pack()
 
-    def try_compile(self) -> bool:
-        """Run compiled from now on if numba is installed and works; return whether it does."""
-        try:
-            self.compile()
-        except ImportError:
-            return False
-        return True
-
     def add(self, columns: Columns) -> Slot:
         """Add a collective."""
         spans, numbered = self._extend(columns)

@@ -120,11 +120,8 @@ def pop(s: State) -> int:
 def is_before(s: State, a: int, b: int) -> bool:
     """Whether the event at position `a` comes before that at `b`."""
     first, second = s.events[a], s.events[b]
-    if first.at_s == second.at_s:
-        was_pushed_first: bool = first.order < second.order
-        return was_pushed_first
-    is_earlier: bool = first.at_s < second.at_s
-    return is_earlier
+    is_pushed_first = first.at_s == second.at_s and first.order < second.order
+    return bool(first.at_s < second.at_s or is_pushed_first)
 
 
 def move_event(s: State, source: int, target: int) -> None:
@@ -137,11 +134,9 @@ def move_event(s: State, source: int, target: int) -> None:
 
 def first_s(s: State) -> float:
     """Time of the first event, infinite if there is none."""
-    first: float = s.events[0].at_s if s.clock[0].queued > 0 else INF
-    return first
+    return float(s.events[0].at_s) if s.clock[0].queued > 0 else INF
 
 
 def count_events(s: State) -> int:
     """Number of events, outdated ones included."""
-    events: int = s.clock[0].queued
-    return events
+    return int(s.clock[0].queued)

@@ -203,8 +203,7 @@ def push(s: State, at_s: float, code: int) -> None:
 
 def pop(s: State) -> int:
     """Remove the first event; return its code."""
-    code: int = heappop(s.events)[2]
-    return code
+    return int(heappop(s.events)[2])
 
 
 def first_s(s: State) -> float:

@@ -318,8 +318,7 @@ def sooner_s(nbytes: FloatArray, usual_Bps: FloatArray, ends_Bps: FloatArray) ->
     """By how much pieces arrive sooner that travel while a pipeline fills or drains; seconds."""
     alive = (usual_Bps > 0) & (ends_Bps > 0)  # over a dead link nothing comes sooner
     inverse = [np.divide(1.0, r, out=np.zeros(len(r)), where=alive) for r in (usual_Bps, ends_Bps)]
-    gained_s: FloatArray = np.maximum(nbytes * (inverse[0] - inverse[1]), 0.0)
-    return gained_s
+    return np.asarray(np.maximum(nbytes * (inverse[0] - inverse[1]), 0.0))
 
 
 def joined_stages(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:

@@ -125,10 +125,9 @@ class LinkUses:
         def crossed(begun: IntArray, ended: IntArray, until: IntArray) -> FloatArray:
             return self._up_to(ends, ended, until) - self._up_to(begins, begun, until)
 
-        met: FloatArray = crossed(self.begun_before_end, self.ended_before_end, self.end) - crossed(
-            self.begun_before_first, self.ended_at_first, self.first
-        )
-        return met
+        before = crossed(self.begun_before_first, self.ended_at_first, self.first)
+        until_end = crossed(self.begun_before_end, self.ended_before_end, self.end)
+        return np.asarray(until_end - before)
 
     def _up_to(
         self, sums: tuple[FloatArray, FloatArray], position: IntArray, until: IntArray
@@ -149,8 +148,7 @@ class LinkUses:
 
         def busy(begun_until: IntArray, ended_until: IntArray) -> FloatArray:
             active_bytes = begun[begun_until] - ended[ended_until]
-            least: FloatArray = np.minimum((begun_until - ended_until) * weight, active_bytes)
-            return least
+            return np.asarray(np.minimum((begun_until - ended_until) * weight, active_bytes))
 
         at_first = busy(self.begun_at_first, self.ended_at_first)
         at_last = busy(self.begun_before_end, self.ended_before_end)
@@ -379,5 +377,4 @@ def _find_uses(wanted: Uses, known: Uses) -> IntArray:
         (link * later + after) * senders + sender for link, after, sender in (wanted, known)
     )
     order = np.argsort(sorted_keys, kind="stable")
-    position: IntArray = order[np.searchsorted(sorted_keys[order], keys)]
-    return position
+    return np.asarray(order[np.searchsorted(sorted_keys[order], keys)])
