@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from perfmodel.errors import Fault, InputError, ScheduleError, allowed_names
 
@@ -44,8 +44,7 @@ class Algorithm:
         """Function that plans it."""
         module, _, function = self.function.partition(".")
         imported = import_module(f"perfmodel.collectives.algorithms.{module}")
-        maker: Maker = getattr(imported, function)
-        return maker
+        return cast("Maker", getattr(imported, function))
 
 
 _TABLE: Final = {

@@ -160,8 +160,6 @@ class ReferenceNetwork(Network):
     """The network at fidelity "reference" (see the module and `Network`)."""
 
     sends: int = field(default=0, init=False)
-    _links: SharedLinks = field(init=False)
-    _connections: dict[tuple[int, ...], simpy.Resource] = field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -170,7 +168,9 @@ class ReferenceNetwork(Network):
         if self.machine.library.in_order and cores and cores < len(self.machine.topology.ranks):
             raise UnsuitedNetworkError("fidelity 'reference' has no ranks that share cores")
         at_once = 1 if self.machine.library.in_order else sys.maxsize
-        self._connections = defaultdict(partial(simpy.Resource, self.env, at_once))
+        self._connections: dict[tuple[int, ...], simpy.Resource] = defaultdict(
+            partial(simpy.Resource, self.env, at_once)
+        )
 
     def _launch(self, lowered: LoweredCollective) -> simpy.Event:
         self._refuse_many(messages_in(lowered.schedule))

@@ -55,9 +55,8 @@ MESSAGES = frozenset({"send", "send_recv"})
 
 def message_pairs(op: str, group: RankGroup) -> list[tuple[int, int]]:
     """Who sends to whom in "send", and in "send_recv" around the group."""
-    if op == "send":
-        return [(group[0], group[1])]
-    return [(group[at - 1], group[at]) for at in range(len(group))]
+    around = [(group[at - 1], group[at]) for at in range(len(group))]
+    return around if op == "send_recv" else around[1:2]
 
 
 def root_in(group: RankGroup, groups: tuple[RankGroup, ...], root: int) -> int:
@@ -83,7 +82,6 @@ class UncorrectedCollectives:
     """
 
     machine: Machine
-    rates: StageRates = field(init=False)
     laid: dict[Callable[[], Any], Any] = field(default_factory=dict)
     _link_bytes: dict[LoweredCollective, LinkBytes] = field(default_factory=dict)
     _crossed: dict[Hashable, list[Crossings]] = field(default_factory=dict)
@@ -152,7 +150,6 @@ class UncontendedTimer:
     """What was found of each collective, by name."""
     _of_legs: dict[tuple[TimedLeg, ...], Any] = field(default_factory=dict)
     _shared: dict[Callable[[], Any], Any] = field(default_factory=dict)
-    _common: UncorrectedCollectives = field(init=False)
 
     def __post_init__(self) -> None:
         self._common = UncorrectedCollectives(self.machine)
@@ -240,12 +237,10 @@ class UncontendedTimer:
         while members and len(samples) < MOST_SAMPLES:
             group, root = next(iter(members.items()))
             best = self.best(op, nbytes, group, root)
-            if (
-                op not in MESSAGES
-                and not self._is_on_one_host(group)
-                and not self._have_same_edges((op, nbytes, group, root, None))
-            ):
-                return  # another candidate may be better elsewhere: no sample for later calls
+            if op not in MESSAGES and not self._is_on_one_host(group):
+                candidates = self._common.lower((op, nbytes, group, root, None))
+                if len({tuple(stage.edges for stage in each.stages) for each in candidates}) > 1:
+                    return  # another candidate may be better elsewhere: no sample for later calls
             del members[group]
             samples.append((group, *best))
             self._move_best(op, nbytes, samples[-1], members)
@@ -265,11 +260,6 @@ class UncontendedTimer:
             ):
                 if moved is not None:
                     self._best[op, nbytes, other, members.pop(other), None] = moved, time_s
-
-    def _have_same_edges(self, key: CollectiveKey) -> bool:
-        """Whether all candidates go over the same edges, so that none is better elsewhere."""
-        candidates = self._common.lower(key)
-        return len({tuple(stage.edges for stage in each.stages) for each in candidates}) == 1
 
     def _is_on_one_host(self, group: RankGroup) -> bool:
         size = self.machine.topology.gpus_per_host

@@ -149,8 +149,6 @@ ALLOWED = "a Chakra execution trace (.et, protobuf)"
 LARGEST_BYTES = 256 << 20
 MOST_NODES = 500_000
 """Nodes of a rank; reading as many from a file as large takes up to 460 MB, as measured."""
-_LENGTH_BYTES = 10
-"""Most that the length of a message takes."""
 
 Value = bool | int | float | str | tuple[int, ...]
 """Types of an attribute's value."""
@@ -263,7 +261,7 @@ def _opened(path: Path) -> BinaryIO:
 def _messages(stream: BinaryIO) -> Iterator[memoryview]:
     """Yield the messages of a file, each behind its length."""
     for number in itertools.count():
-        if not (start := stream.read(_LENGTH_BYTES)):
+        if not (start := stream.read(_LONGEST_VARINT)):
             return
         if number >= MOST_NODES:
             raise WireError(f"more than {MOST_NODES:,} nodes")

@@ -19,14 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.arrays import IntArray
-from perfmodel.collectives.algorithms import pipelined_trees
-from perfmodel.collectives.algorithms.pipelined_trees import (
+from perfmodel.collectives.algorithms.tree import (
     NO_PARENT,
     Forest,
+    forest_all_reduce,
     forest_of,
+    group_table,
     node_parents,
 )
-from perfmodel.collectives.algorithms.tree import group_table
 from perfmodel.collectives.patterns import concatenate, pieces_of, pipeline
 from perfmodel.collectives.schedule import Schedule, check_ranks, split_elements
 
@@ -335,5 +335,5 @@ def over_switches(
     """All-reduce over trees whose last participants are switches."""
     if trees.ranks - switches < 2:
         trees = forest_of(np.full((trees.channels, trees.ranks), NO_PARENT))
-    schedule = pipelined_trees.all_reduce(trees, nbytes, pieces=pieces, itemsize=itemsize)
+    schedule = forest_all_reduce(trees, nbytes, pieces=pieces, itemsize=itemsize)
     return replace(schedule, algorithm=algorithm, ranks=trees.ranks - switches, switches=switches)

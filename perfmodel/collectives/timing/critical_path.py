@@ -30,8 +30,6 @@ from perfmodel.memo import once
 
 _REACHED_TOLERANCE = 1e-12
 _TIME_TOLERANCE = 1e-6
-_MOST_PERIODS = 64
-"""Places of a ring at which its first edge may come back; beyond, it is taken as a whole."""
 
 
 def rings_s(
@@ -116,7 +114,7 @@ def ring_s(
     both bounds the time from above; the bound is reached, and so is the time, if the
     best window holds edges that have them.
     """
-    around = _period(hold_s, latency_s)
+    around = period_of(np.stack([hold_s, latency_s]))
     hold_s, delivery_s = hold_s[:around], (hold_s + latency_s)[:around]
     most, longest = float(delivery_s.max()), float(hold_s.max())
     stride = credits if most > credits * longest else 1
@@ -138,16 +136,23 @@ def ring_s(
     return best if is_exact else None
 
 
-def _period(hold_s: FloatArray, latency_s: FloatArray) -> int:
-    """After how many edges those of a ring come back, as they do host after host."""
-    count = len(hold_s)
-    near = (hold_s == hold_s[0]) & (latency_s == latency_s[0])
-    for period in np.flatnonzero(near)[1:_MOST_PERIODS].tolist():
-        if count % period == 0 and all(
-            np.array_equal(values[period:], values[:-period]) for values in (hold_s, latency_s)
-        ):
+def period_of(rows: FloatArray, tolerance: float = 0.0) -> int:
+    """After how many edges the values of a ring come back, as they do host after host.
+
+    `rows`: shape (values, edges). `tolerance`: relative difference of values that are alike.
+    """
+    count = rows.shape[1]
+    is_first = np.isclose(rows, rows[:, :1], rtol=tolerance, atol=0.0).all(axis=0)
+    for period in np.flatnonzero(is_first)[1:].tolist():
+        if count % period == 0 and are_alike(rows[:, period:], rows[:, :-period], tolerance):
             return int(period)
-    return count
+    return int(count)
+
+
+def are_alike(values: FloatArray, others: FloatArray, tolerance: float) -> bool:
+    """Whether values differ from others by a part of these at most."""
+    is_equal = np.array_equal(values, others)
+    return is_equal or bool((np.abs(values - others) <= tolerance * np.abs(others)).all())
 
 
 class _Windows:

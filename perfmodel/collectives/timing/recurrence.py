@@ -93,9 +93,8 @@ class _StageEdges:
         columns = (part.channel, part.src, part.dst)
         of_sends = edges_of_sends(self._sorted, self._edge, self._keys(part), columns)
         edge, message = np.unique(of_sends, return_inverse=True)
-        if len(edge) == len(of_sends):
-            return _Pattern(columns, of_sends, None)
-        return _Pattern(columns, edge, message)
+        is_one_each = len(edge) == len(of_sends)
+        return _Pattern(columns, *((of_sends, None) if is_one_each else (edge, message)))
 
 
 class _Clocks:
@@ -309,7 +308,7 @@ def leg_ends(leg: TimedPhases, credits: int) -> CompletionTimes:
         return CompletionTimes(np.inf, np.array([np.inf]))  # over a dead link it never ends
     rings = consecutive_rings(phases) is not None
     blocking = credits == 1 or (rings and all(phase.lag == 1 for phase in phases))
-    if blocking and _is_uniform(busy, late):
+    if blocking and all(bool((values == values[0]).all()) for values in (late, *busy)):
         # Every send waits for a whole step of the one before it: around a ring for its data, at
         # the head of a chain for its only credit.
         steps = zip(phases, busy, strict=True)
@@ -346,7 +345,3 @@ def _long_ends(leg: TimedPhases, rings: bool, credits: int) -> CompletionTimes |
 def _step_through(leg: TimedPhases, begin_s: FloatArray, credits: int) -> CompletionTimes:
     course = prepare_phases(leg.phases, credits)
     return Clocks(course, begin_s, LinkRates(-np.inf, leg.rate_Bps, leg.latency_s)).ends()
-
-
-def _is_uniform(busy: Sequence[FloatArray], latency_s: FloatArray) -> bool:
-    return all(bool((values == values[0]).all()) for values in (latency_s, *busy))

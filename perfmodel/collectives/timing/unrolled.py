@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -53,12 +53,6 @@ class UnrolledPhases:
     feeders: IntArray
     order: IntArray | None
     ring_begins: IntArray | None = None
-    edges: int = field(init=False)
-    depth: int = field(init=False)
-    steps: int = field(init=False)
-    together: bool = field(init=False)
-    pipelined: bool = field(init=False)
-    sends: IntArray = field(init=False)
 
     def __post_init__(self) -> None:
         first = self.phases[0].first
@@ -214,9 +208,8 @@ def consecutive_rings(phases: Sequence[Phase]) -> IntArray | None:
     if edges % rings or any((p.active != p.repeat).any() for p in phases):
         return None
     src, dst = first.src.reshape(rings, -1), first.dst.reshape(rings, -1)
-    if not np.array_equal(np.roll(src, -1, axis=1), dst):
-        return None
-    if rings > 1 and (np.diff(first.channel.reshape(rings, -1), axis=1) != 0).any():
+    is_mixed = rings > 1 and (np.diff(first.channel.reshape(rings, -1), axis=1) != 0).any()
+    if is_mixed or not np.array_equal(np.roll(src, -1, axis=1), dst):
         return None
     return np.arange(edges).reshape(rings, -1)
 

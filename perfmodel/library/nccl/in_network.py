@@ -6,8 +6,8 @@ import numpy as np
 
 from perfmodel.arrays import IntArray, RankGroup
 from perfmodel.collectives.algorithms import sharp
-from perfmodel.collectives.algorithms.pipelined_trees import NO_PARENT, Forest, forest_of
 from perfmodel.collectives.algorithms.sharp import Switched, over_switches, switched_nodes
+from perfmodel.collectives.algorithms.tree import NO_PARENT, Forest, forest_of
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.channels import Rails
 from perfmodel.library.lowering.edge_routing import reroute_edges, route_edges

@@ -192,8 +192,7 @@ class _Loops:
 
     def describe_deadlock(self) -> str:
         """Name the workers that wait."""
-        names = ", ".join(self.waiting()[:8])
-        return f"{self.plan.name!r} cannot go on; waiting: {names}"
+        return f"{self.plan.name!r} cannot go on; waiting: {', '.join(self.waiting()[:8])}"
 
     def route(self, src: str, dst: str) -> tuple[tuple[int, ...], float]:
         """Links from one device to another as they are now, and their latency; seconds."""

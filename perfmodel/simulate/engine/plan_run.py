@@ -210,11 +210,9 @@ class PlanRun:
 
     def _ends_by_itself(self, state: StreamState, task: Task) -> bool:
         """Whether the end of a task is known as soon as its start is."""
-        stream = state.stream
-        may_be_slowed = stream.kind == "compute" and self._slowdown != 1.0
-        if may_be_slowed or stream.workers > 1 or not isinstance(task.work, Compute):
-            return False
-        return not (task.acquires or task.releases or task.core_s)
+        may_be_slowed = state.stream.kind == "compute" and self._slowdown != 1.0
+        is_plain = not (task.acquires or task.releases or task.core_s or may_be_slowed)
+        return is_plain and state.stream.workers == 1 and isinstance(task.work, Compute)
 
     def _wake(self, state: StreamState, at_s: float) -> None:
         """Look at a stream again when its next task can start."""
@@ -312,10 +310,9 @@ class PlanRun:
     def _compute_alone(self, state: StreamState, step: int, index: int, ready_s: float) -> None:
         """Start a piece of work, of a stream that may have others in progress."""
         start_s, (stretch, duration_s) = self._env.now, self._stretched(step, index)
-        if state.stream.kind == "compute":
-            done = self._compute_resources[state.rank_class].compute(Work([0.0], [duration_s]))
-        else:
-            done = self._env.timeout(duration_s)
+        resource, work = self._compute_resources[state.rank_class], Work([0.0], [duration_s])
+        is_compute = state.stream.kind == "compute"
+        done = resource.compute(work) if is_compute else self._env.timeout(duration_s)
 
         def end() -> None:
             self._finish(state, step, index, start_s, ready_s, self._env.now, stretch)
@@ -419,8 +416,9 @@ class PlanRun:
     def _could_start(self, own: StepState, step: int, index: int) -> bool:
         """Whether a task has not ended although nothing that it waits for is missing."""
         before, earlier = self._graph.own[index], self._graph.own_before[index]
-        if own.waits[index] or not isnan(own.end_s[index]):
-            return False
-        if before >= 0 and isnan(own.end_s[before]):
-            return False
-        return not (earlier >= 0 and step and isnan(self._step_states[step - 1].end_s[earlier]))
+        return not (
+            own.waits[index]
+            or not isnan(own.end_s[index])
+            or (before >= 0 and isnan(own.end_s[before]))
+            or (earlier >= 0 and step and isnan(self._step_states[step - 1].end_s[earlier]))
+        )

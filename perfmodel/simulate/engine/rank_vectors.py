@@ -350,14 +350,12 @@ def _dependencies(plan: StepPlan) -> Dependencies:
         place = (task.rank_class, task.stream)
         queue.append(newest.get(place))
         newest[place] = index
-    dependencies = []
-    for task, ahead in zip(plan.tasks, queue, strict=True):
-        if ahead is None:
-            last = newest[task.rank_class, task.stream]
-            dependencies.append((task.after, (*task.after_previous, last)))
-        else:
-            dependencies.append(((*task.after, ahead), task.after_previous))
-    return dependencies
+    return [
+        (task.after, (*task.after_previous, newest[task.rank_class, task.stream]))
+        if ahead is None
+        else ((*task.after, ahead), task.after_previous)
+        for task, ahead in zip(plan.tasks, queue, strict=True)
+    ]
 
 
 def _ancestors(

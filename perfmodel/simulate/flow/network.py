@@ -66,7 +66,7 @@ class FlowNetwork(Network):
     instead_of_sockets: bool = False
     """Whether messages on sockets would be nearer to what the library does."""
     _uncounted: Counter[LoweredCollective] = field(default_factory=Counter, init=False)
-    _link_users: LinkUsers[Job] = field(init=False)
+    _link_users: LinkUsers[Job] = field(default_factory=LinkUsers, init=False)
     _launching: dict[int, Sequence[LoweredCollective]] = field(default_factory=dict, init=False)
     """Collectives that have not sent anything yet, by the number of their launch."""
     _launched: int = field(default=0, init=False)
@@ -74,7 +74,6 @@ class FlowNetwork(Network):
     """Streams that begin in this instant."""
     _active: dict[Job, None] = field(default_factory=dict, init=False)
     _changed: list[Job | LinkSet] = field(default_factory=list, init=False)
-    _timer: UncontendedTimer = field(init=False)  # of the machine as it is now
     _approximated: dict[Why, None] = field(default_factory=dict, init=False)
     _groups: dict[tuple[RankGroup, ...], int] = field(default_factory=dict, init=False)
     """Groups with their numbers."""
@@ -82,8 +81,7 @@ class FlowNetwork(Network):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._timer = self.timer
-        self._link_users = LinkUsers()
+        self._timer = self.timer  # of the machine as it is now
 
     @property
     def counted(self) -> LinkCounters:
@@ -133,7 +131,9 @@ class FlowNetwork(Network):
         """Start a collective in every group; groups on links of their own are one job."""
         joined = self.timer.keep(JoinedCollectives)
         number = once(self._groups, groups, lambda: joined.number_of(groups))
-        return self.launch(joined.of(self.timer, (op, nbytes, groups, root), number, times))
+        return self.launch(
+            joined.of(self.timer, op, nbytes, groups, root, number=number, times=times)
+        )
 
     def stream(self, route: tuple[int, ...], cap_Bps: float, nbytes: float) -> simpy.Event:
         """Send background traffic over some arcs from now on, at most at `cap_Bps`."""
@@ -151,8 +151,8 @@ class FlowNetwork(Network):
         self._enter_streams()
         self._count_streams()
         self._note_change(machine)
-        same = machine is self.timer.machine
-        self._timer = self.timer if same else UncontendedTimer(machine)
+        is_first = machine is self.timer.machine
+        self._timer = self.timer if is_first else UncontendedTimer(machine)
         for together in self._launching.values():
             for lowered in together:
                 self._now(lowered)  # raises where no route is left

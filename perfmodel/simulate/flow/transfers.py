@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,13 +18,11 @@ from perfmodel.collectives.timing.variable_rate import (
     CompletionTimes,
     OneStep,
     TreeClocks,
-    is_one_step,
 )
 from perfmodel.library.lowering.lowered import Edges, LoweredCollective, Stage, stage_bytes
 from perfmodel.memo import once
 from perfmodel.simulate.flow.stream_network import SAME_RATE, Streams
 from perfmodel.simulate.network import LinkCounters, move_counts
-from perfmodel.simulate.sharing.duty_cycle import TimedLeg
 from perfmodel.simulate.uncontended import UncontendedTimer, participants, timed_phases
 
 FEW_EDGES = 1024
@@ -58,8 +56,6 @@ class Collective:
     """When its first byte may move, on the simulation's clock."""
     land: Callable[[float], None]
     """What to do when the last leg has left the wire, with the time at which all has landed."""
-    legs: tuple[TimedLeg, ...] = field(init=False)
-    """Its legs without other traffic."""
     leg: int = 0
     landed_s: float = 0.0
     version: int = 0
@@ -87,7 +83,7 @@ class Collective:
         return self.legs[self.leg].rates_Bps if self._rates_Bps is None else self._rates_Bps
 
     def __post_init__(self) -> None:
-        self.legs = self.timer.timed_legs(self.lowered)
+        self.legs = self.timer.timed_legs(self.lowered)  # without other traffic
 
     @property
     def is_last(self) -> bool:
@@ -138,7 +134,7 @@ class Collective:
 
     def _clocks_of(self, stage: Stage, rates_Bps: FloatArray, begin_s: FloatArray) -> AnyClocks:
         leg = timed_phases(self.lowered, stage, rates_Bps)
-        if is_one_step(leg.phases):
+        if len(leg.phases) == 1 and leg.phases[0].repeat == 1:
             return OneStep(leg.phases[0], begin_s, leg.rate_Bps, leg.latency_s)
         credits, phases = self.lowered.credits, leg.phases
         courses = self.timer.keep(Courses)

@@ -90,7 +90,7 @@ def end(s: State, run: int) -> None:
 def can_send(s: State, edge: Any) -> bool:
     """Whether an edge has a next send, and all that it waits for has happened."""
     if edge.sending >= 0 or edge.head == edge.tail or edge.in_flight >= edge.credits:
-        return False
+        return False  # no next send, or not yet
     if s.sends[edge.head].waiting > 0:
         return False
     return bool(edge.sender < 0 or s.ranks[edge.sender].stage >= edge.stage)

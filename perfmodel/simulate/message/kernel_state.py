@@ -159,8 +159,7 @@ class Kernel:
         left = [total[edge.tail - first] - total[edge.head - first] for edge in edges]
         for at, edge in enumerate(edges):
             if edge.sending >= 0:
-                sent_bytes = edge.rate_Bps * max(0.0, at_s - edge.since_s)
-                left[at] += edge.unsent_bytes - sent_bytes
+                left[at] += edge.unsent_bytes - edge.rate_Bps * max(0.0, at_s - edge.since_s)
         return np.array(left)
 
     def become(

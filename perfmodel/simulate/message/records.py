@@ -161,9 +161,8 @@ def make_rows(name: str, columns: Mapping[str, NDArray[Any]], size: int) -> NDAr
 def to_list(name: str, table: NDArray[Any]) -> list[Any]:
     """Return a structured array as a list of objects; events as tuples, which a heap can order."""
     values: list[Any] = table.tolist()
-    if name in RECORDS and name != "events":
-        return list(starmap(RECORDS[name], values))
-    return values
+    is_plain = name not in RECORDS or name == "events"
+    return values if is_plain else list(starmap(RECORDS[name], values))
 
 
 def to_array(name: str, values: list[Any]) -> NDArray[Any]:

@@ -192,12 +192,12 @@ def rates_in_turns(
     """
     limited = [replace(s, cap_Bps=needed) for s, needed in zip(stages, needed_Bps, strict=True)]
     rates = max_min_of(capacity_Bps, limited)
-    shares = []
-    for needed, part in zip(needed_Bps, rates, strict=True):
-        with np.errstate(divide="ignore"):
-            slower = np.divide(needed, part, out=np.ones(len(part)), where=needed > 0)
-        shares.append((part, float(slower.max(initial=1.0))))
-    return shares
+    with np.errstate(divide="ignore"):
+        slower = [
+            np.divide(needed, part, out=np.ones(len(part)), where=needed > 0)
+            for needed, part in zip(needed_Bps, rates, strict=True)
+        ]
+    return [(part, float(own.max(initial=1.0))) for part, own in zip(rates, slower, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

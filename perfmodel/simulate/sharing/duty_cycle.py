@@ -284,7 +284,7 @@ def classed_leg(lowered: LoweredCollective, rates: StageRates) -> TimedLeg | Non
     classes = usual.classes
     if classes is None or ends.classes is not classes:
         return None
-    if not (classes.agree(stage.latency_s) and classes.agree(stage.cap_Bps)):
+    if not all(map(classes.agree, (stage.latency_s, stage.cap_Bps))):
         return None  # bytes of a class fit where rates were found
     sample = classes.sample
     cap_Bps, wire_bytes = stage.cap_Bps[sample], phase.nbytes[sample] * lowered.wire_factor

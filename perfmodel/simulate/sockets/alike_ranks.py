@@ -210,8 +210,9 @@ class _Repetition:
         stands_for = {arc: min(column) for column in table.T.tolist() for arc in column}
         slowest_s = self.latencies_s.reshape(3, self.ranks // period, -1).max(axis=1).tolist()
         routes: dict[Pair, Route] = {}
-        edges = zip(self.pairs, self.routes, slowest_s[1], slowest_s[2], strict=False)
-        for (src, dst), (data, ready), data_s, ready_s in edges:
+        for (src, dst), (data, ready), data_s, ready_s in zip(
+            self.pairs, self.routes, *slowest_s[1:], strict=False
+        ):
             for ends, arcs, link_s in (((dst, src), ready, ready_s), ((src, dst), data, data_s)):
                 routes[fold_pair(*ends, self.ranks, period)] = Route(
                     tuple(stands_for[arc] for arc in self._kept(arcs)),

@@ -108,10 +108,6 @@ def _service(free_Bps: float, input_Bps: float, waiting: float) -> tuple[float, 
     return free_Bps, waiting / (free_Bps - input_Bps) if free_Bps > input_Bps else math.inf
 
 
-_Booking = tuple[float, float, float, float, float]
-"""Bytes at a link: when they begin and end to arrive, begin and end to leave, and how many."""
-
-
 def _share(at_s: float, from_s: float, to_s: float) -> float:
     if at_s >= to_s:
         return 1.0
@@ -126,7 +122,8 @@ class Link:
     burst_bytes: float = 0.0
     """Size of the token bucket."""
     _capacity: FreeCapacity = field(init=False)
-    _bookings: deque[_Booking] = field(default_factory=deque)
+    _bookings: deque[tuple[float, float, float, float, float]] = field(default_factory=deque)
+    """Bytes: when they begin and end to arrive, begin and end to leave, and how many."""
     _empty_s: float = -math.inf
     """From when on nothing waits."""
 

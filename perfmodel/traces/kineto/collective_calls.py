@@ -67,9 +67,8 @@ def operation_of(word: str) -> str:
 
 def element_type(word: Any) -> str | None:
     """Our name of an element's type; the word itself where there is none."""
-    if not isinstance(word, str) or not word:
-        return None
-    return ELEMENT_TYPES.get(word.lower().removeprefix("torch."), word.lower())
+    known = isinstance(word, str) and bool(word)
+    return ELEMENT_TYPES.get(word.lower().removeprefix("torch."), word.lower()) if known else None
 
 
 def elements_in(shapes: Any) -> int | None:
