@@ -142,12 +142,12 @@ ROOTED: Final = frozenset({"broadcast", "reduce", "scatter", "gather", "send"})
 
 
 def algorithms() -> tuple[str, ...]:
-    """Names of all algorithms, sorted."""
+    """Return the names of all algorithms, sorted."""
     return tuple(sorted({name for rows in ALGORITHMS.values() for name in rows}))
 
 
 def operations(algorithm: str) -> tuple[str, ...]:
-    """Operations that an algorithm of this name does.
+    """Return the operations that an algorithm of this name does.
 
     Raises `InputError`: no such algorithm.
     """
@@ -222,7 +222,7 @@ def make(
 
 
 def allows(op: str, algorithm: str, ranks: int) -> str | None:
-    """Why an algorithm does not allow a number of ranks, or None if it does."""
+    """Return why an algorithm does not allow a number of ranks, or None if it does."""
     try:
         make(op, algorithm, ranks, 0)
     except ScheduleError as error:

@@ -282,7 +282,7 @@ def _chunk_sizes(
     chunks: int | Sequence[int] | None,
     tables: Sequence[IntArray],
 ) -> IntArray:
-    """Bytes of each chunk; equal ones unless they are given."""
+    """Return the bytes of each chunk; equal ones unless they are given."""
     known = allowed_names(COLLECTIVES, collective)
     refuse_if(collective not in COLLECTIVES, "collective", repr(collective), known)
     if chunks is None:

@@ -108,7 +108,7 @@ class SharedLinks:
                 flow.sender.interrupt(rate_Bps)
 
     def _sharing(self, links: set[int]) -> list[Flow]:
-        """Flows over some links, those that share other links with them, and so on."""
+        """Return the flows over some links, those that share other links with them, and so on."""
         while True:
             flows = [flow for flow in self._flows if not links.isdisjoint(flow.path.links)]
             reached = links.union(*(flow.path.links for flow in flows))

@@ -54,7 +54,7 @@ MESSAGES = frozenset({"send", "send_recv"})
 
 
 def message_pairs(op: str, group: RankGroup) -> list[tuple[int, int]]:
-    """Who sends to whom in "send", and in "send_recv" around the group."""
+    """Return who sends to whom in "send", and in "send_recv" around the group."""
     around = [(group[at - 1], group[at]) for at in range(len(group))]
     return around if op == "send_recv" else around[1:2]
 
@@ -106,7 +106,7 @@ class UncorrectedCollectives:
             cache.clear()
 
     def link_bytes(self, lowered: LoweredCollective) -> LinkBytes:
-        """Bytes of a collective on the links that it uses."""
+        """Return the bytes of a collective on the links that it uses."""
         if lowered not in self._link_bytes:
             wire_bytes, payload_bytes = self.traffic(lowered), self.traffic(lowered, payload=True)
             links = np.flatnonzero(wire_bytes)
@@ -300,14 +300,14 @@ class UncontendedTimer:
         )
 
     def link_bytes(self, lowered: LoweredCollective) -> LinkBytes:
-        """Bytes of one of this timer's collectives on the links that it uses.
+        """Return the bytes of one of this timer's collectives on the links that it uses.
 
         Found once for all machines that differ in measured corrections only.
         """
         return self._common.link_bytes(lowered)
 
     def of_legs(self, legs: tuple[TimedLeg, ...], find: Callable[[tuple[TimedLeg, ...]], T]) -> T:
-        """What `find` returns for some legs of this timer; found once."""
+        """Return what `find` returns for some legs of this timer; found once."""
         return once(self._of_legs, legs, partial(find, legs))
 
     def keep(self, make: Callable[[], T]) -> T:
@@ -375,7 +375,7 @@ def timed_phases(lowered: LoweredCollective, stage: Stage, rates_Bps: FloatArray
 
 
 def participants(lowered: LoweredCollective) -> int:
-    """Ranks of a collective, and the switches that take part."""
+    """Return the ranks of a collective, and the switches that take part."""
     return lowered.schedule.ranks + lowered.schedule.switches
 
 

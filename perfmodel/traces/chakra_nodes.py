@@ -123,7 +123,7 @@ def decode_integers(kind: int, value: int | bytes) -> list[int]:
 
 
 def decode_text(value: int | bytes) -> str:
-    """Text of a field."""
+    """Return the text of a field."""
     if isinstance(value, int):
         raise WireError("a number in place of text")
     return value.decode("utf-8", errors="replace")

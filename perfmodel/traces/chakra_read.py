@@ -143,7 +143,7 @@ def _read_classes(files: Mapping[int, Path], builder: _Builder) -> dict[str, _Al
 
 
 def _digest(rank: int, nodes: Sequence[TraceNode]) -> bytes:
-    """What alike ranks have in common: their nodes.
+    """Return what alike ranks have in common: their nodes.
 
     Alike ranks of data parallelism have the same file, with the same group or none; a message that
     names its other end alone is not the same one on two ranks.

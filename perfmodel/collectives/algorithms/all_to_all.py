@@ -76,7 +76,7 @@ def bruck(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
 
 
 def _block(ranks: int, nbytes: int, itemsize: int) -> int:
-    """Bytes of a block."""
+    """Return the bytes of a block."""
     check_elements(nbytes, itemsize)
     return -(-nbytes // (check_ranks(ranks) * itemsize)) * itemsize
 

@@ -164,7 +164,7 @@ def switched_nodes(table: IntArray, heads: int | None, collective: str = "all_re
 
 
 def _lanes(table: IntArray, heads: IntArray, second: bool, collective: str) -> IntArray:
-    """Edges of one tree: rows src, dst, first, head and adds of `Switched`."""
+    """Return the edges of one tree: rows src, dst, first, head and adds of `Switched`."""
     parent = node_parents(len(table), second)[0]
     trees = forest_of(parent[None, :])
     height, depth = _levels(parent, trees)
@@ -212,7 +212,7 @@ def _at_switch(
 
 
 def _levels(parent: IntArray, trees: Forest) -> tuple[IntArray, IntArray]:
-    """Height over the leaves and depth below the root of each node."""
+    """Return the height over the leaves and depth below the root of each node."""
     nodes = len(parent)
     height, depth = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
     up, down = trees.up, ~trees.up

@@ -56,7 +56,7 @@ class Forest:
 
 
 def forest_of(parents: IntArray) -> Forest:
-    """Edges of trees over the same ranks.
+    """Return the edges of trees over the same ranks.
 
     `parents`: of each rank in each channel's tree, `NO_PARENT` at its root; shape (channels,
     ranks).
@@ -86,7 +86,7 @@ def forest_of(parents: IntArray) -> Forest:
 
 
 def _depth(above: IntArray) -> IntArray:
-    """Edges from each node up to its root, by doubling the known distance."""
+    """Return the edges from each node up to its root, by doubling the known distance."""
     nodes = len(above)
     up = np.append(np.where(above < 0, nodes, above), nodes)
     depth = np.append((above >= 0).astype(np.int64), 0)
@@ -256,7 +256,7 @@ def _binomial(
 
 
 def _level(half: str, distance: int, ranks: int, root: int, sizes: IntArray) -> Pattern:
-    """The `distance` ranks nearest to the root and those `distance` further away."""
+    """Return the `distance` ranks nearest to the root and those `distance` further away."""
     near = np.arange(min(distance, ranks - distance))
     upper, lower = (near + root) % ranks, (near + distance + root) % ranks
     src, dst = (upper, lower) if half == "broadcast" else (lower, upper)

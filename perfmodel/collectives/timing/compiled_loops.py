@@ -228,7 +228,7 @@ def least_tree_end(
     from_s: FloatArray,
     rate_Bps: FloatArray,
 ) -> float:
-    """When the last byte leaves at the earliest: each edge has to send what it has not sent.
+    """Return when the last byte leaves at the earliest: each edge has to send what it has not sent.
 
     Parameters
     ----------

@@ -137,7 +137,7 @@ def ring_s(
 
 
 def period_of(rows: FloatArray, tolerance: float = 0.0) -> int:
-    """After how many edges the values of a ring come back, as they do host after host.
+    """Return after how many edges the values of a ring come back, as they do host after host.
 
     `rows`: shape (values, edges). `tolerance`: relative difference of values that are alike.
     """
@@ -196,7 +196,7 @@ class _Windows:
         return short if short[2] > gain else (start, end + whole * turn, gain)
 
     def _best_of(self, low: int, high: int) -> tuple[int, int, float]:
-        """The best of `low`, `low + stride` ... or `high` edges."""
+        """Return the best of `low`, `low + stride` ... or `high` edges."""
         stride, lengths = self._stride, (high - low) // self._stride + 1
         best, chosen = -np.inf, 0
         for first in range(min(stride, self._edges)):
@@ -211,13 +211,13 @@ class _Windows:
         return chosen, chosen + low + stride * int(reached.argmax()), best
 
     def _most_ahead(self, first: int, size: int) -> FloatArray:
-        """What the best of so many ends is worth, from each on."""
+        """Return what the best of so many ends is worth, from each on."""
         ends = self._ends[first :: self._stride]
         return once(self._ahead, (first, size), lambda: _most_ahead(ends, size))
 
 
 def _most_ahead(values: FloatArray, size: int) -> FloatArray:
-    """Largest of `size` values from each on, shape (values - size + 1,).
+    """Return the largest of `size` values from each on, shape (values - size + 1,).
 
     Every stretch is the end of one block of `size` values and the beginning of the next. Source:
     van Herk, Pattern Recognition Letters 13, 1992.

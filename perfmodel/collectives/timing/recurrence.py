@@ -165,7 +165,7 @@ def fits(schedule: Schedule, credits: int) -> bool:
 
 
 def last_landing_s(schedule: Schedule, paces: EdgePaces, begin_s: float) -> float:
-    """When the last send of a collective lands that begins at a time; seconds.
+    """Return when the last send of a collective lands that begins at a time; seconds.
 
     Raises `SimulationError`: a send over an edge that no phase of the schedule has;
     `ScheduleError`: two sends of a round that write the same chunk and do not both add.
@@ -227,7 +227,7 @@ class ReadyTimes:
     _came_s: FloatArray = field(default_factory=lambda: np.zeros(0))
 
     def begin_s(self, phase: Phase) -> FloatArray:
-        """When each edge of a phase may send at the earliest; shape (edges,)."""
+        """Return when each edge of a phase may send at the earliest; shape (edges,)."""
         self._grow(phase)
         starts, ends = places_of(phase, self.ranks)
         begin_s = self._open_s[starts]
@@ -296,7 +296,7 @@ def schedule_s(
 
 
 def leg_ends(leg: TimedPhases, credits: int) -> CompletionTimes:
-    """How a leg ends that all edges may begin at once.
+    """Return how a leg ends that all edges may begin at once.
 
     Of legs that have a closed form, `landed_s` holds the last arrival of all.
     """
@@ -326,7 +326,7 @@ def leg_ends(leg: TimedPhases, credits: int) -> CompletionTimes:
 
 
 def _long_ends(leg: TimedPhases, rings: bool, credits: int) -> CompletionTimes | None:
-    """How long rings, chains or trees end, if it is known without stepping."""
+    """Return how long rings, chains or trees end, if it is known without stepping."""
     first = leg.phases[0]
     channels = int(first.channel[-1]) + 1
     is_long = len(leg.latency_s) >= LONG_RING_EDGES * channels

@@ -90,11 +90,11 @@ class UnrolledPhases:
         return min(bisect.bisect_right(self._firsts, step), len(self.phases)) - 1
 
     def done(self, step: int) -> IntArray:
-        """Sends of each edge in the phases before that of a step."""
+        """Return the sends of each edge in the phases before that of a step."""
         return self._done[self._index(step)]
 
     def sent(self, step: int) -> IntArray:
-        """Sends of each edge in the steps before this one."""
+        """Return the sends of each edge in the steps before this one."""
         phase, first = self.phase_at(step)
         return self.done(step) + np.clip(step - first - phase.first, 0, phase.active)
 
@@ -117,7 +117,7 @@ class UnrolledPhases:
         return bool((phase.active == count).all()) and 0 < count * self.edges <= MOST_KEPT_SENDS
 
     def stride(self, phase: Phase) -> int:
-        """After how many steps a cycle may show; 0 if there is none to wait for."""
+        """Return after how many steps a cycle may show; 0 if there is none to wait for."""
         if self.ring_begins is None:
             return 0
         around = int(np.lcm.reduce(self.ring_edges))
@@ -134,7 +134,7 @@ class UnrolledPhases:
         return landed[places]
 
     def working(self, phase: Phase, step: int) -> IntArray:
-        """Edges that work in a repeat of a phase."""
+        """Return the edges that work in a repeat of a phase."""
         if (phase.active != phase.active[0]).any():
             return np.flatnonzero((phase.first <= step) & (step < phase.first + phase.active))
         begins = self.contiguous(phase).begins
@@ -142,7 +142,7 @@ class UnrolledPhases:
         return begins[slice(*np.searchsorted(phase.first, spans, sorter=begins))]
 
     def contiguous(self, phase: Phase) -> ContiguousPhase:
-        """Arrays of a phase for compiled loops."""
+        """Return the arrays of a phase for compiled loops."""
         if phase not in self._contiguous:
             self._contiguous[phase] = ContiguousPhase(
                 np.ascontiguousarray(self.feeders),
@@ -172,7 +172,7 @@ def prepare_phases(phases: Sequence[Phase], credits: int) -> UnrolledPhases:
 
 
 def places_of(phase: Phase, ranks: int = 0) -> tuple[IntArray, IntArray]:
-    """Where each edge starts and where it ends: a number for each rank on each channel."""
+    """Return where each edge starts and where it ends: a number for each rank on each channel."""
     count = ranks or 1 + int(max(phase.src.max(), phase.dst.max()))
     return phase.channel * count + phase.src, phase.channel * count + phase.dst
 
@@ -215,7 +215,7 @@ def consecutive_rings(phases: Sequence[Phase]) -> IntArray | None:
 
 
 def _trace_rings(feeders: IntArray) -> IntArray | None:
-    """Edges of rings of one length, in any order; None if they form none."""
+    """Return the edges of rings of one length, in any order; None if they form none."""
     edges = len(feeders)
     is_few = feeders.shape[1] == 1 and edges <= MOST_TRACED
     if not is_few or not np.array_equal(np.sort(feeders[:, 0]), np.arange(edges)):

@@ -184,7 +184,7 @@ class Clocks:
         self._paces = self._paces.chosen(at)
 
     def ends(self) -> CompletionTimes:
-        """How the sends end if nothing changes any more."""
+        """Return how the sends end if nothing changes any more."""
         if self._stand.step == 0:
             pieces = pieces_over_trees(self.course, self.begin_s, self._paces.last)
             if pieces is not None:
@@ -269,11 +269,11 @@ class OneStep:
         self.latency_s = np.where(under_way, latency_s, self.latency_s)
 
     def least_wire_s(self) -> float:
-        """When the last byte has left (see `Clocks.least_wire_s`)."""
+        """Return when the last byte has left (see `Clocks.least_wire_s`)."""
         return self.ends().wire_s
 
     def ends(self) -> CompletionTimes:
-        """How the sends end if nothing changes any more."""
+        """Return how the sends end if nothing changes any more."""
         leave_s, works = self._leave_s(), self.phase.active > 0
         landed_s = np.where(works, leave_s + self.latency_s, 0.0)
         return CompletionTimes(float(leave_s[works].max(initial=0.0)), landed_s)
@@ -361,7 +361,7 @@ class TreeClocks:
         self._is_current = False
 
     def ends(self) -> CompletionTimes:
-        """How the sends end if nothing changes any more."""
+        """Return how the sends end if nothing changes any more."""
         self._work_out()
         last = self._times.left_s[:, -1], self._times.arrived_s[:-1, -1]
         return CompletionTimes(float(last[0].max()), last[1].copy())

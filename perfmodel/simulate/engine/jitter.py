@@ -102,7 +102,7 @@ class Variation:
         return factor
 
     def _draw(self, number: int, jitter: Jitter, step: int, piece: int) -> FloatArray:
-        """Factors of all ranks; the last ones are cached for the other classes."""
+        """Return the factors of all ranks; the last ones are cached for the other classes."""
         key = (step, piece if jitter.per == "layer" else 0)
         cached = self._drawn.get(number)
         if cached is None or cached[0] != key:

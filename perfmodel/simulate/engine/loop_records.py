@@ -100,7 +100,7 @@ class LoopRun:
         return self.update_times_s[count - 1 :: count]
 
     def spans(self) -> list[Span]:
-        """Items and messages of the tracked workers, and services of their pushes."""
+        """Return the items and messages of the tracked workers, and services of their pushes."""
         plan, spans = self.plan, list[Span]()
         names = [worker.name for worker in plan.workers]
         for number, iteration, index, start_s, end_s in self.items:

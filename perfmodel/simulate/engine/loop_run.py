@@ -183,7 +183,7 @@ class _Loops:
             env.process(self._work(number, worker))
 
     def waiting(self) -> list[str]:
-        """Names of the workers that wait for an answer, and for which."""
+        """Return the names of the workers that wait for an answer, and for which."""
         return [
             f"{worker.name} for {self.plan.exchanges[wait[0]].name}"
             for worker, wait in zip(self.plan.workers, self._waits, strict=True)

@@ -200,7 +200,7 @@ class PlanRun:
             self._start(state, ready_s)
 
     def _ready_s(self, own: StepState, step: int, index: int) -> float:
-        """When the last of the tasks that a task waits for has ended."""
+        """Return when the last of the tasks that a task waits for has ended."""
         ready_s, before = own.ready_s[index], self._graph.own_before[index]
         if self._graph.own[index] >= 0:
             ready_s = max(ready_s, own.end_s[self._graph.own[index]])
@@ -380,7 +380,7 @@ class PlanRun:
             self.on_collective(self.plan.tasks[members[-1][1]])
 
     def names_in_progress(self) -> list[str]:
-        """Names of the collectives in progress, with the first of their classes."""
+        """Return the names of the collectives in progress, with the first of their classes."""
         return [collective_text(*each) for each in self._rendezvous.in_progress.values()]
 
     # ------------------------------------------------------------ deadlocks

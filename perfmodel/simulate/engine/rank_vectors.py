@@ -175,7 +175,7 @@ class _Recurrence:
             )
 
     def _ready(self, step: int, task: Task) -> Clock:
-        """When all dependencies of a task have ended, on each rank."""
+        """Return when all dependencies of a task have ended, on each rank."""
         ready: Clock = 0.0
         waits = [(step, index) for index in task.after]
         if step:
@@ -307,7 +307,7 @@ def _take_turns(plan: StepPlan) -> bool:
 
 
 def execution_order(plan: StepPlan, steps: int) -> Iterator[tuple[Node, ...]]:
-    """Tasks of some steps, each after its dependencies; those of a collective together.
+    """Return the tasks of some steps, each after its dependencies; those of a collective together.
 
     A collective comes as early as possible, right behind its dependencies: when a piece of compute
     is timed, every collective that may slow it down has been.

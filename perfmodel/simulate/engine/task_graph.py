@@ -221,7 +221,7 @@ def participants_of(plan: StepPlan) -> Mapping[str, Mapping[str, Participants]]:
 def _of_communicator(
     communicator: Communicator, classes: tuple[RankClass, ...], class_of: Mapping[int, int]
 ) -> Mapping[str, Participants]:
-    """Participants of each class; `class_of`: number of the class of each rank."""
+    """Return the participants of each class; `class_of`: number of the class of each rank."""
     kinds = [frozenset(map(class_of.get, group)) - {None} for group in communicator.groups]
     together: list[set[int | None]] = []
     for kind in dict.fromkeys(kinds):
@@ -287,7 +287,7 @@ class Work:
             now_s, at = end_s, at + 1
 
     def ends_s(self, now_s: float, factor: float) -> float:
-        """When the last piece ends, `factor` times slower from now on."""
+        """Return when the last piece ends, `factor` times slower from now on."""
         for at in range(len(self.end_s), len(self.left_s)):
             if at >= len(self.start_s):
                 now_s = max(now_s, self.ready_s[at])

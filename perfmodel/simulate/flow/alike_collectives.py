@@ -227,7 +227,7 @@ def _parts_of(
 
 
 def _needs_Bps(lowered: LoweredCollective, capacity_Bps: FloatArray) -> dict[int, float]:
-    """Most that all edges of a collective together may send over each of its links."""
+    """Return the most that all edges of a collective together may send over each of its links."""
     needs: dict[int, float] = {}
     for edges in dict.fromkeys(stage.edges for stage in lowered.stages):
         if not len(edges.arcs):

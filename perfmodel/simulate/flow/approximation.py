@@ -83,7 +83,7 @@ def _overlap(stages: tuple[Stage, ...]) -> bool:
 
 
 def _sends(stage: Stage, rates_Bps: FloatArray) -> tuple[FloatArray, ...]:
-    """Values that must be equal for edges to be alike, each of shape (edges,)."""
+    """Return the values that must be equal for edges to be alike, each of shape (edges,)."""
     held = sum((p.nbytes * p.active for p in stage.phases), np.zeros(len(rates_Bps)))
     busy = np.nan_to_num(sending_s(held, rates_Bps))  # equal infinities are alike
     first = np.asarray(stage.phases[0].first, float) if stage.phases else np.zeros(len(rates_Bps))

@@ -368,7 +368,7 @@ class _Landing:
 
 
 def _why_alone(legs: tuple[TimedLeg, ...]) -> Why | None:
-    """Why a collective without other traffic is approximated; None if it is not."""
+    """Return why a collective without other traffic is approximated; None if it is not."""
     stages, rates = zip(
         *(leg.expand() for leg in legs), strict=True
     )  # which may be large: not kept

@@ -277,7 +277,7 @@ class Streams:
         return True
 
     def first_s(self) -> float:
-        """When the first of them ends."""
+        """Return when the first of them ends."""
         return float(self.end_s.min())
 
     def send(self, now_s: float, counters: LinkCounters) -> None:

@@ -91,7 +91,7 @@ class Collective:
         return self.leg + 1 == len(self.legs)
 
     def ends(self) -> CompletionTimes:
-        """When its leg ends if no rate changes any more."""
+        """Return when its leg ends if no rate changes any more."""
         if self._clocks is None:
             return self.legs[self.leg].ends
         if self._ends is None:
@@ -122,7 +122,7 @@ class Collective:
         self._stage, self._is_rerouted = stage, True
 
     def _own_clocks(self) -> AnyClocks:
-        """Its clocks, edge by edge, which differ from those of `timer` from now on."""
+        """Return its clocks, edge by edge, which differ from those of `timer` from now on."""
         if self._clocks is None:
             timed, self._ends = self.legs[self.leg], None
             begin_s = np.zeros(len(timed.stage.edges)) if timed.begin_s is None else timed.begin_s

@@ -163,7 +163,7 @@ class BusyPeriod:
 
 
 def unshared_ends_s(machine: Machine, runs: Sequence[Run]) -> list[float] | None:
-    """When each run ends, in their own time; seconds.
+    """Return when each run ends, in their own time; seconds.
 
     None where a link cannot carry all edges over it at their limits, where sends queue for
     connections, and for background traffic: the kernel simulates these.

@@ -131,7 +131,7 @@ class ClassRates:
     """None where every edge is a class of its own."""
 
     def of_edges(self) -> FloatArray:
-        """Rate of each edge; shape (edges,)."""
+        """Return the rate of each edge; shape (edges,)."""
         return self.rates if self.classes is None else self.rates[self.classes.of]
 
 

@@ -106,7 +106,7 @@ class LinkUses:
     """Over before the last repeat of this use."""
 
     def bytes_met(self, nbytes: FloatArray) -> FloatArray:
-        """Bytes of all edges on the link of a use, in the repeats of that use.
+        """Return the bytes of all edges on the link of a use, in the repeats of that use.
 
         All that has crossed a link by repeat t is the sum of
         nbytes (min(t, end) - min(t, first)) over its edges.
@@ -205,7 +205,7 @@ def _alike_uses(order: UseOrder, first: IntArray, active: int) -> LinkUses:
 
 
 def _runs(ascending: IntArray) -> tuple[IntArray, IntArray]:
-    """Where the values equal to each value begin, and where they end."""
+    """Return where the values equal to each value begin, and where they end."""
     begins = np.flatnonzero(np.diff(ascending, prepend=-1))  # no value is negative
     ends = np.append(begins, len(ascending))[1:]
     return np.repeat(begins, ends - begins), np.repeat(ends, ends - begins)
@@ -260,7 +260,7 @@ class UsePatterns:
         return values
 
     def reduce(self, least_or_most: np.ufunc, values: FloatArray, without: float) -> FloatArray:
-        """Least or most of the values of an edge's links; shape (classes,).
+        """Return the least or most of the values of an edge's links; shape (classes,).
 
         `without`: of edges without links.
         """
@@ -326,7 +326,7 @@ def _find_patterns(
 
 
 def _begins(edges: Edges, first: IntArray) -> IntArray:
-    """Repeat in which each link is used first; shape (links up to the last used,)."""
+    """Return the repeat in which each link is used first; shape (links up to the last used,)."""
     begin = np.full(int(edges.arcs.max()) + 1, np.iinfo(np.int64).max)
     for rows, lengths, arcs in _parts(edges):
         np.minimum.at(begin, arcs, np.repeat(first[rows], lengths))
@@ -354,7 +354,7 @@ def _routes(edges: Edges, first: IntArray, begin: IntArray, links: Hashes) -> Ha
 
 
 def _parts(edges: Edges) -> Iterator[tuple[slice, IntArray, IntArray]]:
-    """Some edges in a row, how many links each crosses, and these links.
+    """Return some edges in a row, how many links each crosses, and these links.
 
     They are so many edges at once that what is worked out for their links stays in a cache.
     """

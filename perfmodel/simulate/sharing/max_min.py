@@ -79,7 +79,7 @@ class LinkSharing:
         return cls(used, pointers, owner, place[arcs])
 
     def rates(self, capacity_Bps: FloatArray, caps_Bps: FloatArray | None = None) -> FloatArray:
-        """Rates of the flows; see `max_min_rates`."""
+        """Return the rates of the flows; see `max_min_rates`."""
         flows, links = len(self.pointers) - 1, len(self.used)
         spare_Bps = capacity_Bps[self.used].astype(float)
         caps = np.full(flows, np.inf) if caps_Bps is None else caps_Bps.astype(float)

@@ -286,7 +286,7 @@ _SHAPES = ("Input Dims", "Input type", "External id")
 
 
 def kept_fields(kind: str, name: str) -> tuple[str, ...]:
-    """Names of these arguments of events of a kind and name."""
+    """Return the names of these arguments of events of a kind and name."""
     if name == "record_param_comms" or (
         kind == "device" and name.lower().startswith(COMMUNICATION_KERNELS)
     ):

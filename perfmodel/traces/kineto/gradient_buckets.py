@@ -121,7 +121,7 @@ Spans = list[tuple[float, float]]
 
 
 def version_of(table: EventTable) -> int:
-    """Version of FSDP that a trace shows; 0: none."""
+    """Return the version of FSDP that a trace shows; 0: none."""
     return next((number for number, word in HOOKS.items() if len(table.named(word))), 0)
 
 
