@@ -43,6 +43,7 @@ from perfmodel.simulate.sharing.duty_cycle import (
     TimedLeg,
     UseOrders,
     classed_leg,
+    fill_and_drain_rates,
     is_steady,
     joined_stages,
     sooner_s,
@@ -355,7 +356,7 @@ class UncontendedTimer:
         """
         if len(stage.phases) != 1 or is_steady(stage) or not stage.phases[0].first.any():
             return stage
-        ends_Bps = self._common.rates.filled_and_drained(stage).of_edges()
+        ends_Bps = self._common.rates.of_classes(fill_and_drain_rates, stage).of_edges()
         ends_Bps, usual_Bps = np.minimum(stage.cap_Bps, ends_Bps), self.rates(stage)
         gained_s = sooner_s(stage.phases[0].nbytes * lowered.wire_factor, usual_Bps, ends_Bps)
         return replace(stage, latency_s=stage.latency_s - gained_s)

@@ -86,13 +86,7 @@ class PlanRun:
         self._streams = [StreamState(*queue, queue[1].workers) for queue in self._graph.queues]
         self._step_states: dict[int, StepState] = {}
         self._rendezvous = Rendezvous(self._participants, plan.classes)
-        env.timeout(0.0).callbacks.append(lambda _: self._begin(start_s))
-
-    def _begin(self, start_s: float) -> None:
-        if start_s:
-            self._call_after(self._env.timeout(start_s), self._start_all)
-        else:
-            self._start_all()
+        self._call_after(env.timeout(start_s), self._start_all)
 
     def _start_all(self) -> None:
         if not self._streams or self._steps == 0:
@@ -247,10 +241,10 @@ class PlanRun:
         work = self.plan.tasks[index].work
         if not isinstance(work, Compute):
             self._join(state, step, index, ready_s, work)
-        elif state.stream.kind == "compute" and state.stream.workers == 1:
+        elif state.stream.kind == "compute":
             self._compute(state, step, index, ready_s)
         else:
-            self._compute_alone(state, step, index, ready_s)
+            self._take_time(state, step, index, ready_s)
 
     def _finish(
         self,
@@ -286,9 +280,12 @@ class PlanRun:
     # ------------------------------------------------------------ compute
 
     def _compute(self, state: StreamState, step: int, index: int, ready_s: float) -> None:
-        """Start work on the device, and what follows it while nobody else waits for an end."""
+        """Start work on the device, and what follows it while nobody else waits for an end.
+
+        A stream that has several workers starts each piece by itself.
+        """
         own, pieces = self._step_states[step], [(index, ready_s, *self._stretched(step, index))]
-        while not self._graph.is_last[index]:
+        while state.stream.workers == 1 and not self._graph.is_last[index]:
             index = state.tasks[state.at]
             task = self.plan.tasks[index]
             if own.waits[index] or task.acquires or not isinstance(task.work, Compute):
@@ -307,18 +304,15 @@ class PlanRun:
 
         self._call_after(self._compute_resources[state.rank_class].compute(work), end)
 
-    def _compute_alone(self, state: StreamState, step: int, index: int, ready_s: float) -> None:
-        """Start a piece of work, of a stream that may have others in progress."""
+    def _take_time(self, state: StreamState, step: int, index: int, ready_s: float) -> None:
+        """Start a piece of work that nothing slows down, on the host or of a copy."""
         start_s, (stretch, duration_s) = self._env.now, self._stretched(step, index)
-        resource, work = self._compute_resources[state.rank_class], Work([0.0], [duration_s])
-        is_compute = state.stream.kind == "compute"
-        done = resource.compute(work) if is_compute else self._env.timeout(duration_s)
 
         def end() -> None:
             self._finish(state, step, index, start_s, ready_s, self._env.now, stretch)
             self._free(state, index)
 
-        self._call_after(done, end)
+        self._call_after(self._env.timeout(duration_s), end)
 
     def _stretched(self, step: int, index: int) -> tuple[float, float]:
         """Factor on a task's work for its class, whose ranks have to be alike, and its duration."""

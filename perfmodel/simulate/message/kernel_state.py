@@ -273,14 +273,14 @@ class Kernel:
     def _pack(self) -> None:
         """Convert lists of objects to arrays."""
         events = self._state.events
-        self._state = State(*(to_array(name, getattr(self._state, name)) for name in LISTS))
+        self._state = State(**{name: to_array(name, getattr(self._state, name)) for name in LISTS})
         self.is_compiled = True
         self._set_events(events)
 
     def _unpack(self) -> None:
         """Convert arrays to lists of objects."""
         events = self._state.events[: self._queued()].tolist()
-        self._state = State(*(to_list(name, getattr(self._state, name)) for name in LISTS))
+        self._state = State(**{name: to_list(name, getattr(self._state, name)) for name in LISTS})
         self.is_compiled = False
         self._set_events(events)
 

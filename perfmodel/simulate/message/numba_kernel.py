@@ -10,14 +10,13 @@ import inspect
 import sys
 from collections import namedtuple
 from collections.abc import Callable
-from dataclasses import fields
 from functools import cache
 from typing import Any
 
 from perfmodel.simulate.message import event_loop, link_sharing, records
-from perfmodel.simulate.message.records import INF, State
+from perfmodel.simulate.message.records import INF, LISTS, State
 
-Arrays: Any = namedtuple("Arrays", [field.name for field in fields(State)])  # type: ignore[misc]  # noqa: PYI024
+Arrays: Any = namedtuple("Arrays", LISTS)  # type: ignore[misc]  # noqa: PYI024
 """A `State` as a named tuple, which numba can compile for."""
 
 HELPERS: tuple[Callable[..., object], ...] = tuple(

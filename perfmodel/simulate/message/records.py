@@ -6,7 +6,7 @@ In the interpreter they are lists of objects; compiled, structured arrays with t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import make_dataclass
 from heapq import heappop, heappush
 from itertools import starmap
 from operator import attrgetter
@@ -101,7 +101,7 @@ FIELDS: Mapping[str, Mapping[str, float]] = {
     },
 }
 """Lists of records: the fields of each record with their first values. A field is a fraction where
-its first value is one, and otherwise a whole number. The other lists hold whole numbers."""
+its first value is one, and otherwise a whole number."""
 
 RECORDS = {
     name: make_dataclass(name, [(field, type(first)) for field, first in own.items()], slots=True)
@@ -109,30 +109,23 @@ RECORDS = {
 }
 
 
-@dataclass(slots=True)
-class State:
-    """All lists (in the interpreter) or arrays (compiled)."""
-
-    arcs: Any
-    hops: Any
-    routes: Any
-    edges: Any
-    connections: Any
-    sends: Any
-    followers: Any  # sends, by the one that they wait for
-    ranks: Any
-    rank_edges: Any  # edges, by sender and stage
-    pending: Any  # by rank and stage: sends from it and to it that have not landed
-    runs: Any
-    events: Any  # a heap
-    clock: Any  # one
-    touched: Any  # arcs that changed in this instant, then arcs connected to them
-    flows: Any  # routes to solve
-    to_freeze: Any  # arcs or routes to freeze
-    ended: Any  # runs
+LISTS = (
+    *FIELDS,
+    "followers",  # sends, by the one that they wait for
+    "rank_edges",  # edges, by sender and stage
+    "pending",  # by rank and stage: sends from it and to it that have not landed
+    "touched",  # arcs that changed in this instant, then arcs connected to them
+    "flows",  # routes to solve
+    "to_freeze",  # arcs or routes to freeze
+    "ended",  # runs
+)
+"""All lists: those of records, of which events are a heap and the clock is one, and of numbers."""
 
 
-LISTS = tuple(field.name for field in fields(State))
+class State(make_dataclass("Lists", LISTS, slots=True)):  # type: ignore[misc]
+    """All `LISTS` by name, as lists (in the interpreter) or as arrays (compiled)."""
+
+
 COUNTERS = ("events", "clock")
 """Records whose whole numbers grow with time; all others are places in lists, or less."""
 

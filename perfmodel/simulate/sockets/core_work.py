@@ -212,7 +212,7 @@ Schedule = Callable[[float, Callable[[], None]], None]
 """Acts at a time, or now if that has passed."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Connection:
     """One direction of the connection between two ranks."""
 
@@ -228,10 +228,9 @@ class Connection:
     """When the last data that were sent begin to leave the last link."""
     waiting: deque[Callable[[], None]] = field(default_factory=deque, init=False)
     """What is to be sent after it, in order."""
-    rate_Bps: float = field(init=False)
-    """Rate of the slowest link."""
 
     def __post_init__(self) -> None:
+        # Of the slowest link:
         self.rate_Bps = min((link.rate_Bps for link in self.links), default=float("inf"))
 
     def send(self, at_s: float, nbytes: float) -> float:
@@ -274,7 +273,7 @@ class Connection:
             schedule(self.begun_s, lambda: self._send_next(schedule))
 
 
-@dataclass(slots=True)
+@dataclass
 class Cores:
     """Cores that all processes of a machine share; first come first served, one core a task.
 
@@ -284,7 +283,6 @@ class Cores:
     number: int | None
     """None: every process has its own, so that nothing waits."""
     speed: float = 1.0
-    _free_s: list[float] = field(init=False)
 
     def __post_init__(self) -> None:
         self._free_s = [0.0] * (self.number or 0)

@@ -120,7 +120,7 @@ def _joined(part: Round, even: float | None) -> list[Message]:
     return [(src, dst, nbytes) for (src, dst), nbytes in total.items()]
 
 
-@dataclass(slots=True)
+@dataclass
 class RankLoops:
     """The loops of one collective in progress."""
 
@@ -132,12 +132,7 @@ class RankLoops:
     send: Callable[[int, int, int, float], None]
     """`send_ready` and `send`: send a ready message (receiver, sender, round) or data (sender,
     receiver, round, bytes); call `receive_ready` and `count_message` when they arrive."""
-    _begun: list[int] = field(init=False)
-    _over: list[int] = field(init=False)
-    _messages_left: list[list[int]] = field(init=False)
-    _index_of: list[dict[int, int]] = field(init=False)
     _posted: dict[tuple[int, int, int], float] = field(default_factory=dict)
-    _running: int = field(init=False)
 
     def __post_init__(self) -> None:
         self._begun = [0] * len(self.rounds)

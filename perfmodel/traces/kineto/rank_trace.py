@@ -33,6 +33,7 @@ from perfmodel.traces.kineto.work import (
     find_windows,
     forward_layers,
     name_layers,
+    next_known,
     overlap_s,
     read_gradients,
     read_pass,
@@ -243,9 +244,8 @@ def _by_layer(
         owner = work.owner[chosen]
         at = np.minimum(np.searchsorted(operators, owner), len(operators) - 1)
         home = np.where(operators[at] == owner, layers[at], -1)
-        current = home[home >= 0][0] if np.any(home >= 0) else 0
-        for position in range(len(home)):
-            current = home[position] = home[position] if home[position] >= 0 else current
+        first = max(home[home >= 0][:1].tolist(), default=0)
+        home = next_known(home[::-1], first)[::-1]
         lengths_s = work.taken_s[chosen].copy()
         if number == 0:  # the gap before a step's first work is the end of the step before
             lengths_s[0] -= min(lengths_s[0], work.gap_s[chosen[0]])
