@@ -51,9 +51,6 @@ FIELDS: Mapping[str, Mapping[str, float]] = {
         "credits": 0,
         "head": 0,  # next send; those of an edge are numbered in the order in which it sends them
         "tail": 0,
-        "stage": 0,
-        "sender": 0,  # among the ranks; -1 in schedules of one stage
-        "receiver": 0,  # among the ranks
         "run": 0,
         "connection": 0,  # on which it sends in turn with other edges; -1: on its own
         "next_on_connection": -1,
@@ -71,19 +68,12 @@ FIELDS: Mapping[str, Mapping[str, float]] = {
         "edge": -1,  # that sends at present
         "last": -1,
     },
-    "sends": {  # messages of a collective
-        "edge": 0,
+    "sends": {  # messages of a collective, and behind them barriers between its stages
+        "edge": 0,  # -1: a barrier, which lands as soon as it waits for nothing any more
         "nbytes": 0.0,
         "waiting": 0,  # sends that must land before it starts
         "follower_start": 0,
         "follower_end": 0,
-    },
-    "ranks": {  # ranks on one channel of a collective, which go through the stages in order
-        "stage": 0,  # the first in which a send from it or to it has not landed
-        "stages": 0,
-        "pending_start": 0,
-        "next_edge": 0,  # of its outgoing edges, by stage: the first that waits for its stage
-        "edge_end": 0,
     },
     "runs": {"edge_start": 0, "edge_end": 0, "sends_left": 0},  # collectives
     "events": {"at_s": 0.0, "order": 0, "code": 0},  # those of one time as they were pushed
@@ -112,8 +102,6 @@ RECORDS = {
 LISTS = (
     *FIELDS,
     "followers",  # sends, by the one that they wait for
-    "rank_edges",  # edges, by sender and stage
-    "pending",  # by rank and stage: sends from it and to it that have not landed
     "touched",  # arcs that changed in this instant, then arcs connected to them
     "flows",  # routes to solve
     "to_freeze",  # arcs or routes to freeze
@@ -169,7 +157,7 @@ def to_array(name: str, values: list[Any]) -> NDArray[Any]:
 
 
 def write_column(name: str, target: Any, span: slice, values: NDArray[Any]) -> None:
-    """Write some entries of one column, "edges.head" or "pending", into a list or an array."""
+    """Write some entries of one column, "edges.head" or "followers", into a list or an array."""
     field = name.partition(".")[2]
     if isinstance(target, np.ndarray):
         (target[field] if field else target)[span] = values
