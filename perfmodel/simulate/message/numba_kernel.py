@@ -40,13 +40,13 @@ def compiled() -> Callable[[Any, float], int]:
 
     for function in (*HELPERS, is_before, move_event):
         register_jitable(forceinline=True)(function)
-    for plain, other in (
-        (records.push, push),
-        (records.pop, pop),
-        (records.first_s, first_s),
-        (records.count_events, count_events),
+    for plain, for_types in (  # functions of argument types, which return the one to compile
+        (records.push, lambda s, at_s, code: push),  # noqa: ARG005
+        (records.pop, lambda s: pop),  # noqa: ARG005
+        (records.first_s, lambda s: first_s),  # noqa: ARG005
+        (records.count_events, lambda s: count_events),  # noqa: ARG005
     ):
-        overload(plain, jit_options={"forceinline": True}, strict=False)(_overload_by(other))
+        overload(plain, jit_options={"forceinline": True}, strict=False)(for_types)
     sources = _digest()
 
     def advance(s: Any, until_s: float) -> int:
@@ -65,18 +65,6 @@ def _digest() -> str:
     modules = (event_loop, link_sharing, records, sys.modules[__name__])
     texts = [inspect.getsource(module) for module in modules]
     return hashlib.sha256("".join(texts).encode()).hexdigest()
-
-
-def _overload_by(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what numba asks for: a function of argument types that returns the one to compile."""
-
-    def for_state(s: Any) -> Callable[..., Any]:  # noqa: ARG001
-        return function
-
-    def for_event(s: Any, at_s: Any, code: Any) -> Callable[..., Any]:  # noqa: ARG001
-        return function
-
-    return for_state if function.__code__.co_argcount == 1 else for_event
 
 
 def push(s: State, at_s: float, code: int) -> None:
