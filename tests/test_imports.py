@@ -32,7 +32,6 @@ LAYERS = [
     "scenario",
     "collectives",
     "files",
-    "compiled_loops",
     "garbage",
     "memo",
     "timeline",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from perfmodel.errors import Fault, InputError, ScheduleError, allowed_names
 
@@ -44,8 +44,7 @@ class Algorithm:
         """Function that plans it."""
         module, _, function = self.function.partition(".")
         imported = import_module(f"perfmodel.collectives.algorithms.{module}")
-        maker: Maker = getattr(imported, function)
-        return maker
+        return cast("Maker", getattr(imported, function))
 
 
 _TABLE: Final = {
@@ -61,13 +60,15 @@ _TABLE: Final = {
         Algorithm("torus", "hierarchical.torus", "torus"),
         Algorithm("server", "linear.server_all_reduce", "server"),
         Algorithm("gloo_ring", "ring.ring_all_reduce", "gloo_ring"),
-        Algorithm("switch", "collnet.switch_all_reduce", "switch", in_switch=True),
-        Algorithm("nvls", "nvls.all_reduce", "nvls_all_reduce", "nvls", SIMPLE, True),
-        Algorithm("nvls_tree", "nvls.tree_all_reduce", "nvls_tree", "nvls_tree", SIMPLE, True),
-        Algorithm("collnet", "collnet.chain_all_reduce", "collnet", "collnet_chain", SIMPLE, True),
+        Algorithm("switch", "sharp.switch_all_reduce", "switch", in_switch=True),
+        Algorithm("nvls", "sharp.nvls_all_reduce", "nvls_all_reduce", "nvls", SIMPLE, True),
+        Algorithm(
+            "nvls_tree", "sharp.nvls_tree_all_reduce", "nvls_tree", "nvls_tree", SIMPLE, True
+        ),
+        Algorithm("collnet", "sharp.chain_all_reduce", "collnet", "collnet_chain", SIMPLE, True),
         Algorithm(
             "collnet_direct",
-            "collnet.direct_all_reduce",
+            "sharp.direct_all_reduce",
             "collnet_direct",
             "collnet_direct",
             SIMPLE,
@@ -78,18 +79,18 @@ _TABLE: Final = {
         Algorithm("ring", "ring.reduce_scatter", "ring_reduce_scatter", nccl="ring"),
         Algorithm("bidirectional_ring", "ring.bidirectional_reduce_scatter", "ring_reduce_scatter"),
         Algorithm("recursive_halving", "recursive_doubling.reduce_scatter", "recursive_halving"),
-        Algorithm("nvls", "nvls.reduce_scatter", "nvls_reduce_scatter", "nvls", SIMPLE, True),
+        Algorithm("nvls", "sharp.nvls_reduce_scatter", "nvls_reduce_scatter", "nvls", SIMPLE, True),
         Algorithm("collnet_direct", "", "", "collnet_direct", SIMPLE, True),
-        Algorithm("pat", "pat.reduce_scatter", "logarithmic_reduce_scatter", "pat", SIMPLE),
+        Algorithm("pat", "tree.pat_reduce_scatter", "logarithmic_reduce_scatter", "pat", SIMPLE),
     ),
     "all_gather": (
         Algorithm("ring", "ring.all_gather", "ring_all_gather", nccl="ring"),
         Algorithm("bidirectional_ring", "ring.bidirectional_all_gather", "ring_all_gather"),
         Algorithm("recursive_doubling", "recursive_doubling.all_gather", "logarithmic_all_gather"),
         Algorithm("bruck", "recursive_doubling.bruck_all_gather", "logarithmic_all_gather"),
-        Algorithm("nvls", "nvls.all_gather", "nvls_all_gather", "nvls", SIMPLE, True),
+        Algorithm("nvls", "sharp.nvls_all_gather", "nvls_all_gather", "nvls", SIMPLE, True),
         Algorithm("collnet_direct", "", "", "collnet_direct", SIMPLE, True),
-        Algorithm("pat", "pat.all_gather", "logarithmic_all_gather", "pat", SIMPLE),
+        Algorithm("pat", "tree.pat_all_gather", "logarithmic_all_gather", "pat", SIMPLE),
     ),
     "broadcast": (
         Algorithm("chain", "ring.broadcast", "chain_broadcast", nccl="ring"),
@@ -141,12 +142,12 @@ ROOTED: Final = frozenset({"broadcast", "reduce", "scatter", "gather", "send"})
 
 
 def algorithms() -> tuple[str, ...]:
-    """Names of all algorithms, sorted."""
+    """Return the names of all algorithms, sorted."""
     return tuple(sorted({name for rows in ALGORITHMS.values() for name in rows}))
 
 
 def operations(algorithm: str) -> tuple[str, ...]:
-    """Operations that an algorithm of this name does.
+    """Return the operations that an algorithm of this name does.
 
     Raises `InputError`: no such algorithm.
     """
@@ -221,7 +222,7 @@ def make(
 
 
 def allows(op: str, algorithm: str, ranks: int) -> str | None:
-    """Why an algorithm does not allow a number of ranks, or None if it does."""
+    """Return why an algorithm does not allow a number of ranks, or None if it does."""
     try:
         make(op, algorithm, ranks, 0)
     except ScheduleError as error:

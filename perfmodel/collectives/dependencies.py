@@ -133,7 +133,7 @@ def sends_in(schedule: Schedule, most: int | None = None) -> int:
 
 
 def _places(sends: Sends) -> tuple[IntArray, IntArray]:
-    """Places (of chunks on ranks) that each send reads and writes."""
+    """Return the places (of chunks on ranks) that each send reads and writes."""
     chunks = _chunks(sends)
     return sends.src * chunks + sends.src_chunk, sends.dst * chunks + sends.dst_chunk
 
@@ -158,7 +158,7 @@ def _is_message_each(sends: Sends) -> bool:
 
 
 def _pairs_once(waits: IntArray, awaited: IntArray, sends: int) -> tuple[IntArray, IntArray]:
-    """Pairs of sends in order, each once."""
+    """Return the pairs of sends in order, each once."""
     pairs = np.sort(waits * max(1, sends) + awaited)
     pairs = pairs[np.diff(pairs, prepend=-1) > 0]  # np.unique hashes, which takes four times longer
     return pairs // max(1, sends), pairs % max(1, sends)
@@ -195,7 +195,7 @@ def _refuse_races(sends: Sends, target: IntArray) -> None:
 
 
 def _waits(source: IntArray, target: IntArray, number: IntArray) -> tuple[IntArray, IntArray]:
-    """Pairs of sends: the first waits for the second, which is of an earlier round.
+    """Return the pairs of sends: the first waits for the second, which is of an earlier round.
 
     A read waits for the last write of its chunk, a write for that and for the reads since.
     """
@@ -247,7 +247,7 @@ def _waits_of_single(
 
 
 def _each_once(awaited: IntArray) -> tuple[IntArray, IntArray]:
-    """Pairs of a send and what it waits for, in order, each once.
+    """Return the pairs of a send and what it waits for, in order, each once.
 
     `awaited`: shape (3, sends); -1: nothing. Changed in place.
     """
@@ -280,14 +280,14 @@ class _Ordered:
         return np.where((at >= 0) & (key >= place * span), key - place * span, -1)
 
     def before(self, place: IntArray, number: IntArray, span: int) -> tuple[IntArray, IntArray]:
-        """Where the accesses to a place in its last round before a round begin and end."""
+        """Return where the accesses to a place in its last round before a round begin and end."""
         last = self.last_round(place, number, span)
         key = place * span + last
         low = np.searchsorted(self.keys, key, side="left")
         return low, np.where(last < 0, low, np.searchsorted(self.keys, key, side="right"))
 
     def expand(self, low: IntArray, high: IntArray) -> tuple[IntArray, IntArray]:
-        """Pairs of each query and the sends from its low to its high end."""
+        """Return the pairs of each query and the sends from its low to its high end."""
         count = np.maximum(0, high - low)
         query = np.repeat(np.arange(len(count)), count)
         offset = np.arange(len(query)) - np.repeat(np.cumsum(count) - count, count)

@@ -157,10 +157,9 @@ def ranges(
 
 
 def _range_bytes(sizes: IntArray, begin: IntArray, counts: IntArray) -> IntArray:
-    """Bytes of ranges of chunks, which may wrap around once."""
+    """Return the bytes of ranges of chunks, which may wrap around once."""
     ends = np.concatenate([[0], np.cumsum(np.concatenate([sizes, sizes]))])
-    total: IntArray = ends[begin + counts] - ends[begin]
-    return total
+    return np.asarray(ends[begin + counts] - ends[begin])
 
 
 def pipeline(

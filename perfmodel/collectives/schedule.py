@@ -15,7 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray, IntArray
-from perfmodel.errors import Fault, InputError, ScheduleError, allowed_names
+from perfmodel.errors import (
+    Fault,
+    InputError,
+    ScheduleError,
+    allowed_names,
+    raise_faults,
+    refuse_if,
+)
 
 SentChunk = Sequence[int]
 """``(src, dst, chunk)``, ``(src, dst, chunk, adds)`` or ``(src, dst, chunk, adds, into)``."""
@@ -249,13 +256,11 @@ def _send_table(number: int, sends: Iterable[SentChunk]) -> IntArray:
     except TypeError:
         fault = Fault(f"rounds.{number}", repr(sends), f"a list of sends, each {_SEND}")
         raise InputError(fault) from None
-    faults = [
+    raise_faults(
         Fault(f"rounds.{number}.{at}", repr(send), _SEND)
         for at, send in enumerate(rows)
         if not _is_send(send)
-    ]
-    if faults:
-        raise InputError(faults)
+    )
     table = np.zeros((len(rows), _INTO + 1), dtype=np.int64)
     for at, send in enumerate(rows):
         table[at, _INTO] = send[2]
@@ -277,20 +282,18 @@ def _chunk_sizes(
     chunks: int | Sequence[int] | None,
     tables: Sequence[IntArray],
 ) -> IntArray:
-    """Bytes of each chunk; equal ones unless they are given."""
-    if collective not in COLLECTIVES:
-        allowed = allowed_names(COLLECTIVES, collective)
-        raise InputError(Fault("collective", repr(collective), allowed))
+    """Return the bytes of each chunk; equal ones unless they are given."""
+    known = allowed_names(COLLECTIVES, collective)
+    refuse_if(collective not in COLLECTIVES, "collective", repr(collective), known)
     if chunks is None:
         highest = max((int(table[:, [2, _INTO]].max(initial=0)) for table in tables), default=0)
         chunks = max(highest + 1, 2 * ranks if collective == "all_to_all" else 1)
     if not isinstance(chunks, int | np.integer):
-        if not isinstance(chunks, Sequence | np.ndarray) or isinstance(chunks, str):
-            allowed = "a whole number of equal chunks, or the bytes of each"
-            raise InputError(Fault("chunks", repr(chunks), allowed))
+        is_text = isinstance(chunks, str) or not isinstance(chunks, Sequence | np.ndarray)
+        allowed = "a whole number of equal chunks, or the bytes of each"
+        refuse_if(is_text, "chunks", repr(chunks), allowed)
         return np.asarray(chunks, dtype=np.int64)
-    if chunks < 1:
-        raise InputError(Fault("chunks", str(chunks), "1 or more"))
+    refuse_if(chunks < 1, "chunks", str(chunks), "1 or more")
     if collective == "all_to_all":  # output and scratch beside the input
         check_elements(nbytes, itemsize)
         return np.full(chunks, -(-nbytes // (ranks * itemsize)) * itemsize, dtype=np.int64)
@@ -314,8 +317,7 @@ def _check_sends(tables: Sequence[IntArray], ranks: int, sizes: IntArray, owners
         if not wrong.any():
             faults += _faults_at(number, table, sizes[chunk] != sizes[into], "chunks of one size")
         faults += _faults_at(number, table, adds & ~1 != 0, "True or False for adds")
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
 
 
 def _faults_at(

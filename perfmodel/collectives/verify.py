@@ -11,7 +11,7 @@ block that a rank keeps for itself stays in the input.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -19,9 +19,6 @@ from numpy.typing import DTypeLike, NDArray
 from perfmodel.collectives.dependencies import Sends, grouped, unroll
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.errors import DataMismatch, ScheduleError
-
-PADDED: Final = frozenset({"all_to_all"})
-"""Collectives with more chunks than the buffer has bytes: output and scratch apart from input."""
 
 
 def holds_at_first(schedule: Schedule, rank: int, chunk: int) -> bool:
@@ -48,7 +45,7 @@ def must_hold(schedule: Schedule, rank: int, chunk: int) -> bool:
 
 
 def expected_part(schedule: Schedule, rank: int, chunk: int) -> tuple[int | None, int]:
-    """Whose input must be there afterwards (None: the sum of all), and which chunk of it."""
+    """Return whose input must be there afterwards (None: the sum of all), and which chunk of it."""
     if schedule.collective in {"all_reduce", "reduce_scatter", "reduce"}:
         return None, chunk
     if schedule.collective == "all_to_all":
@@ -121,7 +118,8 @@ def verify(
 
 def _check_chunks(schedule: Schedule) -> None:
     total = int(schedule.chunk_bytes.sum())
-    right = total >= schedule.nbytes if schedule.collective in PADDED else total == schedule.nbytes
+    has_more = schedule.collective == "all_to_all"  # chunks of output and scratch, beside the input
+    right = total >= schedule.nbytes if has_more else total == schedule.nbytes
     if not right or (schedule.chunk_bytes % schedule.itemsize).any():
         raise ScheduleError(
             f"chunks of {total} bytes; allowed: the {schedule.nbytes} bytes of the buffer, "
@@ -130,7 +128,7 @@ def _check_chunks(schedule: Schedule) -> None:
 
 
 def _values(schedule: Schedule, dtype: np.dtype[Any], rng: np.random.Generator) -> Data:
-    """Elements of every rank, shape (ranks, elements of all chunks)."""
+    """Return the elements of every rank, shape (ranks, elements of all chunks)."""
     shape = (schedule.ranks, int(schedule.chunk_bytes.sum()) // schedule.itemsize)
     if dtype.kind == "u":
         return rng.integers(0, np.iinfo(dtype).max, size=shape, dtype=dtype, endpoint=True)
@@ -157,7 +155,7 @@ def exact_up_to(dtype: np.dtype[Any]) -> int:
 
 
 def _split_chunks(schedule: Schedule, start: Data) -> Buffers:
-    """Each rank's chunks before the collective; what a rank does not hold yet is garbage."""
+    """Return each rank's chunks before the collective; what a rank does not hold yet is garbage."""
     ends = np.cumsum(schedule.chunk_bytes) // schedule.itemsize
     buffers = [[part.copy() for part in np.split(row, ends[:-1])] for row in start]
     for rank, chunks in enumerate(buffers):

@@ -17,7 +17,7 @@ from perfmodel.collectives.catalog import allows, make, operations
 from perfmodel.collectives.dependencies import sends_in
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.collectives.verify import verify
-from perfmodel.errors import Fault, InputError, ScheduleError
+from perfmodel.errors import Fault, InputError, ScheduleError, refuse_if
 from perfmodel.own_functions import name_of
 
 ITEM_BYTES = 4
@@ -132,8 +132,7 @@ def _check_work(
     """Refuse a table that is empty or would take hours; the largest size counts for all sizes."""
     sends, name = 0, algorithm if isinstance(algorithm, str) else name_of(algorithm)
     ranks = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else ", ".join(map(str, counts))
-    if not any(plans):
-        raise InputError(Fault("ranks", ranks or "none", f"numbers that {name} allows"))
+    refuse_if(not any(plans), "ranks", ranks or "none", f"numbers that {name} allows")
     for count, schedules in zip(counts, plans, strict=True):
         for by_size in schedules.values():
             times = orders * len(by_size)

@@ -140,7 +140,7 @@ def simulate_plan(
     >>> pm.simulate(plan, pm.topology("dgx-a100")).step_times_s
     (0.001,)
     """
-    from perfmodel.errors import Fault, InputError, describe_type
+    from perfmodel.errors import describe_type, failed, raise_faults, refuse_if
     from perfmodel.library.machine import Machine, make_machine
     from perfmodel.library.model import load_library
     from perfmodel.simulate.engine.engine import simulate
@@ -149,27 +149,19 @@ def simulate_plan(
     from perfmodel.topology.model import Topology
     from perfmodel.training.plan.step_plan import StepPlan
 
-    faults = [
-        Fault(name, describe_type(value), allowed)
-        for name, value, kinds, allowed in (
-            ("plan", plan, StepPlan, "a perfmodel.StepPlan"),
-            (
-                "machine",
-                machine,
-                (Topology, Machine),
-                "what perfmodel.topology builds, or a Machine",
-            ),
+    is_machine, built = isinstance(machine, Topology | Machine), "what perfmodel.topology builds"
+    raise_faults(
+        failed(
+            (not isinstance(plan, StepPlan), "plan", describe_type(plan), "a perfmodel.StepPlan"),
+            (not is_machine, "machine", describe_type(machine), f"{built}, or a Machine"),
         )
-        if not isinstance(value, kinds)
-    ]
-    if faults:
-        raise InputError(faults)
+    )
     check_plan(plan)
     if not isinstance(machine, Machine):
         machine = make_machine(machine, load_library(library))
     last = max(rank for each in plan.classes for rank in each.ranks)
-    if last >= (gpus := len(machine.topology.ranks)):
-        raise InputError(Fault("plan.classes", f"rank {last}", f"0 to {gpus - 1}, the GPUs"))
+    gpus = len(machine.topology.ranks)
+    refuse_if(last >= gpus, "plan.classes", f"rank {last}", f"0 to {gpus - 1}, the GPUs")
     own = [OwnProcess(each, f"processes.{number}") for number, each in enumerate(processes)]
     return simulate(plan, machine, steps=steps, fidelity=fidelity, processes=own)
 

@@ -148,15 +148,13 @@ class Network(ABC):
     changes_left: int | None = None
     """How often the machine will still change, if that is known: then traffic that stalls after the
     last change is an error at once."""
-    machine: Machine = field(init=False)  # as it is now
     _rerouted: dict[LoweredCollective, LoweredCollective] = field(default_factory=dict, init=False)
     _rerouted_legs: dict[LoweredCollective, tuple[Stage, ...]] = field(
         default_factory=dict, init=False
     )
-    _counted: LinkCounters = field(init=False)
 
     def __post_init__(self) -> None:
-        self.machine = self.timer.machine
+        self.machine = self.timer.machine  # as it is now
         self._counted = zero_counters(len(self.machine.topology.arcs))
 
     @property

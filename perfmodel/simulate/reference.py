@@ -108,7 +108,7 @@ class SharedLinks:
                 flow.sender.interrupt(rate_Bps)
 
     def _sharing(self, links: set[int]) -> list[Flow]:
-        """Flows over some links, those that share other links with them, and so on."""
+        """Return the flows over some links, those that share other links with them, and so on."""
         while True:
             flows = [flow for flow in self._flows if not links.isdisjoint(flow.path.links)]
             reached = links.union(*(flow.path.links for flow in flows))
@@ -160,8 +160,6 @@ class ReferenceNetwork(Network):
     """The network at fidelity "reference" (see the module and `Network`)."""
 
     sends: int = field(default=0, init=False)
-    _links: SharedLinks = field(init=False)
-    _connections: dict[tuple[int, ...], simpy.Resource] = field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -170,7 +168,9 @@ class ReferenceNetwork(Network):
         if self.machine.library.in_order and cores and cores < len(self.machine.topology.ranks):
             raise UnsuitedNetworkError("fidelity 'reference' has no ranks that share cores")
         at_once = 1 if self.machine.library.in_order else sys.maxsize
-        self._connections = defaultdict(partial(simpy.Resource, self.env, at_once))
+        self._connections: dict[tuple[int, ...], simpy.Resource] = defaultdict(
+            partial(simpy.Resource, self.env, at_once)
+        )
 
     def _launch(self, lowered: LoweredCollective) -> simpy.Event:
         self._refuse_many(messages_in(lowered.schedule))

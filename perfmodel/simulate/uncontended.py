@@ -43,6 +43,7 @@ from perfmodel.simulate.sharing.duty_cycle import (
     TimedLeg,
     UseOrders,
     classed_leg,
+    fill_and_drain_rates,
     is_steady,
     joined_stages,
     sooner_s,
@@ -54,10 +55,9 @@ MESSAGES = frozenset({"send", "send_recv"})
 
 
 def message_pairs(op: str, group: RankGroup) -> list[tuple[int, int]]:
-    """Who sends to whom in "send", and in "send_recv" around the group."""
-    if op == "send":
-        return [(group[0], group[1])]
-    return [(group[at - 1], group[at]) for at in range(len(group))]
+    """Return who sends to whom in "send", and in "send_recv" around the group."""
+    around = [(group[at - 1], group[at]) for at in range(len(group))]
+    return around if op == "send_recv" else around[1:2]
 
 
 def root_in(group: RankGroup, groups: tuple[RankGroup, ...], root: int) -> int:
@@ -83,7 +83,6 @@ class UncorrectedCollectives:
     """
 
     machine: Machine
-    rates: StageRates = field(init=False)
     laid: dict[Callable[[], Any], Any] = field(default_factory=dict)
     _link_bytes: dict[LoweredCollective, LinkBytes] = field(default_factory=dict)
     _crossed: dict[Hashable, list[Crossings]] = field(default_factory=dict)
@@ -108,7 +107,7 @@ class UncorrectedCollectives:
             cache.clear()
 
     def link_bytes(self, lowered: LoweredCollective) -> LinkBytes:
-        """Bytes of a collective on the links that it uses."""
+        """Return the bytes of a collective on the links that it uses."""
         if lowered not in self._link_bytes:
             wire_bytes, payload_bytes = self.traffic(lowered), self.traffic(lowered, payload=True)
             links = np.flatnonzero(wire_bytes)
@@ -152,7 +151,6 @@ class UncontendedTimer:
     """What was found of each collective, by name."""
     _of_legs: dict[tuple[TimedLeg, ...], Any] = field(default_factory=dict)
     _shared: dict[Callable[[], Any], Any] = field(default_factory=dict)
-    _common: UncorrectedCollectives = field(init=False)
 
     def __post_init__(self) -> None:
         self._common = UncorrectedCollectives(self.machine)
@@ -240,12 +238,10 @@ class UncontendedTimer:
         while members and len(samples) < MOST_SAMPLES:
             group, root = next(iter(members.items()))
             best = self.best(op, nbytes, group, root)
-            if (
-                op not in MESSAGES
-                and not self._is_on_one_host(group)
-                and not self._have_same_edges((op, nbytes, group, root, None))
-            ):
-                return  # another candidate may be better elsewhere: no sample for later calls
+            if op not in MESSAGES and not self._is_on_one_host(group):
+                candidates = self._common.lower((op, nbytes, group, root, None))
+                if len({tuple(stage.edges for stage in each.stages) for each in candidates}) > 1:
+                    return  # another candidate may be better elsewhere: no sample for later calls
             del members[group]
             samples.append((group, *best))
             self._move_best(op, nbytes, samples[-1], members)
@@ -265,11 +261,6 @@ class UncontendedTimer:
             ):
                 if moved is not None:
                     self._best[op, nbytes, other, members.pop(other), None] = moved, time_s
-
-    def _have_same_edges(self, key: CollectiveKey) -> bool:
-        """Whether all candidates go over the same edges, so that none is better elsewhere."""
-        candidates = self._common.lower(key)
-        return len({tuple(stage.edges for stage in each.stages) for each in candidates}) == 1
 
     def _is_on_one_host(self, group: RankGroup) -> bool:
         size = self.machine.topology.gpus_per_host
@@ -310,14 +301,14 @@ class UncontendedTimer:
         )
 
     def link_bytes(self, lowered: LoweredCollective) -> LinkBytes:
-        """Bytes of one of this timer's collectives on the links that it uses.
+        """Return the bytes of one of this timer's collectives on the links that it uses.
 
         Found once for all machines that differ in measured corrections only.
         """
         return self._common.link_bytes(lowered)
 
     def of_legs(self, legs: tuple[TimedLeg, ...], find: Callable[[tuple[TimedLeg, ...]], T]) -> T:
-        """What `find` returns for some legs of this timer; found once."""
+        """Return what `find` returns for some legs of this timer; found once."""
         return once(self._of_legs, legs, partial(find, legs))
 
     def keep(self, make: Callable[[], T]) -> T:
@@ -365,7 +356,7 @@ class UncontendedTimer:
         """
         if len(stage.phases) != 1 or is_steady(stage) or not stage.phases[0].first.any():
             return stage
-        ends_Bps = self._common.rates.filled_and_drained(stage).of_edges()
+        ends_Bps = self._common.rates.of_classes(fill_and_drain_rates, stage).of_edges()
         ends_Bps, usual_Bps = np.minimum(stage.cap_Bps, ends_Bps), self.rates(stage)
         gained_s = sooner_s(stage.phases[0].nbytes * lowered.wire_factor, usual_Bps, ends_Bps)
         return replace(stage, latency_s=stage.latency_s - gained_s)
@@ -385,7 +376,7 @@ def timed_phases(lowered: LoweredCollective, stage: Stage, rates_Bps: FloatArray
 
 
 def participants(lowered: LoweredCollective) -> int:
-    """Ranks of a collective, and the switches that take part."""
+    """Return the ranks of a collective, and the switches that take part."""
     return lowered.schedule.ranks + lowered.schedule.switches
 
 
@@ -409,13 +400,6 @@ def hidden_s(
     if first is None:
         return 0.0
     travel_s = (timer.time_s(first) - first.launch_s) * (1 - 1 / hops)
-    slack_s = timer.time_s(lowered) - lowered.launch_s - _busy_s(timer, lowered)
-    return max(0.0, min(travel_s, slack_s))
-
-
-def _busy_s(timer: UncontendedTimer, lowered: LoweredCollective) -> float:
-    """Least time that the busiest edge needs for its bytes; seconds."""
-    return max(
-        float(np.max(stage_bytes(lowered, stage) / timer.rates(stage)))
-        for stage in timer.legs(lowered)
-    )
+    stages = timer.legs(lowered)
+    busiest_s = max(float(np.max(stage_bytes(lowered, s) / timer.rates(s))) for s in stages)
+    return max(0.0, min(travel_s, timer.time_s(lowered) - lowered.launch_s - busiest_s))

@@ -22,11 +22,10 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from perfmodel.collectives.algorithms.all_to_all import RANKS_AT_ONCE
-from perfmodel.collectives.algorithms.collnet import PIECE_BYTES as COLLNET_BYTES
-from perfmodel.collectives.algorithms.collnet import SWITCH_PIECE_BYTES as SWITCH_BYTES
-from perfmodel.collectives.algorithms.nvls import PIECE_BYTES as NVLS_BYTES
 from perfmodel.collectives.algorithms.ring import PIECE_BYTES as CHAIN_BYTES
 from perfmodel.collectives.algorithms.ring import SEGMENT_BYTES, segments
+from perfmodel.collectives.algorithms.sharp import CHAIN_PIECE_BYTES as COLLNET_BYTES
+from perfmodel.collectives.algorithms.sharp import NVLS_PIECE_BYTES as NVLS_BYTES
 from perfmodel.collectives.algorithms.tree import PIECE_BYTES as TREE_BYTES
 from perfmodel.collectives.catalog import ALGORITHMS, bus_factor, find_algorithm
 from perfmodel.collectives.patterns import near_root, pieces_of
@@ -232,7 +231,7 @@ FORMS: Mapping[str, Formula] = {
     "hierarchical": _two_level("group_size"),
     "torus": _two_level("columns"),
     "server": _server,
-    "switch": _in_pieces(SWITCH_BYTES, lambda *_: 1, lambda *_: (1, 1.0, 1.0, 0.0)),
+    "switch": _in_pieces(NVLS_BYTES, lambda *_: 1, lambda *_: (1, 1.0, 1.0, 0.0)),
     # Through a switch, where the busiest port carries most of what is sent or received.
     "nvls_all_reduce": _in_pieces(
         NVLS_BYTES, lambda n, _: n, lambda n, _: (3, 1 + 1 / n, 1 + 1 / n, 0.0)

@@ -41,12 +41,8 @@ def encode_varint(value: int) -> bytes:
     'ac02'
     """
     value &= (1 << 64) - 1
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
+    last = max(value.bit_length() - 1, 0) // 7
+    return bytes([*(value >> 7 * at & 0x7F | 0x80 for at in range(last)), value >> 7 * last])
 
 
 def decode_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
@@ -127,7 +123,7 @@ def decode_integers(kind: int, value: int | bytes) -> list[int]:
 
 
 def decode_text(value: int | bytes) -> str:
-    """Text of a field."""
+    """Return the text of a field."""
     if isinstance(value, int):
         raise WireError("a number in place of text")
     return value.decode("utf-8", errors="replace")
@@ -153,8 +149,6 @@ ALLOWED = "a Chakra execution trace (.et, protobuf)"
 LARGEST_BYTES = 256 << 20
 MOST_NODES = 500_000
 """Nodes of a rank; reading as many from a file as large takes up to 460 MB, as measured."""
-_LENGTH_BYTES = 10
-"""Most that the length of a message takes."""
 
 Value = bool | int | float | str | tuple[int, ...]
 """Types of an attribute's value."""
@@ -267,7 +261,7 @@ def _opened(path: Path) -> BinaryIO:
 def _messages(stream: BinaryIO) -> Iterator[memoryview]:
     """Yield the messages of a file, each behind its length."""
     for number in itertools.count():
-        if not (start := stream.read(_LENGTH_BYTES)):
+        if not (start := stream.read(_LONGEST_VARINT)):
             return
         if number >= MOST_NODES:
             raise WireError(f"more than {MOST_NODES:,} nodes")
@@ -296,7 +290,6 @@ class _NodeDecoder:
     def __init__(self, is_read: Callable[[str], bool] | None) -> None:
         self._is_read = is_read
         self._shared: dict[Hashable, Any] = {}
-        self._numbers: dict[int, int] = {}
 
     def node(self, data: memoryview) -> TraceNode:
         """Decode one node."""
@@ -317,12 +310,9 @@ class _NodeDecoder:
             elif field_ in integers and isinstance(value, int):
                 integers[field_] = value
         number, kind, duration = integers.values()
-        control, inputs = (
-            tuple(self._numbers.setdefault(each, each) for each in depends[field_])
-            for field_ in (4, 5)
-        )
-        number = self._numbers.setdefault(number, number)
-        return TraceNode(number, name, kind, inputs, control, duration, self._one_of(attributes))
+        control, inputs = (tuple(map(self._one, depends[field_])) for field_ in (4, 5))
+        number, shared = self._one(number), self._one_of(attributes)
+        return TraceNode(number, name, kind, inputs, control, duration, shared)
 
     def _one(self, value: _T) -> _T:
         """Return the object of this value that was seen first."""
@@ -373,11 +363,7 @@ def _decode_attribute(data: bytes) -> tuple[str, Value]:
 
 def _decode_list(data: bytes) -> tuple[int, ...]:
     """Return whole numbers of a list; text and fractions, which nothing here reads, are empty."""
-    values: list[int] = []
-    for number, wire, value in decode_fields(data):
-        if number == 1:
-            try:
-                values.extend(decode_integers(wire, value))
-            except WireError:
-                return ()
-    return tuple(values)
+    fields = [(wire, value) for number, wire, value in decode_fields(data) if number == 1]
+    with suppress(WireError):
+        return tuple(itertools.chain.from_iterable(itertools.starmap(decode_integers, fields)))
+    return ()

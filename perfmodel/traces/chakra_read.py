@@ -14,10 +14,11 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, cast, get_args
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, cast, get_args
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.files.read import read_text
 from perfmodel.traces.chakra_nodes import (
     COLLECTIVE,
@@ -51,6 +52,8 @@ READ = frozenset(
 """Attributes that make a plan; others, of which nodes of some programs have many, are not held."""
 OPERATIONS: Mapping[int | None, str] = {number: op for op, number in COLLECTIVES.items()}
 HAVE_TIME = frozenset({COMPUTE, LOAD, STORE})
+T = TypeVar("T")
+_Work = Compute | Collective
 Kind = Literal["compute", "comm", "host", "copy"]
 KINDS = get_args(Kind)
 
@@ -93,16 +96,9 @@ def _rank_files(folder: Path) -> dict[int, Path]:
         (len(prefixes) > 1, f"{len(prefixes)} prefixes"),
         (missing, f"no file of rank {missing[0] if missing else 0}{more}"),
     )
+    allowed = "a folder of PREFIX.RANK.et, one file for each rank from 0"
     for holds, text in problems:
-        if holds:
-            raise InputError(
-                Fault(
-                    "trace",
-                    text,
-                    "a folder of PREFIX.RANK.et, one file for each rank from 0",
-                    str(folder),
-                )
-            )
+        refuse_if(holds, "trace", text, allowed, str(folder))
     return files
 
 
@@ -120,14 +116,8 @@ def _read_groups(folder: Path, ranks: int) -> dict[str, tuple[int, ...]]:
             isinstance(rank, int) and 0 <= rank < ranks for rank in members
         )
         if not whole or not members or len(set(members)) < len(members):
-            raise InputError(
-                Fault(
-                    "groups",
-                    f"{str(members)[:60]} for {name!r}",
-                    f"{allowed}, ranks below {ranks}",
-                    str(path),
-                )
-            )
+            found, below = f"{str(members)[:60]} for {name!r}", f"{allowed}, ranks below {ranks}"
+            raise InputError(Fault("groups", found, below, str(path)))
     return {name: tuple(members) for name, members in stated.items()}
 
 
@@ -153,7 +143,7 @@ def _read_classes(files: Mapping[int, Path], builder: _Builder) -> dict[str, _Al
 
 
 def _digest(rank: int, nodes: Sequence[TraceNode]) -> bytes:
-    """What alike ranks have in common: their nodes.
+    """Return what alike ranks have in common: their nodes.
 
     Alike ranks of data parallelism have the same file, with the same group or none; a message that
     names its other end alone is not the same one on two ranks.
@@ -231,28 +221,30 @@ class _Builder:
         depends: tuple[int, ...],
         counts: dict[str, int],
     ) -> Task:
-        own, stream = _Own(node), self._stream(node, rank)
-        is_compute = node.kind in HAVE_TIME
+        kind, stream = "compute", self._stream(node, rank)
+        work: _Work = Compute(_own_s(node, "perfmodel_s", node.duration_us * 1e-6))
+        if node.kind not in HAVE_TIME:
+            kind, work = "communication", self._collective(node, rank, counts)
         return Task(
             name=node.name or f"node {node.number}",
-            kind=own.text("kind") or ("compute" if is_compute else "communication"),
+            kind=_read(node, "perfmodel_kind", str) or kind,
             rank_class=name,
             stream=stream,
-            work=_compute(node, own) if is_compute else self._collective(node, rank, counts),
+            work=work,
             after=depends,
-            bucket=own.number("bucket"),
-            core_s=own.seconds("core_s") or 0.0,
-            acquires=own.text("acquires"),
-            releases=own.text("releases"),
+            bucket=_read(node, "perfmodel_bucket", int),
+            core_s=_own_s(node, "perfmodel_core_s", 0.0),
+            acquires=_read(node, "perfmodel_acquires", str),
+            releases=_read(node, "perfmodel_releases", str),
         )
 
     def _stream(self, node: TraceNode, rank: int) -> str:
-        own, workers = _Own(node), 1
-        name, kind = own.text("stream"), own.text("stream_kind") or "compute"
+        name, workers = _read(node, "perfmodel_stream", str), 1
+        kind = _read(node, "perfmodel_stream_kind", str) or "compute"
         if name is not None:
             if kind not in KINDS:
                 self._refuse(f"perfmodel_stream_kind {kind!r}", "one of " + ", ".join(KINDS))
-            workers = own.number("workers") or 1
+            workers = _read(node, "perfmodel_workers", int) or 1
         elif node.kind in (SEND, RECEIVE):
             name, kind = f"messages {self._group(node, rank)[0]}", "comm"
         else:
@@ -266,9 +258,9 @@ class _Builder:
         """Return the communicator of a node, and the group of it that a rank is in."""
         stated = node.attributes.get("pg_name")
         name = "" if stated is None else str(stated)
-        group, own = self.groups.get(name), _Own(node).text("communicator")
+        group, own = self.groups.get(name), _read(node, "perfmodel_communicator", str)
         if own is None and node.kind in (SEND, RECEIVE):
-            numbers = [_number(node.attributes.get(key)) for key in ("comm_src", "comm_dst")]
+            numbers = [_read(node, key, int) for key in ("comm_src", "comm_dst")]
             source, target = (rank if number is None else number for number in numbers)
             if source == target or not all(0 <= end < self.world for end in (source, target)):
                 self._refuse(
@@ -285,29 +277,28 @@ class _Builder:
         return own or (f"group {name}" if name else "all ranks"), group
 
     def _collective(self, node: TraceNode, rank: int, counts: dict[str, int]) -> Collective:
-        own, (communicator, group) = _Own(node), self._group(node, rank)
-        if (op := own.text("op")) is not None:
+        communicator, group = self._group(node, rank)
+        if (op := _read(node, "perfmodel_op", str)) is not None:
             return Collective(
                 cast("Op", op),
-                own.number("nbytes") or 0,
+                _read(node, "perfmodel_nbytes", int) or 0,
                 communicator,
-                own.text("key") or node.name,
-                root=own.number("root") or 0,
-                dtype=own.text("dtype"),
-                times=own.number("times") or 1,
+                _read(node, "perfmodel_key", str) or node.name,
+                root=_read(node, "perfmodel_root", int) or 0,
+                dtype=_read(node, "perfmodel_dtype", str),
+                times=_read(node, "perfmodel_times", int) or 1,
             )
-        stated = {key: _number(node.attributes.get(key)) for key in ("comm_type", "comm_tag")}
-        op, key = "send", f"{communicator} {stated['comm_tag'] or 0}"
+        op, key = "send", f"{communicator} {_read(node, 'comm_tag', int) or 0}"
         if node.kind == COLLECTIVE:
-            op, key = OPERATIONS.get(stated["comm_type"]), communicator
-        if op is None:
-            self._refuse(
-                f"comm_type {stated['comm_type']} of {node.name!r}",
-                "one of " + ", ".join(COLLECTIVES),
-            )
+            number, key = _read(node, "comm_type", int), communicator
+            op = OPERATIONS.get(number)
+            if op is None:
+                self._refuse(
+                    f"comm_type {number} of {node.name!r}", "one of " + ", ".join(COLLECTIVES)
+                )
         counts[key] += 1
-        parts = len(group) if op in PER_RANK else 1
-        nbytes = max((_number(node.attributes.get("comm_size")) or 0) * parts, 1)
+        size = _read(node, "comm_size", int) or 0
+        nbytes = max(size * len(group) if op in PER_RANK else size, 1)
         return Collective(
             cast("Op", op), nbytes, communicator, f"{key} {counts[key]}", root=group[0]
         )
@@ -316,60 +307,39 @@ class _Builder:
         raise InputError(Fault("trace", text, allowed, str(self.folder)))
 
 
-class _Own:
-    """What perfmodel itself wrote of a node, by names without ``perfmodel_``; None: it did not."""
-
-    def __init__(self, node: TraceNode) -> None:
-        self._attributes = node.attributes
-
-    def text(self, name: str) -> str | None:
-        """Return a text."""
-        value = self._attributes.get(f"perfmodel_{name}")
-        return value if isinstance(value, str) else None
-
-    def number(self, name: str) -> int | None:
-        """Return a whole number."""
-        return _number(self._attributes.get(f"perfmodel_{name}"))
-
-    def seconds(self, name: str) -> float | None:
-        """Return a time."""
-        value = self._attributes.get(f"perfmodel_{name}")
-        return value if isinstance(value, float) and value >= 0 else None
+def _read(node: TraceNode, name: str, kind: type[T]) -> T | None:
+    """Return an attribute of a node; None where it has none of this name and type."""
+    value = node.attributes.get(name)
+    return value if type(value) is kind else None
 
 
-def _number(value: Value | None) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _compute(node: TraceNode, own: _Own) -> Compute:
-    duration_s = own.seconds("s")
-    return Compute(node.duration_us * 1e-6 if duration_s is None else duration_s)
+def _own_s(node: TraceNode, name: str, default_s: float) -> float:
+    """Return a time that perfmodel itself wrote of a node; seconds."""
+    value_s = _read(node, name, float)
+    return default_s if value_s is None or value_s < 0 else value_s
 
 
 def _in_order(nodes: Sequence[TraceNode], rank: int, folder: Path) -> list[TraceNode]:
     """Sort nodes behind all that they depend on; of those that are free, the lowest first."""
-    by_number = {node.number: node for node in nodes}
+    by_number, sorter = {node.number: node for node in nodes}, TopologicalSorter[int]()
     allowed = "nodes with numbers of their own that depend on others without a circle"
-    if len(by_number) < len(nodes):
-        raise InputError(Fault("trace", f"rank {rank}: a number twice", allowed, str(folder)))
-    missing: dict[int, int] = {}
-    followers: defaultdict[int, list[int]] = defaultdict(list)
-    for number, node in by_number.items():
+    is_twice = len(by_number) < len(nodes)
+    refuse_if(is_twice, "trace", f"rank {rank}: a number twice", allowed, str(folder))
+    for node in nodes:
         before = {each for each in (*node.data_deps, *node.ctrl_deps) if each in by_number}
-        missing[number] = len(before)
-        for each in before:
-            followers[each].append(number)
-    ready, ordered = [number for number, count in missing.items() if not count], []
+        sorter.add(node.number, *before)
+    try:
+        sorter.prepare()
+    except CycleError:
+        fault = Fault("trace", f"rank {rank}: a circle", allowed, str(folder))
+        raise InputError(fault) from None
+    ready, ordered = list(sorter.get_ready()), list[TraceNode]()
     heapq.heapify(ready)
     while ready:
-        number = heapq.heappop(ready)
-        ordered.append(by_number[number])
-        for follower in followers.pop(number, ()):
-            missing[follower] -= 1
-            if not missing[follower]:
-                heapq.heappush(ready, follower)
-    if len(ordered) < len(nodes):
-        raise InputError(Fault("trace", f"rank {rank}: a circle", allowed, str(folder)))
+        ordered.append(by_number[heapq.heappop(ready)])
+        sorter.done(ordered[-1].number)
+        for follower in sorter.get_ready():
+            heapq.heappush(ready, follower)
     return ordered
 
 

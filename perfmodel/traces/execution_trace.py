@@ -196,7 +196,7 @@ def _side(node: Mapping[str, Any], side: str, part: str) -> list[Any]:
 
 
 def _sizes(shapes: Sequence[Any]) -> Iterator[tuple[int, ...]]:
-    """Shapes of the tensors among inputs or outputs."""
+    """Return the shapes of the tensors among inputs or outputs."""
     for shape in shapes:
         if not isinstance(shape, list):
             continue
@@ -210,7 +210,7 @@ _TENSOR = re.compile(r"Tensor\(([\w:]+(?: \w+)?)\)")
 
 
 def _dtype(node: Mapping[str, Any]) -> str:
-    """Type of the elements of the first tensor."""
+    """Return the type of the elements of the first tensor."""
     texts = [*_side(node, "inputs", "types"), *_side(node, "outputs", "types")]
     matches = (_TENSOR.search(text) for text in texts if isinstance(text, str))
     first = next((match for match in matches if match), None)

@@ -95,7 +95,7 @@ class TracedStep:
     waited_s: float = 0.0
 
     def others_of(self, operation: str) -> tuple[Call, ...]:
-        """Collectives of one kind that reduce no bucket."""
+        """Return the collectives of one kind that reduce no bucket."""
         return tuple(call for call in self.others if call.op == operation)
 
 
@@ -167,5 +167,5 @@ class RankTrace:
         return ranks if splits else self.world_size
 
     def bucket_sizes(self) -> tuple[int | None, ...]:
-        """Elements of each bucket of the last step."""
+        """Return the elements of each bucket of the last step."""
         return tuple(call.elements for call in self.steps[-1].buckets)

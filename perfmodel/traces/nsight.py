@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from perfmodel.traces.kineto.event_stream import trace_fault
+from perfmodel.traces.kineto.event_stream import first_bytes, trace_fault
 from perfmodel.traces.kineto.event_table import (
     LONGEST_NAME,
     MARKS,
@@ -25,7 +25,7 @@ from perfmodel.traces.kineto.event_table import (
     kept_fields,
 )
 
-MAGIC = b"SQLite format 3\0"
+SQLITE_BEGIN = b"SQLite format 3\0"
 NANOSECOND_S = 1e-9
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 COPIES = {"CUPTI_ACTIVITY_KIND_MEMCPY": "Memcpy", "CUPTI_ACTIVITY_KIND_MEMSET": "Memset"}
@@ -56,11 +56,7 @@ _ALLOWED = "an export of Nsight Systems (nsys export --type sqlite) of a run und
 
 def is_sqlite(path: Path) -> bool:
     """Tell whether a file is a SQLite database."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except OSError:
-        return False
+    return first_bytes(path, len(SQLITE_BEGIN)) == SQLITE_BEGIN
 
 
 def read_nsight(path: Path) -> EventTable:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.errors import Fault, InputError, ScheduleError
+from perfmodel.errors import Fault, InputError, ScheduleError, refuse_if
 from perfmodel.files import attributes
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
@@ -164,16 +164,14 @@ def read_ranks(paths: Sequence[Path]) -> tuple[RankTrace, ...]:
     """
     listed = [file for path in paths for file in _files_in(path)]
     files = [file for file in listed if not is_execution_trace(file)] or listed
-    if not files or len(files) > MOST_FILES:
-        raise InputError(
-            Fault("trace", f"{len(files)} files", f"1 to {MOST_FILES} traces, one for each rank")
-        )
+    allowed = f"1 to {MOST_FILES} traces, one for each rank"
+    refuse_if(not 1 <= len(files) <= MOST_FILES, "trace", f"{len(files)} files", allowed)
     read = [trace_of(read_nsight(file)) if is_sqlite(file) else read_rank(file) for file in files]
     ranks = sorted(read, key=lambda trace: trace.rank)
     if any(trace.world_size > 1 for trace in ranks):
-        if len({trace.rank for trace in ranks}) < len(ranks):
-            text = ", ".join(f"{trace.path.name} of rank {trace.rank}" for trace in ranks)
-            raise InputError(Fault("trace", text, "one trace for each rank"))
+        text = ", ".join(f"{trace.path.name} of rank {trace.rank}" for trace in ranks)
+        is_twice = len({trace.rank for trace in ranks}) < len(ranks)
+        refuse_if(is_twice, "trace", text, "one trace for each rank")
         return tuple(ranks)
     # Without distributedInfo all say that they are rank 0 of 1.
     world, notes = len(ranks), ranks[0].notes
@@ -192,9 +190,8 @@ def _files_in(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     files = sorted(each for each in path.iterdir() if each.name.endswith(SUFFIXES))
-    if not files:
-        allowed = f"a folder of traces ({', '.join(SUFFIXES)})"
-        raise InputError(Fault("trace", "a folder without traces", allowed, str(path)))
+    allowed = f"a folder of traces ({', '.join(SUFFIXES)})"
+    refuse_if(not files, "trace", "a folder without traces", allowed, str(path))
     return files
 
 
@@ -314,14 +311,9 @@ def simulate_trace(folder: Path, topology: Topology, library: str = "nccl") -> S
             )
         ) from None
     ranks = sum(len(each.ranks) for each in plan.classes)
-    if ranks > len(topology.ranks):
-        raise InputError(
-            Fault(
-                "--topology",
-                f"{ranks} ranks, on {len(topology.ranks)} GPUs",
-                f"a machine of {ranks} GPUs or more",
-            )
-        )
+    gpus = len(topology.ranks)
+    allowed = f"a machine of {ranks} GPUs or more"
+    refuse_if(ranks > gpus, "--topology", f"{ranks} ranks, on {gpus} GPUs", allowed)
     run = simulate(
         plan,
         make_machine(topology, load_library(library)),

@@ -76,7 +76,7 @@ def bruck(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
 
 
 def _block(ranks: int, nbytes: int, itemsize: int) -> int:
-    """Bytes of a block."""
+    """Return the bytes of a block."""
     check_elements(nbytes, itemsize)
     return -(-nbytes // (check_ranks(ranks) * itemsize)) * itemsize
 
@@ -122,6 +122,6 @@ def _round(
 def _schedule(
     algorithm: str, patterns: list[Pattern], ranks: int, nbytes: int, itemsize: int, block: int
 ) -> Schedule:
-    chunks = (3 if algorithm == "bruck" else 2) * ranks  # bruck has scratch
-    sizes = np.full(chunks, block, dtype=np.int64)
+    parts = 3 if algorithm == "bruck" else 2  # which has scratch
+    sizes = np.full(parts * ranks, block, dtype=np.int64)
     return concatenate(patterns, "all_to_all", algorithm, ranks, nbytes, itemsize, sizes)

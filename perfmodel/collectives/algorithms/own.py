@@ -12,7 +12,7 @@ from perfmodel.collectives.catalog import algorithms
 from perfmodel.collectives.dependencies import sends_in
 from perfmodel.collectives.schedule import Schedule
 from perfmodel.collectives.verify import verify
-from perfmodel.errors import Fault, InputError, describe_type
+from perfmodel.errors import Fault, InputError, describe_type, raise_faults, refuse_if
 from perfmodel.own_functions import call_function, name_of
 
 OwnAlgorithm = Callable[[int, int], Schedule]
@@ -41,13 +41,11 @@ def plan_own(algorithm: OwnAlgorithm, ranks: int, nbytes: int, op: str | None = 
         text = f"{name}({ranks}, {nbytes}), which returned {describe_type(schedule)}"
         raise InputError(Fault("algorithm", text, A_FUNCTION))
     expected = {"ranks": ranks, "nbytes": nbytes, "collective": op or schedule.collective}
-    faults = [
+    raise_faults(
         Fault(f"{name}().{field}", repr(getattr(schedule, field)), repr(value))
         for field, value in expected.items()
         if getattr(schedule, field) != value
-    ]
-    if faults:
-        raise InputError(faults)
+    )
     _check_views(name, schedule)
     return replace(schedule, algorithm=f"{name} (own)" if name in algorithms() else name)
 
@@ -68,10 +66,9 @@ def check_data(schedule: Schedule) -> bool:
 
 def _check_views(name: str, schedule: Schedule) -> None:
     """Refuse phases, which are timed, that are not the rounds, which are checked."""
-    if schedule.chunk_bytes.sum() != schedule.nbytes and schedule.collective != "all_to_all":
-        total = int(schedule.chunk_bytes.sum())
-        allowed = f"the {schedule.nbytes} bytes of the buffer"
-        raise InputError(Fault(f"{name}().chunk_bytes", f"{total} bytes", allowed))
+    total, allowed = int(schedule.chunk_bytes.sum()), f"the {schedule.nbytes} bytes of the buffer"
+    is_other = total != schedule.nbytes and schedule.collective != "all_to_all"
+    refuse_if(is_other, f"{name}().chunk_bytes", f"{total} bytes", allowed)
     if sends_in(schedule, most=MOST_CHECKED) > MOST_CHECKED:
         return
     by_rounds, by_phases = dict[tuple[int, int], float](), dict[tuple[int, int], float]()

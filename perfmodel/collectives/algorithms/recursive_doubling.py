@@ -63,7 +63,7 @@ def all_reduce(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     members, zeros = team.members, np.zeros(len(team.members), dtype=np.int64)
     partners = [members[np.arange(len(members)) ^ mask] for mask in _masks(members)]
     swaps = [exchange("swap", members, p, zeros, 1, sizes, reduces=True) for p in partners]
-    patterns = [_fold(team, sizes), *swaps, _unfold(team, sizes)]
+    patterns = [_fold(team, sizes), *swaps, _fold(team, sizes, back=True)]
     return concatenate(patterns, "all_reduce", "recursive_doubling", ranks, nbytes, itemsize, sizes)
 
 
@@ -77,7 +77,7 @@ def halving_doubling(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     """
     team = _Team.of(check_ranks(ranks))
     sizes = split_elements(nbytes, len(team.members), itemsize)
-    patterns = [_fold(team, sizes), *_halve_and_double(team, sizes), _unfold(team, sizes)]
+    patterns = [_fold(team, sizes), *_halve_and_double(team, sizes), _fold(team, sizes, back=True)]
     return concatenate(patterns, "all_reduce", "halving_doubling", ranks, nbytes, itemsize, sizes)
 
 
@@ -100,7 +100,7 @@ def rabenseifner(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
         exchange("swap halves", senders, receivers, begin, half, sizes, reduces=True),
         exchange("fold", team.partners, team.folded, upper, half, sizes, reduces=False),
     ]
-    patterns = [*folds, *_halve_and_double(team, sizes), _unfold(team, sizes)]
+    patterns = [*folds, *_halve_and_double(team, sizes), _fold(team, sizes, back=True)]
     return concatenate(patterns, "all_reduce", "rabenseifner", ranks, nbytes, itemsize, sizes)
 
 
@@ -162,16 +162,11 @@ def bruck_all_gather(ranks: int, nbytes: int, *, itemsize: int = 4) -> Schedule:
     return concatenate(patterns, "all_gather", "bruck", ranks, nbytes, itemsize, sizes, owner=own)
 
 
-def _fold(team: _Team, sizes: IntArray) -> Pattern:
-    """The partners add their whole buffers to their neighbours'."""
-    zeros = np.zeros_like(team.partners)
-    return exchange("fold", team.partners, team.folded, zeros, len(sizes), sizes, reduces=True)
-
-
-def _unfold(team: _Team, sizes: IntArray) -> Pattern:
-    """The neighbours hand the whole result back."""
-    zeros = np.zeros_like(team.partners)
-    return exchange("unfold", team.folded, team.partners, zeros, len(sizes), sizes, reduces=False)
+def _fold(team: _Team, sizes: IntArray, *, back: bool = False) -> Pattern:
+    """The partners add their whole buffers to their neighbours', or get the result `back`."""
+    name, zeros = "unfold" if back else "fold", np.zeros_like(team.partners)
+    src, dst = (team.partners, team.folded)[:: -1 if back else 1]
+    return exchange(name, src, dst, zeros, len(sizes), sizes, reduces=not back)
 
 
 def _halve(members: IntArray, starts: IntArray, sizes: IntArray) -> list[Pattern]:

@@ -303,7 +303,7 @@ def reduce(
 
 
 def _turned(orders: IntArray, root: int, first: int) -> IntArray:
-    """Each ring as a chain that begins `first` places after the root."""
+    """Return each ring as a chain that begins `first` places after the root."""
     at = np.argmax(orders == root, axis=1) + first
     places = (at[:, None] + np.arange(orders.shape[1])) % orders.shape[1]
     return np.take_along_axis(orders, places, axis=1)

@@ -30,8 +30,6 @@ from perfmodel.memo import once
 
 _REACHED_TOLERANCE = 1e-12
 _TIME_TOLERANCE = 1e-6
-_MOST_PERIODS = 64
-"""Places of a ring at which its first edge may come back; beyond, it is taken as a whole."""
 
 
 def rings_s(
@@ -116,7 +114,7 @@ def ring_s(
     both bounds the time from above; the bound is reached, and so is the time, if the
     best window holds edges that have them.
     """
-    around = _period(hold_s, latency_s)
+    around = period_of(np.stack([hold_s, latency_s]))
     hold_s, delivery_s = hold_s[:around], (hold_s + latency_s)[:around]
     most, longest = float(delivery_s.max()), float(hold_s.max())
     stride = credits if most > credits * longest else 1
@@ -138,16 +136,23 @@ def ring_s(
     return best if is_exact else None
 
 
-def _period(hold_s: FloatArray, latency_s: FloatArray) -> int:
-    """After how many edges those of a ring come back, as they do host after host."""
-    count = len(hold_s)
-    near = (hold_s == hold_s[0]) & (latency_s == latency_s[0])
-    for period in np.flatnonzero(near)[1:_MOST_PERIODS].tolist():
-        if count % period == 0 and all(
-            np.array_equal(values[period:], values[:-period]) for values in (hold_s, latency_s)
-        ):
+def period_of(rows: FloatArray, tolerance: float = 0.0) -> int:
+    """Return after how many edges the values of a ring come back, as they do host after host.
+
+    `rows`: shape (values, edges). `tolerance`: relative difference of values that are alike.
+    """
+    count = rows.shape[1]
+    is_first = np.isclose(rows, rows[:, :1], rtol=tolerance, atol=0.0).all(axis=0)
+    for period in np.flatnonzero(is_first)[1:].tolist():
+        if count % period == 0 and are_alike(rows[:, period:], rows[:, :-period], tolerance):
             return int(period)
-    return count
+    return int(count)
+
+
+def are_alike(values: FloatArray, others: FloatArray, tolerance: float) -> bool:
+    """Whether values differ from others by a part of these at most."""
+    is_equal = np.array_equal(values, others)
+    return is_equal or bool((np.abs(values - others) <= tolerance * np.abs(others)).all())
 
 
 class _Windows:
@@ -191,7 +196,7 @@ class _Windows:
         return short if short[2] > gain else (start, end + whole * turn, gain)
 
     def _best_of(self, low: int, high: int) -> tuple[int, int, float]:
-        """The best of `low`, `low + stride` ... or `high` edges."""
+        """Return the best of `low`, `low + stride` ... or `high` edges."""
         stride, lengths = self._stride, (high - low) // self._stride + 1
         best, chosen = -np.inf, 0
         for first in range(min(stride, self._edges)):
@@ -206,13 +211,13 @@ class _Windows:
         return chosen, chosen + low + stride * int(reached.argmax()), best
 
     def _most_ahead(self, first: int, size: int) -> FloatArray:
-        """What the best of so many ends is worth, from each on."""
+        """Return what the best of so many ends is worth, from each on."""
         ends = self._ends[first :: self._stride]
         return once(self._ahead, (first, size), lambda: _most_ahead(ends, size))
 
 
 def _most_ahead(values: FloatArray, size: int) -> FloatArray:
-    """Largest of `size` values from each on, shape (values - size + 1,).
+    """Return the largest of `size` values from each on, shape (values - size + 1,).
 
     Every stretch is the end of one block of `size` values and the beginning of the next. Source:
     van Herk, Pattern Recognition Letters 13, 1992.

@@ -152,13 +152,12 @@ def heaviest_rows(
 
 
 def whole_paths(rows: FloatArray) -> FloatArray:
-    """The heaviest of each column that has all its gains."""
-    heaviest: FloatArray = np.maximum(rows[ONCE], rows[BOTH])
-    return heaviest
+    """Return the heaviest of each column that has all its gains."""
+    return np.asarray(np.maximum(rows[ONCE], rows[BOTH]))
 
 
 def _levels(ascending: IntArray) -> Iterator[tuple[int, int]]:
-    """Where the values equal to each value begin and end."""
+    """Return where the values equal to each value begin and end."""
     ends = np.flatnonzero(np.diff(ascending)) + 1
     return itertools.pairwise([0, *ends.tolist(), len(ascending)])
 
@@ -206,7 +205,7 @@ class TreeShapes:
     """Shape `down` of that edge; shape (joints,)."""
 
     def times(self, own_s: FloatArray, late_s: FloatArray, gains_s: Gains) -> tuple[float, float]:
-        """When the last byte has left, and when everything has arrived; seconds.
+        """Return when the last byte has left, and when everything has arrived; seconds.
 
         `own_s`, `late_s` and `gains_s`: weight of an edge of each class, how much of it is after
         its last byte, and what it may gain; shapes (classes,).
@@ -225,10 +224,9 @@ class TreeShapes:
 
 
 def _join(before: FloatArray, after: FloatArray) -> FloatArray:
-    """The heaviest whole paths of two parts each, by what the parts have gained."""
+    """Return the heaviest whole paths of two parts each, by what the parts have gained."""
     pairs = ((0, 1), (1, 0), (0, 4), (4, 0), (2, 3), (3, 2))
-    heaviest: FloatArray = np.max([before[a] + after[b] for a, b in pairs], axis=0)
-    return heaviest
+    return np.asarray(np.max([before[a] + after[b] for a, b in pairs], axis=0))
 
 
 def find_shapes(phase: Phase, classes: EdgeClasses) -> TreeShapes | None:
@@ -272,7 +270,7 @@ def _come_back(phase: Phase, gathers: NDArray[np.bool_]) -> bool:
 
 
 def _children(parent: IntArray) -> IntArray:
-    """Edges below each edge; padded with the number of edges. Shape (edges, most)."""
+    """Return the edges below each edge; padded with the number of edges. Shape (edges, most)."""
     edges = len(parent)
     child = np.flatnonzero(parent < edges)
     child = child[stable_order(parent[child])]

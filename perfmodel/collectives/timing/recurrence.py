@@ -55,6 +55,22 @@ class _Pattern(NamedTuple):
         return all(map(np.array_equal, self.columns, (part.channel, part.src, part.dst)))
 
 
+def edges_of_sends(
+    ascending: IntArray, edges: IntArray, keys: IntArray, columns: Sequence[IntArray]
+) -> IntArray:
+    """Return the edge of each send, by its key.
+
+    `ascending`: keys of the `edges`. `columns`: channel, sender and receiver of each send.
+    Raises `SimulationError`: a send over an edge that no phase of the schedule has.
+    """
+    at = np.searchsorted(ascending, keys, side="right") - 1
+    is_unknown = (at < 0) | (ascending[at] != keys)
+    if is_unknown.any():
+        missing = tuple(int(column[np.argmax(is_unknown)]) for column in columns)
+        raise SimulationError(f"a send over {missing} that no phase of the schedule has")
+    return edges[at]
+
+
 class _StageEdges:
     """The edges of one stage, numbered from `first`; finds those of a round."""
 
@@ -67,25 +83,18 @@ class _StageEdges:
         self.sender, self.receiver = places_of(phase, ranks)
 
     def _keys(self, part: Phase | Round) -> IntArray:
-        keys: IntArray = (part.channel * self._ranks + part.src) * self._ranks + part.dst
-        return keys
+        return np.asarray((part.channel * self._ranks + part.src) * self._ranks + part.dst)
 
     def pattern(self, part: Round) -> _Pattern:
         """Return who sends to whom in a round; several chunks over an edge are one message.
 
         Raises `SimulationError`: a send over an edge that no phase of the schedule has.
         """
-        keys = self._keys(part)
-        at = np.searchsorted(self._sorted, keys, side="right") - 1
-        unknown = np.flatnonzero((at < 0) | (self._sorted[at] != keys))
         columns = (part.channel, part.src, part.dst)
-        if len(unknown):
-            missing = tuple(int(column[unknown[0]]) for column in columns)
-            raise SimulationError(f"a send over {missing} that no phase of the schedule has")
-        edge, message = np.unique(self._edge[at], return_inverse=True)
-        if len(edge) == len(keys):
-            return _Pattern(columns, self._edge[at], None)
-        return _Pattern(columns, edge, message)
+        of_sends = edges_of_sends(self._sorted, self._edge, self._keys(part), columns)
+        edge, message = np.unique(of_sends, return_inverse=True)
+        is_one_each = len(edge) == len(of_sends)
+        return _Pattern(columns, *((of_sends, None) if is_one_each else (edge, message)))
 
 
 class _Clocks:
@@ -156,7 +165,7 @@ def fits(schedule: Schedule, credits: int) -> bool:
 
 
 def last_landing_s(schedule: Schedule, paces: EdgePaces, begin_s: float) -> float:
-    """When the last send of a collective lands that begins at a time; seconds.
+    """Return when the last send of a collective lands that begins at a time; seconds.
 
     Raises `SimulationError`: a send over an edge that no phase of the schedule has;
     `ScheduleError`: two sends of a round that write the same chunk and do not both add.
@@ -218,7 +227,7 @@ class ReadyTimes:
     _came_s: FloatArray = field(default_factory=lambda: np.zeros(0))
 
     def begin_s(self, phase: Phase) -> FloatArray:
-        """When each edge of a phase may send at the earliest; shape (edges,)."""
+        """Return when each edge of a phase may send at the earliest; shape (edges,)."""
         self._grow(phase)
         starts, ends = places_of(phase, self.ranks)
         begin_s = self._open_s[starts]
@@ -287,7 +296,7 @@ def schedule_s(
 
 
 def leg_ends(leg: TimedPhases, credits: int) -> CompletionTimes:
-    """How a leg ends that all edges may begin at once.
+    """Return how a leg ends that all edges may begin at once.
 
     Of legs that have a closed form, `landed_s` holds the last arrival of all.
     """
@@ -299,7 +308,7 @@ def leg_ends(leg: TimedPhases, credits: int) -> CompletionTimes:
         return CompletionTimes(np.inf, np.array([np.inf]))  # over a dead link it never ends
     rings = consecutive_rings(phases) is not None
     blocking = credits == 1 or (rings and all(phase.lag == 1 for phase in phases))
-    if blocking and _is_uniform(busy, late):
+    if blocking and all(bool((values == values[0]).all()) for values in (late, *busy)):
         # Every send waits for a whole step of the one before it: around a ring for its data, at
         # the head of a chain for its only credit.
         steps = zip(phases, busy, strict=True)
@@ -317,7 +326,7 @@ def leg_ends(leg: TimedPhases, credits: int) -> CompletionTimes:
 
 
 def _long_ends(leg: TimedPhases, rings: bool, credits: int) -> CompletionTimes | None:
-    """How long rings, chains or trees end, if it is known without stepping."""
+    """Return how long rings, chains or trees end, if it is known without stepping."""
     first = leg.phases[0]
     channels = int(first.channel[-1]) + 1
     is_long = len(leg.latency_s) >= LONG_RING_EDGES * channels
@@ -336,7 +345,3 @@ def _long_ends(leg: TimedPhases, rings: bool, credits: int) -> CompletionTimes |
 def _step_through(leg: TimedPhases, begin_s: FloatArray, credits: int) -> CompletionTimes:
     course = prepare_phases(leg.phases, credits)
     return Clocks(course, begin_s, LinkRates(-np.inf, leg.rate_Bps, leg.latency_s)).ends()
-
-
-def _is_uniform(busy: Sequence[FloatArray], latency_s: FloatArray) -> bool:
-    return all(bool((values == values[0]).all()) for values in (latency_s, *busy))

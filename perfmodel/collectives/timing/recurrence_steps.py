@@ -12,8 +12,8 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.schedule import Phase
+from perfmodel.collectives.timing import compiled_loops
 from perfmodel.collectives.timing.unrolled import UnrolledPhases
-from perfmodel.compiled_loops import compilation
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class PaceRows:
 def sent_s(
     start_s: FloatArray, nbytes: FloatArray, paces: Paces, on: IntArray | slice
 ) -> tuple[FloatArray, FloatArray]:
-    """When sends of some edges that start at some times have left, and when they arrive."""
+    """Return when sends of some edges that start at some times have left, and when they arrive."""
     (from_s, rate_Bps, latency_s), first_s = paces, float(start_s.min(initial=np.inf))
     if first_s >= from_s[-1]:
         end = start_s + nbytes / rate_Bps[-1][on]
@@ -171,7 +171,7 @@ def advance(
 
 
 def drained_free_s(course: UnrolledPhases, stand: RecurrenceState, phase: Phase) -> FloatArray:
-    """When each edge is free for a phase that begins with nothing in flight."""
+    """Return when each edge is free for a phase that begins with nothing in flight."""
     sent = course.sent(stand.step)
     last_s = stand.delivered[(sent - 1) % course.depth, np.arange(course.edges)]
     return np.maximum(stand.free, course.landed(phase, last_s))
@@ -219,7 +219,7 @@ def _advance_all(
     until_s: float,
 ) -> None:
     """Go on in place to a step of the same phase, as long as all of a step leaves by a time."""
-    loops, first = compilation.loaded(), course.phase_at(stand.step)[1]
+    loops, first = compiled_loops.loaded(), course.phase_at(stand.step)[1]
     if loops is not None:
         arrays = course.contiguous(phase)
         work = arrays.begins, arrays.first, arrays.active, course.done(stand.step)

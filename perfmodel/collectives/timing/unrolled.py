@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -53,12 +53,6 @@ class UnrolledPhases:
     feeders: IntArray
     order: IntArray | None
     ring_begins: IntArray | None = None
-    edges: int = field(init=False)
-    depth: int = field(init=False)
-    steps: int = field(init=False)
-    together: bool = field(init=False)
-    pipelined: bool = field(init=False)
-    sends: IntArray = field(init=False)
 
     def __post_init__(self) -> None:
         first = self.phases[0].first
@@ -96,11 +90,11 @@ class UnrolledPhases:
         return min(bisect.bisect_right(self._firsts, step), len(self.phases)) - 1
 
     def done(self, step: int) -> IntArray:
-        """Sends of each edge in the phases before that of a step."""
+        """Return the sends of each edge in the phases before that of a step."""
         return self._done[self._index(step)]
 
     def sent(self, step: int) -> IntArray:
-        """Sends of each edge in the steps before this one."""
+        """Return the sends of each edge in the steps before this one."""
         phase, first = self.phase_at(step)
         return self.done(step) + np.clip(step - first - phase.first, 0, phase.active)
 
@@ -123,7 +117,7 @@ class UnrolledPhases:
         return bool((phase.active == count).all()) and 0 < count * self.edges <= MOST_KEPT_SENDS
 
     def stride(self, phase: Phase) -> int:
-        """After how many steps a cycle may show; 0 if there is none to wait for."""
+        """Return after how many steps a cycle may show; 0 if there is none to wait for."""
         if self.ring_begins is None:
             return 0
         around = int(np.lcm.reduce(self.ring_edges))
@@ -140,7 +134,7 @@ class UnrolledPhases:
         return landed[places]
 
     def working(self, phase: Phase, step: int) -> IntArray:
-        """Edges that work in a repeat of a phase."""
+        """Return the edges that work in a repeat of a phase."""
         if (phase.active != phase.active[0]).any():
             return np.flatnonzero((phase.first <= step) & (step < phase.first + phase.active))
         begins = self.contiguous(phase).begins
@@ -148,7 +142,7 @@ class UnrolledPhases:
         return begins[slice(*np.searchsorted(phase.first, spans, sorter=begins))]
 
     def contiguous(self, phase: Phase) -> ContiguousPhase:
-        """Arrays of a phase for compiled loops."""
+        """Return the arrays of a phase for compiled loops."""
         if phase not in self._contiguous:
             self._contiguous[phase] = ContiguousPhase(
                 np.ascontiguousarray(self.feeders),
@@ -178,7 +172,7 @@ def prepare_phases(phases: Sequence[Phase], credits: int) -> UnrolledPhases:
 
 
 def places_of(phase: Phase, ranks: int = 0) -> tuple[IntArray, IntArray]:
-    """Where each edge starts and where it ends: a number for each rank on each channel."""
+    """Return where each edge starts and where it ends: a number for each rank on each channel."""
     count = ranks or 1 + int(max(phase.src.max(), phase.dst.max()))
     return phase.channel * count + phase.src, phase.channel * count + phase.dst
 
@@ -214,19 +208,17 @@ def consecutive_rings(phases: Sequence[Phase]) -> IntArray | None:
     if edges % rings or any((p.active != p.repeat).any() for p in phases):
         return None
     src, dst = first.src.reshape(rings, -1), first.dst.reshape(rings, -1)
-    if not np.array_equal(np.roll(src, -1, axis=1), dst):
-        return None
-    if rings > 1 and (np.diff(first.channel.reshape(rings, -1), axis=1) != 0).any():
+    is_mixed = rings > 1 and (np.diff(first.channel.reshape(rings, -1), axis=1) != 0).any()
+    if is_mixed or not np.array_equal(np.roll(src, -1, axis=1), dst):
         return None
     return np.arange(edges).reshape(rings, -1)
 
 
 def _trace_rings(feeders: IntArray) -> IntArray | None:
-    """Edges of rings of one length, in any order; None if they form none."""
+    """Return the edges of rings of one length, in any order; None if they form none."""
     edges = len(feeders)
-    if feeders.shape[1] != 1 or edges > MOST_TRACED:
-        return None
-    if not np.array_equal(np.sort(feeders[:, 0]), np.arange(edges)):
+    is_few = feeders.shape[1] == 1 and edges <= MOST_TRACED
+    if not is_few or not np.array_equal(np.sort(feeders[:, 0]), np.arange(edges)):
         return None
     after = np.empty(edges, dtype=np.int64)
     after[feeders[:, 0]] = np.arange(edges)

@@ -8,13 +8,14 @@ are seconds since the collective began.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray, sending_s
 from perfmodel.collectives.schedule import Phase
-from perfmodel.collectives.timing.critical_path import pipelines_s
+from perfmodel.collectives.timing.compiled_loops import Loops
+from perfmodel.collectives.timing.critical_path import are_alike, period_of, pipelines_s
 from perfmodel.collectives.timing.recurrence_steps import (
     LinkRates,
     PaceRows,
@@ -22,7 +23,6 @@ from perfmodel.collectives.timing.recurrence_steps import (
     advance,
 )
 from perfmodel.collectives.timing.unrolled import UnrolledPhases
-from perfmodel.compiled_loops.compilation import Loops
 
 VALUE_TOLERANCE = 1e-12
 """Values this close are alike."""
@@ -55,7 +55,7 @@ class Fold:
 
     def fits(self, rows: Sequence[FloatArray]) -> bool:
         """Whether edges have the values of those that stand for them."""
-        return all(_same(row, row[self.chosen][self.place]) for row in rows)
+        return all(are_alike(r, r[self.chosen][self.place], VALUE_TOLERANCE) for r in rows)
 
     def is_finer(self, other: Fold) -> bool:
         """Whether edges that one edge stands for here have one that stands for them there."""
@@ -90,13 +90,14 @@ def _find(course: UnrolledPhases, order: IntArray, rows: Sequence[FloatArray]) -
         bits = values.tobytes()
         same = equal.get(bits, -1)
         if same < 0:
-            same = next((at for at, i in enumerate(unlike) if _same(values, table[:, i])), -1)
+            alike = (are_alike(values, table[:, each], VALUE_TOLERANCE) for each in unlike)
+            same = next((at for at, is_alike in enumerate(alike) if is_alike), -1)
             if same < 0:
                 same = len(unlike)
                 unlike.append(ring)
             equal[bits] = same
         stands_for[ring] = same
-    periods = np.array([_period(table[:, ring]) for ring in unlike])
+    periods = np.array([period_of(table[:, ring], VALUE_TOLERANCE) for ring in unlike])
     begins = np.cumsum(periods) - periods
     around = np.arange(order.shape[1])
     place = np.empty(order.size, dtype=np.int64)
@@ -119,22 +120,6 @@ def _select(course: UnrolledPhases, chosen: IntArray, begins: IntArray) -> Unrol
     feeders = np.arange(len(chosen)) - 1
     feeders[begins] = np.append(begins[1:], len(chosen)) - 1
     return UnrolledPhases(phases, course.credits, feeders[:, None], None, begins)
-
-
-def _same(values: FloatArray, others: FloatArray) -> bool:
-    if np.array_equal(values, others):
-        return True
-    return bool((np.abs(values - others) <= VALUE_TOLERANCE * np.abs(others)).all())
-
-
-def _period(rows: FloatArray) -> int:
-    """After how many edges the values of a ring come back."""
-    length: int = rows.shape[1]
-    small = [d for d in range(1, int(length**0.5) + 1) if length % d == 0]
-    for period in sorted({*small, *(length // d for d in small)}):
-        if period < length and _same(rows[:, period:], rows[:, :-period]):
-            return period
-    return length
 
 
 MOST_PACES = 16
@@ -168,15 +153,13 @@ class Clocks:
     """Until `change`."""
     loops: Loops | None = None
     """Compiled loops that step through each edge: what repeats is not sought then."""
-    _fold: Fold = field(init=False)
-    _stand: RecurrenceState = field(init=False)  # of the edges that stand for others
-    _paces: PaceRows = field(init=False)  # of these, too
 
     def __post_init__(self) -> None:
         begin_s, pace = np.array(self.begin_s, float), self.pace
         self._fold = self._find_fold((pace.rate_Bps, pace.latency_s, begin_s))
         chosen = self._fold.chosen
         free = begin_s[chosen]
+        # Of the edges that stand for others:
         self._stand = RecurrenceState(0, free, np.zeros((self.course.depth, len(free) + 1)))
         self._paces = PaceRows(len(free), 2 * MOST_PACES)
         self._paces.begin(pace.rate_Bps[chosen], pace.latency_s[chosen])
@@ -204,15 +187,18 @@ class Clocks:
         self._paces = self._paces.chosen(at)
 
     def ends(self) -> CompletionTimes:
-        """How the sends end if nothing changes any more."""
+        """Return how the sends end if nothing changes any more."""
         if self._stand.step == 0:
             pieces = pieces_over_trees(self.course, self.begin_s, self._paces.last)
             if pieces is not None:
                 return pieces
         stand = self._stand.copy()
         self._run(stand, np.inf)
-        ends = ends_of(self._fold.course, stand)
-        return CompletionTimes(ends.wire_s, ends.landed_s[self._fold.place])
+        course = self._fold.course
+        works, last = course.sends > 0, (course.sends - 1) % course.depth
+        landed_s = np.where(works, stand.delivered[last, np.arange(course.edges)], 0.0)
+        wire_s = float(stand.free[works].max(initial=0.0))
+        return CompletionTimes(wire_s, landed_s[self._fold.place])
 
     def least_wire_s(self) -> float:
         """Least time at which the last byte can have left, without stepping through the sends.
@@ -229,8 +215,8 @@ class Clocks:
     def left(self) -> FloatArray:
         """Share of its sends that each edge has not yet sent for certain; shape (edges,)."""
         course = self._fold.course
-        unsent: FloatArray = 1.0 - course.sent(self._stand.step) / np.maximum(course.sends, 1)
-        return unsent[self._fold.place]
+        unsent = 1.0 - course.sent(self._stand.step) / np.maximum(course.sends, 1)
+        return np.asarray(unsent[self._fold.place])
 
     def _run(self, stand: RecurrenceState, until_s: float) -> None:
         """Advance in place."""
@@ -242,9 +228,8 @@ def pieces_over_trees(
     course: UnrolledPhases, begin_s: FloatArray, pace: LinkRates
 ) -> CompletionTimes | None:
     """How trees that begin at one rate end, without stepping; None if they have to be stepped."""
-    if pace.from_s > begin_s.min(initial=np.inf):
-        return None
-    if not course.pipelined or len(course.phases) > 1:
+    is_one_pipeline = course.pipelined and len(course.phases) == 1
+    if pace.from_s > begin_s.min(initial=np.inf) or not is_one_pipeline:
         return None
     if (begin_s != begin_s[0]).any() or (pace.rate_Bps <= 0).any():
         return None
@@ -254,14 +239,6 @@ def pieces_over_trees(
         return None
     landed_s = times[1] + begin_s[0]
     return CompletionTimes(float((landed_s - pace.latency_s).max()), landed_s)
-
-
-def ends_of(course: UnrolledPhases, stand: RecurrenceState) -> CompletionTimes:
-    """How the sends ended."""
-    edges = np.arange(course.edges)
-    landed = stand.delivered[(course.sends - 1) % course.depth, edges]
-    works = course.sends > 0
-    return CompletionTimes(float(stand.free[works].max(initial=0.0)), np.where(works, landed, 0.0))
 
 
 @dataclass
@@ -278,8 +255,6 @@ class OneStep:
     rate_Bps: FloatArray
     latency_s: FloatArray
     """`rate_Bps` and `latency_s`: until `change`."""
-    _left_bytes: FloatArray = field(init=False)
-    _since_s: FloatArray = field(init=False)
 
     def __post_init__(self) -> None:
         self._left_bytes = self.phase.nbytes * self.phase.active.astype(float)
@@ -297,11 +272,11 @@ class OneStep:
         self.latency_s = np.where(under_way, latency_s, self.latency_s)
 
     def least_wire_s(self) -> float:
-        """When the last byte has left (see `Clocks.least_wire_s`)."""
+        """Return when the last byte has left (see `Clocks.least_wire_s`)."""
         return self.ends().wire_s
 
     def ends(self) -> CompletionTimes:
-        """How the sends end if nothing changes any more."""
+        """Return how the sends end if nothing changes any more."""
         leave_s, works = self._leave_s(), self.phase.active > 0
         landed_s = np.where(works, leave_s + self.latency_s, 0.0)
         return CompletionTimes(float(leave_s[works].max(initial=0.0)), landed_s)
@@ -309,20 +284,13 @@ class OneStep:
     def left(self) -> FloatArray:
         """Share of its bytes that each edge has not yet sent; shape (edges,)."""
         whole = self.phase.nbytes * self.phase.active.astype(float)
-        share: FloatArray = np.divide(
-            self._left_bytes, whole, out=np.zeros(len(whole)), where=whole > 0
-        )
-        return share
+        none = np.zeros(len(whole))
+        return np.asarray(np.divide(self._left_bytes, whole, out=none, where=whole > 0))
 
     def _leave_s(self) -> FloatArray:
         with np.errstate(divide="ignore", invalid="ignore"):
             busy_s = self._left_bytes / self.rate_Bps
         return self._since_s + np.where(self._left_bytes > 0, busy_s, 0.0)
-
-
-def is_one_step(phases: tuple[Phase, ...]) -> bool:
-    """Whether no edge sends more than once, and none waits for another."""
-    return len(phases) == 1 and phases[0].repeat == 1
 
 
 MOST_TREE_PACES = 64
@@ -373,7 +341,6 @@ class TreeClocks:
     """When each edge may send at the earliest. Shape (edges,)."""
     pace: LinkRates
     """Until `change`."""
-    _times: TreeTimes = field(init=False)
     _is_current: bool = False  # whether times are those at the present paces
 
     def __post_init__(self) -> None:
@@ -397,7 +364,7 @@ class TreeClocks:
         self._is_current = False
 
     def ends(self) -> CompletionTimes:
-        """How the sends end if nothing changes any more."""
+        """Return how the sends end if nothing changes any more."""
         self._work_out()
         last = self._times.left_s[:, -1], self._times.arrived_s[:-1, -1]
         return CompletionTimes(float(last[0].max()), last[1].copy())

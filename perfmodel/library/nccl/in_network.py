@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from perfmodel.arrays import IntArray, RankGroup
-from perfmodel.collectives.algorithms import nvls
-from perfmodel.collectives.algorithms.collnet import over_switches
-from perfmodel.collectives.algorithms.nvls import Switched, switched_nodes
-from perfmodel.collectives.algorithms.pipelined_trees import NO_PARENT, Forest, forest_of
+from perfmodel.collectives.algorithms import sharp
+from perfmodel.collectives.algorithms.sharp import Switched, over_switches, switched_nodes
+from perfmodel.collectives.algorithms.tree import NO_PARENT, Forest, forest_of
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.channels import Rails
 from perfmodel.library.compute_capability import capability_of
@@ -200,7 +199,7 @@ def lay_nvls(
     hosts, at_once = nodes.nodes, channels * nodes.heads
     chunk = nvls_bytes(nbytes, at_once) if hosts == 1 else nvls_tree_bytes(nbytes, at_once, hosts)
     pieces = pieces_of_share(nbytes, at_once, chunk)
-    schedule = nvls.over_nodes(nodes, nbytes, pieces=pieces, itemsize=ITEM_BYTES)
+    schedule = sharp.over_nodes(nodes, nbytes, pieces=pieces, itemsize=ITEM_BYTES)
     return LaidSchedule(schedule, ((schedule.phases, edges),))
 
 

@@ -8,8 +8,12 @@ from itertools import pairwise
 import numpy as np
 
 from perfmodel.arrays import RankGroup, rank_array
-from perfmodel.collectives.algorithms import pipelined_trees
-from perfmodel.collectives.algorithms.pipelined_trees import Forest, chained_parents, forest_of
+from perfmodel.collectives.algorithms.tree import (
+    Forest,
+    chained_parents,
+    forest_all_reduce,
+    forest_of,
+)
 from perfmodel.library.channels import Rails, rails_over
 from perfmodel.library.lowering.edge_routing import NEAREST, route_edges
 from perfmodel.library.lowering.lowered import ITEM_BYTES, Edges, LaidSchedule, with_latencies
@@ -111,7 +115,7 @@ def lay_tree(
         "tree schedules",
         trees,
         (nbytes, pieces),
-        lambda: pipelined_trees.all_reduce(trees, nbytes, pieces=pieces, itemsize=ITEM_BYTES),
+        lambda: forest_all_reduce(trees, nbytes, pieces=pieces, itemsize=ITEM_BYTES),
     )
     return LaidSchedule(schedule, ((schedule.phases, edges),), shared=True)
 

@@ -52,7 +52,7 @@ class TimesAlone:
         return tuple(self._notes.values())
 
     def takes_s(self, _tasks: Sequence[Task], work: Collective, _start_s: float) -> float:
-        """Duration of a collective of some tasks, whenever it starts; seconds."""
+        """Return the duration of a collective of some tasks, whenever it starts; seconds."""
         if work not in self._cache:
             groups = groups_of(self.plan, work)
 
@@ -68,7 +68,7 @@ class TimesAlone:
         return self._cache[work][0]
 
     def counted(self, _end_s: float) -> LinkCounters:
-        """Bytes on each arc of all collectives so far."""
+        """Return the bytes on each arc of all collectives so far."""
         total = zero_counters(len(self.timer.machine.topology.arcs))
         for work, times in self._uses.items():
             single = self._cache[work][1]
@@ -119,7 +119,7 @@ class TimesAmongOthers:
         return float(self._env.now - begun_s)
 
     def counted(self, end_s: float) -> LinkCounters:
-        """Bytes on each arc until the plan has ended, those of others included."""
+        """Return the bytes on each arc until the plan has ended, those of others included."""
         self._go_on(end_s)
         return self._network.counted
 

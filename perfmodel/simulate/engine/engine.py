@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from operator import itemgetter
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 import simpy
 
-from perfmodel.compiled_loops.compilation import Effort
+from perfmodel.collectives.timing.compiled_loops import Effort
 from perfmodel.errors import SimulationError
 from perfmodel.garbage import no_collections
 from perfmodel.library.machine import Machine
@@ -71,8 +71,7 @@ NETWORKS = {
 def network_class(name: str) -> Callable[..., Network]:
     """Return the class of one of `NETWORKS`."""
     module, _, kind = NETWORKS[name].partition(":")
-    network: Callable[..., Network] = getattr(import_module(module), kind)
-    return network
+    return cast("Callable[..., Network]", getattr(import_module(module), kind))
 
 
 def uses_sockets(machine: Machine, fidelity: str) -> bool:
@@ -141,11 +140,6 @@ class Surroundings:
 
     def __bool__(self) -> bool:
         return bool(self.changes or self.traffic or self.background_jobs or self.processes)
-
-    @property
-    def have_no_end(self) -> bool:
-        """Whether they never run out of events."""
-        return bool(self.traffic or self.background_jobs or self.processes)
 
     @property
     def change_network(self) -> bool:
@@ -253,7 +247,7 @@ def simulate(
             return _run_reference(network, plan, steps, slowdown, stretch, surroundings)
         main = PlanRun(env, network, plan, steps, slowdown, stretch=stretch)
         others = surroundings.start_beside(main, network, machine)
-        if surroundings.have_no_end:
+        if traffic or background_jobs or processes:  # which never run out of events
             _detect_deadlock(env, main)
         run_until(env, main.done, main.describe_deadlock)
         return Run(

@@ -6,14 +6,16 @@ bits in whatever order a simulator draws, and for a rank alone in its class as a
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray, round_bits
+from perfmodel.arrays import FloatArray, round_bits
 from perfmodel.training.plan.step_plan import StepPlan
 
 Kind = Literal["normal", "lognormal", "gamma", "exponential"]
@@ -72,19 +74,13 @@ class Variation:
     plan: StepPlan
     jitters: Sequence[Jitter] = ()
     slow: Sequence[SlowSteps] = ()
-    _piece: list[int] = field(init=False)
-    _place: Mapping[str, IntArray | slice] = field(init=False)
-    _ranks: int = field(init=False)
     _drawn: dict[int, tuple[tuple[int, int], FloatArray]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         on_host = {stream.name for stream in self.plan.streams if stream.kind == "host"}
-        count: dict[str, int] = {}
-        self._piece = []
-        for task in self.plan.tasks:
-            piece = count.get(task.rank_class, 0)
-            count[task.rank_class] = piece + 1
-            self._piece.append(-1 if task.stream in on_host else piece)
+        numbers: dict[str, Iterator[int]] = defaultdict(itertools.count)
+        pieces = [(task, next(numbers[task.rank_class])) for task in self.plan.tasks]
+        self._piece = [-1 if task.stream in on_host else piece for task, piece in pieces]
         members = [np.asarray(c.ranks, dtype=np.int64) for c in self.plan.classes]
         all_ranks = np.sort(np.concatenate(members))
         self._ranks = len(all_ranks)
@@ -99,16 +95,14 @@ class Variation:
         if piece < 0:
             return 1.0
         name = self.plan.tasks[index].rank_class
-        factor: float | FloatArray = 1.0
-        for slow in self.slow:
-            if slow.rank_class == name and step in slow.steps:
-                factor = factor * slow.by
+        own = (slow.by for slow in self.slow if slow.rank_class == name and step in slow.steps)
+        factor: float | FloatArray = math.prod(own, start=1.0)
         for number, jitter in enumerate(self.jitters):
             factor = factor * self._draw(number, jitter, step, piece)[self._place[name]]
         return factor
 
     def _draw(self, number: int, jitter: Jitter, step: int, piece: int) -> FloatArray:
-        """Factors of all ranks; the last ones are cached for the other classes."""
+        """Return the factors of all ranks; the last ones are cached for the other classes."""
         key = (step, piece if jitter.per == "layer" else 0)
         cached = self._drawn.get(number)
         if cached is None or cached[0] != key:

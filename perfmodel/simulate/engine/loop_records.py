@@ -75,9 +75,6 @@ class LoopRun:
     plan: LoopPlan
     tracked: frozenset[int] = field(repr=False)
     length_s: float = field(init=False)
-    updates_s: list[list[float]] = field(init=False)
-    work_s: list[list[Mapping[str, float]]] = field(init=False, repr=False)
-    waits_s: list[list[float]] = field(init=False, repr=False)
     staleness: list[tuple[float, int, float]] = field(default_factory=list, init=False, repr=False)
     leads: Counter[int] = field(default_factory=Counter, init=False)
     services: list[Service] = field(default_factory=list, init=False, repr=False)
@@ -88,9 +85,9 @@ class LoopRun:
     counted: LinkCounters = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.updates_s = [[] for _ in self.plan.workers]
-        self.work_s = [[] for _ in self.plan.workers]
-        self.waits_s = [[] for _ in self.plan.workers]
+        self.updates_s: list[list[float]] = [[] for _ in self.plan.workers]
+        self.work_s: list[list[Mapping[str, float]]] = [[] for _ in self.plan.workers]
+        self.waits_s: list[list[float]] = [[] for _ in self.plan.workers]
 
     @property
     def update_times_s(self) -> list[float]:
@@ -103,7 +100,7 @@ class LoopRun:
         return self.update_times_s[count - 1 :: count]
 
     def spans(self) -> list[Span]:
-        """Items and messages of the tracked workers, and services of their pushes."""
+        """Return the items and messages of the tracked workers, and services of their pushes."""
         plan, spans = self.plan, list[Span]()
         names = [worker.name for worker in plan.workers]
         for number, iteration, index, start_s, end_s in self.items:

@@ -169,7 +169,6 @@ class _Loops:
         count = len(plan.workers)
         self.run, self._left = LoopRun(plan, frozenset(tracked)), rounds * count
         self._stretch = stretch
-        self._routed_on, self._routes = network.machine, dict[tuple[str, str], Any]()
         ranks = network.machine.topology.ranks
         self._ends = [ranks[worker.ranks[0]] for worker in plan.workers]
         self._queues = [_Queue() for _ in plan.servers]
@@ -183,7 +182,7 @@ class _Loops:
             env.process(self._work(number, worker))
 
     def waiting(self) -> list[str]:
-        """Names of the workers that wait for an answer, and for which."""
+        """Return the names of the workers that wait for an answer, and for which."""
         return [
             f"{worker.name} for {self.plan.exchanges[wait[0]].name}"
             for worker, wait in zip(self.plan.workers, self._waits, strict=True)
@@ -192,24 +191,22 @@ class _Loops:
 
     def describe_deadlock(self) -> str:
         """Name the workers that wait."""
-        names = ", ".join(self.waiting()[:8])
-        return f"{self.plan.name!r} cannot go on; waiting: {names}"
+        return f"{self.plan.name!r} cannot go on; waiting: {', '.join(self.waiting()[:8])}"
 
     def route(self, src: str, dst: str) -> tuple[tuple[int, ...], float]:
         """Links from one device to another as they are now, and their latency; seconds."""
         if isinstance(self.network, FreeNetwork) or src == dst:
             return (), 0.0
         machine = self.network.machine
-        if machine is not self._routed_on:
-            self._routed_on, self._routes = machine, {}
-        if (src, dst) not in self._routes:
-            try:
-                route = machine.router.route(src, dst)
-            except TopologyError as error:
-                raise SimulationError(f"no message from {src} to {dst}: {error}") from error
-            latency_s = float(machine.topology.arcs.latency_s[list(route)].sum())
-            self._routes[src, dst] = route, latency_s
-        return self._routes[src, dst]  # type: ignore[no-any-return]
+
+        def find() -> tuple[tuple[int, ...], float]:
+            route = machine.router.route(src, dst)
+            return tuple(route), float(machine.topology.arcs.latency_s[list(route)].sum())
+
+        try:
+            return machine.cached(("message", src, dst), find)
+        except TopologyError as error:
+            raise SimulationError(f"no message from {src} to {dst}: {error}") from error
 
     # ------------------------------------------------------------ workers
 

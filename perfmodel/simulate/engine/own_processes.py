@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import simpy
 
-from perfmodel.errors import Fault, InputError, SimulationError, TopologyError, describe_type
+from perfmodel.errors import InputError, SimulationError, TopologyError, describe_type, refuse_if
 from perfmodel.library.machine import Machine
 from perfmodel.own_functions import call_function, name_of
 from perfmodel.simulate.network import Network
@@ -130,9 +130,8 @@ def start_process(env: ProcessEnvironment, network: NetworkView, own: OwnProcess
     Raises `InputError`: its function takes other arguments, or is no generator function.
     """
     generator = call_function(own.field, own.function, (env, network), "(env, network)", A_PROCESS)
-    if not isinstance(generator, GeneratorType):
-        text = f"{own.name}, which returned {describe_type(generator)}"
-        raise InputError(Fault(own.field, text, A_PROCESS))
+    text = f"{own.name}, which returned {describe_type(generator)}"
+    refuse_if(not isinstance(generator, GeneratorType), own.field, text, A_PROCESS)
 
     def begin() -> Events:
         if own.start_s:  # else it begins before the plan does
@@ -250,13 +249,11 @@ class NetworkView:
         rate_Bps = parse_bandwidth(cap, "cap") if isinstance(cap, str) else cap
         _check_positive({"nbytes": size, "cap": math.inf if rate_Bps is None else rate_Bps})
         for name, device in (("src", src), ("dst", dst)):
-            if not isinstance(device, str):
-                allowed = "a device by name, such as 'n0/gpu0' (a node of a graph is 'n0/NAME')"
-                raise InputError(Fault(name, describe_type(device), allowed))
+            allowed = "a device by name, such as 'n0/gpu0' (a node of a graph is 'n0/NAME')"
+            refuse_if(not isinstance(device, str), name, describe_type(device), allowed)
             if device not in self.machine.devices:
                 raise MissingPartError(no_device(self.machine, str(device), name))
-        if src == dst:
-            raise InputError(Fault("dst", repr(dst), "another device than src"))
+        refuse_if(src == dst, "dst", repr(dst), "another device than src")
         try:
             route = self._network.machine.router.route(src, dst)
         except TopologyError as error:
@@ -285,8 +282,8 @@ class NetworkView:
         bandwidth, latency : float or str, optional
         """
         arcs, links = self._arcs(link, other), self._links
-        if bandwidth is None and latency is None:
-            raise InputError(Fault("set_link", "neither", "a bandwidth, a latency, or both"))
+        has_neither = bandwidth is None and latency is None
+        refuse_if(has_neither, "set_link", "neither", "a bandwidth, a latency, or both")
         for name, value, parse, changed in (
             ("bandwidth", bandwidth, parse_bandwidth, links.bandwidth_Bps),
             ("latency", latency, parse_time, links.latency_s),
@@ -340,9 +337,7 @@ def _check_positive(numbers: dict[str, Any], *, or_zero: bool = False) -> None:
     """Refuse what is no number above zero."""
     least = "zero or more" if or_zero else "above zero"
     for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise InputError(
-                Fault(name, describe_type(value), f"a number {least}, or text with a unit")
-            )
-        if not (value > 0 or (or_zero and value == 0)):
-            raise InputError(Fault(name, repr(value), f"a number {least}"))
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        number = f"a number {least}"
+        refuse_if(not is_number, name, describe_type(value), f"{number}, or text with a unit")
+        refuse_if(not (value > 0 or (or_zero and value == 0)), name, repr(value), number)

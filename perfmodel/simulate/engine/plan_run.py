@@ -86,13 +86,7 @@ class PlanRun:
         self._streams = [StreamState(*queue, queue[1].workers) for queue in self._graph.queues]
         self._step_states: dict[int, StepState] = {}
         self._rendezvous = Rendezvous(self._participants, plan.classes)
-        env.timeout(0.0).callbacks.append(lambda _: self._begin(start_s))
-
-    def _begin(self, start_s: float) -> None:
-        if start_s:
-            self._call_after(self._env.timeout(start_s), self._start_all)
-        else:
-            self._start_all()
+        self._call_after(env.timeout(start_s), self._start_all)
 
     def _start_all(self) -> None:
         if not self._streams or self._steps == 0:
@@ -200,7 +194,7 @@ class PlanRun:
             self._start(state, ready_s)
 
     def _ready_s(self, own: StepState, step: int, index: int) -> float:
-        """When the last of the tasks that a task waits for has ended."""
+        """Return when the last of the tasks that a task waits for has ended."""
         ready_s, before = own.ready_s[index], self._graph.own_before[index]
         if self._graph.own[index] >= 0:
             ready_s = max(ready_s, own.end_s[self._graph.own[index]])
@@ -210,11 +204,9 @@ class PlanRun:
 
     def _ends_by_itself(self, state: StreamState, task: Task) -> bool:
         """Whether the end of a task is known as soon as its start is."""
-        stream = state.stream
-        may_be_slowed = stream.kind == "compute" and self._slowdown != 1.0
-        if may_be_slowed or stream.workers > 1 or not isinstance(task.work, Compute):
-            return False
-        return not (task.acquires or task.releases or task.core_s)
+        may_be_slowed = state.stream.kind == "compute" and self._slowdown != 1.0
+        is_plain = not (task.acquires or task.releases or task.core_s or may_be_slowed)
+        return is_plain and state.stream.workers == 1 and isinstance(task.work, Compute)
 
     def _wake(self, state: StreamState, at_s: float) -> None:
         """Look at a stream again when its next task can start."""
@@ -249,10 +241,10 @@ class PlanRun:
         work = self.plan.tasks[index].work
         if not isinstance(work, Compute):
             self._join(state, step, index, ready_s, work)
-        elif state.stream.kind == "compute" and state.stream.workers == 1:
+        elif state.stream.kind == "compute":
             self._compute(state, step, index, ready_s)
         else:
-            self._compute_alone(state, step, index, ready_s)
+            self._take_time(state, step, index, ready_s)
 
     def _finish(
         self,
@@ -288,9 +280,12 @@ class PlanRun:
     # ------------------------------------------------------------ compute
 
     def _compute(self, state: StreamState, step: int, index: int, ready_s: float) -> None:
-        """Start work on the device, and what follows it while nobody else waits for an end."""
+        """Start work on the device, and what follows it while nobody else waits for an end.
+
+        A stream that has several workers starts each piece by itself.
+        """
         own, pieces = self._step_states[step], [(index, ready_s, *self._stretched(step, index))]
-        while not self._graph.is_last[index]:
+        while state.stream.workers == 1 and not self._graph.is_last[index]:
             index = state.tasks[state.at]
             task = self.plan.tasks[index]
             if own.waits[index] or task.acquires or not isinstance(task.work, Compute):
@@ -309,19 +304,15 @@ class PlanRun:
 
         self._call_after(self._compute_resources[state.rank_class].compute(work), end)
 
-    def _compute_alone(self, state: StreamState, step: int, index: int, ready_s: float) -> None:
-        """Start a piece of work, of a stream that may have others in progress."""
+    def _take_time(self, state: StreamState, step: int, index: int, ready_s: float) -> None:
+        """Start a piece of work that nothing slows down, on the host or of a copy."""
         start_s, (stretch, duration_s) = self._env.now, self._stretched(step, index)
-        if state.stream.kind == "compute":
-            done = self._compute_resources[state.rank_class].compute(Work([0.0], [duration_s]))
-        else:
-            done = self._env.timeout(duration_s)
 
         def end() -> None:
             self._finish(state, step, index, start_s, ready_s, self._env.now, stretch)
             self._free(state, index)
 
-        self._call_after(done, end)
+        self._call_after(self._env.timeout(duration_s), end)
 
     def _stretched(self, step: int, index: int) -> tuple[float, float]:
         """Factor on a task's work for its class, whose ranks have to be alike, and its duration."""
@@ -383,7 +374,7 @@ class PlanRun:
             self.on_collective(self.plan.tasks[members[-1][1]])
 
     def names_in_progress(self) -> list[str]:
-        """Names of the collectives in progress, with the first of their classes."""
+        """Return the names of the collectives in progress, with the first of their classes."""
         return [collective_text(*each) for each in self._rendezvous.in_progress.values()]
 
     # ------------------------------------------------------------ deadlocks
@@ -419,8 +410,9 @@ class PlanRun:
     def _could_start(self, own: StepState, step: int, index: int) -> bool:
         """Whether a task has not ended although nothing that it waits for is missing."""
         before, earlier = self._graph.own[index], self._graph.own_before[index]
-        if own.waits[index] or not isnan(own.end_s[index]):
-            return False
-        if before >= 0 and isnan(own.end_s[before]):
-            return False
-        return not (earlier >= 0 and step and isnan(self._step_states[step - 1].end_s[earlier]))
+        return not (
+            own.waits[index]
+            or not isnan(own.end_s[index])
+            or (before >= 0 and isnan(own.end_s[before]))
+            or (earlier >= 0 and step and isnan(self._step_states[step - 1].end_s[earlier]))
+        )

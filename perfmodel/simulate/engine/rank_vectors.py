@@ -175,7 +175,7 @@ class _Recurrence:
             )
 
     def _ready(self, step: int, task: Task) -> Clock:
-        """When all dependencies of a task have ended, on each rank."""
+        """Return when all dependencies of a task have ended, on each rank."""
         ready: Clock = 0.0
         waits = [(step, index) for index in task.after]
         if step:
@@ -288,6 +288,7 @@ def why_unsuited(plan: StepPlan) -> str | None:
 
 def _take_turns(plan: StepPlan) -> bool:
     """Whether each collective waits for the one before it, also from one step to the next."""
+    in_step: Dependencies = [(task.after, ()) for task in plan.tasks]
     for each in plan.classes:
         members = [
             index
@@ -298,35 +299,25 @@ def _take_turns(plan: StepPlan) -> bool:
             task = plan.tasks[index]
             if before not in task.after and task.stream != plan.tasks[before].stream:
                 return False
-        first = plan.tasks[members[0]] if members else None
-        if first is not None and not any(
-            members[-1] in _ancestors_in_step(plan, index) for index in first.after_previous
-        ):
-            return False
+        if members:
+            ends = tuple((0, index) for index in plan.tasks[members[0]].after_previous)
+            if (0, members[-1]) not in {*ends, *_ancestors(in_step, ends, set())}:
+                return False
     return True
 
 
-def _ancestors_in_step(plan: StepPlan, index: int) -> set[int]:
-    """Tasks of the same step that a task waits for, and itself."""
-    ancestors = {index}
-    pending = [index]
-    while pending:
-        for other in plan.tasks[pending.pop()].after:
-            if other not in ancestors:
-                ancestors.add(other)
-                pending.append(other)
-    return ancestors
-
-
 def execution_order(plan: StepPlan, steps: int) -> Iterator[tuple[Node, ...]]:
-    """Tasks of some steps, each after its dependencies; those of a collective together.
+    """Return the tasks of some steps, each after its dependencies; those of a collective together.
 
     A collective comes as early as possible, right behind its dependencies: when a piece of compute
     is timed, every collective that may slow it down has been.
 
     Raises `SimulationError`: tasks that wait for each other.
     """
-    dependencies, keys = _dependencies(plan), _keys(plan)
+    dependencies, keys = _dependencies(plan), dict[str, list[int]]()
+    for index, task in enumerate(plan.tasks):
+        if isinstance(task.work, Collective):
+            keys.setdefault(task.work.key, []).append(index)
     done: set[Node] = set()
     for step in range(steps):
         for key, members in keys.items():
@@ -347,36 +338,28 @@ def execution_order(plan: StepPlan, steps: int) -> Iterator[tuple[Node, ...]]:
                 yield ((step, index),)
 
 
-def _keys(plan: StepPlan) -> dict[str, list[int]]:
-    keys: dict[str, list[int]] = {}
-    for index, task in enumerate(plan.tasks):
-        if isinstance(task.work, Collective):
-            keys.setdefault(task.work.key, []).append(index)
-    return keys
+Dependencies = list[tuple[tuple[int, ...], tuple[int, ...]]]
+"""For each task its predecessors in its own step, and in the step before."""
 
 
-def _dependencies(plan: StepPlan) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """For each task its predecessors in its own step, and in the step before."""
+def _dependencies(plan: StepPlan) -> Dependencies:
+    """Return what each task waits for, the task ahead of it on its stream among them."""
     newest: dict[tuple[str, str], int] = {}
     queue: list[int | None] = []
     for index, task in enumerate(plan.tasks):
         place = (task.rank_class, task.stream)
         queue.append(newest.get(place))
         newest[place] = index
-    dependencies = []
-    for task, ahead in zip(plan.tasks, queue, strict=True):
-        if ahead is None:
-            last = newest[task.rank_class, task.stream]
-            dependencies.append((task.after, (*task.after_previous, last)))
-        else:
-            dependencies.append(((*task.after, ahead), task.after_previous))
-    return dependencies
+    return [
+        (task.after, (*task.after_previous, newest[task.rank_class, task.stream]))
+        if ahead is None
+        else ((*task.after, ahead), task.after_previous)
+        for task, ahead in zip(plan.tasks, queue, strict=True)
+    ]
 
 
 def _ancestors(
-    dependencies: list[tuple[tuple[int, ...], tuple[int, ...]]],
-    targets: tuple[Node, ...],
-    done: set[Node],
+    dependencies: Dependencies, targets: tuple[Node, ...], done: set[Node]
 ) -> list[Node]:
     """Tasks that have to precede some others and are not done, by step and plan order."""
     visited = set(targets)

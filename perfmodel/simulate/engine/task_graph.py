@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, starmap
@@ -72,13 +72,17 @@ def task_graph(plan: StepPlan) -> TaskGraph:
             raise SimulationError(f"{task.name}: the plan has no stream {' '.join(place)!r}")
         by_place[place].append(index)
     queues = tuple((*streams[place], tuple(tasks)) for place, tasks in by_place.items() if tasks)
-    places = _places(len(plan.tasks), queues)
+    places = {
+        index: (number, place)
+        for number, (_, _, queue) in enumerate(queues)
+        for place, index in enumerate(queue)
+    } | {-1: (-1, -1)}  # of no task: before all
 
     def keeps_order(source: int, index: int) -> bool:
         number = places[index][0]
         return places[source][0] == number and queues[number][1].workers == 1
 
-    graph = _nobody_waits(len(plan.tasks), queues, [number for number, _ in places[:-1]])
+    graph = _nobody_waits(queues, [places[index][0] for index in range(len(plan.tasks))])
     for index, task in enumerate(plan.tasks):
         for source in task.after:
             if keeps_order(source, index) and places[source] < places[index]:
@@ -100,18 +104,9 @@ def task_graph(plan: StepPlan) -> TaskGraph:
     return graph
 
 
-def _places(tasks: int, queues: Sequence[StreamTasks]) -> list[tuple[int, int]]:
-    """Queue of each task, and its place there; at the end (-1) those of no task, before all."""
-    places = [(-1, -1)] * (tasks + 1)
-    for number, (_, _, queue) in enumerate(queues):
-        for place, index in enumerate(queue):
-            places[index] = number, place
-    return places
-
-
-def _nobody_waits(tasks: int, queues: tuple[StreamTasks, ...], queue_of: list[int]) -> TaskGraph:
-    """A graph of tasks that do not wait for each other."""
-    ends = {queue[-1] for _, _, queue in queues}
+def _nobody_waits(queues: tuple[StreamTasks, ...], queue_of: list[int]) -> TaskGraph:
+    """Return a graph of tasks that do not wait for each other."""
+    ends, tasks = {queue[-1] for _, _, queue in queues}, len(queue_of)
     return TaskGraph(
         queues,
         queue_of,
@@ -226,7 +221,7 @@ def participants_of(plan: StepPlan) -> Mapping[str, Mapping[str, Participants]]:
 def _of_communicator(
     communicator: Communicator, classes: tuple[RankClass, ...], class_of: Mapping[int, int]
 ) -> Mapping[str, Participants]:
-    """Participants of each class; `class_of`: number of the class of each rank."""
+    """Return the participants of each class; `class_of`: number of the class of each rank."""
     kinds = [frozenset(map(class_of.get, group)) - {None} for group in communicator.groups]
     together: list[set[int | None]] = []
     for kind in dict.fromkeys(kinds):
@@ -292,7 +287,7 @@ class Work:
             now_s, at = end_s, at + 1
 
     def ends_s(self, now_s: float, factor: float) -> float:
-        """When the last piece ends, `factor` times slower from now on."""
+        """Return when the last piece ends, `factor` times slower from now on."""
         for at in range(len(self.end_s), len(self.left_s)):
             if at >= len(self.start_s):
                 now_s = max(now_s, self.ready_s[at])

@@ -120,10 +120,6 @@ def alone_Bps(machine: Machine, stage: Stage) -> FloatArray:
     return np.minimum(stage.cap_Bps, np.minimum.reduceat(capacity_Bps, stage.edges.pointers[:-1]))
 
 
-GroupsCollective = tuple[str, int, tuple[RankGroup, ...], int]
-"""Operation, bytes, groups and root of a collective that several groups run at the same time."""
-
-
 @dataclass
 class JoinedCollectives:
     """Collectives of several groups as few, found once for all simulations of a machine."""
@@ -136,20 +132,27 @@ class JoinedCollectives:
         return self._numbers.setdefault(groups, len(self._numbers))
 
     def of(
-        self, timer: UncontendedTimer, work: GroupsCollective, number: int, times: int
+        self,
+        timer: UncontendedTimer,
+        op: str,
+        nbytes: int,
+        groups: tuple[RankGroup, ...],
+        root: int,
+        *,
+        number: int,
+        times: int,
     ) -> list[LoweredCollective]:
         """Return `times` collectives of each group in a row, those of alike groups as one.
 
-        `number`: of its groups.
+        `number`: of the groups.
         """
-        op, nbytes, _, root = work
 
         def join() -> list[LoweredCollective]:
             capacity_Bps = timer.machine.topology.arcs.bandwidth_Bps
             edges = timer.keep_laid(JoinedEdges)
             return [
                 in_a_row(each, times)
-                for each in join_alike(timer.lower(*work), capacity_Bps, edges)
+                for each in join_alike(timer.lower(op, nbytes, groups, root), capacity_Bps, edges)
             ]
 
         return once(self._joined, (op, nbytes, number, root, times), join)
@@ -224,7 +227,7 @@ def _parts_of(
 
 
 def _needs_Bps(lowered: LoweredCollective, capacity_Bps: FloatArray) -> dict[int, float]:
-    """Most that all edges of a collective together may send over each of its links."""
+    """Return the most that all edges of a collective together may send over each of its links."""
     needs: dict[int, float] = {}
     for edges in dict.fromkeys(stage.edges for stage in lowered.stages):
         if not len(edges.arcs):

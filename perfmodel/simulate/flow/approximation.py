@@ -78,13 +78,15 @@ def _overlap(stages: tuple[Stage, ...]) -> bool:
     """
     stage_of = [np.full(len(stage.edges.arcs), i) for i, stage in enumerate(stages)]
     ranks = 1 + max(int(max(s.phases[0].src.max(), s.phases[0].dst.max())) for s in stages)
-    owner = [np.repeat(places_of(s.phases[0], ranks)[0], _lengths(s)) for s in stages]
+    lengths = [np.diff(stage.edges.pointers) for stage in stages]
+    senders = [places_of(stage.phases[0], ranks)[0] for stage in stages]
+    owner = list(map(np.repeat, senders, lengths))
     arcs = np.concatenate([stage.edges.arcs for stage in stages])
     return all(_varies(arcs, np.concatenate(values).astype(float)) for values in (stage_of, owner))
 
 
 def _sends(stage: Stage, rates_Bps: FloatArray) -> tuple[FloatArray, ...]:
-    """Values that must be equal for edges to be alike, each of shape (edges,)."""
+    """Return the values that must be equal for edges to be alike, each of shape (edges,)."""
     held = sum((p.nbytes * p.active for p in stage.phases), np.zeros(len(rates_Bps)))
     busy = np.nan_to_num(sending_s(held, rates_Bps))  # equal infinities are alike
     first = np.asarray(stage.phases[0].first, float) if stage.phases else np.zeros(len(rates_Bps))
@@ -102,7 +104,3 @@ def _varies(arcs: IntArray, values: FloatArray) -> bool:
     """Whether the values differ on some link."""
     mean = np.bincount(arcs, weights=values) / np.maximum(np.bincount(arcs), 1)
     return bool((np.abs(values - mean[arcs]) > TIME_TOLERANCE * np.abs(mean[arcs])).any())
-
-
-def _lengths(stage: Stage) -> IntArray:
-    return np.diff(stage.edges.pointers)

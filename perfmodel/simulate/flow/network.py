@@ -23,7 +23,7 @@ import numpy as np
 import simpy
 
 from perfmodel.arrays import FloatArray, RankGroup
-from perfmodel.compiled_loops.compilation import Effort
+from perfmodel.collectives.timing.compiled_loops import Effort
 from perfmodel.errors import SimulationError
 from perfmodel.library.lowering.lowered import Edges, LoweredCollective
 from perfmodel.library.machine import Machine
@@ -66,7 +66,7 @@ class FlowNetwork(Network):
     instead_of_sockets: bool = False
     """Whether messages on sockets would be nearer to what the library does."""
     _uncounted: Counter[LoweredCollective] = field(default_factory=Counter, init=False)
-    _link_users: LinkUsers[Job] = field(init=False)
+    _link_users: LinkUsers[Job] = field(default_factory=LinkUsers, init=False)
     _launching: dict[int, Sequence[LoweredCollective]] = field(default_factory=dict, init=False)
     """Collectives that have not sent anything yet, by the number of their launch."""
     _launched: int = field(default=0, init=False)
@@ -74,7 +74,6 @@ class FlowNetwork(Network):
     """Streams that begin in this instant."""
     _active: dict[Job, None] = field(default_factory=dict, init=False)
     _changed: list[Job | LinkSet] = field(default_factory=list, init=False)
-    _timer: UncontendedTimer = field(init=False)  # of the machine as it is now
     _approximated: dict[Why, None] = field(default_factory=dict, init=False)
     _groups: dict[tuple[RankGroup, ...], int] = field(default_factory=dict, init=False)
     """Groups with their numbers."""
@@ -82,8 +81,7 @@ class FlowNetwork(Network):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._timer = self.timer
-        self._link_users = LinkUsers()
+        self._timer = self.timer  # of the machine as it is now
 
     @property
     def counted(self) -> LinkCounters:
@@ -133,7 +131,9 @@ class FlowNetwork(Network):
         """Start a collective in every group; groups on links of their own are one job."""
         joined = self.timer.keep(JoinedCollectives)
         number = once(self._groups, groups, lambda: joined.number_of(groups))
-        return self.launch(joined.of(self.timer, (op, nbytes, groups, root), number, times))
+        return self.launch(
+            joined.of(self.timer, op, nbytes, groups, root, number=number, times=times)
+        )
 
     def stream(self, route: tuple[int, ...], cap_Bps: float, nbytes: float) -> simpy.Event:
         """Send background traffic over some arcs from now on, at most at `cap_Bps`."""
@@ -151,8 +151,8 @@ class FlowNetwork(Network):
         self._enter_streams()
         self._count_streams()
         self._note_change(machine)
-        same = machine is self.timer.machine
-        self._timer = self.timer if same else UncontendedTimer(machine)
+        is_first = machine is self.timer.machine
+        self._timer = self.timer if is_first else UncontendedTimer(machine)
         for together in self._launching.values():
             for lowered in together:
                 self._now(lowered)  # raises where no route is left
@@ -249,10 +249,8 @@ class FlowNetwork(Network):
             self._set_streams([job], alone_Bps(self.machine, job.stage))
             return
         if isinstance(job, Collective) and len(jobs) == 1:
-            if self._timer is job.timer and not job.is_disturbed:
-                self._set(job, None)
-            else:
-                self._set(job, self._timer.rates(job.stage))
+            is_as_begun = self._timer is job.timer and not job.is_disturbed
+            self._set(job, None if is_as_begun else self._timer.rates(job.stage))
             return
         flows = [job for job in jobs if isinstance(job, Streams)]
         collectives = [job for job in jobs if isinstance(job, Collective)]
@@ -275,17 +273,14 @@ class FlowNetwork(Network):
             return
         job.timed = True
         job.version += 1
-        if not job.is_disturbed:
+        least_s = 0.0
+        if job.is_disturbed and (rates_Bps is None or rates_Bps.all()):
+            # Most rates change again before the leg ends, which is worked out when it may be near.
+            least_s = job.start_s + (1 - BOUND_TOLERANCE) * job.least_wire_s()
+        if least_s <= self.env.now:
             self._schedule_end(job, job.version)
-            return
-        # Most rates change again before the leg ends: its end is worked out when it may be near.
-        least_s = (1 - BOUND_TOLERANCE) * job.least_wire_s()
-        is_cut = rates_Bps is not None and not rates_Bps.all()
-        if is_cut or job.start_s + least_s <= self.env.now:
-            self._schedule_end(job, job.version)
-            return
-        look = partial(self._schedule_end, job, job.version)
-        call_at(self.env, job.start_s + least_s, look)
+        else:
+            call_at(self.env, least_s, partial(self._schedule_end, job, job.version))
 
     def _schedule_end(self, job: Collective, version: int, _: simpy.Event | None = None) -> None:
         """Work out when the leg of a collective ends, and end it then, unless it has changed."""
@@ -319,10 +314,7 @@ class FlowNetwork(Network):
             event.succeed()
         job.version += 1
         if len(job):
-            self._active[job] = None
-            self._link_users.enter(job, self._links(job))
-            self._schedule_update()
-            self._changed.append(job)
+            self._enter(job)
             self._schedule_first_end(job)
 
     def _ends_s(self, job: Collective) -> tuple[float, float]:
@@ -376,7 +368,7 @@ class _Landing:
 
 
 def _why_alone(legs: tuple[TimedLeg, ...]) -> Why | None:
-    """Why a collective without other traffic is approximated; None if it is not."""
+    """Return why a collective without other traffic is approximated; None if it is not."""
     stages, rates = zip(
         *(leg.expand() for leg in legs), strict=True
     )  # which may be large: not kept

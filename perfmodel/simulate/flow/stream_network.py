@@ -14,6 +14,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -193,16 +194,12 @@ class StreamNetwork(Network):
         together = rows[
             left_s <= first_s * (1 + INSTANT_TOLERANCE) + INSTANT_TOLERANCE * self.env.now
         ]
-        version = self._version
+        schedule_last(self.env, partial(self._end, together, self._version), first_s)
 
-        def end(_: simpy.Event) -> None:
-            if version == self._version:
-                self._end(together)
-
-        schedule_last(self.env, end, first_s)
-
-    def _end(self, rows: IntArray) -> None:
+    def _end(self, rows: IntArray, version: int, _: simpy.Event) -> None:
         """End some streams, in the order of their rows; what they leave unused is shared anew."""
+        if version != self._version:
+            return
         self._send()
         ended: list[int] = rows.tolist()
         self._rows["sent"][rows] += self._rows["left"][rows]
@@ -248,14 +245,11 @@ class Streams:
     """Not yet sent at `since_s`."""
     done: list[simpy.Event]
     since_s: float
-    rate_Bps: FloatArray = field(init=False)
-    end_s: FloatArray = field(init=False)
-    """When the last byte of each leaves at these rates."""
     version: int = 0
 
     def __post_init__(self) -> None:
         self.rate_Bps = np.zeros(len(self.nbytes))
-        self.end_s = np.full(len(self.nbytes), np.inf)
+        self.end_s = np.full(len(self.nbytes), np.inf)  # when the last byte leaves at these rates
 
     def __len__(self) -> int:
         return len(self.nbytes)
@@ -283,7 +277,7 @@ class Streams:
         return True
 
     def first_s(self) -> float:
-        """When the first of them ends."""
+        """Return when the first of them ends."""
         return float(self.end_s.min())
 
     def send(self, now_s: float, counters: LinkCounters) -> None:
@@ -297,22 +291,19 @@ class Streams:
         self.send(now_s, counters)
         self._count(np.where(ending, self.nbytes, 0.0), counters)
         ended = [event for event, ends in zip(self.done, ending, strict=True) if ends]
-        self._keep(np.flatnonzero(~ending))
+        kept = np.flatnonzero(~ending)
+        self.done = [self.done[place] for place in kept]
+        self.stage = _stage(select_edges(self.edges, kept))
+        self.nbytes, self.rate_Bps, self.end_s = (
+            values[kept] for values in (self.nbytes, self.rate_Bps, self.end_s)
+        )
         return ended
 
     def _count(self, sent: FloatArray, counters: LinkCounters) -> None:
         if sent.any():
-            spread = np.repeat(sent, np.diff(self.edges.pointers))
-            count_stream(counters, self.edges.arcs, spread)
+            crossed = np.diff(self.edges.pointers)
+            count_stream(counters, self.edges.arcs, np.repeat(sent, crossed))
             self.nbytes = self.nbytes - sent
-
-    def _keep(self, places: IntArray) -> None:
-        """Keep some of the streams."""
-        self.done = [self.done[place] for place in places]
-        self.stage = _stage(select_edges(self.edges, places))
-        self.nbytes, self.rate_Bps, self.end_s = (
-            values[places] for values in (self.nbytes, self.rate_Bps, self.end_s)
-        )
 
 
 def begin_streams(arrivals: Iterable[Arrival], now_s: float) -> list[Streams]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from perfmodel.arrays import FloatArray, sending_s
 from perfmodel.collectives.schedule import Phase
+from perfmodel.collectives.timing.compiled_loops import Effort
 from perfmodel.collectives.timing.recurrence import ReadyTimes
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
 from perfmodel.collectives.timing.unrolled import UnrolledPhases, prepare_phases
@@ -17,14 +18,11 @@ from perfmodel.collectives.timing.variable_rate import (
     CompletionTimes,
     OneStep,
     TreeClocks,
-    is_one_step,
 )
-from perfmodel.compiled_loops.compilation import Effort
 from perfmodel.library.lowering.lowered import Edges, LoweredCollective, Stage, stage_bytes
 from perfmodel.memo import once
 from perfmodel.simulate.flow.stream_network import SAME_RATE, Streams
 from perfmodel.simulate.network import LinkCounters, move_counts
-from perfmodel.simulate.sharing.duty_cycle import TimedLeg
 from perfmodel.simulate.uncontended import UncontendedTimer, participants, timed_phases
 
 FEW_EDGES = 1024
@@ -58,8 +56,6 @@ class Collective:
     """When its first byte may move, on the simulation's clock."""
     land: Callable[[float], None]
     """What to do when the last leg has left the wire, with the time at which all has landed."""
-    legs: tuple[TimedLeg, ...] = field(init=False)
-    """Its legs without other traffic."""
     leg: int = 0
     landed_s: float = 0.0
     version: int = 0
@@ -87,7 +83,7 @@ class Collective:
         return self.legs[self.leg].rates_Bps if self._rates_Bps is None else self._rates_Bps
 
     def __post_init__(self) -> None:
-        self.legs = self.timer.timed_legs(self.lowered)
+        self.legs = self.timer.timed_legs(self.lowered)  # without other traffic
 
     @property
     def is_last(self) -> bool:
@@ -95,7 +91,7 @@ class Collective:
         return self.leg + 1 == len(self.legs)
 
     def ends(self) -> CompletionTimes:
-        """When its leg ends if no rate changes any more."""
+        """Return when its leg ends if no rate changes any more."""
         if self._clocks is None:
             return self.legs[self.leg].ends
         if self._ends is None:
@@ -126,7 +122,7 @@ class Collective:
         self._stage, self._is_rerouted = stage, True
 
     def _own_clocks(self) -> AnyClocks:
-        """Its clocks, edge by edge, which differ from those of `timer` from now on."""
+        """Return its clocks, edge by edge, which differ from those of `timer` from now on."""
         if self._clocks is None:
             timed, self._ends = self.legs[self.leg], None
             begin_s = np.zeros(len(timed.stage.edges)) if timed.begin_s is None else timed.begin_s
@@ -138,7 +134,7 @@ class Collective:
 
     def _clocks_of(self, stage: Stage, rates_Bps: FloatArray, begin_s: FloatArray) -> AnyClocks:
         leg = timed_phases(self.lowered, stage, rates_Bps)
-        if is_one_step(leg.phases):
+        if len(leg.phases) == 1 and leg.phases[0].repeat == 1:
             return OneStep(leg.phases[0], begin_s, leg.rate_Bps, leg.latency_s)
         credits, phases = self.lowered.credits, leg.phases
         courses = self.timer.keep(Courses)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.dependencies import Messages
-from perfmodel.errors import SimulationError
+from perfmodel.collectives.timing.recurrence import edges_of_sends
 from perfmodel.library.lowering.lowered import Edges, LoweredCollective, join_edges
 from perfmodel.simulate.network import stream_edges
 
@@ -24,9 +24,6 @@ SIZED_BY = {
     "edges": "edges.latency_s",
     "sends": "sends.nbytes",
     "followers": "followers",
-    "ranks": "ranks.stage",
-    "rank_edges": "rank_edges",
-    "pending": "pending",
     "runs": "runs.sends_left",
 }
 """Lists to which a collective adds entries, and for each a column that is always given."""
@@ -38,30 +35,17 @@ POINTS_TO = {
     "edges.route": "routes",
     "edges.head": "sends",
     "edges.tail": "sends",
-    "edges.sender": "ranks",
-    "edges.receiver": "ranks",
     "edges.run": "runs",
     "sends.edge": "edges",
     "sends.follower_start": "followers",
     "sends.follower_end": "followers",
     "followers": "sends",
-    "ranks.pending_start": "pending",
-    "ranks.next_edge": "rank_edges",
-    "ranks.edge_end": "rank_edges",
-    "rank_edges": "edges",
     "runs.edge_start": "edges",
     "runs.edge_end": "edges",
 }
 """Columns that hold indices into another list; -1: none."""
 
-REFILLED = (
-    "edges.head",
-    "sends.waiting",
-    "ranks.stage",
-    "ranks.next_edge",
-    "pending",
-    "runs.sends_left",
-)
+REFILLED = ("edges.head", "sends.waiting", "runs.sends_left")
 """Columns that a run changes for good; all others have their first values when it has ended."""
 
 
@@ -91,20 +75,20 @@ def columns_of(lowered: LoweredCollective, sends: Messages, capacity_Bps: FloatA
     Raises `SimulationError`: a send over an edge that no phase of the schedule has.
     """
     edge, stage_of_edge = _edges_and_stages(lowered, sends)
+    waits, awaited, barriers = _with_barriers(sends, edge, stage_of_edge)
     order = np.argsort(edge, kind="stable")
-    place = np.empty_like(order)
+    place = np.arange(len(sends) + barriers)
     place[order] = np.arange(len(order))
     routes = routes_of(lowered)
     count = np.bincount(edge, minlength=len(stage_of_edge))
-    tail = np.cumsum(count)
+    nbytes, tail = sends.nbytes * wire_shares(lowered)[edge], np.cumsum(count)
     return {
         **edge_columns(routes, limits_Bps(routes, capacity_Bps), lowered.credits),
-        **_dependency_columns(sends, place),
-        **_rank_columns(lowered, sends, edge, stage_of_edge),
+        **_dependency_columns(place[waits], place[awaited], len(place)),
         "edges.head": tail - count,
         "edges.tail": tail,
-        "sends.edge": edge[order],
-        "sends.nbytes": (sends.nbytes * wire_shares(lowered)[edge])[order],
+        "sends.edge": np.append(edge[order], np.full(barriers, -1)),
+        "sends.nbytes": np.append(nbytes[order], np.zeros(barriers)),
         "runs.edge_end": np.full(1, len(stage_of_edge)),
         "runs.sends_left": np.full(1, len(sends)),
     }
@@ -120,18 +104,13 @@ def wire_shares(lowered: LoweredCollective) -> FloatArray:
 def stream_columns(route: tuple[int, ...], cap_Bps: float, capacity_Bps: FloatArray) -> Columns:
     """Return the columns of background traffic: one edge, one send."""
     routes = stream_edges([route], [cap_Bps])
-    none, ones = np.zeros(0, np.int64), np.ones(1, np.int64)
+    ones = np.ones(1, np.int64)
     return {
         **edge_columns(routes, limits_Bps(routes, capacity_Bps), 1),
         "edges.tail": ones,
-        "edges.sender": -ones,
-        "edges.receiver": -ones,
         "sends.nbytes": np.zeros(1),
         "sends.waiting": 0 * ones,
-        "followers": none,
-        "ranks.stage": none,
-        "rank_edges": none,
-        "pending": none,
+        "followers": np.zeros(0, np.int64),
         "runs.edge_end": ones,
         "runs.sends_left": ones,
     }
@@ -166,53 +145,47 @@ def route_columns(routes: Edges, limit_Bps: FloatArray) -> Columns:
     }
 
 
-def _dependency_columns(sends: Messages, place: IntArray) -> Columns:
-    """Columns of the sends that each send waits for and that wait for it, indexed by `place`."""
-    waits, awaited = place[sends.waits], place[sends.awaited]
-    end = np.cumsum(np.bincount(awaited, minlength=len(sends)))
-    bits = len(sends).bit_length()
+def _dependency_columns(waits: IntArray, awaited: IntArray, sends: int) -> Columns:
+    """Return the columns of what each of some sends waits for, and of what waits for it."""
+    end = np.cumsum(np.bincount(awaited, minlength=sends))
+    bits = sends.bit_length()
     pairs = np.sort(awaited << bits | waits, kind="stable")  # long runs are in order already
     return {
-        "sends.waiting": np.bincount(waits, minlength=len(sends)),
+        "sends.waiting": np.bincount(waits, minlength=sends),
         "sends.follower_start": np.concatenate([[0], end[:-1]]) if len(end) else end,
         "sends.follower_end": end,
         "followers": pairs & ((1 << bits) - 1),
     }
 
 
-def _rank_columns(
-    lowered: LoweredCollective, sends: Messages, edge: IntArray, stage: IntArray
-) -> Columns:
-    """Columns of ranks: each begins a stage when all sends of its earlier stages have landed."""
-    stages = len(lowered.stages)
-    sender, receiver = np.full(len(stage), -1), np.full(len(stage), -1)
-    if stages < 2:
-        empty = np.zeros(0, np.int64)
-        none = {"ranks.stage": empty, "rank_edges": empty, "pending": empty}
-        return {"edges.stage": stage, "edges.sender": sender, "edges.receiver": receiver, **none}
+def _with_barriers(
+    sends: Messages, edge: IntArray, stage: IntArray
+) -> tuple[IntArray, IntArray, int]:
+    """Return which sends wait and which they wait for, with barriers behind them, and how many.
+
+    A rank begins a stage when all sends from it and to it in its earlier stages have landed. So
+    each of its stages but the first has a barrier, which waits for the sends of the stage before
+    and for that one's barrier, and for which the first sends over the rank's edges wait.
+    """
+    count, stages = len(sends), 1 + int(stage.max(initial=0))
+    if stages == 1:
+        return sends.waits, sends.awaited, 0
     ranks = 1 + int(max(sends.src.max(), sends.dst.max()))
-    ends = np.stack([sends.channel * ranks + sends.src, sends.channel * ranks + sends.dst])
-    unique, rank_of = np.unique(ends, return_inverse=True)
-    rank_of = rank_of.reshape(2, -1)
-    sender[edge], receiver[edge] = rank_of
-    pending = np.bincount(
-        (rank_of * stages + stage[edge]).ravel(), minlength=len(unique) * stages
-    ).reshape(-1, stages)
-    used = np.flatnonzero(sender >= 0)
-    by_rank = used[np.lexsort((stage[used], sender[used]))]
-    end = np.cumsum(np.bincount(sender[used], minlength=len(unique)))
-    return {
-        "edges.stage": stage,
-        "edges.sender": sender,
-        "edges.receiver": receiver,
-        "ranks.stage": np.argmax(pending > 0, axis=1),
-        "ranks.stages": np.full(len(unique), stages),
-        "ranks.pending_start": np.arange(len(unique)) * stages,
-        "ranks.next_edge": np.concatenate([[0], end[:-1]]),
-        "ranks.edge_end": end,
-        "rank_edges": by_rank,
-        "pending": pending.ravel(),
-    }
+    rank = np.concatenate([sends.channel * ranks + sends.src, sends.channel * ranks + sends.dst])
+    keys, of = np.unique(rank * stages + np.tile(stage[edge], 2), return_inverse=True)
+    later = np.flatnonzero(np.diff(keys // stages) == 0) + 1
+    barrier = np.full(len(keys) + 1, -1)
+    barrier[later] = count + np.arange(len(later))
+    _, first = np.unique(edge, return_index=True)
+    pairs = (
+        (sends.waits, sends.awaited),
+        (barrier[of + 1], np.tile(np.arange(count), 2)),
+        (barrier[later], barrier[later - 1]),
+        (first, barrier[of[first]]),
+    )
+    waits, awaited = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+    exist = (waits >= 0) & (awaited >= 0)
+    return waits[exist], awaited[exist], len(later)
 
 
 def _edges_and_stages(lowered: LoweredCollective, sends: Messages) -> tuple[IntArray, IntArray]:
@@ -239,11 +212,4 @@ def _edges_and_stages(lowered: LoweredCollective, sends: Messages) -> tuple[IntA
     edges = key(stage, *parts)
     keys = key(stage_of_round[sends.round], *columns)
     order = np.argsort(edges, kind="stable")
-    at = np.searchsorted(edges, keys, side="right", sorter=order) - 1
-    if not len(keys):
-        return np.zeros(0, np.int64), stage
-    unmatched = np.flatnonzero((at < 0) | (edges[order[at]] != keys))
-    if len(unmatched):
-        missing = tuple(int(column[unmatched[0]]) for column in columns)
-        raise SimulationError(f"a send over {missing} that no phase of the schedule has")
-    return order[at], stage
+    return edges_of_sends(edges[order], order, keys, columns), stage

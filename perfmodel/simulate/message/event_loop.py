@@ -4,11 +4,12 @@ The functions read and write records and call each other, nothing else. So the s
 the interpreter and, where numba is installed, compiled (`numba_kernel.py`), and both give the same
 bits: events come in the order of time, simultaneous ones in the order in which they were pushed.
 
-A send starts when the sends that it depends on have landed, its edge has sent its predecessor, the
-edge has a credit and the rank has finished the earlier stages. It shares links max-min fairly with
-all other active sends and lands `latency_s` after its last byte left. Simultaneous starts share
-links from the start. Rates are solved again only for the sends that are connected, through
-overbooked links, to one that changed.
+A send starts when the sends that it depends on have landed, its edge has sent its predecessor, and
+the edge has a credit. A rank begins a stage when its earlier ones are over: behind a barrier, which
+is a send over no edge, on which the rank's first sends of the stage depend. A send shares links
+max-min fairly with all other active sends and lands `latency_s` after its last byte left.
+Simultaneous starts share links from the start. Rates are solved again only for the sends that are
+connected, through overbooked links, to one that changed.
 """
 
 from __future__ import annotations
@@ -90,11 +91,8 @@ def end(s: State, run: int) -> None:
 def can_send(s: State, edge: Any) -> bool:
     """Whether an edge has a next send, and all that it waits for has happened."""
     if edge.sending >= 0 or edge.head == edge.tail or edge.in_flight >= edge.credits:
-        return False
-    if s.sends[edge.head].waiting > 0:
-        return False
-    reached: bool = edge.sender < 0 or s.ranks[edge.sender].stage >= edge.stage
-    return reached
+        return False  # no next send, or not yet
+    return bool(s.sends[edge.head].waiting == 0)
 
 
 def start_send(s: State, edge: Any) -> None:
@@ -163,35 +161,21 @@ def finish(s: State, number: int) -> None:
 
 
 def land(s: State, number: int) -> None:
-    """Deliver a send, and start those that waited for it."""
+    """Deliver a send, or pass a barrier, and start what waited for it."""
     send = s.sends[number]
-    edge = s.edges[send.edge]
-    edge.in_flight -= 1
-    s.clock[0].landed += 1
+    if send.edge >= 0:
+        s.edges[send.edge].in_flight -= 1
+        s.clock[0].landed += 1
     for place in range(send.follower_start, send.follower_end):
         follower = s.sends[s.followers[place]]
         follower.waiting -= 1
-        if follower.waiting == 0:
+        if follower.waiting == 0 and follower.edge >= 0:
             start_if_ready(s, follower.edge)
-    start_if_ready(s, send.edge)
-    if edge.sender >= 0:
-        advance_rank(s, edge.sender, edge.stage)
-        advance_rank(s, edge.receiver, edge.stage)
-    run = s.runs[edge.run]
-    run.sends_left -= 1
-    if run.sends_left == 0:
-        end(s, edge.run)
-
-
-def advance_rank(s: State, number: int, stage: int) -> None:
-    """Count a delivery of a stage at a rank, which may begin its next stage after it."""
-    rank = s.ranks[number]
-    s.pending[rank.pending_start + stage] -= 1
-    if s.pending[rank.pending_start + stage] > 0 or rank.stage != stage:
-        return
-    while stage < rank.stages and s.pending[rank.pending_start + stage] == 0:
-        stage += 1
-    rank.stage = stage
-    while rank.next_edge < rank.edge_end and s.edges[s.rank_edges[rank.next_edge]].stage <= stage:
-        rank.next_edge += 1
-        start_if_ready(s, s.rank_edges[rank.next_edge - 1])
+        elif follower.waiting == 0:
+            push(s, s.clock[0].now_s, s.followers[place] * EVENT_KINDS + LAND)
+    if send.edge >= 0:
+        start_if_ready(s, send.edge)
+        number = s.edges[send.edge].run
+        s.runs[number].sends_left -= 1
+        if s.runs[number].sends_left == 0:
+            end(s, number)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -67,7 +68,6 @@ class KernelRuns:
 
     machine: Machine
     compiled: bool | None
-    kernel: Kernel = field(init=False)
     _sends: int = field(default=0, init=False)
     _of_slot: dict[int, Run] = field(default_factory=dict, init=False)
     _spare: dict[LoweredCollective | Stream, list[Slot]] = field(
@@ -116,8 +116,9 @@ class KernelRuns:
                 new, unsent_bytes = _routes(run.transfer), self.kernel.unsent_bytes(run.slot, at_s)
                 move_counts(counted, old, new, unsent_bytes, wire_shares(run.original))
             else:
-                route = reroute_stream(machine, run.original.route)
-                run.transfer = replace(run.original, route=route)
+                run.transfer = replace(
+                    run.original, route=reroute_stream(machine, run.original.route)
+                )
             routes.append((run.slot, _routes(run.transfer)))
         self.kernel.become(machine.topology.arcs.bandwidth_Bps, at_s, routes)
 
@@ -128,7 +129,10 @@ class KernelRuns:
 
     def _compile_for(self, sends: int) -> None:
         if self.compiled is None and sends > SENDS_TO_COMPILE:
-            self.compiled = self.kernel.try_compile()
+            self.compiled = False
+            with suppress(ImportError):  # where numba is missing, or does not work
+                self.kernel.compile()
+                self.compiled = True
 
     def _columns(self, transfer: LoweredCollective | Stream) -> Columns:
         capacity_Bps = self.machine.topology.arcs.bandwidth_Bps
@@ -141,9 +145,9 @@ class KernelRuns:
 
 
 def _routes(transfer: LoweredCollective | Stream) -> Edges:
-    if isinstance(transfer, LoweredCollective):
-        return routes_of(transfer)
-    return stream_edges([transfer.route], [transfer.cap_Bps])
+    if isinstance(transfer, Stream):
+        return stream_edges([transfer.route], [transfer.cap_Bps])
+    return routes_of(transfer)
 
 
 @dataclass
@@ -159,7 +163,7 @@ class BusyPeriod:
 
 
 def unshared_ends_s(machine: Machine, runs: Sequence[Run]) -> list[float] | None:
-    """When each run ends, in their own time; seconds.
+    """Return when each run ends, in their own time; seconds.
 
     None where a link cannot carry all edges over it at their limits, where sends queue for
     connections, and for background traffic: the kernel simulates these.
@@ -168,16 +172,14 @@ def unshared_ends_s(machine: Machine, runs: Sequence[Run]) -> list[float] | None
     """
     transfers = [run.transfer for run in runs]
     carried = [lowered for lowered in transfers if isinstance(lowered, LoweredCollective)]
-    if machine.library.in_order or len(carried) < len(runs):
-        return None
-    if not all(fits(lowered.schedule, lowered.credits) for lowered in carried):
+    is_unfit = any(not fits(lowered.schedule, lowered.credits) for lowered in carried)
+    if machine.library.in_order or len(carried) < len(runs) or is_unfit:
         return None
     capacity_Bps = machine.topology.arcs.bandwidth_Bps
     routes = [routes_of(lowered) for lowered in carried]
     limits = [limits_Bps(each, capacity_Bps) for each in routes]
-    if any((limit_Bps <= 0.0).any() for limit_Bps in limits):
-        return None
-    if _is_overbooked(routes, limits, capacity_Bps):
+    is_cut = any((limit_Bps <= 0.0).any() for limit_Bps in limits)
+    if is_cut or _is_overbooked(routes, limits, capacity_Bps):
         return None
     return [
         last_landing_s(lowered.schedule, _paces(lowered, each, limit_Bps), run.begin_s)

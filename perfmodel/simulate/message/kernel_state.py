@@ -78,15 +78,7 @@ class Kernel:
         """
         if not self.is_compiled:
             numba_kernel.compiled()
-            self._pack()
-
-    def try_compile(self) -> bool:
-        """Run compiled from now on if numba is installed and works; return whether it does."""
-        try:
-            self.compile()
-        except ImportError:
-            return False
-        return True
+            self._convert(compiled=True)
 
     def add(self, columns: Columns) -> Slot:
         """Add a collective."""
@@ -167,8 +159,7 @@ class Kernel:
         left = [total[edge.tail - first] - total[edge.head - first] for edge in edges]
         for at, edge in enumerate(edges):
             if edge.sending >= 0:
-                sent_bytes = edge.rate_Bps * max(0.0, at_s - edge.since_s)
-                left[at] += edge.unsent_bytes - sent_bytes
+                left[at] += edge.unsent_bytes - edge.rate_Bps * max(0.0, at_s - edge.since_s)
         return np.array(left)
 
     def become(
@@ -180,7 +171,7 @@ class Kernel:
         """
         compiled = self.is_compiled
         if compiled:
-            self._unpack()
+            self._convert(compiled=False)
         s = self._state
         s.clock[0].now_s = max(s.clock[0].now_s, at_s)
         every = [number for slot, _ in routes for number in slot.spans["edges"]]
@@ -197,7 +188,7 @@ class Kernel:
             link_sharing.join_links(s, number)
         self._set_events(s.events)
         if compiled:
-            self._pack()
+            self._convert(compiled=True)
 
     def _reroute(self, slot: Slot, new: Edges, limit_Bps: FloatArray) -> None:
         """Replace the links of a collective's edges."""
@@ -279,18 +270,11 @@ class Kernel:
             self._state.events = live.tolist()
         self.clock.queued, self.clock.room = len(live), room
 
-    def _pack(self) -> None:
-        """Convert lists of objects to arrays."""
-        events = self._state.events
-        self._state = State(*(to_array(name, getattr(self._state, name)) for name in LISTS))
-        self.is_compiled = True
-        self._set_events(events)
-
-    def _unpack(self) -> None:
-        """Convert arrays to lists of objects."""
-        events = self._state.events[: self._queued()].tolist()
-        self._state = State(*(to_list(name, getattr(self._state, name)) for name in LISTS))
-        self.is_compiled = False
+    def _convert(self, *, compiled: bool) -> None:
+        """Convert lists of objects to arrays, or arrays to lists of objects."""
+        events, convert = self._events(), to_array if compiled else to_list
+        lists = {name: convert(name, getattr(self._state, name)) for name in LISTS}
+        self._state, self.is_compiled = State(**lists), compiled
         self._set_events(events)
 
 

@@ -94,8 +94,7 @@ def leave_arcs(s: State, number: int) -> None:
 
 def is_overbooked(arc: Any) -> bool:
     """Whether the limits of the edges on a link add up to more than its capacity."""
-    is_above: bool = arc.demand_Bps > arc.capacity_Bps * (1.0 + SAME_RATE)
-    return is_above
+    return bool(arc.demand_Bps > arc.capacity_Bps * (1.0 + SAME_RATE))
 
 
 def touch(s: State, number: int) -> None:

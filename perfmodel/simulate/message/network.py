@@ -58,8 +58,6 @@ class MessageNetwork(Network):
     by_rounds: bool = True
     """Whether collectives on links that nobody shares are timed round by round, without events
     (`kernel_runs.unshared_ends_s`). They take the same time."""
-    _kernel: KernelRuns = field(init=False)
-    _period: BusyPeriod = field(init=False)
     _runs: dict[Run, None] = field(default_factory=dict, init=False)  # in this order
     _wake: simpy.Event | None = field(default=None, init=False)
     _wake_s: float = field(default=0.0, init=False)
@@ -150,7 +148,8 @@ class MessageNetwork(Network):
     def _recall(self) -> bool:
         """Let a period go as one that was simulated, or as its rounds do, if its links allow it."""
         period = self._period
-        ends_s = self._known_ends_s()
+        known = self.timer.keep(KnownEnds) if self.recalls else {}
+        ends_s = known.get(self._period_key())
         if ends_s is None and self.by_rounds:
             ends_s = unshared_ends_s(self.machine, period.runs)
         if ends_s is None:
@@ -207,10 +206,6 @@ class MessageNetwork(Network):
         if period.is_undisturbed and is_alike and not self._runs:
             self._keep_ends([period.ends_s[run] for run in period.runs])
 
-    def _known_ends_s(self) -> list[float] | None:
-        """When each run of the period ends, if that was simulated on this machine before."""
-        return self.timer.keep(KnownEnds).get(self._period_key()) if self.recalls else None
-
     def _keep_ends(self, ends_s: list[float]) -> None:
         known = self.timer.keep(KnownEnds)
         if len(known) >= MOST_PERIODS:
@@ -218,8 +213,7 @@ class MessageNetwork(Network):
         known[self._period_key()] = ends_s
 
     def _period_key(self) -> Hashable:
-        runs = tuple([(run.transfer, run.begin_s) for run in self._period.runs])
-        return self.machine, runs
+        return self.machine, tuple([(run.transfer, run.begin_s) for run in self._period.runs])
 
     def _schedule_next(self, at_s: float) -> None:
         """Run the kernel again at a time.

@@ -10,14 +10,13 @@ import inspect
 import sys
 from collections import namedtuple
 from collections.abc import Callable
-from dataclasses import fields
 from functools import cache
 from typing import Any
 
 from perfmodel.simulate.message import event_loop, link_sharing, records
-from perfmodel.simulate.message.records import INF, State
+from perfmodel.simulate.message.records import INF, LISTS, State
 
-Arrays: Any = namedtuple("Arrays", [field.name for field in fields(State)])  # type: ignore[misc]  # noqa: PYI024
+Arrays: Any = namedtuple("Arrays", LISTS)  # type: ignore[misc]  # noqa: PYI024
 """A `State` as a named tuple, which numba can compile for."""
 
 HELPERS: tuple[Callable[..., object], ...] = tuple(
@@ -41,13 +40,13 @@ def compiled() -> Callable[[Any, float], int]:
 
     for function in (*HELPERS, is_before, move_event):
         register_jitable(forceinline=True)(function)
-    for plain, other in (
-        (records.push, push),
-        (records.pop, pop),
-        (records.first_s, first_s),
-        (records.count_events, count_events),
+    for plain, for_types in (  # functions of argument types, which return the one to compile
+        (records.push, lambda s, at_s, code: push),  # noqa: ARG005
+        (records.pop, lambda s: pop),  # noqa: ARG005
+        (records.first_s, lambda s: first_s),  # noqa: ARG005
+        (records.count_events, lambda s: count_events),  # noqa: ARG005
     ):
-        overload(plain, jit_options={"forceinline": True}, strict=False)(_overload_by(other))
+        overload(plain, jit_options={"forceinline": True}, strict=False)(for_types)
     sources = _digest()
 
     def advance(s: Any, until_s: float) -> int:
@@ -66,18 +65,6 @@ def _digest() -> str:
     modules = (event_loop, link_sharing, records, sys.modules[__name__])
     texts = [inspect.getsource(module) for module in modules]
     return hashlib.sha256("".join(texts).encode()).hexdigest()
-
-
-def _overload_by(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what numba asks for: a function of argument types that returns the one to compile."""
-
-    def for_state(s: Any) -> Callable[..., Any]:  # noqa: ARG001
-        return function
-
-    def for_event(s: Any, at_s: Any, code: Any) -> Callable[..., Any]:  # noqa: ARG001
-        return function
-
-    return for_state if function.__code__.co_argcount == 1 else for_event
 
 
 def push(s: State, at_s: float, code: int) -> None:
@@ -120,11 +107,8 @@ def pop(s: State) -> int:
 def is_before(s: State, a: int, b: int) -> bool:
     """Whether the event at position `a` comes before that at `b`."""
     first, second = s.events[a], s.events[b]
-    if first.at_s == second.at_s:
-        was_pushed_first: bool = first.order < second.order
-        return was_pushed_first
-    is_earlier: bool = first.at_s < second.at_s
-    return is_earlier
+    is_pushed_first = first.at_s == second.at_s and first.order < second.order
+    return bool(first.at_s < second.at_s or is_pushed_first)
 
 
 def move_event(s: State, source: int, target: int) -> None:
@@ -137,11 +121,9 @@ def move_event(s: State, source: int, target: int) -> None:
 
 def first_s(s: State) -> float:
     """Return when the first event is due, infinity if there is none; seconds."""
-    first: float = s.events[0].at_s if s.clock[0].queued > 0 else INF
-    return first
+    return float(s.events[0].at_s) if s.clock[0].queued > 0 else INF
 
 
 def count_events(s: State) -> int:
     """Number of events, outdated ones included."""
-    events: int = s.clock[0].queued
-    return events
+    return int(s.clock[0].queued)

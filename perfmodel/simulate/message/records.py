@@ -6,7 +6,7 @@ In the interpreter they are lists of objects; compiled, structured arrays with t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import make_dataclass
 from heapq import heappop, heappush
 from itertools import starmap
 from operator import attrgetter
@@ -51,9 +51,6 @@ FIELDS: Mapping[str, Mapping[str, float]] = {
         "credits": 0,
         "head": 0,  # next send; those of an edge are numbered in the order in which it sends them
         "tail": 0,
-        "stage": 0,
-        "sender": 0,  # among the ranks; -1 in schedules of one stage
-        "receiver": 0,  # among the ranks
         "run": 0,
         "connection": 0,  # on which it sends in turn with other edges; -1: on its own
         "next_on_connection": -1,
@@ -71,19 +68,12 @@ FIELDS: Mapping[str, Mapping[str, float]] = {
         "edge": -1,  # that sends at present
         "last": -1,
     },
-    "sends": {  # messages of a collective
-        "edge": 0,
+    "sends": {  # messages of a collective, and behind them barriers between its stages
+        "edge": 0,  # -1: a barrier, which lands as soon as it waits for nothing any more
         "nbytes": 0.0,
         "waiting": 0,  # sends that must land before it starts
         "follower_start": 0,
         "follower_end": 0,
-    },
-    "ranks": {  # ranks on one channel of a collective, which go through the stages in order
-        "stage": 0,  # the first in which a send from it or to it has not landed
-        "stages": 0,
-        "pending_start": 0,
-        "next_edge": 0,  # of its outgoing edges, by stage: the first that waits for its stage
-        "edge_end": 0,
     },
     "runs": {"edge_start": 0, "edge_end": 0, "sends_left": 0},  # collectives
     "events": {"at_s": 0.0, "order": 0, "code": 0},  # those of one time as they were pushed
@@ -101,7 +91,7 @@ FIELDS: Mapping[str, Mapping[str, float]] = {
     },
 }
 """Lists of records: the fields of each record with their first values. A field is a fraction where
-its first value is one, and otherwise a whole number. The other lists hold whole numbers."""
+its first value is one, and otherwise a whole number."""
 
 RECORDS = {
     name: make_dataclass(name, [(field, type(first)) for field, first in own.items()], slots=True)
@@ -109,30 +99,21 @@ RECORDS = {
 }
 
 
-@dataclass(slots=True)
-class State:
-    """All lists (in the interpreter) or arrays (compiled)."""
-
-    arcs: Any
-    hops: Any
-    routes: Any
-    edges: Any
-    connections: Any
-    sends: Any
-    followers: Any  # sends, by the one that they wait for
-    ranks: Any
-    rank_edges: Any  # edges, by sender and stage
-    pending: Any  # by rank and stage: sends from it and to it that have not landed
-    runs: Any
-    events: Any  # a heap
-    clock: Any  # one
-    touched: Any  # arcs that changed in this instant, then arcs connected to them
-    flows: Any  # routes to solve
-    to_freeze: Any  # arcs or routes to freeze
-    ended: Any  # runs
+LISTS = (
+    *FIELDS,
+    "followers",  # sends, by the one that they wait for
+    "touched",  # arcs that changed in this instant, then arcs connected to them
+    "flows",  # routes to solve
+    "to_freeze",  # arcs or routes to freeze
+    "ended",  # runs
+)
+"""All lists: those of records, of which events are a heap and the clock is one, and of numbers."""
 
 
-LISTS = tuple(field.name for field in fields(State))
+class State(make_dataclass("Lists", LISTS, slots=True)):  # type: ignore[misc]
+    """All `LISTS` by name, as lists (in the interpreter) or as arrays (compiled)."""
+
+
 COUNTERS = ("events", "clock")
 """Records whose whole numbers grow with time; all others are places in lists, or less."""
 
@@ -161,9 +142,8 @@ def make_rows(name: str, columns: Mapping[str, NDArray[Any]], size: int) -> NDAr
 def to_list(name: str, table: NDArray[Any]) -> list[Any]:
     """Return a structured array as a list of objects; events as tuples, which a heap can order."""
     values: list[Any] = table.tolist()
-    if name in RECORDS and name != "events":
-        return list(starmap(RECORDS[name], values))
-    return values
+    is_plain = name not in RECORDS or name == "events"
+    return values if is_plain else list(starmap(RECORDS[name], values))
 
 
 def to_array(name: str, values: list[Any]) -> NDArray[Any]:
@@ -177,7 +157,7 @@ def to_array(name: str, values: list[Any]) -> NDArray[Any]:
 
 
 def write_column(name: str, target: Any, span: slice, values: NDArray[Any]) -> None:
-    """Write some entries of one column, "edges.head" or "pending", into a list or an array."""
+    """Write some entries of one column, "edges.head" or "followers", into a list or an array."""
     field = name.partition(".")[2]
     if isinstance(target, np.ndarray):
         (target[field] if field else target)[span] = values
@@ -203,8 +183,7 @@ def push(s: State, at_s: float, code: int) -> None:
 
 def pop(s: State) -> int:
     """Remove the first event; return its code."""
-    code: int = heappop(s.events)[2]
-    return code
+    return int(heappop(s.events)[2])
 
 
 def first_s(s: State) -> float:

@@ -122,7 +122,7 @@ class LinkUsers(Generic[T]):
         return links in self._jobs
 
     def links(self, job: T) -> LinkSet:
-        """Links of a job."""
+        """Return the links of a job."""
         return self._links[job]
 
     def components(self, links: LinkSet) -> list[set[T]]:
@@ -148,7 +148,7 @@ class LinkUsers(Generic[T]):
         return {other: None for other in self._jobs if links.meets(other)}
 
     def _connected(self, links: LinkSet) -> set[LinkSet]:
-        """Sets in use that are connected to one of them through common links."""
+        """Return the sets in use that are connected to one of them through common links."""
         connected, todo = {links}, [links]
         while todo:
             fresh = self._met[todo.pop()].keys() - connected
@@ -192,12 +192,12 @@ def rates_in_turns(
     """
     limited = [replace(s, cap_Bps=needed) for s, needed in zip(stages, needed_Bps, strict=True)]
     rates = max_min_of(capacity_Bps, limited)
-    shares = []
-    for needed, part in zip(needed_Bps, rates, strict=True):
-        with np.errstate(divide="ignore"):
-            slower = np.divide(needed, part, out=np.ones(len(part)), where=needed > 0)
-        shares.append((part, float(slower.max(initial=1.0))))
-    return shares
+    with np.errstate(divide="ignore"):
+        slower = [
+            np.divide(needed, part, out=np.ones(len(part)), where=needed > 0)
+            for needed, part in zip(needed_Bps, rates, strict=True)
+        ]
+    return [(part, float(own.max(initial=1.0))) for part, own in zip(rates, slower, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +293,7 @@ class LinkSharings:
 def shared_rates(
     capacity_Bps: FloatArray, shares: Sequence[Share], sharings: LinkSharings | None = None
 ) -> list[FloatArray]:
-    """Rate of each job's edges while they send, max-min fairly; wire bytes per second.
+    """Return the rate of each job's edges while they send, max-min fairly; wire bytes per second.
 
     An edge that waits, for data or for latency, sends for a part of the time only: others share
     links with its average, bytes over time. So the rates of each job are solved with the others

@@ -131,7 +131,7 @@ class ClassRates:
     """None where every edge is a class of its own."""
 
     def of_edges(self) -> FloatArray:
-        """Rate of each edge; shape (edges,)."""
+        """Return the rate of each edge; shape (edges,)."""
         return self.rates if self.classes is None else self.rates[self.classes.of]
 
 
@@ -155,22 +155,15 @@ class StageRates:
     def of(self, stage: Stage) -> FloatArray:
         """Return the rate of each edge; shape (edges,)."""
         if not is_steady(stage):
-            return np.minimum(stage.cap_Bps, self.duty_cycled(stage).of_edges())
+            return np.minimum(stage.cap_Bps, self.of_classes(duty_cycle_rates, stage).of_edges())
         edges = stage.edges
         share = partial(max_min_rates, self.capacity_Bps, edges.pointers, edges.arcs, stage.cap_Bps)
         return once(self._max_min, edges, share) if np.isinf(stage.cap_Bps).all() else share()
 
-    def duty_cycled(self, stage: Stage) -> ClassRates:
-        """Return the rates of edges that are active in some repeats only, whatever their caps."""
-        return self._once(duty_cycle_rates, stage)
-
-    def filled_and_drained(self, stage: Stage) -> ClassRates:
-        """Return the rates of edges while a pipeline fills or drains, whatever their caps."""
-        return self._once(fill_and_drain_rates, stage)
-
-    def _once(
+    def of_classes(
         self, find: Callable[[FloatArray, Stage, UseOrders], ClassRates], stage: Stage
     ) -> ClassRates:
+        """Return the `duty_cycle_rates` or `fill_and_drain_rates` of edges, whatever their caps."""
         key = find, stage.edges, *stage.phases
         return once(self._classed, key, lambda: find(self.capacity_Bps, stage, self.orders))
 
@@ -280,11 +273,12 @@ def classed_leg(lowered: LoweredCollective, rates: StageRates) -> TimedLeg | Non
     if len(stages) != 1 or lowered.credits == 1 or not _may_be_classed(stages[0]):
         return None
     stage, phase = stages[0], stages[0].phases[0]
-    usual, ends = rates.duty_cycled(stage), rates.filled_and_drained(stage)
+    usual = rates.of_classes(duty_cycle_rates, stage)
+    ends = rates.of_classes(fill_and_drain_rates, stage)
     classes = usual.classes
     if classes is None or ends.classes is not classes:
         return None
-    if not (classes.agree(stage.latency_s) and classes.agree(stage.cap_Bps)):
+    if not all(map(classes.agree, (stage.latency_s, stage.cap_Bps))):
         return None  # bytes of a class fit where rates were found
     sample = classes.sample
     cap_Bps, wire_bytes = stage.cap_Bps[sample], phase.nbytes[sample] * lowered.wire_factor
@@ -318,8 +312,7 @@ def sooner_s(nbytes: FloatArray, usual_Bps: FloatArray, ends_Bps: FloatArray) ->
     """By how much pieces arrive sooner that travel while a pipeline fills or drains; seconds."""
     alive = (usual_Bps > 0) & (ends_Bps > 0)  # over a dead link nothing comes sooner
     inverse = [np.divide(1.0, r, out=np.zeros(len(r)), where=alive) for r in (usual_Bps, ends_Bps)]
-    gained_s: FloatArray = np.maximum(nbytes * (inverse[0] - inverse[1]), 0.0)
-    return gained_s
+    return np.asarray(np.maximum(nbytes * (inverse[0] - inverse[1]), 0.0))
 
 
 def joined_stages(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:

@@ -106,7 +106,7 @@ class LinkUses:
     """Over before the last repeat of this use."""
 
     def bytes_met(self, nbytes: FloatArray) -> FloatArray:
-        """Bytes of all edges on the link of a use, in the repeats of that use.
+        """Return the bytes of all edges on the link of a use, in the repeats of that use.
 
         All that has crossed a link by repeat t is the sum of
         nbytes (min(t, end) - min(t, first)) over its edges.
@@ -125,10 +125,9 @@ class LinkUses:
         def crossed(begun: IntArray, ended: IntArray, until: IntArray) -> FloatArray:
             return self._up_to(ends, ended, until) - self._up_to(begins, begun, until)
 
-        met: FloatArray = crossed(self.begun_before_end, self.ended_before_end, self.end) - crossed(
-            self.begun_before_first, self.ended_at_first, self.first
-        )
-        return met
+        before = crossed(self.begun_before_first, self.ended_at_first, self.first)
+        until_end = crossed(self.begun_before_end, self.ended_before_end, self.end)
+        return np.asarray(until_end - before)
 
     def _up_to(
         self, sums: tuple[FloatArray, FloatArray], position: IntArray, until: IntArray
@@ -149,8 +148,7 @@ class LinkUses:
 
         def busy(begun_until: IntArray, ended_until: IntArray) -> FloatArray:
             active_bytes = begun[begun_until] - ended[ended_until]
-            least: FloatArray = np.minimum((begun_until - ended_until) * weight, active_bytes)
-            return least
+            return np.asarray(np.minimum((begun_until - ended_until) * weight, active_bytes))
 
         at_first = busy(self.begun_at_first, self.ended_at_first)
         at_last = busy(self.begun_before_end, self.ended_before_end)
@@ -207,7 +205,7 @@ def _alike_uses(order: UseOrder, first: IntArray, active: int) -> LinkUses:
 
 
 def _runs(ascending: IntArray) -> tuple[IntArray, IntArray]:
-    """Where the values equal to each value begin, and where they end."""
+    """Return where the values equal to each value begin, and where they end."""
     begins = np.flatnonzero(np.diff(ascending, prepend=-1))  # no value is negative
     ends = np.append(begins, len(ascending))[1:]
     return np.repeat(begins, ends - begins), np.repeat(ends, ends - begins)
@@ -262,7 +260,7 @@ class UsePatterns:
         return values
 
     def reduce(self, least_or_most: np.ufunc, values: FloatArray, without: float) -> FloatArray:
-        """Least or most of the values of an edge's links; shape (classes,).
+        """Return the least or most of the values of an edge's links; shape (classes,).
 
         `without`: of edges without links.
         """
@@ -328,7 +326,7 @@ def _find_patterns(
 
 
 def _begins(edges: Edges, first: IntArray) -> IntArray:
-    """Repeat in which each link is used first; shape (links up to the last used,)."""
+    """Return the repeat in which each link is used first; shape (links up to the last used,)."""
     begin = np.full(int(edges.arcs.max()) + 1, np.iinfo(np.int64).max)
     for rows, lengths, arcs in _parts(edges):
         np.minimum.at(begin, arcs, np.repeat(first[rows], lengths))
@@ -356,7 +354,7 @@ def _routes(edges: Edges, first: IntArray, begin: IntArray, links: Hashes) -> Ha
 
 
 def _parts(edges: Edges) -> Iterator[tuple[slice, IntArray, IntArray]]:
-    """Some edges in a row, how many links each crosses, and these links.
+    """Return some edges in a row, how many links each crosses, and these links.
 
     They are so many edges at once that what is worked out for their links stays in a cache.
     """
@@ -379,5 +377,4 @@ def _find_uses(wanted: Uses, known: Uses) -> IntArray:
         (link * later + after) * senders + sender for link, after, sender in (wanted, known)
     )
     order = np.argsort(sorted_keys, kind="stable")
-    position: IntArray = order[np.searchsorted(sorted_keys[order], keys)]
-    return position
+    return np.asarray(order[np.searchsorted(sorted_keys[order], keys)])

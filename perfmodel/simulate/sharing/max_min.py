@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray, IntArray
-from perfmodel.compiled_loops import compilation
+from perfmodel.collectives.timing import compiled_loops
 from perfmodel.library.lowering.lowered import ranges
 
 
@@ -79,12 +79,12 @@ class LinkSharing:
         return cls(used, pointers, owner, place[arcs])
 
     def rates(self, capacity_Bps: FloatArray, caps_Bps: FloatArray | None = None) -> FloatArray:
-        """Rates of the flows; see `max_min_rates`."""
+        """Return the rates of the flows; see `max_min_rates`."""
         flows, links = len(self.pointers) - 1, len(self.used)
         spare_Bps = capacity_Bps[self.used].astype(float)
         caps = np.full(flows, np.inf) if caps_Bps is None else caps_Bps.astype(float)
         rates = np.full(flows, np.inf)
-        loops = compilation.loaded()
+        loops = compiled_loops.loaded()
         if loops is not None and np.isfinite(spare_Bps).all():
             loops.fill(self.pointers, self.link, spare_Bps, caps, rates)
             return rates

@@ -10,7 +10,7 @@ waits are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,7 +90,8 @@ def fold(machine: Machine, lowered: LoweredCollective, tolerance: float) -> Fold
         and machine.topology.sockets == Sockets()
         and all(stage.edges is stages[0].edges for stage in stages)
         and all((p.first == 0).all() and (p.active == p.repeat).all() for p in phases)
-        and all(_same_pairs(phases[0], phase) for phase in phases)
+        and all(np.array_equal(phases[0].src, phase.src) for phase in phases)
+        and all(np.array_equal(phases[0].dst, phase.dst) for phase in phases)
         and _all_equal(np.bincount(phases[0].src, minlength=schedule.ranks))
     )
     if not is_ring:
@@ -109,10 +110,6 @@ def messages_of(lowered: LoweredCollective, folding: Folding | None) -> float:
     phases = [phase for stage in lowered.stages for phase in stage.phases]
     messages = sum(float(p.active.sum()) * min(1.0, SHORT_LAG / p.lag) for p in phases)
     return messages if folding is None else messages * folding.period / folding.ranks
-
-
-def _same_pairs(a: Phase, b: Phase) -> bool:
-    return np.array_equal(a.src, b.src) and np.array_equal(a.dst, b.dst)
 
 
 def arcs_that_queue(routes: Sequence[Sequence[int]], rates_Bps: FloatArray) -> set[int]:
@@ -176,7 +173,7 @@ class _Repetition:
 
     def fold(self, tolerance: float) -> Folding | None:
         """Find the smallest period with which links and latencies repeat."""
-        for period in _divisors(self.ranks):
+        for period in (p for p in range(1, self.ranks + 1) if self.ranks % p == 0):
             table = self._likes(period)
             if table is not None and self._is_free(table) and self._are_alike(period, tolerance):
                 return Folding(self.ranks, period, self._folded_routes(period, table), self.order)
@@ -213,8 +210,9 @@ class _Repetition:
         stands_for = {arc: min(column) for column in table.T.tolist() for arc in column}
         slowest_s = self.latencies_s.reshape(3, self.ranks // period, -1).max(axis=1).tolist()
         routes: dict[Pair, Route] = {}
-        edges = zip(self.pairs, self.routes, slowest_s[1], slowest_s[2], strict=False)
-        for (src, dst), (data, ready), data_s, ready_s in edges:
+        for (src, dst), (data, ready), data_s, ready_s in zip(
+            self.pairs, self.routes, *slowest_s[1:], strict=False
+        ):
             for ends, arcs, link_s in (((dst, src), ready, ready_s), ((src, dst), data, data_s)):
                 routes[fold_pair(*ends, self.ranks, period)] = Route(
                     tuple(stands_for[arc] for arc in self._kept(arcs)),
@@ -224,15 +222,9 @@ class _Repetition:
         return routes
 
 
-def _divisors(ranks: int) -> Iterator[int]:
-    """Yield the numbers of ranks that may stand for all, the smallest first."""
-    return (period for period in range(1, ranks + 1) if ranks % period == 0)
-
-
 def arcs_of(edges: Edges, edge: int) -> list[int]:
     """Return the links that an edge crosses."""
-    arcs: list[int] = edges.arcs[edges.pointers[edge] : edges.pointers[edge + 1]].tolist()
-    return arcs
+    return list(edges.arcs[edges.pointers[edge] : edges.pointers[edge + 1]].tolist())
 
 
 def _all_equal(rows: IntArray) -> bool:

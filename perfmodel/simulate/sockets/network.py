@@ -2,7 +2,7 @@
 
 Both fidelities use it for Gloo and some ranks without background traffic, faults or changes of the
 machine. In contrast to a fluid it has the ready messages, the order in which everything is written
-to the sockets, and what waits for what (see `rank_loops.py` and `connection.py`). Elsewhere ready
+to the sockets, and what waits for what (see `rank_loops.py` and `core_work.py`). Elsewhere ready
 messages are part of a step's latency.
 """
 
@@ -51,10 +51,6 @@ class SocketNetwork(Network):
     """Whether ranks that are not exactly alike stood for each other."""
     _in_progress: Counter[tuple[bytes, ...]] = field(default_factory=Counter, init=False)
     """Collectives, by the edges over which they send."""
-    _wires: Wires = field(init=False)
-    """Of what is in progress."""
-    _queue: EventQueue = field(init=False)
-    _core_work: CoreWork = field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,8 +93,8 @@ class SocketNetwork(Network):
         core_message = self.machine.library.core_message
 
         def send_ready(receiver: int, sender: int, number: int) -> None:
-            pair = fold_pair(sender, receiver, wired.ranks, len(wired.rounds))
-            _, backward, _ = wired.pairs[pair]
+            folded = fold_pair(sender, receiver, wired.ranks, len(wired.rounds))
+            backward = wired.pairs[folded][1]
 
             def write_ready() -> None:
                 at_s = backward.send_ready(queue.now_s)

@@ -33,8 +33,7 @@ from perfmodel.simulate.sockets.alike_ranks import (
     fold_pair,
     own_links,
 )
-from perfmodel.simulate.sockets.core_work import Connection
-from perfmodel.simulate.sockets.link import Link
+from perfmodel.simulate.sockets.core_work import Connection, Link
 from perfmodel.topology.templates.spec import PORT_KINDS
 
 EVEN_BYTES = 1024.0
@@ -121,11 +120,7 @@ def _joined(part: Round, even: float | None) -> list[Message]:
     return [(src, dst, nbytes) for (src, dst), nbytes in total.items()]
 
 
-SendReady = Callable[[int, int, int], None]
-Send = Callable[[int, int, int, float], None]
-
-
-@dataclass(slots=True)
+@dataclass
 class RankLoops:
     """The loops of one collective in progress."""
 
@@ -133,16 +128,11 @@ class RankLoops:
     """By rank; of the first ranks, where they stand for all."""
     ranks: int
     """All of them."""
-    send_ready: SendReady
-    send: Send
+    send_ready: Callable[[int, int, int], None]
+    send: Callable[[int, int, int, float], None]
     """`send_ready` and `send`: send a ready message (receiver, sender, round) or data (sender,
     receiver, round, bytes); call `receive_ready` and `count_message` when they arrive."""
-    _begun: list[int] = field(init=False)
-    _over: list[int] = field(init=False)
-    _messages_left: list[list[int]] = field(init=False)
-    _index_of: list[dict[int, int]] = field(init=False)
     _posted: dict[tuple[int, int, int], float] = field(default_factory=dict)
-    _running: int = field(init=False)
 
     def __post_init__(self) -> None:
         self._begun = [0] * len(self.rounds)
@@ -276,8 +266,8 @@ class Wires:
     ) -> WiredPair:
         """Connect two ranks; of a step's latency, the library has what is not the links'."""
         protocol, link_s = self._protocol(lowered), forward[1].latency_s
-        halved = protocol.credits > lowered.credits  # see `step_latency_s`: two ranks in turn
-        whole_s = step_s * (2.0 if halved else 1.0)
+        # With fewer credits than the protocol has, two ranks go in turn (see `step_latency_s`).
+        whole_s = step_s * (2.0 if protocol.credits > lowered.credits else 1.0)
         software_s = max(0.0, whole_s - protocol.latencies_per_step * link_s)
         return self._connect(*forward), self._connect(*backward), software_s
 

@@ -66,14 +66,13 @@ def operation_of(word: str) -> str:
 
 
 def element_type(word: Any) -> str | None:
-    """Our name of an element's type; the word itself where there is none."""
-    if not isinstance(word, str) or not word:
-        return None
-    return ELEMENT_TYPES.get(word.lower().removeprefix("torch."), word.lower())
+    """Return our name of an element's type; the word itself where there is none."""
+    known = isinstance(word, str) and bool(word)
+    return ELEMENT_TYPES.get(word.lower().removeprefix("torch."), word.lower()) if known else None
 
 
 def elements_in(shapes: Any) -> int | None:
-    """Elements of all tensors in ``Input Dims``; None where it has none.
+    """Return the elements of all tensors in ``Input Dims``; None where it has none.
 
     Examples
     --------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,30 +62,6 @@ MOST_SHAPED = 1000
 
 KINDS = ("op", "mark", "device", "launch", "module")
 """Operators, ranges, device work, calls of the runtime, and forward passes of modules."""
-
-
-@dataclass
-class Columns:
-    """Begin and duration (seconds since the first event) and four whole numbers of some events."""
-
-    times: array[float] = field(default_factory=lambda: array("d"))
-    numbers: array[int] = field(default_factory=lambda: array("q"))
-
-    def add(
-        self, start: float, length: float, name: int, thread: int, key: int, detail: int
-    ) -> int:
-        """Append an event and return its index."""
-        self.times.extend((start, length))
-        self.numbers.extend((name, thread, key, detail))
-        return len(self.times) // 2 - 1
-
-    def frozen(self) -> Events:
-        """Return arrays in the order in which events begin; longer ones first."""
-        start, length = np.asarray(self.times).reshape(-1, 2).T
-        order = np.lexsort((-length, start))
-        numbers = np.asarray(self.numbers, dtype=np.int64).reshape(-1, 4)[order]
-        name, thread, key, detail = numbers.T.copy()
-        return Events(start[order], start[order] + length[order], name, thread, key, detail, order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +140,8 @@ class TableBuilder:
         self.path, self.unit_s = path, unit_s
         self.names: dict[str, int] = {}
         self.threads: dict[Any, int] = {}
-        self.columns = {kind: Columns() for kind in KINDS}
+        self.times = {kind: array("d") for kind in KINDS}  # begin and duration of each event
+        self.numbers = {kind: array("q") for kind in KINDS}  # name, thread, key and detail
         self.arguments: dict[tuple[str, int], Mapping[str, Any]] = {}
         self.base: float | None = None
 
@@ -174,18 +151,15 @@ class TableBuilder:
         """Append an event in the file's unit of time and return its index."""
         if self.base is None:
             self.base = start
-        return self.columns[kind].add(
-            (start - self.base) * self.unit_s,
-            length * self.unit_s,
-            self.names.setdefault(name, len(self.names)),
-            self.threads.setdefault(thread, len(self.threads)),
-            key,
-            detail,
-        )
+        self.times[kind].extend(((start - self.base) * self.unit_s, length * self.unit_s))
+        name_number = self.names.setdefault(name, len(self.names))
+        thread_number = self.threads.setdefault(thread, len(self.threads))
+        self.numbers[kind].extend((name_number, thread_number, key, detail))
+        return len(self.times[kind]) // 2 - 1
 
     def table(self, header: Mapping[str, Any], count: int | None = None) -> EventTable:
         """Return the table; `count`: events of the file, if not those that were stored."""
-        kinds = [self.columns[kind].frozen() for kind in KINDS]
+        kinds = [_in_order(self.times[kind], self.numbers[kind]) for kind in KINDS]
         ops, marks, device, launches, modules = kinds
         return EventTable(
             self.path,
@@ -200,6 +174,14 @@ class TableBuilder:
             self.arguments,
             sum(map(len, kinds)) if count is None else count,
         )
+
+
+def _in_order(times: array[float], numbers: array[int]) -> Events:
+    """Return arrays in the order in which events begin; longer ones first."""
+    start, length = np.asarray(times).reshape(-1, 2).T
+    order = np.lexsort((-length, start))
+    name, thread, key, detail = np.asarray(numbers, dtype=np.int64).reshape(-1, 4)[order].T.copy()
+    return Events(start[order], start[order] + length[order], name, thread, key, detail, order)
 
 
 def outermost(events: Events) -> Events:
@@ -226,7 +208,7 @@ def read_table(path: Path) -> EventTable:
             count += 1
     if not count:
         raise trace_fault(path, "no events")
-    if not builder.columns["op"].times and not builder.columns["device"].times:
+    if not builder.times["op"] and not builder.times["device"]:
         kinds = ", ".join(sorted(builder.others)[:5]) or "no categories"
         raise trace_fault(path, f"a trace of another program ({kinds})")
     return builder.table(header, count)
@@ -304,7 +286,7 @@ _SHAPES = ("Input Dims", "Input type", "External id")
 
 
 def kept_fields(kind: str, name: str) -> tuple[str, ...]:
-    """Names of these arguments of events of a kind and name."""
+    """Return the names of these arguments of events of a kind and name."""
     if name == "record_param_comms" or (
         kind == "device" and name.lower().startswith(COMMUNICATION_KERNELS)
     ):

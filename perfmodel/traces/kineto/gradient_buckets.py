@@ -36,8 +36,7 @@ def fill_buckets(
     `copied_bytes`: of the copies from buckets to gradients; used where they add up to the buckets.
     Returns the gradients, and what had to be assumed.
     """
-    issued = sorted(call.issued_s for call in buckets)
-    homes = [next((n for n, at in enumerate(issued) if at >= start), None) for start, _ in ready_s]
+    homes = _homes(sorted(call.issued_s for call in buckets), ready_s)
     placed = [
         replace(g, bucket=home, dtype=g.dtype or (None if home is None else buckets[home].dtype))
         for g, home in zip(gradients, homes, strict=True)
@@ -47,6 +46,11 @@ def fill_buckets(
         return tuple(placed), _contradictions(placed, elements)
     sized = _by_copies(placed, elements, copied_bytes)
     return (tuple(sized), ()) if sized is not None else _evenly(placed, elements)
+
+
+def _homes(issued_s: Sequence[float], ready_s: Sequence[tuple[float, float]]) -> list[int | None]:
+    """Return of each gradient the first collective that is issued once it is ready, if any."""
+    return [next((n for n, at in enumerate(issued_s) if at >= s), None) for s, _ in ready_s]
 
 
 def _contradictions(
@@ -71,11 +75,14 @@ def _by_copies(
     """Find sizes by copies out of the buckets, bucket by bucket; None if they do not fit."""
     if len(copied) < len(gradients):
         return None
-    sized = list(gradients)
-    order = sorted(range(len(sized)), key=lambda at: (sized[at].bucket is None, sized[at].bucket))
-    for at, nbytes in zip(order, copied, strict=False):
-        item = ITEM_BYTES.get(gradients[at].dtype or "fp32", 4)
-        sized[at] = replace(gradients[at], elements=max(1, nbytes // item))
+    by_bucket = sorted(
+        enumerate(gradients), key=lambda each: (each[1].bucket is None, each[1].bucket)
+    )
+    nbytes = {at: size for (at, _), size in zip(by_bucket, copied, strict=False)}
+    sized = [
+        replace(each, elements=max(1, nbytes[at] // ITEM_BYTES.get(each.dtype or "fp32", 4)))
+        for at, each in enumerate(gradients)
+    ]
     return None if _contradictions(sized, elements) else sized
 
 
@@ -121,7 +128,7 @@ Spans = list[tuple[float, float]]
 
 
 def version_of(table: EventTable) -> int:
-    """Version of FSDP that a trace shows; 0: none."""
+    """Return the version of FSDP that a trace shows; 0: none."""
     return next((number for number, word in HOOKS.items() if len(table.named(word))), 0)
 
 
@@ -218,15 +225,15 @@ def _flat_gradients(
     reductions: Sequence[Call],
 ) -> tuple[tuple[Gradient, ...], tuple[str, ...]]:
     """Return one flat gradient for each unit, which is reduced as soon as it is there."""
-    placed = []
-    for gradient, (start_s, _) in zip(gradients, ready_s, strict=True):
-        home = next((n for n, call in enumerate(reductions) if call.issued_s >= start_s), None)
-        reduced = None if home is None else reductions[home].elements
-        elements = reduced if gradient.elements is None else gradient.elements
-        placed.append(replace(gradient, bucket=home, elements=elements))
+    homes = _homes([call.issued_s for call in reductions], ready_s)
+    reduced = [None if home is None else reductions[home].elements for home in homes]
+    placed = tuple(
+        replace(g, bucket=home, elements=own if g.elements is None else g.elements)
+        for g, home, own in zip(gradients, homes, reduced, strict=True)
+    )
     # The outermost unit is complete last.
     last = len(reductions) - 1
-    return tuple(placed), tuple("" if n == last else f"unit{last - n}" for n in range(last + 1))
+    return placed, tuple("" if n == last else f"unit{last - n}" for n in range(last + 1))
 
 
 def _concatenated(table: EventTable, start_s: float, end_s: float) -> Counter[Any]:

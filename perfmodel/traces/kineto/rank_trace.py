@@ -33,6 +33,7 @@ from perfmodel.traces.kineto.work import (
     find_windows,
     forward_layers,
     name_layers,
+    next_known,
     overlap_s,
     read_gradients,
     read_pass,
@@ -174,10 +175,8 @@ def _step(
     begin = float(work.start[rows[0]])
     own = [call for call in calls if window.start_s <= call.issued_s < window.end_s]
     phase, first_s, last_s = _phases(work, part)
-    if waits is None:
-        buckets = [c for c in own if c.op == "all_reduce" and first_s <= c.issued_s <= last_s]
-    else:
-        buckets = [c for c in own if c.op == "reduce_scatter" and c.issued_s >= first_s]
+    op, until_s = ("all_reduce", last_s) if waits is None else ("reduce_scatter", np.inf)
+    buckets = [c for c in own if c.op == op and first_s <= c.issued_s <= until_s]
     others = tuple(call for call in own if call not in buckets)
     forward, backward = _by_layer(work, part, phase, others, waits)
     in_backward = rows[phase == 1]
@@ -192,10 +191,8 @@ def _step(
     idle = np.minimum(
         work.gap_s[rows], np.maximum(0, work.issued_s[rows] - (work.start - work.gap_s)[rows])
     )
-    if waits is None:
-        waited_s = float(_gap_waits(work, rows[phase == 0], others).sum())
-    else:
-        waited_s = float(waits[rows[phase < 2]][1:].sum())
+    in_gaps = _gap_waits(work, rows[phase == 0], others)
+    waited_s = float((in_gaps if waits is None else waits[rows[phase < 2]][1:]).sum())
     return TracedStep(
         name=window.name,
         start_s=begin,
@@ -247,9 +244,8 @@ def _by_layer(
         owner = work.owner[chosen]
         at = np.minimum(np.searchsorted(operators, owner), len(operators) - 1)
         home = np.where(operators[at] == owner, layers[at], -1)
-        current = home[home >= 0][0] if np.any(home >= 0) else 0
-        for position in range(len(home)):
-            current = home[position] = home[position] if home[position] >= 0 else current
+        first = max(home[home >= 0][:1].tolist(), default=0)
+        home = next_known(home[::-1], first)[::-1]
         lengths_s = work.taken_s[chosen].copy()
         if number == 0:  # the gap before a step's first work is the end of the step before
             lengths_s[0] -= min(lengths_s[0], work.gap_s[chosen[0]])

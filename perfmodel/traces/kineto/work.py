@@ -96,19 +96,27 @@ def forward_layers(
     keys = events.key[rows]
     # An operator has the number that the next node of the graph will get: it covers all up to that
     # of the operator behind it.
-    following = np.concatenate([keys[1:], [np.iinfo(np.int64).max]])
-    for at in range(len(keys) - 2, -1, -1):
-        if following[at] < 0:
-            following[at] = following[at + 1]
-    layers = np.zeros(len(rows), dtype=np.int64)
+    following = next_known(np.append(keys[1:], -1), np.iinfo(np.int64).max)
     low = np.searchsorted(sorted_numbers, keys, side="left")
     high = np.searchsorted(sorted_numbers, following, side="left")
-    current = 0
-    for at in range(len(rows) - 1, -1, -1):
-        if keys[at] >= 0 and low[at] < high[at]:
-            current = sorted_layers[low[at] : high[at]].min()
-        layers[at] = current
-    return rows, layers
+    covers = (keys >= 0) & (low < high)
+    layers = np.full(len(rows), -1)
+    layers[covers] = [
+        sorted_layers[a:b].min() for a, b in zip(low[covers], high[covers], strict=True)
+    ]
+    return rows, next_known(layers, 0)
+
+
+def next_known(values: NDArray[np.int64], last: int) -> NDArray[np.int64]:
+    """Return values in which the next that is not negative stands for each that is; then `last`.
+
+    Examples
+    --------
+    >>> next_known(np.array([-1, 3, -1]), 0).tolist()
+    [3, 3, 0]
+    """
+    known = np.where(values >= 0, np.arange(len(values)), len(values))
+    return np.append(values, last)[np.minimum.accumulate(known[::-1])[::-1]]
 
 
 def read_gradients(table: EventTable, backward: Pass) -> tuple[Gradient, ...]:

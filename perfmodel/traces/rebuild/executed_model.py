@@ -174,7 +174,7 @@ def _with_parameters(
 
 
 def _samples(layered: Sequence[tuple[Operation, list[TensorInput]]]) -> int:
-    """The first size of what the first layer reads beside its parameters."""
+    """Return the first size of what the first layer reads beside its parameters."""
     operation, _ = next((each for each in layered if each[1]), layered[0])
     storages = {each.storage for each in operation.weights}
     read = (each for each in operation.inputs if each and each.shape)

@@ -154,7 +154,7 @@ def _shard_ranks(trace: ExecutionTrace) -> int | None:
 
 
 def _precision(trace: ExecutionTrace) -> str:
-    """Type in which most operations of products run."""
+    """Return the type in which most operations of products run."""
     heaviest = max(trace.operators, key=lambda each: each.flops, default=None)
     precisions = {"bf16", "fp16", "fp32"}
     return heaviest.dtype if heaviest is not None and heaviest.dtype in precisions else "fp32"

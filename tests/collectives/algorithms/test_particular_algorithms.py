@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from perfmodel.collectives import catalog
 from perfmodel.collectives.algorithms import (
     all_to_all,
-    collnet,
     hierarchical,
     linear,
     recursive_doubling,
     ring,
+    sharp,
     tree,
 )
 from perfmodel.collectives.algorithms import (
@@ -152,7 +152,7 @@ def test_an_all_to_all_that_does_not_divide_is_padded() -> None:
 
 
 def test_a_switch_is_no_rank() -> None:
-    schedule = collnet.switch_all_reduce(4, 4 * 100, piece_bytes=80)
+    schedule = sharp.switch_all_reduce(4, 4 * 100, piece_bytes=80)
     assert schedule.switches == 1
     assert schedule.phases[0].repeat == 5 + 1
     assert schedule.phases[0].dst.max() == 4

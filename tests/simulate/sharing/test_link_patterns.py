@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.arrays import FloatArray
-from perfmodel.collectives.algorithms import pipelined_trees
-from perfmodel.collectives.algorithms.pipelined_trees import chained_parents, forest_of
+from perfmodel.collectives.algorithms.tree import chained_parents, forest_all_reduce, forest_of
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.critical_path import pipelines_s
 from perfmodel.collectives.timing.path_classes import EdgeClasses, classify, mix
@@ -201,7 +200,7 @@ def tree_phase(hosts: int, size: int, channels: int, pieces: int, spread: bool) 
         for second in range(2)
     ]
     trees = forest_of(np.stack(parents))
-    return pipelined_trees.all_reduce(trees, 1 << 22, pieces=pieces).phases[0]
+    return forest_all_reduce(trees, 1 << 22, pieces=pieces).phases[0]
 
 
 def select_edges_of(phase: Phase, selection: np.ndarray) -> Phase:

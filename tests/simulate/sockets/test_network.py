@@ -15,8 +15,7 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.simulate.engine.engine import uses_sockets
 from perfmodel.simulate.reference import ReferenceNetwork
-from perfmodel.simulate.sockets.core_work import Connection
-from perfmodel.simulate.sockets.link import Link
+from perfmodel.simulate.sockets.core_work import Connection, Link
 from perfmodel.simulate.sockets.network import SocketNetwork
 from perfmodel.simulate.sockets.rank_loops import rank_rounds
 from perfmodel.simulate.uncontended import UncontendedTimer

@@ -1,36 +1,43 @@
-"""NVLink SHARP: each head sums its own part through the NVSwitch and sends the sum to all at once.
+"""Collectives in which switches add and copy: NVLink SHARP in a node, SHARP (CollNet) over nodes.
 
-Between nodes the heads of one rail stand in trees (NVLSTree). Sources: NVIDIA/nccl 2.30.7
-``src/transport/nvls.cc``, ``src/device/all_reduce.h`` and ``src/device/all_gather.h``: a head reads
-the sum of a chunk from the switch (multimem load-reduce), which fetches it from all GPUs, and
-writes results to all of them (multimem store).
+With NVLS each head sums its own part through the NVSwitch and sends the sum to all at once; between
+nodes the heads of one rail stand in trees (NVLSTree). A head reads the sum of a chunk from the
+switch (multimem load-reduce), which fetches it from all GPUs, and writes results to all of them
+(multimem store). With CollNet ranks reduce in their nodes first and then up a tree of switches.
+
+Sources: NVIDIA/nccl 2.30.7 ``src/transport/nvls.cc``, ``src/device/all_reduce.h`` (CollnetChain,
+CollnetDirect) and ``src/device/all_gather.h``; Graham et al., "Scalable hierarchical aggregation
+protocol (SHARP)", COMHPC 2016.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.arrays import IntArray
-from perfmodel.collectives.algorithms.pipelined_trees import (
+from perfmodel.collectives.algorithms.tree import (
     NO_PARENT,
     Forest,
+    forest_all_reduce,
     forest_of,
+    group_table,
     node_parents,
 )
-from perfmodel.collectives.algorithms.tree import group_table
 from perfmodel.collectives.patterns import concatenate, pieces_of, pipeline
 from perfmodel.collectives.schedule import Schedule, check_ranks, split_elements
 
-PIECE_BYTES = 1 << 17
+NVLS_PIECE_BYTES = 1 << 17
 """Default size of a head's piece; 128 KiB, NCCL's chunk of NVLS for large buffers."""
+CHAIN_PIECE_BYTES = 1 << 18
+"""Default size of a piece; 256 KiB, NCCL's chunk of CollNet chains for large buffers."""
 
 
-def all_reduce(
-    ranks: int, nbytes: int, *, itemsize: int = 4, piece_bytes: int = PIECE_BYTES
+def nvls_all_reduce(
+    ranks: int, nbytes: int, *, itemsize: int = 4, piece_bytes: int = NVLS_PIECE_BYTES
 ) -> Schedule:
     """Sum a buffer behind one switch: each rank fetches the sum of its 1/N and sends it to all.
 
@@ -45,36 +52,36 @@ def all_reduce(
     return _one_node("all_reduce", ranks, nbytes, itemsize, piece_bytes)
 
 
-def reduce_scatter(
-    ranks: int, nbytes: int, *, itemsize: int = 4, piece_bytes: int = PIECE_BYTES
+def nvls_reduce_scatter(
+    ranks: int, nbytes: int, *, itemsize: int = 4, piece_bytes: int = NVLS_PIECE_BYTES
 ) -> Schedule:
     """Leave each rank the sum of its own part: it fetches it through the switch.
 
     Steps: P + 1. Bytes sent per rank: S, with S the whole buffer; received: S/N. Latency term:
-    (P + 1) alpha. Right, parameters and source as for `all_reduce`.
+    (P + 1) alpha. Right, parameters and source as for `nvls_all_reduce`.
     """
     return _one_node("reduce_scatter", ranks, nbytes, itemsize, piece_bytes)
 
 
-def all_gather(
-    ranks: int, nbytes: int, *, itemsize: int = 4, piece_bytes: int = PIECE_BYTES
+def nvls_all_gather(
+    ranks: int, nbytes: int, *, itemsize: int = 4, piece_bytes: int = NVLS_PIECE_BYTES
 ) -> Schedule:
     """Give every rank the parts of all: each sends its own to the switch, which sends it to all.
 
     Steps: P + 1. Bytes sent per rank: S/N, with S the whole result; received: S. Latency term:
-    (P + 1) alpha. Right, parameters and source as for `all_reduce`.
+    (P + 1) alpha. Right, parameters and source as for `nvls_all_reduce`.
     """
     return _one_node("all_gather", ranks, nbytes, itemsize, piece_bytes)
 
 
-def tree_all_reduce(
+def nvls_tree_all_reduce(
     ranks: int,
     nbytes: int,
     *,
     groups: Sequence[Sequence[int]] | None = None,
     heads: int | None = None,
     itemsize: int = 4,
-    piece_bytes: int = PIECE_BYTES,
+    piece_bytes: int = NVLS_PIECE_BYTES,
 ) -> Schedule:
     """Sum a buffer: in each node's switch, between nodes up and down two trees, and back to all.
 
@@ -157,7 +164,7 @@ def switched_nodes(table: IntArray, heads: int | None, collective: str = "all_re
 
 
 def _lanes(table: IntArray, heads: IntArray, second: bool, collective: str) -> IntArray:
-    """Edges of one tree: rows src, dst, first, head and adds of `Switched`."""
+    """Return the edges of one tree: rows src, dst, first, head and adds of `Switched`."""
     parent = node_parents(len(table), second)[0]
     trees = forest_of(parent[None, :])
     height, depth = _levels(parent, trees)
@@ -205,7 +212,7 @@ def _at_switch(
 
 
 def _levels(parent: IntArray, trees: Forest) -> tuple[IntArray, IntArray]:
-    """Height over the leaves and depth below the root of each node."""
+    """Return the height over the leaves and depth below the root of each node."""
     nodes = len(parent)
     height, depth = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
     up, down = trees.up, ~trees.up
@@ -242,3 +249,91 @@ def over_nodes(nodes: Switched, nbytes: int, *, pieces: int, itemsize: int = 4) 
         owner=None if nodes.collective == "all_reduce" else owner,
         switches=2 * nodes.nodes,
     )
+
+
+def switch_all_reduce(
+    ranks: int, nbytes: int, *, itemsize: int = 4, piece_bytes: int = NVLS_PIECE_BYTES
+) -> Schedule:
+    """Sum a buffer in a switch: every rank sends it up in P pieces, the sum comes down to all.
+
+    Steps: P + 1. Bytes sent per rank: S; received: S, while the next pieces go up. Latency term:
+    (P + 1) alpha. Right wherever the hardware can: half a ring's bytes, and steps that do not
+    grow with N. Source: Graham et al. (see the module).
+
+    The switch is participant number `ranks`. In NVLS each rank reads the sum of its own 1/N through
+    the switch and writes it back to all, so that its port carries S(1 + 1/N) each way; here ranks
+    send and do not fetch.
+    """
+    alone = np.arange(check_ranks(ranks))[:, None]
+    pieces = pieces_of(nbytes, 1, piece_bytes, itemsize)
+    trees = forest_of(chain_parents(alone)[None, :])
+    return over_switches(trees, "switch", 1, nbytes, pieces=pieces, itemsize=itemsize)
+
+
+def chain_all_reduce(
+    ranks: int,
+    nbytes: int,
+    *,
+    groups: Sequence[Sequence[int]] | None = None,
+    itemsize: int = 4,
+    piece_bytes: int = CHAIN_PIECE_BYTES,
+) -> Schedule:
+    """Sum a buffer: along a chain in each node, in a switch over nodes, and back along the chains.
+
+    With chains of g ranks and P pieces: Steps: 2g - 1 + P. Bytes sent by the busiest rank: S to
+    the one before it and S to the one after it (S for g = 1). Latency term: (2g - 1 + P) alpha.
+    Right for many nodes on a network whose switches reduce: a NIC carries S each way, whatever the
+    number of nodes. Source: see the module.
+
+    The switch is participant number `ranks`. `groups`: the ranks of each node, from the one that
+    sends to the network on; default as for `hierarchical.all_reduce`.
+    """
+    trees = forest_of(chain_parents(group_table(check_ranks(ranks), groups))[None, :])
+    pieces = pieces_of(nbytes, 1, piece_bytes, itemsize)
+    return over_switches(trees, "collnet", 1, nbytes, pieces=pieces, itemsize=itemsize)
+
+
+def direct_all_reduce(
+    ranks: int,
+    nbytes: int,
+    *,
+    groups: Sequence[Sequence[int]] | None = None,
+    itemsize: int = 4,
+    piece_bytes: int = CHAIN_PIECE_BYTES,
+) -> Schedule:
+    """Sum a buffer: each rank that of its 1/g in its node, then in a switch over nodes, and back.
+
+    With nodes of g ranks and P pieces of a rank's part: Steps: 3 + P (1 + P for g = 1). Bytes sent
+    per rank: S(2g - 1)/g. Latency term: (3 + P) alpha. Right for nodes whose GPUs all see each
+    other, with a NIC for each. Source: see the module; parameters as for `chain_all_reduce`.
+    """
+    table = group_table(check_ranks(ranks), groups)
+    trees = forest_of(np.stack([star_parents(table, head) for head in range(table.shape[1])]))
+    pieces = pieces_of(nbytes, trees.channels, piece_bytes, itemsize)
+    return over_switches(trees, "collnet_direct", 1, nbytes, pieces=pieces, itemsize=itemsize)
+
+
+def chain_parents(table: IntArray) -> IntArray:
+    """Parents of ranks in chains, the first of each below a switch; the switch comes last."""
+    parent = np.full(table.size + 1, NO_PARENT, dtype=np.int64)
+    parent[table[:, 0]] = table.size
+    parent[table[:, 1:]] = table[:, :-1]
+    return parent
+
+
+def star_parents(table: IntArray, head: int) -> IntArray:
+    """Parents of ranks, if one of each node sends for it to a switch; the switch comes last."""
+    parent = np.full(table.size + 1, NO_PARENT, dtype=np.int64)
+    parent[table] = table[:, [head]]
+    parent[table[:, head]] = table.size
+    return parent
+
+
+def over_switches(
+    trees: Forest, algorithm: str, switches: int, nbytes: int, *, pieces: int, itemsize: int = 4
+) -> Schedule:
+    """All-reduce over trees whose last participants are switches."""
+    if trees.ranks - switches < 2:
+        trees = forest_of(np.full((trees.channels, trees.ranks), NO_PARENT))
+    schedule = forest_all_reduce(trees, nbytes, pieces=pieces, itemsize=itemsize)
+    return replace(schedule, algorithm=algorithm, ranks=trees.ranks - switches, switches=switches)

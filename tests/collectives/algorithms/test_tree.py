@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.collectives.algorithms import collnet, nvls, pipelined_trees
-from perfmodel.collectives.algorithms.pipelined_trees import (
+from perfmodel.collectives.algorithms import sharp
+from perfmodel.collectives.algorithms.tree import (
     NO_PARENT,
     chained_parents,
+    forest_all_reduce,
     forest_of,
     node_parents,
 )
@@ -51,7 +52,7 @@ def test_who_is_inside_one_tree_is_a_leaf_in_the_other(nodes: int) -> None:
 def test_data_is_right_over_chains_in_trees(nodes: int, size: int, spread: bool) -> None:
     chains = np.random.default_rng(nodes).permutation(nodes * size).reshape(nodes, size)
     parents = [chained_parents(chains, second=second, spread=spread) for second in (False, True)]
-    schedule = pipelined_trees.all_reduce(forest_of(np.stack(parents)), 4 * 53, pieces=3)
+    schedule = forest_all_reduce(forest_of(np.stack(parents)), 4 * 53, pieces=3)
     verify(schedule, orders=2)
     if nodes * size > 1:
         trees = forest_of(np.stack(parents))
@@ -71,7 +72,7 @@ def test_nodes_of_four_and_more_send_twice_the_buffer(nodes: int) -> None:
     chains = np.arange(nodes)[:, None]
     parents = [chained_parents(chains, second=second, spread=False) for second in (False, True)]
     size = 4 * 2 * 30
-    schedule = pipelined_trees.all_reduce(forest_of(np.stack(parents)), size, pieces=5)
+    schedule = forest_all_reduce(forest_of(np.stack(parents)), size, pieces=5)
     sent = sum(np.bincount(part.src, part.nbytes, nodes) for part in schedule.rounds())
     assert sent.max() == 2 * size
     assert np.median(sent) == 2 * size or nodes < 8
@@ -79,14 +80,14 @@ def test_nodes_of_four_and_more_send_twice_the_buffer(nodes: int) -> None:
 
 def test_no_pieces_are_refused() -> None:
     with pytest.raises(ScheduleError, match="0 pieces; allowed: 1 or more"):
-        pipelined_trees.all_reduce(forest_of(np.array([[-1, 0]])), 16, pieces=0)
+        forest_all_reduce(forest_of(np.array([[-1, 0]])), 16, pieces=0)
 
 
 def test_nvls_ports_carry_one_nth_more_than_the_buffer_each_way() -> None:
     """NCCL's ``sym_kernels.cc`` and the NVLS search count the same bytes."""
     for ranks in (2, 4, 8):
         size = 4 * ranks * 12
-        schedule = nvls.all_reduce(ranks, size, piece_bytes=16)
+        schedule = sharp.nvls_all_reduce(ranks, size, piece_bytes=16)
         for ends in ("src", "dst"):
             carried = sum(
                 np.bincount(getattr(part, ends), part.nbytes, ranks + 2)
@@ -96,7 +97,7 @@ def test_nvls_ports_carry_one_nth_more_than_the_buffer_each_way() -> None:
 
 
 def test_heads_fewer_than_ranks_share_the_parts() -> None:
-    schedule = nvls.tree_all_reduce(12, 4 * 60, groups=np.arange(12).reshape(3, 4), heads=2)
+    schedule = sharp.nvls_tree_all_reduce(12, 4 * 60, groups=np.arange(12).reshape(3, 4), heads=2)
     verify(schedule, orders=3)
     fetched = {
         (int(s), int(d))
@@ -110,7 +111,7 @@ def test_a_network_that_adds_carries_the_buffer_once() -> None:
     """Each NIC sends S and is sent S, whatever the number of nodes."""
     for nodes in (2, 5):
         groups = np.arange(nodes * 3).reshape(nodes, 3)
-        schedule = collnet.chain_all_reduce(nodes * 3, 240, groups=groups, piece_bytes=40)
+        schedule = sharp.chain_all_reduce(nodes * 3, 240, groups=groups, piece_bytes=40)
         to_switch = sum(int(part.nbytes[part.dst == nodes * 3].sum()) for part in schedule.rounds())
         assert to_switch == nodes * 240
 
@@ -125,10 +126,12 @@ def pipelined(draw: st.DrawFn) -> Schedule:
         ways = [(a, b) for a in (False, True) for b in (False, True)]
         parents = [chained_parents(chains, second=a, spread=b) for a, b in ways]
         trees = forest_of(np.stack(parents))
-        return pipelined_trees.all_reduce(trees, 4000, pieces=draw(st.integers(1, 12)))
+        return forest_all_reduce(trees, 4000, pieces=draw(st.integers(1, 12)))
     heads = draw(st.integers(1, size))
     piece = draw(st.integers(50, 2000))
-    return nvls.tree_all_reduce(nodes * size, 4000, groups=chains, heads=heads, piece_bytes=piece)
+    return sharp.nvls_tree_all_reduce(
+        nodes * size, 4000, groups=chains, heads=heads, piece_bytes=piece
+    )
 
 
 @settings(deadline=None, max_examples=80)

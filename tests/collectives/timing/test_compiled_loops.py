@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.algorithms import ring, tree
 from perfmodel.collectives.schedule import Phase
+from perfmodel.collectives.timing import compiled_loops
 from perfmodel.collectives.timing.path_classes import heaviest_rows
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
 from perfmodel.collectives.timing.unrolled import prepare_phases
 from perfmodel.collectives.timing.variable_rate import Clocks, TreeClocks
-from perfmodel.compiled_loops import compilation
 from perfmodel.simulate.flow.transfers import cycle_s
 from perfmodel.simulate.sharing.max_min import max_min_rates
 
 pytest.importorskip("numba")
-LOOPS = compilation.load()
+LOOPS = compiled_loops.load()
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def both(find: Any) -> tuple[Any, Any]:
     results = []
     for loops in (None, LOOPS):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compilation, "loaded", lambda loops=loops: loops)
+            patch.setattr(compiled_loops, "loaded", lambda loops=loops: loops)
             results.append(find())
     return results[0], results[1]
 
@@ -207,8 +207,8 @@ def test_heaviest_paths(seed: int, edges: int, most: int) -> None:
 
 def test_loops_are_loaded_when_they_pay(switch: pytest.MonkeyPatch) -> None:
     calls = list[None]()
-    switch.setattr(compilation, "load", lambda: calls.append(None))
-    effort = compilation.Effort()
-    for _ in range(3 * compilation.CHANGES_TO_LOAD):
+    switch.setattr(compiled_loops, "load", lambda: calls.append(None))
+    effort = compiled_loops.Effort()
+    for _ in range(3 * compiled_loops.CHANGES_TO_LOAD):
         effort.spend()
-        assert len(calls) == (effort.spent >= compilation.CHANGES_TO_LOAD)
+        assert len(calls) == (effort.spent >= compiled_loops.CHANGES_TO_LOAD)
