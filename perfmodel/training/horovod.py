@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.scenario.strategies.strategy import HorovodStrategy
 from perfmodel.training.ddp.options import MIB, DdpOptions
 from perfmodel.training.horovod_cycles import (
@@ -64,9 +64,12 @@ def horovod_plan(request: StepRequest, options: HorovodStrategy) -> StepPlan:
     Raises `InputError`: a torus through host memory.
     Raises `ScheduleError`: times that do not fit the workload.
     """
-    if request.blocking_wait and options.allreduce == "torus":
-        actual = "'torus', which is NCCL's, with another library"
-        raise InputError(Fault("strategy.allreduce", actual, "'flat', or library.name: nccl"))
+    refuse_if(
+        request.blocking_wait and options.allreduce == "torus",
+        "strategy.allreduce",
+        "'torus', which is NCCL's, with another library",
+        "'flat', or library.name: nccl",
+    )
     if request.bucket_copy_Bps is not None:
         request = replace(request, times=replace(request.times, copy_Bps=request.bucket_copy_Bps))
     tasks, ranks, size = TaskList.of(request), request.ranks, request.ranks_per_host

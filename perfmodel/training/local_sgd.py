@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.scenario.strategies.ddp import CastHook, LocalSgdStrategy
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
@@ -95,9 +95,9 @@ def _consecutive(size: int, ranks: int, field: str) -> tuple[range, ...]:
     Raises `InputError`: ranks that cannot be split into them.
     """
     size = min(size, ranks)
-    if ranks % size:
-        allowed = f"a number that divides the {ranks} GPUs"
-        raise InputError(Fault(f"strategy.{field}", str(size), allowed))
+    refuse_if(
+        ranks % size, f"strategy.{field}", str(size), f"a number that divides the {ranks} GPUs"
+    )
     return neighbours(ranks, size)
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from perfmodel.arrays import IntArray
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.scenario.strategies.sharded import (
     MegatronStrategy,
     default_bucket_elements,
@@ -257,9 +257,12 @@ def _begin(request: StepRequest, options: MegatronStrategy) -> _MegatronStep:
     """Lay out the gradients of a step."""
     shard_ranks = options.shard_ranks(request.ranks)
     instances = options.num_distributed_optimizer_instances
-    if request.expert_copies is not None and instances > 1:
-        name = "strategy.num_distributed_optimizer_instances"
-        raise InputError(Fault(name, str(instances), "1 with parallel.expert of 2 or more"))
+    refuse_if(
+        request.expert_copies is not None and instances > 1,
+        "strategy.num_distributed_optimizer_instances",
+        str(instances),
+        "1 with parallel.expert of 2 or more",
+    )
     buckets = buffer_buckets(
         request.workload, options, request.ranks, request.gathered_narrow, request.expert_copies
     )

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, allowed_names, raise_faults
 from perfmodel.files import read_yaml
 from perfmodel.scenario.sections.base import StrategyModel
 from perfmodel.training.ddp.options import DdpOptions
@@ -19,6 +19,7 @@ from perfmodel.workload.kernels.float8_layers import (
     float8_layers,
     float8_modules,
     float8_weights,
+    gathered_weights,
 )
 from perfmodel.workload.kernels.float8_recipe import Float8, operand_bytes
 from perfmodel.workload.memory.activations import (
@@ -103,8 +104,7 @@ class Setup:
     @property
     def gathered_narrow(self) -> frozenset[int]:
         """Parameters that are gathered in fp8."""
-        gathers = self.float8 is not None and self.float8.gathers_narrow
-        return float8_weights(self.workload, self.float8) if gathers else frozenset()
+        return gathered_weights(self.workload, self.float8)
 
     @property
     def trained(self) -> tuple[ParameterTensor, ...]:
@@ -166,10 +166,8 @@ def replicated(setup: Setup, *, grows: bool = True) -> MemoryUse:
     """
     faults, precision = count_faults(setup.ranks, setup.batch_per_gpu), setup.precision
     if precision not in ITEM_BYTES:
-        allowed = allowed_names(ITEM_BYTES, precision)
-        faults.append(Fault("precision", repr(precision), allowed))
-    if faults:
-        raise InputError(faults)
+        faults.append(Fault("precision", repr(precision), allowed_names(ITEM_BYTES, precision)))
+    raise_faults(faults)
     workload, activations = setup.workload, held_in_backward(setup)
     grows = grows and setup.options.accumulate == 1
     return MemoryUse(

@@ -171,11 +171,10 @@ class ParallelLayout:
 
     def grid(self, ranks: int) -> RankGrid:
         """Places of so many ranks."""
-        shared = self.shard.tensor * self.shard.context * self.stages
         return RankGrid(
             tensor=self.shard.tensor,
             context=self.shard.context,
-            data=ranks // shared,
+            data=ranks // (self.shard.tensor * self.shard.context * self.stages),
             stages=self.stages,
             expert=self.shard.expert,
             order=self.order,

@@ -102,8 +102,7 @@ def _target_of(layer: Layer, adapters: Adapters) -> str | None:
     if not isinstance(layer.matrix, MatrixProduct):
         return None
     for target in adapters.targets:
-        parts = JOINED.get(target, ())
-        if any(_ends_with(layer.name, each) for each in (target, *parts)):
+        if any(_ends_with(layer.name, each) for each in (target, *JOINED.get(target, ()))):
             return target
     joined = (name for name in JOINED if _ends_with(layer.name, name))
     return next((name for name in joined if set(JOINED[name]) & set(adapters.targets)), None)

@@ -8,7 +8,8 @@ what all others send, and adds it up itself. PowerSGD has a module of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.strategies.ddp import (
@@ -44,17 +45,7 @@ OBSERVER_KERNELS = 24
 
 def reduce_bucket(reduction: BucketReduction, hook: Hook) -> int:
     """Reduce a bucket; return the task after which its gradients are reduced."""
-    match hook:
-        case CastHook():
-            return _reduce_whole(reduction, hook)
-        case PowerSgdHook():
-            return reduce_factors(reduction, hook)
-        case TopKHook():
-            return _reduce_largest(reduction, hook)
-        case OneBitHook():
-            return _reduce_signs(reduction, hook)
-        case QuantizationHook():
-            return _reduce_quantised(reduction, hook)
+    return _REDUCTIONS[type(hook)](reduction, hook)
 
 
 def _largest_elements(hook: TopKHook, numel: int) -> int:
@@ -173,6 +164,16 @@ def _convert(reduction: BucketReduction, nbytes: int) -> int:
     issued = step.tasks.issue(name, 2, step.rank_class, **reduction.marks)
     moved, after = (reduction.bucket.nbytes + nbytes) / 2 + nbytes, (*issued, *reduction.ready)
     return reduction.copy(name, moved, 2, after=after, stream=COMPUTE.name, role="compress")
+
+
+_REDUCTIONS: Mapping[type[Hook], Callable[[BucketReduction, Any], int]] = {
+    CastHook: _reduce_whole,
+    PowerSgdHook: reduce_factors,
+    TopKHook: _reduce_largest,
+    OneBitHook: _reduce_signs,
+    QuantizationHook: _reduce_quantised,
+}
+"""What reduces a bucket with each kind of hook."""
 
 
 def hook_at(hook: Hook, iteration: str) -> Hook:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.scenario.sections.base import Rules
 from perfmodel.scenario.strategies.ddp import NO_HOOK, CastHook, DdpStrategy
 from perfmodel.training.plan.step_plan import neighbours
@@ -68,9 +68,12 @@ class DdpOptions(DdpStrategy):
         Raises `InputError`: ranks that cannot be split into groups.
         """
         size = ranks if self.process_group_gpus is None else min(ranks, self.process_group_gpus)
-        if ranks % size:
-            allowed = f"a number that divides the {ranks} ranks"
-            raise InputError(Fault("strategy.process_group_gpus", str(size), allowed))
+        refuse_if(
+            ranks % size,
+            "strategy.process_group_gpus",
+            str(size),
+            f"a number that divides the {ranks} ranks",
+        )
         return size
 
     def groups(self, ranks: int) -> tuple[range, ...]:

@@ -134,8 +134,7 @@ def add_scales(step: ShardedStep, end: int) -> int:
         after=(norms,),
     )
     after = (*issue(step, "scales", SCALE_KERNELS), agreed)
-    scaled_s = step.tasks.kernel_s * SCALE_KERNELS
-    return step.run("scales of weights", "copy", scaled_s, after=after)
+    return step.run("scales of weights", "copy", step.tasks.kernel_s * SCALE_KERNELS, after=after)
 
 
 def _copy_in_s(step: ShardedStep, unit: SizedUnit, smaller: int | None) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from perfmodel.errors import Fault, InputError, ScheduleError
+from perfmodel.errors import Fault, InputError, ScheduleError, refuse_if
 from perfmodel.training.pipeline.pass_actions import SECTION
 from perfmodel.training.plan.builder import COMPUTE, HOST
 from perfmodel.training.plan.step_plan import (
@@ -43,10 +43,12 @@ def check_split(plan: StepPlan, regions: Regions, times: LayerTimes) -> None:
         for work in works
         if kind == "backward"
     )
-    if gathers:
-        text = f"one that splits backward, beside {plan.name!r}"
-        allowed = "one that does not, where backward gathers parameters"
-        raise InputError(Fault(field, text, allowed))
+    refuse_if(
+        gathers,
+        field,
+        f"one that splits backward, beside {plan.name!r}",
+        "one that does not, where backward gathers parameters",
+    )
 
 
 def split_backward(works: Sequence[Work], times: LayerTimes) -> tuple[list[Work], list[Work]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, InputError, allowed_names, raise_faults, refuse_if
 from perfmodel.training.plan.builder import COMM, COMPUTE, HOST, TaskList
 from perfmodel.training.plan.step_plan import (
     Communicator,
@@ -177,9 +177,12 @@ class StepBuilder:
                 allowed = allowed_names(self._classes, rank_class)
                 raise InputError(Fault(field, repr(rank_class), allowed))
         senders, receivers = self._classes[source], self._classes[target]
-        if len(senders) != len(receivers):
-            allowed = f"{len(senders)}, as {source!r} has"
-            raise InputError(Fault("target", f"{len(receivers)} ranks", allowed))
+        refuse_if(
+            len(senders) != len(receivers),
+            "target",
+            f"{len(receivers)} ranks",
+            f"{len(senders)}, as {source!r} has",
+        )
         pairs = tuple(zip(senders, receivers, strict=True))
         communicator = f"{source} to {target}"
         self._groups[communicator] = pairs
@@ -257,13 +260,11 @@ TASK_MARKS = frozenset(each.name for each in fields(Task)) - {
 
 def _check_marks(marks: Mapping[str, Any], allowed: frozenset[str] = TASK_MARKS) -> None:
     """Refuse fields that no task has, or that arguments say."""
-    faults = [
+    raise_faults(
         Fault(name, repr(value), f"a field of a task, {allowed_names(allowed, name)}")
         for name, value in marks.items()
         if name not in allowed
-    ]
-    if faults:
-        raise InputError(faults)
+    )
 
 
 def _numbers(after: After) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, raise_faults
 from perfmodel.scenario.strategies.deepspeed import OffloadOptimizer, ZeroStrategy
 from perfmodel.training.plan.builder import RANKS
 from perfmodel.training.sharding_step import (
@@ -102,9 +102,7 @@ def drive_tensors(workload: Workload, options: ZeroStrategy, ranks: int) -> froz
 def check_offload(request: StepRequest, options: ZeroStrategy) -> None:
     """Raise `InputError`: what the machine has no way for, or DeepSpeed stops at; every fault."""
     if options.offloads:
-        faults = [*_machine_faults(request, options), *_buffer_faults(request, options)]
-        if faults:
-            raise InputError(faults)
+        raise_faults([*_machine_faults(request, options), *_buffer_faults(request, options)])
 
 
 def _machine_faults(request: StepRequest, options: ZeroStrategy) -> Iterator[Fault]:
@@ -142,8 +140,11 @@ def _buffer_faults(request: StepRequest, options: ZeroStrategy) -> Iterator[Faul
         default=0,
     )
     if parts is not None and largest > parts.buffer_size:
-        allowed = f"{largest:,} or more: the elements of the largest part"
-        yield Fault("offload_param.buffer_size", f"{parts.buffer_size:,}", allowed)
+        yield Fault(
+            "offload_param.buffer_size",
+            f"{parts.buffer_size:,}",
+            f"{largest:,} or more: the elements of the largest part",
+        )
 
 
 def buffers_needed(offload: OffloadOptimizer) -> int:

@@ -57,8 +57,7 @@ def _defaults(kind: str) -> dict[str, Any]:
     """Return the defaults of a row: those of the one that it is like, and its own."""
     row = _ROWS[kind]
     inherited = _defaults(row["like"]) if "like" in row else {}
-    required = dict.fromkeys(row.get("required", ()), ...)
-    return {**inherited, **row.get("defaults", {}), **required}
+    return {**inherited, **row.get("defaults", {}), **dict.fromkeys(row.get("required", ()), ...)}
 
 
 def _family(kind: str) -> Family:

@@ -96,9 +96,11 @@ def _blocks(names: Mapping[int, str]) -> list[str]:
 
 def check_float8(workload: Workload, float8: Float8) -> None:
     """Raise `InputError` for a model of which no layer runs in fp8, and as `float8_layers`."""
-    allowed = "bf16, or a model with linear layers in repeated blocks, of multiples of 16"
     refuse_if(
-        not float8_layers(workload, float8), "precision", f"'fp8' for {workload.name!r}", allowed
+        not float8_layers(workload, float8),
+        "precision",
+        f"'fp8' for {workload.name!r}",
+        "bf16, or a model with linear layers in repeated blocks, of multiples of 16",
     )
 
 
@@ -141,6 +143,11 @@ def float8_weights(workload: Workload, float8: Float8 | None) -> frozenset[int]:
         weight_of(workload, workload.layers[place]) for place in float8_layers(workload, float8)
     )
     return frozenset(index for index in weights if index is not None)
+
+
+def gathered_weights(workload: Workload, float8: Float8 | None) -> frozenset[int]:
+    """Tensors that are gathered in fp8, of those that fp8 products multiply with."""
+    return float8_weights(workload, float8 if float8 and float8.gathers_narrow else None)
 
 
 def shares_input(layer: Layer) -> bool:

@@ -158,8 +158,11 @@ def _sum_by_layer(
             times[:, positions[row.name]] += (row.forward_s, row.backward_s)
             timed.add(positions[row.name])
         elif row.name not in frozen:
-            allowed = allowed_names(positions, row.name)
-            faults.append(Fault("name", repr(row.name), allowed, str(path), row.line))
+            faults.append(
+                Fault(
+                    "name", repr(row.name), allowed_names(positions, row.name), str(path), row.line
+                )
+            )
     for column, row_s in zip(("forward", "backward"), times, strict=True):
         endless = [workload.layers[at].name for at in np.flatnonzero(~np.isfinite(row_s)).tolist()]
         if endless:

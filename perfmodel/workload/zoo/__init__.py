@@ -168,7 +168,10 @@ def zoo_model(name: str) -> Buildable:
     if name in _ROWS:
         return Buildable(name, _ROWS[name], 1, "row")
     make, default = _SEQUENCES[name]
-    longest = None if name in _UNLIMITED else default
     return Buildable(
-        name, make, default, longest=longest, has_experts=name in expert_sizes.EXPERT_SHAPES
+        name,
+        make,
+        default,
+        longest=None if name in _UNLIMITED else default,
+        has_experts=name in expert_sizes.EXPERT_SHAPES,
     )

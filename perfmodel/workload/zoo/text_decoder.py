@@ -119,7 +119,6 @@ def text_decoder(
     rest = [parameter for parameter in last.parameters if parameter not in norm]
     order = [*norm, *ordered] if ends.norm_first else [*ordered, *norm]
     frequencies = int(h // block.heads * block.rotary_share) // 2
-    rotary = (Buffers("fp32", 2, 2 * 4 * frequencies),)
     return assemble(
         name,
         [first, *blocks, last],
@@ -129,7 +128,7 @@ def text_decoder(
         input_elements=s,
         output_elements=s * shape.vocabulary,
         registered=[*first.parameters, *order, *rest],
-        buffers=rotary * bool(frequencies),
+        buffers=((Buffers("fp32", 2, 2 * 4 * frequencies),)) * bool(frequencies),
         shard=shard,
         stream_elements=float(shard.stream_tokens(s) * h),
     )
