@@ -74,17 +74,16 @@ def horovod_plan(request: StepRequest, options: HorovodStrategy) -> StepPlan:
         request = replace(request, times=replace(request.times, copy_Bps=request.bucket_copy_Bps))
     tasks, ranks, size = TaskList.of(request), request.ranks, request.ranks_per_host
     step = Step(request, DdpOptions(accumulate=options.accumulate), tasks, RANKS)
-    last = step.last_micro_batch
-    for micro_batch in range(last):
+    for micro_batch in range(step.last_micro_batch):
         add_forward(step, micro_batch)
         add_local_backward(step, micro_batch)
-    add_forward(step, last)
+    add_forward(step, step.last_micro_batch)
     # reductions go host by host, but on a single one (operations.cc)
     by_hosts = options.allreduce == "torus" and 1 < size < ranks
     reduced: tuple[int, ...] = ()
     communicators: tuple[Communicator, ...] = ()
     if ranks == 1:
-        add_local_backward(step, last)
+        add_local_backward(step, step.last_micro_batch)
     else:
         reduced = _Reducing(step, options, by_hosts).add_backward()
         communicators = (Communicator(GROUP, (range(ranks),)),)

@@ -168,8 +168,9 @@ def _average(tasks: TaskList, request: StepRequest, step: int, group: str, after
         micro_batch=step,
     )
     if len({tensor.dtype for tensor in trained}) > 1:  # back to their own dtypes
-        own, count = f"convert {name}", len(trained)
-        end = tasks.copy(own, nbytes, count, RANKS, after=(end,), micro_batch=step)
+        end = tasks.copy(
+            f"convert {name}", nbytes, len(trained), RANKS, after=(end,), micro_batch=step
+        )
     return end
 
 

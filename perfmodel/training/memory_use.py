@@ -256,8 +256,7 @@ def add_float8_copies(setup: Setup, use: MemoryUse) -> MemoryUse:
     """
     if setup.float8 is None:
         return use
-    tensors = setup.workload.tensors
-    weights = [tensors[i] for i in float8_weights(setup.workload, setup.float8)]
+    weights = [setup.workload.tensors[i] for i in float8_weights(setup.workload, setup.float8)]
     added = float(setup.float8_copies * sum(tensor.numel for tensor in weights))
     if setup.float8.fp8_param_gather and setup.ranks > 1:
         added -= sum(tensor.nbytes for tensor in weights)

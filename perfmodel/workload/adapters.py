@@ -121,7 +121,6 @@ def _frozen(layer: Layer, has_adapter: bool) -> Layer:
     """
     if not layer.tensors and not (layer.matmul_flops and layer.weight_elements):
         return layer
-    product = layer.matrix
     gathers = any(call.gathers_input for call in layer.calls)
     # a kept share of the input is gathered for the gradient of the weight
     regathers = [
@@ -130,8 +129,8 @@ def _frozen(layer: Layer, has_adapter: bool) -> Layer:
         if gathers and (call.group, call.op, call.phase) == ("tensor", "all_gather", "backward")
     ]
     spared = 0.0
-    if isinstance(product, MatrixProduct):
-        whole = float(product.rows * product.depth)
+    if isinstance(layer.matrix, MatrixProduct):
+        whole = float(layer.matrix.rows * layer.matrix.depth)
         if not has_adapter:
             spared = whole
         elif regathers:

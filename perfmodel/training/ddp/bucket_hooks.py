@@ -195,12 +195,12 @@ def check_library(hook: Hook, request: StepRequest, buckets: Sequence[Bucket]) -
     if isinstance(hook, QuantizationHook):
         allowed = "a hook that all-reduces: PyTorch's quantisation hooks fail on Gloo and MPI"
         raise InputError(Fault("strategy.hook", repr(hook.kind), allowed))
-    threads = request.comm_workers
-    if isinstance(hook, PowerSgdHook) and len(buckets) >= threads:
-        needed = max(threads - 1, 0)
+    if isinstance(hook, PowerSgdHook) and len(buckets) >= request.comm_workers:
+        needed = max(request.comm_workers - 1, 0)
         allowed = (
-            f"at most {needed} with the {threads} threads of this library, such as one bucket by a "
-            "large bucket_cap, or NCCL: callbacks of PowerSGD wait in these threads for all-reduces"
+            f"at most {needed} with the {request.comm_workers} threads of this library, such as "
+            "one bucket by a large bucket_cap, or NCCL: callbacks of PowerSGD wait in these "
+            "threads for all-reduces"
         )
         raise InputError(Fault("strategy.hook", f"'powersgd' and {len(buckets)} buckets", allowed))
 

@@ -53,13 +53,15 @@ class DdpOptions(DdpStrategy):
     layer_devices: tuple[int, ...] = ()
 
     def _rules(self) -> Rules:
-        allowed = (
-            "'mixed_precision' without a module on several GPUs: torch casts on a stream of the "
-            "first GPU, which the others do not wait for"
-        )
         return (
             *super()._rules(),
-            (self.mixed_precision is not None and self.layer_devices, allowed),
+            (
+                self.mixed_precision is not None and self.layer_devices,
+                (
+                    "'mixed_precision' without a module on several GPUs: torch casts on a stream "
+                    "of the first GPU, which the others do not wait for"
+                ),
+            ),
         )
 
     def ranks_of_group(self, ranks: int) -> int:

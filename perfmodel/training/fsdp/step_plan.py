@@ -263,12 +263,11 @@ def _add_clipping(step: ShardedStep) -> None:
 
     Of experts, whose norms add up over two groups, the sum is taken to take no longer.
     """
-    units = step.entered_units
-    shard = sum(unit.kept_gradient_bytes / unit.ranks for unit in units)
+    shard = sum(unit.kept_gradient_bytes / unit.ranks for unit in step.entered_units)
     squared = copy(step, "norm of gradients", shard / 2, kernels=2)
     numbers, dtype = 1, NORM_DTYPE
     if step.options.version == 2:  # a norm of each parameter, in its own dtype
-        numbers, dtype = len(step.request.workload.ready_order), units[0].own_dtype
+        numbers, dtype = len(step.request.workload.ready_order), step.entered_units[0].own_dtype
     summed = communicate(
         step,
         "sum of norms",

@@ -32,19 +32,22 @@ def check_split(plan: StepPlan, regions: Regions, times: LayerTimes) -> None:
     """
     field = f"{SECTION}.schedule"
     if times.weight_gradient_s is None:
-        text = f"one that splits backward, with times from {times.source!r}"
-        allowed = "one that does not, where times do not tell gradients of weights apart"
-        raise InputError(Fault(field, text, allowed))
-    gathers = any(
-        isinstance(work.task.work, Collective)
-        and work.task.work.op == "all_gather"
-        and not work.task.layers
-        for (kind, _), works in regions.passes.items()
-        for work in works
-        if kind == "backward"
-    )
+        raise InputError(
+            Fault(
+                field,
+                f"one that splits backward, with times from {times.source!r}",
+                "one that does not, where times do not tell gradients of weights apart",
+            )
+        )
     refuse_if(
-        gathers,
+        any(
+            isinstance(work.task.work, Collective)
+            and work.task.work.op == "all_gather"
+            and not work.task.layers
+            for (kind, _), works in regions.passes.items()
+            for work in works
+            if kind == "backward"
+        ),
         field,
         f"one that splits backward, beside {plan.name!r}",
         "one that does not, where backward gathers parameters",

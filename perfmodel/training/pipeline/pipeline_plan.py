@@ -86,12 +86,11 @@ def _cut_at_agreements(passes: StagePasses, chunk: int) -> list[tuple[list[Work]
     pieces: list[tuple[list[Work], Work | None]] = []
     works: list[Work] = []
     for each in passes.regions[passes.part(chunk)].end:
-        work = each.task.work
         if (
-            isinstance(work, Collective)
-            and work.op == "all_reduce"
+            isinstance(each.task.work, Collective)
+            and each.task.work.op == "all_reduce"
             and each.task.bucket is None
-            and work.nbytes <= AGREED_BYTES
+            and each.task.work.nbytes <= AGREED_BYTES
         ):
             pieces.append((works, each))
             works = []
@@ -231,8 +230,9 @@ def _ranks_per_stage(schedule: PipelineSchedule, parts: Sequence[PartPlan]) -> i
     for part in parts:
         passes = len({task.micro_batch for task in part.plan.tasks if task.kind == "forward"})
         if passes != expected:
-            text = f"a plan of {passes} micro-batches"
-            raise InputError(Fault(MICRO_BATCHES, text, str(expected)))
+            raise InputError(
+                Fault(MICRO_BATCHES, f"a plan of {passes} micro-batches", str(expected))
+            )
     return next(iter(held)) // copies
 
 

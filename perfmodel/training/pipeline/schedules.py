@@ -327,8 +327,7 @@ def make_schedule(
         `MOST_PASSES` passes.
     """
     if kind not in SCHEDULES:
-        allowed = allowed_names(SCHEDULES, kind)
-        raise InputError(Fault(f"{SECTION}.schedule", repr(kind), allowed))
+        raise InputError(Fault(f"{SECTION}.schedule", repr(kind), allowed_names(SCHEDULES, kind)))
     row = SCHEDULES[kind]
     number = (row.chunks or 2) if chunks is None else chunks
     _check_passes(stages, micro_batches, number)

@@ -71,10 +71,9 @@ def block_counts(
 
     Raises `InputError`: a number that cannot be dealt out so.
     """
-    listed = options.blocks_per_part
-    if listed is not None:
-        require(_listed(blocks, schedule.parts, listed))
-        return listed
+    if options.blocks_per_part is not None:
+        require(_listed(blocks, schedule.parts, options.blocks_per_part))
+        return options.blocks_per_part
     if schedule.stages == 1 and schedule.parts == 1:
         return (blocks,)
     ends = ((0, options.first_stage_blocks), (schedule.stages - 1, options.last_stage_blocks))

@@ -148,8 +148,9 @@ class StepBuilder:
         """
         communicator = next(iter(self._groups)) if group is None else group
         if communicator not in self._groups:
-            allowed = allowed_names(self._groups, communicator)
-            raise InputError(Fault("group", repr(communicator), allowed))
+            raise InputError(
+                Fault("group", repr(communicator), allowed_names(self._groups, communicator))
+            )
         members = {rank for each in self._groups[communicator] for rank in each}
         classes = [name for name, ranks in self._classes.items() if not members.isdisjoint(ranks)]
         return self._communicate(
@@ -174,8 +175,9 @@ class StepBuilder:
         """
         for field, rank_class in (("source", source), ("target", target)):
             if rank_class not in self._classes:
-                allowed = allowed_names(self._classes, rank_class)
-                raise InputError(Fault(field, repr(rank_class), allowed))
+                raise InputError(
+                    Fault(field, repr(rank_class), allowed_names(self._classes, rank_class))
+                )
         senders, receivers = self._classes[source], self._classes[target]
         refuse_if(
             len(senders) != len(receivers),

@@ -100,8 +100,11 @@ def decoder_workload(
 def decoder_model(name: str, stated: SimpleNamespace, family: Family) -> Buildable:
     """Return the dense decoder of a configuration."""
     shape = decoder_shape(_with_unstated(stated), family)
-    make = partial(decoder_workload, name, shape, None, family=family.name)
-    return Buildable(name, make, min(shape.positions, LONGEST_DEFAULT))
+    return Buildable(
+        name,
+        partial(decoder_workload, name, shape, None, family=family.name),
+        min(shape.positions, LONGEST_DEFAULT),
+    )
 
 
 def expert_model(name: str, stated: SimpleNamespace, family: Family) -> Buildable:

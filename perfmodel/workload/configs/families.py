@@ -21,7 +21,7 @@ from perfmodel.workload.configs.family import (
 from perfmodel.workload.zoo.buildable import Buildable
 
 _TABLE: Mapping[str, Any] = json.loads(
-    Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
+    Path(__file__).with_name("families.json").read_text(encoding="utf-8")
 )
 _ROWS: Mapping[str, Mapping[str, Any]] = {**_TABLE["bases"], **_TABLE["families"]}
 _MAKERS: Mapping[str, Callable[..., Buildable]] = {

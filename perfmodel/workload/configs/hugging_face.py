@@ -233,13 +233,12 @@ def _family_of(document: JsonFile) -> tuple[Family, str]:
     By `model_type`; where that is missing or of somebody else, by the class; where neither is
     known, the family of the text model inside.
     """
-    content = document.content
-    kind, text = content.get("model_type"), content.get(TEXT)
+    kind, text = document.content.get("model_type"), document.content.get(TEXT)
     if isinstance(kind, str) and kind in FAMILIES:
         return FAMILIES[kind], ""
     if isinstance(kind, str) and kind in FLAT and not isinstance(text, dict):
         return FAMILIES[FLAT[kind]], ""
-    classes = content.get("architectures")
+    classes = document.content.get("architectures")
     first = classes[0] if isinstance(classes, list) and classes else None
     for family in FAMILIES.values():
         if family.name == first:

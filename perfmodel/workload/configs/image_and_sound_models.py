@@ -101,16 +101,15 @@ def _image_faults(config: Any, section: str = "") -> list[Fault]:
 
 def whisper_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable:
     """Return the model of a configuration of Whisper."""
-    width = config.d_model
     raise_faults(
         chain.from_iterable(
-            divides(width, getattr(config, field), field, "d_model")
+            divides(config.d_model, getattr(config, field), field, "d_model")
             for field in ("encoder_attention_heads", "decoder_attention_heads")
         )
     )
     encoder = replace(
         WHISPER_BLOCK,
-        width=width,
+        width=config.d_model,
         heads=config.encoder_attention_heads,
         mlp_width=config.encoder_ffn_dim,
         activation=ACTIVATIONS[config.activation_function],

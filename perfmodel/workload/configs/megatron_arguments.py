@@ -356,13 +356,12 @@ def _build(
         )
     latent = None
     if arguments.multi_latent_attention:
-        heads = arguments.qk_pos_emb_head_dim
-        shape = replace(shape, kv_heads=shape.heads, head_width=heads)
+        shape = replace(shape, kv_heads=shape.heads, head_width=arguments.qk_pos_emb_head_dim)
         latent = LatentShape(
             arguments.q_lora_rank,
             arguments.kv_lora_rank,
             arguments.qk_head_dim,
-            heads,
+            arguments.qk_pos_emb_head_dim,
             arguments.v_head_dim,
         )
     experts = None if arguments.num_experts is None else (_routed(arguments), latent)

@@ -124,8 +124,11 @@ def opt_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
         score_dropout=is_on(config.attention_dropout),
         scaled_queries=True,
     )
-    shape = {**family.shape, "positions": positions + OPT_OFFSET}
-    return replace(_decoder(name, config, block, shape), default=positions, longest=positions)
+    return replace(
+        _decoder(name, config, block, {**family.shape, "positions": positions + OPT_OFFSET}),
+        default=positions,
+        longest=positions,
+    )
 
 
 def _decoder(
@@ -141,8 +144,11 @@ def _decoder(
         tied=config.tie_word_embeddings,
         **rest,
     )
-    make = partial(text_decoder, name, shape=shape, source=source)
-    return Buildable(name, make, min(config.max_position_embeddings, LONGEST_DEFAULT))
+    return Buildable(
+        name,
+        partial(text_decoder, name, shape=shape, source=source),
+        min(config.max_position_embeddings, LONGEST_DEFAULT),
+    )
 
 
 def t5_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable:

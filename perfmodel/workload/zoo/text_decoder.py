@@ -193,22 +193,21 @@ def gpt(
     `shard`: which part of it a rank holds.
     """
     shape = shape or GPT_SHAPES[name]
-    block = StackShape(
-        shape.width,
-        shape.heads,
-        shape.wide,
-        BLOCK_NAMES["gpt"],
-        causal=True,
-        activation=shape.activation,
-        dropout=dropout,
-        score_dropout=dropout if score_dropout is None else score_dropout,
-        wide_scores=False,
-        held=0.0,
-    )
     decoder = TextDecoderShape(
         shape.layers,
         shape.vocabulary,
-        block,
+        StackShape(
+            shape.width,
+            shape.heads,
+            shape.wide,
+            BLOCK_NAMES["gpt"],
+            causal=True,
+            activation=shape.activation,
+            dropout=dropout,
+            score_dropout=dropout if score_dropout is None else score_dropout,
+            wide_scores=False,
+            held=0.0,
+        ),
         "gpt",
         tied=not shape.untied,
         positions=shape.positions,
