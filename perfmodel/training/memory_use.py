@@ -16,12 +16,13 @@ from perfmodel.files import read_yaml
 from perfmodel.scenario.sections.base import StrategyModel
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.workload.kernels.float8_layers import (
+    Float8,
     float8_layers,
     float8_modules,
     float8_weights,
     gathered_weights,
+    operand_bytes,
 )
-from perfmodel.workload.kernels.float8_recipe import Float8, operand_bytes
 from perfmodel.workload.memory.activations import (
     NO_NARROW_INPUTS,
     BackwardBytes,

@@ -32,7 +32,7 @@ from perfmodel.training.plan.forward_backward import (
     forward_segments,
     visit_segments,
 )
-from perfmodel.training.plan.loop_plan import Exchange, LoopPlan, Server, Worker, WorkItem
+from perfmodel.training.plan.step_plan import Exchange, LoopPlan, Server, Worker, WorkItem
 from perfmodel.training.strategy import StepRequest, Strategy
 from perfmodel.units import parse_bandwidth
 from perfmodel.workload.memory import optimizer_bytes, optimizer_state_bytes

@@ -15,10 +15,8 @@ from perfmodel.errors import raise_faults
 from perfmodel.topology.model import Drives, Gpu
 from perfmodel.training.ddp.buckets import Bucket, Iteration
 from perfmodel.training.memory_use import MemoryUse, Setup, StepOptions, count_faults
-from perfmodel.training.plan.loop_plan import LoopPlan
-from perfmodel.training.plan.step_plan import Op, StepPlan
-from perfmodel.workload.kernels.float8_layers import gathered_weights
-from perfmodel.workload.kernels.float8_recipe import Float8
+from perfmodel.training.plan.step_plan import LoopPlan, Op, StepPlan
+from perfmodel.workload.kernels.float8_layers import Float8, gathered_weights
 from perfmodel.workload.model import LayerTimes, Workload
 
 

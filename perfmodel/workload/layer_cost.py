@@ -15,8 +15,7 @@ from perfmodel.workload.kernels.float8_casts import (
     grouped_float8_cost,
     make_float8_pricing,
 )
-from perfmodel.workload.kernels.float8_layers import shares_input
-from perfmodel.workload.kernels.float8_recipe import Float8, wide_precision
+from perfmodel.workload.kernels.float8_layers import Float8, shares_input, wide_precision
 from perfmodel.workload.kernels.kernel_times import (
     CASTS,
     KernelCost,

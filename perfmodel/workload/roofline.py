@@ -23,8 +23,12 @@ from perfmodel.errors import allowed_names, failed, raise_faults, refuse_if
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.compute_spread import roofline_factors
 from perfmodel.workload.kernels.device import kernel_constants
-from perfmodel.workload.kernels.float8_layers import check_float8, float8_layers
-from perfmodel.workload.kernels.float8_recipe import Float8, wide_precision
+from perfmodel.workload.kernels.float8_layers import (
+    Float8,
+    check_float8,
+    float8_layers,
+    wide_precision,
+)
 from perfmodel.workload.kernels.kernel_times import elementwise_s
 from perfmodel.workload.layer_cost import (
     layer_cost,

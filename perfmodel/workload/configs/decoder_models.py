@@ -20,14 +20,14 @@ from perfmodel.workload.configs.family import (
 )
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.buildable import Buildable
-from perfmodel.workload.zoo.decoder_sizes import DecoderShape
-from perfmodel.workload.zoo.expert_decoder import expert_decoder
-from perfmodel.workload.zoo.expert_settings import ExpertSettings
-from perfmodel.workload.zoo.expert_sizes import (
+from perfmodel.workload.zoo.decoder_sizes import (
+    DecoderShape,
     ExpertShape,
     LatentShape,
     RoutedShape,
 )
+from perfmodel.workload.zoo.expert_decoder import expert_decoder
+from perfmodel.workload.zoo.expert_settings import ExpertSettings
 from perfmodel.workload.zoo.llama import llama
 
 UNSTATED: Mapping[str, Any] = {

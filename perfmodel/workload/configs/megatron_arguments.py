@@ -41,12 +41,12 @@ from perfmodel.workload.model import Workload
 from perfmodel.workload.shard import WHOLE, Shard
 from perfmodel.workload.zoo import text_decoder
 from perfmodel.workload.zoo.buildable import Buildable
-from perfmodel.workload.zoo.decoder_sizes import DecoderShape
-from perfmodel.workload.zoo.expert_settings import ExpertSettings
-from perfmodel.workload.zoo.expert_sizes import (
+from perfmodel.workload.zoo.decoder_sizes import (
+    DecoderShape,
     LatentShape,
     RoutedShape,
 )
+from perfmodel.workload.zoo.expert_settings import ExpertSettings
 
 VOCABULARY_MULTIPLE = 128
 """--make-vocab-size-divisible-by, which is multiplied by the tensor-parallel size."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.kernels.device import Device, make_device
-from perfmodel.workload.kernels.float8_recipe import Casts, Float8, float8_casts
+from perfmodel.workload.kernels.float8_layers import Casts, Float8, float8_casts
 from perfmodel.workload.kernels.kernel_times import KernelCost, busy_s, elementwise_s, product_s
 from perfmodel.workload.kernels.shapes import GroupedProduct, MatrixProduct
 

@@ -29,8 +29,7 @@ from perfmodel.workload.zoo.decoder_block import (
     projection,
     shape_of_layer,
 )
-from perfmodel.workload.zoo.expert_settings import ExpertSettings, check_settings
-from perfmodel.workload.zoo.expert_sizes import (
+from perfmodel.workload.zoo.decoder_sizes import (
     EXPERT_NAMES,
     EXPERT_SHAPES,
     USUAL_NAMES,
@@ -38,6 +37,7 @@ from perfmodel.workload.zoo.expert_sizes import (
     LatentShape,
     expert_family,
 )
+from perfmodel.workload.zoo.expert_settings import ExpertSettings, check_settings
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     FUSED_NORM_PASSES,

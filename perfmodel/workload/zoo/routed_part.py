@@ -24,12 +24,12 @@ from perfmodel.workload.zoo.decoder_block import (
     feed_forward_part,
     kept_by_norm,
 )
-from perfmodel.workload.zoo.expert_settings import ExpertSettings, distinct_domains
-from perfmodel.workload.zoo.expert_sizes import (
+from perfmodel.workload.zoo.decoder_sizes import (
     USUAL_NAMES,
     ExpertNames,
     RoutedShape,
 )
+from perfmodel.workload.zoo.expert_settings import ExpertSettings, distinct_domains
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,

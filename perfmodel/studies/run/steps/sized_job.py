@@ -53,8 +53,7 @@ from perfmodel.studies.run.steps.simulate_step import (
 )
 from perfmodel.training.ddp.buckets import Iteration
 from perfmodel.training.memory_use import StepOptions
-from perfmodel.training.plan.loop_plan import LoopPlan
-from perfmodel.training.plan.step_plan import Collective, StepPlan
+from perfmodel.training.plan.step_plan import Collective, LoopPlan, StepPlan
 from perfmodel.workload.model import LayerTimes, Workload, scale_times
 
 
