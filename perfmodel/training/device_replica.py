@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import failed, raise_faults
 from perfmodel.training.ddp.buckets import Bucket, ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.pipeline.pass_actions import TRANSFER_STREAMS, Message
@@ -45,37 +45,30 @@ def check_replica(options: DdpOptions, parts: Sequence[ModelPart], request: Step
     Raises `InputError`: what PyTorch does not have for such a module, or nobody has planned.
     """
     sequential = "with schedule: sequential"
-    tied = f"{request.workload.name!r}, whose head is tied to its embedding"
-    rules = (
-        (
-            "model",
-            any(part.shared for part in parts),
-            tied,
-            "one without: a parameter is on one GPU",
-        ),
-        (
-            "strategy.hook",
-            options.hook.kind not in ("none", "allreduce", "fp16", "bf16"),
-            repr(options.hook.kind),
-            f"none, allreduce, fp16 or bf16 {sequential}: no wait of the host",
-        ),
-        ("strategy.join", options.join, "true", f"false {sequential}"),
-        (
-            "library.name",
-            request.blocking_wait,
-            "a library whose results the host waits for",
-            "NCCL with GPUs",
-        ),
-        (
-            "compute.precision",
-            request.float8 is not None,
-            "'fp8'",
-            f"another precision {sequential}",
-        ),
+    raise_faults(
+        failed(
+            (
+                any(part.shared for part in parts),
+                "model",
+                f"{request.workload.name!r}, whose head is tied to its embedding",
+                "one without: a parameter is on one GPU",
+            ),
+            (
+                options.hook.kind not in ("none", "allreduce", "fp16", "bf16"),
+                "strategy.hook",
+                repr(options.hook.kind),
+                f"none, allreduce, fp16 or bf16 {sequential}: no wait of the host",
+            ),
+            (options.join, "strategy.join", "true", f"false {sequential}"),
+            (
+                request.blocking_wait,
+                "library.name",
+                "a library whose results the host waits for",
+                "NCCL with GPUs",
+            ),
+            (request.float8, "compute.precision", "'fp8'", f"another precision {sequential}"),
+        )
     )
-    faults = [Fault(name, text, allowed) for name, is_wrong, text, allowed in rules if is_wrong]
-    if faults:
-        raise InputError(faults)
 
 
 def spread_replica(

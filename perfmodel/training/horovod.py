@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.scenario.strategies.strategy import HorovodStrategy
 from perfmodel.training.ddp.options import MIB, DdpOptions
 from perfmodel.training.horovod_cycles import (
@@ -64,24 +64,26 @@ def horovod_plan(request: StepRequest, options: HorovodStrategy) -> StepPlan:
     Raises `InputError`: a torus through host memory.
     Raises `ScheduleError`: times that do not fit the workload.
     """
-    if request.blocking_wait and options.allreduce == "torus":
-        actual = "'torus', which is NCCL's, with another library"
-        raise InputError(Fault("strategy.allreduce", actual, "'flat', or library.name: nccl"))
+    refuse_if(
+        request.blocking_wait and options.allreduce == "torus",
+        "strategy.allreduce",
+        "'torus', which is NCCL's, with another library",
+        "'flat', or library.name: nccl",
+    )
     if request.bucket_copy_Bps is not None:
         request = replace(request, times=replace(request.times, copy_Bps=request.bucket_copy_Bps))
     tasks, ranks, size = TaskList.of(request), request.ranks, request.ranks_per_host
     step = Step(request, DdpOptions(accumulate=options.accumulate), tasks, RANKS)
-    last = step.last_micro_batch
-    for micro_batch in range(last):
+    for micro_batch in range(step.last_micro_batch):
         add_forward(step, micro_batch)
         add_local_backward(step, micro_batch)
-    add_forward(step, last)
+    add_forward(step, step.last_micro_batch)
     # reductions go host by host, but on a single one (operations.cc)
     by_hosts = options.allreduce == "torus" and 1 < size < ranks
     reduced: tuple[int, ...] = ()
     communicators: tuple[Communicator, ...] = ()
     if ranks == 1:
-        add_local_backward(step, last)
+        add_local_backward(step, step.last_micro_batch)
     else:
         reduced = _Reducing(step, options, by_hosts).add_backward()
         communicators = (Communicator(GROUP, (range(ranks),)),)

@@ -198,9 +198,8 @@ def fusion_rules(request: StepRequest, options: HorovodStrategy) -> FusionRules:
     """Sizes and times that the cycles of a job depend on."""
     tensors = [request.workload.tensors[index] for index in request.workload.ready_order]
     dtypes = tuple("fp16" if is_cast(options, t.dtype) else t.dtype for t in tensors)
-    nbytes = tuple(t.numel * ITEM_BYTES[d] for t, d in zip(tensors, dtypes, strict=True))
     rules = FusionRules(
-        nbytes=nbytes,
+        nbytes=tuple(t.numel * ITEM_BYTES[d] for t, d in zip(tensors, dtypes, strict=True)),
         dtypes=dtypes,
         padding=1 if request.blocking_wait else BATCH_PADDING,
         limit=buffer_bytes(options.fusion_threshold, request.ranks_per_host),

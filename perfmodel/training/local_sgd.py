@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.scenario.strategies.ddp import CastHook, LocalSgdStrategy
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
@@ -95,9 +95,9 @@ def _consecutive(size: int, ranks: int, field: str) -> tuple[range, ...]:
     Raises `InputError`: ranks that cannot be split into them.
     """
     size = min(size, ranks)
-    if ranks % size:
-        allowed = f"a number that divides the {ranks} GPUs"
-        raise InputError(Fault(f"strategy.{field}", str(size), allowed))
+    refuse_if(
+        ranks % size, f"strategy.{field}", str(size), f"a number that divides the {ranks} GPUs"
+    )
     return neighbours(ranks, size)
 
 
@@ -168,8 +168,9 @@ def _average(tasks: TaskList, request: StepRequest, step: int, group: str, after
         micro_batch=step,
     )
     if len({tensor.dtype for tensor in trained}) > 1:  # back to their own dtypes
-        own, count = f"convert {name}", len(trained)
-        end = tasks.copy(own, nbytes, count, RANKS, after=(end,), micro_batch=step)
+        end = tasks.copy(
+            f"convert {name}", nbytes, len(trained), RANKS, after=(end,), micro_batch=step
+        )
     return end
 
 

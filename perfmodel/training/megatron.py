@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from perfmodel.arrays import IntArray
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.scenario.strategies.sharded import (
     MegatronStrategy,
     default_bucket_elements,
@@ -158,7 +158,6 @@ def megatron_memory(setup: Setup) -> MemoryUse:
         do not divide the ranks.
     """
     options: MegatronStrategy = setup.options
-    workload = setup.workload
     use = replicated(setup, grows=False)
     item = ITEM_BYTES[setup.trained[0].dtype]
     gradient_item = MASTER_BYTES if options.grad_reduce_in_fp32 else item
@@ -166,7 +165,7 @@ def megatron_memory(setup: Setup) -> MemoryUse:
     if setup.ranks == 1:  # of a replica split over GPUs, and of a plain model: the buffer, too
         return replace(use, gradients_bytes=trained * gradient_item)
     ranks, copies = setup.ranks, setup.expert_copies
-    buckets = buffer_buckets(workload, options, ranks, setup.gathered_narrow, copies)
+    buckets = buffer_buckets(setup.workload, options, ranks, setup.gathered_narrow, copies)
     shard_ranks = options.shard_ranks(ranks)
     elements = sum(bucket.elements for bucket in buckets)
     use = replace(use, gradients_bytes=elements * gradient_item)
@@ -175,7 +174,7 @@ def megatron_memory(setup: Setup) -> MemoryUse:
     fullest = 0
     for of_experts, sharers in ((False, shard_ranks), (True, options.shard_ranks(copies or 1))):
         held = [bucket for bucket in buckets if bucket.of_experts == of_experts]
-        fullest += int(owned_elements(workload, held, sharers).max())
+        fullest += int(owned_elements(setup.workload, held, sharers).max())
     return replace(
         use,
         parameters_bytes=use.parameters_bytes + (elements - trained) * item,
@@ -248,18 +247,21 @@ def megatron_plan(request: StepRequest, options: MegatronStrategy) -> StepPlan:
         others.append(Communicator(INSTANCE, neighbours(request.ranks, step.shard_ranks)))
         others.append(Communicator(TWINS, strides(request.ranks, step.shard_ranks)))
     if any(bucket.of_experts for bucket in step.buckets):
-        copies = range(request.expert_copies or 1)
-        others.append(Communicator(EXPERT_COPIES, (copies,), "expert_copies"))
+        others.append(
+            Communicator(EXPERT_COPIES, (range(request.expert_copies or 1),), "expert_copies")
+        )
     return step.plan(end, "Megatron", others)
 
 
 def _begin(request: StepRequest, options: MegatronStrategy) -> _MegatronStep:
     """Lay out the gradients of a step."""
     shard_ranks = options.shard_ranks(request.ranks)
-    instances = options.num_distributed_optimizer_instances
-    if request.expert_copies is not None and instances > 1:
-        name = "strategy.num_distributed_optimizer_instances"
-        raise InputError(Fault(name, str(instances), "1 with parallel.expert of 2 or more"))
+    refuse_if(
+        request.expert_copies is not None and options.num_distributed_optimizer_instances > 1,
+        "strategy.num_distributed_optimizer_instances",
+        str(options.num_distributed_optimizer_instances),
+        "1 with parallel.expert of 2 or more",
+    )
     buckets = buffer_buckets(
         request.workload, options, request.ranks, request.gathered_narrow, request.expert_copies
     )

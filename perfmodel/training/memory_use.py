@@ -11,16 +11,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, allowed_names, raise_faults
 from perfmodel.files import read_yaml
 from perfmodel.scenario.sections.base import StrategyModel
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.workload.kernels.float8_layers import (
+    Float8,
     float8_layers,
     float8_modules,
     float8_weights,
+    gathered_weights,
+    operand_bytes,
 )
-from perfmodel.workload.kernels.float8_recipe import Float8, operand_bytes
 from perfmodel.workload.memory.activations import (
     NO_NARROW_INPUTS,
     BackwardBytes,
@@ -103,8 +105,7 @@ class Setup:
     @property
     def gathered_narrow(self) -> frozenset[int]:
         """Parameters that are gathered in fp8."""
-        gathers = self.float8 is not None and self.float8.gathers_narrow
-        return float8_weights(self.workload, self.float8) if gathers else frozenset()
+        return gathered_weights(self.workload, self.float8)
 
     @property
     def trained(self) -> tuple[ParameterTensor, ...]:
@@ -166,10 +167,8 @@ def replicated(setup: Setup, *, grows: bool = True) -> MemoryUse:
     """
     faults, precision = count_faults(setup.ranks, setup.batch_per_gpu), setup.precision
     if precision not in ITEM_BYTES:
-        allowed = allowed_names(ITEM_BYTES, precision)
-        faults.append(Fault("precision", repr(precision), allowed))
-    if faults:
-        raise InputError(faults)
+        faults.append(Fault("precision", repr(precision), allowed_names(ITEM_BYTES, precision)))
+    raise_faults(faults)
     workload, activations = setup.workload, held_in_backward(setup)
     grows = grows and setup.options.accumulate == 1
     return MemoryUse(
@@ -258,8 +257,7 @@ def add_float8_copies(setup: Setup, use: MemoryUse) -> MemoryUse:
     """
     if setup.float8 is None:
         return use
-    tensors = setup.workload.tensors
-    weights = [tensors[i] for i in float8_weights(setup.workload, setup.float8)]
+    weights = [setup.workload.tensors[i] for i in float8_weights(setup.workload, setup.float8)]
     added = float(setup.float8_copies * sum(tensor.numel for tensor in weights))
     if setup.float8.fp8_param_gather and setup.ranks > 1:
         added -= sum(tensor.nbytes for tensor in weights)

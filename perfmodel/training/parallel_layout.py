@@ -174,11 +174,10 @@ class ParallelLayout:
 
     def grid(self, ranks: int) -> RankGrid:
         """Places of so many ranks."""
-        shared = self.shard.tensor * self.shard.context * self.stages
         return RankGrid(
             tensor=self.shard.tensor,
             context=self.shard.context,
-            data=ranks // shared,
+            data=ranks // (self.shard.tensor * self.shard.context * self.stages),
             stages=self.stages,
             expert=self.shard.expert,
             order=self.order,
@@ -254,16 +253,18 @@ def mix_step(
     copies = 2 if schedule.layout == "bidirectional" else 1
 
     def plan_model_part(part: ModelPart) -> StepPlan:
-        own = replace(
-            request,
-            workload=part.workload,
-            times=part.times,
-            segments=PART_SEGMENTS,
-            ranks=copies * request.ranks,
-            ready_order=None,
-            expert_copies=request.expert_copies and copies * request.expert_copies,
+        return plan_part(
+            replace(
+                request,
+                workload=part.workload,
+                times=part.times,
+                segments=PART_SEGMENTS,
+                ranks=copies * request.ranks,
+                ready_order=None,
+                expert_copies=request.expert_copies and copies * request.expert_copies,
+            ),
+            micro_batches // copies,
         )
-        return plan_part(own, micro_batches // copies)
 
     plans = plan_parts(model, plan_model_part)
     overlap_p2p = parallel_layout.overlap_p2p
@@ -320,9 +321,8 @@ def _stage_use(chunks: Sequence[tuple[MemoryUse, float]], actions: StageActions)
     """
     uses, kept_bytes = zip(*chunks, strict=True)
     names = [each.name for each in fields(MemoryUse)]
-    total = MemoryUse(**{name: sum(getattr(use, name) for use in uses) for name in names})
     return replace(
-        total,
+        MemoryUse(**{name: sum(getattr(use, name) for use in uses) for name in names}),
         activations_bytes=_most_bytes(
             actions, kept_bytes, [max(0.0, use.activations_bytes - kept) for use, kept in chunks]
         ),

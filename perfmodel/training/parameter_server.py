@@ -32,7 +32,7 @@ from perfmodel.training.plan.forward_backward import (
     forward_segments,
     visit_segments,
 )
-from perfmodel.training.plan.loop_plan import Exchange, LoopPlan, Server, Worker, WorkItem
+from perfmodel.training.plan.step_plan import Exchange, LoopPlan, Server, Worker, WorkItem
 from perfmodel.training.strategy import StepRequest, Strategy
 from perfmodel.units import parse_bandwidth
 from perfmodel.workload.memory import optimizer_bytes, optimizer_state_bytes
@@ -187,17 +187,16 @@ def _parts(
     pushes: int,
 ) -> list[_Part]:
     """Cut what segments push by servers, and into slices as far as `pushes` of them allow."""
-    tensors = request.workload.tensors
     order = sorted(request.workload.ready_order)  # keys are numbered as the model declares them
     segment_of = {tensor: at for at, each in enumerate(segments) for tensor in each.tensors}
     sent: dict[tuple[int, int], list[Shard]] = {}
-    for each in _shards([tensors[index] for index in order], servers, options):
+    for each in _shards([request.workload.tensors[index] for index in order], servers, options):
         sent.setdefault((segment_of[order[each.tensor]], each.server), []).append(each)
     coarser = max(1, -(-sum(map(len, sent.values())) // pushes))
     parts: list[_Part] = []
     for key, shards in sorted(sent.items()):
         elements = sum(each.elements for each in shards)
-        held = ((each.elements, tensors[order[each.tensor]]) for each in shards)
+        held = ((each.elements, request.workload.tensors[order[each.tensor]]) for each in shards)
         nbytes = sum(numel * tensor.nbytes / tensor.numel for numel, tensor in held)
         pieces = 1 if options.slice is None else max(1, len(shards) // coarser)
         parts += [
@@ -225,10 +224,9 @@ def _exchange(
     sent = part.nbytes
     if options.gradient_dtype is not None:
         sent = part.elements * ITEM_BYTES[options.gradient_dtype]
-    workload = request.workload
-    trained = sum(workload.tensors[index].numel for index in workload.ready_order)
+    trained = sum(request.workload.tensors[index].numel for index in request.workload.ready_order)
     # the optimizer reads and writes memory in one pass; a copied byte is read and written
-    moved = optimizer_bytes(workload, request.optimizer, "fused") / max(1, trained)
+    moved = optimizer_bytes(request.workload, request.optimizer, "fused") / max(1, trained)
     rate_Bps = 2 * request.times.copy_Bps
     if options.device == "cpu":
         rate_Bps = cpu_rate_Bps(options.threads, options.memory_bandwidth)

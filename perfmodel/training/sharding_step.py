@@ -92,14 +92,12 @@ class ShardingStep(Generic[OptionsT]):
     @property
     def resolution(self) -> int:
         """Segments per pass."""
-        segments = self.request.segments
-        return max(min(8, segments), segments // self.options.accumulate)
+        return max(min(8, self.request.segments), self.request.segments // self.options.accumulate)
 
     def backward_parts(self, cut_after: Collection[int] = ()) -> tuple[Segment, ...]:
         """Return backward of a micro-batch, cut after each layer with a tensor of `cut_after`."""
-        request = self.request
         return backward_segments(
-            request.workload, request.times, at_most=self.resolution, cut_after=cut_after
+            self.request.workload, self.request.times, at_most=self.resolution, cut_after=cut_after
         )
 
     def numel(self, tensors: Iterable[int]) -> int:

@@ -11,14 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from perfmodel.errors import InputError
+from perfmodel.errors import raise_faults
 from perfmodel.topology.model import Drives, Gpu
 from perfmodel.training.ddp.buckets import Bucket, Iteration
 from perfmodel.training.memory_use import MemoryUse, Setup, StepOptions, count_faults
-from perfmodel.training.plan.loop_plan import LoopPlan
-from perfmodel.training.plan.step_plan import Op, StepPlan
-from perfmodel.workload.kernels.float8_layers import float8_weights
-from perfmodel.workload.kernels.float8_recipe import Float8
+from perfmodel.training.plan.step_plan import LoopPlan, Op, StepPlan
+from perfmodel.workload.kernels.float8_layers import Float8, gathered_weights
 from perfmodel.workload.model import LayerTimes, Workload
 
 
@@ -124,8 +122,7 @@ class StepRequest:
     @property
     def gathered_narrow(self) -> frozenset[int]:
         """Parameters that are gathered in fp8."""
-        gathers = self.float8 is not None and self.float8.gathers_narrow
-        return float8_weights(self.workload, self.float8) if gathers else frozenset()
+        return gathered_weights(self.workload, self.float8)
 
     def host_copy_s(self, nbytes: float) -> float:
         """Time of a copy between a GPU and the memory of its host, while all others copy, too."""
@@ -133,9 +130,7 @@ class StepRequest:
         return nbytes / self.host_link_Bps
 
     def __post_init__(self) -> None:
-        faults = count_faults(self.ranks, self.batch_per_gpu)
-        if faults:
-            raise InputError(faults)
+        raise_faults(count_faults(self.ranks, self.batch_per_gpu))
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,8 +69,7 @@ def roofline_factors(
             name: float(spread["kinds"][f"product {name}"]["seen"]["log_sd"])
             for name in ("fp8", "bf16")
         }
-        more_sd = math.sqrt(max(0.0, sds["fp8"] ** 2 - sds["bf16"] ** 2))
-        parts.append(Z80 * more_sd * narrow_share)
+        parts.append(Z80 * math.sqrt(max(0.0, sds["fp8"] ** 2 - sds["bf16"] ** 2)) * narrow_share)
     if workload.is_estimated:
         parts.append(float(_shipped("compute_spread")["estimated"]["width"]))
     if gpu.limited_width:

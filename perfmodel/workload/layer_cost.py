@@ -15,8 +15,7 @@ from perfmodel.workload.kernels.float8_casts import (
     grouped_float8_cost,
     make_float8_pricing,
 )
-from perfmodel.workload.kernels.float8_layers import shares_input
-from perfmodel.workload.kernels.float8_recipe import Float8, wide_precision
+from perfmodel.workload.kernels.float8_layers import Float8, shares_input, wide_precision
 from perfmodel.workload.kernels.kernel_times import (
     CASTS,
     KernelCost,
@@ -192,10 +191,9 @@ def weight_gradient_s(layer: Layer, pricing: Pricing, *, is_float8: bool = False
 
 def _float8_cost(layer: Layer, pricing: Pricing, *, first: bool) -> KernelCost:
     """Time of a linear layer's kernels in fp8."""
-    product = layer.matrix
     return _priced_float8(
-        batched(product, pricing.batch)
-        if isinstance(product, MatrixProduct | GroupedProduct)
+        batched(layer.matrix, pricing.batch)
+        if isinstance(layer.matrix, MatrixProduct | GroupedProduct)
         else likely_product(layer, pricing.batch),
         pricing,
         shares_input(layer),
@@ -295,8 +293,7 @@ def _shaped_cost(matrix: MatrixKernel, pricing: Pricing, gradients: tuple[int, .
             if sums_bias:
                 summed = device.item_bytes * product.rows * product.columns
                 backward_s += elementwise_s(summed, 1, device)
-            forward_s = product_s(product, device)
-            return KernelCost(forward_s, backward_s, 1, len(gradients) + sums_bias)
+            return KernelCost(product_s(product, device), backward_s, 1, len(gradients) + sums_bias)
 
 
 def _attention_cost(attention: Attention, pricing: Pricing) -> KernelCost:

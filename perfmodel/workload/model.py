@@ -423,8 +423,11 @@ def scaled_fields(
     `changes`: other fields that differ.
     """
     known = {field: getattr(times, field) for field in fields}
-    scaled = {field: value * by for field, value in known.items() if value is not None}
-    return replace(times, **scaled, **changes)
+    return replace(
+        times,
+        **{field: value * by for field, value in known.items() if value is not None},
+        **changes,
+    )
 
 
 def scale_times(times: LayerTimes, by: float, source: str | None = None) -> LayerTimes:

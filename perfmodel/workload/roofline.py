@@ -23,8 +23,12 @@ from perfmodel.errors import allowed_names, failed, raise_faults, refuse_if
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.compute_spread import roofline_factors
 from perfmodel.workload.kernels.device import kernel_constants
-from perfmodel.workload.kernels.float8_layers import check_float8, float8_layers
-from perfmodel.workload.kernels.float8_recipe import Float8, wide_precision
+from perfmodel.workload.kernels.float8_layers import (
+    Float8,
+    check_float8,
+    float8_layers,
+    wide_precision,
+)
 from perfmodel.workload.kernels.kernel_times import elementwise_s
 from perfmodel.workload.layer_cost import (
     layer_cost,
@@ -111,8 +115,12 @@ def layer_times(
         layer.fused_bytes is not None or (layer.score_elements and not fused_attention)
         for layer in workload.layers
     )
-    text = f"true for {workload.name!r}, whose file does not state what can be fused"
-    refuse_if(compiled and not fuses, "compiled", text, "false, or a model of the zoo")
+    refuse_if(
+        compiled and not fuses,
+        "compiled",
+        f"true for {workload.name!r}, whose file does not state what can be fused",
+        "false, or a model of the zoo",
+    )
     gpu = replace(
         gpu,
         matmul_efficiency={
@@ -222,7 +230,6 @@ def _check_arguments(
         "or a file with times or matmul_flops per layer"
     )
     supported = [name for name in gpu.peak_flops if name in gpu.matmul_efficiency]
-    shares = (("matmul_efficiency", matmul), ("memory_efficiency", memory))
     checks = [
         (
             not any(layer.matmul_flops or layer.vector_bytes for layer in workload.layers),
@@ -249,7 +256,7 @@ def _check_arguments(
                 repr(value),
                 "a fraction above 0 and up to 1",
             )
-            for field, value in shares
+            for field, value in ((("matmul_efficiency", matmul), ("memory_efficiency", memory)))
         ),
     ]
     raise_faults(failed(*checks))

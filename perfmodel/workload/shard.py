@@ -228,10 +228,14 @@ def _tensor_faults(shard: Shard, sizes: SharedSizes) -> list[Fault]:
         (sizes.mlp_width, "columns of the feed-forward part"),
         *[(sizes.kv_heads, "heads of keys and values")] * (not repeats),
     ]
-    words = [(shard.padded(sizes.vocabulary), "words of the vocabulary")]
     return [
         *divisor_faults("tensor", shard.tensor, shared),
-        *divisor_faults("tensor", shard.tensor, words, ", or vocabulary_multiple, which pads them"),
+        *divisor_faults(
+            "tensor",
+            shard.tensor,
+            [(shard.padded(sizes.vocabulary), "words of the vocabulary")],
+            ", or vocabulary_multiple, which pads them",
+        ),
     ]
 
 

@@ -22,7 +22,7 @@ from perfmodel.training.parameter_server import (
     server_bytes,
     shard,
 )
-from perfmodel.training.plan.loop_plan import LoopPlan
+from perfmodel.training.plan.step_plan import LoopPlan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import LayerTimes, ParameterTensor, Workload
 from perfmodel.workload.zoo import build_model

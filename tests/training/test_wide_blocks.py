@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from perfmodel.training.parallel_layout import ParallelLayout
 from perfmodel.training.pipeline.stage_workload import part_workloads
-from perfmodel.workload.kernels.float8_layers import float8_layers, name_wide_blocks
-from perfmodel.workload.kernels.float8_recipe import Float8
+from perfmodel.workload.kernels.float8_layers import Float8, float8_layers, name_wide_blocks
 from perfmodel.workload.memory.blocks import block_of
 from perfmodel.workload.zoo import build_model
 

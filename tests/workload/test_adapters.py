@@ -13,13 +13,17 @@ from perfmodel.files import validate_document
 from perfmodel.scenario import ClusterSize, Scenario
 from perfmodel.studies.run.resolve.training_job import resolve_share, resolve_workload
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.workload.adapters import Adapters, add_adapters
-from perfmodel.workload.kernels.float8_layers import float8_layers
-from perfmodel.workload.kernels.float8_recipe import Float8
+from perfmodel.workload.kernels.float8_layers import Float8, float8_layers
 from perfmodel.workload.kernels.shapes import Attention
 from perfmodel.workload.memory.activations import activation_bytes
-from perfmodel.workload.memory.fused_layers import fuse_by_hand, keep_loss_apart, pack_documents
 from perfmodel.workload.memory.optimizer_states import optimizer_state_bytes
+from perfmodel.workload.model_changes import (
+    Adapters,
+    add_adapters,
+    fuse_by_hand,
+    keep_loss_apart,
+    pack_documents,
+)
 from perfmodel.workload.roofline import layer_times
 from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.decoder_sizes import SHAPES

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.workload.adapters import Adapters, add_adapters
 from perfmodel.workload.compute_spread import measured_factors, roofline_factors
 from perfmodel.workload.model import Layer, ParameterTensor, Workload
+from perfmodel.workload.model_changes import Adapters, add_adapters
 from perfmodel.workload.zoo import build_model
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from perfmodel.simulate.network import LinkCounters
 from perfmodel.timeline import Span
-from perfmodel.training.plan.loop_plan import LoopPlan
+from perfmodel.training.plan.step_plan import LoopPlan
 
 
 class Message(NamedTuple):

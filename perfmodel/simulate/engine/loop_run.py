@@ -24,7 +24,7 @@ from perfmodel.simulate.engine.loop_records import LoopRun, Message, Service
 from perfmodel.simulate.flow.stream_network import StreamNetwork
 from perfmodel.simulate.network import FreeNetwork, Network, run_until
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.training.plan.loop_plan import Exchange, LoopPlan, Worker
+from perfmodel.training.plan.step_plan import Exchange, LoopPlan, Worker
 
 Stretch = Callable[[int, int, int], float]
 """Factor on an item's time: by worker, iteration and item."""

@@ -20,7 +20,7 @@ from perfmodel.studies.run.resolve.what_if import what_if_of
 from perfmodel.studies.run.steps.output_analysis import MEAN_WITHIN, count_needed_steps
 from perfmodel.studies.run.steps.simulate_step import list_changes, timer_of
 from perfmodel.studies.run.steps.sized_job import SizedJob
-from perfmodel.training.plan.loop_plan import LoopPlan, Worker
+from perfmodel.training.plan.step_plan import LoopPlan, Worker
 
 
 @dataclass(frozen=True, slots=True)

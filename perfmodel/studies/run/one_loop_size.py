@@ -54,7 +54,7 @@ from perfmodel.studies.run.steps.uncertainty import (
 from perfmodel.studies.run.usage import ServerUse
 from perfmodel.timeline import Timeline
 from perfmodel.training.parameter_server import server_bytes
-from perfmodel.training.plan.loop_plan import LoopPlan
+from perfmodel.training.plan.step_plan import LoopPlan
 
 
 def simulate_loop_size(

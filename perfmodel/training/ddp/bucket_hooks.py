@@ -8,7 +8,8 @@ what all others send, and adds it up itself. PowerSGD has a module of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.strategies.ddp import (
@@ -44,17 +45,7 @@ OBSERVER_KERNELS = 24
 
 def reduce_bucket(reduction: BucketReduction, hook: Hook) -> int:
     """Reduce a bucket; return the task after which its gradients are reduced."""
-    match hook:
-        case CastHook():
-            return _reduce_whole(reduction, hook)
-        case PowerSgdHook():
-            return reduce_factors(reduction, hook)
-        case TopKHook():
-            return _reduce_largest(reduction, hook)
-        case OneBitHook():
-            return _reduce_signs(reduction, hook)
-        case QuantizationHook():
-            return _reduce_quantised(reduction, hook)
+    return _REDUCTIONS[type(hook)](reduction, hook)
 
 
 def _largest_elements(hook: TopKHook, numel: int) -> int:
@@ -175,6 +166,16 @@ def _convert(reduction: BucketReduction, nbytes: int) -> int:
     return reduction.copy(name, moved, 2, after=after, stream=COMPUTE.name, role="compress")
 
 
+_REDUCTIONS: Mapping[type[Hook], Callable[[BucketReduction, Any], int]] = {
+    CastHook: _reduce_whole,
+    PowerSgdHook: reduce_factors,
+    TopKHook: _reduce_largest,
+    OneBitHook: _reduce_signs,
+    QuantizationHook: _reduce_quantised,
+}
+"""What reduces a bucket with each kind of hook."""
+
+
 def hook_at(hook: Hook, iteration: str) -> Hook:
     """Return what reduces in an iteration: PowerSGD starts late, after whole buckets."""
     if iteration == "first" and isinstance(hook, PowerSgdHook) and hook.start_iteration > 0:
@@ -194,12 +195,12 @@ def check_library(hook: Hook, request: StepRequest, buckets: Sequence[Bucket]) -
     if isinstance(hook, QuantizationHook):
         allowed = "a hook that all-reduces: PyTorch's quantisation hooks fail on Gloo and MPI"
         raise InputError(Fault("strategy.hook", repr(hook.kind), allowed))
-    threads = request.comm_workers
-    if isinstance(hook, PowerSgdHook) and len(buckets) >= threads:
-        needed = max(threads - 1, 0)
+    if isinstance(hook, PowerSgdHook) and len(buckets) >= request.comm_workers:
+        needed = max(request.comm_workers - 1, 0)
         allowed = (
-            f"at most {needed} with the {threads} threads of this library, such as one bucket by a "
-            "large bucket_cap, or NCCL: callbacks of PowerSGD wait in these threads for all-reduces"
+            f"at most {needed} with the {request.comm_workers} threads of this library, such as "
+            "one bucket by a large bucket_cap, or NCCL: callbacks of PowerSGD wait in these "
+            "threads for all-reduces"
         )
         raise InputError(Fault("strategy.hook", f"'powersgd' and {len(buckets)} buckets", allowed))
 

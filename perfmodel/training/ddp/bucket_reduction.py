@@ -78,12 +78,11 @@ class BucketReduction:
 
         `more_s`: beyond what the bytes take; seconds.
         """
-        stream = COMPUTE.name if self.step.request.cast_Bps is None else CAST
         return self._run(
             "compress",
             self.work_s(moved_bytes, kernels) + more_s,
             kernels,
-            stream=stream,
+            stream=COMPUTE.name if self.step.request.cast_Bps is None else CAST,
             after=self.ready,
             role="compress",
         )
@@ -144,5 +143,6 @@ class BucketReduction:
 
     def hold_host(self, after: Iterable[int]) -> None:
         """Let the thread of backward wait."""
-        name, rank_class = f"wait for {self.name}", self.step.rank_class
-        self.step.tasks.wait(name, rank_class, after=after, **self.marks)
+        self.step.tasks.wait(
+            f"wait for {self.name}", self.step.rank_class, after=after, **self.marks
+        )

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, failed, raise_faults, refuse_if
 from perfmodel.training.ddp.options import DEFAULT_CAP_BYTES, FIRST_BUCKET_BYTES, DdpOptions
 from perfmodel.workload.model import ParameterTensor, Workload
 
@@ -172,8 +172,7 @@ def gradient_order(workload: Workload) -> tuple[int, ...]:
     if len(set(order)) < len(order):
         twice = sorted({index for index in order if order.count(index) > 1})
         faults.append(Fault("layers", f"tensors {twice} in several layers", "each in one layer"))
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return order
 
 
@@ -244,17 +243,18 @@ def _trained(
     order = tuple(reversed(range(len(tensors))))
     if isinstance(model, Workload) and model.layers:
         order = gradient_order(model)
-    if not order:
-        raise InputError(Fault("tensors", "none to train", "at least one parameter tensor"))
+    refuse_if(not order, "tensors", "none to train", "at least one parameter tensor")
     return tensors, order
 
 
 def _checked_order(order: Sequence[int], trained: Sequence[int]) -> tuple[int, ...]:
     missing, unknown = (sorted(set(a) - set(b)) for a, b in ((trained, order), (order, trained)))
-    if sorted(order) != sorted(trained):
-        entries = f"{len(order)} entries (missing {missing[:8]}, unknown {unknown[:8]})"
-        allowed = f"each of the {len(trained)} trained tensors exactly once"
-        raise InputError(Fault("ready_order", entries, allowed))
+    refuse_if(
+        sorted(order) != sorted(trained),
+        "ready_order",
+        f"{len(order)} entries (missing {missing[:8]}, unknown {unknown[:8]})",
+        f"each of the {len(trained)} trained tensors exactly once",
+    )
     return tuple(order)
 
 
@@ -266,12 +266,11 @@ def _check_assignment(
 ) -> None:
     count, flags = len(tensors), len(tensors) if sparse is None else len(sparse)
     outside = any(not 0 <= index < count for index in order or ())
-    rules = (
-        ("tensors", not tensors, "none", "at least one parameter tensor"),
-        ("caps_bytes", not caps_bytes, "none", "at least one cap"),
-        ("sparse", flags != count, f"{flags} flags", f"{count}, one per tensor"),
-        ("order", outside, "an index out of range", f"0 to {count - 1}"),
+    raise_faults(
+        failed(
+            (not tensors, "tensors", "none", "at least one parameter tensor"),
+            (not caps_bytes, "caps_bytes", "none", "at least one cap"),
+            (flags != count, "sparse", f"{flags} flags", f"{count}, one per tensor"),
+            (outside, "order", "an index out of range", f"0 to {count - 1}"),
+        )
     )
-    faults = [Fault(name, text, allowed) for name, is_wrong, text, allowed in rules if is_wrong]
-    if faults:
-        raise InputError(faults)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.scenario.sections.base import Rules
 from perfmodel.scenario.strategies.ddp import NO_HOOK, CastHook, DdpStrategy
 from perfmodel.training.plan.step_plan import neighbours
@@ -53,13 +53,15 @@ class DdpOptions(DdpStrategy):
     layer_devices: tuple[int, ...] = ()
 
     def _rules(self) -> Rules:
-        allowed = (
-            "'mixed_precision' without a module on several GPUs: torch casts on a stream of the "
-            "first GPU, which the others do not wait for"
-        )
         return (
             *super()._rules(),
-            (self.mixed_precision is not None and self.layer_devices, allowed),
+            (
+                self.mixed_precision is not None and self.layer_devices,
+                (
+                    "'mixed_precision' without a module on several GPUs: torch casts on a stream "
+                    "of the first GPU, which the others do not wait for"
+                ),
+            ),
         )
 
     def ranks_of_group(self, ranks: int) -> int:
@@ -68,9 +70,12 @@ class DdpOptions(DdpStrategy):
         Raises `InputError`: ranks that cannot be split into groups.
         """
         size = ranks if self.process_group_gpus is None else min(ranks, self.process_group_gpus)
-        if ranks % size:
-            allowed = f"a number that divides the {ranks} ranks"
-            raise InputError(Fault("strategy.process_group_gpus", str(size), allowed))
+        refuse_if(
+            ranks % size,
+            "strategy.process_group_gpus",
+            str(size),
+            f"a number that divides the {ranks} ranks",
+        )
         return size
 
     def groups(self, ranks: int) -> tuple[range, ...]:

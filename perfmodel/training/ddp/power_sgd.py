@@ -148,8 +148,7 @@ def _first_product(
     )
     if not hook.warm_start and step.tasks.launch_s > 0:
         draws = math.ceil(factors.q_elements / RANDOM_NUMBERS_PER_S / step.tasks.launch_s)
-        name = f"random Q of {reduction.name}"
-        step.tasks.issue(name, draws, step.rank_class, **reduction.marks)
+        step.tasks.issue(f"random Q of {reduction.name}", draws, step.rank_class, **reduction.marks)
     products_s, products = _products(reduction, factors, dtype)
     basis_s, basis = _orthogonalisation(reduction, hook, factors, dtype, of_rows=False)
     return reduction.compress(moved, kernels + products + basis, more_s=products_s + basis_s)

@@ -69,14 +69,13 @@ class _Filling:
         division in place.
         """
         step = self.step
-        batched = step.options.batched_grad_copy
         for index in sorted({self.owner[tensor] for tensor in tensors}):
             members = [tensor for tensor in tensors if self.owner[tensor] == index]
             self.missing[index] -= len(members)
             passes, kernels = 1, len(members)
-            if batched and self.missing[index]:
+            if step.options.batched_grad_copy and self.missing[index]:
                 continue
-            if batched:
+            if step.options.batched_grad_copy:
                 members = [tensor for tensor, owner in self.owner.items() if owner == index]
                 passes = kernels = 1 if step.options.has_hook else 2
             self.copied[index] = step.tasks.copy(

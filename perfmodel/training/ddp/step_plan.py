@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import refuse_if
 from perfmodel.scenario.strategies.ddp import MixedPrecisionSection
 from perfmodel.training.ddp.bucket_hooks import check_library
 from perfmodel.training.ddp.buckets import assign_buckets, ddp_buckets
@@ -210,9 +210,12 @@ def _joined(request: StepRequest, options: DdpOptions) -> int:
 
 def _classes(request: StepRequest, options: DdpOptions) -> tuple[RankClass, ...]:
     ranks, joined = request.ranks, _joined(request, options)
-    if joined >= ranks:
-        allowed = f"at most {ranks - 1} of {ranks} ranks: one at least has inputs"
-        raise InputError(Fault("strategy.joined_gpus", str(joined), allowed))
+    refuse_if(
+        joined >= ranks,
+        "strategy.joined_gpus",
+        str(joined),
+        f"at most {ranks - 1} of {ranks} ranks: one at least has inputs",
+    )
     active = RankClass(RANKS, range(ranks - joined))
     return (active, RankClass(JOINED, range(ranks - joined, ranks))) if joined else (active,)
 
@@ -264,8 +267,9 @@ def _add_synchronisation(step: Step, micro_batch: int) -> tuple[int, ...]:
                 after=notified,
                 dtype="int64",
             )
-            name = "wait for authoritative rank"
-            after = (step.tasks.wait(name, step.rank_class, after=(sent,)),)
+            after = (
+                step.tasks.wait("wait for authoritative rank", step.rank_class, after=(sent,)),
+            )
         synced = _add_buffer_broadcasts(step, after)
     if not joins:
         return synced

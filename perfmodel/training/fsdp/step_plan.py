@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, product
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, failed, raise_faults
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.training.ddp.buckets import assign_buckets
 from perfmodel.training.ddp.options import DdpOptions
@@ -81,10 +81,9 @@ def fsdp_plan(request: StepRequest, options: FsdpStrategy) -> StepPlan:
     if request.ranks == 1:
         return ddp_plan(request, DdpOptions(accumulate=options.accumulate))
     faults = [*group_faults(request.ranks, options), *_expert_faults(request, options)]
-    if options.offload and request.host_link_Bps is None:
-        faults.append(Fault("offload", "true", "a node whose topology connects GPUs with CPUs"))
-    if faults:
-        raise InputError(faults)
+    way = "a node whose topology connects GPUs with CPUs"
+    no_way = failed((options.offload and request.host_link_Bps is None, "offload", "true", way))
+    raise_faults([*faults, *no_way])
     step = _add_step(request, options, 0)
     if step.free_events:  # in the steady state, the queue begins as the step before left it
         step = _add_step(request, options, len(step.free_events))
@@ -265,12 +264,11 @@ def _add_clipping(step: ShardedStep) -> None:
 
     Of experts, whose norms add up over two groups, the sum is taken to take no longer.
     """
-    units = step.entered_units
-    shard = sum(unit.kept_gradient_bytes / unit.ranks for unit in units)
+    shard = sum(unit.kept_gradient_bytes / unit.ranks for unit in step.entered_units)
     squared = copy(step, "norm of gradients", shard / 2, kernels=2)
     numbers, dtype = 1, NORM_DTYPE
     if step.options.version == 2:  # a norm of each parameter, in its own dtype
-        numbers, dtype = len(step.request.workload.ready_order), units[0].own_dtype
+        numbers, dtype = len(step.request.workload.ready_order), step.entered_units[0].own_dtype
     summed = communicate(
         step,
         "sum of norms",

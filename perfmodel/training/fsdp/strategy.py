@@ -108,10 +108,9 @@ def _updated_elements(unit: SizedUnit, options: FsdpStrategy) -> list[int]:
 
 def _buffer_bytes(buffers: Iterable[Buffers], options: FsdpStrategy) -> int:
     """Bytes of buffers, which each rank keeps whole; floating-point ones in `buffer_dtype`."""
-    cast = options.buffer_dtype
     return sum(
-        group.nbytes // ITEM_BYTES[group.dtype] * ITEM_BYTES[cast]
-        if cast and group.dtype in FLOATS
+        group.nbytes // ITEM_BYTES[group.dtype] * ITEM_BYTES[options.buffer_dtype]
+        if options.buffer_dtype and group.dtype in FLOATS
         else group.nbytes
         for group in buffers
     )
@@ -214,8 +213,9 @@ class _Allocated:
             elif unit and moment.kind == "leave":
                 self._gather(order[entered : entered + ahead])
                 entered += 1
-                earlier = self.gradients.get(unit.name, 0)
-                self.gradients[unit.name] = max(earlier, unit.gradient_bytes)
+                self.gradients[unit.name] = max(
+                    self.gradients.get(unit.name, 0), unit.gradient_bytes
+                )
                 self._note()
             elif unit and moment.is_first:
                 for name in (_share_of(unit), unit.name):

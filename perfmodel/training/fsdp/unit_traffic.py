@@ -87,8 +87,7 @@ def _agree_on_scales(
     step: ShardedStep, unit: SizedUnit, ready: tuple[int, ...], phase: str
 ) -> tuple[int, ...]:
     """Let ranks agree on the scale of each weight of a unit; return what its cast waits for."""
-    float8 = step.request.float8
-    if float8 is None or float8.precompute_float8_dynamic_scale_for_fsdp:
+    if step.request.float8 is None or step.request.float8.precompute_float8_dynamic_scale_for_fsdp:
         return ready
     for weight in unit.narrow:
         name = f"greatest value of {weight.name}"
@@ -134,8 +133,7 @@ def add_scales(step: ShardedStep, end: int) -> int:
         after=(norms,),
     )
     after = (*issue(step, "scales", SCALE_KERNELS), agreed)
-    scaled_s = step.tasks.kernel_s * SCALE_KERNELS
-    return step.run("scales of weights", "copy", scaled_s, after=after)
+    return step.run("scales of weights", "copy", step.tasks.kernel_s * SCALE_KERNELS, after=after)
 
 
 def _copy_in_s(step: ShardedStep, unit: SizedUnit, smaller: int | None) -> float:

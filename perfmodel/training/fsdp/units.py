@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, allowed_names, raise_faults, refuse_if
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.workload.memory.blocks import block_of
 from perfmodel.workload.model import ITEM_BYTES, Layer, ParameterTensor, Workload
@@ -94,9 +94,12 @@ def _owners(workload: Workload, wrap: str | Sequence[str], least: int) -> Mappin
         return {}
     if wrap == "block":
         owners = {index: block_of(name) for index, name in enumerate(names)}
-        if not any(owners.values()):
-            allowed = f"'layer', 'size', 'model' or paths of modules: {workload.name} has no blocks"
-            raise InputError(Fault("wrap", "'block'", allowed))
+        refuse_if(
+            not any(owners.values()),
+            "wrap",
+            "'block'",
+            f"'layer', 'size', 'model' or paths of modules: {workload.name} has no blocks",
+        )
         return owners
     if wrap == "layer":
         wrapped: Collection[str] = {layer.name for layer in workload.layers}
@@ -138,8 +141,7 @@ def _modules_by_path(names: Sequence[str], paths: Sequence[str]) -> set[str]:
             patterns = {".".join("*" if p.isdecimal() else p for p in parts) for parts in split}
             allowed = f"paths of modules with parameters: {allowed_names(sorted(patterns), path)}"
             faults.append(Fault("wrap", repr(path), allowed))
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return matched
 
 

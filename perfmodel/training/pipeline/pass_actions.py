@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, raise_faults
 from perfmodel.training.plan.step_plan import Stream
 
 PassKind = Literal["forward", "backward", "input_gradient", "weight_gradient"]
@@ -128,9 +129,7 @@ MICRO_BATCHES = "strategy.accumulate"
 
 def require(*faults: Iterable[Fault]) -> None:
     """Raise `InputError` of all faults, if there are any."""
-    listed = [fault for each in faults for fault in each]
-    if listed:
-        raise InputError(listed)
+    raise_faults(chain.from_iterable(faults))
 
 
 def count_of(field_path: str, value: int, least: int = 1, why: str = "") -> Iterator[Fault]:

@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from perfmodel.errors import Fault, InputError, ScheduleError
+from perfmodel.errors import Fault, InputError, ScheduleError, refuse_if
 from perfmodel.training.pipeline.pass_actions import SECTION
 from perfmodel.training.plan.builder import COMPUTE, HOST
 from perfmodel.training.plan.step_plan import (
@@ -32,21 +32,26 @@ def check_split(plan: StepPlan, regions: Regions, times: LayerTimes) -> None:
     """
     field = f"{SECTION}.schedule"
     if times.weight_gradient_s is None:
-        text = f"one that splits backward, with times from {times.source!r}"
-        allowed = "one that does not, where times do not tell gradients of weights apart"
-        raise InputError(Fault(field, text, allowed))
-    gathers = any(
-        isinstance(work.task.work, Collective)
-        and work.task.work.op == "all_gather"
-        and not work.task.layers
-        for (kind, _), works in regions.passes.items()
-        for work in works
-        if kind == "backward"
+        raise InputError(
+            Fault(
+                field,
+                f"one that splits backward, with times from {times.source!r}",
+                "one that does not, where times do not tell gradients of weights apart",
+            )
+        )
+    refuse_if(
+        any(
+            isinstance(work.task.work, Collective)
+            and work.task.work.op == "all_gather"
+            and not work.task.layers
+            for (kind, _), works in regions.passes.items()
+            for work in works
+            if kind == "backward"
+        ),
+        field,
+        f"one that splits backward, beside {plan.name!r}",
+        "one that does not, where backward gathers parameters",
     )
-    if gathers:
-        text = f"one that splits backward, beside {plan.name!r}"
-        allowed = "one that does not, where backward gathers parameters"
-        raise InputError(Fault(field, text, allowed))
 
 
 def split_backward(works: Sequence[Work], times: LayerTimes) -> tuple[list[Work], list[Work]]:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from itertools import product
 
 from perfmodel.arrays import RankGroup
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.training.pipeline.pass_actions import (
     MICRO_BATCHES,
     SECTION,
@@ -76,20 +76,21 @@ def write_end(passes: StagePasses) -> None:
         if agreed:
             _agree(passes, agreed, number)
     for index, part, sources in passes.previous:
-        mapped = tuple(passes.indices[part][source] for source in sources)
-        passes.tasks[index] = replace(passes.tasks[index], after_previous=mapped)
+        passes.tasks[index] = replace(
+            passes.tasks[index],
+            after_previous=tuple(passes.indices[part][source] for source in sources),
+        )
 
 
 def _cut_at_agreements(passes: StagePasses, chunk: int) -> list[tuple[list[Work], Work | None]]:
     pieces: list[tuple[list[Work], Work | None]] = []
     works: list[Work] = []
     for each in passes.regions[passes.part(chunk)].end:
-        work = each.task.work
         if (
-            isinstance(work, Collective)
-            and work.op == "all_reduce"
+            isinstance(each.task.work, Collective)
+            and each.task.work.op == "all_reduce"
             and each.task.bucket is None
-            and work.nbytes <= AGREED_BYTES
+            and each.task.work.nbytes <= AGREED_BYTES
         ):
             pieces.append((works, each))
             works = []
@@ -175,14 +176,20 @@ def pipeline_plan(
         it splits.
     Raises `ScheduleError`: a plan with several rank classes.
     """
-    if len(parts) != schedule.parts:
-        text = f"plans of {len(parts)} parts"
-        raise InputError(Fault(f"{SECTION}.stages", text, f"{schedule.parts}"))
+    refuse_if(
+        len(parts) != schedule.parts,
+        f"{SECTION}.stages",
+        f"plans of {len(parts)} parts",
+        f"{schedule.parts}",
+    )
     if schedule.parts == 1:
         return parts[0].plan
-    if not options.overlap_p2p and schedule.name not in WAITING:
-        text, allowed = f"false with {schedule.name}", f"true, or {', '.join(WAITING)}"
-        raise InputError(Fault(f"{SECTION}.overlap_p2p", text, allowed))
+    refuse_if(
+        not options.overlap_p2p and schedule.name not in WAITING,
+        f"{SECTION}.overlap_p2p",
+        f"false with {schedule.name}",
+        f"true, or {', '.join(WAITING)}",
+    )
     ranks = _ranks_per_stage(schedule, parts)
     regions = [plan_regions(p.plan, overlap_reduction=options.overlap_reduction) for p in parts]
     if schedule.splits_backward:
@@ -213,16 +220,19 @@ def _ranks_per_stage(schedule: PipelineSchedule, parts: Sequence[PartPlan]) -> i
     """Ranks of each stage; the same of all."""
     copies = 2 if schedule.layout == "bidirectional" else 1
     held = {sum(len(each.ranks) for each in part.plan.classes) for part in parts}
-    if len(held) != 1 or next(iter(held)) % copies:
-        text = f"plans of {sorted(held)} ranks"
-        allowed = f"the same of all, {copies} times the ranks of a stage"
-        raise InputError(Fault(f"{SECTION}.stages", text, allowed))
+    refuse_if(
+        len(held) != 1 or next(iter(held)) % copies,
+        f"{SECTION}.stages",
+        f"plans of {sorted(held)} ranks",
+        f"the same of all, {copies} times the ranks of a stage",
+    )
     expected = len(schedule.chunk_micro_batches(0))
     for part in parts:
         passes = len({task.micro_batch for task in part.plan.tasks if task.kind == "forward"})
         if passes != expected:
-            text = f"a plan of {passes} micro-batches"
-            raise InputError(Fault(MICRO_BATCHES, text, str(expected)))
+            raise InputError(
+                Fault(MICRO_BATCHES, f"a plan of {passes} micro-batches", str(expected))
+            )
     return next(iter(held)) // copies
 
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, InputError, allowed_names, refuse_if
 from perfmodel.training.pipeline.pass_actions import (
     MICRO_BATCHES,
     SECTION,
@@ -327,14 +327,16 @@ def make_schedule(
         `MOST_PASSES` passes.
     """
     if kind not in SCHEDULES:
-        allowed = allowed_names(SCHEDULES, kind)
-        raise InputError(Fault(f"{SECTION}.schedule", repr(kind), allowed))
+        raise InputError(Fault(f"{SECTION}.schedule", repr(kind), allowed_names(SCHEDULES, kind)))
     row = SCHEDULES[kind]
     number = (row.chunks or 2) if chunks is None else chunks
     _check_passes(stages, micro_batches, number)
-    if micro_batch_group is not None and kind != "interleaved":
-        allowed = "with interleaved only"
-        raise InputError(Fault(f"{SECTION}.micro_batch_group", str(micro_batch_group), allowed))
+    refuse_if(
+        micro_batch_group is not None and kind != "interleaved",
+        f"{SECTION}.micro_batch_group",
+        str(micro_batch_group),
+        "with interleaved only",
+    )
     counts = ((f"{SECTION}.stages", stages), (MICRO_BATCHES, micro_batches))
     require(*(count_of(*each) for each in counts), _chunk_faults(kind, row, number))
     passes = Passes(

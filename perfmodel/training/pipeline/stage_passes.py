@@ -271,8 +271,9 @@ def of_part(work: Compute | Collective, part: int) -> Compute | Collective:
     """Name a collective's communicator and key after the part of the model."""
     if not isinstance(work, Collective):
         return work
-    communicator = f"{work.communicator} of part {part}"
-    return replace(work, communicator=communicator, key=f"{work.key} of part {part}")
+    return replace(
+        work, communicator=f"{work.communicator} of part {part}", key=f"{work.key} of part {part}"
+    )
 
 
 def _unordered(passes: StagePasses, chunk: int) -> Fault:

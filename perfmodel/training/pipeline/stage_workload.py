@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.training.pipeline.pass_actions import (
     SECTION,
     PipelineSchedule,
@@ -71,10 +71,9 @@ def block_counts(
 
     Raises `InputError`: a number that cannot be dealt out so.
     """
-    listed = options.blocks_per_part
-    if listed is not None:
-        require(_listed(blocks, schedule.parts, listed))
-        return listed
+    if options.blocks_per_part is not None:
+        require(_listed(blocks, schedule.parts, options.blocks_per_part))
+        return options.blocks_per_part
     if schedule.stages == 1 and schedule.parts == 1:
         return (blocks,)
     ends = ((0, options.first_stage_blocks), (schedule.stages - 1, options.last_stage_blocks))
@@ -91,8 +90,9 @@ def block_counts(
             f"parts that divide {total}{with_text}, or first_stage_blocks, last_stage_blocks, "
             "blocks_per_part"
         )
-        parts_text = f"{schedule.parts} parts of the model"
-        raise InputError(Fault(f"{SECTION}.stages", parts_text, allowed))
+        raise InputError(
+            Fault(f"{SECTION}.stages", f"{schedule.parts} parts of the model", allowed)
+        )
     counts = [total // schedule.parts] * schedule.parts
     counts[0] -= options.embedding_as_block
     counts[-1] -= options.loss_as_block
@@ -105,11 +105,14 @@ def _listed(blocks: int, parts: int, listed: Sequence[int]) -> Iterator[Fault]:
         or sum(listed) != blocks
         or any(n < (0 < part < parts - 1) for part, n in enumerate(listed))
     ):
-        allowed = (
-            f"{parts} whole numbers that add up to {blocks}, the blocks of the model; 0 for the "
-            "first and the last at most"
+        yield Fault(
+            f"{SECTION}.blocks_per_part",
+            str(list(listed)),
+            (
+                f"{parts} whole numbers that add up to {blocks}, the blocks of the model; 0 for "
+                "the first and the last at most"
+            ),
         )
-        yield Fault(f"{SECTION}.blocks_per_part", str(list(listed)), allowed)
 
 
 def _named(blocks: int, schedule: PipelineSchedule, fixed: dict[int, int]) -> tuple[int, ...]:
@@ -119,10 +122,12 @@ def _named(blocks: int, schedule: PipelineSchedule, fixed: dict[int, int]) -> tu
     fields = {stage: f"{SECTION}.{name}_stage_blocks" for stage, name in names.items()}
     require(*(count_of(fields[stage], number, chunks) for stage, number in fixed.items()))
     rest, others = blocks - sum(fixed.values()), schedule.stages - len(fixed)
-    if rest < others * chunks or (rest % others if others else rest):
-        found = " and ".join(f"{number} in the {names[stage]}" for stage, number in fixed.items())
-        allowed = f"what leaves for each of {others} other stages as many of {blocks} blocks"
-        raise InputError(Fault(fields[max(fixed)], found, allowed))
+    refuse_if(
+        rest < others * chunks or (rest % others if others else rest),
+        fields[max(fixed)],
+        " and ".join(f"{number} in the {names[stage]}" for stage, number in fixed.items()),
+        f"what leaves for each of {others} other stages as many of {blocks} blocks",
+    )
     per_stage = dict.fromkeys(range(schedule.stages), rest // others if others else 0) | fixed
     for stage, number in per_stage.items():
         if number % chunks:
@@ -172,10 +177,12 @@ def model_parts(
         return (ModelPart(workload, times, layers[0]),)
     ends = (workload.layers[mine[-1]] for mine in layers[:-1])
     handed = [layer.output_elements or workload.stream_elements for layer in ends]
-    if not all(handed):
-        text = f"{workload.name!r}, which does not state what flows between its blocks"
-        allowed = "a decoder, an encoder, a ResNet or a VGG of the zoo"
-        raise InputError(Fault("model", text, allowed))
+    refuse_if(
+        not all(handed),
+        "model",
+        f"{workload.name!r}, which does not state what flows between its blocks",
+        "a decoder, an encoder, a ResNet or a VGG of the zoo",
+    )
     flows = [workload.input_elements, *handed, workload.output_elements]
     # first and last part, and which way they are run where both can stand on one stage
     first, last = (

@@ -24,8 +24,7 @@ from perfmodel.training.plan.step_plan import (
     follow_previous,
 )
 from perfmodel.training.strategy import StepRequest
-from perfmodel.workload.kernels.float8_layers import float8_modules
-from perfmodel.workload.kernels.float8_recipe import Float8
+from perfmodel.workload.kernels.float8_layers import Float8, float8_modules
 
 AMAXES = "greatest values"
 """Communicator of all ranks, and its stream."""

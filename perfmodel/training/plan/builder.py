@@ -65,17 +65,20 @@ class TaskList:
         """Let the host launch kernels; return the tasks that device work has to wait for."""
         if self.launch_s <= 0 or kernels <= 0:
             return tuple(after)
-        task = Task(
-            f"issue {name}",
-            "issue",
-            rank_class,
-            HOST.name,
-            Compute(kernels * self.launch_s),
-            tuple(after),
-            issues=name,
-            **marks,
+        return (
+            self.add(
+                Task(
+                    f"issue {name}",
+                    "issue",
+                    rank_class,
+                    HOST.name,
+                    Compute(kernels * self.launch_s),
+                    tuple(after),
+                    issues=name,
+                    **marks,
+                )
+            ),
         )
-        return (self.add(task),)
 
     def compute(
         self,

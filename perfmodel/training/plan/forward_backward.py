@@ -147,12 +147,11 @@ def add_optimizer(
     `host_waits`: whether the host waits for the reductions before it issues the optimizer.
     `streams`: that begin with the next step.
     """
-    times = step.request.times
     end = step.tasks.launch(
         "optimizer",
         "optimizer",
-        times.optimizer_s,
-        times.optimizer_kernels,
+        step.request.times.optimizer_s,
+        step.request.times.optimizer_kernels,
         step.rank_class,
         issue_after=reduced if host_waits else (),
         after=reduced,

@@ -23,8 +23,7 @@ from perfmodel.training.plan.step_plan import (
     follow_previous,
 )
 from perfmodel.training.strategy import StepRequest
-from perfmodel.workload.kernels.float8_layers import narrow_calls
-from perfmodel.workload.kernels.float8_recipe import wide_precision
+from perfmodel.workload.kernels.float8_layers import narrow_calls, wide_precision
 from perfmodel.workload.layer_calls import CallGroup, CallPhase, LayerCall
 from perfmodel.workload.memory.recompute import (
     NO_RECOMPUTE,

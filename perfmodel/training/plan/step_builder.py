@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, InputError, allowed_names, raise_faults, refuse_if
 from perfmodel.training.plan.builder import COMM, COMPUTE, HOST, TaskList
 from perfmodel.training.plan.step_plan import (
     Communicator,
@@ -148,8 +148,9 @@ class StepBuilder:
         """
         communicator = next(iter(self._groups)) if group is None else group
         if communicator not in self._groups:
-            allowed = allowed_names(self._groups, communicator)
-            raise InputError(Fault("group", repr(communicator), allowed))
+            raise InputError(
+                Fault("group", repr(communicator), allowed_names(self._groups, communicator))
+            )
         members = {rank for each in self._groups[communicator] for rank in each}
         classes = [name for name, ranks in self._classes.items() if not members.isdisjoint(ranks)]
         return self._communicate(
@@ -174,12 +175,16 @@ class StepBuilder:
         """
         for field, rank_class in (("source", source), ("target", target)):
             if rank_class not in self._classes:
-                allowed = allowed_names(self._classes, rank_class)
-                raise InputError(Fault(field, repr(rank_class), allowed))
+                raise InputError(
+                    Fault(field, repr(rank_class), allowed_names(self._classes, rank_class))
+                )
         senders, receivers = self._classes[source], self._classes[target]
-        if len(senders) != len(receivers):
-            allowed = f"{len(senders)}, as {source!r} has"
-            raise InputError(Fault("target", f"{len(receivers)} ranks", allowed))
+        refuse_if(
+            len(senders) != len(receivers),
+            "target",
+            f"{len(receivers)} ranks",
+            f"{len(senders)}, as {source!r} has",
+        )
         pairs = tuple(zip(senders, receivers, strict=True))
         communicator = f"{source} to {target}"
         self._groups[communicator] = pairs
@@ -257,13 +262,11 @@ TASK_MARKS = frozenset(each.name for each in fields(Task)) - {
 
 def _check_marks(marks: Mapping[str, Any], allowed: frozenset[str] = TASK_MARKS) -> None:
     """Refuse fields that no task has, or that arguments say."""
-    faults = [
+    raise_faults(
         Fault(name, repr(value), f"a field of a task, {allowed_names(allowed, name)}")
         for name, value in marks.items()
         if name not in allowed
-    ]
-    if faults:
-        raise InputError(faults)
+    )
 
 
 def _numbers(after: After) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, raise_faults
 from perfmodel.scenario.strategies.deepspeed import OffloadOptimizer, ZeroStrategy
 from perfmodel.training.plan.builder import RANKS
 from perfmodel.training.sharding_step import (
@@ -66,8 +66,9 @@ def sub_groups(
     workload: Workload, options: ZeroStrategy, ranks: int
 ) -> tuple[tuple[int, ...], ...]:
     """Parameters that the optimizer updates at once (``_create_fp16_sub_groups``)."""
-    order, most = sorted(workload.ready_order), options.sub_group_size
-    return full_groups(order, workload, most, ranks=ranks, exceeds=True)
+    return full_groups(
+        sorted(workload.ready_order), workload, options.sub_group_size, ranks=ranks, exceeds=True
+    )
 
 
 def swaps_states(elements: int) -> bool:
@@ -102,9 +103,7 @@ def drive_tensors(workload: Workload, options: ZeroStrategy, ranks: int) -> froz
 def check_offload(request: StepRequest, options: ZeroStrategy) -> None:
     """Raise `InputError`: what the machine has no way for, or DeepSpeed stops at; every fault."""
     if options.offloads:
-        faults = [*_machine_faults(request, options), *_buffer_faults(request, options)]
-        if faults:
-            raise InputError(faults)
+        raise_faults([*_machine_faults(request, options), *_buffer_faults(request, options)])
 
 
 def _machine_faults(request: StepRequest, options: ZeroStrategy) -> Iterator[Fault]:
@@ -133,17 +132,19 @@ def _buffer_faults(request: StepRequest, options: ZeroStrategy) -> Iterator[Faul
             f"{buffers_needed(states)} or more: {SWAPPED_STATES + 1} (parameters, two moments, "
             "gradients) for each sub-group that is updated, read or written at a time",
         )
-    workload, ranks = request.workload, request.ranks
     largest = max(
         (
-            part_elements(workload, (each,), ranks)
-            for each in drive_tensors(workload, options, ranks)
+            part_elements(request.workload, (each,), request.ranks)
+            for each in drive_tensors(request.workload, options, request.ranks)
         ),
         default=0,
     )
     if parts is not None and largest > parts.buffer_size:
-        allowed = f"{largest:,} or more: the elements of the largest part"
-        yield Fault("offload_param.buffer_size", f"{parts.buffer_size:,}", allowed)
+        yield Fault(
+            "offload_param.buffer_size",
+            f"{parts.buffer_size:,}",
+            f"{largest:,} or more: the elements of the largest part",
+        )
 
 
 def buffers_needed(offload: OffloadOptimizer) -> int:
@@ -170,9 +171,8 @@ def own_gradient_seconds(step: ShardingStep[ZeroStrategy], elements: float) -> f
     before that; in stage 3, parts of buckets go both ways. After the last micro-batch they go down
     in fp32.
     """
-    options = step.options
-    adds = options.accumulate > 1 and options.stage == 2
-    trips = 2 if options.stage == 3 else (1 + (step.micro_batch > 0)) if adds else 0
+    adds = step.options.accumulate > 1 and step.options.stage == 2
+    trips = 2 if step.options.stage == 3 else (1 + (step.micro_batch > 0)) if adds else 0
     item_bytes = trips * step.item_bytes + (MASTER_BYTES if step.is_last else 0)
     return step.request.host_copy_s(item_bytes * elements)
 
@@ -199,12 +199,11 @@ def add_drive_task(
     write: bool = False,
 ) -> int:
     """Read or write a file, at this GPU's share of the drives' rate."""
-    drives = step.request.drives
-    assert drives is not None
+    assert step.request.drives is not None
     return step.tasks.compute(
         name,
         "copy",
-        nbytes / (drives.write_Bps if write else drives.read_Bps),
+        nbytes / (step.request.drives.write_Bps if write else step.request.drives.read_Bps),
         RANKS,
         after=dict.fromkeys(after),
         stream=DRIVE_WRITES if write else DRIVE_READS,

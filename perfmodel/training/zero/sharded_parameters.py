@@ -61,8 +61,12 @@ def sharded_parameters_plan(request: StepRequest, options: ZeroStrategy) -> Step
     workload, ranks = request.workload, request.ranks
     buckets = gradient_buckets(workload, options, None, gradient_order(workload))
     members = ((each, bucket.index) for bucket in buckets for each in bucket.tensors)
-    places = {each: (place, index) for place, (each, index) in enumerate(members)}
-    step = _Passes.begin(request, options, buckets=buckets, places=places)
+    step = _Passes.begin(
+        request,
+        options,
+        buckets=buckets,
+        places={each: (place, index) for place, (each, index) in enumerate(members)},
+    )
     batches, _ = trace_fetches(workload, options, drive_tensors(workload, options, ranks))
     for micro_batch, fetches in enumerate(batches):
         step.micro_batch, step.pending = micro_batch, 0
@@ -164,15 +168,14 @@ class _Passes(ShardingStep[ZeroStrategy]):
 
     def _gather(self, gather: Fetch) -> None:
         """Gather parameters, copied together first where there are several."""
-        options, ranks = self.options, self.request.ranks
-        elements = self._part(gather.tensors) * ranks
-        holders = options.zero_hpz_partition_size if gather.secondary else ranks
+        elements = self._part(gather.tensors) * self.request.ranks
+        holders = self.options.zero_hpz_partition_size if gather.secondary else self.request.ranks
         own_bytes = elements // holders * self.item_bytes
         seconds = self.tasks.copy_s(own_bytes, 1) if len(gather.tensors) > 1 else 0.0
-        seconds += self.request.host_copy_s(own_bytes) if options.offload_param else 0.0
+        seconds += self.request.host_copy_s(own_bytes) if self.options.offload_param else 0.0
         name, group = f"gather {len(self.gathered)}", SECONDARY if gather.secondary else GROUP
         copied = self._on_gathering_stream(name, f"copy in {name}", seconds, 2, self.host_waits)
-        if options.offload_param:  # `.to(device)` returns when the copy is done
+        if self.options.offload_param:  # `.to(device)` returns when the copy is done
             self.host_waits = self.blocked = (copied,)
         sent = self.collective(name, "all_gather", elements, after=(copied,), communicator=group)
         self.gathered.append((gather, sent))
@@ -209,8 +212,9 @@ class _Passes(ShardingStep[ZeroStrategy]):
                 self.pending += 1
             members, bucket = list(group), self.buckets[index]
             if self.options.contiguous_gradients and not bucket.is_oversized:
-                nbytes = self.numel(members) * self.item_bytes
-                self._copy_beside(f"copy in bucket {index}", nbytes, len(members))
+                self._copy_beside(
+                    f"copy in bucket {index}", self.numel(members) * self.item_bytes, len(members)
+                )
 
     def _reduce(self) -> None:
         """Reduce the bucket to the owners of its parts."""

@@ -68,8 +68,11 @@ def _add_local_backward(
     for part in step.backward_parts():
         step.segment(part, "backward")
         if step.micro_batch > 0 and part.tensors:
-            added_bytes = 1.5 * step.numel(part.tensors) * step.item_bytes
-            step.copy(f"add {part.name}", added_bytes, len(part.tensors))
+            step.copy(
+                f"add {part.name}",
+                1.5 * step.numel(part.tensors) * step.item_bytes,
+                len(part.tensors),
+            )
     if not reduces:
         return
     for bucket in gradient_buckets(workload, step.options, layout, sorted(workload.ready_order)):
@@ -91,8 +94,9 @@ def _add_reducing_backward(step: ShardingStep[ZeroStrategy], layout: FlatPartiti
             if bucket is not current:
                 ended = _add_reduction(step, current, ended)
                 current = bucket
-            members = [tensor for tensor in part.tensors if owner[tensor] is bucket]
-            _add_copies_in(step, members, bucket)
+            _add_copies_in(
+                step, [tensor for tensor in part.tensors if owner[tensor] is bucket], bucket
+            )
     ended = _add_reduction(step, current, ended)
     if step.options.overlaps_backward and ended is not None:
         step.device_waits = step.host_waits = (ended,)

@@ -201,8 +201,11 @@ def _bucket_sizes(section: ZeroStrategy, _: int) -> Setting | None:
     """Elements that are reduced at once, where they are not stated: 500 million by default."""
     if "reduce_bucket_size" in section.model_fields_set:
         return None
-    values = tuple(None if n is None else n * MILLION for n in (20, 50, 100, 200, None, 1000, 2000))
-    return Setting("reduce_bucket_size", values, "elements")
+    return Setting(
+        "reduce_bucket_size",
+        tuple(None if n is None else n * MILLION for n in (20, 50, 100, 200, None, 1000, 2000)),
+        "elements",
+    )
 
 
 def _own_words(section: ZeroStrategy) -> tuple[str, ...]:

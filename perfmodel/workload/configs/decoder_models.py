@@ -20,14 +20,14 @@ from perfmodel.workload.configs.family import (
 )
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.buildable import Buildable
-from perfmodel.workload.zoo.decoder_sizes import DecoderShape
-from perfmodel.workload.zoo.expert_decoder import expert_decoder
-from perfmodel.workload.zoo.expert_settings import ExpertSettings
-from perfmodel.workload.zoo.expert_sizes import (
+from perfmodel.workload.zoo.decoder_sizes import (
+    DecoderShape,
     ExpertShape,
     LatentShape,
     RoutedShape,
 )
+from perfmodel.workload.zoo.expert_decoder import expert_decoder
+from perfmodel.workload.zoo.expert_settings import ExpertSettings
 from perfmodel.workload.zoo.llama import llama
 
 UNSTATED: Mapping[str, Any] = {
@@ -100,8 +100,11 @@ def decoder_workload(
 def decoder_model(name: str, stated: SimpleNamespace, family: Family) -> Buildable:
     """Return the dense decoder of a configuration."""
     shape = decoder_shape(_with_unstated(stated), family)
-    make = partial(decoder_workload, name, shape, None, family=family.name)
-    return Buildable(name, make, min(shape.positions, LONGEST_DEFAULT))
+    return Buildable(
+        name,
+        partial(decoder_workload, name, shape, None, family=family.name),
+        min(shape.positions, LONGEST_DEFAULT),
+    )
 
 
 def expert_model(name: str, stated: SimpleNamespace, family: Family) -> Buildable:

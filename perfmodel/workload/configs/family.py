@@ -176,8 +176,12 @@ class Family:
         stated = dict(validate_document(self.config, content))
         heads = (self.name, *self.other_heads)
         head = (stated["architectures"] or heads)[0]
-        allowed = f"{' or '.join(map(repr, heads))}; `perfmodel capture` takes others"
-        refuse_if(head not in heads, "architectures", repr(head), allowed)
+        refuse_if(
+            head not in heads,
+            "architectures",
+            repr(head),
+            f"{' or '.join(map(repr, heads))}; `perfmodel capture` takes others",
+        )
         return SimpleNamespace(**{**self.fixed, **stated, "head": head})
 
 
@@ -196,9 +200,8 @@ def heads_divide(width: int, heads: int, section: str = "") -> list[Fault]:
 
 def rotary_share(config: Any, *, usual: float) -> float:
     """Share of a head that positions turn: newer files state it in a section, older ones beside."""
-    rope = config.rope_parameters
     shares = (
-        rope.partial_rotary_factor if rope else None,
+        config.rope_parameters.partial_rotary_factor if config.rope_parameters else None,
         config.partial_rotary_factor,
         getattr(config, "rotary_pct", None),
     )

@@ -1,20 +1,33 @@
 """A model of the zoo from Hugging Face's ``config.json``; transformers is not needed.
 
 Weights are not read, and nothing is fetched: the file alone says what the model is.
+
+Families of Hugging Face's configurations: rows of ``families.json``, by `model_type`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from perfmodel.errors import Fault, InputError, allowed_names, failed, raise_faults, refuse_if
 from perfmodel.files import is_file, is_folder
-from perfmodel.workload.configs.families import FAMILIES
-from perfmodel.workload.configs.family import Family, HubConfig
+from perfmodel.workload.configs import family_models
+from perfmodel.workload.configs.decoder_models import decoder_model, expert_model
+from perfmodel.workload.configs.family import (
+    Family,
+    Flag,
+    Function,
+    Gate,
+    HubConfig,
+    Nothing,
+    Rate,
+    contract,
+)
 from perfmodel.workload.configs.file_text import CONFIG_NAME, JsonFile, read_json
 from perfmodel.workload.zoo.buildable import Buildable
 
@@ -233,13 +246,12 @@ def _family_of(document: JsonFile) -> tuple[Family, str]:
     By `model_type`; where that is missing or of somebody else, by the class; where neither is
     known, the family of the text model inside.
     """
-    content = document.content
-    kind, text = content.get("model_type"), content.get(TEXT)
+    kind, text = document.content.get("model_type"), document.content.get(TEXT)
     if isinstance(kind, str) and kind in FAMILIES:
         return FAMILIES[kind], ""
     if isinstance(kind, str) and kind in FLAT and not isinstance(text, dict):
         return FAMILIES[FLAT[kind]], ""
-    classes = content.get("architectures")
+    classes = document.content.get("architectures")
     first = classes[0] if isinstance(classes, list) and classes else None
     for family in FAMILIES.values():
         if family.name == first:
@@ -297,3 +309,64 @@ def name_of(document: JsonFile) -> str:
     if document.path.name == CONFIG_NAME:
         return document.path.resolve().parent.name or CONFIG_NAME
     return document.path.stem
+
+
+_TABLE: Mapping[str, Any] = json.loads(
+    Path(__file__).with_name("families.json").read_text(encoding="utf-8")
+)
+_ROWS: Mapping[str, Mapping[str, Any]] = {**_TABLE["bases"], **_TABLE["families"]}
+_MAKERS: Mapping[str, Callable[..., Buildable]] = {
+    "decoder": decoder_model,
+    "expert": expert_model,
+    "gpt2": family_models.gpt2_model,
+    "gpt_neox": family_models.gpt_neox_model,
+    "phi": family_models.phi_model,
+    "opt": family_models.opt_model,
+    "bert": family_models.bert_model,
+    "distilbert": family_models.distilbert_model,
+    "t5": family_models.t5_model,
+    "vit": family_models.vit_model,
+    "clip": family_models.clip_model,
+    "whisper": family_models.whisper_model,
+}
+_TYPES: Mapping[str, Any] = {
+    "function": Function,
+    "gate or none": Gate | None,
+    "flag or none": Flag | None,
+    "nothing": Nothing,
+    "rate": Rate,
+    "none": None,
+    "false": Literal[False],
+    "true": Literal[True],
+    "silu": Literal["silu"],
+}
+"""What rows call the types of fields that a family has its own of."""
+_SECTION_TYPES = {"hidden_act": Function, "attention_dropout": Rate}
+
+
+def _defaults(kind: str) -> dict[str, Any]:
+    """Return the defaults of a row: those of the one that it is like, and its own."""
+    row = _ROWS[kind]
+    inherited = _defaults(row["like"]) if "like" in row else {}
+    return {**inherited, **row.get("defaults", {}), **dict.fromkeys(row.get("required", ()), ...)}
+
+
+def _family(kind: str) -> Family:
+    """Return the family of a row."""
+    row = _ROWS[kind]
+    sections = {
+        name: contract(name, fields, _SECTION_TYPES)
+        for name, fields in row.get("sections", {}).items()
+    }
+    types = {name: _TYPES[each] for name, each in row.get("types", {}).items()}
+    rest = ("fixed", "shape", "block", "stated", "other_heads")
+    return Family(
+        row["name"],
+        _MAKERS[row["make"]],
+        {**{name: section() for name, section in sections.items()}, **_defaults(kind)},
+        {**types, **sections},
+        **{name: row[name] for name in rest if name in row},
+    )
+
+
+FAMILIES: Mapping[str, Family] = {kind: _family(kind) for kind in _TABLE["families"]}

@@ -41,12 +41,12 @@ from perfmodel.workload.model import Workload
 from perfmodel.workload.shard import WHOLE, Shard
 from perfmodel.workload.zoo import text_decoder
 from perfmodel.workload.zoo.buildable import Buildable
-from perfmodel.workload.zoo.decoder_sizes import DecoderShape
-from perfmodel.workload.zoo.expert_settings import ExpertSettings
-from perfmodel.workload.zoo.expert_sizes import (
+from perfmodel.workload.zoo.decoder_sizes import (
+    DecoderShape,
     LatentShape,
     RoutedShape,
 )
+from perfmodel.workload.zoo.expert_settings import ExpertSettings
 
 VOCABULARY_MULTIPLE = 128
 """--make-vocab-size-divisible-by, which is multiplied by the tensor-parallel size."""
@@ -356,13 +356,12 @@ def _build(
         )
     latent = None
     if arguments.multi_latent_attention:
-        heads = arguments.qk_pos_emb_head_dim
-        shape = replace(shape, kv_heads=shape.heads, head_width=heads)
+        shape = replace(shape, kv_heads=shape.heads, head_width=arguments.qk_pos_emb_head_dim)
         latent = LatentShape(
             arguments.q_lora_rank,
             arguments.kv_lora_rank,
             arguments.qk_head_dim,
-            heads,
+            arguments.qk_pos_emb_head_dim,
             arguments.v_head_dim,
         )
     experts = None if arguments.num_experts is None else (_routed(arguments), latent)

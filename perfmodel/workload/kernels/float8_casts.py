@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.kernels.device import Device, make_device
-from perfmodel.workload.kernels.float8_recipe import Casts, Float8, float8_casts
+from perfmodel.workload.kernels.float8_layers import Casts, Float8, float8_casts
 from perfmodel.workload.kernels.kernel_times import KernelCost, busy_s, elementwise_s, product_s
 from perfmodel.workload.kernels.shapes import GroupedProduct, MatrixProduct
 
@@ -223,14 +223,12 @@ def padded_mean(grouped: GroupedProduct, pricing: Float8Pricing) -> MatrixProduc
     """
     casts = pricing.casts.grouped
     multiple = casts.single_kernel_rows if grouped.single_kernel else casts.row_multiple
-    mean = grouped.mean
-    return replace(mean, rows=math.ceil(mean.rows / multiple) * multiple)
+    return replace(grouped.mean, rows=math.ceil(grouped.mean.rows / multiple) * multiple)
 
 
 def _single_kernel(mean: MatrixProduct, pricing: Float8Pricing) -> NarrowProducts:
-    rate = pricing.casts.grouped.rate
     narrow, gradients = (
-        replace(device, matrix_flops=device.matrix_flops * rate)
+        replace(device, matrix_flops=device.matrix_flops * pricing.casts.grouped.rate)
         for device in (pricing.narrow, pricing.gradients)
     )
     return _plain_products(mean, replace(pricing, narrow=narrow, gradients=gradients))

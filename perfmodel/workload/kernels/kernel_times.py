@@ -93,11 +93,10 @@ def _tile_costs(device: Device) -> tuple[tuple[int, int, float], ...]:
 
 def grouped_passes_s(grouped: GroupedProduct, device: Device) -> tuple[float, float, float]:
     """Device times of forward, of the gradient of the weights, and of that of the rows; seconds."""
-    mean, single = grouped.mean, grouped.single_kernel
     return (
-        _groups_s(mean, device, single),
-        _groups_s(mean.weight_gradient, device, single),
-        _groups_s(mean.input_gradient, device, single),
+        _groups_s(grouped.mean, device, grouped.single_kernel),
+        _groups_s(grouped.mean.weight_gradient, device, grouped.single_kernel),
+        _groups_s(grouped.mean.input_gradient, device, grouped.single_kernel),
     )
 
 
@@ -199,10 +198,9 @@ def fused_attention_s(
     kernels after the first are no part of it.
     """
     constants, rate = device.constants.attention, device.attention
-    keys = attention.seen_keys
-    work = attention.flops * keys / attention.all_keys
+    work = attention.flops * attention.seen_keys / attention.all_keys
     work *= constants.backward_flops if backward else 1.0
-    block_keys = keys / attention.blocks
+    block_keys = attention.seen_keys / attention.blocks
     saturation = block_keys / (block_keys + (rate.half_rate_keys or constants.half_rate_keys))
     share = rate.at(attention.head_size) * saturation * (rate.backward if backward else 1.0)
     if narrow:

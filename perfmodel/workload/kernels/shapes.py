@@ -199,8 +199,9 @@ def batched(kernel: MatrixKernel, batch: int) -> MatrixKernel:
         case MatrixProduct():
             return replace(kernel, rows=kernel.rows * batch)
         case GroupedProduct():
-            padded = kernel.padded_elements * batch
-            return replace(kernel, rows=kernel.rows * batch, padded_elements=padded)
+            return replace(
+                kernel, rows=kernel.rows * batch, padded_elements=kernel.padded_elements * batch
+            )
         case Convolution():
             return replace(kernel, images=kernel.images * batch)
         case Attention():

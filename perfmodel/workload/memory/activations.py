@@ -238,8 +238,12 @@ def _keeping(
     compiled: bool,
     narrow: NarrowInputs,
 ) -> _Keeping:
-    allowed = allowed_names(ITEM_BYTES, str(precision))
-    refuse_if(precision not in ITEM_BYTES, "precision", repr(precision), allowed)
+    refuse_if(
+        precision not in ITEM_BYTES,
+        "precision",
+        repr(precision),
+        allowed_names(ITEM_BYTES, str(precision)),
+    )
     casts = cast_weights(workload, precision, held_dtype)
     return _Keeping(batch, ITEM_BYTES[precision], casts, fused_attention, share, narrow, compiled)
 

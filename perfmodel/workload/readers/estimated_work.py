@@ -151,7 +151,7 @@ def _complete(
     if statement.kept is not None:
         kept = (statement.kept, statement.kept, statement.kept)
     operands, passes = ELEMENT_BYTES * moved, ELEMENT_BYTES * shares.passes * moved
-    completed = replace(
+    return replace(
         layer,
         matmul_bytes=operands if statement.matmul_bytes is None else statement.matmul_bytes,
         vector_bytes=passes if statement.vector_bytes is None else statement.vector_bytes,
@@ -162,8 +162,7 @@ def _complete(
         ),
         saved_elements=kept[1],
         kind="conv" if is_conv and layer.matrix is None else layer.kind,
-    )
-    return completed, kept
+    ), kept
 
 
 def _estimate(

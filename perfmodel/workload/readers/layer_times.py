@@ -80,14 +80,13 @@ def read_layer_times(
     kernels = np.array([layer.kernels for layer in workload.layers], dtype=np.int64)
     copy_Bps = math.inf if gpu is None else gpu.memory_Bps * gpu.memory_efficiency / 2
     moved = optimizer_bytes(workload, optimizer, optimizer_kernels, master_weights=master_weights)
-    step_s = moved / (2 * copy_Bps)
     return LayerTimes(
         forward_s=forward_s,
         backward_s=backward_s,
         forward_kernels=kernels,
         backward_kernels=2 * kernels,
         launch_s=0.0 if spec.launch is None else spec.launch,
-        optimizer_s=step_s if spec.optimizer is None else spec.optimizer,
+        optimizer_s=(moved / (2 * copy_Bps)) if spec.optimizer is None else spec.optimizer,
         optimizer_kernels=optimizer_launches(workload, optimizer, optimizer_kernels),
         copy_Bps=spec.copy_rate or copy_Bps,
         copies_measured=spec.copy_rate is not None,
@@ -158,8 +157,11 @@ def _sum_by_layer(
             times[:, positions[row.name]] += (row.forward_s, row.backward_s)
             timed.add(positions[row.name])
         elif row.name not in frozen:
-            allowed = allowed_names(positions, row.name)
-            faults.append(Fault("name", repr(row.name), allowed, str(path), row.line))
+            faults.append(
+                Fault(
+                    "name", repr(row.name), allowed_names(positions, row.name), str(path), row.line
+                )
+            )
     for column, row_s in zip(("forward", "backward"), times, strict=True):
         endless = [workload.layers[at].name for at in np.flatnonzero(~np.isfinite(row_s)).tolist()]
         if endless:

@@ -123,8 +123,12 @@ def _make_buffers(spec: ModelSpec) -> tuple[Buffers, ...]:
 
 
 def _stated(spec: LayerSpec) -> Stated:
-    elements = None if spec.activations is None else spec.activations / ELEMENT_BYTES
-    return Stated(spec.vector, spec.operands, elements, spec.weights)
+    return Stated(
+        spec.vector,
+        spec.operands,
+        None if spec.activations is None else spec.activations / ELEMENT_BYTES,
+        spec.weights,
+    )
 
 
 _Finding = tuple[str, str, str, list[str | int]]

@@ -20,7 +20,6 @@ from perfmodel.workload.zoo import (
     dit,
     dlrm,
     expert_decoder,
-    expert_sizes,
     flux,
     image_stack,
     llama,
@@ -79,7 +78,7 @@ _SEQUENCES: Mapping[str, tuple[Callable[..., Workload], int]] = {
     **{name: (partial(llama.llama, name), s.positions) for name, s in decoder_sizes.SHAPES.items()},
     **{
         name: (partial(expert_decoder.expert_decoder, name), shape.decoder.positions)
-        for name, shape in expert_sizes.EXPERT_SHAPES.items()
+        for name, shape in decoder_sizes.EXPERT_SHAPES.items()
     },
     **{name: (partial(t5.t5, name), t5.INPUTS) for name in t5.SHAPES},
     **{
@@ -94,7 +93,7 @@ _ROWS: Mapping[str, Callable[..., Workload]] = {
 }
 """Models of rows of a table, which have no size to choose."""
 
-_UNLIMITED = frozenset({*decoder_sizes.SHAPES, *expert_sizes.EXPERT_SHAPES, *t5.SHAPES})
+_UNLIMITED = frozenset({*decoder_sizes.SHAPES, *decoder_sizes.EXPERT_SHAPES, *t5.SHAPES})
 """Models whose positions, rotary or relative, have no table of limited length."""
 
 
@@ -168,7 +167,10 @@ def zoo_model(name: str) -> Buildable:
     if name in _ROWS:
         return Buildable(name, _ROWS[name], 1, "row")
     make, default = _SEQUENCES[name]
-    longest = None if name in _UNLIMITED else default
     return Buildable(
-        name, make, default, longest=longest, has_experts=name in expert_sizes.EXPERT_SHAPES
+        name,
+        make,
+        default,
+        longest=None if name in _UNLIMITED else default,
+        has_experts=name in decoder_sizes.EXPERT_SHAPES,
     )

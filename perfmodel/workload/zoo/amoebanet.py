@@ -68,9 +68,8 @@ def amoebanet(name: str, *, dtype: str, image_size: int, layers: int, filters: i
         parts += hand_on(block, after.elements + now.elements)
         before, now, reduced_before = now, after, reduces
     pool, pooled = pooling("classify.pool", now, 7, stride=7, indices=False)
-    elements = pooled.elements
-    head = weight_and_bias("classify.fc", IMAGENET_CLASSES, elements)
-    parts += [pool, linear("classify.fc", 1, elements, IMAGENET_CLASSES, parameters=head)]
+    head = weight_and_bias("classify.fc", IMAGENET_CLASSES, pooled.elements)
+    parts += [pool, linear("classify.fc", 1, pooled.elements, IMAGENET_CLASSES, parameters=head)]
     return image_model(
         name,
         parts,
@@ -145,15 +144,16 @@ def _rectified(
         BATCH_NORM_PASSES * bool(norm) * out.elements
     )
     kernels = 1 + rectifies + 2 * bool(norm)
-    changed = with_work(
-        part,
-        vector_bytes=float(ELEMENT_BYTES * passes),
-        fused_bytes=float(ELEMENT_BYTES * passes),
-        fused_kernels=kernels,
-        saved_elements=float(image.elements * rectifies + out.elements * bool(norm)),
-        kernels=kernels,
-    )
-    return [changed], out
+    return [
+        with_work(
+            part,
+            vector_bytes=float(ELEMENT_BYTES * passes),
+            fused_bytes=float(ELEMENT_BYTES * passes),
+            fused_kernels=kernels,
+            saved_elements=float(image.elements * rectifies + out.elements * bool(norm)),
+            kernels=kernels,
+        )
+    ], out
 
 
 def _halved(path: str, image: Image, channels: int) -> tuple[list[Module], Image]:

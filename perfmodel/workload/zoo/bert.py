@@ -310,20 +310,6 @@ def _block(prefix: str, s: int, shape: BertShape, shard: Shard) -> list[Module]:
     ]
     if shard.joins_maps:
         maps = [join_maps(maps, f"{prefix}.attention.self.query_key_value")]
-    widen = linear(
-        f"{prefix}.intermediate.dense",
-        s,
-        h,
-        wide,
-        parameters=weight_and_bias(f"{prefix}.intermediate.dense", wide, h),
-        vector_elements=float(function.passes * s * wide),
-        fused_elements=float(ACTIVATION_PASSES * s * wide),
-        saved_elements=float(read + (function.narrow - 1) * s * wide),
-        stream_elements=float(function.wide * s * wide),
-        fused_kept=None if function.kernels == 1 else FusedKept(float(read + s * wide)),
-        kernels=1 + function.kernels,
-        calls=column_calls(shard, s * h),
-    )
     return [
         *maps,
         attention(
@@ -344,7 +330,20 @@ def _block(prefix: str, s: int, shape: BertShape, shard: Shard) -> list[Module]:
             keeps_input=False,
             drops=shape.dropout and shape.attention_dropout,
         ),
-        widen,
+        linear(
+            f"{prefix}.intermediate.dense",
+            s,
+            h,
+            wide,
+            parameters=weight_and_bias(f"{prefix}.intermediate.dense", wide, h),
+            vector_elements=float(function.passes * s * wide),
+            fused_elements=float(ACTIVATION_PASSES * s * wide),
+            saved_elements=float(read + (function.narrow - 1) * s * wide),
+            stream_elements=float(function.wide * s * wide),
+            fused_kept=None if function.kernels == 1 else FusedKept(float(read + s * wide)),
+            kernels=1 + function.kernels,
+            calls=column_calls(shard, s * h),
+        ),
         _to_stream(f"{prefix}.output", s, wide, shape, shard, drops=shape.dropout),
     ]
 

@@ -228,8 +228,7 @@ def inception_v3(*, dtype: str, image_size: int) -> Workload:
     """Szegedy et al. 2015 (arXiv 1512.00567), torchvision's module names."""
     parts, image = _chain(Image(3, image_size, image_size), "", INCEPTION["stem"])
     for number, kind, pooled in INCEPTION["blocks"]:
-        branches = INCEPTION["branches"][kind]
-        image = _mixed(parts, image, f"Mixed_{number}", branches, pooled)
+        image = _mixed(parts, image, f"Mixed_{number}", INCEPTION["branches"][kind], pooled)
         if number == AUXILIARY_INPUT:
             pool, small = pooling("AuxLogits.pool", image, 5, stride=3, indices=False)
             judged, small = _chain(small, "AuxLogits.", INCEPTION["auxiliary"])

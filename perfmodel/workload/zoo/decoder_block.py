@@ -113,8 +113,12 @@ def shape_of_layer(shape: DecoderShape, number: int) -> DecoderShape:
 
 def check_norms(name: str, shape: DecoderShape, shard: Shard) -> None:
     """Raise InputError where ranks would share heads that are normalised all at once."""
-    allowed = f"1 for {name!r}, which normalises queries and keys of all heads at once"
-    refuse_if(shape.wide_head_norms and shard.tensor > 1, "tensor", str(shard.tensor), allowed)
+    refuse_if(
+        shape.wide_head_norms and shard.tensor > 1,
+        "tensor",
+        str(shard.tensor),
+        f"1 for {name!r}, which normalises queries and keys of all heads at once",
+    )
 
 
 def attention_part(place: BlockPlace, window: int | None) -> list[Module]:

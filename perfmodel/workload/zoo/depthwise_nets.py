@@ -159,13 +159,12 @@ def _unit(
     )
     layer, falls = part.layer, drops and residual
     copied = ACTIVATION_PASSES * activation + DROPPED_PASSES * falls
-    changed = with_work(
+    return with_work(
         part,
         vector_bytes=layer.vector_bytes + ELEMENT_BYTES * copied * out.elements,
         saved_elements=layer.saved_elements + out.elements,
         kernels=layer.kernels + activation + 3 * falls,
-    )
-    return changed, out
+    ), out
 
 
 def _inverted_residual(
@@ -210,17 +209,16 @@ def _gate(name: str, image: Image, squeezed: int) -> list[Module]:
     first, inner = convolution(f"{name}.fc1", pooled, squeezed, 1)
     second, _ = convolution(f"{name}.fc2", inner, image.channels, 1)
     layer, moved = second.layer, ELEMENT_BYTES * 2.0 * image.elements
-    scaled = with_work(
-        second,
-        vector_bytes=layer.vector_bytes + moved,
-        kernels=layer.kernels + 1,
-        fused_bytes=(layer.fused_bytes or 0.0) + moved,
-        saved_elements=float(image.elements + pooled.elements),
-    )
     return [
         with_work(pool, saved_elements=float(pooled.elements)),
         with_work(first, saved_elements=2.0 * inner.elements),
-        scaled,
+        with_work(
+            second,
+            vector_bytes=layer.vector_bytes + moved,
+            kernels=layer.kernels + 1,
+            fused_bytes=(layer.fused_bytes or 0.0) + moved,
+            saved_elements=float(image.elements + pooled.elements),
+        ),
     ]
 
 
@@ -252,22 +250,25 @@ def convnext(
     pool, pooled = adaptive_pooling("avgpool", image, 1)
     norm = norm_parameters("classifier.0", image.channels)
     head = weight_and_bias("classifier.2", IMAGENET_CLASSES, image.channels)
-    last = linear(
-        "classifier.2",
-        1,
-        pooled.channels,
-        IMAGENET_CLASSES,
-        parameters=norm + head,
-        ready=names_reversed(head) + names(norm),
-        norm_elements=NORM_PASSES * pooled.channels,
-        fused_elements=FUSED_NORM_PASSES * pooled.channels,
-        saved_bytes=NORM_BYTES,
-        kernels=2,
-        saved_elements=float(pooled.channels),
-    )
     return image_model(
         name,
-        [*parts, *hand_on([pool], pooled.elements), last],
+        [
+            *parts,
+            *hand_on([pool], pooled.elements),
+            linear(
+                "classifier.2",
+                1,
+                pooled.channels,
+                IMAGENET_CLASSES,
+                parameters=norm + head,
+                ready=names_reversed(head) + names(norm),
+                norm_elements=NORM_PASSES * pooled.channels,
+                fused_elements=FUSED_NORM_PASSES * pooled.channels,
+                saved_bytes=NORM_BYTES,
+                kernels=2,
+                saved_elements=float(pooled.channels),
+            ),
+        ],
         dtype=dtype,
         image_size=image_size,
         source="torchvision convnext; Liu et al. 2022, arXiv 2201.03545",
@@ -278,17 +279,20 @@ def _normed_after(part: Module, norm: str, image: Image) -> Module:
     """A convolution whose result is normalised over channels, pixel by pixel."""
     layer, own = part.layer, norm_parameters(norm, image.channels)
     norm_bytes = float(ELEMENT_BYTES * NORM_PASSES * image.elements)
-    changed = with_work(
-        part,
-        vector_bytes=layer.vector_bytes + norm_bytes,
-        norm_bytes=norm_bytes,
-        fused_bytes=float(ELEMENT_BYTES * FUSED_NORM_PASSES * image.elements),
-        fused_kernels=2,
-        kernels=layer.kernels + 1,
-        saved_elements=layer.saved_elements + image.elements,
-        saved_bytes=float(NORM_BYTES * image.elements // image.channels),
+    return replace(
+        with_work(
+            part,
+            vector_bytes=layer.vector_bytes + norm_bytes,
+            norm_bytes=norm_bytes,
+            fused_bytes=float(ELEMENT_BYTES * FUSED_NORM_PASSES * image.elements),
+            fused_kernels=2,
+            kernels=layer.kernels + 1,
+            saved_elements=layer.saved_elements + image.elements,
+            saved_bytes=float(NORM_BYTES * image.elements // image.channels),
+        ),
+        parameters=part.parameters + own,
+        ready=names(own) + part.ready,
     )
-    return replace(changed, parameters=part.parameters + own, ready=names(own) + part.ready)
 
 
 def _downsampling(name: str, image: Image, width: int) -> tuple[Module, Image]:
@@ -296,17 +300,20 @@ def _downsampling(name: str, image: Image, width: int) -> tuple[Module, Image]:
     part, out = convolution(f"{name}.1", image, width, 2, stride=2, relu=False)
     own = norm_parameters(f"{name}.0", image.channels)
     norm_bytes = float(ELEMENT_BYTES * NORM_PASSES * image.elements)
-    changed = with_work(
-        part,
-        vector_bytes=norm_bytes,
-        norm_bytes=norm_bytes,
-        kernels=2,
-        fused_kernels=2,
-        fused_bytes=float(ELEMENT_BYTES * FUSED_NORM_PASSES * image.elements),
-        saved_elements=2.0 * image.elements,
-        saved_bytes=float(NORM_BYTES * image.elements // image.channels),
-    )
-    return replace(changed, parameters=own + part.parameters, ready=part.ready + names(own)), out
+    return replace(
+        with_work(
+            part,
+            vector_bytes=norm_bytes,
+            norm_bytes=norm_bytes,
+            kernels=2,
+            fused_kernels=2,
+            fused_bytes=float(ELEMENT_BYTES * FUSED_NORM_PASSES * image.elements),
+            saved_elements=2.0 * image.elements,
+            saved_bytes=float(NORM_BYTES * image.elements // image.channels),
+        ),
+        parameters=own + part.parameters,
+        ready=part.ready + names(own),
+    ), out
 
 
 def _convnext_block(name: str, image: Image, *, drops: bool) -> list[Module]:

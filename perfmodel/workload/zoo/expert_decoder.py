@@ -29,8 +29,7 @@ from perfmodel.workload.zoo.decoder_block import (
     projection,
     shape_of_layer,
 )
-from perfmodel.workload.zoo.expert_settings import ExpertSettings, check_settings
-from perfmodel.workload.zoo.expert_sizes import (
+from perfmodel.workload.zoo.decoder_sizes import (
     EXPERT_NAMES,
     EXPERT_SHAPES,
     USUAL_NAMES,
@@ -38,6 +37,7 @@ from perfmodel.workload.zoo.expert_sizes import (
     LatentShape,
     expert_family,
 )
+from perfmodel.workload.zoo.expert_settings import ExpertSettings, check_settings
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     FUSED_NORM_PASSES,
@@ -160,8 +160,12 @@ def expert_decoder(
     check_shard(shard, sizes)
     check_settings(settings, routed, shard)
     splits = shape.latent is not None and shard.tensor > 1 and shard.library == "torch"
-    allowed = f"1 for {name!r} with library: torch, or library: megatron"
-    refuse_if(splits, "tensor", str(shard.tensor), allowed)
+    refuse_if(
+        splits,
+        "tensor",
+        str(shard.tensor),
+        f"1 for {name!r} with library: torch, or library: megatron",
+    )
     check_norms(name, decoder, shard)
     blocks = [
         _block(
@@ -238,15 +242,14 @@ def _block(
 
 def _module_order(family: str) -> tuple[str, ...]:
     called = EXPERT_NAMES.get(family, USUAL_NAMES)
-    path, router = called.path, called.router
     shared = [f"{kind}.{name}" for kind in ("shared_experts", "shared_expert") for name in _MAPS]
     experts = [
         f"experts.{name}{bias}" for name in ("gate_up_proj", "down_proj") for bias in ("", BIAS)
     ]
-    routed = (router, *experts) if called.router_first else (*experts, router)
+    routed = (called.router, *experts) if called.router_first else (*experts, called.router)
     return (
         *(_LATENT if "Deepseek" in family else _ATTENTION),
-        *(f"{path}.{part}" for part in (*_MAPS, *routed, *shared, "shared_expert_gate")),
+        *(f"{called.path}.{part}" for part in (*_MAPS, *routed, *shared, "shared_expert_gate")),
         *_NORMS,
     )
 
@@ -387,8 +390,7 @@ def _rotary_key_calls(shard: Shard, elements: float) -> tuple[LayerCall, ...]:
     """The one rotary key of all heads is gathered from the ranks that have its tokens."""
     if shard.sequence_ranks == 1:
         return ()
-    ranks = shard.tensor
     return (
-        LayerCall("tensor", "all_gather", float(elements), ranks, "forward", "after"),
-        LayerCall("tensor", "reduce_scatter", float(elements), ranks, "backward", "before"),
+        LayerCall("tensor", "all_gather", float(elements), shard.tensor, "forward", "after"),
+        LayerCall("tensor", "reduce_scatter", float(elements), shard.tensor, "backward", "before"),
     )

@@ -11,7 +11,7 @@ import numpy as np
 from perfmodel.arrays import round_bits
 from perfmodel.errors import failed, raise_faults
 from perfmodel.workload.shard import Shard
-from perfmodel.workload.zoo.expert_sizes import RoutedShape
+from perfmodel.workload.zoo.decoder_sizes import RoutedShape
 
 GRID_POINTS = 4096
 """Points of the integral; ten times as many change its result by less than 1e-6."""

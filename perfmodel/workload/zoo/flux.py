@@ -155,23 +155,22 @@ _SINGLE = (
 
 def _first(shape: FluxShape, image: int, text: int) -> list[Module]:
     """Return the modules before the blocks: maps of image, text and what all blocks are told."""
-    h = shape.width
     embedders = [
         ("timestep", TIME_FEATURES),
         *[("guidance", TIME_FEATURES)] * shape.guided,
         ("text", shape.pooled_width),
     ]
     image_map, text_map = (
-        linear(name, tokens, width, h, saved_elements=float(tokens * width), gradients=1)
+        linear(name, tokens, width, shape.width, saved_elements=float(tokens * width), gradients=1)
         for name, tokens, width in (
             ("x_embedder", image, shape.channels),
             ("context_embedder", text, shape.text_width),
         )
     )
     embedded = [
-        condition_map(f"time_text_embed.{kind}_embedder.linear_{number}", width, h)
+        condition_map(f"time_text_embed.{kind}_embedder.linear_{number}", width, shape.width)
         for kind, inputs in embedders
-        for number, width in ((1, inputs), (2, h))
+        for number, width in ((1, inputs), (2, shape.width))
     ]
     return [image_map, *embedded, text_map]
 

@@ -208,29 +208,32 @@ def linear(
     `calls`: collectives among the ranks that share it.
     """
     parameters = weight_and_bias(name, outputs, inputs) if parameters is None else parameters
-    layer = Layer(
-        name=name,
-        matmul_flops=2.0 * tokens * inputs * outputs,
-        matmul_bytes=float(ELEMENT_BYTES * tokens * (inputs + outputs)),
-        vector_bytes=ELEMENT_BYTES * (vector_elements + norm_elements),
-        weight_elements=float(inputs * outputs),
-        saved_elements=saved_elements,
-        stream_elements=stream_elements,
-        copied_elements=copied_elements,
-        narrow_elements=narrow_elements,
-        saved_bytes=saved_bytes,
-        kernels=kernels,
-        matrix=MatrixProduct(tokens, outputs, inputs, has_bias=_has_bias(parameters)),
-        norm_bytes=ELEMENT_BYTES * norm_elements,
-        wide_norm=wide_norm,
-        wide_bytes=ELEMENT_BYTES * wide_elements,
-        fused_bytes=ELEMENT_BYTES * fused_elements,
-        fused_kernels=1 + (fused_elements > 0),
-        fused_kept=fused_kept,
-        gradients=gradients,
-        calls=calls,
+    return Module(
+        Layer(
+            name=name,
+            matmul_flops=2.0 * tokens * inputs * outputs,
+            matmul_bytes=float(ELEMENT_BYTES * tokens * (inputs + outputs)),
+            vector_bytes=ELEMENT_BYTES * (vector_elements + norm_elements),
+            weight_elements=float(inputs * outputs),
+            saved_elements=saved_elements,
+            stream_elements=stream_elements,
+            copied_elements=copied_elements,
+            narrow_elements=narrow_elements,
+            saved_bytes=saved_bytes,
+            kernels=kernels,
+            matrix=MatrixProduct(tokens, outputs, inputs, has_bias=_has_bias(parameters)),
+            norm_bytes=ELEMENT_BYTES * norm_elements,
+            wide_norm=wide_norm,
+            wide_bytes=ELEMENT_BYTES * wide_elements,
+            fused_bytes=ELEMENT_BYTES * fused_elements,
+            fused_kernels=1 + (fused_elements > 0),
+            fused_kept=fused_kept,
+            gradients=gradients,
+            calls=calls,
+        ),
+        parameters,
+        names_reversed(parameters) if ready is None else ready,
     )
-    return Module(layer, parameters, names_reversed(parameters) if ready is None else ready)
 
 
 def _has_bias(parameters: Sequence[Parameter]) -> bool:

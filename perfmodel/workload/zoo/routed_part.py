@@ -24,12 +24,12 @@ from perfmodel.workload.zoo.decoder_block import (
     feed_forward_part,
     kept_by_norm,
 )
-from perfmodel.workload.zoo.expert_settings import ExpertSettings, distinct_domains
-from perfmodel.workload.zoo.expert_sizes import (
+from perfmodel.workload.zoo.decoder_sizes import (
     USUAL_NAMES,
     ExpertNames,
     RoutedShape,
 )
+from perfmodel.workload.zoo.expert_settings import ExpertSettings, distinct_domains
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
@@ -332,10 +332,9 @@ def _travel(part: RoutedPlace, phase: CallPhase, place: Place, dtype: str | None
     RDMA's to NVLink's buffers), and what experts say comes back the same way.
     """
     settings, routed, ranks = part.settings, part.routed, part.block.shard.expert
-    width = part.block.shape.width
     if settings.dispatcher == "all_to_all":
-        return _all_to_all(part, part.sent_rows * width, phase, place, dtype)
-    busiest = part.tokens * settings.busiest(routed, ranks) * width
+        return _all_to_all(part, part.sent_rows * part.block.shape.width, phase, place, dtype)
+    busiest = part.tokens * settings.busiest(routed, ranks) * part.block.shape.width
 
     def copies(group: CallGroup, domains: int, own: int) -> LayerCall:
         """One of each token to each of the domains with experts for it."""

@@ -228,8 +228,7 @@ def _stack(
 ) -> list[Module]:
     """Blocks of attention, attention to the encoder's `source` tokens, and feed-forward."""
     parts: list[Module] = []
-    layers = shape.layers if source is None else shape.decoder_layers or shape.layers
-    for number in range(layers):
+    for number in range(shape.layers if source is None else shape.decoder_layers or shape.layers):
         prefix, first = f"{stack}.block.{number}.layer", number == 0
         parts += _attention(
             f"{prefix}.0",

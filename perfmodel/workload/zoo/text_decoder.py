@@ -119,7 +119,6 @@ def text_decoder(
     rest = [parameter for parameter in last.parameters if parameter not in norm]
     order = [*norm, *ordered] if ends.norm_first else [*ordered, *norm]
     frequencies = int(h // block.heads * block.rotary_share) // 2
-    rotary = (Buffers("fp32", 2, 2 * 4 * frequencies),)
     return assemble(
         name,
         [first, *blocks, last],
@@ -129,7 +128,7 @@ def text_decoder(
         input_elements=s,
         output_elements=s * shape.vocabulary,
         registered=[*first.parameters, *order, *rest],
-        buffers=rotary * bool(frequencies),
+        buffers=((Buffers("fp32", 2, 2 * 4 * frequencies),)) * bool(frequencies),
         shard=shard,
         stream_elements=float(shard.stream_tokens(s) * h),
     )
@@ -194,22 +193,21 @@ def gpt(
     `shard`: which part of it a rank holds.
     """
     shape = shape or GPT_SHAPES[name]
-    block = StackShape(
-        shape.width,
-        shape.heads,
-        shape.wide,
-        BLOCK_NAMES["gpt"],
-        causal=True,
-        activation=shape.activation,
-        dropout=dropout,
-        score_dropout=dropout if score_dropout is None else score_dropout,
-        wide_scores=False,
-        held=0.0,
-    )
     decoder = TextDecoderShape(
         shape.layers,
         shape.vocabulary,
-        block,
+        StackShape(
+            shape.width,
+            shape.heads,
+            shape.wide,
+            BLOCK_NAMES["gpt"],
+            causal=True,
+            activation=shape.activation,
+            dropout=dropout,
+            score_dropout=dropout if score_dropout is None else score_dropout,
+            wide_scores=False,
+            held=0.0,
+        ),
         "gpt",
         tied=not shape.untied,
         positions=shape.positions,

@@ -155,18 +155,21 @@ def embedding(
     calls: tuple[LayerCall, ...] = (),
 ) -> Module:
     """Gather rows of tables; backward writes a dense gradient of each table."""
-    layer = Layer(
-        name=name,
-        vector_bytes=ELEMENT_BYTES * vector_elements,
-        fused_bytes=None if fused_elements is None else ELEMENT_BYTES * fused_elements,
-        weight_elements=float(sum(shape[0] * shape[-1] for _, shape in parameters)),
-        saved_elements=saved_elements,
-        stream_elements=stream_elements,
-        saved_bytes=saved_bytes,
-        kernels=kernels,
-        calls=calls,
+    return Module(
+        Layer(
+            name=name,
+            vector_bytes=ELEMENT_BYTES * vector_elements,
+            fused_bytes=None if fused_elements is None else ELEMENT_BYTES * fused_elements,
+            weight_elements=float(sum(shape[0] * shape[-1] for _, shape in parameters)),
+            saved_elements=saved_elements,
+            stream_elements=stream_elements,
+            saved_bytes=saved_bytes,
+            kernels=kernels,
+            calls=calls,
+        ),
+        parameters,
+        ready,
     )
-    return Module(layer, parameters, ready)
 
 
 def token_tables(
@@ -214,17 +217,20 @@ def last_norm(
     """
     own, parameters = shard.stream_tokens(tokens), norm_parameters(name, width)
     norm_bytes = float(ELEMENT_BYTES * NORM_PASSES * own * width)
-    layer = Layer(
-        name,
-        vector_bytes=norm_bytes,
-        norm_bytes=norm_bytes,
-        fused_bytes=float(ELEMENT_BYTES * FUSED_NORM_PASSES * own * width),
-        stream_elements=float(keeps * own * width),
-        saved_elements=float(kept_result * own * width),
-        saved_bytes=float(NORM_BYTES * own),
-        calls=norm_calls(shard, numels(parameters)),
+    return Module(
+        Layer(
+            name,
+            vector_bytes=norm_bytes,
+            norm_bytes=norm_bytes,
+            fused_bytes=float(ELEMENT_BYTES * FUSED_NORM_PASSES * own * width),
+            stream_elements=float(keeps * own * width),
+            saved_elements=float(kept_result * own * width),
+            saved_bytes=float(NORM_BYTES * own),
+            calls=norm_calls(shard, numels(parameters)),
+        ),
+        parameters,
+        names(parameters),
     )
-    return Module(layer, parameters, names(parameters))
 
 
 def vocabulary_head(

@@ -209,20 +209,19 @@ def residual_block(name: str, image: Image, channels: int) -> list[Module]:
     """Norm, SiLU, convolution, twice; the time is added between, the input after."""
     first, out = plain_convolution(f"{name}.conv1", image, channels)
     last, _ = plain_convolution(f"{name}.conv2", out, channels, passes=ADD_PASSES + 2)
-    time = linear(
-        f"{name}.time_emb_proj",
-        1,
-        TIME_WIDTH,
-        channels,
-        vector_elements=ACTIVATION_PASSES * TIME_WIDTH + 2.0 * out.elements,
-        fused_elements=2.0 * out.elements,
-        saved_elements=float(TIME_WIDTH),
-        kernels=3,
-    )
     parts = [
         group_norm(f"{name}.norm1", image, activation=True),
         first,
-        time,
+        linear(
+            f"{name}.time_emb_proj",
+            1,
+            TIME_WIDTH,
+            channels,
+            vector_elements=ACTIVATION_PASSES * TIME_WIDTH + 2.0 * out.elements,
+            fused_elements=2.0 * out.elements,
+            saved_elements=float(TIME_WIDTH),
+            kernels=3,
+        ),
         group_norm(f"{name}.norm2", out, activation=True),
         last,
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from perfmodel.errors import InputError
+from perfmodel.errors import raise_faults
 from perfmodel.workload.model import Sample, Workload
 from perfmodel.workload.shard import WHOLE, Shard, shard_faults, whole_faults
 from perfmodel.workload.zoo.image_layers import Image, convolution
@@ -90,8 +90,7 @@ def whisper(
     Raises `InputError`: a share of it, which nobody's library has.
     """
     shape, s = shape or WHISPER_SHAPES[name], sequence_length
-    if faults := shard_faults(shard) or whole_faults(shard, name, "its encoder is not split"):
-        raise InputError(faults)
+    raise_faults(shard_faults(shard) or whole_faults(shard, name, "its encoder is not split"))
     encoder, encoder_parameters = _encoder(shape)
     decoder, decoder_parameters = _decoder(shape, s)
     seconds = PER_TOKEN * shape.sounds / 100  # 100 frames a second

@@ -17,18 +17,22 @@ from perfmodel.studies.run.resolve.training_job import expert_ranks_per_node, la
 from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.templates.spec import NodeSpec
 from perfmodel.units import parse_power
-from perfmodel.workload.adapters import Adapters, add_adapters
 from perfmodel.workload.memory.blocks import only_blocks_fuse
-from perfmodel.workload.memory.fused_layers import fuse_by_hand, keep_loss_apart, pack_documents
 from perfmodel.workload.model import Workload
+from perfmodel.workload.model_changes import (
+    Adapters,
+    add_adapters,
+    fuse_by_hand,
+    keep_loss_apart,
+    pack_documents,
+)
 from perfmodel.workload.shard import WHOLE, Shard
 from perfmodel.workload.zoo import build_model
 from perfmodel.workload.zoo.bert import BertShape, bert
 from perfmodel.workload.zoo.convolution_nets import resnet
-from perfmodel.workload.zoo.decoder_sizes import SHAPES, DecoderShape
+from perfmodel.workload.zoo.decoder_sizes import EXPERT_SHAPES, SHAPES, DecoderShape, expert_family
 from perfmodel.workload.zoo.expert_decoder import expert_decoder
 from perfmodel.workload.zoo.expert_settings import ExpertSettings
-from perfmodel.workload.zoo.expert_sizes import EXPERT_SHAPES, expert_family
 from perfmodel.workload.zoo.llama import llama
 from perfmodel.workload.zoo.text_decoder import GptShape, gpt
 

@@ -21,9 +21,9 @@ from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.validate.match import one_line
 from perfmodel.workload.kernels.shapes import Attention
-from perfmodel.workload.memory.fused_layers import fuse_by_hand
 from perfmodel.workload.memory.optimizer_states import OptimizerKernels
 from perfmodel.workload.model import LayerTimes, Workload, scale_times
+from perfmodel.workload.model_changes import fuse_by_hand
 from perfmodel.workload.roofline import by_first_flash, layer_times, step_s
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.llama import llama

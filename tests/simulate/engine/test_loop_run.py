@@ -20,7 +20,7 @@ from perfmodel.simulate.engine.background import Change, Traffic
 from perfmodel.simulate.engine.loop_records import LoopRun
 from perfmodel.simulate.engine.loop_run import simulate_loops
 from perfmodel.topology.faults import degrade_links
-from perfmodel.training.plan.loop_plan import Exchange, LoopPlan, Server, Worker, WorkItem
+from perfmodel.training.plan.step_plan import Exchange, LoopPlan, Server, Worker, WorkItem
 from tests.conftest import switched
 
 LINK_Bps, LATENCY_S = 1e9, 5e-6

@@ -30,8 +30,7 @@ from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.sized_job import SizedJob, simulate_reported, size_job
 from perfmodel.studies.tune.evaluator import make_evaluator
 from perfmodel.training import parallel_layout
-from perfmodel.training.plan.loop_plan import LoopPlan
-from perfmodel.training.plan.step_plan import Collective, StepPlan, Task
+from perfmodel.training.plan.step_plan import Collective, LoopPlan, StepPlan, Task
 from perfmodel.workload.readers.parameter_file import make_workload
 from perfmodel.workload.readers.spec import ModelSpec
 

@@ -15,7 +15,7 @@ from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload.compute_spread import roofline_factors
-from perfmodel.workload.kernels.float8_recipe import Float8, recipe_faults
+from perfmodel.workload.kernels.float8_layers import Float8, recipe_faults
 from perfmodel.workload.zoo import build_model
 from reports.validation.run import records_folder
 from reports.validation.strategies.predicted_step import predict_step

@@ -19,8 +19,7 @@ from perfmodel.training.plan.amax_reductions import AMAXES, add_amax_reductions
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import StepRequest
-from perfmodel.workload.kernels.float8_layers import float8_weights
-from perfmodel.workload.kernels.float8_recipe import Float8
+from perfmodel.workload.kernels.float8_layers import Float8, float8_weights
 from perfmodel.workload.roofline import layer_times
 from perfmodel.workload.zoo import build_model
 

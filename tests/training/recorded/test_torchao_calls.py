@@ -19,7 +19,7 @@ from perfmodel.training.fsdp.strategy import fsdp_memory
 from perfmodel.training.memory_use import Setup
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategy import StepRequest
-from perfmodel.workload.kernels.float8_recipe import Float8
+from perfmodel.workload.kernels.float8_layers import Float8
 from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workload
 from tests.training.recorded.run_cases import Call, planned_calls
 

@@ -14,7 +14,7 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload.kernels.device import make_device
-from perfmodel.workload.kernels.float8_recipe import Float8
+from perfmodel.workload.kernels.float8_layers import Float8
 from perfmodel.workload.kernels.kernel_times import fused_attention_s
 from perfmodel.workload.kernels.shapes import Attention
 from perfmodel.workload.layer_cost import make_pricing

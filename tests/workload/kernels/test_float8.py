@@ -26,11 +26,13 @@ from perfmodel.workload.kernels.float8_casts import (
     narrow_product_s,
 )
 from perfmodel.workload.kernels.float8_layers import (
+    Float8,
     check_float8,
+    float8_casts,
     float8_layers,
     float8_modules,
+    recipes_of,
 )
-from perfmodel.workload.kernels.float8_recipe import Float8, float8_casts, recipes_of
 from perfmodel.workload.kernels.kernel_times import product_s
 from perfmodel.workload.kernels.shapes import MatrixProduct
 from perfmodel.workload.memory.activations import NarrowInputs, activation_bytes

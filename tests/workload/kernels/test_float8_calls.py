@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.workload.adapters import Adapters, add_adapters
-from perfmodel.workload.kernels.float8_layers import narrow_calls
-from perfmodel.workload.kernels.float8_recipe import Float8
+from perfmodel.workload.kernels.float8_layers import Float8, narrow_calls
 from perfmodel.workload.layer_calls import LayerCall
+from perfmodel.workload.model_changes import Adapters, add_adapters
 from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo import build_model
 

@@ -25,11 +25,11 @@ from perfmodel.workload.kernels.float8_casts import (
     padded_mean,
 )
 from perfmodel.workload.kernels.float8_layers import (
+    Float8,
     float8_layers,
     float8_modules,
     float8_weights,
 )
-from perfmodel.workload.kernels.float8_recipe import Float8
 from perfmodel.workload.kernels.kernel_times import elementwise_s
 from perfmodel.workload.kernels.shapes import GroupedProduct, MatrixProduct
 from perfmodel.workload.memory.activations import activation_bytes

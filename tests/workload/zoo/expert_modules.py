@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from perfmodel.workload.zoo.expert_sizes import ExpertShape
+from perfmodel.workload.zoo.decoder_sizes import ExpertShape
 
 
 def expert_config(hf: Any, family: str, shape: ExpertShape, **settings: Any) -> Any:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfmodel.workload.zoo.decoder_sizes import RoutedShape
 from perfmodel.workload.zoo.expert_settings import (
     ExpertSettings,
     busiest_load,
@@ -16,7 +17,6 @@ from perfmodel.workload.zoo.expert_settings import (
     distinct_domains,
     dropped_share,
 )
-from perfmodel.workload.zoo.expert_sizes import RoutedShape
 
 
 @pytest.mark.slow

@@ -10,9 +10,9 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.workload import build_model
 from perfmodel.workload.memory.activations import activation_bytes
+from perfmodel.workload.zoo.decoder_sizes import EXPERT_SHAPES, expert_family
 from perfmodel.workload.zoo.expert_decoder import expert_decoder
 from perfmodel.workload.zoo.expert_settings import ExpertSettings
-from perfmodel.workload.zoo.expert_sizes import EXPERT_SHAPES, expert_family
 from tests.workload.zoo.expert_modules import expert_config, few_layers, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations

@@ -12,15 +12,15 @@ from perfmodel.errors import InputError
 from perfmodel.workload import Workload, build_model
 from perfmodel.workload.layer_calls import LayerCall
 from perfmodel.workload.shard import Shard
-from perfmodel.workload.zoo.decoder_sizes import DecoderShape
-from perfmodel.workload.zoo.expert_decoder import expert_decoder
-from perfmodel.workload.zoo.expert_settings import ExpertSettings
-from perfmodel.workload.zoo.expert_sizes import (
+from perfmodel.workload.zoo.decoder_sizes import (
     EXPERT_SHAPES,
+    DecoderShape,
     ExpertShape,
     LatentShape,
     RoutedShape,
 )
+from perfmodel.workload.zoo.expert_decoder import expert_decoder
+from perfmodel.workload.zoo.expert_settings import ExpertSettings
 from tests.workload.zoo.expert_modules import few_layers
 
 TOKENS = 64

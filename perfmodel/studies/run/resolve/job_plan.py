@@ -22,8 +22,7 @@ from perfmodel.training.memory_use import narrow_inputs, with_micro_batches
 from perfmodel.training.parallel_layout import Reduction, mix_step
 from perfmodel.training.pipeline.stage_workload import part_layers
 from perfmodel.training.plan.amax_reductions import add_amax_reductions
-from perfmodel.training.plan.loop_plan import LoopPlan
-from perfmodel.training.plan.step_plan import StepPlan
+from perfmodel.training.plan.step_plan import LoopPlan, StepPlan
 from perfmodel.training.strategy import NO_CORE_WORK, CollectiveTime, CoreWork, StepRequest
 from perfmodel.workload import read_layer_times
 from perfmodel.workload.compute_spread import measured_factors, slowest_factor

@@ -20,7 +20,7 @@ from perfmodel.training.memory_use import (
     reserve_bytes,
 )
 from perfmodel.training.parallel_layout import stage_memory
-from perfmodel.workload.kernels.float8_recipe import float8_casts
+from perfmodel.workload.kernels.float8_layers import float8_casts
 from perfmodel.workload.readers.layer_times import read_measured_activations
 
 _OF_HOST = {"host_bytes", "drive_bytes", "waiting_bytes"}

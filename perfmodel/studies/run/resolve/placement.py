@@ -19,8 +19,7 @@ from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.job_plan import plan_step, price_layers
 from perfmodel.studies.run.resolve.training_job import TrainingJob
 from perfmodel.topology.model import Topology
-from perfmodel.training.plan.loop_plan import Exchange, LoopPlan, Server
-from perfmodel.training.plan.step_plan import Compute, StepPlan
+from perfmodel.training.plan.step_plan import Compute, Exchange, LoopPlan, Server, StepPlan
 from perfmodel.workload.model import Workload
 
 

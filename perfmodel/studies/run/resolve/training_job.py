@@ -23,14 +23,12 @@ from perfmodel.training.pipeline.stage_workload import PartitionOptions, part_la
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import Strategy
 from perfmodel.workload import load_workload
-from perfmodel.workload.adapters import Adapters, add_adapters
 from perfmodel.workload.compute_spread import spread_of
-from perfmodel.workload.kernels.float8_layers import name_wide_blocks
-from perfmodel.workload.kernels.float8_recipe import Float8, wide_precision
+from perfmodel.workload.kernels.float8_layers import Float8, name_wide_blocks, wide_precision
 from perfmodel.workload.memory.blocks import only_blocks_fuse
-from perfmodel.workload.memory.fused_layers import fuse_by_hand, pack_documents
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute
 from perfmodel.workload.model import Workload
+from perfmodel.workload.model_changes import Adapters, add_adapters, fuse_by_hand, pack_documents
 from perfmodel.workload.readers.load import section_model
 from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.expert_settings import ExpertSettings

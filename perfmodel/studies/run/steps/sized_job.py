@@ -54,8 +54,7 @@ from perfmodel.studies.run.steps.simulate_step import (
 from perfmodel.studies.run.usage import Memory
 from perfmodel.training.ddp.buckets import Iteration
 from perfmodel.training.memory_use import StepOptions
-from perfmodel.training.plan.loop_plan import LoopPlan
-from perfmodel.training.plan.step_plan import StepPlan
+from perfmodel.training.plan.step_plan import LoopPlan, StepPlan
 from perfmodel.workload.model import LayerTimes, Workload, scale_times
 
 if TYPE_CHECKING:
