@@ -1,20 +1,21 @@
-"""The grammar of a node in one line: phrases on one subject each, in which every word has a class.
+"""The grammar of hardware in words: phrases on one subject each, in which every word has a class.
 
 A phrase is made of words of one subject, each class at most once: "8x A100 40GB SXM" is the count,
 family, memory and form of GPUs; "8x ConnectX-7 400G" the count, adapter and rate of NICs. Words
-that belong to no phrase are kept apart, for a refusal.
+that belong to no phrase are kept apart, for a refusal or a note.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import lru_cache
 
 from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
-from perfmodel.topology.from_text.network_text import read_pcie
+from perfmodel.topology.from_text.network_text import names_network, read_network, read_pcie
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts
 from perfmodel.topology.templates.gpus import gpu_names
 from perfmodel.units import parse_bandwidth
@@ -41,14 +42,15 @@ def read_slot(text: str, field: str) -> tuple[int, int]:
 _NVLINK = r"nv[\s-]?link"
 _GPUDIRECT = r"(?:gpu ?direct(?: rdma)?|gdr(?:dma)?)"
 _OFF = (
-    r"(?:is )?(?:off|disabled|unavailable|unused|missing|not (?:in )?(?:use[d]?|available|enabled))"
+    r"(?:is |are |evidently |apparently )?(?:off|disabled|unavailable|unused|missing|absent"
+    r"|not (?:in )?(?:use[d]?|available|enabled|installed))"
 )
 _OF_PCIE = r"[\s-]*(?:gen|v)?[\s-]?[1-6](?:\.0)?(?![\d.]|\s*(?:x\b|gi?b))"
 """A generation behind PCIe, which is then a slot and no form of a GPU."""
 _SUBJECTS: Mapping[str, Mapping[str, str]] = {
     "gpus": {
         "count": r"\d{1,4}(?:\s*x|(?=\s))",
-        "form": rf"sxm\d?|pci-?e(?!{_OF_PCIE})|nvl(?:72)?|hgx|dgx(?:[\s-]?2)?"
+        "form": rf"sxm\d?|pci-?e(?!{_OF_PCIE})|nvl(?:72)?|hgx|dgx(?:[\s-]?[12])?"
         r"|oam",
         "memory": r"\d+\s*gi?b(?!/s)",
         "maker": r"nvidia|amd|instinct|tesla|geforce|quadro|rtx|gtx",
@@ -56,7 +58,8 @@ _SUBJECTS: Mapping[str, Mapping[str, str]] = {
     },
     "nvlink": {
         "alone": rf"(?:no|without|w/o|lacks|missing|unused|disabled) (?:any |an? )?"
-        rf"(?:{_NVLINK}(?:[\s-]bridges?)?|nv[\s-]?switch)|{_NVLINK} {_OFF}",
+        rf"(?:{_NVLINK}\d?(?:[\s-]bridges?)?|nv[\s-]?switch)"
+        rf"|{_NVLINK}\d?(?:[\s-]bridges?(?: on pairs,)?)? {_OFF}",
         "link": rf"(?:{_NVLINK}(?:[\s-]?(?:v|gen(?:eration)?[\s-]?)?\d(?![\d.]|\s*(?:x|links?)\b))?"
         r"|nv\d+)",
         "switch": r"nv[\s-]?switch",
@@ -64,15 +67,18 @@ _SUBJECTS: Mapping[str, Mapping[str, str]] = {
         r"|fully connected|hcm",
         "lanes": r"\d+\s*(?:x|links? (?:of|at))\s*\d+(?:\.\d+)?\s*gb(?:/s)?|\d+\s*(?:nv)?links?",
     },
-    "p2p": {"alone": rf"(?:no|without)[\s-]p2p|p2p(?: (?:on|enabled|{_OFF}))?"},
+    "p2p": {
+        "alone": rf"(?:no|without)[\s-]p2p|p2p(?: (?:on|enabled|{_OFF}))?(?: by patched driver)?"
+    },
     "gpudirect": {
-        "alone": rf"(?:no|without) {_GPUDIRECT}|{_GPUDIRECT} (?:on|enabled|{_OFF})",
+        "alone": rf"(?:no|without) {_GPUDIRECT}|{_GPUDIRECT} (?:on|enabled|forced|{_OFF})",
     },
     "power_limit": {"alone": r"\d+(?:\.\d+)?\s*k?w"},
     "pcie": {
         "name": r"pci(?:[\s-]?e(?:xpress)?)?",
-        "generation": r"gen(?:eration)?[\s-]?[1-6](?:\.0)?|[1-6](?:st|nd|rd|th)[\s-]gen(?:eration)?"
-        r"|v?[1-6](?:\.0)?(?!\s*x\b)",
+        "generation": r"gen(?:eration)?[\s-]?[1-6](?:\.0)?"
+        r"|[1-6](?:st|nd|rd|th)[\s-]gen(?:eration)?",
+        "number": r"v?[1-6](?:\.0)?(?!\s*x\b)",
         "lanes": r"x\s?\d+",
         "rate": r"(?:2\.5|5|8|16|32|64)(?:\.0)?\s*gt/s",
     },
@@ -82,7 +88,7 @@ _SUBJECTS: Mapping[str, Mapping[str, str]] = {
         r"|gibi?/s|[mt](?:bit(?:/s)?|bps|b/s))",
         "generation": r"[qfehnx]dr\d*",
         "adapter": r"(?:connect[\s-]?x|cx)[\s-]?\d?(?:[\s-](?:dx|lx|vpi))?",
-        "kind": r"infini[\s-]?band|ib|ipoib|(?:aws )?efa(?:v\d)?|srd|ena|roce(?:[\s-]?v[12])?"
+        "kind": r"infini[\s-]?band|ib|ipoib|(?:aws )?efa(?:[\s-]?v\d)?|srd|ena|roce(?:[\s-]?v[12])?"
         r"|(?:gigabit )?ethernet|omni[\s-]?path|opa|tcp(?: sockets?)?|tcpxo?|fastrak"
         r"|gpudirect-tcpxo?|slingshot|rdma|gvnic",
         "more": r"nics?|hcas?|adapters?|mellanox|network|each|per (?:node|host|server)",
@@ -91,11 +97,30 @@ _SUBJECTS: Mapping[str, Mapping[str, str]] = {
         "count": r"one|two|single|dual|four|[1248](?:\s*x)?",
         "maker": r"amd|intel",
         "place": r"sockets?|cpus?|xeons?|numa (?:nodes?|domains?)",
-        "apart": r"(?:separate|different|distinct|both|opposite|across|cross)[\s-](?:the )?"
-        r"(?:two )?(?:cpu )?(?:sockets?|cpus?|numa|packages?)(?: (?:nodes?|domains?))?",
+        "apart": r"(?:separate|different|distinct|both|opposite|across|cross|(?:on |in )?(?:the )?"
+        r"(?:other|same)|each|gpu per|gpus? (?:under|on) (?:its own|different)|nic per|per)"
+        r"[\s-](?:the )?(?:two )?(?:cpu )?(?:sockets?|cpus?|numa|packages?)"
+        r"(?: (?:nodes?|domains?))?",
     },
 }
 """Subjects of a node, and for each the classes of its words."""
+_PROSE: Mapping[str, Mapping[str, str]] = {
+    "lanes": {"alone": r"\d+\s*x\s*\d+(?:\.\d+)?\s*gb/s"},
+    "path": {
+        "alone": r"sys(?: everywhere)?|phb|p[ix]x|pxb|node|root (?:complex|ports?)|straight|direct"
+        r"|(?:pci-?e )?switch(?:es)?",
+    },
+    "mtu": {"alone": r"(?:rdma )?mtu\s*(?:of|=|:)?\s*\d{3,5}"},
+    "rack": {
+        "alone": rf"mnnvl|multi-?node {_NVLINK}|(?:\d+|one|two|three|four|six|eight)[\s-]*racks?",
+    },
+    "setting": {
+        "alone": r"[a-z][a-z0-9]*_[a-z0-9_]+\s*=\s*[^\s,;()]+"
+        rf"|(?:no |without )?(?:{_NVLINK} )?(?:sharp|nvls|collnet|pxn|shm)(?: {_OFF})?",
+    },
+    "nothing": {"alone": r"none|no network|nan|(?:not stated|unknown)(?: hardware)?"},
+}
+"""What prose says beside them, and a node in one line does not."""
 _HEADS: Mapping[str, frozenset[str]] = {
     "gpus": frozenset({"family"}),
     "nvlink": frozenset({"alone", "link", "switch", "layout"}),
@@ -107,9 +132,9 @@ _HEADS: Mapping[str, frozenset[str]] = {
 _REPEATED = frozenset({"maker", "more"})
 _OPEN = frozenset({"count", "maker", "name"})
 """Classes that the next word may follow at once: 8xH100, RTX4090, PCIe5."""
-_BETWEEN_WORDS = re.compile(r"[\s_:@-]*(?:(?:of|at)\s+)?", re.IGNORECASE)
-_BETWEEN_PHRASES = re.compile(r"(?:[\s,;+()&]|(?:with|and|plus)\b)*", re.IGNORECASE)
-_UNREAD = re.compile(r"[^\s,;+()&]+|\S")
+_BETWEEN_WORDS = re.compile(r"[\s_:@(-]*(?:(?:of|at)\s+)?", re.IGNORECASE)
+_BETWEEN_PHRASES = re.compile(r"(?:[\s,;+()&/]|(?:with|and|plus)\b)*", re.IGNORECASE)
+_UNREAD = re.compile(r"[^\s,;+()&/]+|\S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +149,19 @@ class Phrase:
 
 
 @lru_cache(maxsize=4)
-def _patterns(gpus: tuple[str, ...]) -> dict[str, dict[str, re.Pattern[str]]]:
+def _patterns(gpus: tuple[str, ...], *, prose: bool) -> dict[str, dict[str, re.Pattern[str]]]:
     """Words of each subject; those of GPUs and CPUs with the names in the tables of parts."""
     spelled = {part.spelled for part in hardware_parts().gpus.values()}
     families = [re.escape(name) for name in gpus]
     families += [r"[\s_-]*".join(map(re.escape, name.split())) for name in spelled]
     longest_first = sorted(families, key=len, reverse=True)
     cpus = "|".join(map(re.escape, hardware_parts().cpus))
+    clouds = (name for cloud in hardware_parts().clouds.values() for name in cloud.spelled)
+    machines = (name for names in hardware_parts().machines.values() for name in names)
+    places = "|".join(map(re.escape, (*machines, *clouds, *hardware_parts().pods)))
     own = {"gpus": {"family": "|".join(longest_first)}, "sockets": {"cpu": cpus}}
+    machine = {"alone": rf"(?:{places})(?:[.-][a-z0-9.]+)?"}
+    subjects = {**_PROSE, **_SUBJECTS, "machine": machine} if prose else _SUBJECTS
     return {
         subject: {
             name: re.compile(
@@ -139,19 +169,21 @@ def _patterns(gpus: tuple[str, ...]) -> dict[str, dict[str, re.Pattern[str]]]:
             )
             for name, words in (own.get(subject, {}) | dict(classes)).items()
         }
-        for subject, classes in _SUBJECTS.items()
+        for subject, classes in subjects.items()
     }
 
 
-def read_phrases(text: str) -> list[Phrase]:
+def read_phrases(text: str, *, prose: bool = False) -> list[Phrase]:
     """Split a text into phrases, in order; no word is left out.
+
+    `prose`: whether phrases may also name machines, settings and paths.
 
     Examples
     --------
     >>> [(each.subject, each.text) for each in read_phrases("8x A100 40GB with 2x 100GbE banana")]
     [('gpus', '8x A100 40GB'), ('nic', '2x 100GbE'), ('', 'banana')]
     """
-    patterns = _patterns(tuple(gpu_names()))
+    patterns = _patterns(tuple(gpu_names()), prose=prose)
     phrases: list[Phrase] = []
     begun = at = _skip(_BETWEEN_PHRASES, text, 0)
     while at < len(text):
@@ -180,6 +212,7 @@ def _phrase(subject: str, classes: Mapping[str, re.Pattern[str]], text: str, sta
             if (name not in words or name in _REPEATED)
             and (name != "count" or not words)
             and (match := pattern.match(text, at))
+            and not _contradicts(words, name, match[0].lower())
         }
         if not matches:
             break
@@ -205,6 +238,118 @@ def unread_words(text: str, subject: str) -> str:
     phrases = read_phrases(text)
     own = next((phrase for phrase in phrases if phrase.subject == subject), None)
     return " ".join(phrase.text for phrase in phrases if phrase is not own)
+
+
+# ---------------------------------------------------------------- words of prose
+
+_PLAIN = re.compile(
+    r"an?|the|at|of|in|on|per|each|for|from|is|are|by|to|as|inside|within|between|across|over|via"
+    r"|all|used?|(?:\d+-)?(?:gpus?|nodes?|hosts?|servers?|machines?)|network|ip|[\W_]*",
+    re.IGNORECASE,
+)
+"""Words of sentences that say nothing of a machine by themselves."""
+_QUANTITY = re.compile(
+    r"\d\s*-?(?:[kmgt]i?b\S*|[kmgt]bit\S*|[kmg]?hz|k?w|gt/s|x|links?|lanes?|nics?|ports?)(?![a-z])",
+    re.IGNORECASE,
+)
+"""A number with a unit or with what it counts."""
+_ONE_VALUE = ("count", "rate", "generation", "number", "memory", "form")
+"""Classes of which a host has one word, so that a second and other one has not acted."""
+
+
+def passed_over(text: str, subjects: Collection[str]) -> tuple[str, ...]:
+    """Return the words of prose that do not act, for a note.
+
+    They belong to no phrase, or to one on other subjects than those that are read here, or
+    contradict an earlier phrase. Plain words alone ("per node") are left out.
+
+    Examples
+    --------
+    >>> passed_over("NVLink3 in each node, liquid cooled, 500 W, then NVLink off", ["nvlink"])
+    ('liquid cooled', '500 W', 'then', 'NVLink off')
+    """
+    said: dict[tuple[str, str], str] = {}
+    over = dict[str, None]()
+    for phrase in read_phrases(text, prose=True):
+        stated = _stated_values(phrase)
+        plain = all(map(_PLAIN.fullmatch, re.split(r"[\s:]+", phrase.text)))
+        faults = (
+            phrase.subject not in subjects and not (plain and not phrase.subject),
+            any(said.get(key, value) != value for key, value in stated.items()),
+            phrase.subject == "pcie" and "name" not in phrase.words,
+        )
+        if any(faults):
+            over[phrase.text] = None
+        said = stated | said
+    return tuple(over)
+
+
+def _stated_values(phrase: Phrase) -> dict[tuple[str, str], str]:
+    """What a phrase states of which a host has one: by subject and class."""
+    words, subject = phrase.words, phrase.subject
+    stated = {name: re.sub(r"\W", "", words[name]) for name in _ONE_VALUE if name in words}
+    if subject == "nvlink":
+        layout = "switch" if "switch" in words else words.get("layout")
+        stated |= {
+            "use": "off" if "alone" in words else "on",
+            **({"layout": layout} if layout else {}),
+        }
+    if subject == "nic":
+        network = read_network(phrase.text, usual="infiniband")
+        named = names_network(phrase.text) and {"kind": str(network.kind == "infiniband")}
+        rated = network.nic_Bps and {"rate": f"{network.nic_Bps:g}"}
+        stated = stated | (named or {}) | (rated or {})
+        stated.pop("generation", None)
+    return {(subject, name): value for name, value in stated.items()}
+
+
+def _contradicts(words: Mapping[str, str], name: str, word: str) -> bool:
+    """Whether a word says another thing of a part than those of its phrase: an EDR of 400G."""
+    if {name, *words} >= {"switch", "layout"}:
+        return name in {"switch", "layout"}
+    other = words.get({"rate": "generation", "generation": "rate"}.get(name, ""))
+    if other is None:
+        return False
+    rates_Bps = [read_network(each, usual="infiniband").nic_Bps for each in (other, word)]
+    ethernet = re.search("gb?e", f"{other} {word}") is not None
+    return ethernet or (None not in rates_Bps and rates_Bps[0] != rates_Bps[1])
+
+
+def is_hardware(words: str) -> bool:
+    """Whether words that nobody knows look like hardware: a quantity, a model, a misspelling.
+
+    Examples
+    --------
+    >>> [is_hardware(text) for text in ("3.2 GHz", "Zen4", "NVLonk", "two TPUs", "liquid cooled")]
+    [True, True, True, True, False]
+    """
+    folded = words.lower()
+    kinds = (name for names in hardware_parts().unmodelled.values() for name in names)
+    unmodelled = "|".join(map(re.escape, kinds))
+    return (
+        re.search(rf"[a-z]\d|\d[a-z]|\b(?:{unmodelled})s?\b", folded) is not None
+        or _QUANTITY.search(folded) is not None
+        or any(get_close_matches(word, _SPELLED, 1, _MISSPELT) for word in folded.split())
+    )
+
+
+_MISSPELT = 0.8
+"""Similarity (of `difflib`) from which a word is a known one with a slip."""
+_SPELLED = (
+    "nvlink",
+    "nvswitch",
+    "infiniband",
+    "ethernet",
+    "connectx",
+    "gpudirect",
+    "pcie",
+    "roce",
+    "socket",
+    "bridge",
+    "slingshot",
+    "omnipath",
+)
+"""Words of the subjects that people misspell."""
 
 
 # ---------------------------------------------------------------- words that contradict each other
