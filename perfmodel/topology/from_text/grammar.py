@@ -13,31 +13,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 
-from perfmodel.errors import Fault, InputError, raise_faults
-from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
-from perfmodel.topology.from_text.network_text import names_network, read_network, read_pcie
-from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts
+from perfmodel.topology.from_text.parts import hardware_parts
 from perfmodel.topology.templates.gpus import gpu_names
-from perfmodel.units import parse_bandwidth
-
-
-def read_slot(text: str, field: str) -> tuple[int, int]:
-    """Generation and lanes of a slot; 16 lanes where none are stated.
-
-    Raises `InputError`: no generation, or lanes that no slot has.
-
-    Examples
-    --------
-    >>> read_slot("gen4 x8", "pcie"), read_slot("PCIe 5.0", "pcie")
-    ((4, 8), (5, 16))
-    """
-    stated = text if re.search(r"pci", text, re.IGNORECASE) else f"PCIe {text}"
-    generation, lanes = read_pcie(stated), re.search(r"x\s?(\d+)(?!\d)", text)
-    count = int(lanes[1]) if lanes else 16
-    if generation is None or unread_words(stated, "pcie") or count not in (1, 2, 4, 8, 16):
-        raise InputError(Fault(field, repr(text), "a slot such as 'gen4 x16', of 1 to 16 lanes"))
-    return int(generation.removeprefix("pcie")), count
-
 
 _NVLINK = r"nv[\s-]?link"
 _GPUDIRECT = r"(?:gpu ?direct(?: rdma)?|gdr(?:dma)?)"
@@ -91,7 +68,8 @@ _SUBJECTS: Mapping[str, Mapping[str, str]] = {
         "kind": r"infini[\s-]?band|ib|ipoib|(?:aws )?efa(?:[\s-]?v\d)?|srd|ena|roce(?:[\s-]?v[12])?"
         r"|(?:gigabit )?ethernet|omni[\s-]?path|opa|tcp(?: sockets?)?|tcpxo?|fastrak"
         r"|gpudirect-tcpxo?|slingshot|rdma|gvnic",
-        "more": r"nics?|hcas?|adapters?|mellanox|network|each|per (?:node|host|server)",
+        "more": r"nics?|hcas?|adapters?|switch(?:es)?|mellanox|network|each"
+        r"|per (?:node|host|server)",
     },
     "sockets": {
         "count": r"one|two|single|dual|four|[1248](?:\s*x)?",
@@ -105,7 +83,7 @@ _SUBJECTS: Mapping[str, Mapping[str, str]] = {
 }
 """Subjects of a node, and for each the classes of its words."""
 _PROSE: Mapping[str, Mapping[str, str]] = {
-    "lanes": {"alone": r"\d+\s*x\s*\d+(?:\.\d+)?\s*gb/s"},
+    "lanes": {"count": r"\d+\s*x", "rate": r"\d+(?:\.\d+)?\s*g(?-i:B)/s"},
     "path": {
         "alone": r"sys(?: everywhere)?|phb|p[ix]x|pxb|node|root (?:complex|ports?)|straight|direct"
         r"|(?:pci-?e )?switch(?:es)?",
@@ -125,6 +103,7 @@ _HEADS: Mapping[str, frozenset[str]] = {
     "gpus": frozenset({"family"}),
     "nvlink": frozenset({"alone", "link", "switch", "layout"}),
     "pcie": frozenset({"name", "generation"}),
+    "lanes": frozenset({"rate"}),
     "nic": frozenset({"rate", "generation", "adapter", "kind"}),
     "sockets": frozenset({"place", "apart", "cpu"}),
 }
@@ -145,7 +124,7 @@ class Phrase:
     """A key of the table; empty: no subject has these words."""
     text: str
     words: Mapping[str, str]
-    """Each word by its class, in lower case."""
+    """Each word by its class."""
 
 
 @lru_cache(maxsize=4)
@@ -212,14 +191,14 @@ def _phrase(subject: str, classes: Mapping[str, re.Pattern[str]], text: str, sta
             if (name not in words or name in _REPEATED)
             and (name != "count" or not words)
             and (match := pattern.match(text, at))
-            and not _contradicts(words, name, match[0].lower())
+            and not _contradicts(words, name, match[0])
         }
         if not matches:
             break
         name = max(matches, key=lambda key: matches[key].end())
         if name == "alone" and words:
             break
-        words[name] = f"{words.get(name, '')} {matches[name][0].lower()}".strip()
+        words[name] = f"{words.get(name, '')} {matches[name][0]}".strip()
         end = matches[name].end()
         if name == "alone":
             break
@@ -265,8 +244,8 @@ def passed_over(text: str, subjects: Collection[str]) -> tuple[str, ...]:
 
     Examples
     --------
-    >>> passed_over("NVLink3 in each node, liquid cooled, 500 W, then NVLink off", ["nvlink"])
-    ('liquid cooled', '500 W', 'then', 'NVLink off')
+    >>> passed_over("NVLink3 in each node, liquid cooled, 500 W, NVLink off", ["nvlink"])
+    ('liquid cooled', '500 W', 'NVLink off')
     """
     said: dict[tuple[str, str], str] = {}
     over = dict[str, None]()
@@ -287,32 +266,75 @@ def passed_over(text: str, subjects: Collection[str]) -> tuple[str, ...]:
 def _stated_values(phrase: Phrase) -> dict[tuple[str, str], str]:
     """What a phrase states of which a host has one: by subject and class."""
     words, subject = phrase.words, phrase.subject
-    stated = {name: re.sub(r"\W", "", words[name]) for name in _ONE_VALUE if name in words}
+    stated = {name: re.sub(r"\W", "", words[name]).lower() for name in _ONE_VALUE if name in words}
     if subject == "nvlink":
-        layout = "switch" if "switch" in words else words.get("layout")
+        layout = "switch" if "switch" in words else words.get("layout", "").lower()
         stated |= {
             "use": "off" if "alone" in words else "on",
             **({"layout": layout} if layout else {}),
         }
     if subject == "nic":
-        network = read_network(phrase.text, usual="infiniband")
-        named = names_network(phrase.text) and {"kind": str(network.kind == "infiniband")}
-        rated = network.nic_Bps and {"rate": f"{network.nic_Bps:g}"}
-        stated = stated | (named or {}) | (rated or {})
+        named = _FABRIC.search(phrase.text)
+        stated |= {"fabric": "InfiniBand" if named[1] else "Ethernet"} if named else {}
         stated.pop("generation", None)
+        rate_Bps = nic_rate(words)
+        stated |= {} if rate_Bps is None else {"rate": f"{rate_Bps:g}"}
     return {(subject, name): value for name, value in stated.items()}
+
+
+_FABRIC = re.compile(
+    r"(infini|\bib\b|[qfehnx]dr|omni|\bopa\b)|ethernet|gbe\b|roce|\befa|tcp|slingshot",
+    re.IGNORECASE,
+)
+"""Names of InfiniBand, and of Ethernet."""
 
 
 def _contradicts(words: Mapping[str, str], name: str, word: str) -> bool:
     """Whether a word says another thing of a part than those of its phrase: an EDR of 400G."""
     if {name, *words} >= {"switch", "layout"}:
         return name in {"switch", "layout"}
-    other = words.get({"rate": "generation", "generation": "rate"}.get(name, ""))
-    if other is None:
+    pair = {**words, name: word}
+    if name not in {"rate", "generation"} or not {"rate", "generation"} <= pair.keys():
         return False
-    rates_Bps = [read_network(each, usual="infiniband").nic_Bps for each in (other, word)]
-    ethernet = re.search("gb?e", f"{other} {word}") is not None
-    return ethernet or (None not in rates_Bps and rates_Bps[0] != rates_Bps[1])
+    generation_Bps = nic_rate({"generation": pair["generation"]})
+    ethernet = re.search("gb?e", pair["rate"], re.IGNORECASE) is not None
+    return generation_Bps is not None and (ethernet or generation_Bps != nic_rate(pair))
+
+
+_DATA_Gbps = {
+    "qdr": 32.0,
+    "fdr": 54.5,
+    "edr": 100.0,
+    "hdr100": 100.0,
+    "hdr": 200.0,
+    "ndr200": 200.0,
+    "ndr": 400.0,
+    "xdr": 800.0,
+}
+"""InfiniBand of four lanes (two for those with a number), Gbit/s of data."""
+
+
+def nic_rate(words: Mapping[str, str]) -> float | None:
+    """Return the rate that the words on a NIC state, or the generation's; bytes per second.
+
+    A large B behind the prefix is of bytes.
+
+    Examples
+    --------
+    >>> [nic_rate({"rate": rate}) for rate in ("25 GB/s", "100 Gb/s")]
+    [25000000000.0, 12500000000.0]
+    """
+    rate = re.match(r"([\d.]+)\s*-?([gmt])(i?B(?:/s|ps))?", words.get("rate", ""), re.IGNORECASE)
+    if rate:
+        bits = 8 if rate[3] and "B" in rate[3] else 1
+        return float(rate[1]) * bits * _SCALE[rate[2].lower()] / 8
+    name = words.get("generation", "").lower()
+    Gbps = _DATA_Gbps.get(name, _DATA_Gbps.get(name.rstrip("0123456789")))
+    return None if Gbps is None else Gbps * 1e9 / 8
+
+
+_SCALE = {"m": 1e6, "g": 1e9, "t": 1e12}
+"""Prefixes of units."""
 
 
 def is_hardware(words: str) -> bool:
@@ -350,81 +372,3 @@ _SPELLED = (
     "omnipath",
 )
 """Words of the subjects that people misspell."""
-
-
-# ---------------------------------------------------------------- words that contradict each other
-
-
-def read_stated_gpu(text: str) -> NamedGpu:
-    """Find the GPU of a text of which every word is about it: "A100 40GB SXM".
-
-    Raises `InputError`: a GPU that is not known, words about something else, or a form, a memory
-    or a maker that this GPU does not have.
-    """
-    if text in gpu_names():
-        return read_gpu(text)
-    named = read_gpu(_family_first(text))
-    phrases = read_phrases(text)
-    unread = unread_words(text, "gpus")
-    if unread:
-        raise InputError(
-            Fault(
-                "gpu",
-                repr(unread),
-                f"words on {named.part.spelled.upper()} alone: its form and memory",
-            )
-        )
-    words, part = next(phrase.words for phrase in phrases if phrase.subject == "gpus"), named.part
-    form, memory, maker = (words.get(name, "") for name in ("form", "memory", "maker"))
-    stated_GB = int(re.sub(r"\D", "", memory) or part.memory)
-    others = "nvidia|geforce|tesla" if part.amd else "amd|instinct"
-    cases = (
-        (
-            form != "" and not _has_form(part, form),
-            form,
-            f"{part.form.upper()}, as {named.name} has",
-        ),
-        (
-            named.memory_GB is not None and abs(stated_GB / part.memory - 1) > _SAME_MEMORY,
-            memory,
-            f"{part.memory} GB, as the nearest ({named.name}) has",
-        ),
-        (
-            re.search(others, maker) is not None,
-            maker,
-            f"another maker: {named.name} is not theirs",
-        ),
-    )
-    raise_faults(Fault("gpu", repr(found), allowed) for wrong, found, allowed in cases if wrong)
-    return named
-
-
-def _has_form(part: GpuConnector, form: str) -> bool:
-    """Whether a GPU has a form as written: boards of machines are of any SXM."""
-    if form.startswith(("hgx", "dgx")):
-        return part.on_board
-    if form == "nvl72":
-        return part.form == "superchip"
-    own = form.replace("-", "")
-    return part.form.startswith(own) or (part.form == "sxm" and own.startswith("sxm"))
-
-
-_SAME_MEMORY = 0.1
-"""Share by which a stated memory may differ from the table's: 192 and 180 GB are both said of a
-B200."""
-
-
-def _family_first(text: str) -> str:
-    """The same words with those before the family behind it: "40GB A100" as "A100 40GB"."""
-    for phrase in read_phrases(text):
-        if phrase.subject == "gpus" and "memory" in phrase.words:
-            before, family, behind = text.lower().partition(phrase.words["family"])
-            return f"{family}{behind} {before}" if re.search(r"\dg", before) else text
-    return text
-
-
-def adapter_rate(text: str) -> float | None:
-    """Return the rate of the adapter that a text names, ConnectX-7; bytes per second."""
-    adapter = re.search(r"\b(?:connect[\s-]?x|cx)[\s-]?(\d)", text, re.IGNORECASE)
-    rates = hardware_parts().adapters
-    return parse_bandwidth(rates[adapter[1]]) if adapter and adapter[1] in rates else None

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from perfmodel.errors import InputError
 from perfmodel.topology.composed.load import load_node
 from perfmodel.topology.from_text.describe import describe
-from perfmodel.topology.from_text.grammar import read_phrases, read_stated_gpu
+from perfmodel.topology.from_text.gpu_text import read_stated_gpu
+from perfmodel.topology.from_text.grammar import read_phrases
 from perfmodel.topology.templates.name_ranges import expand_pattern
 from perfmodel.topology.templates.spec import NodeSpec
 
