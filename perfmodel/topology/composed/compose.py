@@ -28,7 +28,7 @@ from perfmodel.topology.composed.tree_changes import (
 )
 from perfmodel.topology.from_text.describe import Described, describe
 from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
-from perfmodel.topology.from_text.grammar import read_slot
+from perfmodel.topology.from_text.network_text import read_slot
 from perfmodel.topology.templates.spec import HostMemorySpec, NodeSpec, NvmeSpec
 
 

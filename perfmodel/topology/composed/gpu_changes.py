@@ -6,8 +6,8 @@ import re
 
 from perfmodel.errors import Fault, InputError, raise_faults
 from perfmodel.topology.composed.tree_changes import PartedHost
-from perfmodel.topology.from_text.gpu_text import NamedGpu
-from perfmodel.topology.from_text.grammar import read_stated_gpu, unread_words
+from perfmodel.topology.from_text.gpu_text import NamedGpu, read_stated_gpu
+from perfmodel.topology.from_text.grammar import unread_words
 from perfmodel.topology.from_text.layouts import Board, join_gpus, stated_rate
 from perfmodel.topology.from_text.network_text import IntraText, read_intra
 from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts, reads_gpus

@@ -203,5 +203,5 @@ def _read_phrase(phrase: Phrase) -> dict[str, Any]:
     if phrase.subject == "sockets":
         domains = read_intra(text).domains
         counted = {} if domains is None else {"sockets": domains}
-        return counted | ({"cpu": phrase.words["cpu"]} if "cpu" in phrase.words else {})
+        return counted | ({"cpu": phrase.words["cpu"].lower()} if "cpu" in phrase.words else {})
     return {}

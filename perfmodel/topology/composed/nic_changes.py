@@ -13,8 +13,13 @@ from perfmodel.errors import Fault, InputError, allowed_names, raise_faults
 from perfmodel.files import collect_faults, validate_document
 from perfmodel.scenario.sections.cluster import NicSection
 from perfmodel.topology.composed.tree_changes import PartedHost, spread_evenly
-from perfmodel.topology.from_text.grammar import adapter_rate, read_slot, unread_words
-from perfmodel.topology.from_text.network_text import NetworkText, read_network
+from perfmodel.topology.from_text.grammar import unread_words
+from perfmodel.topology.from_text.network_text import (
+    NetworkText,
+    adapter_rate,
+    read_network,
+    read_slot,
+)
 from perfmodel.topology.from_text.parts import hardware_parts, reads_gpus, usual_nics
 from perfmodel.topology.from_text.template_builder import (
     Draft,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import collect_faults, validate_document
 from perfmodel.topology.from_text.gpu_text import NamedGpu
+from perfmodel.topology.from_text.grammar import is_hardware
 from perfmodel.topology.from_text.layouts import draft_host, usual_host, usual_layout
 from perfmodel.topology.from_text.match_template import (
     HostText,
@@ -25,6 +26,11 @@ from perfmodel.topology.templates.load import load_template
 from perfmodel.topology.templates.spec import LinkSpec, NodeSpec
 
 _USUAL_RATE = "assumption: the usual rate for this GPU and kind of network"
+_ALLOWED = {
+    "gpu": "one GPU, its form and its memory ('A100-SXM4-80GB')",
+    "intra": "links and sockets ('NVLink3 NVSwitch', 'PCIe4 x16, two sockets'), each once",
+    "network": "a network and its NICs ('InfiniBand HDR', '8 x 100 Gbit/s RoCE'), each once",
+}
 RACK_GPUS = 72
 """GPUs that NVLink joins in one rack (NVIDIA GB200 and GB300 NVL72)."""
 
@@ -76,6 +82,8 @@ def describe(
     nic_Gbps : float, optional
         Rate of each; gigabits per second; None: as the words say, or as usual.
 
+    Words that look like hardware and are not known are refused; others are named in a note.
+
     Raises
     ------
     InputError
@@ -95,6 +103,11 @@ def describe(
     host = None
     with collect_faults(faults):
         host = read_host(gpu, gpus=gpus, intra=intra, network=network, nics=nics, nic_Gbps=nic_Gbps)
+        faults += [
+            Fault(name, repr(words), _ALLOWED[name])
+            for name, words in host.passed_over
+            if is_hardware(words)
+        ]
     if faults or host is None:
         raise InputError(faults)
     return _with_stated(_build_host(host), host)
@@ -148,6 +161,9 @@ def _with_stated(described: Described, host: HostText) -> Described:
     if host.network.kind == "tcp":
         node, limits = with_socket_limits(node, host.text)
         notes += limits
+    if host.passed_over:
+        words = dict.fromkeys(repr(words) for _, words in host.passed_over)
+        notes.append(f"passed over, being unknown or at odds with other words: {', '.join(words)}")
     return replace(described, node=node, assumptions=tuple(notes))
 
 

@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass, replace
 from functools import cache
 
-from perfmodel.errors import Fault, InputError, allowed_names, nearest
+from perfmodel.errors import Fault, InputError, allowed_names, nearest, raise_faults
+from perfmodel.topology.from_text.grammar import read_phrases, unread_words
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts
 from perfmodel.topology.templates.gpus import gpu_names, gpu_spec, load_gpu
 
@@ -169,6 +170,80 @@ def _usual_form(intra: str, family: dict[str, GpuConnector]) -> tuple[str, str]:
     if "sxm3" in forms and ("dgx-2" in intra or "dgx2" in intra or "nvswitch" in intra):
         return "sxm3", "because a switch joins them"
     return forms[0], "the usual one"
+
+
+# ---------------------------------------------------------------- GPUs alone
+
+
+def read_stated_gpu(text: str) -> NamedGpu:
+    """Find the GPU of a text of which every word is about it: "A100 40GB SXM".
+
+    Raises `InputError`: a GPU that is not known, words about something else, or a form, a memory
+    or a maker that this GPU does not have.
+    """
+    if text in gpu_names():
+        return read_gpu(text)
+    named = read_gpu(_family_first(text))
+    phrases = read_phrases(text)
+    unread = unread_words(text, "gpus")
+    if unread:
+        raise InputError(
+            Fault(
+                "gpu",
+                repr(unread),
+                f"words on {named.part.spelled.upper()} alone: its form and memory",
+            )
+        )
+    words, part = next(phrase.words for phrase in phrases if phrase.subject == "gpus"), named.part
+    form, memory, maker = (words.get(name, "").lower() for name in ("form", "memory", "maker"))
+    stated_GB = int(re.sub(r"\D", "", memory) or part.memory)
+    others = "nvidia|geforce|tesla" if part.amd else "amd|instinct"
+    cases = (
+        (
+            form != "" and not _has_form(part, form),
+            form,
+            f"{part.form.upper()}, as {named.name} has",
+        ),
+        (
+            named.memory_GB is not None and abs(stated_GB / part.memory - 1) > _SAME_MEMORY,
+            memory,
+            f"{part.memory} GB, as the nearest ({named.name}) has",
+        ),
+        (
+            re.search(others, maker) is not None,
+            maker,
+            f"another maker: {named.name} is not theirs",
+        ),
+    )
+    raise_faults(Fault("gpu", repr(found), allowed) for wrong, found, allowed in cases if wrong)
+    return named
+
+
+def _has_form(part: GpuConnector, form: str) -> bool:
+    """Return whether a GPU has the form that a text names, such as "sxm5".
+
+    "hgx" and "dgx" are boards of SXM modules of any generation, "nvl72" has superchips.
+    """
+    if form.startswith(("hgx", "dgx")):
+        return part.on_board
+    if form == "nvl72":
+        return part.form == "superchip"
+    own = form.replace("-", "")
+    return part.form.startswith(own) or (part.form == "sxm" and own.startswith("sxm"))
+
+
+_SAME_MEMORY = 0.1
+"""Share by which a stated memory may differ from the table's: 192 and 180 GB are both said of a
+B200."""
+
+
+def _family_first(text: str) -> str:
+    """The same words with those before the family behind it: "40GB A100" as "A100 40GB"."""
+    for phrase in read_phrases(text):
+        if phrase.subject == "gpus" and "memory" in phrase.words:
+            before, family, behind = text.lower().partition(phrase.words["family"].lower())
+            return f"{family}{behind} {before}" if re.search(r"\dg", before) else text
+    return text
 
 
 # ---------------------------------------------------------------- GPUs in use

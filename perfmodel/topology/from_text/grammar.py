@@ -1,54 +1,33 @@
-"""The grammar of a node in one line: phrases on one subject each, in which every word has a class.
+"""The grammar of hardware in words: phrases on one subject each, in which every word has a class.
 
 A phrase is made of words of one subject, each class at most once: "8x A100 40GB SXM" is the count,
 family, memory and form of GPUs; "8x ConnectX-7 400G" the count, adapter and rate of NICs. Words
-that belong to no phrase are kept apart, for a refusal.
+that belong to no phrase are kept apart, for a refusal or a note.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import lru_cache
 
-from perfmodel.errors import Fault, InputError, raise_faults
-from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
-from perfmodel.topology.from_text.network_text import read_pcie
-from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts
+from perfmodel.topology.from_text.parts import hardware_parts
 from perfmodel.topology.templates.gpus import gpu_names
-from perfmodel.units import parse_bandwidth
-
-
-def read_slot(text: str, field: str) -> tuple[int, int]:
-    """Generation and lanes of a slot; 16 lanes where none are stated.
-
-    Raises `InputError`: no generation, or lanes that no slot has.
-
-    Examples
-    --------
-    >>> read_slot("gen4 x8", "pcie"), read_slot("PCIe 5.0", "pcie")
-    ((4, 8), (5, 16))
-    """
-    stated = text if re.search(r"pci", text, re.IGNORECASE) else f"PCIe {text}"
-    generation, lanes = read_pcie(stated), re.search(r"x\s?(\d+)(?!\d)", text)
-    count = int(lanes[1]) if lanes else 16
-    if generation is None or unread_words(stated, "pcie") or count not in (1, 2, 4, 8, 16):
-        raise InputError(Fault(field, repr(text), "a slot such as 'gen4 x16', of 1 to 16 lanes"))
-    return int(generation.removeprefix("pcie")), count
-
 
 _NVLINK = r"nv[\s-]?link"
 _GPUDIRECT = r"(?:gpu ?direct(?: rdma)?|gdr(?:dma)?)"
 _OFF = (
-    r"(?:is )?(?:off|disabled|unavailable|unused|missing|not (?:in )?(?:use[d]?|available|enabled))"
+    r"(?:is |are |evidently |apparently )?(?:off|disabled|unavailable|unused|missing|absent"
+    r"|not (?:in )?(?:use[d]?|available|enabled|installed))"
 )
 _OF_PCIE = r"[\s-]*(?:gen|v)?[\s-]?[1-6](?:\.0)?(?![\d.]|\s*(?:x\b|gi?b))"
 """A generation behind PCIe, which is then a slot and no form of a GPU."""
 _SUBJECTS: Mapping[str, Mapping[str, str]] = {
     "gpus": {
         "count": r"\d{1,4}(?:\s*x|(?=\s))",
-        "form": rf"sxm\d?|pci-?e(?!{_OF_PCIE})|nvl(?:72)?|hgx|dgx(?:[\s-]?2)?"
+        "form": rf"sxm\d?|pci-?e(?!{_OF_PCIE})|nvl(?:72)?|hgx|dgx(?:[\s-]?[12])?"
         r"|oam",
         "memory": r"\d+\s*gi?b(?!/s)",
         "maker": r"nvidia|amd|instinct|tesla|geforce|quadro|rtx|gtx",
@@ -56,7 +35,8 @@ _SUBJECTS: Mapping[str, Mapping[str, str]] = {
     },
     "nvlink": {
         "alone": rf"(?:no|without|w/o|lacks|missing|unused|disabled) (?:any |an? )?"
-        rf"(?:{_NVLINK}(?:[\s-]bridges?)?|nv[\s-]?switch)|{_NVLINK} {_OFF}",
+        rf"(?:{_NVLINK}\d?(?:[\s-]bridges?)?|nv[\s-]?switch)"
+        rf"|{_NVLINK}\d?(?:[\s-]bridges?(?: on pairs,)?)? {_OFF}",
         "link": rf"(?:{_NVLINK}(?:[\s-]?(?:v|gen(?:eration)?[\s-]?)?\d(?![\d.]|\s*(?:x|links?)\b))?"
         r"|nv\d+)",
         "switch": r"nv[\s-]?switch",
@@ -64,15 +44,18 @@ _SUBJECTS: Mapping[str, Mapping[str, str]] = {
         r"|fully connected|hcm",
         "lanes": r"\d+\s*(?:x|links? (?:of|at))\s*\d+(?:\.\d+)?\s*gb(?:/s)?|\d+\s*(?:nv)?links?",
     },
-    "p2p": {"alone": rf"(?:no|without)[\s-]p2p|p2p(?: (?:on|enabled|{_OFF}))?"},
+    "p2p": {
+        "alone": rf"(?:no|without)[\s-]p2p|p2p(?: (?:on|enabled|{_OFF}))?(?: by patched driver)?"
+    },
     "gpudirect": {
-        "alone": rf"(?:no|without) {_GPUDIRECT}|{_GPUDIRECT} (?:on|enabled|{_OFF})",
+        "alone": rf"(?:no|without) {_GPUDIRECT}|{_GPUDIRECT} (?:on|enabled|forced|{_OFF})",
     },
     "power_limit": {"alone": r"\d+(?:\.\d+)?\s*k?w"},
     "pcie": {
         "name": r"pci(?:[\s-]?e(?:xpress)?)?",
-        "generation": r"gen(?:eration)?[\s-]?[1-6](?:\.0)?|[1-6](?:st|nd|rd|th)[\s-]gen(?:eration)?"
-        r"|v?[1-6](?:\.0)?(?!\s*x\b)",
+        "generation": r"gen(?:eration)?[\s-]?[1-6](?:\.0)?"
+        r"|[1-6](?:st|nd|rd|th)[\s-]gen(?:eration)?",
+        "number": r"v?[1-6](?:\.0)?(?!\s*x\b)",
         "lanes": r"x\s?\d+",
         "rate": r"(?:2\.5|5|8|16|32|64)(?:\.0)?\s*gt/s",
     },
@@ -82,24 +65,45 @@ _SUBJECTS: Mapping[str, Mapping[str, str]] = {
         r"|gibi?/s|[mt](?:bit(?:/s)?|bps|b/s))",
         "generation": r"[qfehnx]dr\d*",
         "adapter": r"(?:connect[\s-]?x|cx)[\s-]?\d?(?:[\s-](?:dx|lx|vpi))?",
-        "kind": r"infini[\s-]?band|ib|ipoib|(?:aws )?efa(?:v\d)?|srd|ena|roce(?:[\s-]?v[12])?"
+        "kind": r"infini[\s-]?band|ib|ipoib|(?:aws )?efa(?:[\s-]?v\d)?|srd|ena|roce(?:[\s-]?v[12])?"
         r"|(?:gigabit )?ethernet|omni[\s-]?path|opa|tcp(?: sockets?)?|tcpxo?|fastrak"
         r"|gpudirect-tcpxo?|slingshot|rdma|gvnic",
-        "more": r"nics?|hcas?|adapters?|mellanox|network|each|per (?:node|host|server)",
+        "more": r"nics?|hcas?|adapters?|switch(?:es)?|mellanox|network|each"
+        r"|per (?:node|host|server)",
     },
     "sockets": {
         "count": r"one|two|single|dual|four|[1248](?:\s*x)?",
         "maker": r"amd|intel",
         "place": r"sockets?|cpus?|xeons?|numa (?:nodes?|domains?)",
-        "apart": r"(?:separate|different|distinct|both|opposite|across|cross)[\s-](?:the )?"
-        r"(?:two )?(?:cpu )?(?:sockets?|cpus?|numa|packages?)(?: (?:nodes?|domains?))?",
+        "apart": r"(?:separate|different|distinct|both|opposite|across|cross|(?:on |in )?(?:the )?"
+        r"(?:other|same)|each|gpu per|gpus? (?:under|on) (?:its own|different)|nic per|per)"
+        r"[\s-](?:the )?(?:two )?(?:cpu )?(?:sockets?|cpus?|numa|packages?)"
+        r"(?: (?:nodes?|domains?))?",
     },
 }
 """Subjects of a node, and for each the classes of its words."""
+_PROSE: Mapping[str, Mapping[str, str]] = {
+    "lanes": {"count": r"\d+\s*x", "rate": r"\d+(?:\.\d+)?\s*g(?-i:B)/s"},
+    "path": {
+        "alone": r"sys(?: everywhere)?|phb|p[ix]x|pxb|node|root (?:complex|ports?)|straight|direct"
+        r"|(?:pci-?e )?switch(?:es)?",
+    },
+    "mtu": {"alone": r"(?:rdma )?mtu\s*(?:of|=|:)?\s*\d{3,5}"},
+    "rack": {
+        "alone": rf"mnnvl|multi-?node {_NVLINK}|(?:\d+|one|two|three|four|six|eight)[\s-]*racks?",
+    },
+    "setting": {
+        "alone": r"[a-z][a-z0-9]*_[a-z0-9_]+\s*=\s*[^\s,;()]+"
+        rf"|(?:no |without )?(?:{_NVLINK} )?(?:sharp|nvls|collnet|pxn|shm)(?: {_OFF})?",
+    },
+    "nothing": {"alone": r"none|no network|nan|(?:not stated|unknown)(?: hardware)?"},
+}
+"""What prose says beside them, and a node in one line does not."""
 _HEADS: Mapping[str, frozenset[str]] = {
     "gpus": frozenset({"family"}),
     "nvlink": frozenset({"alone", "link", "switch", "layout"}),
     "pcie": frozenset({"name", "generation"}),
+    "lanes": frozenset({"rate"}),
     "nic": frozenset({"rate", "generation", "adapter", "kind"}),
     "sockets": frozenset({"place", "apart", "cpu"}),
 }
@@ -107,9 +111,9 @@ _HEADS: Mapping[str, frozenset[str]] = {
 _REPEATED = frozenset({"maker", "more"})
 _OPEN = frozenset({"count", "maker", "name"})
 """Classes that the next word may follow at once: 8xH100, RTX4090, PCIe5."""
-_BETWEEN_WORDS = re.compile(r"[\s_:@-]*(?:(?:of|at)\s+)?", re.IGNORECASE)
-_BETWEEN_PHRASES = re.compile(r"(?:[\s,;+()&]|(?:with|and|plus)\b)*", re.IGNORECASE)
-_UNREAD = re.compile(r"[^\s,;+()&]+|\S")
+_BETWEEN_WORDS = re.compile(r"[\s_:@(-]*(?:(?:of|at)\s+)?", re.IGNORECASE)
+_BETWEEN_PHRASES = re.compile(r"(?:[\s,;+()&/]|(?:with|and|plus)\b)*", re.IGNORECASE)
+_UNREAD = re.compile(r"[^\s,;+()&/]+|\S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +124,23 @@ class Phrase:
     """A key of the table; empty: no subject has these words."""
     text: str
     words: Mapping[str, str]
-    """Each word by its class, in lower case."""
+    """Each word by its class."""
 
 
 @lru_cache(maxsize=4)
-def _patterns(gpus: tuple[str, ...]) -> dict[str, dict[str, re.Pattern[str]]]:
+def _patterns(gpus: tuple[str, ...], *, prose: bool) -> dict[str, dict[str, re.Pattern[str]]]:
     """Words of each subject; those of GPUs and CPUs with the names in the tables of parts."""
     spelled = {part.spelled for part in hardware_parts().gpus.values()}
     families = [re.escape(name) for name in gpus]
     families += [r"[\s_-]*".join(map(re.escape, name.split())) for name in spelled]
     longest_first = sorted(families, key=len, reverse=True)
     cpus = "|".join(map(re.escape, hardware_parts().cpus))
+    clouds = (name for cloud in hardware_parts().clouds.values() for name in cloud.spelled)
+    machines = (name for names in hardware_parts().machines.values() for name in names)
+    places = "|".join(map(re.escape, (*machines, *clouds, *hardware_parts().pods)))
     own = {"gpus": {"family": "|".join(longest_first)}, "sockets": {"cpu": cpus}}
+    machine = {"alone": rf"(?:{places})(?:[.-][a-z0-9.]+)?"}
+    subjects = {**_PROSE, **_SUBJECTS, "machine": machine} if prose else _SUBJECTS
     return {
         subject: {
             name: re.compile(
@@ -139,19 +148,21 @@ def _patterns(gpus: tuple[str, ...]) -> dict[str, dict[str, re.Pattern[str]]]:
             )
             for name, words in (own.get(subject, {}) | dict(classes)).items()
         }
-        for subject, classes in _SUBJECTS.items()
+        for subject, classes in subjects.items()
     }
 
 
-def read_phrases(text: str) -> list[Phrase]:
+def read_phrases(text: str, *, prose: bool = False) -> list[Phrase]:
     """Split a text into phrases, in order; no word is left out.
+
+    `prose`: whether phrases may also name machines, settings and paths.
 
     Examples
     --------
     >>> [(each.subject, each.text) for each in read_phrases("8x A100 40GB with 2x 100GbE banana")]
     [('gpus', '8x A100 40GB'), ('nic', '2x 100GbE'), ('', 'banana')]
     """
-    patterns = _patterns(tuple(gpu_names()))
+    patterns = _patterns(tuple(gpu_names()), prose=prose)
     phrases: list[Phrase] = []
     begun = at = _skip(_BETWEEN_PHRASES, text, 0)
     while at < len(text):
@@ -180,13 +191,14 @@ def _phrase(subject: str, classes: Mapping[str, re.Pattern[str]], text: str, sta
             if (name not in words or name in _REPEATED)
             and (name != "count" or not words)
             and (match := pattern.match(text, at))
+            and not _contradicts(words, name, match[0])
         }
         if not matches:
             break
         name = max(matches, key=lambda key: matches[key].end())
         if name == "alone" and words:
             break
-        words[name] = f"{words.get(name, '')} {matches[name][0].lower()}".strip()
+        words[name] = f"{words.get(name, '')} {matches[name][0]}".strip()
         end = matches[name].end()
         if name == "alone":
             break
@@ -207,82 +219,156 @@ def unread_words(text: str, subject: str) -> str:
     return " ".join(phrase.text for phrase in phrases if phrase is not own)
 
 
-# ---------------------------------------------------------------- words that contradict each other
+# ---------------------------------------------------------------- words of prose
+
+_PLAIN = re.compile(
+    r"an?|the|at|of|in|on|per|each|for|from|is|are|by|to|as|inside|within|between|across|over|via"
+    r"|all|used?|(?:\d+-)?(?:gpus?|nodes?|hosts?|servers?|machines?)|network|ip|[\W_]*",
+    re.IGNORECASE,
+)
+"""Words of sentences that say nothing of a machine by themselves."""
+_QUANTITY = re.compile(
+    r"\d\s*-?(?:[kmgt]i?b\S*|[kmgt]bit\S*|[kmg]?hz|k?w|gt/s|x|links?|lanes?|nics?|ports?)(?![a-z])",
+    re.IGNORECASE,
+)
+"""A number with a unit or with what it counts."""
+_ONE_VALUE = ("count", "rate", "generation", "number", "memory", "form")
+"""Classes of which a host has one word, so that a second and other one has not acted."""
 
 
-def read_stated_gpu(text: str) -> NamedGpu:
-    """Find the GPU of a text of which every word is about it: "A100 40GB SXM".
+def passed_over(text: str, subjects: Collection[str]) -> tuple[str, ...]:
+    """Return the words of prose that do not act, for a note.
 
-    Raises `InputError`: a GPU that is not known, words about something else, or a form, a memory
-    or a maker that this GPU does not have.
+    They belong to no phrase, or to one on other subjects than those that are read here, or
+    contradict an earlier phrase. Plain words alone ("per node") are left out.
+
+    Examples
+    --------
+    >>> passed_over("NVLink3 in each node, liquid cooled, 500 W, NVLink off", ["nvlink"])
+    ('liquid cooled', '500 W', 'NVLink off')
     """
-    if text in gpu_names():
-        return read_gpu(text)
-    named = read_gpu(_family_first(text))
-    phrases = read_phrases(text)
-    unread = unread_words(text, "gpus")
-    if unread:
-        raise InputError(
-            Fault(
-                "gpu",
-                repr(unread),
-                f"words on {named.part.spelled.upper()} alone: its form and memory",
-            )
+    said: dict[tuple[str, str], str] = {}
+    over = dict[str, None]()
+    for phrase in read_phrases(text, prose=True):
+        stated = _stated_values(phrase)
+        plain = all(map(_PLAIN.fullmatch, re.split(r"[\s:]+", phrase.text)))
+        faults = (
+            phrase.subject not in subjects and not (plain and not phrase.subject),
+            any(said.get(key, value) != value for key, value in stated.items()),
+            phrase.subject == "pcie" and "name" not in phrase.words,
         )
-    words, part = next(phrase.words for phrase in phrases if phrase.subject == "gpus"), named.part
-    form, memory, maker = (words.get(name, "") for name in ("form", "memory", "maker"))
-    stated_GB = int(re.sub(r"\D", "", memory) or part.memory)
-    others = "nvidia|geforce|tesla" if part.amd else "amd|instinct"
-    cases = (
-        (
-            form != "" and not _has_form(part, form),
-            form,
-            f"{part.form.upper()}, as {named.name} has",
-        ),
-        (
-            named.memory_GB is not None and abs(stated_GB / part.memory - 1) > _SAME_MEMORY,
-            memory,
-            f"{part.memory} GB, as the nearest ({named.name}) has",
-        ),
-        (
-            re.search(others, maker) is not None,
-            maker,
-            f"another maker: {named.name} is not theirs",
-        ),
-    )
-    raise_faults(Fault("gpu", repr(found), allowed) for wrong, found, allowed in cases if wrong)
-    return named
+        if any(faults):
+            over[phrase.text] = None
+        said = stated | said
+    return tuple(over)
 
 
-def _has_form(part: GpuConnector, form: str) -> bool:
-    """Return whether a GPU has the form that a text names, such as "sxm5".
+def _stated_values(phrase: Phrase) -> dict[tuple[str, str], str]:
+    """What a phrase states of which a host has one: by subject and class."""
+    words, subject = phrase.words, phrase.subject
+    stated = {name: re.sub(r"\W", "", words[name]).lower() for name in _ONE_VALUE if name in words}
+    if subject == "nvlink":
+        layout = "switch" if "switch" in words else words.get("layout", "").lower()
+        stated |= {
+            "use": "off" if "alone" in words else "on",
+            **({"layout": layout} if layout else {}),
+        }
+    if subject == "nic":
+        named = _FABRIC.search(phrase.text)
+        stated |= {"fabric": "InfiniBand" if named[1] else "Ethernet"} if named else {}
+        stated.pop("generation", None)
+        rate_Bps = nic_rate(words)
+        stated |= {} if rate_Bps is None else {"rate": f"{rate_Bps:g}"}
+    return {(subject, name): value for name, value in stated.items()}
 
-    "hgx" and "dgx" are boards of SXM modules of any generation, "nvl72" has superchips.
+
+_FABRIC = re.compile(
+    r"(infini|\bib\b|[qfehnx]dr|omni|\bopa\b)|ethernet|gbe\b|roce|\befa|tcp|slingshot",
+    re.IGNORECASE,
+)
+"""Names of InfiniBand, and of Ethernet."""
+
+
+def _contradicts(words: Mapping[str, str], name: str, word: str) -> bool:
+    """Whether a word says another thing of a part than those of its phrase: an EDR of 400G."""
+    if {name, *words} >= {"switch", "layout"}:
+        return name in {"switch", "layout"}
+    pair = {**words, name: word}
+    if name not in {"rate", "generation"} or not {"rate", "generation"} <= pair.keys():
+        return False
+    generation_Bps = nic_rate({"generation": pair["generation"]})
+    ethernet = re.search("gb?e", pair["rate"], re.IGNORECASE) is not None
+    return generation_Bps is not None and (ethernet or generation_Bps != nic_rate(pair))
+
+
+_DATA_Gbps = {
+    "qdr": 32.0,
+    "fdr": 54.5,
+    "edr": 100.0,
+    "hdr100": 100.0,
+    "hdr": 200.0,
+    "ndr200": 200.0,
+    "ndr": 400.0,
+    "xdr": 800.0,
+}
+"""InfiniBand of four lanes (two for those with a number), Gbit/s of data."""
+
+
+def nic_rate(words: Mapping[str, str]) -> float | None:
+    """Return the rate that the words on a NIC state, or the generation's; bytes per second.
+
+    A large B behind the prefix is of bytes.
+
+    Examples
+    --------
+    >>> [nic_rate({"rate": rate}) for rate in ("25 GB/s", "100 Gb/s")]
+    [25000000000.0, 12500000000.0]
     """
-    if form.startswith(("hgx", "dgx")):
-        return part.on_board
-    if form == "nvl72":
-        return part.form == "superchip"
-    own = form.replace("-", "")
-    return part.form.startswith(own) or (part.form == "sxm" and own.startswith("sxm"))
+    rate = re.match(r"([\d.]+)\s*-?([gmt])(i?B(?:/s|ps))?", words.get("rate", ""), re.IGNORECASE)
+    if rate:
+        bits = 8 if rate[3] and "B" in rate[3] else 1
+        return float(rate[1]) * bits * _SCALE[rate[2].lower()] / 8
+    name = words.get("generation", "").lower()
+    Gbps = _DATA_Gbps.get(name, _DATA_Gbps.get(name.rstrip("0123456789")))
+    return None if Gbps is None else Gbps * 1e9 / 8
 
 
-_SAME_MEMORY = 0.1
-"""Share by which a stated memory may differ from the table's: 192 and 180 GB are both said of a
-B200."""
+_SCALE = {"m": 1e6, "g": 1e9, "t": 1e12}
+"""Prefixes of units."""
 
 
-def _family_first(text: str) -> str:
-    """The same words with those before the family behind it: "40GB A100" as "A100 40GB"."""
-    for phrase in read_phrases(text):
-        if phrase.subject == "gpus" and "memory" in phrase.words:
-            before, family, behind = text.lower().partition(phrase.words["family"])
-            return f"{family}{behind} {before}" if re.search(r"\dg", before) else text
-    return text
+def is_hardware(words: str) -> bool:
+    """Whether words that nobody knows look like hardware: a quantity, a model, a misspelling.
+
+    Examples
+    --------
+    >>> [is_hardware(text) for text in ("3.2 GHz", "Zen4", "NVLonk", "two TPUs", "liquid cooled")]
+    [True, True, True, True, False]
+    """
+    folded = words.lower()
+    kinds = (name for names in hardware_parts().unmodelled.values() for name in names)
+    unmodelled = "|".join(map(re.escape, kinds))
+    return (
+        re.search(rf"[a-z]\d|\d[a-z]|\b(?:{unmodelled})s?\b", folded) is not None
+        or _QUANTITY.search(folded) is not None
+        or any(get_close_matches(word, _SPELLED, 1, _MISSPELT) for word in folded.split())
+    )
 
 
-def adapter_rate(text: str) -> float | None:
-    """Return the rate of the adapter that a text names, ConnectX-7; bytes per second."""
-    adapter = re.search(r"\b(?:connect[\s-]?x|cx)[\s-]?(\d)", text, re.IGNORECASE)
-    rates = hardware_parts().adapters
-    return parse_bandwidth(rates[adapter[1]]) if adapter and adapter[1] in rates else None
+_MISSPELT = 0.8
+"""Similarity (of `difflib`) from which a word is a known one with a slip."""
+_SPELLED = (
+    "nvlink",
+    "nvswitch",
+    "infiniband",
+    "ethernet",
+    "connectx",
+    "gpudirect",
+    "pcie",
+    "roce",
+    "socket",
+    "bridge",
+    "slingshot",
+    "omnipath",
+)
+"""Words of the subjects that people misspell."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import collect_faults
 from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
+from perfmodel.topology.from_text.grammar import passed_over, read_phrases
 from perfmodel.topology.from_text.layouts import usual_layout
 from perfmodel.topology.from_text.network_text import (
     IntraText,
@@ -46,6 +47,8 @@ class HostText:
     """In bytes."""
     text: str
     """All of the text in lower case; it may name the machine as its provider does."""
+    passed_over: tuple[tuple[str, str], ...]
+    """Words that say nothing of a machine, each behind the name of the argument that has it."""
 
 
 def read_host(
@@ -93,7 +96,34 @@ def read_host(
         gpudirect=read_gpudirect(stated),
         mtu=read_mtu(stated),
         text=f"{gpu}; {stated}; {remarks}".lower().replace("_", "-"),
+        passed_over=tuple(_passed_over(named, {"gpu": gpu, "intra": intra, "network": network})),
     )
+
+
+_READ_OF = {
+    "gpu": ("gpus", "pcie", "machine", "nothing"),
+    "intra": ("nvlink", "lanes", "pcie", "sockets", "path", "p2p", "gpudirect"),
+    "network": ("nic", "lanes", "rack", "sockets", "path", "p2p", "gpudirect"),
+}
+"""Subjects that act where an argument has them."""
+_READ_OF_ALL = ("mtu", "machine", "setting", "nothing")
+
+
+def _passed_over(named: NamedGpu, texts: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
+    """Yield the words that act in no argument, each behind the name of one that has it."""
+    stated = {name: text for name, text in texts.items() if text}
+    over = {
+        name: passed_over(text, (*_READ_OF[name], *_READ_OF_ALL)) for name, text in stated.items()
+    }
+    read = {
+        phrase.text
+        for name, text in stated.items()
+        for phrase in read_phrases(text, prose=True)
+        if phrase.text not in over[name]
+    }
+    if named.part.amd:
+        read |= {"xGMI", "xgmi"}  # which joins them anyway
+    yield from ((name, words) for name in over for words in over[name] if words not in read)
 
 
 # ---------------------------------------------------------------- templates

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.topology.from_text.grammar import nic_rate, read_phrases, unread_words
 from perfmodel.topology.from_text.parts import Layout, hardware_parts
 from perfmodel.topology.model import NetworkKind
+from perfmodel.units import parse_bandwidth
 
 _KINDS: tuple[tuple[str, NetworkKind], ...] = (
     (r"tcpxo|fastrak", "tcpxo"),
@@ -36,27 +38,6 @@ _ACROSS = re.compile(
     rf"|\b(?:{_OTHER_CPU}) (?:cpu |numa )?(?:socket|cpu|package|node|domain)s?\b"
 )
 """Words that put the NIC under another CPU than the GPUs."""
-_GENERATIONS = {
-    "qdr": 32.0,
-    "fdr": 54.5,
-    "edr": 100.0,
-    "hdr100": 100.0,
-    "hdr": 200.0,
-    "ndr200": 200.0,
-    "ndr": 400.0,
-    "xdr": 800.0,
-}
-"""InfiniBand of four lanes (two for those with a number), Gbit/s of data."""
-_NETWORK_WORD = re.compile(
-    r"infini.?band|\bib\b|(?<=\d)ib\b|\b[efhnqx]dr\d*\b|\befa\b|\broce|ethernet|omni.?path|\bopa\b"
-    r"|slingshot|\brdma\b|\btcp|\bnics?\b|\bhcas?\b|connect.?x|\bcx-?\d|gbe\b|gbit|gbps"
-)
-"""What names a network between hosts, never a link inside one."""
-_LINK_WORD = re.compile(r"nv\s?link|nv\s?switch|pci|\bnv\d+\b|\bnuma\b")
-"""What names a link inside a host."""
-_PART_END = re.compile(r"([,;+()&]|\band\b|\bwith\b)")
-_BIT_RATE = re.compile(r"(?:\d+\s*x\s*)?\d+(?:\.\d+)?\s*Gb(?:it|ps|E|/s)?\b(?:/s)?")
-"""Gigabits as they are written, with a small b: networks have such rates, NVLinks have bytes."""
 _NUMERALS = {"one": 1, "two": 2, "three": 3, "four": 4, "six": 6, "eight": 8}
 
 
@@ -108,13 +89,11 @@ def read_network(
                 "none, infiniband, roce, efa, tcp, tcpx, tcpxo or omni-path, in any usual spelling",
             )
         )
-    nics, nic_Gbps, source = _rate(
-        " ".join(_parts_about(_OTHER_UNIT.sub(_gigabits, text or "").lower(), "network"))
-    )
+    nics, nic_Bps, source = _rate(text or "")
     slingshot = kind == "roce" and "roce" not in folded and "slingshot" in folded
     return NetworkText(
         kind=kind,
-        nic_Bps=None if nic_Gbps is None else nic_Gbps * 1e9 / 8,
+        nic_Bps=nic_Bps,
         nics=nics,
         rate_source=source,
         across=bool(_ACROSS.search(folded)),
@@ -122,47 +101,18 @@ def read_network(
     )
 
 
-def names_network(text: str) -> bool:
-    """Whether a text names a network between hosts.
-
-    Examples
-    --------
-    >>> names_network("2 x 100 Gbit/s RoCE"), names_network("PCIe gen4 x16")
-    (True, False)
-    """
-    return _NETWORK_WORD.search(text.lower()) is not None
-
-
 def links_inside(text: str) -> str:
-    """Return the parts of a text that are about links inside a host, and not about its network.
-
-    Parts end at commas, brackets and the like; one that names a network and no link inside a host
-    goes, and so do rates in bits.
+    """Return a text without its phrases on NICs, on who reads whose memory, and on NCCL.
 
     Examples
     --------
     >>> links_inside("NVLink2 hybrid cube mesh, 4x 100 Gb InfiniBand per node")
-    'NVLink2 hybrid cube mesh ,'
+    'NVLink2 hybrid cube mesh,  '
     """
-    return " ".join(_parts_about(_BIT_RATE.sub("", text), "link"))
-
-
-def _parts_about(text: str, subject: str) -> Iterator[str]:
-    """Yield the parts of a text about the "link" inside hosts, or about the "network".
-
-    What names neither is about both; in brackets, about what stands before them.
-    """
-    about, depth = "", 0
-    for part in _PART_END.split(text):
-        folded = part.lower()
-        network, link = _NETWORK_WORD.search(folded), _LINK_WORD.search(folded)
-        depth += (part == "(") - (part == ")")
-        if network or link:
-            about = "" if network and link else "network" if network else "link"
-        elif not depth and part != ")":
-            about = ""
-        if about in {"", subject}:
-            yield part
+    for phrase in read_phrases(text, prose=True):
+        if phrase.subject in {"nic", "gpudirect", "p2p", "setting"}:
+            text = text.replace(phrase.text, " ", 1)
+    return text
 
 
 def _kind_in_use(stated: NetworkKind | None, env: Mapping[str, str]) -> NetworkKind | None:
@@ -174,26 +124,22 @@ def _kind_in_use(stated: NetworkKind | None, env: Mapping[str, str]) -> NetworkK
 
 
 def _rate(text: str) -> tuple[int | None, float | None, str]:
-    """NICs of a host, Gbit/s of each, and where that rate is from."""
-    several = re.search(r"(\d+)\s*x\s*(?:nics?\s*)?(?:[ehnx]dr\s*)?(\d+(?:\.\d+)?)\s*g", text)
-    if several:
-        return int(several[1]), float(several[2]), "as described"
-    if single := re.search(r"(?<![\w.])(\d+(?:\.\d+)?)\s*-?g(?:bps|bit/?s?|be|b/s|b)?\b", text):
-        return None, float(single[1]), "as described"
-    if name := re.search(r"\b(qdr|fdr|edr|hdr100|hdr|ndr200|ndr|xdr)\d*\b", text):
-        return None, _GENERATIONS[name[1]], f"InfiniBand {name[1].upper()}, 4 lanes"
-    return None, None, ""
-
-
-_OTHER_UNIT = re.compile(
-    r"(?<![\w.])(\d+(?:\.\d+)?)\s*(?:([GM])i?B(?:/s|ps)|([MT])(?:bit|bps|b/s|Bit)(?:/s)?)"
-)
-"""A rate in bytes, whose B is large, or in other than gigabits."""
-
-
-def _gigabits(rate: re.Match[str]) -> str:
-    scale = {"M": 1e-3, "G": 1.0, "T": 1e3}[rate[2] or rate[3]] * (8 if rate[2] else 1)
-    return f"{float(rate[1]) * scale:g} Gbit/s"
+    """NICs of a host, bytes per second of each, and where that rate is from."""
+    phrases = read_phrases(text, prose=True)
+    nics = [
+        {"rate": p.text} if p.subject == "lanes" else p.words
+        for p in phrases
+        if p.subject in {"nic", "lanes"}
+    ]
+    rated = [words for words in nics if nic_rate(words) is not None]
+    if not rated:
+        return None, None, ""
+    words = min(rated, key=lambda words: ("rate" not in words, "count" not in words))
+    count = re.match(r"\d+", words.get("count", ""))
+    source = (
+        "as described" if "rate" in words else f"InfiniBand {words['generation'].upper()}, 4 lanes"
+    )
+    return int(count[0]) if count else None, nic_rate(words), source
 
 
 def read_mtu(text: str) -> int | None:
@@ -379,3 +325,28 @@ def read_peer_access(text: str) -> bool | None:
     """Whether GPUs copy to each other over PCIe; None: not stated."""
     off = r"no[- ]?p2p|without p2p|p2p_disable\s*=\s*1|p2p[^,;]{0,20}(?:unavail|disab|off|not)"
     return on_or_off(text.lower(), off, r"p2p[^,;]{0,20}(?:enab|patch|unlock|on\b)|patched driver")
+
+
+def read_slot(text: str, field: str) -> tuple[int, int]:
+    """Generation and lanes of a slot; 16 lanes where none are stated.
+
+    Raises `InputError`: no generation, or lanes that no slot has.
+
+    Examples
+    --------
+    >>> read_slot("gen4 x8", "pcie"), read_slot("PCIe 5.0", "pcie")
+    ((4, 8), (5, 16))
+    """
+    stated = text if re.search(r"pci", text, re.IGNORECASE) else f"PCIe {text}"
+    generation, lanes = read_pcie(stated), re.search(r"x\s?(\d+)(?!\d)", text)
+    count = int(lanes[1]) if lanes else 16
+    if generation is None or unread_words(stated, "pcie") or count not in (1, 2, 4, 8, 16):
+        raise InputError(Fault(field, repr(text), "a slot such as 'gen4 x16', of 1 to 16 lanes"))
+    return int(generation.removeprefix("pcie")), count
+
+
+def adapter_rate(text: str) -> float | None:
+    """Return the rate of the adapter that a text names, ConnectX-7; bytes per second."""
+    adapter = re.search(r"\b(?:connect[\s-]?x|cx)[\s-]?(\d)", text, re.IGNORECASE)
+    rates = hardware_parts().adapters
+    return parse_bandwidth(rates[adapter[1]]) if adapter and adapter[1] in rates else None

@@ -27,6 +27,49 @@ def test_unknown_gpu_is_refused_with_those_that_are_known(words: str) -> None:
         describe(words, gpus=8, intra="NVLink")
 
 
+@pytest.mark.parametrize(
+    ("fields", "field", "words"),
+    [
+        ({"intra": "NVLonk3"}, "intra", "NVLonk3"),
+        ({"intra": "NVLink3 NVSwitch, 3.2 GHz"}, "intra", "3.2 GHz"),
+        ({"intra": "NVLink3 NVSwitch, two TPUs"}, "intra", "two TPUs"),
+        ({"intra": "NVLink3 NVSwitch, 4x 100GbE"}, "intra", "4x 100GbE"),
+        ({"intra": "PCIe4 x16, PCIe5"}, "intra", "PCIe5"),
+        ({"intra": "NVLink3 NVSwitch, NVLink off"}, "intra", "NVLink off"),
+        ({"network": "InfiniBand HDR, 25 GbE"}, "network", "25 GbE"),
+        ({"network": "RoCE 100G, Zen4"}, "network", "Zen4"),
+        ({"gpu": "A100-SXM4-80GB at 300 W"}, "gpu", "300 W"),
+    ],
+)
+def test_hardware_that_prose_names_and_nobody_reads_is_refused(
+    fields: dict[str, str], field: str, words: str
+) -> None:
+    stated = {"gpu": "A100-SXM4-80GB", "intra": "none", "network": "InfiniBand HDR"} | fields
+    with pytest.raises(InputError) as raised:
+        describe(stated["gpu"], gpus=8, intra=stated["intra"], network=stated["network"])
+    assert [(fault.field, fault.found) for fault in raised.value.faults] == [(field, repr(words))]
+
+
+@pytest.mark.parametrize(
+    ("intra", "network", "words"),
+    [
+        ("NVLink3 NVSwitch in each node, liquid cooled", "InfiniBand HDR", "'liquid cooled'"),
+        ("NVLink3 NVSwitch", "InfiniBand HDR banana", "'banana'"),
+        ("NVLink3 NVSwitch", "InfiniBand HDR, EDR", "'EDR'"),
+        ("NVLink3 NVSwitch, banana", "HDR InfiniBand, banana", "'banana'"),
+    ],
+)
+def test_other_words_of_prose_are_named_in_a_note(intra: str, network: str, words: str) -> None:
+    notes = describe("A100-SXM4-80GB", gpus=8, intra=intra, network=network).assumptions
+    assert f"passed over, being unknown or at odds with other words: {words}" in notes
+
+
+def test_a_paragraph_of_which_every_word_acts_or_is_plain_has_no_such_note() -> None:
+    text = "NVLink3 NVSwitch inside each node; 8x 200 Gb/s HDR InfiniBand between nodes, SHARP off."
+    notes = describe("A100-SXM4-80GB", gpus=8, intra=text, network=text).assumptions
+    assert not [note for note in notes if note.startswith("passed over")]
+
+
 # ---------------------------------------------------------------- inside
 
 
