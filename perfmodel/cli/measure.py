@@ -158,6 +158,7 @@ def _outputs(output: Path | None, runs: int) -> list[Path]:
         raise InputError(Fault("--runs", str(runs), allowed))
     if output is None:
         return []
+    refuse(filter(None, [find_output_fault("-o", output)]))  # a folder has no name to number
     numbers = (
         [f"-{number:0{len(str(runs))}}" for number in range(1, runs + 1)] if runs > 1 else [""]
     )

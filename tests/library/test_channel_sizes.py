@@ -43,7 +43,7 @@ def machine(template: str, hosts: int, fabric: str) -> Machine:
 
 
 def never(*_: object) -> bool:
-    """No ring is like another, and none is periodic."""
+    """No ring is like another."""
     return False
 
 
@@ -52,7 +52,7 @@ SHORTCUTS = {
     "rings traced": (unrolled, "MOST_TRACED", 10**9, 0),
     "rings of like hosts": (critical_path, "_MOST_PERIODS", 10**6, 1),
     "steady cycles extrapolated": (recurrence_steps, "SAME_GAIN", 1e-13, -1.0),
-    "like rings computed once": (ring_folds, "_same", ring_folds._same, never),
+    "like rings computed once": (ring_folds, "are_alike", ring_folds.are_alike, never),
     "link patterns and tree shapes counted once": (link_patterns, "LARGE_STAGE_LINKS", 0, 10**9),
 }
 """What has the threshold, and its values with the shortcut and without."""

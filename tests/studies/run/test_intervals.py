@@ -194,7 +194,7 @@ def test_an_interval_lays_no_collective_again(
     )
     shared = count_calls(monkeypatch, duty_cycle, "duty_cycle_rates", lambda _, stage, *__: stage)
     filled = count_calls(
-        monkeypatch, duty_cycle, "fill_and_drain_rates", lambda _, stage, *__: stage
+        monkeypatch, uncontended, "fill_and_drain_rates", lambda _, stage, *__: stage
     )
     answer = run_scenario(
         load_scenario("resnet50-dgx-a100", ("cluster.nodes=2", "scale=null", *events))
