@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from perfmodel.arrays import FloatArray
 from perfmodel.collectives.timing import (
     critical_path,
     recurrence,
@@ -47,10 +48,15 @@ def never(*_: object) -> bool:
     return False
 
 
+def whole_ring(rows: FloatArray) -> int:
+    """No part of a ring comes back."""
+    return rows.shape[1]
+
+
 SHORTCUTS = {
     "long rings and chains in closed form": (recurrence, "LONG_RING_EDGES", 1, 10**9),
     "rings traced": (unrolled, "MOST_TRACED", 10**9, 0),
-    "rings of like hosts": (critical_path, "_MOST_PERIODS", 10**6, 1),
+    "rings of like hosts": (critical_path, "period_of", critical_path.period_of, whole_ring),
     "steady cycles extrapolated": (recurrence_steps, "SAME_GAIN", 1e-13, -1.0),
     "like rings computed once": (ring_folds, "are_alike", ring_folds.are_alike, never),
     "link patterns and tree shapes counted once": (link_patterns, "LARGE_STAGE_LINKS", 0, 10**9),
