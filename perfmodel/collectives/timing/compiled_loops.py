@@ -324,7 +324,7 @@ CHANGES_TO_LOAD = 400
 
 @dataclass
 class Effort:
-    """What simulations on a machine have done of what compiled loops are quicker at."""
+    """How much work simulations on a machine have done; it decides when compiled loops pay."""
 
     spent: int = 0
     """Changes of rates that were followed."""
