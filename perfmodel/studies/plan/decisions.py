@@ -257,11 +257,11 @@ def measure_swings(
 
     `answer`: options of requests, in their order.
     """
-    sides = [request for swing in swings for request in (swing.worse, swing.better)]
-    options = iter(answer(list(filter(None, sides))))
-    swung = iter([next(options) if request else best for request in sides])
+    sides = [(swing.worse, swing.better) for swing in swings]
+    answered = iter(answer([request for pair in sides for request in pair if request]))
     measured = [*_from_intervals(best)]
-    for swing, worse, better in zip(swings, swung, swung, strict=True):
+    for swing, pair in zip(swings, sides, strict=True):
+        worse, better = (next(answered) if request else best for request in pair)
         if worse.status == better.status == "ok":
             is_free = worse.cost is None or better.cost is None
             costs = None if is_free else (_cost(worse), _cost(better))
