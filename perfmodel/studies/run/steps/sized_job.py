@@ -276,7 +276,7 @@ class SizedJob:
         """
         sized = self
         if machine is not None:
-            sized = self._elsewhere.setdefault(machine, self.on_machine(machine))
+            sized = once(self._elsewhere, machine, partial(self.on_machine, machine))
         sized = sized if options is None else sized.with_options(options)
         with locate_errors(sized):
             return simulate_reported(sized)
