@@ -138,10 +138,10 @@ def _assemble_result(
 ) -> TuneResult:
     """Choose among what was simulated, and rate every cap."""
     ratios, sized = compare_machines(evaluator), evaluator.sized
+    # The cap comes first: round caps that are simulated for it are candidates for the lists, too.
+    cap = choose_uniform_cap(evaluator, partitions)
     caps, integer_caps = choose_lists(evaluator, lists, partitions)
-    requested, default, *tuned = evaluate_candidates(
-        evaluator, choose_uniform_cap(evaluator, partitions), caps, integer_caps, ratios
-    )
+    requested, default, *tuned = evaluate_candidates(evaluator, cap, caps, integer_caps, ratios)
     curve, default_regrets = build_curve(evaluator, partitions, ratios)
     best_uniform, best_list, best_integer_list = tuned
     bound_s = _prove_bound(evaluator, best_list.step_time_s)

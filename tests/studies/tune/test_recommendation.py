@@ -13,7 +13,7 @@ from perfmodel.report.tuning_text import headline, snippet, to_paste, tuned_json
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run.steps.sized_job import prepare
 from perfmodel.studies.tune.caps import as_bytes, with_cap, with_caps
-from perfmodel.studies.tune.model import MIN_GAIN, Choice, TuneResult
+from perfmodel.studies.tune.model import MIN_GAIN, STEP_ROUNDING, Choice, TuneResult
 from perfmodel.studies.tune.recommendation import recommend
 from perfmodel.studies.tune.run import tune_scenario
 
@@ -123,3 +123,11 @@ def test_the_network_is_named_where_buckets_hide_little_of_it() -> None:
     assert "keep them" in text
     assert "The network is the limit" in text
     assert "The network" not in headline(tuned_of("resnet50-dgx-a100", ()))
+
+
+def test_a_whole_number_for_all_buckets_is_no_better_than_the_list_of_whole_numbers() -> None:
+    tuned = tune_scenario(load_scenario("resnet50-dgx-a100"))
+    cap = tuned.best_uniform.bucket_cap_mb
+    assert cap is not None and cap.is_integer()
+    limit_s = tuned.best_uniform.step_time_s * (1 + STEP_ROUNDING)
+    assert tuned.best_integer_list.step_time_s <= limit_s
