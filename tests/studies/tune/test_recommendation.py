@@ -128,6 +128,7 @@ def test_the_network_is_named_where_buckets_hide_little_of_it() -> None:
 def test_a_whole_number_for_all_buckets_is_no_better_than_the_list_of_whole_numbers() -> None:
     tuned = tune_scenario(load_scenario("resnet50-dgx-a100"))
     cap = tuned.best_uniform.bucket_cap_mb
-    assert cap is not None and cap.is_integer()
+    assert cap is not None
+    assert cap.is_integer()
     limit_s = tuned.best_uniform.step_time_s * (1 + STEP_ROUNDING)
     assert tuned.best_integer_list.step_time_s <= limit_s
