@@ -1,0 +1,1 @@
+"""Training steps and kernels on one GPU: predicted first, then measured."""
