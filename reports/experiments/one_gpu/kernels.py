@@ -127,7 +127,7 @@ def _attentions(torch: Any) -> Iterator[Row]:
     names = ("sequences", "tokens", "heads", "kv_heads", "head_size")
     attend = partial(torch.nn.functional.scaled_dot_product_attention, enable_gqa=True)
     for (library, backend), size in itertools.product(libraries.items(), ATTENTIONS):
-        sequences, tokens, heads, kv_heads, head_size = size
+        _sequences, tokens, heads, kv_heads, _head_size = size
         causal = tokens not in (512, 197)
 
         def operand(count: int, size: tuple[int, ...] = size) -> Any:
@@ -177,6 +177,7 @@ def _event_us(torch: Any, run: Callable[[], object], inner: int = 10) -> float:
 
 
 def _memory_bound(torch: Any) -> Iterator[Row]:
+    functional = torch.nn.functional
     for elements, precision in itertools.product(ELEMENTS, ("bf16", "fp32")):
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         item, width = (2 if precision == "bf16" else 4), 1024
@@ -185,7 +186,6 @@ def _memory_bound(torch: Any) -> Iterator[Row]:
         def filled(dtype: Any = dtype, elements: int = elements) -> Any:
             return torch.randn(elements // 1024, 1024, device="cuda").to(dtype)
 
-        functional = torch.nn.functional
         makers: dict[str, Callable[[], Callable[[], object]]] = {
             "copy": lambda: partial(filled().copy_, filled()),
             "addition": lambda: partial(torch.add, filled(), filled(), out=filled()),
@@ -198,7 +198,10 @@ def _memory_bound(torch: Any) -> Iterator[Row]:
         for kind, make in makers.items():
             times = _times(torch, make, 3 * item * elements)
             yield {
-                **{"kind": kind, "precision": precision, "passes": "forward"},
-                **{"elements": elements, **times},
+                "kind": kind,
+                "precision": precision,
+                "passes": "forward",
+                "elements": elements,
+                **times,
             }
             torch.cuda.empty_cache()

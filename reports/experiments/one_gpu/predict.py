@@ -50,9 +50,13 @@ def predict_case(cells: Mapping[str, str], node: str) -> dict[str, object]:
         f"{name}_s": point.breakdown_s[name] for name in ("forward", "backward", "optimizer")
     }
     return {
-        **{"version": __version__, "step_s": point.step_time_s, "low_s": low_s, "high_s": high_s},
+        "version": __version__,
+        "step_s": point.step_time_s,
+        "low_s": low_s,
+        "high_s": high_s,
         **parts_s,
-        **{"allocated_bytes": round(point.memory.total_bytes), "fits": int(point.memory.fits)},
+        "allocated_bytes": round(point.memory.total_bytes),
+        "fits": int(point.memory.fits),
     }
 
 

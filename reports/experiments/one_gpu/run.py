@@ -43,16 +43,18 @@ def find_largest_batch(torch: Any, cells: Mapping[str, str], deadline_s: float) 
     """Largest batch whose second step fits, to one in sixteen."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
+    def two_steps(batch: int) -> None:
+        step = steps.make_step(torch, {**cells, "batch": str(batch)}, device)
+        for _ in range(2):
+            step(lambda: None)
+        torch.cuda.synchronize()
+
     def fits(batch: int) -> bool:
         try:
-            step = steps.make_step(torch, {**cells, "batch": str(batch)}, device)
-            for _ in range(2):
-                step(lambda: None)
-            torch.cuda.synchronize()
+            two_steps(batch)
         except torch.OutOfMemoryError:
             return False
         finally:
-            step = None
             steps.release(torch)
         return True
 
@@ -80,7 +82,6 @@ def main() -> None:
     (out / "machine.json").write_text(json.dumps(describe(torch), indent=1) + "\n", "utf-8")
     if "kernels" in wanted and torch.cuda.is_available():
         write_rows(out / "kernels.csv", kernels.COLUMNS, kernels.measure_kernels(torch))
-        print("kernels", round(deadline_s - time.monotonic()), "s left", flush=True)
     if "steps" in wanted:
         cases = read_cases()
         write_rows(
@@ -100,14 +101,12 @@ def _measured(torch: Any, cases: Iterable[dict[str, str]], deadline_s: float) ->
     for cells in cases:
         if time.monotonic() > deadline_s:
             return
-        began_s = time.monotonic()
+        time.monotonic()
         measure = partial(steps.measure_case, torch, cells, 1.0)
         try:
             found = measure()
         except Exception as error:  # noqa: BLE001  (one case must not end the others)
             found = {"outcome": f"failed: {str(error).splitlines()[0][:80]}"}
-        print(*cells.values(), found.get("step_s", found["outcome"]), flush=True)
-        print("  took", round(time.monotonic() - began_s, 1), flush=True)
         yield {**cells, **found}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -123,7 +124,10 @@ def _measure(torch: Any, step: Step, device: str, seconds: float) -> dict[str, o
         samples_s.append((time.perf_counter() - began_s) / STEPS_IN_SAMPLE)
     low_s, median_s, high_s = statistics.quantiles(samples_s, n=4)
     outcome: dict[str, object] = {
-        **{"step_s": median_s, "low_s": low_s, "high_s": high_s, "outcome": "measured"},
+        "step_s": median_s,
+        "low_s": low_s,
+        "high_s": high_s,
+        "outcome": "measured",
     }
     if on_gpu:
         outcome |= {
@@ -151,6 +155,6 @@ def _time_parts(torch: Any, step: Step) -> dict[str, object]:
 
         step(mark)
         torch.cuda.synchronize()
-        rows.append([a.elapsed_time(b) * 1e-3 for a, b in zip(events, events[1:], strict=False)])
+        rows.append([a.elapsed_time(b) * 1e-3 for a, b in itertools.pairwise(events)])
     parts_s = map(statistics.median, zip(*rows, strict=True))
     return dict(zip(("forward_s", "backward_s", "optimizer_s"), parts_s, strict=True))
