@@ -36,6 +36,7 @@ from perfmodel.workload.kernels.kernel_times import (
     weight_gradient_product,
 )
 from perfmodel.workload.kernels.shapes import (
+    ALIGNED,
     Attention,
     Convolution,
     GroupedProduct,
@@ -287,6 +288,8 @@ def _shaped_cost(matrix: MatrixKernel, pricing: Pricing, gradients: tuple[int, .
         case GroupedProduct() as grouped:
             return _grouped_cost(grouped, pricing, gradients)
         case MatrixProduct() as product:
+            if pricing.compiled:  # torch.compile pads what is not aligned (config.shape_padding)
+                product = replace(product, strides=ALIGNED)
             device, both = pricing.device, (product.weight_gradient, product.input_gradient)
             backward_s = sum(product_s(both[each], device) for each in gradients)
             sums_bias = product.has_bias and _WEIGHT in gradients
@@ -369,9 +372,11 @@ def likely_product(layer: Layer, batch: int) -> MatrixProduct:
     weight = min(layer.weight_elements, flops / 2)
     if not weight:
         side = max(1, round((flops / 2) ** (1 / 3)))
-        return MatrixProduct(max(1, round(flops / (2 * side * side))), side, side)
+        rows = max(1, round(flops / (2 * side * side)))
+        return MatrixProduct(rows, side, side, strides=ALIGNED)
     rows = flops / (2 * weight)
     half_sum = batch * layer.matmul_bytes / STATED_BYTES / rows / 2
     root = math.sqrt(max(0.0, half_sum**2 - weight))
     side = min(weight, half_sum + root) if root else math.sqrt(weight)
-    return MatrixProduct(round(rows), max(1, round(side)), max(1, round(weight / side)))
+    columns, depth = max(1, round(side)), max(1, round(weight / side))
+    return MatrixProduct(round(rows), columns, depth, strides=ALIGNED)

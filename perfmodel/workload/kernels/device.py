@@ -19,12 +19,15 @@ class ProductConstants:
 
     `demand_Bps`: bytes per second that the operations of one multiprocessor need, from which on
         these hold; below, prologue and loads weigh less in proportion.
+    `flops_per_load_byte`: operations per second of a multiprocessor for each byte that its threads
+        load at once, where rows are not aligned to 16 bytes.
     """
 
     ramp_s: float
     prologue_bytes: float
     tile_edge: float
     demand_Bps: float
+    flops_per_load_byte: float
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from perfmodel.workload.kernels.device import Device
-from perfmodel.workload.kernels.shapes import Attention, Convolution, GroupedProduct, MatrixProduct
+from perfmodel.workload.kernels.shapes import (
+    ALIGNED,
+    Attention,
+    Convolution,
+    GroupedProduct,
+    MatrixProduct,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,8 @@ DEPTH_STEP_BYTES = 128
 """Bytes of the depth that a tile loads at once."""
 PARTIAL_BYTES = 4
 """Partial sums are fp32."""
+LOAD_BYTES = 16
+"""Of the widest load instruction of a thread."""
 FULL_WAVES = 16
 """Waves from which on no further split pays."""
 
@@ -58,8 +66,22 @@ FULL_WAVES = 16
 def product_s(product: MatrixProduct, device: Device) -> float:
     """Return the time of a matrix product on a device, the ramp of its kernel included; seconds."""
     return device.constants.product.ramp_s + busy_s(
-        product, device.item_bytes * product.elements, device
+        product, device.item_bytes * product.elements, _as_aligned(product, device)
     )
+
+
+def _as_aligned(product: MatrixProduct, device: Device) -> Device:
+    """Return the device with the rate at which rows that begin at odd places can be loaded.
+
+    A load instruction moves as many bytes as every row's begin is a multiple of, up to 16; kernels
+    for less issue the more of them.
+    """
+    aligned_bytes = product.alignment * device.item_bytes
+    if aligned_bytes % LOAD_BYTES == 0:
+        return device
+    load_bytes = math.gcd(aligned_bytes, LOAD_BYTES)
+    rate = device.constants.product.flops_per_load_byte * load_bytes * device.multiprocessors
+    return replace(device, matrix_flops=min(device.matrix_flops, rate))
 
 
 def busy_s(product: MatrixProduct, nbytes: float, device: Device) -> float:
@@ -120,6 +142,7 @@ def forward_product(conv: Convolution) -> MatrixProduct:
         conv.images * math.prod(conv.out_size),
         conv.out_channels,
         channels * math.prod(conv.kernel),
+        strides=ALIGNED,
     )
 
 
@@ -130,13 +153,14 @@ def input_gradient_product(conv: Convolution) -> MatrixProduct:
         conv.images * math.prod(conv.in_size),
         conv.in_channels,
         math.ceil((conv.out_channels // conv.groups) * math.prod(conv.kernel) / max(1.0, stride)),
+        strides=ALIGNED,
     )
 
 
 def weight_gradient_product(conv: Convolution) -> MatrixProduct:
     """One row per output channel, summed over all output pixels."""
     forward = forward_product(conv)
-    return MatrixProduct(forward.columns, forward.depth, forward.rows)
+    return MatrixProduct(forward.columns, forward.depth, forward.rows, strides=ALIGNED)
 
 
 def convolution_s(conv: Convolution, product: MatrixProduct, device: Device) -> float:

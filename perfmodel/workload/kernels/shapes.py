@@ -8,6 +8,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+ALIGNED = (0, 0)
+"""Strides of operands that are laid out for their kernel."""
+
 
 @dataclass(frozen=True, slots=True)
 class MatrixProduct:
@@ -24,6 +27,14 @@ class MatrixProduct:
     """Whether a vector is added to each row of the result; backward sums its gradient over rows."""
     of_activations: bool = False
     """Whether both operands are activations (scores of attention that is not fused)."""
+    strides: tuple[int, int] | None = None
+    """Elements from a row of each operand to the next; None: columns and depth, as of a product
+    with a weight; `ALIGNED`: kernels get them as they want them."""
+
+    @property
+    def alignment(self) -> int:
+        """Elements that every row of the operands begins at a multiple of; 0: any number."""
+        return math.gcd(*(self.strides or (self.columns, self.depth)))
 
     @property
     def flops(self) -> float:
@@ -44,7 +55,10 @@ class MatrixProduct:
     @property
     def weight_gradient(self) -> MatrixProduct:
         """Gradient of the columns: summed over the rows."""
-        return replace(self, rows=self.columns, columns=self.depth, depth=self.rows)
+        strides = self.strides or (self.columns, self.depth)
+        return replace(
+            self, rows=self.columns, columns=self.depth, depth=self.rows, strides=strides
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 from perfmodel.workload.model import Buffers, Workload, sequence_of
 from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.layers import (
+    ACTIVATIONS,
     ONE_KERNEL,
     ActivationFunction,
     Parameter,
@@ -168,9 +169,11 @@ SOURCES = {
     "gpt3": "GPT-2's tensors at the sizes of Brown et al. 2020 (arXiv 2005.14165), table 2.1",
 }
 """Of models whose names begin so; others are Hugging Face's."""
+GPT_ACTIVATIONS = {"gpt2": ACTIVATIONS["gelu_new"], "gpt3": ONE_KERNEL, "megatron": ONE_KERNEL}
+"""By family: Hugging Face writes GPT-2's GELU as eight operations; Megatron has one kernel."""
 GPT_SHAPES = {
-    name: GptShape(**fields)
-    for family in ("gpt2", "gpt3", "megatron")
+    name: GptShape(**fields, activation=activation)
+    for family, activation in GPT_ACTIVATIONS.items()
     for name, fields in published_sizes("text")[family].items()
 }
 
