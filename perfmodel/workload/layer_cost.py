@@ -91,7 +91,7 @@ def make_pricing(
 
     `float8`: how linear layers run with precision "fp8".
     `accumulate`: micro-batches of a step.
-    `fused_attention`: whether, or "cudnn": whose kernels.
+    `fused_attention`: whether, or whose kernels ("flash_2", "cudnn").
     Raises `InputError`: a GPU without the recipe of fp8, or without attention in fp8.
     """
     narrow, precision = precision == "fp8", wide_precision(precision)
@@ -308,6 +308,8 @@ def _attention_cost(attention: Attention, pricing: Pricing) -> KernelCost:
             for backward in (False, True)
         )
         return KernelCost(forward_s, backward_s, 1 + CASTS, 2 + CASTS)
+    if pricing.fused_attention and pricing.plain is not None:
+        device = pricing.plain  # no fused kernel of fp32 operands runs in TF32
     cost = fused_attention_s if pricing.fused_attention else unfused_products_s
     kernels = 1 if pricing.fused_attention else 2
     return KernelCost(

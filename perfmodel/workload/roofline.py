@@ -54,7 +54,7 @@ def layer_times(
     optimizer: str = "sgd-momentum",
     optimizer_kernels: OptimizerKernels = "foreach",
     channels_last: bool = False,
-    fused_attention: bool | Literal["cudnn"] = True,
+    fused_attention: bool | Literal["flash_2", "cudnn"] = True,
     compiled: bool = False,
     held_dtype: str | None = None,
     master_weights: bool = True,
@@ -81,9 +81,9 @@ def layer_times(
     channels_last : bool
         Whether convolutions run in NHWC. PyTorch's default, contiguous NCHW, costs tensor-core
         convolutions a transposed copy of each operand.
-    fused_attention : bool or "cudnn"
-        Whether attention is one kernel (PyTorch's scaled_dot_product_attention; or cuDNN's) or
-        materialises its scores.
+    fused_attention : bool, "flash_2" or "cudnn"
+        Whether attention is one kernel (PyTorch's scaled_dot_product_attention, by the library
+        that it takes or by this one) or materialises its scores.
     compiled : bool
         Whether a compiler (torch.compile) makes one kernel of each chain of element-wise kernels.
     held_dtype : str, optional

@@ -159,9 +159,9 @@ class KernelConstants:
     def attention_rate(self, gpu: str, generation: str, library: str = "") -> AttentionRate:
         """Rate on a GPU where it is stated, else of its generation, or that of `other`.
 
-        `library`: whose kernels run, where they are not the usual ones.
+        `library`: whose kernels run, where they are not the usual ones, or "fp32".
         """
-        names = (f"{generation} {library}", gpu, generation, "other")
+        names = (f"{generation} {library}", library, gpu, generation, "other")
         return next(self.attention_rates[name] for name in names if name in self.attention_rates)
 
     def optimizer(self, name: str) -> OptimizerKind:
@@ -255,6 +255,8 @@ def make_device(gpu: Gpu, precision: str, item_bytes: int, attention: str = "") 
         item_bytes=item_bytes,
         tile_edge=constants.product.tile_edge * share,
         prologue=constants.product.prologue_bytes / item_bytes * share,
-        attention=constants.attention_rate(gpu.name, gpu.generation, attention),
+        attention=constants.attention_rate(
+            gpu.name, gpu.generation, "fp32" if precision in {"fp32", "tf32"} else attention
+        ),
         constants=constants,
     )

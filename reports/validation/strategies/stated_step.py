@@ -57,6 +57,7 @@ others do, the better, where one row's compute is scaled to another's."""
 ATTENTION: Mapping[str, bool | str] = {
     "materialised": False,
     "flash-1": "flash_1",
+    "flash-2": "flash_2",
     "cudnn": "cudnn",
 }
 COMPILED = {"0": False, "1": True}

@@ -146,7 +146,7 @@ def llm_times(cells: Mapping[str, str], workload: Workload, gpu: Gpu) -> LayerTi
         precision=cells["precision"],
         optimizer="adamw",
         optimizer_kernels=_optimizer_kernels(cells["optimizer_kernels"]),
-        fused_attention=cells["attention"] != "materialised",
+        fused_attention=cells["attention"] != "materialised" and "flash_2",
         compiled=cells["compiled"] != "0",
     )
     return by_first_flash(workload, times) if cells["attention"] == "flash-1" else times

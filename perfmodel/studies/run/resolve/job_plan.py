@@ -314,7 +314,7 @@ def _unscaled_times(job: TrainingJob, batch: int) -> LayerTimes:
         job.workload,
         job.gpu,
         channels_last=compute.channels_last,
-        fused_attention=fused if fused == "cudnn" else bool(fused),
+        fused_attention="flash_2" if fused == "flash_1" else fused,
         compiled=bool(compute.compiled),
         held_dtype=job.strategy.held_dtype(job.options),
         float8=job.float8,
