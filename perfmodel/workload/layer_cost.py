@@ -236,17 +236,18 @@ def _vector_cost(layer: Layer, pricing: Pricing) -> tuple[float, float, int]:
         passes += unfused.dropout_passes * apart
         nbytes += passes * score_bytes * pricing.batch
         kernels += 1 + apart if pricing.compiled else unfused.unfused_kernels
-    norm_item = STATED_BYTES if layer.wide_norm else item
-    norm_bytes *= pricing.batch * norm_item / STATED_BYTES
+    if layer.wide_norm:  # single operations in fp32, which stream as others do
+        nbytes, norm_bytes = nbytes + norm_bytes * pricing.batch, 0.0
+    norm_bytes *= scale
     ramps_s = kernels * device.ramp_s
     plain_s = (
         feature_map_s(nbytes, item, device) if layer.kind == "conv" else nbytes / device.memory_Bps
     )
     return (
-        plain_s + norm_s(norm_bytes, norm_item, device) + ramps_s,
+        plain_s + norm_s(norm_bytes, item, device) + ramps_s,
         (
             plain_s * device.constants.elementwise_backward
-            + norm_s(norm_bytes, norm_item, device, backward=True)
+            + norm_s(norm_bytes, item, device, backward=True)
             + ramps_s
         ),
         kernels,
