@@ -99,7 +99,7 @@ def attention(tokens, *, heads=8, causal=False):
 
 
 def test_fused_attention_skips_the_masked_half_and_recomputes_the_scores():
-    reached = kernel_constants().attention_rate("", "ampere").large_heads
+    reached = kernel_constants().attention_rate("", "ampere", "fp32").large_heads
     half = kernel_constants().attention.half_rate_keys
     forward, backward = times(attention(16384))
     saturated = 16384 / (16384 + half)
@@ -159,7 +159,7 @@ def test_unfused_attention_moves_its_scores():
     for without in (replace(dropped, score_dropout=False), layer):
         assert times(without, fused_attention=False, compiled=True, batch=1)[0] == compiled
     fused, _ = times(layer, batch=1)
-    assert fused < scores_s
+    assert fused < forward
     assert times(dropped, batch=1)[0] == fused
 
 
@@ -354,7 +354,7 @@ def test_a_model_without_work_is_refused():
         layer_times(listed, GPU, batch=1, precision="fp32")
 
 
-@pytest.mark.parametrize("name", ["bert-large", "gpt2-xl", "vgg16"])
+@pytest.mark.parametrize("name", ["bert-large", "megatron-1.7b", "vgg16"])
 @pytest.mark.parametrize("gpu", ["a100-sxm4-80gb", "v100-sxm2-16gb"])
 def test_a_product_is_known_again_by_operations_and_operands(name, gpu):
     """As a file states them, which knows no shapes."""
@@ -419,6 +419,4 @@ def test_losses_and_single_norms_stay_wide_where_parameters_are_narrow():
     usual = forward_s(plain)
     loss = forward_s(replace(plain, wide_bytes=4e9))
     assert loss - usual == pytest.approx(2e9 / TRAFFIC)
-    assert forward_s(replace(plain, wide_norm=True)) - usual == pytest.approx(
-        2e9 / TRAFFIC, rel=0.3
-    )
+    assert forward_s(replace(plain, wide_norm=True)) == pytest.approx(6e9 / TRAFFIC, rel=1e-3)

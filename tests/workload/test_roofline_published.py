@@ -22,7 +22,6 @@ TIMM = (
     "github.com/huggingface/pytorch-image-models, "
     "results/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv"
 )
-FOUNDRY = "github.com/mosaicml/llm-foundry, scripts/train/benchmarking (8 GPUs, FSDP)"
 
 
 @dataclass(frozen=True)
@@ -168,25 +167,7 @@ def _bert() -> list[Published]:
     ]
 
 
-def _gpt() -> list[Published]:
-    """MPT models of GPT-2's shape, tokens per second per GPU over 1024; fused attention."""
-    rows = [("gpt2", 64, 156468.0), ("gpt2-medium", 64, 64813.0)]
-    return [
-        Published(
-            model,
-            "a100-sxm4-80gb",
-            "bf16",
-            batch,
-            tokens / 1024,
-            FOUNDRY,
-            sequence_length=1024,
-            optimizer="adamw",
-        )
-        for model, batch, tokens in rows
-    ]
-
-
-PUBLISHED = (*_resnet50(), *_timm(), *_bert(), *_gpt())
+PUBLISHED = (*_resnet50(), *_timm(), *_bert())
 
 
 def test_half_of_the_step_times_are_within_a_tenth_and_none_beyond_a_third():

@@ -7,7 +7,10 @@ keys, causal; times of forward and backward in milliseconds.
 
 from __future__ import annotations
 
+import csv
+import statistics
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -48,10 +51,47 @@ def test_recorded_times(
 
 
 def test_only_hopper_has_other_kernels_by_default() -> None:
-    """PyTorch runs FlashAttention-2 there; on Blackwell rates are those of cuDNN's kernels."""
+    """PyTorch runs cuDNN's there, and did FlashAttention 2's; elsewhere one rate is known."""
     for gpu, differs in (("h100-sxm5-80gb", True), ("b200-sxm-180gb", False)):
         usual = make_device(load_gpu(gpu), "bf16", 2)
-        assert (make_device(load_gpu(gpu), "bf16", 2, "cudnn") != usual) is differs
+        assert (make_device(load_gpu(gpu), "bf16", 2, "flash_2") != usual) is differs
+        assert make_device(load_gpu(gpu), "bf16", 2, "cudnn") == usual
+
+
+@pytest.mark.parametrize("library", ["flash", "cudnn"])
+def test_recorded_times_of_an_h100(library: str) -> None:
+    """Own measurement, from 2,048 tokens on; shorter ones by backward are up to a third quicker."""
+    path = Path("reports/experiments/one_gpu/measured/h100_kernels.csv")
+    on = make_device(load_gpu("h100-sxm5-80gb"), "bf16", 2, {"flash": "flash_2"}.get(library, ""))
+    errors = []
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["library"] == library and int(row["tokens"]) >= 2048:
+                tokens, heads, kv_heads, size, sequences = (
+                    int(row[name])
+                    for name in ("tokens", "heads", "kv_heads", "head_size", "sequences")
+                )
+                shape = Attention(tokens, heads, kv_heads, size, True, sequences)
+                found_s = fused_attention_s(shape, on, backward=row["passes"] == "backward")
+                errors.append(abs(found_s / (1e-6 * float(row["warm_us"])) - 1))
+    assert len(errors) == 12
+    assert statistics.median(errors) < 0.13
+    assert max(errors) < 0.4
+
+
+def test_fused_attention_of_fp32_operands_does_not_run_in_tf32() -> None:
+    model = build_model("bert-base", sequence_length=512)
+    times = {
+        precision: layer_times(
+            model, load_gpu("h100-sxm5-80gb"), batch=16, precision=precision
+        ).forward_s
+        for precision in ("fp32", "tf32")
+    }
+    for layer, wide_s, narrow_s in zip(model.layers, *times.values(), strict=True):
+        if layer.kind == "attention":
+            assert narrow_s == wide_s
+        elif layer.matrix is not None:
+            assert narrow_s < wide_s
 
 
 def test_attention_in_fp8_of_a_model() -> None:

@@ -115,7 +115,8 @@ def test_products_have_the_shapes_that_torchao_multiplied():
                     reads for name, reads, _ in operations if name.startswith("aten.mm")
                 )
             ]
-            assert shapes == expected[part], (recipe, part)
+            wanted = [replace(product, strides=None) for product in expected[part]]
+            assert shapes == wanted, (recipe, part)
 
 
 # ---------------------------------------------------------------- against records

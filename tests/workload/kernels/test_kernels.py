@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import statistics
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -22,7 +24,13 @@ from perfmodel.workload.kernels.kernel_times import (
     product_s,
     weight_gradient_product,
 )
-from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixProduct, batched
+from perfmodel.workload.kernels.shapes import (
+    ALIGNED,
+    Attention,
+    Convolution,
+    MatrixProduct,
+    batched,
+)
 from perfmodel.workload.model import ITEM_BYTES
 from perfmodel.workload.zoo import build_model
 from reports.kernels.left_out import log_error
@@ -53,9 +61,36 @@ def test_no_product_beats_the_peak_or_the_memory(m, n, k, on):
 
 @given(SIZES, SIZES, SIZES, st.integers(0, 2), st.integers(1, 3000), st.sampled_from(DEVICES))
 def test_a_larger_product_takes_no_less_time(m, n, k, side, more, on):
-    sizes = [m, n, k]
-    sizes[side] += more
-    assert product_s(MatrixProduct(*sizes), on) >= product_s(MatrixProduct(m, n, k), on)
+    sizes = [8 * m, 8 * n, 8 * k]  # of rows that are as well aligned
+    smaller = MatrixProduct(*sizes)
+    sizes[side] += 8 * more
+    assert product_s(MatrixProduct(*sizes), on) >= product_s(smaller, on)
+
+
+@pytest.mark.parametrize(("columns", "share"), [(50_304, 0.144), (50_260, 0.25), (50_258, 0.5)])
+def test_rows_that_are_not_aligned_are_loaded_in_parts(columns, share):
+    """A load moves 16 bytes where it can; a load of 4 or 8 does twice or four times that of 2."""
+    h100 = make_device(load_gpu("h100-sxm5-80gb"), "bf16", 2)
+    for gradient in ("input_gradient", "weight_gradient"):
+        odd, product = (
+            getattr(MatrixProduct(4096, each, 1024), gradient) for each in (50_257, columns)
+        )
+        assert product_s(product, h100) / product_s(odd, h100) == pytest.approx(share, rel=0.03)
+
+
+def test_a_vocabulary_of_an_odd_number_of_words_on_a_measured_gpu():
+    """Measured: 50,257 words at an eighth of the usual rate (reports/experiments/one_gpu)."""
+    path = Path("reports/experiments/one_gpu/measured/h100_kernels.csv")
+    h100 = make_device(load_gpu("h100-sxm5-80gb"), "bf16", 2)
+    errors = {True: [], False: []}
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["kind"] == "product" and row["precision"] == "bf16":
+                shape = MatrixProduct(int(row["rows"]), int(row["columns"]), int(row["depth"]))
+                error = product_s(shape, h100) / (1e-6 * float(row["time_us"])) - 1
+                errors[shape.columns == 50_257].append(abs(error))
+    assert statistics.median(errors[True]) < 0.1
+    assert statistics.median(errors[False]) < 0.1
 
 
 def test_waves_of_tiles():
@@ -76,7 +111,7 @@ def test_gradients_of_a_product_do_its_work():
         assert gradient.flops == product.flops
         assert gradient.elements == product.elements
     assert product.input_gradient == MatrixProduct(512, 768, 3072)
-    assert product.weight_gradient == MatrixProduct(3072, 768, 512)
+    assert product.weight_gradient == MatrixProduct(3072, 768, 512, strides=(3072, 768))
 
 
 def test_products_of_a_convolution():
@@ -84,7 +119,7 @@ def test_products_of_a_convolution():
     # gradient of the input too, though it has four times the pixels
     conv = Convolution(128, 128, (56, 56), (28, 28), (3, 3), images=32)
     forward, weight = forward_product(conv), weight_gradient_product(conv)
-    assert forward == MatrixProduct(32 * 28 * 28, 128, 128 * 9)
+    assert forward == MatrixProduct(32 * 28 * 28, 128, 128 * 9, strides=ALIGNED)
     assert weight.flops == forward.flops
     assert input_gradient_product(conv).flops == forward.flops
     on = device()
