@@ -90,6 +90,11 @@ def overlap_slowdowns() -> Factors:
     return float(low), float(high)
 
 
+def host_factors() -> Factors:
+    """Factors on the time of the host to issue a kernel."""
+    return _factors(_shipped("compute_spread")["host"]["width"])
+
+
 def run_factors() -> Factors:
     """Factors on a step for the run in which it is measured, whatever its GPUs are."""
     return _factors(_shipped("compute_spread")["measured"]["another_run"]["width"])

@@ -345,7 +345,8 @@ def _convolution_cost(
         plain_forward_s, *plain_backward_s = times_s(pricing.plain)
         forward_s = min(forward_s, plain_forward_s)
         backward_s = list(map(min, backward_s, plain_backward_s))
-    return KernelCost(forward_s, sum(backward_s), 1 + copies, len(gradients) * (1 + copies))
+    # one call of the library issues the copies, too
+    return KernelCost(forward_s, sum(backward_s), 1, len(gradients))
 
 
 def _stated_cost(layer: Layer, pricing: Pricing, passes: int) -> KernelCost:
@@ -361,7 +362,7 @@ def _stated_cost(layer: Layer, pricing: Pricing, passes: int) -> KernelCost:
         on.constants.product.ramp_s + busy_s(product, nbytes, on) + copied_s * (on is device)
         for on in (device, *plain)
     )
-    return KernelCost(each_s, passes * each_s, 1 + copies, passes * (1 + copies))
+    return KernelCost(each_s, passes * each_s, 1, passes)
 
 
 def likely_product(layer: Layer, batch: int) -> MatrixProduct:

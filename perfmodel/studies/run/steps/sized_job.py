@@ -68,7 +68,7 @@ class SizedJob:
     `other_workloads`: models of the other jobs.
     `is_main`: whether this is the scenario's main size: all names in events have to resolve, and
         the cost of each event is simulated.
-    `compute`: factor on the times of layers.
+    `compute`: factor on the times of layers; `host`: on the time to issue a kernel.
     `own`: processes of the user's, as disturbances.
     """
 
@@ -80,6 +80,7 @@ class SizedJob:
     fidelity: Fidelity
     is_main: bool
     compute: float = 1.0
+    host: float = 1.0
     own: tuple[Disturbance, ...] = ()
     batch: int = field(init=False)
     disturbances: tuple[Disturbance, ...] = field(init=False)
@@ -163,6 +164,10 @@ class SizedJob:
     def with_compute(self, by: float) -> SizedJob:
         """Return the same job with times of layers `by` times as long; collectives are shared."""
         return self._changed(compute=by, _plans={}, _loops={})
+
+    def with_host(self, by: float) -> SizedJob:
+        """Return the same job on hosts that take `by` times as long to issue a kernel."""
+        return self._changed(host=by, _plans={}, _loops={})
 
     def with_spread(self, spread: tuple[float, float]) -> SizedJob:
         """Return the same job with times of layers that are surer, or less sure, than predicted."""
@@ -261,7 +266,7 @@ class SizedJob:
         """Times of layers, `compute` times as long, with or without their launches."""
         layers = self._layer_times(gpu)
         layers = layers if self.compute == 1 else scale_times(layers, self.compute)
-        return layers if launches else replace(layers, launch_s=0.0)
+        return replace(layers, launch_s=layers.launch_s * self.host if launches else 0.0)
 
     def step(
         self, options: StepOptions | None = None, machine: Machine | None = None

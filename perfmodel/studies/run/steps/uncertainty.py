@@ -30,6 +30,7 @@ from perfmodel.studies.run.steps.simulate_step import (
 from perfmodel.studies.run.steps.sized_job import SizedJob
 from perfmodel.units import format_time
 from perfmodel.workload.compute_spread import (
+    host_factors,
     overlap_slowdowns,
     run_factors,
     slowest_factor,
@@ -115,6 +116,9 @@ def simulate_uncertainties(
         name_compute(job), (sized.with_compute(by).setup() for by in sized.compute_spread)
     )
     parts = [compute, *chance_of_job(sized, reported.step_s, compute)]
+    quick, slow = host_factors()
+    if _step_s(sized, slower := sized.with_host(slow).setup()) != base_s:
+        parts.append(between(f"host of {job.gpu.name}", (sized.with_host(quick).setup(), slower)))
     is_typical = job.scenario.compute.overlap_slowdown is None and job.gpu.overlap_slowdown != 1
     if communicates and is_typical:  # of GPUs, and not stated
         slowed = (replace(setup, slowdown=slowdown) for slowdown in overlap_slowdowns())
