@@ -1,0 +1,91 @@
+"""Steps of one GPU: what is said of them now, beside what was measured and what was said first."""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from perfmodel.workload.zoo import build_model
+from reports.experiments.one_gpu import modules
+from reports.experiments.one_gpu.predict import predict_case
+from reports.experiments.one_gpu.run import read_cases
+
+FOLDER = Path("reports/experiments/one_gpu")
+Rows = list[dict[str, str]]
+
+
+def rows(name: str) -> Rows:
+    """Read a table of the experiment."""
+    with (FOLDER / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def case_of(row: Mapping[str, str]) -> tuple[str, ...]:
+    """Cells that say which case a row is of."""
+    return tuple(row[name] for name in read_cases()[0])
+
+
+MEASURED = [row for row in rows("measured/h100_steps.csv") if row["step_s"]]
+
+
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+def test_every_case_was_predicted_before_it_was_measured(gpu: str) -> None:
+    predicted = rows(f"predicted/{gpu}_steps.csv")
+    assert [case_of(row) for row in predicted] == list(map(case_of, read_cases()))
+    assert {row["version"] for row in predicted} == {"0.13.0"}
+    assert {case_of(row) for row in MEASURED} <= {case_of(row) for row in predicted}
+
+
+def test_transformers_are_as_long_as_measured() -> None:
+    """Every third step that the device decides; of 80 ms and more, in any precision."""
+    decided = [
+        row
+        for row in MEASURED
+        if row["sequence_length"] and row["compiled"] == "0" and float(row["step_s"]) > 0.08
+    ][::3]
+    errors, memory = [], []
+    for row in decided:
+        found = predict_case(row, "1x H100 SXM")
+        errors.append(float(str(found["step_s"])) / float(row["step_s"]) - 1)
+        memory.append(float(str(found["allocated_bytes"])) / float(row["allocated_bytes"]) - 1)
+    assert len(errors) >= 8
+    assert statistics.median(map(abs, errors)) < 0.08
+    assert max(map(abs, errors)) < 0.25
+    assert statistics.median(map(abs, memory)) < 0.02
+
+
+def test_small_batches_wait_for_the_host() -> None:
+    """Their bar holds the measured step where the host decides it, eight times out of ten."""
+    small = [
+        row
+        for row in MEASURED
+        if float(row["step_s"]) < 0.045 and int(row["batch"]) <= 32 and row["precision"] != "fp32"
+    ]
+    inside = 0
+    for row in small:
+        found = predict_case(row, "1x H100 SXM")
+        low_s, high_s = float(str(found["low_s"])), float(str(found["high_s"]))
+        inside += low_s <= float(row["step_s"]) <= high_s
+        assert high_s > 1.25 * low_s
+    assert inside >= 0.5 * len(small)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*modules.GPT2, *modules.BERT, *modules.LLAMA, *modules.VIT])
+def test_modules_have_the_parameters_of_the_zoo(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    cells = {
+        "model": name,
+        "fused_attention": "1",
+        "channels_last": "0",
+        "batch": "1",
+        "sequence_length": "" if name in modules.VIT else "16",
+    }
+    module, _, _ = modules.build(torch, cells, "meta")
+    count = sum(parameter.numel() for parameter in module.parameters())
+    assert count == sum(tensor.numel for tensor in build_model(name).tensors)
