@@ -77,6 +77,13 @@ def roofline_factors(
     return _factors(math.hypot(*parts))
 
 
+def split_factors(factors: Factors) -> Factors:
+    """Return factors on predicted times of layers, of a model that is split over GPUs."""
+    width = float(_shipped("compute_spread")["split"]["width"])
+    low, high = (math.hypot(math.log(factor), width) for factor in factors)
+    return math.exp(-low), math.exp(high)
+
+
 def measured_factors(batch: int = 1, measured_batch: int = 1) -> Factors:
     """Factors on a time that follows from a measured one, at the same batch or another."""
     measured = _shipped("compute_spread")["measured"]

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from perfmodel.scenario import make_scenario
+from perfmodel.studies.run.run import run_scenario
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.workload.compute_spread import measured_factors, roofline_factors
+from perfmodel.workload.compute_spread import measured_factors, roofline_factors, split_factors
 from perfmodel.workload.model import Layer, ParameterTensor, Workload
 from perfmodel.workload.model_changes import Adapters, add_adapters
 from perfmodel.workload.zoo import build_model
@@ -82,3 +84,33 @@ def test_a_measured_step_is_less_sure_the_farther_the_batch_is() -> None:
     assert widths == sorted(widths)
     assert width(measured_factors(32, 64)) == pytest.approx(widths[1])
     assert widths[0] < 0.05
+
+
+def test_steps_of_split_models_are_less_sure() -> None:
+    """Independent widths add as squares, and nothing makes a bar narrower."""
+    low, high = split_factors((math.exp(-0.3), math.exp(0.4)))
+    extra = math.log(split_factors((1.0, 1.0))[1])
+    assert math.log(low) == pytest.approx(-math.hypot(0.3, extra))
+    assert math.log(high) == pytest.approx(math.hypot(0.4, extra))
+    assert extra > 0.1
+
+
+def test_the_bar_of_a_split_step_is_wider_than_that_of_a_whole_one() -> None:
+    widths = []
+    for tensor in (1, 2):
+        scenario = make_scenario(
+            {
+                "perfmodel": 1,
+                "model": {"name": "llama3-8b", "sequence_length": 2048},
+                "compute": {"precision": "bf16"},
+                "cluster": {"node": "dgx-h100"},
+                "training": {"batch_per_gpu": 2},
+                "strategy": {"kind": "megatron"},
+                "parallel": {"tensor": tensor},
+            }
+        )
+        (parts,) = (each.uncertainties for each in run_scenario(scenario).points if each.gpus == 8)
+        assert parts is not None
+        compute = next(each for each in parts if each.origin.startswith("compute of"))
+        widths.append(compute.high_s / compute.low_s)
+    assert widths[1] > 1.2 * widths[0]

@@ -25,7 +25,7 @@ from perfmodel.training.plan.amax_reductions import add_amax_reductions
 from perfmodel.training.plan.step_plan import LoopPlan, StepPlan
 from perfmodel.training.strategy import NO_CORE_WORK, CollectiveTime, CoreWork, StepRequest
 from perfmodel.workload import read_layer_times
-from perfmodel.workload.compute_spread import measured_factors, slowest_factor
+from perfmodel.workload.compute_spread import measured_factors, slowest_factor, split_factors
 from perfmodel.workload.memory.activations import block_bytes
 from perfmodel.workload.memory.blocks import add_offload
 from perfmodel.workload.memory.optimizer_states import optimizer_bytes
@@ -322,6 +322,8 @@ def _unscaled_times(job: TrainingJob, batch: int) -> LayerTimes:
         **settings,
     )
     times = by_first_flash(job.workload, times) if fused == "flash_1" else times
+    if not parallel_layout.is_plain:
+        times = replace(times, spread=split_factors(times.spread))
     return add_recompute(job.workload, times, job.recompute, parts)
 
 
