@@ -53,6 +53,13 @@ def compute_suits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
             "'block', or version 2: with compute.recompute units in a block are gathered again",
         ),
         (
+            getattr(strategy, "offload_optimizer", None) is not None
+            and compute.optimizer not in ("adam", "adamw"),
+            "compute.optimizer",
+            repr(compute.optimizer),
+            "'adam' or 'adamw' with strategy.offload_optimizer, as DeepSpeedCPUAdam is",
+        ),
+        (
             strategy.keeps_masters and not compute.master_weights,
             "compute.master_weights",
             "false",

@@ -102,7 +102,7 @@ def test_the_bar_of_a_split_step_is_wider_than_that_of_a_whole_one() -> None:
             {
                 "perfmodel": 1,
                 "model": {"name": "llama3-8b", "sequence_length": 2048},
-                "compute": {"precision": "bf16"},
+                "compute": {"precision": "bf16", "optimizer": "adam"},
                 "cluster": {"node": "dgx-h100"},
                 "training": {"batch_per_gpu": 2},
                 "strategy": {"kind": "megatron"},

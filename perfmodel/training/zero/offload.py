@@ -118,9 +118,6 @@ def _machine_faults(request: StepRequest, options: ZeroStrategy) -> Iterator[Fau
                 "of all drives of a host together"
             )
             yield Fault(name, "device: nvme", allowed)
-    if options.offload_optimizer and request.optimizer not in ("adam", "adamw"):
-        allowed = "'adam' or 'adamw' with strategy.offload_optimizer, as DeepSpeedCPUAdam is"
-        yield Fault("compute.optimizer", repr(request.optimizer), allowed)
 
 
 def _buffer_faults(request: StepRequest, options: ZeroStrategy) -> Iterator[Fault]:

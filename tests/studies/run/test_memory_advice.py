@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from perfmodel.scenario import load_scenario
+from perfmodel.errors import InputError
+from perfmodel.scenario import load_scenario, make_scenario
 from perfmodel.studies.run import memory_advice, run_scenario
 from perfmodel.studies.run.result import SizeResult
 from perfmodel.units import format_bytes, format_time
@@ -97,3 +98,22 @@ def test_on_many_gpus_two_proposals_are_simulated(monkeypatch: pytest.MonkeyPatc
     untimed = [line.split(";")[0] for line in lines.memory.advice if "was not simulated" in line]
     all_timed = [line.split(";")[0] for line in few if "; a step takes" in line]
     assert {*untimed, *(line.split(";")[0] for line in timed)} == set(all_timed)
+
+
+def test_what_another_optimizer_would_need_is_not_proposed() -> None:
+    """DeepSpeed's optimizer on the CPU is Adam alone: no advice names it beside SGD."""
+    content = {
+        "perfmodel": 1,
+        "model": {"name": "llama3-8b", "sequence_length": 2048},
+        "compute": {"precision": "bf16"},
+        "cluster": {"node": "dgx-h100"},
+        "training": {"batch_per_gpu": 2},
+        "strategy": {"kind": "megatron"},
+    }
+    memory = run_scenario(make_scenario(content)).main.memory
+    assert not memory.fits
+    assert memory.advice
+    assert not [line for line in memory.advice if "offload_optimizer" in line]
+    offloading = {"kind": "zero", "offload_optimizer": {"device": "cpu"}}
+    with pytest.raises(InputError, match=r"compute\.optimizer: found 'sgd.*DeepSpeedCPUAdam"):
+        make_scenario(content | {"strategy": offloading})

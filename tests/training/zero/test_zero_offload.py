@@ -151,8 +151,6 @@ def test_what_is_not_modelled_is_refused(request_of: Any) -> None:
     offload = ZeroStrategy(kind="zero", stage=2, offload_optimizer=TO_CPU)
     with pytest.raises(InputError, match=r"offload_optimizer: found device: cpu"):
         zero_plan(request_of(host_link_Bps=None), offload)
-    with pytest.raises(InputError, match=r"compute\.optimizer: found 'sgd'.*DeepSpeedCPUAdam"):
-        zero_plan(request_of(optimizer="sgd"), offload)
     section = {"kind": "zero", "offload_optimizer": {"pin_memory": False}}
     with pytest.raises(ValidationError, match="pin_memory"):
         ZeroStrategy.model_validate(section)
