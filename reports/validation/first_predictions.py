@@ -160,7 +160,13 @@ def last_commit(*paths: str | Path) -> str:
 
 
 def _git(*words: str) -> str:
-    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(  # noqa: S603
+        ["git", *words],  # noqa: S607
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return done.stdout.strip()
 
 

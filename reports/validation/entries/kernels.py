@@ -131,7 +131,7 @@ def _attention(cells: Mapping[str, str], table: str) -> Record:
         "causal": cells["causal"],
         "sequences": cells["batch"],
         "fused": "1",
-        "passes": "forward" if cells["pass"] == "fwd" else "both",
+        "passes": "forward" if cells["pass"] == "fwd" else "both",  # noqa: S105
     }
     common = {"precision": precision, "time_us": cells["time_us"]}
     return Record("attention", gpu, table, shape | common)
