@@ -40,6 +40,7 @@ from reports.validation.entries.entry import (
     read_entries,
 )
 from reports.validation.entries.kernels import kernels_in
+from reports.validation.entries.own_kernels import own_kernels
 from reports.validation.entries.own_runs import FOLDER, own_predictions
 from reports.validation.entries.steps import steps_in
 from reports.validation.entries.sweeps import sweeps_in
@@ -53,13 +54,17 @@ MODEL = ("perfmodel", "topologies")
 OWN_GPUS = ("h100", "h200")
 
 
-def collect(folder: Path) -> Collected:
-    """Find all records of a folder that were not looked at before there was a ledger."""
+def collect(folder: Path, own: Path = FOLDER) -> Collected:
+    """Find all records that were not looked at before there was a ledger.
+
+    `own`: folder of our own measurements.
+    """
     seen: Any = read_yaml(SEEN)
     found = Collected()
     for part in (
         sweeps_in(folder, seen["in_place"]),
         kernels_in(folder, seen["grids"]),
+        own_kernels(own),
         steps_in(folder, ids_of(seen["llm_training"])),
     ):
         found.candidates += part.candidates

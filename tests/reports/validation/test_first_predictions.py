@@ -22,7 +22,8 @@ from reports.validation.entries.entry import (
     read_entries,
 )
 from reports.validation.entries.kernels import kernels_in
-from reports.validation.entries.own_runs import own_predictions
+from reports.validation.entries.own_kernels import own_kernels
+from reports.validation.entries.own_runs import FOLDER, own_predictions
 from reports.validation.entries.published_runs import NotExpressible, as_stated_step
 from reports.validation.entries.steps import steps_in
 from reports.validation.entries.sweeps import sweeps_in
@@ -348,7 +349,7 @@ def from_data_sheets(found: Candidate) -> list[Prediction]:
 
 
 def test_a_folder_without_records_has_none(tmp_path: Path) -> None:
-    found = first_predictions.collect(tmp_path)
+    found = first_predictions.collect(tmp_path, tmp_path)
     assert not found.candidates
     assert not found.left_out
 
@@ -358,6 +359,19 @@ def test_own_measurements_stand_beside_what_was_written_before_them() -> None:
     assert version == "0.13.0"
     assert {each.quantity for each in lines} == {"step time", "peak allocated", "largest batch"}
     assert len({each.key for each in lines}) == len(lines)
+
+
+def test_own_kernels_are_predicted_by_what_they_compute_and_move() -> None:
+    found = own_kernels(FOLDER)
+    kernels = {row: each for each in found.candidates for _, row, _ in each.keys}
+    (product,) = kernels["bf16 4096 x 8192 x 8192"].predict()
+    assert isinstance(product, Prediction)
+    # 2 x 4096 x 8192^2 operations at the 989 TFLOP/s of a data sheet
+    assert 556e-6 < product.predicted < 2 * 556e-6
+    (addition,) = kernels[f"addition of {1 << 28} fp32"].predict()
+    assert isinstance(addition, Prediction)
+    # three tensors of 2^30 bytes at the 3.35 TB/s of a data sheet
+    assert 962e-6 < addition.predicted < 1.5 * 962e-6
 
 
 # ---------------------------------------------------------------- numbers of the ledger
