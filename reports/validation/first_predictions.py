@@ -175,12 +175,18 @@ def _git(*words: str) -> str:
     return done.stdout.strip()
 
 
-def write_left_out(left_out: Sequence[LeftOut], path: Path = LEFT_OUT) -> None:
-    """Write how many rows of which table were left out, and why; lines of other tables stay."""
+def write_left_out(
+    left_out: Sequence[LeftOut], complete: Iterable[str] = (), path: Path = LEFT_OUT
+) -> None:
+    """Write how many rows of which table were left out, and why.
+
+    `complete`: tables that have been read, of which nothing may be left out any more; lines of
+        tables that are neither there nor in `left_out` stay.
+    """
     counts: Counter[tuple[str, str]] = Counter()
     for each in left_out:
         counts[each.table, each.reason] += each.rows
-    tables = {table for table, _ in counts}
+    tables = {table for table, _ in counts} | set(complete)
     if path.is_file():
         with path.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
@@ -209,7 +215,7 @@ def main() -> None:
     written, left_out = predict_new(
         found.candidates, origin, is_time_up=lambda: time.monotonic() > deadline_s
     )
-    write_left_out([*found.left_out, *left_out])
+    write_left_out([*found.left_out, *left_out], {each.table for each in found.candidates})
     unreached = sum(each.reason == UNREACHED for each in left_out)
     print(f"{own + written} predictions appended, {unreached} records not reached")
 

@@ -142,8 +142,10 @@ def test_when_time_is_up_the_rest_is_not_begun(tmp_path: Path) -> None:
 
 def test_counts_of_what_is_left_out_replace_those_of_the_same_table(tmp_path: Path) -> None:
     path = tmp_path / "left.csv"
-    first_predictions.write_left_out([LeftOut("a", "why"), LeftOut("b", "so", 3)], path)
-    first_predictions.write_left_out([LeftOut("a", "other"), LeftOut("a", "other", 2)], path)
+    first = [LeftOut("a", "why"), LeftOut("b", "so", 3), LeftOut("c", "late")]
+    first_predictions.write_left_out(first, path=path)
+    second = [LeftOut("a", "other"), LeftOut("a", "other", 2)]
+    first_predictions.write_left_out(second, {"c"}, path)
     assert path.read_text("utf-8").splitlines() == ["table,reason,rows", "a,other,3", "b,so,3"]
 
 
