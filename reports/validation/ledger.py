@@ -43,11 +43,12 @@ class Statistics:
 
     `median`, `p90`: of the size of predicted over measured less one; `bias`: its median with sign.
     `inside`: share of measured numbers in their interval, and `width`: median of high over low less
-        one, of those that have an interval; None: none has.
+        one, of those that have an interval, `bounded` in number; None: none has.
     """
 
     lines: int
     tables: int
+    bounded: int
     median: float
     p90: float
     bias: float
@@ -75,6 +76,7 @@ def statistics_of(predictions: Sequence[Prediction], *, alike: bool) -> Statisti
     return Statistics(
         len(predictions),
         len({each.table for each in predictions}),
+        len(bounded),
         weighted_quantile(np.abs(errors), weights, 0.5),
         weighted_quantile(np.abs(errors), weights, 0.9),
         weighted_quantile(errors, weights, 0.5),
@@ -273,7 +275,8 @@ def intervals_of(found: Statistics) -> str:
     """How many lie inside intervals of what width."""
     if found.inside is None or found.width is None:
         return "-"
-    return plain(f"{percent(found.inside)}, {percent(found.width)} wide")
+    of = "" if found.bounded == found.lines else f" of {found.bounded}"
+    return plain(f"{percent(found.inside)}{of}, {percent(found.width)} wide")
 
 
 def plain(text: str) -> str:

@@ -394,6 +394,7 @@ def test_each_line_weighs_the_same() -> None:
     assert found.bias == pytest.approx(0.1)
     assert found.inside == 0.5
     assert found.width == pytest.approx(0.9 / 0.7 - 1)
+    assert ledger.intervals_of(found) == "50 % of 2, 29 % wide"
 
 
 def test_each_table_weighs_the_same() -> None:
