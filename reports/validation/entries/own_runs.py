@@ -1,0 +1,93 @@
+"""Our own measurements of one GPU, whose predictions stand beside them since before."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from reports.validation.entries.entry import Prediction
+
+FOLDER = Path(__file__).parents[2] / "experiments" / "one_gpu"
+STEPS, BATCHES = "steps", "largest_batches"
+
+
+def own_predictions(gpu: str, folder: Path = FOLDER) -> tuple[str, list[Prediction]]:
+    """Put together what was predicted and measured of a GPU.
+
+    `gpu`: "h100", as the files are named.
+    Returns the version that predicted, and its predictions; none where one of the files is missing.
+    """
+    steps = _pairs(folder, f"{gpu}_{STEPS}")
+    batches = _pairs(folder, f"{gpu}_{BATCHES}")
+    table = f"one_gpu, {gpu}"
+    found = []
+    for name, predicted, measured in steps:
+        if measured["outcome"] == "measured":
+            found.append(_of_step(table, name, predicted, measured))
+            found.append(_of_memory(table, name, predicted, measured))
+    for name, predicted, measured in batches:
+        found.append(_of_batch(table, name, predicted, measured))
+    versions = {predicted["version"] for _, predicted, _ in steps}
+    assert len(versions) <= 1, f"several versions: {versions}"
+    return next(iter(versions), ""), found
+
+
+Cells = Mapping[str, str]
+
+
+def _pairs(folder: Path, name: str) -> list[tuple[str, Cells, Cells]]:
+    files = [folder / side / f"{name}.csv" for side in ("predicted", "measured")]
+    if not all(path.is_file() for path in files):
+        return []
+    predicted, measured = map(_rows, files)
+    shared = [column for column in predicted[0] if column in measured[0]]
+    settings = shared[: shared.index("recompute") + 1]
+    by_setting = {tuple(row[column] for column in settings): row for row in predicted}
+    return [
+        (_name(row), by_setting[tuple(row[column] for column in settings)], row) for row in measured
+    ]
+
+
+def _rows(path: Path) -> Sequence[Cells]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _name(cells: Cells) -> str:
+    """Every setting of a case in a few words."""
+    length = f" of {cells['sequence_length']} tokens" if cells["sequence_length"] else ""
+    attention = "" if cells["fused_attention"] == "1" else ", scores materialised"
+    channels = ", channels last" if cells["channels_last"] == "1" else ""
+    compiled = ", compiled" if cells["compiled"] == "1" else ""
+    recompute = ", recomputed" if cells["recompute"] == "full" else ""
+    optimizer = f"{cells['optimizer']} {cells['optimizer_kernels']}"
+    return (
+        f"{cells['model']}, {cells['batch']}{length}, {cells['precision']} on {cells['dtype']},"
+        f" {optimizer}{attention}{channels}{compiled}{recompute}"
+    )
+
+
+def _of_step(table: str, name: str, predicted: Cells, measured: Cells) -> Prediction:
+    times = (float(predicted[column]) for column in ("step_s", "low_s", "high_s"))
+    return Prediction(
+        "step", "one GPU", table, name, "step time", "s", *times, float(measured["step_s"])
+    )
+
+
+def _of_memory(table: str, name: str, predicted: Cells, measured: Cells) -> Prediction:
+    both = (float(cells["allocated_bytes"]) for cells in (predicted, measured))
+    return _without_interval(table, name, "peak allocated", "B", *both)
+
+
+def _of_batch(table: str, name: str, predicted: Cells, measured: Cells) -> Prediction:
+    both = (float(cells["largest_batch"]) for cells in (predicted, measured))
+    return _without_interval(table, name, "largest batch", "samples", *both)
+
+
+def _without_interval(
+    table: str, name: str, quantity: str, unit: str, predicted: float, measured: float
+) -> Prediction:
+    return Prediction(
+        "memory", "memory", table, name, quantity, unit, predicted, None, None, measured
+    )
