@@ -10,7 +10,6 @@ Where tables weigh the same, one of hundreds of rows says no more than one of a 
 from __future__ import annotations
 
 import json
-import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,19 +21,16 @@ from numpy.typing import NDArray
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import read_yaml, write_atomically
-from perfmodel.library.corrections import BANDS
 from perfmodel.report.validation import percent, signed
 from perfmodel.validate.scores import weighted_quantile
 from reports.validation.entries.entry import FILE, Entry, Prediction, read_entries
+from reports.validation.entries.sweeps import QUANTITIES
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 REPORT, VALIDATION = HERE / "ledger.md", HERE / "validation.json"
 DOCUMENTS = ("README.md", "reports/README.md", "reports/accuracy.md")
 BEGIN, END = "<!-- ledger: by `python -m reports.validation.ledger` -->", "<!-- ledger ends -->"
-SMALL = BANDS[0][1]
-"""Size from which on bandwidth begins to count; bytes."""
-_BYTES = re.compile(r", (\d+) B$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +103,11 @@ def class_of(prediction: Prediction) -> str:
 
 
 def _is_small(prediction: Prediction) -> bool:
-    size = _BYTES.search(prediction.row)
-    return size is not None and int(size[1]) < SMALL
+    return prediction.band == "latency"
 
 
 def _has_profile(prediction: Prediction) -> bool:
-    return prediction.quantity.endswith("with a profile")
+    return prediction.quantity == QUANTITIES["transferred"]
 
 
 # ---------------------------------------------------------------- headline

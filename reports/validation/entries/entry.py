@@ -30,6 +30,7 @@ class Prediction:
     `table`: records of one source, which in the ledger weigh together as much as any other.
     `row`: which of the table's; `quantity`: which number of the row.
     `low`, `high`: 80 % interval; None where there is none.
+    `band`: of sizes, of a collective: "latency", "buckets" or "bandwidth".
     """
 
     kind: str
@@ -42,6 +43,7 @@ class Prediction:
     low: float | None
     high: float | None
     measured: float
+    band: str = ""
 
     @property
     def key(self) -> Key:
@@ -100,9 +102,9 @@ class Collected:
     left_out: list[LeftOut] = field(default_factory=list)
 
 
-_ORIGIN = tuple(each.name for each in fields(Origin))
-_PREDICTION = tuple(each.name for each in fields(Prediction))
-COLUMNS = (*_ORIGIN, *(("class" if name == "group" else name) for name in _PREDICTION))
+_ORIGIN = {each.name: each.name for each in fields(Origin)}
+_PREDICTION = {each.name: each.name for each in fields(Prediction)} | {"group": "class"}
+COLUMNS = (*_ORIGIN.values(), *_PREDICTION.values())
 NUMBERS = ("predicted", "low", "high", "measured")
 
 
@@ -126,14 +128,11 @@ def read_entries(path: Path = FILE) -> list[Entry]:
             for name in ("predicted", "measured")
             if not numbers.get(name)
         ]
-        texts = (cells.get(name, "") for name in COLUMNS if name not in NUMBERS)
-        version, commit, entered, *rest = texts
-        entries.append(
-            Entry(
-                Origin(version, commit, entered),
-                Prediction(*rest, *(numbers.get(name) for name in NUMBERS)),  # type: ignore[arg-type]
-            )
+        origin, own = (
+            {name: numbers.get(name, cells.get(column, "")) for name, column in columns.items()}
+            for columns in (_ORIGIN, _PREDICTION)
         )
+        entries.append(Entry(Origin(**origin), Prediction(**own)))  # type: ignore[arg-type]
     if faults:
         raise InputError(faults)
     return entries

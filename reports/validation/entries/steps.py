@@ -52,16 +52,10 @@ def _predict_run(
     step = predict_step(read_step(cells), predicted)
     measured_s = positive(cells, "step_s")
     assert measured_s is not None
+    low_s, high_s = step.interval() or (None, None)
+    group, table = class_of(cells), cells["table"]
     prediction = Prediction(
-        "step",
-        class_of(cells),
-        cells["table"],
-        row,
-        "step time",
-        "s",
-        step.step_s,
-        *(step.interval() or (None, None)),
-        measured_s,
+        "step", group, table, row, "step time", "s", step.step_s, low_s, high_s, measured_s
     )
     predicted.append(step)
     return [prediction]

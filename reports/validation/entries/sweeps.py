@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 from functools import partial
 from pathlib import Path
 
-from perfmodel.library.corrections import kind_of_machine
+from perfmodel.library.corrections import band_of, kind_of_machine
 from perfmodel.topology.model import Topology
 from perfmodel.validate.forecast import Forecast, Mode, Pair, Task, predict
 from perfmodel.validate.read import find_sweeps, read_sweeps, sweeps_folder
@@ -63,22 +63,28 @@ def _predict_sweep(pair: Pair, task: Task, in_place: bool) -> Sequence[Predictio
     if not isinstance(forecast, Forecast):
         return forecast
     group = class_of(matched.topology)
-    return [
-        Prediction(
-            "collective",
-            group,
-            _table(pair),
-            _row(pair, row.nbytes),
-            quantity,
-            "s",
-            times.time_s[at],
-            *((times.interval_s[at] if times.interval_s else None) or (None, None)),
-            (row.in_place_s if in_place else None) or row.time_s,
-        )
-        for mode, quantity in QUANTITIES.items()
-        if (times := forecast.times.get(mode)) is not None
-        for at, row in enumerate(sweep.rows)
-    ]
+    predictions = []
+    for mode, quantity in QUANTITIES.items():
+        times = forecast.times.get(mode)
+        for at, row in enumerate(sweep.rows if times is not None else ()):
+            assert times is not None
+            low_s, high_s = (times.interval_s[at] if times.interval_s else None) or (None, None)
+            predictions.append(
+                Prediction(
+                    "collective",
+                    group,
+                    _table(pair),
+                    _row(pair, row.nbytes),
+                    quantity,
+                    "s",
+                    times.time_s[at],
+                    low_s,
+                    high_s,
+                    (row.in_place_s if in_place else None) or row.time_s,
+                    band_of(row.nbytes),
+                )
+            )
+    return predictions
 
 
 def class_of(topology: Topology) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -414,16 +415,16 @@ def test_without_any_interval_none_is_inside() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "quantity", "expected"),
+    ("band", "quantity", "expected"),
     [
-        (262143, "time", "RoCE, below 256 KiB"),
-        (262144, "time", "RoCE, from 256 KiB on"),
-        (262144, "time with a profile", "RoCE, from 256 KiB on, with a profile"),
+        ("latency", "time", "RoCE, below 256 KiB"),
+        ("buckets", "time", "RoCE, from 256 KiB on"),
+        ("bandwidth", "time with a profile", "RoCE, from 256 KiB on, with a profile"),
     ],
 )
-def test_collectives_have_a_class_for_each_band(size: int, quantity: str, expected: str) -> None:
-    line = prediction(f"x, {size} B", kind="collective", group="RoCE", quantity=quantity)
-    assert class_of(line) == expected
+def test_collectives_have_a_class_for_each_band(band: str, quantity: str, expected: str) -> None:
+    line = prediction(kind="collective", group="RoCE", quantity=quantity)
+    assert class_of(replace(line, band=band)) == expected
 
 
 def test_memory_is_told_apart_by_what_is_measured() -> None:
