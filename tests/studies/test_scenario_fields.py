@@ -164,14 +164,7 @@ CONTEXTS = {
         {"compute.fused_attention": NO_ATTENTION, "compute.channels_last": NO_CONVOLUTION},
         USUAL,
     ),
-    "horovod": Context(
-        "strategy: {kind: horovod, cycle_time: 1 ms}",
-        "strategy.",
-        {
-            "strategy.cache_capacity": "gradients are agreed on before the device has them; "
-            "test_horovod_plan tries it"
-        },
-    ),
+    "horovod": Context("strategy: {kind: horovod, cycle_time: 1 ms}", "strategy."),
     "priority": Context("strategy: {kind: priority, partition_size: 4 MB}", "strategy."),
     "parameter server": Context(
         "strategy: {kind: parameter_server, mode: bounded, staleness: 1, servers: 2}\n"

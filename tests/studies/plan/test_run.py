@@ -38,7 +38,7 @@ def test_what_is_wrong_says_why_and_stops_nothing(planned):
     assert "'dgx-a10'" in of(plan, "typo").reason
     assert "did you mean 'dgx-a100'" in of(plan, "typo").reason
     assert len(of(plan, "typo").reason) < 300, "not all names there are"
-    assert "of memory per GPU, which has 80 GiB" in of(plan, "full").reason
+    assert "of memory per GPU, which has 79.14 GiB" in of(plan, "full").reason
     assert of(plan, "full").step is not None
     assert of(plan, "full").training is None
 

@@ -121,6 +121,7 @@ def test_the_first_iteration_does_not_overlap(tmp_path: Path) -> None:
                 "cluster.nodes=16",
                 "scale=null",
                 "training.batch_per_gpu=16",
+                "compute.cuda_graphs=true",
                 "strategy.bucket_cap=100 KiB",
                 "compute.overlap_slowdown=1.0",
                 "library.protocol=simple",

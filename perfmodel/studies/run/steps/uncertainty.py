@@ -87,6 +87,8 @@ def _around(value: float, moves: Iterable[Iterable[float]]) -> Interval:
 
 NEARBY_BANDWIDTH, NEARBY_DELAY = 0.02, 0.03
 """Shares by which the network of a machine may be off its data sheet without anybody noticing."""
+LEAST_CHANGE = 1e-3
+"""Share of a step by which slow hosts lengthen it at least where their speed is a part of its bar."""
 MOST_TIMES_CHANGE = 2.0
 """Times the change of the network up to which a step may change."""
 
@@ -117,7 +119,8 @@ def simulate_uncertainties(
     )
     parts = [compute, *chance_of_job(sized, reported.step_s, compute)]
     quick, slow = host_factors()
-    if _step_s(sized, slower := sized.with_host(slow).setup()) != base_s:
+    slower = sized.with_host(slow).setup()
+    if _step_s(sized, slower) > (1 + LEAST_CHANGE) * base_s:
         parts.append(between(f"host of {job.gpu.name}", (sized.with_host(quick).setup(), slower)))
     is_typical = job.scenario.compute.overlap_slowdown is None and job.gpu.overlap_slowdown != 1
     if communicates and is_typical:  # of GPUs, and not stated
