@@ -88,7 +88,7 @@ def _around(value: float, moves: Iterable[Iterable[float]]) -> Interval:
 NEARBY_BANDWIDTH, NEARBY_DELAY = 0.02, 0.03
 """Shares by which the network of a machine may be off its data sheet without anybody noticing."""
 LEAST_CHANGE = 1e-3
-"""Share of a step by which slow hosts lengthen it at least where their speed is a part of its bar."""
+"""Share of a step by which slow hosts lengthen it where their speed is a part of its bar."""
 MOST_TIMES_CHANGE = 2.0
 """Times the change of the network up to which a step may change."""
 
