@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from perfmodel.files import FileModel, load_document
+from perfmodel.files import FileModel, load_document, read_yaml
 from perfmodel.topology.model import Topology
 from perfmodel.units import parse_bytes
 
@@ -138,6 +138,16 @@ def load_spread(path: Path | None = None) -> Spread:
     return load_document(Spread, path or (Path(__file__).parent / "nccl" / "spread.yaml"))
 
 
+@lru_cache(maxsize=1)
+def _powers_of_strangers() -> Mapping[Band, float]:
+    """Read how much wider intervals are than records in view ask for, by band of sizes.
+
+    Records that enter later lie farther off than those that constants were fitted without.
+    """
+    document = read_yaml(Path(__file__).parent / "nccl" / "strangers.yaml")
+    return {name: float(document[name]) for name, _ in BANDS}
+
+
 def familiarity(spread: Spread, topology: Topology, op: str) -> Familiarity:
     """How well the recorded sweeps know a machine and a collective.
 
@@ -167,12 +177,15 @@ def spread_factors(topology: Topology, op: str, nbytes: float) -> tuple[float, f
 
 def factors_by_band(topology: Topology, op: str) -> Mapping[Band, tuple[float, float]]:
     """Return `spread_factors` of each band of sizes."""
-    spread = load_spread()
-    factors = spread.factors[familiarity(spread, topology, op)]
+    spread, powers = load_spread(), _powers_of_strangers()
+    factors = {
+        band: (low ** powers[band], high ** powers[band])
+        for band, (low, high) in spread.factors[familiarity(spread, topology, op)].items()
+    }
     if topology.network != "tcp" or topology.hosts == 1:
         return factors
     low, high = SOCKETS
     return {
-        band: (own[0], own[1]) if band == "latency" else (min(own[0], low), max(own[1], high))
+        band: own if band == "latency" else (min(own[0], low), max(own[1], high))
         for band, own in factors.items()
     }

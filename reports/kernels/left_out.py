@@ -46,7 +46,7 @@ from reports.kernels.steps import (
     widths,
 )
 
-SPREAD = DATA.parent.parent / "workload/kernels/spread.yaml"
+SPREAD = DATA.parents[2] / "perfmodel" / "workload" / "kernels" / "spread.yaml"
 
 FEW = 4
 """Rows of one GPU below which they tell no spread."""
