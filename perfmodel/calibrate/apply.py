@@ -72,7 +72,12 @@ def apply(profile: Profile, machine: Machine, *, rows: Rows | None = None) -> Ma
     if not fit.gpu:
         changed = with_values(machine, fit.numbers)
         return replace(changed, topology=_cite(changed.topology, profile, fit, machine.settings))
-    corrections = replace(corrections_of(fit.numbers), residual=fit.residual)
+    corrections = replace(
+        corrections_of(fit.numbers),
+        residual=fit.residual,
+        from_bytes=min((point.nbytes for point in fit.points), default=0),
+        likely=corrections_of(fit.likely),
+    )
     rates = bandwidth_factors(fit.numbers)
     if any(factor != 1.0 for factor in rates.values()):
         topology = scale_bandwidths(topology, rates)
@@ -301,6 +306,7 @@ def draw_fit(fit: Fit, rng: np.random.Generator, number: int = 0, *, new_run: bo
     own = _run_logs(fit, rng, deviations) if new_run else np.zeros(len(logs))
     values = tuple(v.scaled(log) for v, log in zip(fit.values, (logs + own).tolist(), strict=True))
     draw = fit.model_copy(update={"values": values})
+    vars(draw)["likely"] = fit.likely
     if fit.residual is not None:
         shifted = fit.residual.shift(fit.residual.over - np.array(fit.slopes) @ logs, deviations)
         vars(draw)["residual"] = replace(shifted, new_run=new_run)

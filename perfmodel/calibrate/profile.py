@@ -191,6 +191,11 @@ class Fit(FileModel):
         return tuple(sorted(differences))
 
     @cached_property
+    def likely(self) -> dict[Parameter, float]:
+        """The most likely values by parameter: of a draw, those that it was drawn around."""
+        return self.numbers
+
+    @cached_property
     def residual(self) -> ResidualProcess | None:
         """The residual beside factors; None without points."""
         if self.left is None or self.noise is None or not self.points:

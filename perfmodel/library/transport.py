@@ -32,14 +32,6 @@ ACROSS_SOCKETS_BPS = 6.45e9
 all_reduce between two hosts with an A100 PCIe each and an adapter of 200 Gbit/s on the other
 socket, GPUDirect forced: 6.4 GB/s from 4 MiB on (NVIDIA/nccl-tests issue 293)."""
 
-STAGED_LINKS = 1.0
-"""Copies between GPUs through a host's memory carry together as much as the link of one GPU: GPUs
-write and read that memory over one interconnect of the CPUs, which degrades with traffic from all
-of them (S. Jeaugey in NVIDIA/nccl issue 1285). Assumption, near what is known: rings of four and of
-eight L40S move 20 and 10 to 17 GB/s in all where a link carries 24 (ai-dynamo/aiconfigurator), four
-RTX 2080 Ti about 16 of 12, by the scaling of BERT-Base (HKBU-HPML/ddl-benchmarks); hosts with
-memory close to each GPU (AMD's NPS4) do better."""
-
 NVLINK_PATHS = frozenset({"NVL", "NVB", "C2C"})
 
 
@@ -56,7 +48,9 @@ class Path:
     staged: bool = False
     """Whether the bytes pass through host memory."""
     together_Bps: float = float("inf")
-    """Most that all such paths of a host carry together."""
+    """Most that all copies through the memory of one domain carry together."""
+    domain: int = -1
+    """First arc out of the CPU in whose memory such copies meet; -1 for other paths."""
 
 
 def path_type_between(router: Router, src: str, dst: str) -> str:
@@ -152,6 +146,14 @@ def _types_up_to(level: str | None) -> frozenset[str]:
 def local_path(topology: Topology, router: Router, src: str, dst: str) -> Path:
     """Path between two GPUs of one host.
 
+    Copies through the memory of one NUMA domain carry together as much as the link of one GPU: they
+    cross one interconnect of that CPU, which degrades with traffic from all of them (S. Jeaugey in
+    NVIDIA/nccl issue 1285). Assumption, near what is known of one domain: four L40S move 20 GB/s
+    where a link carries 24 (ai-dynamo/aiconfigurator), four RTX 2080 Ti about 16 of 12, by the
+    scaling of BERT-Base (HKBU-HPML/ddl-benchmarks); of two and of eight domains: the recorded
+    sweeps of four V100 and four A100 on PCIe, and of eight RTX 4090. Eight L40S, in two domains,
+    move 10 to 17 GB/s where two links are said.
+
     Raises `TopologyError`: neither directly nor through the host's memory, and no NIC is left.
     """
     path_type = router.path_type(src, dst)
@@ -167,7 +169,8 @@ def local_path(topology: Topology, router: Router, src: str, dst: str) -> Path:
         return Path(up + across, "memory", cap, staged=True)
     arcs = up + _memory_arcs(router, cpu) + across
     link_Bps = float(topology.arcs.bandwidth_Bps[up[0]])
-    return Path(arcs, "pcie", cap, staged=True, together_Bps=STAGED_LINKS * link_Bps)
+    domain = min(min(arcs) for arcs in topology.links[cpu].values())
+    return Path(arcs, "pcie", cap, staged=True, together_Bps=link_Bps, domain=domain)
 
 
 def _path_by_nic(topology: Topology, router: Router, src: str, dst: str) -> Path:

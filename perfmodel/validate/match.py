@@ -317,7 +317,12 @@ def read_settings(
     notes = [
         f"{name}={value} is not modelled" for name, value in variables.items() if name not in env
     ]
-    for name, value, why in _stated_settings(text):
+    stated = tuple(_stated_settings(text))
+    collnet = "NCCL_COLLNET_ENABLE"  # NCCL has none of its own: a plugin brings it
+    if env.get(collnet) == "1" and all(name != collnet for name, *_ in stated):
+        del env[collnet]
+        notes.append(f"{collnet}=1 without a word of SHARP: taken as without its plugin")
+    for name, value, why in stated:
         if name not in env and not (nvlink and name == "NCCL_P2P_DISABLE"):
             env[name] = value
             notes.append(f"{name}={value}: {why}")

@@ -16,6 +16,8 @@ from perfmodel.validate.match import one_process, read_settings
             "PXN disabled, 16 channels",
             {"NCCL_PXN_DISABLE": "1", "NCCL_MIN_NCHANNELS": "16", "NCCL_MAX_NCHANNELS": "16"},
         ),
+        ("NCCL_COLLNET_ENABLE=1", {}),
+        ("NCCL_COLLNET_ENABLE=1, nccl-rdma-sharp-plugins", {"NCCL_COLLNET_ENABLE": "1"}),
         ("FI_PROVIDER=efa", {}),
         ("NVLSTree by default", {}),
     ],

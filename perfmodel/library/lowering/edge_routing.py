@@ -172,9 +172,9 @@ def _replace_edges(topology: Topology, edges: Edges, selection: IntArray, others
     staged = edges.staged or others.staged
     copies = join_copies([edges, others])
     if copies is not None:
-        host = copies.host[: len(edges)].copy()
-        host[selection] = copies.host[len(edges) :]
-        copies = replace(copies, host=host)
+        domain = copies.domain[: len(edges)].copy()
+        domain[selection] = copies.domain[len(edges) :]
+        copies = replace(copies, domain=domain)
     return edges_over(topology, edges.src, edges.dst, lengths, arcs, cap_Bps, hop, staged, copies)
 
 
@@ -194,6 +194,7 @@ class _HostPaths:
     arcs: IntArray
     cap_Bps: FloatArray
     together_Bps: FloatArray
+    domain: IntArray
     hop: IntArray
     staged: bool
 
@@ -245,9 +246,10 @@ def _lay(
     copies = None
     shared = np.isfinite(local.together_Bps)
     if shared.any():
-        host = np.full(len(src), -1)
-        host[near] = np.where(shared[local.of], src_host[near], -1)
-        copies = HostCopies(host, float(local.together_Bps[shared].min()))
+        domain = np.full(len(src), -1)
+        shifted = local.domain[local.of] + src_host[near] * block
+        domain[near] = np.where(shared[local.of], shifted, -1)
+        copies = HostCopies(domain, float(local.together_Bps[shared].min()))
     return edges_over(topology, src, dst, lengths, arcs, cap_Bps, hop, staged, copies)
 
 
@@ -286,6 +288,13 @@ def _host_paths(
         ),
         cap_Bps=np.array([path.cap_Bps for path in paths], dtype=float),
         together_Bps=np.array([path.together_Bps for path in paths], dtype=float),
+        domain=np.array(
+            [
+                path.domain - end[0] * topology.host_arcs
+                for path, end in zip(paths, ends, strict=True)
+            ],
+            dtype=np.int64,
+        ),
         hop=np.array([HOP_KINDS.index(path.hop) for path in paths], dtype=np.int64),
         staged=any(path.staged for path in paths),
     )

@@ -71,6 +71,7 @@ def apply_corrections(
     LoweredCollective
         With the same schedule and edges.
     """
+    measured = measured.at(situation.nbytes)
     whole = 1.0 if measured.residual is None else measured.residual(situation)
     steps = (
         np.array([measured.steps.get(f"{lowered.protocol}/{hop}", 1.0) for hop in HOP_KINDS])

@@ -22,12 +22,12 @@ HOP_KINDS = ("nvlink", "pcie", "network", "memory")
 
 @dataclass(frozen=True, slots=True)
 class HostCopies:
-    """Edges that are copies between GPUs through host memory, which those of a host share."""
+    """Edges that are copies between GPUs through host memory, which those of a domain share."""
 
-    host: IntArray
-    """Host of each edge; -1 where it is no such copy. Shape (edges,)."""
+    domain: IntArray
+    """NUMA domain of each edge (`Path.domain`); -1 where it is no such copy. Shape (edges,)."""
     together_Bps: float
-    """Payload that all of one host carry together."""
+    """Payload that all of one domain carry together."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,7 +117,7 @@ def select_edges(edges: Edges, selection: IntArray) -> Edges:
         staged=edges.staged,
         copies=None
         if edges.copies is None
-        else replace(edges.copies, host=edges.copies.host[selection]),
+        else replace(edges.copies, domain=edges.copies.domain[selection]),
     )
 
 
@@ -143,8 +143,8 @@ def join_copies(parts: list[Edges]) -> HostCopies | None:
     bounds = [part.copies.together_Bps for part in parts if part.copies is not None]
     if not bounds:
         return None
-    hosts = [np.full(len(p), -1) if p.copies is None else p.copies.host for p in parts]
-    return HostCopies(np.concatenate(hosts), min(bounds))
+    domains = [np.full(len(p), -1) if p.copies is None else p.copies.domain for p in parts]
+    return HostCopies(np.concatenate(domains), min(bounds))
 
 
 def merge_edges(parts: list[Edges], places: list[IntArray]) -> Edges:

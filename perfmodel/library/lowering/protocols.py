@@ -139,7 +139,7 @@ def caps_Bps(
 ) -> FloatArray:
     """Most that each edge may carry in these phases; bytes on the wire per second, shape (edges,).
 
-    Copies through the memory of a host share what it carries; an edge that no phase uses takes no
+    Copies through the memory of a domain share what it carries; an edge that no phase uses takes no
     share. `load`: bytes on the links per byte of payload.
     """
     channels = 1 + max((int(phase.channel.max()) for phase in schedule.phases), default=0)
@@ -149,11 +149,11 @@ def caps_Bps(
     )
     if edges.copies is None:
         return own_Bps
-    sharing = np.any([phase.active > 0 for phase in phases], axis=0) & (edges.copies.host >= 0)
-    hosts = edges.copies.host[sharing]
+    sharing = np.any([phase.active > 0 for phase in phases], axis=0) & (edges.copies.domain >= 0)
+    domains = edges.copies.domain[sharing]
     share_Bps = np.full(len(edges), np.inf)
-    if len(hosts):
-        share_Bps[sharing] = edges.copies.together_Bps / np.bincount(hosts)[hosts]
+    if len(domains):
+        share_Bps[sharing] = edges.copies.together_Bps / np.bincount(domains)[domains]
     return np.minimum(own_Bps, share_Bps * load)
 
 

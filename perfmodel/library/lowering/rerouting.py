@@ -232,6 +232,8 @@ def _on_hosts(
 
     copies = edges.copies
     if copies is not None:
-        place = np.minimum(np.searchsorted(own, copies.host), len(own) - 1)
-        copies = replace(copies, host=np.where(copies.host < 0, -1, target[place]))
+        host, arc = np.divmod(copies.domain, topology.host_arcs)
+        place = np.minimum(np.searchsorted(own, host), len(own) - 1)
+        moved = target[place] * topology.host_arcs + arc
+        copies = replace(copies, domain=np.where(copies.domain < 0, -1, moved))
     return replace(edges, src=move(edges.src), dst=move(edges.dst), arcs=arcs, copies=copies)

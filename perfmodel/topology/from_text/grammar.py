@@ -301,19 +301,6 @@ def _contradicts(words: Mapping[str, str], name: str, word: str) -> bool:
     return generation_Bps is not None and (ethernet or generation_Bps != nic_rate(pair))
 
 
-_DATA_Gbps = {
-    "qdr": 32.0,
-    "fdr": 54.5,
-    "edr": 100.0,
-    "hdr100": 100.0,
-    "hdr": 200.0,
-    "ndr200": 200.0,
-    "ndr": 400.0,
-    "xdr": 800.0,
-}
-"""InfiniBand of four lanes (two for those with a number), Gbit/s of data."""
-
-
 def nic_rate(words: Mapping[str, str]) -> float | None:
     """Return the rate that the words on a NIC state, or the generation's; bytes per second.
 
@@ -329,8 +316,8 @@ def nic_rate(words: Mapping[str, str]) -> float | None:
         bits = 8 if rate[3] and "B" in rate[3] else 1
         return float(rate[1]) * bits * _SCALE[rate[2].lower()] / 8
     name = words.get("generation", "").lower()
-    Gbps = _DATA_Gbps.get(name, _DATA_Gbps.get(name.rstrip("0123456789")))
-    return None if Gbps is None else Gbps * 1e9 / 8
+    rates_Bps = hardware_parts().infiniband
+    return rates_Bps.get(name, rates_Bps.get(name.rstrip("0123456789")))
 
 
 _SCALE = {"m": 1e6, "g": 1e9, "t": 1e12}

@@ -191,6 +191,8 @@ def _pairs(board: Board) -> list[tuple[int, int, int]]:
 def _plug_gpus(draft: Draft, host: HostParts, domains: int) -> list[str]:
     """Plug GPUs under CPUs; returns the switches or CPUs that NICs are plugged into."""
     used, gpus, c2c = 1 if host.across else domains, host.board.gpus, host.part.c2c
+    if host.switches and not host.part.on_board:  # a switch of two cards is under one CPU
+        used = min(used, -(-gpus // 2))
     link = draft.link(c2c or host.pcie, stock_link(c2c or host.pcie))
     switches = _switch_count(host, used) if host.switches and c2c is None else 0
     if switches:

@@ -142,6 +142,8 @@ class TemplateFacts:
     nics: int
     nic_Bps: float
     """Raw rate of all NICs together."""
+    cpu: str | None
+    """Kind of its CPUs, where its sources name it."""
 
     @property
     def is_reference(self) -> bool:
@@ -176,7 +178,14 @@ def _facts(name: str, node: NodeSpec) -> TemplateFacts:
         network=ports[0].network_kind if ports else None,
         nics=len(ports),
         nic_Bps=sum(port.bandwidth for port in ports),
+        cpu=_cpu_of(node),
     )
+
+
+def _cpu_of(node: NodeSpec) -> str | None:
+    own = [key for key in node.sources if not key.startswith("gpu ")]
+    text = " ".join([node.description, *own, *(node.sources[key] for key in own)]).lower()
+    return next((name for name in hardware_parts().cpus if name in text), None)
 
 
 def _layout(node: NodeSpec) -> Layout:
@@ -228,7 +237,7 @@ def _has_gpus(facts: TemplateFacts, host: HostText, layout: Layout, *, as_is: bo
     if part.spelled != facts.gpu.spelled or other_form or host.gpus > facts.gpus:
         return False
     usual = intra.lanes in {None, part.lanes} and intra.lane_Bps in {None, 25e9, 50e9}
-    if not usual or intra.cpu or host.network.across:
+    if not usual or intra.cpu not in {None, facts.cpu} or host.network.across:
         return False
     if facts.gpus == 1:
         return not intra.stated

@@ -127,6 +127,8 @@ class Parts(FileModel):
     usual_nics: dict[str, dict[str, str]]
     adapters: dict[str, str]
     """Rate of each ConnectX, by its number."""
+    infiniband: dict[str, Bandwidth]
+    """Data that a port of each generation carries; bytes per second."""
     unmodelled: dict[str, tuple[str, ...]]
     """Kinds of hardware that hosts of perfmodel have not, and how their names begin."""
 

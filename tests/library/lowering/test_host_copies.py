@@ -1,4 +1,4 @@
-"""Copies between GPUs through the memory of a host share what it carries."""
+"""Copies between GPUs through the memory of a NUMA domain share what it carries."""
 
 import numpy as np
 import pytest
@@ -9,8 +9,9 @@ from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
 from perfmodel.library.settings import settings_of
-from perfmodel.library.transport import STAGED_LINKS
+from perfmodel.scenario.sections.cluster import NodeSection
 from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.topology.composed.compose import compose
 from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.templates.build import build_topology
 
@@ -20,7 +21,7 @@ LINK_Bps = 31.5e9 * 0.762
 
 
 def machine_of(gpus, **env):
-    node = describe("L40S", gpus=gpus, intra="PCIe 4.0 x16 (root ports)").node
+    node = describe("L40S", gpus=gpus, intra="PCIe 4.0 x16 (root ports), one NUMA domain").node
     return make_machine(build_topology(node), load_library("nccl"), settings=settings_of(env=env))
 
 
@@ -36,13 +37,21 @@ def payload_Bps(machine, op, nbytes=64 * MIB):
 
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "all_to_all", "broadcast"])
 @pytest.mark.parametrize("gpus", [3, 4, 8])
-def test_all_copies_of_a_host_carry_what_one_link_does(op, gpus):
-    assert payload_Bps(machine_of(gpus), op) == pytest.approx([STAGED_LINKS * LINK_Bps])
+def test_all_copies_of_a_domain_carry_what_one_link_does(op, gpus):
+    assert payload_Bps(machine_of(gpus), op) == pytest.approx([LINK_Bps])
+
+
+@pytest.mark.parametrize(("domains", "gpus"), [(2, 4), (2, 8), (4, 8)])
+def test_each_domain_carries_what_one_link_does(domains, gpus):
+    node = compose(NodeSection(gpus=gpus, gpu="L40S", numa_domains=domains, p2p=False), None)
+    machine = make_machine(build_topology(node), load_library("nccl"))
+    link_Bps = float(machine.topology.arcs.bandwidth_Bps[machine.rings(range(gpus)).edges.arcs[0]])
+    assert payload_Bps(machine, "all_gather") == pytest.approx([domains * link_Bps])
 
 
 def test_one_copy_alone_has_all_of_it():
     machine = machine_of(2, NCCL_P2P_DISABLE="1")
-    assert payload_Bps(machine, "broadcast") == pytest.approx([STAGED_LINKS * LINK_Bps])
+    assert payload_Bps(machine, "broadcast") == pytest.approx([LINK_Bps])
 
 
 def test_gpus_that_copy_to_each_other_share_nothing():
@@ -64,4 +73,4 @@ def test_more_gpus_never_move_more_in_all(gpus, op):
         return steps * 512 * MIB / time_s
 
     assert moved_Bps(many) <= 1.02 * moved_Bps(few)
-    assert moved_Bps(many) <= 1.001 * STAGED_LINKS * LINK_Bps
+    assert moved_Bps(many) <= 1.001 * LINK_Bps

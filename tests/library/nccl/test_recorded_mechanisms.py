@@ -1,11 +1,12 @@
 """Mechanisms of NCCL against recorded times: each holds where it acts and fails without it."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from perfmodel.library import transport
+from perfmodel.library.lowering import edge_routing
 from perfmodel.library.machine import make_machine, observed_time_s
 from perfmodel.library.model import load_library
 from perfmodel.library.nccl import trees as chunk_sizes
@@ -200,11 +201,13 @@ def test_trees_of_64_gpus_pass_on_lines_as_they_come(monkeypatch):
 
 
 @pytest.mark.parametrize("op", ["allreduce", "allgather", "reducescatter", "alltoall"])
-def test_four_gpus_share_the_memory_of_a_host(monkeypatch, op):
+def test_four_gpus_share_the_memory_of_a_domain(monkeypatch, op):
     """L40S: 20 GB/s in all, which two alone have each; without it three times too quick."""
     name = f"aic_l40s_nccl2273_{op}_4g"
     assert np.abs(errors(name, LARGE)).max() < 0.3
-    monkeypatch.setattr(transport, "STAGED_LINKS", math.inf)
+    monkeypatch.setattr(
+        edge_routing, "local_path", lambda *ends: replace(local_path(*ends), together_Bps=math.inf)
+    )
     assert errors(name, LARGE).max() < -0.5
 
 

@@ -295,3 +295,10 @@ def test_whatever_is_described_is_sound_or_refused(
         assert topology.network == read_network(network).kind
         per_host = [n for n in topology.graph if n.startswith("n0/nic")]
         assert nics is None or len(per_host) == nics
+
+
+@pytest.mark.parametrize("cpus", ["", ", Xeon Skylake", ", dual Xeon Skylake", ", dual EPYC"])
+def test_two_cards_that_share_a_switch_share_it_whatever_the_cpus(cpus):
+    node = describe("RTX 2080 Ti", gpus=2, intra=f"PCIe3 x16 switch (PIX){cpus}").node
+    topology = build_topology(node)
+    assert Router(topology).path_type(*topology.ranks) == "PIX"

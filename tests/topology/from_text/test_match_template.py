@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.from_text.match_template import match_template, read_host, template_facts
 from perfmodel.topology.from_text.parts import hardware_parts
 from perfmodel.topology.templates.build import template_names
@@ -45,3 +46,10 @@ def test_taken_as_it_is_or_completed(
         for facts in (match_template(host, as_is=rule) for rule in (True, False))
     ]
     assert names == [as_is, completed]
+
+
+@pytest.mark.parametrize("cpu", ["EPYC", "dual EPYC"])
+def test_naming_the_cpu_of_a_template_keeps_it(cpu):
+    words = "PCIe4 x16, no P2P"
+    assert describe("RTX 4090", gpus=8, intra=f"{words}, {cpu}").template == "rtx4090-x8"
+    assert describe("RTX 4090", gpus=8, intra=f"{words}, Xeon Skylake").template is None
