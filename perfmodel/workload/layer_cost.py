@@ -236,17 +236,18 @@ def _vector_cost(layer: Layer, pricing: Pricing) -> tuple[float, float, int]:
         passes += unfused.dropout_passes * apart
         nbytes += passes * score_bytes * pricing.batch
         kernels += 1 + apart if pricing.compiled else unfused.unfused_kernels
-    if layer.wide_norm:  # single operations in fp32, which stream as others do
-        nbytes, norm_bytes = nbytes + norm_bytes * pricing.batch, 0.0
-    norm_bytes *= scale
+    # single operations in fp32 stream as others do, but their backward is that of a norm
+    single_s = norm_bytes * pricing.batch / device.memory_Bps if layer.wide_norm else 0.0
+    norm_bytes *= 0.0 if layer.wide_norm else scale
     ramps_s = kernels * device.ramp_s
     plain_s = (
         feature_map_s(nbytes, item, device) if layer.kind == "conv" else nbytes / device.memory_Bps
     )
     return (
-        plain_s + norm_s(norm_bytes, item, device) + ramps_s,
+        plain_s + single_s + norm_s(norm_bytes, item, device) + ramps_s,
         (
             plain_s * device.constants.elementwise_backward
+            + single_s * device.constants.norm.backward
             + norm_s(norm_bytes, item, device, backward=True)
             + ramps_s
         ),
