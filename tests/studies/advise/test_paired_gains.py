@@ -101,7 +101,7 @@ def drawn_gains(base: Simulated, other: Simulated) -> tuple[float, float]:
 def test_the_hook_alone_is_as_unsure_as_drawn_pairs(base: Simulated, hook: Simulated) -> None:
     """Over a quick network its step is compute, which the hook does not shorten."""
     interval = gain_of(base.point, hook.point).interval
-    assert interval == pytest.approx(drawn_gains(base, hook), abs=0.03)
+    assert interval == pytest.approx(drawn_gains(base, hook), abs=0.05)
     assert interval is not None
     assert interval[1] - interval[0] > 0.4
 
@@ -113,7 +113,7 @@ def test_with_quicker_kernels_it_is_as_sure_as_drawn_pairs(
     interval = gain_of(base.point, together.point).interval
     assert interval == pytest.approx(drawn_gains(base, together), abs=0.03)
     assert interval is not None
-    assert interval[1] - interval[0] < 0.1
+    assert interval[1] - interval[0] < 0.2, "a third of what the hook alone has"
 
 
 def trial_of(base: Simulated, other: Simulated, *texts: str) -> Trial:
