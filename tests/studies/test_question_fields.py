@@ -28,10 +28,6 @@ OTHER_COMMAND = scenario_fields.OTHER_COMMAND
 JOB, IMAGINED = scenario_fields.CONTEXTS["job"], scenario_fields.CONTEXTS["what if"]
 NOT_IN_FILE = "the model's file has no convolution; the context of resnet tries it"
 SLOWER = "the network is slower, and no step changes; the context of PCIe tries it"
-LINK_DECIDES = (
-    "GPUs that copy through host memory share what the link of one carries, which is less than "
-    "what a memory or a link between CPUs does"
-)
 CONTEXTS = {
     "job": Context(
         "",
@@ -62,7 +58,6 @@ CONTEXTS = {
     "what if on PCIe": Context(
         "cluster: {node: rtx4090-x8}\nwhat_if: {compute: 1.5}",
         "what_if.pcie_bandwidth what_if.memory_bandwidth what_if.cpu_bandwidth",
-        {"what_if.memory_bandwidth": LINK_DECIDES, "what_if.cpu_bandwidth": LINK_DECIDES},
     ),
     "library": Context(
         scenario_fields.A100 + "library: {name: nccl}\nstrategy: {bucket_cap: 4 MiB}", "library."

@@ -11,11 +11,11 @@ from perfmodel.scenario import make_scenario
 from perfmodel.scenario.strategies.strategy import _OTHER_NAMES
 
 
-def scenario_with(strategy: Any) -> Any:
+def scenario_with(strategy: Any, **compute: Any) -> Any:
     return make_scenario(
         {
             "model": {"name": "resnet18"},
-            "compute": {"precision": "fp32"},
+            "compute": {"precision": "fp32"} | compute,
             "cluster": {"node": "dgx-a100"},
             "training": {"batch_per_gpu": 4},
             "strategy": strategy,
@@ -50,7 +50,7 @@ def test_other_names_are_answered(strategy: Any, words: str) -> None:
     ],
 )
 def test_what_the_answers_say_can_be_written(strategy: Any) -> None:
-    assert scenario_with(strategy).strategy.kind == strategy["kind"]
+    assert scenario_with(strategy, optimizer="adamw").strategy.kind == strategy["kind"]
 
 
 def test_no_own_name_is_taken_for_another() -> None:

@@ -14,7 +14,7 @@ PLAN = """\
 # Which of these should train it?
 perfmodel: 1
 model: {name: bert-base, sequence_length: 128}
-compute: {precision: fp16, optimizer: adamw, optimizer_kernels: fused}
+compute: {precision: fp16, optimizer: adamw, optimizer_kernels: fused, cuda_graphs: true}
 cluster: {node: dgx-a100}
 training: {batch_per_gpu: 8}
 plan:

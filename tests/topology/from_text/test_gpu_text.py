@@ -57,7 +57,8 @@ def test_what_a_name_leaves_open_is_said() -> None:
 def test_every_part_is_a_gpu_of_the_table_with_its_memory() -> None:
     for name, part in hardware_parts().gpus.items():
         assert name in gpu_names()
-        assert load_gpu(name).memory_bytes == pytest.approx(part.memory * 2**30)
+        # ECC and the driver keep up to a twelfth
+        assert 0.91 * part.memory < load_gpu(name).memory_bytes / 2**30 <= 1.001 * part.memory
         assert read_gpu(name).name == name
         assert part.nvlink is None or part.lanes
 

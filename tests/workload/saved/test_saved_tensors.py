@@ -1,8 +1,4 @@
-"""What layers keep for backward, against what real modules save (see `saved_tensors`).
-
-Modules with an activation in single operations (GPT-2's of Hugging Face) have one in one kernel
-here, as the zoo assumes.
-"""
+"""What layers keep for backward, against what real modules save (see `saved_tensors`)."""
 
 from __future__ import annotations
 
@@ -71,9 +67,7 @@ def decoder(name: str, batch: int, s: int, attention: str, layers: int) -> Pair:
 
 def gpt2(_name: str, batch: int, s: int, attention: str, layers: int) -> Pair:
     shape = replace(text_decoder.GPT_SHAPES["gpt2"], layers=layers)
-    config = hf.GPT2Config(
-        n_layer=layers, attn_implementation=attention, activation_function="gelu_pytorch_tanh"
-    )
+    config = hf.GPT2Config(n_layer=layers, attn_implementation=attention)
     x = tokens(batch, s)
     return (
         hf.GPT2LMHeadModel(config),

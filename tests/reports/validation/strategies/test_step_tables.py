@@ -175,7 +175,9 @@ def test_a_cell_that_is_no_number_is_named(tmp_path, change, text):
 @pytest.mark.slow
 def test_an_unnamed_network_widens_intervals_and_is_not_compared_where_it_decides(tmp_path):
     def compared(**changes):
-        rows = [row(nodes="2", network="InfiniBand HDR", step_s="0.05", **changes)]
+        # wide enough for the host not to decide instead of the network
+        wide = {"width": "2048", "mlp_width": "8192"}
+        rows = [row(nodes="2", network="InfiniBand HDR", step_s="0.05", **wide, **changes)]
         return strategies_in(written(tmp_path, rows))[0].steps[0]
 
     named, decides = compared(presumed=""), compared(presumed="network")
@@ -194,7 +196,8 @@ def test_an_unnamed_network_widens_intervals_and_is_not_compared_where_it_decide
 
 def test_the_scaled_base_is_a_row_that_its_network_does_not_decide(tmp_path):
     alone = row(step_s=f"{1.5 * predicted_s()}", presumed="network")
-    across = {"nodes": "2", "network": "InfiniBand HDR", "presumed": "network"}
+    wide = {"width": "2048", "mlp_width": "8192"}
+    across = {"nodes": "2", "network": "InfiniBand HDR", "presumed": "network", **wide}
     rows = [row(**across, gpus_per_node="1", step_s="0.05"), alone, row(gpus_per_node="4")]
     steps = strategies_in(written(tmp_path, rows))[0].steps
     assert steps[0].undecided
