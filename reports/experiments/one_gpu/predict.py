@@ -12,7 +12,7 @@ from pathlib import Path
 from perfmodel.scenario import Scenario, make_scenario
 from perfmodel.studies.run.run import run_scenario
 from perfmodel.version import __version__
-from reports.experiments.one_gpu.run import read_cases, write_rows
+from reports.experiments.one_gpu.run import read_cases, search_largest, write_rows
 
 COLUMNS = (
     *("version", "step_s", "low_s", "high_s", "forward_s", "backward_s", "optimizer_s"),
@@ -66,13 +66,7 @@ def largest_batch(cells: Mapping[str, str], node: str) -> int:
     def fits(batch: int) -> bool:
         return bool(run_scenario(scenario_of(cells, node, batch)).points[-1].memory.fits)
 
-    low, high = 0, int(cells["batch"])
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return search_largest(fits, int(cells["batch"]))
 
 
 def main() -> None:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import platform
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,23 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, o
             file.flush()
 
 
+def search_largest(
+    fits: Callable[[int], bool], start: int, parts: int | None = None, deadline_s: float = math.inf
+) -> int:
+    """Return the largest number that fits, by doubling and halving; 0: none does.
+
+    `parts`: known to one in so many of it is enough; None: to one. `deadline_s`: of the monotonic
+    clock, from which on what is known has to do.
+    """
+    low, high = 0, start
+    while time.monotonic() < deadline_s and fits(high):
+        low, high = high, 2 * high
+    while time.monotonic() < deadline_s and high - low > (max(1, low // parts) if parts else 1):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
 def find_largest_batch(torch: Any, cells: Mapping[str, str], deadline_s: float) -> int:
     """Largest batch whose second step fits, to one in sixteen."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -58,13 +76,7 @@ def find_largest_batch(torch: Any, cells: Mapping[str, str], deadline_s: float) 
             steps.release(torch)
         return True
 
-    low, high = 0, int(cells["batch"])
-    while fits(high) and time.monotonic() < deadline_s:
-        low, high = high, 2 * high
-    while high - low > max(1, low // 16) and time.monotonic() < deadline_s:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return search_largest(fits, int(cells["batch"]), 16, deadline_s)
 
 
 def main() -> None:

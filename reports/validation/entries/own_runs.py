@@ -69,9 +69,10 @@ def _name(cells: Cells) -> str:
 
 
 def _of_step(table: str, name: str, predicted: Cells, measured: Cells) -> Prediction:
-    times = (float(predicted[column]) for column in ("step_s", "low_s", "high_s"))
+    step_s, low_s, high_s = (float(predicted[column]) for column in ("step_s", "low_s", "high_s"))
+    measured_s = float(measured["step_s"])
     return Prediction(
-        "step", "one GPU", table, name, "step time", "s", *times, float(measured["step_s"])
+        "step", "one GPU", table, name, "step time", "s", step_s, low_s, high_s, measured_s
     )
 
 

@@ -12,7 +12,8 @@ import pytest
 from perfmodel.workload.zoo import build_model
 from reports.experiments.one_gpu import modules
 from reports.experiments.one_gpu.predict import predict_case
-from reports.experiments.one_gpu.run import read_cases
+from reports.experiments.one_gpu.run import read_cases, search_largest
+from reports.experiments.one_gpu.steps import measure_case
 
 FOLDER = Path("reports/experiments/one_gpu")
 Rows = list[dict[str, str]]
@@ -89,3 +90,26 @@ def test_modules_have_the_parameters_of_the_zoo(name: str) -> None:
     module, _, _ = modules.build(torch, cells, "meta")
     count = sum(parameter.numel() for parameter in module.parameters())
     assert count == sum(tensor.numel for tensor in build_model(name).tensors)
+
+
+@pytest.mark.parametrize(("most", "parts"), [(0, None), (1, None), (37, None), (1000, 16)])
+def test_the_largest_number_that_fits(most: int, parts: int | None) -> None:
+    found = search_largest(lambda number: number <= most, 4, parts)
+    assert found <= most
+    assert most - found <= (0 if parts is None else most / parts)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable")
+@pytest.mark.parametrize("changes", [{}, {"dtype": "bf16", "recompute": "full"}])
+def test_a_case_is_measured_on_a_cpu_too(
+    changes: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    monkeypatch.setitem(modules.GPT2, "gpt2", (1, 64, 4))
+    small = {"sequence_length": "16", "batch": "1", "precision": "bf16"}
+    case = next(case for case in read_cases() if case["model"] == "gpt2")
+    found = measure_case(torch, case | small | changes, 0.1)
+    assert found["outcome"] == "measured"
+    assert 0 < float(str(found["low_s"])) <= float(str(found["step_s"]))

@@ -161,6 +161,11 @@ class SizedJob:
         """Factors on the times of layers between which eight of ten measured ones lie."""
         return self._layer_times(None).spread
 
+    @property
+    def launches(self) -> bool:
+        """Whether kernels take time on the host."""
+        return self._layer_times(None).launch_s > 0
+
     def with_compute(self, by: float) -> SizedJob:
         """Return the same job with times of layers `by` times as long; collectives are shared."""
         return self._changed(compute=by, _plans={}, _loops={})

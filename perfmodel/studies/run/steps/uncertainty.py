@@ -118,10 +118,10 @@ def simulate_uncertainties(
         name_compute(job), (sized.with_compute(by).setup() for by in sized.compute_spread)
     )
     parts = [compute, *chance_of_job(sized, reported.step_s, compute)]
-    quick, slow = host_factors()
-    slower = sized.with_host(slow).setup()
-    if _step_s(sized, slower) > (1 + LEAST_CHANGE) * base_s:
-        parts.append(between(f"host of {job.gpu.name}", (sized.with_host(quick).setup(), slower)))
+    if sized.launches:
+        quick, slow = (sized.with_host(by).setup() for by in host_factors())
+        if _step_s(sized, slow) > (1 + LEAST_CHANGE) * base_s:
+            parts.append(between(f"host of {job.gpu.name}", (quick, slow)))
     is_typical = job.scenario.compute.overlap_slowdown is None and job.gpu.overlap_slowdown != 1
     if communicates and is_typical:  # of GPUs, and not stated
         slowed = (replace(setup, slowdown=slowdown) for slowdown in overlap_slowdowns())
