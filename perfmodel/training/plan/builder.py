@@ -60,9 +60,12 @@ class TaskList:
         return len(self.tasks) - 1
 
     def issue(
-        self, name: str, kernels: int, rank_class: str, *, after: Iterable[int] = (), **marks: Any
+        self, name: str, kernels: float, rank_class: str, *, after: Iterable[int] = (), **marks: Any
     ) -> tuple[int, ...]:
-        """Let the host launch kernels; return the tasks that device work has to wait for."""
+        """Let the host launch kernels; return the tasks that device work has to wait for.
+
+        `kernels`: of layers, or as many as take the host as long.
+        """
         if self.launch_s <= 0 or kernels <= 0:
             return tuple(after)
         return (
@@ -101,7 +104,7 @@ class TaskList:
         name: str,
         kind: str,
         duration_s: float,
-        kernels: int,
+        kernels: float,
         rank_class: str,
         *,
         issue_after: Iterable[int] = (),

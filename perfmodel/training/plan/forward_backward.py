@@ -96,12 +96,13 @@ def add_local_backward(step: Step, micro_batch: int) -> None:
 
 
 def add_backward_segment(
-    step: Step, part: Segment, micro_batch: int, *, copy_kernels: int = 0
+    step: Step, part: Segment, micro_batch: int, *, copy_kernels: float = 0
 ) -> int:
     """Add backward of a segment; from the second micro-batch on its gradients are added up.
 
     Adding in place reads two values and writes one where a copy reads one and writes one, hence
-    one and a half copies. `copy_kernels` are issued with it by the same host thread.
+    one and a half copies. `copy_kernels` are issued with it by the same host thread: as many of
+    layers as take it as long.
     """
     duration_s, kernels, nbytes = part.duration_s, part.kernels, step.nbytes(part.tensors)
     if micro_batch > 0:

@@ -140,6 +140,8 @@ class KernelConstants:
     """All of them; the file states each source.
 
     `elementwise_backward`: traffic of backward over that of forward.
+    `gradient_copy_launch`: time of the host to issue a copy of a gradient, over that of a layer's
+        kernel.
     `elements_per_launch`: parameter elements that one optimizer launch can cover.
     `tensors_per_operation`: tensors that a launch of one of its operations covers, not fused.
     """
@@ -152,6 +154,7 @@ class KernelConstants:
     norm: NormConstants
     elementwise_backward: float
     optimizers: Mapping[str, OptimizerKind]
+    gradient_copy_launch: float
     elements_per_launch: int
     tensors_per_operation: int
     for_loop: ForLoopConstants
@@ -198,6 +201,7 @@ def kernel_constants() -> KernelConstants:
         norm=NormConstants(**values("norm")),
         elementwise_backward=float(data["elementwise"]["backward"]["value"]),
         optimizers={name: OptimizerKind(**entry) for name, entry in data["optimizers"].items()},
+        gradient_copy_launch=float(data["gradient_copy"]["launch_share"]["value"]),
         elements_per_launch=int(data["elements_per_launch"]),
         tensors_per_operation=int(data["tensors_per_operation"]),
         for_loop=ForLoopConstants(**values("for_loop")),
