@@ -58,7 +58,9 @@ UNLIKE = frozenset(
 """Models that keep more by a norm after each branch, by SiLU and squeezed excitation, or less as a
 decoder looks at more tokens than it has: a file that states operations alone tells none of it."""
 
-OF_ROWS = {name for name in zoo_names() if zoo_model(name).kind not in ("image", "sequence")}
+OF_ROWS = {
+    name for name in zoo_names() if (model := zoo_model(name)) is not None and model.kind == "row"
+}
 """Models whose samples have no size to change."""
 
 

@@ -84,8 +84,9 @@ def _find_model(name: str) -> Buildable | Path:
 
     Raises `InputError`: it is none.
     """
-    if name in zoo_names():
-        return zoo_model(name)
+    model = zoo_model(name)
+    if model is not None:
+        return model
     from perfmodel.workload.configs.file_text import CONFIG_NAME
     from perfmodel.workload.configs.hugging_face import config_model, read_config
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from perfmodel.workload.model import Layer, Workload
+from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.image_layers import (
     BATCH_NORM_PASSES,
     IMAGENET_CLASSES,
@@ -250,3 +251,10 @@ _REDUCTION = _Cell(
     ),
     (4, 5, 6),
 )
+
+
+MODELS = {
+    name: Buildable(name, partial(amoebanet, name, **sizes), 224, "image")
+    for name, sizes in AMOEBANETS.items()
+}
+"""Models of the zoo, with the image size that their authors trained with."""

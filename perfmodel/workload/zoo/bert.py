@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Literal
 
@@ -18,6 +19,7 @@ from perfmodel.workload.layer_calls import (
 )
 from perfmodel.workload.model import Buffers, FusedKept, Workload, sequence_of
 from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
+from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ACTIVATIONS,
@@ -383,3 +385,9 @@ def _to_stream(
         kernels=3 + drops,
         calls=row_calls(shard, s * h) + norm_calls(shard, numels(dense[1:] + norm)),
     )
+
+
+MODELS = {
+    name: Buildable(name, partial(bert, name), POSITIONS, longest=POSITIONS) for name in SHAPES
+}
+"""Models of the zoo, with the sequence that their authors trained with."""

@@ -7,8 +7,10 @@ classifier.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from perfmodel.workload.model import Workload
+from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.image_layers import (
     IMAGENET_CLASSES,
     Image,
@@ -293,3 +295,18 @@ def _mixed(
     kept = parts[-1].layer.saved_elements + joined.elements - (0 if pooled else averaged.elements)
     parts[-1] = with_work(parts[-1], saved_elements=float(kept))
     return joined
+
+
+MODELS = {
+    **{
+        f"resnet{each}": Buildable(f"resnet{each}", partial(resnet, each), 224, "image")
+        for each in RESNET_DEPTHS
+    },
+    **{
+        f"vgg{each}": Buildable(f"vgg{each}", partial(vgg, each), 224, "image")
+        for each in VGG_DEPTHS
+    },
+    "alexnet": Buildable("alexnet", alexnet, 224, "image"),
+    "inception-v3": Buildable("inception-v3", inception_v3, 299, "image"),
+}
+"""Models of the zoo, with the image size that their authors trained with."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import starmap
 from typing import Any
 
 from perfmodel.workload.model import Workload
+from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.image_layers import (
     IMAGENET_CLASSES,
     Image,
@@ -362,3 +364,16 @@ def _convnext_block(name: str, image: Image, *, drops: bool) -> list[Module]:
             kernels=4 + 3 * drops,
         ),
     ]
+
+
+MODELS = {
+    **{
+        name: Buildable(name, partial(convnext, name, **sizes), 224, "image")
+        for name, sizes in CONVNEXTS.items()
+    },
+    **{
+        name: Buildable(name, partial(efficientnet, name, **sizes), sizes["image_size"], "image")
+        for name, sizes in EFFICIENTNETS.items()
+    },
+}
+"""Models of the zoo, with the image size that their authors trained with."""

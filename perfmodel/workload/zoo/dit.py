@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perfmodel.workload.model import Sample, Workload
+from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.image_layers import Image, convolution
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
@@ -156,3 +157,7 @@ def _block(name: str, tokens: int) -> list[Module]:
             kernels=4,
         ),
     ]
+
+
+MODELS = {DIT: Buildable(DIT, dit, 256, "image")}
+"""Models of the zoo, with the image size that their authors trained with."""

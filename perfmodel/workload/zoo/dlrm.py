@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 from perfmodel.workload.kernels.shapes import MatrixProduct
 from perfmodel.workload.model import Layer, Sample, Workload
+from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ELEMENT_BYTES,
@@ -100,3 +102,9 @@ def _interaction(vectors: int, width: int, products: int) -> Module:
             fused_kernels=3,
         )
     )
+
+
+MODELS = {
+    name: Buildable(name, partial(dlrm, name, **sizes), 1, "row") for name, sizes in DLRMS.items()
+}
+"""Models of the zoo: rows of a table have no size to choose."""

@@ -6,6 +6,7 @@ Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) has maps of low rank
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import chain
 
 from perfmodel.errors import refuse_if
@@ -18,6 +19,7 @@ from perfmodel.workload.layer_calls import (
 )
 from perfmodel.workload.model import Buffers, Workload, sequence_of
 from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
+from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.decoder_block import (
     NORM_KERNELS,
     ROTARY_PASSES,
@@ -394,3 +396,10 @@ def _rotary_key_calls(shard: Shard, elements: float) -> tuple[LayerCall, ...]:
         LayerCall("tensor", "all_gather", float(elements), shard.tensor, "forward", "after"),
         LayerCall("tensor", "reduce_scatter", float(elements), shard.tensor, "backward", "before"),
     )
+
+
+MODELS = {
+    name: Buildable(name, partial(expert_decoder, name), shape.decoder.positions, has_experts=True)
+    for name, shape in EXPERT_SHAPES.items()
+}
+"""Models of the zoo, with the sequence that their authors trained with; none has a longest one."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 
 from perfmodel.workload.model import Sample, Workload
+from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.decoder_block import ROTARY_PASSES
 from perfmodel.workload.zoo.dit import (
     GATE_PASSES,
@@ -331,3 +333,7 @@ def _single_block(name: str, shape: FluxShape, tokens: int) -> list[Module]:
             saved_elements=float(inside + joined + result),
         ),
     ]
+
+
+MODELS = {name: Buildable(name, partial(flux, name), 1024, "image") for name in FLUX_SHAPES}
+"""Models of the zoo, with the image size that their authors trained with."""

@@ -7,10 +7,12 @@ one for texts, and a contrastive loss.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from perfmodel.errors import refuse_if
 from perfmodel.workload.kernels.shapes import MatrixProduct
 from perfmodel.workload.model import Buffers, Layer, Sample, Workload
+from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.image_layers import IMAGENET_CLASSES, Image, convolution, image_model
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
@@ -354,3 +356,17 @@ def _comparison(shape: ClipShape) -> Layer:
         saved_elements=3 * elements,
         kernels=12,
     )
+
+
+MODELS = {
+    "vit-b-16": Buildable("vit-b-16", vit_b_16, 224, "image"),
+    **{
+        name: Buildable(name, partial(vit, name), s.image, "image")
+        for name, s in VIT_SHAPES.items()
+    },
+    **{
+        name: Buildable(name, partial(clip, name), s.image.image, "image")
+        for name, s in CLIP_SHAPES.items()
+    },
+}
+"""Models of the zoo, with the image size that their authors trained with."""

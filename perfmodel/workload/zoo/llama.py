@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain
 
 from perfmodel.workload.layer_calls import column_calls, loss_calls, norm_calls
 from perfmodel.workload.model import Buffers, FusedKept, Workload, sequence_of
 from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
+from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.decoder_block import (
     BlockPlace,
     attention_part,
@@ -195,3 +197,9 @@ def _block(number: int, s: int, shape: DecoderShape, shard: Shard) -> list[Modul
         *attention_part(place, shape.window_of(number)),
         *feed_forward_part(place, normed=not shape.parallel),
     ]
+
+
+MODELS = {
+    name: Buildable(name, partial(llama, name), shape.positions) for name, shape in SHAPES.items()
+}
+"""Models of the zoo, with the sequence that their authors trained with; none has a longest one."""

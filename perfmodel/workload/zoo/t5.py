@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 
 from perfmodel.workload.layer_calls import (
@@ -13,6 +14,7 @@ from perfmodel.workload.layer_calls import (
 )
 from perfmodel.workload.model import FusedKept, Layer, Workload, sequence_of
 from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
+from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.decoder_block import PRODUCT_PASSES, RMS_NORM_KERNELS, RMS_NORM_PASSES
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
@@ -399,3 +401,7 @@ def _feed_forward(prefix: str, tokens: int, shape: T5Shape, shard: Shard) -> lis
     other = _mapped(f"{name}.wi_1", tokens, h, wide, shared=True, shard=shard, first=False)
     maps = [join_maps([gate, other], f"{name}.wi")] if shard.joins_maps else [gate, other]
     return [*maps, narrow]
+
+
+MODELS = {name: Buildable(name, partial(t5, name), INPUTS) for name in SHAPES}
+"""Models of the zoo, with the sequence that their authors trained with; none has a longest one."""

@@ -6,10 +6,12 @@ They are decoders of blocks of a stack; the head of GPT shares the token embeddi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from perfmodel.workload.model import Buffers, Workload, sequence_of
 from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
+from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.layers import (
     ACTIVATIONS,
     ONE_KERNEL,
@@ -219,3 +221,10 @@ def gpt(
     source = next((SOURCES[start] for start in SOURCES if name.startswith(start)), GPT2)
     sizes: dict[str, Any] = {"dtype": dtype, "sequence_length": sequence_length, "shard": shard}
     return text_decoder(name, shape=decoder, source=source, **sizes)
+
+
+MODELS = {
+    name: Buildable(name, partial(gpt, name), shape.positions, longest=shape.positions)
+    for name, shape in GPT_SHAPES.items()
+}
+"""Models of the zoo, with the sequence that their authors trained with."""

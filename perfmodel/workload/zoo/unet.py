@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import chain
 
 from perfmodel.workload.model import Layer, Sample, Workload
+from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.image_layers import Image, convolution
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
@@ -334,3 +335,7 @@ def _normed_map(norm: str, name: str, rows: int, width: int, outputs: int, *, bi
         saved_bytes=float(NORM_BYTES * rows),
         kernels=2,
     )
+
+
+MODELS = {SDXL: Buildable(SDXL, unet, 1024, "image")}
+"""Models of the zoo, with the image size that their authors trained with."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from perfmodel.errors import raise_faults
 from perfmodel.workload.model import Sample, Workload
 from perfmodel.workload.shard import WHOLE, Shard, shard_faults, whole_faults
+from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.image_layers import Image, convolution
 from perfmodel.workload.zoo.layers import (
     ADD_PASSES,
@@ -178,3 +180,10 @@ def _decoder(shape: WhisperShape, s: int) -> tuple[list[Module], list[Parameter]
         shard=WHOLE,
     )
     return [first, *blocks, last], [*tables, *ordered, *last.parameters]
+
+
+MODELS = {
+    name: Buildable(name, partial(whisper, name), shape.targets, longest=shape.targets)
+    for name, shape in WHISPER_SHAPES.items()
+}
+"""Models of the zoo, with the sequence that their authors trained with."""
