@@ -138,13 +138,14 @@ def change_tree(
     if count == len(old_switches) and numa == len(old_domains) and cpu is None:
         return host
     kind = cpu.lower() if cpu else _kind_of_cpus(host)
-    if cpu is None:
+    if cpu is None and host.node.cpu is None:
         host = host.noting(f"assumption: CPUs of the kind {kind}, usual with this GPU")
     nic_links = {
         nic: edge.link for nic in host.names("nic") for _, edge in host.neighbours(nic, _ABOVE)
     }
     bare = host.without((*old_switches, *old_domains, *host.names("memory"))).pruned()
-    return bare.plus(_tree(host, bare, (count, numa, per_socket), kind, gpu_links, nic_links))
+    tree = _tree(host, bare, (count, numa, per_socket), kind, gpu_links, nic_links)
+    return bare.plus(tree).with_node(cpu=kind)
 
 
 _ABOVE = ("pcie_switch", "cpu")
@@ -186,7 +187,9 @@ def _tree(
 
 
 def _kind_of_cpus(host: PartedHost) -> str:
-    """Kind of CPU whose link between sockets the host has, or the usual one with its GPU."""
+    """Kind of CPU that the host states, else whose link between sockets it has, else the usual."""
+    if host.node.cpu is not None:
+        return host.node.cpu
     cpus, links = hardware_parts().cpus, host.node.links
     between = [spec.bandwidth for spec in links.values() if spec.kind == "upi"]
     own = cpus[host.part.cpu].between in between

@@ -143,7 +143,7 @@ class TemplateFacts:
     nic_Bps: float
     """Raw rate of all NICs together."""
     cpu: str | None
-    """Kind of its CPUs, where its sources name it."""
+    """Kind of its CPUs, where it states it."""
 
     @property
     def is_reference(self) -> bool:
@@ -178,14 +178,8 @@ def _facts(name: str, node: NodeSpec) -> TemplateFacts:
         network=ports[0].network_kind if ports else None,
         nics=len(ports),
         nic_Bps=sum(port.bandwidth for port in ports),
-        cpu=_cpu_of(node),
+        cpu=node.cpu,
     )
-
-
-def _cpu_of(node: NodeSpec) -> str | None:
-    own = [key for key in node.sources if not key.startswith("gpu ")]
-    text = " ".join([node.description, *own, *(node.sources[key] for key in own)]).lower()
-    return next((name for name in hardware_parts().cpus if name in text), None)
 
 
 def _layout(node: NodeSpec) -> Layout:

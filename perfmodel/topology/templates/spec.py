@@ -225,6 +225,8 @@ class NodeSpec(FileModel):
     name: str | None = None
     description: str
     gpu: str
+    cpu: str | None = None
+    """Kind of its CPUs, as machines described in words have them."""
     power_limit: Power | None = None
     """Of each GPU, where its board may draw less than its data sheet says."""
     sources: dict[str, str] = Field(default_factory=dict)

@@ -53,3 +53,11 @@ def test_naming_the_cpu_of_a_template_keeps_it(cpu):
     words = "PCIe4 x16, no P2P"
     assert describe("RTX 4090", gpus=8, intra=f"{words}, {cpu}").template == "rtx4090-x8"
     assert describe("RTX 4090", gpus=8, intra=f"{words}, Xeon Skylake").template is None
+
+
+def test_templates_state_cpus_that_machines_in_words_have() -> None:
+    """A DGX A100 has EPYC (its data sheet), and a DGX-1 Broadwell; GB200 is what Grace feeds."""
+    stated = {facts.name: facts.cpu for facts in template_facts()}
+    assert {cpu for cpu in stated.values() if cpu} <= set(hardware_parts().cpus)
+    named = {"dgx-a100": "epyc", "dgx1-v100": "broadwell", "gb200-nvl72": "grace"}
+    assert stated.items() >= named.items()
