@@ -38,6 +38,8 @@ def make_machine(
         Use no more than this many parallel rings; nor more than the library or the user allow.
     """
     chosen = settings or LibrarySettings()
+    if library.nccl_tuner and topology.hosts > 1:
+        chosen = chosen.on_network(topology.network)
     used = apply_settings(topology, chosen)
     bounds = (channels, library.channels, chosen.count(*MOST_CHANNELS))
     most = min((bound for bound in bounds if bound), default=None)

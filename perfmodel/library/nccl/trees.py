@@ -22,9 +22,12 @@ from perfmodel.library.transport import Path, local_path, nic_path
 
 KIB = 1 << 10
 
-STEP_BYTES = {"ll": 32 * KIB, "ll128": 576_000, "simple": 512 * KIB}
+STEP_BYTES = {"ll": 32 * KIB, "ll128": 576_000}
 """Payload of one step: LL 512 threads x 8 lines x 8 bytes; LL128 120 elements x 640 threads x
-8 bytes, of which 15/16 are payload; Simple an eighth of NCCL_BUFFSIZE (4 MiB)."""
+8 bytes, of which 15/16 are payload; Simple an eighth of ``NCCL_BUFFSIZE``."""
+
+BUFFER_BYTES = 4096 * KIB
+"""Default of ``NCCL_BUFFSIZE``."""
 
 PASSED_ON_BYTES = {"ll": (256, 4 * KIB), "ll128": (1_920, 38_400)}
 """Payload that a warp, and a block of all its warps, has passed on before it takes more: LL 32 and
@@ -44,12 +47,19 @@ def pieces_of_share(nbytes: float, shares: int, chunk: float) -> int:
     return max(1, math.ceil(nbytes / (shares * chunk)))
 
 
-def tree_bytes(protocol: str, nbytes: float, channels: int, nodes: int, per_node: int) -> float:
-    """Bytes that a tree moves at a time on each channel.
+def tree_bytes(
+    protocol: str,
+    nbytes: float,
+    channels: int,
+    nodes: int,
+    per_node: int,
+    buffer_bytes: int = BUFFER_BYTES,
+) -> float:
+    """Bytes that a tree moves at a time on each channel; `buffer_bytes`: of Simple.
 
     LL and LL128 pass on lines as they come; the steps of LL128 are shorter for small messages.
     """
-    chunk = float(STEP_BYTES.get(protocol, STEP_BYTES["simple"]))
+    chunk = float(STEP_BYTES.get(protocol, buffer_bytes / 8))
     if protocol == "ll128":
         steps = 1 + math.floor(math.log2(nodes)) + 0.1 * per_node
         for fill, least in ((64, 128 * KIB), (16, 32 * KIB)):
@@ -110,7 +120,9 @@ def lay_tree(
     rails = rails_of(machine, group)
     trees, edges = machine.laid(("tree", group), lambda: over_rails(machine, rails))
     nodes, size = rails.hosts.shape
-    pieces = pieces_of_share(nbytes, channels, tree_bytes(protocol, nbytes, channels, nodes, size))
+    buffer_bytes = machine.settings.count("NCCL_BUFFSIZE") or BUFFER_BYTES
+    chunk = tree_bytes(protocol, nbytes, channels, nodes, size, buffer_bytes)
+    pieces = pieces_of_share(nbytes, channels, chunk)
     schedule = machine.recent(
         "tree schedules",
         trees,
