@@ -45,8 +45,16 @@ _MOST_SIZES = 10_000
 def collective(
     topology: TopologyArgument,
     op: Annotated[
-        Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all"],
-        typer.Option(help="Which collective."),
+        Literal[
+            "all_reduce",
+            "reduce_scatter",
+            "all_gather",
+            "broadcast",
+            "reduce",
+            "all_to_all",
+            "send_recv",
+        ],
+        typer.Option(help="Which collective; send_recv: each rank sends to the next."),
     ] = "all_reduce",
     nodes: NodesOption = 1,
     gpus_per_node: GpusPerNodeOption = None,

@@ -234,5 +234,6 @@ def bus_factor(collective: str, ranks: int) -> float:
     """Return busbw / algbw, as nccl-tests defines it (``doc/PERFORMANCE.md``)."""
     if ranks < 2:
         return 1.0
-    share = {"all_reduce": 2 * (ranks - 1) / ranks, "broadcast": 1.0, "reduce": 1.0, "send": 1.0}
-    return share.get(collective, (ranks - 1) / ranks)
+    if collective in {"broadcast", "reduce", "send", "send_recv"}:
+        return 1.0
+    return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks

@@ -107,6 +107,10 @@ SOCKETS = (0.6, 2.0)
 that were recorded (``nccl.yaml``, sockets), and clouds let some connections carry half of their
 limit: of 354 runs of ResNet-50 on EC2 (Pollux) 88 % lie between steps with these factors."""
 
+IN_HARDWARE = frozenset({"none", "infiniband", "roce"})
+"""Networks whose adapters, and links inside hosts, move bytes without the hosts' software; those of
+EFA, TCP, TCPX, TCPXO and Omni-Path lie farther off, and unlike from cloud to cloud."""
+
 Factors = tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(ge=1)]]
 
 
@@ -174,13 +178,16 @@ def load_spread(path: Path | None = None) -> Spread:
 
 
 @lru_cache(maxsize=1)
-def _powers_of_strangers() -> Mapping[Band, float]:
-    """Read how much wider intervals are than records in view ask for, by band of sizes.
+def _margins_of_strangers() -> Mapping[str, Mapping[Band, float]]:
+    """Read how much wider intervals are than records in view ask for: factors by class and band.
 
     Records that enter later lie farther off than those that constants were fitted without.
     """
     document = read_yaml(Path(__file__).parent / "nccl" / "strangers.yaml")
-    return {name: float(document[name]) for name, _ in BANDS}
+    return {
+        name: {band: float(document[name][band]) for band, _ in BANDS}
+        for name in ("hardware", "software")
+    }
 
 
 def familiarity(spread: Spread, topology: Topology, op: str) -> Familiarity:
@@ -212,12 +219,13 @@ def spread_factors(topology: Topology, op: str, nbytes: float) -> tuple[float, f
 
 def factors_by_band(topology: Topology, op: str) -> Mapping[Band, tuple[float, float]]:
     """Return `spread_factors` of each band of sizes."""
-    spread, powers = load_spread(), _powers_of_strangers()
+    spread, network = load_spread(), topology.network if topology.hosts > 1 else "none"
+    margins = _margins_of_strangers()["hardware" if network in IN_HARDWARE else "software"]
     factors = {
-        band: (low ** powers[band], high ** powers[band])
+        band: (low / margins[band], high * margins[band])
         for band, (low, high) in spread.factors[familiarity(spread, topology, op)].items()
     }
-    if topology.network != "tcp" or topology.hosts == 1:
+    if network != "tcp":
         return factors
     low, high = SOCKETS
     return {

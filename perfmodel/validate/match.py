@@ -84,7 +84,7 @@ def match(sweep: Sweep, folder: Path | str = ".") -> Matched | Unmatched:
     """
     reasons = (
         (
-            sweep.collective not in ALGORITHMS,
+            sweep.collective not in {*ALGORITHMS, "send_recv"},
             f"the collective {sweep.collective!r} is not modelled",
         ),
         (sweep.nranks < 2, "a single rank communicates with nobody"),

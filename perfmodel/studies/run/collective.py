@@ -39,7 +39,7 @@ from perfmodel.simulate.engine.engine import (
     uses_sockets,
 )
 from perfmodel.simulate.network import Network
-from perfmodel.simulate.uncontended import UncontendedTimer, hidden_s
+from perfmodel.simulate.uncontended import MESSAGES, UncontendedTimer, hidden_s
 from perfmodel.studies.run.resolve.machine import check_message_size
 from perfmodel.studies.run.steps.routing_cost import describe_routing, hash_cost
 from perfmodel.topology.model import Topology
@@ -233,7 +233,8 @@ def _time_row(
     time_s, names = 0.0, ("none", "none")
     if len(ranks) > 1:
         lowered = timer.best(op, nbytes, ranks, 0, algorithm)[0]
-        env.run(until=network.launch([lowered]))
+        at_once = timer.lower(op, nbytes, (ranks,)) if op in MESSAGES else [lowered]
+        env.run(until=network.launch(at_once))
         time_s = observed_time_s(
             timer.machine, float(env.now) - hidden_s(timer, lowered, op, ranks)
         )

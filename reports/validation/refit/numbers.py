@@ -102,9 +102,9 @@ def _of_protocols(library: CommLibrary) -> Iterator[FittedNumber]:
                 yield FittedNumber(place, _KINDS[field], value, _words(place))
         if protocol.step.source == FITTED:
             for hop in ("nvlink", "pcie", "network"):
-                value = getattr(protocol.step, hop)
-                hop_place = ("protocols", name, "step", hop)
-                yield FittedNumber(hop_place, "time", value, _words(hop_place))
+                if value := getattr(protocol.step, hop):
+                    hop_place = ("protocols", name, "step", hop)
+                    yield FittedNumber(hop_place, "time", value, _words(hop_place))
 
 
 def _of_variants(library: CommLibrary) -> Iterator[FittedNumber]:
