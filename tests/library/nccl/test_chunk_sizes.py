@@ -89,3 +89,9 @@ def test_collnet_chain(nbytes, chunk):
 )
 def test_tree(protocol, nbytes, chunk):
     assert tree_bytes(protocol, nbytes, channels=16, nodes=2, per_node=8) == chunk
+
+
+def test_a_step_of_simple_is_an_eighth_of_the_buffer():
+    """NCCL_BUFFSIZE over NCCL_STEPS; NVIDIA/nccl src/init.cc and src/include/device.h."""
+    assert tree_bytes("simple", 1 << 30, 16, 2, 8, buffer_bytes=8 << 20) == 1 << 20
+    assert tree_bytes("ll", 1 << 34, 16, 2, 8, buffer_bytes=8 << 20) == 4096

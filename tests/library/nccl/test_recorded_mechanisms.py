@@ -218,3 +218,55 @@ def test_what_an_all_to_all_leaves_where_it_is_takes_time():
     assert errors(two, sizes)[0] > -0.4
     assert errors(two, sizes, copy_rate=None)[0] < errors(two, sizes)[0] - 0.1
     assert errors(eight, sizes, copy_rate=None)[0] > errors(eight, sizes)[0] - 0.06
+
+
+A3_MEGA_US = {8: 136, 1024: 147, 256 << 10: 167, 64 << 20: 1262, 1 << 30: 6759, 8 << 30: 47535}
+"""All-reduce on two a3-megagpu-8g (lessizzmore/create-a3mega-ztan-fork), when Google's guide asked
+for NCCL_PROTO=Simple."""
+
+A3_HIGH_US = {
+    1 << 20: (997, 997),
+    8 << 20: (1007, 785),
+    64 << 20: (1335, 1433),
+    512 << 20: (7099, 10028),
+}
+"""All-gather on two a3-highgpu-8g: GoogleCloudPlatform/cluster-toolkit, and dstackai/dstack."""
+
+
+def on_a3(template, op, sizes, **env):
+    topology = build_topology(template, hosts=2, fabric="one-switch")
+    machine = make_machine(topology, load_library("nccl"), settings=LibrarySettings(env=env))
+    timer = UncontendedTimer(machine)
+    return np.array([timer.best(op, nbytes, range(16))[1] * 1e6 for nbytes in sizes])
+
+
+def test_a3_mega_runs_as_google_requires():
+    """NVLS off, ring and tree; Simple alone where the user says so, in steps of 1 MiB.
+
+    With NCCL's own buffers of 4 MiB trees of Simple are quicker than any that was recorded.
+    """
+    sizes, recorded_us = list(A3_MEGA_US), np.array(list(A3_MEGA_US.values()))
+    simple = on_a3("gcp-a3-mega", "all_reduce", sizes, NCCL_PROTO="Simple")
+    assert np.abs(simple / recorded_us - 1).max() < 0.3
+    smaller = on_a3(
+        "gcp-a3-mega", "all_reduce", sizes, NCCL_PROTO="Simple", NCCL_BUFFSIZE=str(4 * MIB)
+    )
+    assert smaller[3] < 0.9 * simple[3] < 0.9 * recorded_us[3]
+
+
+def test_a3_high_has_a_floor_of_a_millisecond():
+    """Where NCCL over RDMA takes 0.1 ms; no message of LL or over trees."""
+    found = on_a3("gcp-a3-high", "all_gather", list(A3_HIGH_US))
+    low, high = (np.array([f(pair) for pair in A3_HIGH_US.values()]) for f in (min, max))
+    assert (found > 0.75 * low).all()
+    assert (found < 1.25 * high).all()
+
+
+def test_what_a_user_sets_holds_and_one_host_needs_nothing():
+    library = load_library("nccl")
+    two = build_topology("gcp-a3-mega", hosts=2, fabric="one-switch")
+    one = build_topology("gcp-a3-mega")
+    own = LibrarySettings(env={"NCCL_NVLS_ENABLE": "1"})
+    assert make_machine(two, library, settings=own).settings.is_on("NCCL_NVLS_ENABLE")
+    assert not make_machine(two, library).settings.is_on("NCCL_NVLS_ENABLE", default=True)
+    assert make_machine(one, library).settings.env == {}

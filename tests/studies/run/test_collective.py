@@ -198,3 +198,14 @@ def test_arguments_from_python_are_checked(arguments: dict[str, object], field: 
     with pytest.raises(InputError) as caught:
         collective_rows(build_topology("dgx-a100"), **arguments)  # type: ignore[arg-type]
     assert field in {fault.field for fault in caught.value.faults}
+
+
+def test_send_recv_is_what_the_slowest_link_of_the_ring_carries() -> None:
+    """Each of 16 ranks sends to the next: from host to host by one adapter of 50 GB/s."""
+    topology = build_topology("dgx-h100", hosts=2, fabric="rail-optimised")
+    small, large = collective_rows(topology, op="send_recv", sizes=[8, GIB])
+    assert (small["protocol"], large["protocol"]) == ("ll", "simple")
+    assert large["busbw_Bps"] == large["algbw_Bps"] < 50e9
+    assert large["busbw_Bps"] > 0.8 * 50e9
+    inside = collective_rows(build_topology("dgx-h100"), op="send_recv", sizes=[GIB])[0]
+    assert 5 < inside["busbw_Bps"] / large["busbw_Bps"] < 9
