@@ -102,11 +102,6 @@ BANDS: tuple[tuple[Band, float], ...] = (
 SEVERAL_SWEEPS = 3
 """Sweeps from which on a kind of machine is well known."""
 
-SOCKETS = (0.6, 2.0)
-"""Least width of these factors over TCP from 256 KiB on. One thread moves 1.0 to 2.1 GB/s on hosts
-that were recorded (``nccl.yaml``, sockets), and clouds let some connections carry half of their
-limit: of 354 runs of ResNet-50 on EC2 (Pollux) 88 % lie between steps with these factors."""
-
 IN_HARDWARE = frozenset({"none", "infiniband", "roce"})
 """Networks whose adapters, and links inside hosts, move bytes without the hosts' software; those of
 EFA, TCP, TCPX, TCPXO and Omni-Path lie farther off, and unlike from cloud to cloud."""
@@ -221,14 +216,7 @@ def factors_by_band(topology: Topology, op: str) -> Mapping[Band, tuple[float, f
     """Return `spread_factors` of each band of sizes."""
     spread, network = load_spread(), topology.network if topology.hosts > 1 else "none"
     margins = _margins_of_strangers()["hardware" if network in IN_HARDWARE else "software"]
-    factors = {
+    return {
         band: (low / margins[band], high * margins[band])
         for band, (low, high) in spread.factors[familiarity(spread, topology, op)].items()
-    }
-    if network != "tcp":
-        return factors
-    low, high = SOCKETS
-    return {
-        band: own if band == "latency" else (min(own[0], low), max(own[1], high))
-        for band, own in factors.items()
     }

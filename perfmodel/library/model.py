@@ -181,7 +181,6 @@ class StepChange(FileModel):
     nvlink: Seconds | None = None
     pcie: Seconds | None = None
     network: Seconds | None = None
-    memory: Seconds | None = None
 
 
 class Variant(FileModel):
@@ -197,17 +196,11 @@ class Variant(FileModel):
     protocols: tuple[str, ...] = ()
     launch: Seconds | None = None
     step: StepChange = StepChange()
-    wire_efficiency: float | None = Field(None, gt=0, le=1)
     switch_efficiency: float | None = Field(None, gt=0, le=1)
     network_efficiency: float | None = Field(None, gt=0, le=1)
     staged_efficiency: float | None = Field(None, gt=0, le=1)
-    network_rate: Bandwidth | None = None
-    wire_segments: tuple[WireSegment, ...] | None = None
     credits: int | None = Field(None, ge=1)
-    max_rate: Bandwidth | None = None
     unevenness: Seconds | None = None
-    copy_rate: Bandwidth | None = None
-    each_peer: Seconds | None = None
     source: str
 
     def fits(self, generation: str, network: str) -> bool:

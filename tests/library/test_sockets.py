@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.library.corrections import SOCKETS, load_spread, spread_factors
+from perfmodel.library.corrections import load_spread, spread_factors
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import SocketCosts, load_library
@@ -131,11 +131,11 @@ def test_without_pods_the_connections_fill_the_instance() -> None:
 # connection, 4 to 6 GB/s) and 398 (p3dn, two channels of 16 connections, about 6)
 def test_threads_limit_fast_networks_as_others_measured() -> None:
     plain = cluster("v100-x8-100g", 4)
-    low, high = SOCKETS
     four = busbw_GBps(plain, 16 * MIB, NCCL_MIN_NCHANNELS="4")
     assert 4 <= four <= 6
-    p3dn = busbw_GBps(cluster("aws-p3dn"), 512 * MIB)
-    assert low <= p3dn / 6 <= high
+    instances = cluster("aws-p3dn")
+    low, high = spread_factors(instances, "all_reduce", 512 * MIB)
+    assert low <= busbw_GBps(instances, 512 * MIB) / 6 <= high
     assert busbw_GBps(plain, 64 * MIB) < four
 
 
@@ -152,12 +152,12 @@ def test_rdma_is_untouched() -> None:
 
 
 def test_sockets_have_wide_intervals() -> None:
-    """Also where a kind of machine is known, and never narrower than recorded spreads."""
+    """One thread moves 1.0 to 2.1 GB/s where the model has 1.3 (NVIDIA/nccl issues 209, 398, 450)."""
     topology = cluster("ethernet-10g")
     known = load_spread().factors["several"]["bandwidth"]
     low, high = spread_factors(topology, "all_reduce", 1 << 30)
-    assert low <= SOCKETS[0] < known[0]
-    assert high >= SOCKETS[1] > known[1]
+    assert low <= 1.3 / 2.1 * 1.15 < known[0]
+    assert high >= 1.3 / 1.0 > known[1]
 
 
 # ---------------------------------------------------------------- NCCL 2.4

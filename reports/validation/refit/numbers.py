@@ -8,7 +8,6 @@ of a host, and what joins hosts. The file is made by ``python reports/calibratio
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -175,11 +174,6 @@ def _with(part: Any, field: Sequence[str | int], value: float) -> Any:
         return part.model_copy(update={first: value})
     inner = getattr(part, first).model_copy(update={str(field[1]): value})
     return part.model_copy(update={first: inner})
-
-
-def logarithms(numbers: Sequence[FittedNumber]) -> list[float]:
-    """Values as a fit varies them."""
-    return [math.log(number.value) for number in numbers]
 
 
 # ---------------------------------------------------------------- without a family of machines
