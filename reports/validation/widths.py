@@ -87,8 +87,8 @@ def main() -> None:
     lines = [
         "# By what intervals are wider on either side than spread.yaml has them, so that they hold",
         "# eight tenths of first predictions of strangers' records, each table weighing the same:",
-        "# where hardware moves the bytes (NVLink, PCIe, InfiniBand, RoCE), and software (EFA, TCP,",
-        "# TCPX, TCPXO, Omni-Path). Made by `python -m reports.validation.widths`; do not edit.",
+        "# where hardware moves the bytes (NVLink, PCIe, InfiniBand, RoCE), and software (EFA,",
+        "# TCP, TCPX, TCPXO, Omni-Path). Made by python -m reports.validation.widths; do not edit.",
         f'source: "{SOURCE}, by {", ".join(versions)}"',
         *(f"{name}: {{{', '.join(f'{b}: {m}' for b, m in own.items())}}}" for name, own in found),
     ]

@@ -152,7 +152,7 @@ def test_rdma_is_untouched() -> None:
 
 
 def test_sockets_have_wide_intervals() -> None:
-    """One thread moves 1.0 to 2.1 GB/s where the model has 1.3 (NVIDIA/nccl issues 209, 398, 450)."""
+    """One thread moves 1.0 to 2.1 GB/s where the model has 1.3 (NVIDIA/nccl issues 209, 450)."""
     topology = cluster("ethernet-10g")
     known = load_spread().factors["several"]["bandwidth"]
     low, high = spread_factors(topology, "all_reduce", 1 << 30)
