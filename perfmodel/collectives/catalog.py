@@ -234,6 +234,5 @@ def bus_factor(collective: str, ranks: int) -> float:
     """Return busbw / algbw, as nccl-tests defines it (``doc/PERFORMANCE.md``)."""
     if ranks < 2:
         return 1.0
-    if collective in {"broadcast", "reduce", "send", "send_recv"}:
-        return 1.0
-    return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks
+    whole = dict.fromkeys(("broadcast", "reduce", "send", "send_recv"), 1.0)
+    return ({"all_reduce": 2 * (ranks - 1) / ranks} | whole).get(collective, (ranks - 1) / ranks)

@@ -57,16 +57,11 @@ class _Family(FileModel):
     note: str
 
 
-class _Required(FileModel):
-    env: dict[str, str]
-    source: str
-
-
 class _Variables(FileModel):
     perfmodel: int
     variables: dict[str, _Variable]
     families: tuple[_Family, ...]
-    required: dict[str, _Required]
+    required: dict[str, dict[str, str]]
 
 
 @cache
@@ -142,11 +137,9 @@ class LibrarySettings(FileModel):
         return next((int(self.env[name]) for name in names if name in self.env), None)
 
     def on_network(self, network: str) -> LibrarySettings:
-        """Add the variables that the maker of a network requires, where the user sets others."""
-        required = _read_variables().required.get(network)
-        if required is None:
-            return self
-        return self.model_copy(update={"env": {**required.env, **self.env}})
+        """Add the variables that the maker of a network requires; what the user sets holds."""
+        required = _read_variables().required.get(network, {})
+        return self.model_copy(update={"env": {**required, **self.env}})
 
     def level(self, name: str) -> str | None:
         """Path type that a level names, one of `LEVELS`; None where it is not given."""
