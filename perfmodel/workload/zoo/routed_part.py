@@ -57,6 +57,10 @@ and the product: of elements between the maps. Kept: both as they were, the gate
 sigmoid, their product, the branch plus one, and the result."""
 BIAS = "_bias"
 """Ends the name of a bias of experts."""
+BIAS_PASSES, BIAS_KERNELS = 14.0, 4
+"""Biases of second maps where each expert has its own kernels: weighed in fp32 (2), added (5), all
+rows joined (4) and cast back (3): ``_apply_bias`` in transformer/moe/experts.py of Megatron-Core
+0.15."""
 BALANCE_PASSES, BALANCE_KERNELS = 4.0, 8
 """Auxiliary loss: scores summed over tokens, tokens counted, their product summed, and its scale;
 counted in Megatron-LM's ``switch_load_balancing_loss_func``."""
@@ -191,17 +195,24 @@ def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
         calls=_dispatch_calls(place),
     )
     passes = CLAMPED_PASSES if routed.clamped else PRODUCT_PASSES
+    adds_bias = routed.biased and place.settings.implementation == "per-expert"
+    added = BIAS_PASSES * adds_bias * rows * h
     gate_kept = CLAMPED_KEPT if routed.clamped else 4.0
     narrow = _grouped(
         place,
         "down_proj",
         wide,
         h,
-        vector=passes * rows * wide + restored,
-        fused=JOIN_PASSES * rows * wide + ACTIVATION_PASSES * pairs * h + JOIN_PASSES * s * h,
+        vector=passes * rows * wide + restored + added,
+        fused=JOIN_PASSES * rows * wide
+        + ACTIVATION_PASSES * pairs * h
+        + JOIN_PASSES * s * h
+        + added,
         saved=gate_kept * rows * wide + weighs * rows * h,
         indices=1,
-        kernels=RESTORE_KERNELS + (CLAMPED_KERNELS + 2 if routed.clamped else 4),
+        kernels=RESTORE_KERNELS
+        + (CLAMPED_KERNELS + 2 if routed.clamped else 4)
+        + BIAS_KERNELS * adds_bias,
         calls=_combine_calls(place),
     )
     return widen, narrow
@@ -253,7 +264,8 @@ def _grouped(
             single,
             place.rows * place.block.shape.width * place.settings.copies_to_pad,
         ),
-        calls=calls,
+        # beside a micro-batch's products, for which those of another one stand
+        calls=tuple(replace(call, overlap=float(place.settings.overlap)) for call in calls),
     )
     return Module(layer, own, names_reversed(own), of_experts=frozenset(names(own)))
 

@@ -48,6 +48,20 @@ def test_settings_reach_the_share_of_a_rank(tmp_path: Path) -> None:
     assert fp8[1].elements > 1.1 * plain[1].elements
 
 
+def test_tokens_travel_beside_the_products_of_another_micro_batch(tmp_path: Path) -> None:
+    """What products hide is not waited for: no quicker than them, no slower than without."""
+    times_s = []
+    for overlap in ("false", "true"):
+        path = tmp_path / "experts.yaml"
+        text = TEXT.format(experts=f"overlap: {overlap}", expert=16)
+        path.write_text(text.replace("batch_per_gpu: 1", "batch_per_gpu: 16"), encoding="utf-8")
+        result = run_scenario(load_scenario(str(path))).main
+        times_s.append((result.step_time_s, result.compute_s))
+    (exposed_s, alone_s), (hidden_s, _) = times_s
+    assert alone_s < hidden_s < exposed_s
+    assert {call.overlap for call in sent(share(tmp_path, "overlap: true", 16))} == {1.0}
+
+
 def test_tokens_go_once_to_each_node_of_the_cluster(tmp_path: Path) -> None:
     """6 of 64 experts on 16 GPUs of two nodes: 2 (1 - C(32, 6) / C(64, 6)) nodes."""
     calls = sent(share(tmp_path, "dispatcher: deduplicated", 16))
