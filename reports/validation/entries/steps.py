@@ -17,6 +17,9 @@ from reports.validation.entries.published_runs import (
 from reports.validation.strategies.predicted_step import PredictedStep, predict_step
 from reports.validation.strategies.stated_step import gpus_of, passes_of, positive, read_step
 
+OVERFLOW = 1.1
+"""Predicted peak over a GPU's memory from which on a run is taken not to fit: twice the median
+error of predicted peaks."""
 FOLDER, RUNS, MODELS = "strategies", "llm_training.csv", "models.csv"
 
 
@@ -77,7 +80,7 @@ def predict_fitting(
     `fits`: whether the source states what is recomputed.
     """
     step = predict_step(read_step(cells), predicted)
-    if fits or step.memory_bytes("reserved") <= step.sized.job.gpu.memory_bytes:
+    if fits or step.memory_bytes("allocated") <= OVERFLOW * step.sized.job.gpu.memory_bytes:
         return step
     return predict_step(read_step({**cells, "recompute": "full"}), predicted)
 
