@@ -239,13 +239,12 @@ def _single_kernel(mean: MatrixProduct, pricing: Float8Pricing) -> NarrowProduct
 def _each(mean: MatrixProduct, pricing: Float8Pricing) -> NarrowProducts:
     """A product, and a cast of a weight, for each group."""
     plain, count = _plain_products(replace(mean, count=1), pricing), mean.count
-    constants = pricing.wide.constants
-    all_s = constants.grouped.own_kernels_s
+    all_s = pricing.wide.constants.grouped.own_kernels_s
     return NarrowProducts(
         all_s(plain.output_s, count),
         all_s(plain.weight_gradient_s, count),
         all_s(plain.input_gradient_s, count),
         kernels=count,
         cast_kernels=(1 if pricing.casts.grouped.joined else count, count),
-        issued=constants.issued_in_loop(count) / count,
+        issued=pricing.wide.constants.issued_in_loop(count) / count,
     )

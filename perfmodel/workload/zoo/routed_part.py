@@ -15,7 +15,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from perfmodel.workload.kernels.shapes import GroupedProduct
-from perfmodel.workload.layer_calls import CallGroup, CallOp, CallPhase, LayerCall, norm_calls
+from perfmodel.workload.layer_calls import (
+    CallGroup,
+    CallOp,
+    CallPhase,
+    Calls,
+    LayerCall,
+    norm_calls,
+)
 from perfmodel.workload.model import Layer
 from perfmodel.workload.zoo.decoder_block import (
     NORM_KERNELS,
@@ -196,18 +203,17 @@ def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
     )
     passes = CLAMPED_PASSES if routed.clamped else PRODUCT_PASSES
     adds_bias = routed.biased and place.settings.implementation == "per-expert"
-    added = BIAS_PASSES * adds_bias * rows * h
     gate_kept = CLAMPED_KEPT if routed.clamped else 4.0
     narrow = _grouped(
         place,
         "down_proj",
         wide,
         h,
-        vector=passes * rows * wide + restored + added,
+        vector=passes * rows * wide + restored + adds_bias * BIAS_PASSES * rows * h,
         fused=JOIN_PASSES * rows * wide
         + ACTIVATION_PASSES * pairs * h
         + JOIN_PASSES * s * h
-        + added,
+        + adds_bias * BIAS_PASSES * rows * h,
         saved=gate_kept * rows * wide + weighs * rows * h,
         indices=1,
         kernels=RESTORE_KERNELS
@@ -290,7 +296,6 @@ def _shared_gate(place: RoutedPlace) -> Module:
     return replace(gate, ready=names(own))
 
 
-Calls = tuple[LayerCall, ...]
 Place = Literal["before", "after"]
 
 SCALED_ELEMENTS, SCALE_BYTES = 128, 4
@@ -300,8 +305,6 @@ SCALED_ELEMENTS, SCALE_BYTES = 128, 4
 def _dispatch_calls(part: RoutedPlace) -> Calls:
     """Calls of the layer that widens: tokens come before forward, gradients go after backward."""
     settings, width = part.settings, part.block.shape.width
-    if part.block.shard.expert == 1 and settings.tensor == 1:
-        return ()
     if settings.dispatcher == "all_gather":
         return (
             _gathered(part, "all_gather", "forward", "before"),
@@ -321,8 +324,6 @@ def _dispatch_calls(part: RoutedPlace) -> Calls:
 def _combine_calls(part: RoutedPlace) -> Calls:
     """Calls of the layer that narrows: its rows go home after forward, gradients come before."""
     settings, rows = part.settings, part.sent_rows * part.block.shape.width
-    if part.block.shard.expert == 1 and settings.tensor == 1:
-        return ()
     if settings.dispatcher == "all_gather":
         return (
             _gathered(part, "reduce_scatter", "forward", "after"),
