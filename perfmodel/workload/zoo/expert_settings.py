@@ -257,6 +257,7 @@ def check_settings(settings: ExpertSettings, routed: RoutedShape, shard: Shard) 
             repr(settings.dispatch_dtype),
             f"nothing {idle}",
         ),
+        (settings.overlap, "experts.overlap", "true", f"false {idle}"),
         (node is not None, "experts.ranks_per_node", str(node), f"nothing {idle}"),
         (
             settings.imbalance and settings.capacity is None,

@@ -271,7 +271,10 @@ def _grouped(
             place.rows * place.block.shape.width * place.settings.copies_to_pad,
         ),
         # beside a micro-batch's products, for which those of another one stand
-        calls=tuple(replace(call, overlap=float(place.settings.overlap)) for call in calls),
+        calls=tuple(
+            replace(call, overlap=float(place.settings.overlap and call.group != "tensor"))
+            for call in calls
+        ),
     )
     return Module(layer, own, names_reversed(own), of_experts=frozenset(names(own)))
 
