@@ -23,7 +23,7 @@ def chain_s(
 
 def sent_share(collective: str, ranks: int) -> float:
     """Bytes that the busiest rank sends per byte of the buffer, where bandwidth is best used."""
-    if collective in {"broadcast", "reduce"}:
+    if collective in {"broadcast", "reduce", "send_recv"}:
         return 1.0
     return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks
 

@@ -77,9 +77,12 @@ def roofline_factors(
     return _factors(math.hypot(*parts))
 
 
-def split_factors(factors: Factors) -> Factors:
-    """Return factors on predicted times of layers, of a model that is split over GPUs."""
-    width = float(_shipped("compute_spread")["split"]["width"])
+def split_factors(factors: Factors, *, experts: bool) -> Factors:
+    """Return factors on predicted times of layers, of a model that is split over GPUs.
+
+    `experts`: whether it has experts.
+    """
+    width = float(_shipped("compute_spread")["split"]["experts" if experts else "dense"])
     low, high = (math.hypot(math.log(factor), width) for factor in factors)
     return math.exp(-low), math.exp(high)
 

@@ -73,13 +73,6 @@ class LayerCall:
         place = (self.group, self.phase, self.place)
         return self.op == "all_gather" and place == ("tensor", "forward", "before")
 
-    @property
-    def sent_elements(self) -> float:
-        """Elements that one rank sends per sample where the operation runs around a ring."""
-        share = (self.ranks - 1) / self.ranks
-        factor = {"all_reduce": 2 * share, "send_recv": 1.0, "broadcast": 1.0}.get(self.op, share)
-        return self.times * factor * self.elements
-
 
 Calls = tuple[LayerCall, ...]
 

@@ -323,7 +323,8 @@ def _grouped_cost(
     grouped: GroupedProduct, pricing: Pricing, gradients: tuple[int, ...]
 ) -> KernelCost:
     forward_s, *both_s = grouped_passes_s(grouped, pricing.device)
-    kernels = 1 if grouped.single_kernel else grouped.groups
+    count = 1 if grouped.single_kernel else grouped.groups
+    kernels = round(pricing.device.constants.issued_in_loop(count))
     return KernelCost(
         forward_s, sum(both_s[each] for each in gradients), kernels, len(gradients) * kernels
     )

@@ -20,6 +20,7 @@ from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.llama import llama
 from perfmodel.workload.zoo.text_decoder import GptShape, gpt
+from tests.theory import sent_share
 
 TOKENS, WIDTH, HEADS = 256, 128, 16
 GPT = GptShape(2, WIDTH, HEADS, TOKENS, 512)
@@ -48,7 +49,7 @@ def block_of(model: Workload) -> list[Layer]:
 def sent(layers: list[Layer], group: str, **chosen: str) -> float:
     """Elements that a rank sends per sample; `chosen`: phase or operation."""
     return sum(
-        call.sent_elements
+        call.times * sent_share(call.op, call.ranks) * call.elements
         for layer in layers
         for call in layer.calls
         if call.group == group

@@ -257,6 +257,11 @@ class ExpertsSection(FileModel):
     dispatch_dtype: Literal["bf16", "fp8"] | None = Field(
         default=None, description="of tokens on their way to experts; default: of the compute"
     )
+    overlap: Switch = Field(
+        default=False,
+        description="tokens travel beside the products of another micro-batch (Megatron's "
+        "--overlap-moe-expert-parallel-comm)",
+    )
     tensor: Count = Field(
         default=1, description="GPUs that share each expert: 1, or as many as parallel.tensor"
     )

@@ -167,6 +167,10 @@ class KernelConstants:
         names = (f"{generation} {library}", library, gpu, generation, "other")
         return next(self.attention_rates[name] for name in names if name in self.attention_rates)
 
+    def issued_in_loop(self, kernels: int) -> float:
+        """How many kernels of layers take the host as long as so many of one call of a library."""
+        return 1.0 + self.gradient_copy_launch * (kernels - 1)
+
     def optimizer(self, name: str) -> OptimizerKind:
         """Look an optimizer up.
 

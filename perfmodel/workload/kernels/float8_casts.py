@@ -39,6 +39,7 @@ class NarrowProducts:
     """Device times of a layer's three products, in seconds, and the kernels of each.
 
     `cast_kernels`: of a cast of rows, and of one of weights, over those of a single operand.
+    `issued`: time of the host to issue one of these kernels, over that of a kernel of a layer.
     """
 
     output_s: float
@@ -46,6 +47,7 @@ class NarrowProducts:
     input_gradient_s: float
     kernels: int = 1
     cast_kernels: tuple[int, int] = (1, 1)
+    issued: float = 1.0
 
 
 def make_float8_pricing(
@@ -156,8 +158,8 @@ def float8_cost(
     return KernelCost(
         forward_s=products.output_s + _elementwise_s(forward_bytes, forward_kernels, wide),
         backward_s=gradients_s + _elementwise_s(backward_bytes, backward_kernels, wide),
-        forward_kernels=products.kernels + round(forward_kernels),
-        backward_kernels=passes * products.kernels + round(backward_kernels),
+        forward_kernels=round(products.issued * (products.kernels + forward_kernels)),
+        backward_kernels=round(products.issued * (passes * products.kernels + backward_kernels)),
         products=(products.output_s, gradients_s),
     )
 
@@ -244,4 +246,5 @@ def _each(mean: MatrixProduct, pricing: Float8Pricing) -> NarrowProducts:
         all_s(plain.input_gradient_s, count),
         kernels=count,
         cast_kernels=(1 if pricing.casts.grouped.joined else count, count),
+        issued=pricing.wide.constants.issued_in_loop(count) / count,
     )

@@ -395,11 +395,6 @@ def recipe_faults(float8: Float8, gpu: Gpu) -> list[Fault]:
     return failed((lacks, "fp8.recipe", repr(float8.recipe), text))
 
 
-def recipes_of(library: str) -> tuple[str, ...]:
-    """Return the recipes of a library."""
-    return tuple(_table()["recipes"][library])
-
-
 def _pair(entries: list[Mapping[str, Any]], spared: float) -> tuple[Cast, Cast]:
     forward, backward = (_cast(entry, spared) for entry in entries)
     return forward, backward

@@ -131,6 +131,9 @@ class ExpertSettings:
         Of tokens on their way to experts, and of gradients of what experts said; fp8 with a scale
         of fp32 for each 128 elements. What comes back is never fp8 (arXiv 2412.19437, section
         3.3.3). None: that of the compute.
+    overlap : bool
+        Whether tokens travel beside the experts' products of another micro-batch (Megatron-Core's
+        ``overlap_moe_expert_parallel_comm``).
     ranks_per_node : int, optional
         Ranks of an expert group that share a node; None: all of them.
     tensor : int
@@ -152,6 +155,7 @@ class ExpertSettings:
     auxiliary_loss: bool = False
     dispatcher: Dispatcher = "all_to_all"
     dispatch_dtype: Literal["bf16", "fp8"] | None = None
+    overlap: bool = False
     ranks_per_node: int | None = None
     tensor: int = 1
     router_padding: bool = False
@@ -253,6 +257,7 @@ def check_settings(settings: ExpertSettings, routed: RoutedShape, shard: Shard) 
             repr(settings.dispatch_dtype),
             f"nothing {idle}",
         ),
+        (settings.overlap, "experts.overlap", "true", f"false {idle}"),
         (node is not None, "experts.ranks_per_node", str(node), f"nothing {idle}"),
         (
             settings.imbalance and settings.capacity is None,

@@ -15,7 +15,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from perfmodel.workload.kernels.shapes import GroupedProduct
-from perfmodel.workload.layer_calls import CallGroup, CallOp, CallPhase, LayerCall, norm_calls
+from perfmodel.workload.layer_calls import (
+    CallGroup,
+    CallOp,
+    CallPhase,
+    Calls,
+    LayerCall,
+    norm_calls,
+)
 from perfmodel.workload.model import Layer
 from perfmodel.workload.zoo.decoder_block import (
     NORM_KERNELS,
@@ -57,6 +64,10 @@ and the product: of elements between the maps. Kept: both as they were, the gate
 sigmoid, their product, the branch plus one, and the result."""
 BIAS = "_bias"
 """Ends the name of a bias of experts."""
+BIAS_PASSES, BIAS_KERNELS = 14.0, 4
+"""Biases of second maps where each expert has its own kernels: weighed in fp32 (2), added (5), all
+rows joined (4) and cast back (3): ``_apply_bias`` in transformer/moe/experts.py of Megatron-Core
+0.15."""
 BALANCE_PASSES, BALANCE_KERNELS = 4.0, 8
 """Auxiliary loss: scores summed over tokens, tokens counted, their product summed, and its scale;
 counted in Megatron-LM's ``switch_load_balancing_loss_func``."""
@@ -191,17 +202,23 @@ def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
         calls=_dispatch_calls(place),
     )
     passes = CLAMPED_PASSES if routed.clamped else PRODUCT_PASSES
+    adds_bias = routed.biased and place.settings.implementation == "per-expert"
     gate_kept = CLAMPED_KEPT if routed.clamped else 4.0
     narrow = _grouped(
         place,
         "down_proj",
         wide,
         h,
-        vector=passes * rows * wide + restored,
-        fused=JOIN_PASSES * rows * wide + ACTIVATION_PASSES * pairs * h + JOIN_PASSES * s * h,
+        vector=passes * rows * wide + restored + adds_bias * BIAS_PASSES * rows * h,
+        fused=JOIN_PASSES * rows * wide
+        + ACTIVATION_PASSES * pairs * h
+        + JOIN_PASSES * s * h
+        + adds_bias * BIAS_PASSES * rows * h,
         saved=gate_kept * rows * wide + weighs * rows * h,
         indices=1,
-        kernels=RESTORE_KERNELS + (CLAMPED_KERNELS + 2 if routed.clamped else 4),
+        kernels=RESTORE_KERNELS
+        + (CLAMPED_KERNELS + 2 if routed.clamped else 4)
+        + BIAS_KERNELS * adds_bias,
         calls=_combine_calls(place),
     )
     return widen, narrow
@@ -253,7 +270,11 @@ def _grouped(
             single,
             place.rows * place.block.shape.width * place.settings.copies_to_pad,
         ),
-        calls=calls,
+        # beside a micro-batch's products, for which those of another one stand
+        calls=tuple(
+            replace(call, overlap=float(place.settings.overlap and call.group != "tensor"))
+            for call in calls
+        ),
     )
     return Module(layer, own, names_reversed(own), of_experts=frozenset(names(own)))
 
@@ -278,7 +299,6 @@ def _shared_gate(place: RoutedPlace) -> Module:
     return replace(gate, ready=names(own))
 
 
-Calls = tuple[LayerCall, ...]
 Place = Literal["before", "after"]
 
 SCALED_ELEMENTS, SCALE_BYTES = 128, 4
@@ -288,8 +308,6 @@ SCALED_ELEMENTS, SCALE_BYTES = 128, 4
 def _dispatch_calls(part: RoutedPlace) -> Calls:
     """Calls of the layer that widens: tokens come before forward, gradients go after backward."""
     settings, width = part.settings, part.block.shape.width
-    if part.block.shard.expert == 1 and settings.tensor == 1:
-        return ()
     if settings.dispatcher == "all_gather":
         return (
             _gathered(part, "all_gather", "forward", "before"),
@@ -309,8 +327,6 @@ def _dispatch_calls(part: RoutedPlace) -> Calls:
 def _combine_calls(part: RoutedPlace) -> Calls:
     """Calls of the layer that narrows: its rows go home after forward, gradients come before."""
     settings, rows = part.settings, part.sent_rows * part.block.shape.width
-    if part.block.shard.expert == 1 and settings.tensor == 1:
-        return ()
     if settings.dispatcher == "all_gather":
         return (
             _gathered(part, "reduce_scatter", "forward", "after"),

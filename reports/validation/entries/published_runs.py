@@ -5,7 +5,7 @@ What a source leaves open is presumed as for the rows that are there (``publishe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,8 @@ def as_stated_step(run: Cells, model: Cells) -> dict[str, str]:
         "experts": _experts(run, framework),
         "adapters": framework["adapters"] if run["task"] == "lora" else "",
         "recompute": "none",
-        "attention": "flash-2",
-        "compiled": framework["compiled"],
+        "attention": framework["attention"],
+        "compiled": _compiled(run, framework),
         "dropout": "0",
         "optimizer_kernels": framework["optimizer_kernels"],
         "master_weights": framework["master_weights"],
@@ -74,6 +74,31 @@ def as_stated_step(run: Cells, model: Cells) -> dict[str, str]:
         "source": run["source_url"],
         "note": run["id"],
     }
+
+
+SETUP = (
+    *("framework", "model", "task", "gpu", "gpus", "global_batch", "micro_batch"),
+    *("tp", "pp", "vpp", "cp", "ep", "seq_len"),
+)
+"""What two releases of a recipe have in common."""
+
+
+def with_recipe(run: Cells, others: Iterable[Cells]) -> Cells:
+    """Return a run with the settings that the first of the others, older ones, states of its setup.
+
+    A run whose tokens are dropped is of another recipe.
+    """
+    if "recipe=" in run["config_other"] or "tokendrop" in run["config_other"]:
+        return run
+    names = readings()["precisions"]
+    for other in others:
+        if (
+            "recipe=" in other["config_other"]
+            and names.get(other["precision"]) == names.get(run["precision"])
+            and all((run[name] or "1") == (other[name] or "1") for name in SETUP)
+        ):
+            return {**run, "config_other": other["config_other"], "recompute": other["recompute"]}
+    return run
 
 
 def _framework(run: Cells) -> Any:
@@ -162,10 +187,25 @@ def _experts(run: Cells, framework: Any) -> str:
     deduplicated = "hybridep" in text or "DeepEP" in text
     dispatcher = "deduplicated" if deduplicated else "all_to_all"
     dropped = ", capacity: 1.0, pad_to_capacity: true" if "tokendrop" in text else ""
+    overlap = ", overlap: true" if "moe_a2a_overlap=1" in text else ""
     return (
         f"{{model: {model}, implementation: {framework['experts']}, dispatcher: {dispatcher}"
-        f"{dropped}}}"
+        f"{dropped}{overlap}}}"
     )
+
+
+def _compiled(run: Cells, framework: Any) -> str:
+    """What is fused, or "graphs" where the kernels of a whole step are replayed, too.
+
+    A recipe that says ``none:`` before the scope runs without graphs.
+    """
+    if any(f"cuda_graph={kind}" in run["config_other"] for kind in ONE_GRAPH):
+        return "graphs"
+    return str(framework["compiled_experts" if run["experts"] else "compiled"])
+
+
+ONE_GRAPH = ("full_iteration:", "local:full_iteration")
+"""Kind and scope of CUDA graphs of a whole step, as recipes of Megatron-Bridge have it."""
 
 
 def _parallel(run: Cells, framework: Any) -> str:
@@ -174,8 +214,9 @@ def _parallel(run: Cells, framework: Any) -> str:
     parts = []
     if tensor > 1:
         parts.append(f"tensor: {tensor}")
-        parts += ["sequence_parallel: true"] * (run["sp"] == "1")
+        parts += ["sequence_parallel: true"] * ("1" in (run["sp"], framework["sequence_parallel"]))
         parts += ["overlap: asynchronous"] * (expert == 1 and "vocabulary_multiple" in framework)
+        parts.append(f"library: {framework['library']}")
     if context > 1:
         parts.append(f"context: {{degree: {context}}}")
     if expert > 1:

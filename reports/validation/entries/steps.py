@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
 from reports.validation.entries.entry import Candidate, Collected, LeftOut, Prediction
-from reports.validation.entries.published_runs import Cells, NotExpressible, as_stated_step
+from reports.validation.entries.published_runs import (
+    Cells,
+    NotExpressible,
+    as_stated_step,
+    with_recipe,
+)
 from reports.validation.strategies.predicted_step import PredictedStep, predict_step
 from reports.validation.strategies.stated_step import gpus_of, passes_of, positive, read_step
 
+OVERFLOW = 1.1
+"""Predicted peak over a GPU's memory from which on a run is taken not to fit: twice the median
+error of predicted peaks."""
 FOLDER, RUNS, MODELS = "strategies", "llm_training.csv", "models.csv"
 
 
@@ -25,17 +33,20 @@ def steps_in(folder: Path, seen: Container[str] = ()) -> Collected:
         return found
     models = {cells["model_key"]: cells for cells in _rows(path.with_name(MODELS))}
     predicted: list[PredictedStep] = []
-    for run in _rows(path):
+    runs = _rows(path)
+    for at, run in enumerate(runs):
         if run["id"] in seen:
             continue
         try:
-            cells = as_stated_step(run, models.get(run["model_key"], {}))
+            stated = with_recipe(run, runs[at + 1 :])
+            cells = as_stated_step(stated, models.get(run["model_key"], {}))
         except NotExpressible as error:
             found.left_out.append(LeftOut(run["source"], str(error)))
             continue
         key = (cells["table"], run["id"], "step time")
         work = passes_of(cells) * gpus_of(cells)
-        run_it = partial(_predict_run, run["id"], cells, predicted)
+        fits = bool(stated["recompute"])
+        run_it = partial(_predict_run, run["id"], cells, predicted, fits=fits)
         found.candidates.append(Candidate(frozenset({key}), run_it, work))
     return found
 
@@ -46,10 +57,10 @@ def _rows(path: Path) -> Sequence[Cells]:
 
 
 def _predict_run(
-    row: str, cells: Cells, predicted: list[PredictedStep]
+    row: str, cells: Cells, predicted: list[PredictedStep], *, fits: bool
 ) -> Sequence[Prediction] | str:
     """Predict a row; `predicted` are others, of which those of the same setup share simulations."""
-    step = predict_step(read_step(cells), predicted)
+    step = predict_fitting(cells, predicted, fits=fits)
     measured_s = positive(cells, "step_s")
     assert measured_s is not None
     low_s, high_s = step.interval() or (None, None)
@@ -59,6 +70,19 @@ def _predict_run(
     )
     predicted.append(step)
     return [prediction]
+
+
+def predict_fitting(
+    cells: Cells, predicted: Iterable[PredictedStep], *, fits: bool
+) -> PredictedStep:
+    """Predict a row; all blocks are recomputed where it would not fit otherwise.
+
+    `fits`: whether the source states what is recomputed.
+    """
+    step = predict_step(read_step(cells), predicted)
+    if fits or step.memory_bytes("allocated") <= OVERFLOW * step.sized.job.gpu.memory_bytes:
+        return step
+    return predict_step(read_step({**cells, "recompute": "full"}), predicted)
 
 
 def class_of(cells: Cells) -> str:

@@ -60,7 +60,7 @@ ATTENTION: Mapping[str, bool | str] = {
     "flash-2": "flash_2",
     "cudnn": "cudnn",
 }
-COMPILED = {"0": False, "1": True}
+COMPILED = {"0": False, "1": True, "graphs": True}
 FUSING = {"blocks": only_blocks_fuse, "by_hand": fuse_by_hand, "loss_apart": keep_loss_apart}
 """What of a workload is fused, where it is not all or nothing."""
 FUSED_AS = {"blocks": "blocks", "by_hand": "by_hand", "loss_apart": "by_hand"}
@@ -189,6 +189,7 @@ def _scenario(cells: Mapping[str, str]) -> Scenario:
         "fused_attention": ATTENTION.get(cells["attention"], True),
         "compiled": COMPILED.get(cells["compiled"], FUSED_AS.get(cells["compiled"])),
         "master_weights": cells["master_weights"] == "1",
+        "cuda_graphs": cells["compiled"] == "graphs",
     }
     if recipe:
         compute["fp8"] = parse_yaml(recipe)
@@ -252,7 +253,13 @@ def _workload(
     switches = tuple(name for name in _SWITCHES if cells[name] == "1")
     if cells["family"] == "experts":
         return _built_experts(
-            cells["model"], sizes, cells["dtype"], cells["experts"], shard, ranks_per_node
+            cells["model"],
+            sizes,
+            cells["dtype"],
+            cells["fused_norms"] == "1",
+            cells["experts"],
+            shard,
+            ranks_per_node,
         )
     workload = _built(cells["model"], cells["family"], sizes, cells["dtype"], switches, shard)
     return _as_trained(workload, cells)
@@ -331,6 +338,7 @@ def _built_experts(
     name: str,
     sizes: tuple[int, ...],
     dtype: str,
+    fused_norms: bool,
     experts: str,
     shard: Shard,
     ranks_per_node: int | None,
@@ -352,7 +360,9 @@ def _built_experts(
     zoo = EXPERT_SHAPES[model]
     layers, tokens = sizes[0], sizes[-1]
     routed = zoo.routed if dense_first is None else replace(zoo.routed, dense_first=dense_first)
-    shape = replace(zoo, decoder=replace(zoo.decoder, layers=layers), routed=routed)
+    decoder = replace(zoo.decoder, layers=layers)
+    decoder = replace(decoder, fused_norms=fused_norms or decoder.fused_norms)
+    shape = replace(zoo, decoder=decoder, routed=routed)
     return expert_decoder(
         name,
         dtype=dtype,

@@ -25,8 +25,8 @@ from reports.validation.entries.entry import (
 from reports.validation.entries.kernels import kernels_in
 from reports.validation.entries.own_kernels import own_kernels
 from reports.validation.entries.own_runs import FOLDER, own_predictions
-from reports.validation.entries.published_runs import NotExpressible, as_stated_step
-from reports.validation.entries.steps import steps_in
+from reports.validation.entries.published_runs import NotExpressible, as_stated_step, with_recipe
+from reports.validation.entries.steps import predict_fitting, steps_in
 from reports.validation.entries.sweeps import sweeps_in
 from reports.validation.ledger import class_of, statistics_of
 from reports.validation.strategies.stated_step import read_step
@@ -186,6 +186,7 @@ RUN = {
     "sp": "1",
     "sharding": "distributed_optimizer",
     "offload": "",
+    "recompute": "none",
     "config_other": "",
     "step_time_s": "10",
 }
@@ -220,6 +221,62 @@ def test_a_published_run_becomes_a_row_that_a_scenario_expresses() -> None:
 def test_a_run_that_no_scenario_expresses_says_why(changes: dict[str, str], reason: str) -> None:
     with pytest.raises(NotExpressible, match=reason):
         as_stated_step({**RUN, **changes}, SIZES)
+
+
+RECIPE = "cuda_graph=full_iteration:; moe_dispatcher=hybridep; moe_a2a_overlap=1; recipe=A"
+EXPERTS = {"model_key": "qwen3_30b_a3b", "experts": "128", "ep": "8", "tp": "1", "pp": "1"}
+
+
+def test_settings_that_a_release_leaves_open_are_those_of_the_one_before() -> None:
+    """The first of the older rows of the same setup that names its recipe; none of another one."""
+    run, older = {**RUN, "config_other": "dropless"}, {**RUN, "config_other": RECIPE}
+    others = [{**older, "micro_batch": "2", "config_other": "recipe=B"}, older]
+    assert with_recipe(run, others)["config_other"] == RECIPE
+    for other in ({"precision": "FP8-CS"}, {"gpus": "128"}, {"config_other": "dropless"}):
+        assert with_recipe(run, [{**older, **other}]) == run
+    dropping = {**run, "config_other": "tokendrop"}
+    assert with_recipe(dropping, [older]) == dropping
+
+
+@pytest.mark.parametrize(
+    ("recipe", "graphs"),
+    [
+        (RECIPE, True),
+        ("cuda_graph=local:full_iteration", True),
+        ("cuda_graph=none:full_iteration", False),
+        ("cuda_graph=transformer_engine:moe_router moe_preprocess", False),
+        ("", False),
+    ],
+)
+def test_a_graph_of_the_whole_step_leaves_the_host_nothing_to_issue(
+    recipe: str, graphs: bool
+) -> None:
+    compute = read_step(as_stated_step({**RUN, "config_other": recipe}, SIZES)).scenario.compute
+    assert compute.cuda_graphs == graphs
+
+
+def test_recipes_say_how_tokens_travel() -> None:
+    experts = as_stated_step({**RUN, **EXPERTS, "config_other": RECIPE}, SIZES)["experts"]
+    assert "dispatcher: deduplicated" in experts
+    assert "overlap: true" in experts
+    experts = as_stated_step({**RUN, **EXPERTS}, SIZES)["experts"]
+    assert "dispatcher: all_to_all" in experts
+    assert "overlap" not in experts
+
+
+@pytest.mark.parametrize(("recompute", "predicted"), [("none", "none"), ("", "full")])
+def test_blocks_run_again_where_a_run_would_not_fit_otherwise(
+    recompute: str, predicted: str
+) -> None:
+    """A source that states what is recomputed is taken at its word."""
+    large = {**SMALL_RUN, "micro_batch": "64", "global_batch": "512"}
+    cells = as_stated_step(large, SIZES)
+    step = predict_fitting(cells, (), fits=bool(recompute))
+    assert step.stated.cells["recompute"] == predicted
+    assert (
+        predict_fitting(as_stated_step(SMALL_RUN, SIZES), (), fits=False).stated.cells["recompute"]
+        == "none"
+    )
 
 
 def test_racks_that_nvlink_joins_count_as_nodes() -> None:

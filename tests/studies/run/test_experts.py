@@ -48,6 +48,20 @@ def test_settings_reach_the_share_of_a_rank(tmp_path: Path) -> None:
     assert fp8[1].elements > 1.1 * plain[1].elements
 
 
+def test_tokens_travel_beside_the_products_of_another_micro_batch(tmp_path: Path) -> None:
+    """What products hide is not waited for: no quicker than them, no slower than without."""
+    times_s = []
+    for overlap in ("false", "true"):
+        path = tmp_path / "experts.yaml"
+        text = TEXT.format(experts=f"overlap: {overlap}", expert=16)
+        path.write_text(text.replace("batch_per_gpu: 1", "batch_per_gpu: 16"), encoding="utf-8")
+        result = run_scenario(load_scenario(str(path))).main
+        times_s.append((result.step_time_s, result.compute_s))
+    (exposed_s, alone_s), (hidden_s, _) = times_s
+    assert alone_s < hidden_s < exposed_s
+    assert {call.overlap for call in sent(share(tmp_path, "overlap: true", 16))} == {1.0}
+
+
 def test_tokens_go_once_to_each_node_of_the_cluster(tmp_path: Path) -> None:
     """6 of 64 experts on 16 GPUs of two nodes: 2 (1 - C(32, 6) / C(64, 6)) nodes."""
     calls = sent(share(tmp_path, "dispatcher: deduplicated", 16))
@@ -94,6 +108,7 @@ def test_both_legs_are_one_dimension(tmp_path: Path) -> None:
     [
         ("", 3, "parallel.expert", "64 experts"),
         ("imbalance: 0.5", 1, "model.experts.imbalance", "expert: 1"),
+        ("overlap: true", 1, "model.experts.overlap", "expert: 1"),
         ("imbalance: 9", 16, "model.experts.imbalance", "0 to below 7.94"),
         ("pad_to_capacity: true", 2, "model.experts.pad_to_capacity", "a capacity"),
         ("tensor: 2", 2, "model.experts.tensor", "1"),

@@ -31,7 +31,6 @@ from perfmodel.workload.kernels.float8_layers import (
     float8_casts,
     float8_layers,
     float8_modules,
-    recipes_of,
 )
 from perfmodel.workload.kernels.kernel_times import product_s
 from perfmodel.workload.kernels.shapes import MatrixProduct
@@ -279,7 +278,7 @@ def test_models_without_linear_layers_in_blocks_are_refused():
     ],
 )
 def test_recipes_of_a_gpu(gpu, recipes):
-    for recipe in recipes_of("transformer_engine"):
+    for recipe in ("delayed", "current", "blockwise", "mxfp8", "nvfp4"):
         if recipe in recipes:
             assert float8_casts(Float8(recipe=recipe), load_gpu(gpu), compiled=True)
         else:

@@ -147,8 +147,12 @@ def test_casts_of_experts(
     cost = grouped_float8_cost(
         GroupedProduct(rows, columns, depth, groups, single), priced, passes=2
     )
-    assert cost.forward_kernels == groups + of_rows + groups // 4  # weights once in 4 micro-batches
-    assert cost.backward_kernels == 2 * groups + of_rows
+    # one call issues all of a kind, of which the first takes what a kernel of a layer does, and the
+    # others 7.1 us instead of 30 (own measurement on the host of an H100)
+    issued = (1 + 0.24 * (groups - 1)) / groups
+    launched = groups + of_rows + groups // 4  # weights once in 4 micro-batches
+    assert cost.forward_kernels == round(issued * launched)
+    assert cost.backward_kernels == round(issued * (2 * groups + of_rows))
     weights = groups * columns * depth / 4
     weight_bytes = 4.0005 if float8.recipe == "blockwise" else forward
     nbytes = forward * rows * depth + weight_bytes * weights

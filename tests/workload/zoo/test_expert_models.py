@@ -137,6 +137,27 @@ def test_imbalance_and_padding_are_no_work_of_the_model() -> None:
     assert activation_bytes(padded, 1, "bf16") > activation_bytes(plain, 1, "bf16")
 
 
+def test_biases_of_experts_are_added_in_fp32_where_each_has_its_own_kernels() -> None:
+    """Bytes an element: 4 of the weighed bias, 2 + 4 + 4 added, 4 + 4 joined, 4 + 2 cast back."""
+    shape = few_layers(EXPERT_SHAPES["gpt-oss-120b"], 1)
+    rows, width = 64 * 4, 2880
+    moved = []
+    for biased in (True, False):
+        made = expert_decoder(
+            "gpt-oss",
+            dtype="bf16",
+            sequence_length=64,
+            shape=replace(shape, routed=replace(shape.routed, biased=biased)),
+            family=expert_family("gpt-oss-120b"),
+            settings=ExpertSettings(implementation="per-expert"),
+        )
+        (layer,) = (each for each in made.layers if each.name.endswith("experts.down_proj"))
+        moved.append((layer.vector_bytes, layer.fused_bytes))
+    for with_bias, without in zip(*moved, strict=True):
+        # layers state bytes of fp32 elements, of which bf16 has half
+        assert (with_bias - without) / 2 == (4 + 10 + 8 + 6) * rows * width
+
+
 def test_faults_name_what_experts_cannot_do() -> None:
     shape = few_layers(EXPERT_SHAPES["mixtral-8x7b"], 1)
     greedy = replace(shape, routed=replace(shape.routed, top_k=9))

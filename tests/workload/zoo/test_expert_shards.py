@@ -21,7 +21,14 @@ from perfmodel.workload.zoo.decoder_sizes import (
 )
 from perfmodel.workload.zoo.expert_decoder import expert_decoder
 from perfmodel.workload.zoo.expert_settings import ExpertSettings
+from tests.theory import sent_share
 from tests.workload.zoo.expert_modules import few_layers
+
+
+def sent(call: LayerCall) -> float:
+    """Elements that one rank sends per sample."""
+    return call.times * sent_share(call.op, call.ranks) * call.elements
+
 
 TOKENS = 64
 SMALL = ExpertShape(
@@ -72,7 +79,7 @@ def test_all_to_all_sends_what_published_formulas_say(
     tokens = [call for call in calls if call.op == "all_to_all" and call.dtype is None]
     assert len(tokens) == (4 if expert > 1 else 0)
     formula = 4 * TOKENS / (tensor * context) * 3 * 32 * (expert - 1) / expert
-    assert sum(call.sent_elements for call in tokens) == pytest.approx(formula)
+    assert sum(map(sent, tokens)) == pytest.approx(formula)
     assert [(call.phase, call.place) for call in tokens][:2] == [
         ("forward", "before"),
         ("backward", "after"),
@@ -125,11 +132,11 @@ def test_the_busiest_rank_bounds_rows_and_bytes() -> None:
     for before, after in zip(even.layers, uneven.layers, strict=True):
         if "experts." in before.name and "shared" not in before.name:
             assert after.matrix.rows == pytest.approx(load * before.matrix.rows)
-            sent = [
-                sum(c.sent_elements for c in layer.calls if c.op == "all_to_all")
+            moved = [
+                sum(sent(c) for c in layer.calls if c.op == "all_to_all")
                 for layer in (before, after)
             ]
-            assert sent[1] == pytest.approx(load * sent[0])
+            assert moved[1] == pytest.approx(load * moved[0])
         else:
             assert before == after
 
@@ -188,7 +195,7 @@ def test_the_slower_leg_explains_measured_rates(ranks: int, dispatch: int, combi
     """At the rates of the wires no leg is slower than measured, nor above twice as quick."""
     how = ExpertSettings(dispatcher="deduplicated", ranks_per_node=8)
     rail, node = deepseek_calls(how, ranks)[:2]
-    between, within = (leg.sent_elements for leg in (rail, node))
+    between, within = map(sent, (rail, node))
     slower = max(between / 50, within / 160)
     assert (within / 160 > between / 50) == (ranks == 16)  # two nodes are bound by NVLink
     for measured in (dispatch, combine):

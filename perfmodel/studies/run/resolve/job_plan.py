@@ -323,7 +323,9 @@ def _unscaled_times(job: TrainingJob, batch: int) -> LayerTimes:
     )
     times = by_first_flash(job.workload, times) if fused == "flash_1" else times
     if not parallel_layout.is_plain:
-        times = replace(times, spread=split_factors(times.spread))
+        times = replace(
+            times, spread=split_factors(times.spread, experts=job.workload.routed_share < 1)
+        )
     return add_recompute(job.workload, times, job.recompute, parts)
 
 

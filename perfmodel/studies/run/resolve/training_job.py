@@ -104,7 +104,7 @@ def _expert_settings(
     return ExpertSettings(**fields, ranks_per_node=ranks_per_node) if is_stated else None
 
 
-_BETWEEN_RANKS = frozenset({"imbalance", "dispatcher", "dispatch_dtype", "tensor"})
+_BETWEEN_RANKS = frozenset({"imbalance", "dispatcher", "dispatch_dtype", "overlap", "tensor"})
 """Fields of experts that act among ranks which share a model, and not in the whole of it."""
 
 
