@@ -126,6 +126,14 @@ class _Keeping:
         """Bytes of an element that flows between blocks."""
         return WIDE_BYTES if self.casts and layer.kind != "conv" else self.item_bytes
 
+    def gradient_bytes(self, layer: Layer) -> float:
+        """Bytes of what a layer's backward reads and writes: gradients of its result and input.
+
+        That of logits is counted with the loss.
+        """
+        result = 0.0 if layer.wide_bytes else result_elements(layer)
+        return self.batch * self.item_bytes * (result + input_elements(layer))
+
     def input_bytes(self, layer: Layer) -> float:
         """Bytes of a layer's input, as it flows between blocks."""
         return self.batch * self.stream_bytes(layer) * input_elements(layer)
@@ -166,12 +174,11 @@ def activation_bytes(
     )
     check_recompute(workload, recompute)
     check_offload(workload, offload)
-    each, hands = _kept_bytes(workload, keeping, recompute)
+    each, hands, casts = _kept_bytes(workload, keeping, recompute)
     in_hand = max(hands, default=0.0)
     if with_loss:
         in_hand = max(in_hand, loss_bytes(workload, batch, precision, compiled=compiled))
-    casts = sum(_cast_bytes(workload, place, keeping) for place in range(len(each)))
-    kept_total = sum(each) + in_hand + casts
+    kept_total = sum(each) + in_hand + sum(casts)
     if offload == "none":
         return kept_total
     blocks = _by_block(workload, each)
@@ -267,6 +274,20 @@ def loss_bytes(workload: Workload, batch: int, precision: str, *, compiled: bool
     )
 
 
+def _forward_loss_bytes(workload: Workload, keeping: _Keeping) -> float:
+    """Bytes that the forward of cross entropy holds beside what it keeps.
+
+    The logits, and their copy in fp32 where they are narrower.
+    """
+    item_bytes = WIDE_BYTES + keeping.item_bytes % WIDE_BYTES
+    logits = (
+        result_elements(layer)
+        for layer in workload.layers
+        if layer.wide_bytes and not keeping.is_fused(layer)
+    )
+    return keeping.batch * item_bytes * max(logits, default=0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class BackwardBytes:
     """Bytes of activations while backward goes on.
@@ -295,39 +316,60 @@ def backward_bytes(
     """Activations at each layer's backward, as in `activation_bytes` with the loss.
 
     A layer's backward holds what it and those before it kept; in a recomputed block, all of it; in
-    that of the logits, their gradient instead of what the loss kept. Where blocks wait in the
+    that of the logits, their gradient instead of what the loss kept; and gradients: of its result
+    and input, and in a block of several layers of what flows past it. Where blocks wait in the
     memory of the host, they are taken to hold as much as at most until the last one is done.
+    Forward ends with all casts of weights, which autocast keeps until then.
     """
     keeping = _keeping(
         workload, batch, precision, fused_attention, kept_share, held_dtype, compiled, narrow
     )
     check_recompute(workload, recompute)
     check_offload(workload, offload)
-    each, hands = _kept_bytes(workload, keeping, recompute)
+    each, hands, casts = _kept_bytes(workload, keeping, recompute)
     standing = 0.0
     if offload != "none":
         blocks = _by_block(workload, each)
         for block in repeated_blocks(workload):
             each[block.start : block.stop] = [0.0] * len(block)
         standing = held_bytes(blocks, offload)
-    of_layers, total = [], standing
+    passing = _passing_bytes(workload, keeping)
+    of_layers, total, all_casts = [], standing, 0.0
     for index, layer in enumerate(workload.layers):
-        total += each[index] + _cast_bytes(workload, index, keeping)
+        total += each[index] + casts[index]
+        all_casts += _cast_bytes(workload, index, keeping)
         swapped = 0.0
         if layer.wide_bytes:
             before = keeping.item_bytes if keeping.is_fused(layer) else WIDE_BYTES
             swapped = batch * (keeping.item_bytes - before) * result_elements(layer)
-        of_layers.append(total + hands[index] + swapped)
-    return BackwardBytes(
-        total + loss_bytes(workload, batch, precision, compiled=compiled), tuple(of_layers)
+        gradients = passing[index] + keeping.gradient_bytes(layer)
+        of_layers.append(total + hands[index] + swapped + gradients)
+    of_loss = max(
+        loss_bytes(workload, batch, precision, compiled=compiled),
+        _forward_loss_bytes(workload, keeping) + all_casts - sum(casts),
     )
+    return BackwardBytes(total + of_loss, tuple(of_layers))
+
+
+def _passing_bytes(workload: Workload, keeping: _Keeping) -> list[float]:
+    """Bytes of the gradient that waits at the input of its block, by layer."""
+    passing = [0.0] * len(workload.layers)
+    for block in repeated_blocks(workload):
+        if len(block) > 1:
+            waits = keeping.input_bytes(workload.layers[block.start])
+            passing[block.start : block.stop] = [waits] * len(block)
+    return passing
 
 
 def _kept_bytes(
     workload: Workload, keeping: _Keeping, recompute: Recompute
-) -> tuple[list[float], list[float]]:
-    """Bytes that each layer keeps, and those that its block adds while it is recomputed."""
+) -> tuple[list[float], list[float], list[float]]:
+    """Bytes that each layer keeps, those that its block adds while it is recomputed, and its cast.
+
+    A block that is recomputed casts its weights once more, and keeps no casts until then.
+    """
     each = [keeping.layer_bytes(layer) for layer in workload.layers]
+    casts = [_cast_bytes(workload, place, keeping) for place in range(len(each))]
     hands = [0.0] * len(each)
     for index in recomputed_layers(workload, recompute):
         each[index] = keeping.layer_bytes(workload.layers[index], with_scores=False)
@@ -347,9 +389,10 @@ def _kept_bytes(
             keeping.batch * keeping.item_bytes * elements
         )
         least_bytes = min(least_bytes, whole_bytes)
-        hands[whole] = [whole_bytes - least_bytes] * len(layers)
+        hands[whole] = [whole_bytes - least_bytes + sum(casts[whole])] * len(layers)
         each[whole] = [least_bytes] + [0.0] * (len(layers) - 1)
-    return each, hands
+        casts[whole] = [0.0] * len(layers)
+    return each, hands, casts
 
 
 def _cast_bytes(workload: Workload, place: int, keeping: _Keeping) -> float:
