@@ -159,6 +159,8 @@ def megatron_memory(setup: Setup) -> MemoryUse:
     """
     options: MegatronStrategy = setup.options
     use = replicated(setup, grows=False)
+    if options.gradient_accumulation_fusion:
+        use = replace(use, temporary_bytes=_stand_in_bytes(setup.workload))
     item = ITEM_BYTES[setup.trained[0].dtype]
     gradient_item = MASTER_BYTES if options.grad_reduce_in_fp32 else item
     trained = sum(tensor.numel for tensor in setup.trained)
@@ -180,6 +182,17 @@ def megatron_memory(setup: Setup) -> MemoryUse:
         parameters_bytes=use.parameters_bytes + (elements - trained) * item,
         optimizer_bytes=use.optimizer_bytes * fullest / trained,
     )
+
+
+def _stand_in_bytes(workload: Workload) -> float:
+    """Bytes of what stands for gradients that kernels have added to the buffer themselves.
+
+    Autograd gets an empty tensor for each, and Transformer Engine keeps one of each shape and dtype
+    (``get_dummy_wgrad`` in transformer_engine/pytorch/module/base.py, which Megatron's output layer
+    takes them from, too: megatron/core/tensor_parallel/layers.py).
+    """
+    fused = (workload.tensors[index] for index in _products(workload))
+    return float(sum({(each.shape, each.dtype): each.nbytes for each in fused}.values()))
 
 
 def _settings(_: Workload, section: MegatronStrategy) -> tuple[Setting, ...]:

@@ -18,6 +18,7 @@ from perfmodel.training.memory_use import (
     add_temporaries,
     add_waiting,
     reserve_bytes,
+    workspace_bytes,
 )
 from perfmodel.training.parallel_layout import stage_memory
 from perfmodel.workload.kernels.float8_layers import float8_casts
@@ -74,6 +75,7 @@ def estimate_memory(
         activations_bytes=read_measured_activations(times) if compute.times else None,
         float8=job.float8,
         float8_copies=float8_copies,
+        workspace_bytes=workspace_bytes(job.gpu.generation),
     )
 
     def rule(setup: Setup) -> MemoryUse:
