@@ -34,6 +34,7 @@ from perfmodel.training.plan.forward_backward import visit_segments
 from perfmodel.training.plan.step_plan import Communicator, Op, StepPlan, neighbours, strides
 from perfmodel.training.sharding_step import MASTER_BYTES, ShardingStep
 from perfmodel.training.strategy import Setting, StepRequest, Strategy
+from perfmodel.workload.kernels.shapes import GroupedProduct, MatrixProduct
 from perfmodel.workload.model import ITEM_BYTES, Workload
 
 ALIGNED_START, ALIGNED_END, BUSBW_END = 64, 128, 2**16
@@ -191,8 +192,10 @@ def _stand_in_bytes(workload: Workload) -> float:
     (``get_dummy_wgrad`` in transformer_engine/pytorch/module/base.py, which Megatron's output layer
     takes them from, too: megatron/core/tensor_parallel/layers.py).
     """
-    fused = (workload.tensors[index] for index in _products(workload))
-    return float(sum({(each.shape, each.dtype): each.nbytes for each in fused}.values()))
+    kernels = (layer.matrix for layer in workload.layers if layer.gradients > 1)
+    shapes = {(e.depth, e.columns) for e in kernels if isinstance(e, MatrixProduct | GroupedProduct)}
+    item = ITEM_BYTES[workload.tensors[workload.ready_order[0]].dtype]
+    return float(item * sum(depth * columns for depth, columns in shapes))
 
 
 def _settings(_: Workload, section: MegatronStrategy) -> tuple[Setting, ...]:
