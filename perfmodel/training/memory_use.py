@@ -327,25 +327,35 @@ def count_faults(ranks: int, batch_per_gpu: int) -> list[Fault]:
 GIB = 2**30
 
 
-def reserve_bytes(allocated_bytes: float, *, nccl: bool) -> float:
-    """Bytes that have to be left: of the CUDA context, NCCL's buffers and unused remainders.
+def context_bytes(*, nccl: bool) -> float:
+    """Bytes of the CUDA context and of NCCL's buffers.
 
-    `allocated_bytes`: what training takes.
     `nccl`: whether it communicates by NCCL, among several GPUs.
     """
     data = _constants()
     buffers = data["nccl"]
     connections = buffers["connections"] * buffers["channels"] if nccl else 0
     return float(
-        GIB * data["cuda_context"]["GiB"]
-        + connections * buffers["connection_bytes"]
-        + unused_bytes(allocated_bytes)
+        GIB * data["cuda_context"]["GiB"] + connections * buffers["connection_bytes"]
     )
 
 
 def unused_bytes(allocated_bytes: float) -> float:
     """Bytes that the allocator reserves beside those that it has given out."""
     return float(_constants()["allocator"]["share"] * allocated_bytes)
+
+
+def interval_bytes(states_bytes: float, low_bytes: float, high_bytes: float) -> tuple[float, float]:
+    """80 % interval of the memory of training.
+
+    `states_bytes`: of parameters, gradients and optimizer states, which are known.
+    `low_bytes`, `high_bytes`: of all parts, as they are predicted.
+    """
+    low, high = (float(_constants()["spread"][end]) for end in ("low", "high"))
+    return (
+        states_bytes + low * (low_bytes - states_bytes),
+        states_bytes + high * (high_bytes - states_bytes),
+    )
 
 
 def workspace_bytes(generation: str) -> float:

@@ -314,10 +314,11 @@ def memory(part: Memory) -> str:
     if part.fits_gpu and part.overfull:
         return f"Does not fit the host: {offloaded}"
     share = percent(part.total_bytes / part.capacity_bytes) if part.capacity_bytes else "all"
-    used = (
-        f"{size(part.total_bytes)} of {has} ({share})"
-        if part.low_bytes is None or part.high_bytes is None
-        else f"{span(part.low_bytes, part.high_bytes, size)} of {has}, activations estimated"
+    ends = span(part.low_bytes, part.high_bytes, size)
+    used = first_applying(
+        (part.is_estimated, f"{ends} of {has}, activations estimated"),
+        (not part.high_bytes, f"{size(part.total_bytes)} of {has} ({share})"),
+        (True, f"{size(part.total_bytes)} of {has} ({share}; 80 % interval {ends})"),
     )
     reserve = size(part.reserve_bytes)
     verdict = first_applying(
