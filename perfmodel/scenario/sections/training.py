@@ -260,6 +260,11 @@ class ComputeSection(Section):
         "(torch.compile); 'blocks': each repeated block alone, but not the head and the loss; "
         "'by_hand': by kernels of Megatron and apex, beside which dropout of scores stays apart",
     )
+    fused_loss: Switch = Field(
+        default=False,
+        description="head and cross entropy over chunks of tokens, so that the logits are never "
+        "there at once (Liger-Kernel's fused linear cross entropy)",
+    )
     cuda_graphs: Switch = Field(
         default=False, description="kernels replayed from CUDA graphs: the host issues none"
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfmodel.errors import allowed_names, refuse_if
-from perfmodel.workload.kernels.shapes import Attention
+from perfmodel.workload.kernels.shapes import Attention, MatrixProduct
 from perfmodel.workload.memory.blocks import Offload, check_offload, held_bytes, repeated_blocks
 from perfmodel.workload.memory.recompute import (
     NO_RECOMPUTE,
@@ -131,7 +131,7 @@ class _Keeping:
 
         That of logits is counted with the loss.
         """
-        result = 0.0 if layer.wide_bytes else result_elements(layer)
+        result = 0.0 if layer.wide_bytes or layer.chunked_loss else result_elements(layer)
         return self.batch * self.item_bytes * (result + input_elements(layer))
 
     def input_bytes(self, layer: Layer) -> float:
@@ -260,17 +260,36 @@ def loss_bytes(workload: Workload, batch: int, precision: str, *, compiled: bool
 
     Beside the softmax, the gradient of its logarithm and that of the logits, both in fp32 (the
     latter's cast to what the head computes in comes when the softmax is gone). Compiled, the
-    gradient alone, as narrow as the logits.
+    gradient alone, as narrow as the logits. Over chunks of tokens, see `_chunked_loss_bytes`.
     """
     narrow = ITEM_BYTES[precision]
-    return batch * max(
+    return max(
         (
-            (narrow if compiled and layer.fused_kept is not None else 2 * WIDE_BYTES)
+            _chunked_loss_bytes(layer, batch, narrow)
+            if layer.chunked_loss
+            else batch
+            * (narrow if compiled and layer.fused_kept is not None else 2 * WIDE_BYTES)
             * result_elements(layer)
             for layer in workload.layers
-            if layer.wide_bytes
+            if layer.wide_bytes or layer.chunked_loss
         ),
         default=0.0,
+    )
+
+
+def _chunked_loss_bytes(layer: Layer, batch: int, item_bytes: int) -> float:
+    """Bytes that head and loss hold over chunks of tokens, beside the head's input.
+
+    Liger-Kernel 0.4 (ops/fused_linear_cross_entropy.py): the gradients of the input and of the
+    weight, the product that is added to the latter, and the logits of a chunk with a copy in fp32.
+    There are as many chunks as the vocabulary is times as wide as the input, of a power of two.
+    """
+    assert isinstance(layer.matrix, MatrixProduct)
+    words, width, tokens = layer.matrix.columns, layer.matrix.depth, batch * layer.matrix.rows
+    chunk = 1 << (-(-tokens // -(-words // width)) - 1).bit_length()
+    wide = item_bytes + WIDE_BYTES * (item_bytes < WIDE_BYTES)
+    return float(
+        item_bytes * (2 * words * width + tokens * width) + wide * min(chunk, tokens) * words
     )
 
 
