@@ -351,7 +351,7 @@ def interval_bytes(states_bytes: float, low_bytes: float, high_bytes: float) -> 
     `states_bytes`: of parameters, gradients and optimizer states, which are known.
     `low_bytes`, `high_bytes`: of all parts, as they are predicted.
     """
-    low, high = (float(_constants()["spread"][end]) for end in ("low", "high"))
+    low, high = (float(_constants("memory_spread.yaml")[end]) for end in ("low", "high"))
     return (
         states_bytes + low * (low_bytes - states_bytes),
         states_bytes + high * (high_bytes - states_bytes),
@@ -366,5 +366,5 @@ def workspace_bytes(generation: str) -> float:
 
 
 @cache
-def _constants() -> Any:
-    return read_yaml(Path(__file__).with_name("reserve.yaml"))
+def _constants(name: str = "reserve.yaml") -> Any:
+    return read_yaml(Path(__file__).with_name(name))
