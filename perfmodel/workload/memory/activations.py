@@ -17,6 +17,7 @@ from perfmodel.workload.memory.recompute import (
     partly_recomputed_blocks,
     recomputed_blocks,
     recomputed_layers,
+    remade_inputs,
     result_elements,
 )
 from perfmodel.workload.model import ITEM_BYTES, FusedKept, Layer, Workload
@@ -394,6 +395,9 @@ def _kept_bytes(
         each[index] = keeping.layer_bytes(workload.layers[index], with_scores=False)
     for index in keeping.narrow.layers if keeping.narrow.keeps_cast else ():
         each[index] += keeping.cast_input_bytes(workload.layers[index])
+    for index, (elements, _) in remade_inputs(workload, recompute).items():
+        hands[index] = min(each[index], keeping.batch * keeping.item_bytes * elements)
+        each[index] -= hands[index]
     whole_blocks = recomputed_blocks(workload, recompute)
     for layers in (*whole_blocks, *partly_recomputed_blocks(workload, recompute)):
         whole = slice(layers.start, layers.stop)
@@ -404,6 +408,8 @@ def _kept_bytes(
             else kept_results(workload, layers, recompute, compiled=keeping.compiled)
         )
         elements = sum(result_elements(workload.layers[index]) for index in results)
+        if recompute.kind == "selective":  # what the norm before the part put out
+            elements += input_elements(workload.layers[layers[0]])
         least_bytes = keeping.input_bytes(workload.layers[layers[0]]) + (
             keeping.batch * keeping.item_bytes * elements
         )

@@ -11,7 +11,12 @@ from perfmodel.library.model import CommLibrary
 from perfmodel.scenario import ClusterSize, ModelSection, Scenario
 from perfmodel.scenario.model import relocated_errors
 from perfmodel.scenario.sections.model import ExpertsSection
-from perfmodel.scenario.sections.training import Float8Section, KeptResults, RecomputedBlocks
+from perfmodel.scenario.sections.training import (
+    Float8Section,
+    KeptResults,
+    RecomputedBlocks,
+    RecomputedModules,
+)
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.ddp.buckets import Bucket
@@ -265,6 +270,8 @@ class TrainingJob:
             return Recompute("full", recompute.blocks)
         if isinstance(recompute, KeptResults):
             return Recompute("operations", keep=recompute.keep)
+        if isinstance(recompute, RecomputedModules):
+            return Recompute("selective", modules=recompute.modules)
         return NO_RECOMPUTE if recompute == "none" else Recompute(recompute)
 
     @property
