@@ -328,7 +328,11 @@ def memory(part: Memory) -> str:
             part.tight,
             f"Tight: {used}, and CUDA, NCCL and the allocator take about {reserve} beside it",
         ),
-        (True, f"Fits: {used}, with room for the {reserve} of CUDA, NCCL and allocator"),
+        (
+            True,
+            f"{'Fits' if part.is_sure else 'Probably fits'}: {used}, with room for the {reserve} "
+            "of CUDA, NCCL and allocator",
+        ),
     )
     return "; ".join(filter(None, [verdict, offloaded]))
 
@@ -357,11 +361,12 @@ def memory_size(part: Memory) -> str:
 
 
 def memory_verdict(part: Memory) -> str:
-    """Return the same in two words: "fits", "tight", "may not fit", "does not fit", or ""."""
+    """Return the same in two words: "fits", "probably fits", "tight", "may not fit" ... or ""."""
     return first_applying(
         (not part.is_stated, ""),
         (part.tight, "tight"),
-        (part.fits, "fits"),
+        (part.is_sure, "fits"),
+        (part.fits, "probably fits"),
         (part.may_fit, "may not fit"),
         (True, "does not fit"),
     )

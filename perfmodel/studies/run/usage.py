@@ -72,8 +72,7 @@ class Memory:
     @property
     def fits_gpu(self) -> bool:
         """Whether the parts fit the device's memory, the high end of what is estimated too."""
-        likely = self.high_bytes if self.is_estimated else self.total_bytes
-        return likely + self.context_bytes <= self.capacity_bytes
+        return self._likely_bytes + self.context_bytes <= self.capacity_bytes
 
     @property
     def fits_host(self) -> bool:
@@ -97,9 +96,17 @@ class Memory:
 
     @property
     def tight(self) -> bool:
-        """Whether the parts fit, but not at the high end of their interval beside the reserve."""
-        most = max(self.high_bytes, self.total_bytes) + self.reserve_bytes
-        return self.fits and most > self.capacity_bytes
+        """Whether the parts fit, but not with what CUDA, NCCL and the allocator take."""
+        return self.fits and self._likely_bytes + self.reserve_bytes > self.capacity_bytes
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the parts fit at the high end of their interval, too."""
+        return self.fits and self.high_bytes + self.context_bytes <= self.capacity_bytes
+
+    @property
+    def _likely_bytes(self) -> float:
+        return self.high_bytes if self.is_estimated else self.total_bytes
 
 
 class LinkEnds(NamedTuple):
