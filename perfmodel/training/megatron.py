@@ -193,7 +193,8 @@ def _stand_in_bytes(workload: Workload) -> float:
     takes them from, too: megatron/core/tensor_parallel/layers.py).
     """
     kernels = (layer.matrix for layer in workload.layers if layer.gradients > 1)
-    shapes = {(e.depth, e.columns) for e in kernels if isinstance(e, MatrixProduct | GroupedProduct)}
+    products = (each for each in kernels if isinstance(each, MatrixProduct | GroupedProduct))
+    shapes = {(each.depth, each.columns) for each in products}
     item = ITEM_BYTES[workload.tensors[workload.ready_order[0]].dtype]
     return float(item * sum(depth * columns for depth, columns in shapes))
 

@@ -335,9 +335,7 @@ def context_bytes(*, nccl: bool) -> float:
     data = _constants()
     buffers = data["nccl"]
     connections = buffers["connections"] * buffers["channels"] if nccl else 0
-    return float(
-        GIB * data["cuda_context"]["GiB"] + connections * buffers["connection_bytes"]
-    )
+    return float(GIB * data["cuda_context"]["GiB"] + connections * buffers["connection_bytes"])
 
 
 def unused_bytes(allocated_bytes: float) -> float:

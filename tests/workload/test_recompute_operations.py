@@ -150,8 +150,8 @@ def test_torch_runs_every_second_product_again():
     assert count.products - of_gradients == 7 - products
 
 
-# Korthikanti et al. 2022 (arXiv 2205.05198), section 4.1, bytes of s b h in 16 bits: of the MLP what
-# GELU reads and what the second map reads, 8 each; what two norms put out for the maps, 2 each.
+# Korthikanti et al. 2022 (arXiv 2205.05198), section 4.1, bytes of s b h in 16 bits: of the MLP
+# what GELU and the second map read, 8 each; what two norms put out for the maps, 2 each.
 @pytest.mark.parametrize(("module", "less"), [("mlp", 16), ("layernorm", 4)])
 def test_modules_keep_what_they_read(module, less):
     model = fuse_by_hand(build_model("gpt3-6.7b", dtype="bf16", sequence_length=2048))
@@ -180,6 +180,6 @@ def test_modules_of_latent_attention_and_experts():
     assert dropped("mla_up_proj", 60) == 128 * (192 + 128 + 128)
     assert dropped("moe_act", 59) == 6 * 1536
     assert dropped("moe", 59) > 3 * 6 * 1536
+    gpt2, absent = build_model("gpt2"), Recompute("selective", modules=("moe_act",))
     with pytest.raises(InputError, match=r"recompute\.modules.*moe_act"):
-        absent = Recompute("selective", modules=("moe_act",))
-        activation_bytes(build_model("gpt2"), 1, "bf16", recompute=absent)
+        activation_bytes(gpt2, 1, "bf16", recompute=absent)

@@ -320,7 +320,7 @@ def memory(part: Memory) -> str:
         (not part.high_bytes, f"{size(part.total_bytes)} of {has} ({share})"),
         (True, f"{size(part.total_bytes)} of {has} ({share}; 80 % interval {ends})"),
     )
-    reserve = size(part.reserve_bytes)
+    reserve, sure = size(part.reserve_bytes), "Fits" if part.is_sure else "Probably fits"
     verdict = first_applying(
         (not part.may_fit, f"Does not fit: needs {used}"),
         (not part.fits, f"May not fit: takes {used}"),
@@ -330,8 +330,7 @@ def memory(part: Memory) -> str:
         ),
         (
             True,
-            f"{'Fits' if part.is_sure else 'Probably fits'}: {used}, with room for the {reserve} "
-            "of CUDA, NCCL and allocator",
+            f"{sure}: {used}, with room for the {reserve} of CUDA, NCCL and allocator",
         ),
     )
     return "; ".join(filter(None, [verdict, offloaded]))

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfmodel.errors import allowed_names, refuse_if
-from perfmodel.workload.kernels.shapes import Attention, MatrixProduct
+from perfmodel.workload.kernels.shapes import Attention
 from perfmodel.workload.memory.blocks import Offload, check_offload, held_bytes, repeated_blocks
+from perfmodel.workload.memory.losses import WIDE_BYTES, forward_loss_bytes, loss_bytes
 from perfmodel.workload.memory.recompute import (
     NO_RECOMPUTE,
     Recompute,
@@ -22,8 +23,6 @@ from perfmodel.workload.memory.recompute import (
 )
 from perfmodel.workload.model import ITEM_BYTES, FusedKept, Layer, Workload
 
-WIDE_BYTES = 4
-"""Of fp32: under autocast what flows between a transformer's blocks, and softmax, are."""
 MASK_BYTES = 1
 """Of an element that may have been dropped out."""
 
@@ -149,7 +148,6 @@ def activation_bytes(
     kept_share: float = 1.0,
     recompute: Recompute = NO_RECOMPUTE,
     held_dtype: str | None = None,
-    with_loss: bool = False,
     offload: Offload = "none",
     compiled: bool = False,
     narrow: NarrowInputs = NO_NARROW_INPUTS,
@@ -163,8 +161,6 @@ def activation_bytes(
     `fused_attention`: otherwise softmax and dropout of all attention scores are kept too.
     `kept_share`: factor on what layers keep, for an end of `Workload.kept_range`.
     `held_dtype`: of the parameters that layers run with, where it is not their own.
-    `with_loss`: with what the backward of a loss over a vocabulary holds beside, where that is more
-        than a recomputed block.
     `offload`: blocks wait for backward in the memory of the host.
     `compiled`: a compiler decides what is kept.
     `narrow`: what layers that run in fp8 keep.
@@ -176,10 +172,7 @@ def activation_bytes(
     check_recompute(workload, recompute)
     check_offload(workload, offload)
     each, hands, casts = _kept_bytes(workload, keeping, recompute)
-    in_hand = max(hands, default=0.0)
-    if with_loss:
-        in_hand = max(in_hand, loss_bytes(workload, batch, precision, compiled=compiled))
-    kept_total = sum(each) + in_hand + sum(casts)
+    kept_total = sum(each) + max(hands, default=0.0) + sum(casts)
     if offload == "none":
         return kept_total
     blocks = _by_block(workload, each)
@@ -256,58 +249,6 @@ def _keeping(
     return _Keeping(batch, ITEM_BYTES[precision], casts, fused_attention, share, narrow, compiled)
 
 
-def loss_bytes(workload: Workload, batch: int, precision: str, *, compiled: bool = False) -> float:
-    """Bytes that the backward of cross entropy holds beside what its forward kept.
-
-    Beside the softmax, the gradient of its logarithm and that of the logits, both in fp32 (the
-    latter's cast to what the head computes in comes when the softmax is gone). Compiled, the
-    gradient alone, as narrow as the logits. Over chunks of tokens, see `_chunked_loss_bytes`.
-    """
-    narrow = ITEM_BYTES[precision]
-    return max(
-        (
-            _chunked_loss_bytes(layer, batch, narrow)
-            if layer.chunked_loss
-            else batch
-            * (narrow if compiled and layer.fused_kept is not None else 2 * WIDE_BYTES)
-            * result_elements(layer)
-            for layer in workload.layers
-            if layer.wide_bytes or layer.chunked_loss
-        ),
-        default=0.0,
-    )
-
-
-def _chunked_loss_bytes(layer: Layer, batch: int, item_bytes: int) -> float:
-    """Bytes that head and loss hold over chunks of tokens, beside the head's input.
-
-    Liger-Kernel 0.4 (ops/fused_linear_cross_entropy.py): the gradients of the input and of the
-    weight, the product that is added to the latter, and the logits of a chunk with a copy in fp32.
-    There are as many chunks as the vocabulary is times as wide as the input, of a power of two.
-    """
-    assert isinstance(layer.matrix, MatrixProduct)
-    words, width, tokens = layer.matrix.columns, layer.matrix.depth, batch * layer.matrix.rows
-    chunk = 1 << (-(-tokens // -(-words // width)) - 1).bit_length()
-    wide = item_bytes + WIDE_BYTES * (item_bytes < WIDE_BYTES)
-    return float(
-        item_bytes * (2 * words * width + tokens * width) + wide * min(chunk, tokens) * words
-    )
-
-
-def _forward_loss_bytes(workload: Workload, keeping: _Keeping) -> float:
-    """Bytes that the forward of cross entropy holds beside what it keeps.
-
-    The logits, and their copy in fp32 where they are narrower.
-    """
-    item_bytes = WIDE_BYTES + keeping.item_bytes % WIDE_BYTES
-    logits = (
-        result_elements(layer)
-        for layer in workload.layers
-        if layer.wide_bytes and not keeping.is_fused(layer)
-    )
-    return keeping.batch * item_bytes * max(logits, default=0.0)
-
-
 @dataclass(frozen=True, slots=True)
 class BackwardBytes:
     """Bytes of activations while backward goes on.
@@ -366,7 +307,8 @@ def backward_bytes(
         of_layers.append(total + hands[index] + swapped + gradients)
     of_loss = max(
         loss_bytes(workload, batch, precision, compiled=compiled),
-        _forward_loss_bytes(workload, keeping) + all_casts - sum(casts),
+        forward_loss_bytes(workload, batch, precision, compiled=compiled)
+        + (all_casts - sum(casts)),
     )
     return BackwardBytes(total + of_loss, tuple(of_layers))
 

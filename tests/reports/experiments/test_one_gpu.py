@@ -59,8 +59,8 @@ def test_transformers_are_as_long_as_measured() -> None:
     assert statistics.median(map(abs, memory)) < 0.005
 
 
-# Of what a peak is made, by what it is off without it: workspaces of cuBLAS (67 MB), gradients that
-# backward has in hand (1.3 %), casts of weights that recomputed blocks drop (+4 %), residuals (1 %).
+# By what they are off without it: workspaces of cuBLAS (67 MB), gradients that backward has in hand
+# (1.3 %), casts of weights that recomputed blocks drop (+4 %).
 @pytest.mark.parametrize(
     ("model", "batch", "recompute", "within"),
     [
