@@ -314,11 +314,11 @@ def memory(part: Memory) -> str:
     if part.fits_gpu and part.overfull:
         return f"Does not fit the host: {offloaded}"
     share = percent(part.total_bytes / part.capacity_bytes) if part.capacity_bytes else "all"
-    ends = span(part.low_bytes, part.high_bytes, size)
+    low, high = size(part.low_bytes), size(part.high_bytes)
     used = first_applying(
-        (part.is_estimated, f"{ends} of {has}, activations estimated"),
+        (part.is_estimated, f"{low} to {high} of {has}, activations estimated"),
         (not part.high_bytes, f"{size(part.total_bytes)} of {has} ({share})"),
-        (True, f"{size(part.total_bytes)} of {has} ({share}; 80 % interval {ends})"),
+        (True, f"{size(part.total_bytes)} of {has} ({share}; 80 % interval {low} to {high})"),
     )
     reserve, sure = size(part.reserve_bytes), "Fits" if part.is_sure else "Probably fits"
     verdict = first_applying(

@@ -78,7 +78,7 @@ def _of_step(table: str, name: str, predicted: Cells, measured: Cells) -> Predic
 
 def _of_memory(table: str, name: str, predicted: Cells, measured: Cells) -> Prediction:
     found, held = (float(cells["allocated_bytes"]) for cells in (predicted, measured))
-    ends = [predicted.get(f"allocated_{end}_bytes") for end in ("low", "high")]  # since 0.15.0
+    ends = (predicted.get(f"allocated_{end}_bytes") for end in ("low", "high"))  # old files: none
     low, high = (float(end) if end else None for end in ends)
     return Prediction(
         "memory", "memory", table, name, "peak allocated", "B", found, low, high, held
