@@ -270,6 +270,7 @@ _LATER_FIELDS: Mapping[str, Mapping[str, object]] = {
         "compiled": False,
         "cuda_graphs": False,
         "fp8": None,
+        "fused_loss": False,
         "gpu_spread": None,
         "master_weights": True,
         "measured_step": None,

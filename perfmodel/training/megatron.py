@@ -34,6 +34,7 @@ from perfmodel.training.plan.forward_backward import visit_segments
 from perfmodel.training.plan.step_plan import Communicator, Op, StepPlan, neighbours, strides
 from perfmodel.training.sharding_step import MASTER_BYTES, ShardingStep
 from perfmodel.training.strategy import Setting, StepRequest, Strategy
+from perfmodel.workload.kernels.shapes import GroupedProduct, MatrixProduct
 from perfmodel.workload.model import ITEM_BYTES, Workload
 
 ALIGNED_START, ALIGNED_END, BUSBW_END = 64, 128, 2**16
@@ -159,6 +160,8 @@ def megatron_memory(setup: Setup) -> MemoryUse:
     """
     options: MegatronStrategy = setup.options
     use = replicated(setup, grows=False)
+    if options.gradient_accumulation_fusion:
+        use = replace(use, temporary_bytes=_stand_in_bytes(setup.workload))
     item = ITEM_BYTES[setup.trained[0].dtype]
     gradient_item = MASTER_BYTES if options.grad_reduce_in_fp32 else item
     trained = sum(tensor.numel for tensor in setup.trained)
@@ -180,6 +183,20 @@ def megatron_memory(setup: Setup) -> MemoryUse:
         parameters_bytes=use.parameters_bytes + (elements - trained) * item,
         optimizer_bytes=use.optimizer_bytes * fullest / trained,
     )
+
+
+def _stand_in_bytes(workload: Workload) -> float:
+    """Bytes of what stands for gradients that kernels have added to the buffer themselves.
+
+    Autograd gets an empty tensor for each, and Transformer Engine keeps one of each shape and dtype
+    (``get_dummy_wgrad`` in transformer_engine/pytorch/module/base.py, which Megatron's output layer
+    takes them from, too: megatron/core/tensor_parallel/layers.py).
+    """
+    kernels = (layer.matrix for layer in workload.layers if layer.gradients > 1)
+    products = (each for each in kernels if isinstance(each, MatrixProduct | GroupedProduct))
+    shapes = {(each.depth, each.columns) for each in products}
+    item = ITEM_BYTES[workload.tensors[workload.ready_order[0]].dtype]
+    return float(item * sum(depth * columns for depth, columns in shapes))
 
 
 def _settings(_: Workload, section: MegatronStrategy) -> tuple[Setting, ...]:

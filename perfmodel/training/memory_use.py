@@ -76,6 +76,7 @@ class Setup:
     `expert_copies`: ranks that hold the same experts, where ranks share experts.
     `float8`: how linear layers run in fp8; None where they do not.
     `float8_copies`: bytes, of an element of their weights, of the copies that the library keeps.
+    `workspace_bytes`: of matrix products (see `workspace_bytes`).
     """
 
     workload: Workload
@@ -96,6 +97,7 @@ class Setup:
     expert_copies: int | None = None
     float8: Float8 | None = None
     float8_copies: float = 0
+    workspace_bytes: float = 0.0
 
     @property
     def narrow(self) -> NarrowInputs:
@@ -199,7 +201,7 @@ def _most(activations: BackwardBytes) -> float:
 
 
 def add_temporaries(setup: Setup, use: MemoryUse) -> MemoryUse:
-    """Add what the optimizer needs while it runs, where that is more than what backward held.
+    """Add workspaces, and what the optimizer needs where that is more than what backward held.
 
     An optimizer that runs operation by operation makes copies as large as one of its states, when
     activations are gone.
@@ -207,9 +209,8 @@ def add_temporaries(setup: Setup, use: MemoryUse) -> MemoryUse:
     copies_bytes = 0.0
     if setup.optimizer_kernels == "foreach":
         copies_bytes = use.optimizer_bytes * temporary_share(setup.workload, setup.optimizer)
-    return replace(
-        use, temporary_bytes=max(0.0, copies_bytes - (use.activations_bytes + use.gathered_bytes))
-    )
+    more_bytes = max(0.0, copies_bytes - (use.activations_bytes + use.gathered_bytes))
+    return replace(use, temporary_bytes=use.temporary_bytes + setup.workspace_bytes + more_bytes)
 
 
 def narrow_inputs(workload: Workload, float8: Float8 | None) -> NarrowInputs:
@@ -326,20 +327,15 @@ def count_faults(ranks: int, batch_per_gpu: int) -> list[Fault]:
 GIB = 2**30
 
 
-def reserve_bytes(allocated_bytes: float, *, nccl: bool) -> float:
-    """Bytes that have to be left: of the CUDA context, NCCL's buffers and unused remainders.
+def context_bytes(*, nccl: bool) -> float:
+    """Bytes of the CUDA context and of NCCL's buffers.
 
-    `allocated_bytes`: what training takes.
     `nccl`: whether it communicates by NCCL, among several GPUs.
     """
     data = _constants()
     buffers = data["nccl"]
     connections = buffers["connections"] * buffers["channels"] if nccl else 0
-    return float(
-        GIB * data["cuda_context"]["GiB"]
-        + connections * buffers["connection_bytes"]
-        + unused_bytes(allocated_bytes)
-    )
+    return float(GIB * data["cuda_context"]["GiB"] + connections * buffers["connection_bytes"])
 
 
 def unused_bytes(allocated_bytes: float) -> float:
@@ -347,6 +343,26 @@ def unused_bytes(allocated_bytes: float) -> float:
     return float(_constants()["allocator"]["share"] * allocated_bytes)
 
 
+def interval_bytes(states_bytes: float, low_bytes: float, high_bytes: float) -> tuple[float, float]:
+    """80 % interval of the memory of training.
+
+    `states_bytes`: of parameters, gradients and optimizer states, which are known.
+    `low_bytes`, `high_bytes`: of all parts, as they are predicted.
+    """
+    low, high = (float(_constants("memory_spread.yaml")[end]) for end in ("low", "high"))
+    return (
+        states_bytes + low * (low_bytes - states_bytes),
+        states_bytes + high * (high_bytes - states_bytes),
+    )
+
+
+def workspace_bytes(generation: str) -> float:
+    """Bytes of the workspaces of cuBLAS on a generation of GPUs, which the allocator counts."""
+    cublas = _constants()["cublas"]
+    each = cublas["bytes"]
+    return float(cublas["handles"] * each.get(generation, each["other"]))
+
+
 @cache
-def _constants() -> Any:
-    return read_yaml(Path(__file__).with_name("reserve.yaml"))
+def _constants(name: str = "reserve.yaml") -> Any:
+    return read_yaml(Path(__file__).with_name(name))

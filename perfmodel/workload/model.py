@@ -194,6 +194,8 @@ class Layer:
     wide_bytes : float
         Part of `vector_bytes`, beside those of normalisations, that moves in fp32 whatever the
         precision (losses).
+    chunked_loss : bool
+        Whether its product and the loss run over chunks of tokens, in forward with their gradients.
     fused_bytes : float, optional
         What is left of `vector_bytes` where a compiler fuses chains of element-wise kernels; None
         where the chains are not known, and nothing is taken to be saved.
@@ -226,6 +228,7 @@ class Layer:
     norm_bytes: float = 0.0
     wide_norm: bool = False
     wide_bytes: float = 0.0
+    chunked_loss: bool = False
     fused_bytes: float | None = None
     fused_kernels: int = 1
     stream_elements: float = 0.0

@@ -315,6 +315,37 @@ def _with_loss_apart(layer: Layer) -> Layer:
     )
 
 
+def chunk_loss(workload: Workload) -> Workload:
+    """Return the workload with head and loss as one operation over chunks of tokens.
+
+    As Liger-Kernel has it (ops/fused_linear_cross_entropy.py), whose kernel of cross entropy moves
+    what a compiler's does and leaves the gradient of the logits in their place.
+    Raises `InputError`: no loss over a vocabulary.
+    """
+    heads = [layer for layer in workload.layers if layer.wide_bytes]
+    found = f"fused with the head of {workload.name!r}, which has no loss over a vocabulary"
+    refuse_if(not heads, "fused_loss", found, "false")
+    chunked = {id(layer): _with_chunked_loss(layer) for layer in heads}
+    return replace(
+        workload, layers=tuple(chunked.get(id(layer), layer) for layer in workload.layers)
+    )
+
+
+def _with_chunked_loss(layer: Layer) -> Layer:
+    logits, fused = result_elements(layer), layer.fused_kept
+    is_wide = layer.saved_bytes >= WIDE_BYTES * logits
+    less = FUSED_LOSS_PASSES * ELEMENT_BYTES * logits - layer.wide_bytes
+    return replace(
+        layer,
+        vector_bytes=layer.vector_bytes + less,
+        wide_bytes=0.0,
+        chunked_loss=True,
+        saved_bytes=layer.saved_bytes - is_wide * WIDE_BYTES * logits,
+        stream_elements=layer.stream_elements - (not is_wide) * logits,
+        fused_kept=fused and replace(fused, saved_elements=fused.saved_elements - logits),
+    )
+
+
 def pack_documents(workload: Workload, tokens: int) -> Workload:
     """Return the model with attention within documents of so many tokens, side by side.
 

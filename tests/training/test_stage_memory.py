@@ -52,9 +52,8 @@ def test_micro_batches_in_flight(
     block_bytes = 34 * TOKENS * WIDTH / TENSOR
     wanted = [n * BLOCKS / 4 * block_bytes for n in in_flight]
     for stage in (1, 2):  # neither with the embedding's dropout nor with the loss
-        assert activations(share, parallel_layout, 12)[stage] == pytest.approx(
-            wanted[stage], rel=0.01
-        )
+        in_hand = activations(share, parallel_layout, 12)[stage] - wanted[stage]
+        assert 0 < in_hand < block_bytes  # gradients of the layer whose backward runs
 
 
 def test_interleaving_keeps_more(share: Workload) -> None:

@@ -193,4 +193,5 @@ def test_what_is_not_known_is_no_promise(tmp_path: Path) -> None:
     memory = answer(tmp_path, 1, ", source: file, times: times.yaml").main.memory
     assert memory.activations_bytes == 3e9
     assert memory.fits
-    assert memory.high_bytes is None
+    assert not memory.is_estimated
+    assert memory.low_bytes == memory.high_bytes == memory.total_bytes

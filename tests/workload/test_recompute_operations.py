@@ -4,9 +4,10 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.workload.memory.activations import activation_bytes
+from perfmodel.workload.memory.activations import activation_bytes, stored_bytes
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute, add_recompute, kept_results
 from perfmodel.workload.model import scale_times
+from perfmodel.workload.model_changes import fuse_by_hand
 from perfmodel.workload.roofline import layer_times
 from perfmodel.workload.zoo import build_model
 
@@ -147,3 +148,38 @@ def test_torch_runs_every_second_product_again():
     model = build_model("llama3.2-1b", sequence_length=64)
     products = len(kept_results(model, range(1, 9), OPERATIONS)) - 1
     assert count.products - of_gradients == 7 - products
+
+
+# Korthikanti et al. 2022 (arXiv 2205.05198), section 4.1, bytes of s b h in 16 bits: of the MLP
+# what GELU and the second map read, 8 each; what two norms put out for the maps, 2 each.
+@pytest.mark.parametrize(("module", "less"), [("mlp", 16), ("layernorm", 4)])
+def test_modules_keep_what_they_read(module, less):
+    model = fuse_by_hand(build_model("gpt3-6.7b", dtype="bf16", sequence_length=2048))
+    alone = Recompute("selective", modules=(module,))
+    plain, kept = (
+        stored_bytes(model, 1, "bf16", compiled=True, recompute=each)
+        for each in (NO_RECOMPUTE, alone)
+    )
+    assert plain - kept == pytest.approx(32 * less * 2048 * 4096, rel=0.07)
+    times = layer_times(model, load_gpu("a100-sxm4-80gb"), batch=1, precision="bf16")
+    again_s = add_recompute(model, times, alone).backward_s.sum() - times.backward_s.sum()
+    part = [i for i, layer in enumerate(model.layers) if layer.name.endswith(("widen", "narrow"))]
+    products_s = times.matrix_forward_s[part].sum()
+    assert again_s > products_s if module == "mlp" else 0 < again_s < products_s / 4
+
+
+def test_modules_of_latent_attention_and_experts():
+    """DeepSeek-V2's sizes: 128 heads of 192 and of 128 + 128 from latents; 6 experts of 1,536."""
+    model, tokens = build_model("deepseek-v2", dtype="bf16", sequence_length=512), 512
+
+    def dropped(module, blocks):
+        alone = Recompute("selective", modules=(module,))
+        kept = [stored_bytes(model, 1, "bf16", recompute=each) for each in (NO_RECOMPUTE, alone)]
+        return (kept[0] - kept[1]) / blocks / tokens / 2
+
+    assert dropped("mla_up_proj", 60) == 128 * (192 + 128 + 128)
+    assert dropped("moe_act", 59) == 6 * 1536
+    assert dropped("moe", 59) > 3 * 6 * 1536
+    gpt2, absent = build_model("gpt2"), Recompute("selective", modules=("moe_act",))
+    with pytest.raises(InputError, match=r"recompute\.modules.*moe_act"):
+        activation_bytes(gpt2, 1, "bf16", recompute=absent)

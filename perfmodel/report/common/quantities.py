@@ -314,12 +314,13 @@ def memory(part: Memory) -> str:
     if part.fits_gpu and part.overfull:
         return f"Does not fit the host: {offloaded}"
     share = percent(part.total_bytes / part.capacity_bytes) if part.capacity_bytes else "all"
-    used = (
-        f"{size(part.total_bytes)} of {has} ({share})"
-        if part.low_bytes is None or part.high_bytes is None
-        else f"{span(part.low_bytes, part.high_bytes, size)} of {has}, activations estimated"
+    low, high = size(part.low_bytes), size(part.high_bytes)
+    used = first_applying(
+        (part.is_estimated, f"{low} to {high} of {has}, activations estimated"),
+        (not part.high_bytes, f"{size(part.total_bytes)} of {has} ({share})"),
+        (True, f"{size(part.total_bytes)} of {has} ({share}; 80 % interval {low} to {high})"),
     )
-    reserve = size(part.reserve_bytes)
+    reserve, sure = size(part.reserve_bytes), "Fits" if part.is_sure else "Probably fits"
     verdict = first_applying(
         (not part.may_fit, f"Does not fit: needs {used}"),
         (not part.fits, f"May not fit: takes {used}"),
@@ -327,7 +328,10 @@ def memory(part: Memory) -> str:
             part.tight,
             f"Tight: {used}, and CUDA, NCCL and the allocator take about {reserve} beside it",
         ),
-        (True, f"Fits: {used}, with room for the {reserve} of CUDA, NCCL and allocator"),
+        (
+            True,
+            f"{sure}: {used}, with room for the {reserve} of CUDA, NCCL and allocator",
+        ),
     )
     return "; ".join(filter(None, [verdict, offloaded]))
 
@@ -356,11 +360,12 @@ def memory_size(part: Memory) -> str:
 
 
 def memory_verdict(part: Memory) -> str:
-    """Return the same in two words: "fits", "tight", "may not fit", "does not fit", or ""."""
+    """Return the same in two words: "fits", "probably fits", "tight", "may not fit" ... or ""."""
     return first_applying(
         (not part.is_stated, ""),
         (part.tight, "tight"),
-        (part.fits, "fits"),
+        (part.is_sure, "fits"),
+        (part.fits, "probably fits"),
         (part.may_fit, "may not fit"),
         (True, "does not fit"),
     )

@@ -215,7 +215,7 @@ def size_to_json(point: SizeResult) -> dict[str, Any]:
         "tight": memory.tight if memory.is_stated else None,
         "memory": attributes(
             memory,
-            f"{needs} total_bytes capacity_bytes advice low_bytes high_bytes reserve_bytes "
+            f"{needs} total_bytes capacity_bytes advice low_bytes high_bytes is_sure reserve_bytes "
             "host_bytes host_capacity_bytes drive_bytes drive_capacity_bytes",
         )
         if memory.is_stated

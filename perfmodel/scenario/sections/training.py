@@ -184,7 +184,18 @@ class KeptResults(FileModel):
     keep: Annotated[tuple[Name, ...], Field(min_length=1, max_length=64)]
 
 
+class RecomputedModules(FileModel):
+    """Modules of every block, as Megatron's ``recompute-modules`` has it."""
+
+    modules: Annotated[
+        tuple[Literal["core_attn", "mlp", "moe", "layernorm", "moe_act", "mla_up_proj"], ...],
+        Field(min_length=1),
+    ]
+
+
 def _recompute_tag(value: object) -> str:
+    if isinstance(value, RecomputedModules) or (isinstance(value, Mapping) and "modules" in value):
+        return "modules"
     if isinstance(value, KeptResults) or (isinstance(value, Mapping) and "keep" in value):
         return "keep"
     return "blocks" if isinstance(value, Mapping | RecomputedBlocks) else "word"
@@ -193,7 +204,8 @@ def _recompute_tag(value: object) -> str:
 RecomputeField = Annotated[
     Annotated[Literal["none", "selective", "operations", "full"], Tag("word")]
     | Annotated[RecomputedBlocks, Tag("blocks")]
-    | Annotated[KeptResults, Tag("keep")],
+    | Annotated[KeptResults, Tag("keep")]
+    | Annotated[RecomputedModules, Tag("modules")],
     Discriminator(_recompute_tag),
 ]
 
@@ -260,6 +272,11 @@ class ComputeSection(Section):
         "(torch.compile); 'blocks': each repeated block alone, but not the head and the loss; "
         "'by_hand': by kernels of Megatron and apex, beside which dropout of scores stays apart",
     )
+    fused_loss: Switch = Field(
+        default=False,
+        description="head and cross entropy over chunks of tokens, so that the logits are never "
+        "there at once (Liger-Kernel's fused linear cross entropy)",
+    )
     cuda_graphs: Switch = Field(
         default=False, description="kernels replayed from CUDA graphs: the host issues none"
     )
@@ -270,7 +287,8 @@ class ComputeSection(Section):
         "every second matrix product, whose results are kept (torchtitan's 'op'); 'full', every "
         "repeated block, of which its input is kept; {blocks: N}, the first N of them; or {keep: "
         "[q_proj, ...]}, every repeated block but for these products, whose results are kept "
-        "(JAX's named policies), and for its last product, which backward does not need",
+        "(JAX's named policies), and for its last product, which backward does not need; or "
+        "{modules: [mlp, moe_act, ...]}, as Megatron's selective granularity has them",
     )
     offload_activations: Literal["none", "blocking", "overlapped"] = Field(
         default="none",

@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 class Memory:
     """Bytes per GPU (the fullest one), and whether they fit.
 
-    `low_bytes`, `high_bytes`: least and most of all parts together, where activations are
-        estimated; None: they are counted.
+    `low_bytes`, `high_bytes`: 80 % interval of all parts together.
+    `is_estimated`: whether activations are estimated, so that they may be anywhere in it; else they
+        are counted.
     `reserve_bytes`: what CUDA, NCCL and the allocator take beside.
     `idle_bytes`: part of it that the allocator keeps for the streams of communication.
+    `context_bytes`: part of it that CUDA and NCCL take, and nothing gives back.
     `host_bytes`, `drive_bytes`: what all GPUs of a host offload to its memory and to its drives.
     `host_capacity_bytes`, `drive_capacity_bytes`: of a host; None: not stated, so not checked.
     `stages_bytes`: all parts together, of a GPU of each stage of a pipeline; none without.
@@ -35,9 +37,11 @@ class Memory:
     idle_bytes: float = 0.0
     stages_bytes: tuple[float, ...] = ()
     advice: tuple[str, ...] = ()
-    low_bytes: float | None = None
-    high_bytes: float | None = None
+    low_bytes: float = 0.0
+    high_bytes: float = 0.0
+    is_estimated: bool = False
     reserve_bytes: float = 0.0
+    context_bytes: float = 0.0
     host_bytes: float = 0.0
     drive_bytes: float = 0.0
     host_capacity_bytes: float | None = None
@@ -59,16 +63,16 @@ class Memory:
 
     @property
     def fits(self) -> bool:
-        """Whether the parts fit the device's memory, the high end of what is estimated too.
+        """Whether the parts fit the device's memory beside CUDA and NCCL.
 
-        What is offloaded has to fit the host.
+        With the high end of what is estimated. What is offloaded has to fit the host.
         """
         return self.fits_gpu and self.fits_host
 
     @property
     def fits_gpu(self) -> bool:
         """Whether the parts fit the device's memory, the high end of what is estimated too."""
-        return self._most_bytes <= self.capacity_bytes
+        return self._likely_bytes + self.context_bytes <= self.capacity_bytes
 
     @property
     def fits_host(self) -> bool:
@@ -86,18 +90,23 @@ class Memory:
 
     @property
     def may_fit(self) -> bool:
-        """Whether the parts fit at the low end of what is estimated."""
-        least = self.total_bytes if self.low_bytes is None else self.low_bytes
+        """Whether the parts fit at the low end of their interval."""
+        least = (self.low_bytes or self.total_bytes) + self.context_bytes
         return least <= self.capacity_bytes and self.fits_host
 
     @property
     def tight(self) -> bool:
         """Whether the parts fit, but not with what CUDA, NCCL and the allocator take."""
-        return self.fits and self._most_bytes + self.reserve_bytes > self.capacity_bytes
+        return self.fits and self._likely_bytes + self.reserve_bytes > self.capacity_bytes
 
     @property
-    def _most_bytes(self) -> float:
-        return self.total_bytes if self.high_bytes is None else self.high_bytes
+    def is_sure(self) -> bool:
+        """Whether the parts fit at the high end of their interval, too."""
+        return self.fits and self.high_bytes + self.context_bytes <= self.capacity_bytes
+
+    @property
+    def _likely_bytes(self) -> float:
+        return self.high_bytes if self.is_estimated else self.total_bytes
 
 
 class LinkEnds(NamedTuple):

@@ -20,8 +20,9 @@ from perfmodel.training.pipeline.pass_actions import (
     count_of,
     require,
 )
-from perfmodel.workload.memory.activations import WIDE_BYTES, cast_weights
+from perfmodel.workload.memory.activations import cast_weights
 from perfmodel.workload.memory.blocks import block_of, repeated_blocks
+from perfmodel.workload.memory.losses import WIDE_BYTES
 from perfmodel.workload.model import ITEM_BYTES, Layer, LayerTimes, Workload
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from perfmodel.errors import allowed_names, refuse_if
 from perfmodel.workload.kernels.shapes import Attention
 from perfmodel.workload.memory.blocks import Offload, check_offload, held_bytes, repeated_blocks
+from perfmodel.workload.memory.losses import WIDE_BYTES, forward_loss_bytes, loss_bytes
 from perfmodel.workload.memory.recompute import (
     NO_RECOMPUTE,
     Recompute,
@@ -17,12 +18,11 @@ from perfmodel.workload.memory.recompute import (
     partly_recomputed_blocks,
     recomputed_blocks,
     recomputed_layers,
+    remade_inputs,
     result_elements,
 )
 from perfmodel.workload.model import ITEM_BYTES, FusedKept, Layer, Workload
 
-WIDE_BYTES = 4
-"""Of fp32: under autocast what flows between a transformer's blocks, and softmax, are."""
 MASK_BYTES = 1
 """Of an element that may have been dropped out."""
 
@@ -126,6 +126,14 @@ class _Keeping:
         """Bytes of an element that flows between blocks."""
         return WIDE_BYTES if self.casts and layer.kind != "conv" else self.item_bytes
 
+    def gradient_bytes(self, layer: Layer) -> float:
+        """Bytes of what a layer's backward reads and writes: gradients of its result and input.
+
+        That of logits is counted with the loss.
+        """
+        result = 0.0 if layer.wide_bytes or layer.chunked_loss else result_elements(layer)
+        return self.batch * self.item_bytes * (result + input_elements(layer))
+
     def input_bytes(self, layer: Layer) -> float:
         """Bytes of a layer's input, as it flows between blocks."""
         return self.batch * self.stream_bytes(layer) * input_elements(layer)
@@ -140,7 +148,6 @@ def activation_bytes(
     kept_share: float = 1.0,
     recompute: Recompute = NO_RECOMPUTE,
     held_dtype: str | None = None,
-    with_loss: bool = False,
     offload: Offload = "none",
     compiled: bool = False,
     narrow: NarrowInputs = NO_NARROW_INPUTS,
@@ -154,8 +161,6 @@ def activation_bytes(
     `fused_attention`: otherwise softmax and dropout of all attention scores are kept too.
     `kept_share`: factor on what layers keep, for an end of `Workload.kept_range`.
     `held_dtype`: of the parameters that layers run with, where it is not their own.
-    `with_loss`: with what the backward of a loss over a vocabulary holds beside, where that is more
-        than a recomputed block.
     `offload`: blocks wait for backward in the memory of the host.
     `compiled`: a compiler decides what is kept.
     `narrow`: what layers that run in fp8 keep.
@@ -166,12 +171,8 @@ def activation_bytes(
     )
     check_recompute(workload, recompute)
     check_offload(workload, offload)
-    each, hands = _kept_bytes(workload, keeping, recompute)
-    in_hand = max(hands, default=0.0)
-    if with_loss:
-        in_hand = max(in_hand, loss_bytes(workload, batch, precision, compiled=compiled))
-    casts = sum(_cast_bytes(workload, place, keeping) for place in range(len(each)))
-    kept_total = sum(each) + in_hand + casts
+    each, hands, casts = _kept_bytes(workload, keeping, recompute)
+    kept_total = sum(each) + max(hands, default=0.0) + sum(casts)
     if offload == "none":
         return kept_total
     blocks = _by_block(workload, each)
@@ -248,25 +249,6 @@ def _keeping(
     return _Keeping(batch, ITEM_BYTES[precision], casts, fused_attention, share, narrow, compiled)
 
 
-def loss_bytes(workload: Workload, batch: int, precision: str, *, compiled: bool = False) -> float:
-    """Bytes that the backward of cross entropy holds beside what its forward kept.
-
-    Beside the softmax, the gradient of its logarithm and that of the logits, both in fp32 (the
-    latter's cast to what the head computes in comes when the softmax is gone). Compiled, the
-    gradient alone, as narrow as the logits.
-    """
-    narrow = ITEM_BYTES[precision]
-    return batch * max(
-        (
-            (narrow if compiled and layer.fused_kept is not None else 2 * WIDE_BYTES)
-            * result_elements(layer)
-            for layer in workload.layers
-            if layer.wide_bytes
-        ),
-        default=0.0,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class BackwardBytes:
     """Bytes of activations while backward goes on.
@@ -295,44 +277,69 @@ def backward_bytes(
     """Activations at each layer's backward, as in `activation_bytes` with the loss.
 
     A layer's backward holds what it and those before it kept; in a recomputed block, all of it; in
-    that of the logits, their gradient instead of what the loss kept. Where blocks wait in the
+    that of the logits, their gradient instead of what the loss kept; and gradients: of its result
+    and input, and in a block of several layers of what flows past it. Where blocks wait in the
     memory of the host, they are taken to hold as much as at most until the last one is done.
+    Forward ends with all casts of weights, which autocast keeps until then.
     """
     keeping = _keeping(
         workload, batch, precision, fused_attention, kept_share, held_dtype, compiled, narrow
     )
     check_recompute(workload, recompute)
     check_offload(workload, offload)
-    each, hands = _kept_bytes(workload, keeping, recompute)
+    each, hands, casts = _kept_bytes(workload, keeping, recompute)
     standing = 0.0
     if offload != "none":
         blocks = _by_block(workload, each)
         for block in repeated_blocks(workload):
             each[block.start : block.stop] = [0.0] * len(block)
         standing = held_bytes(blocks, offload)
-    of_layers, total = [], standing
+    passing = _passing_bytes(workload, keeping)
+    of_layers, total, all_casts = [], standing, 0.0
     for index, layer in enumerate(workload.layers):
-        total += each[index] + _cast_bytes(workload, index, keeping)
+        total += each[index] + casts[index]
+        all_casts += _cast_bytes(workload, index, keeping)
         swapped = 0.0
         if layer.wide_bytes:
             before = keeping.item_bytes if keeping.is_fused(layer) else WIDE_BYTES
             swapped = batch * (keeping.item_bytes - before) * result_elements(layer)
-        of_layers.append(total + hands[index] + swapped)
-    return BackwardBytes(
-        total + loss_bytes(workload, batch, precision, compiled=compiled), tuple(of_layers)
+        gradients = passing[index] + keeping.gradient_bytes(layer)
+        of_layers.append(total + hands[index] + swapped + gradients)
+    of_loss = max(
+        loss_bytes(workload, batch, precision, compiled=compiled),
+        forward_loss_bytes(workload, batch, precision, compiled=compiled)
+        + (all_casts - sum(casts)),
     )
+    return BackwardBytes(total + of_loss, tuple(of_layers))
+
+
+def _passing_bytes(workload: Workload, keeping: _Keeping) -> list[float]:
+    """Bytes of the gradient that waits at the input of its block, by layer."""
+    passing = [0.0] * len(workload.layers)
+    for block in repeated_blocks(workload):
+        if len(block) > 1:
+            waits = keeping.input_bytes(workload.layers[block.start])
+            passing[block.start : block.stop] = [waits] * len(block)
+    return passing
 
 
 def _kept_bytes(
     workload: Workload, keeping: _Keeping, recompute: Recompute
-) -> tuple[list[float], list[float]]:
-    """Bytes that each layer keeps, and those that its block adds while it is recomputed."""
+) -> tuple[list[float], list[float], list[float]]:
+    """Bytes that each layer keeps, those that its block adds while it is recomputed, and its cast.
+
+    A block that is recomputed casts its weights once more, and keeps no casts until then.
+    """
     each = [keeping.layer_bytes(layer) for layer in workload.layers]
+    casts = [_cast_bytes(workload, place, keeping) for place in range(len(each))]
     hands = [0.0] * len(each)
     for index in recomputed_layers(workload, recompute):
         each[index] = keeping.layer_bytes(workload.layers[index], with_scores=False)
     for index in keeping.narrow.layers if keeping.narrow.keeps_cast else ():
         each[index] += keeping.cast_input_bytes(workload.layers[index])
+    for index, (elements, _) in remade_inputs(workload, recompute).items():
+        hands[index] = min(each[index], keeping.batch * keeping.item_bytes * elements)
+        each[index] -= hands[index]
     whole_blocks = recomputed_blocks(workload, recompute)
     for layers in (*whole_blocks, *partly_recomputed_blocks(workload, recompute)):
         whole = slice(layers.start, layers.stop)
@@ -343,13 +350,16 @@ def _kept_bytes(
             else kept_results(workload, layers, recompute, compiled=keeping.compiled)
         )
         elements = sum(result_elements(workload.layers[index]) for index in results)
+        if recompute.kind == "selective":  # what the norm before the part put out
+            elements += input_elements(workload.layers[layers[0]])
         least_bytes = keeping.input_bytes(workload.layers[layers[0]]) + (
             keeping.batch * keeping.item_bytes * elements
         )
         least_bytes = min(least_bytes, whole_bytes)
-        hands[whole] = [whole_bytes - least_bytes] * len(layers)
+        hands[whole] = [whole_bytes - least_bytes + sum(casts[whole])] * len(layers)
         each[whole] = [least_bytes] + [0.0] * (len(layers) - 1)
-    return each, hands
+        casts[whole] = [0.0] * len(layers)
+    return each, hands, casts
 
 
 def _cast_bytes(workload: Workload, place: int, keeping: _Keeping) -> float:

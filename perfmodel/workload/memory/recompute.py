@@ -8,6 +8,11 @@ keeps query, key and value, and the result, which the projection after it needs.
 (torchtitan's selective activation checkpointing ``op``), each block keeps its input, the results of
 every second matrix product, from the first on, and of attention; all else runs again.
 
+Of single modules (Megatron's ``recompute-modules``, megatron/core/transformer) feed-forward parts
+and experts keep what they read; norms, activations of experts and latent attention's maps to heads
+keep what they read and not what they put out (``CheckpointWithoutOutput``), which the layer behind
+them reads.
+
 JAX's policies name the results that are kept (``save_only_these_names``, as MaxText has them). What
 backward does not need is not run again: of a block its last product, whose result is only added to
 what flows between blocks.
@@ -42,11 +47,14 @@ class Recompute:
         None: all.
     `keep`: ends of the names of products and attention whose results are kept, of kind
         "operations"; empty: torchtitan's choice.
+    `modules`: of kind "selective", Megatron's names: core_attn, mlp, moe, layernorm, moe_act,
+        mla_up_proj.
     """
 
     kind: Literal["none", "selective", "operations", "full"] = "none"
     blocks: int | None = None
     keep: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ("core_attn",)
 
 
 NO_RECOMPUTE = Recompute()
@@ -55,13 +63,19 @@ NO_RECOMPUTE = Recompute()
 def recomputed_blocks(
     workload: Workload, recompute: Recompute, parts: Sequence[range] | None = None
 ) -> tuple[range, ...]:
-    """Layers of each block that is recomputed as a whole.
+    """Layers of each block, or of each of its feed-forward parts, that is recomputed as a whole.
 
     `parts`: layers of each part of a pipeline, of which each has so many; None: one part.
     """
-    if recompute.kind != "full":
-        return ()
     blocks = repeated_blocks(workload)
+    if recompute.kind != "full":
+        return tuple(
+            part
+            for block in blocks
+            if recompute.kind == "selective"
+            and (part := _feed_forward(workload, block))
+            and ("moe" if _has_experts(workload, part) else "mlp") in recompute.modules
+        )
     if parts is None:
         return blocks[: recompute.blocks]
     of_parts = ([block for block in blocks if block.start in part] for part in parts)
@@ -70,9 +84,45 @@ def recomputed_blocks(
 
 def recomputed_layers(workload: Workload, recompute: Recompute) -> frozenset[int]:
     """Layers of which each is recomputed by itself."""
-    if recompute.kind != "selective":
+    if recompute.kind != "selective" or "core_attn" not in recompute.modules:
         return frozenset()
     return frozenset(i for i, layer in enumerate(workload.layers) if is_attention(layer))
+
+
+def _feed_forward(workload: Workload, block: range) -> range:
+    """Layers of a block behind its attention and the map that follows it; empty without any."""
+    attended = [i for i in block if is_attention(workload.layers[i])]
+    return range(attended[-1] + 2 if attended else block.stop, block.stop)
+
+
+def _has_experts(workload: Workload, layers: range) -> bool:
+    return any(isinstance(workload.layers[i].matrix, GroupedProduct) for i in layers)
+
+
+def remade_inputs(workload: Workload, recompute: Recompute) -> dict[int, tuple[float, list[int]]]:
+    """Layers whose input, or a part of it, is made again before their backward.
+
+    Elements of it per sample, and the products that put it out; none: an element-wise kernel.
+    """
+    found: dict[int, tuple[float, list[int]]] = {}
+    if recompute.kind != "selective":
+        return found
+    layers = workload.layers
+    for block in repeated_blocks(workload):
+        width = input_elements(layers[block.start])
+        for i in block:
+            grouped = isinstance(layers[i].matrix, GroupedProduct)
+            second = grouped and isinstance(layers[i - 1].matrix, GroupedProduct)
+            normed = layers[i].norm_bytes and input_elements(layers[i]) == width
+            if (second and "moe_act" in recompute.modules) or (
+                normed and "layernorm" in recompute.modules
+            ):
+                found[i] = input_elements(layers[i]), []
+            if is_attention(layers[i]) and "mla_up_proj" in recompute.modules:
+                before = _products(workload, range(block.start, i))
+                maps = [each for each in before if input_elements(layers[each]) != width]
+                found[i] = sum(result_elements(layers[each]) for each in maps), maps
+    return {i: each for i, each in found.items() if each[0]}
 
 
 def partly_recomputed_blocks(workload: Workload, recompute: Recompute) -> tuple[range, ...]:
@@ -131,12 +181,19 @@ def check_recompute(workload: Workload, recompute: Recompute) -> None:
         return
     name, blocks = workload.name, len(repeated_blocks(workload))
     is_selective = recompute.kind == "selective"
+    lacking = [each for each in recompute.modules if is_selective and not _found(workload, each)]
     shape = failed(
         (
-            is_selective and not recomputed_layers(workload, recompute),
+            lacking == ["core_attn"],
             "recompute",
             f"selective for {name!r}, which has no layer of attention",
             "none, full or blocks",
+        ),
+        (
+            bool(lacking) and lacking != ["core_attn"],
+            "recompute.modules",
+            f"{lacking} for {name!r}, which has none",
+            "modules that its blocks have",
         ),
         (
             not is_selective and not blocks,
@@ -155,6 +212,16 @@ def check_recompute(workload: Workload, recompute: Recompute) -> None:
     allowed = "none, or a model that states what layers keep"
     unknown = failed((not workload.states_activations, "recompute", text, allowed))
     raise_faults(shape or _name_faults(workload, recompute) or unknown)
+
+
+def _found(workload: Workload, module: str) -> bool:
+    """Whether a model has a module."""
+    alone = Recompute("selective", modules=(module,))
+    return bool(
+        recomputed_layers(workload, alone)
+        or recomputed_blocks(workload, alone)
+        or remade_inputs(workload, alone)
+    )
 
 
 def _name_faults(workload: Workload, recompute: Recompute) -> list[Fault]:
@@ -193,6 +260,11 @@ def add_recompute(
         again_s, again_kernels = _partly_again(workload, times, layers, recompute)
         backward_s[layers[-1]] += again_s
         kernels[layers[-1]] += again_kernels
+    for i, (_, products) in remade_inputs(workload, recompute).items():
+        matrix_s = 0.0 if times.matrix_forward_s is None else times.matrix_forward_s[i]
+        again_s = times.forward_s[products].sum() if products else times.forward_s[i] - matrix_s
+        backward_s[i] += again_s
+        kernels[i] += times.forward_kernels[products].sum() if products else 1
     whole = recomputed_blocks(workload, recompute, parts)
     for layers in (*whole, *(range(i, i + 1) for i in own)):
         again = slice(layers.start, layers.stop)

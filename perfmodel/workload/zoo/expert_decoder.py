@@ -17,7 +17,7 @@ from perfmodel.workload.layer_calls import (
     norm_calls,
     table_calls,
 )
-from perfmodel.workload.model import Buffers, Workload, sequence_of
+from perfmodel.workload.model import Buffers, FusedKept, Workload, sequence_of
 from perfmodel.workload.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.decoder_block import (
@@ -363,9 +363,8 @@ def _normed(
     norm_passes, norm_kernels = NORM_KERNELS[shape.fused_norms]
     elements = stream * inputs * bool(norm)
     # the norms inside of attention read the result of a product, the block's first one does not
-    saved = kept_by_norm(
-        elements, stream * bool(norm), shape, results=elements * norm.startswith("self_attn.")
-    )
+    results = elements * norm.startswith("self_attn.")
+    saved = kept_by_norm(elements, stream * bool(norm), shape, results=results)
     saved["saved_elements"] += float(elements)
     calls += norm_calls(shard, numels(normed + (() if by_columns else own)))
     if by_columns:
@@ -383,6 +382,7 @@ def _normed(
         fused_elements=fused + FUSED_NORM_PASSES * elements,
         copied_elements=float(shared * stream * inputs),
         **saved,
+        fused_kept=FusedKept(float(elements + results), float(elements - results)),
         kernels=1 + norm_kernels * bool(norm) + 6 * bool(vector),
         calls=calls,
     )

@@ -23,7 +23,7 @@ from perfmodel.workload.layer_calls import (
     LayerCall,
     norm_calls,
 )
-from perfmodel.workload.model import Layer
+from perfmodel.workload.model import FusedKept, Layer
 from perfmodel.workload.zoo.decoder_block import (
     NORM_KERNELS,
     PRODUCT_PASSES,
@@ -151,9 +151,8 @@ def _router(place: RoutedPlace, *, normed: bool) -> Module:
     norm_passes, norm_kernels = NORM_KERNELS[shape.fused_norms]
     saved = kept_by_norm(s * h * normed, s * normed, shape)
     saved["saved_elements"] += float(s * h * normed)
-    saved["saved_bytes"] += (
-        WIDE_BYTES * (s * chosen + cast * s * h) + INDEX_BYTES * s * routed.top_k
-    )
+    score_bytes = float(WIDE_BYTES * s * chosen + INDEX_BYTES * s * routed.top_k)
+    saved["saved_bytes"] += score_bytes + WIDE_BYTES * cast * s * h
     return linear(
         router,
         s,
@@ -167,6 +166,7 @@ def _router(place: RoutedPlace, *, normed: bool) -> Module:
         wide_norm=normed and not shape.fused_norms,
         fused_elements=float(FUSED_NORM_PASSES * s * h * normed + 2 * scores),
         copied_elements=float((not normed) * s * h),
+        fused_kept=FusedKept(float(s * h * normed), float(s * h * normed), score_bytes),
         kernels=1
         + norm_kernels * normed
         + SCORE_KERNELS[routed.scores]
@@ -197,6 +197,7 @@ def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
         vector=gathered,
         fused=ACTIVATION_PASSES * pairs * h,
         saved=rows * h + routed.weighs_input * pairs * h,
+        fused_saved=rows * h,
         indices=2,
         kernels=SORT_KERNELS,
         calls=_dispatch_calls(place),
@@ -215,6 +216,7 @@ def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
         + JOIN_PASSES * s * h
         + adds_bias * BIAS_PASSES * rows * h,
         saved=gate_kept * rows * wide + weighs * rows * h,
+        fused_saved=JOIN_PASSES * rows * wide,
         indices=1,
         kernels=RESTORE_KERNELS
         + (CLAMPED_KERNELS + 2 if routed.clamped else 4)
@@ -233,6 +235,7 @@ def _grouped(
     vector: float,
     fused: float,
     saved: float,
+    fused_saved: float,
     indices: int,
     kernels: int,
     calls: tuple[LayerCall, ...],
@@ -240,6 +243,8 @@ def _grouped(
     """One product of all experts.
 
     `indices`: of rows, that are kept.
+    `fused_saved`: elements that Megatron-Core keeps, which weighs rows in the kernel of their
+        activation (``weighted_bias_swiglu_impl``), and not what the second map puts out.
     """
     groups, single = (
         place.routed.experts // place.block.shard.expert,
@@ -261,6 +266,9 @@ def _grouped(
         weight_elements=float(groups * inputs * outputs),
         saved_elements=saved,
         saved_bytes=float(INDEX_BYTES * indices * pairs),
+        fused_kept=FusedKept(fused_saved, 0.0, float(INDEX_BYTES * indices * pairs))
+        if place.block.shard.library == "megatron"
+        else None,
         kernels=kernels + 1,
         matrix=GroupedProduct(
             place.rows,

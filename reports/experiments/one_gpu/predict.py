@@ -16,7 +16,7 @@ from reports.experiments.one_gpu.run import read_cases, search_largest, write_ro
 
 COLUMNS = (
     *("version", "step_s", "low_s", "high_s", "forward_s", "backward_s", "optimizer_s"),
-    *("allocated_bytes", "fits"),
+    *("allocated_bytes", "allocated_low_bytes", "allocated_high_bytes", "fits"),
 )
 
 
@@ -56,6 +56,8 @@ def predict_case(cells: Mapping[str, str], node: str) -> dict[str, object]:
         "high_s": high_s,
         **parts_s,
         "allocated_bytes": round(point.memory.total_bytes),
+        "allocated_low_bytes": round(point.memory.low_bytes),
+        "allocated_high_bytes": round(point.memory.high_bytes),
         "fits": int(point.memory.fits),
     }
 

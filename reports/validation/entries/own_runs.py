@@ -77,18 +77,16 @@ def _of_step(table: str, name: str, predicted: Cells, measured: Cells) -> Predic
 
 
 def _of_memory(table: str, name: str, predicted: Cells, measured: Cells) -> Prediction:
-    both = (float(cells["allocated_bytes"]) for cells in (predicted, measured))
-    return _without_interval(table, name, "peak allocated", "B", *both)
+    found, held = (float(cells["allocated_bytes"]) for cells in (predicted, measured))
+    ends = (predicted.get(f"allocated_{end}_bytes") for end in ("low", "high"))  # old files: none
+    low, high = (float(end) if end else None for end in ends)
+    return Prediction(
+        "memory", "memory", table, name, "peak allocated", "B", found, low, high, held
+    )
 
 
 def _of_batch(table: str, name: str, predicted: Cells, measured: Cells) -> Prediction:
-    both = (float(cells["largest_batch"]) for cells in (predicted, measured))
-    return _without_interval(table, name, "largest batch", "samples", *both)
-
-
-def _without_interval(
-    table: str, name: str, quantity: str, unit: str, predicted: float, measured: float
-) -> Prediction:
+    found, ran = (float(cells["largest_batch"]) for cells in (predicted, measured))
     return Prediction(
-        "memory", "memory", table, name, quantity, unit, predicted, None, None, measured
+        "memory", "memory", table, name, "largest batch", "samples", found, None, None, ran
     )

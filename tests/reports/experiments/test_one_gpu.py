@@ -56,7 +56,44 @@ def test_transformers_are_as_long_as_measured() -> None:
     assert len(errors) >= 8
     assert statistics.median(map(abs, errors)) < 0.08
     assert max(map(abs, errors)) < 0.25
-    assert statistics.median(map(abs, memory)) < 0.02
+    assert statistics.median(map(abs, memory)) < 0.005
+
+
+# By what they are off without it: workspaces of cuBLAS (67 MB), gradients that backward has in hand
+# (1.3 %), casts of weights that recomputed blocks drop (+4 %).
+@pytest.mark.parametrize(
+    ("model", "batch", "recompute", "within"),
+    [
+        ("tinyllama-1.1b", "1", "none", 1e-3),
+        ("bert-large", "32", "none", 7e-3),
+        ("gpt2-xl", "16", "full", 1.5e-2),
+        ("resnet50", "1", "none", 3e-2),
+    ],
+)
+def test_peaks_are_as_measured(model: str, batch: str, recompute: str, within: float) -> None:
+    row = next(
+        row
+        for row in MEASURED
+        if (row["model"], row["batch"], row["recompute"]) == (model, batch, recompute)
+        and row["precision"] in ("fp16", "bf16")
+    )
+    found = float(str(predict_case(row, "1x H100 SXM")["allocated_bytes"]))
+    assert found == pytest.approx(float(row["allocated_bytes"]), rel=within)
+
+
+def test_what_ran_out_of_memory_is_said_not_to_fit() -> None:
+    """And the largest batches that ran are the largest that fit, where remainders are few."""
+    for row in rows("measured/h100_steps.csv"):
+        if row["outcome"] == "out of memory":
+            assert predict_case(row, "1x H100 SXM")["fits"] == 0
+    largest = {row["model"]: row for row in rows("measured/h100_largest_batches.csv")}
+    for model in ("bert-large", "vit-large-patch16-224", "gpt2-xl"):
+        batch = int(largest[model]["largest_batch"])
+        fits = [
+            bool(predict_case(largest[model] | {"batch": str(each)}, "1x H100 SXM")["fits"])
+            for each in (batch, batch + max(1, batch // 25))
+        ]
+        assert fits == [True, False]
 
 
 def test_small_batches_wait_for_the_host() -> None:

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from perfmodel.workload import Workload
-from perfmodel.workload.memory.activations import activation_bytes
+from perfmodel.workload.memory.activations import activation_bytes, stored_bytes
 from perfmodel.workload.memory.blocks import only_blocks_fuse
 from perfmodel.workload.memory.recompute import Recompute
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
@@ -188,13 +188,12 @@ def test_compiled_operations_drop_a_result_that_backward_does_not_read() -> None
     """What ``down_proj`` puts out is only added to the stream."""
     by_operation = Recompute("operations")
     kept = [
-        activation_bytes(
+        stored_bytes(
             only_blocks_fuse(llama_of()),
             BATCH,
             "bf16",
             recompute=by_operation,
             compiled=compiled,
-            with_loss=True,
         )
         for compiled in (False, True)
     ]

@@ -17,7 +17,10 @@ from perfmodel.training.memory_use import (
     add_float8_copies,
     add_temporaries,
     add_waiting,
-    reserve_bytes,
+    context_bytes,
+    interval_bytes,
+    unused_bytes,
+    workspace_bytes,
 )
 from perfmodel.training.parallel_layout import stage_memory
 from perfmodel.workload.kernels.float8_layers import float8_casts
@@ -74,6 +77,7 @@ def estimate_memory(
         activations_bytes=read_measured_activations(times) if compute.times else None,
         float8=job.float8,
         float8_copies=float8_copies,
+        workspace_bytes=workspace_bytes(job.gpu.generation),
     )
 
     def rule(setup: Setup) -> MemoryUse:
@@ -96,6 +100,9 @@ def estimate_memory(
         # Forward writes each byte that it keeps to memory once, in its time.
         high += float(price_layers(job, batch).forward_s.sum()) * job.gpu.memory_Bps
     is_estimated = low < high
+    fixed, unused = context_bytes(nccl=ranks > 1 and job.library.name == "nccl"), unused_bytes(high)
+    if setup.activations_bytes is None:
+        low, high = interval_bytes(use.states_bytes + use.buckets_bytes, low, high)
     return Memory(
         **{name: nbytes for name, nbytes in asdict(use).items() if name not in _OF_HOST},
         host_bytes=ranks_per_host * max(each.host_bytes + each.waiting_bytes for each in stages),
@@ -105,10 +112,11 @@ def estimate_memory(
         stages_bytes=tuple(use.total_bytes for use in stages) if len(stages) > 1 else (),
         capacity_bytes=capacity_bytes,
         advice=(STATE_ACTIVATIONS,) if is_estimated and high > capacity_bytes else (),
-        low_bytes=low if is_estimated else None,
-        high_bytes=high if is_estimated else None,
-        reserve_bytes=use.idle_bytes
-        + reserve_bytes(high, nccl=ranks > 1 and job.library.name == "nccl"),
+        low_bytes=low,
+        high_bytes=high,
+        is_estimated=is_estimated,
+        reserve_bytes=use.idle_bytes + fixed + unused,
+        context_bytes=fixed,
     )
 
 

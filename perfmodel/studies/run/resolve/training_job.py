@@ -11,7 +11,12 @@ from perfmodel.library.model import CommLibrary
 from perfmodel.scenario import ClusterSize, ModelSection, Scenario
 from perfmodel.scenario.model import relocated_errors
 from perfmodel.scenario.sections.model import ExpertsSection
-from perfmodel.scenario.sections.training import Float8Section, KeptResults, RecomputedBlocks
+from perfmodel.scenario.sections.training import (
+    Float8Section,
+    KeptResults,
+    RecomputedBlocks,
+    RecomputedModules,
+)
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.ddp.buckets import Bucket
@@ -28,7 +33,13 @@ from perfmodel.workload.kernels.float8_layers import Float8, name_wide_blocks, w
 from perfmodel.workload.memory.blocks import only_blocks_fuse
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute
 from perfmodel.workload.model import Workload
-from perfmodel.workload.model_changes import Adapters, add_adapters, fuse_by_hand, pack_documents
+from perfmodel.workload.model_changes import (
+    Adapters,
+    add_adapters,
+    chunk_loss,
+    fuse_by_hand,
+    pack_documents,
+)
 from perfmodel.workload.readers.load import section_model
 from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.expert_settings import ExpertSettings
@@ -197,7 +208,8 @@ def _load(
             workload = add_adapters(workload, Adapters(**section.adapters.model_dump()))
     fuse = {"by_hand": fuse_by_hand, "blocks": only_blocks_fuse}.get(str(scenario.compute.compiled))
     with relocated_errors(scenario, "compute"):  # nothing is left to fuse outside of it
-        return workload if fuse is None else fuse(workload)
+        workload = workload if fuse is None else fuse(workload)
+        return chunk_loss(workload) if scenario.compute.fused_loss else workload
 
 
 # ---------------------------------------------------------------- the job
@@ -258,6 +270,8 @@ class TrainingJob:
             return Recompute("full", recompute.blocks)
         if isinstance(recompute, KeptResults):
             return Recompute("operations", keep=recompute.keep)
+        if isinstance(recompute, RecomputedModules):
+            return Recompute("selective", modules=recompute.modules)
         return NO_RECOMPUTE if recompute == "none" else Recompute(recompute)
 
     @property
