@@ -363,10 +363,13 @@ class LayerTimes:
     forward_kernels, backward_kernels : ndarray of int, shape (layers,)
         Kernels that the host has to issue.
     launch_s : float
-        Host time to issue one kernel; seconds.
+        Host time to issue an operation alone; seconds.
+    layer_launches : float
+        Host time to issue a kernel of a layer, over `launch_s`.
     optimizer_s : float
         Device time of the optimizer step; seconds.
     optimizer_kernels : int
+        Operations alone that take the host as long as the optimizer step.
     copy_Bps : float
         Bytes per second at which a device copy moves data, counting each byte read and written
         once as one byte copied (so half of the memory's traffic rate).
@@ -399,6 +402,7 @@ class LayerTimes:
     source: str
     spread: tuple[float, float] = (1.0, 1.0)
     copies_measured: bool = False
+    layer_launches: float = 1.0
     matrix_forward_s: NDArray[np.float64] | None = None
     matrix_backward_s: NDArray[np.float64] | None = None
     weight_gradient_s: NDArray[np.float64] | None = None

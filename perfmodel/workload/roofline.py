@@ -41,6 +41,7 @@ from perfmodel.workload.memory.optimizer_states import (
     OptimizerKernels,
     optimizer_bytes,
     optimizer_launches,
+    optimizer_operations,
 )
 from perfmodel.workload.model import LayerTimes, Workload, scaled_fields
 
@@ -161,12 +162,13 @@ def layer_times(
         forward_kernels=np.array([cost.forward_kernels for cost in costs], dtype=np.int64),
         backward_kernels=np.array([cost.backward_kernels for cost in costs], dtype=np.int64),
         launch_s=gpu.launch_s,
+        layer_launches=kernel_constants().host.layer_kernel,
         optimizer_s=elementwise_s(
             optimizer_bytes(workload, optimizer, optimizer_kernels, master_weights=master_weights),
             launches,
             pricing.device,
         ),
-        optimizer_kernels=launches,
+        optimizer_kernels=optimizer_operations(workload, optimizer, optimizer_kernels),
         copy_Bps=pricing.device.memory_Bps / 2,
         activation_bytes=activation_bytes(
             workload,
@@ -209,7 +211,8 @@ def step_s(times: LayerTimes) -> float:
     """
     host = device = 0.0
     durations_s = [*times.forward_s.tolist(), *times.backward_s[::-1].tolist(), times.optimizer_s]
-    issued = [*times.forward_kernels.tolist(), *times.backward_kernels[::-1].tolist()]
+    kernels_of = (times.forward_kernels, times.backward_kernels[::-1])
+    issued = [kernels * times.layer_launches for of in kernels_of for kernels in of.tolist()]
     for duration, kernels in zip(durations_s, [*issued, times.optimizer_kernels], strict=True):
         begin = max(device, host + min(kernels, 1) * times.launch_s)
         host += kernels * times.launch_s

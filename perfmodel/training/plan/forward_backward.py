@@ -96,13 +96,12 @@ def add_local_backward(step: Step, micro_batch: int) -> None:
 
 
 def add_backward_segment(
-    step: Step, part: Segment, micro_batch: int, *, copy_kernels: float = 0
+    step: Step, part: Segment, micro_batch: int, *, copy_kernels: int = 0
 ) -> int:
     """Add backward of a segment; from the second micro-batch on its gradients are added up.
 
     Adding in place reads two values and writes one where a copy reads one and writes one, hence
-    one and a half copies. `copy_kernels` are issued with it by the same host thread: as many of
-    layers as take it as long.
+    one and a half copies. `copy_kernels` are issued with it by the same host thread.
     """
     duration_s, kernels, nbytes = part.duration_s, part.kernels, step.nbytes(part.tensors)
     if micro_batch > 0:
@@ -169,14 +168,14 @@ class Segment:
     """Consecutive layers whose forward or backward runs as one task.
 
     `name`: first and last layer.
-    `kernels`: kernels that the host issues for it.
+    `kernels`: operations alone that take the host as long to issue as its kernels.
     `tensors`: of its layers; backward completes their gradients in this order.
     `indices`: of its layers, in the order in which the pass runs them.
     """
 
     name: str
     duration_s: float
-    kernels: int
+    kernels: float
     tensors: tuple[int, ...] = ()
     indices: tuple[int, ...] = ()
 
@@ -243,7 +242,7 @@ def visit_segments(
         Segment(
             _name(workload, group),
             float(sum(seconds[index] for index in group)),
-            int(sum(kernels[index] for index in group)),
+            times.layer_launches * int(sum(kernels[index] for index in group)),
             tuple(tensor for index in group for tensor in workload.layers[index].tensors),
             tuple(group),
         )

@@ -91,6 +91,18 @@ def optimizer_launches(
     return times * (-(-len(trained) // each) + elements // constants.elements_per_launch)
 
 
+def optimizer_operations(
+    workload: Workload, optimizer: str, kernels: OptimizerKernels = "foreach"
+) -> int:
+    """Operations alone that take the host as long as one optimizer step: launches, and lists."""
+    constants = kernel_constants()
+    each = constants.host.tensor
+    if kernels != "fused":
+        each += constants.host.corrections * constants.optimizer(optimizer).corrections
+    lists = each * len(_trained_tensors(workload))
+    return round(optimizer_launches(workload, optimizer, kernels) + lists)
+
+
 def _step_bytes(tensor: ParameterTensor, states: int) -> int:
     """Bytes that a step moves per element of one tensor."""
     own = ITEM_BYTES[tensor.dtype]
