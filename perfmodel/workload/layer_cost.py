@@ -368,8 +368,8 @@ def _convolution_cost(
         plain_forward_s, *plain_backward_s = times_s(pricing.plain)
         forward_s = min(forward_s, plain_forward_s)
         backward_s = list(map(min, backward_s, plain_backward_s))
-    # one call of the library issues the copies, too
-    return KernelCost(forward_s, sum(backward_s), 1, len(gradients))
+    # one call issues the copies, too, and one both gradients (aten::convolution_backward)
+    return KernelCost(forward_s, sum(backward_s), 1, 1)
 
 
 def _stated_cost(layer: Layer, pricing: Pricing, passes: int) -> KernelCost:

@@ -42,6 +42,7 @@ from perfmodel.workload.memory.optimizer_states import (
     optimizer_bytes,
     optimizer_launches,
     optimizer_operations,
+    unscaled_bytes,
 )
 from perfmodel.workload.model import LayerTimes, Workload, scaled_fields
 
@@ -169,6 +170,10 @@ def layer_times(
             pricing.device,
         ),
         optimizer_kernels=optimizer_operations(workload, optimizer, optimizer_kernels),
+        optimizer_lists=round(kernel_constants().host.tensor * len(workload.ready_order)),
+        unscale_s=elementwise_s(unscaled_bytes(workload), 1, pricing.device)
+        if precision == "fp16"
+        else 0.0,
         copy_Bps=pricing.device.memory_Bps / 2,
         activation_bytes=activation_bytes(
             workload,
@@ -210,14 +215,17 @@ def step_s(times: LayerTimes) -> float:
     In seconds, from forward to the end of the optimizer step.
     """
     host = device = 0.0
-    durations_s = [*times.forward_s.tolist(), *times.backward_s[::-1].tolist(), times.optimizer_s]
+    durations_s = [*times.forward_s.tolist(), *times.backward_s[::-1].tolist()]
     kernels_of = (times.forward_kernels, times.backward_kernels[::-1])
     issued = [kernels * times.layer_launches for of in kernels_of for kernels in of.tolist()]
-    for duration, kernels in zip(durations_s, [*issued, times.optimizer_kernels], strict=True):
+    for duration, kernels in zip(durations_s, issued, strict=True):
         begin = max(device, host + min(kernels, 1) * times.launch_s)
         host += kernels * times.launch_s
         device = max(begin + duration, host)
-    return device
+    if times.unscale_s:
+        host = device = device + times.unscale_s
+    begin = max(device, host + max(1, times.optimizer_lists) * times.launch_s)
+    return max(begin + times.optimizer_s, host + times.optimizer_kernels * times.launch_s)
 
 
 def _check_arguments(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -147,16 +148,27 @@ def add_optimizer(
     `host_waits`: whether the host waits for the reductions before it issues the optimizer.
     `streams`: that begin with the next step.
     """
+    times, rank_class = step.request.times, step.rank_class
+    marks: dict[str, Any] = {"micro_batch": step.last_micro_batch}
+    waits = reduced if host_waits else ()
+    if times.unscale_s > 0:  # GradScaler.step reads whether any gradient is infinite
+        name = "unscale gradients"
+        checked = step.tasks.launch(
+            name, "optimizer", times.unscale_s, 1, rank_class, after=reduced, **marks
+        )
+        waits = (step.tasks.wait("check of gradients", rank_class, after=(checked,), **marks),)
+    first = times.optimizer_lists or times.optimizer_kernels
     end = step.tasks.launch(
         "optimizer",
         "optimizer",
-        step.request.times.optimizer_s,
-        step.request.times.optimizer_kernels,
-        step.rank_class,
-        issue_after=reduced if host_waits else (),
+        times.optimizer_s,
+        first,
+        rank_class,
+        issue_after=waits,
         after=reduced,
-        micro_batch=step.last_micro_batch,
+        **marks,
     )
+    step.tasks.issue("rest of optimizer", times.optimizer_kernels - first, rank_class, **marks)
     step.tasks.begin_after(add_step_end(step, end), streams)
 
 

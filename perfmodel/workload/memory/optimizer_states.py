@@ -72,6 +72,11 @@ def optimizer_bytes(
     )
 
 
+def unscaled_bytes(workload: Workload) -> int:
+    """Memory traffic of unscaling gradients, each read and written; bytes."""
+    return 2 * sum(tensor.nbytes for tensor in _trained_tensors(workload))
+
+
 def optimizer_launches(
     workload: Workload, optimizer: str, kernels: OptimizerKernels = "foreach"
 ) -> int:
