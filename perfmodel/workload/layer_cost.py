@@ -167,21 +167,23 @@ def _casts(layer: Layer, pricing: Pricing, *, is_float8: bool) -> KernelCost:
     """
     if not pricing.casts or not layer.weight_elements:
         return KernelCost(0.0, 0.0, 0, 0)
-    others, elements = 0, 0.0
+    parameters, inputs, elements = 1, 0, 0.0
     if isinstance(layer.matrix, MatrixProduct) and not pricing.compiled and not is_float8:
         product, normed = layer.matrix, layer.norm_bytes > 0
-        others = product.has_bias + normed + shares_input(layer)
+        parameters += product.has_bias
+        inputs = normed + shares_input(layer)
         width = min(product.depth, product.columns)
         elements = layer.copied_elements + product.count * product.rows * width * normed
 
-    def cast_s(weights: int) -> float:
+    def cost(weights: int) -> tuple[float, int]:
         moved = weights * layer.weight_elements + pricing.batch * elements
-        each_bytes = STATED_BYTES + pricing.device.item_bytes
-        return elementwise_s(moved * each_bytes, weights + others, pricing.device)
+        moved *= STATED_BYTES + pricing.device.item_bytes
+        kernels = weights * parameters + inputs
+        return elementwise_s(moved, kernels, pricing.device), kernels
 
     # what is cast to fp8 needs no copy in bf16, but its gradient is cast back, if it has one
-    forward, backward = int(not is_float8), int(not _is_frozen(layer))
-    return KernelCost(cast_s(forward), cast_s(backward), forward + others, backward + others)
+    forward, backward = cost(not is_float8), cost(not _is_frozen(layer))
+    return KernelCost(forward[0], backward[0], forward[1], backward[1])
 
 
 def matrix_seconds(

@@ -60,9 +60,7 @@ class _Filling:
         owners = [self.owner[tensor] for tensor in tensors]
         if not self.step.options.batched_grad_copy:
             return len(tensors)
-        return sum(
-            2 for index in set(owners) if self.missing[index] == owners.count(index)
-        )
+        return sum(2 for index in set(owners) if self.missing[index] == owners.count(index))
 
     def add_copies(self, name: str, tensors: Sequence[int], *, after: tuple[int, ...] = ()) -> None:
         """Scale gradients into their buckets: one task per bucket that the segment touches.
