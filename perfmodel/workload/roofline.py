@@ -42,7 +42,6 @@ from perfmodel.workload.memory.optimizer_states import (
     optimizer_bytes,
     optimizer_launches,
     optimizer_operations,
-    unscaled_bytes,
 )
 from perfmodel.workload.model import LayerTimes, Workload, scaled_fields
 
@@ -157,6 +156,7 @@ def layer_times(
     total_s = sum(cost.forward_s + cost.backward_s for cost in costs)
     narrow_share = sum(sum(products[layer]) for layer in narrow) / total_s if narrow else 0.0
     launches = optimizer_launches(workload, optimizer, optimizer_kernels)
+    gradients_bytes = sum(workload.tensors[index].nbytes for index in workload.ready_order)
     return LayerTimes(
         forward_s=np.array([cost.forward_s for cost in costs]),
         backward_s=np.array([cost.backward_s for cost in costs]),
@@ -171,9 +171,8 @@ def layer_times(
         ),
         optimizer_kernels=optimizer_operations(workload, optimizer, optimizer_kernels),
         optimizer_lists=round(kernel_constants().host.tensor * len(workload.ready_order)),
-        unscale_s=elementwise_s(unscaled_bytes(workload), 1, pricing.device)
-        if precision == "fp16"
-        else 0.0,
+        # each gradient is read and written
+        unscale_s=(precision == "fp16") * elementwise_s(2 * gradients_bytes, 1, pricing.device),
         copy_Bps=pricing.device.memory_Bps / 2,
         activation_bytes=activation_bytes(
             workload,

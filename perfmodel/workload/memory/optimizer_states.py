@@ -72,11 +72,6 @@ def optimizer_bytes(
     )
 
 
-def unscaled_bytes(workload: Workload) -> int:
-    """Memory traffic of unscaling gradients, each read and written; bytes."""
-    return 2 * sum(tensor.nbytes for tensor in _trained_tensors(workload))
-
-
 def optimizer_launches(
     workload: Workload, optimizer: str, kernels: OptimizerKernels = "foreach"
 ) -> int:
@@ -101,11 +96,10 @@ def optimizer_operations(
 ) -> int:
     """Operations alone that take the host as long as one optimizer step: launches, and lists."""
     constants = kernel_constants()
-    each = constants.host.tensor
-    if kernels != "fused":
-        each += constants.host.corrections * constants.optimizer(optimizer).corrections
-    lists = each * len(_trained_tensors(workload))
-    return round(optimizer_launches(workload, optimizer, kernels) + lists)
+    corrects = constants.optimizer(optimizer).corrections and kernels != "fused"
+    lists = constants.host.tensor + constants.host.corrections * corrects
+    launches = optimizer_launches(workload, optimizer, kernels)
+    return round(launches + lists * len(workload.ready_order))
 
 
 def _step_bytes(tensor: ParameterTensor, states: int) -> int:
