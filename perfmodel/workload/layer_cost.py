@@ -168,6 +168,7 @@ def _casts(layer: Layer, pricing: Pricing, *, is_float8: bool) -> KernelCost:
     if not pricing.casts or not layer.weight_elements:
         return KernelCost(0.0, 0.0, 0, 0)
     parameters, inputs, elements = 1, 0, 0.0
+    each_bytes = STATED_BYTES + pricing.device.item_bytes
     if isinstance(layer.matrix, MatrixProduct) and not pricing.compiled and not is_float8:
         product, normed = layer.matrix, layer.norm_bytes > 0
         parameters += product.has_bias
@@ -176,8 +177,7 @@ def _casts(layer: Layer, pricing: Pricing, *, is_float8: bool) -> KernelCost:
         elements = layer.copied_elements + product.count * product.rows * width * normed
 
     def cost(weights: int) -> tuple[float, int]:
-        moved = weights * layer.weight_elements + pricing.batch * elements
-        moved *= STATED_BYTES + pricing.device.item_bytes
+        moved = (weights * layer.weight_elements + pricing.batch * elements) * each_bytes
         kernels = weights * parameters + inputs
         return elementwise_s(moved, kernels, pricing.device), kernels
 
