@@ -44,7 +44,7 @@ class Gpu:
     kernel_overhead_s : float
         Device time that a kernel costs beyond its work (ramp-up and tail); seconds.
     launch_s : float
-        Host time to issue one kernel from eager PyTorch; seconds.
+        Host time to issue one operation alone from eager PyTorch; seconds.
     streaming_multiprocessors : int
     overlap_slowdown : float
         Factor by which compute takes longer while a collective runs on the same GPU (1 = none).

@@ -266,7 +266,9 @@ def handed_over_s(request: StepRequest, options: HorovodStrategy) -> tuple[float
         else:
             casts = sum(is_cast(options, tensors[member].dtype) for member in members)
             now += (
-                times.backward_kernels[index] + (len(members) if adds else 0) + casts
+                times.layer_launches * times.backward_kernels[index]
+                + (len(members) if adds else 0)
+                + casts
             ) * times.launch_s
         handed += [float(now)] * len(members)
     return tuple(handed)

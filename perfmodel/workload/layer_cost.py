@@ -143,24 +143,47 @@ def layer_cost(
             backward_s=0.0,
             backward_kernels=0,
         )
-    vector_s, vector_backward_s, vector_kernels = _vector_cost(layer, pricing)
+    vector = _vector_cost(layer, pricing)
     if not layer.matmul_flops:
         # a table: forward gathers its rows, backward zeroes and writes its whole gradient
         table_s = layer.weight_elements * STATED_BYTES / device.memory_Bps
-        return KernelCost(vector_s, vector_backward_s + table_s, vector_kernels, vector_kernels)
+        return replace(vector, backward_s=vector.backward_s + table_s)
     matrix = (_float8_cost if is_float8 else _matrix_cost)(layer, pricing, first=first)
-    casts = int(pricing.casts and layer.weight_elements > 0)
-    # what is cast to fp8 needs no copy in bf16, but its gradient is cast back, if it has one
-    forward_casts, back = casts * (not is_float8), not _is_frozen(layer)
-    cast_s = elementwise_s(
-        casts * (layer.weight_elements * (STATED_BYTES + device.item_bytes)), casts, device
-    )
+    parts = (vector, matrix, _casts(layer, pricing, is_float8=is_float8))
     return KernelCost(
-        vector_s + matrix.forward_s + cast_s * (not is_float8),
-        vector_backward_s + matrix.backward_s + cast_s * back,
-        vector_kernels + matrix.forward_kernels + forward_casts,
-        vector_kernels + matrix.backward_kernels + casts * back,
+        sum(part.forward_s for part in parts),
+        sum(part.backward_s for part in parts),
+        sum(part.forward_kernels for part in parts),
+        sum(part.backward_kernels for part in parts),
     )
+
+
+def _casts(layer: Layer, pricing: Pricing, *, is_float8: bool) -> KernelCost:
+    """Casts of autocast: of weight, bias and an input in fp32, and of their gradients back.
+
+    A parameter is cast once in forward, another input for each product that reads it
+    (ATen/autocast_mode.cpp). In fp32 is what a normalisation puts out: its first reader is counted
+    with it. A compiler fuses all casts but those of weights.
+    """
+    if not pricing.casts or not layer.weight_elements:
+        return KernelCost(0.0, 0.0, 0, 0)
+    parameters, inputs, elements = 1, 0, 0.0
+    each_bytes = STATED_BYTES + pricing.device.item_bytes
+    if isinstance(layer.matrix, MatrixProduct) and not pricing.compiled and not is_float8:
+        product, normed = layer.matrix, layer.norm_bytes > 0
+        parameters += product.has_bias
+        inputs = normed + shares_input(layer)
+        width = min(product.depth, product.columns)
+        elements = layer.copied_elements + product.count * product.rows * width * normed
+
+    def cost(weights: int) -> tuple[float, int]:
+        moved = (weights * layer.weight_elements + pricing.batch * elements) * each_bytes
+        kernels = weights * parameters + inputs
+        return elementwise_s(moved, kernels, pricing.device), kernels
+
+    # what is cast to fp8 needs no copy in bf16, but its gradient is cast back, if it has one
+    forward, backward = cost(not is_float8), cost(not _is_frozen(layer))
+    return KernelCost(forward[0], backward[0], forward[1], backward[1])
 
 
 def matrix_seconds(
@@ -215,8 +238,8 @@ def _priced_float8(
     return float8_cost(product, pricing.float8, shares_input=shared, passes=passes, frozen=frozen)
 
 
-def _vector_cost(layer: Layer, pricing: Pricing) -> tuple[float, float, int]:
-    """Time of the element-wise and normalising kernels, forward and backward, and their number."""
+def _vector_cost(layer: Layer, pricing: Pricing) -> KernelCost:
+    """Time and number of the element-wise and normalising kernels."""
     device = pricing.device
     item = device.item_bytes if layer.kind == "conv" else pricing.vector_item_bytes
     scale = pricing.batch * item / STATED_BYTES
@@ -239,19 +262,20 @@ def _vector_cost(layer: Layer, pricing: Pricing) -> tuple[float, float, int]:
     # single operations in fp32 stream as others do, but their backward is that of a norm
     single_s = norm_bytes * pricing.batch / device.memory_Bps if layer.wide_norm else 0.0
     norm_bytes *= 0.0 if layer.wide_norm else scale
-    ramps_s = kernels * device.ramp_s
+    backward_kernels = round(kernels * device.constants.norm.backward) if single_s else kernels
     plain_s = (
         feature_map_s(nbytes, item, device) if layer.kind == "conv" else nbytes / device.memory_Bps
     )
-    return (
-        plain_s + single_s + norm_s(norm_bytes, item, device) + ramps_s,
+    return KernelCost(
+        plain_s + single_s + norm_s(norm_bytes, item, device) + kernels * device.ramp_s,
         (
             plain_s * device.constants.elementwise_backward
             + single_s * device.constants.norm.backward
             + norm_s(norm_bytes, item, device, backward=True)
-            + ramps_s
+            + backward_kernels * device.ramp_s
         ),
         kernels,
+        backward_kernels,
     )
 
 
@@ -347,8 +371,8 @@ def _convolution_cost(
         plain_forward_s, *plain_backward_s = times_s(pricing.plain)
         forward_s = min(forward_s, plain_forward_s)
         backward_s = list(map(min, backward_s, plain_backward_s))
-    # one call of the library issues the copies, too
-    return KernelCost(forward_s, sum(backward_s), 1, len(gradients))
+    # one call issues the copies, too, and one both gradients (aten::convolution_backward)
+    return KernelCost(forward_s, sum(backward_s), 1, 1)
 
 
 def _stated_cost(layer: Layer, pricing: Pricing, passes: int) -> KernelCost:

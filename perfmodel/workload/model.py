@@ -366,10 +366,18 @@ class LayerTimes:
     forward_kernels, backward_kernels : ndarray of int, shape (layers,)
         Kernels that the host has to issue.
     launch_s : float
-        Host time to issue one kernel; seconds.
+        Host time to issue an operation alone; seconds.
+    layer_launches : float
+        Host time to issue a kernel of a layer, over `launch_s`.
     optimizer_s : float
         Device time of the optimizer step; seconds.
     optimizer_kernels : int
+        Operations alone that take the host as long as the optimizer step.
+    optimizer_lists : int
+        Part of them before the first kernel.
+    unscale_s : float
+        Device time to divide gradients by the loss scale of fp16 and check them, for whose result
+        the host waits before it runs the optimizer; seconds. Zero: losses are not scaled.
     copy_Bps : float
         Bytes per second at which a device copy moves data, counting each byte read and written
         once as one byte copied (so half of the memory's traffic rate).
@@ -402,6 +410,9 @@ class LayerTimes:
     source: str
     spread: tuple[float, float] = (1.0, 1.0)
     copies_measured: bool = False
+    layer_launches: float = 1.0
+    unscale_s: float = 0.0
+    optimizer_lists: int = 0
     matrix_forward_s: NDArray[np.float64] | None = None
     matrix_backward_s: NDArray[np.float64] | None = None
     weight_gradient_s: NDArray[np.float64] | None = None
@@ -411,6 +422,7 @@ _LAYERS_S = (
     "forward_s",
     "backward_s",
     "optimizer_s",
+    "unscale_s",
     "matrix_forward_s",
     "matrix_backward_s",
     "weight_gradient_s",

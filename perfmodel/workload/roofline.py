@@ -41,6 +41,7 @@ from perfmodel.workload.memory.optimizer_states import (
     OptimizerKernels,
     optimizer_bytes,
     optimizer_launches,
+    optimizer_operations,
 )
 from perfmodel.workload.model import LayerTimes, Workload, scaled_fields
 
@@ -155,18 +156,23 @@ def layer_times(
     total_s = sum(cost.forward_s + cost.backward_s for cost in costs)
     narrow_share = sum(sum(products[layer]) for layer in narrow) / total_s if narrow else 0.0
     launches = optimizer_launches(workload, optimizer, optimizer_kernels)
+    gradients_bytes = sum(workload.tensors[index].nbytes for index in workload.ready_order)
     return LayerTimes(
         forward_s=np.array([cost.forward_s for cost in costs]),
         backward_s=np.array([cost.backward_s for cost in costs]),
         forward_kernels=np.array([cost.forward_kernels for cost in costs], dtype=np.int64),
         backward_kernels=np.array([cost.backward_kernels for cost in costs], dtype=np.int64),
         launch_s=gpu.launch_s,
+        layer_launches=kernel_constants().host.layer_kernel,
         optimizer_s=elementwise_s(
             optimizer_bytes(workload, optimizer, optimizer_kernels, master_weights=master_weights),
             launches,
             pricing.device,
         ),
-        optimizer_kernels=launches,
+        optimizer_kernels=optimizer_operations(workload, optimizer, optimizer_kernels),
+        optimizer_lists=round(kernel_constants().host.tensor * len(workload.ready_order)),
+        # each gradient is read and written
+        unscale_s=(precision == "fp16") * elementwise_s(2 * gradients_bytes, 1, pricing.device),
         copy_Bps=pricing.device.memory_Bps / 2,
         activation_bytes=activation_bytes(
             workload,
@@ -208,13 +214,17 @@ def step_s(times: LayerTimes) -> float:
     In seconds, from forward to the end of the optimizer step.
     """
     host = device = 0.0
-    durations_s = [*times.forward_s.tolist(), *times.backward_s[::-1].tolist(), times.optimizer_s]
-    issued = [*times.forward_kernels.tolist(), *times.backward_kernels[::-1].tolist()]
-    for duration, kernels in zip(durations_s, [*issued, times.optimizer_kernels], strict=True):
+    durations_s = [*times.forward_s.tolist(), *times.backward_s[::-1].tolist()]
+    kernels_of = (times.forward_kernels, times.backward_kernels[::-1])
+    issued = [kernels * times.layer_launches for of in kernels_of for kernels in of.tolist()]
+    for duration, kernels in zip(durations_s, issued, strict=True):
         begin = max(device, host + min(kernels, 1) * times.launch_s)
         host += kernels * times.launch_s
         device = max(begin + duration, host)
-    return device
+    if times.unscale_s:
+        host = device = device + times.unscale_s
+    begin = max(device, host + max(1, times.optimizer_lists) * times.launch_s)
+    return max(begin + times.optimizer_s, host + times.optimizer_kernels * times.launch_s)
 
 
 def _check_arguments(

@@ -153,7 +153,7 @@ class StagingSpec(FileModel):
 
 
 class HostLaunchSpec(FileModel):
-    """Host time to issue one kernel on this machine's CPU, instead of the GPU's usual host."""
+    """Host time to issue an operation alone on this machine's CPU, instead of the usual host's."""
 
     time: Latency
     source: Source

@@ -28,7 +28,6 @@ from perfmodel.training.plan.forward_backward import (
     forward_segments,
 )
 from perfmodel.training.plan.step_plan import Stream
-from perfmodel.workload.kernels.device import kernel_constants
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor
 
 CASTS = Stream("parameter casts", "copy")
@@ -56,17 +55,12 @@ class _Filling:
         self.missing = [len(each.tensors) for each in self.buckets]
         self.copied = [0] * len(self.buckets)
 
-    def copy_kernels(self, tensors: Sequence[int]) -> float:
-        """Return kernels of layers that take the host as long as copying gradients does.
-
-        Copies are one each, or two for each bucket that is full.
-        """
+    def copy_kernels(self, tensors: Sequence[int]) -> int:
+        """Return kernels that copy gradients: one each, or two for each bucket that is full."""
         owners = [self.owner[tensor] for tensor in tensors]
         if not self.step.options.batched_grad_copy:
-            return kernel_constants().gradient_copy_launch * len(tensors)
-        return kernel_constants().gradient_copy_launch * sum(
-            2 for index in set(owners) if self.missing[index] == owners.count(index)
-        )
+            return len(tensors)
+        return sum(2 for index in set(owners) if self.missing[index] == owners.count(index))
 
     def add_copies(self, name: str, tensors: Sequence[int], *, after: tuple[int, ...] = ()) -> None:
         """Scale gradients into their buckets: one task per bucket that the segment touches.
@@ -128,11 +122,7 @@ def add_reducing_backward(step: Step, buckets: Sequence[Bucket]) -> tuple[int, .
         ends = [add_backward_segment(step, part, step.last_micro_batch) for part in parts]
         used_map = _add_used_map_reduction(step, after=ends[-1])
         tensors = [tensor for part in parts for tensor in part.tensors]
-        issued = step.tasks.issue(
-            "copy in all gradients",
-            kernel_constants().gradient_copy_launch * len(tensors),
-            step.rank_class,
-        )
+        issued = step.tasks.issue("copy in all gradients", len(tensors), step.rank_class)
         filling.add_copies("all gradients", tensors, after=issued)
         return (*map(filling.reduce, buckets), used_map)
     for part in parts:
@@ -163,8 +153,7 @@ def add_copy_out(
         name, kernels = f"copy out bucket {bucket.index}", len(bucket.tensors)
         marks: dict[str, Any] = {"bucket": bucket.index, "micro_batch": step.last_micro_batch}
         waits = (done,) if step.request.blocking_wait else ()
-        launched = kernel_constants().gradient_copy_launch * kernels
-        issued = step.tasks.issue(name, launched, step.rank_class, after=waits, **marks)
+        issued = step.tasks.issue(name, kernels, step.rank_class, after=waits, **marks)
         after = dict.fromkeys((*issued, *((done,) if mixed is None else reduced)))
         nbytes = bucket.nbytes if mixed is None else _returned_bytes(step, bucket, mixed)
         marks["role"] = "copy_out"

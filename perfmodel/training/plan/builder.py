@@ -39,7 +39,7 @@ COPIES_PER_ADDITION = 1.5
 class TaskList:
     """Tasks of a plan in the order in which the host issues them.
 
-    `launch_s`: host time to issue one kernel; seconds. Zero leaves the host out of the plan.
+    `launch_s`: host time to issue an operation alone; seconds. Zero leaves out the host.
     `kernel_s`: least device time of one copy kernel, added per kernel; seconds.
     `copy_Bps`: rate of device copies, each byte read and written once; bytes per second.
     """
@@ -64,7 +64,7 @@ class TaskList:
     ) -> tuple[int, ...]:
         """Let the host launch kernels; return the tasks that device work has to wait for.
 
-        `kernels`: of layers, or as many as take the host as long.
+        `kernels`: operations alone, or as many as take the host as long.
         """
         if self.launch_s <= 0 or kernels <= 0:
             return tuple(after)

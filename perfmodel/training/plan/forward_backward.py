@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -96,13 +97,12 @@ def add_local_backward(step: Step, micro_batch: int) -> None:
 
 
 def add_backward_segment(
-    step: Step, part: Segment, micro_batch: int, *, copy_kernels: float = 0
+    step: Step, part: Segment, micro_batch: int, *, copy_kernels: int = 0
 ) -> int:
     """Add backward of a segment; from the second micro-batch on its gradients are added up.
 
     Adding in place reads two values and writes one where a copy reads one and writes one, hence
-    one and a half copies. `copy_kernels` are issued with it by the same host thread: as many of
-    layers as take it as long.
+    one and a half copies. `copy_kernels` are issued with it by the same host thread.
     """
     duration_s, kernels, nbytes = part.duration_s, part.kernels, step.nbytes(part.tensors)
     if micro_batch > 0:
@@ -148,16 +148,27 @@ def add_optimizer(
     `host_waits`: whether the host waits for the reductions before it issues the optimizer.
     `streams`: that begin with the next step.
     """
+    times, rank_class = step.request.times, step.rank_class
+    marks: dict[str, Any] = {"micro_batch": step.last_micro_batch}
+    waits = reduced if host_waits else ()
+    if times.unscale_s > 0:  # GradScaler.step reads whether any gradient is infinite
+        name = "unscale gradients"
+        checked = step.tasks.launch(
+            name, "optimizer", times.unscale_s, 1, rank_class, after=reduced, **marks
+        )
+        waits = (step.tasks.wait("check of gradients", rank_class, after=(checked,), **marks),)
+    first = times.optimizer_lists or times.optimizer_kernels
     end = step.tasks.launch(
         "optimizer",
         "optimizer",
-        step.request.times.optimizer_s,
-        step.request.times.optimizer_kernels,
-        step.rank_class,
-        issue_after=reduced if host_waits else (),
+        times.optimizer_s,
+        first,
+        rank_class,
+        issue_after=waits,
         after=reduced,
-        micro_batch=step.last_micro_batch,
+        **marks,
     )
+    step.tasks.issue("rest of optimizer", times.optimizer_kernels - first, rank_class, **marks)
     step.tasks.begin_after(add_step_end(step, end), streams)
 
 
@@ -169,14 +180,14 @@ class Segment:
     """Consecutive layers whose forward or backward runs as one task.
 
     `name`: first and last layer.
-    `kernels`: kernels that the host issues for it.
+    `kernels`: operations alone that take the host as long to issue as its kernels.
     `tensors`: of its layers; backward completes their gradients in this order.
     `indices`: of its layers, in the order in which the pass runs them.
     """
 
     name: str
     duration_s: float
-    kernels: int
+    kernels: float
     tensors: tuple[int, ...] = ()
     indices: tuple[int, ...] = ()
 
@@ -243,7 +254,7 @@ def visit_segments(
         Segment(
             _name(workload, group),
             float(sum(seconds[index] for index in group)),
-            int(sum(kernels[index] for index in group)),
+            times.layer_launches * int(sum(kernels[index] for index in group)),
             tuple(tensor for index in group for tensor in workload.layers[index].tensors),
             tuple(group),
         )

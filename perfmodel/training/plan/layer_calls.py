@@ -366,8 +366,9 @@ def _issue(adding: _Adding, task: Task, calls: int) -> None:
     for at in task.after:
         issue = adding.tasks[at]
         if issue.kind == "issue" and isinstance(issue.work, Compute):
-            launch_s = calls * adding.request.times.launch_s
-            adding.tasks[at] = replace(issue, work=Compute(issue.work.duration_s + launch_s))
+            times = adding.request.times
+            calls_s = calls * times.layer_launches * times.launch_s
+            adding.tasks[at] = replace(issue, work=Compute(issue.work.duration_s + calls_s))
             return
 
 

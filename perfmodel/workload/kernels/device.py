@@ -118,6 +118,7 @@ class OptimizerKind:
     `tensors_per_launch`: of the fused kernel.
     `operations`, `passes`, `copies`: where it is not fused: element-wise operations, how often
         these read or write a tensor of the parameters' size, and such tensors that they make.
+    `corrections`: whether the host then computes factors for each tensor.
     """
 
     state_tensors: int
@@ -125,6 +126,7 @@ class OptimizerKind:
     operations: int
     passes: int
     copies: int
+    corrections: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,13 +137,25 @@ class ForLoopConstants:
     passes: int
 
 
+@dataclass(frozen=True)
+class HostConstants:
+    """Time of the host, over that of an operation alone.
+
+    `layer_kernel`: to issue a kernel of a layer.
+    `tensor`: to list a tensor for an optimizer.
+    `corrections`: to compute Adam's factors of a tensor.
+    """
+
+    layer_kernel: float
+    tensor: float
+    corrections: float
+
+
 @dataclass(frozen=True, eq=False)
 class KernelConstants:
     """All of them; the file states each source.
 
     `elementwise_backward`: traffic of backward over that of forward.
-    `gradient_copy_launch`: time of the host to issue a copy of a gradient, over that of a layer's
-        kernel.
     `elements_per_launch`: parameter elements that one optimizer launch can cover.
     `tensors_per_operation`: tensors that a launch of one of its operations covers, not fused.
     """
@@ -154,7 +168,7 @@ class KernelConstants:
     norm: NormConstants
     elementwise_backward: float
     optimizers: Mapping[str, OptimizerKind]
-    gradient_copy_launch: float
+    host: HostConstants
     elements_per_launch: int
     tensors_per_operation: int
     for_loop: ForLoopConstants
@@ -205,7 +219,7 @@ def kernel_constants() -> KernelConstants:
         norm=NormConstants(**values("norm")),
         elementwise_backward=float(data["elementwise"]["backward"]["value"]),
         optimizers={name: OptimizerKind(**entry) for name, entry in data["optimizers"].items()},
-        gradient_copy_launch=float(data["gradient_copy"]["launch_share"]["value"]),
+        host=HostConstants(**values("host")),
         elements_per_launch=int(data["elements_per_launch"]),
         tensors_per_operation=int(data["tensors_per_operation"]),
         for_loop=ForLoopConstants(**values("for_loop")),

@@ -91,6 +91,17 @@ def optimizer_launches(
     return times * (-(-len(trained) // each) + elements // constants.elements_per_launch)
 
 
+def optimizer_operations(
+    workload: Workload, optimizer: str, kernels: OptimizerKernels = "foreach"
+) -> int:
+    """Operations alone that take the host as long as one optimizer step: launches, and lists."""
+    constants = kernel_constants()
+    corrects = constants.optimizer(optimizer).corrections and kernels != "fused"
+    lists = constants.host.tensor + constants.host.corrections * corrects
+    launches = optimizer_launches(workload, optimizer, kernels)
+    return round(launches + lists * len(workload.ready_order))
+
+
 def _step_bytes(tensor: ParameterTensor, states: int) -> int:
     """Bytes that a step moves per element of one tensor."""
     own = ITEM_BYTES[tensor.dtype]
