@@ -286,6 +286,7 @@ def _shape_fields(operator: Operator, batch: int) -> dict[str, Any]:
                     "out_size": [images * conv.out_size[0], conv.out_size[1]],
                     "kernel": list(conv.kernel),
                     "groups": conv.groups,
+                    "bias": conv.has_bias,
                 }
             }
         case Attention() as attention:

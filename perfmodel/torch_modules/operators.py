@@ -181,6 +181,7 @@ def convolution_of(args: Sequence[Any], out: Any) -> Convolution:
         _folded(weight.shape[2:]),
         images=int(image.shape[0]),
         groups=int(groups),
+        has_bias=args[2] is not None,
     )
 
 

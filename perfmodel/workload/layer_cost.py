@@ -20,20 +20,17 @@ from perfmodel.workload.kernels.kernel_times import (
     CASTS,
     KernelCost,
     busy_s,
-    convolution_s,
+    convolution_passes_s,
     elementwise_s,
     feature_map_s,
-    forward_product,
     fused_attention_s,
     grouped_passes_s,
-    input_gradient_product,
     layout_copy_s,
     map_copy_s,
     narrow_casts_s,
     norm_s,
     product_s,
     unfused_products_s,
-    weight_gradient_product,
 )
 from perfmodel.workload.kernels.shapes import (
     ALIGNED,
@@ -49,6 +46,9 @@ from perfmodel.workload.model import ITEM_BYTES, Layer
 STATED_BYTES = 4
 """Bytes per element at which layers state their traffic."""
 
+NORM_PASSES = 2
+"""Of a normalisation, forward: read and write."""
+
 TENSOR_CORE_PRECISIONS = frozenset({"tf32", "fp16", "bf16"})
 """Precisions whose convolutions want channels last and copy their operands otherwise."""
 
@@ -59,6 +59,9 @@ class Pricing:
 
     `plain`: the same GPU at fp32, whose convolutions compete with TF32 and its copies.
     `vector_item_bytes`: of element-wise kernels outside convolutional networks.
+    `waits_for_statistics`: whether batch normalisation is PyTorch's own, whose passes wait for sums
+        as normalisations over rows do: in bf16 (``_select_batch_norm_backend`` in
+        ATen/native/Normalization.cpp), not compiled.
     `float8`: of layers that run in fp8.
     `narrow_attention`: whether attention multiplies in fp8, too.
     """
@@ -71,6 +74,7 @@ class Pricing:
     fused_attention: bool
     compiled: bool
     casts: bool
+    waits_for_statistics: bool = False
     float8: Float8Pricing | None = None
     narrow_attention: bool = False
 
@@ -115,6 +119,7 @@ def make_pricing(
         fused_attention=bool(fused_attention),
         compiled=compiled,
         casts=casts,
+        waits_for_statistics=precision == "bf16" and not compiled,
         float8=make_float8_pricing(
             gpu,
             float8 or Float8(),
@@ -266,13 +271,16 @@ def _vector_cost(layer: Layer, pricing: Pricing) -> KernelCost:
     plain_s = (
         feature_map_s(nbytes, item, device) if layer.kind == "conv" else nbytes / device.memory_Bps
     )
+    waits_s = NORM_PASSES * layer.statistics_elements * pricing.batch * device.norm_s
+    waits_s *= pricing.waits_for_statistics
     return KernelCost(
-        plain_s + single_s + norm_s(norm_bytes, item, device) + kernels * device.ramp_s,
+        plain_s + single_s + norm_s(norm_bytes, item, device) + kernels * device.ramp_s + waits_s,
         (
             plain_s * device.constants.elementwise_backward
             + single_s * device.constants.norm.backward
             + norm_s(norm_bytes, item, device, backward=True)
             + backward_kernels * device.ramp_s
+            + waits_s
         ),
         kernels,
         backward_kernels,
@@ -358,21 +366,25 @@ def _convolution_cost(
     conv: Convolution, pricing: Pricing, gradients: tuple[int, ...]
 ) -> KernelCost:
     """Choose between kernels with copies of their operands and, beside TF32, plain fp32 ones."""
-    copies = 2 * pricing.transposes
-    both = (weight_gradient_product(conv), input_gradient_product(conv))
-    products = (forward_product(conv), *(both[each] for each in gradients))
-    copied_s = layout_copy_s(conv, pricing.device) if copies else 0.0
-
-    def times_s(device: Device) -> list[float]:
-        return [convolution_s(conv, product, device) for product in products]
-
-    forward_s, *backward_s = (each + copied_s for each in times_s(pricing.device))
-    if copies and pricing.plain is not None:
-        plain_forward_s, *plain_backward_s = times_s(pricing.plain)
-        forward_s = min(forward_s, plain_forward_s)
-        backward_s = list(map(min, backward_s, plain_backward_s))
-    # one call issues the copies, too, and one both gradients (aten::convolution_backward)
-    return KernelCost(forward_s, sum(backward_s), 1, 1)
+    device = pricing.device
+    passes_s: tuple[float, ...] = convolution_passes_s(conv, device)
+    if pricing.transposes and not (conv.channels_last or conv.is_depthwise):
+        copied_s = layout_copy_s(conv, device)
+        passes_s = tuple(each + copied_s for each in passes_s)
+        if pricing.plain is not None:
+            passes_s = tuple(map(min, passes_s, convolution_passes_s(conv, pricing.plain)))
+    forward_s, *both_s = passes_s
+    backward_s = sum(both_s[each] for each in gradients)
+    adds_bias = conv.has_bias and not pricing.compiled
+    sums_bias = conv.has_bias and _WEIGHT in gradients
+    bias_s = feature_map_s(device.item_bytes * conv.out_elements, device.item_bytes, device)
+    # one call issues copies and bias, too, and one all gradients (aten::convolution_backward)
+    return KernelCost(
+        forward_s + adds_bias * (2 * bias_s + device.ramp_s),
+        backward_s + sums_bias * (bias_s + device.ramp_s),
+        1,
+        1,
+    )
 
 
 def _stated_cost(layer: Layer, pricing: Pricing, passes: int) -> KernelCost:

@@ -191,6 +191,8 @@ class Layer:
         Part of `vector_bytes` that normalisations over rows move (layer and RMS norm).
     wide_norm : bool
         Whether these normalisations run as single operations in fp32, whatever the precision.
+    statistics_elements : float
+        Elements of a batch normalisation, per sample.
     wide_bytes : float
         Part of `vector_bytes`, beside those of normalisations, that moves in fp32 whatever the
         precision (losses).
@@ -227,6 +229,7 @@ class Layer:
     matrix: MatrixKernel | None = None
     norm_bytes: float = 0.0
     wide_norm: bool = False
+    statistics_elements: float = 0.0
     wide_bytes: float = 0.0
     chunked_loss: bool = False
     fused_bytes: float | None = None

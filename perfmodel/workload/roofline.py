@@ -29,8 +29,9 @@ from perfmodel.workload.kernels.float8_layers import (
     float8_layers,
     wide_precision,
 )
-from perfmodel.workload.kernels.kernel_times import elementwise_s
+from perfmodel.workload.kernels.kernel_times import elementwise_s, multi_tensor_s
 from perfmodel.workload.layer_cost import (
+    STATED_BYTES,
     layer_cost,
     make_pricing,
     matrix_seconds,
@@ -43,7 +44,7 @@ from perfmodel.workload.memory.optimizer_states import (
     optimizer_launches,
     optimizer_operations,
 )
-from perfmodel.workload.model import LayerTimes, Workload, scaled_fields
+from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, scaled_fields
 
 
 def layer_times(
@@ -164,8 +165,9 @@ def layer_times(
         backward_kernels=np.array([cost.backward_kernels for cost in costs], dtype=np.int64),
         launch_s=gpu.launch_s,
         layer_launches=kernel_constants().host.layer_kernel,
-        optimizer_s=elementwise_s(
+        optimizer_s=multi_tensor_s(
             optimizer_bytes(workload, optimizer, optimizer_kernels, master_weights=master_weights),
+            STATED_BYTES if master_weights else ITEM_BYTES[workload.tensors[0].dtype],
             launches,
             pricing.device,
         ),

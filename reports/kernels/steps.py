@@ -49,6 +49,9 @@ MOST_ROWS = 6
 HOST_BOUND = "github.com/stanford-futuredata/gavel"
 """40 to 90 ms of each step do not depend on the batch, on V100, P100 and K80 alike, beside eight
 processes that decode images: its steps say nothing of kernels, and enter no fit of them."""
+CONVOLUTIONAL = ("resnet", "vgg", "inception", "alexnet", "efficientnet", "convnext")
+"""Names of convolutional models begin so."""
+
 FEW_TABLES = 3
 """Tables from which on a generation of GPUs has its own share in the width."""
 INSIDE = 0.8
@@ -160,7 +163,7 @@ def _record(
     table: str, gpu: str, cells: Mapping[str, str], predict: Callable[[], float]
 ) -> StepRecord:
     model = cells["model"]
-    convolutional = model.startswith(("resnet", "vgg", "inception", "alexnet"))
+    convolutional = model.startswith(CONVOLUTIONAL)
     family: Family = "convolutional" if convolutional else "transformer"
     generation = load_gpu(gpu).generation
     published = float(cells["samples_per_s"])

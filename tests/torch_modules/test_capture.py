@@ -59,8 +59,9 @@ def test_a_residual_network_is_that_of_the_zoo(resnet: Capture) -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_its_step_is_that_of_the_zoo(resnet: Capture, precision: str, compiled: bool) -> None:
+    # not in bf16: a file does not say which elements batch normalisation waits for
     gpu = load_gpu("a100-sxm4-80gb")
     own, zoo = (
         step_s(layer_times(model, gpu, batch=64, precision=precision, compiled=compiled))

@@ -12,7 +12,8 @@ from perfmodel.errors import InputError
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload import Layer, ParameterTensor, Workload, build_model, layer_times, zoo_names
-from perfmodel.workload.kernels.device import kernel_constants
+from perfmodel.workload.kernels.device import kernel_constants, make_device
+from perfmodel.workload.kernels.kernel_times import feature_map_s
 from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixProduct
 from perfmodel.workload.layer_cost import likely_product
 from perfmodel.workload.memory import optimizer_launches
@@ -99,15 +100,27 @@ def attention(tokens, *, heads=8, causal=False):
 
 
 def test_fused_attention_skips_the_masked_half_and_recomputes_the_scores():
-    reached = kernel_constants().attention_rate("", "ampere", "fp32").large_heads
-    half = kernel_constants().attention.half_rate_keys
+    rate = kernel_constants().attention_rate("", "ampere", "fp32")
     forward, backward = times(attention(16384))
-    saturated = 16384 / (16384 + half)
-    work_s = 4 * attention(16384).matmul_flops / RATE
-    assert forward == pytest.approx(work_s / reached / saturated, rel=1e-3)
-    assert backward == pytest.approx(2.5 * forward, rel=1e-3)
+    saturated = 16384 / (16384 + rate.half_rate_keys)
+    work_s = 4 * attention(16384).matmul_flops / RATE / rate.large_heads / saturated
+    waves = 4 * 8 * (16384 / 128) / GPU.streaming_multiprocessors  # 128 queries are a tile
+    assert forward == pytest.approx(work_s * (1 + 0.5 / waves), rel=1e-4)
+    # result and its gradient read, fp32 sums cleared, read and cast
+    around_s = 4 * 8 * 16384 * 128 * (3 * 4 + 2 * 4) / TRAFFIC
+    assert backward == pytest.approx(2.5 * forward + around_s, rel=1e-4)
     masked, _ = times(attention(16384, causal=True))
-    assert masked == pytest.approx(forward / 2, rel=0.03)  # half of the keys: less saturated
+    # a last tile takes twice the others' time
+    assert masked == pytest.approx(work_s / 2 * (1 + 1 / waves), rel=2e-3)
+
+
+def test_attention_takes_whole_tiles_and_waves():
+    # 129 tokens take two tiles of 128 queries, which see three blocks of 64 keys
+    short, long = times(attention(129))[0], times(attention(192))[0]
+    assert short == pytest.approx(long)
+    # eight heads of one tile on a hundred multiprocessors take no longer than four
+    alone, beside = (times(attention(128, heads=heads), batch=1)[0] for heads in (4, 8))
+    assert alone == pytest.approx(beside)
 
 
 def test_a_frozen_weight_leaves_the_gradient_of_the_input_alone():
@@ -158,9 +171,9 @@ def test_unfused_attention_moves_its_scores():
     assert by_hand - compiled == pytest.approx(0.25 * scores_s + GPU.kernel_overhead_s)
     for without in (replace(dropped, score_dropout=False), layer):
         assert times(without, fused_attention=False, compiled=True, batch=1)[0] == compiled
-    fused, _ = times(layer, batch=1)
-    assert fused < forward
-    assert times(dropped, batch=1)[0] == fused
+    fused, _ = times(layer, batch=4)
+    assert fused < 4 * forward
+    assert times(dropped, batch=4)[0] == fused
 
 
 def test_autocast_casts_every_weight_and_leaves_transformers_norms_in_fp32():
@@ -216,9 +229,44 @@ def test_tensor_cores_want_channels_last():
     copies_s = 64 * 2 * layer.matmul_bytes / 2 / TRAFFIC
     assert copies_s < slow - fast < 2 * copies_s
     assert times(layer) == times(layer, channels_last=True)
+    for kept in ({"channels_last": True}, {"groups": 64}):  # never copied: laid out, or depthwise
+        own = conv_layer(replace(layer.matrix, **kept))
+        assert (
+            times(own, precision="fp16")[0] == times(own, precision="fp16", channels_last=True)[0]
+        )
     # TF32 turns to the fp32 kernels where the copies would cost more
     pointwise = conv_layer(Convolution(64, 64, (56, 56), (56, 56), (1, 1)))
     assert times(pointwise, precision="tf32") == pytest.approx(times(pointwise))
+
+
+def test_a_bias_of_a_convolution_is_added_and_summed_by_kernels_of_their_own():
+    plain = Convolution(64, 64, (56, 56), (56, 56), (3, 3), images=4)
+    pass_s = feature_map_s(4.0 * plain.out_elements, 4, make_device(GPU, "fp32", 4))
+    biased = conv_layer(replace(plain, images=1, has_bias=True))
+    without = conv_layer(replace(plain, images=1))
+    both = zip(times(biased), times(without), strict=True)
+    assert [one - other for one, other in both] == pytest.approx([2 * pass_s, pass_s])
+    fused = {"compiled": True, "batch": 4}
+    biased, without = (replace(layer, fused_bytes=0.0) for layer in (biased, without))
+    assert times(biased, **fused)[0] == times(without, **fused)[0]
+
+
+def test_batch_normalisation_in_bf16_waits_for_its_statistics():
+    gpu = replace(
+        GPU,
+        peak_flops={**GPU.peak_flops, "bf16": 300e12},
+        matmul_efficiency={**GPU.matmul_efficiency, "bf16": 0.5},
+    )
+    plain = Layer("l", vector_bytes=1e9, kind="conv")
+    normed = replace(plain, statistics_elements=1e8)
+    waits_s = 2 * 4 * 1e8 / (kernel_constants().norm.elements_per_s * 100)
+    for precision, expected_s in (("bf16", waits_s), ("fp16", 0.0)):  # cuDNN's kernels in fp16
+        pairs = zip(
+            times(normed, precision=precision, gpu=gpu),
+            times(plain, precision=precision, gpu=gpu),
+            strict=True,
+        )
+        assert [one - other for one, other in pairs] == pytest.approx([expected_s] * 2, abs=1e-12)
 
 
 def test_fused_chains_move_less_and_launch_less():

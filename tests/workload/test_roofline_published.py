@@ -10,6 +10,8 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
+import pytest
+
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload.roofline import layer_times, step_s
 from perfmodel.workload.zoo import build_model
@@ -167,13 +169,41 @@ def _bert() -> list[Published]:
     ]
 
 
-PUBLISHED = (*_resnet50(), *_timm(), *_bert())
+def _depthwise() -> list[Published]:
+    """EfficientNet by NVIDIA (PyTorch 21.03), and ConvNeXt in either layout."""
+    nchw = TIMM.replace("nhwc", "nchw")
+    rows = [
+        ("efficientnet_b0", "a100-sxm4-80gb", "tf32", 0, 1078.0, DLE, False),
+        ("efficientnet_b0", "a100-sxm4-80gb", "fp16", 0, 2489.0, DLE, True),
+        ("efficientnet_b0", "v100-sxm2-16gb", "fp32", 0, 655.0, DLE, False),
+        ("efficientnet_b0", "v100-sxm2-32gb", "fp16", 0, 1401.0, DLE, True),
+        ("efficientnet_b0", "rtx-3090", "fp16", 512, 1751.72, TIMM, True),
+        ("efficientnet_b0", "rtx-3090", "fp16", 384, 1459.11, nchw, False),
+        ("convnext_tiny", "rtx-3090", "fp16", 256, 819.24, TIMM, True),
+        ("convnext_tiny", "rtx-3090", "fp16", 256, 813.16, nchw, False),
+    ]
+    return [
+        Published(model, gpu, precision, batch, rate, source, channels_last=nhwc)
+        for model, gpu, precision, batch, rate, source, nhwc in rows
+    ]
+
+
+PUBLISHED = (*_resnet50(), *_timm(), *_bert(), *_depthwise())
 
 
 def test_half_of_the_step_times_are_within_a_tenth_and_none_beyond_a_third():
     errors = [abs(row.error) for row in PUBLISHED]
     assert statistics.median(errors) < 0.10
     assert max(errors) < 0.33
+
+
+def test_depthwise_convolutions_in_32_bits_and_in_either_layout():
+    errors = {(row.gpu, row.precision, row.channels_last): row.error for row in _depthwise()}
+    for kind in (("a100-sxm4-80gb", "tf32", False), ("v100-sxm2-16gb", "fp32", False)):
+        assert abs(errors[kind]) < 0.1  # 24 and 37 % too quick as products
+    assert errors["rtx-3090", "fp16", True] == pytest.approx(
+        errors["rtx-3090", "fp16", False], abs=0.02
+    )
 
 
 def test_no_bias():

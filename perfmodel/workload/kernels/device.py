@@ -52,10 +52,17 @@ class GroupedConstants:
 
 @dataclass(frozen=True)
 class ConvolutionConstants:
-    """Elements per second of one multiprocessor: over feature maps, and in transposing copies."""
+    """Elements per second of one multiprocessor: over feature maps, and in transposing copies.
+
+    `depthwise_Bps`: bytes per second that it loads where channels are filtered one by one, an
+        element for each multiplication.
+    `wide_sums_per_s`: multiplications per second in the gradient of such a filter in 32 bits.
+    """
 
     map_elements_per_s: float
     copy_elements_per_s: float
+    depthwise_Bps: float
+    wide_sums_per_s: float
 
 
 @dataclass(frozen=True)

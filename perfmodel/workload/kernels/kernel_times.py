@@ -95,8 +95,13 @@ def busy_s(product: MatrixProduct, nbytes: float, device: Device) -> float:
         for split in SPLITS:
             waves = -(-tiles * split // device.multiprocessors)
             depth = -(-product.depth // (split * step)) * step
-            moved_s = memory_s + split * partials_s if split > 1 else memory_s
-            shortest = min(shortest, max(waves * (depth + device.prologue) * depth_s, moved_s))
+            tiles_s = max(
+                waves * (depth + device.prologue) * depth_s,
+                memory_s + split * partials_s if split > 1 else memory_s,
+            )
+            # another kernel adds the parts (cuBLAS's splitKreduce)
+            sum_s = device.constants.product.ramp_s if split > 1 else 0.0
+            shortest = min(shortest, tiles_s + sum_s)
             if waves >= FULL_WAVES:
                 break
     return shortest
@@ -175,6 +180,34 @@ def convolution_s(conv: Convolution, product: MatrixProduct, device: Device) -> 
     )
 
 
+def convolution_passes_s(conv: Convolution, device: Device) -> tuple[float, float, float]:
+    """Device times of forward, of the gradient of the weight, and of that of the input; seconds."""
+    if conv.is_depthwise:
+        return _depthwise_passes_s(conv, device)
+    products = forward_product(conv), weight_gradient_product(conv), input_gradient_product(conv)
+    forward_s, weight_s, input_s = (convolution_s(conv, each, device) for each in products)
+    return forward_s, weight_s, input_s
+
+
+def _depthwise_passes_s(conv: Convolution, device: Device) -> tuple[float, float, float]:
+    """The same where each channel is filtered by itself, which leaves tensor cores no product.
+
+    Each multiplication loads an element. In 32 bits every weight's gradient is the sum of one
+    block of threads.
+    """
+    constants, multiplications = device.constants.convolution, conv.flops / 2
+    moved = conv.in_elements + conv.out_elements + conv.weight_elements
+    loads_s = multiplications * device.item_bytes / constants.depthwise_Bps
+    sums_s = multiplications / constants.wide_sums_per_s if device.item_bytes > 2 else 0.0
+    ramp_s = device.constants.product.ramp_s
+    pass_s = max(device.item_bytes * moved / device.memory_Bps, loads_s / device.multiprocessors)
+    return (
+        ramp_s + pass_s,
+        ramp_s + max(pass_s, sums_s / device.multiprocessors),
+        ramp_s + pass_s,
+    )
+
+
 def layout_copy_s(conv: Convolution, device: Device) -> float:
     """Device time of transposing both feature maps of a pass, there or back; seconds."""
     return map_copy_s(conv.in_elements + conv.out_elements, device) + 2 * device.ramp_s
@@ -195,6 +228,17 @@ def feature_map_s(nbytes: float, item_bytes: int, device: Device) -> float:
     return nbytes * (1 / device.memory_Bps + device.map_s / item_bytes)
 
 
+def multi_tensor_s(nbytes: float, item_bytes: int, kernels: int, device: Device) -> float:
+    """Device time of kernels over lists of tensors that move `nbytes` together; seconds.
+
+    A thread loads four elements at once (ATen/native/cuda/MultiTensorApply.cuh, ``kILP``): with
+    narrow ones not the widest load, so that multiprocessors add time as over feature maps.
+    """
+    wide = 4 * item_bytes >= LOAD_BYTES
+    moved_s = elementwise_s(nbytes, kernels, device)
+    return moved_s if wide else moved_s + nbytes * device.map_s / item_bytes
+
+
 def norm_s(nbytes: float, item_bytes: int, device: Device, *, backward: bool = False) -> float:
     """Device time of normalisations over rows whose forward moves `nbytes`, no ramps; seconds.
 
@@ -210,6 +254,11 @@ keys and values together, and the result; in backward the result's gradient, and
 (TransformerEngine 2, ``dot_product_attention/backends.py``, ``FusedAttnFunc``)."""
 
 
+TILE, KEY_BLOCK = 128, 64
+"""Queries of a tile, and keys that it looks at together, at least (Dao-AILab/flash-attention,
+``flash_fwd_launch_template.h``)."""
+
+
 def fused_attention_s(
     attention: Attention, device: Device, *, backward: bool = False, narrow: bool = False
 ) -> float:
@@ -217,22 +266,36 @@ def fused_attention_s(
 
     `narrow`: with fp8 operands, without their casts.
 
-    Its rate saturates with the number of keys that a query sees, as the start of each tile of
-    queries is spread over more work. Keys in blocks are seen a block at a time; the starts of the
-    kernels after the first are no part of it.
+    Multiprocessors take whole tiles of queries one after another. A tile takes time for each block
+    of keys that it sees, and for its start, for each kernel anew where keys come in blocks; the
+    starts of the kernels after the first are no part of it. At the end they wait for half of a tile
+    that sees all keys. Backward sums the gradient of queries in fp32, between a kernel that
+    multiplies the result with its gradient and one that casts it.
     """
     constants, rate = device.constants.attention, device.attention
-    work = attention.flops * attention.seen_keys / attention.all_keys
+    tiles = -(-attention.tokens // TILE)
+    waves = attention.sequences * attention.heads * tiles / device.multiprocessors
+    start = (rate.half_rate_keys or constants.half_rate_keys) * attention.blocks
+    whole = -(-attention.all_keys // KEY_BLOCK) * KEY_BLOCK / attention.all_keys
+    longest = whole * min(attention.all_keys, attention.window or math.inf) + start
+    keys = max(longest, waves * (whole * attention.seen_keys + start) + longest / 2)
+    work = attention.flops / attention.all_keys * tiles * TILE / attention.tokens * keys / waves
     work *= constants.backward_flops if backward else 1.0
-    block_keys = attention.seen_keys / attention.blocks
-    saturation = block_keys / (block_keys + (rate.half_rate_keys or constants.half_rate_keys))
-    share = rate.at(attention.head_size) * saturation * (rate.backward if backward else 1.0)
+    share = rate.at(attention.head_size) * (rate.backward if backward else 1.0)
     if narrow:
         share *= (rate.narrow_backward if backward else rate.narrow) or 1.0
     passes = constants.backward_passes if backward else 1.0
-    return device.constants.product.ramp_s + max(
-        work / (device.matrix_flops * share),
-        passes * device.item_bytes * attention.elements / device.memory_Bps,
+    around_s = 0.0
+    if backward:
+        queries = attention.sequences * attention.heads * attention.tokens * attention.head_size
+        around_s = elementwise_s(queries * (3 * device.item_bytes + 2 * PARTIAL_BYTES), 2, device)
+    return (
+        device.constants.product.ramp_s
+        + around_s
+        + max(
+            work / (device.matrix_flops * share),
+            passes * device.item_bytes * attention.elements / device.memory_Bps,
+        )
     )
 
 

@@ -66,6 +66,9 @@ class Convolution:
     """A convolution of `images`: channels and sizes (height, width) before and after, kernel.
 
     `groups`: parts of the channels that see each other only.
+    `has_bias`: whether a kernel of its own adds a vector over the channels, whose gradient another
+        one sums.
+    `channels_last`: whether its images are in NHWC whatever the model is in.
     """
 
     in_channels: int
@@ -75,6 +78,13 @@ class Convolution:
     kernel: tuple[int, int]
     images: int = 1
     groups: int = 1
+    has_bias: bool = False
+    channels_last: bool = False
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether each channel is filtered by itself."""
+        return self.groups == self.in_channels > 1
 
     @property
     def flops(self) -> float:

@@ -263,6 +263,7 @@ def _make_matrix(spec: LayerSpec) -> MatrixKernel | None:
             conv.out_size,
             conv.kernel,
             groups=conv.groups,
+            has_bias=conv.bias,
         )
     if spec.attention is None:
         return None

@@ -85,7 +85,10 @@ class ProductSpec(FileModel):
 
 
 class ConvolutionSpec(FileModel):
-    """A convolution of one sample: channels, heights and widths before and after, its kernel."""
+    """A convolution of one sample: channels, heights and widths before and after, its kernel.
+
+    `bias`: whether a vector over its channels is added.
+    """
 
     in_channels: Size
     out_channels: Size
@@ -93,6 +96,7 @@ class ConvolutionSpec(FileModel):
     out_size: Sides
     kernel: Sides
     groups: Size = 1
+    bias: bool = False
 
     @model_validator(mode="after")
     def _check_groups(self) -> Self:

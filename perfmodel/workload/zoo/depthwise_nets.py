@@ -234,7 +234,10 @@ CONVNEXTS = published_sizes("images")["convnext"]
 def convnext(
     name: str, *, dtype: str, image_size: int, widths: Sequence[int], blocks: Sequence[int]
 ) -> Workload:
-    """Convolutional network of Liu et al. 2022 (arXiv 2201.03545), torchvision's variant."""
+    """Convolutional network of Liu et al. 2022 (arXiv 2201.03545), torchvision's variant.
+
+    Its norms over channels see permuted images, which leaves all after the first in NHWC.
+    """
     stem, image = convolution(
         "features.0.0", Image(3, image_size, image_size), widths[0], 4, stride=4, relu=False
     )
@@ -299,7 +302,7 @@ def _normed_after(part: Module, norm: str, image: Image) -> Module:
 
 def _downsampling(name: str, image: Image, width: int) -> tuple[Module, Image]:
     """Normalise, and halve the sides by a convolution."""
-    part, out = convolution(f"{name}.1", image, width, 2, stride=2, relu=False)
+    part, out = convolution(f"{name}.1", image, width, 2, stride=2, relu=False, channels_last=True)
     own = norm_parameters(f"{name}.0", image.channels)
     norm_bytes = float(ELEMENT_BYTES * NORM_PASSES * image.elements)
     return replace(
@@ -324,9 +327,8 @@ def _convnext_block(name: str, image: Image, *, drops: bool) -> list[Module]:
     The gradient of the scale, which is registered first, is complete first.
     """
     width, pixels, elements = image.channels, image.height * image.width, image.elements
-    depthwise, _ = convolution(
-        f"{name}.block.0", image, width, 7, padding=3, groups=width, relu=False
-    )
+    same: dict[str, Any] = {"padding": 3, "groups": width, "relu": False, "channels_last": True}
+    depthwise, _ = convolution(f"{name}.block.0", image, width, 7, **same)
     scale = ((f"{name}.layer_scale", (width, 1, 1)),)
     norm = norm_parameters(f"{name}.block.2", width)
     widen = weight_and_bias(f"{name}.block.3", WIDTH_FACTOR * width, width)

@@ -83,6 +83,7 @@ def convolution(
     norm: str | None = None,
     relu: bool = True,
     residual: bool = False,
+    channels_last: bool = False,
 ) -> tuple[Module, Image]:
     """One convolution with what follows it: batch normalisation, residual addition, ReLU.
 
@@ -90,6 +91,8 @@ def convolution(
     output element, input channel (of its group) and kernel position. Kept for backward: the
     convolution's output where batch normalisation needs it, and the activation (the next layer's
     input).
+
+    `channels_last`: whether its images are laid out so in any case.
     """
     kernel = pair(kernel)
     height, width = output_size(image, kernel, stride, pair(padding), name)
@@ -109,6 +112,7 @@ def convolution(
         fused_kernels=1 + 2 * bool(norm) + (not norm and relu),
         weight_elements=float(channels * inputs * kernel[0] * kernel[1]),
         saved_elements=float(out.elements * (bool(norm) + relu)),
+        statistics_elements=float(out.elements * bool(norm)),
         # batch normalisation also counts its batches, for a fifth of a kernel's time of the host
         kernels=1 + bool(norm) + relu + residual,
         kind="conv",
@@ -119,6 +123,8 @@ def convolution(
             (height, width),
             kernel,
             groups=groups,
+            has_bias=norm is None,
+            channels_last=channels_last,
         ),
     )
     ready = names(normed) + names(parameters)

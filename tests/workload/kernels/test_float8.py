@@ -132,7 +132,7 @@ def test_fits_of_recorded_layers_and_their_errors():
         assert statistics.median(map(abs, values)) < 0.13
         share = fitted["blockwise"][0] / fitted["tensorwise"][0]
         casts = float8_casts(Float8(recipe="blockwise"), load_gpu(gpu), compiled=True)
-        assert casts.rate == pytest.approx(share, abs=0.13)
+        assert casts.rate == pytest.approx(share, abs=0.15)
 
 
 # ---------------------------------------------------------------- theory
