@@ -1,18 +1,25 @@
-"""Published steps of a collection: step time with its interval, and peak memory."""
+"""Published steps: step time with its interval, and peak memory.
+
+Those of a collection, rows that say everything themselves, and throughputs of one GPU.
+"""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from reports.validation.entries.entry import Candidate, Collected, LeftOut, Prediction
+from reports.validation.entries.entry import Candidate, Collected, LeftOut, Prediction, rows_of
 from reports.validation.entries.published_runs import Cells, NotExpressible, as_stated_step
-from reports.validation.strategies.predicted_step import PredictedStep, predict_step
+from reports.validation.strategies.predicted_step import GB, PredictedStep, predict_step
 from reports.validation.strategies.stated_step import gpus_of, passes_of, positive, read_step
+from reports.validation.trainings.published import single_gpu_run
 
 FOLDER, RUNS, MODELS = "strategies", "llm_training.csv", "models.csv"
+STATED, ONE_GPU = "stated_steps.csv", "one_gpu.csv"
+"""Rows in the columns of `strategy_steps.csv` and of `single_gpu.csv`, with their table."""
+STEP_TIME = "step time"
+NOT_OF_A_STEP = frozenset({"id", "date"})
 
 
 def steps_in(folder: Path, seen: Container[str] = ()) -> Collected:
@@ -20,45 +27,66 @@ def steps_in(folder: Path, seen: Container[str] = ()) -> Collected:
 
     `seen`: ids of rows that were looked at before there was a ledger.
     """
-    found, path = Collected(), folder / FOLDER / RUNS
-    if not path.is_file():
-        return found
-    models = {cells["model_key"]: cells for cells in _rows(path.with_name(MODELS))}
-    predicted: list[PredictedStep] = []
-    for run in _rows(path):
-        if run["id"] in seen:
-            continue
-        try:
-            cells = as_stated_step(run, models.get(run["model_key"], {}))
-        except NotExpressible as error:
-            found.left_out.append(LeftOut(run["source"], str(error)))
-            continue
-        key = (cells["table"], run["id"], "step time")
+    found, predicted = Collected(), list[PredictedStep]()
+    for row, cells in (*_collected(folder / FOLDER, seen, found), *_stated(folder / FOLDER)):
+        keys = frozenset((cells["table"], row, quantity) for quantity in _quantities(cells))
         work = passes_of(cells) * gpus_of(cells)
-        run_it = partial(_predict_run, run["id"], cells, predicted)
-        found.candidates.append(Candidate(frozenset({key}), run_it, work))
+        found.candidates.append(Candidate(keys, partial(_predict_run, row, cells, predicted), work))
+    for cells in rows_of(folder / FOLDER / ONE_GPU):
+        key = cells["table"], cells["model"], STEP_TIME
+        found.candidates.append(Candidate(frozenset({key}), partial(_predict_one_gpu, cells)))
     return found
 
 
-def _rows(path: Path) -> Sequence[Cells]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+def _collected(folder: Path, seen: Container[str], found: Collected) -> Iterator[tuple[str, Cells]]:
+    """Read the rows of a collection; those that no scenario can express are put into `found`."""
+    models = {cells["model_key"]: cells for cells in rows_of(folder / MODELS)}
+    for run in rows_of(folder / RUNS):
+        if run["id"] in seen:
+            continue
+        try:
+            yield run["id"], as_stated_step(run, models.get(run["model_key"], {}))
+        except NotExpressible as error:
+            found.left_out.append(LeftOut(run["source"], str(error)))
+
+
+def _stated(folder: Path) -> Iterator[tuple[str, Cells]]:
+    for row in rows_of(folder / STATED):
+        yield row["id"], {name: row[name] for name in row if name not in NOT_OF_A_STEP}
+
+
+def _quantities(cells: Cells) -> list[str]:
+    """Which numbers of a row were measured."""
+    peak = [f"peak {cells['memory_kind']}"] if cells["peak_GB"] else []
+    return [STEP_TIME] * bool(cells["step_s"]) + peak
 
 
 def _predict_run(
     row: str, cells: Cells, predicted: list[PredictedStep]
 ) -> Sequence[Prediction] | str:
     """Predict a row; `predicted` are others, of which those of the same setup share simulations."""
-    step = predict_step(read_step(cells), predicted)
-    measured_s = positive(cells, "step_s")
-    assert measured_s is not None
-    low_s, high_s = step.interval() or (None, None)
-    group, table = class_of(cells), cells["table"]
-    prediction = Prediction(
-        "step", group, table, row, "step time", "s", step.step_s, low_s, high_s, measured_s
-    )
+    step, table = predict_step(read_step(cells), predicted), cells["table"]
+    found = []
+    for quantity in _quantities(cells):
+        if quantity == STEP_TIME:
+            measured_s = positive(cells, "step_s")
+            assert measured_s is not None
+            ends = step.interval() or (None, None)
+            of = "step", class_of(cells), table, row, quantity, "s"
+            found.append(Prediction(*of, step.step_s, *ends, measured_s))
+        else:
+            both = step.memory_bytes(cells["memory_kind"]), GB * float(cells["peak_GB"])
+            of = "memory", "memory", table, row, quantity, "B"
+            found.append(Prediction(*of, both[0], None, None, both[1]))
     predicted.append(step)
-    return [prediction]
+    return found
+
+
+def _predict_one_gpu(cells: Cells) -> Sequence[Prediction]:
+    run = single_gpu_run(cells)
+    rates = run.predicted, *reversed(run.intervals["one_gpu"]), run.published
+    of = "step", "one GPU", cells["table"], cells["model"], STEP_TIME, "s"
+    return [Prediction(*of, *(run.batch / rate for rate in rates))]
 
 
 def class_of(cells: Cells) -> str:
