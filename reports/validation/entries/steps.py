@@ -29,9 +29,16 @@ def steps_in(folder: Path, seen: Container[str] = ()) -> Collected:
     """
     found, predicted = Collected(), list[PredictedStep]()
     for row, cells in (*_collected(folder / FOLDER, seen, found), *_stated(folder / FOLDER)):
-        keys = frozenset((cells["table"], row, quantity) for quantity in _quantities(cells))
-        work = passes_of(cells) * gpus_of(cells)
-        found.candidates.append(Candidate(keys, partial(_predict_run, row, cells, predicted), work))
+        if cells["step_s"]:
+            key, run = (
+                (cells["table"], row, STEP_TIME),
+                partial(_predict_run, row, cells, predicted),
+            )
+            work = passes_of(cells) * gpus_of(cells)
+            found.candidates.append(Candidate(frozenset({key}), run, work))
+        if cells["peak_GB"]:
+            key = cells["table"], row, _peak_of(cells)
+            found.candidates.append(Candidate(frozenset({key}), partial(_predict_peak, row, cells)))
     for cells in rows_of(folder / FOLDER / ONE_GPU):
         key = cells["table"], cells["model"], STEP_TIME
         found.candidates.append(Candidate(frozenset({key}), partial(_predict_one_gpu, cells)))
@@ -55,31 +62,31 @@ def _stated(folder: Path) -> Iterator[tuple[str, Cells]]:
         yield row["id"], {name: row[name] for name in row if name not in NOT_OF_A_STEP}
 
 
-def _quantities(cells: Cells) -> list[str]:
-    """Which numbers of a row were measured."""
-    peak = [f"peak {cells['memory_kind']}"] if cells["peak_GB"] else []
-    return [STEP_TIME] * bool(cells["step_s"]) + peak
+def _peak_of(cells: Cells) -> str:
+    return f"peak {cells['memory_kind']}"
 
 
 def _predict_run(
     row: str, cells: Cells, predicted: list[PredictedStep]
 ) -> Sequence[Prediction] | str:
     """Predict a row; `predicted` are others, of which those of the same setup share simulations."""
-    step, table = predict_step(read_step(cells), predicted), cells["table"]
-    found = []
-    for quantity in _quantities(cells):
-        if quantity == STEP_TIME:
-            measured_s = positive(cells, "step_s")
-            assert measured_s is not None
-            ends = step.interval() or (None, None)
-            of = "step", class_of(cells), table, row, quantity, "s"
-            found.append(Prediction(*of, step.step_s, *ends, measured_s))
-        else:
-            both = step.memory_bytes(cells["memory_kind"]), GB * float(cells["peak_GB"])
-            of = "memory", "memory", table, row, quantity, "B"
-            found.append(Prediction(*of, both[0], None, None, both[1]))
+    step = predict_step(read_step(cells), predicted)
+    measured_s = positive(cells, "step_s")
+    assert measured_s is not None
+    low_s, high_s = step.interval() or (None, None)
+    group, table = class_of(cells), cells["table"]
+    prediction = Prediction(
+        "step", group, table, row, STEP_TIME, "s", step.step_s, low_s, high_s, measured_s
+    )
     predicted.append(step)
-    return found
+    return [prediction]
+
+
+def _predict_peak(row: str, cells: Cells) -> Sequence[Prediction]:
+    """Predict the peak of a row, of which nothing is simulated."""
+    predicted = predict_step(read_step(cells)).memory_bytes(cells["memory_kind"])
+    measured, of = GB * float(cells["peak_GB"]), ("memory", "memory", cells["table"], row)
+    return [Prediction(*of, _peak_of(cells), "B", predicted, None, None, measured)]
 
 
 def _predict_one_gpu(cells: Cells) -> Sequence[Prediction]:

@@ -287,11 +287,11 @@ STATED = {
 
 def test_a_stated_row_gives_its_step_and_its_peak(tmp_path: Path) -> None:
     write_table(tmp_path / "strategies" / "stated_steps.csv", [STATED])
-    (found,) = steps_in(tmp_path).candidates
-    step, peak = found.predict()
+    timed, filled = steps_in(tmp_path).candidates
+    (step,), (peak,) = timed.predict(), filled.predict()
     assert isinstance(step, Prediction)
     assert isinstance(peak, Prediction)
-    assert found.keys == {step.key, peak.key}
+    assert (timed.keys, filled.keys) == ({step.key}, {peak.key})
     assert (step.kind, step.measured, peak.kind, peak.measured) == ("step", 10.0, "memory", 30e9)
     assert peak.predicted > 1e9
 
@@ -299,7 +299,9 @@ def test_a_stated_row_gives_its_step_and_its_peak(tmp_path: Path) -> None:
 def test_a_stated_row_without_a_time_gives_its_peak_alone(tmp_path: Path) -> None:
     write_table(tmp_path / "strategies" / "stated_steps.csv", [{**STATED, "step_s": ""}])
     (found,) = steps_in(tmp_path).candidates
-    assert [each.quantity for each in found.predict()] == ["peak allocated"]
+    (peak,) = found.predict()
+    assert isinstance(peak, Prediction)
+    assert peak.quantity == "peak allocated"
 
 
 def test_a_throughput_of_one_gpu_is_a_step(tmp_path: Path) -> None:
