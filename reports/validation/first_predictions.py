@@ -3,9 +3,10 @@
     python -m reports.validation.first_predictions --data DIR [--minutes 9]
 
 DIR is laid out as collections of records are: ``nccl_sweeps`` with META.csv, ``strategies`` with
-``llm_training.csv``, ``models.csv`` and grids of kernels, ``training`` with MLPerf's results. A
-record is predicted by the first version that can read it, before anybody has looked at how far off
-it is; no line of ``first_predictions.csv`` is ever written again. `ledger` says how good they are.
+``llm_training.csv``, ``models.csv``, ``stated_steps.csv``, ``one_gpu.csv`` and grids of kernels,
+``training`` with MLPerf's results. A record is predicted by the first version that can read it,
+before anybody has looked at how far off it is; no line of ``first_predictions.csv`` is ever written
+again. `ledger` says how good they are.
 What cannot be predicted is counted in ``first_left_out.csv``. Where time is up, the next run goes
 on. Our own measurements enter with the predictions that were written down before them.
 """

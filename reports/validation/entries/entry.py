@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 
@@ -100,6 +100,14 @@ class Collected:
 
     candidates: list[Candidate] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
+
+
+def rows_of(path: Path) -> list[Mapping[str, str]]:
+    """Cells of a table of records; none where there is no file."""
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 _ORIGIN = {each.name: each.name for each in fields(Origin)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
@@ -15,7 +14,7 @@ from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload import kernels as package
 from reports.kernels.records import Record, kernel_s
-from reports.validation.entries.entry import Candidate, Collected, LeftOut, Prediction
+from reports.validation.entries.entry import Candidate, Collected, LeftOut, Prediction, rows_of
 from reports.validation.entries.published_runs import NotExpressible, readings
 
 FOLDER, GROUP = "strategies", "kernel"
@@ -35,18 +34,13 @@ def kernels_in(folder: Path, seen: Container[str] = ()) -> Collected:
     for grid, record_of in (PRODUCTS, _product), (ATTENTION, _attention):
         path = folder / FOLDER / f"{grid}.csv"
         tables: dict[str, list[Mapping[str, str]]] = {}
-        for cells in _rows(path) if path.is_file() else ():
+        for cells in rows_of(path):
             name = f"{grid}, {cells['gpu']}, {cells['framework']} {cells['version']}"
             if name not in seen:
                 tables.setdefault(name, []).append(cells)
         for name, rows in tables.items():
             _add_table(found, name, rows, EVERY[grid], record_of)
     return found
-
-
-def _rows(path: Path) -> Sequence[Mapping[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def _add_table(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 from perfmodel.workload.model import ITEM_BYTES
 from reports.kernels.records import Record
-from reports.validation.entries.entry import Candidate, Collected, LeftOut
+from reports.validation.entries.entry import Candidate, Collected, LeftOut, rows_of
 from reports.validation.entries.kernels import predict_kernel
 
 GPUS = {"h100": "h100-sxm5-80gb", "h200": "h200-sxm5-141gb"}
@@ -29,7 +28,7 @@ def own_kernels(folder: Path) -> Collected:
     for name, gpu in GPUS.items():
         path = folder / "measured" / f"{name}_kernels.csv"
         table = f"one_gpu, {name} kernels"
-        for cells in _rows(path) if path.is_file() else ():
+        for cells in rows_of(path):
             made = _record(cells, gpu, table)
             if made is None:
                 reason = f"{cells['kind']} {cells['passes']}, of which no formula is"
@@ -38,11 +37,6 @@ def own_kernels(folder: Path) -> Collected:
             key = (table, made[0], "time")
             found.candidates.append(Candidate(frozenset({key}), partial(predict_kernel, *made)))
     return found
-
-
-def _rows(path: Path) -> list[Mapping[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def _record(cells: Mapping[str, str], gpu: str, table: str) -> tuple[str, Record] | None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from reports.validation.entries.entry import Prediction
+from reports.validation.entries.entry import Prediction, rows_of
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "one_gpu"
 STEPS, BATCHES = "steps", "largest_batches"
@@ -38,20 +37,15 @@ Cells = Mapping[str, str]
 
 def _pairs(folder: Path, name: str) -> list[tuple[str, Cells, Cells]]:
     files = [folder / side / f"{name}.csv" for side in ("predicted", "measured")]
-    if not all(path.is_file() for path in files):
+    predicted, measured = map(rows_of, files)
+    if not predicted or not measured:
         return []
-    predicted, measured = map(_rows, files)
     shared = [column for column in predicted[0] if column in measured[0]]
     settings = shared[: shared.index("recompute") + 1]
     by_setting = {tuple(row[column] for column in settings): row for row in predicted}
     return [
         (_name(row), by_setting[tuple(row[column] for column in settings)], row) for row in measured
     ]
-
-
-def _rows(path: Path) -> Sequence[Cells]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def _name(cells: Cells) -> str:

@@ -333,6 +333,49 @@ def test_a_published_step_is_predicted_with_its_interval(tmp_path: Path) -> None
     assert step.low < step.predicted < step.high
 
 
+STATED = {
+    **as_stated_step(SMALL_RUN, SIZES),
+    "id": "stated_1",
+    "date": "2030-01-02",
+    "peak_GB": "30",
+    "memory_kind": "allocated",
+}
+
+
+def test_a_stated_row_gives_its_step_and_its_peak(tmp_path: Path) -> None:
+    write_table(tmp_path / "strategies" / "stated_steps.csv", [STATED])
+    timed, filled = steps_in(tmp_path).candidates
+    (step,), (peak,) = timed.predict(), filled.predict()
+    assert isinstance(step, Prediction)
+    assert isinstance(peak, Prediction)
+    assert (timed.keys, filled.keys) == ({step.key}, {peak.key})
+    assert (step.kind, step.measured, peak.kind, peak.measured) == ("step", 10.0, "memory", 30e9)
+    assert peak.predicted > 1e9
+
+
+def test_a_stated_row_without_a_time_gives_its_peak_alone(tmp_path: Path) -> None:
+    write_table(tmp_path / "strategies" / "stated_steps.csv", [{**STATED, "step_s": ""}])
+    (found,) = steps_in(tmp_path).candidates
+    (peak,) = found.predict()
+    assert isinstance(peak, Prediction)
+    assert peak.quantity == "peak allocated"
+
+
+def test_a_throughput_of_one_gpu_is_a_step(tmp_path: Path) -> None:
+    row = {"table": "T", "model": "resnet50", "gpu": "v100-sxm2-16gb", "precision": "fp32"}
+    row |= {"batch": "128", "samples_per_s": "367"}
+    write_table(tmp_path / "strategies" / "one_gpu.csv", [row])
+    (found,) = steps_in(tmp_path).candidates
+    (step,) = found.predict()
+    assert isinstance(step, Prediction)
+    assert step.group == "one GPU"
+    assert step.measured == pytest.approx(128 / 367)
+    assert step.low is not None
+    assert step.high is not None
+    assert step.low < step.predicted < step.high
+    assert step.predicted == pytest.approx(step.measured, rel=0.5)
+
+
 def grid_row(number: int, **changes: str) -> dict[str, str]:
     return {
         "id": f"gemm_grid_{number:05}",
