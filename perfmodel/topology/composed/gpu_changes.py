@@ -166,7 +166,9 @@ def change_nvlink(host: PartedHost, text: str | None, *, switch: bool | None) ->
     layout = _layout(host, intra, switch, text)
     if layout == "pcie":
         return host.without(host.names("nvswitch")).without_edges(("nvlink",))
-    name, lanes, lane_Bps = _links(host.part, intra)
+    name, lane_Bps = _link(host.part, intra)
+    lanes = intra.lanes_of_gpu(layout, len(host.names("gpu"))) if intra is not None else None
+    lanes = host.part.lanes if lanes is None else lanes
     _check_links(host, layout, name, lanes)
     same = layout == layout_of(host) and name == host.part.nvlink and lane_Bps is None
     if same and _lanes_of(host) == lanes and layout != "mesh":
@@ -192,7 +194,7 @@ def rewire(
 
 def _read_nvlink(text: str) -> IntraText:
     intra = read_intra(nvlink_words(text))
-    stated = (intra.layout, intra.generation, intra.lanes, intra.lane_Bps)
+    stated = (intra.layout, intra.generation, intra.lanes, intra.shared_lanes, intra.lane_Bps)
     plain = text.strip().lower() in {*_ON, "nvlink", "nvswitch"}
     unread = not plain and unread_words(nvlink_words(text).replace(",", " "), "nvlink")
     if unread or _BITS.search(text) or (not plain and all(each is None for each in stated)):
@@ -245,19 +247,18 @@ def _layout(
     return "bridge" if not host.part.on_board else "mesh" if gpus <= 4 else "nvswitch"
 
 
-def _links(part: GpuConnector, intra: IntraText | None) -> tuple[str | None, int, float | None]:
-    """Name of the NVLink, links of a GPU, and the rate of each where it is another."""
+def _link(part: GpuConnector, intra: IntraText | None) -> tuple[str | None, float | None]:
+    """Name of the NVLink, and the rate of each where it is another."""
     name = part.nvlink
     links = hardware_parts().links
     if intra is not None and intra.generation is not None:
         stated = f"nvlink{intra.generation}"
         own = name is not None and name.startswith(stated)
         name = name if own else stated if stated in links else None
-    lanes = part.lanes if intra is None or intra.lanes is None else intra.lanes
     lane_Bps = part.lane_Bps if intra is None else intra.lane_Bps or part.lane_Bps
     if name is None and lane_Bps is not None:
         name = "nvlink4"  # of a GPU whose data sheet is all that there is
-    return name, lanes, stated_rate(name, lane_Bps)
+    return name, stated_rate(name, lane_Bps)
 
 
 def _lanes_of(host: PartedHost) -> int:

@@ -276,6 +276,9 @@ def usual_host(
     """Choose the parts of a host: as stated, else as usual; returns what was assumed too."""
     part = named.part
     whole = _gpus_of_machine(part, gpus, layout)
+    lanes = intra.lanes_of_gpu(layout, whole) or part.lanes
+    if layout == "mesh" and lanes != part.lanes:  # which joins the stated GPUs, not a whole board
+        whole, lanes = gpus, intra.lanes_of_gpu(layout, gpus) or part.lanes
     raise_faults(_capacity_faults(part, gpus, layout, intra))
     cpu = intra.cpu or part.cpu
     notes = [] if intra.cpu else [f"assumption: CPUs of the kind {cpu}, usual with this GPU"]
@@ -295,7 +298,7 @@ def usual_host(
         notes.append(_RCCL)
     if p2p is None and part.geforce and whole > 1:
         notes.append("assumption: the driver keeps GeForce GPUs from copying over PCIe")
-    nvlink, lanes = _generation(part, intra), intra.lanes or part.lanes
+    nvlink = _generation(part, intra)
     return HostParts(
         gpu=named.name,
         part=part,
@@ -345,20 +348,21 @@ def stated_rate(nvlink: str | None, lane_Bps: float | None) -> float | None:
 def _capacity_faults(
     part: GpuConnector, gpus: int, layout: Layout, intra: IntraText
 ) -> list[Fault]:
-    name = part.spelled.upper()
+    name, each = part.spelled.upper(), intra.shared_lanes or 1
+    lanes = intra.lanes or part.lanes or intra.shared_lanes or 0
     rows = (
         (
-            layout != "pcie" and (part.nvlink is None and not (intra.generation and intra.lanes)),
+            layout != "pcie" and part.nvlink is None and not (intra.generation and lanes),
             "intra",
             f"NVLink between {name}",
             f"PCIe: {name} has no NVLink",
         ),
         (layout == "cube" and gpus > 8, "gpus", f"{gpus} in a hybrid cube mesh", "2 to 8"),
         (
-            layout == "mesh" and gpus - 1 > max(1, intra.lanes or part.lanes),
+            layout == "mesh" and (gpus - 1) * each > max(1, lanes),
             "gpus",
-            f"{gpus}, all joined to all",
-            f"at most {part.lanes + 1} of {name}",
+            f"{gpus}, each two joined by {each} NVLink{'s' * (each > 1)}",
+            f"at most {max(1, lanes) // each + 1} of {name}",
         ),
     )
     return [Fault(field, found, allowed) for wrong, field, found, allowed in rows if wrong]

@@ -230,7 +230,8 @@ def _has_gpus(facts: TemplateFacts, host: HostText, layout: Layout, *, as_is: bo
     other_form = gpu.form_stated and part.form != facts.gpu.form
     if part.spelled != facts.gpu.spelled or other_form or host.gpus > facts.gpus:
         return False
-    usual = intra.lanes in {None, part.lanes} and intra.lane_Bps in {None, 25e9, 50e9}
+    lanes = intra.lanes_of_gpu(layout, facts.gpus)
+    usual = lanes in {None, part.lanes} and intra.lane_Bps in {None, 25e9, 50e9}
     if not usual or intra.cpu not in {None, facts.cpu} or host.network.across:
         return False
     if facts.gpus == 1:

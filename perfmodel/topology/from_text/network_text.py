@@ -186,6 +186,8 @@ class IntraText:
     lanes: int | None
     lane_Bps: float | None
     """`lanes` and `lane_Bps`: NVLinks of one GPU, and the raw rate of each, one direction."""
+    shared_lanes: int | None
+    """NVLinks that two GPUs share ("NV2"), or a GPU and its switches."""
     generation: int | None
     """Of NVLink."""
     pcie: str | None
@@ -202,6 +204,12 @@ class IntraText:
     def stated(self) -> bool:
         """Whether the kind of link between GPUs is stated."""
         return self.layout is not None or self.nvlink
+
+    def lanes_of_gpu(self, layout: Layout, gpus: int) -> int | None:
+        """NVLinks of one of some GPUs in a layout, as far as they are stated."""
+        if self.lanes is not None or self.shared_lanes is None or layout == "cube":
+            return self.lanes
+        return self.shared_lanes * (gpus - 1) if layout == "mesh" else self.shared_lanes
 
 
 _LAYOUTS: tuple[tuple[str, Layout], ...] = (
@@ -242,12 +250,16 @@ def read_intra(text: str) -> IntraText:
         r"nv\s?link[\s-]?(?:v|gen(?:eration)?[\s-]?)?(\d)(?![\d.]|\s*(?:x|links?)\b)", text
     )
     lanes = int(each[1]) if each else None
-    if links and lanes is None and layout not in {"cube", "mesh"}:  # there: what one pair has
-        lanes = int(links[1] or links[2])
+    shared_lanes = int(links[2]) if links and links[2] else None
+    if links and links[1] and not each:  # of a GPU, unless the text says that each joins a pair
+        lanes, shared_lanes = int(links[1]), None
+        if layout in {"cube", "mesh"}:
+            lanes, shared_lanes = None, lanes
     return IntraText(
         layout=layout,
         nvlink=nvlink,
         lanes=lanes,
+        shared_lanes=shared_lanes,
         lane_Bps=float(each[2]) * 1e9 if each else None,
         generation=int(generation[1]) if generation else None,
         pcie=read_pcie(text),

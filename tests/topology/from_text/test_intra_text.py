@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.topology.from_text.describe import find_host
+from perfmodel.topology.from_text.describe import describe, find_host
 from perfmodel.topology.from_text.match_template import match_template, read_host
 from perfmodel.topology.from_text.network_text import read_intra, read_pcie
 from perfmodel.topology.from_text.parts import hardware_parts
@@ -149,3 +149,14 @@ def test_machines_that_have_to_be_named_are_taken_by_name() -> None:
 
 def test_a_count_written_onto_the_name() -> None:
     assert read_host("LambdaCloud 4xV100 16GB", gpus=4, intra="", network=None).gpu.memory_GB == 16
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words", "links"),
+    [(2, "NV2", 2), (2, "NVLink (2 links)", 2), (4, "NV2", 2), (4, "NV1", 1), (2, "NV6", 6)],
+)
+def test_nv_counts_the_links_of_a_pair(gpus: int, words: str, links: int) -> None:
+    """`nvidia-smi topo -m`: "NV# = Connection traversing a bonded set of # NVLinks"."""
+    node = describe("V100-SXM2-32GB", gpus=gpus, intra=words).node
+    joined = [edge for edge in node.edges if node.links[edge.link].kind == "nvlink"]
+    assert {edge.lanes for edge in joined} == {links}
