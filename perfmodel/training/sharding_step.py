@@ -131,7 +131,7 @@ class ShardingStep(Generic[OptionsT]):
         name: str,
         kind: str,
         duration_s: float,
-        kernels: int,
+        kernels: float,
         layers: tuple[int, ...] = (),
     ) -> int:
         """Let the host issue kernels once all that it waits for has happened, and run them."""

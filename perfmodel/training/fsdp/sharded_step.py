@@ -113,7 +113,7 @@ def begin_step(request: StepRequest, options: FsdpStrategy, freed_before: int) -
     )
 
 
-def issue(step: ShardedStep, name: str, kernels: int) -> tuple[int, ...]:
+def issue(step: ShardedStep, name: str, kernels: float) -> tuple[int, ...]:
     """Let the host issue kernels once all that it waits for has happened."""
     waits, step.host_waits = list(dict.fromkeys(step.host_waits)), ()
     after = [event for event in waits if event >= 0]

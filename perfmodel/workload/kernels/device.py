@@ -190,7 +190,7 @@ class KernelConstants:
 
     def issued_in_loop(self, kernels: int) -> float:
         """How many kernels of layers take the host as long as so many of one call of a library."""
-        return 1.0 + self.gradient_copy_launch * (kernels - 1)
+        return 1.0 + (kernels - 1) / self.host.layer_kernel
 
     def optimizer(self, name: str) -> OptimizerKind:
         """Look an optimizer up.
