@@ -25,9 +25,14 @@ if TYPE_CHECKING:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what runs behind
     signal.signal(signal.SIGINT, signal.default_int_handler)  # children would ignore Ctrl-C, too
 
-# deadlines are a matter for benchmarks; everyone is judged by the same examples, unless asked
+# deadlines are a matter for benchmarks; everyone is judged by the same few examples, unless asked
 RANDOM_CASES = "PERFMODEL_RANDOM_CASES" in os.environ
-settings.register_profile("untimed", deadline=None, derandomize=not RANDOM_CASES)
+settings.register_profile(
+    "untimed",
+    deadline=None,
+    derandomize=not RANDOM_CASES,
+    max_examples=100 if RANDOM_CASES else 30,
+)
 settings.load_profile("untimed")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.collectives.catalog import ALGORITHMS, make
@@ -96,7 +96,6 @@ def random_rounds(draw: st.DrawFn) -> list[Round]:
 
 @pytest.mark.slow
 @given(random_rounds())
-@settings(max_examples=300, deadline=None)
 def test_random_rounds(rounds: list[Round]) -> None:
     schedule = make("all_reduce", "ring", 4, 64, itemsize=4)
     same(replace(schedule, unroll=lambda: iter(rounds)))

@@ -126,7 +126,6 @@ def test_a_ring_by_hand_takes_the_time_of_the_shipped_ring(
 
 
 @given(data=st.data(), ranks=st.integers(2, 6))
-@settings(max_examples=60, deadline=None)
 def test_phases_and_rounds_carry_the_same_bytes(data: st.DataObject, ranks: int) -> None:
     rank = st.integers(0, ranks - 1)
     send = st.tuples(rank, rank, st.integers(0, 4), st.booleans()).filter(lambda s: s[0] != s[1])

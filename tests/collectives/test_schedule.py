@@ -8,7 +8,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.collectives.algorithms import linear, ring
@@ -43,7 +43,6 @@ def test_data_is_right_for_every_size_of_group(name: str, ranks: int) -> None:
     itemsize=st.sampled_from([1, 2, 4, 8]),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=60, deadline=None)
 def test_several_rings_in_random_orders(
     ranks: int, elements: int, rings: int, itemsize: int, seed: int
 ) -> None:
@@ -61,7 +60,6 @@ def test_several_rings_in_random_orders(
     piece=st.integers(4, 64),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=60, deadline=None)
 def test_chains_from_any_root_in_any_pieces(
     ranks: int, root: int, elements: int, piece: int, seed: int
 ) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import simpy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.collectives.algorithms import ring
@@ -45,7 +45,6 @@ def timed(network: type, timer: UncontendedTimer, way: LoweredCollective) -> flo
     algorithm=st.sampled_from(["gloo_ring", "gloo_ring", "ring"]),
     seed=st.integers(0, 10**6),
 )
-@settings(max_examples=60, deadline=None)
 def test_flow_equals_message_on_unshared_links_of_any_speed(
     switched_topology: Maker,
     ranks: int,
@@ -111,7 +110,6 @@ def by_the_rules_s(
     alike=st.booleans(),
     seed=st.integers(0, 10**6),
 )
-@settings(max_examples=100, deadline=None)
 def test_recurrence_equals_stepping(
     ranks: int, credits: int, segments: int, alike: bool, seed: int
 ) -> None:

@@ -8,7 +8,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import simpy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.library.machine import Machine
@@ -80,7 +80,6 @@ def test_one_slow_edge(
     op=st.sampled_from(OPS[:5]),
     seed=st.integers(0, 10**6),
 )
-@settings(max_examples=80, deadline=None)
 def test_flow_equals_message_on_unshared_links_of_any_speed(
     switched_topology: Maker, ranks: int, credits: int, op: str, seed: int
 ) -> None:
@@ -163,7 +162,6 @@ def test_twice_the_bandwidth_and_half_the_latency_is_half_the_time(
     elements=st.integers(1, 10**5),
     seed=st.integers(0, 10**6),
 )
-@settings(max_examples=60, deadline=None)
 def test_no_simulated_time_beats_the_bounds(
     switched_topology: Maker, ranks: int, op: str, elements: int, seed: int, theory: ModuleType
 ) -> None:

@@ -1,13 +1,10 @@
 """One of two processes that train over gloo under the profiler and its ExecutionTraceObserver.
 
-``python -m tests.traces.executed_training RANK FOLDER``; each rank writes two traces of one step,
-and one of a step of fully_shard.
+Each rank writes two traces of one step, and one of a step of fully_shard.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +80,7 @@ def record_sharded(path: Path) -> None:
     observer.unregister_callback()
 
 
-def main(rank: int, folder: Path) -> None:
+def train(rank: int, folder: Path) -> None:
     """Train and write."""
     torch.set_num_threads(1)
     meeting = f"file://{folder}/meeting"
@@ -106,9 +103,3 @@ def main(rank: int, folder: Path) -> None:
             profiler.step()
     record_sharded(folder / f"sharded{rank}.json")
     dist.barrier()
-    sys.stderr.flush()
-    os._exit(0)  # threads of gloo end a process badly
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))

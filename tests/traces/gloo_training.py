@@ -1,19 +1,16 @@
 """One of two processes that train with DistributedDataParallel over gloo, and are watched.
 
-``python -m tests.traces.gloo_training RANK FOLDER``. Twice in turn: what ``perfmodel measure``
-measures between the two processes, then steps under PyTorch's profiler. At last steps under
-`record_steps`, and profiled steps of fully_shard. Rank 0 writes what it
-found into FOLDER; each rank its traces.
+`train`: twice in turn, what ``perfmodel measure`` measures between the two processes, then steps
+under PyTorch's profiler. At last steps under `record_steps`, and profiled steps of fully_shard.
+Rank 0 writes what it found into a folder; each rank its traces.
 
-``python -m tests.traces.gloo_training RANK FOLDER hybrid``: one of four, that hold two copies of a
-model of which each is split over two ranks.
+`train_hybrid`: one of four, that hold two copies of a model of which each is split over two ranks.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 
@@ -38,7 +37,7 @@ SIZES = (1024, 1 << 16, 1 << 19, 1 << 20, 5 << 18)
 """Up to that of the buckets."""
 
 
-def main(rank: int, folder: Path) -> None:
+def train(rank: int, folder: Path) -> None:
     """Train, measure, write."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -55,8 +54,6 @@ def main(rank: int, folder: Path) -> None:
         dist.barrier()
         if number < ROUNDS - 1:
             dist.destroy_process_group()
-    sys.stderr.flush()
-    os._exit(0)  # threads of gloo end a process badly
 
 
 def _take_turns(priority: int) -> None:
@@ -122,9 +119,6 @@ def _sharded(module: Any, ranks: tuple[int, ...] = (2,)) -> tuple[Any, Any]:
 
     `ranks`: that hold copies, if there are any, and that a unit is split over.
     """
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
     mesh = init_device_mesh("cpu", ranks, mesh_dim_names=("copies", "shards")[-len(ranks) :])
     model = nn.Sequential(*(nn.Sequential(*module[at : at + 2]) for at in range(0, LAYERS, 2)))
     for unit in model[:2]:
@@ -159,7 +153,7 @@ def _record(model: Any, optimizer: Any, captured: Any, folder: Path | None) -> N
         (folder / "recorded.json").write_text(json.dumps(document), encoding="utf-8")
 
 
-def hybrid(rank: int, folder: Path) -> None:
+def train_hybrid(rank: int, folder: Path) -> None:
     """Train four ranks, without measuring."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -167,9 +161,3 @@ def hybrid(rank: int, folder: Path) -> None:
     module = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
     _profile(*_sharded(module, (2, 2)), folder / f"hybrid-rank{rank}.json")
     dist.barrier()
-    sys.stderr.flush()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    (hybrid if "hybrid" in sys.argv else main)(int(sys.argv[1]), Path(sys.argv[2]))

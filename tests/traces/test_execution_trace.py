@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,18 +19,14 @@ from perfmodel.traces.rebuild.executed_model import read_executed_model
 from perfmodel.traces.rebuild.executed_scenario import draft_scenario
 from perfmodel.traces.run import read_ranks
 from perfmodel.workload import load_workload
+from tests.forked_ranks import run_ranks
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("torch", reason="the traces are made by PyTorch")
     folder = tmp_path_factory.mktemp("executed")
-    command = [sys.executable, "-P", "-m", "tests.traces.executed_training"]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(folder)], cwd=Path(__file__).parents[2])
-        for rank in range(2)
-    ]
-    assert [rank.wait(timeout=240) for rank in ranks] == [0, 0]
+    run_ranks("tests.traces.executed_training", "train", 2, folder)
     return folder
 
 

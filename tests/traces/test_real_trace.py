@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +21,8 @@ from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.workload import load_workload, read_layer_times
 from perfmodel.workload.readers.parameter_file import read_model
+from tests.forked_ranks import run_ranks
 
-ROOT = Path(__file__).parents[2]
 ROUNDS, STEPS, CAP_MB, WIDTH = 2, 5, 1, 320  # of gloo_training.py, which needs torch
 
 
@@ -34,36 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("torch", reason="runs PyTorch's profiler")
     folder = tmp_path_factory.mktemp("traced")
     (folder / "ports").write_text(" ".join(map(str, _free_ports(ROUNDS))))
-    _train(folder, 2)
+    run_ranks("tests.traces.gloo_training", "train", 2, folder)
     return folder
-
-
-def _train(folder: Path, ranks: int, *mode: str) -> None:
-    """Run `gloo_training` in so many processes."""
-    environment = {
-        **os.environ,
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-    }
-    command = [sys.executable, "-P", "-m", "tests.traces.gloo_training"]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(folder), *mode],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        errors = [process.communicate(timeout=200)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(errors)
 
 
 def _free_ports(count: int) -> list[int]:
@@ -175,7 +144,7 @@ def test_units_of_fully_shard(folder: Path) -> None:
 def test_copies_of_a_sharded_model(tmp_path: Path) -> None:
     """Hybrid sharding: four ranks hold two copies, of which each is split over two."""
     pytest.importorskip("torch", reason="runs PyTorch's profiler")
-    _train(tmp_path, 4, "hybrid")
+    run_ranks("tests.traces.gloo_training", "train_hybrid", 4, tmp_path)
     files = [tmp_path / f"hybrid-rank{rank}.json" for rank in range(4)]
     hybrid = analyse_traces(files, folder=tmp_path / "hybrid")
     assert hybrid.rebuilt is not None, hybrid.refusal

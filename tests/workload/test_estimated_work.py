@@ -73,7 +73,7 @@ def test_models_unlike_those_of_the_shares_are_near_the_range(name: str, tmp_pat
     assert low / 1.4 <= activation_bytes(model, 8, "bf16") <= 1.3 * high
 
 
-OF_EXPERTS = {name for name in zoo_names() if build_model(name).routed_share < 1}
+OF_EXPERTS = {name for name in zoo_names() if zoo_model(name).has_experts}
 """A file does not say which of its weights a token passes: for these it cannot tell."""
 
 

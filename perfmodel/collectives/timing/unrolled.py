@@ -142,13 +142,16 @@ class UnrolledPhases:
         return begins[slice(*np.searchsorted(phase.first, spans, sorter=begins))]
 
     def contiguous(self, phase: Phase) -> ContiguousPhase:
-        """Return the arrays of a phase for compiled loops."""
+        """Return the arrays of a phase for compiled loops.
+
+        All can be written to: loops are compiled a second time for a view of one value that cannot.
+        """
         if phase not in self._contiguous:
             self._contiguous[phase] = ContiguousPhase(
                 np.ascontiguousarray(self.feeders),
-                np.ascontiguousarray(phase.nbytes, dtype=np.float64),
-                np.ascontiguousarray(phase.first),
-                np.ascontiguousarray(phase.active),
+                np.require(phase.nbytes, np.float64, ("C", "W")),
+                np.require(phase.first, requirements=("C", "W")),
+                np.require(phase.active, requirements=("C", "W")),
                 np.argsort(phase.first, kind="stable"),
             )
         return self._contiguous[phase]

@@ -8,7 +8,7 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from perfmodel.collectives import catalog
@@ -36,11 +36,11 @@ def made(op: str, name: str, ranks: int, elements: int, **own: Any) -> Schedule:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", range(1, 18))
 @pytest.mark.parametrize(("op", "name"), ALL)
-def test_data_is_right(op: str, name: str, ranks: int) -> None:
-    for elements in {0, 1, 7, ranks, 3 * ranks + 1, 97}:
-        verify(made(op, name, ranks, elements), orders=1, seed=ranks + elements)
+def test_data_is_right(op: str, name: str) -> None:
+    for ranks in (n for n in range(1, 18) if catalog.allows(op, name, n) is None):
+        for elements in {0, 1, 7, ranks, 3 * ranks + 1, 97}:
+            verify(made(op, name, ranks, elements), orders=1, seed=ranks + elements)
 
 
 FEW_SENDS = [
@@ -87,7 +87,6 @@ def test_data_is_right_in_every_type_of_element(op: str, name: str, dtype: str) 
     root=st.integers(0, 11),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=150, deadline=None)
 def test_data_is_right_for_any_size_and_root(
     which: tuple[str, str], ranks: int, elements: int, itemsize: int, root: int, seed: int
 ) -> None:

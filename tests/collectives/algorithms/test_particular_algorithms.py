@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.collectives import catalog
@@ -71,7 +71,6 @@ def test_trees_are_low_and_complementary(ranks: int) -> None:
     elements=st.integers(0, 60),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=60, deadline=None)
 def test_groups_in_any_order(size: int, number: int, elements: int, seed: int) -> None:
     ranks = size * number
     groups = np.random.default_rng(seed).permutation(ranks).reshape(number, size).tolist()
@@ -105,7 +104,6 @@ def test_a_torus_step_goes_to_a_neighbour() -> None:
     seed=st.integers(0, 2**32 - 1),
     data=st.data(),
 )
-@settings(max_examples=40, deadline=None)
 def test_any_servers(ranks: int, elements: int, seed: int, data: st.DataObject) -> None:
     servers = data.draw(st.sets(st.integers(0, ranks - 1), min_size=1))
     schedule = linear.server_all_reduce(ranks, elements * 4, servers=tuple(servers))

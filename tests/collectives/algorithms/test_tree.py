@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.collectives.algorithms import sharp
@@ -134,7 +134,6 @@ def pipelined(draw: st.DrawFn) -> Schedule:
     )
 
 
-@settings(deadline=None, max_examples=80)
 @given(made=pipelined(), credits=st.sampled_from([1, 2, 3, 8]), seed=st.integers(0, 999))
 def test_pieces_take_as_long_as_when_stepped_through(
     made: Schedule, credits: int, seed: int

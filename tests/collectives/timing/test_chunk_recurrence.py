@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.collectives.catalog import ALGORITHMS, make
@@ -123,7 +123,6 @@ def scheduled(
 
 @pytest.mark.slow
 @given(random_rounds(), st.integers(0, 10**6), st.integers(1, 3))
-@settings(max_examples=200, deadline=None)
 def test_random_rounds(
     rounds: list[list[tuple[int, int, int, int, int, int]]], seed: int, credits: int
 ) -> None:

@@ -31,7 +31,6 @@ def stepped_s(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=300)
 @given(
     seed=st.integers(0, 2**32 - 1),
     edges=st.integers(2, 40),
@@ -54,7 +53,6 @@ def test_the_heaviest_walk_is_the_time(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     edges=st.integers(256, 1000),

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.collectives.algorithms import ring
@@ -37,7 +37,6 @@ def stepped_s(
     rings=st.integers(1, 2),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=150, deadline=None)
 def test_ring_recurrence_equals_stepping(
     ranks: int, period: int, credits: int, rings: int, seed: int
 ) -> None:
@@ -80,7 +79,6 @@ def test_one_slow_edge_blocking_and_pipelined(credits: int, wanted_us: float) ->
     credits=st.integers(1, 4),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=80, deadline=None)
 def test_chain_recurrence_equals_stepping(ranks: int, pieces: int, credits: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     rate, latency = rng.uniform(1e9, 9e9, ranks - 1), rng.uniform(0, 1e-4, ranks - 1)
@@ -111,7 +109,6 @@ def test_nothing_to_do_takes_no_time() -> None:
 
 
 @given(ranks=st.integers(2, 40), nbytes=st.integers(1, 10**6), seed=st.integers(0, 10**6))
-@settings(max_examples=60, deadline=None)
 def test_no_time_beats_the_bounds(ranks: int, nbytes: int, seed: int, theory: ModuleType) -> None:
     rng = np.random.default_rng(seed)
     size = nbytes * 4

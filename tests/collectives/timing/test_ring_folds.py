@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.collectives.algorithms import ring
@@ -38,7 +38,6 @@ def ends(course: UnrolledPhases, paces: list[tuple[float, Rows]]) -> tuple[float
     return clocks.ends().wire_s, clocks.ends().landed_s
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     kinds=st.lists(
         st.tuples(st.sampled_from([1, 2, 4, 8]), st.integers(1, RINGS)), min_size=1, max_size=6

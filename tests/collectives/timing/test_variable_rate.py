@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.collectives.algorithms import ring
@@ -57,7 +57,6 @@ def drawn_changes(rng: np.random.Generator, ranks: int, whole_s: float, count: i
     return actual
 
 
-@settings(max_examples=120, deadline=None)
 @given(
     ranks=st.integers(2, 12),
     credits=st.sampled_from([1, 2, 5]),
@@ -82,7 +81,6 @@ def test_a_ring_whose_rates_change(
     assert clocks.ends().last_s == pytest.approx(expected, rel=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
 @given(ranks=st.integers(2, 9), credits=st.sampled_from([1, 3]), seed=st.integers(0, 2**32 - 1))
 def test_a_change_to_the_same_is_none(ranks: int, credits: int, seed: int) -> None:
     """Rings and chains; also at times at which a cycle was leapt over."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.collectives.algorithms import linear
@@ -13,7 +13,6 @@ from perfmodel.collectives.timing.unrolled import prepare_phases
 from perfmodel.collectives.timing.variable_rate import Clocks, OneStep
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(2, 6), st.integers(0, 2**32 - 1), st.integers(0, 8))
 def test_changes_act_as_on_the_recurrence(ranks: int, seed: int, changes: int) -> None:
     rng = np.random.default_rng(seed)

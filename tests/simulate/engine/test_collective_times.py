@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import simpy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.errors import SimulationError
@@ -83,7 +83,6 @@ TRAFFIC = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     works=WORKS,
     other=WORKS,

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
@@ -113,7 +113,6 @@ def plans(draw: st.DrawFn) -> StepPlan:
     return StepPlan("random", classes, STREAMS, (group,), tuple(tasks), 4)
 
 
-@settings(max_examples=120, deadline=None)
 @given(
     plan=plans(),
     kind=st.sampled_from(["normal", "lognormal", "gamma", "exponential"]),

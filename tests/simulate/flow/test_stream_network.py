@@ -68,7 +68,6 @@ def run(
     return ends, network
 
 
-@settings(max_examples=60)
 @given(sent=MANY, slow=st.floats(1e8, 1e9))
 def test_equals_the_general_network(sent: list[Sent], slow: float) -> None:
     sent = [each for each in sent if each[1] != each[2]] or [(0.0, 0, 1, 1e6, math.inf)]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import simpy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.collectives.catalog import ALGORITHMS
@@ -99,7 +99,6 @@ def ends(
 
 @pytest.mark.slow
 @given(switches(), starts(), st.integers(1, 4), st.booleans(), st.sampled_from([None, 2e10]))
-@settings(max_examples=150, deadline=None)
 def test_the_kernel_is_the_reference(
     switched_topology: Maker,
     given_switch: dict[str, Any],
@@ -140,7 +139,6 @@ def test_the_kernel_is_the_reference(
         max_size=3,
     ),
 )
-@settings(max_examples=100, deadline=None)
 def test_the_kernel_is_the_reference_when_links_change_and_others_send(
     switched_topology: Maker,
     given_switch: dict[str, Any],

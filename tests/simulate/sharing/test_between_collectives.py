@@ -6,7 +6,7 @@ import networkx as nx
 import numpy as np
 import pytest
 import simpy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.library.machine import Machine
@@ -19,7 +19,6 @@ from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Topology
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     jobs=st.lists(st.frozensets(st.integers(0, 25), min_size=1, max_size=6), max_size=12),
     ended=st.sets(st.integers(0, 11)),
@@ -93,7 +92,6 @@ def test_those_in_step_meet_all_the_time() -> None:
     assert [float(r[0]) for r in shared_rates(np.array([1e9]), alike)] == [0.5e9, 0.5e9]
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     jobs=st.lists(
         st.tuples(
@@ -118,7 +116,6 @@ def test_rounds_that_ask_nothing_new_change_nothing(
     assert [rate.tolist() for rate in quick] == [rate.tolist() for rate in plain]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 4), st.integers(2, 8))
 def test_edges_that_meet_nobody_are_solved_once(seed: int, jobs: int, edges: int) -> None:
     """Equal to the rates with all edges solved in each round, to the last bit."""

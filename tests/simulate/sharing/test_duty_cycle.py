@@ -75,7 +75,6 @@ def stage_of(routes: list[list[int]], works: list[Spans]) -> Stage:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=200)
 @given(st.data())
 def test_shares_are_those_counted_repeat_by_repeat(data: st.DataObject) -> None:
     links = data.draw(st.integers(1, 5))
@@ -106,7 +105,6 @@ def test_taking_turns_costs_nothing_and_meeting_half_the_time_a_third() -> None:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=200)
 @given(st.data())
 def test_pipelines_fill_and_drain_as_counted_in_their_first_and_last_repeats(
     data: st.DataObject,

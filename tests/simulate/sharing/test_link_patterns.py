@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.arrays import FloatArray
@@ -210,7 +210,6 @@ def select_edges_of(phase: Phase, selection: np.ndarray) -> Phase:
     return replace(phase, first=first - first.min(), **columns)
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     hosts=st.integers(2, 20),
     size=st.integers(1, 4),

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import simpy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.library.machine import Machine
@@ -68,14 +68,12 @@ def water_filling(network: Network) -> list[Fraction | float]:
 
 @pytest.mark.slow
 @given(networks())
-@settings(max_examples=300, deadline=None)
 def test_equal_to_exact_water_filling(network: Network) -> None:
     assert shared(network) == pytest.approx([float(r) for r in water_filling(network)], rel=1e-9)
 
 
 @pytest.mark.slow
 @given(networks())
-@settings(max_examples=200, deadline=None)
 def test_no_link_overflows_and_every_flow_has_a_bottleneck(network: Network) -> None:
     capacity, routes, caps = network
     rates = shared(network)
@@ -99,7 +97,6 @@ def test_no_link_overflows_and_every_flow_has_a_bottleneck(network: Network) -> 
 
 @pytest.mark.slow
 @given(networks(), st.randoms())
-@settings(max_examples=200, deadline=None)
 def test_the_order_of_flows_does_not_change_a_bit(network: Network, random: object) -> None:
     capacity, routes, caps = network
     order = list(range(len(routes)))
@@ -131,7 +128,6 @@ def test_a_flow_without_links_is_free() -> None:
 
 
 @given(st.lists(st.integers(1, 10**9), min_size=1, max_size=12))
-@settings(max_examples=60, deadline=None)
 def test_flows_on_one_link_finish_when_theory_says(
     switched_topology: Callable[..., Topology], sizes: list[int]
 ) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import simpy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
@@ -79,7 +79,6 @@ def period_of(machine: Machine, alike: float = EXACTLY_ALIKE, op: str = "all_red
     at_once=st.integers(1, 3),
     op=st.sampled_from(["all_reduce", "all_gather", "broadcast"]),
 )
-@settings(max_examples=40, deadline=None)
 def test_some_stand_for_all(
     machine: tuple[str, int, str], nbytes: int, at_once: int, op: str
 ) -> None:

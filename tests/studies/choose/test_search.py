@@ -50,11 +50,17 @@ LARGE_MICRO_BATCHES = {
 }
 
 
-@pytest.fixture
-def small(tmp_path):
-    path = tmp_path / "small.yaml"
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    path = tmp_path_factory.mktemp("choose") / "small.yaml"
     path.write_text(SMALL)
     return load_scenario(str(path))
+
+
+@pytest.fixture(scope="module")
+def best(small):
+    """What is chosen for the small scenario."""
+    return choose_layout(small)
 
 
 @pytest.mark.slow
@@ -120,10 +126,12 @@ def test_the_winner_gets_the_quickest_size_of_buckets(small):
 
 
 @pytest.mark.slow
-def test_run_answers_with_the_winner_and_its_sections_are_a_scenario(small):
+@pytest.mark.usefixtures("steps_alone")
+def test_run_answers_with_the_winner_and_its_sections_are_a_scenario(small, best):
     result = run_scenario(small)
     assert result.search is not None
     winner = result.search.winner
+    assert winner == best.winner
     assert result.main.step_time_s == winner.step_time_s
     pasted = run_scenario(change_scenario(small, winner.changes))
     assert pasted.main.step_time_s == winner.step_time_s
@@ -131,17 +139,17 @@ def test_run_answers_with_the_winner_and_its_sections_are_a_scenario(small):
 
 
 @pytest.mark.slow
-def test_no_plain_strategy_is_quicker(small):
-    best_s = choose_layout(small).winner.step_time_s
+@pytest.mark.usefixtures("steps_alone")
+def test_no_plain_strategy_is_quicker(small, best):
+    best_s = best.winner.step_time_s
     for kind in ("ddp", "fsdp", "megatron"):
         plain = change_scenario(small, {"strategy": {"kind": kind}})
         assert best_s <= run_scenario(plain).main.step_time_s * (1 + 1e-9)
 
 
 @pytest.mark.slow
-def test_a_limit_of_simulations_says_what_may_be_left(small):
+def test_a_limit_of_simulations_says_what_may_be_left(small, best):
     one = choose_layout(change_scenario(small, {"strategy.simulate": 1}))
-    best = choose_layout(small)
     assert one.simulated == 1
     assert best.winner.step_time_s >= one.winner.step_time_s * (1 - one.unproven)
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from perfmodel.scenario import Scenario, load_scenario
+from perfmodel.scenario import Scenario, load_scenario, scenario_digest
 from perfmodel.studies.plan import plan_scenario
 from perfmodel.studies.plan.model import Cost, PlanOption, PlanResult, Step, Training
+from perfmodel.studies.run import run_scenario
+from perfmodel.studies.run.result import Result
+from perfmodel.studies.sweep import store
 
 PLAN = """\
 # Which of these should train it?
@@ -45,13 +49,33 @@ plan:
 """Two candidates that work, one that is not found and one that does not fit."""
 
 
+SIMULATED: dict[tuple[str, str], Result] = {}
+"""By scenario and options: plans differ in what they make of steps more than in the steps."""
+
+
+def run_once(scenario: Scenario, **options: Any) -> Result:
+    """Answer a scenario, from memory if a plan before had the same step."""
+    key = scenario_digest(scenario), repr(options)
+    if key not in SIMULATED:
+        SIMULATED[key] = run_scenario(scenario, **options)
+    return SIMULATED[key]
+
+
+@pytest.fixture(autouse=True)
+def each_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulate the steps of plans once in all tests of this folder."""
+    monkeypatch.setattr(store, "run_scenario", run_once)
+
+
 @pytest.fixture(scope="session")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Scenario, PlanResult]:
     """The plan file's scenario and its answer."""
     path = tmp_path_factory.mktemp("plan") / "mine.yaml"
     path.write_text(PLAN, encoding="utf-8")
     scenario = load_scenario(path)
-    return scenario, plan_scenario(scenario, jobs=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "run_scenario", run_once)
+        return scenario, plan_scenario(scenario, jobs=1)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 
 import jsonschema
@@ -15,6 +14,7 @@ from perfmodel.studies.plan import plan_scenario
 from perfmodel.studies.plan.export import deadline_met, to_json
 from perfmodel.studies.plan.time_to_train import daly_s, expected_wall_s
 from perfmodel.studies.run import run_scenario
+from perfmodel.studies.sweep import store
 
 
 def of(plan, candidate, nodes=1):
@@ -297,8 +297,9 @@ def test_energy_that_costs_but_is_not_known_is_no_bill(plan_file):
 
 
 @pytest.mark.slow
-def test_the_same_plan_gives_the_same_bits(planned, plan_file):
+def test_the_same_plan_gives_the_same_bits(planned, plan_file, monkeypatch):
     _, plan = planned
+    monkeypatch.setattr(store, "run_scenario", run_scenario)
     again = plan_scenario(load_scenario(plan_file()), jobs=1)
     assert to_json(again) == to_json(plan)
 
@@ -318,8 +319,7 @@ def test_the_schema_knows_plans(planned):
 def test_tight_memory_and_hashed_flows_are_told_of_a_candidate(planned, monkeypatch):
     """`run` says both; a plan says them of each candidate, and no answer names what is tight."""
     scenario, plan = planned
-    worker = importlib.import_module("perfmodel.studies.sweep.store")
-    run = worker.run_scenario
+    run = store.run_scenario
 
     def tight_and_hashed(asked, **options):
         result = run(asked, **options)
@@ -330,7 +330,7 @@ def test_tight_memory_and_hashed_flows_are_told_of_a_candidate(planned, monkeypa
         assert memory.tight
         return replace(result, points=(replace(main, memory=memory),), routing_cost=1.5)
 
-    monkeypatch.setattr(worker, "run_scenario", tight_and_hashed)
+    monkeypatch.setattr(store, "run_scenario", tight_and_hashed)
     warned = plan_scenario(scenario, jobs=1)
     option = of(warned, "bought", 2)
     assert option.status == "ok"

@@ -1,7 +1,7 @@
 """One of two processes that run real DistributedDataParallel on gloo, in every bucket mode.
 
-Run by ``test_buckets_real.py``: ``python ddp_on_gloo.py RANK FOLDER``. Rank 0 writes what DDP
-reports of its buckets, per mode, to FOLDER/report.json.
+Run by ``test_buckets_real.py``. Rank 0 writes what DDP reports of its buckets, per mode, to
+report.json.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import datetime as dt
 import itertools
 import json
 import os
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -96,7 +95,7 @@ def run_mode(mode: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def main(rank: int, folder: Path) -> None:
+def report_buckets(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # find_unused_parameters warns that all are used: on purpose
     dist.init_process_group(
@@ -110,7 +109,3 @@ def main(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
     if rank == 0:
         (folder / "report.json").write_text(json.dumps(report, indent=1))
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -6,10 +6,6 @@ Two processes train a small model on gloo (``ddp_on_gloo.py``); one launch serve
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +13,7 @@ import pytest
 from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions, cap_bytes
 from perfmodel.workload.model import ParameterTensor
+from tests.forked_ranks import run_ranks
 
 NAMES = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16"}
 
@@ -52,25 +49,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13):
         pytest.skip(f"needs torch 2.13 (bucket_cap_mb_list), found {torch.__version__}")
     folder = tmp_path_factory.mktemp("gloo")
-    script = Path(__file__).with_name("ddp_on_gloo.py")
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(folder)],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [process.communicate(timeout=90)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
+    run_ranks("tests.training.ddp.ddp_on_gloo", "report_buckets", 2, folder)
     return json.loads((folder / "report.json").read_text())
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,35 +40,33 @@ class Call:
         return self.op, self.nbytes, self.group_ranks, DTYPES.get(self.dtype, self.dtype)
 
 
-def run_cases(module: str, ranks: int, folder: Path) -> dict[str, list[Call]]:
-    """Run ``CASES`` of a module in `ranks` processes; calls by case.
-
-    Raises `AssertionError`: a case that failed, with its traceback.
-    """
+@cache
+def start_server() -> subprocess.Popen[str]:
+    """A process that imports PyTorch once, and runs cases of any module in forks of itself."""
     environment = {
         **os.environ,
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(ROOT),
     }
-    ended = subprocess.run(
-        [
-            sys.executable,
-            "-P",
-            "-m",
-            "tests.training.recorded.worker",
-            module,
-            str(ranks),
-            str(folder),
-        ],
-        env=environment,
-        text=True,
-        timeout=300,
-        check=False,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    assert ended.returncode == 0, ended.stdout
+    command = [sys.executable, "-P", "-m", "tests.training.recorded.worker"]
+    pipe = subprocess.PIPE
+    server = subprocess.Popen(command, env=environment, text=True, stdin=pipe, stdout=pipe)
+    atexit.register(server.communicate)  # the end of its input ends it
+    return server
+
+
+def run_cases(module: str, ranks: int, folder: Path) -> dict[str, list[Call]]:
+    """Run ``CASES`` of a module in `ranks` processes; calls by case.
+
+    Raises `AssertionError`: a case that failed, with its traceback.
+    """
+    server = start_server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    print(json.dumps([module, ranks, str(folder)]), file=server.stdin, flush=True)
+    status = server.stdout.readline().strip()
+    assert status == "0", (status, (folder / "output.txt").read_text(encoding="utf-8"))
     report = json.loads((folder / "calls.json").read_text(encoding="utf-8"))
     failed = {name: text for name, text in report.items() if isinstance(text, str)}
     assert not failed, "\n".join(f"{name}: {text}" for name, text in failed.items())

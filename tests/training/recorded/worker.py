@@ -1,8 +1,9 @@
-"""Run the cases of a module in several processes and note their collectives.
+"""Run the cases of modules in several processes and note their collectives.
 
-``python -m tests.training.recorded.worker MODULE RANKS FOLDER``: MODULE has ``CASES``, a function
-for each name. Rank 0 writes the calls of all cases to FOLDER/calls.json. The other ranks are forks
-of it, so that PyTorch is imported once: that takes longer than most cases.
+``python -m tests.training.recorded.worker`` reads ``[MODULE, RANKS, FOLDER]``, a line of JSON each.
+MODULE has ``CASES``, a function for each name: rank 0 writes the calls of all to FOLDER/calls.json,
+and what is printed is in FOLDER/output.txt. The status of each line is printed. All ranks are forks
+of this process, so that PyTorch is imported once: that takes longer than most cases.
 """
 
 from __future__ import annotations
@@ -27,17 +28,30 @@ from tests.training.recorded.recording_group import create, enter_phase, take_ca
 TIMEOUT = dt.timedelta(seconds=60)
 
 
-def main(module: str, ranks: int, folder: Path) -> None:
-    """Run all cases in as many processes as there are ranks."""
-    imported = importlib.import_module(module)
-    torch.set_num_threads(1)  # before the fork: no threads are lost in it
+def main() -> None:
+    """Run the cases of each line, one line after the other; print how they ended."""
+    torch.set_num_threads(1)  # before any fork: no threads are lost in it
+    for line in sys.stdin:
+        module, ranks, folder = json.loads(line)
+        imported = importlib.import_module(module)
+        first = os.fork()
+        if first == 0:
+            run_ranks(imported, ranks, Path(folder))
+        print(os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]), flush=True)
+
+
+def run_ranks(module: ModuleType, ranks: int, folder: Path) -> NoReturn:
+    """Run all cases in as many processes as there are ranks, of which this is the first."""
+    with (folder / "output.txt").open("w", encoding="utf-8") as output:
+        for printed in (1, 2):
+            os.dup2(output.fileno(), printed)
     children: list[int] = []
     for rank in range(1, ranks):
         child = os.fork()
         if child == 0:
-            _exit_after(imported, rank, ranks, folder)
+            _exit_after(module, rank, ranks, folder)
         children.append(child)
-    _exit_after(imported, 0, ranks, folder, children)
+    _exit_after(module, 0, ranks, folder, children)
 
 
 def _exit_after(
@@ -87,4 +101,4 @@ def run(module: ModuleType, rank: int, ranks: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    main()

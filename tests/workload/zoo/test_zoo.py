@@ -249,25 +249,24 @@ def test_every_model_has_a_golden():
     assert set(TENSORS) == set(zoo_names())
 
 
+NOT_TRAINED = {"model.encoder.embed_positions.weight"}
+"""Whisper's positions of sounds."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TENSORS)
-def test_tensors_are_those_of_the_published_model(name):
+def test_tensors_are_those_of_the_published_model_and_each_stands_in_one_layer(name):
     workload = build_model(name)
     lines = [f"{t.name}:{'x'.join(map(str, t.shape))}" for t in workload.tensors]
     assert (workload.parameters, len(lines), digest(lines)) == TENSORS[name]
     assert workload.nbytes == 4 * workload.parameters
-
-
-NOT_TRAINED = {"model.encoder.embed_positions.weight"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TENSORS)
-def test_every_tensor_stands_in_exactly_one_layer(name):
-    """But for Whisper's positions of sounds, which are not trained."""
-    workload = build_model(name)
     trained = [i for i, t in enumerate(workload.tensors) if t.name not in NOT_TRAINED]
     assert sorted(workload.ready_order) == trained
+    for layer in workload.layers:
+        work = (layer.matmul_flops, layer.vector_bytes, layer.matmul_bytes, layer.saved_elements)
+        assert all(math.isfinite(value) and value >= 0 for value in work)
+        assert layer.matmul_flops + layer.vector_bytes > 0, "an empty layer"
+        assert layer.kernels >= 1
 
 
 @pytest.mark.parametrize("name", READY)
@@ -484,16 +483,6 @@ def test_wrong_arguments(arguments, fields):
 
 def test_llama_runs_beyond_its_published_context():
     assert build_model("llama2-7b", sequence_length=8192).sample.tokens == 8192
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TENSORS)
-def test_work_is_finite_and_no_layer_is_empty(name):
-    for layer in build_model(name).layers:
-        work = (layer.matmul_flops, layer.vector_bytes, layer.matmul_bytes, layer.saved_elements)
-        assert all(math.isfinite(value) and value >= 0 for value in work)
-        assert layer.matmul_flops + layer.vector_bytes > 0
-        assert layer.kernels >= 1
 
 
 def test_a_fused_norm_moves_and_launches_less():
