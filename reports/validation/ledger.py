@@ -170,23 +170,34 @@ HEADLINES = (
 )
 
 
-def headline(entries: Iterable[Entry], refits: Mapping[str, Any]) -> list[str]:
-    """Lines of Markdown: first predictions by version, and left-out refits beside them."""
+def headline(
+    entries: Iterable[Entry], refits: Mapping[str, Any], *, newest: bool = False
+) -> list[str]:
+    """Lines of Markdown: first predictions by version, and left-out refits beside them.
+
+    `newest`: of each kind of prediction those of the last version that made any.
+    """
     lines = table_head(
         "version | predicted before anybody had looked | each table the same: median, 90th"
         " percentile; bias | inside the 80 % interval | each line the same | inside |"
         " left out of refits instead"
     )
-    for version, predictions in by_version(entries).items():
-        for each in HEADLINES:
-            own = [p for p in predictions if each.applies(p)]
-            if own:
-                even, pooled = (statistics_of(own, alike=alike) for alike in (True, False))
-                lines.append(
-                    f"| {version} | {each.name} ({counted(even)}) | {errors_of(even)} |"
-                    f" {intervals_of(even)} | {errors_of(pooled)} | {intervals_of(pooled)} |"
-                    f" {_refitted(each, refits)} |"
-                )
+    rows = [
+        (version, each, own)
+        for version, predictions in by_version(entries).items()
+        for each in HEADLINES
+        if (own := [p for p in predictions if each.applies(p)])
+    ]
+    last = {each.name: version for version, each, _ in rows}
+    for version, each, own in rows:
+        if newest and last[each.name] != version:
+            continue
+        even, pooled = (statistics_of(own, alike=alike) for alike in (True, False))
+        lines.append(
+            f"| {version} | {each.name} ({counted(even)}) | {errors_of(even)} |"
+            f" {intervals_of(even)} | {errors_of(pooled)} | {intervals_of(pooled)} |"
+            f" {_refitted(each, refits)} |"
+        )
     return lines
 
 
@@ -330,7 +341,8 @@ def main() -> None:
     write_atomically(REPORT, text)
     for name in DOCUMENTS:
         path = ROOT / name
-        block = with_block(path.read_text("utf-8"), headline(entries, refits), name)
+        lines = headline(entries, refits, newest=name == "README.md")
+        block = with_block(path.read_text("utf-8"), lines, name)
         write_atomically(path, block)
     print(text)
 
