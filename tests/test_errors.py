@@ -28,6 +28,13 @@ def test_a_fault_names_everything():
     assert str(Fault("f", "x", "y", "a.yaml")) == "a.yaml: f: found x; allowed: y"
 
 
+def test_only_what_gets_shorter_is_cut():
+    for count in range(1000):
+        found = count * "x"
+        text = str(Fault("f", found, "y"))
+        assert found in text or len(text) < len(f"f: found {found}; allowed: y")
+
+
 def test_all_faults_stand_in_one_message_one_per_line():
     error = InputError([Fault("a", "1", "2"), Fault("b", "3", "4")])
     assert str(error).splitlines() == ["a: found 1; allowed: 2", "b: found 3; allowed: 4"]

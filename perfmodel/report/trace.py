@@ -322,15 +322,13 @@ def simulated_bars(analysis: TraceAnalysis) -> list[Bar]:
     if analysis.comparison is None:
         return []
     spans = analysis.comparison.point.timeline.spans
-    begin = min((span.start_s for span in spans if span.kind == "forward"), default=0.0)
-    begin = min([begin, *(span.start_s for span in spans if span.step == spans[0].step)])
     first_class, (compute, comm) = spans[0].rank_class, _ROWS[2:]
     return [
         Bar(
             comm if span.kind == "communication" else compute,
             work_of(span.kind),
-            span.start_s - begin,
-            span.end_s - begin,
+            span.start_s,
+            span.end_s,
             span.name,
         )
         for span in spans

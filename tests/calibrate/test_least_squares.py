@@ -5,6 +5,7 @@ import pytest
 
 from perfmodel.calibrate import draws, fit, read_profile, write_profile
 from perfmodel.calibrate.apply import apply
+from perfmodel.calibrate.least_squares import robust_deviation
 from perfmodel.calibrate.priors import shipped_cost_priors
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
@@ -105,3 +106,9 @@ def test_the_spread_survives_the_file(machine, tmp_path):
     profile = fit([run(0), run(1)], machine.topology, machine.library, name="p")
     write_profile(profile, tmp_path / "p.yaml")
     assert read_profile(tmp_path / "p.yaml") == profile
+
+
+def test_of_normal_residuals_the_median_tells_the_deviation():
+    """Half of a normal variable lies within 0.6745 standard deviations."""
+    drawn = np.random.default_rng(1).normal(0.0, 3.0, 20_000)
+    assert robust_deviation(drawn, len(drawn)) == pytest.approx(3.0, rel=0.03)

@@ -1,6 +1,7 @@
 """``perfmodel calibrate`` as a user meets it."""
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -47,6 +48,7 @@ def test_a_profile_is_printed_and_written(tmp_path):
     assert done.exit_code == 0, done.output
     assert "our schedule, measured on 4 ranks, 1 run" in done.stdout
     assert "absolute error: median 0.0 %" in done.stdout
+    assert re.search(r"all_reduce +4 +1 KiB ", done.stdout)
     assert "cannot tell launch of ring" in done.stdout
     profile = read_profile(out)
     assert profile.name == "mine"

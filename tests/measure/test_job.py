@@ -35,6 +35,9 @@ def test_wrong_jobs_say_what_is_allowed():
         InputError, match=r"(?s)--dtype.*did you mean 'float32'.*--ranks.*2 or more"
     ):
         make_schedules(job(dtype="float23", ranks=1))
+    assert list(make_schedules(job(repeats=1))) == list(SIZES)
+    with pytest.raises(InputError, match="--repeats: found 0; allowed: 1 or more"):
+        make_schedules(job(repeats=0))
     with pytest.raises(InputError, match="did you mean 'ring'"):
         make_schedules(job(algorithm="rnig"))
     with pytest.raises(ScheduleError, match="switch needs a switch that reduces"):

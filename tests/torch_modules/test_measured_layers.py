@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ pytest.importorskip("torch", reason="modules need the extra 'torch'")
 import torch
 
 from perfmodel.errors import InputError
+from perfmodel.torch_modules import layer_timer
 from perfmodel.torch_modules.capture import capture
 from perfmodel.torch_modules.ddp_steps import record_steps
 from perfmodel.workload import load_workload, read_layer_times
@@ -51,3 +53,19 @@ def test_a_plain_module_has_no_steps_to_record() -> None:
         record_steps(torch.nn.Linear(4, 4)),
     ):
         pass
+
+
+def test_all_reduces_last_longer_than_a_step_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun = list[int]()
+
+    def all_reduce(*_: object, **__: object) -> SimpleNamespace:
+        begun.append(len(begun))
+        return SimpleNamespace(wait=lambda: None)
+
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda *_: None)
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    monkeypatch.setattr(layer_timer, "_timed", lambda *_: (0.5, None))
+    with layer_timer._all_reduces(torch.zeros(1), 2.0, "cpu"):
+        assert 2.0 < 0.5 * len(begun) < 10.0

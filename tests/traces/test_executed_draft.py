@@ -152,6 +152,18 @@ def test_traces_of_less_than_a_step_say_how_to_record_one(
         read_executed_model(changed(recorded, tmp_path, **names))
 
 
+def test_of_several_steps_the_first_is_read(recorded: Path, tmp_path: Path) -> None:
+    content = json.loads(recorded.read_text())
+    last = max(each["id"] for each in content["nodes"])
+    shifted = [
+        each | {name: last + each[name] for name in ("id", "ctrl_deps")}
+        for each in content["nodes"]
+    ]
+    path = tmp_path / "two.json"
+    path.write_text(json.dumps(content | {"nodes": [*content["nodes"], *shifted]}))
+    assert read_executed_model(path) == read_executed_model(recorded)
+
+
 def test_other_training_is_refused_with_the_files_that_say_more(
     recorded: Path, tmp_path: Path
 ) -> None:

@@ -117,6 +117,16 @@ def test_bytes_of_a_step(
     assert sum(casts) == pytest.approx(moved / 1e12)
 
 
+def test_the_host_waits_for_reductions_before_it_issues_the_optimizer(
+    toy: Workload, times_of: Times
+) -> None:
+    """``optimizer.synchronize`` in horovod/torch/optimizer.py."""
+    plan = horovod_plan(request(toy, times_of(toy, launch_s=0.1 * MS)), horovod())
+    (update,) = named(plan, "optimizer")
+    (issue,) = (at for at, task in enumerate(plan.tasks) if task.issues == "optimizer")
+    assert set(update.after) == {issue, *plan.tasks[issue].after} > {issue}
+
+
 def test_a_torus_reduces_host_by_host(toy: Workload, times_of: Times) -> None:
     options = horovod(cycle_time="50 ms", allreduce="torus")
     plan = horovod_plan(request(toy, times_of(toy), ranks=8, ranks_per_host=4), options)

@@ -145,6 +145,15 @@ def test_a_round_of_local_steps_exchanges_once_and_updates_each_time() -> None:
     assert backward == pytest.approx(3 * once)
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "zero_one_adam", "lamb"])
+def test_an_update_reads_and_writes_each_parameter(optimizer: Any) -> None:
+    made = asked("fp32", 4)
+    plan = onebit_plan(made, OneBitStrategy(kind="onebit", optimizer=optimizer))
+    (update,) = (t.work for t in plan.tasks if t.name == "update" and isinstance(t.work, Compute))
+    copied_bytes = 4 * made.workload.parameters  # a copy reads and writes, too
+    assert update.duration_s >= copied_bytes / made.times.copy_Bps
+
+
 def test_what_deepspeed_does_not_train_is_refused() -> None:
     with pytest.raises(InputError, match=r"model\.dtype: found parameters in bf16"):
         onebit_plan(asked("bf16", 4), OneBitStrategy(kind="onebit"))

@@ -73,6 +73,14 @@ def test_rows_of_zero_bytes_are_left_out_and_said(tmp_path):
     assert sweep.notes == ("rows of zero bytes left out",)
 
 
+def test_fewer_ranks_than_gpus_are_said(tmp_path):
+    (whole,) = read_sweeps(folder(tmp_path, nodes="2", nranks="16"))
+    assert whole.notes == ()
+    (part,) = read_sweeps(folder(tmp_path, nodes="2", nranks="8"))
+    assert part.gpus_per_node == 4
+    assert part.notes == ("8 ranks on 2 nodes, though 8 GPUs a node are stated",)
+
+
 def test_another_count_of_ranks_in_the_times_is_said(tmp_path):
     rows = "size_bytes,time_us,nranks\n1024,30,16\n"
     (sweep,) = read_sweeps(folder(tmp_path, rows))

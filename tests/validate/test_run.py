@@ -106,6 +106,7 @@ def test_the_report(found, tmp_path):
     lines = (tmp_path / "points.csv").read_text().splitlines()
     assert lines[0].startswith("sweep_id,counted,nbytes,way,measured_us,datasheet_us")
     assert len(lines) == 1 + 4 * 3
+    assert all(float(time_us) > 0 for line in lines[1:] for time_us in line.split(",")[4:])
 
 
 def test_names_in_the_page_are_escaped(folder, tmp_path):

@@ -84,6 +84,7 @@ def test_a_measured_step_is_less_sure_the_farther_the_batch_is() -> None:
     assert widths == sorted(widths)
     assert width(measured_factors(32, 64)) == pytest.approx(widths[1])
     assert widths[0] < 0.05
+    assert width(measured_factors()) == widths[0]
 
 
 def test_steps_of_split_models_are_less_sure() -> None:

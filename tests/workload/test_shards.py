@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -70,6 +71,16 @@ def test_a_block_sends_four_all_reduces(t: int, c: int, model: Any) -> None:
         assert sent(layers, "tensor", phase=phase) == pytest.approx(2 * 2 * (t - 1) / t * whole)
 
 
+@pytest.mark.parametrize(("library", "beside"), [("megatron", True), ("torch", False)])
+def test_megatron_sums_gradients_of_inputs_beside_those_of_weights(
+    library: Any, beside: bool
+) -> None:
+    """``linear_with_grad_accumulation_and_async_allreduce``; torch does one after the other."""
+    layers = block_of(small_gpt(Shard(tensor=2, library=library)))
+    calls = [call for layer in layers for call in layer.calls if call.phase == "backward"]
+    assert {(call.op, call.overlap > 0) for call in calls} == {("all_reduce", beside)}
+
+
 @given(t=st.sampled_from([2, 4, 8]), model=MODELS)
 def test_sequence_parallel_blocks_gather_and_scatter(t: int, model: Any) -> None:
     """Korthikanti et al. 2022, section 4.2: as many bytes, and two gathers more in backward."""
@@ -102,6 +113,18 @@ def test_ulysses_sends_four_all_to_alls_each_way(c: int) -> None:
     for phase in ("forward", "backward"):
         each = TOKENS * WIDTH / c * (c - 1) / c
         assert sent(layers, "context", phase=phase) == pytest.approx(4 * each)
+    places = Counter(
+        (call.phase, call.place)
+        for layer in layers
+        for call in layer.calls
+        if call.group == "context"
+    )
+    assert places == {  # query, key and value before attention, its result after it
+        ("forward", "before"): 3,
+        ("forward", "after"): 1,
+        ("backward", "before"): 1,
+        ("backward", "after"): 3,
+    }
 
 
 @given(c=st.sampled_from([2, 4, 8]))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from perfmodel.calibrate.readers import read_files
 from perfmodel.calibrate.readers.nccl_json import read_nccl_json, read_rccl_json
-from perfmodel.calibrate.readers.nccl_rows import ops_allowed, ranks_of_factor
+from perfmodel.calibrate.readers.nccl_rows import ops_allowed, ranks_of_factor, ranks_of_parts
 from perfmodel.calibrate.readers.nccl_text import read_nccl_log
 from perfmodel.calibrate.readers.sweep_records import Printed, version_text
 from perfmodel.errors import InputError
@@ -163,6 +163,13 @@ def test_ranks_that_are_not_listed_come_from_the_bandwidths_or_are_asked_for():
 def test_collectives_of_factor_one_tell_nothing_of_their_ranks(op):
     """Bus bandwidth is algorithm bandwidth, however many take part (nccl-tests)."""
     assert ranks_of_factor(op, [(Printed(1000.0, 0.005), Printed(1000.0, 0.005))]) is None
+
+
+def test_sizes_of_gathers_are_as_many_parts_as_ranks():
+    """`count` is one rank's, `size` that of all (nccl-tests, ``AllGatherGetCollByteCount``)."""
+    assert ranks_of_parts("all_gather", [4, 4]) == 4
+    assert ranks_of_parts("all_gather", [4, 8]) is None
+    assert ranks_of_parts("all_reduce", [4]) is None
 
 
 @pytest.mark.parametrize("off", [-0.002, -0.0003, 0.0, 0.0003, 0.002])

@@ -214,6 +214,6 @@ def test_loops_are_loaded_when_they_pay(switch: pytest.MonkeyPatch) -> None:
     calls = list[None]()
     switch.setattr(compiled_loops, "load", lambda: calls.append(None))
     effort = compiled_loops.Effort()
-    for _ in range(3 * compiled_loops.CHANGES_TO_LOAD):
+    for before in range(3 * compiled_loops.CHANGES_TO_LOAD):
         effort.spend()
-        assert len(calls) == (effort.spent >= compiled_loops.CHANGES_TO_LOAD)
+        assert len(calls) == (before + 1 >= compiled_loops.CHANGES_TO_LOAD)

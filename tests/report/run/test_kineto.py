@@ -160,8 +160,11 @@ def test_events_have_the_fields_of_the_format_and_begin_at_zero() -> None:
     )
 
 
-def test_arrows_lead_from_gradient_ready_to_bucket_start() -> None:
-    document = trace()
+@pytest.mark.parametrize("takes_no_time", [False, True])
+def test_arrows_lead_from_gradient_ready_to_bucket_start(takes_no_time: bool) -> None:
+    """Where something that takes no time ends as the gradient is ready, too."""
+    view = Span("view", "copy", "all", "side", 0, 1.005, 1.005, 1.005)
+    document = trace(Timeline((*TIMELINE.spans, *[view] * takes_no_time)))
     starts = {e["id"]: e for e in document["traceEvents"] if e["ph"] == "s"}
     ends = {e["id"]: e for e in document["traceEvents"] if e["ph"] == "f"}
     assert starts.keys() == ends.keys()

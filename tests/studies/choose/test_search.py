@@ -280,6 +280,16 @@ def test_experts_are_shared_by_as_many_gpus_as_is_quickest(small):
     assert "expert 8" in every.winner.text
 
 
+@pytest.mark.parametrize(("steps", "listed"), [(4096, {4096}), (4097, set())])
+def test_no_layout_has_more_micro_steps_than_a_scenario_may_state(small, steps, listed):
+    changes = {"strategy.tensor": 1, "strategy.pipeline": 1, "strategy.micro_batch": 1}
+    scenario = change_scenario(small, {**changes, "training.global_batch": 8 * steps})
+    jobs = search_module.prepare_jobs(scenario, None, None)
+    size, workload = jobs.base.size, jobs.inputs.workload
+    layouts, _ = search_module.list_layouts(scenario, jobs.section, size, workload)
+    assert {each.micro_batches for each in layouts} == listed
+
+
 def test_sizes_that_sharding_states_are_tried_as_written(small):
     sharding = [{"kind": "ddp", "bucket_cap": "50 MiB"}, {"kind": "ddp", "bucket_cap": "400 MB"}]
     changes = {"strategy.sharding": sharding, "strategy.tensor": 1, "strategy.pipeline": 1}

@@ -40,7 +40,8 @@ def test_device_0_runs_the_optimizer_and_its_copies(tmp_path: Path) -> None:
         parts["optimizer"] + parts["copies"] / 2, rel=0.1
     )
     assert spot.only_there_bytes == 3 * point.memory.gradients_bytes  # two states, one sum
-    assert spot.link_bytes > 0
+    # parameters leave it and gradients come back, beside samples and results, once a step
+    assert 2 < spot.link_bytes / point.memory.gradients_bytes < 3
     assert spot.others_link_bytes > 0
     assert "n0/gpu0 is the hot spot" in quantities.hot_spot(point)
     assert "is the hot spot" in run_markdown(result)

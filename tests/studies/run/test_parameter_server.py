@@ -292,3 +292,9 @@ def test_reports_tell_updates_and_staleness(tmp_path: Path) -> None:
     other = answered(tmp_path, "strategy={kind: ddp}")
     assert to_json(other)["server_use"] is None
     assert "updates/s" not in shown(other)
+
+
+def test_unlike_gpus_are_spoken_of_where_there_are_some(tmp_path: Path) -> None:
+    for spread in (0.0, 0.02):
+        lines = answered(tmp_path, f"compute.gpu_spread={spread}").assumptions
+        assert any("differ in speed" in line for line in lines) == (spread > 0)

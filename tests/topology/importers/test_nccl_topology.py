@@ -12,7 +12,7 @@ from perfmodel.library.nccl.communicator import system_of
 from perfmodel.library.ring_search import local_rings
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.studies.run.collective import collective_rows
-from perfmodel.topology.importers import ImportedTopology, import_file
+from perfmodel.topology.importers import ImportedTopology, import_file, nccl_nics
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology, check
@@ -100,6 +100,11 @@ def test_ports_of_one_adapter_share_its_lanes_and_keep_their_numbers(tmp_path: P
     assert rate_GBps(topology, "nic0", "pcie0") == pytest.approx(24, rel=2e-3)
     assert found.node().links["infiniband"].bandwidth == pytest.approx(25e9)
     assert "speed of its net elements" in topology.sources["infiniband bandwidth"]
+
+
+def test_rates_of_adapters_are_those_of_ethernet_and_infiniband() -> None:
+    """Of ports and pairs of them: 25 and 100 Gbit/s, HDR, NDR, XDR."""
+    assert set(nccl_nics._RATES_GBPS.values()) <= {25, 100, 200, 400, 800}
 
 
 def test_every_edge_says_where_it_is_from(tmp_path: Path) -> None:

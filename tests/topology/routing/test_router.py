@@ -330,6 +330,20 @@ def test_a_fabric_in_two_parts_is_said() -> None:
     assert router.route("n0/gpu0", "n1/gpu0")
 
 
+def test_where_no_cable_joins_rails_bytes_leave_by_that_of_the_peer() -> None:
+    def rails(hosts: int, nics: int) -> nx.Graph:
+        graph = nx.Graph()
+        for host in range(hosts):
+            graph.add_edge(host, "even", nics=tuple(range(0, nics, 2)))
+            graph.add_edge(host, "odd", nics=tuple(range(1, nics, 2)))
+        return graph
+
+    topology = build_topology("dgx-h100", hosts=2, fabric=rails)
+    route = Router(topology).route("n0/gpu0", "n1/gpu1")
+    passed = [topology.arcs.names[arc][1] for arc in route]
+    assert {"n0/nic1", "fabric/odd", "n1/nic1"} < set(passed)
+
+
 @pytest.mark.parametrize("fabric", ["fat-tree", "leaf-spine", "rail-optimised", "one-switch"])
 @pytest.mark.parametrize("template", ["dgx-a100", "aws-p4d", "v100-x8-100g"])
 def test_numbers_of_nics_by_their_cables_are_those_by_name(template: str, fabric: str) -> None:

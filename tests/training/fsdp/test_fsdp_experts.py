@@ -13,11 +13,12 @@ from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.training.fsdp.sharded_step import SHARDS
 from perfmodel.training.fsdp.step_plan import fsdp_plan
 from perfmodel.training.fsdp.strategy import fsdp_memory
+from perfmodel.training.fsdp.units import split_rows
 from perfmodel.training.memory_use import Setup
 from perfmodel.training.plan.builder import EXPERT_COPIES
 from perfmodel.training.plan.step_plan import Collective, Compute
 from perfmodel.training.strategy import StepRequest
-from perfmodel.workload.model import LayerTimes, Workload
+from perfmodel.workload.model import LayerTimes, ParameterTensor, Workload
 from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo import build_model
 
@@ -111,3 +112,9 @@ def test_what_does_not_go_with_shared_experts(
 ) -> None:
     with pytest.raises(InputError, match=message):
         fsdp_plan(request(share), options)
+
+
+def test_experts_are_cut_only_where_ranks_are_more() -> None:
+    """``Shard(1)`` where ``fsdp_mesh.size() > num_experts`` (torchtitan's ``apply_fsdp``)."""
+    experts = ParameterTensor("experts", (8, 6, 5), of_experts=True)
+    assert [split_rows(experts, ranks) for ranks in (4, 8, 16)] == [8, 8, 6]

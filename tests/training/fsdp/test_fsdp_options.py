@@ -99,8 +99,10 @@ def test_each_option_changes_the_plan_of_version_1(change: dict[str, Any]) -> No
     assert plan_of(FsdpStrategy(kind="fsdp", version=1, **change)).tasks != plain.tasks
 
 
-def test_the_first_step_broadcasts_states_if_asked() -> None:
-    options = FsdpStrategy(kind="fsdp", version=1, sync_module_states=True)
+@pytest.mark.parametrize("wrap", ["block", ("h.*", "wte")])
+def test_the_first_step_broadcasts_states_if_asked(wrap: Any) -> None:
+    """Also of a unit of one tensor."""
+    options = FsdpStrategy(kind="fsdp", version=1, sync_module_states=True, wrap=wrap)
     works = [
         [
             t.work

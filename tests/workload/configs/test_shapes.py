@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.sections.model import TransformerSection
 from perfmodel.workload import Workload, build_model
 from perfmodel.workload.configs.decoder_models import transformer_model
+from perfmodel.workload.configs.hugging_face import read_config
 from perfmodel.workload.configs.megatron_arguments import MegatronArguments, megatron_model
 from perfmodel.workload.shard import Shard
 from perfmodel.workload.zoo.buildable import build
@@ -209,6 +211,16 @@ def test_a_letter_stands_for_its_power(number: int) -> None:
 def test_what_is_no_number_of_words(text: object) -> None:
     with pytest.raises(ValidationError):
         TransformerSection.model_validate({"hidden": 8, "layers": 1, "vocab": text})
+
+
+@pytest.mark.parametrize(("positions", "tokens"), [(64, 64), (131_072, 4096)])
+def test_samples_are_as_long_as_positions_allow(
+    positions: int, tokens: int, tmp_path: Path
+) -> None:
+    """At most 4,096 tokens, as `scenarios/README.md` says."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIGS["llama"] | {"max_position_embeddings": positions}))
+    assert read_config(path).default == tokens
 
 
 def test_ranks_share_a_shape_as_they_share_a_model_of_the_zoo() -> None:

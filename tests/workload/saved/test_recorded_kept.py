@@ -26,6 +26,8 @@ RECORDED = {
 }
 PRECISIONS = (("fp32", "fp32"), ("bf16", "bf16"), ("fp32", "bf16"))
 """Of parameters and of the compute."""
+ABOUT = {"convnext_tiny", "stable-diffusion-xl-base-1.0"}
+"""Models of which up to 2 % stay unexplained, of the others 1 %."""
 
 
 @pytest.mark.parametrize("case", RECORDED, ids=str)
@@ -35,4 +37,5 @@ def test_kept_bytes_are_those_recorded(case: tuple[str, int, int | None]) -> Non
         if recorded is None:
             continue
         model = build_model(name, dtype=dtype, image_size=pixels)
-        assert activation_bytes(model, batch, precision) == pytest.approx(recorded, rel=0.02)
+        kept = activation_bytes(model, batch, precision)
+        assert kept == pytest.approx(recorded, rel=0.02 if name in ABOUT else 0.01)

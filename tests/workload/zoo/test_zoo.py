@@ -404,6 +404,12 @@ def test_work_of_decoders_is_two_per_parameter_and_token_plus_attention(name):
     assert sum(layer.matmul_flops for layer in workload.layers) == pytest.approx(expected, rel=1e-9)
 
 
+def test_attention_reads_query_key_and_value_and_writes_its_result_once():
+    layers = build_model("gpt2", sequence_length=128).layers
+    moved = {layer.matmul_bytes for layer in layers if layer.kind == "attention"}
+    assert moved == {4 * 4 * 128 * 768}  # of fp32
+
+
 def test_activations_of_a_gpt3_layer():
     # Korthikanti et al. 2022 (arXiv 2205.05198), section 4.1: 34 s b h bytes in half precision
     # and 5 a s^2 b for the scores, whose row sums a fused kernel keeps instead

@@ -90,8 +90,8 @@ def bubble_in_theory(plan: StepPlan, schedule: PipelineSchedule) -> float:
         for task in plan.tasks
         if task.kind in PASSES and isinstance(task.work, Compute)
     )
-    counts = sum(len(each) for each in schedule.actions) / (3 if schedule.splits_backward else 2)
-    spans = pass_spans(schedule, PassTimes(*(total_s[each] / counts for each in PARTS_OF_PASSES)))
+    # a share does not change if each pass is as long as all of its kind are together
+    spans = pass_spans(schedule, PassTimes(*(total_s[each] for each in PARTS_OF_PASSES)))
     length = max(float(stage[-1][1]) for stage in spans)
     busy = fmean(sum(float(end) - float(start) for start, end in stage) for stage in spans)
     return 1 - busy / length

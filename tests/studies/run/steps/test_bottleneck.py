@@ -11,8 +11,16 @@ import pytest
 from perfmodel.scenario import Scenario, change_scenario, load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.resolve.what_if import BETWEEN_NODES
+from perfmodel.studies.run.result import Relief
 from perfmodel.studies.run.steps.bottleneck import name_busiest
-from perfmodel.studies.run.steps.reliefs import LATENCY, LIBRARY, LINKS, WORTH_NAMING
+from perfmodel.studies.run.steps.reliefs import (
+    LATENCY,
+    LIBRARY,
+    LINKS,
+    WORTH_NAMING,
+    Part,
+    _Search,
+)
 from perfmodel.studies.run.steps.sized_job import prepare
 from perfmodel.topology import build_cluster
 
@@ -128,3 +136,16 @@ def test_the_bottleneck_is_the_what_if_that_saves_most(
     if relief.what_if and point.disturbance is None:  # else as many steps, not as many seconds
         assert 1 - step_s(scenario, relief.what_if) / now_s == pytest.approx(saved, abs=CLOSE)
         assert saved >= 0.5 * at_most - CLOSE
+
+
+def test_what_the_others_do_not_need_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 10 s all three save 6, and so do the first and the last."""
+    first, second, last = (Part(name, {}) for name in "abc")
+
+    def relieve(_: object, *chosen: Part) -> Relief:
+        saves_s = 6.0 if {first, last} <= set(chosen) else 4.0
+        return Relief("", tuple(part.name for part in chosen), {}, saves_s)
+
+    monkeypatch.setattr(_Search, "relieve", relieve)
+    search, free = object.__new__(_Search), Relief("", (), {}, 10.0)
+    assert search._relieve_together([first, second, last], free).parts == ("a", "c")
