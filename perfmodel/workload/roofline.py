@@ -30,13 +30,7 @@ from perfmodel.workload.kernels.float8_layers import (
     wide_precision,
 )
 from perfmodel.workload.kernels.kernel_times import elementwise_s, multi_tensor_s
-from perfmodel.workload.layer_cost import (
-    STATED_BYTES,
-    layer_cost,
-    make_pricing,
-    matrix_seconds,
-    weight_gradient_s,
-)
+from perfmodel.workload.layer_cost import layer_cost, matrix_seconds, weight_gradient_s
 from perfmodel.workload.memory.activations import activation_bytes, cast_weights
 from perfmodel.workload.memory.optimizer_states import (
     OptimizerKernels,
@@ -45,6 +39,7 @@ from perfmodel.workload.memory.optimizer_states import (
     optimizer_operations,
 )
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, scaled_fields
+from perfmodel.workload.pricing import STATED_BYTES, make_pricing
 
 
 def layer_times(

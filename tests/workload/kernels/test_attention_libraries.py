@@ -20,7 +20,7 @@ from perfmodel.workload.kernels.device import make_device
 from perfmodel.workload.kernels.float8_layers import Float8
 from perfmodel.workload.kernels.kernel_times import fused_attention_s
 from perfmodel.workload.kernels.shapes import Attention
-from perfmodel.workload.layer_cost import make_pricing
+from perfmodel.workload.pricing import make_pricing
 from perfmodel.workload.roofline import layer_times
 from perfmodel.workload.zoo import build_model
 
