@@ -113,9 +113,9 @@ def predict_fitting(
 
 def _predict_peak(row: str, cells: Cells) -> Sequence[Prediction]:
     """Predict the peak of a row, of which nothing is simulated."""
-    predicted = predict_step(read_step(cells)).memory_bytes(cells["memory_kind"])
+    ends = predict_step(read_step(cells)).memory_with_ends(cells["memory_kind"])
     measured, of = GB * float(cells["peak_GB"]), ("memory", "memory", cells["table"], row)
-    return [Prediction(*of, _peak_of(cells), "B", predicted, None, None, measured)]
+    return [Prediction(*of, _peak_of(cells), "B", *ends, measured)]
 
 
 def _predict_one_gpu(cells: Cells) -> Sequence[Prediction]:

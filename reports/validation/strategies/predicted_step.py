@@ -187,13 +187,18 @@ class PredictedStep:
 
     def memory_bytes(self, kind: str) -> float:
         """Peak of the fullest GPU, of what is allocated or reserved, or all that is in use."""
+        return self.memory_with_ends(kind)[0]
+
+    def memory_with_ends(self, kind: str) -> tuple[float, float, float]:
+        """Such a peak, and the ends of its interval."""
         job, size = self.sized.job, self.sized.size
         memory = estimate_memory(job, size.gpus, self.sized.batch)
-        if kind == "allocated":
-            return memory.total_bytes
-        if kind == "reserved":
-            return memory.total_bytes + memory.idle_bytes + unused_bytes(memory.total_bytes)
-        return memory.total_bytes + memory.reserve_bytes
+        beside = {
+            "allocated": 0.0,
+            "reserved": memory.idle_bytes + unused_bytes(memory.total_bytes),
+        }.get(kind, memory.reserve_bytes)
+        low, high = memory.low_bytes + beside, memory.high_bytes + beside
+        return memory.total_bytes + beside, low, high
 
 
 def predict_step(stated: StatedStep, before: Iterable[PredictedStep] = ()) -> PredictedStep:
