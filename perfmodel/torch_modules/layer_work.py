@@ -30,6 +30,11 @@ class Kept:
     saved_bytes: float
 
 
+NUMBER_BYTES = 16
+"""Traffic of an operator on a number of 64 bits: batch normalisation counts its batches for a fifth
+of the host's time for a kernel of a layer."""
+
+
 def kept_by_layers(
     groups: Sequence[LayerGroup],
     wide: StepTrace,
@@ -142,7 +147,9 @@ def layer_fields(
     fields: dict[str, Any] = {
         "name": group.name,
         "parameters": list(group.parameters),
-        "kernels": (matrix is not None) + len(rest) + sum(kernels for *_, kernels in norms),
+        "kernels": (matrix is not None)
+        + sum(operator.nbytes > NUMBER_BYTES for operator in rest)
+        + sum(kernels for *_, kernels in norms),
     }
     if matrix is not None and matrix.shape is not None:
         operands = ELEMENT_BYTES * (matrix.in_elements + matrix.out_elements)
@@ -158,7 +165,7 @@ def layer_fields(
         "wide_norm": any(wide for wide, *_ in norms),
         "wide": _size(loss / batch),
         "fused": _size(_fused_bytes(group, escaping) / batch),
-        "fused_kernels": max(1, (matrix is not None) + left),
+        "fused_kernels": max(1, min(fields["kernels"], (matrix is not None) + left)),
         "activations": _size(ELEMENT_BYTES * kept_tensors.saved_elements / batch),
         "stream": _size(ELEMENT_BYTES * kept_tensors.stream_elements / batch),
         "copied": _size(ELEMENT_BYTES * kept_tensors.copied_elements / batch),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from gallery.study import HERE, Study, as_csv
@@ -192,11 +193,22 @@ def _text(cases: Sequence[Case]) -> str:
         f"{listed}\n"
         "The jumps of the upper curves are real: a slightly larger cap moves a layer into another "
         "bucket, and where the network keeps up, the step waits for the last bucket only. "
-        "ResNet-50 at 100 Gbit/s takes 84.9 ms at 46 MiB, which leaves 1.5 MiB to the last bucket, "
-        "and 95.0 ms at 48 MiB, which leaves 47.6 MiB.\n\n"
+        f"{_largest_jump(cases)}\n\n"
         "`perfmodel tune reports/gallery/resnet50-8-servers.yaml` prints the lists to paste; "
         "[bucket-choices.csv](bucket-choices.csv) has them for all cases and "
         "[bucket-caps.csv](bucket-caps.csv) the curves."
+    )
+
+
+def _largest_jump(cases: Sequence[Case]) -> str:
+    """Sentence about the largest jump on the fastest network, up to half of the largest cap."""
+    case = [case for case in cases if case.model == next(iter(MODELS))][-1]
+    curve = [at for at in case.tuned.curve if at.low_mb <= case.tuned.curve[-1].low_mb / 2]
+    before, after = max(pairwise(curve), key=lambda pair: pair[1].step_time_s - pair[0].step_time_s)
+    times = [quantities.duration(at.step_time_s) for at in (before, after)]
+    return (
+        f"{case.model} at {case.network} takes {times[0]} with a cap just below "
+        f"{after.low_mb:g} MiB, and {times[1]} from there on."
     )
 
 

@@ -191,7 +191,7 @@ def test_a_page_lists_links_paths_and_sources_in_words_of_its_ranks() -> None:
         "NV12",
         "Each host sends 198.8 GB/s into the fabric",
         "NVIDIA A100 data sheet",
-        "22 to 50 µs in steps of ResNet",
+        "6.8 to 7.4 µs with torch 2.11",
     ):
         assert text in page
     loopback = topology_html(build_topology("cpu-loopback"))

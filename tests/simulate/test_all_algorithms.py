@@ -64,7 +64,7 @@ def test_flow_equals_message_on_a_crossbar(
     timer, way = ways(topology, op, name, 4 * elements, library)
     flow, message = (timed(n, timer, way) for n in (FlowNetwork, MessageNetwork))
     shares = library == "nccl" and name == "tree"
-    assert flow == pytest.approx(message, rel=0.06 if shares else 1e-6)
+    assert flow == pytest.approx(message, rel=0.07 if shares else 1e-6)
 
 
 SEVERAL_HOSTS = [

@@ -77,7 +77,7 @@ def test_the_saved_file_is_the_same_model(resnet: Capture, tmp_path: Path) -> No
     assert read.tensors == resnet.workload.tensors
     scenario = tmp_path / "mine-scenario.yaml"
     scenario.write_text(
-        "# mine\nperfmodel: 1\nmodel: {file: mine.yaml}\ncompute: {precision: bf16}\n"
+        "# mine\nperfmodel: 1\nmodel: {file: mine.yaml}\ncompute: {precision: fp16}\n"
         "cluster: {node: dgx-a100, nodes: 1}\ntraining: {batch_per_gpu: 64}\n"
     )
     asked = perfmodel.load_scenario(str(scenario))
@@ -145,7 +145,8 @@ def test_frozen_parameters_spare_products() -> None:
     times = layer_times(captured.workload, gpu, batch=64, precision="fp32")
     assert times.backward_s[0] == 0
     assert times.matrix_backward_s is not None
-    assert times.matrix_backward_s[1] == times.matrix_backward_s[2] > 0
+    # as much work, but the sum of a weight's gradient may be split
+    assert 0.5 < times.matrix_backward_s[1] / times.matrix_backward_s[2] < 2
 
 
 def test_parameters_without_a_gradient_are_reduced_with_the_first(tmp_path: Path) -> None:

@@ -102,6 +102,8 @@ def convolution(
     passes = (BATCH_NORM_PASSES if norm else 0) + relu * ACTIVATION_PASSES + residual * ADD_PASSES
     normed = norm_parameters(norm, channels) if norm else ()
     fused = BATCH_NORM_PASSES + residual if norm else relu * ACTIVATION_PASSES
+    # batch normalisation also counts its batches, for a fifth of a kernel's time of the host
+    kernels = 1 + bool(norm) + relu + residual
     layer = Layer(
         name=name,
         matmul_flops=2.0 * out.elements * inputs * kernel[0] * kernel[1],
@@ -109,12 +111,11 @@ def convolution(
         vector_bytes=float(ELEMENT_BYTES * passes * out.elements),
         # ReLU and the addition join the kernel that applies the normalisation
         fused_bytes=float(ELEMENT_BYTES * fused * out.elements),
-        fused_kernels=1 + 2 * bool(norm) + (not norm and relu),
+        fused_kernels=min(kernels, 1 + 2 * bool(norm) + (not norm and relu)),
         weight_elements=float(channels * inputs * kernel[0] * kernel[1]),
         saved_elements=float(out.elements * (bool(norm) + relu)),
         statistics_elements=float(out.elements * bool(norm)),
-        # batch normalisation also counts its batches, for a fifth of a kernel's time of the host
-        kernels=1 + bool(norm) + relu + residual,
+        kernels=kernels,
         kind="conv",
         matrix=Convolution(
             image.channels,

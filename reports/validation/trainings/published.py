@@ -208,7 +208,11 @@ def single_gpu_run(cells: Mapping[str, str]) -> TrainingRun:
     batch = int(cells.get("batch") or UNSTATED_BATCH)
     length, gpu = cells.get("sequence_length"), load_gpu(cells["gpu"])
     times = layer_times(
-        zoo.build_model(cells["model"], sequence_length=int(length) if length else None),
+        zoo.build_model(
+            cells["model"],
+            dtype=cells.get("dtype") or "fp32",
+            sequence_length=int(length) if length else None,
+        ),
         gpu,
         batch=batch,
         precision=cells["precision"],

@@ -304,7 +304,8 @@ def test_sizes_that_sharding_states_are_tried_as_written(small):
 @pytest.mark.slow
 def test_tensor_options_are_those_of_layouts_with_tensor_parallelism(small):
     """They are taken back where a parallel layout has none, and refused without a search."""
-    overlapped = change_scenario(small, {"parallel.overlap": "asynchronous"})
+    changes = {"parallel.overlap": "asynchronous", "strategy.pipeline": 1}
+    overlapped = change_scenario(small, changes)
     found = choose_layout(overlapped, exhaustive=True)
     stated = {
         (scenario.parallel.tensor, scenario.parallel.overlap)

@@ -326,7 +326,8 @@ def test_tight_memory_and_hashed_flows_are_told_of_a_candidate(planned, monkeypa
         main = result.main
         if asked.cluster.node != "v100-x8-25g" or asked.cluster.nodes != 2:
             return result
-        memory = replace(main.memory, capacity_bytes=main.memory.total_bytes * 1.001)
+        taken_bytes = main.memory.total_bytes + main.memory.context_bytes
+        memory = replace(main.memory, capacity_bytes=taken_bytes * 1.001)
         assert memory.tight
         return replace(result, points=(replace(main, memory=memory),), routing_cost=1.5)
 

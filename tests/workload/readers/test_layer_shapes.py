@@ -47,6 +47,7 @@ KINDS = {
             "out_size": [112, 113],
             "kernel": [7, 5],
             "groups": 2,
+            "bias": True,
         },
     ),
     "attention": (

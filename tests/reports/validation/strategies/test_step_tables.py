@@ -75,7 +75,7 @@ def test_a_gpu_may_be_limited_in_power():
     whole = predict_step(read_step(row(gpu="h100-sxm5-80gb")))
     assert limited.stated.scenario.cluster.node == "h100-sxm5-80gb"
     assert (limited.sized.job.gpu.power_W, whole.sized.job.gpu.power_W) == (500.0, 700.0)
-    wide = row(mlp_width="65536", batch="4", gpus_per_node="1")
+    wide = row(mlp_width="65536", batch="16", gpus_per_node="1")
     steps = [
         predict_step(read_step({**wide, "gpu": name})).step_s
         for name in ("h100-sxm5-80gb", "h100-sxm5-80gb at 500 W")

@@ -133,7 +133,7 @@ def test_faults_of_all_tables_at_once(tmp_path):
 
 def test_single_gpu_throughputs_as_published():
     found = single_dataset(records_folder() / "single_gpu.csv", [])
-    assert len(found.cases) == 49
+    assert len(found.cases) == 67
     assert found.left_out == {}
     assert found.median_abs_error < 0.10
 
@@ -165,7 +165,7 @@ def test_scaling_of_a_table_by_hand(tmp_path):
     # this V100 is eight times as slow as the roofline says: its communication is well hidden, and
     # 32 of them wait for the slowest
     slowest = 1 + gpu_speeds() * 2.0697
-    assert cluster.scaled == pytest.approx(3200 / slowest, rel=0.02)
+    assert cluster.scaled == pytest.approx(3200 / slowest, rel=0.03)
     assert cluster.scaled < 3200 / slowest
     assert cluster.scaled < cluster.predicted / 5
     assert mine.not_scaled == {}
