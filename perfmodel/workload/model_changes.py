@@ -322,13 +322,13 @@ def chunk_loss(workload: Workload) -> Workload:
     what a compiler's does and leaves the gradient of the logits in their place.
     Raises `InputError`: no loss over a vocabulary.
     """
-    heads = [layer for layer in workload.layers if layer.wide_bytes]
+    has_loss = any(layer.wide_bytes for layer in workload.layers)
     found = f"fused with the head of {workload.name!r}, which has no loss over a vocabulary"
-    refuse_if(not heads, "fused_loss", found, "false")
-    chunked = {id(layer): _with_chunked_loss(layer) for layer in heads}
-    return replace(
-        workload, layers=tuple(chunked.get(id(layer), layer) for layer in workload.layers)
+    refuse_if(not has_loss, "fused_loss", found, "false")
+    layers = (
+        _with_chunked_loss(layer) if layer.wide_bytes else layer for layer in workload.layers
     )
+    return replace(workload, layers=tuple(layers))
 
 
 def _with_chunked_loss(layer: Layer) -> Layer:

@@ -317,7 +317,7 @@ def memory(part: Memory) -> str:
     low, high = size(part.low_bytes), size(part.high_bytes)
     used = first_applying(
         (part.is_estimated, f"{low} to {high} of {has}, activations estimated"),
-        (not part.high_bytes, f"{size(part.total_bytes)} of {has} ({share})"),
+        (part.low_bytes == part.high_bytes, f"{size(part.total_bytes)} of {has} ({share})"),
         (True, f"{size(part.total_bytes)} of {has} ({share}; 80 % interval {low} to {high})"),
     )
     reserve, sure = size(part.reserve_bytes), "Fits" if part.is_sure else "Probably fits"

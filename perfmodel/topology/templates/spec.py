@@ -35,6 +35,17 @@ from perfmodel.topology.arcs import LinkKind
 from perfmodel.topology.model import NetworkKind
 from perfmodel.topology.templates.name_ranges import expand_pattern
 
+CpuKind = Literal[
+    "broadwell",
+    "skylake",
+    "icelake",
+    "sapphire",
+    "emerald",
+    "epyc",
+    "genoa",
+    "grace",
+    "power9",
+]
 HostNodeKind = Literal["gpu", "nvswitch", "pcie_switch", "cpu", "memory", "nic"]
 FabricKind = Literal[
     "one-switch",
@@ -225,7 +236,7 @@ class NodeSpec(FileModel):
     name: str | None = None
     description: str
     gpu: str
-    cpu: str | None = None
+    cpu: CpuKind | None = None
     """Kind of its CPUs, as machines described in words have them."""
     power_limit: Power | None = None
     """Of each GPU, where its board may draw less than its data sheet says."""

@@ -106,3 +106,12 @@ def test_scaling_names_what_is_fixed(result: Result) -> None:
     assert "64 images per GPU" in quantities.scaling(result)
     strong = quantities.scaling(replace(result, scaling="strong"))
     assert strong.startswith("Strong scaling: 16,384 images per step")
+
+
+def test_memory_that_was_measured_has_no_interval(with_main: Callable[..., Result]) -> None:
+    """Where activations are measured, both ends are what the parts add up to."""
+    own = with_main().main.memory
+    exact = replace(own, low_bytes=own.total_bytes, high_bytes=own.total_bytes)
+    wide = replace(own, low_bytes=0.9 * own.total_bytes, high_bytes=1.1 * own.total_bytes)
+    assert "interval" not in plain(quantities.memory(exact))
+    assert "80 % interval" in plain(quantities.memory(wide))

@@ -39,10 +39,6 @@ _TIER_NAMES = {
 }
 """Switches of a fabric by the names that they begin with, from the hosts up."""
 
-HOST_SHARE_TO_NAME = 0.05
-"""Share of the step that launches must cost to be called a bottleneck: 1 to 2 % go to the check of
-scaled gradients in every step in fp16, which no other host would save."""
-
 _AS_BUSY_SHARE = 0.9
 """Share of the busiest link's time from which a link is as busy: what limits one limits both."""
 
@@ -202,9 +198,8 @@ def name_bottleneck(
     """Name what limits a step: "compute", the host, an event, latency, or links.
 
     It is what saves most where it is no limit (`reliefs`, the largest first), or an event that
-    costs more than any single limit; compute where that is no more than 1 % of the step, or 5 %
-    of the host. Of the links of a kind, it is the one that its bytes keep busy for longest, or all
-    in hosts alike.
+    costs more than any single limit; compute where that is no more than 1 % of the step. Of the
+    links of a kind, it is the one that its bytes keep busy for longest, or all in hosts alike.
     """
     # Of an event's rivals, several limits together count for half.
     shares = (each.saves_s * (MOST_OF_IT if len(each.parts) > 1 else 1.0) for each in reliefs)
@@ -233,11 +228,9 @@ def beside_communication(
     event = max(events, key=lambda event: event.costs_s, default=None)
     if event is not None and event.costs_s > max(least_s, rival_s):
         return Bottleneck("event", event.what, event.what)
-    host = bool(reliefs) and reliefs[0].parts == (HOST.name,)
-    least_s *= HOST_SHARE_TO_NAME / WORTH_NAMING if host else 1.0
     if not reliefs or reliefs[0].saves_s <= least_s:
         return Bottleneck("compute", "compute", "compute")
-    if host:
+    if reliefs[0].parts == (HOST.name,):
         return Bottleneck("host", f"host ({HOST.name})", f"host ({HOST.name})")
     return None
 
