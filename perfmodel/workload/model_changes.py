@@ -325,9 +325,7 @@ def chunk_loss(workload: Workload) -> Workload:
     has_loss = any(layer.wide_bytes for layer in workload.layers)
     found = f"fused with the head of {workload.name!r}, which has no loss over a vocabulary"
     refuse_if(not has_loss, "fused_loss", found, "false")
-    layers = (
-        _with_chunked_loss(layer) if layer.wide_bytes else layer for layer in workload.layers
-    )
+    layers = (_with_chunked_loss(layer) if layer.wide_bytes else layer for layer in workload.layers)
     return replace(workload, layers=tuple(layers))
 
 
