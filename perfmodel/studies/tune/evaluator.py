@@ -165,7 +165,7 @@ def make_evaluator(sized: SizedJob) -> Evaluator:
     finest = sized.with_options(with_cap(options, 1.0)).plan_for(None)
     stated, sent = job.scenario.compute.overlap_slowdown, options.sent_item_bytes
     slowdown = sized.machine.topology.gpu.overlap_slowdown if stated is None else stated
-    surrogate = build_surrogate(finest, gradients, _before_s(sized, constant), slowdown)
+    surrogate = build_surrogate(finest, gradients, _around_backward_s(sized, constant), slowdown)
     allreduce = AllReduceTimes(
         timer_of(setting, sized.disturbances),
         sized.allocation.own,
@@ -194,17 +194,23 @@ def _slowest_factor(constant: Sequence[Disturbance]) -> float:
     return max((prod(by for _, by in own) for own in by_rank.values()), default=1.0)
 
 
-def _before_s(sized: SizedJob, constant: Sequence[Disturbance]) -> float:
-    """From the end of a step to the start of the last backward, where that is latest; seconds."""
-    run = simulate_steps(
-        replace(sized.setup(launches=False), fidelity="flow"), constant, SETTLED_STEPS
-    ).run
-    last = SETTLED_STEPS - 1, "backward", sized.job.options.accumulate - 1
-    passes = (s for s in run.timeline.spans if (s.step, s.kind, s.micro_batch) == last)
-    return (
-        max([own[0].start_s for own in grouped(passes, attrgetter("rank_class")).values()])
-        - run.step_ends_s[-2]
-    )
+def _around_backward_s(sized: SizedJob, constant: Sequence[Disturbance]) -> tuple[float, float]:
+    """Return what lies before and after the last backward and its reductions; seconds.
+
+    From the end of a step to the start of the last backward, and from the start of the optimizer
+    to the end of the step, of the ranks that come to them last. Waits for the host are among both.
+    """
+    run = simulate_steps(replace(sized.setup(), fidelity="flow"), constant, SETTLED_STEPS).run
+    spans = [s for s in run.timeline.spans if s.step == SETTLED_STEPS - 1]
+
+    def last_start_s(kind: str) -> float:
+        own = (
+            s for s in spans if (s.kind, s.micro_batch) == (kind, sized.job.options.accumulate - 1)
+        )
+        return max(each[0].start_s for each in grouped(own, attrgetter("rank_class")).values())
+
+    before_s = last_start_s("backward") - run.step_ends_s[-2]
+    return before_s, run.step_ends_s[-1] - last_start_s("optimizer")
 
 
 def read_reductions(stepped: ReportedRun) -> tuple[BucketTime, ...]:

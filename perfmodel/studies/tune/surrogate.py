@@ -221,7 +221,7 @@ class StepSurrogate:
     `ready_s`: work from there until each gradient is in its bucket, without slowdown.
     `backward_s`: work of all of that backward, copies in included.
     `out_s`: work to copy each gradient back.
-    `optimizer_s`: with what follows it.
+    `optimizer_s`: from there, once all is reduced, to the end of the step.
     `slowdown`: factor on compute while an all-reduce is under way.
     """
 
@@ -244,13 +244,12 @@ class StepSurrogate:
         return self.before_s + self.backward_s + sum(self.out_s) + self.optimizer_s
 
     def scaled(self, by: float) -> StepSurrogate:
-        """Return the step of ranks that are slower by a factor; `before_s` stays."""
+        """Return the step of ranks that are slower by a factor; what was simulated stays."""
         return replace(
             self,
             ready_s=tuple(by * at for at in self.ready_s),
             backward_s=by * self.backward_s,
             out_s=tuple(by * each for each in self.out_s),
-            optimizer_s=by * self.optimizer_s,
         )
 
     def step_s(self, buckets: Sequence[Bucket], cost: TimeOf) -> float:
@@ -286,12 +285,13 @@ Bucket = tuple[int, int, float]
 
 
 def build_surrogate(
-    plan: StepPlan, gradients: GradientOrder, before_s: float, slowdown: float
+    plan: StepPlan, gradients: GradientOrder, around_s: tuple[float, float], slowdown: float
 ) -> StepSurrogate:
     """Build the surrogate from a plan in which each gradient has a bucket of its own.
 
     `gradients`: in the order of the plan's buckets.
-    `before_s`: from the end of a step to the start of the last backward of the next; seconds.
+    `around_s`: from the end of a step to the start of the last backward of the next, and from the
+        start of the optimizer to the end of its step; seconds.
     """
     last = max(task.micro_batch for task in plan.tasks)
     begin = next(
@@ -301,14 +301,13 @@ def build_surrogate(
     )
     compute = frozenset(stream.name for stream in plan.streams if stream.kind == "compute")
     ready, out = [0.0] * len(gradients), [0.0] * len(gradients)
-    backward_s, optimizer_s, is_over = 0.0, 0.0, False
+    backward_s = 0.0
     for task in plan.tasks[begin:]:
         if not isinstance(task.work, Compute) or task.stream not in compute:
             continue
-        is_over = is_over or task.kind == "optimizer"
-        if is_over:
-            optimizer_s += task.work.duration_s
-        elif task.role == "copy_out" and task.bucket is not None:
+        if task.kind == "optimizer":
+            break
+        if task.role == "copy_out" and task.bucket is not None:
             out[task.bucket] += task.work.duration_s
         elif task.role != "compress":  # a bucket's, not a gradient's
             backward_s += task.work.duration_s
@@ -316,11 +315,11 @@ def build_surrogate(
                 ready[task.bucket] = backward_s
     return StepSurrogate(
         gradients=gradients,
-        before_s=before_s,
+        before_s=around_s[0],
         ready_s=tuple(itertools.accumulate(ready, max)),
         backward_s=backward_s,
         out_s=tuple(out),
-        optimizer_s=optimizer_s,
+        optimizer_s=around_s[1],
         slowdown=slowdown,
     )
 

@@ -8,6 +8,8 @@ import pytest
 from perfmodel.scenario import load_scenario
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.steps.sized_job import prepare
+from perfmodel.studies.tune.evaluator import make_evaluator
+from perfmodel.studies.tune.model import STEP_ROUNDING
 from perfmodel.studies.tune.surrogate import AllReduceTimes
 
 
@@ -53,3 +55,14 @@ def test_a_hook_halves_the_bytes(timer: UncontendedTimer) -> None:
         AllReduceTimes(timer, range(8), scale=0.5),
     )
     assert half.compute(8_000_000) == whole.compute(4_000_000)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_the_check_of_scaled_gradients_lies_outside_of_the_recurrence(precision: str) -> None:
+    """In fp16 the host reads whether gradients are finite: it holds up every step alike."""
+    changes = [f"compute.precision={precision}", "scale=null"]
+    evaluator = make_evaluator(prepare(load_scenario("bucket-size-slow-ethernet", changes)))
+    for cap_mb in (1.0, 13.0, 100.0):
+        evaluator.simulate(evaluator.uniform_options(cap_mb))
+    assert not evaluator.reasons
+    assert evaluator.surrogate_error < STEP_ROUNDING

@@ -120,8 +120,10 @@ def simulate_uncertainties(
     parts = [compute, *chance_of_job(sized, reported.step_s, compute)]
     if sized.launches:
         quick, slow = (sized.with_host(by).setup() for by in host_factors())
-        if _step_s(sized, slow) > (1 + LEAST_CHANGE) * base_s:
-            parts.append(between(f"host of {job.gpu.name}", (quick, slow)))
+        slow_s = _step_s(sized, slow)
+        if slow_s > (1 + LEAST_CHANGE) * base_s:
+            ends_s = _step_s(sized, quick), slow_s
+            parts.append(scaled_ends(f"host of {job.gpu.name}", share, ends_s))
     is_typical = job.scenario.compute.overlap_slowdown is None and job.gpu.overlap_slowdown != 1
     if communicates and is_typical:  # of GPUs, and not stated
         slowed = (replace(setup, slowdown=slowdown) for slowdown in overlap_slowdowns())
