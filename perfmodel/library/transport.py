@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import NormalDist
+from types import MappingProxyType
 from typing import Literal
 
 from perfmodel.errors import TopologyError
@@ -108,18 +109,22 @@ MOST_THROUGH_AMD = 2
 Vendor = Literal["intel", "amd", "arm", "power"]
 
 
+_MAKERS: Mapping[str | None, Vendor] = MappingProxyType(
+    {"epyc": "amd", "genoa": "amd", "grace": "arm", "power9": "power"}
+)
+
+
 def vendor_of(topology: Topology) -> Vendor:
-    """Who made the CPUs, as far as the template's sources say; Intel where they do not."""
-    text = " ".join(
-        f"{key} {sentence}"
-        for key, sentence in topology.sources.items()
-        if not key.startswith(("gpu ", "fabric "))
-    )
-    if re.search(r"\bAMD\b|epyc|genoa|infinity-fabric", text, re.IGNORECASE):
-        return "amd"
-    if "Arm CPU" in text or "Grace" in text:
-        return "arm"
-    return "power" if "POWER" in text else "intel"
+    """Who made the CPUs; Intel where the machine does not say of what kind they are."""
+    return _MAKERS.get(topology.cpu, "intel")
+
+
+AT_MEMORY_RATE = frozenset({"genoa", "sapphire", "emerald", "grace"})
+"""CPUs through whose memory all GPUs copy at once as fast as their links and that memory allow:
+those with PCIe 5. All-reduces without P2P: four RTX 5090 on one Genoa move 27 GB/s each, 109 out of
+and into its memory, where one link carries 48 (NVIDIA/nccl-tests issue 287), eight of them on two
+Xeon 8480+ 28 each, four 35 (NVIDIA/nccl issue 1639, where S. Jeaugey says that CPU and memory limit
+them)."""
 
 
 def peer_paths(topology: Topology) -> frozenset[str]:
@@ -146,13 +151,14 @@ def _types_up_to(level: str | None) -> frozenset[str]:
 def local_path(topology: Topology, router: Router, src: str, dst: str) -> Path:
     """Path between two GPUs of one host.
 
-    Copies through the memory of one NUMA domain carry together as much as the link of one GPU: they
-    cross one interconnect of that CPU, which degrades with traffic from all of them (S. Jeaugey in
-    NVIDIA/nccl issue 1285). Assumption, near what is known of one domain: four L40S move 20 GB/s
-    where a link carries 24 (ai-dynamo/aiconfigurator), four RTX 2080 Ti about 16 of 12, by the
-    scaling of BERT-Base (HKBU-HPML/ddl-benchmarks); of two and of eight domains: the recorded
-    sweeps of four V100 and four A100 on PCIe, and of eight RTX 4090. Eight L40S, in two domains,
-    move 10 to 17 GB/s where two links are said.
+    Copies through the memory of one NUMA domain carry together as much as the link of one GPU,
+    unless the CPU is one of `AT_MEMORY_RATE`: they cross one interconnect, which degrades with
+    traffic from all of them (S. Jeaugey in NVIDIA/nccl issue 1285, where, as in nccl-tests issue
+    74, a domain for each GPU of two EPYC helps). Assumption, near what is known of one domain: four
+    L40S move 20 GB/s where a link carries 24 (ai-dynamo/aiconfigurator), four RTX 2080 Ti about 16
+    of 12, by the scaling of BERT-Base (HKBU-HPML/ddl-benchmarks), four RTX 4090 10 of 12; of two and
+    of eight domains: the recorded sweeps of four V100 and four A100 on PCIe, and of eight RTX 4090.
+    Eight L40S, in two domains, move 10 to 17 GB/s where two links are said.
 
     Raises `TopologyError`: neither directly nor through the host's memory, and no NIC is left.
     """
@@ -168,9 +174,10 @@ def local_path(topology: Topology, router: Router, src: str, dst: str) -> Path:
     if kinds == {"memory"}:  # processes of one machine: the copy is the link
         return Path(up + across, "memory", cap, staged=True)
     arcs = up + _memory_arcs(router, cpu) + across
-    link_Bps = float(topology.arcs.bandwidth_Bps[up[0]])
+    alone = topology.cpu in AT_MEMORY_RATE
+    together_Bps = float("inf") if alone else float(topology.arcs.bandwidth_Bps[up[0]])
     domain = min(min(arcs) for arcs in topology.links[cpu].values())
-    return Path(arcs, "pcie", cap, staged=True, together_Bps=link_Bps, domain=domain)
+    return Path(arcs, "pcie", cap, staged=True, together_Bps=together_Bps, domain=domain)
 
 
 def _path_by_nic(topology: Topology, router: Router, src: str, dst: str) -> Path:

@@ -91,6 +91,7 @@ def compile_topology(
         gpu_p2p=facts.get("gpu_p2p", True),
         gpudirect_rdma=facts.get("gpudirect_rdma", True),
         staging_Bps=facts.get("staging_Bps"),
+        cpu=facts.get("cpu"),
         sources=sources,
         template=name,
         fabric=wider.get("kind", "none"),

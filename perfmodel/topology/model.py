@@ -245,6 +245,8 @@ class Topology:
         traffic is staged in host memory.
     staging_Bps : float or None
         Rate of one copy through host memory between two GPUs, where it was measured.
+    cpu : str or None
+        Kind of the hosts' CPUs, as machines described in words have them; None: not stated.
     sources : mapping of str to str
         Where the numbers come from, for the report.
     template : str
@@ -288,6 +290,7 @@ class Topology:
     gpu_p2p: bool
     gpudirect_rdma: bool
     staging_Bps: float | None
+    cpu: str | None
     sources: Mapping[str, str]
     template: str
     fabric: str

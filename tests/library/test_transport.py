@@ -11,6 +11,7 @@ from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
 from perfmodel.library.settings import LibrarySettings, settings_of
 from perfmodel.library.transport import apply_settings, gdr_paths, local_path, nic_path, peer_paths
+from perfmodel.studies.run.collective import collective_rows
 from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology
@@ -152,3 +153,23 @@ def test_peers_of_other_sockets_get_little():
     machine = make_machine(topology, load_library("nccl"), settings=env)
     (lowered,) = lower_collective(machine, "all_reduce", 1 << 20, range(2), algorithm="ring")
     assert lowered.stages[0].cap_Bps.max() == pytest.approx(6.45e9)
+
+
+def four_cards(cpu):
+    return build_topology(describe("RTX 5090", gpus=4, intra=f"PCIe5, {cpu}", network=None).node)
+
+
+@pytest.mark.parametrize(("cpu", "shares"), [("AMD EPYC Rome", True), ("AMD EPYC Genoa", False)])
+def test_copies_of_older_cpus_share_one_link(cpu, shares):
+    """NVIDIA/nccl issue 1285 and nccl-tests issue 74 against issue 287 and nccl issue 1639."""
+    topology = four_cards(cpu)
+    path = local_path(topology, Router(topology), "n0/gpu0", "n0/gpu1")
+    link_Bps = topology.arcs.bandwidth_Bps[path.arcs[0]]
+    assert path.staged
+    assert path.together_Bps == (link_Bps if shares else float("inf"))
+
+
+def test_all_reduce_through_the_memory_of_genoa():
+    """NVIDIA/nccl-tests issue 287: 128 MiB on four RTX 5090 without P2P, 27.3 GB/s of each."""
+    (row,) = collective_rows(four_cards("AMD Genoa"), op="all_reduce", sizes=[2**27])
+    assert 1.5 * 2**27 / row["time_s"] == pytest.approx(27.3e9, rel=0.3)

@@ -181,7 +181,7 @@ def _port(host: PartedHost, stated: StatedNics, field: str) -> tuple[PartedHost,
             rate_Bps = old.bandwidth if old is not None else usual_nics(kind, host.part.spelled)[1]
             why = "as before" if old is not None else "usual with this GPU"
             host = host.noting(f"assumption: NICs of {rate_Bps * 8e-9:g} Gbit/s, {why}")
-        link = validate_document(LinkSpec, port(kind, rate_Bps, STATED))
+        link = validate_document(LinkSpec, port(kind, rate_Bps, STATED, host.node.gpu))
         host = host.with_node(
             gpudirect_rdma=reads_gpus(host.part, kind),
             sources={**hardware_parts().sources, **node.sources},

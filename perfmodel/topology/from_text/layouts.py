@@ -131,7 +131,7 @@ def draft_host(host: HostParts) -> Draft:
         _plug_nics(draft, host, network, [f"cpu{domains - 1}"] if host.across else holders)
         reads = reads_gpus(host.part, network.kind or "")
     draft.add_host_memory(host.cpu, range(domains))
-    draft.extra = {"gpu_p2p": host.p2p, "gpudirect_rdma": reads}
+    draft.extra |= {"gpu_p2p": host.p2p, "gpudirect_rdma": reads}
     return draft
 
 
@@ -226,7 +226,7 @@ def _plug_nics(draft: Draft, host: HostParts, network: NetworkText, places: Sequ
     link = max(host.pcie, hardware_parts().cpus[host.cpu].pcie)
     draft.link(link, stock_link(link))
     kind = network.kind or ""
-    name = draft.link(kind, port(kind, network.nic_Bps or 0, network.rate_source))
+    name = draft.link(kind, port(kind, network.nic_Bps or 0, network.rate_source, host.gpu))
     draft.add(pattern("nic", host.nics), "nic", port=name)
     for nic in range(host.nics):
         draft.join(f"nic{nic}", places[nic * len(places) // host.nics], link)

@@ -328,9 +328,9 @@ def _domains(text: str) -> int | None:
 
 
 def _cpu(text: str) -> str | None:
-    if re.search(r"amd|epyc|rome|milan", text):
-        return "epyc"
-    return next((name for name in hardware_parts().cpus if name in text), None)
+    """Kind of CPU that is named; "AMD EPYC Genoa" is of the kind Genoa."""
+    named = [name for name in hardware_parts().cpus if name in text]
+    return named[-1] if named else "epyc" if re.search(r"amd|rome|milan", text) else None
 
 
 def read_peer_access(text: str) -> bool | None:

@@ -47,7 +47,7 @@ class Draft:
 
     def add_port(self, network: str, Bps: float, source: str) -> str:
         """Add the link that leaves a NIC; return its name, with a number for a second rate."""
-        document, name, number = port(network, Bps, source), network, 2
+        document, name, number = port(network, Bps, source, self.gpu), network, 2
         while name in self.links and self.links[name]["bandwidth"] != document["bandwidth"]:
             name, number = f"{network}-{number}", number + 1
         return self.link(name, document)
@@ -87,6 +87,7 @@ class Draft:
 
         `per_socket`: domains of a socket; default: as of two sockets.
         """
+        self.extra["cpu"] = cpu
         cpus, memories = number_pattern("cpu", domains), number_pattern("mem", domains)
         if len(domains) > 1:
             name, link = between_cpus(cpu)
@@ -197,13 +198,16 @@ def dram(name: str, domains_per_socket: int) -> dict[str, Any]:
     )
 
 
-def port(network: str, Bps: float, source: str) -> dict[str, Any]:
+def port(network: str, Bps: float, source: str, gpu: str) -> dict[str, Any]:
     """Return what leaves a NIC as a document.
 
     `network`: kind of network. `Bps`: raw rate; bytes per second. `source`: where the rate comes
-    from.
+    from. `gpu`: name of the host's GPUs, beside which adapters are of their time.
     """
-    part = hardware_parts().ports[network]
+    parts = hardware_parts()
+    part, gpus = parts.ports[network], parts.gpus.get(gpu)
+    if gpus is not None and gpus.sm >= part.newer_from:
+        part = parts.ports[f"newer-{network}"]
     payload = part.slow_mtu if part.slow_mtu and Bps <= 5e9 else part.mtu
     return {
         "kind": part.kind,

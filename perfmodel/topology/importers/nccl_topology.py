@@ -174,7 +174,7 @@ def _add_flags(draft: Draft, host: ImportedHost, adapters: Sequence[Adapter]) ->
     part = host.part
     stated = {adapter.gdr for adapter in adapters if adapter.gdr is not None}
     reads = True in stated if stated else all(reads_gpus(part, a.network) for a in adapters)
-    draft.extra = {"gpu_p2p": not part.geforce, "gpudirect_rdma": reads}
+    draft.extra |= {"gpu_p2p": not part.geforce, "gpudirect_rdma": reads}
     if part.geforce:
         host.notes.append("the driver keeps GeForce GPUs from copying to each other over PCIe")
 

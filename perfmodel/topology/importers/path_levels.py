@@ -190,7 +190,7 @@ def template_from_matrix(
     _add_nvlinks(host)
     _add_pcie(host)
     networks = _add_ports(host, node)
-    draft.extra = {
+    draft.extra |= {
         "gpu_p2p": not named.part.geforce,
         "gpudirect_rdma": all(reads_gpus(named.part, network) for network in networks),
     }

@@ -305,6 +305,7 @@ def node_facts(spec: NodeSpec) -> dict[str, Any]:
     facts = {
         "name": spec.name or "",
         "routing": "nccl",
+        "cpu": spec.cpu,
         "gpu_p2p": spec.gpu_p2p,
         "gpudirect_rdma": spec.gpudirect_rdma,
         "staging_Bps": spec.staging.bandwidth if spec.staging else None,

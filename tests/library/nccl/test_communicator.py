@@ -219,7 +219,7 @@ def test_a_host_bridge_of_intel_costs_a_fifth_more():
     """24 GB/s of PCIe carry two rings of 12, or one of 20 at 1.2 times the bytes."""
     topology = build_topology("rtx4090-x4")
     rings = []
-    for machine in (topology, replace(topology, sources={})):
+    for machine in (topology, replace(topology, cpu=None)):
         ring = system_of(machine, Router(machine), range(4), LibrarySettings()).ring
         rings.append((ring.channels, ring.intra_GBps))
     assert rings == [(2, 12.0), (1, 20.0)]
