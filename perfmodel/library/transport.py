@@ -156,8 +156,8 @@ def local_path(topology: Topology, router: Router, src: str, dst: str) -> Path:
     traffic from all of them (S. Jeaugey in NVIDIA/nccl issue 1285, where, as in nccl-tests issue
     74, a domain for each GPU of two EPYC helps). Assumption, near what is known of one domain: four
     L40S move 20 GB/s where a link carries 24 (ai-dynamo/aiconfigurator), four RTX 2080 Ti about 16
-    of 12, by the scaling of BERT-Base (HKBU-HPML/ddl-benchmarks), four RTX 4090 10 of 12; of two and
-    of eight domains: the recorded sweeps of four V100 and four A100 on PCIe, and of eight RTX 4090.
+    of 12, by the scaling of BERT-Base (HKBU-HPML/ddl-benchmarks), four RTX 4090 10 of 12; of two
+    and of eight domains: recorded sweeps of four V100 and four A100 on PCIe, and of eight RTX 4090.
     Eight L40S, in two domains, move 10 to 17 GB/s where two links are said.
 
     Raises `TopologyError`: neither directly nor through the host's memory, and no NIC is left.
