@@ -102,9 +102,10 @@ BANDS: tuple[tuple[Band, float], ...] = (
 SEVERAL_SWEEPS = 3
 """Sweeps from which on a kind of machine is well known."""
 
-IN_HARDWARE = frozenset({"none", "infiniband", "roce"})
-"""Networks whose adapters, and links inside hosts, move bytes without the hosts' software; those of
-EFA, TCP, TCPX, TCPXO and Omni-Path lie farther off, and unlike from cloud to cloud."""
+_MARGINS = {"none": "hardware", "infiniband": "hardware", "roce": "roce", "efa": "efa"}
+"""Margin in ``strangers.yaml`` by network between hosts: adapters and links inside hosts move bytes
+without the hosts' software. RoCE below 256 KiB lies farther off, as does what software moves (TCP,
+TCPX, TCPXO, Omni-Path), and unlike from cloud to cloud."""
 
 Factors = tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(ge=1)]]
 
@@ -179,10 +180,12 @@ def _margins_of_strangers() -> Mapping[str, Mapping[Band, float]]:
     Records that enter later lie farther off than those that constants were fitted without.
     """
     document = read_yaml(Path(__file__).parent / "nccl" / "strangers.yaml")
-    return {
-        name: {band: float(document[name][band]) for band, _ in BANDS}
-        for name in ("hardware", "software")
-    }
+    return {name: own for name, own in document.items() if name != "source"}
+
+
+def profile_margin(nbytes: float) -> float:
+    """Factor by which either end of an interval lies farther with a profile of another machine."""
+    return _margins_of_strangers()["profile"][band_of(nbytes)]
 
 
 def familiarity(spread: Spread, topology: Topology, op: str) -> Familiarity:
@@ -215,7 +218,7 @@ def spread_factors(topology: Topology, op: str, nbytes: float) -> tuple[float, f
 def factors_by_band(topology: Topology, op: str) -> Mapping[Band, tuple[float, float]]:
     """Return `spread_factors` of each band of sizes."""
     spread, network = load_spread(), topology.network if topology.hosts > 1 else "none"
-    margins = _margins_of_strangers()["hardware" if network in IN_HARDWARE else "software"]
+    margins = _margins_of_strangers()[_MARGINS.get(network, "software")]
     return {
         band: (low / margins[band], high * margins[band])
         for band, (low, high) in spread.factors[familiarity(spread, topology, op)].items()

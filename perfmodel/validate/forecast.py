@@ -16,6 +16,7 @@ from perfmodel.calibrate.checks import differences
 from perfmodel.calibrate.readers.sweep_records import without_spikes
 from perfmodel.calibrate.transfer.fit import fit_profile
 from perfmodel.errors import PerfmodelError
+from perfmodel.library.corrections import profile_margin
 from perfmodel.library.machine import make_machine, observed_time_s
 from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.simulate.uncontended import UncontendedTimer, hidden_s
@@ -249,6 +250,9 @@ def _transferred(
     note = "from " + ", ".join(names) + (f"; {excluded}" if excluded else "")
     try:
         profile = fit_profile(runs, library=library, files=names)
-        return with_profile(profile, own, sizes, library, note)
+        times = with_profile(profile, own, sizes, library, note)
     except PerfmodelError as error:
         return f"no profile: {one_line(error)}"
+    pairs = zip(times.interval_s, map(profile_margin, sizes), strict=False)
+    intervals = tuple((each[0] / wider, each[1] * wider) for each, wider in pairs if each)
+    return replace(times, interval_s=intervals)

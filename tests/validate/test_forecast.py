@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from perfmodel.calibrate.readers import SweepRow
+from perfmodel.library.corrections import profile_margin
 from perfmodel.validate.forecast import Task, partners, predict
 from perfmodel.validate.match import match
 from perfmodel.validate.read import read_sweeps
@@ -105,3 +106,15 @@ def test_a_machine_off_by_half_at_every_scale_is_met():
     assert ratio == pytest.approx(1.5, rel=0.07)
     for (low, high), row in zip(found.interval_s, slow, strict=True):
         assert low < row.time_s < high
+
+
+def test_another_machine_lies_farther_off_than_the_one_that_was_measured(monkeypatch):
+    """By the ledger's factor for each size, on either side (``strangers.yaml``)."""
+    own, other = pair("aws_p5_2n_allreduce"), pair("aws_p5_2n_doeks_allreduce")
+    wide = forecast(thin(own), thin(other)).times["transferred"].interval_s
+    monkeypatch.setattr("perfmodel.validate.forecast.profile_margin", lambda nbytes: 1.0)
+    plain = forecast(thin(own), thin(other)).times["transferred"].interval_s
+    for row, (low, high), (inner, outer) in zip(thin(own)[0].rows, wide, plain, strict=True):
+        margin = profile_margin(row.nbytes)
+        assert margin > 1.1
+        assert (low * margin, high / margin) == pytest.approx((inner, outer))

@@ -27,10 +27,11 @@ NETWORKS = {
 }
 
 
-def sweeps_in(folder: Path, in_place: Container[str] = ()) -> Collected:
+def sweeps_in(folder: Path, in_place: Container[str] = (), *, transfer: bool = True) -> Collected:
     """Find the sweeps of a folder that do not ship.
 
-    `in_place`: those that are judged by their times in place.
+    `in_place`: those that are judged by their times in place. `transfer`: whether to predict with
+    profiles of other runs, too.
     """
     found, home = Collected(), find_sweeps(folder)
     if home is None:
@@ -38,7 +39,8 @@ def sweeps_in(folder: Path, in_place: Container[str] = ()) -> Collected:
     shipped = {sweep.id for sweep in read_sweeps(sweeps_folder(shipped_folder()))}
     pairs, unmatched = match_all(home)
     found.left_out += [LeftOut(TABLE, why) for id_, why in unmatched.items() if id_ not in shipped]
-    for pair, task in zip(pairs, prediction_tasks(pairs, home, None, transfer=True), strict=True):
+    tasks = prediction_tasks(pairs, home, None, transfer=transfer)
+    for pair, task in zip(pairs, tasks, strict=True):
         if pair[0].id not in shipped:
             keys = frozenset(
                 (_table(pair), _row(pair, row.nbytes), QUANTITIES["datasheet"])

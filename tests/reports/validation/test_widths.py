@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import pytest
 
 from perfmodel.files import read_yaml
 from perfmodel.library.corrections import BANDS, factors_by_band, familiarity, load_spread
 from perfmodel.topology.templates.build import build_topology
-from reports.validation.entries.entry import Prediction, read_entries
-from reports.validation.widths import FILE, beyond, margins
+from reports.validation.entries.entry import Entry, Origin, Prediction, read_entries
+from reports.validation.entries.sweeps import QUANTITIES
+from reports.validation.widths import FILE, POWERS, beyond, margins, predicted_again
 
 
 def line(
-    measured: float, table: str = "a", band: str = "buckets", group: str = "TCP"
+    measured: float,
+    table: str = "a",
+    band: str = "buckets",
+    group: str = "TCP",
+    quantity: str = "time",
 ) -> Prediction:
     """A prediction of 1 s between 0.5 and 2 s."""
-    name = ("collective", group, table, f"{measured}", "time", "s")
+    name = ("collective", group, table, f"{measured}", quantity, "s")
     return Prediction(*name, 1.0, 0.5, 2.0, measured, band)
 
 
@@ -28,29 +34,66 @@ def test_what_lies_beyond_is_counted_from_the_end_of_its_side() -> None:
     assert beyond(line(1.0)) < 0
 
 
+def test_ends_that_were_widened_by_a_power_are_taken_back() -> None:
+    """0.5 to 2 s by a power of 2 were 0.71 to 1.41 s before."""
+    assert beyond(line(2.0), 2.0) == pytest.approx(math.log(2) / 2)
+
+
+ONES = {band: 1.0 for band, _ in BANDS}
+QUIET = [
+    line(1.0, table, band, group, quantity)
+    for table in "abcd"
+    for band, _ in BANDS
+    for group in ("TCP", "EFA", "RoCE", "NVLink")
+    for quantity in QUANTITIES.values()
+]
+"""Lines that lie inside, in four tables of every class."""
+
+
+def found(lines: list[Prediction], version: str = "0.13.0") -> Mapping[str, Mapping[str, float]]:
+    return margins([Entry(Origin(version, "", ""), each) for each in lines])
+
+
 def test_eight_tenths_are_held_each_table_weighing_the_same() -> None:
     """Nine lines of a table that needs 4 count as much as one of a table that needs nothing."""
-    others = [
-        line(1.0, table, band, group)
-        for table in "abcd"
-        for band, _ in BANDS
-        for group in ("TCP", "NVLink")
-    ]
-    few = [*others, *(line(8.0, "e") for _ in range(9))]
-    assert margins(few)["software"]["buckets"] == 1.0, "four of five tables lie inside"
+    few = [*QUIET, *(line(8.0, "e") for _ in range(9))]
+    assert found(few)["software"]["buckets"] == 1.0, "four of five tables lie inside"
     many = [*few, *(line(8.0, "f") for _ in range(9))]
-    ones = {"latency": 1.0, "buckets": 1.0, "bandwidth": 1.0}
-    assert margins(many) == {"hardware": ones, "software": ones | {"buckets": pytest.approx(4.0)}}
+    expected = dict.fromkeys(("hardware", "roce", "efa", "software", "profile"), ONES)
+    assert found(many) == expected | {"software": ONES | {"buckets": pytest.approx(4.0)}}
+
+
+def test_profiles_have_margins_of_their_own() -> None:
+    profiled = [line(8.0, table, quantity="time with a profile") for table in "ef"]
+    assert found([*QUIET, *profiled])["profile"] == ONES | {"buckets": pytest.approx(4.0)}
+    assert found([*QUIET, *profiled])["software"] == ONES
+
+
+def test_what_was_predicted_by_another_mechanism_does_not_count() -> None:
+    many = [*QUIET, *(line(8.0, table, group="PCIe") for table in "ef")]
+    assert found(many)["hardware"] == ONES
+    assert margins([Entry(Origin("0.13.0", "", ""), each) for each in QUIET], many[-2:])[
+        "hardware"
+    ] == ONES | {"buckets": pytest.approx(4.0)}
 
 
 def test_the_shipped_margins_are_those_of_the_ledger() -> None:
-    shipped = read_yaml(FILE)
-    assert {name: shipped[name] for name in ("hardware", "software")} == margins(
-        entry.prediction for entry in read_entries() if entry.origin.version == "0.13.0"
+    entries, shipped = read_entries(), read_yaml(FILE)
+    known = [entry for entry in entries if entry.origin.version in POWERS]
+    assert {name: shipped[name] for name in shipped if name != "source"} == margins(
+        known, predicted_again(known)
     )
 
 
-@pytest.mark.parametrize(("template", "of"), [("dgx-h100", "hardware"), ("aws-p5", "software")])
+@pytest.mark.parametrize(
+    ("template", "of"),
+    [
+        ("dgx-h100", "hardware"),
+        ("gcp-a3-ultra", "roce"),
+        ("aws-p5", "efa"),
+        ("gcp-a3-high", "software"),
+    ],
+)
 def test_intervals_of_collectives_are_wider_by_these_margins(template: str, of: str) -> None:
     topology = build_topology(template, hosts=2, fabric="rail-optimised")
     spread, shipped = load_spread(), read_yaml(FILE)[of]
