@@ -152,9 +152,9 @@ def collective(
     from perfmodel.studies.run.collective import (
         check_own,
         collective_rows,
+        network_notes,
         nominal_timer,
         profile_notes,
-        routing_notes,
     )
 
     machine, listed, measured = (
@@ -181,7 +181,7 @@ def collective(
         )
         largest = max(listed)
         notes = check_own(machine, op=name, nbytes=largest, algorithm=algorithm, library=library)
-        notes += routing_notes(nominal, op=name, nbytes=largest, algorithm=algorithm)
+        notes += network_notes(nominal, settings, op=name, nbytes=largest, algorithm=algorithm)
         if measured is not None:
             notes += profile_notes(
                 machine, op=name, sizes=listed, profile=measured, rows=profile_rows

@@ -38,6 +38,7 @@ from perfmodel.cli.output import (
 )
 from perfmodel.cli.topology import FLAGS, build_cluster
 from perfmodel.errors import Fault, InputError
+from perfmodel.training.plan.step_plan import Op
 
 _MOST_SIZES = 10_000
 
@@ -45,16 +46,7 @@ _MOST_SIZES = 10_000
 def collective(
     topology: TopologyArgument,
     op: Annotated[
-        Literal[
-            "all_reduce",
-            "reduce_scatter",
-            "all_gather",
-            "broadcast",
-            "reduce",
-            "all_to_all",
-            "send_recv",
-        ],
-        typer.Option(help="Which collective; send_recv: each rank sends to the next."),
+        Op, typer.Option(help="Which collective; send_recv: each rank sends to the next.")
     ] = "all_reduce",
     nodes: NodesOption = 1,
     gpus_per_node: GpusPerNodeOption = None,
@@ -103,9 +95,9 @@ def collective(
 
     from perfmodel.studies.run.collective import (
         collective_rows,
+        network_notes,
         nominal_timer,
         profile_notes,
-        routing_notes,
     )
 
     if profile is None and rows is not None:
@@ -126,7 +118,7 @@ def collective(
             progress=progress,
             nominal=nominal,
         )
-    notes = routing_notes(nominal, op=op, nbytes=max(sizes), algorithm=algorithm)
+    notes = network_notes(nominal, settings, op=op, nbytes=max(sizes), algorithm=algorithm)
     if measured is not None:
         notes = (*notes, *profile_notes(machine, op=op, sizes=sizes, profile=measured, rows=rows))
     if json:

@@ -174,8 +174,8 @@ def local_path(topology: Topology, router: Router, src: str, dst: str) -> Path:
     if kinds == {"memory"}:  # processes of one machine: the copy is the link
         return Path(up + across, "memory", cap, staged=True)
     arcs = up + _memory_arcs(router, cpu) + across
-    alone = topology.cpu in AT_MEMORY_RATE
-    together_Bps = float("inf") if alone else float(topology.arcs.bandwidth_Bps[up[0]])
+    link_Bps = float(topology.arcs.bandwidth_Bps[up[0]])
+    together_Bps = float("inf") if topology.cpu in AT_MEMORY_RATE else link_Bps
     domain = min(min(arcs) for arcs in topology.links[cpu].values())
     return Path(arcs, "pcie", cap, staged=True, together_Bps=together_Bps, domain=domain)
 

@@ -161,9 +161,18 @@ def observed_s(timer: UncontendedTimer, own: Matched, nbytes: int) -> float:
 
 
 def with_profile(
-    profile: Profile, own: Matched, sizes: Sequence[int], library: CommLibrary, note: str = ""
+    profile: Profile,
+    own: Matched,
+    sizes: Sequence[int],
+    library: CommLibrary,
+    note: str = "",
+    *,
+    another: bool = False,
 ) -> Times:
-    """Predict with a profile; intervals are drawn at some sizes and interpolated between them."""
+    """Predict with a profile; intervals are drawn at some sizes and interpolated between them.
+
+    `another`: the profile is that of another machine of the kind.
+    """
     plain = make_machine(own.topology, library, settings=own.settings)
     timer = UncontendedTimer(apply(profile, plain))
     likely = [observed_s(timer, own, nbytes) for nbytes in sizes]
@@ -180,9 +189,10 @@ def with_profile(
         limits.append(np.quantile(np.log(drawn) - math.log(likely[index]), [0.1, 0.9]))
     x = np.log([sizes[index] for index in at])
     low, high = (np.interp(np.log(sizes), x, side) for side in np.array(limits).T)
+    wider = [profile_margin(nbytes) if another else 1.0 for nbytes in sizes]
     intervals = [
-        (t * math.exp(min(a, 0.0)), t * math.exp(max(b, 0.0)))
-        for t, a, b in zip(likely, low, high, strict=True)
+        (t * math.exp(min(a, 0.0)) / wide, t * math.exp(max(b, 0.0)) * wide)
+        for t, a, b, wide in zip(likely, low, high, wider, strict=True)
     ]
     return Times(tuple(likely), tuple(intervals), note)
 
@@ -250,9 +260,6 @@ def _transferred(
     note = "from " + ", ".join(names) + (f"; {excluded}" if excluded else "")
     try:
         profile = fit_profile(runs, library=library, files=names)
-        times = with_profile(profile, own, sizes, library, note)
+        return with_profile(profile, own, sizes, library, note, another=True)
     except PerfmodelError as error:
         return f"no profile: {one_line(error)}"
-    pairs = zip(times.interval_s, map(profile_margin, sizes), strict=False)
-    intervals = tuple((each[0] / wider, each[1] * wider) for each, wider in pairs if each)
-    return replace(times, interval_s=intervals)

@@ -151,16 +151,28 @@ def profile_notes(
     return describe_beyond(profile, requests, rows) if ranks > 1 else ()
 
 
-def routing_notes(
-    nominal: UncontendedTimer, *, op: str, nbytes: int, algorithm: Algorithm = "auto"
+def network_notes(
+    nominal: UncontendedTimer,
+    settings: LibrarySettings | None,
+    *,
+    op: str,
+    nbytes: int,
+    algorithm: Algorithm = "auto",
 ) -> tuple[str, ...]:
-    """Name the routing of the fabric where its static hash makes a collective much slower."""
-    topology = nominal.machine.topology
-    ranks = range(len(topology.ranks))
-    if topology.hosts < 2 or len(ranks) < 2:
+    """Say what the maker of the network requires NCCL to be set to, beyond the user's `settings`.
+
+    And name the routing of the fabric where its static hash makes a collective much slower.
+    """
+    machine = nominal.machine
+    if machine.topology.hosts < 2:
         return ()
-    lowered = nominal.best(op, nbytes, ranks, 0, find_named(op, algorithm))[0]
-    return describe_routing(hash_cost(nominal, lowered), nbytes, op)
+    own = (settings or LibrarySettings()).env.items()
+    added = sorted(f"{name}={value}" for name, value in machine.settings.env.items() - own)
+    required = f"NCCL is set as the maker of the network requires: {', '.join(added)}."
+    ranks, named = range(len(machine.topology.ranks)), find_named(op, algorithm)
+    lowered = nominal.best(op, nbytes, ranks, 0, named)[0]
+    routing = describe_routing(hash_cost(nominal, lowered), nbytes, op)
+    return (required, *routing) if added else routing
 
 
 def find_named(op: str, algorithm: object) -> Algorithm | None:

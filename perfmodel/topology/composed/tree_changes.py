@@ -42,7 +42,7 @@ def change_slots(host: PartedHost, slot: tuple[int, int], cpu: str | None) -> Pa
         )
     host = _with_slot(host, _slots_of(host, "gpu"), generation, lanes)
     kind = hardware_parts().cpus.get(
-        (cpu or "").lower(), hardware_parts().cpus[_kind_of_cpus(host)]
+        (cpu or "").lower(), hardware_parts().cpus[host.node.cpu or host.part.cpu]
     )
     uplinks = _slots_of(host, "pcie_switch")
     return _with_slot(host, uplinks, min(generation, int(kind.pcie.removeprefix("pcie"))), 16)
@@ -137,7 +137,7 @@ def change_tree(
     per_socket = max(1, numa // (sockets or _usual_sockets(host, numa)))
     if count == len(old_switches) and numa == len(old_domains) and cpu is None:
         return host
-    kind = cpu.lower() if cpu else _kind_of_cpus(host)
+    kind = cpu.lower() if cpu else host.node.cpu or host.part.cpu
     if cpu is None and host.node.cpu is None:
         host = host.noting(f"assumption: CPUs of the kind {kind}, usual with this GPU")
     nic_links = {
@@ -186,19 +186,6 @@ def _tree(
     return draft
 
 
-def _kind_of_cpus(host: PartedHost) -> str:
-    """Kind of CPU that the host states, else whose link between sockets it has, else the usual."""
-    if host.node.cpu is not None:
-        return host.node.cpu
-    cpus, links = hardware_parts().cpus, host.node.links
-    between = [spec.bandwidth for spec in links.values() if spec.kind == "upi"]
-    own = cpus[host.part.cpu].between in between
-    others = (
-        name for name, cpu in cpus.items() if cpu.between in between and cpu.pcie >= host.part.pcie
-    )
-    return host.part.cpu if own else next(others, host.part.cpu)
-
-
 def _usual_sockets(host: PartedHost, domains: int) -> int:
     """Sockets that NUMA domains are of, where no field says: two, or one for each superchip."""
     return domains if host.part.c2c else min(2, domains)
@@ -208,7 +195,7 @@ def with_memory(host: PartedHost) -> PartedHost:
     """Give each CPU its memory where the template has none: copies go through it."""
     if host.names("memory") or not host.names("cpu"):
         return host
-    kind, cpus = _kind_of_cpus(host), host.names("cpu")
+    kind, cpus = host.node.cpu or host.part.cpu, host.names("cpu")
     draft = Draft(host.node.gpu, "", "")
     draft.link("dram", dram(kind, len(cpus) // _usual_sockets(host, len(cpus))))
     for at, cpu in enumerate(cpus):

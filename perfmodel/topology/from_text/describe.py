@@ -217,8 +217,9 @@ def _rack(named: NamedGpu, net: NetworkText, assumptions: tuple[str, ...]) -> De
         nic_Bps = net.nic_Bps or usual_nics(net.kind, named.part.spelled)[1]
         if net.nic_Bps is None:
             notes.append(f"assumption: NICs of {nic_Bps * 8e-9:g} Gbit/s, one per GPU")
-        source = net.rate_source or _USUAL_RATE
-        fresh = validate_document(LinkSpec, port(net.kind, nic_Bps, source, named.name))
+        fresh = validate_document(
+            LinkSpec, port(net.kind, nic_Bps, net.rate_source or _USUAL_RATE, named.name)
+        )
         node = with_ports(node, dict(fresh)).model_copy(
             update={"sources": {**hardware_parts().sources, **node.sources}}
         )

@@ -204,10 +204,9 @@ def port(network: str, Bps: float, source: str, gpu: str) -> dict[str, Any]:
     `network`: kind of network. `Bps`: raw rate; bytes per second. `source`: where the rate comes
     from. `gpu`: name of the host's GPUs, beside which adapters are of their time.
     """
-    parts = hardware_parts()
-    part, gpus = parts.ports[network], parts.gpus.get(gpu)
-    if gpus is not None and gpus.sm >= part.newer_from:
-        part = parts.ports[f"newer-{network}"]
+    ports, beside = hardware_parts().ports, hardware_parts().gpus.get(gpu)
+    is_newer = beside is not None and beside.sm >= ports[network].newer_from
+    part = ports[f"newer-{network}" if is_newer else network]
     payload = part.slow_mtu if part.slow_mtu and Bps <= 5e9 else part.mtu
     return {
         "kind": part.kind,

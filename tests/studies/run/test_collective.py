@@ -16,8 +16,9 @@ from perfmodel.errors import InputError
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
+from perfmodel.library.settings import settings_of
 from perfmodel.simulate.uncontended import UncontendedTimer, hidden_s
-from perfmodel.studies.run.collective import collective_rows, nominal_timer
+from perfmodel.studies.run.collective import collective_rows, network_notes, nominal_timer
 from perfmodel.studies.tune.surrogate import AllReduceTimes
 from perfmodel.topology.templates.build import build_topology
 
@@ -209,3 +210,24 @@ def test_send_recv_is_what_the_slowest_link_of_the_ring_carries() -> None:
     assert large["busbw_Bps"] > 0.8 * 50e9
     inside = collective_rows(build_topology("dgx-h100"), op="send_recv", sizes=[GIB])[0]
     assert 5 < inside["busbw_Bps"] / large["busbw_Bps"] < 9
+
+
+@pytest.mark.parametrize(
+    ("template", "env", "said"),
+    [
+        ("gcp-a3-high", {}, ["NCCL_ALGO=Ring", "NCCL_PROTO=Simple", "NCCL_CROSS_NIC=0"]),
+        ("gcp-a3-high", {"NCCL_ALGO": "Tree"}, ["NCCL_PROTO=Simple"]),
+        ("gcp-a3-ultra", {}, None),
+    ],
+)
+def test_what_a_cloud_requires_is_said(
+    template: str, env: dict[str, str], said: list[str] | None
+) -> None:
+    """Google Cloud documentation, GPUDirect-TCPX on A3 High; what the user sets is not repeated."""
+    topology = build_topology(template, hosts=2, fabric="rail-optimised")
+    settings = settings_of(env=env)
+    nominal = nominal_timer(topology, "nccl", settings)
+    notes = network_notes(nominal, settings, op="all_reduce", nbytes=MIB)
+    assert len(notes) == (said is not None)
+    assert all(text in notes[0] for text in said or ())
+    assert not any(name in " ".join(notes) for name in env)
