@@ -22,6 +22,7 @@ from perfmodel.simulate.engine.engine import BY_SENDS, uses_sockets
 from perfmodel.studies.run.resolve.training_job import TrainingJob, gpu_spread
 from perfmodel.studies.run.resolve.what_if import apply_what_if, what_if_of
 from perfmodel.studies.run.result import DisturbanceCost, Interval, SizeResult, Uncertainty
+from perfmodel.studies.run.steps.output_analysis import SETTLED_STEPS
 from perfmodel.studies.run.steps.simulate_step import (
     ReportedRun,
     SimulationSetup,
@@ -107,8 +108,9 @@ def simulate_uncertainties(
     communicates = sized.size.gpus > 1 and what_if_of(job.scenario).communication
     if communicates and not ensemble.alternatives:
         return None
-    varies = reported.counted > 1 or setup.fidelity in BY_SENDS
-    base_s = _step_s(sized, setup) if varies else reported.step_s
+    is_usual = reported.counted == 1 and setup.fidelity not in BY_SENDS
+    is_same = is_usual and reported.steps == _steps_to_compare(sized)
+    base_s = reported.step_s if is_same else _step_s(sized, setup)
     share = reported.step_s / base_s
 
     def between(origin: str, setups: Iterable[SimulationSetup]) -> Uncertainty:
@@ -214,7 +216,12 @@ def name_network(machine: Machine) -> str:
 def _step_s(sized: SizedJob, setup: SimulationSetup) -> float:
     """One settled step without what varies, at fidelity "flow"; seconds."""
     quick = setup if setup.fidelity == "free" else replace(setup, fidelity="flow")
-    return simulate_steps(quick, sized.steady_disturbances, sized.settled).step_time_s
+    return simulate_steps(quick, sized.steady_disturbances, _steps_to_compare(sized)).step_time_s
+
+
+def _steps_to_compare(sized: SizedJob) -> int:
+    """Steps to simulate where ratios count: of many tasks one, whose ends differ as the others'."""
+    return sized.settled if sized.settled == SETTLED_STEPS else 1
 
 
 # ---------------------------------------------------------------- small changes of the network
