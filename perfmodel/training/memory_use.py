@@ -327,14 +327,14 @@ def count_faults(ranks: int, batch_per_gpu: int) -> list[Fault]:
 GIB = 2**30
 
 
-def context_bytes(*, nccl: bool) -> float:
+def context_bytes(communicators: int) -> float:
     """Bytes of the CUDA context and of NCCL's buffers.
 
-    `nccl`: whether it communicates by NCCL, among several GPUs.
+    `communicators`: of NCCL that a rank is in, each with connections of its own.
     """
     data = _constants()
     buffers = data["nccl"]
-    connections = buffers["connections"] * buffers["channels"] if nccl else 0
+    connections = communicators * buffers["connections"] * buffers["channels"]
     return float(GIB * data["cuda_context"]["GiB"] + connections * buffers["connection_bytes"])
 
 

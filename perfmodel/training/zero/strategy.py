@@ -57,16 +57,34 @@ def zero_memory(setup: Setup) -> MemoryUse:
     Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """
     options: ZeroStrategy = setup.options
-    if setup.ranks == 1 and not options.offloads:
-        return replicated(setup)
     # stage 1 keeps each gradient where autograd put it; the others copy parts to a buffer
     use = replicated(setup, grows=options.stage == 1)
     options = options.within(setup.ranks)
     use = (_sharded_parameters if options.stage == 3 else _sharded_states)(setup, options, use)
     if not options.offloads:
-        return use
+        return _with_flat_gradients(setup, options, use)
     in_memory, on_drives = _off_gpu_bytes(setup, options)
     return replace(use, host_bytes=in_memory, drive_bytes=on_drives)
+
+
+def _with_flat_gradients(setup: Setup, options: ZeroStrategy, use: MemoryUse) -> MemoryUse:
+    """Add what a step makes of the own gradients: one tensor of them, and its copy in fp32.
+
+    When it does, activations, buffers and the gradients of other ranks' parts are gone
+    (``single_grad_partition`` in stage_1_and_2.py, ``_prepare_fp32_grad_for_sub_group`` in
+    stage3.py). The allocator keeps their blocks, of which none is as large, and reserves both.
+    """
+    item = ITEM_BYTES[setup.trained[0].dtype]
+    if options.stage == 3:
+        groups = sub_groups(setup.workload, options, setup.ranks)
+        own = max(part_elements(setup.workload, group, setup.ranks) for group in groups)
+        gone = use.gathered_bytes
+    else:
+        own = partition(setup.workload, options, setup.ranks).part_elements
+        gone = use.gradients_bytes - own * item
+    flat = float(own * (item + MASTER_BYTES * (item < MASTER_BYTES)))
+    more = max(0.0, flat - use.activations_bytes - use.buckets_bytes - gone)
+    return replace(use, temporary_bytes=more, idle_bytes=flat - more)
 
 
 def _state_bytes(setup: Setup, options: ZeroStrategy, elements: float) -> float:

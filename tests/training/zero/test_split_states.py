@@ -453,6 +453,27 @@ def test_buffers_of_gradients_are_allocated_whole(options: ZeroStrategy, buffers
     assert use.optimizer_bytes == 12 * sum(SIZES) / 4
 
 
+def test_a_step_flattens_the_own_gradients_and_casts_them() -> None:
+    """22 bytes a parameter: 2 of it, 2 and 2 and 4 of its gradient, and 12 of its states.
+
+    20 billion of them over 8 GPUs and one replica fill 67 of 80 GB (bigscience-workshop/bigscience,
+    train/tr11-176B-ml/chronicles-prequel.md), of which CUDA and NCCL take 1 to 3.
+    """
+    workload = model([1000] * 6, "bf16")
+    for stage, ranks in ((1, 1), (1, 4), (2, 4)):
+        options = ZeroStrategy(kind="zero", stage=stage, reduce_bucket_size=1)
+        use = zero_memory(Setup(workload, "bf16", "adamw", ranks, 1, options=options))
+        own, whole = 6000 / ranks, 6000
+        held = use.total_bytes - use.temporary_bytes
+        step = 2 * whole + (2 + 6 + 12) * own
+        assert use.total_bytes == pytest.approx(max(held, step), abs=100)
+        assert use.temporary_bytes + use.idle_bytes == 6 * own
+    assert 60e9 < 22 * (8 * 12 * 14400**2 + 250_680 * 14400) / 8 < 66e9
+    options = ZeroStrategy(kind="zero", stage=1)
+    wide = zero_memory(Setup(model([8000]), "fp32", "adamw", 4, 1, options=options))
+    assert wide.idle_bytes + wide.temporary_bytes == 4 * 2000
+
+
 def test_stage_3_holds_what_is_whole_at_once() -> None:
     """One layer of six without prefetch; with it, one more for each module that asks ahead.
 

@@ -100,7 +100,9 @@ def estimate_memory(
         # Forward writes each byte that it keeps to memory once, in its time.
         high += float(price_layers(job, batch).forward_s.sum()) * job.gpu.memory_Bps
     is_estimated = low < high
-    fixed, unused = context_bytes(nccl=ranks > 1 and job.library.name == "nccl"), unused_bytes(high)
+    degrees = (grid.tensor, grid.context, grid.expert, grid.stages, grid.replicas)
+    communicators = sum(degree > 1 for degree in degrees) if job.library.name == "nccl" else 0
+    fixed, unused = context_bytes(communicators), unused_bytes(high)
     if setup.activations_bytes is None:
         low, high = interval_bytes(use.states_bytes + use.buckets_bytes, low, high)
     return Memory(
