@@ -19,7 +19,7 @@ from perfmodel.studies.run.steps.sized_job import (
     size_job,
 )
 from perfmodel.studies.run.steps.uncertainty import simulate_uncertainties, step_interval
-from perfmodel.training.memory_use import unused_bytes
+from perfmodel.training.memory_use import interval_bytes, unused_bytes
 from perfmodel.workload.compute_spread import measured_factors
 from reports.validation.strategies.model import Ends, Quantity, StrategyStep
 from reports.validation.strategies.stated_step import StatedStep, count, positive, read_step
@@ -197,8 +197,8 @@ class PredictedStep:
             "allocated": 0.0,
             "reserved": memory.idle_bytes + unused_bytes(memory.total_bytes),
         }.get(kind, memory.reserve_bytes)
-        low, high = memory.low_bytes + beside, memory.high_bytes + beside
-        return memory.total_bytes + beside, low, high
+        low, high = interval_bytes(0.0, beside, beside)
+        return memory.total_bytes + beside, memory.low_bytes + low, memory.high_bytes + high
 
 
 def predict_step(stated: StatedStep, before: Iterable[PredictedStep] = ()) -> PredictedStep:
