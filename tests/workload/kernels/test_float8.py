@@ -288,6 +288,19 @@ def test_recipes_of_a_gpu(gpu, recipes):
                 float8_casts(Float8(recipe=recipe), load_gpu(gpu), compiled=True)
 
 
+def test_nvfp4_reads_once_more_for_the_hadamard_transform():
+    """Transformer Engine's quantizer.cpp: both greatest values, rows, then transformed columns.
+
+    Weights are not transformed: one kernel casts both ways.
+    """
+    casts = float8_casts(Float8(recipe="nvfp4"), load_gpu(B200), compiled=True)
+    written = 2 * (4 / 8 + 1 / 16)
+    assert casts.input[0].nbytes(100, 2) == 100 * (3 * 2 + written)
+    assert casts.gradient.nbytes(100, 2) == 100 * (3 * 2 + written)
+    assert casts.weight[0].nbytes(100, 2) == 100 * (2 * 2 + written)
+    assert (casts.input[0].kernels, casts.weight[0].kernels) == (3, 2)
+
+
 def test_a_gpu_without_fp8_refuses_it():
     model = build_model("llama3.2-1b", dtype="bf16", sequence_length=512)
     with pytest.raises(InputError, match=r"precision: found 'fp8'; allowed: .*a100"):
