@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -291,9 +291,3 @@ class _Watch:
 
 def _whole_numbers(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in text.replace(",", " ").split() if word.isdigit())
-
-
-def rebuilt_order(recorded: RecordedSteps, names: Sequence[str]) -> tuple[str, ...]:
-    """Parameters in the order of DDP's rebuilt buckets; `names`: as registered."""
-    indices = _whole_numbers(str(recorded.logging_data.get("rebuilt_per_bucket_param_indices", "")))
-    return tuple(names[index] for index in indices)

@@ -347,12 +347,6 @@ class Workload:
         return sum(tensor.numel for tensor in self.tensors)
 
     @property
-    def active_parameters(self) -> float:
-        """Those that work on one token: of experts, the ones that it is routed to."""
-        experts = sum(tensor.numel for tensor in self.tensors if tensor.of_experts)
-        return self.parameters - (1 - self.routed_share) * experts
-
-    @property
     def nbytes(self) -> int:
         """Bytes of all parameters."""
         return sum(tensor.nbytes for tensor in self.tensors)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from perfmodel.measure.job import MeasurementJob, write_measurement
 from perfmodel.measure.run import measure
 from perfmodel.torch_modules.capture import capture
-from perfmodel.torch_modules.ddp_steps import rebuilt_order, record_steps
+from perfmodel.torch_modules.ddp_steps import record_steps
 
 WIDTH, LAYERS, BATCH, STEPS, CAP_MB = 320, 6, 128, 10, 1
 ROUNDS = 2
@@ -35,6 +36,12 @@ RECORDED, VALIDATED = 5, 3
 
 SIZES = (1024, 1 << 16, 1 << 19, 1 << 20, 5 << 18)
 """Up to that of the buckets."""
+
+
+def _rebuilt_order(logged: Mapping[str, object], names: Sequence[str]) -> tuple[str, ...]:
+    """Parameters in the order of DDP's rebuilt buckets; `names`: as registered."""
+    indices = str(logged.get("rebuilt_per_bucket_param_indices", "")).replace(",", " ").split()
+    return tuple(names[int(index)] for index in indices if index.isdigit())
 
 
 def train(rank: int, folder: Path) -> None:
@@ -141,7 +148,7 @@ def _record(model: Any, optimizer: Any, captured: Any, folder: Path | None) -> N
         document = {
             "ready": recorded.ready_order,
             "captured": captured.ready_order,
-            "rebuilt": rebuilt_order(recorded, names),
+            "rebuilt": _rebuilt_order(recorded.logging_data, names),
             "buckets": recorded.bucket_bytes,
             "steps": len(recorded.steps),
             "step_s": recorded.step_s,

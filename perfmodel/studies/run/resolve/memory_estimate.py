@@ -100,8 +100,8 @@ def estimate_memory(
         # Forward writes each byte that it keeps to memory once, in its time.
         high += float(price_layers(job, batch).forward_s.sum()) * job.gpu.memory_Bps
     is_estimated = low < high
-    degrees = (grid.tensor, grid.context, grid.expert, grid.stages, grid.replicas)
-    communicators = sum(degree > 1 for degree in degrees) if job.library.name == "nccl" else 0
+    groups = (grid.tensor, grid.context, grid.expert, grid.stages, grid.replicas)
+    communicators = sum(ranks > 1 for ranks in groups if job.library.name == "nccl")
     fixed, unused = context_bytes(communicators), unused_bytes(high)
     if setup.activations_bytes is None:
         low, high = interval_bytes(use.states_bytes + use.buckets_bytes, low, high)
