@@ -75,13 +75,13 @@ def _with_flat_gradients(setup: Setup, options: ZeroStrategy, use: MemoryUse) ->
     stage3.py). The allocator keeps their blocks, of which none is as large, and reserves both.
     """
     item = ITEM_BYTES[setup.trained[0].dtype]
-    if options.stage == 3:
-        groups = sub_groups(setup.workload, options, setup.ranks)
-        own = max(part_elements(setup.workload, group, setup.ranks) for group in groups)
-        gone = use.gathered_bytes
-    else:
-        own = partition(setup.workload, options, setup.ranks).part_elements
-        gone = use.gradients_bytes - own * item
+    workload, ranks, is_whole = setup.workload, setup.ranks, options.stage < 3
+    own = (
+        partition(workload, options, ranks).part_elements
+        if is_whole
+        else max(part_elements(workload, g, ranks) for g in sub_groups(workload, options, ranks))
+    )
+    gone = use.gradients_bytes - own * item if is_whole else use.gathered_bytes
     flat = float(own * (item + MASTER_BYTES * (item < MASTER_BYTES)))
     more = max(0.0, flat - use.activations_bytes - use.buckets_bytes - gone)
     return replace(use, temporary_bytes=more, idle_bytes=flat - more)
