@@ -332,10 +332,9 @@ def context_bytes(communicators: int) -> float:
 
     `communicators`: of NCCL that a rank is in, each with connections of its own.
     """
-    data = _constants()
-    buffers = data["nccl"]
-    connections = communicators * buffers["connections"] * buffers["channels"]
-    return float(GIB * data["cuda_context"]["GiB"] + connections * buffers["connection_bytes"])
+    context, nccl = _constants()["cuda_context"], _constants()["nccl"]
+    each = nccl["connections"] * nccl["channels"] * nccl["connection_bytes"]
+    return float(GIB * context["GiB"] + communicators * each)
 
 
 def unused_bytes(allocated_bytes: float) -> float:

@@ -100,8 +100,9 @@ def estimate_memory(
         # Forward writes each byte that it keeps to memory once, in its time.
         high += float(price_layers(job, batch).forward_s.sum()) * job.gpu.memory_Bps
     is_estimated = low < high
-    groups = (grid.tensor, grid.context, grid.expert, grid.stages, grid.replicas)
-    communicators = sum(ranks > 1 for ranks in groups if job.library.name == "nccl")
+    communicators = (job.library.name == "nccl") * sum(
+        ranks > 1 for ranks in (grid.tensor, grid.context, grid.expert, grid.stages, grid.replicas)
+    )
     fixed, unused = context_bytes(communicators), unused_bytes(high)
     if setup.activations_bytes is None:
         low, high = interval_bytes(use.states_bytes + use.buckets_bytes, low, high)
