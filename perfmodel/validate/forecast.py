@@ -189,10 +189,10 @@ def with_profile(
         limits.append(np.quantile(np.log(drawn) - math.log(likely[index]), [0.1, 0.9]))
     x = np.log([sizes[index] for index in at])
     low, high = (np.interp(np.log(sizes), x, side) for side in np.array(limits).T)
-    wider = [profile_margin(nbytes) if another else 1.0 for nbytes in sizes]
     intervals = [
-        (t * math.exp(min(a, 0.0)) / wide, t * math.exp(max(b, 0.0)) * wide)
-        for t, a, b, wide in zip(likely, low, high, wider, strict=True)
+        (t * math.exp(min(a, 0.0)) / margin, t * math.exp(max(b, 0.0)) * margin)
+        for t, a, b, nbytes in zip(likely, low, high, sizes, strict=True)
+        for margin in [profile_margin(nbytes) if another else 1.0]
     ]
     return Times(tuple(likely), tuple(intervals), note)
 

@@ -286,9 +286,10 @@ def usual_host(
     domains = whole if intra.own_domains else intra.domains or usual_domains(part, whole, cpu)
     if intra.domains is None and not intra.own_domains:
         notes.append(f"assumption: {domains} NUMA domain{'s' if domains > 1 else ''}")
-    crowded = not board and part.c2c is None and _lacks_slots(cpu, whole, domains)
+    alone = not board and part.c2c is None and intra.switches is None  # cards, as is usual
+    crowded = alone and _lacks_slots(cpu, whole, domains)
     switches = board or crowded if intra.switches is None else intra.switches
-    if intra.switches is None and not board and whole > 1 and part.c2c is None:
+    if alone and whole > 1:
         notes.append(
             f"assumption: two GPUs behind each PCIe switch, as {cpu} CPUs have too few lanes"
             if crowded

@@ -160,3 +160,14 @@ def test_nv_counts_the_links_of_a_pair(gpus: int, words: str, links: int) -> Non
     node = describe("V100-SXM2-32GB", gpus=gpus, intra=words).node
     joined = [edge for edge in node.edges if node.links[edge.link].kind == "nvlink"]
     assert {edge.lanes for edge in joined} == {links}
+
+
+@pytest.mark.parametrize(
+    ("intra", "far"), [("PCIe3 switch, one socket", "PIX"), ("PCIe3, one socket", "PHB")]
+)
+def test_cards_behind_a_stated_switch_share_it(intra: str, far: str) -> None:
+    """Skylake has lanes for three cards: four are in pairs, unless words put them on one switch."""
+    node = describe("V100 PCIe", gpus=4, intra=intra, network=None).node
+    router = Router(build_topology(node))
+    assert router.path_type("n0/gpu0", "n0/gpu1") == "PIX"
+    assert router.path_type("n0/gpu0", "n0/gpu3") == far
