@@ -5,7 +5,6 @@ The numbers stand in ``parts.yaml`` beside this file, each with its source.
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -36,8 +35,8 @@ class PortPart(FileModel):
     efficiency_source: Source
     latency: Seconds
     latency_source: Source
-    newer_from: float = math.inf
-    """Compute capability of GPUs whose hosts have newer adapters of the kind."""
+    newer_beside: tuple[str, ...] = ()
+    """GPUs, as they are spelled, whose hosts have newer adapters of the kind."""
 
 
 class CloudPart(FileModel):

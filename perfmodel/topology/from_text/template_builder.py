@@ -205,7 +205,7 @@ def port(network: str, Bps: float, source: str, gpu: str) -> dict[str, Any]:
     from. `gpu`: name of the host's GPUs, beside which adapters are of their time.
     """
     ports, beside = hardware_parts().ports, hardware_parts().gpus.get(gpu)
-    is_newer = beside is not None and beside.sm >= ports[network].newer_from
+    is_newer = beside is not None and beside.spelled in ports[network].newer_beside
     part = ports[f"newer-{network}" if is_newer else network]
     payload = part.slow_mtu if part.slow_mtu and Bps <= 5e9 else part.mtu
     return {

@@ -46,6 +46,11 @@ def test_newer_adapters_of_efa_are_quicker() -> None:
     stated_us = hardware().plugins["efa"].latency_us
     ratio = ports["newer-efa"].latency / ports["efa"].latency
     assert ratio == pytest.approx(stated_us[100] / stated_us[80])
-    for gpu, row in (("A10G", "efa"), ("RTX PRO 6000", "newer-efa")):
+    for gpu, row in (
+        ("A10G", "efa"),
+        ("H100", "efa"),
+        ("H200", "newer-efa"),
+        ("RTX PRO 6000", "newer-efa"),
+    ):
         node = describe(gpu, gpus=1, intra="none", network="AWS EFA").node
         assert node.links["efa"].latency == ports[row].latency
