@@ -38,8 +38,19 @@ beside them."""
 POWERS: Mapping[str, Mapping[str, float]] = {
     "0.13.0": {},
     "0.14.0": {"latency": 1.3, "buckets": 1.4, "bandwidth": 2.3},
+    "0.15.0": {},
 }
 """Of the factors of ``spread.yaml``, by which each version's intervals were wider already."""
+MARGINS: Mapping[str, Mapping[str, Mapping[str, float]]] = {
+    "0.15.0": {
+        "hardware": {"latency": 1.02, "buckets": 1.1, "bandwidth": 1.12},
+        "roce": {"latency": 1.38, "buckets": 1.0, "bandwidth": 1.0},
+        "efa": {"latency": 1.1, "buckets": 1.02, "bandwidth": 1.0},
+        "software": {"latency": 1.11, "buckets": 1.44, "bandwidth": 1.24},
+        "profile": {"latency": 1.21, "buckets": 1.43, "bandwidth": 1.36},
+    },
+}
+"""By what each later version's intervals were wider, by class and band: its ``strangers.yaml``."""
 
 REPLACED = {("0.13.0", "PCIe"), ("0.14.0", "PCIe"), ("0.14.0", "EFA")}
 """Versions and classes whose mechanism is another one since: copies through host memory share a
@@ -51,10 +62,11 @@ STRANGERS = Path(__file__).parent / "data" / "strangers"
 FILE = Path(perfmodel.__file__).parent / "library" / "nccl" / "strangers.yaml"
 
 
-def beyond(prediction: Prediction, power: float = 1.0) -> float:
+def beyond(prediction: Prediction, power: float = 1.0, margin: float = 1.0) -> float:
     """How far what was measured lies beyond the end of its side; a logarithm, below zero inside.
 
     `power`: of the factor by which the end is away from the prediction, that it was widened by.
+    `margin`: factor that it was widened by beside.
 
     Examples
     --------
@@ -63,12 +75,15 @@ def beyond(prediction: Prediction, power: float = 1.0) -> float:
     4.0
     >>> round(math.exp(beyond(line, 2.0)), 3)
     5.657
+    >>> round(math.exp(beyond(line, margin=2.0)), 3)
+    8.0
     """
     end = prediction.high if prediction.measured > prediction.predicted else prediction.low
     assert end is not None
     return (
         abs(math.log(prediction.measured / prediction.predicted))
         - abs(math.log(end / prediction.predicted)) / power
+        + math.log(margin)
     )
 
 
@@ -82,20 +97,29 @@ def margins(
     """
     known = [entry for entry in entries if entry.prediction.high is not None]
     first = [(line, beyond(line)) for line in again]
+    profiled = []
     for entry in known:
         line, version = entry.prediction, entry.origin.version
         if line.quantity == QUANTITIES["datasheet"] and (version, line.group) not in REPLACED:
-            first.append((line, beyond(line, POWERS[version].get(line.band, 1.0))))
+            power = POWERS[version].get(line.band, 1.0)
+            first.append((line, beyond(line, power, _margin_then(version, _class_of(line), line))))
+        elif line.quantity == QUANTITIES["transferred"]:
+            profiled.append((line, beyond(line, margin=_margin_then(version, "profile", line))))
     by_name = {name: [e for e in first if e[0].group in own] for name, own in CLASSES.items()}
-    by_name["profile"] = [
-        (entry.prediction, beyond(entry.prediction))
-        for entry in known
-        if entry.prediction.quantity == QUANTITIES["transferred"]
-    ]
     return {
         name: {band: _margin([e for e in own if e[0].band == band]) for band, _ in BANDS}
-        for name, own in by_name.items()
+        for name, own in (by_name | {"profile": profiled}).items()
     }
+
+
+def _class_of(line: Prediction) -> str:
+    """Class of a line by the datasheet; "" of what is no collective."""
+    return next((name for name, own in CLASSES.items() if line.group in own), "")
+
+
+def _margin_then(version: str, name: str, line: Prediction) -> float:
+    """By what the intervals of a class were wider already when a version predicted a line."""
+    return MARGINS[version][name][line.band] if name and version in MARGINS else 1.0
 
 
 def _margin(lines: Sequence[tuple[Prediction, float]]) -> float:
@@ -116,8 +140,7 @@ def predicted_again(entries: Iterable[Entry], folder: Path = STRANGERS) -> list[
     for candidate in sweeps_in(folder, transfer=False).candidates:
         lines = candidate.predict() if candidate.table in groups else ()
         for line in lines if not isinstance(lines, str) else ():
-            name = next(name for name, own in CLASSES.items() if line.group in own)
-            wider = now[name][line.band]
+            wider = now[_class_of(line)][line.band]
             assert line.low is not None
             assert line.high is not None
             found.append(replace(line, low=line.low * wider, high=line.high / wider))
