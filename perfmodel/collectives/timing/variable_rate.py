@@ -26,6 +26,8 @@ from perfmodel.collectives.timing.unrolled import UnrolledPhases
 
 VALUE_TOLERANCE = 1e-12
 """Values this close are alike."""
+ALIKE_TO_FOLD = 4
+"""Edges that one stands for, in the mean, from which on folding pays beside compiled loops."""
 MOST_FOLDS = 16
 """Folds of a course that are kept; the one used longest ago goes first."""
 
@@ -152,9 +154,11 @@ class Clocks:
     pace: LinkRates
     """Until `change`."""
     loops: Loops | None = None
-    """Compiled loops that step through each edge: what repeats is not sought then."""
+    """Compiled loops, which step through each edge where few are alike: nothing is sought then that
+    repeats."""
 
     def __post_init__(self) -> None:
+        self._steps_through = False
         begin_s, pace = np.array(self.begin_s, float), self.pace
         self._fold = self._find_fold((pace.rate_Bps, pace.latency_s, begin_s))
         chosen = self._fold.chosen
@@ -165,9 +169,12 @@ class Clocks:
         self._paces.begin(pace.rate_Bps[chosen], pace.latency_s[chosen])
 
     def _find_fold(self, rows: Sequence[FloatArray], before: Fold | None = None) -> Fold:
-        if self.loops is None:
-            return fold(self.course, rows, before)
-        return before or Fold(self.course, slice(None), slice(None))
+        if before is not None and self._steps_through:
+            return before
+        found = fold(self.course, rows, before)
+        is_large = found.size * ALIKE_TO_FOLD > self.course.edges
+        self._steps_through = self.loops is not None and is_large
+        return Fold(self.course, slice(None), slice(None)) if self._steps_through else found
 
     def change(self, now_s: float, rate_Bps: FloatArray, latency_s: FloatArray) -> None:
         """From now on the edges have other rates and latencies; what is sent stays sent."""
@@ -220,7 +227,7 @@ class Clocks:
 
     def _run(self, stand: RecurrenceState, until_s: float) -> None:
         """Advance in place."""
-        cycles = self.loops is None
+        cycles = not self._steps_through
         advance(self._fold.course, stand, self._paces.rows, until_s, seeks_cycles=cycles)
 
 

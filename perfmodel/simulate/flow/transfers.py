@@ -26,8 +26,8 @@ from perfmodel.simulate.network import LinkCounters, move_counts
 from perfmodel.simulate.uncontended import UncontendedTimer, participants, timed_phases
 
 FEW_EDGES = 1024
-"""Edges of rings up to which each is stepped through in compiled loops: what repeats in a ring is
-not sought, which costs more."""
+"""Edges of rings up to which each is stepped through in compiled loops where few are alike: what
+repeats in such a ring is not sought, which costs more."""
 EDGES_A_MILLISECOND = 500
 """Edges whose ends NumPy works out in a millisecond, which is the unit of `Effort`."""
 

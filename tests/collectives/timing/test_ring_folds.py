@@ -8,12 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.collectives.algorithms import ring
+from perfmodel.collectives.timing import compiled_loops
 from perfmodel.collectives.timing import variable_rate as ring_folds
+from perfmodel.collectives.timing.compiled_loops import Loops
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
 from perfmodel.collectives.timing.unrolled import UnrolledPhases, prepare_phases
 from perfmodel.collectives.timing.variable_rate import Clocks
 
 RANKS, RINGS = 8, 4
+LOOPS = compiled_loops.load()
 Rows = tuple[np.ndarray, np.ndarray]
 
 
@@ -30,8 +33,10 @@ def drawn(rng: np.random.Generator, period: int, unlike: int) -> Rows:
     return np.tile(rate[kinds], times).ravel(), np.tile(late[kinds], times).ravel()
 
 
-def ends(course: UnrolledPhases, paces: list[tuple[float, Rows]]) -> tuple[float, np.ndarray]:
-    clocks = Clocks(course, np.zeros(RANKS * RINGS), LinkRates(-np.inf, *paces[0][1]))
+def ends(
+    course: UnrolledPhases, paces: list[tuple[float, Rows]], loops: Loops | None = None
+) -> tuple[float, np.ndarray]:
+    clocks = Clocks(course, np.zeros(RANKS * RINGS), LinkRates(-np.inf, *paces[0][1]), loops)
     for at_s, (rate, late) in paces[1:]:
         clocks.change(at_s, rate, late)
         assert clocks.least_wire_s() <= clocks.ends().wire_s * (1 + 1e-12)
@@ -53,13 +58,14 @@ def test_edges_that_stand_for_others_end_when_each_of_them_does(
     paces = list(zip(times_s.tolist(), rows, strict=True))
     several = course()
     for _ in range(2):  # the second time over what was found before
-        folded = ends(several, paces)
+        folded, compiled = ends(several, paces), ends(several, paces, LOOPS)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ring_folds, "are_alike", lambda *_: False)
             patch.setattr(ring_folds, "period_of", lambda rows, _: rows.shape[1])
             whole = ends(course(), paces)
-        assert folded[0] == pytest.approx(whole[0], rel=1e-12)
-        assert folded[1] == pytest.approx(whole[1], rel=1e-12)
+        for wire_s, landed_s in (folded, compiled):  # from a fold to each edge, in mid-transfer
+            assert wire_s == pytest.approx(whole[0], rel=1e-12)
+            assert landed_s == pytest.approx(whole[1], rel=1e-12)
 
 
 def test_a_fold_has_what_is_unlike_and_is_found_once() -> None:
