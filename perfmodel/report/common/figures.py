@@ -443,6 +443,6 @@ def _packed_texts(match: re.Match[str]) -> str:
 
 def _packed_numbers(match: re.Match[str]) -> str:
     values = np.array(match[2].split(","), dtype=np.float64)
-    small = np.all(values == values.astype(np.int8))
+    small = np.all((np.abs(values) < 128) & (values == np.trunc(values)))  # nor NaN
     code = base64.b64encode(values.astype("<i1" if small else "<f4").tobytes()).decode("ascii")
     return f'{match[1]}{{"dtype":"{"i1" if small else "f4"}","bdata":"{code}"}}'
