@@ -104,6 +104,7 @@ def test_intervals_of_collectives_are_wider_by_these_margins(template: str, of: 
 
 
 def test_what_software_moves_has_wider_margins() -> None:
-    """Of 13 strangers those over EFA, TCP, TCPX and Omni-Path lay farthest off (the ledger)."""
+    """Strangers' buckets over TCP, TCPX and Omni-Path lie farthest off (the ledger)."""
     shipped = read_yaml(FILE)
-    assert all(shipped["software"][band] > shipped["hardware"][band] >= 1 for band, _ in BANDS)
+    assert all(shipped["software"][band] >= shipped["hardware"][band] >= 1 for band, _ in BANDS)
+    assert shipped["software"]["buckets"] > shipped["hardware"]["buckets"]
