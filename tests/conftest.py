@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what runs behind
     signal.signal(signal.SIGINT, signal.default_int_handler)  # children would ignore Ctrl-C, too
 
+# processes that tests start would compile the package anew, each for a second
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # deadlines are a matter for benchmarks; everyone is judged by the same few examples, unless asked
 RANDOM_CASES = "PERFMODEL_RANDOM_CASES" in os.environ
 settings.register_profile(
