@@ -9,8 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfmodel.scenario import load_scenario
 from perfmodel.studies.run.result import Uncertainty
-from perfmodel.studies.run.steps.uncertainty import ratio_interval, step_interval
+from perfmodel.studies.run.steps import sized_job
+from perfmodel.studies.run.steps.sized_job import prepare, simulate_reported
+from perfmodel.studies.run.steps.uncertainty import (
+    ratio_interval,
+    simulate_uncertainties,
+    step_interval,
+)
 
 Z80 = 1.2815515655446004
 
@@ -66,3 +73,18 @@ def test_chance_is_never_shared() -> None:
     assert ratio_interval((1.0, parts), (1.0, parts)) == pytest.approx(
         (math.exp(-width), math.exp(width))
     )
+
+
+def relative_ends() -> tuple[float, float]:
+    """Ends of the interval of a step of ResNet-50 on one node, over the step."""
+    sized = prepare(load_scenario("resnet50-dgx-a100", ["cluster.nodes=1", "scale=null"]))
+    reported = simulate_reported(sized)
+    low_s, high_s = step_interval(reported.step_s, simulate_uncertainties(sized, reported) or ())
+    return low_s / reported.step_s, high_s / reported.step_s
+
+
+def test_ends_are_compared_with_as_many_steps_as_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step waits for the host, which the reported one does not: only ratios are alike."""
+    usual = relative_ends()
+    monkeypatch.setattr(sized_job, "MANY_TASKS", 1)
+    assert relative_ends() == pytest.approx(usual, rel=1e-3)
