@@ -94,15 +94,16 @@ def test_long_lists_are_packed_and_hold_what_they_held() -> None:
     """What `texts` of page.js and plotly make of a packed list is the list."""
     hovers = [f'a "quoted" \\ name {n % 3}<br>{n % 5} more' for n in range(50)]
     starts, rows = [n / 7 for n in range(50)], [float(n % 4) for n in range(50)]
+    large = [100.0 * n for n in range(50)]  # whole, and too large for a byte
     figure = figures.new_figure(100)
-    figure.add_bar(base=starts, x=starts, y=rows, hovertext=hovers)
+    figure.add_bar(base=starts, x=large, y=rows, hovertext=hovers)
     html = render_block(Figure(figure, "packed", "d"))
     (parts, numbers), _ = json.JSONDecoder().raw_decode(
         "[" + html.partition('"hovertext":texts(')[2].partition(")")[0] + "]"
     )
     assert len(parts) == 8
     assert ["<br>".join(parts[at] for at in each) for each in numbers] == hovers
-    for name, dtype, values in (("base", "<f4", starts), ("x", "<f4", starts), ("y", "<i1", rows)):
+    for name, dtype, values in (("base", "<f4", starts), ("x", "<f4", large), ("y", "<i1", rows)):
         start = f'"{name}":{{"dtype":"{dtype[1:]}","bdata":"'
         packed = base64.b64decode(html.partition(start)[2].partition('"')[0])
         assert np.frombuffer(packed, dtype) == pytest.approx(np.array(values), rel=5e-7)
