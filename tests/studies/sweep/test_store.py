@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -142,6 +144,38 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     assert refused(tmp_path) == "a folder"
     (tmp_path / "f").write_text("")
     assert refused(tmp_path / "f" / "s.sqlite")
+
+
+MOUNT = shutil.which("mount") or "mount"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 200 KiB; skip where this process may mount none."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    try:
+        asked = [MOUNT, "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(place)]
+        subprocess.run(asked, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no rights to mount a small file system: {error}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_keeps_the_rows_that_fit(
+    scenario_file: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "answer", lambda *_: Answer("ok", step_time_s=1 / 3))
+    found = variants(load_scenario(scenario_file), grid={"seed": [*range(200)]})
+    path, seen = small_disk / "s.sqlite", [0]
+    with pytest.raises(InputError, match=r"disk is full.*has room; what was stored .* is kept"):
+        run_sweep(found, jobs=1, store=path, progress=lambda done, _: seen.append(done))
+    assert 2 < seen[-1] < 200
+    subprocess.run([MOUNT, "-o", "remount,size=4m", str(small_disk)], check=True)
+    again = run_sweep(found, jobs=1, store=path)
+    assert again.reused == seen[-1]
+    assert len(rows(path)) == 200
 
 
 # ---------------------------------------------------------------- several at once
