@@ -327,7 +327,9 @@ BackendOption = Annotated[
 ]
 SchedulerOption = Annotated[
     str | None,
-    typer.Option(metavar="ADDRESS", help="Of the cluster, such as tcp://10.0.0.5:8786."),
+    typer.Option(
+        metavar="ADDRESS", help="Of the cluster: dask's tcp://10.0.0.5:8786, ray's 10.0.0.5:6379."
+    ),
 ]
 
 BeginOption = Annotated[str, typer.Option("-b", "--begin", metavar="SIZE", help="Smallest size.")]

@@ -1,33 +1,22 @@
 """The process pool of sweep, plan and validate: many calls, each result as soon as it is ready.
 
 `map_unordered` runs calls on processes of this machine (loky, by joblib), or on a dask or ray
-cluster (last section).
+cluster (`perfmodel.studies.sweep.clusters`).
 """
 
 from __future__ import annotations
 
-import logging
 import os
-import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from perfmodel.errors import (
-    ExecutorUnavailable,
-    Fault,
-    InputError,
-    SweepError,
-    allowed_names,
-    failed,
-    raise_faults,
-)
+from perfmodel.errors import Fault, InputError, SweepError, allowed_names, failed, raise_faults
+from perfmodel.studies.sweep.clusters import KEPT, RETRIES, WATCH_S, R, map_on_dask, map_on_ray
 
 if TYPE_CHECKING:
     from perfmodel.scenario import Scenario
@@ -35,21 +24,8 @@ if TYPE_CHECKING:
 Backend = Literal["loky", "dask", "ray"]
 """loky: processes of this machine. dask and ray: a running cluster."""
 
-R = TypeVar("R")
-
-WATCH_S = 0.5
-"""How often a worker checks whether its parent is alive; seconds."""
-
-CONNECT_S = 10
-"""How long to wait for a scheduler to answer, and for its first worker; seconds."""
-
-CALLS_PER_WORKER = 2
-"""Calls per worker that are under way, so that none waits for the next."""
-
 CALLS_OF_A_CLUSTER = 32
 """Calls that a cluster of unknown size is given together."""
-
-KEPT = "what was done until then is kept in the store, if there is one"
 
 
 def count_cores() -> int:
@@ -148,13 +124,13 @@ def map_unordered(
     `scheduler`: address of a cluster's scheduler.
     `threads`: of linear algebra in each process of loky, which the last bits of a fit depend on;
         default: the cores over the processes.
-    Raises `SweepError`: a worker was killed.
+    Raises `SweepError`: workers were killed, again and again at the same calls.
     Raises `ExecutorUnavailable`: a package is not installed, or no cluster answers.
     """
     if backend == "dask":
-        yield from _map_on_dask(function, calls, jobs, scheduler or "")
+        yield from map_on_dask(function, calls, jobs, scheduler or "")
     elif backend == "ray":
-        yield from _map_on_ray(function, calls, jobs, scheduler)
+        yield from map_on_ray(function, calls, jobs, scheduler)
     elif (processes := min(jobs or count_cores(), max(1, len(calls)))) == 1:
         yield from (function(*call) for call in calls)
     else:
@@ -167,36 +143,58 @@ def map_unordered(
 def _map_on_processes(
     function: Callable[..., R], calls: Sequence[tuple[Any, ...]], jobs: int, threads: int | None
 ) -> Iterator[R]:
+    """Call a function in processes; a pool that lost one is replaced, for what it did not answer.
+
+    loky does not say whose call it was: the oldest of those that are left, at last.
+    """
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+    # loky replaces workers whose memory grew, and says so; nothing is lost by that.
+    warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
+    left, oldest, killed = dict(enumerate(calls)), -1, 0
+    while left and killed <= RETRIES:
+        results = _begin([(number, function, left[number]) for number in left], jobs, threads)
+        try:
+            for number, result in results:
+                del left[number]
+                yield result
+        except TerminatedWorkerError:
+            first = next(iter(left), -1)
+            killed, oldest = killed + 1 if first == oldest else 1, first
+        finally:
+            results.close()
+    if left:
+        raise SweepError(
+            f"a worker process was killed {killed} times with the same calls, most likely for want "
+            f"of memory; {KEPT}. Run again with fewer processes (-j 1, where the command has it)"
+        )
+
+
+def _begin(
+    numbered: list[tuple[Any, ...]], jobs: int, threads: int | None
+) -> Generator[tuple[int, Any]]:
+    """Begin calls in a pool of processes."""
     from multiprocessing import resource_tracker
 
     from joblib import Parallel, delayed, parallel_config
     from joblib.externals.loky.backend import resource_tracker as loky_tracker
-    from joblib.externals.loky.process_executor import TerminatedWorkerError
 
     from perfmodel.measure.status import shield_from_interrupt
 
-    # loky replaces workers whose memory grew, and says so; nothing is lost by that.
-    warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
-    tasks: Iterable[Any] = (delayed(_call)(os.getpid(), function, call) for call in calls)
-    with parallel_config("loky", n_jobs=jobs, inner_max_num_threads=threads):
-        # of a batch of several calls, what was done would be lost with the worker
-        with shield_from_interrupt(resource_tracker.ensure_running, loky_tracker.ensure_running):
-            results = Parallel(return_as="generator_unordered", batch_size=1)(tasks)
-        try:
-            yield from results
-        except TerminatedWorkerError:
-            raise SweepError(
-                f"a worker process was killed, most likely for want of memory; {KEPT}. Run again "
-                "with fewer processes (-j 1, where the command has it)"
-            ) from None
-        finally:
-            results.close()
+    with (
+        parallel_config("loky", n_jobs=jobs, inner_max_num_threads=threads),
+        shield_from_interrupt(resource_tracker.ensure_running, loky_tracker.ensure_running),
+    ):  # of a batch of several calls, what was done would be lost with the worker
+        begin = Parallel(return_as="generator_unordered", batch_size=1)
+        return begin(delayed(_call)(os.getpid(), *each) for each in numbered)  # type: ignore[no-any-return]
 
 
-def _call(parent: int, function: Callable[..., R], call: tuple[Any, ...]) -> R:
+def _call(
+    parent: int, number: int, function: Callable[..., R], call: tuple[Any, ...]
+) -> tuple[int, R]:
     """Call a function in a worker, which ends soon after its parent."""
     _end_with(parent)
-    return function(*call)
+    return number, function(*call)
 
 
 @cache
@@ -212,184 +210,3 @@ def _end_with(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-# ---------------------------------------------------------------- dask
-
-
-def _map_on_dask(
-    function: Callable[..., R], calls: Sequence[tuple[Any, ...]], jobs: int | None, address: str
-) -> Iterator[R]:
-    """Call a function with each of some arguments; results come as they are ready.
-
-    joblib's own backend for dask waits forever for a scheduler that died.
-
-    `jobs`: calls at once; default: a few for each thread that the cluster has.
-    Raises `SweepError`: the scheduler died, or a worker died and took its call with it three times.
-    """
-    with _connect_dask(address) as client:
-        from asyncio import CancelledError as Cancelled
-
-        from distributed import CancelledError, KilledWorker
-        from distributed.comm.core import CommClosedError
-
-        under_way = jobs or CALLS_PER_WORKER * max(1, sum(client.nthreads().values()))
-        begun = (client.submit(function, *call, pure=False) for call in calls)
-        try:
-            running = set(islice(begun, under_way))
-            while running:
-                done, running = _wait_on_dask(client, running)
-                running |= set(islice(begun, len(done)))
-                yield from (future.result() for future in done)
-        except (Cancelled, CancelledError, CommClosedError, OSError) as error:
-            raise SweepError(
-                f"the dask scheduler at {address} no longer answers; {KEPT}: start it and run "
-                f"again ({type(error).__name__})"
-            ) from None
-        except KilledWorker as error:
-            raise SweepError(
-                f"workers of the dask cluster were killed, most likely for want of memory; {KEPT}: "
-                f"run again with more memory for each ({str(error).splitlines()[0]})"
-            ) from None
-
-
-def _wait_on_dask(client: Any, running: set[Any]) -> tuple[set[Any], set[Any]]:
-    """Wait for a first result; dask itself would wait forever for new workers."""
-    from distributed import wait
-
-    while True:
-        try:
-            with client.as_current():
-                ended = wait(running, CONNECT_S, "FIRST_COMPLETED")  # type: ignore[no-untyped-call]
-        except TimeoutError:
-            if client.nthreads():
-                continue
-            raise SweepError(f"the dask cluster has no workers left; {KEPT}") from None
-        return set(ended.done), set(ended.not_done)
-
-
-def _await_greeting(address: str, place: str) -> None:
-    """Wait until what listens says something, as a scheduler does first of all.
-
-    A Client waits forever for the greeting of another server, such as the scheduler's own
-    dashboard.
-
-    Raises `ExecutorUnavailable`: nothing listens there, or it is no scheduler.
-    """
-    host, _, port = place.removeprefix("tcp://").rpartition(":")
-    deadline_s = time.monotonic() + CONNECT_S
-    while True:
-        try:
-            with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S) as connection:
-                if connection.recv(1):
-                    return
-            break
-        except TimeoutError:
-            break
-        except (OSError, OverflowError) as error:  # it may be about to start
-            if time.monotonic() > deadline_s:
-                reason = getattr(error, "strerror", None) or error
-                raise ExecutorUnavailable(
-                    f"no dask scheduler answers at {address}: {reason}"
-                ) from None
-            time.sleep(WATCH_S)
-    raise ExecutorUnavailable(
-        f"no dask scheduler answers at {address}: what listens there says nothing (the port of a "
-        "scheduler's dashboard, 8787 by default, is not the scheduler's, 8786)"
-    )
-
-
-@contextmanager
-def _connect_dask(address: str) -> Iterator[Any]:
-    try:
-        from distributed import Client
-        from distributed.comm.addressing import resolve_address
-    except ImportError:
-        raise ExecutorUnavailable(
-            "--backend dask needs dask and distributed: pip install 'perfmodel[dask]'"
-        ) from None
-    allowed = "an address such as tcp://10.0.0.5:8786"
-    try:  # before: a Client of no address prints a traceback when it is collected
-        place = resolve_address(address)
-    except (OSError, ValueError) as error:
-        raise InputError(Fault("--scheduler", f"{address!r} ({error})", allowed)) from None
-    if not place.startswith("tcp://"):
-        raise InputError(Fault("--scheduler", f"{address!r} (only tcp is used here)", allowed))
-    _await_greeting(address, place)
-    try:
-        client: Any = Client(  # type: ignore[no-untyped-call]
-            address, timeout=CONNECT_S, set_as_default=False
-        )
-    except (OSError, TimeoutError, ValueError) as error:
-        raise ExecutorUnavailable(f"no dask scheduler answers at {address}: {error}") from None
-    with client:
-        try:
-            client.wait_for_workers(1, timeout=CONNECT_S)
-        except TimeoutError:
-            raise ExecutorUnavailable(f"the dask scheduler at {address} has no workers") from None
-        log = logging.getLogger("distributed.client")
-        log.disabled = True  # it prints tracebacks of a scheduler that died; the error says so
-        try:
-            yield client
-        finally:
-            client.close()
-            log.disabled = False
-
-
-# ---------------------------------------------------------------- ray
-
-
-def _map_on_ray(
-    function: Callable[..., R],
-    calls: Sequence[tuple[Any, ...]],
-    jobs: int | None = None,
-    address: str | None = None,
-) -> Iterator[R]:
-    """Call a function with each of some arguments; results come as they are ready.
-
-    joblib's own backend for ray gives results only when all are ready, so that a sweep that is
-    stopped would keep none.
-
-    `function`: at the top level of a module that the workers have.
-    `jobs`: calls at once; default: as many as the cluster has CPUs.
-    `address`: HOST:PORT of a cluster, or "auto"; default: as ``ray.init`` finds one or makes one
-        here.
-    Raises `SweepError`: a worker was killed, or lacks what the function needs.
-    Raises `ExecutorUnavailable`: ray is not installed, or no cluster answers.
-    """
-    with _connect_ray(address) as ray:
-        under_way = jobs or CALLS_PER_WORKER * max(1, int(ray.cluster_resources().get("CPU", 1)))
-        work = ray.remote(max_retries=0)(function)
-        begun = (work.remote(*call) for call in calls)
-        running = list(islice(begun, under_way))
-        try:
-            while running:
-                done, running = ray.wait(running)
-                running += islice(begun, len(done))
-                yield from ray.get(done)
-        except ray.exceptions.RayError as error:
-            message = str(error).strip().splitlines()[-1]
-            raise SweepError(f"a ray worker failed; {KEPT}: {message}") from None
-
-
-@contextmanager
-def _connect_ray(address: str | None) -> Iterator[Any]:
-    try:
-        import ray
-    except ImportError:
-        raise ExecutorUnavailable("--backend ray needs ray: pip install 'perfmodel[ray]'") from None
-    ours = not ray.is_initialized()
-    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
-    try:
-        if ours and host and port.isdecimal():  # to fail soon
-            socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
-        if ours:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:  # noqa: BLE001  (ray raises that itself, of no kind of its own)
-        fault = "ray does not start" if address is None else f"no ray cluster answers at {address}"
-        raise ExecutorUnavailable(f"{fault}: {error}") from None
-    try:
-        yield ray
-    finally:
-        if ours:
-            ray.shutdown()

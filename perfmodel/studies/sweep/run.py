@@ -119,7 +119,7 @@ def run_sweep(
     InputError
         A backend or a store that cannot be used.
     SweepError
-        A worker was killed.
+        Workers were killed, again and again at the same variants.
     """
     chosen = check_backend(backend, scheduler, jobs)
     # The model's version matters in a store only; each file is read once for all variants.
