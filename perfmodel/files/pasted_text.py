@@ -31,6 +31,9 @@ _PACKED = (
     (b"SQLite format 3", "an SQLite database"),
 )
 
+_TOO_LONG = re.compile(r"\d{1000}")
+"""No tool prints so long a number; Python reads none of more than 4,300 digits."""
+
 _MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -110,7 +113,8 @@ def read_pasted_text(path: Path, largest: int = LARGEST_BYTES) -> str:
     Raises
     ------
     InputError
-        Unreadable, too large, packed, binary, or in no encoding that is known.
+        Unreadable, too large, packed, binary, in no encoding that is known, or with a number that
+        no tool prints.
     """
     data = read_bytes(path, largest)
     packing = next((kind for magic, kind in _PACKED if data.startswith(magic)), None)
@@ -138,6 +142,9 @@ def _decode(data: bytes, file: str) -> str:
         text = data.decode("cp1252", "replace")
     if "\0" in text:
         raise InputError(Fault("file", "binary data", "text", file))
+    if number := _TOO_LONG.search(text):
+        line = text.count("\n", 0, number.start()) + 1
+        raise InputError(Fault("file", "a number of 1,000 digits", "shorter ones", file, line))
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

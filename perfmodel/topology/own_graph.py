@@ -210,11 +210,11 @@ def _model_faults(graph: nx.Graph[Any], names: Mapping[Hashable, str]) -> Iterat
         (names[node], data) for node, data in graph.nodes(data=True) if data.get("kind") == "gpu"
     ]
     known = gpu_names()
-    counts = Counter(data.get("model") for _, data in gpus)
+    counts = Counter(str(data.get("model")) for _, data in gpus)
     usual = max(counts, key=lambda model: counts[model], default=None)
     for name, data in gpus:
         model, field = data.get("model"), f"nodes.{name}.model"
-        if model not in known:
+        if not isinstance(model, str) or model not in known:
             found = "nothing" if model is None else repr(model)
             yield Fault(field, found, allowed_names(known, None if model is None else str(model)))
         elif usual in known and model != usual:

@@ -14,14 +14,19 @@ import selectors
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from tests.fuzz.check import check
+from tests.fuzz.check import check, subject_of
 from tests.fuzz.inputs import make_input
 
 LONGEST_S = 20.0
 LARGEST_BYTES = 2 * 2**30
+TOO_LONG = f"more than {LONGEST_S:.0f} s"
+DIED = "the process died (memory?)"
 
 
 class Worker:
@@ -64,15 +69,59 @@ class Worker:
             self.cpu_s() - self.used_s > LONGEST_S or waited > 8 * LONGEST_S
         )
 
+    def lost(self, problem: str) -> dict[str, Any]:
+        """The ending of an input that it was not done with."""
+        command, strategy = subject_of(make_input(self.seed, self.number))
+        return {"problem": problem, "code": None, "command": command, "strategy": strategy}
+
     def stop(self) -> None:
         """End it."""
         self.process.kill()
         self.process.communicate()
 
 
-def fuzz(inputs: int, seed: int, jobs: int, first: int = 0) -> dict[str, list[int]]:
-    """Check inputs; numbers of those that end badly by what is wrong."""
-    problems: dict[str, list[int]] = defaultdict(list)
+@dataclass(slots=True)
+class Outcomes:
+    """Numbers of inputs that ended badly by what is wrong, and counts of all by what was asked.
+
+    `counts`: by ("command", name) and ("strategy", name) how often each outcome came.
+    """
+
+    problems: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    counts: dict[tuple[str, str], Counter[str]] = field(
+        default_factory=lambda: defaultdict(Counter)
+    )
+
+    def add(self, number: int, ending: Mapping[str, Any]) -> None:
+        """Count an input by its ending."""
+        problem, code = ending["problem"], ending["code"]
+        outcome = {0: "answered", 1: "answered", 2: "refused"}.get(code, "traceback")
+        outcome = "too long" if problem == TOO_LONG else outcome
+        for kind in ("command", "strategy"):
+            if name := ending[kind]:
+                self.counts[kind, name][outcome] += 1
+        if problem is not None:
+            self.problems[problem].append(number)
+            print(f"input {number}: {problem}", file=sys.stderr, flush=True)
+
+    def lines(self) -> list[str]:
+        """A line for each problem, and one for each command and strategy."""
+        found = sorted(self.problems.items(), key=lambda item: -len(item[1]))
+        lines = [f"{len(each):5}  {problem}  (--only {each[0]})" for problem, each in found]
+        columns = ("answered", "refused", "traceback", "too long")
+        lines.append(f"{'':28}{'inputs':>10}" + "".join(f"{each:>10}" for each in columns))
+        totals: Counter[str] = sum(
+            (each for (kind, _), each in self.counts.items() if kind == "command"), Counter()
+        )
+        for name, each in [(("all", ""), totals), *sorted(self.counts.items())]:
+            cells = (each.total(), *(each[column] for column in columns))
+            lines.append(f"{' '.join(name):28}" + "".join(f"{cell:>10,}" for cell in cells))
+        return lines
+
+
+def fuzz(inputs: int, seed: int, jobs: int, first: int = 0) -> Outcomes:
+    """Check inputs one after another."""
+    outcomes = Outcomes()
     numbers = iter(range(first, first + inputs))
     workers = [Worker(seed) for _ in range(jobs)]
     with selectors.DefaultSelector() as selector:
@@ -84,10 +133,7 @@ def fuzz(inputs: int, seed: int, jobs: int, first: int = 0) -> dict[str, list[in
             for key, _ in selector.select(timeout=1.0):
                 worker = key.data
                 line = worker.process.stdout.readline()
-                problem = json.loads(line) if line else "the process died (memory?)"
-                if problem is not None:
-                    problems[problem].append(worker.number)
-                    print(f"input {worker.number}: {problem}", file=sys.stderr, flush=True)
+                outcomes.add(worker.number, json.loads(line) if line else worker.lost(DIED))
                 if not line:
                     _restart(worker, selector)
                 if not _next(worker, numbers):
@@ -95,13 +141,12 @@ def fuzz(inputs: int, seed: int, jobs: int, first: int = 0) -> dict[str, list[in
                     selector.unregister(worker.process.stdout)
                     worker.stop()
             for worker in [w for w in workers if w.hangs]:
-                problems[f"more than {LONGEST_S:.0f} s"].append(worker.number)
-                print(f"input {worker.number}: too long", file=sys.stderr, flush=True)
+                outcomes.add(worker.number, worker.lost(TOO_LONG))
                 _restart(worker, selector)
                 if not _next(worker, numbers):
                     workers.remove(worker)
                     worker.stop()
-    return problems
+    return outcomes
 
 
 def _next(worker: Worker, numbers: object) -> bool:
@@ -133,10 +178,9 @@ def main() -> int:
         print(check(made, Path.cwd()))
         return 0
     began_s = time.monotonic()
-    problems = fuzz(flags.inputs, flags.seed, flags.jobs, flags.first)
-    for problem, numbers in sorted(problems.items(), key=lambda item: -len(item[1])):
-        print(f"{len(numbers):5}  {problem}  (--only {numbers[0]})")
-    bad = sum(map(len, problems.values()))
+    outcomes = fuzz(flags.inputs, flags.seed, flags.jobs, flags.first)
+    print(*outcomes.lines(), sep="\n")
+    bad = sum(map(len, outcomes.problems.values()))
     print(
         f"{flags.inputs:,} inputs of seed {flags.seed} in {time.monotonic() - began_s:.0f} s: "
         f"{bad:,} ended badly"

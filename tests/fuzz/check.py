@@ -10,6 +10,7 @@ import re
 import sys
 import traceback
 import warnings
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.fuzz.inputs import Input
@@ -17,10 +18,24 @@ from tests.fuzz.inputs import Input
 NAMED = re.compile(r"^(\S.*?): found .+; allowed: .+", re.DOTALL)
 USAGE = re.compile(r"^Usage: ", re.MULTILINE)
 ALLOWED_EXITS = (0, 1, 2)
+STRATEGY = re.compile(rb'strategy"?:[\s{]*"?kind"?:\s*"?(\w+)')
 
 
-def check(given: Input, folder: Path) -> str | None:
-    """Return what is wrong, or None; files are written to `folder`, which is made the current one.
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a command ended: what is wrong with that, if anything, and its exit code.
+
+    `command`, `strategy`: what was asked; the strategy "" where there is no scenario.
+    """
+
+    problem: str | None
+    code: int | None
+    command: str
+    strategy: str
+
+
+def check(given: Input, folder: Path) -> Ending:
+    """Run a command on files that are written to `folder`, which is made the current one.
 
     Wrong are a traceback, a warning, another exit code than 0, 1 and 2, a control character in the
     output, JSON that holds NaN, and an exit code 2 whose message names no field or no file.
@@ -39,9 +54,17 @@ def check(given: Input, folder: Path) -> str | None:
         try:
             code = _call(given.arguments)
         except BaseException as error:  # noqa: BLE001  (a fuzzer wants all of them)
-            return _last_place(error)
+            return Ending(_last_place(error), None, *subject_of(given))
     printed, message = (_text(stream) for stream in (out, err))
-    return _find_problem(given, code, printed, message) or _files_problem(given, folder)
+    problem = _find_problem(given, code, printed, message) or _files_problem(given, folder)
+    return Ending(problem, code, *subject_of(given))
+
+
+def subject_of(given: Input) -> tuple[str, str]:
+    """The command and the strategy of its scenario."""
+    texts = [content for name, content in given.files.items() if name.endswith((".yaml", ".yml"))]
+    found = next(filter(None, map(STRATEGY.search, texts)), None)
+    return given.arguments[0], found[1].decode() if found else ""
 
 
 def _files_problem(given: Input, folder: Path) -> str | None:
@@ -140,11 +163,11 @@ def main(seed: int, limit_bytes: int) -> None:
     for line in sys.stdin:
         folder = Path(tempfile.mkdtemp())
         try:
-            problem = check(make_input(seed, int(line)), folder)
+            ending = asdict(check(make_input(seed, int(line)), folder))
         finally:
             os.chdir("/")
             shutil.rmtree(folder, ignore_errors=True)
-        print(json.dumps(problem), file=answers, flush=True)
+        print(json.dumps(ending), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
@@ -275,15 +274,15 @@ def _shared(
     comm: Sequence[tuple[str, Interval]], free: Sequence[Interval]
 ) -> Iterator[tuple[float, float, list[str]]]:
     """Cut exposed intervals where an operation starts or ends; with those in flight in each."""
-    active: list[tuple[str, Interval]] = []
-    waiting = sorted(comm, key=lambda each: each[1])
-    place = 0
-    for low, high in free:
-        while place < len(waiting) and waiting[place][1][0] < high:
-            active.append(waiting[place])
-            place += 1
-        active = [each for each in active if each[1][1] > low]
-        ends = {time_s for _, interval in active for time_s in interval if low < time_s < high}
-        for start, end in pairwise(sorted({low, high, *ends})):
-            ops = dict.fromkeys(op for op, (a, b) in active if a <= start and b >= end)
-            yield start, end, list(ops)
+    begins = [(interval[0], 1, op) for op, interval in comm]
+    marks = deque(sorted(begins + [(interval[1], -1, op) for op, interval in comm], key=itemgetter(0)))
+    running = Counter[str]()
+    for start, high in free:
+        while marks and marks[0][0] < high:
+            time_s, change, op = marks.popleft()
+            if time_s > start:
+                yield start, time_s, [*running]
+                start = time_s
+            running[op] += change
+            running += Counter()  # without those that ended
+        yield start, high, [*running]
