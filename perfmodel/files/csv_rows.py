@@ -10,6 +10,7 @@ from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files.read import read_text
+from perfmodel.units import MOST_MEASURED_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +82,6 @@ def read_csv(path: Path, faults: list[Fault], *, hand_written: bool = False) -> 
     return Table(columns, header_line, tuple(records))
 
 
-LARGEST_COUNT = 2**50
-"""A PiB, the largest size that is read anywhere; its products with ranks are whole numbers still."""
-
-
 @dataclass(frozen=True, slots=True)
 class RowReader:
     """Reads the cells of one row as text or numbers, and reports faulty ones."""
@@ -117,8 +114,8 @@ class RowReader:
     def count(self, field: str) -> int | None:
         """Return a whole number above zero; None if the cell is empty or wrong (then reported)."""
         number = self.number(field)
-        if number is not None and (number != int(number) or number > LARGEST_COUNT):
-            allowed = f"a whole number, at most {LARGEST_COUNT:,}"
+        if number is not None and (number != int(number) or number > MOST_MEASURED_BYTES):
+            allowed = f"a whole number, at most {MOST_MEASURED_BYTES:,}"
             self.fault(field, repr(self.text(field)), allowed)
             return None
         return None if number is None else int(number)

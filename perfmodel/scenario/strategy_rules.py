@@ -238,14 +238,21 @@ def auto_chooses(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
 def float8_fits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
     """Find what a strategy, a model or a split of it cannot have of fp8, or of its gathers."""
     compute, strategy, section = parts.compute, parts.strategy, parts.compute.fp8
-    in_fp8 = compute.precision == "fp8"
+    in_fp8, experts = compute.precision == "fp8", getattr(parts.model, "experts", None)
     rows: list[Row] = [
         (
             in_fp8 and getattr(parts.model, "dtype", None) == "fp16",
             "model.dtype",
             "'fp16'",
             "'bf16' or 'fp32' with compute.precision: fp8, whose other layers are bf16",
-        )
+        ),
+        (
+            getattr(experts, "router_padding", False)
+            and not (in_fp8 and experts.implementation == "per-expert"),
+            "model.experts.router_padding",
+            "true",
+            "false; or implementation: per-expert in compute.precision: fp8, whose copy it spares",
+        ),
     ]
     if strategy is None:
         return rows

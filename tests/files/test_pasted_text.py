@@ -202,3 +202,13 @@ def test_a_width_is_seen_where_a_fifth_of_the_lines_fill_it(width: int, seen: in
 @given(st.text(max_size=200))
 def test_lines_keep_their_number(text: str) -> None:
     assert len(clean_lines(text)) == text.count("\n") + 1
+
+
+def test_numbers_that_no_tool_prints_are_refused(tmp_path: Path) -> None:
+    """Python reads no more than 4,300 digits, and says so in words of its own."""
+    path = tmp_path / "a.log"
+    path.write_text(f"{LINE}\n{ROW}".replace("1048576", 5000 * "9"))
+    with pytest.raises(InputError, match=r"a\.log:2: .*1,000 digits"):
+        read_pasted_text(path)
+    path.write_text(f"{LINE}\n{ROW} {999 * '9'}")
+    assert read_pasted_text(path).endswith("9")

@@ -43,6 +43,7 @@ from perfmodel.studies.plan.time_to_train import (
     upkeep_of,
 )
 from perfmodel.studies.run.resolve.training_job import resolve_workload
+from perfmodel.studies.run.resolve.what_if import peak_of
 from perfmodel.studies.sweep import run_sweep
 from perfmodel.topology.model import Gpu
 from perfmodel.units import format_bytes
@@ -258,7 +259,7 @@ def _add_efficiency(
     each = step.samples_per_s / (request.nodes * hardware[0])
     base_each = shared.bases.get(request.candidate.name)
     flops = shared.workload(scenario).training_flops
-    peak = hardware[1].peak_flops.get(scenario.compute.precision)
+    peak = peak_of(scenario, hardware[1])
     return replace(
         step,
         efficiency=None if base_each is None else each / base_each,

@@ -303,17 +303,21 @@ def _latent_shape(config: SimpleNamespace) -> LatentShape | None:
 def _head_faults(config: SimpleNamespace) -> list[Fault]:
     """Return faults of heads that do not divide, and of lists of layers of another length."""
     heads, pairs = config.num_attention_heads, config.num_key_value_heads
-    kinds, layers = config.layer_types or (), config.num_hidden_layers
+    layers, unturned = config.num_hidden_layers, config.no_rope_layers or None  # [] as if unstated
+    lists = {"layer_types": config.layer_types, "no_rope_layers": unturned}
     of_width = heads_divide(config.hidden_size, heads) if config.head_dim is None else []
     return [
         *of_width,
         *divides(heads, pairs or 1, "num_key_value_heads", "the heads of queries"),
         *failed(
-            (
-                config.layer_types is not None and len(kinds) != layers,
-                "layer_types",
-                f"{len(kinds)} kinds",
-                f"one kind for each of the {layers} layers",
+            *(
+                (
+                    stated is not None and len(stated) != layers,
+                    field,
+                    f"{len(stated or ())} values",
+                    f"one value for each of the {layers} layers",
+                )
+                for field, stated in lists.items()
             )
         ),
     ]

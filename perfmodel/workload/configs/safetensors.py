@@ -10,7 +10,7 @@ import math
 import re
 import struct
 from collections.abc import Mapping
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,7 @@ Entry = tuple[tuple[int, ...], str]
 def _tensors(header: JsonFile) -> dict[str, Entry]:
     """Return shape and dtype of each tensor of a header.
 
-    Raises `InputError`: entries that are none of a tensor.
+    Raises `InputError`: entries that are none of a tensor, or over the bytes of another.
     """
     stated = {name: each for name, each in header.content.items() if name != "__metadata__"}
     faults = (
@@ -138,6 +138,15 @@ def _tensors(header: JsonFile) -> dict[str, Entry]:
         if (problem := _problem(fields)) is not None
     )
     raise_faults(islice(faults, MOST_FAULTS))
+    placed = sorted((fields["data_offsets"], name) for name, fields in stated.items())
+    for (before, first), (place, name) in pairwise(placed):
+        refuse_if(
+            place[0] < before[1],
+            f"tensor {name!r}",
+            f"data_offsets {place}, within those of {first!r}",
+            "bytes of its own for each tensor",
+            str(header.path),
+        )
     return {
         name: (tuple(fields["shape"]), DTYPES[fields["dtype"]][0])
         for name, fields in stated.items()

@@ -109,6 +109,8 @@ def test_all_faults_come_at_once_with_their_lines(tmp_path: Path) -> None:
         ({"architectures": ["LlamaModel"]}, "architectures", "'LlamaForCausalLM'"),
         ({"torch_dtype": "int8"}, "torch_dtype", "bfloat16"),
         ({"model_type": "gemma2", "layer_types": ["full_attention"]}, "layer_types", "2 layers"),
+        ({"model_type": "gemma2", "layer_types": []}, "layer_types", "2 layers"),
+        ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers", "2 layers"),
         ({"model_type": "mixtral", "num_experts_per_tok": 9}, "num_experts_per_tok", "at most 8"),
         ({"model_type": "deepseek_v3", "n_group": 7}, "n_group", "divisor of the 256"),
         (
@@ -237,9 +239,9 @@ def test_headers_state_tensors_and_a_doubtful_order(tmp_path: Path) -> None:
     header = {
         "__metadata__": {"format": "pt"},
         "h.10.w": tensor([3, 4], "BF16"),
-        "h.2.w": tensor([5]),
-        "ids": tensor([2], "I64"),
-        "scale": tensor([]),
+        "h.2.w": tensor([5], start=24),
+        "ids": tensor([2], "I64", start=44),
+        "scale": tensor([], start=60),
     }
     path.write_bytes(safetensors(header, 100))
     model = load_workload(str(path))
@@ -318,6 +320,7 @@ def test_an_index_names_files_of_its_folder(tmp_path: Path) -> None:
         (safetensors({"w": tensor([2]) | {"shape": [-1]}}), "above zero"),
         (safetensors({"w": tensor([2]) | {"shape": [2**50]}}), "elements"),
         (safetensors({"w": tensor([2]) | {"data_offsets": [0, 9]}}), "8 bytes apart"),
+        (safetensors({"a": tensor([2]), "b": tensor([2])}), "within those of 'a'"),
     ],
 )
 def test_broken_headers_are_refused(content: bytes, text: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from perfmodel.library.model import CommLibrary, Protocol
 from perfmodel.scenario import Scenario
 from perfmodel.scenario.sections.variants import INFINITE_FACTOR, WhatIf
 from perfmodel.studies.run.resolve.disturbance import Disturbance
-from perfmodel.topology.model import Topology
+from perfmodel.topology.model import Gpu, Topology
 from perfmodel.workload.model import LayerTimes, scale_times
 
 BETWEEN_NODES = frozenset({"ethernet", "infiniband"})
@@ -58,6 +58,13 @@ def scale_layer_times(what_if: WhatIf, times: LayerTimes) -> LayerTimes:
     """Scale the times of layers: on the device, and of their launches on the host."""
     faster, source = what_if.compute, f"{times.source}, {_as_fast(what_if.compute)}"
     return times if faster == 1 else scale_times(times, 1 / faster, source)
+
+
+def peak_of(scenario: Scenario, gpu: Gpu) -> float | None:
+    """Peak rate of a GPU at the precision asked for, as fast as it is made; None: without bound."""
+    peak = gpu.peak_flops.get(scenario.compute.precision)
+    faster = what_if_of(scenario).compute
+    return None if peak is None or faster == INFINITE_FACTOR else peak * faster
 
 
 def filter_disturbances(

@@ -19,6 +19,7 @@ from perfmodel.simulate.network import LinkCounters
 from perfmodel.studies.run.memory_advice import advise
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.training_job import assign_buckets
+from perfmodel.studies.run.resolve.what_if import peak_of
 from perfmodel.studies.run.result import (
     BackgroundJobStep,
     BucketTime,
@@ -129,9 +130,9 @@ def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> S
 
 def mfu_of(sized: SizedJob, samples_per_s: float) -> float | None:
     """Model FLOPs utilisation on GPUs of one kind."""
-    compute, flops = sized.job.scenario.compute, sized.job.model.training_flops
-    peak = sized.job.gpu.peak_flops.get(compute.precision)
-    if not flops or not peak or sized.job.scenario.cluster.mixed:
+    scenario, flops = sized.job.scenario, sized.job.model.training_flops
+    peak = peak_of(scenario, sized.job.gpu)
+    if not flops or not peak or scenario.cluster.mixed:
         return None
     return samples_per_s * flops / (sized.size.gpus * peak)
 

@@ -337,3 +337,13 @@ def test_any_machine_can_be_imagined(name: str) -> None:
 def graph_rates(machine: Machine) -> list[float]:
     rows = sorted(machine.topology.graph.edges(data=True), key=lambda arc: arc[2]["index"])
     return [data["bandwidth"] for _, _, data in rows]
+
+
+def test_a_faster_gpu_has_a_higher_peak() -> None:
+    """Twice as fast, ResNet-50 uses the same share of it; of one without bound there is none."""
+    plain, twice, infinite = (
+        asked("resnet50-dgx-a100", "cluster.nodes=1", f"what_if.compute={factor}").main.mfu
+        for factor in (1, 2, "infinite")
+    )
+    assert twice == pytest.approx(plain, rel=0.05)
+    assert infinite is None

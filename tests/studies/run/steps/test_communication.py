@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perfmodel.scenario import load_scenario
 from perfmodel.simulate.engine.outcome import Run
 from perfmodel.studies.run.result import SizeResult
 from perfmodel.studies.run.run import run_scenario
-from perfmodel.studies.run.steps.step_parts import communication_uses, ring_bytes
-from perfmodel.timeline import covered_s
+from perfmodel.studies.run.steps.step_parts import _shared, communication_uses, ring_bytes
+from perfmodel.timeline import covered_s, exposed
 from perfmodel.training.plan.step_plan import (
     Collective,
     Communicator,
@@ -91,6 +94,35 @@ def test_operations_in_flight_together_share_exposed_time() -> None:
     gather, reduction = communication_uses(plan, run, range(1), "ranks")
     assert (gather.busy_s, reduction.busy_s) == (4.0, 4.0)
     assert (gather.exposed_s, reduction.exposed_s) == (1.0 + 2.0 / 2, 2.0 + 2.0 / 2)
+
+
+@given(st.data())
+def test_exposed_time_is_shared_as_counted_moment_by_moment(data: st.DataObject) -> None:
+    """Between two whole numbers nothing begins or ends: each such second has its operations."""
+    second = st.integers(0, 12)
+    spans = data.draw(st.lists(st.tuples(st.sampled_from("abc"), second, second), max_size=8))
+    comm = [(op, (float(min(a, b)), float(max(a, b)))) for op, a, b in spans]
+    busy = [(float(a), float(a + 1)) for a in data.draw(st.sets(second, max_size=6))]
+    free = exposed([interval for _, interval in comm], busy)
+    found: dict[tuple[int, str], float] = {}
+    for start, end, ops in _shared(comm, free):
+        for at in range(int(start), int(end)):
+            found |= {(at, op): 1 / len(ops) for op in ops}
+    running = {
+        at: {op for op, (a, b) in comm if a <= at < b}
+        for at in range(13)
+        if (float(at), float(at + 1)) not in busy
+    }
+    assert found == {(at, op): 1 / len(ops) for at, ops in running.items() for op in ops}
+
+
+def test_many_operations_in_one_exposed_interval_take_linear_time() -> None:
+    """ZeRO-3 of 1,024 layers has 18,000 of them; each counted against all takes a minute."""
+    comm = [(f"{at % 3}", (float(at), at + 1.5)) for at in range(20_000)]
+    begin_s = time.process_time()
+    parts = list(_shared(comm, [(0.0, 20_000.5)]))
+    assert time.process_time() - begin_s < 5.0
+    assert len(parts) > 39_000
 
 
 def test_utilisation_is_of_the_products(ddp: SizeResult) -> None:
