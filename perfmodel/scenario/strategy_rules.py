@@ -238,7 +238,8 @@ def auto_chooses(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
 def float8_fits(parts: SimpleNamespace, _: SourceMap) -> Iterable[Row]:
     """Find what a strategy, a model or a split of it cannot have of fp8, or of its gathers."""
     compute, strategy, section = parts.compute, parts.strategy, parts.compute.fp8
-    in_fp8, experts = compute.precision == "fp8", getattr(parts.model, "experts", None)
+    in_fp8 = compute.precision == "fp8"
+    experts: Any = getattr(parts.model, "experts", None)
     rows: list[Row] = [
         (
             in_fp8 and getattr(parts.model, "dtype", None) == "fp16",

@@ -16,6 +16,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,9 +120,8 @@ class Outcomes:
         return lines
 
 
-def fuzz(inputs: int, seed: int, jobs: int, first: int = 0) -> Outcomes:
-    """Check inputs one after another."""
-    outcomes = Outcomes()
+def fuzz(outcomes: Outcomes, inputs: int, seed: int, jobs: int, first: int = 0) -> None:
+    """Check inputs one after another, and count how they end."""
     numbers = iter(range(first, first + inputs))
     workers = [Worker(seed) for _ in range(jobs)]
     with selectors.DefaultSelector() as selector:
@@ -146,7 +146,6 @@ def fuzz(inputs: int, seed: int, jobs: int, first: int = 0) -> Outcomes:
                 if not _next(worker, numbers):
                     workers.remove(worker)
                     worker.stop()
-    return outcomes
 
 
 def _next(worker: Worker, numbers: object) -> bool:
@@ -178,7 +177,9 @@ def main() -> int:
         print(check(made, Path.cwd()))
         return 0
     began_s = time.monotonic()
-    outcomes = fuzz(flags.inputs, flags.seed, flags.jobs, flags.first)
+    outcomes = Outcomes()
+    with suppress(KeyboardInterrupt):  # what is done until then is listed
+        fuzz(outcomes, flags.inputs, flags.seed, flags.jobs, flags.first)
     print(*outcomes.lines(), sep="\n")
     bad = sum(map(len, outcomes.problems.values()))
     print(

@@ -1,4 +1,4 @@
-"""Right files of every other kind that commands read, and what of them is changed by its meaning."""
+"""Right files of every other kind that commands read, and values of other types in them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ INSPECTOR = {
         "coll_exec_time_us": 40.5,
     },
 }
-MEGATRON = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --bf16 --swiglu"
+MEGATRON = (
+    "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --bf16 --swiglu"
+)
 META = """\
 sweep_id,collective,gpu,nodes,gpus_per_node,nranks,intra_node,inter_node,nic_count_per_node,nic_gbps,proc_model,trust
 one,all_reduce,A100-SXM4-80GB,1,8,8,NVLink3 NVSwitch,none,,,single process 8 GPUs,4
@@ -126,7 +128,9 @@ def other_type(document: Any, rng: random.Random) -> Any:
     copied = json.loads(json.dumps(document))
 
     def walk(part: Any) -> None:
-        keys = part if isinstance(part, dict) else range(len(part)) if isinstance(part, list) else ()
+        keys = (
+            part if isinstance(part, dict) else range(len(part)) if isinstance(part, list) else ()
+        )
         for key in keys:
             places.append((part, key))
             walk(part[key])
@@ -158,7 +162,9 @@ def other_attribute(text: str, rng: random.Random) -> str:
     if not places:
         return text
     place = rng.choice(places)
-    new = rng.choice(("", *(f'{place[0].partition("=")[0]}="{each}"' for each in (*LONG, "x", "", "-1", "0x"))))
+    new = rng.choice(
+        ("", *(f'{place[0].partition("=")[0]}="{each}"' for each in (*LONG, "x", "", "-1", "0x")))
+    )
     return text[: place.start()] + new + text[place.end() :]
 
 
@@ -174,5 +180,6 @@ LOGS = {
     "import": (samples.MATRIX, samples.IBNET, logs.P2P_STATUS, samples.NCCL_XML),
 }
 JSON_LOGS = tuple(
-    json.loads(text) for text in (samples.MEASUREMENT, logs.NVBANDWIDTH_JSON, logs.NCCL_JSON, logs.RCCL_JSON)
+    json.loads(text)
+    for text in (samples.MEASUREMENT, logs.NVBANDWIDTH_JSON, logs.NCCL_JSON, logs.RCCL_JSON)
 )

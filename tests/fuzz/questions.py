@@ -21,10 +21,12 @@ MODELS: tuple[dict[str, Any], ...] = (
     {"transformer": TRANSFORMER, "tokens": 128, "dtype": "bf16"},
     {"name": "resnet18", "image_size": 64},
 )
-NODES = (
-    "dgx-a100 dgx-h100 v100-x8-25g ethernet-10g rtx4090-x4 mi300x-x8 l40s-x8 hgx-b200 aws-p4d "
-    "gb200-nvl72 dgx1-v100 rtx3090-x2-10g cpu-loopback"
-).split()
+NODES = tuple(
+    """
+    dgx-a100 dgx-h100 v100-x8-25g ethernet-10g rtx4090-x4 mi300x-x8 l40s-x8 hgx-b200 aws-p4d
+    gb200-nvl72 dgx1-v100 rtx3090-x2-10g cpu-loopback
+    """.split()  # noqa: SIM905
+)
 ALONE = ("cpu-loopback", "rtx4090-x4", "dgx1-v100")
 """Nodes without a NIC, or none that joins them."""
 FABRICS = ("one-switch", "rail-optimised", "leaf-spine", "fat-tree", "dragonfly", None)
@@ -155,9 +157,14 @@ def _shipped() -> dict[str, dict[str, Any]]:
 def _small(content: dict[str, Any]) -> dict[str, Any]:
     """Shrink a scenario to a small model on two nodes at most."""
     small = _shrunk(content)
-    is_image = "sequence_length" not in content["model"] and content["training"].get("batch_per_gpu", 1) > 1
+    is_image = (
+        "sequence_length" not in content["model"]
+        and content["training"].get("batch_per_gpu", 1) > 1
+    )
     kept = {key: value for key, value in content["model"].items() if key in ("dtype", "experts")}
-    small["model"] = (MODELS[4] if is_image else MODELS[2] if "experts" in kept else MODELS[0]) | kept
+    small["model"] = (
+        MODELS[4] if is_image else MODELS[2] if "experts" in kept else MODELS[0]
+    ) | kept
     if small.get("parallel", {}).get("expert", 1) > 1:
         small["model"] = MODELS[2] | kept
     if "jobs" in small:
@@ -172,10 +179,13 @@ def _small(content: dict[str, Any]) -> dict[str, Any]:
 
 
 _SMALLEST = {
-    "nodes": 2, "tensor": 2, "expert": 2, "stages": 2, "pipeline": 2, "accumulate": 4, "batch_per_gpu": 2,
-    "global_batch": 8, "servers": 2, "degree": 2, "gpus": 2, "chunks": 2, "pool": 3, "shard_gpus": 2,
-    "micro_batch": 1, "ranks": 1, "hosts_per_leaf": 2, "period": 4,
-}  # fmt: skip
+    **dict.fromkeys(("nodes", "tensor", "expert", "stages", "pipeline", "chunks", "degree"), 2),
+    **dict.fromkeys(("batch_per_gpu", "servers", "gpus", "shard_gpus", "hosts_per_leaf"), 2),
+    **dict.fromkeys(("micro_batch", "ranks"), 1),
+    **dict.fromkeys(("accumulate", "period"), 4),
+    **dict.fromkeys(("global_batch", "pool"), 8),
+}
+"""The largest value of whole numbers, by the name of their field."""
 
 
 def _shrunk(value: Any, name: str = "") -> Any:
@@ -188,7 +198,13 @@ def _shrunk(value: Any, name: str = "") -> Any:
         return parts if parts[:1] != parts[1:] else [1, parts[0]]  # sizes of a plan, which grow
     if type(value) is int and name in _SMALLEST:
         return min(value, _SMALLEST[name])
-    for old, new in (("n3/", "n1/"), ("n5/", "n1/"), ("n[0-3]", "n[0-1]"), ("n4/", "n2/"), ("2 s", "20 ms")):
+    for old, new in (
+        ("n3/", "n1/"),
+        ("n5/", "n1/"),
+        ("n[0-3]", "n[0-1]"),
+        ("n4/", "n2/"),
+        ("2 s", "20 ms"),
+    ):
         value = value.replace(old, new) if isinstance(value, str) else value
     return value
 
@@ -200,14 +216,20 @@ def scenario(rng: random.Random) -> dict[str, Any]:
         content["strategy"] = dict(rng.choice(STRATEGIES))
     if rng.random() < 0.3:
         node, nodes = rng.choice(NODES), rng.choice((1, 2))
-        content["cluster"] = {"node": node, "nodes": nodes, "fabric": rng.choice(FABRICS[: 6 if nodes < 2 else 5])}
+        content["cluster"] = {
+            "node": node,
+            "nodes": nodes,
+            "fabric": rng.choice(FABRICS[: 6 if nodes < 2 else 5]),
+        }
         content.pop("events", None)
         if node in ALONE:
             content["cluster"]["nodes"] = 1
     kind = content["strategy"]["kind"]
     if kind == "data_parallel":
         content["cluster"]["nodes"] = 1
-    content["training"] = {"global_batch": 16} if kind == "auto" else {"batch_per_gpu": rng.choice((1, 2, 4))}
+    content["training"] = (
+        {"global_batch": 16} if kind == "auto" else {"batch_per_gpu": rng.choice((1, 2, 4))}
+    )
     if kind == "auto":
         content.pop("scale", None)
     if rng.random() < 0.3:
@@ -224,7 +246,11 @@ def scenario(rng: random.Random) -> dict[str, Any]:
 def _change(content: dict[str, Any], rng: random.Random) -> None:
     """Set one field, in a section that is stated or a new one, to a value of the schema."""
     properties = schema()["properties"]
-    usual = [name for name in properties if name in content and name not in ("perfmodel", "sweep", "plan")]
+    usual = [
+        name
+        for name in properties
+        if name in content and name not in ("perfmodel", "sweep", "plan")
+    ]
     name = rng.choice(usual) if rng.random() < 0.8 else rng.choice(sorted(properties))
     part, target = properties[name], content
     while isinstance(target.get(name), dict) and rng.random() < 0.9:

@@ -237,7 +237,7 @@ def _step(point: SizeResult) -> Section:
             point.comm_s > 0,
             f": {behind} behind compute, {quantities.duration(point.exposed_comm_s)} exposed",
         ),
-        (steps > 1, f" (mean of {steps} steps; one of them is drawn)"),
+        (steps > 1, f" (means of {steps} steps; the longest of them is drawn)"),
         (has_bucket_numbers(point), ". The numbers are gradient buckets"),
         (
             steps <= 1 and end_s - begin_s > _LONG_PICTURE_RATIO * point.step_time_s,

@@ -157,7 +157,7 @@ def test_of_several_counted_steps_page_says_that_one_is_drawn(
 ) -> None:
     steps = DisturbanceCost((0.1,) * count, 0.1, None, (), ())
     text = " ".join(parsed(report_html(with_main(disturbance=steps))).text)
-    assert (f"(mean of {count} steps; one of them is drawn)" in text) == (count > 1)
+    assert (f"(means of {count} steps; the longest of them is drawn)" in text) == (count > 1)
 
 
 @pytest.mark.slow

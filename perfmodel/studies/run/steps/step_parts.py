@@ -275,9 +275,12 @@ def _shared(
 ) -> Iterator[tuple[float, float, list[str]]]:
     """Cut exposed intervals where an operation starts or ends; with those in flight in each."""
     begins = [(interval[0], 1, op) for op, interval in comm]
-    marks = deque(sorted(begins + [(interval[1], -1, op) for op, interval in comm], key=itemgetter(0)))
+    marks = deque(
+        sorted(begins + [(interval[1], -1, op) for op, interval in comm], key=itemgetter(0))
+    )
     running = Counter[str]()
-    for start, high in free:
+    for low, high in free:
+        start = low
         while marks and marks[0][0] < high:
             time_s, change, op = marks.popleft()
             if time_s > start:
