@@ -180,9 +180,7 @@ def with_profile(
         return Times(tuple(likely), (), note)
     every = max(1, -(-(len(sizes) - 1) // (SIZES_WITH_INTERVAL - 1)))
     at = sorted({*range(0, len(sizes), every), len(sizes) - 1})
-    machines = [
-        UncontendedTimer(apply(draw, plain)) for draw in draws(profile, PROFILE_DRAWS, seed=0)
-    ]
+    machines = [timer.on(apply(draw, plain)) for draw in draws(profile, PROFILE_DRAWS, seed=0)]
     limits = []
     for index in at:
         drawn = [observed_s(m, own, sizes[index]) for m in machines]

@@ -230,7 +230,7 @@ def _scenario_file(rng: random.Random) -> tuple[Any, ...]:
     words = (
         ("export", "chakra", "own.yaml", "-o", "et")
         if command == "export"
-        else (command, "own.yaml")
+        else (command, "own.yaml", *(("-j", "1") if command == "advise" else ()))
     )
     return words, "own.yaml", questions.written(content), {}
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from perfmodel.scenario import ClusterSize, Scenario, scenario_digest, sizes
 from perfmodel.studies.run.resolve.resolved_scenario import gpus_of, resolve_names
 from perfmodel.studies.run.run import name_machine
-from perfmodel.studies.run.steps.sized_job import prepare
+from perfmodel.studies.run.steps.sized_job import locate_errors, prepare
 from perfmodel.studies.tune.caps import (
     Caps,
     UniformPartition,
@@ -114,7 +114,8 @@ def tune_scenario(
         )
     say = progress or (lambda _: None)
     say("times of all-reduces")
-    evaluator = make_evaluator(sized)
+    with locate_errors(sized):
+        evaluator = make_evaluator(sized)
     partitions = list_uniform_partitions(evaluator.workload, evaluator.gradients, evaluator.options)
     say(f"{len(partitions)} partitions that one cap can make")
     fusion = tune_horovod(scenario, profile, size) if horovod else None

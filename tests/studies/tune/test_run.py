@@ -241,6 +241,14 @@ def test_what_has_no_buckets_is_refused(name: str, overrides: Any, field: str) -
         tune_scenario(load_scenario(name, overrides))
 
 
+def test_a_node_without_a_way_is_refused_as_run_does() -> None:
+    """With the event that cuts it off, before anything is searched."""
+    lost = load_scenario("bucket-size-slow-ethernet", ["events=[{lose: {nic: n0/nic0}}]"])
+    for answer in (run_scenario, tune_scenario):
+        with pytest.raises(InputError, match=r"events\.0: found n0/nic0 lost"):
+            answer(lost)
+
+
 def test_sizes_without_buckets_are_left_out() -> None:
     sizes = list_sizes(load_scenario("bucket-size-slow-ethernet"))
     assert [size.gpus for size in sizes] == [2, 4, 8]
