@@ -56,3 +56,13 @@ def test_cells_that_are_not_numbers_are_reported_with_their_line(read):
     assert [reader.number(name) for name in "abcd"] == [1.5, None, None, None]
     assert reader.count("a") is None
     assert [(fault.line, fault.field) for fault in faults] == [(2, "b"), (2, "c"), (2, "a")]
+
+
+def test_counts_are_whole_and_within_what_arrays_hold(read):
+    """A PiB is the largest size anywhere; one byte more is told with what is allowed."""
+    table, _ = read(f"size\n{2**50}\n{2**50 + 1024}\n1.5\n1e300\n")
+    faults = []
+    counts = [RowReader(record, faults).count("size") for record in table.records]
+    assert counts == [2**50, None, None, None]
+    assert all("at most 1,125,899,906,842,624" in fault.allowed for fault in faults)
+    assert len(faults) == 3

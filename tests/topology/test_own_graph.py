@@ -190,6 +190,7 @@ def broken(node: dict[str, Any] | None = None, edge: dict[str, Any] | None = Non
         (broken(node={"kind": None}), "nodes.1.kind", "one of 'cpu'"),
         (broken(node={"model": "a100"}), "nodes.1.model", "did you mean"),
         (broken(node={"model": None}), "nodes.1.model", "nothing"),
+        (broken(node={"model": ["a100-sxm4-80gb"]}), "nodes.1.model", "['a100-sxm4-80gb']"),
         (broken(node={"model": "l4"}), "nodes.1.model", "as most GPUs of the graph have"),
         (broken(edge={"bandwidth": None}), "edges.1 -- 2.bandwidth", "'25 GB/s'"),
         (broken(edge={"bandwidth": 0}), "edges.1 -- 2.bandwidth", "a million or more"),

@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate
 from typing import Literal
 
@@ -50,13 +51,14 @@ class NoBufferError(PerfmodelError):
 class DriveBuffers:
     """Where parts are that lie on drives.
 
-    `tensors`: whose parts lie there. `free`: buffers that hold none. `held`: parts in a buffer,
-    which are there, or on their way.
+    `tensors`: whose parts lie there. `free`: buffers that hold none. `held`: parts in a buffer.
+    `awaited`: those of them that are on their way yet.
     """
 
     tensors: frozenset[int]
     free: int
-    held: dict[int, Literal["there", "on its way"]] = field(default_factory=dict)
+    held: set[int] = field(default_factory=set)
+    awaited: set[int] = field(default_factory=set)
 
     def is_away(self, tensor: int) -> bool:
         """Whether a part is on a drive alone."""
@@ -65,10 +67,10 @@ class DriveBuffers:
     def fetch(self, tensors: Sequence[int]) -> list[Fetch]:
         """Read the parts of a gather that are away, and wait for all reads if any are missing."""
         away = [each for each in tensors if self.is_away(each)]
-        waits = bool(away) or any(self.held.get(each) == "on its way" for each in tensors)
+        waits = bool(away) or not self.awaited.isdisjoint(tensors)
         reads = [self.read(away)] if away else []
         if waits:
-            self.held.update(dict.fromkeys(self.held, "there"))
+            self.awaited.clear()
             reads.append(Fetch("wait"))
         return reads
 
@@ -77,26 +79,29 @@ class DriveBuffers:
         if len(tensors) > self.free:
             raise NoBufferError
         self.free -= len(tensors)
-        self.held.update(dict.fromkeys(tensors, "on its way"))
+        self.held.update(tensors)
+        self.awaited.update(tensors)
         return Fetch("read", tuple(tensors))
 
     def ahead(
         self, queue: Iterable[tuple[int, int]], numel: Callable[[int], int], gathered: int
     ) -> list[Fetch]:
         """Read what the queue has next: up to twice the elements that are being gathered."""
-        chosen: list[int] = []
+        chosen: dict[int, None] = {}
         considered = 0
         for tensor, _ in queue:
             if considered > 2 * gathered or len(chosen) >= self.free:
                 break
-            if self.is_away(tensor) and tensor not in chosen:
-                chosen.append(tensor)
+            if self.is_away(tensor):
+                chosen[tensor] = None
             considered += numel(tensor)
-        return [self.read(chosen)] if chosen else []
+        return [self.read(tuple(chosen))] if chosen else []
 
     def release(self, tensor: int) -> None:
         """Give the buffer of a part back, whose parameter is freed."""
-        if self.held.pop(tensor, None):
+        if tensor in self.held:
+            self.held.remove(tensor)
+            self.awaited.discard(tensor)
             self.free += 1
 
 
@@ -115,6 +120,7 @@ def persistent_tensors(workload: Workload, options: ZeroStrategy) -> tuple[int, 
     return tuple(at for at, each in enumerate(workload.tensors) if each.numel <= threshold)
 
 
+@lru_cache(maxsize=4)  # memory and plans ask for the same, of thousands of modules
 def trace_fetches(
     workload: Workload, options: ZeroStrategy, on_drives: frozenset[int] = frozenset()
 ) -> tuple[tuple[tuple[Fetch, ...], ...], int]:
@@ -274,7 +280,7 @@ class _Coordinator:
             self.options.stage3_max_live_parameters - self.live,
             self.options.stage3_prefetch_bucket_size,
         )
-        ahead: list[int] = []
+        ahead: dict[int, None] = {}
         elements = 0
         while self.queue and elements < most:
             if self.drives.is_away(self.queue[0][0]):
@@ -282,9 +288,9 @@ class _Coordinator:
             tensor, used_at = self.queue.popleft()
             self.fetched_for[tensor] = max(self.fetched_for.get(tensor, -1), used_at)
             if tensor not in ahead and not self._has(tensor):
-                ahead.append(tensor)
+                ahead[tensor] = None
                 elements += self._numel(tensor)
-        yield from self._gather(ahead)
+        yield from self._gather(tuple(ahead))
 
     def _gather(self, tensors: Sequence[int]) -> Iterator[Fetch]:
         """Gather parameters together, or those with a second copy apart from the others."""

@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from perfmodel.errors import Fault, failed, raise_faults, refuse_if
+from perfmodel.errors import Fault, allowed_names, failed, raise_faults, refuse_if
 from perfmodel.files import read_yaml
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.kernels.shapes import GroupedProduct, MatrixProduct
@@ -333,6 +333,8 @@ def float8_casts(float8: Float8, gpu: Gpu, *, compiled: bool) -> Casts:
 
     Raises `InputError`: a GPU without it.
     """
+    has = f"{allowed_names(gpu.peak_flops)}, which {gpu.name} has"
+    refuse_if("fp8" not in gpu.peak_flops, "precision", "'fp8'", has)
     raise_faults(recipe_faults(float8, gpu))
     table, row = _table(), _row(float8)
     row = {**row, **(row.get("compiled", {}) if compiled else {})}
@@ -380,7 +382,7 @@ def _row(float8: Float8) -> Mapping[str, Any]:
 def recipe_faults(float8: Float8, gpu: Gpu) -> list[Fault]:
     """Return a fault where a GPU with fp8 cannot run a recipe.
 
-    A GPU without fp8 has none here: its precisions tell.
+    A GPU without fp8 has none here: `float8_casts` tells.
     """
     excluded = {"mxfp8", "nvfp4"} if gpu.name in _table()["without_mxfp8"] else set()
     allowed = [

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from perfmodel.errors import InputError
 from perfmodel.report.tuned_settings import settings_json, settings_lines, yaml_snippet
 from perfmodel.scenario import Scenario, load_scenario
+from perfmodel.studies.run.run import run_scenario
 from perfmodel.studies.run.steps.sized_job import prepare
 from perfmodel.studies.tune.settings_search import Choice, search, tune_settings
 from perfmodel.training.strategies import STRATEGIES
@@ -23,6 +24,15 @@ TUNED = [kind for kind, row in STRATEGIES.items() if row.settings is not None]
 
 def small(*sets: str) -> Scenario:
     return load_scenario("bucket-size-slow-ethernet", [*SMALL, *sets])
+
+
+@pytest.mark.parametrize("kind", ["zero", "fsdp", "horovod"])
+def test_a_precision_that_the_gpu_lacks_is_refused_as_run_does(kind: str) -> None:
+    """Memory is estimated before anything is simulated, and asks for casts to fp8."""
+    asked = small(f"strategy.kind={kind}", "compute.precision=fp8", "cluster.node=dgx-a100")
+    for answer in (run_scenario, tune_settings):
+        with pytest.raises(InputError, match=r"compute\.precision: found 'fp8'.*a100-sxm4-80gb"):
+            answer(asked)
 
 
 @pytest.mark.slow
