@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import SimpleNamespace
+from typing import Any
 
 from perfmodel.scenario.sections.base import Row
 from perfmodel.scenario.source_map import SourceMap

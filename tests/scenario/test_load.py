@@ -213,3 +213,14 @@ def test_every_shipped_scenario_is_valid_and_asks_a_question():
     for name in list_shipped("scenarios"):
         scenario = load_scenario(name)
         assert scenario.question.endswith("?"), name
+
+
+def test_padding_that_spares_no_copy_is_refused():
+    """Rows are filled up for fp8, whose products by expert would copy them else."""
+    router = "model.experts={router_padding: true, implementation: %s}"
+    model = ["scale=null", "model.name=mixtral-8x7b"]
+    for precision, implementation in (("bf16", "per-expert"), ("fp8", "grouped")):
+        asked = [*model, router % implementation, f"compute.precision={precision}"]
+        found = faults("llama2-7b-fsdp-h100", *asked)
+        assert [fault[0] for fault in found] == ["--set model.experts.router_padding"]
+    load_scenario("llama2-7b-fsdp-h100", [*model, router % "per-expert", "compute.precision=fp8"])
