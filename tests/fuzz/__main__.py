@@ -93,6 +93,17 @@ class Outcomes:
         default_factory=lambda: defaultdict(Counter)
     )
 
+    @property
+    def totals(self) -> Counter[str]:
+        """How often each outcome came."""
+        commands = (each for (kind, _), each in self.counts.items() if kind == "command")
+        return sum(commands, Counter[str]())
+
+    @property
+    def inputs(self) -> int:
+        """How many inputs ended."""
+        return self.totals.total()
+
     def add(self, number: int, ending: Mapping[str, Any]) -> None:
         """Count an input by its ending."""
         problem, code = ending["problem"], ending["code"]
@@ -111,9 +122,7 @@ class Outcomes:
         lines = [f"{len(each):5}  {problem}  (--only {each[0]})" for problem, each in found]
         columns = ("answered", "refused", "traceback", "too long")
         lines.append(f"{'':28}{'inputs':>10}" + "".join(f"{each:>10}" for each in columns))
-        totals: Counter[str] = sum(
-            (each for (kind, _), each in self.counts.items() if kind == "command"), Counter()
-        )
+        totals = self.totals
         for name, each in [(("all", ""), totals), *sorted(self.counts.items())]:
             cells = (each.total(), *(each[column] for column in columns))
             lines.append(f"{' '.join(name):28}" + "".join(f"{cell:>10,}" for cell in cells))
@@ -183,7 +192,7 @@ def main() -> int:
     print(*outcomes.lines(), sep="\n")
     bad = sum(map(len, outcomes.problems.values()))
     print(
-        f"{flags.inputs:,} inputs of seed {flags.seed} in {time.monotonic() - began_s:.0f} s: "
+        f"{outcomes.inputs:,} inputs of seed {flags.seed} in {time.monotonic() - began_s:.0f} s: "
         f"{bad:,} ended badly"
     )
     return 1 if bad else 0

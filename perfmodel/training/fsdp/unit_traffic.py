@@ -116,9 +116,9 @@ def _agree_on_scales(
 def add_scales(step: ShardedStep, end: int) -> int:
     """Agree on the scales of all weights, after the optimizer; return the last task."""
     float8 = step.request.float8
-    if float8 is None or not float8.precompute_float8_dynamic_scale_for_fsdp:
-        return end
     weights = [weight for unit in step.entered_units for weight in unit.narrow]
+    if float8 is None or not float8.precompute_float8_dynamic_scale_for_fsdp or not weights:
+        return end
     dtype, name, kernels = weights[0].dtype, "greatest values of weights", len(weights) + 1
     read_bytes = sum(weight.nbytes for weight in weights) / step.shard_ranks / 2
     after = (*issue(step, name, kernels), end)

@@ -232,3 +232,15 @@ def test_shards_of_gradients_are_not_there_when_the_loss_is_the_fullest_moment()
     again = memory_of(FsdpStrategy(kind="fsdp", accumulate=2), batch_per_gpu=8)
     assert again.idle_bytes == 0
     assert again.total_bytes == pytest.approx(use.total_bytes + use.idle_bytes)
+
+
+def test_without_weights_in_fp8_there_are_no_scales_to_agree_on() -> None:
+    """Frozen maps beside low-rank adapters are no Float8Linear: torchao then returns at once."""
+    model = "model={transformer: {hidden: 64, layers: 2}%s}"
+    asked = ["cluster.nodes=1", "compute.precision=fp8"]
+    steps = [
+        run_scenario(load_scenario("llama3-8b-fp8-h100", [model % each, *asked])).main
+        for each in ("", ", adapters: {rank: 16}")
+    ]
+    calls = [{use.op: use.calls for use in step.communication} for step in steps]
+    assert [each.get("all_reduce", 0) for each in calls] == [1, 0]
