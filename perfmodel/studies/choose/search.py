@@ -101,6 +101,7 @@ class _Queued:
     number: int
     memory: Memory | None = field(default=None, compare=False)
     needed_bytes: float | None = field(default=None, compare=False)
+    sized: SizedJob | None = field(default=None, compare=False)
 
 
 def choose_layout(
@@ -259,7 +260,7 @@ class _Search:
         )
 
     def _check_anew(self, head: _Queued) -> _Queued:
-        candidate, plan_s = self.candidates[head.number], head.bound_s
+        candidate = self.candidates[head.number]
         sized = self.jobs.make(candidate)
         whole = sized.job.scenario.strategy.kind in ("ddp", "megatron")
         with locate_errors(sized):
@@ -272,9 +273,8 @@ class _Search:
             memory = sized.memory()
             if not memory.fits or memory.tight:
                 return replace(head, needed_bytes=memory.total_bytes + memory.reserve_bytes)
-            if candidate.pipeline == 1:
-                plan_s = self.bounds.busiest_stream_s(sized)
-            return _Queued(max(head.bound_s, plan_s), head.number, memory)
+            plan_s = self.bounds.plan_s(sized)
+            return _Queued(max(head.bound_s, plan_s), head.number, memory, sized=sized)
 
     def tune_buckets(self) -> None:
         """Go from the winner's size of buckets to larger and smaller ones while these are quicker.
@@ -313,7 +313,7 @@ class _Search:
 
     def _simulate(self, head: _Queued, memory: Memory) -> None:
         candidate = self.candidates[head.number]
-        sized = self.jobs.make(candidate)
+        sized = head.sized or self.jobs.make(candidate)
         with locate_errors(sized):
             ready = self.ready.get(candidate)
             step_s, parts_s = _simulate(sized) if ready is None else result_of(ready)

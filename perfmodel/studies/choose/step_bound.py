@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from perfmodel.arrays import FloatArray, IntArray, RankGroup
 from perfmodel.memo import once
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.choose.layouts import CALLED_DIMENSIONS, LayoutCandidate
+from perfmodel.studies.choose.plan_path import longest_path_s
 from perfmodel.studies.run.resolve.job_plan import price_layers
 from perfmodel.studies.run.resolve.training_job import gpu_spread
 from perfmodel.studies.run.resolve.what_if import what_if_of
@@ -28,11 +29,15 @@ from perfmodel.studies.run.steps.step_parts import summed
 from perfmodel.training.pipeline.pass_actions import PipelineSchedule
 from perfmodel.training.pipeline.schedules import SCHEDULES
 from perfmodel.training.pipeline.stage_workload import PartitionOptions, part_layers
-from perfmodel.training.plan.layer_calls import backward_calls, forward_calls
+from perfmodel.training.plan.layer_calls import (
+    PassCall,
+    backward_calls,
+    forward_calls,
+    repeated_calls,
+)
 from perfmodel.training.plan.step_plan import Collective, Compute, Op
 from perfmodel.training.rank_grid import RankGrid
 from perfmodel.workload.compute_spread import slowest_factor
-from perfmodel.workload.layer_calls import LayerCall
 from perfmodel.workload.memory.blocks import repeated_blocks
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, slow_device
 
@@ -139,20 +144,28 @@ class StepBounds:
         job = sized.job
         precision = "fp32" if job.wide_precision == "tf32" else job.wide_precision
 
-        def least_s(call: LayerCall) -> float:
+        def exposed_s(each: PassCall) -> float:
+            """What a call takes at least beyond the kernels beside it."""
+            call = each.call
             nbytes = round(call.elements * sized.batch) * ITEM_BYTES[call.dtype or precision]
-            return call.times * min(
-                self._collective_s(sized, group, call.op, nbytes) for group in groups[call.group]
-            )
+            alone_s = (self._collective_s(sized, g, call.op, nbytes) for g in groups[call.group])
+            return max(0.0, call.times * min(alone_s) - each.window_s)
 
+        again = repeated_calls(job.workload, job.recompute)
         forward, backward = (
-            [each.call for each in calls if each.window_s == 0 and each.call.group in groups]
+            [
+                exposed_s(each)
+                for each in calls
+                if each.call.group in groups
+                and not each.call.joins_previous
+                and (not each.window_s or CALLED_DIMENSIONS[-1] in groups)
+            ]
             for calls in (
                 forward_calls(job.workload, times, layers),
-                backward_calls(job.workload, times, layers, job.recompute),
+                backward_calls(job.workload, times, layers, again),
             )
         )
-        return sum(map(least_s, forward), 0.0), sum(map(least_s, backward), 0.0)
+        return sum(forward, 0.0), sum(backward, 0.0)
 
     def _collective_s(self, sized: SizedJob, group: RankGroup, op: Op, nbytes: int) -> float:
         return once(
@@ -191,20 +204,35 @@ class StepBounds:
 
         return once(self._found, ("edges", key), find)
 
-    def busiest_stream_s(self, sized: SizedJob) -> float:
-        """Least time of a step from its plan: of a stream, whose tasks run one after the other."""
+    def plan_s(self, sized: SizedJob) -> float:
+        """Least time of a step by its plan: of what waits for each other, or of one stream.
+
+        Kernels are slower beside communication of other streams, which calls in their own stream
+        hide no longer than these take.
+        """
         plan = sized.plan_for(None)
         groups = {each.name: each.groups[0] for each in plan.communicators if each.groups}
-        streams = {stream.name: stream for stream in plan.streams}
-        total_s = summed(
-            (
-                (task.rank_class, task.stream),
-                self._work_s(sized, task.work, groups) / streams[task.stream].workers,
-            )
-            for task in plan.tasks
-            if streams[task.stream].kind != "host" and not task.acquires and not task.releases
+        works_s = [self._work_s(sized, task.work, groups) for task in plan.tasks]
+        busy_s = summed(
+            ((task.rank_class, task.stream, isinstance(task.work, Compute)), work_s)
+            for task, work_s in zip(plan.tasks, works_s, strict=True)
+            if not task.acquires and not task.releases
         )
-        return max(total_s.values(), default=0.0)
+        slowdown = sized.job.scenario.compute.overlap_slowdown or sized.job.gpu.overlap_slowdown
+        bounds_s = [longest_path_s(plan, works_s)]
+        for each, stream in product(plan.classes, plan.streams):
+            computed_s, called_s = (
+                busy_s.get((each.name, stream.name, computes), 0.0) for computes in (True, False)
+            )
+            if stream.kind == "compute":
+                others_s = (
+                    busy_s.get((each.name, other.name, False), 0.0) / other.workers - called_s
+                    for other in plan.streams
+                )
+                called_s += (1 - 1 / slowdown) * max(0.0, *others_s)
+            if stream.kind != "host":
+                bounds_s.append((computed_s + called_s) / stream.workers)
+        return max(bounds_s)
 
     def _work_s(
         self, sized: SizedJob, work: Compute | Collective, groups: dict[str, RankGroup]

@@ -7,7 +7,7 @@ its layers' times, and exact as long as nothing else uses the same links or slow
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from perfmodel.training.plan.builder import COMPUTE
@@ -59,16 +59,17 @@ def forward_calls(
 
 
 def backward_calls(
-    workload: Workload, times: LayerTimes, layers: Sequence[int], recompute: Recompute
+    workload: Workload, times: LayerTimes, layers: Sequence[int], again: RepeatedCalls
 ) -> tuple[PassCall, ...]:
     """Return calls of the backward of some layers, in order, and of what runs forward again.
+
+    `again`: as of `repeated_calls`.
 
     A checkpoint of Megatron runs its block before the block's backward begins. One of torch does
     when a kept tensor is first asked for, which is after the gradient of the block's result was
     gathered, and stops when it has the last one, before that result is.
     """
     is_torch = workload.shard.library == "torch"
-    again = _repeated(workload, recompute)
     calls: list[PassCall] = []
     for layer in layers:
         own = _layer_calls(workload, times, layer, "backward")
@@ -104,10 +105,12 @@ def _pass_call(
 # ---------------------------------------------------------------- recomputation
 
 
-def _repeated(
-    workload: Workload, recompute: Recompute
-) -> dict[int, tuple[tuple[int, LayerCall], ...]]:
-    """By the layer whose backward begins with it: calls of forward that are repeated, by layer.
+RepeatedCalls = Mapping[int, tuple[tuple[int, LayerCall], ...]]
+"""By the layer whose backward begins with it: calls of forward that are repeated, by layer."""
+
+
+def repeated_calls(workload: Workload, recompute: Recompute) -> RepeatedCalls:
+    """Return what recomputation calls once more.
 
     Operations whose results torchtitan's selective checkpoint keeps are attention and the
     reduce-scatter; where results are named, layers that keep theirs call nothing again.
@@ -172,7 +175,7 @@ class _Adding:
 
     request: StepRequest
     dtype: str
-    recompute: Recompute
+    again: RepeatedCalls
     tasks: list[Task] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     calls: int = 0
@@ -197,7 +200,11 @@ def add_layer_calls(
     if request.float8 is not None:
         request = replace(request, workload=narrow_calls(request.workload, request.float8))
     layers = request.workload.layers
-    adding = _Adding(request, "fp32" if dtype == "tf32" else wide_precision(dtype), recompute)
+    adding = _Adding(
+        request,
+        "fp32" if dtype == "tf32" else wide_precision(dtype),
+        repeated_calls(request.workload, recompute),
+    )
     updates = ((at, task) for at, task in enumerate(plan.tasks) if task.kind == "optimizer")
     first_updates = {task.rank_class: at for at, task in reversed([*updates])}
     for index, task in enumerate(plan.tasks):
@@ -233,7 +240,7 @@ def _add_pass(adding: _Adding, task: Task, duration_s: float) -> None:
     if task.kind == "forward":
         calls = forward_calls(workload, times, task.layers)
     else:
-        calls = backward_calls(workload, times, task.layers, adding.recompute)
+        calls = backward_calls(workload, times, task.layers, adding.again)
     if not calls:
         tasks.append(task)
         return
