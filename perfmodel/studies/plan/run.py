@@ -122,22 +122,28 @@ def plan_scenario(
         run_sweep, profile=profile, jobs=jobs, backend=backend, scheduler=scheduler, store=store
     )
     requests = list(list_requests(section, is_weak=scenario.training.scaling == "weak"))
-    predictions = predict(scenario, requests, partial(sweep, progress=progress))
+
+    def predict_more(
+        more: Sequence[StepRequest], before: int, *, with_ends: bool = False
+    ) -> list[PredictedStep]:
+        """Predict steps, by default their times alone; `before`: steps predicted before them."""
+
+        def count(done: int, total: int) -> None:
+            if progress is not None:
+                progress(before + done, max(len(requests), before + total))
+
+        return predict(scenario, more, partial(sweep, progress=count, with_ends=with_ends))
+
+    options = [each for each in requests if each.upgrade is None and not each.alone]
+    predictions = predict_more(options, 0, with_ends=True)
+    predictions += predict_more([each for each in requests if each not in options], len(options))
     shared.bases.update(_find_bases(shared, predictions))
     result = _assemble_result(shared, workload, predictions, profile)
     if result.best is None:
         return result
 
-    def progress_after(done: int, total: int) -> None:
-        """Count on from the steps that were predicted before."""
-        if progress is not None:
-            progress(len(requests) + done, len(requests) + total)
-
     def answer(more: Sequence[StepRequest]) -> list[PlanOption]:
-        return [
-            _option(shared, prediction)
-            for prediction in predict(scenario, more, partial(sweep, progress=progress_after))
-        ]
+        return [_option(shared, prediction) for prediction in predict_more(more, len(requests))]
 
     return replace(
         result,

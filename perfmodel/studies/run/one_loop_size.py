@@ -58,18 +58,21 @@ from perfmodel.training.plan.step_plan import LoopPlan
 
 
 def simulate_loop_size(
-    sized: SizedJob, *, with_first: bool = True, with_limits: bool = True
+    sized: SizedJob, *, with_first: bool = True, with_limits: bool = True, with_ends: bool = True
 ) -> SizeResult:
     """Simulate one size.
 
     `with_first`: whether the very first round's time is given; it is nan otherwise.
     `with_limits`: whether what limits them is looked for; the bottleneck is "" otherwise.
+    `with_ends`: as in `perfmodel.studies.run.steps.one_size.simulate_size`.
     Raises `InputError`: names file, line and field of the scenario.
     """
     with locate_errors(sized):
         job = settle(sized, sized.disturbances)
         metrics = LoopMetrics(job, job.run())
         point = _summarise(sized, metrics, metrics.ends_s[0] if with_first else nan)
+        if not with_ends:
+            return point
         if sized.disturbances and sized.is_main:
             point = replace(point, disturbance=_costs(metrics))
         point = with_interval(point, simulate_loop_uncertainties(metrics, point))

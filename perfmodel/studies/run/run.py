@@ -45,6 +45,7 @@ def run_scenario(
     profile: Profile | None = None,
     progress: Callable[[int, int], None] | None = None,
     with_first: bool = True,
+    with_ends: bool = True,
     workers: Workers | None = None,
     strategy: OwnStrategy | None = None,
     processes: Sequence[Process] = (),
@@ -63,6 +64,9 @@ def run_scenario(
         Called with (sizes done, sizes in all).
     with_first : bool
         Whether very first steps are simulated, too; their times are nan otherwise.
+    with_ends : bool
+        Whether intervals, bottlenecks and costs of events are simulated, too; there are none
+        otherwise.
     workers : Workers, optional
         Who simulates the parallel layouts of strategy ``auto``; default: this process.
     strategy : callable, optional
@@ -101,7 +105,7 @@ def run_scenario(
         simulate = simulate_loop_size
     for done, size in enumerate(inputs.sizes, 1):
         sized = largest if size == largest.size else size_job(inputs, size, largest.job)
-        points.append(simulate(sized, with_first=with_first))
+        points.append(simulate(sized, with_first=with_first, with_ends=with_ends))
         if progress is not None:
             progress(done, len(inputs.sizes))
     return replace(_assemble_result(inputs, largest, points), search=search)

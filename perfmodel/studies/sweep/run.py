@@ -95,6 +95,7 @@ def run_sweep(
     store: str | Path | None = None,
     profile: Profile | None = None,
     progress: Progress | None = None,
+    with_ends: bool = True,
 ) -> SweepResult:
     """Answer all variants, each question once; the same bits whatever the number of workers.
 
@@ -113,6 +114,8 @@ def run_sweep(
         Measured numbers instead of datasheets'.
     progress : callable, optional
         Called with (variants done, all variants).
+    with_ends : bool
+        Whether answers have intervals and bottlenecks, which take ten times as long as a step.
 
     Raises
     ------
@@ -126,12 +129,14 @@ def run_sweep(
     version, files = "" if store is None else model_version(), dict[Path, str]()
     of_profile = "" if profile is None else _digest(profile.model_dump_json())
     keys = [make_key(variant, of_profile, version, files) for variant in variants]
+    if not with_ends:
+        keys = [f"step of {key}" for key in keys]
     first = dict(reversed(list(zip(keys, variants, strict=True))))
     with Store(Path(store)) if store is not None else nullcontext() as storage:
         answers = storage.find(first) if storage is not None else {}
         reused = sum(key in answers for key in keys)
         missing = [(key, variant) for key, variant in first.items() if key not in answers][::-1]
-        calls = [(key, each.scenario, profile) for key, each in missing if each.scenario]
+        calls = [(key, each.scenario, profile, with_ends) for key, each in missing if each.scenario]
         results = map_unordered(
             _answer_with_key, calls, jobs=jobs, backend=chosen, scheduler=scheduler
         )
@@ -145,8 +150,10 @@ def run_sweep(
     return SweepResult(tuple(variants), tuple(answers[key] for key in keys), reused)
 
 
-def _answer_with_key(key: str, scenario: Scenario, profile: Profile | None) -> tuple[str, Answer]:
-    return key, answer(scenario, profile)
+def _answer_with_key(
+    key: str, scenario: Scenario, profile: Profile | None, with_ends: bool
+) -> tuple[str, Answer]:
+    return key, answer(scenario, profile, with_ends=with_ends)
 
 
 # ---------------------------------------------------------------- keys of stored answers

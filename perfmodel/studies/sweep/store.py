@@ -70,7 +70,9 @@ FIGURES = tuple(each.name for each in fields(Answer))[2:]
 """Columns of an answered variant."""
 
 
-def answer(scenario: Scenario, profile: Profile | None = None) -> Answer:
+def answer(
+    scenario: Scenario, profile: Profile | None = None, *, with_ends: bool = True
+) -> Answer:
     """Run a scenario; an error becomes the message of a failed answer.
 
     Parameters
@@ -78,9 +80,11 @@ def answer(scenario: Scenario, profile: Profile | None = None) -> Answer:
     scenario : Scenario
     profile : Profile, optional
         Measured numbers instead of datasheets'.
+    with_ends : bool
+        As in `run_scenario`.
     """
     try:
-        result = run_scenario(scenario, profile=profile, with_first=False)
+        result = run_scenario(scenario, profile=profile, with_first=False, with_ends=with_ends)
     except PerfmodelError as error:
         return Answer("failed", str(error))
     except Exception as error:  # noqa: BLE001  (one variant must not stop the others)

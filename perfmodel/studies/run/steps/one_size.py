@@ -64,22 +64,32 @@ RANKS_LISTED = 32
 
 
 def simulate_size(
-    sized: SizedJob, *, with_first: bool = True, with_limits: bool = True
+    sized: SizedJob,
+    *,
+    with_first: bool = True,
+    with_limits: bool = True,
+    with_ends: bool = True,
+    reported: ReportedRun | None = None,
 ) -> SizeResult:
     """Simulate one size.
 
     `with_first`: whether the very first step is simulated, too; its time is nan otherwise.
     `with_limits`: whether what limits the step is looked for; the bottleneck is "" otherwise.
+    `with_ends`: whether the ends of the interval are simulated, and what events cost; without them
+        limits are not looked for, either.
+    `reported`: the run of its steps, where that was simulated before.
     Raises `InputError`: names file, line and field of the scenario.
     """
     with locate_errors(sized):
-        reported = simulate_reported(sized)
+        reported = reported or simulate_reported(sized)
         point = _summarise(
             sized, reported, simulate_first_step(sized).step_time_s if with_first else nan
         )
         if sized.is_main:
             lines = advise(sized, point.memory, point.step_time_s, timed=with_first)
             point = replace(point, memory=replace(point.memory, advice=lines))
+        if not with_ends:
+            return point
         if sized.disturbances and sized.is_main:
             point = replace(point, disturbance=simulate_costs(sized, reported))
         point = with_interval(point, simulate_uncertainties(sized, reported, point))
