@@ -51,6 +51,12 @@ def run(
     ] = None,
     backend: BackendOption = "loky",
     scheduler: SchedulerOption = None,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            min=0, metavar="N", help="End the search of strategy auto with the best so far."
+        ),
+    ] = math.inf,
     explore: Annotated[
         bool,
         typer.Option("--explore", help="Simulate many settings for sliders in report.html."),
@@ -99,7 +105,12 @@ def run(
     measured, began_s = load_profile(profile), time.monotonic()
     with progress_bar("simulating") as progress:
         result = run_scenario(
-            question, fidelity=fidelity, profile=measured, progress=progress, workers=workers
+            question,
+            fidelity=fidelity,
+            profile=measured,
+            progress=progress,
+            workers=workers,
+            seconds=seconds,
         )
     each_s = (time.monotonic() - began_s) / len(result.points)
     print_answer(result, json=json, to_json=to_json, lines=result_lines)

@@ -186,15 +186,16 @@ _TITLES = {
 def describe_search(search: LayoutSearch) -> tuple[str, ...]:
     """The answer in words, how many layouts there were, and whether a better one may be left."""
     open_end = (
-        "The search ended at strategy.simulate: a parallel layout that was left out may be up to "
-        f"{100 * search.unproven:.2g} % quicker."
+        "The search ended at strategy.simulate or --seconds: a parallel layout that was left out "
+        f"may be up to {100 * search.unproven:.2g} % quicker."
     )
     return (
         f"The quickest that fits: {search.winner.text}.",
         (
             f"{search.listed:,} parallel layouts: {search.impossible:,} impossible, "
-            f"{search.too_big:,} too big, {search.bounded:,} left out by their lower bounds, "
-            f"{search.simulated:,} simulated."
+            f"{search.too_big:,} too big, {search.bounded:,} left out by their lower bounds "
+            f"({search.bounded_by_plan:,} by their plan, the others by kernels, exposed calls and "
+            f"bubble alone), {search.simulated:,} simulated."
         ),
         open_end if search.unproven > 0 else "None that was left out can be quicker.",
     )

@@ -37,7 +37,9 @@ def longest_path_s(plan: StepPlan, least_s: Sequence[float]) -> float:
                 waits[places[each]].append(places[before])
     order = list(_in_order(waits))
     firsts = [places[queue[0]] for _, stream, queue in queues if stream.kind == "compute"]
-    return max((_cycle_s(first, order, works_s, waits, waits_before) for first in firsts), default=0)
+    return max(
+        (_cycle_s(first, order, works_s, waits, waits_before) for first in firsts), default=0
+    )
 
 
 def _pieces(plan: StepPlan) -> list[int]:

@@ -1,9 +1,12 @@
-"""`choose_layout`: the quickest layout that fits, by branch and bound over all that are listed.
+"""`find_layout`: the quickest layout that fits, by branch and bound over all that are listed.
 
 Layouts are taken by their lower bounds: first what a step of each takes at least is worked out,
 then memory, and what is left at the head of the queue is simulated, until the next bound is not
 below the best simulated step. So nothing that was left out can be quicker, unless the number of
 simulations ends the search. Then the winner is tried with other sizes of buckets.
+
+With so many seconds, the search ends with the best so far, and says how much quicker a layout that
+was left out may be.
 
 Worker processes simulate the layouts that a search would come to next, before it asks for them. So
 it finds what it finds alone, and only what a better one found meanwhile rules out was simulated in
@@ -15,11 +18,12 @@ from __future__ import annotations
 import heapq
 import math
 import pickle
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import InputError
 from perfmodel.memo import once
@@ -36,6 +40,7 @@ from perfmodel.studies.choose.layouts import (
 )
 from perfmodel.studies.choose.step_bound import StepBounds
 from perfmodel.studies.run.result import LayoutSearch, SimulatedLayout
+from perfmodel.studies.run.steps.simulate_step import ReportedRun
 from perfmodel.studies.run.steps.sized_job import SizedJob, locate_errors, simulate_reported
 from perfmodel.studies.run.usage import Memory
 from perfmodel.studies.sweep.executor import ALONE, Workers, map_unordered
@@ -62,11 +67,6 @@ SimulatedStep = tuple[float, Mapping[str, float]]
 """Time of a step, and its parts (`step_causes`); seconds."""
 
 
-def _simulate(sized: SizedJob) -> SimulatedStep:
-    reported = simulate_reported(sized)
-    return reported.step_s, step_causes(reported)
-
-
 @lru_cache(maxsize=1)
 def _jobs_of(question: bytes) -> LayoutJobs:
     """Jobs of a worker's process."""
@@ -81,7 +81,8 @@ def _simulate_candidate(
     def simulate() -> SimulatedStep:
         sized = _jobs_of(question).make(candidate)
         with locate_errors(sized):
-            return _simulate(sized)
+            reported = simulate_reported(sized)
+            return reported.step_s, step_causes(reported)
 
     return candidate, result_or_error(simulate)
 
@@ -104,7 +105,24 @@ class _Queued:
     sized: SizedJob | None = field(default=None, compare=False)
 
 
-def choose_layout(
+@dataclass(frozen=True, slots=True)
+class ChosenLayout:
+    """The quickest layout that fits: how it was found, its job, and the run of its steps.
+
+    `reported`: None where a worker has simulated it.
+    """
+
+    search: LayoutSearch
+    sized: SizedJob
+    reported: ReportedRun | None
+
+
+def choose_layout(scenario: Scenario, **settings: Any) -> LayoutSearch:
+    """Say how the quickest layout that fits was found; `settings`: as of `find_layout`."""
+    return find_layout(scenario, **settings).search
+
+
+def find_layout(
     scenario: Scenario,
     *,
     profile: Profile | None = None,
@@ -112,7 +130,8 @@ def choose_layout(
     exhaustive: bool = False,
     progress: Progress | None = None,
     workers: Workers | None = None,
-) -> LayoutSearch:
+    seconds: float = math.inf,
+) -> ChosenLayout:
     """Find the quickest layout that fits.
 
     Parameters
@@ -130,6 +149,8 @@ def choose_layout(
     workers : Workers, optional
         Processes or a cluster that simulate ahead; default: this process alone. The answer is the
         same.
+    seconds : float
+        After which nothing more is simulated, once something that fits was.
 
     Raises
     ------
@@ -137,22 +158,22 @@ def choose_layout(
         Another strategy, a name that does not resolve, or no layout that the model, the GPUs and
         the batch allow and that fits; names file, line and field.
     """
-    say = progress or (lambda _: None)
+    say, until_s = progress or (lambda _: None), time.monotonic() + seconds
     jobs = prepare_jobs(scenario, profile, fidelity)
     candidates, divided = list_layouts(scenario, jobs.section, jobs.base.size, jobs.inputs.workload)
     bounds = StepBounds(scenario.compute.precision, jobs.make)
     say(f"{len(candidates):,} layouts")
     question = pickle.dumps((scenario, profile, fidelity))  # equal bytes for each call
-    search = _Search(jobs, bounds, candidates, say, workers or ALONE, question, divided)
+    search = _Search(jobs, bounds, candidates, say, workers or ALONE, question, divided, until_s)
     queue = [each for each in map(search.bound, range(len(candidates))) if each is not None]
     heapq.heapify(queue)
     say(f"{len(queue):,} bounds")
     search.run(queue, exhaustive=exhaustive)
-    if jobs.section.buckets and search.simulated:
-        search.tune_buckets()
-    if not search.simulated:
+    if search.winner is None:
         raise scenario.fault("strategy", *search.nothing())
-    return search.result(divided + len(candidates), queue)
+    if jobs.section.buckets:
+        search.tune_buckets()
+    return ChosenLayout(search.result(divided + len(candidates), queue), *search.winner)
 
 
 @dataclass
@@ -163,6 +184,8 @@ class _Search:
         that they do so once.
     `ready`: steps, or why there is none, of what workers have simulated.
     `impossible`, `too_big`: how many layouts were.
+    `until_s`: when it ends at the latest, by the monotonic clock.
+    `winner`: job and run of the quickest so far.
     `least`: the least memory of what does not fit, and the number of that layout.
     `refused`: the last error of an impossible layout.
     `checks`: by the number of a layout what `_check` said of it.
@@ -175,7 +198,9 @@ class _Search:
     workers: Workers
     question: bytes
     impossible: int
+    until_s: float
     too_big: int = 0
+    winner: tuple[SizedJob, ReportedRun | None] | None = None
     simulated: list[tuple[float, int, SimulatedLayout]] = field(default_factory=list)
     least: tuple[float, int] = (math.inf, 0)
     refused: InputError | None = None
@@ -186,6 +211,10 @@ class _Search:
     def best_s(self) -> float:
         """Quickest step so far; seconds."""
         return min((step_s for step_s, _, _ in self.simulated), default=math.inf)
+
+    @property
+    def _is_late(self) -> bool:
+        return self.winner is not None and time.monotonic() >= self.until_s
 
     def bound(self, number: int) -> _Queued | None:
         """Return a layout with its lower bound for the queue; None if it is impossible."""
@@ -204,7 +233,7 @@ class _Search:
     def run(self, queue: list[_Queued], *, exhaustive: bool) -> None:
         """Simulate what may be the quickest, until nothing else may."""
         most = len(self.candidates) if exhaustive else self.jobs.section.simulate
-        while queue and len(self.simulated) < most:
+        while queue and len(self.simulated) < most and not self._is_late:
             if not exhaustive and queue[0].bound_s * SURE_SHARE_OF_BOUND >= self.best_s:
                 break
             if queue[0].memory is not None:
@@ -274,7 +303,8 @@ class _Search:
             if not memory.fits or memory.tight:
                 return replace(head, needed_bytes=memory.total_bytes + memory.reserve_bytes)
             plan_s = self.bounds.plan_s(sized)
-            return _Queued(max(head.bound_s, plan_s), head.number, memory, sized=sized)
+            kept = sized if plan_s < self.best_s else None
+            return _Queued(max(head.bound_s, plan_s), head.number, memory, sized=kept)
 
     def tune_buckets(self) -> None:
         """Go from the winner's size of buckets to larger and smaller ones while these are quicker.
@@ -302,7 +332,7 @@ class _Search:
     def _is_quicker(self, candidate: LayoutCandidate) -> bool:
         """Simulate one more layout if it fits; return whether it is the best so far."""
         before_s = self.best_s
-        if len(self.simulated) >= self.jobs.section.simulate:
+        if len(self.simulated) >= self.jobs.section.simulate or self._is_late:
             return False
         self.candidates.append(candidate)
         head = self.bound(len(self.candidates) - 1)
@@ -315,8 +345,11 @@ class _Search:
         candidate = self.candidates[head.number]
         sized = head.sized or self.jobs.make(candidate)
         with locate_errors(sized):
-            ready = self.ready.get(candidate)
-            step_s, parts_s = _simulate(sized) if ready is None else result_of(ready)
+            ready, reported = self.ready.get(candidate), None
+            if ready is None:
+                reported = simulate_reported(sized)
+                ready = reported.step_s, step_causes(reported)
+            step_s, parts_s = result_of(ready)
         simulated = SimulatedLayout(
             text=self._describe(candidate),
             changes=self.jobs.changes(candidate),
@@ -325,6 +358,10 @@ class _Search:
             memory_bytes=memory.total_bytes,
             parts_s=parts_s,
         )
+        if (step_s, head.number) < min(
+            (each[:2] for each in self.simulated), default=(math.inf, 0)
+        ):
+            self.winner = sized, reported
         self.simulated.append((step_s, head.number, simulated))
         self.say(f"{len(self.simulated)} simulated, the best {self.best_s:.4g} s")
 
@@ -342,6 +379,7 @@ class _Search:
             impossible=self.impossible,
             too_big=self.too_big,
             bounded=len(queue),
+            bounded_by_plan=sum(each.memory is not None for each in queue),
             simulated=len(self.simulated),
             unproven=max(
                 0.0,

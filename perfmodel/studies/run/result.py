@@ -307,6 +307,8 @@ class LayoutSearch:
     `impossible`: degrees do not divide GPUs, batch or model, or a schedule does not allow them.
     `too_big`: did not fit where that was looked at.
     `bounded`: cannot be quicker, or were not looked at once `simulate` of them were simulated.
+    `bounded_by_plan`: of these, by what waits for each other in their plan; the others by their
+        kernels, exposed calls and bubble alone.
     `unproven`: how much quicker than the best, at most, any layout is that was left out; 0: none.
     """
 
@@ -317,6 +319,7 @@ class LayoutSearch:
     bounded: int
     simulated: int
     unproven: float = 0.0
+    bounded_by_plan: int = 0
 
     @property
     def winner(self) -> SimulatedLayout:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from perfmodel.errors import Fault, InputError
@@ -50,6 +52,7 @@ def run_scenario(
     strategy: OwnStrategy | None = None,
     processes: Sequence[Process] = (),
     steps: int | None = None,
+    seconds: float = math.inf,
 ) -> Result:
     """Answer a scenario.
 
@@ -77,6 +80,8 @@ def run_scenario(
         first step that counts on; see `perfmodel.simulate.engine.own_processes.NetworkView`.
     steps : int, optional
         Steps that are counted beside processes; default: 20.
+    seconds : float
+        After which the search of strategy ``auto`` ends with the best so far.
 
     With strategy ``auto`` the quickest parallel layout that fits is looked for first
     (`perfmodel.studies.choose`), and the result is that of it.
@@ -86,19 +91,26 @@ def run_scenario(
     InputError
         A name that does not resolve or a size that does not fit; names file, line and field.
     """
-    search = None
+    chosen, search = None, None
+    simulate: Callable[..., SizeResult] = simulate_size
     if scenario.strategy.kind == "auto" and strategy is None:
-        from perfmodel.studies.choose.search import choose_layout
+        from perfmodel.studies.choose.search import find_layout
 
-        search = choose_layout(scenario, profile=profile, fidelity=fidelity, workers=workers)
+        chosen = find_layout(
+            scenario, profile=profile, fidelity=fidelity, workers=workers, seconds=seconds
+        )
+        search = chosen.search
         scenario = change_scenario(scenario, search.winner.changes)
     inputs = resolve_scenario(scenario, profile, fidelity, strategy)
     inputs = replace(inputs, processes=as_disturbances(processes, steps))
-    largest = size_job(inputs, inputs.sizes[-1])
+    if chosen is None or inputs.processes:
+        largest = size_job(inputs, inputs.sizes[-1])
+    else:
+        largest, simulate = chosen.sized, partial(simulate_size, reported=chosen.reported)
     if inputs.processes and largest.job.strategy.loops is not None:
         allowed = f"none with {largest.job.strategy.name}, whose ranks share no steps"
         raise InputError(Fault("processes", str(len(inputs.processes)), allowed))
-    points, simulate = list[SizeResult](), simulate_size
+    points = list[SizeResult]()
     if largest.job.strategy.loops is not None:
         from perfmodel.studies.run.one_loop_size import simulate_loop_size
 

@@ -70,9 +70,7 @@ FIGURES = tuple(each.name for each in fields(Answer))[2:]
 """Columns of an answered variant."""
 
 
-def answer(
-    scenario: Scenario, profile: Profile | None = None, *, with_ends: bool = True
-) -> Answer:
+def answer(scenario: Scenario, profile: Profile | None = None, *, with_ends: bool = True) -> Answer:
     """Run a scenario; an error becomes the message of a failed answer.
 
     Parameters

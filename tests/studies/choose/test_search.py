@@ -209,15 +209,15 @@ ONE_OF_TWO = {
 @pytest.mark.slow
 def test_what_ifs_of_a_comparison_are_of_the_chosen_layout(small, monkeypatch):
     searched = []
-    choose = search_module.choose_layout
+    find = search_module.find_layout
     monkeypatch.setattr(
-        search_module, "choose_layout", lambda *a, **k: (searched.append(a), choose(*a, **k))[1]
+        search_module, "find_layout", lambda *a, **k: (searched.append(a), find(*a, **k))[1]
     )
     # the host would hide what communication takes
     scenario = change_scenario(small, ONE_OF_TWO | {"compute.cuda_graphs": True})
     compared = compare([scenario], attribute=True, jobs=1)
     assert len(searched) == 1
-    winner = choose(scenario).winner
+    winner = find(scenario).search.winner
     (side,) = compared.sides
     assert side.scenario == change_scenario(scenario, winner.changes)
     silent = next(w for w in compared.what_ifs if w.what == "no communication at all")
