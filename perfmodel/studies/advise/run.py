@@ -61,10 +61,12 @@ def simulate_changed(
     base_bytes: float,
     *,
     with_limits: bool = False,
+    with_ends: bool = True,
 ) -> tuple[int, Outcome]:
     """Simulate the main size of a scenario, if it fits; `number`: for the caller alone.
 
     `with_limits`: whether its bottleneck is looked for, which takes as long as all else.
+    `with_ends`: whether its interval is; of what is only compared the step is enough.
 
     What leaves no room for CUDA, NCCL and the allocator does not fit, unless it takes no more than
     `base_bytes`, as the scenario itself does.
@@ -75,7 +77,9 @@ def simulate_changed(
         if not memory.fits or (memory.tight and memory.total_bytes > base_bytes):
             return number, (None, memory, "")
         simulate = simulate_size if sized.job.strategy.loops is None else simulate_loop_size
-        point = simulate(sized, with_first=False, with_limits=with_limits)
+        point = simulate(
+            sized, with_first=False, with_limits=with_limits, with_ends=with_ends
+        )
     except PerfmodelError as error:
         return number, (None, None, str(error))
     return number, (_light(point), memory, "")
@@ -117,7 +121,10 @@ class _Trials:
         return [trials[number] for number in range(len(proposals))]  # as listed, not as they end
 
     def of(self, changes: tuple[Proposed, ...], *, with_limits: bool = False) -> Trial:
-        """Simulate changes together; `with_limits`: again, with their bottleneck."""
+        """Simulate a step with changes together.
+
+        `with_limits`: again, with its interval and its bottleneck.
+        """
         known = self.trials.get(frozenset(change.text for change in changes))
         if known is not None and not with_limits:
             return known
@@ -125,10 +132,10 @@ class _Trials:
             changed = apply_changes(self.scenario, changes)
         except PerfmodelError as error:
             return Trial(changes, None, None, None, str(error))
+        shown = {"with_limits": with_limits, "with_ends": with_limits}
         base_bytes = self.base.memory.total_bytes
         return self._keep(
-            changes,
-            simulate_changed(0, changed, self.profile, base_bytes, with_limits=with_limits)[1],
+            changes, simulate_changed(0, changed, self.profile, base_bytes, **shown)[1]
         )
 
     def _keep(self, changes: tuple[Proposed, ...], outcome: Outcome) -> Trial:
