@@ -77,9 +77,7 @@ def simulate_changed(
         if not memory.fits or (memory.tight and memory.total_bytes > base_bytes):
             return number, (None, memory, "")
         simulate = simulate_size if sized.job.strategy.loops is None else simulate_loop_size
-        point = simulate(
-            sized, with_first=False, with_limits=with_limits, with_ends=with_ends
-        )
+        point = simulate(sized, with_first=False, with_limits=with_limits, with_ends=with_ends)
     except PerfmodelError as error:
         return number, (None, None, str(error))
     return number, (_light(point), memory, "")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -212,27 +212,26 @@ class StepBounds:
         """
         plan = sized.plan_for(None)
         groups = {each.name: each.groups[0] for each in plan.communicators if each.groups}
-        works_s = [self._work_s(sized, task.work, groups) for task in plan.tasks]
-        busy_s = summed(
-            ((task.rank_class, task.stream, isinstance(task.work, Compute)), work_s)
-            for task, work_s in zip(plan.tasks, works_s, strict=True)
-            if not task.acquires and not task.releases
-        )
+        streams = {each.name: each for each in plan.streams if each.kind != "host"}
         slowdown = sized.job.scenario.compute.overlap_slowdown or sized.job.gpu.overlap_slowdown
-        bounds_s = [longest_path_s(plan, works_s)]
-        for each, stream in product(plan.classes, plan.streams):
-            computed_s, called_s = (
-                busy_s.get((each.name, stream.name, computes), 0.0) for computes in (True, False)
+        works_s = [self._work_s(sized, task.work, groups) for task in plan.tasks]
+        busy_s, called_s = (
+            summed(
+                ((task.rank_class, task.stream), work_s / streams[task.stream].workers)
+                for task, work_s in zip(plan.tasks, works_s, strict=True)
+                if task.stream in streams and not task.acquires and not task.releases
+                if isinstance(task.work, kinds)
             )
-            if stream.kind == "compute":
-                others_s = (
-                    busy_s.get((each.name, other.name, False), 0.0) / other.workers - called_s
-                    for other in plan.streams
-                )
-                called_s += (1 - 1 / slowdown) * max(0.0, *others_s)
-            if stream.kind != "host":
-                bounds_s.append((computed_s + called_s) / stream.workers)
-        return max(bounds_s)
+            for kinds in (Compute | Collective, Collective)
+        )
+        beside_s = {
+            (rank_class, name): max(s for (own, _), s in called_s.items() if own == rank_class)
+            - called_s.get((rank_class, name), 0.0)
+            for rank_class, name in busy_s
+            if streams[name].kind == "compute" and any(own == rank_class for own, _ in called_s)
+        }
+        slowed_s = (busy_s[at] + (1 - 1 / slowdown) * most_s for at, most_s in beside_s.items())
+        return max([longest_path_s(plan, works_s), *busy_s.values(), *slowed_s])
 
     def _work_s(
         self, sized: SizedJob, work: Compute | Collective, groups: dict[str, RankGroup]

@@ -11,8 +11,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-import numpy as np
-
 from perfmodel.errors import Fault, InputError, refuse_if
 from perfmodel.training.pipeline.pass_actions import (
     SECTION,
@@ -173,9 +171,29 @@ def model_parts(
     Raises `InputError`: blocks that cannot be dealt out so, a model that does not state what flows
         between its blocks, or one that ties tensors of parts that are neither first nor last.
     """
-    layers = part_layers(workload, schedule, options or PartitionOptions())
+    parts = _cut_model(workload, schedule, options or PartitionOptions())
+    if len(parts) == 1:
+        return (ModelPart(workload, times, parts[0][1]),)
+    return tuple(
+        ModelPart(part, part_times(times, workload, part, mine), mine, shared)
+        for part, mine, shared in parts
+    )
+
+
+def part_workloads(
+    workload: Workload, schedule: PipelineSchedule, options: PartitionOptions
+) -> tuple[Workload, ...]:
+    """Layers and tensors of each part of a model; faults as of `model_parts`."""
+    return tuple(part for part, _, _ in _cut_model(workload, schedule, options))
+
+
+def _cut_model(
+    workload: Workload, schedule: PipelineSchedule, options: PartitionOptions
+) -> list[tuple[Workload, range, tuple[int, ...]]]:
+    """Return parts of a model, each with its layers and the tensors that it shares."""
+    layers = part_layers(workload, schedule, options)
     if len(layers) == 1:
-        return (ModelPart(workload, times, layers[0]),)
+        return [(workload, layers[0], ())]
     ends = (workload.layers[mine[-1]] for mine in layers[:-1])
     handed = [layer.output_elements or workload.stream_elements for layer in ends]
     refuse_if(
@@ -196,23 +214,15 @@ def model_parts(
     owners, parts = _owners(workload, layers), []
     for number, mine in enumerate(layers):
         held = borrowed[number].union(at for at, owner in owners.items() if owner == number)
-        name = f"{workload.name}, part {number + 1} of {len(layers)}"
-        part = _cut(workload, mine, sorted(held), borrowed[number])
         part = replace(
-            part, name=name, input_elements=flows[number], output_elements=flows[number + 1]
+            _cut(workload, mine, sorted(held), borrowed[number]),
+            name=f"{workload.name}, part {number + 1} of {len(layers)}",
+            input_elements=flows[number],
+            output_elements=flows[number + 1],
         )
         shared = tuple(at for at, tensor in enumerate(sorted(held)) if tensor in lent)
-        parts.append(ModelPart(part, part_times(times, workload, part, mine), mine, shared))
-    return tuple(parts)
-
-
-def part_workloads(
-    workload: Workload, schedule: PipelineSchedule, options: PartitionOptions
-) -> tuple[Workload, ...]:
-    """Layers and tensors of each part of a model; faults as of `model_parts`."""
-    none, nothing = np.zeros(len(workload.layers)), np.zeros(len(workload.layers), dtype=np.int64)
-    times = LayerTimes(none, none, nothing, nothing, 0.0, 0.0, 0, 1.0, 0.0, "")
-    return tuple(part.workload for part in model_parts(workload, times, schedule, options))
+        parts.append((part, mine, shared))
+    return parts
 
 
 def handed_bytes(

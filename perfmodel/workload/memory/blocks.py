@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import groupby
 from typing import Literal
 
@@ -124,6 +125,7 @@ _NUMBERED = re.compile(r"\d+|(?:.*_)?(?:layer|block)_\d+|(?:stem|cell)\d+(?:_\w+
 ``cell1_normal3`` of torchgpipe's AmoebaNet."""
 
 
+@cache
 def block_of(name: str) -> str | None:
     """Name of the repeated block that a tensor or layer stands in; None outside of any.
 
