@@ -103,3 +103,19 @@ def test_nothing_that_the_version_leaves_out_is_used_by_a_step() -> None:
     assert "perfmodel.simulate" in loaded
     folders = tuple(f"perfmodel.{folder.replace('/', '.')}" for folder in keys.NOT_MODEL)
     assert not [name for name in loaded if f"{name}.".startswith(folders)]
+
+
+def test_a_step_alone_is_the_same_step_and_no_stored_answer(
+    scenario_file: Path, tmp_path: Path
+) -> None:
+    found = variants(load_scenario(scenario_file), grid={"what_if.compute": [1]})
+    store = tmp_path / "answers.sqlite"
+    steps, answers, again = (
+        keys.run_sweep(found, jobs=1, store=store, with_ends=with_ends)
+        for with_ends in (False, True, False)
+    )
+    assert (steps.reused, answers.reused, again.reused) == (0, 0, 1)
+    ((step,), (answer,)) = steps.answers, answers.answers
+    assert step.step_time_s == answer.step_time_s
+    assert step.low_s is None
+    assert answer.low_s is not None
