@@ -130,11 +130,11 @@ class _Trials:
             changed = apply_changes(self.scenario, changes)
         except PerfmodelError as error:
             return Trial(changes, None, None, None, str(error))
-        shown = {"with_limits": with_limits, "with_ends": with_limits}
         base_bytes = self.base.memory.total_bytes
-        return self._keep(
-            changes, simulate_changed(0, changed, self.profile, base_bytes, **shown)[1]
+        _, outcome = simulate_changed(
+            0, changed, self.profile, base_bytes, with_limits=with_limits, with_ends=with_limits
         )
+        return self._keep(changes, outcome)
 
     def _keep(self, changes: tuple[Proposed, ...], outcome: Outcome) -> Trial:
         point, memory, message = outcome

@@ -15,6 +15,9 @@ from math import inf
 from perfmodel.simulate.engine.task_graph import participants_of, task_graph
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 
+_Waits = dict[int, list[int]]
+"""By piece of work: those that it waits for, in its step or in the step before."""
+
 
 def longest_path_s(plan: StepPlan, least_s: Sequence[float]) -> float:
     """Return the least time of a settled step; seconds.
@@ -22,11 +25,7 @@ def longest_path_s(plan: StepPlan, least_s: Sequence[float]) -> float:
     `least_s`: of each task, once it has begun.
     """
     queues, places = task_graph(plan).queues, _pieces(plan)
-    works_s, waits, waits_before = (
-        dict[int, float](),
-        dict[int, list[int]](),
-        dict[int, list[int]](),
-    )
+    works_s, waits, waits_before = dict[int, float](), _Waits(), _Waits()
     for at, task, work_s in zip(places, plan.tasks, least_s, strict=True):
         works_s[at] = max(works_s.get(at, 0.0), work_s)
         waits.setdefault(at, []).extend(places[each] for each in task.after)
@@ -36,24 +35,10 @@ def longest_path_s(plan: StepPlan, least_s: Sequence[float]) -> float:
         for before, each in pairwise(queue):
             waits[places[each]].append(places[before])
     order = list(TopologicalSorter(waits).static_order())
-    firsts = [places[tasks[0]] for _, stream, tasks in queues if stream.kind == "compute"]
-
-    def cycle_s(first: int) -> float:
-        """Return the time from the start of a piece of work to that in the next step."""
-        ends_s, before_s = dict[int, float](), dict[int, float]()
-        for is_next in (False, True):
-            for at in order:
-                starts_s = [ends_s[each] for each in waits[at]]
-                start_s = max(
-                    starts_s + [before_s.get(each, -inf) for each in waits_before[at]], default=-inf
-                )
-                if at == first and is_next:
-                    return start_s
-                ends_s[at] = works_s[at] + (0.0 if at == first else start_s)
-            ends_s, before_s = {}, ends_s
-        return 0.0
-
-    return max(map(cycle_s, firsts), default=0.0)
+    firsts = (places[tasks[0]] for _, stream, tasks in queues if stream.kind == "compute")
+    return max(
+        (_cycle_s(first, order, works_s, waits, waits_before) for first in firsts), default=0.0
+    )
 
 
 def _pieces(plan: StepPlan) -> list[int]:
@@ -67,3 +52,19 @@ def _pieces(plan: StepPlan) -> list[int]:
         else at
         for at, task in enumerate(plan.tasks)
     ]
+
+
+def _cycle_s(
+    first: int, order: list[int], works_s: dict[int, float], waits: _Waits, waits_before: _Waits
+) -> float:
+    """Return the time from the start of a piece of work to that in the next step; seconds."""
+    ends_s, before_s = dict[int, float](), dict[int, float]()
+    for is_next in (False, True):
+        for at in order:
+            ready_s = [ends_s[each] for each in waits[at]]
+            ready_s += [before_s.get(each, -inf) for each in waits_before[at]]
+            if at == first and is_next:
+                return max(ready_s, default=-inf)
+            ends_s[at] = works_s[at] + (0.0 if at == first else max(ready_s, default=-inf))
+        ends_s, before_s = {}, ends_s
+    return 0.0

@@ -105,21 +105,9 @@ class _Queued:
     sized: SizedJob | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenLayout:
-    """The quickest layout that fits: how it was found, its job, and the run of its steps.
-
-    `reported`: None where a worker has simulated it.
-    """
-
-    search: LayoutSearch
-    sized: SizedJob
-    reported: ReportedRun | None
-
-
 def choose_layout(scenario: Scenario, **settings: Any) -> LayoutSearch:
     """Say how the quickest layout that fits was found; `settings`: as of `find_layout`."""
-    return find_layout(scenario, **settings).search
+    return find_layout(scenario, **settings)[0]
 
 
 def find_layout(
@@ -131,8 +119,10 @@ def find_layout(
     progress: Progress | None = None,
     workers: Workers | None = None,
     seconds: float = math.inf,
-) -> ChosenLayout:
+) -> tuple[LayoutSearch, SizedJob, ReportedRun | None]:
     """Find the quickest layout that fits.
+
+    Returns how it was found, its job, and the run of its steps unless a worker has simulated it.
 
     Parameters
     ----------
@@ -173,7 +163,7 @@ def find_layout(
         raise scenario.fault("strategy", *search.nothing())
     if jobs.section.buckets:
         search.tune_buckets()
-    return ChosenLayout(search.result(divided + len(candidates), queue), *search.winner)
+    return search.result(divided + len(candidates), queue), *search.winner
 
 
 @dataclass
@@ -303,8 +293,12 @@ class _Search:
             if not memory.fits or memory.tight:
                 return replace(head, needed_bytes=memory.total_bytes + memory.reserve_bytes)
             plan_s = self.bounds.plan_s(sized)
-            kept = sized if plan_s < self.best_s else None
-            return _Queued(max(head.bound_s, plan_s), head.number, memory, sized=kept)
+            return _Queued(
+                max(head.bound_s, plan_s),
+                head.number,
+                memory,
+                sized=sized if plan_s < self.best_s else None,
+            )
 
     def tune_buckets(self) -> None:
         """Go from the winner's size of buckets to larger and smaller ones while these are quicker.

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.machine import Machine
@@ -91,26 +91,23 @@ def run_scenario(
     InputError
         A name that does not resolve or a size that does not fit; names file, line and field.
     """
-    chosen, search = None, None
-    simulate: Callable[..., SizeResult] = simulate_size
+    search, chosen = None, list[Any]()
     if scenario.strategy.kind == "auto" and strategy is None:
         from perfmodel.studies.choose.search import find_layout
 
-        chosen = find_layout(
+        search, *chosen = find_layout(
             scenario, profile=profile, fidelity=fidelity, workers=workers, seconds=seconds
         )
-        search = chosen.search
         scenario = change_scenario(scenario, search.winner.changes)
     inputs = resolve_scenario(scenario, profile, fidelity, strategy)
     inputs = replace(inputs, processes=as_disturbances(processes, steps))
-    if chosen is None or inputs.processes:
-        largest = size_job(inputs, inputs.sizes[-1])
-    else:
-        largest, simulate = chosen.sized, partial(simulate_size, reported=chosen.reported)
+    sized, reported = chosen if chosen and not inputs.processes else (None, None)
+    largest = sized or size_job(inputs, inputs.sizes[-1])
     if inputs.processes and largest.job.strategy.loops is not None:
         allowed = f"none with {largest.job.strategy.name}, whose ranks share no steps"
         raise InputError(Fault("processes", str(len(inputs.processes)), allowed))
     points = list[SizeResult]()
+    simulate: Callable[..., SizeResult] = partial(simulate_size, reported=reported)
     if largest.job.strategy.loops is not None:
         from perfmodel.studies.run.one_loop_size import simulate_loop_size
 

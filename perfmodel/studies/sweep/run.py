@@ -128,9 +128,10 @@ def run_sweep(
     # The model's version matters in a store only; each file is read once for all variants.
     version, files = "" if store is None else model_version(), dict[Path, str]()
     of_profile = "" if profile is None else _digest(profile.model_dump_json())
-    keys = [make_key(variant, of_profile, version, files) for variant in variants]
-    if not with_ends:
-        keys = [f"step of {key}" for key in keys]
+    keys = [
+        ("" if with_ends else "step of ") + make_key(variant, of_profile, version, files)
+        for variant in variants
+    ]
     first = dict(reversed(list(zip(keys, variants, strict=True))))
     with Store(Path(store)) if store is not None else nullcontext() as storage:
         answers = storage.find(first) if storage is not None else {}

@@ -217,7 +217,7 @@ def test_what_ifs_of_a_comparison_are_of_the_chosen_layout(small, monkeypatch):
     scenario = change_scenario(small, ONE_OF_TWO | {"compute.cuda_graphs": True})
     compared = compare([scenario], attribute=True, jobs=1)
     assert len(searched) == 1
-    winner = find(scenario).search.winner
+    winner = choose_layout(scenario).winner
     (side,) = compared.sides
     assert side.scenario == change_scenario(scenario, winner.changes)
     silent = next(w for w in compared.what_ifs if w.what == "no communication at all")
