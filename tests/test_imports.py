@@ -175,12 +175,29 @@ def test_heavy_libraries_are_imported_inside_functions(heavy):
         assert heavy not in names, path
 
 
-@pytest.mark.slow
+SMALL_RUN = ["run", "resnet50-dgx-a100", "--set", "cluster.nodes=2", "--set", "scale.gpus=[1]"]
+
+MOST_MODULES = 240
+"""Modules of ours that a small run imports: a third of a millisecond each."""
+
+MOST_MODELS = 110
+"""Models of pydantic that it builds: a millisecond each."""
+
+
 def test_a_run_imports_what_it_asks_for_alone():
-    """Of readers of models, strategies and hosts: half of a small run was start-up."""
-    code = "import sys, perfmodel.studies.run as _; print(*sys.modules)"
+    """Of readers of models, strategies and hosts: two thirds of a small run were start-up."""
+    code = (
+        "import atexit, sys; from perfmodel.cli import main;"
+        f"sys.argv[1:] = {SMALL_RUN};"
+        "models = lambda of: sum(1 + models(each) for each in of.__subclasses__());"
+        "found = lambda: print('\\n', models(sys.modules['pydantic'].BaseModel), *sys.modules);"
+        "atexit.register(found);"
+        "main()"
+    )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    models, *modules = ran.stdout.splitlines()[-1].split()
     unasked = (
+        "perfmodel.studies.sweep",
         "perfmodel.workload.configs.family",
         "perfmodel.training.fsdp",
         "perfmodel.training.zero",
@@ -193,7 +210,6 @@ def test_a_run_imports_what_it_asks_for_alone():
         "IPython",
         "joblib",
         "matplotlib",
-        "networkx",
         "numba",
         "pandas",
         "plotly",
@@ -203,6 +219,24 @@ def test_a_run_imports_what_it_asks_for_alone():
         "scipy",
         "torch",
         "transformers",
-        "typer",
     )
-    assert [name for name in ran.stdout.split() if name.startswith(unasked)] == []
+    assert [name for name in modules if name.startswith(unasked)] == []
+    assert sum(name.startswith("perfmodel") for name in modules) <= MOST_MODULES
+    assert int(models) <= MOST_MODELS
+
+
+def test_annotations_of_models_are_evaluated_once():
+    """Where they are text, pydantic compiles each when the module is imported."""
+    models = {"FileModel", "Section", "StrategyModel", "BaseModel"}
+    late = [
+        path.relative_to(ROOT).as_posix()
+        for folder in ("scenario", "library", "topology/templates")
+        for path in (ROOT / folder).rglob("*.py")
+        if any(
+            isinstance(node, ast.ClassDef)
+            and models & {base.id for base in node.bases if isinstance(base, ast.Name)}
+            for node in parsed(path).body
+        )
+        and "from __future__ import annotations" in path.read_text(encoding="utf-8")
+    ]
+    assert late == []

@@ -75,17 +75,19 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def print_blocks(blocks: Iterable[Block]) -> None:
     """Print paragraphs and tables of a report."""
-    from rich.console import Console
+    from perfmodel.report.common.plain_text import plain_lines, render_terminal
 
-    from perfmodel.report.common.plain_text import render_terminal
+    text = "".join(f"{line}\n" for line in plain_lines(blocks))
+    if sys.stdout.isatty():
+        from rich.console import Console
 
-    # Without a terminal rich would assume 80 columns and cut.
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 240
-    console = Console(width=width, highlight=False, file=sys.stdout)
-    with console.capture() as captured:
-        render_terminal(blocks, console)
+        width = shutil.get_terminal_size().columns
+        console = Console(width=width, highlight=False, file=sys.stdout)
+        with console.capture() as captured:
+            render_terminal(blocks, console)
+        text = captured.get()
     # No-break spaces keep numbers and units together on a page; here they would defeat grep.
-    lines = captured.get().replace("\N{NO-BREAK SPACE}", " ").splitlines()
+    lines = text.replace("\N{NO-BREAK SPACE}", " ").splitlines()
     typer.echo("\n".join(line.rstrip() for line in lines))
 
 

@@ -99,9 +99,12 @@ def run(
 
     from perfmodel.report.run.text import result_lines, to_json
     from perfmodel.studies.run import run_scenario
-    from perfmodel.studies.sweep.executor import search_workers
 
-    workers = search_workers(question, jobs, backend, scheduler)
+    workers = None
+    if (jobs, backend, scheduler) != (None, "loky", None):
+        from perfmodel.studies.sweep.executor import search_workers
+
+        workers = search_workers(question, jobs, backend, scheduler)
     measured, began_s = load_profile(profile), time.monotonic()
     with progress_bar("simulating") as progress:
         result = run_scenario(

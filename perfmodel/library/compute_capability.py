@@ -1,7 +1,5 @@
 """Compute capability of GPUs, by which NCCL decides what they can do."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

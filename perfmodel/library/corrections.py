@@ -4,8 +4,6 @@ Factors apply to the launch, to each step by its kind of hop, and to the bytes o
 residual, which depends smoothly on the size, applies to the whole time.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -52,10 +50,10 @@ class Corrections:
     """Factor on the time of a collective in its context."""
     from_bytes: float = 0.0
     """Smallest size that was measured; 0: there is none."""
-    likely: Corrections | None = None
+    likely: "Corrections | None" = None
     """Of a draw: the most likely ones, which it was drawn around."""
 
-    def at(self, nbytes: float) -> Corrections:
+    def at(self, nbytes: float) -> "Corrections":
         """Those of a size: the likely factors fade away below what was measured.
 
         Long messages say little of short ones, which other protocols carry. A draw keeps its
@@ -122,7 +120,7 @@ class Spread(FileModel):
     """Sweeps by kind of machine and collective."""
 
     @model_validator(mode="after")
-    def _complete(self) -> Spread:
+    def _complete(self) -> "Spread":
         bands = {name for name, _ in BANDS}
         for familiarity in ("several", "few", "new"):
             if set(self.factors.get(familiarity, {})) != bands:

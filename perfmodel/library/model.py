@@ -1,7 +1,5 @@
 """A communication library as its file describes it: protocols, overheads, credits, algorithms."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """Settings of the communication library: its version and its environment variables."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping
@@ -136,7 +134,7 @@ class LibrarySettings(FileModel):
         """Value of the first of these variables that is given."""
         return next((int(self.env[name]) for name in names if name in self.env), None)
 
-    def on_network(self, network: str) -> LibrarySettings:
+    def on_network(self, network: str) -> "LibrarySettings":
         """Add the variables that the maker of a network requires; what the user sets holds."""
         required = _read_variables().required.get(network, {})
         return self.model_copy(update={"env": {**required, **self.env}})

@@ -1,7 +1,5 @@
 """A scenario as a whole: its sections, its sizes, its digest, and errors about its fields."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -107,7 +105,7 @@ class Scenario(FileModel):
         """Return an error about a dotted field that names its file and line, or its flag."""
         return InputError(self._origin.fault(field, found, allowed))
 
-    def with_origin(self, origin: SourceMap) -> Scenario:
+    def with_origin(self, origin: SourceMap) -> "Scenario":
         """Return the same scenario with another source map."""
         copy = self.model_copy()
         copy._origin = origin

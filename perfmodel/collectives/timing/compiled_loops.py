@@ -8,9 +8,11 @@ machine, until the compiled code is in numba's cache on disk.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -320,6 +322,28 @@ def fill(  # noqa: C901, PLR0912  (numba caches a function without those that it
 
 CHANGES_TO_LOAD = 400
 """Changes of rates that were followed (about a millisecond each) from which on loading pays."""
+CHANGES_TO_COMPILE = 5_000
+"""Those from which on compiling pays, where numba's cache on disk has nothing yet."""
+
+
+def _pays(changes: int) -> bool:
+    """Whether so many changes of rates are worth the compiled functions, as they are on disk."""
+    return changes >= CHANGES_TO_LOAD and (changes >= CHANGES_TO_COMPILE or _are_on_disk())
+
+
+@cache
+def _are_on_disk() -> bool:
+    loops = _dispatchers()
+    return loops is None or any(map(is_on_disk, loops))
+
+
+def is_on_disk(compiled: Any) -> bool:
+    """Whether numba compiled a function before, on this machine and for this Python."""
+    module = Path(compiled.py_func.__code__.co_filename).stem
+    name = (
+        f"{module}.*{compiled.__name__}-*.py{sys.version_info.major}{sys.version_info.minor}*.nbi"
+    )
+    return any(Path(compiled.stats.cache_path).glob(name))
 
 
 @dataclass
@@ -331,18 +355,18 @@ class Effort:
 
     def expect(self, changes: int) -> None:
         """Load the compiled functions at once where so many changes are to come that they pay."""
-        if changes >= CHANGES_TO_LOAD > self.spent:
-            self.spend(CHANGES_TO_LOAD - self.spent)
+        if _pays(changes) and changes > self.spent:
+            self.spend(changes - self.spent)
 
     @property
     def loops(self) -> Loops | None:
         """The compiled loops, where they pay and exist."""
-        return load() if self.spent >= CHANGES_TO_LOAD else None
+        return load() if _pays(self.spent) else None
 
     def spend(self, changes: int = 1) -> None:
         """Count changes of rates; load the compiled functions when they pay."""
         before, self.spent = self.spent, self.spent + changes
-        if before < CHANGES_TO_LOAD <= self.spent:
+        if _pays(self.spent) and not _pays(before):
             load()
 
 
@@ -358,7 +382,13 @@ class Loops(NamedTuple):
 
 @cache
 def load() -> Loops | None:
-    """Compile the functions, or read them from disk; None where numba is missing.
+    """Return the functions to be called from now on; None where numba is missing."""
+    return _dispatchers()
+
+
+@cache
+def _dispatchers() -> Loops | None:
+    """Functions that compile themselves when they are called, or are read from disk.
 
     Nor are they compiled, in each process anew, where there is no folder that numba may write to
     for its cache, beside these files or in the user's own.

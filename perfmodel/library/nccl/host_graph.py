@@ -1,7 +1,5 @@
 """One host as NCCL sees it: paths between GPUs and to NICs, at the speeds that NCCL assumes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache

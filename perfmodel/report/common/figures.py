@@ -6,7 +6,6 @@ import base64
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from html import escape
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -196,6 +195,8 @@ def short_label(text: str, line: int = 20) -> str:
 
     A longer one is cut: a phone has no room for both labels and bars.
     """
+    from html import escape
+
     lines = [""]
     for word in _WORD.findall(text):
         if lines[-1] and len((lines[-1] + word).rstrip()) > line:
@@ -331,6 +332,8 @@ def draw_breakdown(result: Result) -> Drawing:
         return time_s / (point.step_time_s if shares else 1) / scale
 
     def hover(point: SizeResult, part: str) -> str:
+        from html import escape
+
         time_s = point.breakdown_s.get(part, 0.0)
         return (
             f"<b>{quantities.gpus(point.gpus)}</b><br>{escape(part)} "

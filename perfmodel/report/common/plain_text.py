@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from perfmodel.escape import printable
@@ -71,14 +71,33 @@ def _render(block: Block) -> str:
     return text.strip()
 
 
+def plain_lines(blocks: Iterable[Block]) -> Iterator[str]:
+    """Write paragraphs and tables in whole lines, for a file or a program; the rest is left out."""
+    for block in blocks:
+        if isinstance(block, Table):
+            yield from _table_lines(block)
+        elif isinstance(block, Paragraph):
+            yield from printable(block.text, lines=True).split("\n")
+
+
+def _table_lines(block: Table) -> Iterator[str]:
+    rows = [[*map(printable, row)] for row in (block.titles, *block.rows)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    gap = " " * (3 if block.ruled else 2)
+    for at, row in enumerate(rows):
+        columns = zip(row, widths, block.numeric, strict=True)
+        yield gap.join(
+            cell.rjust(width) if numeric else cell.ljust(width) for cell, width, numeric in columns
+        )
+        if block.ruled and not at:
+            yield "─" * (sum(widths) + len(gap) * (len(widths) - 1))
+
+
 _STYLES = {"headline": "bold", "note": "dim"}
 
 
 def render_terminal(blocks: Iterable[Block], console: Console) -> None:
-    """Print paragraphs and tables on a console; other blocks are left out.
-
-    Lines are broken for people only: what a program or a file gets has whole sentences.
-    """
+    """Print paragraphs and tables on the console of a terminal; other blocks are left out."""
     from rich.text import Text
 
     for block in blocks:
@@ -86,7 +105,7 @@ def render_terminal(blocks: Iterable[Block], console: Console) -> None:
             console.print(_terminal_table(block))
         elif isinstance(block, Paragraph):
             text = Text(printable(block.text, lines=True), style=_STYLES.get(block.role, ""))
-            console.print(text, soft_wrap=not console.is_terminal)
+            console.print(text)
 
 
 def _terminal_table(block: Table) -> RenderableType:

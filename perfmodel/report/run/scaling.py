@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from html import escape
 from itertools import cycle, groupby, pairwise
 from typing import Any
 
@@ -204,6 +203,8 @@ def scaling_section(result: Result) -> Section:
 
 
 def _figures(result: Result) -> list[Box]:
+    from html import escape
+
     colours = bottleneck_colours(result)
     items = "".join(
         f'<li><i class="swatch" style="--c:{colours[run.kind]}"></i>'
@@ -444,6 +445,8 @@ def _gpu_axis(result: Result) -> Mapping[str, Any]:
 
 
 def _hover(result: Result) -> list[str]:
+    from html import escape
+
     def ends(interval: Range | None, write: Callable[[float], str]) -> str:
         return "" if interval is None else f" ({quantities.span(*interval, write)})"
 

@@ -1,7 +1,5 @@
 """Types of fields that several sections share, and rows of rules between fields."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

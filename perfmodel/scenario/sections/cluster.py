@@ -1,7 +1,5 @@
 """Sections ``cluster`` and ``library``: nodes, the network between them, and what runs on it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 

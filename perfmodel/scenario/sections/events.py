@@ -1,7 +1,5 @@
 """Sections ``events`` and ``jobs``: disturbances, other traffic and other jobs."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field

@@ -1,7 +1,5 @@
 """Section ``model``: what is trained, by name, by its shape, or by a file."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """Section ``parallel``: how the model itself is split, beside the data-parallel strategy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """Section ``plan``: candidate clusters for a target, with prices, power and failures."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping

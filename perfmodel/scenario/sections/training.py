@@ -1,7 +1,5 @@
 """Sections ``training`` and ``compute``: batches, precisions with fp8, and times of layers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal

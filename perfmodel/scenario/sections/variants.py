@@ -1,7 +1,5 @@
 """Sections ``sweep`` and ``what_if``: variants of a scenario, and factors on its machine."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

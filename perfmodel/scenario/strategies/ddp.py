@@ -1,7 +1,5 @@
 """DistributedDataParallel and what runs on it: hooks, ZeroRedundancyOptimizer, local SGD."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal

@@ -1,7 +1,5 @@
 """DeepSpeed's ZeRO and 1-bit optimizers."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -154,7 +152,7 @@ class ZeroStrategy(StrategyModel):
             ),
         )
 
-    def within(self, ranks: int) -> ZeroStrategy:
+    def within(self, ranks: int) -> "ZeroStrategy":
         """Return the strategy where a second copy lies on no more than all ranks.
 
         Raises `InputError`: ranks that cannot be split into such groups.

@@ -1,7 +1,5 @@
 """Parameter servers, and nn.DataParallel, whose server is the first GPU."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Sharded training of PyTorch (FullyShardedDataParallel, fully_shard) and Megatron-Core."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Annotated, ClassVar, Literal
 
@@ -151,7 +149,7 @@ class FsdpStrategy(StrategyModel):
         )
 
     @model_validator(mode="after")
-    def _check_fields(self) -> FsdpStrategy:
+    def _check_fields(self) -> "FsdpStrategy":
         faults = [
             Fault(name, as_text(getattr(self, name)), allowed)
             for name, is_refused, allowed in self._field_rules()

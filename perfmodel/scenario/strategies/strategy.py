@@ -3,8 +3,6 @@
 Horovod and priority scheduling, which reorder and fuse reductions, are here, others beside.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -20,6 +19,7 @@ from perfmodel.collectives.timing.recurrence import EdgePaces, fits, last_landin
 from perfmodel.library.lowering.lowered import Edges, LoweredCollective
 from perfmodel.library.lowering.rerouting import reroute
 from perfmodel.library.machine import Machine
+from perfmodel.simulate.message import numba_kernel
 from perfmodel.simulate.message.compile import (
     Columns,
     columns_of,
@@ -35,6 +35,8 @@ from perfmodel.simulate.network import LinkCounters, move_counts, reroute_stream
 SENDS_TO_COMPILE = 20_000
 """Sends from which on loading numba (about a second) costs less than it saves: the interpreter
 needs 10 us for a send that shares no link, 70 us where a dozen rates change with each."""
+SENDS_TO_BUILD = 150_000
+"""Those from which on compiling the kernel (12 s) pays, where numba's cache on disk has it not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +131,13 @@ class KernelRuns:
 
     def _compile_for(self, sends: int) -> None:
         if self.compiled is None and sends > SENDS_TO_COMPILE:
-            self.compiled = False
-            with suppress(ImportError):  # where numba is missing, or does not work
-                self.kernel.compile()
-                self.compiled = True
+            try:
+                if sends > SENDS_TO_BUILD or numba_kernel.is_on_disk():
+                    self.kernel.compile()
+                    self.compiled = True
+            # numba is missing, does not work, or has no folder that it may write to
+            except (ImportError, RuntimeError):
+                self.compiled = False
 
     def _columns(self, transfer: LoweredCollective | Stream) -> Columns:
         capacity_Bps = self.machine.topology.arcs.bandwidth_Bps

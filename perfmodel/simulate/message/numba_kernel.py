@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from perfmodel.collectives.timing import compiled_loops
 from perfmodel.simulate.message import event_loop, link_sharing, records
 from perfmodel.simulate.message.records import INF, LISTS, State
 
@@ -58,6 +59,12 @@ def compiled() -> Callable[[Any, float], int]:
     uncounted: dict[str, Any] = {"_nrt": False} if hasattr(CPUTargetOptions, "_nrt") else {}
     fast: Callable[[Any, float], int] = njit(cache=True, error_model="numpy", **uncounted)(advance)
     return fast
+
+
+@cache
+def is_on_disk() -> bool:
+    """Whether numba compiled the kernel before, on this machine and for this Python."""
+    return compiled_loops.is_on_disk(compiled())
 
 
 def _digest() -> str:

@@ -244,6 +244,12 @@ def _read_names(path: Path, modified_ns: int) -> tuple[str, ...]:
     return tuple(str(name) for name in gpus)
 
 
+def _with_one(document: Any, name: str) -> Any:
+    """The table as plain values, with one GPU alone."""
+    gpus = {key: entry for key, entry in document["gpus"].items() if str(key) == name}
+    return plain({**document, "gpus": gpus})
+
+
 @lru_cache(maxsize=64)
 def _read_entry(path: Path, modified_ns: int, name: str) -> tuple[Gpu, Mapping[str, str]]:
     """Check and make one GPU of a table.
@@ -251,7 +257,7 @@ def _read_entry(path: Path, modified_ns: int, name: str) -> tuple[Gpu, Mapping[s
     Raises `InputError`: with the faults of the table's head and of this entry.
     """
     document = _read_document(path, modified_ns)
-    alone = {**plain(document), "gpus": {name: plain(document)["gpus"][name]}}
+    alone = _with_one(document, name)
     estimated: Mapping[str, str] = {}
     try:
         table = validate_document(GpuTable, alone)
@@ -335,13 +341,11 @@ def source_faults(
 
     `only`: the one GPU to look at; default: all.
     """
-    data = plain(document)
+    data = plain(document) if only is None else _with_one(document, only)
     keys = data.get("sources") or {}
     fields = set(GpuSpec.model_fields) - _UNSOURCED
     findings: list[tuple[str, str, str, list[str]]] = []
     for name, entry in data.get("gpus", {}).items():
-        if only not in {None, name}:
-            continue
         at = ["gpus", name, "sources"]
         sources, required = entry.get("sources") or {}, fields - (_OPTIONAL - set(entry))
         needed = set() if entry.get("source") else required

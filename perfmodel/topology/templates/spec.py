@@ -7,8 +7,6 @@ to whoever reads a prediction. The shapes are checked here; what a file means (d
 node that exists?) is checked in `perfmodel.topology.templates.load`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
@@ -118,7 +116,7 @@ class LinkSpec(FileModel):
     """For a NIC's port: maker of the virtual adapter, by which NCCL counts its TCP connections."""
 
     @model_validator(mode="after")
-    def _sourced(self) -> LinkSpec:
+    def _sourced(self) -> "LinkSpec":
         if self.flow is not None and self.flow_source is None:
             raise ValueError("flow_source beside flow: where the limit of a connection is stated")
         return self

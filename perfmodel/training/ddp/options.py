@@ -1,7 +1,5 @@
 """How DistributedDataParallel is set up: its constructor's arguments and how it is called."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -210,10 +213,32 @@ def test_heaviest_paths(seed: int, edges: int, most: int) -> None:
     assert np.array_equal(by_levels, heaviest(before, order, own, gains, ends))
 
 
-def test_loops_are_loaded_when_they_pay(switch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_loops_are_loaded_when_they_pay(on_disk: bool, switch: pytest.MonkeyPatch) -> None:
+    """Later where numba has to compile them: that takes seconds."""
     calls = list[None]()
     switch.setattr(compiled_loops, "load", lambda: calls.append(None))
-    effort = compiled_loops.Effort()
-    for before in range(3 * compiled_loops.CHANGES_TO_LOAD):
+    switch.setattr(compiled_loops, "_are_on_disk", lambda: on_disk)
+    needed = compiled_loops.CHANGES_TO_LOAD if on_disk else compiled_loops.CHANGES_TO_COMPILE
+    effort, expecting = compiled_loops.Effort(), compiled_loops.Effort()
+    for before in range(needed + 10):
         effort.spend()
-        assert len(calls) == (before + 1 >= compiled_loops.CHANGES_TO_LOAD)
+        assert len(calls) == (before + 1 >= needed)
+    expecting.expect(needed - 1)
+    assert len(calls) == 1
+    expecting.expect(needed)
+    assert len(calls) == 2
+
+
+def test_what_is_on_disk_is_found(tmp_path: Path) -> None:
+    """What numba keeps of a function is found where it kept it, and nothing before."""
+    (tmp_path / "doubled.py").write_text(
+        "from numba import njit\n"
+        "from perfmodel.collectives.timing.compiled_loops import is_on_disk\n"
+        "@njit(cache=True)\n"
+        "def double(number): return 2 * number\n"
+        "print(is_on_disk(double), double(1), is_on_disk(double))\n"
+    )
+    command = [sys.executable, str(tmp_path / "doubled.py")]
+    printed = [subprocess.check_output(command, text=True).split() for _ in range(2)]
+    assert printed == [["False", "2", "True"], ["True", "2", "True"]]

@@ -15,7 +15,7 @@ from perfmodel.library.lowering.lower import lower_collective, lower_message
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate.message import kernel_runs
+from perfmodel.simulate.message import kernel_runs, numba_kernel
 from perfmodel.simulate.message.network import MessageNetwork
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.faults import degrade_links, find_arcs, remove_links
@@ -216,16 +216,18 @@ def test_goes_on_compiled_in_mid_run(
 ) -> None:
     machine = plain(switched_topology([1e9, 2e9, 3e9, 4e9], [1e-6, 0.0, 3e-6, 1e-5]))
     times = []
-    for pays in (10**9, 20):
+    for pays, builds in ((10**9, 10**9), (10, 10**9), (10, 20)):
         monkeypatch.setattr(kernel_runs, "SENDS_TO_COMPILE", pays)
+        monkeypatch.setattr(kernel_runs, "SENDS_TO_BUILD", builds)
+        monkeypatch.setattr(numba_kernel, "is_on_disk", lambda: False)
         env, network = started(machine)
         events = [network.collective("all_reduce", 40_000, (range(4),), 0)]
         env.run(until=1e-5)
         events.append(network.collective("all_gather", 40_000, (range(4),), 0))
         env.run(until=env.all_of(events))
         times.append(env.now)
-    assert network._kernel.compiled
-    assert times[0] == times[1]
+        assert bool(network._kernel.compiled) == (builds == 20)
+    assert times[0] == times[1] == times[2]
 
 
 SHARED = [("dgx-a100", "rail-optimised", "ring"), ("dgx-a100", "leaf-spine", "tree")]

@@ -32,8 +32,6 @@ from perfmodel.simulate.engine.engine import (
     has_shared_cores,
     uses_sockets,
 )
-from perfmodel.simulate.reference import MOST_SENDS
-from perfmodel.simulate.sockets.core_work import PIECE_BYTES
 from perfmodel.simulate.uncontended import MESSAGES, message_pairs
 from perfmodel.studies.run.resolve.what_if import apply_what_if, what_if_of
 from perfmodel.topology.model import Topology
@@ -79,6 +77,8 @@ def check_message_size(
     `simulations`: how often all of them are simulated.
     Raises `InputError`: says how many sends there would be and what to use instead.
     """
+    from perfmodel.simulate.reference import MOST_SENDS
+
     ranks = len(machine.topology.ranks)
     if ranks < 2:
         return
@@ -107,6 +107,8 @@ def _work_of(
 
     That is the time of this process on its own computer, for messages on sockets; seconds.
     """
+    from perfmodel.simulate.sockets.core_work import PIECE_BYTES
+
     if op in MESSAGES:
         pairs = [pair for group in groups for pair in message_pairs(op, group)]
         lowered, copies = lower_message(machine, *pairs[0], nbytes), len(pairs)
