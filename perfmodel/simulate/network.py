@@ -72,6 +72,10 @@ def run_until(
         raise SimulationError(describe_deadlock()) from error
 
 
+CollectiveCall = tuple[str, int, tuple[RankGroup, ...], int, int]
+"""What `Network.collective` is asked for."""
+
+
 class UnsuitedNetworkError(SimulationError):
     """Something that this network cannot simulate, or not in reasonable time; others can."""
 
@@ -166,6 +170,9 @@ class Network(ABC):
     def notes(self) -> tuple[ApproximationNote, ...]:
         """Where what was simulated is an approximation; none where it is exact."""
         return ()
+
+    def expect(self, calls: Iterable[CollectiveCall]) -> None:  # noqa: B027  # as below
+        """Take note of the collectives that a plan will run."""
 
     def collective(
         self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int, times: int = 1

@@ -12,7 +12,7 @@ else waits for: tasks that wait are counted down as the ends of their predecesso
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from math import isnan, nan
 
 import numpy as np
@@ -37,7 +37,7 @@ from perfmodel.simulate.engine.task_graph import (
     participants_of,
     task_graph,
 )
-from perfmodel.simulate.network import Network
+from perfmodel.simulate.network import CollectiveCall, Network
 from perfmodel.simulate.uncontended import MESSAGES, root_in
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
 
@@ -86,6 +86,7 @@ class PlanRun:
         self._streams = [StreamState(*queue, queue[1].workers) for queue in self._graph.queues]
         self._step_states: dict[int, StepState] = {}
         self._rendezvous = Rendezvous(self._participants, plan.classes)
+        network.expect(self._calls())
         self._call_after(env.timeout(start_s), self._start_all)
 
     def _start_all(self) -> None:
@@ -359,19 +360,29 @@ class PlanRun:
                 self._finish(state, step, index, start_s, ready_s, self._env.now)
                 self._free(state, index)
 
-        groups, root = participants.groups, work.root
-        if (
-            work.op in _ROOTED_COLLECTIVES
-        ):  # its root may be of other classes, which start by themselves
-            root = root_in(groups[0], self._groups[work.communicator], root)
         try:
-            ended = self._network.collective(work.op, work.nbytes, groups, root, work.times)
+            ended = self._network.collective(*self._call(work, participants))
         except TopologyError as error:
             name = collective_text(*self._rendezvous.in_progress[instance])
             raise SimulationError(f"{name} cannot start: {error}") from error
         self._call_after(ended, finish)
         if self.on_collective is not None:
             self.on_collective(self.plan.tasks[members[-1][1]])
+
+    def _call(self, work: Collective, participants: Participants) -> CollectiveCall:
+        """Return what the network is asked for."""
+        groups, root = participants.groups, work.root
+        if work.op in _ROOTED_COLLECTIVES:
+            # its root may be of other classes, which start by themselves
+            root = root_in(groups[0], self._groups[work.communicator], root)
+        return work.op, work.nbytes, groups, root, work.times
+
+    def _calls(self) -> Iterator[CollectiveCall]:
+        """Yield what the network will be asked for in a step."""
+        for task in self.plan.tasks:
+            if isinstance(task.work, Collective):
+                participants = self._participants[task.work.communicator]
+                yield self._call(task.work, participants[task.rank_class])
 
     def names_in_progress(self) -> list[str]:
         """Return the names of the collectives in progress, with the first of their classes."""

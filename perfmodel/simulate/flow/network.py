@@ -14,8 +14,10 @@ their speeds, the library's credits and the algorithm. Elsewhere see decision 00
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,8 +26,8 @@ import simpy
 
 from perfmodel.arrays import FloatArray, RankGroup
 from perfmodel.collectives.timing.compiled_loops import Effort
-from perfmodel.errors import SimulationError
-from perfmodel.library.lowering.lowered import Edges, LoweredCollective
+from perfmodel.errors import SimulationError, TopologyError
+from perfmodel.library.lowering.lowered import Edges, LoweredCollective, stage_bytes
 from perfmodel.library.machine import Machine
 from perfmodel.memo import once
 from perfmodel.simulate.flow.alike_collectives import (
@@ -39,6 +41,7 @@ from perfmodel.simulate.flow.approximation import NOTES, ApproximationNote, Why,
 from perfmodel.simulate.flow.stream_network import Arrival, Streams, begin_streams, stream_stage
 from perfmodel.simulate.flow.transfers import Collective, sort_key
 from perfmodel.simulate.network import (
+    CollectiveCall,
     LinkCounters,
     Network,
     call_at,
@@ -49,7 +52,12 @@ from perfmodel.simulate.network import (
     stage_text,
     succeed_at,
 )
-from perfmodel.simulate.sharing.between_collectives import LinkSet, LinkSets, LinkUsers
+from perfmodel.simulate.sharing.between_collectives import (
+    LinkSet,
+    LinkSets,
+    LinkSharings,
+    LinkUsers,
+)
 from perfmodel.simulate.sharing.duty_cycle import TimedLeg
 from perfmodel.simulate.uncontended import UncontendedTimer
 
@@ -77,6 +85,8 @@ class FlowNetwork(Network):
     _approximated: dict[Why, None] = field(default_factory=dict, init=False)
     _groups: dict[tuple[RankGroup, ...], int] = field(default_factory=dict, init=False)
     """Groups with their numbers."""
+    _expected: list[Iterable[CollectiveCall]] = field(default_factory=list, init=False)
+    """Of plans in progress, until some of them meet."""
     _sent: dict[tuple[Edges, ...], tuple[TimedLeg, ...]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -125,12 +135,34 @@ class FlowNetwork(Network):
             )
         return landing.ended
 
+    def expect(self, calls: Iterable[CollectiveCall]) -> None:
+        """Take note of the collectives that a plan will run: looked at when some of them meet."""
+        self._expected.append(calls)
+
+    def _know_expected(self) -> None:
+        """Let the edges of what is expected be compared with each other at once."""
+        joined, sharings = self.timer.keep(JoinedCollectives), self.timer.keep(LinkSharings)
+        calls, self._expected = dict.fromkeys(itertools.chain(*self._expected)), []
+        known = list[LoweredCollective]()
+        for op, nbytes, groups, root, times in calls:
+            with suppress(TopologyError):  # said when it is launched
+                known += joined.of(
+                    self.timer, op, nbytes, groups, root, number=self._number(groups), times=times
+                )
+        capacity_Bps = self.timer.machine.topology.arcs.bandwidth_Bps
+        sharings.know(
+            capacity_Bps, [(s, stage_bytes(each, s)) for each in known for s in each.stages]
+        )
+
+    def _number(self, groups: tuple[RankGroup, ...]) -> int:
+        joined = self.timer.keep(JoinedCollectives)
+        return once(self._groups, groups, lambda: joined.number_of(groups))
+
     def collective(
         self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int, times: int = 1
     ) -> simpy.Event:
         """Start a collective in every group; groups on links of their own are one job."""
-        joined = self.timer.keep(JoinedCollectives)
-        number = once(self._groups, groups, lambda: joined.number_of(groups))
+        joined, number = self.timer.keep(JoinedCollectives), self._number(groups)
         return self.launch(
             joined.of(self.timer, op, nbytes, groups, root, number=number, times=times)
         )
@@ -257,6 +289,8 @@ class FlowNetwork(Network):
         solve = solve_in_turns if self.machine.library.in_order else solve_at_once
         if self.machine.library.in_order or flows or len({job.key() for job in collectives}) > 1:
             self._approximated["met"] = None
+        if self._expected and not flows:
+            self._know_expected()
         met = self._timer.keep(SharesMet)
         flow_rates_Bps, shares = met.of(solve, self.machine, self._timer, flows, collectives)
         for job, share in zip(collectives, shares, strict=True):

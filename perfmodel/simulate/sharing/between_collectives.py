@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray, IntArray, distinct
 from perfmodel.library.lowering.lowered import Edges, Stage, join_edges, ranges
+from perfmodel.simulate.sharing.alike_edges import AlikeEdges, Carried, FoldedEdges
 from perfmodel.simulate.sharing.max_min import LinkSharing, max_min_rates
 
 T = TypeVar("T")
@@ -202,10 +203,14 @@ def rates_in_turns(
 
 @dataclass(frozen=True, slots=True)
 class JobsOnLinks:
-    """All edges of some jobs on their links.
+    """All edges of some jobs on their links, alike ones once.
 
     Parameters
     ----------
+    parts : tuple of FoldedEdges
+        Of each job.
+    capacity_Bps : ndarray of float
+        Of the classes of links.
     edges : LinkSharing
         Of all jobs.
     met : ndarray of int
@@ -214,33 +219,49 @@ class JobsOnLinks:
     met_edges : LinkSharing
     """
 
+    parts: tuple[FoldedEdges, ...]
+    capacity_Bps: FloatArray
     edges: LinkSharing
     met: IntArray
     met_edges: LinkSharing
 
     @classmethod
-    def of(cls, parts: Sequence[Edges]) -> JobsOnLinks:
+    def of(cls, parts: Sequence[FoldedEdges], capacity_Bps: FloatArray) -> JobsOnLinks:
         """Prepare the edges of some jobs."""
-        edges = join_edges(list(parts))
-        met = np.flatnonzero(_meeting_edges(parts, edges))
-        lengths = np.diff(edges.pointers)[met]
-        arcs = edges.arcs[ranges(edges.pointers[met], lengths)]
+        lengths = np.concatenate([np.diff(part.pointers) for part in parts])
+        links = np.concatenate([part.links for part in parts])
+        crossings = np.concatenate([part.crossings for part in parts])
+        met = np.flatnonzero(_meeting_edges(parts, links, lengths))
         pointers = np.concatenate([[0], np.cumsum(lengths)])
-        return cls(LinkSharing.of(edges.pointers, edges.arcs), met, LinkSharing.of(pointers, arcs))
+        at = ranges(pointers[met], lengths[met])
+        return cls(
+            tuple(parts),
+            capacity_Bps,
+            LinkSharing.of(pointers, links, crossings),
+            met,
+            LinkSharing.of(
+                np.concatenate([[0], np.cumsum(lengths[met])]), links[at], crossings[at]
+            ),
+        )
 
 
-def _meeting_edges(parts: Sequence[Edges], edges: Edges) -> NDArray[np.bool_]:
-    """Whether each edge is connected to an edge of another job through links; shape (edges,)."""
+def _meeting_edges(
+    parts: Sequence[FoldedEdges], links: IntArray, lengths: IntArray
+) -> NDArray[np.bool_]:
+    """Whether each edge is connected to an edge of another job through links; shape (edges,).
+
+    `links`: of all edges, each of which crosses as many as `lengths` says.
+    """
     # Links of a job are marked one by one: it has some thousands, and a cluster has a million.
-    is_used, is_met = np.zeros((2, int(edges.arcs.max(initial=-1)) + 1), dtype=np.bool_)
+    is_used, is_met = np.zeros((2, int(links.max(initial=-1)) + 1), dtype=np.bool_)
     for part in parts:
-        is_met[part.arcs[is_used[part.arcs]]] = True
-        is_used[part.arcs] = True
-    owner = np.repeat(np.arange(len(edges)), np.diff(edges.pointers))
-    meets, count = np.zeros(len(edges), dtype=np.bool_), -1
+        is_met[part.links[is_used[part.links]]] = True
+        is_used[part.links] = True
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    meets, count = np.zeros(len(lengths), dtype=np.bool_), -1
     while count < (count := int(np.count_nonzero(meets))):
-        meets[owner[is_met[edges.arcs]]] = True
-        is_met[edges.arcs[meets[owner]]] = True
+        meets[owner[is_met[links]]] = True
+        is_met[links[meets[owner]]] = True
     return meets
 
 
@@ -253,8 +274,7 @@ class _Solutions:
     """
 
     jobs: JobsOnLinks
-    capacity_Bps: FloatArray
-    parts: Sequence[slice]
+    places: Sequence[slice]
     """Edges of each job."""
     alone: FloatArray
     """Rates of all edges, limited by their caps only."""
@@ -262,28 +282,38 @@ class _Solutions:
 
     def of(self, name: object, limits_Bps: Iterable[FloatArray]) -> list[FloatArray]:
         """Rates of each job's edges under limits of those that meet; `name`: of the question."""
-        limits = np.concatenate(list(limits_Bps))[self.jobs.met]
+        jobs, limits = self.jobs, np.concatenate(list(limits_Bps))[self.jobs.met]
         last = self._last.get(name)
         if last is None or not np.array_equal(last[0], limits):
             rates = self.alone.copy()
-            rates[self.jobs.met] = self.jobs.met_edges.rates(self.capacity_Bps, limits)
-            last = self._last[name] = limits, [rates[part] for part in self.parts]
+            rates[jobs.met] = jobs.met_edges.rates(jobs.capacity_Bps, limits)
+            last = self._last[name] = limits, [rates[place] for place in self.places]
         return last[1]
 
 
 @dataclass
 class LinkSharings:
-    """Edges of jobs on their links, prepared once: jobs that repeat themselves meet again."""
+    """Edges of jobs on the links of a machine, prepared once: jobs that repeat themselves meet
+    again."""
 
+    _alike: AlikeEdges | None = None
     _hops: int = 0
-    _kept: dict[tuple[Edges, ...], JobsOnLinks] = field(default_factory=dict)
+    _kept: dict[tuple[FoldedEdges, ...], JobsOnLinks] = field(default_factory=dict)
 
-    def of(self, shares: Sequence[Share]) -> JobsOnLinks:
+    def know(self, capacity_Bps: FloatArray, carried: Sequence[Carried]) -> list[FoldedEdges]:
+        """Return the classes of edges of some stages, which may meet."""
+        if self._alike is None:
+            self._alike = AlikeEdges(capacity_Bps)
+        return self._alike.fold(carried)
+
+    def of(self, capacity_Bps: FloatArray, shares: Sequence[Share]) -> JobsOnLinks:
         """Return all edges of some jobs on their links."""
-        parts = tuple([share.stage.edges for share in shares])
+        carried = [(share.stage, share.wire_bytes) for share in shares]
+        parts = tuple(self.know(capacity_Bps, carried))
         if parts in self._kept:
             return self._kept[parts]
-        jobs = JobsOnLinks.of(parts)
+        assert self._alike is not None
+        jobs = JobsOnLinks.of(parts, self._alike.link_classes_Bps)
         self._hops += len(jobs.edges.link)
         if self._hops <= MOST_HOPS:
             self._kept[parts] = jobs
@@ -300,19 +330,29 @@ def shared_rates(
     limited to their averages, and the averages follow from the rates, in `AVERAGING_ROUNDS`
     iterations, or fewer where the rates stay what they are.
 
-    `sharings`: where edges are kept that meet again.
+    `sharings`: where edges are kept that meet again on the same links; None: each edge is solved.
     """
-    caps = [share.stage.cap_Bps for share in shares]
-    jobs = (sharings or LinkSharings()).of(shares)
+    if sharings is None:
+        jobs = JobsOnLinks.of([FoldedEdges.of(s.stage.edges) for s in shares], capacity_Bps)
+    else:
+        jobs = sharings.of(capacity_Bps, shares)
+    rates = _rates_on(jobs, shares)
+    return [folded.unfold(part) for folded, part in zip(jobs.parts, rates, strict=True)]
+
+
+def _rates_on(jobs: JobsOnLinks, shares: Sequence[Share]) -> list[FloatArray]:
+    """Return the rate of each job's edges, alike ones once."""
+    both = list(zip(jobs.parts, shares, strict=True))
+    caps = [folded.fold(share.stage.cap_Bps) for folded, share in both]
     ends = np.cumsum([len(cap) for cap in caps]).tolist()
-    parts = [slice(begin, end) for begin, end in itertools.pairwise([0, *ends])]
-    alone = jobs.edges.rates(capacity_Bps, np.concatenate(caps))
-    rates = [alone[part] for part in parts]
+    places = [slice(begin, end) for begin, end in itertools.pairwise([0, *ends])]
+    alone = jobs.edges.rates(jobs.capacity_Bps, np.concatenate(caps))
+    rates = [alone[place] for place in places]
     if len(shares) < 2 or any(not part.all() for part in rates):
         return rates
-    solutions = _Solutions(jobs, capacity_Bps, parts, alone)
+    solutions = _Solutions(jobs, places, alone)
     for _ in range(AVERAGING_ROUNDS):
-        uses = [_average(share, part) for share, part in zip(shares, rates, strict=True)]
+        uses = [_average(*each, part) for each, part in zip(both, rates, strict=True)]
         slack = [bool((u < r * (1 - NO_SLACK)).any()) for u, r in zip(uses, rates, strict=True)]
         if not any(slack):
             break
@@ -332,5 +372,6 @@ def shared_rates(
     return rates
 
 
-def _average(share: Share, rates_Bps: FloatArray) -> FloatArray:
-    return np.minimum(rates_Bps, share.wire_bytes / max(share.takes_s(rates_Bps), SHORTEST_S))
+def _average(folded: FoldedEdges, share: Share, rates_Bps: FloatArray) -> FloatArray:
+    takes_s = max(share.takes_s(folded.unfold(rates_Bps)), SHORTEST_S)
+    return np.minimum(rates_Bps, folded.fold(share.wire_bytes) / takes_s)
