@@ -266,10 +266,13 @@ class OneStep:
     def __post_init__(self) -> None:
         self._left_bytes = self.phase.nbytes * self.phase.active.astype(float)
         self._since_s = np.array(self.begin_s, float)
+        self._works = self.phase.active > 0
+        self._all_work = bool(self._works.all())
+        self._leave_s: FloatArray | None = None  # at the present rates
 
     def change(self, now_s: float, rate_Bps: FloatArray, latency_s: FloatArray) -> None:
         """From now on the edges have other rates and latencies; what is sent stays sent."""
-        leave_s = self._leave_s()
+        leave_s = self._leaves_s()
         under_way = leave_s > now_s
         sent = self.rate_Bps * np.maximum(0.0, now_s - self._since_s)
         self._left_bytes = np.where(under_way, np.maximum(0.0, self._left_bytes - sent), 0.0)
@@ -277,6 +280,7 @@ class OneStep:
         self._since_s = np.where(under_way, np.maximum(self._since_s, now_s), leave_s)
         self.rate_Bps = rate_Bps
         self.latency_s = np.where(under_way, latency_s, self.latency_s)
+        self._leave_s = None
 
     def least_wire_s(self) -> float:
         """Return when the last byte has left (see `Clocks.least_wire_s`)."""
@@ -284,9 +288,11 @@ class OneStep:
 
     def ends(self) -> CompletionTimes:
         """Return how the sends end if nothing changes any more."""
-        leave_s, works = self._leave_s(), self.phase.active > 0
-        landed_s = np.where(works, leave_s + self.latency_s, 0.0)
-        return CompletionTimes(float(leave_s[works].max(initial=0.0)), landed_s)
+        leave_s = self._leaves_s()
+        landed_s = leave_s + self.latency_s
+        if not self._all_work:
+            landed_s, leave_s = np.where(self._works, landed_s, 0.0), leave_s[self._works]
+        return CompletionTimes(float(leave_s.max(initial=0.0)), landed_s)
 
     def left(self) -> FloatArray:
         """Share of its bytes that each edge has not yet sent; shape (edges,)."""
@@ -294,10 +300,13 @@ class OneStep:
         none = np.zeros(len(whole))
         return np.asarray(np.divide(self._left_bytes, whole, out=none, where=whole > 0))
 
-    def _leave_s(self) -> FloatArray:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            busy_s = self._left_bytes / self.rate_Bps
-        return self._since_s + np.where(self._left_bytes > 0, busy_s, 0.0)
+    def _leaves_s(self) -> FloatArray:
+        """When each edge has sent its bytes if nothing changes any more; shape (edges,)."""
+        if self._leave_s is None:
+            nbytes, rate_Bps = self._left_bytes, self.rate_Bps
+            busy_s = nbytes / rate_Bps if rate_Bps.all() else sending_s(nbytes, rate_Bps)
+            self._leave_s = self._since_s + busy_s
+        return self._leave_s
 
 
 MOST_TREE_PACES = 64

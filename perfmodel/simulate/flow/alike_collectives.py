@@ -35,7 +35,7 @@ Shares = tuple[FloatArray, list[tuple[FloatArray, float]]]
 Solve = Callable[[Machine, UncontendedTimer, Sequence[Streams], Sequence[Collective]], Shares]
 
 MOST_KEPT = 1 << 23
-"""Rates that are kept of jobs that met before; 8 bytes each."""
+"""Rates, or arrays of rates, that are kept of jobs that met before; 8 bytes each."""
 
 
 @dataclass
@@ -73,7 +73,8 @@ class SharesMet:
             return self._shares[machine, jobs, routes]
         shares = solve(machine, timer, flows, collectives)
         self.solved += 1
-        self._kept += len(shares[0]) + sum(len(rates_Bps) for rates_Bps, _ in shares[1])
+        own = flows and sum(len(rates_Bps) for rates_Bps, _ in shares[1])
+        self._kept += len(shares[0]) + (own or len(jobs))  # `LinkSharings` has what is not its own
         if self._kept <= MOST_KEPT:
             self._shares[machine, jobs, routes] = shares
         return shares

@@ -109,6 +109,7 @@ class Collective:
         """Change rates, the whole leg `slower` times slower; return whether anything changes."""
         rates_Bps = rates_Bps if slower == 1.0 else rates_Bps / slower
         if not self._is_rerouted and _are_same(rates_Bps, self.rates_Bps):
+            self._rates_Bps = rates_Bps  # the same array is compared at once
             return False
         leg = timed_phases(self.lowered, self.stage, rates_Bps)
         self._own_clocks().change(now_s - self.start_s, leg.rate_Bps, leg.latency_s * slower)

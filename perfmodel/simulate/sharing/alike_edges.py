@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
-from perfmodel.collectives.timing.path_classes import EdgeClasses, classify, mix
+from perfmodel.collectives.timing.path_classes import EdgeClasses, Hashes, classify, mix
 from perfmodel.library.lowering.lowered import Edges, Stage, ranges
 
 
@@ -147,7 +147,7 @@ class AlikeEdges:
         self._fit.clear()
 
 
-def _split(classes: EdgeClasses, member: IntArray, hashes: IntArray) -> EdgeClasses:
+def _split(classes: EdgeClasses, member: IntArray, hashes: Hashes) -> EdgeClasses:
     """Split classes by the sums of hashes of what their members cross, or are crossed by."""
     sums = np.zeros(len(classes.of), dtype=np.uint64)
     np.add.at(sums, member, hashes)

@@ -24,7 +24,7 @@ SHORTEST_S = 1e-300
 AVERAGING_ROUNDS = 3
 """Iterations of average rates (see `shared_rates`)."""
 MOST_HOPS = 1 << 22
-"""Links of edges that are kept of jobs that met before; 24 bytes each."""
+"""Links of edges that are kept of jobs that met before, 24 bytes each, and rates, 8 bytes each."""
 MANY_LINKS = 1 << 17
 """Links of two jobs from which on marks are quicker than sets, and smaller."""
 NO_SLACK = 1e-9
@@ -293,12 +293,14 @@ class _Solutions:
 
 @dataclass
 class LinkSharings:
-    """Edges of jobs on the links of a machine, prepared once: jobs that repeat themselves meet
-    again."""
+    """Edges of jobs on a machine's links, prepared once: jobs that repeat themselves meet again."""
 
     _alike: AlikeEdges | None = None
     _hops: int = 0
     _kept: dict[tuple[FoldedEdges, ...], JobsOnLinks] = field(default_factory=dict)
+    _edges: int = 0
+    _unfolded: dict[tuple[FoldedEdges, bytes], FloatArray] = field(default_factory=dict)
+    """Rates of all edges, the same array for the same rates."""
 
     def know(self, capacity_Bps: FloatArray, carried: Sequence[Carried]) -> list[FoldedEdges]:
         """Return the classes of edges of some stages, which may meet."""
@@ -320,6 +322,18 @@ class LinkSharings:
         return jobs
 
 
+    def unfold(self, folded: FoldedEdges, rates_Bps: FloatArray) -> FloatArray:
+        """Return the rate of each edge."""
+        key = folded, rates_Bps.tobytes()
+        if key in self._unfolded:
+            return self._unfolded[key]
+        rates = folded.unfold(rates_Bps)
+        self._edges += len(rates)
+        if self._edges <= MOST_HOPS:
+            self._unfolded[key] = rates
+        return rates
+
+
 def shared_rates(
     capacity_Bps: FloatArray, shares: Sequence[Share], sharings: LinkSharings | None = None
 ) -> list[FloatArray]:
@@ -334,10 +348,9 @@ def shared_rates(
     """
     if sharings is None:
         jobs = JobsOnLinks.of([FoldedEdges.of(s.stage.edges) for s in shares], capacity_Bps)
-    else:
-        jobs = sharings.of(capacity_Bps, shares)
-    rates = _rates_on(jobs, shares)
-    return [folded.unfold(part) for folded, part in zip(jobs.parts, rates, strict=True)]
+        return _rates_on(jobs, shares)
+    jobs = sharings.of(capacity_Bps, shares)
+    return list(map(sharings.unfold, jobs.parts, _rates_on(jobs, shares)))
 
 
 def _rates_on(jobs: JobsOnLinks, shares: Sequence[Share]) -> list[FloatArray]:
