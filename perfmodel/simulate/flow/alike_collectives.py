@@ -211,20 +211,55 @@ CAPACITY_TOLERANCE = 1e-9
 def _parts_of(
     collectives: Sequence[LoweredCollective], kinds: list[int], capacity_Bps: FloatArray
 ) -> list[list[int]]:
-    parts: list[tuple[int, dict[int, float], list[int]]] = []
-    for at, (lowered, kind) in enumerate(zip(collectives, kinds, strict=True)):
+    of_kind: dict[int, list[int]] = {}
+    for at, kind in enumerate(kinds):
+        of_kind.setdefault(kind, []).append(at)
+    parts = list[list[int]]()
+    for members in of_kind.values():
+        same = [collectives[at] for at in members]
+        if _all_fit(same, capacity_Bps):
+            parts.append(members)
+        else:
+            parts += [[members[at] for at in part] for part in _fitting(same, capacity_Bps)]
+    return sorted(parts)
+
+
+def _all_fit(same: Sequence[LoweredCollective], capacity_Bps: FloatArray) -> bool:
+    """Whether all collectives of a kind may be joined: looked at all at once, as they mostly do."""
+    edges = [dict.fromkeys(stage.edges for stage in lowered.stages) for lowered in same]
+    arcs = np.concatenate([each.arcs for own in edges for each in own])
+    hops = np.concatenate([np.diff(each.pointers) for own in edges for each in own])
+    if not len(arcs):
+        return True
+    owner = np.repeat(np.arange(len(same)), [sum(len(e.arcs) for e in own) for own in edges])
+    order = np.lexsort((owner, arcs))
+    ascending, of = arcs[order], owner[order]
+    shared = ascending[1:][(ascending[1:] == ascending[:-1]) & (of[1:] != of[:-1])]
+    if not len(shared):
+        return True
+    latencies = [[stage.latency_s for stage in lowered.stages] for lowered in same]
+    alike = all(all(map(np.array_equal, latencies[0], own)) for own in latencies)
+    if not alike or not all(map(is_steady, same[0].stages)):
+        return False  # those that are not steady share links by their bytes
+    least_Bps = np.repeat(np.minimum.reduceat(capacity_Bps[arcs], np.cumsum(hops) - hops), hops)
+    needed_Bps = np.bincount(arcs, least_Bps)[shared]
+    return bool((needed_Bps <= capacity_Bps[shared] * (1 + CAPACITY_TOLERANCE)).all())
+
+
+def _fitting(same: Sequence[LoweredCollective], capacity_Bps: FloatArray) -> list[list[int]]:
+    """Join collectives of a kind one by one to the first ones that they fit to."""
+    parts: list[tuple[dict[int, float], list[int]]] = []
+    for at, lowered in enumerate(same):
         needs = _needs_Bps(lowered, capacity_Bps)
-        for other, needed, members in parts:
-            if other == kind and _fit(
-                lowered, collectives[members[0]], needs, needed, capacity_Bps
-            ):
+        for needed, members in parts:
+            if _fit(lowered, same[members[0]], needs, needed, capacity_Bps):
                 for link, need_Bps in needs.items():
                     needed[link] = needed.get(link, 0.0) + need_Bps
                 members.append(at)
                 break
         else:
-            parts.append((kind, needs, [at]))
-    return [members for _, _, members in parts]
+            parts.append((needs, [at]))
+    return [members for _, members in parts]
 
 
 def _needs_Bps(lowered: LoweredCollective, capacity_Bps: FloatArray) -> dict[int, float]:
