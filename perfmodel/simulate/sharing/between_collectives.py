@@ -321,7 +321,6 @@ class LinkSharings:
             self._kept[parts] = jobs
         return jobs
 
-
     def unfold(self, folded: FoldedEdges, rates_Bps: FloatArray) -> FloatArray:
         """Return the rate of each edge."""
         key = folded, rates_Bps.tobytes()

@@ -214,6 +214,26 @@ def follow_previous(tasks: list[Task], places: Sequence[int]) -> None:
             tasks[at] = replace(task, after_previous=tuple(places[i] for i in task.after_previous))
 
 
+def extrapolate(plan: StepPlan, other: StepPlan, share: float) -> StepPlan | None:
+    """Return a plan whose times are off those of a plan by a share of what another's are off.
+
+    Times of work are linear in the factors on times of layers and of launches: from the plans of
+    two factors follows that of any third one. None where the plans differ in more than times.
+    """
+    if len(plan.tasks) != len(other.tasks):
+        return None
+    tasks = list[Task]()
+    for task, changed in zip(plan.tasks, other.tasks, strict=True):
+        own, its = task.work, changed.work
+        if isinstance(own, Compute) and isinstance(its, Compute):
+            duration_s = own.duration_s + share * (its.duration_s - own.duration_s)
+            own = own if own == its else Compute(max(0.0, duration_s))
+        elif own != its:
+            return None
+        tasks.append(task if own is task.work else replace(task, work=own))
+    return replace(plan, tasks=tuple(tasks))
+
+
 def neighbours(ranks: int, size: int) -> tuple[range, ...]:
     """Groups of so many ranks with consecutive numbers."""
     return tuple(range(first, first + size) for first in range(0, ranks, size))

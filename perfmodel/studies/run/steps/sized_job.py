@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -54,7 +54,7 @@ from perfmodel.studies.run.steps.simulate_step import (
 from perfmodel.studies.run.usage import Memory
 from perfmodel.training.ddp.buckets import Iteration
 from perfmodel.training.memory_use import StepOptions
-from perfmodel.training.plan.step_plan import LoopPlan, StepPlan
+from perfmodel.training.plan.step_plan import LoopPlan, StepPlan, extrapolate
 from perfmodel.workload.model import LayerTimes, Workload, scale_times
 
 if TYPE_CHECKING:
@@ -174,6 +174,20 @@ class SizedJob:
         """Return the same job on hosts that take `by` times as long to issue a kernel."""
         return self._changed(host=by, _plans={}, _loops={})
 
+    def setups_with(
+        self, change: Callable[[float], SizedJob], factors: tuple[float, float]
+    ) -> tuple[SimulationSetup, SimulationSetup]:
+        """Set up simulations at two factors that `change` takes, planned once for both."""
+        low, high = factors
+        at_high, at_low = change(high).setup(), change(low).setup()
+
+        def plan_low(gpu: str | None) -> StepPlan:
+            share = (low - 1) / (high - 1)
+            plan = extrapolate(self.plan_for(gpu), at_high.plan_for(gpu), share)
+            return plan or at_low.plan_for(gpu)
+
+        return replace(at_low, plan_for=plan_low), at_high
+
     def with_spread(self, spread: tuple[float, float]) -> SizedJob:
         """Return the same job with times of layers that are surer, or less sure, than predicted."""
         return self._changed(_times={None: replace(self._layer_times(None), spread=spread)})
@@ -210,7 +224,10 @@ class SizedJob:
                     collective_s=partial(collective_s, self.machine, self._replicas, self._alone),
                     memory=host_memory(self.machine),
                 )
-            self._plans[key] = place_plan(step, self.allocation.own)
+            plan = place_plan(step, self.allocation.own)
+            steady = self._plans.get(("steady", launches, gpu))
+            # of most strategies the first step is one as all others
+            self._plans[key] = steady if steady and steady.tasks == plan.tasks else plan
         return self._plans[key]
 
     def memory(self) -> Memory:

@@ -110,18 +110,22 @@ def simulate_uncertainties(
         return None
     is_usual = reported.counted == 1 and setup.fidelity not in BY_SENDS
     is_same = is_usual and reported.steps == _steps_to_compare(sized)
-    base_s = reported.step_s if is_same else _step_s(sized, setup)
+    if is_same:
+        base_s = reported.step_s
+    elif is_usual and point and _starts_steady(sized) and not math.isnan(point.first_step_time_s):
+        base_s = point.first_step_time_s
+    else:
+        base_s = _step_s(sized, setup)
     share = reported.step_s / base_s
 
     def between(origin: str, setups: Iterable[SimulationSetup]) -> Uncertainty:
         return scaled_ends(origin, share, (_step_s(sized, each) for each in setups))
 
-    compute = between(
-        name_compute(job), (sized.with_compute(by).setup() for by in sized.compute_spread)
-    )
+    computes = sized.setups_with(sized.with_compute, sized.compute_spread)
+    compute = between(name_compute(job), computes)
     parts = [compute, *chance_of_job(sized, reported.step_s, compute)]
     if sized.launches:
-        quick, slow = (sized.with_host(by).setup() for by in host_factors())
+        quick, slow = sized.setups_with(sized.with_host, host_factors())
         slow_s = _step_s(sized, slow)
         if slow_s > (1 + LEAST_CHANGE) * base_s:
             ends_s = _step_s(sized, quick), slow_s
@@ -217,6 +221,12 @@ def _step_s(sized: SizedJob, setup: SimulationSetup) -> float:
     """One settled step without what varies, at fidelity "flow"; seconds."""
     quick = setup if setup.fidelity == "free" else replace(setup, fidelity="flow")
     return simulate_steps(quick, sized.steady_disturbances, _steps_to_compare(sized)).step_time_s
+
+
+def _starts_steady(sized: SizedJob) -> bool:
+    """Whether one step is compared, and the first is one as all others."""
+    same = sized.plan_for(None, "first") is sized.plan_for(None)
+    return same and _steps_to_compare(sized) == 1
 
 
 def _steps_to_compare(sized: SizedJob) -> int:
