@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
@@ -35,7 +35,13 @@ from perfmodel.library.lowering.lowered import (
     count_crossings,
     stage_bytes,
 )
-from perfmodel.library.lowering.rerouting import MovedEdges, shape_of
+from perfmodel.library.lowering.rerouting import (
+    GroupShapes,
+    MovedEdges,
+    Placed,
+    distinct_edges,
+    shape_of,
+)
 from perfmodel.library.machine import Machine
 from perfmodel.memo import once
 from perfmodel.simulate.sharing.duty_cycle import (
@@ -202,39 +208,63 @@ class UncontendedTimer:
         self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int = 0
     ) -> list[LoweredCollective]:
         """Return the fastest lowered collective of each group of two ranks or more."""
+        return [
+            once(self._best, key, lambda: (placed.lower(), time_s))[0]  # noqa: B023  # called at once
+            for key, placed, time_s in self._place(op, nbytes, groups, root)
+        ]
+
+    def place(
+        self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int = 0
+    ) -> list[Placed]:
+        """Return the fastest collective of each group of two ranks or more, alike ones as one."""
+        return [placed for _, placed, _ in self._place(op, nbytes, groups, root)]
+
+    def _place(
+        self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int
+    ) -> Iterator[tuple[CollectiveKey, Placed, float]]:
         several = [group for group in groups if len(group) > 1]
         if op in MESSAGES:
             several = [pair for group in several for pair in message_pairs(op, group)]
             op, roots = "send", [0] * len(several)
         else:
             roots = [root_in(group, groups, root) for group in several]
-        self._lower_alike(op, nbytes, several, roots)
-        return [
-            self.best(op, nbytes, group, own_root)[0]
-            for group, own_root in zip(several, roots, strict=True)
-        ]
+        alike = self._place_alike(op, nbytes, several, roots)
+        for group, own_root in zip(several, roots, strict=True):
+            if group not in alike:
+                lowered, time_s = self.best(op, nbytes, group, own_root)
+                alike[group] = Placed(lowered, distinct_edges(lowered)), time_s
+            yield (op, nbytes, group, own_root, None), *alike[group]
 
-    def _lower_alike(
+    def _place_alike(
         self, op: str, nbytes: int, groups: Sequence[RankGroup], roots: Sequence[int]
-    ) -> None:
+    ) -> dict[RankGroup, tuple[Placed, float]]:
         """Lower groups of alike hosts once, and several groups over the same number of hosts."""
-        topology = self.machine.topology
+        topology, shapes = self.machine.topology, self.keep_laid(GroupShapes)
         may_span_hosts = len(groups) > 1 and not topology.dead
         by_shape: dict[Hashable, dict[RankGroup, int]] = {}
         for group, root in zip(groups, roots, strict=True):
             is_known = (op, nbytes, group, root, None) in self._best
             if not is_known and (may_span_hosts or self._is_on_one_host(group)):
                 at = group.index(root) if root in group else None
-                by_shape.setdefault((op, nbytes, at, shape_of(topology, group)), {})[group] = root
+                own = once(shapes, group, partial(shape_of, topology, group))
+                by_shape.setdefault((op, nbytes, at, own), {})[group] = root
+        placed: dict[RankGroup, tuple[Placed, float]] = {}
         for shape, members in by_shape.items():
-            self._lower_shape(op, nbytes, members, self._samples.setdefault(shape, []))
+            samples = self._samples.setdefault(shape, [])
+            self._place_shape(op, nbytes, members, samples, placed)
+        return placed
 
-    def _lower_shape(
-        self, op: str, nbytes: int, members: dict[RankGroup, int], samples: list[_Sample]
+    def _place_shape(
+        self,
+        op: str,
+        nbytes: int,
+        members: dict[RankGroup, int],
+        samples: list[_Sample],
+        placed: dict[RankGroup, tuple[Placed, float]],
     ) -> None:
         """Lower groups of one shape as others of it were; those with other courses one by one."""
         for sample in samples:
-            self._move_best(op, nbytes, sample, members)
+            self._place_as(sample, members, placed)
         while members and len(samples) < MOST_SAMPLES:
             group, root = next(iter(members.items()))
             best = self.best(op, nbytes, group, root)
@@ -244,10 +274,13 @@ class UncontendedTimer:
                     return  # another candidate may be better elsewhere: no sample for later calls
             del members[group]
             samples.append((group, *best))
-            self._move_best(op, nbytes, samples[-1], members)
+            self._place_as(samples[-1], members, placed)
 
-    def _move_best(
-        self, op: str, nbytes: int, sample: _Sample, members: dict[RankGroup, int]
+    def _place_as(
+        self,
+        sample: _Sample,
+        members: dict[RankGroup, int],
+        placed: dict[RankGroup, tuple[Placed, float]],
     ) -> None:
         """Take a collective of one group for all groups on which it takes the same time."""
         group, lowered, time_s = sample
@@ -256,11 +289,11 @@ class UncontendedTimer:
         moved_edges = self.keep_laid(MovedEdges)
         for begin in range(0, len(others), at_once):
             part = others[begin : begin + at_once]
-            for other, moved in zip(
-                part, moved_edges.to_hosts(lowered, self.machine, group, part), strict=True
-            ):
-                if moved is not None:
-                    self._best[op, nbytes, other, members.pop(other), None] = moved, time_s
+            moved = moved_edges.to_hosts(lowered, self.machine, group, part)
+            for other, edges in zip(part, moved, strict=True):
+                if edges is not None:
+                    del members[other]
+                    placed[other] = Placed(lowered, edges), time_s
 
     def _is_on_one_host(self, group: RankGroup) -> bool:
         size = self.machine.topology.gpus_per_host

@@ -7,7 +7,7 @@ the routes between these hosts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -61,11 +61,46 @@ def _reroute_stage(lowered: LoweredCollective, stage: Stage, machine: Machine) -
 # ---------------------------------------------------------------- hosts
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A collective of a group that runs as that of another group does.
+
+    `lowered`: of a group of the same shape, in the same time.
+    `edges`: of the group itself, in place of each of the distinct edges of `lowered`.
+    """
+
+    lowered: LoweredCollective
+    edges: tuple[Edges, ...]
+
+    def lower(self) -> LoweredCollective:
+        """Return the collective of the group itself."""
+        own = distinct_edges(self.lowered)
+        if own == self.edges:
+            return self.lowered
+        return replace(
+            self.lowered,
+            stages=tuple(
+                Stage(s.phases, edges, s.latency_s, s.cap_Bps, s.load)
+                for s, edges in zip(self.lowered.stages, self.of_stages(), strict=True)
+            ),
+        )
+
+    def of_stages(self) -> list[Edges]:
+        """Return the edges of the group in each stage."""
+        own = dict(zip(distinct_edges(self.lowered), self.edges, strict=True))
+        return [own[stage.edges] for stage in self.lowered.stages]
+
+
+def distinct_edges(lowered: LoweredCollective) -> tuple[Edges, ...]:
+    """Return the edges of a collective, those of several stages once."""
+    return tuple(dict.fromkeys(stage.edges for stage in lowered.stages))
+
+
 @dataclass
 class MovedEdges:
     """Edges on other hosts, found once for all sizes of a collective on alike machines."""
 
-    _on_hosts: dict[tuple[tuple[Edges, ...], RankGroup], tuple[Edges, ...] | None] = field(
+    _on_hosts: dict[tuple[Edges, ...], dict[RankGroup, tuple[Edges, ...] | None]] = field(
         default_factory=dict
     )
 
@@ -75,42 +110,28 @@ class MovedEdges:
         machine: Machine,
         group: RankGroup,
         others: Sequence[RankGroup],
-    ) -> list[LoweredCollective | None]:
-        """Return a collective of a group for others of its shape.
+    ) -> list[tuple[Edges, ...] | None]:
+        """Return the edges of a collective of a group for others of its shape.
 
         None for a group where it is not certain to take the same time: routes between its hosts are
         longer, their links have other rates, or edges share links that they do not share in
         `group`.
         """
-        own = tuple(_distinct_edges(lowered))
-        unknown = [other for other in others if (own, other) not in self._on_hosts]
+        own = distinct_edges(lowered)
+        known = self._on_hosts.setdefault(own, {})
+        unknown = [other for other in others if other not in known]
         if unknown:
             moved = _edges_on_hosts(own, machine, group, unknown)
-            for other, moved_edges in zip(unknown, moved, strict=True):
-                self._on_hosts[own, other] = moved_edges
-        of_others = (self._on_hosts[own, other] for other in others)
-        return [
-            None
-            if moved_edges is None
-            else _over(lowered, dict(zip(own, moved_edges, strict=True)))
-            for moved_edges in of_others
-        ]
-
-
-def _distinct_edges(lowered: LoweredCollective) -> list[Edges]:
-    return list(dict.fromkeys(stage.edges for stage in lowered.stages))
-
-
-def _over(lowered: LoweredCollective, edges: Mapping[Edges, Edges]) -> LoweredCollective:
-    """A collective over other edges, by its own."""
-    stages = (
-        Stage(s.phases, edges[s.edges], s.latency_s, s.cap_Bps, s.load) for s in lowered.stages
-    )
-    return replace(lowered, stages=tuple(stages))
+            known.update(zip(unknown, moved, strict=True))
+        return [known[other] for other in others]
 
 
 GroupShape = tuple[tuple[int, ...], tuple[int, ...]]
 """Which GPU of its host each rank of a group is, and which of the group's hosts that is."""
+
+
+GroupShapes = dict[RankGroup, GroupShape]
+"""Shapes of groups, found once for all collectives."""
 
 
 def shape_of(topology: Topology, group: RankGroup) -> GroupShape:

@@ -7,7 +7,7 @@ a row: times of a collective are homogeneous in its bytes and latencies together
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -16,6 +16,7 @@ import numpy as np
 from perfmodel.arrays import FloatArray, RankGroup
 from perfmodel.collectives.schedule import Phase
 from perfmodel.library.lowering.lowered import Edges, LoweredCollective, Stage, join_edges
+from perfmodel.library.lowering.rerouting import Placed
 from perfmodel.library.machine import Machine
 from perfmodel.memo import once
 from perfmodel.simulate.flow.stream_network import Streams, joined_stage
@@ -153,7 +154,7 @@ class JoinedCollectives:
             edges = timer.keep_laid(JoinedEdges)
             return [
                 in_a_row(each, times)
-                for each in join_alike(timer.lower(op, nbytes, groups, root), capacity_Bps, edges)
+                for each in join_alike(timer.place(op, nbytes, groups, root), capacity_Bps, edges)
             ]
 
         return once(self._joined, (op, nbytes, number, root, times), join)
@@ -170,18 +171,15 @@ class JoinedEdges:
         """Return edges as one, in order."""
         return once(self._joined, tuple(parts), lambda: join_edges(parts))
 
-    def parts(
-        self, collectives: Sequence[LoweredCollective], capacity_Bps: FloatArray
-    ) -> list[list[int]]:
+    def parts(self, collectives: Sequence[Placed], capacity_Bps: FloatArray) -> list[list[int]]:
         """Return the positions of collectives that are joined, in few lists: see `join_alike`."""
-        edges = [stage.edges for each in collectives for stage in each.stages]
         kinds = _kinds(collectives)
         find = partial(_parts_of, collectives, kinds, capacity_Bps)
-        return once(self._parts, (*kinds, *edges), find)
+        return once(self._parts, (*kinds, *(placed.edges for placed in collectives)), find)
 
 
 def join_alike(
-    collectives: Sequence[LoweredCollective],
+    collectives: Sequence[Placed],
     capacity_Bps: FloatArray,
     joined: JoinedEdges | None = None,
 ) -> list[LoweredCollective]:
@@ -198,7 +196,7 @@ def join_alike(
         What was found before for other sizes.
     """
     if len(collectives) == 1:
-        return list(collectives)
+        return [collectives[0].lower()]
     joined = JoinedEdges() if joined is None else joined
     parts = joined.parts(collectives, capacity_Bps)
     return [_join([collectives[at] for at in part], joined) for part in parts]
@@ -209,7 +207,7 @@ CAPACITY_TOLERANCE = 1e-9
 
 
 def _parts_of(
-    collectives: Sequence[LoweredCollective], kinds: list[int], capacity_Bps: FloatArray
+    collectives: Sequence[Placed], kinds: list[int], capacity_Bps: FloatArray
 ) -> list[list[int]]:
     of_kind: dict[int, list[int]] = {}
     for at, kind in enumerate(kinds):
@@ -224,35 +222,52 @@ def _parts_of(
     return sorted(parts)
 
 
-def _all_fit(same: Sequence[LoweredCollective], capacity_Bps: FloatArray) -> bool:
+def _all_fit(same: Sequence[Placed], capacity_Bps: FloatArray) -> bool:
     """Whether all collectives of a kind may be joined: looked at all at once, as they mostly do."""
-    edges = [dict.fromkeys(stage.edges for stage in lowered.stages) for lowered in same]
-    arcs = np.concatenate([each.arcs for own in edges for each in own])
-    hops = np.concatenate([np.diff(each.pointers) for own in edges for each in own])
+    arcs = np.concatenate([each.arcs for placed in same for each in placed.edges])
+    hops = np.concatenate([np.diff(each.pointers) for placed in same for each in placed.edges])
     if not len(arcs):
         return True
-    owner = np.repeat(np.arange(len(same)), [sum(len(e.arcs) for e in own) for own in edges])
+    owner = np.repeat(np.arange(len(same)), [sum(len(e.arcs) for e in p.edges) for p in same])
     order = np.lexsort((owner, arcs))
     ascending, of = arcs[order], owner[order]
     shared = ascending[1:][(ascending[1:] == ascending[:-1]) & (of[1:] != of[:-1])]
     if not len(shared):
         return True
-    latencies = [[stage.latency_s for stage in lowered.stages] for lowered in same]
-    alike = all(all(map(np.array_equal, latencies[0], own)) for own in latencies)
-    if not alike or not all(map(is_steady, same[0].stages)):
-        return False  # those that are not steady share links by their bytes
+    if not _are_steady_alike([placed.lowered for placed in same]):
+        return False
     least_Bps = np.repeat(np.minimum.reduceat(capacity_Bps[arcs], np.cumsum(hops) - hops), hops)
     needed_Bps = np.bincount(arcs, least_Bps)[shared]
     return bool((needed_Bps <= capacity_Bps[shared] * (1 + CAPACITY_TOLERANCE)).all())
 
 
-def _fitting(same: Sequence[LoweredCollective], capacity_Bps: FloatArray) -> list[list[int]]:
+def _are_steady_alike(collectives: Iterable[LoweredCollective]) -> bool:
+    """Whether collectives of a kind have the same latencies, and are active all the time.
+
+    Those that are not share links by their bytes.
+    """
+    first, *others = dict.fromkeys(collectives)
+    latencies = [[stage.latency_s for stage in lowered.stages] for lowered in (first, *others)]
+    alike = all(all(map(np.array_equal, latencies[0], own)) for own in latencies)
+    return alike and all(map(is_steady, first.stages))
+
+
+def _fitting(same: Sequence[Placed], capacity_Bps: FloatArray) -> list[list[int]]:
     """Join collectives of a kind one by one to the first ones that they fit to."""
     parts: list[tuple[dict[int, float], list[int]]] = []
-    for at, lowered in enumerate(same):
-        needs = _needs_Bps(lowered, capacity_Bps)
+    for at, placed in enumerate(same):
+        needs = _needs_Bps(placed.edges, capacity_Bps)
         for needed, members in parts:
-            if _fit(lowered, same[members[0]], needs, needed, capacity_Bps):
+            common = needed.keys() & needs.keys()
+            both = (placed.lowered, same[members[0]].lowered)
+            if not common or (
+                _are_steady_alike(both)
+                and all(
+                    needs[link] + needed[link]
+                    <= float(capacity_Bps[link]) * (1 + CAPACITY_TOLERANCE)
+                    for link in common
+                )
+            ):
                 for link, need_Bps in needs.items():
                     needed[link] = needed.get(link, 0.0) + need_Bps
                 members.append(at)
@@ -262,10 +277,10 @@ def _fitting(same: Sequence[LoweredCollective], capacity_Bps: FloatArray) -> lis
     return [members for _, members in parts]
 
 
-def _needs_Bps(lowered: LoweredCollective, capacity_Bps: FloatArray) -> dict[int, float]:
+def _needs_Bps(own: Iterable[Edges], capacity_Bps: FloatArray) -> dict[int, float]:
     """Return the most that all edges of a collective together may send over each of its links."""
     needs: dict[int, float] = {}
-    for edges in dict.fromkeys(stage.edges for stage in lowered.stages):
+    for edges in own:
         if not len(edges.arcs):
             continue
         least_Bps = np.minimum.reduceat(capacity_Bps[edges.arcs], edges.pointers[:-1])
@@ -274,28 +289,6 @@ def _needs_Bps(lowered: LoweredCollective, capacity_Bps: FloatArray) -> dict[int
         for link, need_Bps in zip(links.tolist(), of_links.tolist(), strict=True):
             needs[link] = needs.get(link, 0.0) + need_Bps
     return needs
-
-
-def _fit(
-    lowered: LoweredCollective,
-    first: LoweredCollective,
-    needs: Mapping[int, float],
-    needed: Mapping[int, float],
-    capacity_Bps: FloatArray,
-) -> bool:
-    """Whether a collective does not change the rates of alike ones that take so much of links."""
-    common = needed.keys() & needs.keys()
-    if not common:
-        return True
-    if not all(
-        is_steady(own) and np.array_equal(own.latency_s, other.latency_s)
-        for own, other in zip(lowered.stages, first.stages, strict=True)
-    ):  # those that are not steady share links by their bytes
-        return False
-    return all(
-        needs[at] + needed[at] <= float(capacity_Bps[at]) * (1 + CAPACITY_TOLERANCE)
-        for at in common
-    )
 
 
 def in_a_row(lowered: LoweredCollective, times: int) -> LoweredCollective:
@@ -317,22 +310,22 @@ def in_a_row(lowered: LoweredCollective, times: int) -> LoweredCollective:
     )
 
 
-def _kinds(collectives: Sequence[LoweredCollective]) -> list[int]:
+def _kinds(collectives: Sequence[Placed]) -> list[int]:
     """Number of the kind of each: those of a kind differ in their links only."""
     numbers: dict[Hashable, int] = {}
-    of_same: dict[Hashable, int] = {}  # that were led from one group to others have the same phases
-    kinds = []
-    for lowered in collectives:
-        schedule = lowered.schedule
-        phases = tuple(stage.phases for stage in lowered.stages)
-        costs = lowered.protocol, lowered.launch_s, lowered.wire_factor, lowered.credits
-        sizes = schedule.nbytes, schedule.ranks, schedule.switches
-        same = schedule.collective, schedule.algorithm, *sizes, *costs
-        if (phases, same) not in of_same:
-            alike = tuple(tuple(map(_phase_likeness, part)) for part in phases)
-            of_same[phases, same] = numbers.setdefault((same, alike), len(numbers))
-        kinds.append(of_same[phases, same])
-    return kinds
+    kind_of = {
+        lowered: numbers.setdefault(_kind(lowered), len(numbers))
+        for lowered in dict.fromkeys(placed.lowered for placed in collectives)
+    }
+    return [kind_of[placed.lowered] for placed in collectives]
+
+
+def _kind(lowered: LoweredCollective) -> Hashable:
+    schedule, phases = lowered.schedule, [stage.phases for stage in lowered.stages]
+    costs = lowered.protocol, lowered.launch_s, lowered.wire_factor, lowered.credits
+    sizes = schedule.nbytes, schedule.ranks, schedule.switches
+    alike = tuple(tuple(map(_phase_likeness, part)) for part in phases)
+    return schedule.collective, schedule.algorithm, *sizes, *costs, alike
 
 
 def _phase_likeness(phase: Phase) -> Hashable:
@@ -342,17 +335,22 @@ def _phase_likeness(phase: Phase) -> Hashable:
     return (*(values.tobytes() for values in arrays), *numbers)
 
 
-def _join(members: list[LoweredCollective], joined: JoinedEdges) -> LoweredCollective:
+def _join(members: list[Placed], joined: JoinedEdges) -> LoweredCollective:
     """Join alike collectives; each has channels of its own, on which ranks have their places."""
     if len(members) == 1:
-        return members[0]
-    stages = zip(*(lowered.stages for lowered in members), strict=True)
-    return replace(members[0], stages=tuple(_join_stages(stage, joined) for stage in stages))
+        return members[0].lower()
+    first, edges = members[0].lowered, zip(*(each.of_stages() for each in members), strict=True)
+    stages = zip(*(each.lowered.stages for each in members), strict=True)
+    return replace(
+        first,
+        stages=tuple(
+            _join_stages(own, joined.of(list(its))) for own, its in zip(stages, edges, strict=True)
+        ),
+    )
 
 
-def _join_stages(stages: Sequence[Stage], joined: JoinedEdges) -> Stage:
+def _join_stages(stages: Sequence[Stage], edges: Edges) -> Stage:
     phases = zip(*(stage.phases for stage in stages), strict=True)
-    edges = joined.of([stage.edges for stage in stages])
     columns = [
         np.concatenate([getattr(stage, name) for stage in stages])
         for name in ("latency_s", "cap_Bps", "load")

@@ -8,7 +8,7 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.library.lowering.lowered import LoweredCollective
+from perfmodel.library.lowering.rerouting import Placed
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.flow.alike_collectives import in_a_row, join_alike
@@ -73,7 +73,7 @@ def test_several_in_a_row_are_sent_one_by_one_at_fidelity_message() -> None:
     assert run(3) == pytest.approx(3 * run(1), rel=1e-9)
 
 
-def jobs_of(collectives: list[LoweredCollective]) -> int:
+def jobs_of(collectives: list[Placed]) -> int:
     return len(join_alike(collectives, MACHINE.topology.arcs.bandwidth_Bps))
 
 
@@ -88,7 +88,7 @@ def test_pairs_on_trunks_that_carry_all_of_them_are_one_job(faster: int) -> None
     timer = UncontendedTimer(Machine(cluster, load_library("nccl")))
     pairs = tuple((rank, rank + 32) for rank in range(32))
     apart = timer.lower("send", 1 << 26, pairs, 0)
-    joined = join_alike(apart, cluster.arcs.bandwidth_Bps)
+    joined = join_alike(timer.place("send", 1 << 26, pairs, 0), cluster.arcs.bandwidth_Bps)
     assert np.bincount(np.concatenate([each.stages[0].edges.arcs for each in apart])).max() > 1
     assert (len(joined) == 1) == (faster > 1)
     took_s = []
@@ -100,13 +100,13 @@ def test_pairs_on_trunks_that_carry_all_of_them_are_one_job(faster: int) -> None
 
 
 def test_a_group_per_node_is_one_job_and_groups_on_common_links_stay_apart() -> None:
-    assert jobs_of(TIMER.lower("all_reduce", 1 << 20, NODES, 0)) == 1
+    assert jobs_of(TIMER.place("all_reduce", 1 << 20, NODES, 0)) == 1
     common = (range(16), range(16, 32))
     shared = ((0, 8), (0, 16))  # both leave by the same adapter
-    assert jobs_of(TIMER.lower("all_reduce", 1 << 20, common, 0)) == 1
-    assert jobs_of(TIMER.lower("send", 1 << 20, shared, 0)) == 2
+    assert jobs_of(TIMER.place("all_reduce", 1 << 20, common, 0)) == 1
+    assert jobs_of(TIMER.place("send", 1 << 20, shared, 0)) == 2
     unlike = (range(8), range(8, 12))
-    assert jobs_of(TIMER.lower("all_reduce", 1 << 20, unlike, 0)) == 2
+    assert jobs_of(TIMER.place("all_reduce", 1 << 20, unlike, 0)) == 2
 
 
 def test_messages_of_pairs_take_the_time_of_one() -> None:
