@@ -7,7 +7,7 @@ the routes between these hosts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -154,15 +154,14 @@ def _edges_on_hosts(
         moved_arcs.append(arcs)
     own = np.concatenate([edges.arcs for edges in all_edges])
     usable &= _are_alike(machine.topology, own, np.concatenate(moved_arcs, axis=1))
-    return [
-        tuple(
-            _on_hosts(machine.topology, edges, arcs[number], moves, number)
+    moved = zip(
+        *(
+            _on_hosts(machine.topology, edges, arcs, moves)
             for edges, arcs in zip(all_edges, moved_arcs, strict=True)
-        )
-        if may_move
-        else None
-        for number, may_move in enumerate(usable.tolist())
-    ]
+        ),
+        strict=True,
+    )
+    return [edges if may_move else None for edges, may_move in zip(moved, usable, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,19 +241,24 @@ def _first_uses(arcs: IntArray) -> IntArray:
 
 
 def _on_hosts(
-    topology: Topology, edges: Edges, arcs: IntArray, moves: _HostMoves, number: int
-) -> Edges:
-    size = topology.gpus_per_host
-    own, target = moves.own, moves.others[number]
+    topology: Topology, edges: Edges, arcs: IntArray, moves: _HostMoves
+) -> Iterator[Edges]:
+    """Yield edges on the hosts of each other group; `arcs`: of each, shape (groups, hops)."""
+    size, own = topology.gpus_per_host, moves.own
 
-    def move(ranks: IntArray) -> IntArray:  # a switch is no rank, and stays -1
-        place = np.minimum(np.searchsorted(own, ranks // size), len(own) - 1)
-        return np.where(ranks < 0, ranks, target[place] * size + ranks % size)
-
-    copies = edges.copies
-    if copies is not None:
-        host, arc = np.divmod(copies.domain, topology.host_arcs)
+    def move(numbers: IntArray, block: int) -> IntArray:  # a switch is no rank, and stays -1
+        host, rest = np.divmod(numbers, block)
         place = np.minimum(np.searchsorted(own, host), len(own) - 1)
-        moved = target[place] * topology.host_arcs + arc
-        copies = replace(copies, domain=np.where(copies.domain < 0, -1, moved))
-    return replace(edges, src=move(edges.src), dst=move(edges.dst), arcs=arcs, copies=copies)
+        return np.where(numbers < 0, numbers, moves.others[:, place] * block + rest)
+
+    src, dst = move(edges.src, size), move(edges.dst, size)
+    copies = edges.copies
+    domains = () if copies is None else move(copies.domain, topology.host_arcs)
+    for number, own_arcs in enumerate(arcs):
+        yield replace(
+            edges,
+            src=src[number],
+            dst=dst[number],
+            arcs=own_arcs,
+            copies=copies and replace(copies, domain=domains[number]),
+        )
