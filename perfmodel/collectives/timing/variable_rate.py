@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -128,7 +129,7 @@ MOST_PACES = 16
 """So many changes of rates are kept for sends that began before them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CompletionTimes:
     """How sends over some edges end."""
 
@@ -138,7 +139,7 @@ class CompletionTimes:
     """When the last send of each edge has arrived; 0 for edges that send nothing. Shape
     (edges,)."""
 
-    @property
+    @cached_property
     def last_s(self) -> float:
         """When everything has arrived."""
         return float(self.landed_s.max(initial=0.0))

@@ -119,13 +119,12 @@ class FlowNetwork(Network):
 
     def launch(self, collectives: Sequence[LoweredCollective]) -> simpy.Event:
         """Start lowered collectives now; the event fires when all have ended."""
-        for lowered in collectives:
-            self._now(lowered)  # raises where no route is left
         landing = _Landing(self.env, self.env.event(), len(collectives))
         if not collectives:
             landing.ended.succeed()
         by_delay_s: dict[float, list[LoweredCollective]] = {}
         for lowered in collectives:
+            self._now(lowered)  # raises where no route is left
             by_delay_s.setdefault(lowered.launch_s, []).append(lowered)
         for delay_s, together in by_delay_s.items():
             self._launched += 1
