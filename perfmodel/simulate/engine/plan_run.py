@@ -39,7 +39,7 @@ from perfmodel.simulate.engine.task_graph import (
 )
 from perfmodel.simulate.network import CollectiveCall, Network
 from perfmodel.simulate.uncontended import MESSAGES, root_in
-from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
+from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Stream, Task
 
 Stretch = Callable[[int, int], float | NDArray[np.float64]]
 """Factor on a task's work, by step and index: for its class, or for each of its ranks."""
@@ -78,6 +78,10 @@ class PlanRun:
         self._stretch, self._slowdown, self._busy = stretch, slowdown, 0
         self._startable, self._advancing = deque[StreamState](), False
         self._graph = task_graph(plan)
+        self._end_by_themselves = [
+            self._ends_by_itself(self._graph.queues[queue][1], task)
+            for queue, task in zip(self._graph.queue_of, plan.tasks, strict=True)
+        ]
         self._participants = participants_of(plan)
         self._groups = {each.name: each.groups for each in plan.communicators}
         self._classes = {each.name: each for each in plan.classes}
@@ -175,14 +179,12 @@ class PlanRun:
         tasks, now_s = self.plan.tasks, self._env.now
         while state.free and state.step != self._steps and not state.is_blocked:
             step, index = state.step, state.tasks[state.at]
-            if self._is_ahead(step):
-                return
             own = self._step_states.get(step) or self._step_state(step)
-            if own.waits[index]:
+            if own.waits[index] or (self._steps is None and self._is_ahead(step)):
                 return
             task, ready_s = tasks[index], self._ready_s(own, step, index)
             start_s = max(ready_s, state.free_s)
-            if self._ends_by_itself(state, task):
+            if self._end_by_themselves[index]:
                 self._pop(state)
                 stretch, duration_s = self._stretched(step, index)
                 self._finish(state, step, index, start_s, ready_s, start_s + duration_s, stretch)
@@ -203,11 +205,11 @@ class PlanRun:
             ready_s = max(ready_s, self._step_states[step - 1].end_s[before])
         return ready_s
 
-    def _ends_by_itself(self, state: StreamState, task: Task) -> bool:
+    def _ends_by_itself(self, stream: Stream, task: Task) -> bool:
         """Whether the end of a task is known as soon as its start is."""
-        may_be_slowed = state.stream.kind == "compute" and self._slowdown != 1.0
+        may_be_slowed = stream.kind == "compute" and self._slowdown != 1.0
         is_plain = not (task.acquires or task.releases or task.core_s or may_be_slowed)
-        return is_plain and state.stream.workers == 1 and isinstance(task.work, Compute)
+        return is_plain and stream.workers == 1 and isinstance(task.work, Compute)
 
     def _wake(self, state: StreamState, at_s: float) -> None:
         """Look at a stream again when its next task can start."""
@@ -229,7 +231,7 @@ class PlanRun:
 
     def _is_ahead(self, step: int) -> bool:
         """Whether a step of a job without an end has to wait for slower streams."""
-        if self._steps is not None or step < MAX_STEPS_AHEAD:
+        if step < MAX_STEPS_AHEAD:
             return False
         behind = self._step_states.get(step - MAX_STEPS_AHEAD)
         return behind is not None and (behind.tasks_left > 0 or behind.last_s > self._env.now)
