@@ -9,12 +9,13 @@ saves much; then the fewest that together save half of what no communication at 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 import numpy as np
 
 from perfmodel.arrays import sending_s
+from perfmodel.memo import once
 from perfmodel.scenario.sections.variants import WhatIf
 from perfmodel.simulate.engine.engine import BY_SENDS
 from perfmodel.simulate.uncontended import UncontendedTimer
@@ -166,6 +167,8 @@ class _Search:
     sized: SizedJob
     reported: ReportedRun
     disturbances: tuple[Disturbance, ...]
+    _steps_s: dict[frozenset[Part], float] = field(default_factory=dict)
+    """Steps without sets of parts that were asked for before."""
 
     def reliefs(self) -> list[Relief]:
         """Return what limits save alone, and several where none alone explains the wait."""
@@ -237,16 +240,18 @@ class _Search:
 
     def relieve(self, *parts: Part) -> Relief:
         """Simulate the step as if these parts of the machine were no limit."""
-        reported, disturbances = self.reported, self.disturbances
         fields = {name: value for part in parts for name, value in part.what_if.items()}
-        if parts == (COMMUNICATION,):
-            step_s = reported.simulate_again(disturbances, free=True)
-        else:
-            machine = apply_what_if(WhatIf.model_validate(fields), reported.setup.machine)
-            disturbances = self.sized.moved_disturbances(machine, disturbances)
-            step_s = reported.simulate_again(disturbances, reported.setup.on(machine))
+        step_s = once(self._steps_s, frozenset(parts), lambda: self._step_s(parts, fields))
         names = tuple(part.name for part in parts)
-        return Relief(describe_parts(parts), names, fields, reported.step_s - step_s)
+        return Relief(describe_parts(parts), names, fields, self.reported.step_s - step_s)
+
+    def _step_s(self, parts: tuple[Part, ...], fields: Mapping[str, str | float | bool]) -> float:
+        reported, disturbances = self.reported, self.disturbances
+        if parts == (COMMUNICATION,):
+            return reported.simulate_again(disturbances, free=True)
+        machine = apply_what_if(WhatIf.model_validate(fields), reported.setup.machine)
+        disturbances = self.sized.moved_disturbances(machine, disturbances)
+        return reported.simulate_again(disturbances, reported.setup.on(machine))
 
 
 def _busy_by_part(timer: UncontendedTimer, reported: ReportedRun) -> dict[Part, float]:
