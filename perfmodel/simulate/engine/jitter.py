@@ -75,6 +75,10 @@ class Variation:
     jitters: Sequence[Jitter] = ()
     slow: Sequence[SlowSteps] = ()
     _drawn: dict[int, tuple[tuple[int, int], FloatArray]] = field(default_factory=dict, init=False)
+    _factors: dict[tuple[str, int, int], float | FloatArray] = field(
+        default_factory=dict, init=False
+    )
+    """Of each class on the present piece of work, or on all of the present step."""
 
     def __post_init__(self) -> None:
         on_host = {stream.name for stream in self.plan.streams if stream.kind == "host"}
@@ -84,6 +88,7 @@ class Variation:
         members = [np.asarray(c.ranks, dtype=np.int64) for c in self.plan.classes]
         all_ranks = np.sort(np.concatenate(members))
         self._ranks = len(all_ranks)
+        self._by_layer = any(jitter.per == "layer" for jitter in self.jitters)
         self._place = {
             c.name: slice(None) if len(part) == len(all_ranks) else np.searchsorted(all_ranks, part)
             for c, part in zip(self.plan.classes, members, strict=True)
@@ -95,6 +100,13 @@ class Variation:
         if piece < 0:
             return 1.0
         name = self.plan.tasks[index].rank_class
+        key = (name, step, piece if self._by_layer else 0)
+        if key not in self._factors:
+            self._factors = {each: of for each, of in self._factors.items() if each[1:] == key[1:]}
+            self._factors[key] = self._factor(name, step, piece)
+        return self._factors[key]
+
+    def _factor(self, name: str, step: int, piece: int) -> float | FloatArray:
         own = (slow.by for slow in self.slow if slow.rank_class == name and step in slow.steps)
         factor: float | FloatArray = math.prod(own, start=1.0)
         for number, jitter in enumerate(self.jitters):

@@ -116,6 +116,8 @@ class _Recurrence:
         self._arrivals_seen: list[CollectiveArrivals] = []
         self._step_ends = [0.0] * steps
         self._end_s = 0.0
+        # of those on one stream the last ends last
+        self._last_tasks = {(t.rank_class, t.stream): at for at, t in enumerate(plan.tasks)}
 
     def run(self) -> Run:
         for nodes in execution_order(self._plan, self._steps):
@@ -205,10 +207,11 @@ class _Recurrence:
         if self._uses[index]:
             self._end[step, index] = end
             self._uses_left[step, index] = self._uses[index]
-        last_s = _last(end)
-        self._end_s = max(self._end_s, last_s)
-        if self._kind[task.stream] != "host":
-            self._step_ends[step] = max(self._step_ends[step], last_s)
+        if self._last_tasks[task.rank_class, task.stream] == index:
+            last_s = _last(end)
+            self._end_s = max(self._end_s, last_s)
+            if self._kind[task.stream] != "host":
+                self._step_ends[step] = max(self._step_ends[step], last_s)
         first = (_first(start), _first(end), _first(ready), _first(stretch))
         self._executions.append((task, step, *first))
 

@@ -22,6 +22,7 @@ import simpy
 from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray, IntArray, sending_s
+from perfmodel.collectives.timing.compiled_loops import Effort
 from perfmodel.errors import SimulationError
 from perfmodel.library.lowering.lowered import (
     Edges,
@@ -48,9 +49,11 @@ differ in the last bits."""
 MORE_ROWS = 64
 """Streams for which there is room at least when the table of streams grows; it doubles."""
 ROW = np.dtype(
-    [("left", "f8"), ("sent", "f8"), ("rate_Bps", "f8"), ("cap_Bps", "f8"), ("active", "?")]
+    [("left", "f8"), ("sent", "f8"), ("rate_Bps", "f8"), ("cap_Bps", "f8"), ("active", "?")],
+    align=True,
 )
-"""A stream in progress: bytes left, bytes sent that are not counted yet, its rate, and its cap."""
+"""A stream in progress: at the time of the last solution bytes left and bytes sent that are not
+counted yet, its rate since then, and its cap."""
 
 
 @dataclass
@@ -67,7 +70,12 @@ class StreamNetwork(Network):
     _rows: NDArray[Any] = field(default_factory=lambda: np.zeros(0, ROW), init=False)
     _arcs: IntArray = field(default_factory=lambda: np.zeros((0, 1), np.int64), init=False)
     """Of each row, filled up with -1."""
-    _ends: dict[int, simpy.Event] = field(default_factory=dict, init=False)
+    _ends: dict[int, tuple[simpy.Event, tuple[int, ...]]] = field(default_factory=dict, init=False)
+    """Of each row, with its route."""
+    _carried: dict[tuple[int, ...], float] = field(default_factory=dict, init=False)
+    """Bytes of streams over each route that are not yet among those of the links."""
+    _order: list[tuple[float, int]] = field(default_factory=list, init=False)
+    """When streams end at the present rates, with their rows; the first is last."""
     _free: list[int] = field(default_factory=list, init=False)
     """Rows whose streams have ended; the last is used first."""
     _since_s: float = field(default=0.0, init=False)
@@ -86,7 +94,7 @@ class StreamNetwork(Network):
             self._arcs = np.pad(self._arcs, ((0, more), (0, 0)), constant_values=-1)
         self._rows[row] = nbytes, 0.0, 0.0, cap_Bps, True
         self._set_route(row, route)
-        self._ends[row] = ended
+        self._ends[row] = ended, route
         self._mark()
         return ended
 
@@ -94,7 +102,7 @@ class StreamNetwork(Network):
     def counted(self) -> LinkCounters:
         """Bytes over each directed link: of streams that have ended, and of the others till now."""
         self._send()
-        self._count(self._active)
+        self._count()
         return self._counted
 
     def become(self, machine: Machine) -> None:
@@ -104,10 +112,10 @@ class StreamNetwork(Network):
         """
         self._send()
         self._note_change(machine)
-        self._count(self._active)
-        for row in self._active.tolist():
-            route = self._arcs[row][self._arcs[row] >= 0].tolist()
-            self._set_route(row, reroute_stream(machine, route))
+        self._count()
+        for row, (ended, route) in self._ends.items():
+            self._ends[row] = ended, reroute_stream(machine, route)
+            self._set_route(row, self._ends[row][1])
         self._solve()
 
     def _launch(self, lowered: LoweredCollective) -> simpy.Event:
@@ -128,13 +136,18 @@ class StreamNetwork(Network):
         self._arcs[row] = -1
         self._arcs[row, : len(route)] = route
 
-    def _count(self, rows: IntArray) -> None:
-        """Count what some streams have sent since they were counted last."""
-        sent = self._rows["sent"]
-        for row in rows.tolist():
-            arcs = self._arcs[row]
-            count_stream(self._counted, arcs[arcs >= 0], float(sent[row]))
-        sent[rows] = 0.0
+    def _count(self) -> None:
+        """Count what streams have sent since they were counted last."""
+        sent: list[float] = self._rows["sent"].tolist()
+        for row, (_, route) in self._ends.items():
+            self._carry(route, sent[row])
+        self._rows["sent"] = 0.0
+        for route, nbytes in self._carried.items():
+            count_stream(self._counted, np.array(route, np.int64), nbytes)
+        self._carried.clear()
+
+    def _carry(self, route: tuple[int, ...], nbytes: float) -> None:
+        self._carried[route] = self._carried.get(route, 0.0) + nbytes
 
     # ------------------------------------------------------------ time
 
@@ -164,8 +177,9 @@ class StreamNetwork(Network):
         self._since_s = self.env.now
 
     def _solve(self) -> None:
-        """Solve the rates of all streams, and schedule the next end."""
+        """Solve the rates of all streams, and schedule their ends."""
         self.solved += 1
+        self.timer.keep(Effort).spend()
         rows = self._active
         if len(rows):
             arcs, caps_Bps = self._arcs[rows], self._rows["cap_Bps"][rows]
@@ -180,34 +194,34 @@ class StreamNetwork(Network):
             self._rows["rate_Bps"][rows] = rates_Bps
             if self.changes_left == 0 and not rates_Bps.any():
                 raise SimulationError(f"{len(rows)} messages stall for ever on links without rate")
+        left, rate_Bps = self._rows["left"], self._rows["rate_Bps"]
+        rows = np.flatnonzero((rate_Bps > 0) & (left < np.inf))
+        ends_s = self.env.now + left[rows] / rate_Bps[rows]
+        self._order = sorted(zip(ends_s.tolist(), rows.tolist(), strict=True), reverse=True)
         self._schedule_next_end()
 
     def _schedule_next_end(self) -> None:
         """Schedule the streams that end first at the present rates."""
         self._version += 1
-        left, rate_Bps = self._rows["left"], self._rows["rate_Bps"]
-        rows = np.flatnonzero((rate_Bps > 0) & (left < np.inf))
-        if not len(rows):
-            return
-        left_s = left[rows] / rate_Bps[rows]
-        first_s = float(left_s.min())
-        together = rows[
-            left_s <= first_s * (1 + INSTANT_TOLERANCE) + INSTANT_TOLERANCE * self.env.now
-        ]
-        schedule_last(self.env, partial(self._end, together, self._version), first_s)
+        if self._order:
+            first_s = self._order[-1][0] - self.env.now
+            schedule_last(self.env, partial(self._end, self._version), max(0.0, first_s))
 
-    def _end(self, rows: IntArray, version: int, _: simpy.Event) -> None:
+    def _end(self, version: int, _: simpy.Event) -> None:
         """End some streams, in the order of their rows; what they leave unused is shared anew."""
         if version != self._version:
             return
-        self._send()
-        ended: list[int] = rows.tolist()
-        self._rows["sent"][rows] += self._rows["left"][rows]
-        self._count(rows)
-        self._rows[rows] = np.zeros(1, ROW)
-        self._free += ended[::-1]
-        for row in ended:
-            self._ends.pop(row).succeed()
+        together, last_s = list[int](), self._order[-1][0] * (1 + INSTANT_TOLERANCE)
+        while self._order and self._order[-1][0] <= last_s:
+            together.append(self._order.pop()[1])
+        together.sort()
+        for row in together:
+            ended, route = self._ends.pop(row)
+            left, sent, *_ = self._rows[row].item()
+            self._carry(route, left + sent)
+            self._rows[row] = 0.0, 0.0, 0.0, 0.0, False
+            ended.succeed()
+        self._free += together[::-1]
         self._mark()
         if self.quantum_s:
             self._schedule_next_end()
