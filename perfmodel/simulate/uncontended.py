@@ -240,10 +240,10 @@ class UncontendedTimer:
     ) -> dict[RankGroup, tuple[Placed, float]]:
         """Lower groups of alike hosts once, and several groups over the same number of hosts."""
         topology, shapes = self.machine.topology, self.keep_laid(GroupShapes)
-        may_span_hosts = len(groups) > 1 and not topology.dead
         by_shape: dict[Hashable, dict[RankGroup, int]] = {}
         for group, root in zip(groups, roots, strict=True):
             is_known = (op, nbytes, group, root, None) in self._best
+            may_span_hosts = len(groups) > 1 and self._is_whole(group)
             if not is_known and (may_span_hosts or self._is_on_one_host(group)):
                 at = group.index(root) if root in group else None
                 own = once(shapes, group, partial(shape_of, topology, group))
@@ -298,6 +298,13 @@ class UncontendedTimer:
     def _is_on_one_host(self, group: RankGroup) -> bool:
         size = self.machine.topology.gpus_per_host
         return bool(min(group) // size == max(group) // size)
+
+    def _is_whole(self, group: RankGroup) -> bool:
+        """Whether no host of a group has lost a link or a NIC."""
+        hosts = np.asarray(group) // self.machine.topology.gpus_per_host
+        return not self.machine.topology.dead or bool(
+            (self.machine.router.variants[hosts] < 0).all()
+        )
 
     def forget(self) -> None:
         """Drop what is cached of each collective; what sizes share stays.
