@@ -10,6 +10,7 @@ Background traffic in progress at fidelity "flow": streams that begin together a
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 from collections.abc import Iterable, Sequence
@@ -75,7 +76,7 @@ class StreamNetwork(Network):
     _carried: dict[tuple[int, ...], float] = field(default_factory=dict, init=False)
     """Bytes of streams over each route that are not yet among those of the links."""
     _order: list[tuple[float, int]] = field(default_factory=list, init=False)
-    """When streams end at the present rates, with their rows; the first is last."""
+    """A heap of when streams end at the present rates, with their rows."""
     _free: list[int] = field(default_factory=list, init=False)
     """Rows whose streams have ended; the last is used first."""
     _since_s: float = field(default=0.0, init=False)
@@ -197,23 +198,24 @@ class StreamNetwork(Network):
         left, rate_Bps = self._rows["left"], self._rows["rate_Bps"]
         rows = np.flatnonzero((rate_Bps > 0) & (left < np.inf))
         ends_s = self.env.now + left[rows] / rate_Bps[rows]
-        self._order = sorted(zip(ends_s.tolist(), rows.tolist(), strict=True), reverse=True)
+        self._order = list(zip(ends_s.tolist(), rows.tolist(), strict=True))
+        heapq.heapify(self._order)
         self._schedule_next_end()
 
     def _schedule_next_end(self) -> None:
         """Schedule the streams that end first at the present rates."""
         self._version += 1
         if self._order:
-            first_s = self._order[-1][0] - self.env.now
+            first_s = self._order[0][0] - self.env.now
             schedule_last(self.env, partial(self._end, self._version), max(0.0, first_s))
 
     def _end(self, version: int, _: simpy.Event) -> None:
         """End some streams, in the order of their rows; what they leave unused is shared anew."""
         if version != self._version:
             return
-        together, last_s = list[int](), self._order[-1][0] * (1 + INSTANT_TOLERANCE)
-        while self._order and self._order[-1][0] <= last_s:
-            together.append(self._order.pop()[1])
+        together, last_s = list[int](), self._order[0][0] * (1 + INSTANT_TOLERANCE)
+        while self._order and self._order[0][0] <= last_s:
+            together.append(heapq.heappop(self._order)[1])
         together.sort()
         for row in together:
             ended, route = self._ends.pop(row)
