@@ -12,7 +12,7 @@ from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.topology.faults import degrade_links
+from perfmodel.topology.faults import degrade_links, remove_links
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.spec import FabricSpec
 
@@ -38,9 +38,11 @@ GROUPS: dict[str, list[RankGroup]] = {
 }
 
 
-def machine_of(fabric: str, *, uneven: bool) -> Machine:
+def machine_of(fabric: str, state: str) -> Machine:
     cluster = build_topology("dgx-a100", hosts=HOSTS, fabric=FABRICS[fabric])
-    if uneven:  # links that two groups use: inside a host, and a cable
+    if state == "lost":
+        cluster = remove_links(cluster, nodes=["n5/nic3"])
+    if state == "uneven":  # links that two groups use: inside a host, and a cable
         timer = UncontendedTimer(Machine(cluster, load_library("nccl")))
         for group in GROUPS["far hosts"][3:5]:
             used = timer.best("all_reduce", 1 << 24, group)[0].stages[0].edges.arcs
@@ -55,10 +57,10 @@ def one_by_one(
     return [timer.best(op, nbytes, group) for group in groups]
 
 
-@pytest.mark.parametrize("uneven", [False, True])
+@pytest.mark.parametrize("state", ["whole", "uneven", "lost"])
 @pytest.mark.parametrize("fabric", FABRICS)
-def test_groups_lowered_at_once_are_those_lowered_one_by_one(fabric: str, uneven: bool) -> None:
-    machine = machine_of(fabric, uneven=uneven)
+def test_groups_lowered_at_once_are_those_lowered_one_by_one(fabric: str, state: str) -> None:
+    machine = machine_of(fabric, state)
     sends = [(i, i + 3 * SIZE) for i in range((HOSTS - 3) * SIZE)]
     cases = [("all_reduce", 1 << 26, groups) for groups in GROUPS.values()]
     gathers = ("all_gather", 3 << 20, GROUPS["two a host"])
