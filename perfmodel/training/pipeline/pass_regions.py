@@ -131,10 +131,12 @@ class Work:
 
     def changed(self, **fields: Any) -> Work:
         """Return the work with other fields of its task."""
-        return replace(self, task=replace(self.task, **fields))
+        return Work(replace(self.task, **fields), self.members)
 
     def without(self, sources: AbstractSet[int]) -> Work:
         """Return the work that waits for some tasks of the plain plan no more."""
+        if sources.isdisjoint(self.task.after):
+            return self
         return self.changed(after=tuple(each for each in self.task.after if each not in sources))
 
 
