@@ -62,7 +62,7 @@ def swept_with_a_death(scenario: Path, cluster: int, worker: str, *words: str, *
     victims = named(cluster, worker)
     os.kill(victims[0], signal.SIGKILL)
     when = count(store)
-    out, said = one.communicate(timeout=120)
+    out, said = one.communicate(timeout=300)
     assert one.returncode == 0, said
     assert len(victims) == 2
     assert when < VARIANTS
@@ -97,7 +97,7 @@ def test_a_killed_worker_of_dask_costs_no_answer(
     monkeypatch.chdir(scenario_file.parent)
     session, address = dask_cluster
     alone = swept_alone(scenario_file)
-    assert until(lambda: len(named(session, "spawn_main")) == 2, 30)
+    assert until(lambda: len(named(session, "spawn_main")) == 2, 60)
     words = ("--backend", "dask", "--scheduler", address)
     assert swept_with_a_death(scenario_file, session, "spawn_main", *words) == alone
 
